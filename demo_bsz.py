@@ -16,20 +16,20 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llama_adapter.app.cli import build_parser
-from llama_adapter.app.cli.model_flags import add_computation
-from llama_adapter.app.cli.parser import Parser, add_config
-from llama_adapter.app.cli.values import parse_text, settings, value_of
-from llama_adapter.app.inputs import InputsError
-from llama_adapter.app.measuring.report import Report, Tally
+from llama_adapter.app.captioning.tasks.choose import parse_choices
+from llama_adapter.app.command_line.main import build_parser
+from llama_adapter.app.command_line.model_flags import add_computation
+from llama_adapter.app.command_line.parser import Parser, add_config
+from llama_adapter.app.command_line.values import parse_text, settings, value_of
+from llama_adapter.app.jobs.report import Report, Tally
+from llama_adapter.app.models.parallel.launch import launched_follower
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.models.spec import AUTO, PLAIN_MODES, CaptionerSpec
-from llama_adapter.app.parallel.launch import launched_follower
-from llama_adapter.app.tasks.choose import parse_choices
-from llama_adapter.app.terminal.run_guarded import run_guarded
-from llama_adapter.app.terminal.utf8_mode import use_utf8
+from llama_adapter.app.pictures.inputs import InputsError
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.errors import ExitCode, UsageError
+from llama_adapter.runtime.terminal.run_guarded import run_guarded
+from llama_adapter.runtime.terminal.utf8_mode import use_utf8
 from llama_adapter.runtime.torch_import import prepare_imports
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def main() -> int:
     sampling = settings(SamplingParams, {"max_new_tokens": options.max_new_tokens})
 
     from llama_adapter.app.captioning.captioner import Captioner
-    from llama_adapter.app.reading.isolated import open_reader
+    from llama_adapter.app.pictures.reading.isolated import open_reader
 
     picture_half = clip_or_encoder(options.clip_dir)
     if options.encoder is not None:
@@ -180,20 +180,20 @@ def main() -> int:
     if spec.vision_kind == "om" and spec.encoder_device is None:
         spec = dataclasses.replace(spec, encoder_device=options.device_id)
     if (place := launched_follower(spec.tensor_parallel)) is not None:
-        from llama_adapter.app.parallel.rank_process import run_launched
+        from llama_adapter.app.models.parallel.rank_process import run_launched
 
         return run_launched(place, spec)
     with Captioner.from_spec(spec) as captioner:
         for note in captioner.info.notes:
             print(f"note: {note}", file=sys.stderr)
-        with closing(open_reader("process", captioner.spec, size=captioner.image_size)) as captioner.reader:
+        with closing(open_reader("process", captioner.spec.pictures, size=captioner.image_size)) as captioner.reader:
             return run_trials(captioner, options, sampling)
 
 
 def run_trials(captioner: "Captioner", options: argparse.Namespace, sampling: SamplingParams) -> int:
     """Warm up, run the trials, print results and times; returns the exit code."""
-    from llama_adapter.app.inputs import expand_inputs
-    from llama_adapter.app.terminal.wording import one_line, unfamiliar_note
+    from llama_adapter.app.jobs.wording import one_line, unfamiliar_note
+    from llama_adapter.app.pictures.inputs import expand_inputs
     from llama_adapter.runtime.text import shown_name
 
     if options.img_size != captioner.image_size:
@@ -254,7 +254,7 @@ def print_score(captioner: "Captioner", folder: Path) -> None:
 
     Without such a file nothing is printed; one that cannot be read is reported on stderr.
     """
-    from llama_adapter.app.measuring.scoring import KNOWN_ANSWERS, ask_all, read_known_answers
+    from llama_adapter.app.command_line.measuring.scoring import KNOWN_ANSWERS, ask_all, read_known_answers
 
     if not os.path.isfile(folder / KNOWN_ANSWERS):  # `Path.is_file` raises for a name that is too long
         return

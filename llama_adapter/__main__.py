@@ -9,9 +9,9 @@ from collections.abc import Sequence
 gc.set_threshold(50_000)
 
 try:
-    from llama_adapter.app import cli
-    from llama_adapter.app.terminal.utf8_mode import use_utf8
+    from llama_adapter.app.command_line import main as cli
     from llama_adapter.runtime.errors import ExitCode
+    from llama_adapter.runtime.terminal.utf8_mode import use_utf8
 except KeyboardInterrupt:  # pressed while this is still being imported
     sys.exit(130)
 

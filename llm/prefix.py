@@ -2,7 +2,11 @@
 
 # A adapter layers, B pictures, Q queries, N heads, H head size
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+# What a prompt without a picture attends to: nothing, a picture of zeros, or the learned prompt of an adapter for
+# texts.
+TextPrefix = Literal["none", "zeros", "learned"]
 
 
 class Prefix(NamedTuple):

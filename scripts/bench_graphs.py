@@ -25,7 +25,7 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
-from llama_adapter.app.graph_export.decoder import DecoderFormat, DecoderJob, run_export_decoder
+from llama_adapter.app.models.graph_export.decoder import DecoderFormat, DecoderJob, run_export_decoder
 from llama_adapter.app.models.stream_model import stream_model
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.exported.card import read_card

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from llama_adapter.app.records.record import read_records
+from llama_adapter.app.jobs.records.record import read_records
 from scripts.common import in_turn, run_bench, sample_files, tell, watched_job
 
 LEAD = 0.2  # share of the pictures that are answered while workers are still starting

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.app.reading.isolated import IsolatedReader
-from llama_adapter.app.reading.prefetch import Prefetcher
-from llama_adapter.app.reading.reader import PictureReader, Reader
+from llama_adapter.app.pictures.reading.isolated import IsolatedReader
+from llama_adapter.app.pictures.reading.prefetch import Prefetcher
+from llama_adapter.app.pictures.reading.reader import PictureReader, Reader
+from llama_adapter.app.pictures.reading.spec import ReadingSpec
 from scripts.common import in_turn, process_cpu_s, run_bench, sample_files, tell
 from scripts.photographs import write_photographs
 
@@ -85,7 +85,7 @@ def _pictures(kind: str, folder: Path) -> list[str]:
 
 
 def _ways(settings: Settings, stack: ExitStack) -> Iterator[Way]:
-    spec = CaptionerSpec()
+    spec = ReadingSpec()
     for at_once in settings.at_once:
         yield Way(reader="thread", at_once=at_once, read=PictureReader(spec, size=SIZE))
         isolated = IsolatedReader(spec, size=SIZE, timeout_s=TIMEOUT_S, num_processes=at_once)

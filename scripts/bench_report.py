@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llama_adapter.app.measuring.bench_report import circumstance_lines, headline, number_types
+from llama_adapter.app.command_line.measuring.bench_report import circumstance_lines, headline, number_types
 from scripts.pages import render
 
 STAGES = ("read", "encoder", "prefix", "prefill", "mixed", "step", "rest")

@@ -20,7 +20,7 @@ from typing import Any
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.models.spec import DEFAULT_BATCH_SIZE
-from llama_adapter.app.online.types import ServiceLimits
+from llama_adapter.app.serving.online.types import ServiceLimits
 from scripts.common import in_turn, run_bench, tell
 from scripts.service_bench.attack import attack
 from scripts.service_bench.load import Sample, run_load, summary, warm_up

@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
-from llama_adapter.app.measuring.report import circumstances, load_average
+from llama_adapter.app.jobs.report import circumstances, load_average
 from llama_adapter.app.models.resources import sample_pictures
 from scripts.pages.render import DOCS, save, save_part
 

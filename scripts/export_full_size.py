@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from llama_adapter.app.measuring.report import circumstances
+from llama_adapter.app.jobs.report import circumstances
 from llama_adapter.runtime.graphs.card import GraphDtype
 from llama_adapter.runtime.graphs.graph import read_graph
 from llama_adapter.runtime.graphs.lint import lint_graph

@@ -31,7 +31,7 @@ from typing import Literal
 
 import torch
 
-from llama_adapter.app.measuring.report import circumstances, load_average
+from llama_adapter.app.jobs.report import circumstances, load_average
 from scripts.common import ROOT, add_out, parser_of, positive, tell
 from scripts.pages.render import DOCS, read, save
 

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.learning.quantising.calibrated import quantise_calibrated
+from llama_adapter.app.learning.quantising.samples import SampleSpec
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.input_scales import insert_scales
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 from llama_adapter.app.models.resources import embedded_model, sample_pictures
-from llama_adapter.app.quantising.calibrated import quantise_calibrated
-from llama_adapter.app.quantising.samples import SampleSpec
 from llama_adapter.llm.load import decoder_from_state
 from llama_adapter.runtime import devices
 from llama_adapter.runtime.devices.base import Accelerator

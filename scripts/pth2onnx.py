@@ -11,10 +11,10 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file can be run from any folder
 
-from llama_adapter.app.cli.values import settings
-from llama_adapter.app.terminal.run_guarded import run_guarded
+from llama_adapter.app.command_line.values import settings
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.graphs import defaults
+from llama_adapter.runtime.terminal.run_guarded import run_guarded
 from llama_adapter.runtime.torch_import import prepare_imports
 
 DEFAULT_OUT = "clip.onnx"
@@ -60,7 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
 def _export(options: argparse.Namespace) -> int:
     if any(mark in options.adapter for mark in "*?[") and not Path(options.adapter).exists():
         raise UsageError(f"Nothing matches `{options.adapter}`", hint="name the adapter's file, such as BIAS-7B.pth")
-    from llama_adapter.app.graph_export.to_onnx import OnnxJob, run_export_onnx
+    from llama_adapter.app.models.graph_export.to_onnx import OnnxJob, run_export_onnx
     from llama_adapter.app.models.spec import EncoderSources
 
     sources = settings(EncoderSources, vars(options), shown={"adapter": "ADAPTER"})

@@ -12,21 +12,21 @@ from pathlib import Path
 
 import torch
 
-from llama_adapter.app.inputs import PictureInput, QuestionFields
-from llama_adapter.app.labelled.example import Example
+from llama_adapter.app.learning.labelled.example import Example
+from llama_adapter.app.learning.training.asking import TrainExample
+from llama_adapter.app.learning.training.batches import Microbatch
+from llama_adapter.app.learning.training.choice import TrainingChoice
+from llama_adapter.app.learning.training.distributing import Distributed
+from llama_adapter.app.learning.training.model import TrainableModel
+from llama_adapter.app.learning.training.optimiser import NamedAdamW
+from llama_adapter.app.learning.training.plan import Shapes, plan_step
+from llama_adapter.app.learning.training.planning import measured_rates
+from llama_adapter.app.learning.training.ranks import OneRank
+from llama_adapter.app.learning.training.sources import TrainingSources, new_adapter
+from llama_adapter.app.learning.training.stepping import Stepper
 from llama_adapter.app.models.checkpoints import DEFAULT_CONTEXT
 from llama_adapter.app.models.random_model import VOCABULARY, WiderTokenizer, decoder_config, parse_size, vision_config
-from llama_adapter.app.training.asking import TrainExample
-from llama_adapter.app.training.batches import Microbatch
-from llama_adapter.app.training.choice import TrainingChoice
-from llama_adapter.app.training.distributing import Distributed
-from llama_adapter.app.training.model import TrainableModel
-from llama_adapter.app.training.optimiser import NamedAdamW
-from llama_adapter.app.training.plan import Shapes, plan_step
-from llama_adapter.app.training.planning import measured_rates
-from llama_adapter.app.training.ranks import OneRank
-from llama_adapter.app.training.sources import TrainingSources, new_adapter
-from llama_adapter.app.training.stepping import Stepper
+from llama_adapter.app.pictures.inputs import PictureInput, QuestionFields
 from llama_adapter.llm.training.frozen import find_kernels
 from llama_adapter.runtime.devices import DTYPES, open_backend
 from llama_adapter.vision.encoder import ClipVisionTower

@@ -13,7 +13,7 @@ import torch
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from llama_adapter.app.cli import build_parser
+from llama_adapter.app.command_line.main import build_parser
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = sorted((ROOT / "docker").glob("*.Dockerfile"))

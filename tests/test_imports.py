@@ -15,18 +15,18 @@ DEVICE_NAMES = ("cuda", "npu", "torch_npu", "onnxruntime", "acl", "ais_bench")
 DEVICE_WORD = re.compile(rf"\b({'|'.join(DEVICE_NAMES)})\b", re.IGNORECASE)
 # Folders of devices and exported graphs, doctor's look at the installation, and code that measures other programs.
 DEVICE_HOMES = (
-    "app/graph_export/",
+    "app/models/graph_export/",
     "llm/exported/onnx_program.py",
     "runtime/devices/",
     "runtime/device_failures.py",
     "runtime/device_names.py",
     "runtime/graphs/",
-    "app/doctor/environment.py",
-    "app/doctor/probes.py",
+    "app/command_line/doctor/environment.py",
+    "app/command_line/doctor/probes.py",
     "scripts/gpu_round.py",
     "scripts/peers/",
 )
-TEXTS_FOR_PEOPLE = ("app/cli/",)  # may name devices in texts, but not use them
+TEXTS_FOR_PEOPLE = ("app/command_line/",)  # may name devices in texts, but not use them
 
 
 def source_files() -> list[str]:

@@ -142,7 +142,7 @@ def test_a_new_environment_without_a_compiler_has_the_kernels(python: Path, tmp_
         "from llama_adapter.runtime.kernels.compiling import compilers; print(list(compilers()));"
         "captioner = llama_adapter.Captioner.load();"
         f"print(captioner.generate([{str(PICTURE)!r}])[0].text); print(captioner.info.operators);"
-        "from llama_adapter.app.doctor.probes import look_at_kernels; print(look_at_kernels()['found'])"
+        "from llama_adapter.app.command_line.doctor.probes import look_at_kernels; print(look_at_kernels()['found'])"
     )
 
     said = run(python, tmp_path, "-c", program).splitlines()

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from llama_adapter.app.cli import build_parser
-from llama_adapter.app.http_api.api import ApiSettings
-from llama_adapter.app.http_api.file_store import FileLimits
-from llama_adapter.app.http_api.guards import GuardSettings
-from llama_adapter.app.http_api.pictures import PictureSettings
-from llama_adapter.app.online.types import ServiceLimits
-from llama_adapter.app.web.archive import ArchiveLimits
+from llama_adapter.app.command_line.main import build_parser
+from llama_adapter.app.serving.http_api.api import ApiSettings
+from llama_adapter.app.serving.http_api.file_store import FileLimits
+from llama_adapter.app.serving.http_api.guards import GuardSettings
+from llama_adapter.app.serving.http_api.pictures import PictureSettings
+from llama_adapter.app.serving.online.types import ServiceLimits
+from llama_adapter.app.serving.web.archive import ArchiveLimits
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "limits.md").read_text()
@@ -29,13 +29,13 @@ DEFAULTED_ELSEWHERE = {
 }
 # Folders in which every public constant with the form of a limit must be listed.
 ROOMS = (
-    "app/inputs",
-    "app/labelled",
-    "app/reading",
-    "app/settings",
-    "app/http_api",
-    "app/online",
-    "app/web",
+    "app/pictures/inputs",
+    "app/learning/labelled",
+    "app/pictures/reading",
+    "runtime/settings",
+    "app/serving/http_api",
+    "app/serving/online",
+    "app/serving/web",
     "vision/image.py",
 )
 CONSTANT = re.compile(r"(DEFAULT_)?MAX_\w+|DEFAULT_\w+_BYTES|\w+_LIMIT_S")

@@ -58,7 +58,7 @@ def test_sdist_and_wheel_install_into_a_fresh_environment_and_caption(built: dic
     for kind, flags in (("sdist", ()), ("wheel", ("--force-reinstall", "--no-deps"))):
         command("fresh/bin/pip", "install", "--quiet", *flags, f"llama-adapter[serve] @ {built[kind].as_uri()}")
         said.append(json.loads(command("fresh/bin/llama-adapter", "caption", "picture.png", "--quiet"))["text"])
-        command("fresh/bin/python", "-c", "import llama_adapter.app.http_api.api")
+        command("fresh/bin/python", "-c", "import llama_adapter.app.serving.http_api.api")
 
     assert said[0].startswith("a ")
     assert said[0] == said[1]

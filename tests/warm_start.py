@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 _LENGTH, _CODE = struct.Struct("!I"), struct.Struct("!i")
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-_USED = ("captioning.captioner", "graph_export.decoder", "jobs.run")
+_USED = ("captioning.captioner", "models.graph_export.decoder", "jobs.run")
 _DEFAULT = {signal.SIGINT: signal.default_int_handler}  # for other signals the default is SIG_DFL
 
 
@@ -164,8 +164,8 @@ def _share_encoder() -> None:
 def _share_environment() -> None:
     from dataclasses import asdict
 
-    from llama_adapter.app.doctor import command
-    from llama_adapter.app.doctor.environment import Probe, look_at_environment
+    from llama_adapter.app.command_line.doctor import command
+    from llama_adapter.app.command_line.doctor.environment import Probe, look_at_environment
     from tests.fakes.exported import made_once
 
     def look() -> list[Probe]:

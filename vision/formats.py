@@ -4,6 +4,7 @@ from typing import Literal, get_args
 
 Orientation = Literal["upright", "ignore"]  # the orientation that cameras store
 Transparency = Literal["white", "ignore"]  # transparent pixels show white, or the colours that are stored for them
+Reading = Literal["exact", "fast"]  # exactly the reference's pixels, or nearly the same in less time
 Damaged = Literal["refuse", "answer"]  # pictures of which only a part can be decoded
 PictureNote = Literal["damaged", "transparent"]  # what a record says about the pixels of its picture
 PICTURE_NOTES: tuple[PictureNote, ...] = get_args(PictureNote)

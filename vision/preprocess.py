@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from llama_adapter.vision.errors import PictureError
+from llama_adapter.vision.formats import Reading
 
 # Up to this ratio of long to short side, the whole picture is resized and then cropped, as CLIP does. Beyond it, the
 # resized picture would be very large, and most of it would be cropped away: 1 x 60,000 pixels become 224 x 13,440,000.
@@ -14,8 +15,6 @@ MAX_ASPECT_RESIZED_WHOLE: Final = 64
 
 # Modes that Pillow cannot resize, or resizes differently from common modes -> the equivalent common mode.
 _COMMON_MODE: Final = {"La": "LA", "PA": "RGBA", "RGBa": "RGBA"}
-
-Reading = Literal["exact", "fast"]
 
 
 def preprocess(

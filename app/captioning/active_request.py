@@ -6,9 +6,10 @@ import time
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from llama_adapter.app.tasks.answers import NOT_FINITE, Answer, AnswerError, Event, TextDelta, TokenLogprob
-from llama_adapter.app.tasks.prompts import EncodedPrompt
-from llama_adapter.app.tasks.task import FREE_TEXT, Task
+from llama_adapter.app.captioning.tasks.answers import NOT_FINITE, Answer, Event, TextDelta, TokenLogprob
+from llama_adapter.app.captioning.tasks.prompts import EncodedPrompt
+from llama_adapter.app.captioning.tasks.task import FREE_TEXT, Task
+from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.llm.engine.requests import Output
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.prefix import Prefix

@@ -18,13 +18,13 @@ from llama_adapter.app.models.encoders import (
 )
 from llama_adapter.app.models.exported_encoder import check_encoder_exists, encoder_identity
 from llama_adapter.app.models.memory_fit import place_model
+from llama_adapter.app.models.parallel.group import RankGroup
 from llama_adapter.app.models.precision_check import check_asked_precision, check_rounding, widening_note
 from llama_adapter.app.models.random_model import RandomLoader
 from llama_adapter.app.models.sketch import Dtype
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec, ModelInfo
 from llama_adapter.app.models.stream_model import check_split, stream_model
-from llama_adapter.app.parallel.group import RankGroup
-from llama_adapter.app.prefixes.file import Encoding, check_keys_values, read_first_file
+from llama_adapter.app.pictures.prefixes.file import Encoding, check_keys_values, read_first_file
 from llama_adapter.runtime.devices import open_backend, open_best, settle_mode
 from llama_adapter.runtime.errors import CheckpointError, UsageError
 from llama_adapter.runtime.ranks import ALONE

@@ -18,7 +18,7 @@ from llama_adapter.app.models.exported_model import (
 )
 from llama_adapter.app.models.providers import decoder_provider
 from llama_adapter.app.models.spec import AUTO, DEFAULT_BATCH_SIZE, EXPORTED, CaptionerSpec, ModelInfo
-from llama_adapter.app.prefixes.file import Encoding, check_keys_values, read_first_file
+from llama_adapter.app.pictures.prefixes.file import Encoding, check_keys_values, read_first_file
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.exported.mindir_program import open_mindir_program
 from llama_adapter.llm.exported.om_program import open_om_program

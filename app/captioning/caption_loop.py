@@ -13,12 +13,12 @@ import numpy as np
 from llama_adapter.app.captioning.active_request import ActiveRequest
 from llama_adapter.app.captioning.encoded_pictures import EncodedPicture, TextPrefixes
 from llama_adapter.app.captioning.stage_clock import StageClock
+from llama_adapter.app.captioning.tasks.answers import Answer, Event
 from llama_adapter.app.models.oom_retry import OomRetry, attempt
-from llama_adapter.app.models.spec import TextPrefix
-from llama_adapter.app.prefixes.file import StoredPicture
-from llama_adapter.app.tasks.answers import Answer, Event
+from llama_adapter.app.pictures.prefixes.file import StoredPicture
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import GenerateRequest, ScoreRequest
+from llama_adapter.llm.prefix import TextPrefix
 from llama_adapter.llm.tokenizer import IncrementalDetokenizer, Tokenizer
 from llama_adapter.vision.backends.base import VisionBackend, as_array
 from llama_adapter.vision.out_of_distribution import OodDetector

@@ -24,36 +24,37 @@ from llama_adapter.app.captioning.open_parts import open_parts
 from llama_adapter.app.captioning.parts import Parts
 from llama_adapter.app.captioning.pictures import GivenPicture, PictureLike, Pictures, given_pictures
 from llama_adapter.app.captioning.stage_clock import StageClock
+from llama_adapter.app.captioning.tasks.answers import Answer, Event, TextDelta
+from llama_adapter.app.captioning.tasks.choose import choosing
+from llama_adapter.app.captioning.tasks.prompts import (
+    Dialogue,
+    EncodedPrompt,
+    Prompt,
+    PromptEncoder,
+    RawPrompt,
+    shown_prompt,
+)
+from llama_adapter.app.captioning.tasks.task import FREE_TEXT, Task
 from llama_adapter.app.captioning.trace import Trace
 from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion, text_items, work_items
-from llama_adapter.app.inputs.urls import AllowedHost
 from llama_adapter.app.models.oom_retry import OomRetry, attempt
-from llama_adapter.app.models.spec import (
-    PLAIN_MODES,
-    BatchSize,
-    CaptionerSpec,
-    ModelInfo,
-    Reading,
-    TextPrefix,
-    VisionKind,
-)
-from llama_adapter.app.parallel.errors import RankError
-from llama_adapter.app.prefixes.file import StoredPicture
-from llama_adapter.app.reading.prefetch import Prefetcher
-from llama_adapter.app.reading.reader import PictureReader, Reader
-from llama_adapter.app.tasks.answers import Answer, AnswerError, Event, TextDelta
-from llama_adapter.app.tasks.choose import choosing
-from llama_adapter.app.tasks.prompts import Dialogue, EncodedPrompt, Prompt, PromptEncoder, RawPrompt, shown_prompt
-from llama_adapter.app.tasks.task import FREE_TEXT, Task
+from llama_adapter.app.models.parallel.errors import RankError
+from llama_adapter.app.models.spec import PLAIN_MODES, BatchSize, CaptionerSpec, ModelInfo, VisionKind
+from llama_adapter.app.pictures.answer_error import AnswerError
+from llama_adapter.app.pictures.inputs.urls import AllowedHost
+from llama_adapter.app.pictures.prefixes.file import StoredPicture
+from llama_adapter.app.pictures.reading.prefetch import Prefetcher
+from llama_adapter.app.pictures.reading.reader import PictureReader, Reader
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptError, PromptTooLongError
+from llama_adapter.llm.prefix import TextPrefix
 from llama_adapter.llm.runners.base import WarmUp
 from llama_adapter.runtime.given import texts, whole_number
 from llama_adapter.runtime.graphs.defaults import MindirBackend
 from llama_adapter.runtime.schemes import OperatorChoice, Precision
 from llama_adapter.vision.config import ChannelOrder
-from llama_adapter.vision.formats import Damaged, Orientation, Transparency
+from llama_adapter.vision.formats import Damaged, Orientation, Reading, Transparency
 from llama_adapter.vision.pixels import zero_picture
 
 if TYPE_CHECKING:  # exported models run without torch
@@ -130,7 +131,9 @@ class Captioner:
         self._running_in: int | None = None  # the thread that opened it
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="captioner")  # for `agenerate`, `astream`
         self._allowed: tuple[AllowedHost, ...] = ()  # hosts to download pictures from
-        self.reader: Reader = PictureReader(self.spec, size=self.image_size)  # the default of `run`; may be replaced
+        self.reader: Reader = PictureReader(
+            self.spec.pictures, size=self.image_size
+        )  # the default of `run`; may be replaced
         self._prompts = PromptEncoder(self.tokenizer, check=self._engine.check, template=self.info.template)
         order: ChannelOrder = "bgr" if self.spec.channel_order == "bgr" else "rgb"
         self._text_prefixes = TextPrefixes(zeros=zero_picture(self.image_size, channel_order=order))

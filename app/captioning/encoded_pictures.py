@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from llama_adapter.app.models.spec import TextPrefix
-from llama_adapter.llm.prefix import Prefix
+from llama_adapter.llm.prefix import Prefix, TextPrefix
 from llama_adapter.vision.formats import PictureNote
 
 

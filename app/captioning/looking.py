@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from llama_adapter.app.captioning.pictures import RemotePicture
 from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
-from llama_adapter.app.reading.reader import PictureReading, Reader
+from llama_adapter.app.pictures.reading.reader import PictureReading, Reader
 
 # Takes an item and its picture's digest ("" if the picture cannot be read); returns the questions to answer.
 Wants = Callable[[WorkItem, str], tuple[WorkQuestion, ...]]

@@ -11,11 +11,11 @@ from typing import IO, TYPE_CHECKING, Any, Union
 import numpy as np
 from PIL import Image
 
-from llama_adapter.app.inputs import InputSpec, read_inputs
-from llama_adapter.app.inputs.urls import AllowedHost, FetchError, PictureUrl
-from llama_adapter.app.reading.reader import PictureReading, Reader
-from llama_adapter.app.reading.sources import Source
-from llama_adapter.app.tasks.answers import AnswerError
+from llama_adapter.app.pictures.answer_error import AnswerError
+from llama_adapter.app.pictures.inputs import InputSpec, read_inputs
+from llama_adapter.app.pictures.inputs.urls import AllowedHost, FetchError, PictureUrl
+from llama_adapter.app.pictures.reading.reader import PictureReading, Reader
+from llama_adapter.app.pictures.reading.sources import Source
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.vision.image import DEFAULT_MAX_BYTES, PictureSource
 
@@ -38,7 +38,7 @@ class RemotePicture:
 
     def read(self, reader: Reader, *, name: str) -> PictureReading:
         """Download the picture and read it. Blocks. A failure is returned as `error`."""
-        from llama_adapter.app.inputs.fetching import fetch_in_thread
+        from llama_adapter.app.pictures.inputs.fetching import fetch_in_thread
 
         started = time.perf_counter()
         try:

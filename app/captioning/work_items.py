@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from llama_adapter.app.captioning.pictures import Pictures, RemotePicture, given_pictures
-from llama_adapter.app.inputs.urls import AllowedHost
-from llama_adapter.app.models.spec import TextPrefix
-from llama_adapter.app.reading.reader import PictureReading
-from llama_adapter.app.reading.sources import Source
-from llama_adapter.app.tasks.prompts import Dialogue, Prompt, RawPrompt
-from llama_adapter.app.tasks.task import FREE_TEXT, Task
+from llama_adapter.app.captioning.tasks.prompts import Dialogue, Prompt, RawPrompt
+from llama_adapter.app.captioning.tasks.task import FREE_TEXT, Task
+from llama_adapter.app.pictures.inputs.urls import AllowedHost
+from llama_adapter.app.pictures.reading.reader import PictureReading
+from llama_adapter.app.pictures.reading.sources import Source
+from llama_adapter.llm.prefix import TextPrefix
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

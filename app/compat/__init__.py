@@ -1,7 +1,6 @@
-"""Compatibility with MindFormers, MindSpore Lite, ModelRunner and PaddleNLP: their calls, classes and files.
+"""Interfaces of other systems: MindFormers, MindSpore Lite, ModelRunner, PaddleNLP, and the reference's programs.
 
-`pipeline` and `TextStreamer` have the interface of MindFormers, `InferTask` and `InferConfig` that of MindSpore Lite,
-and `ModelRunner` that of CANN's recipes. All use the captioner. `foreign` converts their settings files, and
-PaddleNLP's options, into settings of this package. No module here computes anything. Outside this package, only the
-public names, `--config` and `app/reference` import it.
+Their calls, settings and command lines come in; calls of the captioner, or settings of this program, go out.
+pipeline.py, infer.py and model_runner.py are Python interfaces. foreign.py recognises a file or line of another system
+and passes it to its importer. `reference` runs programs unchanged. Read foreign.py first.
 """

@@ -10,13 +10,15 @@ from typing import Any, NamedTuple, Protocol
 
 from llama_adapter.app.compat import mindformers_settings, model_runner_settings, paddlenlp_settings
 from llama_adapter.app.compat.imported import Imported
-from llama_adapter.app.settings.setting import SECTIONS
-from llama_adapter.app.settings.yaml_file import COMMAND_SUFFIXES, Table, read_content, read_yaml
 from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.settings.setting import SECTIONS
+from llama_adapter.runtime.settings.yaml_file import Table, read_content, read_yaml
 
 _SYSTEMS = (model_runner_settings, paddlenlp_settings, mindformers_settings)
 _Word = tuple[str, int | None]  # a word of a command line, and its line in a file
 _Import = Callable[[Mapping[str, Any]], Imported]
+
+COMMAND_SUFFIXES = (".sh", ".txt", ".cmd")  # of files with a command line of another system
 
 
 class _Script(NamedTuple):

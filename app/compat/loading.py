@@ -13,11 +13,11 @@ from llama_adapter.app.compat.infer_config import lite_settings
 from llama_adapter.app.compat.mindir import captioner_settings, mindir_settings, names_graphs
 from llama_adapter.app.models.models_by_name import FOREIGN_WEIGHTS, find_model, foreign_weights, model_settings
 from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.app.settings.setting import SECTIONS
-from llama_adapter.app.settings.yaml_file import read_yaml
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.exported.card import CARD_FILE
 from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.settings.setting import SECTIONS
+from llama_adapter.runtime.settings.yaml_file import read_yaml
 
 _SPEC = frozenset(field.name for field in dataclasses.fields(CaptionerSpec)) | {"allowed_hosts"}
 _CALL = frozenset(field.name for field in dataclasses.fields(SamplingParams)) | {

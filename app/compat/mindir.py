@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from llama_adapter.app.models.models_by_name import find_model
-from llama_adapter.app.settings.yaml_file import read_yaml
 from llama_adapter.llm.exported.card import CARD_FILE, read_card
 from llama_adapter.runtime.device_names import our_device
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.graphs.ge_config import FILE as GE_CONFIG
+from llama_adapter.runtime.settings.yaml_file import read_yaml
 
 _PATHS = ("prefill_model_path", "increment_model_path", "ge_config_path")
 _ENDINGS = {"prefill_model_path": "prefill_graph.mindir", "increment_model_path": "inc_graph.mindir"}

@@ -25,12 +25,12 @@ from llama_adapter.app.captioning.caption_loop import CaptionLoop
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.captioning.pictures import RemotePicture, given_pictures
 from llama_adapter.app.captioning.stage_clock import StageClock
+from llama_adapter.app.captioning.tasks.answers import Answer, TextDelta
+from llama_adapter.app.captioning.tasks.prompts import Prompt, RawPrompt
 from llama_adapter.app.compat import model_runner_settings, own_model
 from llama_adapter.app.models.models_by_name import find_model, model_settings
 from llama_adapter.app.models.spec import AUTO, DEFAULT_BATCH_SIZE, PLAIN_MODES
-from llama_adapter.app.reading.reader import PictureReading
-from llama_adapter.app.tasks.answers import Answer, TextDelta
-from llama_adapter.app.tasks.prompts import Prompt, RawPrompt
+from llama_adapter.app.pictures.reading.reader import PictureReading
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.devices import open_backend

@@ -15,14 +15,14 @@ from PIL import Image
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.captioning.pictures import given_pictures
+from llama_adapter.app.captioning.tasks.answers import Answer, TextDelta, answers_to_pandas
+from llama_adapter.app.captioning.tasks.prompts import Dialogue, Prompt, RawPrompt
+from llama_adapter.app.captioning.tasks.registry import get_task, tasks
+from llama_adapter.app.captioning.tasks.task import FREE_TEXT, Task
 from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion, is_token_id, text_items
 from llama_adapter.app.compat.loading import open_model
 from llama_adapter.app.compat.streamer import Streamer
 from llama_adapter.app.models.spec import EXPORTED
-from llama_adapter.app.tasks.answers import Answer, TextDelta, answers_to_pandas
-from llama_adapter.app.tasks.prompts import Dialogue, Prompt, RawPrompt
-from llama_adapter.app.tasks.registry import get_task, tasks
-from llama_adapter.app.tasks.task import FREE_TEXT, Task
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.errors import UsageError
 

@@ -11,15 +11,19 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from llama_adapter.app.captioning.looking import Looked, carried_bytes, is_shareable, look_at
+from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
-from llama_adapter.app.inputs import may_wait
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.job_planner import JobPlanner
 from llama_adapter.app.jobs.picture_encoders import OpenEncoder, open_exported
-from llama_adapter.app.measuring.report import Tally
+from llama_adapter.app.jobs.records.record import is_part, read_records
+from llama_adapter.app.jobs.report import Tally
 from llama_adapter.app.models.spec import AUTO, DEFAULT_BATCH_SIZE, CaptionerSpec, EncoderSources, ModelInfo
-from llama_adapter.app.prefixes import FIRST_FILE, PREFIX_FILE
-from llama_adapter.app.prefixes.file import (
+from llama_adapter.app.pictures.answer_error import AnswerError
+from llama_adapter.app.pictures.inputs import may_wait
+from llama_adapter.app.pictures.names import name_key
+from llama_adapter.app.pictures.prefixes import FIRST_FILE, PREFIX_FILE
+from llama_adapter.app.pictures.prefixes.file import (
     Encoding,
     Kept,
     StoredPicture,
@@ -27,11 +31,8 @@ from llama_adapter.app.prefixes.file import (
     read_first_file,
     write_prefixes,
 )
-from llama_adapter.app.reading.isolated import open_reader
-from llama_adapter.app.reading.prefetch import Prefetcher
-from llama_adapter.app.records.picture_names import name_key
-from llama_adapter.app.records.record import is_part, read_records
-from llama_adapter.app.tasks.answers import Answer, AnswerError
+from llama_adapter.app.pictures.reading.isolated import open_reader
+from llama_adapter.app.pictures.reading.prefetch import Prefetcher
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.runtime.text import shown_name
@@ -94,7 +95,7 @@ class EncodeRunner:
                 notes=encoder.notes,
             )
             size = encoder.vision.image_size
-            reader = open_reader(job.reader, self.spec, size=size, timeout_s=job.picture_timeout_s)
+            reader = open_reader(job.reader, self.spec.pictures, size=size, timeout_s=job.picture_timeout_s)
             self._reader = stack.enter_context(closing(reader))
             yield
 

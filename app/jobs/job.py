@@ -5,17 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from llama_adapter.app.calibration.decisions import Rule
-from llama_adapter.app.inputs import InputSpec, PictureInput
-from llama_adapter.app.models.spec import (
-    DEFAULT_PICTURE_TIMEOUT_S,
-    DEFAULT_READER,
-    CaptionerSpec,
-    ReaderKind,
-    TextPrefix,
-)
-from llama_adapter.app.tasks.question import Question
+from llama_adapter.app.captioning.decisions.rule import Rule
+from llama_adapter.app.captioning.tasks.question import Question
+from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.pictures.inputs import InputSpec, PictureInput
+from llama_adapter.app.pictures.reading.spec import DEFAULT_PICTURE_TIMEOUT_S, DEFAULT_READER, ReaderKind
 from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.prefix import TextPrefix
 
 MAX_TIMEOUT_S = 1_000_000  # eleven days; the operating system refuses timeouts about a thousand times longer
 

@@ -8,21 +8,22 @@ from functools import lru_cache
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
+from llama_adapter.app.captioning.tasks.answers import Answer
+from llama_adapter.app.captioning.tasks.prompts import Prompt
+from llama_adapter.app.captioning.tasks.question import Question
+from llama_adapter.app.captioning.tasks.task import WithTokenIds
 from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
-from llama_adapter.app.inputs import PictureInput
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.questions import TemplateError, fill, is_template, picture_variables, questions_about
+from llama_adapter.app.jobs.records.index import RecordIndex
+from llama_adapter.app.jobs.records.key import RecordKey, record_settings
+from llama_adapter.app.jobs.records.record import Record, moved_record
 from llama_adapter.app.models.spec import CaptionerSpec, ModelInfo
-from llama_adapter.app.reading.reader import PictureReading
-from llama_adapter.app.reading.sources import Source
-from llama_adapter.app.records.index import RecordIndex
-from llama_adapter.app.records.key import RecordKey, record_settings
-from llama_adapter.app.records.picture_names import escaped_name
-from llama_adapter.app.records.record import Record, moved_record
-from llama_adapter.app.tasks.answers import Answer, AnswerError
-from llama_adapter.app.tasks.prompts import Prompt
-from llama_adapter.app.tasks.question import Question
-from llama_adapter.app.tasks.task import WithTokenIds
+from llama_adapter.app.pictures.answer_error import AnswerError
+from llama_adapter.app.pictures.inputs import PictureInput
+from llama_adapter.app.pictures.names import escaped_name
+from llama_adapter.app.pictures.reading.reader import PictureReading
+from llama_adapter.app.pictures.reading.sources import Source
 from llama_adapter.runtime.text import shown_name
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from llama_adapter.app.models.exported_encoder import check_encoder_exists, encoder_graph, encoder_identity
 from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.app.prefixes.file import Encoding, StoredPicture
+from llama_adapter.app.pictures.prefixes.file import Encoding, StoredPicture
 from llama_adapter.llm.runners.base import Runner
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.schemes import FLOAT

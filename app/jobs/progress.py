@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from llama_adapter.app.terminal.stderr_lines import can_overwrite_lines, say
+from llama_adapter.runtime.terminal.stderr_lines import can_overwrite_lines, say
 
 _TERMINAL_S, _ELSEWHERE_S = 0.2, 60.0
 _WINDOW_S = 30.0  # the rate is measured over the last 30 s

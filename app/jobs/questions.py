@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 
-from llama_adapter.app.inputs import QuestionFields
-from llama_adapter.app.records.picture_names import name_as_text
-from llama_adapter.app.tasks.choose import OneOf
-from llama_adapter.app.tasks.question import Question
+from llama_adapter.app.captioning.tasks.choose import OneOf
+from llama_adapter.app.captioning.tasks.question import Question
+from llama_adapter.app.pictures.inputs import QuestionFields
+from llama_adapter.app.pictures.names import name_as_text
 from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError
 
 # `{stem}` is a variable; `{{` and `}}` stand for single braces. Other text in braces, such as JSON, is left unchanged.

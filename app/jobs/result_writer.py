@@ -8,20 +8,20 @@ from contextlib import suppress
 from functools import partial
 from typing import Self
 
-from llama_adapter.app.calibration.decider import Decider
+from llama_adapter.app.captioning.decisions.decider import Decider
+from llama_adapter.app.captioning.tasks.answers import Answer, TextDelta
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.job_planner import Asked, JobPlanner
 from llama_adapter.app.jobs.progress import Progress
-from llama_adapter.app.measuring.report import Tally
-from llama_adapter.app.records.file import RecordWriter
-from llama_adapter.app.records.manifest import EndReason, RunManifest, write_manifest
-from llama_adapter.app.records.record import Record, answer_to_record, json_line
-from llama_adapter.app.tasks.answers import Answer, TextDelta
-from llama_adapter.app.terminal.run_guarded import forget_stdout
-from llama_adapter.app.terminal.standard_output import give
-from llama_adapter.app.terminal.stderr_lines import say
-from llama_adapter.app.terminal.wording import Unfamiliar, counted, several_lines, text_line
+from llama_adapter.app.jobs.records.file import RecordWriter
+from llama_adapter.app.jobs.records.manifest import EndReason, RunManifest, write_manifest
+from llama_adapter.app.jobs.records.record import Record, answer_to_record, json_line
+from llama_adapter.app.jobs.report import Tally
+from llama_adapter.app.jobs.wording import Unfamiliar, counted, several_lines, text_line
 from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError
+from llama_adapter.runtime.terminal.run_guarded import forget_stdout
+from llama_adapter.runtime.terminal.standard_output import give
+from llama_adapter.runtime.terminal.stderr_lines import say
 from llama_adapter.runtime.text import shown_name
 
 

@@ -11,11 +11,24 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-from llama_adapter.app.calibration.decider import Decider
-from llama_adapter.app.calibration.file import read_calibration
+from llama_adapter.app.captioning.decisions.calibration import read_calibration
+from llama_adapter.app.captioning.decisions.decider import Decider
+from llama_adapter.app.captioning.tasks.answers import Answer
+from llama_adapter.app.captioning.tasks.task import task_settings
 from llama_adapter.app.captioning.work_items import WorkItem
-from llama_adapter.app.exports.outputs import write_targets
-from llama_adapter.app.inputs import (
+from llama_adapter.app.jobs.exports.outputs import write_targets
+from llama_adapter.app.jobs.job import Job
+from llama_adapter.app.jobs.job_planner import JobPlanner
+from llama_adapter.app.jobs.questions import TemplateError, fill, is_template, picture_variables, questions_about
+from llama_adapter.app.jobs.records.file import RecordWriter, open_records
+from llama_adapter.app.jobs.records.index import RecordIndex
+from llama_adapter.app.jobs.records.manifest import RunManifest, new_run_id, read_manifest
+from llama_adapter.app.jobs.report import versions
+from llama_adapter.app.jobs.result_writer import ResultWriter
+from llama_adapter.app.jobs.runner import LocalRunner, Runner
+from llama_adapter.app.jobs.wording import EMBEDDED_NOTE, EMBEDDED_TEXT_NOTE, is_sample
+from llama_adapter.app.models.spec import AUTO
+from llama_adapter.app.pictures.inputs import (
     PictureInput,
     check_inputs,
     count_in_sub_folders,
@@ -23,22 +36,9 @@ from llama_adapter.app.inputs import (
     may_bring_columns,
     read_inputs,
 )
-from llama_adapter.app.inputs.left_out import LeftOut
-from llama_adapter.app.jobs.job import Job
-from llama_adapter.app.jobs.job_planner import JobPlanner
-from llama_adapter.app.jobs.questions import TemplateError, fill, is_template, picture_variables, questions_about
-from llama_adapter.app.jobs.result_writer import ResultWriter
-from llama_adapter.app.jobs.runner import LocalRunner, Runner
-from llama_adapter.app.measuring.report import versions
-from llama_adapter.app.models.spec import AUTO
-from llama_adapter.app.records.file import RecordWriter, open_records
-from llama_adapter.app.records.index import RecordIndex
-from llama_adapter.app.records.manifest import RunManifest, new_run_id, read_manifest
-from llama_adapter.app.tasks.answers import Answer
-from llama_adapter.app.tasks.task import task_settings
-from llama_adapter.app.terminal.stderr_lines import say
-from llama_adapter.app.terminal.wording import EMBEDDED_NOTE, EMBEDDED_TEXT_NOTE, is_sample
+from llama_adapter.app.pictures.inputs.left_out import LeftOut
 from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.terminal.stderr_lines import say
 from llama_adapter.runtime.text import shown_name
 
 _MOST_COUNTED, _MOST_NAMED = 100_000, 3  # pictures and folders in a note

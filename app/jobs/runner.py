@@ -1,4 +1,4 @@
-"""Runners turn the items of a job into answers. `LocalRunner` does it in this process; `app/scale` has one for Ray."""
+"""Runners turn the items of a job into answers: `LocalRunner` in this process, `app/jobs/clusters` with Ray."""
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
@@ -7,13 +7,13 @@ from typing import Any, Protocol
 from llama_adapter.app.captioning.captioner import Captioner, Event
 from llama_adapter.app.captioning.stage_clock import StageClock
 from llama_adapter.app.captioning.work_items import WorkItem
-from llama_adapter.app.inputs import may_wait
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.job_planner import JobPlanner
 from llama_adapter.app.jobs.questions import is_template
-from llama_adapter.app.measuring.report import Report, Tally
+from llama_adapter.app.jobs.report import Report, Tally
 from llama_adapter.app.models.spec import CaptionerSpec, ModelInfo
-from llama_adapter.app.reading.isolated import open_reader
+from llama_adapter.app.pictures.inputs import may_wait
+from llama_adapter.app.pictures.reading.isolated import open_reader
 
 
 class Runner(Protocol):
@@ -66,7 +66,7 @@ class LocalRunner:
             self.spec, self.info = captioner.spec, captioner.info
             self._clock = StageClock() if job.profile is None else captioner.profile_clock(waits=job.profile == "wait")
             self._reader = open_reader(
-                job.reader, self.spec, size=captioner.image_size, timeout_s=job.picture_timeout_s
+                job.reader, self.spec.pictures, size=captioner.image_size, timeout_s=job.picture_timeout_s
             )
             with ExitStack() as stack:
                 stack.enter_context(closing(self._reader))

@@ -14,7 +14,7 @@ from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.precision_check import check_asked_precision, check_rounding, widening_note
 from llama_adapter.app.models.sketch import ModelSizes, sketch
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec, EncoderSources
-from llama_adapter.app.prefixes.file import Encoding
+from llama_adapter.app.pictures.prefixes.file import Encoding
 from llama_adapter.runtime.devices import EAGER, open_backend, open_best, resolve_dtype
 from llama_adapter.runtime.graphs.card import fingerprint
 from llama_adapter.runtime.schemes import FLOAT, Precision

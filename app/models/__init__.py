@@ -1,1 +1,6 @@
-"""Models as files and in memory: bundles, checkpoints, exported encoders, quantised weights, and memory plans."""
+"""What answers: files of a model come in, a loaded encoder and decoder go out.
+
+spec.py describes a model, its device and its limits. bundle.py and checkpoints.py load it, encoders.py chooses what
+runs the encoder, and memory_fit.py fits it into memory. `parallel` starts and watches the ranks of a split decoder, and
+`graph_export` writes encoder and decoder as graphs. Read spec.py first.
+"""

@@ -10,7 +10,7 @@ import torch
 from llama_adapter.app.models.checkpoints import LoadedModel, read_encoder
 from llama_adapter.app.models.exported_encoder import encoder_files, encoder_graph
 from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.app.prefixes.file import Encoding
+from llama_adapter.app.pictures.prefixes.file import Encoding
 from llama_adapter.runtime.devices import EAGER, Backend
 from llama_adapter.runtime.errors import CheckpointError, GraphError
 from llama_adapter.runtime.graphs.card import fingerprint, is_same

@@ -5,29 +5,24 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
+from llama_adapter.app.pictures.reading.spec import ReadingSpec
 from llama_adapter.llm.conversation import Template
+from llama_adapter.llm.prefix import TextPrefix
 from llama_adapter.runtime.device_names import om_device_id, split_device
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.given import real_number, texts, whole_number
 from llama_adapter.runtime.graphs.defaults import MindirBackend
 from llama_adapter.runtime.graphs.onnx_provider import split_option
 from llama_adapter.runtime.schemes import FLOAT, OPERATORS, PRECISIONS, OperatorChoice, Precision
-from llama_adapter.vision.formats import Damaged, Orientation, Transparency
+from llama_adapter.vision.formats import Damaged, Orientation, Reading, Transparency
 
 VisionKind = Literal["torch", "onnx", "om", "prefixes"]  # prefixes: no encoder, pictures are encoded already
-Reading = Literal["exact", "fast"]  # exactly the reference's pixels, or nearly the same in less time
-ReaderKind = Literal["process", "thread"]  # what reads a command's pictures
-# What a prompt without a picture attends to: nothing, a picture of zeros, or the learned prompt of an adapter for
-# texts.
-TextPrefix = Literal["none", "zeros", "learned"]
 BatchSize = int | Literal["auto"]
 
 EXPORTED: Final = "exported"  # the mode of an exported decoder
 PLAIN_MODES: Final = ("eager", EXPORTED)  # modes in which nothing is compiled before the first picture
 AUTO: Final = "auto"  # a device, dtype, mode or batch size that is chosen when the model is loaded
 DEFAULT_BATCH_SIZE = 8
-DEFAULT_READER: Final[ReaderKind] = "process"
-DEFAULT_PICTURE_TIMEOUT_S = 60.0  # per picture; long enough for slow disks and networks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,6 +87,18 @@ class CaptionerSpec:
             # Without `encoder`, an exported decoder uses the encoder in its folder.
             return "onnx" if self.decoder is not None and self.model is None and self.llama_dir is None else "torch"
         return "onnx" if self.encoder.lower().endswith(".onnx") else "om"
+
+    @property
+    def pictures(self) -> ReadingSpec:
+        """How its pictures are read."""
+        return ReadingSpec(
+            exif=self.exif,
+            transparency=self.transparency,
+            damaged=self.damaged,
+            reading=self.reading,
+            channel_order=self.channel_order,
+            prefixes=self.encoder if self.vision_kind == "prefixes" else None,
+        )
 
     def __post_init__(self) -> None:
         paths = ("model", "llama_dir", "llama_type", "adapter", "clip", "past_key_values", "decoder", "encoder")

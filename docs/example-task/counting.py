@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from llama_adapter.app.tasks.answers import Answer
-from llama_adapter.app.tasks.choose import OneOf
-from llama_adapter.app.tasks.entry import Option, RequestField, TaskEntry
-from llama_adapter.app.tasks.prompts import EncodedPrompt
-from llama_adapter.app.tasks.question import Question
+from llama_adapter.app.captioning.tasks.answers import Answer
+from llama_adapter.app.captioning.tasks.choose import OneOf
+from llama_adapter.app.captioning.tasks.entry import Option, RequestField, TaskEntry
+from llama_adapter.app.captioning.tasks.prompts import EncodedPrompt
+from llama_adapter.app.captioning.tasks.question import Question
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import numpy as np
 
 from llama_adapter.app.captioning.parts import Parts
-from llama_adapter.app.measuring.meters import Meter, MeteredRunner, Program
-from llama_adapter.app.measuring.roofline import NumberSizes
+from llama_adapter.app.command_line.measuring.meters import Meter, MeteredRunner, Program
+from llama_adapter.app.models.roofline import NumberSizes
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import GenerateRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams

@@ -14,8 +14,9 @@ from PIL import Image
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.captioning.parts import Parts
+from llama_adapter.vision.formats import Reading
 from llama_adapter.vision.image import load_picture
-from llama_adapter.vision.preprocess import Reading, preprocess
+from llama_adapter.vision.preprocess import preprocess
 from scripts.common import in_turn
 from scripts.photographs import photograph
 

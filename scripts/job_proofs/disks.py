@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from llama_adapter.app.records.record import read_records
+from llama_adapter.app.jobs.records.record import read_records
 from scripts.common import ROOT, caption_command
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from llama_adapter.app.records.record import parse_record, read_records
+from llama_adapter.app.jobs.records.record import parse_record, read_records
 from scripts.common import ROOT, tell
 
 _START_S = 3.0  # about the time that a run needs to start and answer some pictures

@@ -6,7 +6,7 @@ import sys
 from llama_adapter.app.captioning.active_request import ActiveRequest
 from llama_adapter.app.captioning.caption_loop import CaptionLoop
 from llama_adapter.app.captioning.encoded_pictures import EncodedPicture
-from llama_adapter.app.cli import main
+from llama_adapter.app.command_line.main import main
 
 
 def note_submissions(log: str) -> None:

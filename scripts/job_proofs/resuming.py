@@ -5,8 +5,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from llama_adapter.app.records.index import RecordIndex
-from llama_adapter.app.records.record import Record, json_line
+from llama_adapter.app.jobs.records.index import RecordIndex
+from llama_adapter.app.jobs.records.record import Record, json_line
 
 
 def write_records(path: Path, count: int) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.captioning.stage_clock import StageClock
+from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
-from llama_adapter.app.reading.isolated import IsolatedReader
-from llama_adapter.app.reading.reader import PictureReader, Reader
-from llama_adapter.app.tasks.answers import Answer
+from llama_adapter.app.pictures.reading.isolated import IsolatedReader
+from llama_adapter.app.pictures.reading.reader import PictureReader, Reader
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from scripts.common import in_turn
 
@@ -21,8 +21,8 @@ from scripts.common import in_turn
 def measure_waiting(captioner: Captioner, kinds: dict[str, Sequence[Path]], *, rounds: int) -> list[dict[str, Any]]:
     """Caption each kind of picture with each reader, in turn."""
     readers: dict[str, Reader] = {
-        "thread": PictureReader(captioner.spec, size=captioner.image_size),
-        "process": IsolatedReader(captioner.spec, size=captioner.image_size, timeout_s=60.0),
+        "thread": PictureReader(captioner.spec.pictures, size=captioner.image_size),
+        "process": IsolatedReader(captioner.spec.pictures, size=captioner.image_size, timeout_s=60.0),
     }
     ways = list(itertools.product(kinds, readers))
     with closing(readers["thread"]), closing(readers["process"]):

@@ -22,9 +22,9 @@ import torch
 from numpy.typing import NDArray
 
 from llama_adapter.app.captioning.parts import Parts
-from llama_adapter.app.measuring.report import circumstances, load_average
-from llama_adapter.app.measuring.roofline import decoder_shapes, encoder_shapes
+from llama_adapter.app.jobs.report import circumstances, load_average
 from llama_adapter.app.models.random_model import WiderTokenizer
+from llama_adapter.app.models.roofline import decoder_shapes, encoder_shapes
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.runtime.ceilings import measure_bandwidth, measure_matmul
 from llama_adapter.runtime.devices import DTYPES, open_backend

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
-from llama_adapter.app.graph_export.mindir import export_mindir
+from llama_adapter.app.models.graph_export.mindir import export_mindir
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.exported.card import ExportCard, read_card
 from llama_adapter.llm.exported.export import Written, export_decoder

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from llama_adapter.app.measuring.roofline import NumberSizes, Work, encoder_work, prefill_work, step_work
+from llama_adapter.app.models.roofline import NumberSizes, Work, encoder_work, prefill_work, step_work
 from scripts.peers.results import Results, Row
 from scripts.peers.sizes import NUM_PROMPT_TOKENS, num_steps
 from scripts.peers.table import Device

@@ -5,7 +5,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from llama_adapter.app.online.types import ServiceLimits
+from llama_adapter.app.serving.online.types import ServiceLimits
 from scripts.common import tell
 from scripts.service_bench import bad_files
 from scripts.service_bench.exchange import exchange

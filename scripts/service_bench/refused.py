@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from llama_adapter.app.online.types import ServiceLimits
+from llama_adapter.app.serving.online.types import ServiceLimits
 from scripts.service_bench import bad_files
 from scripts.service_bench.exchange import request_head
 

@@ -5,9 +5,9 @@ import threading
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from llama_adapter.app.inputs import fetching
-from llama_adapter.app.inputs.fetching import Network
-from llama_adapter.app.inputs.urls import is_public
+from llama_adapter.app.pictures.inputs import fetching
+from llama_adapter.app.pictures.inputs.fetching import Network
+from llama_adapter.app.pictures.inputs.urls import is_public
 
 COMMAND = ("-m", "scripts.service_bench.site")  # for a `ServerProcess`
 PUBLIC = "127.0.0.1"  # treated as public by this server

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llama_adapter.app.models.bundle import load_bundle
-from llama_adapter.app.terminal.run_guarded import run_guarded
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.schemes import Precision
+from llama_adapter.runtime.terminal.run_guarded import run_guarded
 from llama_adapter.vision.errors import PictureError
 from llama_adapter.vision.formats import PICTURE_SUFFIXES
 from llama_adapter.vision.image import load_picture

@@ -18,9 +18,9 @@ import numpy as np
 from PIL import Image
 
 from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
-from llama_adapter.app.measuring import scoring
-from llama_adapter.app.tasks.answers import Answer
+from llama_adapter.app.command_line.measuring import scoring
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from scripts.common import parser_of
 from scripts.train_embedded.coverage import is_of_training

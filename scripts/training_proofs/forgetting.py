@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.measuring import scoring
+from llama_adapter.app.command_line.measuring import scoring
 from scripts.train_embedded.score import ALL_TASKS, Exam, answer_all, draw_exam, in_other_words
 
 EXAM_SEED = 22  # for drawings not used elsewhere

@@ -2,7 +2,7 @@
 
 import pytest
 
-from llama_adapter.app.cli import main
+from llama_adapter.app.command_line.main import main
 from tests.app.command import Ran, Run
 
 

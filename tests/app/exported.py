@@ -13,9 +13,9 @@ from unittest import mock
 
 from torch import Tensor
 
-from llama_adapter.app.graph_export import decoder, to_onnx
-from llama_adapter.app.graph_export.decoder import DecoderJob, run_export_decoder
-from llama_adapter.app.graph_export.to_om import OmJob, run_export_om
+from llama_adapter.app.models.graph_export import decoder, to_onnx
+from llama_adapter.app.models.graph_export.decoder import DecoderJob, run_export_decoder
+from llama_adapter.app.models.graph_export.to_om import OmJob, run_export_om
 from llama_adapter.llm.exported.export import DECODER_FILE, PREFIX_FILE
 from llama_adapter.runtime.graphs.atc import AtcSettings
 from llama_adapter.runtime.graphs.card import GraphDtype, fingerprint

@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from llama_adapter.app.records.key import RecordKey
-from llama_adapter.app.records.record import Record, answer_to_record
-from llama_adapter.app.tasks.answers import Answer, AnswerError
+from llama_adapter.app.captioning.tasks.answers import Answer
+from llama_adapter.app.jobs.records.key import RecordKey
+from llama_adapter.app.jobs.records.record import Record, answer_to_record
+from llama_adapter.app.pictures.answer_error import AnswerError
 
 SAMPLING = {"max_new_tokens": 16, "temperature": 0.0, "choices": ["Yes", "No"]}
 

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 import torch
 
+from llama_adapter.app.captioning.tasks.question import Question
+from llama_adapter.app.command_line.settings_file import read_settings
 from llama_adapter.app.jobs.questions import TemplateError, fill
-from llama_adapter.app.labelled.reading import read_examples
-from llama_adapter.app.labelled.rows import Columns
-from llama_adapter.app.prefixes.file import read_prefix_file
-from llama_adapter.app.settings.yaml_file import read_settings
-from llama_adapter.app.tasks.question import Question
-from llama_adapter.app.training.cache import EncodedCache
-from llama_adapter.app.training.checkpoint import LAST, read_checkpoint
-from llama_adapter.app.training.results import DATA, require_same_run
-from llama_adapter.app.training.run_log import LOG, read_log
+from llama_adapter.app.learning.labelled.reading import read_examples
+from llama_adapter.app.learning.labelled.rows import Columns
+from llama_adapter.app.learning.training.cache import EncodedCache
+from llama_adapter.app.learning.training.checkpoint import LAST, read_checkpoint
+from llama_adapter.app.learning.training.results import DATA, require_same_run
+from llama_adapter.app.learning.training.run_log import LOG, read_log
+from llama_adapter.app.pictures.prefixes.file import read_prefix_file
 from llama_adapter.llm.weights.lora import open_loras
 from llama_adapter.llm.weights.past import read_past
 from llama_adapter.runtime.errors import LlamaAdapterError

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from llama_adapter.app.jobs.records.record import read_records
 from llama_adapter.app.models.resources import sample_pictures
-from llama_adapter.app.records.record import read_records
 from tests.app.golden import ROOT
 from tests.cuda.device import DEVICE, GRAPHS, IS_GPU, loaded
 from tests.e2e.test_demo import Ran

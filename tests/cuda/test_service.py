@@ -7,7 +7,7 @@ import pytest
 
 from llama_adapter.app.captioning.captioner import Captioner, TextDelta
 from llama_adapter.app.models.resources import sample_pictures
-from llama_adapter.app.online.service import Ask, Service
+from llama_adapter.app.serving.online.service import Ask, Service
 from tests.cuda.device import DEVICE, GRAPHS, loaded
 from tests.e2e.browser import Gate
 
@@ -47,8 +47,8 @@ def test_a_cancelled_request_ends_and_the_next_one_is_answered(service: Service,
 
 def test_a_chat_request_is_streamed(service: Service) -> None:
     pytest.importorskip("fastapi", reason="no fastapi beside this GPU")
-    from tests.app.http_api.live import client_of
-    from tests.app.http_api.requests import chat, data_uri, image, user
+    from tests.app.serving.http_api.live import client_of
+    from tests.app.serving.http_api.requests import chat, data_uri, image, user
 
     asked = chat(user(image(data_uri(PICTURE.read_bytes())), CAPTION), stream=True)
     with client_of(service) as client:  # type: ignore[arg-type]

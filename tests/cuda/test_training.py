@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.app.training.pets import draw_pets
-from tests.app.training.test_train import STEADY, assert_same_sums, kill_after, losses
+from tests.app.learning.training.pets import draw_pets
+from tests.app.learning.training.test_train import STEADY, assert_same_sums, kill_after, losses
 from tests.cuda.device import DEVICE
 
 

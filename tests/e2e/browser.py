@@ -14,8 +14,8 @@ from typing import Any
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.models.resources import sample_pictures
-from llama_adapter.app.online.request_handle import RequestHandle
-from llama_adapter.app.online.service import Ask, Observer, Service, ServiceLimits
+from llama_adapter.app.serving.online.request_handle import RequestHandle
+from llama_adapter.app.serving.online.service import Ask, Observer, Service, ServiceLimits
 
 _PROGRAMS = (os.environ.get("CHROMIUM"), "chromium", "chromium-browser", "google-chrome")
 SAMPLES = sorted(path for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))
@@ -111,8 +111,8 @@ class ServedPage:
 @contextmanager
 def serve_page(*, limits: ServiceLimits | None = None) -> Iterator[ServedPage]:
     """Serve the page of a new service with the embedded model, mounted as in the product."""
-    from llama_adapter.app.web.guards import bounded_uploads
-    from llama_adapter.app.web.uploads import private_uploads
+    from llama_adapter.app.serving.web.guards import bounded_uploads
+    from llama_adapter.app.serving.web.uploads import private_uploads
 
     gate = Gate()
     service = WatchedService(Captioner.load, limits=limits, observer=gate)
@@ -152,7 +152,7 @@ class _Serving:
         import fastapi
         import uvicorn
 
-        from llama_adapter.app.web.page import build_page, mount_page
+        from llama_adapter.app.serving.web.page import build_page, mount_page
 
         page = build_page(self._service, samples=SAMPLES)
         app = fastapi.FastAPI(openapi_url=None)

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import pytest
 
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.cli import main
-from llama_adapter.app.terminal.wording import one_line
+from llama_adapter.app.command_line.main import main
+from llama_adapter.app.jobs.wording import one_line
 from tests.app.exported import shared_encoder
 from tests.app.golden import GOLDEN, ROOT, model_options
 from tests.fakes.exported import embedded_onnx, golden_onnx
@@ -47,7 +47,7 @@ def run(*arguments: str | Path, generation: str = "2024", **variables: str) -> s
 # variables may precede a command.
 SEVERAL = """
 import json, os, sys
-from llama_adapter.app.cli import main
+from llama_adapter.app.command_line.main import main
 for arguments in json.loads(sys.argv[1]):
     while "=" in arguments[0]:
         os.environ.update([arguments.pop(0).split("=")])

@@ -254,7 +254,7 @@ def test_cancelling_keeps_the_answers_so_far(visit: Visit, served: ServedPage) -
 def test_runs_and_measurements_of_this_visitor_are_plotted_and_downloaded(
     visit: Visit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llama_adapter.app.web.throughput.SECONDS_EACH", 0.2)
+    monkeypatch.setattr("llama_adapter.app.serving.web.throughput.SECONDS_EACH", 0.2)
     bad = {"name": "bad.png", "mimeType": "image/png", "buffer": b"bad"}
     add(
         visit, *({"name": path.name, "mimeType": "image/png", "buffer": path.read_bytes()} for path in SAMPLES[:4]), bad

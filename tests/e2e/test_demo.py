@@ -13,8 +13,8 @@ from typing import NamedTuple
 import pytest
 
 import demo_bsz
-from llama_adapter.app.reading.isolated import open_reader
-from llama_adapter.app.terminal.run_guarded import run_guarded
+from llama_adapter.app.pictures.reading.isolated import open_reader
+from llama_adapter.runtime.terminal.run_guarded import run_guarded
 from tests.app.golden import GOLDEN, PICTURES, ROOT, case, picture
 
 VARIABLES = {
@@ -54,7 +54,7 @@ Demo = Callable[..., Ran]
 @pytest.fixture(autouse=True)
 def threads_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read pictures in this process, because a pool of processes takes longer to start than the rest of a run."""
-    place, plain = "llama_adapter.app.reading.isolated.open_reader", open_reader
+    place, plain = "llama_adapter.app.pictures.reading.isolated.open_reader", open_reader
     monkeypatch.setattr(place, lambda kind, *given, **options: plain("thread", *given, **options))
 
 

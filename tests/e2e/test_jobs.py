@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from llama_adapter.app.cli import main
+from llama_adapter.app.command_line.main import main
+from llama_adapter.app.jobs.records.manifest import read_manifest
+from llama_adapter.app.jobs.records.record import Record, read_records
 from llama_adapter.app.models.resources import sample_pictures
-from llama_adapter.app.records.manifest import read_manifest
-from llama_adapter.app.records.record import Record, read_records
 from scripts.job_proofs.drawings import write_drawings
 from scripts.job_proofs.kills import kill_again_and_again
 from tests.app.command import Ran, Run
@@ -138,7 +138,7 @@ def test_a_reader_in_threads_and_one_in_processes_give_the_same_records(tmp_path
 def test_a_folder_of_broken_and_odd_files_has_a_record_for_each_and_sound_answers_beside_them(
     tmp_path: Path, run: Run
 ) -> None:
-    odd = write_odd_pictures(tmp_path / "odd")[::6]  # the others are read in tests/app/reading
+    odd = write_odd_pictures(tmp_path / "odd")[::6]  # the others are read in tests/app/pictures/reading
     sound = [str(path) for path in sorted(sample_pictures().glob("*.[pj][np]g"))]
     # Names on a command line may have any bytes except null; a list file can hold all of them.
     mixed = [name for number, bad in enumerate(odd) for name in (sound[number % len(sound)], bad.path)]

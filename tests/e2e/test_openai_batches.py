@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from scripts.service_bench.process import ServerProcess
-from tests.app.http_api.requests import RED_STAR, chat, data_uri, image, user
+from tests.app.serving.http_api.requests import RED_STAR, chat, data_uri, image, user
 
 pytestmark = pytest.mark.slow
 

@@ -12,17 +12,18 @@ import pytest
 from pydantic import BaseModel, Field
 
 from llama_adapter import Captioner
-from llama_adapter.app.http_api.api import ApiSettings, create_api
-from llama_adapter.app.http_api.guards import GuardSettings
-from llama_adapter.app.http_api.metrics import Metrics
+from llama_adapter.app.captioning.tasks.answers import TextDelta
+from llama_adapter.app.captioning.tasks.prompts import RawPrompt
 from llama_adapter.app.models.resources import sample_pictures
-from llama_adapter.app.online.request_handle import RequestHandle
-from llama_adapter.app.online.service import Service
-from llama_adapter.app.online.types import ServiceLimits
-from llama_adapter.app.tasks.answers import AnswerError, TextDelta
-from llama_adapter.app.tasks.prompts import RawPrompt
-from tests.app.http_api.live import StubService, answer, served
-from tests.app.http_api.requests import RED_STAR, data_uri, image, user
+from llama_adapter.app.pictures.answer_error import AnswerError
+from llama_adapter.app.serving.http_api.api import ApiSettings, create_api
+from llama_adapter.app.serving.http_api.guards import GuardSettings
+from llama_adapter.app.serving.http_api.metrics import Metrics
+from llama_adapter.app.serving.online.request_handle import RequestHandle
+from llama_adapter.app.serving.online.service import Service
+from llama_adapter.app.serving.online.types import ServiceLimits
+from tests.app.serving.http_api.live import StubService, answer, served
+from tests.app.serving.http_api.requests import RED_STAR, data_uri, image, user
 
 pytestmark = pytest.mark.slow
 

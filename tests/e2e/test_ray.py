@@ -15,17 +15,17 @@ from typing import Any
 
 import pytest
 
-from llama_adapter.app.inputs import InputSpec
+from llama_adapter.app.captioning.tasks.choose import OneOf
+from llama_adapter.app.captioning.tasks.question import Question
+from llama_adapter.app.jobs.clusters.cluster import RayOptions
+from llama_adapter.app.jobs.clusters.runner import RayRunner
 from llama_adapter.app.jobs.job import Job
+from llama_adapter.app.jobs.records.file import RecordWriter
+from llama_adapter.app.jobs.records.manifest import read_manifest
+from llama_adapter.app.jobs.records.record import Record, read_records
 from llama_adapter.app.jobs.run import run_job
 from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.app.records.file import RecordWriter
-from llama_adapter.app.records.manifest import read_manifest
-from llama_adapter.app.records.record import Record, read_records
-from llama_adapter.app.scale.cluster import RayOptions
-from llama_adapter.app.scale.runner import RayRunner
-from llama_adapter.app.tasks.choose import OneOf
-from llama_adapter.app.tasks.question import Question
+from llama_adapter.app.pictures.inputs import InputSpec
 from llama_adapter.runtime.errors import ExitCode
 
 pytestmark = [

@@ -11,8 +11,8 @@ import onnx
 import pytest
 
 from llama_adapter import Captioner, RawPrompt
-from llama_adapter.app.cli import main
-from llama_adapter.app.reference import llama
+from llama_adapter.app.command_line.main import main
+from llama_adapter.app.compat.reference import llama
 from tests.app.golden import GOLDEN, ROOT, model_options, picture
 from tests.fakes.exported import golden_onnx
 from tests.fakes.om_format import write_fake_om
@@ -107,7 +107,7 @@ import os
 import sys
 import gradio
 from gradio_client import Client, handle_file
-from llama_adapter.app.cli import main
+from llama_adapter.app.command_line.main import main
 
 picture, launch = sys.argv.pop(1), gradio.Blocks.launch
 

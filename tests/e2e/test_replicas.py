@@ -29,8 +29,8 @@ from scripts.service_bench.load import shown_outcome
 from scripts.service_bench.process import ServerProcess
 from scripts.service_bench.questions import Question, captions
 from scripts.service_bench.replicas import READY_S, ever_ready, flags_of, is_alive, replicas_of, wait_for_replicas
-from tests.app.online.waiting import wait_for
-from tests.app.parallel.processes import descendants, listening
+from tests.app.models.parallel.processes import descendants, listening
+from tests.app.serving.online.waiting import wait_for
 from tests.e2e import test_openai_client as openai_client
 
 pytestmark = pytest.mark.slow

@@ -15,12 +15,12 @@ import httpx
 import pytest
 
 from llama_adapter import Captioner
-from llama_adapter.app.http_api.api import ApiSettings, create_api, open_batches
-from llama_adapter.app.http_api.file_store import FileLimits
-from llama_adapter.app.http_api.metrics import Metrics
-from llama_adapter.app.online.service import Service
+from llama_adapter.app.serving.http_api.api import ApiSettings, create_api, open_batches
+from llama_adapter.app.serving.http_api.file_store import FileLimits
+from llama_adapter.app.serving.http_api.metrics import Metrics
+from llama_adapter.app.serving.online.service import Service
 from tests.app.golden import ROOT
-from tests.app.http_api.live import served
+from tests.app.serving.http_api.live import served
 
 pytestmark = pytest.mark.slow
 

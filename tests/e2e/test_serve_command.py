@@ -18,8 +18,8 @@ import pytest
 
 from llama_adapter.app.models.resources import sample_pictures
 from scripts.service_bench.process import READY, ServerProcess
-from tests.app.http_api.requests import chat, data_uri, image, user
-from tests.app.parallel.processes import ranks_of
+from tests.app.models.parallel.processes import ranks_of
+from tests.app.serving.http_api.requests import chat, data_uri, image, user
 
 PICTURES = sorted(path for path in sample_pictures().iterdir() if path.suffix == ".png")
 KEY = "open-sesame"

@@ -16,7 +16,7 @@ import onnx
 import torch
 from onnx import numpy_helper
 
-from llama_adapter.app.cli import main
+from llama_adapter.app.command_line.main import main
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.llm.load import decoder_from_state

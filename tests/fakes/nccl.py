@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from llama_adapter.app.parallel import rank_process
+from llama_adapter.app.models.parallel import rank_process
 from llama_adapter.runtime import devices
 from llama_adapter.runtime.devices import collectives
 from llama_adapter.runtime.devices.cuda import CUDA

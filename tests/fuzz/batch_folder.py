@@ -4,11 +4,11 @@ import json
 import shutil
 from random import Random
 
-from llama_adapter.app.http_api.api import ApiSettings, open_batches
-from llama_adapter.app.http_api.file_routes import _batch_object, _file_object
-from llama_adapter.app.http_api.file_store import FileLimits
-from tests.app.http_api.live import StubService
-from tests.app.http_api.requests import chat
+from llama_adapter.app.serving.http_api.api import ApiSettings, open_batches
+from llama_adapter.app.serving.http_api.file_routes import _batch_object, _file_object
+from llama_adapter.app.serving.http_api.file_store import FileLimits
+from tests.app.serving.http_api.live import StubService
+from tests.app.serving.http_api.requests import chat
 from tests.fuzz.mutators import either, mutated_bytes, mutated_json, mutated_lines, words
 from tests.fuzz.target import Target, scratch
 

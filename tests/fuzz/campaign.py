@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import SystemRandom
 
-from llama_adapter.app.reading.process import ENVIRONMENT
+from llama_adapter.app.pictures.reading.process import ENVIRONMENT
 from tests.fuzz.findings import Finding
 from tests.fuzz.target import Target
 from tests.fuzz.worker import CORPUS, CURRENT, FINDINGS, STATUS, Status

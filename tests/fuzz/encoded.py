@@ -9,8 +9,8 @@ from typing import Final
 
 import numpy as np
 
-from llama_adapter.app.prefixes import file as prefix_files
-from llama_adapter.app.prefixes.file import (
+from llama_adapter.app.pictures.prefixes import file as prefix_files
+from llama_adapter.app.pictures.prefixes.file import (
     Encoding,
     PrefixFileError,
     PrefixRow,

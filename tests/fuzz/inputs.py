@@ -9,17 +9,17 @@ import tarfile
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from llama_adapter.app.inputs.archives import archive_inputs
-from llama_adapter.app.inputs.folders import file_input
-from llama_adapter.app.inputs.items import InputsError, PictureInput
-from llama_adapter.app.inputs.manifests import check_manifest, manifest_inputs
-from llama_adapter.app.inputs.reading import list_inputs
-from llama_adapter.app.inputs.sheets import read_question_sheet
-from llama_adapter.app.labelled.reading import read_examples
-from llama_adapter.app.reading.sources import FileSlice
+from llama_adapter.app.learning.labelled.reading import read_examples
+from llama_adapter.app.pictures.inputs.archives import archive_inputs
+from llama_adapter.app.pictures.inputs.folders import file_input
+from llama_adapter.app.pictures.inputs.items import InputsError, PictureInput
+from llama_adapter.app.pictures.inputs.manifests import check_manifest, manifest_inputs
+from llama_adapter.app.pictures.inputs.reading import list_inputs
+from llama_adapter.app.pictures.inputs.sheets import read_question_sheet
+from llama_adapter.app.pictures.reading.sources import FileSlice
 from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS, shown_name
 from llama_adapter.vision.errors import PictureError
-from tests.app.inputs.files import tar_bytes
+from tests.app.pictures.inputs.files import tar_bytes
 from tests.fuzz.mutators import either, mutated_bytes, mutated_json, mutated_lines, mutated_tar, words
 from tests.fuzz.target import Mutator, Target, refused, written
 

@@ -16,17 +16,17 @@ import gradio as gr
 
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.app.online.types import ServiceLimits
-from llama_adapter.app.reading.reader import PictureLimits, PictureReader, PictureReading
-from llama_adapter.app.web.batch import BatchEvents, BatchSession
-from llama_adapter.app.web.batch_files import BatchFiles
-from llama_adapter.app.web.chat import ChatEvents
-from llama_adapter.app.web.chat_session import ChatSession
-from llama_adapter.app.web.runs import Runs
-from llama_adapter.app.web.uploads import ForeignFileError, place_in_uploads, refuse_foreign_files
-from llama_adapter.app.web.widgets import picked
+from llama_adapter.app.pictures.reading.reader import PictureLimits, PictureReader, PictureReading
+from llama_adapter.app.serving.online.types import ServiceLimits
+from llama_adapter.app.serving.web.batch import BatchEvents, BatchSession
+from llama_adapter.app.serving.web.batch_files import BatchFiles
+from llama_adapter.app.serving.web.chat import ChatEvents
+from llama_adapter.app.serving.web.chat_session import ChatSession
+from llama_adapter.app.serving.web.runs import Runs
+from llama_adapter.app.serving.web.uploads import ForeignFileError, place_in_uploads, refuse_foreign_files
+from llama_adapter.app.serving.web.widgets import picked
 from llama_adapter.vision.errors import PictureError
-from tests.app.http_api.live import StubService, answer
+from tests.app.serving.http_api.live import StubService, answer
 from tests.fuzz.mutators import mutated_json, words
 from tests.fuzz.target import Target, event_loop, refused, scratch
 
@@ -42,7 +42,7 @@ class _Service(StubService):
     batch_size = 2
     spec = CaptionerSpec()
     _reader = PictureReader(
-        spec,
+        spec.pictures,
         size=32,
         limits=PictureLimits(max_pixels=limits.max_pixels, max_bytes=limits.max_picture_bytes),
     )

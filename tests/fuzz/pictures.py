@@ -6,8 +6,8 @@ from random import Random
 
 import numpy as np
 
-from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.app.reading.reader import PictureLimits, PictureReader
+from llama_adapter.app.pictures.reading.reader import PictureLimits, PictureReader
+from llama_adapter.app.pictures.reading.spec import ReadingSpec
 from llama_adapter.vision.errors import PICTURE_ERROR_CODES, PictureError
 from tests.fuzz.mutators import mutated_bytes, mutated_jpeg, mutated_png
 from tests.fuzz.target import Target, refused
@@ -18,7 +18,7 @@ SIDE = 32
 VIEW_SIDE = 48
 LIMITS = PictureLimits(max_pixels=4_000_000)  # with the default limit, decoding would take most of the time
 _READERS = [
-    PictureReader(CaptionerSpec(exif=exif, reading=reading, channel_order=order), size=SIDE, limits=LIMITS)
+    PictureReader(ReadingSpec(exif=exif, reading=reading, channel_order=order), size=SIDE, limits=LIMITS)
     for exif in ("upright", "ignore")
     for reading in ("exact", "fast")
     for order in ("rgb", "bgr")

@@ -7,14 +7,15 @@ import shutil
 import zlib
 from typing import Any
 
-from llama_adapter.app.calibration.file import read_calibration, write_calibration
-from llama_adapter.app.exports.job import ExportRecordsJob, run_export_records
-from llama_adapter.app.records.file import RecordWriter
-from llama_adapter.app.records.index import RecordIndex
-from llama_adapter.app.records.manifest import RunManifest, read_manifest, write_manifest
-from llama_adapter.app.records.record import Record, RecordFileError, json_line, parse_record, read_records
+from llama_adapter.app.captioning.decisions.calibration import read_calibration, write_calibration
+from llama_adapter.app.jobs.exports.job import ExportRecordsJob, run_export_records
+from llama_adapter.app.jobs.records.file import RecordWriter
+from llama_adapter.app.jobs.records.index import RecordIndex
+from llama_adapter.app.jobs.records.manifest import RunManifest, read_manifest, write_manifest
+from llama_adapter.app.jobs.records.record import Record, json_line, parse_record, read_records
 from llama_adapter.runtime.errors import UsageError
-from tests.app.calibration.test_file import calibration as fitted
+from llama_adapter.runtime.record_lines import RecordFileError
+from tests.app.captioning.decisions.test_calibration import calibration as fitted
 from tests.app.recorded import failed, recorded
 from tests.fuzz.mutators import either, mutated_bytes, mutated_json, mutated_lines, words
 from tests.fuzz.target import Target, refused, scratch, written

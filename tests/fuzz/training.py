@@ -10,8 +10,8 @@ from random import Random
 import torch
 from torch import Tensor, nn
 
-from llama_adapter.app.training.cache import EncodedCache
-from llama_adapter.app.training.checkpoint import (
+from llama_adapter.app.learning.training.cache import EncodedCache
+from llama_adapter.app.learning.training.checkpoint import (
     LoopState,
     check_resumable,
     read_checkpoint,
@@ -19,11 +19,11 @@ from llama_adapter.app.training.checkpoint import (
     weights_of,
     write_checkpoint,
 )
-from llama_adapter.app.training.curves import _column
-from llama_adapter.app.training.errors import TrainingError
-from llama_adapter.app.training.optimiser import NamedAdamW
-from llama_adapter.app.training.results import DATA, require_same_run
-from llama_adapter.app.training.run_log import COLUMNS, LOG, RunLog, read_log
+from llama_adapter.app.learning.training.curves import _column
+from llama_adapter.app.learning.training.errors import TrainingError
+from llama_adapter.app.learning.training.optimiser import NamedAdamW
+from llama_adapter.app.learning.training.results import DATA, require_same_run
+from llama_adapter.app.learning.training.run_log import COLUMNS, LOG, RunLog, read_log
 from llama_adapter.runtime.errors import CheckpointError, UsageError
 from tests.fuzz.mutators import either, flipped, mutated_bytes, mutated_json, mutated_lines, mutated_safetensors, words
 from tests.fuzz.target import Mutator, Target, refused, scratch

@@ -2,8 +2,8 @@
 
 import struct
 
-from llama_adapter.app.reading.sources import FileSlice
-from llama_adapter.app.reading.wire import (
+from llama_adapter.app.pictures.reading.sources import FileSlice
+from llama_adapter.app.pictures.reading.wire import (
     MAX_MESSAGE_BYTES,
     REPLY_HEAD_BYTES,
     REQUEST_HEAD_BYTES,

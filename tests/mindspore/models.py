@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from llama_adapter.app.graph_export.decoder import DecoderJob, run_export_decoder
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel
+from llama_adapter.app.models.graph_export.decoder import DecoderJob, run_export_decoder
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.llm.exported.card import read_card
 from llama_adapter.llm.exported.host_program import HostProgram

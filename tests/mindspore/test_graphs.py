@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from llama_adapter.app.graph_export.decoder import DecoderJob, run_export_decoder
+from llama_adapter.app.models.graph_export.decoder import DecoderJob, run_export_decoder
 from llama_adapter.llm.exported.card import check_files, read_card
 from llama_adapter.llm.exported.mindir_program import open_mindir_program
 from llama_adapter.llm.exported.step import decode_step, prefill_step

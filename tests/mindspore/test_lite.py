@@ -12,7 +12,7 @@ import pytest
 
 from llama_adapter import Captioner, InferConfig, InferTask, pipeline
 from llama_adapter.app.captioning.captioner import TextDelta
-from llama_adapter.app.cli import main
+from llama_adapter.app.command_line.main import main
 from llama_adapter.llm.exported.card import read_card
 from llama_adapter.llm.exported.mindir_program import open_mindir_program
 from llama_adapter.runtime.errors import GraphError, UsageError

@@ -67,7 +67,7 @@ def test_a_missing_or_empty_home_of_cann_and_a_machine_without_a_device(npu: Fak
 TRY = """
 import contextlib, functools, io, json, os, sys
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.terminal.run_guarded import run_guarded
+from llama_adapter.runtime.terminal.run_guarded import run_guarded
 from llama_adapter.runtime.devices import open_backend, open_best
 from llama_adapter.runtime.devices.npu_load import load_torch_npu
 from tests.npu.inside import in_fork

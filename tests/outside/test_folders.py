@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from llama_adapter.app.inputs import InputsError, InputSpec, read_inputs
-from llama_adapter.app.inputs.left_out import LeftOut
-from llama_adapter.app.labelled.reading import read_examples
-from llama_adapter.app.labelled.rows import Columns
+from llama_adapter.app.learning.labelled.reading import read_examples
+from llama_adapter.app.learning.labelled.rows import Columns
+from llama_adapter.app.pictures.inputs import InputsError, InputSpec, read_inputs
+from llama_adapter.app.pictures.inputs.left_out import LeftOut
 from tests.app.command import Run
 
 HERE = Path(__file__).parent

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from llama_adapter.app.inputs import InputSpec, check_inputs, read_inputs
-from llama_adapter.app.labelled.reading import read_examples
+from llama_adapter.app.learning.labelled.reading import read_examples
+from llama_adapter.app.pictures.inputs import InputSpec, check_inputs, read_inputs
 
 PICTURES = sorted((Path(__file__).parent / "json-sets").glob("*.png"))
 QUESTION = "What color is the circle, in one word?"

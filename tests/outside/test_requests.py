@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from llama_adapter.app.http_api.api import ApiSettings, create_api
-from llama_adapter.app.tasks.prompts import Dialogue
-from tests.app.http_api.live import StubService
+from llama_adapter.app.captioning.tasks.prompts import Dialogue
+from llama_adapter.app.serving.http_api.api import ApiSettings, create_api
+from tests.app.serving.http_api.live import StubService
 
 SHAPES = sorted((Path(__file__).parent / "chat-shapes").iterdir())
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from llama_adapter.app.inputs import InputsError, InputSpec, check_inputs, read_inputs
-from llama_adapter.app.labelled.reading import read_examples
+from llama_adapter.app.learning.labelled.reading import read_examples
+from llama_adapter.app.pictures.inputs import InputsError, InputSpec, check_inputs, read_inputs
 from tests.app.command import Run
 
 HERE = Path(__file__).parent

@@ -16,8 +16,7 @@ import pytest
 import torch
 from syrupy.assertion import SnapshotAssertion
 
-from llama_adapter.app.online.types import BusyError
-from llama_adapter.app.terminal.run_guarded import format_problem, run_guarded, terminated_as_interrupted
+from llama_adapter.app.serving.online.types import BusyError
 from llama_adapter.llm.errors import PromptTooLongError
 from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.device_failures import CODES, MEMORY, OTHER, explain_device_error
@@ -31,6 +30,7 @@ from llama_adapter.runtime.errors import (
 )
 from llama_adapter.runtime.partial import named_after, partial_folder
 from llama_adapter.runtime.problems import RULES, describe, rule_for
+from llama_adapter.runtime.terminal.run_guarded import format_problem, run_guarded, terminated_as_interrupted
 from llama_adapter.vision.errors import PictureError
 from tests.app.golden import ROOT
 
@@ -253,7 +253,7 @@ def run_with(redirection: str, program: str, *arguments: str, **environment: str
 def test_no_file_replaces_a_closed_stream(closed: str, tmp_path: Path) -> None:
     program = (
         "import os, sys\n"
-        "from llama_adapter.app.terminal.run_guarded import run_guarded\n"
+        "from llama_adapter.runtime.terminal.run_guarded import run_guarded\n"
         "def action():\n"
         "    with open(sys.argv[1], 'wb') as file:\n"
         "        os.write(1, b'prose')\n"
@@ -273,7 +273,9 @@ def test_no_file_replaces_a_closed_stream(closed: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("closed", CLOSED)
 def test_a_closed_stderr_is_not_redirected_to_stdout(closed: str) -> None:
-    ran = run_with(closed, "import sys; from llama_adapter.app.cli import main; sys.exit(main(['paint']))")
+    ran = run_with(
+        closed, "import sys; from llama_adapter.app.command_line.main import main; sys.exit(main(['paint']))"
+    )
 
     assert ran.returncode == 2
     assert ran.stdout == b""
@@ -284,7 +286,7 @@ def test_a_closed_stderr_is_not_redirected_to_stdout(closed: str) -> None:
 def test_a_name_that_the_terminal_cannot_show_is_escaped(encoding: str) -> None:
     program = (
         "import sys\n"
-        "from llama_adapter.app.terminal.run_guarded import run_guarded\n"
+        "from llama_adapter.runtime.terminal.run_guarded import run_guarded\n"
         "from llama_adapter.runtime.errors import UsageError\n"
         "def action():\n"
         "    print('a\\udcff')\n"

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import demo_bsz
-from llama_adapter.app.cli import build_parser
+from llama_adapter.app.command_line.main import build_parser
 from llama_adapter.runtime.device_failures import CODES
 from llama_adapter.runtime.devices import Capabilities, resolve_dtype, resolve_mode
 from llama_adapter.runtime.devices.npu import open_npu

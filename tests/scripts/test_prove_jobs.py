@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from llama_adapter.app.records.index import RecordIndex
-from llama_adapter.app.records.record import read_records
+from llama_adapter.app.jobs.records.index import RecordIndex
+from llama_adapter.app.jobs.records.record import read_records
 from scripts.job_proofs.drawings import write_drawings, write_variations
 from scripts.job_proofs.resuming import time_scan
 from scripts.pages.render import read

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llama_adapter.app.labelled.reading import read_examples
+from llama_adapter.app.learning.labelled.reading import read_examples
 from scripts.train_embedded.world import scene_from_words
 from scripts.training_proofs.digits import CHOICES, KNOWN_WORDS, Scans, divide, write_digits
 from scripts.training_proofs.new_questions import NEW_TASKS, write_drawings

@@ -11,10 +11,10 @@ import pytest
 from llama_adapter.app.captioning.caption_loop import CaptionLoop
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.captioning.encoded_pictures import EncodedPicture
+from llama_adapter.app.captioning.tasks.answers import Answer, Event
+from llama_adapter.app.captioning.tasks.prompts import Prompt
 from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
-from llama_adapter.app.reading.reader import PictureReading
-from llama_adapter.app.tasks.answers import Answer, Event
-from llama_adapter.app.tasks.prompts import Prompt
+from llama_adapter.app.pictures.reading.reader import PictureReading
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from tests.app.golden import model_options
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from llama_adapter import Captioner, CheckpointError, Dialogue, RawPrompt, UsageError
-from llama_adapter.app.doctor.model import diagnose
-from llama_adapter.app.graph_export.decoder import DecoderJob, run_export_decoder
+from llama_adapter.app.command_line.doctor.model import diagnose
 from llama_adapter.app.models.bundle import convert
 from llama_adapter.app.models.checkpoints import CHAT_CONTEXT, ModelSources, read_encoder
+from llama_adapter.app.models.graph_export.decoder import DecoderJob, run_export_decoder
 from llama_adapter.llm.conversation import format_conversation
 from llama_adapter.llm.split import take
 from llama_adapter.llm.weights.adapter import open_adapter
@@ -140,7 +140,7 @@ def test_an_answer_ends_at_the_separator_of_the_template(adapter: Path, monkeypa
         whole = captioner.generate_text("Why?", max_new_tokens=8)[0].text
     # An untrained model does not write the separator, so a piece of its own output takes that role.
     separator = whole[2:4]
-    monkeypatch.setattr("llama_adapter.app.tasks.prompts.SEPARATOR", separator)
+    monkeypatch.setattr("llama_adapter.app.captioning.tasks.prompts.SEPARATOR", separator)
     with Captioner.load(**LLAMA, adapter=adapter) as captioner:
         cut = captioner.generate_text("Why?", max_new_tokens=8)[0]
 

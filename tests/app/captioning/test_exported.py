@@ -138,10 +138,10 @@ print(code, sorted(name for name in sys.modules if name.partition(".")[0] == "to
 def test_a_server_runs_without_torch() -> None:
     program = """
 import sys
-from llama_adapter.app.online.loading import load_warm
-from llama_adapter.app.http_api.api import create_api, open_batches
-from llama_adapter.app.http_api.metrics import Metrics
-from llama_adapter.app.http_api.running import run
+from llama_adapter.app.serving.online.loading import load_warm
+from llama_adapter.app.serving.http_api.api import create_api, open_batches
+from llama_adapter.app.serving.http_api.metrics import Metrics
+from llama_adapter.app.serving.http_api.running import run
 from llama_adapter.app.models.spec import CaptionerSpec
 load_warm(CaptionerSpec(decoder=sys.argv[1]), tell=print).close()
 print(sorted(name for name in sys.modules if name.partition(".")[0] == "torch"))

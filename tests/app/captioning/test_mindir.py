@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from llama_adapter import Captioner, pipeline
-from llama_adapter.app.graph_export.decoder import DecoderJob, run_export_decoder
+from llama_adapter.app.models.graph_export.decoder import DecoderJob, run_export_decoder
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.exported.card import CARD_FILE
 from llama_adapter.runtime.errors import GraphError, UsageError

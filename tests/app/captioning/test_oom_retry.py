@@ -19,12 +19,12 @@ from PIL import Image
 import llama_adapter.app.captioning.assemble
 from llama_adapter.app.captioning.assemble import Parts, assemble_parts
 from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.captioning.tasks.answers import Answer, TextDelta
+from llama_adapter.app.captioning.tasks.choose import OneOf
+from llama_adapter.app.captioning.tasks.task import FREE_TEXT
 from llama_adapter.app.models.oom_retry import attempt
 from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.app.online.service import Ask, Service
-from llama_adapter.app.tasks.answers import Answer, TextDelta
-from llama_adapter.app.tasks.choose import OneOf
-from llama_adapter.app.tasks.task import FREE_TEXT
+from llama_adapter.app.serving.online.service import Ask, Service
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.errors import DeviceError
 from tests.app.golden import model_options
@@ -54,7 +54,7 @@ def open_parts() -> Parts:
 @pytest.fixture(autouse=True)
 def read_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read in one thread. A conversation draws its seed when it begins, and so seeds are drawn in picture order."""
-    monkeypatch.setattr("llama_adapter.app.reading.prefetch.MAX_THREADS", 1)
+    monkeypatch.setattr("llama_adapter.app.pictures.reading.prefetch.MAX_THREADS", 1)
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from PIL import Image
 
 from llama_adapter import Answer, Captioner
 from llama_adapter.app.captioning.pictures import given_pictures
-from llama_adapter.app.inputs import fetching
-from llama_adapter.app.inputs.fetching import Network
+from llama_adapter.app.pictures.inputs import fetching
+from llama_adapter.app.pictures.inputs.fetching import Network
 from tests.app.golden import GOLDEN, model_options
 
 PICTURE = GOLDEN / "images" / "shapes_200x300.jpg"

@@ -12,13 +12,13 @@ import torch
 
 from llama_adapter import Answer, Captioner, RawPrompt, TextDelta, UsageError
 from llama_adapter.app.captioning.captioner import Prompt, WorkItem, WorkQuestion, text_items
-from llama_adapter.app.doctor.model import diagnose
-from llama_adapter.app.graph_export.decoder import DecoderJob, run_export_decoder
+from llama_adapter.app.command_line.doctor.model import diagnose
 from llama_adapter.app.models.bundle import convert
 from llama_adapter.app.models.checkpoints import ModelSources, read_encoder
-from llama_adapter.app.models.spec import TextPrefix
-from llama_adapter.app.reading.reader import PictureReading
+from llama_adapter.app.models.graph_export.decoder import DecoderJob, run_export_decoder
+from llama_adapter.app.pictures.reading.reader import PictureReading
 from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.prefix import TextPrefix
 from llama_adapter.llm.prompt import format_prompt
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.schemes import QUANTISED, Precision

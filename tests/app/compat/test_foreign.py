@@ -11,10 +11,10 @@ from llama_adapter.app.compat.imported import Imported
 from llama_adapter.app.models.bundle_manifest import INPUT_SCALES
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.resources import embedded_model
-from llama_adapter.app.settings.shown import format_settings
-from llama_adapter.app.settings.yaml_file import read_yaml
 from llama_adapter.llm.exported.card import ExportCard
 from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.settings.shown import format_settings
+from llama_adapter.runtime.settings.yaml_file import read_yaml
 from tests.llm.toys import CONFIG
 
 MODEL_RUNNER = """\

@@ -16,11 +16,11 @@ from syrupy.assertion import SnapshotAssertion
 
 from llama_adapter.app.captioning.captioner import Answer, Captioner, Event
 from llama_adapter.app.jobs import encoding
+from llama_adapter.app.jobs.records.record import read_records
 from llama_adapter.app.models.bundle import convert
 from llama_adapter.app.models.checkpoints import ModelSources
 from llama_adapter.app.models.resources import sample_pictures
-from llama_adapter.app.prefixes.file import PrefixRow, StoredPicture, read_prefix_file, write_prefixes
-from llama_adapter.app.records.record import read_records
+from llama_adapter.app.pictures.prefixes.file import PrefixRow, StoredPicture, read_prefix_file, write_prefixes
 from tests.app.command import Ran, Run
 from tests.app.exported import exported_embedded, exported_golden
 from tests.app.golden import ROOT, model_flags, model_options, picture

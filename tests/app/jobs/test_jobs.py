@@ -17,19 +17,19 @@ import numpy as np
 import pytest
 
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.inputs import InputSpec
+from llama_adapter.app.captioning.tasks.answers import Answer
+from llama_adapter.app.captioning.tasks.question import Question
 from llama_adapter.app.jobs.job import Job
+from llama_adapter.app.jobs.records.file import RecordWriter
+from llama_adapter.app.jobs.records.manifest import manifest_path, read_manifest
+from llama_adapter.app.jobs.records.record import Record, read_records
 from llama_adapter.app.jobs.result_writer import ResultWriter, how_to_go_on
 from llama_adapter.app.jobs.run import count_answers
 from llama_adapter.app.jobs.runner import LocalRunner
 from llama_adapter.app.models.bundle import add_familiarity, convert, load_bundle
 from llama_adapter.app.models.checkpoints import ModelSources
 from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.app.records.file import RecordWriter
-from llama_adapter.app.records.manifest import manifest_path, read_manifest
-from llama_adapter.app.records.record import Record, read_records
-from llama_adapter.app.tasks.answers import Answer
-from llama_adapter.app.tasks.question import Question
+from llama_adapter.app.pictures.inputs import InputSpec
 from llama_adapter.vision.out_of_distribution import OodDetector
 from tests.app.command import Run
 from tests.app.golden import model_flags, model_options, picture

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
-from llama_adapter.app.inputs import InputsError
-from llama_adapter.app.jobs.calibrate import read_labelled
+from llama_adapter.app.learning.calibration.calibrate import read_labelled
+from llama_adapter.app.pictures.inputs import InputsError
 
 CHOICES = ("Yes", "No")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from llama_adapter.app.records.record import Record, read_records
+from llama_adapter.app.jobs.records.record import Record, read_records
 from tests.app.command import Ran, Run
 from tests.app.golden import model_flags, picture
 

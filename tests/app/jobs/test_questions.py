@@ -2,7 +2,9 @@
 
 import pytest
 
-from llama_adapter.app.inputs import QuestionFields
+from llama_adapter.app.captioning.tasks.choose import OneOf
+from llama_adapter.app.captioning.tasks.prompts import RawPrompt
+from llama_adapter.app.captioning.tasks.question import Question
 from llama_adapter.app.jobs.questions import (
     TemplateError,
     complete,
@@ -11,9 +13,7 @@ from llama_adapter.app.jobs.questions import (
     picture_variables,
     questions_about,
 )
-from llama_adapter.app.tasks.choose import OneOf
-from llama_adapter.app.tasks.prompts import RawPrompt
-from llama_adapter.app.tasks.question import Question
+from llama_adapter.app.pictures.inputs import QuestionFields
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 
 from llama_adapter import Captioner, RawPrompt
 from llama_adapter.app.captioning.captioner import Prompt
-from llama_adapter.app.records.record import read_records
+from llama_adapter.app.jobs.records.record import read_records
 from tests.app.command import Run
 from tests.app.golden import GOLDEN, ROOT, model_flags, model_options
 

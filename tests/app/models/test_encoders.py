@@ -12,7 +12,7 @@ from syrupy.assertion import SnapshotAssertion
 
 import demo_bsz
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.cli import main
+from llama_adapter.app.command_line.main import main
 from llama_adapter.app.models.bundle import convert
 from llama_adapter.app.models.checkpoints import ModelSources
 from llama_adapter.app.models.encoders import encoder_spec

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from syrupy.assertion import SnapshotAssertion
 
-from llama_adapter.app.doctor.model import diagnose
+from llama_adapter.app.command_line.doctor.model import diagnose
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.checkpoints import open_clip
 from llama_adapter.runtime.errors import CheckpointError, ExitCode

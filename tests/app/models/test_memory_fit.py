@@ -9,7 +9,7 @@ import torch
 
 import llama_adapter.app.models.memory_fit
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.cli.values import parse_batch_size
+from llama_adapter.app.command_line.values import parse_batch_size
 from llama_adapter.app.models.batch_size_cache import FILE_NAME
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.load import PlacedDecoder

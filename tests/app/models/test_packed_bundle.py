@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.doctor.model import diagnose
+from llama_adapter.app.command_line.doctor.model import diagnose
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.bundle_manifest import read_manifest
 from llama_adapter.app.models.packed_bundle import PackJob, pack_bundle
@@ -122,7 +122,7 @@ def test_the_manifest_and_doctor_name_the_form(packed: Any, tmp_path: Path, monk
     assert f"({library.instruction_set}) use its packed weights as they are" in told
 
     monkeypatch.setattr(
-        "llama_adapter.app.doctor.model.find_library", lambda: Finding(library=None, reason="none here")
+        "llama_adapter.app.command_line.doctor.model.find_library", lambda: Finding(library=None, reason="none here")
     )
     told = " ".join(finding.sentence for finding in diagnose(packed["int8"], device="cpu"))
     assert "do not use its packed weights" in told

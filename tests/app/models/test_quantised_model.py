@@ -13,10 +13,10 @@ from syrupy.assertion import SnapshotAssertion
 from torch import Tensor
 
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.doctor.model import diagnose
-from llama_adapter.app.graph_export.to_onnx import load_encoder
+from llama_adapter.app.command_line.doctor.model import diagnose
 from llama_adapter.app.models.bundle import load_bundle, save_bundle
 from llama_adapter.app.models.bundle_manifest import read_manifest
+from llama_adapter.app.models.graph_export.to_onnx import load_encoder
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 from llama_adapter.app.models.resources import embedded_model, sample_pictures
 from llama_adapter.app.models.spec import EncoderSources

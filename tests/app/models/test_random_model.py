@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from llama_adapter.app.measuring.roofline import decoder_weights, encoder_weights
 from llama_adapter.app.models.random_model import (
     LLAMA_SIZES,
     LlamaSize,
@@ -15,6 +14,7 @@ from llama_adapter.app.models.random_model import (
     vision_config,
 )
 from llama_adapter.app.models.resources import embedded_model
+from llama_adapter.app.models.roofline import decoder_weights, encoder_weights
 from llama_adapter.llm.load import decoder_from_state
 from llama_adapter.llm.tokenizer import IncrementalDetokenizer, Tokenizer
 from llama_adapter.runtime.errors import DeviceError

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from llama_adapter.app.cli import main
-from llama_adapter.app.doctor.model import diagnose
+from llama_adapter.app.command_line.doctor.model import diagnose
+from llama_adapter.app.command_line.main import main
 from llama_adapter.app.models.bundle import convert, load_bundle, save_bundle, stream_bundle
 from llama_adapter.app.models.bundle_manifest import KNOWN_ANSWER, read_manifest
 from llama_adapter.app.models.packed_bundle import PackJob, pack_bundle

@@ -17,11 +17,11 @@ import torch
 import torch.distributed as dist
 from torch._ops import OpOverload
 
-import llama_adapter.app.parallel.group as group_module
+import llama_adapter.app.models.parallel.group as group_module
 from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.models.parallel import rank_process
+from llama_adapter.app.models.parallel.errors import RankError
 from llama_adapter.app.models.resources import sample_pictures
-from llama_adapter.app.parallel import rank_process
-from llama_adapter.app.parallel.errors import RankError
 from llama_adapter.runtime.device_failures import explain_device_error
 from llama_adapter.runtime.devices import open_backend
 from llama_adapter.runtime.devices.collectives import LIBRARIES

@@ -17,7 +17,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from llama_adapter.app.cli import main
+from llama_adapter.app.command_line.main import main
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs import atc as atc_module
 from llama_adapter.runtime.graphs.atc import AtcSettings, DimsRequest, command, make_om, plan_dims

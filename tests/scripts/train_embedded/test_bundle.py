@@ -10,7 +10,7 @@ from PIL import Image
 from safetensors import safe_open
 
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.measuring import scoring
+from llama_adapter.app.command_line.measuring import scoring
 from llama_adapter.llm.tokenizer import Tokenizer
 from scripts.train_embedded.code_stage import open_gates
 from scripts.train_embedded.export import export

@@ -1,1 +1,0 @@
-"""Calibration of choice probabilities, and decisions based on them."""

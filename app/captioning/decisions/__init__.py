@@ -1,0 +1,1 @@
+"""Decisions about answers with choices: the rule, its calibration, and how good a calibration is."""

@@ -1,0 +1,152 @@
+"""Checks an exported encoder before use: whether it opens, is undamaged, and belongs to the model it is used with."""
+
+import dataclasses
+import os
+from contextlib import ExitStack, closing
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from llama_adapter.app.command_line.doctor.environment import om_device
+from llama_adapter.app.command_line.doctor.findings import Finding, Report
+from llama_adapter.app.command_line.doctor.model import diagnose
+from llama_adapter.app.models.bundle import load_bundle
+from llama_adapter.app.models.checkpoints import LoadedModel, ModelSources, stream_sources
+from llama_adapter.app.models.encoders import (
+    check_card,
+    check_sizes,
+    examine,
+    has_clip,
+)
+from llama_adapter.app.models.exported_encoder import check_encoder_exists, encoder_files
+from llama_adapter.app.models.providers import encoder_provider
+from llama_adapter.app.models.spec import AUTO, CaptionerSpec
+from llama_adapter.runtime.device_names import om_device_id
+from llama_adapter.runtime.devices import accelerator_kind
+from llama_adapter.runtime.graphs.open_session import GraphKind, GraphSpec
+from llama_adapter.runtime.graphs.sidecar import check_om_file, read_valid_sidecar, sidecar_path
+from llama_adapter.vision.backends.exported import ExportedEncoder, open_encoder
+from llama_adapter.vision.card import EncoderCard
+
+_WHAT = "encoder"
+Target = ModelSources | str | os.PathLike[str]
+
+
+class _Part(NamedTuple):
+    """One file of an encoder: a spec that names only this file, and its card."""
+
+    spec: CaptionerSpec
+    card: EncoderCard | None
+
+
+def diagnose_with_encoder(target: Target, spec: CaptionerSpec) -> list[Finding]:
+    """Check a model as `diagnose` does, and the exported encoder of `spec`.
+
+    An OM is loaded only if `spec.device` is a device that runs it. Faults are returned as findings, never raised.
+    """
+    of_files, of_both = Report(), Report()
+    with ExitStack() as stack:
+        parts, encoder = _check_files(of_files, spec, stack)
+        card = next((part.card for part in parts if part.card is not None), None)
+        of_model = diagnose(
+            target, exported=True, encoder=card, lora=spec.lora, precision=spec.precision, device=spec.device
+        )
+        if parts:
+            _compare(of_both, parts, encoder, target)
+    return [*of_model, *of_files.findings, *of_both.findings]
+
+
+def om_device_of(spec: CaptionerSpec) -> int | None:
+    """The device on which the OM of `spec` is loaded; None if the decoder's device cannot run OMs."""
+    beside = om_device((accelerator_kind() or "") if spec.device == AUTO else spec.device)
+    return beside if beside is None or spec.encoder_device is None else om_device_id(spec.encoder_device)
+
+
+def _check_files(report: Report, spec: CaptionerSpec, stack: ExitStack) -> tuple[list[_Part], ExportedEncoder | None]:
+    """The intact files, and the encoder if it was opened."""
+    if not report.passes(_WHAT, lambda: check_encoder_exists(spec)):
+        return [], None
+    if spec.vision_kind == "onnx":
+        encoder = _open(report, spec, stack, device_id=0)
+        return [] if encoder is None else [_Part(spec, encoder.card)], encoder
+    files = encoder_files(spec)
+    if not files:
+        hint = "`llama-adapter export om --out FOLDER/NAME` makes some"
+        report.add("error", _WHAT, f"The folder `{spec.encoder}` holds no .om file", hint)
+    parts = [part for file in files if (part := _check_om(report, spec, file)) is not None]
+    if report.has_errors:
+        return parts, None
+    device_id = om_device_of(spec)
+    if device_id is None:
+        sentence = "The OM was not loaded, because no device that runs it is named"
+        report.add("not tried", _WHAT, sentence, "name it as --device")
+        return parts, None
+    return parts, _open(report, spec, stack, device_id=device_id)
+
+
+def _open(report: Report, spec: CaptionerSpec, stack: ExitStack, *, device_id: int) -> ExportedEncoder | None:
+    assert spec.encoder is not None
+    is_om = spec.vision_kind == "om"
+    # An OM runs in its own process, because a device fault may end the process.
+    kind: GraphKind = "om" if is_om else "onnx"
+    graph = GraphSpec(
+        kind=kind, path=spec.encoder, device_id=device_id, provider=encoder_provider(spec), own_process=is_om
+    )
+    encoder = report.attempt(_WHAT, lambda: stack.enter_context(closing(open_encoder(graph))))
+    if encoder is not None:
+        sizes = " or ".join(map(str, encoder.batch_sizes or ["any"]))
+        sentence = f"{encoder.name} opens `{graph.path}`: pictures of {encoder.image_size} pixels, batch size {sizes}"
+        report.add("ok", _WHAT, sentence)
+    return encoder
+
+
+def _check_om(report: Report, spec: CaptionerSpec, file: Path) -> _Part | None:
+    """Check InferSession's rules, the side-car and the digest, without loading the OM. Returns None after an error."""
+    spec = dataclasses.replace(spec, encoder=str(file))
+
+    def check() -> _Part:
+        check_om_file(file)
+        sidecar = read_valid_sidecar(file)
+        if sidecar is None:
+            sentence = f"`{file}` has no side-car `{sidecar_path(file).name}` beside it"
+            hint = "copy it too, it is written with the OM; one with gears does not run without"
+            report.add("warning", _WHAT, sentence, hint)
+            return _Part(spec, None)
+        card = None if sidecar.card is None else EncoderCard.from_graph(sidecar.card, file=str(file))
+        made = f"for {sidecar.soc_version}, batch size {' or '.join(map(str, sidecar.batch_sizes))}"
+        sentence = f"`{file}` is whole, by the digest in its side-car: {sidecar.input.dtype} {made}"
+        report.add("ok", _WHAT, sentence)
+        return _Part(spec, card)
+
+    return report.attempt(_WHAT, check)
+
+
+def _compare(report: Report, parts: list[_Part], encoder: ExportedEncoder | None, target: Target) -> None:
+    """Check that the encoder's files belong to the model."""
+    model = Report().attempt(_WHAT, lambda: _load(target, parts[0]))
+    if model is None:  # the findings of `diagnose` have the reason
+        sentence = "The model cannot be read, so it is not known whether the encoder is its own"
+        report.add("not tried", _WHAT, sentence)
+        return
+    if encoder is not None and not report.passes(_WHAT, lambda: check_sizes(encoder, model, spec=parts[0].spec)):
+        return
+    compared = "CLIP and visual blocks" if has_clip(model) else "the visual blocks (there is no CLIP to compare)"
+    for spec, card in parts:
+        if card is None and encoder is not None:
+            if (examined := report.attempt(_WHAT, partial(examine, encoder, model, spec=spec))) is not None:
+                report.add("ok" if examined.is_sure else "warning", _WHAT, examined.sentence)
+        elif card is None:
+            sentence = f"`{spec.encoder}` does not name its model, so it cannot be compared with this one"
+            report.add("warning", _WHAT, sentence)
+        elif report.passes(_WHAT, partial(check_card, card, model, spec=spec)):
+            report.add("ok", _WHAT, f"`{spec.encoder}` is this model's own, by {compared}")
+
+
+def _load(target: Target, part: _Part) -> LoadedModel:
+    """The model without its decoder's tensors, which may not fit into memory."""
+    if isinstance(target, ModelSources):
+        return stream_sources(target, dtype=torch.float16, exported=True, encoder=part.card)[0]
+    order = part.spec.channel_order
+    return load_bundle(target, channel_order=None if order == "auto" else order)

@@ -1,0 +1,439 @@
+"""Checks a model before use, tensor by tensor, and describes faults in sentences."""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.command_line.doctor.findings import Finding, Report
+from llama_adapter.app.models.bundle import add_known_answer
+from llama_adapter.app.models.bundle_manifest import (
+    KNOWN_ANSWER,
+    TOKENIZER,
+    VISION,
+    check_sizes,
+    decoder_file,
+    is_bare,
+    model_digest,
+    num_ranks_of,
+    packed_layout,
+    read_configs,
+    read_decoder,
+    read_half,
+    read_manifest,
+    stored_precision,
+    stored_tensors,
+)
+from llama_adapter.app.models.checkpoints import (
+    RELEASED_ADAPTERS,
+    LlamaFolder,
+    LlamaForm,
+    ModelSources,
+    claimed_digest,
+    file_digest,
+    find_clip,
+    find_llama,
+    lora_notes,
+    merge_loras,
+    open_clip,
+    open_llama,
+    query_heads,
+    resolve_channel_order,
+)
+from llama_adapter.app.models.lora_bundle import stream_merged_bundle
+from llama_adapter.app.models.replaced_folder import again_if_replaced
+from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.app.models.sketch import HalfConfig
+from llama_adapter.app.models.spec import AUTO
+from llama_adapter.app.pictures.reading.isolated import open_reader
+from llama_adapter.llm.tokenizer import Tokenizer
+from llama_adapter.llm.weights.adapter import AdapterFile, check_fits, open_adapter
+from llama_adapter.llm.weights.build import plan_decoder
+from llama_adapter.llm.weights.names import LlamaSource
+from llama_adapter.runtime.errors import CheckpointError
+from llama_adapter.runtime.kernels.layout import PackedLayout
+from llama_adapter.runtime.kernels.library import find_library
+from llama_adapter.runtime.schemes import FLOAT, Precision
+from llama_adapter.runtime.schemes.scheme import find_scheme
+from llama_adapter.runtime.schemes.state import foreign_weights
+from llama_adapter.runtime.tensor_files.arrays import read_json
+from llama_adapter.runtime.tensor_files.files import list_keys
+from llama_adapter.runtime.text import shown_excerpt, shown_name
+from llama_adapter.vision.card import EncoderCard
+from llama_adapter.vision.weights import ClipSource, build_vision, read_query
+
+KNOWN_PICTURE = "03-purple-triangle.png"  # losslessly compressed, so that every image decoder gives the same pixels
+KNOWN_TOKENS = 16
+
+
+def write_known_answer(place: Path) -> str:
+    """Caption a sample picture with a bundle, and store the answer in it, for `diagnose` to check; returns the text.
+
+    Raises the errors of `Captioner.load`, and CheckpointError if the model gives no answer.
+    """
+    picture = sample_pictures() / KNOWN_PICTURE
+    with Captioner.load(place, batch_size=1, tensor_parallel=num_ranks_of(read_manifest(place))) as captioner:
+        answer = captioner.caption(picture, max_new_tokens=KNOWN_TOKENS)
+        dtype = captioner.info.dtype
+    if answer.error is not None:
+        raise CheckpointError(answer.error.message)
+    known = {"prompt": answer.prompt, "text": answer.text, "max_new_tokens": KNOWN_TOKENS, "dtype": dtype}
+    add_known_answer(place, known_answer=known, picture=picture)
+    return answer.text
+
+
+def diagnose(
+    target: ModelSources | str | os.PathLike[str],
+    *,
+    exported: bool = False,
+    encoder: EncoderCard | None = None,
+    lora: Sequence[str] = (),
+    precision: Precision | None = None,
+    device: str = AUTO,
+) -> list[Finding]:
+    """Check a model: a bundle's folder, with `lora` to be merged into it, or the checkpoints for a bundle.
+
+    With an `exported` encoder, CLIP may be missing; `encoder` is the encoder's card, if it has one. The question of a
+    bundle's known answer is asked again on `device` in `precision`, by default the bundle's own.
+
+    After a failed check, later checks still run. Files are read completely and compared with their known digests.
+    Faults of the model are returned as findings, never raised.
+    """
+    if not isinstance(target, ModelSources):
+        return _bundle_findings(target, lora=lora, precision=precision, device=device)
+    report = Report()
+    _check_sources(report, target, exported=exported, encoder=encoder)
+    return report.findings
+
+
+@again_if_replaced
+def _bundle_findings(
+    place: str | os.PathLike[str], *, lora: Sequence[str], precision: Precision | None, device: str
+) -> list[Finding]:
+    report = Report()
+    _check_bundle(report, Path(place), precision=precision, device=device)
+    if not lora or report.has_errors:
+        return report.findings
+    merged = report.attempt("lora", lambda: stream_merged_bundle(place, lora))
+    if merged is not None:
+        report.add("ok", "lora", f"All tensors of {len(lora)} LoRA folder(s) are known and fit this bundle")
+        for note in merged[0].notes:
+            report.add("warning", "model", note)
+    return report.findings
+
+
+def _check_sources(report: Report, sources: ModelSources, *, exported: bool, encoder: EncoderCard | None) -> None:
+    place = report.attempt("llama", lambda: find_llama(sources.llama_dir, llama_type=sources.llama_type))
+    tokenizer = llama = None
+    if place is not None:
+        tokenizer = report.attempt("tokenizer", lambda: Tokenizer.load(place.require_tokenizer()))
+        llama = report.attempt("llama", lambda: open_llama(place))
+    adapter = report.attempt("adapter", lambda: open_adapter(sources.adapter, for_texts=True))
+    clip: ClipSource | None = None
+    if adapter is not None and adapter.sees_pictures:
+        clip = report.attempt("clip", lambda: find_clip(sources.clip, adapter, llama=place))
+    elif adapter is None and sources.clip is not None:
+        clip = report.attempt("clip", lambda: open_clip(sources.clip or ""))
+        if clip is None:
+            _check_swapped(report, adapter=sources.adapter, clip=sources.clip)
+    if llama is not None and sources.lora:
+        merged = report.attempt("lora", partial(merge_loras, sources.lora, llama, adapter))
+        loras = merged[1] if merged else ()
+        for lora in loras:
+            sentence = f"All tensors of the LoRA `{lora.path}` are known and fit this LLaMA, weight {lora.weight:g}"
+            report.add("ok", "lora", sentence)
+        for note in lora_notes(loras, base=place.folder.resolve().name) if place is not None else ():
+            report.add("warning", "model", note)
+    if place is not None:
+        _check_listed_digests(report, place)
+    if tokenizer is not None:
+        report.add("ok", "tokenizer", f"The tokenizer has {tokenizer.vocab_size} pieces")
+    if place is not None and llama is not None:
+        _check_llama(report, llama, tokenizer, form=place.form)
+    if adapter is not None:
+        _check_adapter(report, adapter, llama)
+    if clip is not None:
+        config = clip.config
+        sizes = f"patches of {config.patch_size}, pictures of {config.image_size}, width {config.width}"
+        sizes += f", {config.num_layers} layers, features of width {config.output_dim}"
+        report.add("ok", "clip", f"CLIP with {sizes}; no tensor is missing or unknown")
+        _check_finite(report, "clip", clip.name, clip.tensors.items())
+    if adapter is not None and adapter.sees_pictures:
+        heads = query_heads(sources, adapter, exported=exported, encoder=encoder)
+        _check_vision(report, adapter, clip, sources, exported=exported, heads=heads)
+
+
+def _check_llama(report: Report, llama: LlamaSource, tokenizer: Tokenizer | None, *, form: LlamaForm) -> None:
+    shown = "a bundle's" if form == "bundle" else "Hugging Face's" if llama.half_split else "Meta's"
+    contents = f"{len(llama.files)} file(s), {len(llama.tensors)} tensors, none missing or unknown"
+    sizes = f"width {llama.dim}, {llama.num_layers} layers, {llama.num_heads} heads, {llama.vocab_size} tokens"
+    report.add("ok", "llama", f"LLaMA in {shown} form, {contents}: {sizes}")
+    _check_finite(report, "llama", llama.name, ((name, split.read()) for name, split in llama.tensors.items()))
+    if tokenizer is not None:
+        report.attempt("tokenizer", lambda: plan_decoder(llama, None, vocab_size=tokenizer.vocab_size))
+
+
+def _check_adapter(report: Report, adapter: AdapterFile, llama: LlamaSource | None) -> None:
+    queries = f"{adapter.num_queries} queries in each of {adapter.num_adapter_layers} layers"
+    parts = [
+        "scales of the inputs of linear layers" if adapter.is_chat else queries,
+        f"for a LLaMA of width {adapter.dim}",
+        "with LoRA" if adapter.has_lora else "without LoRA",
+        "with biases" if any(name.endswith((".bias", "_bias")) for name in adapter.llama) else "without biases",
+    ]
+    if not adapter.sees_pictures:
+        parts.append("for chat (LLaMA-Adapter V2)" if adapter.is_chat else "for texts alone (LLaMA-Adapter V1)")
+    if adapter.clip:
+        parts.append("with a CLIP of its own, which is used")
+    report.add("ok", "adapter", f"The adapter has {', '.join(parts)}")
+    tensors = {**adapter.llama, **adapter.visual}  # CLIP is checked separately
+    if not adapter.is_chat:
+        tensors["adapter_query.weight"] = adapter.queries
+    _check_finite(report, "adapter", adapter.name, tensors.items())
+    gates = [tensor for name, tensor in adapter.llama.items() if name.endswith("attention.gate")]
+    if not adapter.is_chat and gates and not any(bool(gate.count_nonzero()) for gate in gates):
+        sentence = f"All gates of `{adapter.name}` are zero, so pictures have no influence on the answers"
+        report.add("warning", "adapter", sentence, "this is an adapter before its training")
+    if llama is not None and report.passes("adapter", lambda: check_fits(adapter, llama)):
+        num_tensors = len(tensors) + len(adapter.clip)
+        report.add("ok", "adapter", f"All {num_tensors} tensors of the adapter are known and fit this LLaMA")
+    claimed = claimed_digest(adapter.name)  # from the file name of a release
+    if claimed is None:
+        return
+    if (actual := file_digest(adapter.name)) != claimed:
+        sentence = f"`{adapter.name}` has the SHA-256 {actual}, and its name promises another one"
+        report.add("error", "adapter", sentence, "the download is damaged or the file was changed; fetch it again")
+    else:
+        known = RELEASED_ADAPTERS.get(claimed)
+        kind = f"is the public release {known}" if known else "is no public release known here"
+        report.add("ok", "adapter", f"The adapter's SHA-256 is the one in its file name; it {kind}")
+
+
+def _check_vision(
+    report: Report,
+    adapter: AdapterFile,
+    clip: ClipSource | None,
+    sources: ModelSources,
+    *,
+    exported: bool,
+    heads: int | None,
+) -> None:
+    if clip is None and (sources.clip is not None or exported):
+        # CLIP's fault is reported already, or CLIP is in the exported encoder. The visual blocks are still checked.
+        is_read = report.passes("vision", lambda: read_query(adapter.visual, name=adapter.name, visual_heads=heads))
+        if is_read and sources.clip is None:
+            report.add("ok", "vision", "The visual blocks are complete; CLIP is taken from the exported encoder")
+        return
+    order, _ = resolve_channel_order(sources.channel_order, adapter)
+    built = report.attempt(
+        "vision",
+        lambda: build_vision(
+            adapter.visual,
+            name=adapter.name,
+            clip=clip,
+            visual_heads=heads,
+            channel_order=order,
+            dtype=torch.float16,
+        ),
+    )
+    if built is not None:
+        query = built[0].query
+        sizes = f"width {query.width}, depth {query.depth}, {query.num_heads} heads"
+        report.add("ok", "vision", f"The visual blocks fit this CLIP: {sizes}, channel order {order}")
+
+
+def _check_swapped(report: Report, *, adapter: str | os.PathLike[str], clip: str | os.PathLike[str]) -> None:
+    unseen = Report()
+    as_clip = unseen.passes("clip", lambda: open_clip(adapter))
+    if as_clip and unseen.passes("adapter", lambda: open_adapter(clip)):
+        sentence = f"Adapter and CLIP are swapped: `{adapter}` is a CLIP and `{clip}` a LLaMA-Adapter file"
+        report.add("error", "files", sentence, f"pass --adapter {clip} --clip {adapter}")
+
+
+def _check_listed_digests(report: Report, place: LlamaFolder) -> None:
+    """Compare files with the MD5 sums that Meta ships with its weights. Only files next to the checklist are read."""
+    listed: dict[Path, str] = {}
+    checklists = [place.folder / "checklist.chk"]
+    if place.tokenizer is not None:
+        checklists.append(place.tokenizer.parent / "tokenizer_checklist.chk")
+    for checklist in filter(Path.is_file, checklists):
+        for line in checklist.read_text(encoding="utf-8", errors="replace").splitlines():
+            digest, _, name = line.strip().partition(" ")
+            name = name.strip().lstrip("*")
+            if is_bare(name):
+                listed[checklist.parent / name] = digest.lower()
+            elif name:
+                sentence = f"lists `{shown_excerpt(name)}`, which is not the name of a file beside it"
+                hint = "the checklist is damaged or another program's; copy it again"
+                report.add("error", "llama", f"`{shown_name(checklist)}` {sentence}", hint)
+    for path, digest in listed.items():
+        if not path.is_file():
+            sentence = f"`{path.name}` is listed in the checklist of `{shown_name(path.parent)}` and is not there"
+            report.add("error", "llama", sentence, "copy the missing file")
+            continue
+        with path.open("rb") as file:
+            actual = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        if actual == digest:
+            report.add("ok", "llama", f"`{path.name}` has the MD5 sum of its checklist")
+        else:
+            sentence = f"has the MD5 sum {actual}, and its checklist names {shown_excerpt(digest)}"
+            hint = "the file is damaged or another model's; copy it again"
+            report.add("error", "llama", f"`{shown_name(path)}` {sentence}", hint)
+
+
+def _check_bundle(report: Report, place: Path, *, precision: Precision | None, device: str) -> None:
+    manifest = report.attempt("manifest", lambda: read_manifest(place))
+    if manifest is None:
+        return
+    numbers = str(manifest["dtype"])
+    layout = packed_layout(manifest)
+    if (stored := stored_precision(manifest)) != FLOAT:
+        origin = manifest["origin"]
+        numbers = f"{stored} and {numbers}, made from the model {origin['digest'][:12]}"
+        if num_pictures := origin.get("calibration_pictures"):
+            numbers += f", calibrated with {num_pictures} pictures"
+    if layout is not None:
+        numbers += f", packed in {layout} from the bundle {manifest['packed']['source'][:12]}"
+    ranks = num_ranks_of(manifest)
+    if ranks > 1:
+        numbers += f", its decoder split for {ranks} ranks"
+    report.add("ok", "manifest", f"The bundle holds the model {manifest['name']!r} in {numbers}")
+    if layout is not None:
+        _tell_packed(report, layout, stored)
+    _check_files(report, place, manifest)
+    if not report.has_errors:
+        report.add("ok", "files", f"All {len(manifest['files'])} files have the sizes and digests of the manifest")
+    configs = report.attempt("manifest", lambda: read_configs(place, manifest))
+    if configs is None:
+        return
+    vision, decoder = configs
+    halves: list[tuple[str, HalfConfig, Callable[[], dict[str, Tensor]]]] = [
+        (VISION, vision, partial(read_half, place / VISION, vision, manifest))
+    ]
+    for rank in range(ranks):
+        read = partial(read_decoder, place, decoder, manifest, rank=rank)
+        halves.append((decoder_file(rank, ranks), decoder.share(rank, ranks), read))
+    for name, config, read_tensors in halves:
+        state = report.attempt(name, read_tensors)
+        if state is not None:
+            report.add("ok", name, f"`{name}` has its {len(state)} tensors, in the shapes of its configuration")
+            plain = partial(stored_tensors(manifest).plain, state, config)
+            _check_finite(report, name, name, plain())
+            _check_foreign(report, name, plain())
+    tokenizer = report.attempt(TOKENIZER, lambda: Tokenizer.load(place / TOKENIZER))
+    vocab_size = decoder.vocab_size
+    if tokenizer is not None and tokenizer.vocab_size != vocab_size:
+        sentence = f"The tokenizer has {tokenizer.vocab_size} pieces, and the model has {vocab_size} tokens"
+        report.add("error", TOKENIZER, sentence, "another model's tokenizer was copied into the bundle")
+    if not report.has_errors:
+        _check_known_answer(report, place, manifest, precision=precision, device=device)
+
+
+def _tell_packed(report: Report, layout: PackedLayout, precision: Precision) -> None:
+    """Report whether this processor uses the packed weights as they are."""
+    found = find_library()
+    if found.library is not None and layout.fits(found.library.layout, precision):
+        sentence = f"The kernels here ({found.library.instruction_set}) use its packed weights as they are"
+        report.add("ok", "packed", sentence)
+        return
+    own = found.reason if found.library is None else f"{found.library.instruction_set} takes {found.library.layout}"
+    sentence = f"The kernels here do not use its packed weights, which are laid out again at every start: {own}"
+    report.add("ok", "packed", sentence, "`llama-adapter pack` on this processor makes a bundle that starts faster")
+
+
+def _check_files(report: Report, place: Path, manifest: Mapping[str, Any]) -> None:
+    for name, entry in manifest["files"].items():
+        has_size = report.passes(name, partial(check_sizes, place, {"files": {name: entry}}))
+        if has_size and (actual := file_digest(place / name)) != entry["sha256"]:
+            sentence = f"`{name}` has the SHA-256 {actual}, where {shown_excerpt(entry['sha256'])} is wanted"
+            report.add("error", name, sentence, "copy the whole folder again")
+    if model_digest(manifest) != manifest["digest"]:
+        sentence = "The manifest's digest of the model is not that of its files and configuration"
+        hint = "the manifest was changed by hand; write the bundle again with `llama-adapter convert`"
+        report.add("error", "manifest", sentence, hint)
+
+
+def _check_known_answer(
+    report: Report, place: Path, manifest: Mapping[str, Any], *, precision: Precision | None, device: str
+) -> None:
+    what = "known answer"
+    if not (place / KNOWN_ANSWER).is_file():
+        sentence = "The bundle carries no known answer, so its files were checked and the model was not run"
+        report.add("not tried", what, sentence)
+        return
+    known = report.attempt(what, lambda: read_json(place / KNOWN_ANSWER))
+    if known is None:
+        return
+    are_texts = all(isinstance(known.get(key), str) for key in ("prompt", "text", "picture"))
+    if not are_texts or not is_bare(known["picture"]):
+        sentence = f"`{KNOWN_ANSWER}` lacks a prompt, a text or a picture of this folder"
+        report.add("error", what, sentence, "write the bundle again with `llama-adapter convert`")
+        return
+    prompt = known["prompt"] if known.get("input") is None else (known["prompt"], known["input"])
+    options = {"max_new_tokens": known["max_new_tokens"]} if "max_new_tokens" in known else {}
+    try:
+        with (
+            Captioner.load(
+                place, precision=precision, device=device, tensor_parallel=num_ranks_of(manifest)
+            ) as captioner,
+            closing(open_reader("process", captioner.spec.pictures, size=captioner.image_size)) as captioner.reader,
+        ):
+            [answer] = captioner.generate([place / known["picture"]], [prompt], temperature=0.0, **options)
+    except Exception as fault:  # any failure becomes the finding
+        sentence = f"The known answer cannot be replayed: {str(fault) or type(fault).__name__}"
+        report.add("error", what, sentence, getattr(fault, "hint", ""))
+        return
+    used, dtype, wanted = captioner.info.precision, captioner.info.dtype, f"{known['text'][:500]!r}"
+    where, known_dtype = f"on {captioner.info.device} in {dtype}", shown_excerpt(str(known.get("dtype", "float32")))
+    if answer.error is not None:
+        report.add("error", what, answer.error.message)
+    elif answer.text == known["text"]:
+        numbers = "" if used == FLOAT else f" with {find_scheme(used).title} weights"
+        report.add(
+            "ok", what, f"The model answers {answer.text!r} about its own picture {where}{numbers}, as it should"
+        )
+    # Also if quantised weights were dequantised: rounding errors remain.
+    elif quantised := {used, stored_precision(manifest)} - {FLOAT}:
+        report.add(
+            "warning",
+            what,
+            f"With {find_scheme(min(quantised)).title} weights the model answers {answer.text!r} about its own "
+            f"picture, and with full ones {wanted}",
+            "rounding may change a word; where it changes the sense, use --precision float with the full bundle",
+        )
+    elif {dtype, known_dtype} != {"float32"}:
+        report.add(
+            "warning",
+            what,
+            f"The model answers {answer.text!r} about its own picture {where}; in {known_dtype} it answered {wanted}",
+            "half precision may change a word; where it changes the sense, compare with --dtype float32",
+        )
+    else:
+        sentence = f"The model answers {answer.text!r} about its own picture, and should answer {wanted}"
+        hint = "files and digests are right, so the computation is wrong; please report it with this output"
+        report.add("error", what, sentence, hint)
+
+
+def _check_foreign(report: Report, name: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Report quantised weights with values that `quantize` never writes: kernels may compute wrong results."""
+    found: dict[str, list[str]] = {}
+    for key, tensor in tensors:
+        for fault, keys in foreign_weights({key: tensor}).items():
+            found.setdefault(fault, []).extend(keys)
+    for fault, keys in found.items():
+        hint = "another program wrote the file; make the bundle with `llama-adapter quantize`"
+        report.add("error", name, f"`{name}` has {fault}, in {list_keys(keys)}", hint)
+
+
+def _check_finite(report: Report, what: str, name: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    broken = [key for key, tensor in tensors if not bool(tensor.isfinite().all())]
+    if broken:
+        sentence = f"`{name}` has numbers that are infinite or not numbers, in {list_keys(broken)}"
+        report.add("error", what, sentence, "the file is damaged, or its training had diverged; fetch it again")

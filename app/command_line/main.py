@@ -1,0 +1,125 @@
+"""The command line. Help and usage errors import neither torch nor numpy."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llama_adapter import __version__
+from llama_adapter.app.command_line.commands.answering import add_installed_tasks, add_listing, add_tasks
+from llama_adapter.app.command_line.commands.bench import add_bench
+from llama_adapter.app.command_line.commands.config import Settings, add_config_commands, load
+from llama_adapter.app.command_line.commands.doctor import add_doctor
+from llama_adapter.app.command_line.commands.encode import add_encode
+from llama_adapter.app.command_line.commands.evaluate import add_eval
+from llama_adapter.app.command_line.commands.export import add_export
+from llama_adapter.app.command_line.commands.models import add_convert, add_pack, add_quantize
+from llama_adapter.app.command_line.commands.records import add_export_records
+from llama_adapter.app.command_line.commands.reference import add_reference
+from llama_adapter.app.command_line.commands.serve import add_serving
+from llama_adapter.app.command_line.commands.train import add_train
+from llama_adapter.app.command_line.parser import EXIT_CODES, Parser, check_required, help_hint
+from llama_adapter.app.command_line.values import spec_from
+from llama_adapter.app.models.parallel.launch import Launched, launched_follower, quieten_torch, refuse_launch
+from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.terminal.run_guarded import run_guarded
+from llama_adapter.runtime.torch_import import prepare_imports
+
+__all__ = ["Settings", "build_parser", "load_settings", "main"]
+
+
+_DESCRIPTION = """\
+Caption pictures and answer questions about them with LLaMA-Adapter V2 models.
+
+  llama-adapter caption photo.jpg folder/
+  llama-adapter ask photo.jpg --question "Is there a red circle?" --choices Yes,No
+  llama-adapter caption photos --recursive --out captions.jsonl
+  llama-adapter generate --prompt "Name three colours."
+  llama-adapter export-records captions.jsonl --to csv --out captions.csv
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code. Errors are printed on stderr, see runtime/problems.py."""
+    prepare_imports()
+    arguments = sys.argv[1:] if arguments is None else arguments
+    return run_guarded(lambda: _dispatch(arguments), debug="--debug" in arguments)
+
+
+def _dispatch(arguments: Sequence[str]) -> int:
+    options = build_parser().parse_args(arguments)
+    _check_current_folder()
+    command: Callable[[argparse.Namespace], int] = options.command
+    try:
+        check_required(options)
+        num_ranks = vars(options).get("tensor_parallel")
+        if isinstance(num_ranks, int) and num_ranks > 1:
+            quieten_torch()
+            if vars(options).get("engine") == "ray":
+                refuse_launch(num_ranks)
+            if (place := launched_follower(num_ranks)) is not None:
+                return _follow(options, place)
+        return command(options)
+    except UsageError as error:
+        error.hint = error.hint or help_hint(options.prog)
+        raise
+
+
+def _follow(options: argparse.Namespace, place: Launched) -> int:
+    """Run as one rank of the model. `torchrun` started the command once per rank; the first rank runs the command."""
+    from llama_adapter.app.models.parallel.rank_process import run_launched
+
+    return run_launched(place, spec_from(options, sees_pictures=False))
+
+
+def load_settings(
+    path: str | os.PathLike[str] | None = None, *, command: str = "caption", **overrides: Any
+) -> Settings:
+    """The settings that a command would use: overrides by key, LLAMA_ADAPTER_... variables, the file, defaults.
+
+    Parameters:
+        path: a YAML file, or the manifest of a run. None: no file.
+        command: `caption`, `ask`, `serve`, `export onnx`, ...
+        overrides: such as `batch_size=4`; a value of None is ignored.
+
+    Raises UsageError for invalid settings, and OSError.
+    """
+    return load(build_parser(), None if path is None else os.fspath(path), command=command, given=overrides)
+
+
+def _check_current_folder() -> None:
+    """Raise UsageError if the current folder was removed: libraries below torch would end the process."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise UsageError(
+            "The current folder does not exist: the one that this command was started in was removed",
+            hint="change into an existing folder (`cd`), and run the command again",
+        ) from None
+
+
+def build_parser() -> Parser:
+    """The parser of all commands and flags. Defaults come from the dataclasses that receive the values."""
+    parser = Parser(prog="llama-adapter", description=_DESCRIPTION, epilog=EXIT_CODES)
+    parser.add_argument("--version", action="version", version=f"llama-adapter {__version__}", help="print the version")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    add_tasks(commands)
+    add_encode(commands)
+    add_export_records(commands)
+    add_eval(commands)
+    add_train(commands)
+    add_convert(commands)
+    add_quantize(commands)
+    add_pack(commands)
+    add_export(commands)
+    add_bench(commands)
+    add_serving(commands)
+    add_doctor(commands)
+    add_reference(commands, run=_dispatch)
+    add_config_commands(commands)
+    add_listing(commands)
+    add_installed_tasks(commands)
+    parser.commands()
+    return parser

@@ -1,1 +1,0 @@
-"""Evaluation: asks a model about labelled examples, and turns its answers into outcomes that `app/scores` scores."""

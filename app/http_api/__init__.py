@@ -1,1 +1,0 @@
-"""The HTTP API: OpenAI's chat completions over one `app.online.service.Service`."""

@@ -1,0 +1,186 @@
+"""The captioner actors of a job: which are ready, and which chunks each of them has. Runs in the driver."""
+
+import logging
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from llama_adapter.app.jobs.clusters.chunks import AnsweredChunk
+from llama_adapter.app.jobs.clusters.cluster import WorkersFailedError
+from llama_adapter.app.jobs.clusters.places import Place
+from llama_adapter.app.jobs.clusters.worker import CaptionWorker, LoadedModel, NotLoaded
+from llama_adapter.app.jobs.job import Job
+from llama_adapter.runtime.child_process import last_line
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+
+IN_HAND = 2  # chunks per captioner: one being answered, and one being transferred
+MAX_RESTARTS = 5  # restarts of a captioner that answers nothing in between; then it is given up
+MAX_TRIES = 2  # attempts for a chunk whose captioner was lost
+
+_log = logging.getLogger("llama_adapter.scale")
+
+
+@dataclass(eq=False, slots=True)
+class _Member:
+    place: Place
+    actor: Any  # its methods are those of CaptionWorker, with `remote`
+    is_ready: bool = False
+    num_answered: int = 0  # by this actor
+    in_hand: int = 0
+
+
+@dataclass(slots=True)
+class Crew:
+    """Hands read chunks to captioners.
+
+    Ray restarts a captioner whose process ends. Its chunks go to other captioners that are ready, with `MAX_TRIES`
+    attempts in total. After that, the chunks are lost, and the ledger finds them. A captioner is given up if its
+    machine is gone, or if its process ends repeatedly.
+    """
+
+    job: Job
+    places: Sequence[Place]
+    folder: str
+    _news: list[str] = field(default_factory=list)
+    _members: list[_Member] = field(default_factory=list)
+    _loading: "dict[ObjectRef[Any], _Member]" = field(default_factory=dict)
+    _answering: "dict[ObjectRef[Any], tuple[_Member, ObjectRef[Any], int]]" = field(default_factory=dict)
+    _returned: "list[tuple[ObjectRef[Any], int]]" = field(default_factory=list)  # with the number of attempts
+
+    def start(self) -> None:
+        """Start all captioners; they load in the background."""
+        for place in self.places:
+            member = _Member(place, self._started(place))
+            self._members.append(member)
+            self._load(member)
+
+    @property
+    def num_ready(self) -> int:
+        """Number of captioners that accept chunks."""
+        return sum(member.is_ready for member in self._members)
+
+    @property
+    def num_in_hand(self) -> int:
+        """Number of chunks that captioners have, or that were returned by lost captioners."""
+        return len(self._answering) + len(self._returned)
+
+    @property
+    def can_take(self) -> bool:
+        """Whether a captioner can accept another chunk."""
+        return any(member.is_ready and member.in_hand < IN_HAND for member in self._members)
+
+    def give(self, chunk: "ObjectRef[Any]", *, num_tries: int = 0) -> None:
+        """Hand a read chunk to the captioner with the fewest chunks."""
+        member = min((member for member in self._members if member.is_ready), key=lambda member: member.in_hand)
+        member.in_hand += 1
+        self._answering[member.actor.answer.remote(chunk)] = member, chunk, num_tries
+
+    def give_returned(self) -> None:
+        """Hand chunks of lost captioners to other captioners, as long as these accept chunks."""
+        while self._returned and self.can_take:
+            chunk, num_tries = self._returned.pop()
+            self.give(chunk, num_tries=num_tries)
+
+    def wait(self, timeout_s: float) -> Iterator[AnsweredChunk | LoadedModel | NotLoaded]:
+        """Yield answers and states of captioners, within `timeout_s`. Raises WorkersFailedError if none is left."""
+        import ray
+
+        waiting = [*self._answering, *self._loading]
+        done: list[ObjectRef[Any]]
+        done, _ = ray.wait(waiting, num_returns=len(waiting), timeout=0) if waiting else ([], [])
+        if not done and waiting:
+            done, _ = ray.wait(waiting, num_returns=1, timeout=timeout_s)
+        for reference in done:
+            came = self._take_state(reference) if reference in self._loading else self._take_answer(reference)
+            if came is not None:
+                yield came
+
+    def take_news(self) -> list[str]:
+        """Notes for the user since the last call."""
+        news, self._news = self._news, []
+        return news
+
+    def stop(self) -> None:
+        """Kill the captioners."""
+        import ray
+
+        for member in self._members:
+            ray.kill(member.actor)
+        self._members.clear()
+
+    def _started(self, place: Place) -> Any:
+        import ray
+
+        options: dict[str, Any] = {
+            "num_cpus": place.num_cpus,
+            "num_gpus": place.devices.get("GPU", 0),
+            "resources": {name: number for name, number in place.devices.items() if name != "GPU"},
+            "label_selector": {"ray.io/node-id": place.machine},
+            "max_restarts": MAX_RESTARTS,
+            "max_task_retries": 0,  # lost chunks are handled here
+        }
+        actor = ray.remote(CaptionWorker).options(**options)
+        return actor.remote(self.job, device=place.device, threads=place.threads, folder=self.folder)
+
+    def _load(self, member: _Member) -> None:
+        # Ray retries it after each restart, so it fails only after the last one.
+        self._loading[member.actor.load.options(max_task_retries=-1).remote()] = member
+
+    def _take_state(self, reference: "ObjectRef[Any]") -> LoadedModel | NotLoaded | None:
+        import ray
+
+        member = self._loading.pop(reference)
+        try:
+            state: LoadedModel | NotLoaded = ray.get(reference)
+        except ray.exceptions.RayError as error:
+            self._replace(member, error)
+            return None
+        member.is_ready = isinstance(state, LoadedModel)
+        return state
+
+    def _take_answer(self, reference: "ObjectRef[Any]") -> AnsweredChunk | None:
+        import ray
+
+        member, chunk, num_tries = self._answering.pop(reference)
+        member.in_hand -= 1
+        try:
+            answered: AnsweredChunk = ray.get(reference)
+        except (ray.exceptions.RayActorError, ray.exceptions.ActorUnschedulableError) as error:
+            if num_tries + 1 < MAX_TRIES:
+                self._returned.append((chunk, num_tries + 1))
+            if member.is_ready:  # otherwise the loss is known already
+                member.is_ready = False
+                _log.info("a captioner is lost: %s", error)
+                self._load(member)
+            return None
+        except ray.exceptions.RayError as error:  # the chunk's pixels were lost with a machine
+            _log.info("a chunk is lost: %s", error)
+            return None
+        member.num_answered += 1
+        return answered
+
+    def _replace(self, member: _Member, error: BaseException) -> None:
+        """Replace an actor that has no restarts left by a new one, if it had answered something.
+
+        Raises WorkersFailedError if it was the last captioner and is not replaced.
+        """
+        import ray
+
+        is_machine = isinstance(error, ray.exceptions.ActorUnschedulableError)
+        if member.num_answered and not is_machine:
+            member.actor, member.num_answered = self._started(member.place), 0
+            self._load(member)
+            return
+        num_others = self.num_ready + len(self._loading)
+        if not num_others:
+            raise WorkersFailedError(
+                "No process that answers is left: they ended again and again, or their machines went away. "
+                f"The last one: {textwrap.shorten(last_line(str(error)), 160)}",
+                hint="the memory may be too small for the model or --batch-size; run again, and with --out it goes on "
+                "from here",
+            ) from error
+        what = "the machine of a captioner is gone" if is_machine else "a captioner ended again and again"
+        self._news.append(f"note: {what}; {num_others} of {len(self._members)} go on")

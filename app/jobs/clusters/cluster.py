@@ -1,0 +1,176 @@
+"""Joins a Ray cluster or starts one on this machine. Imports Ray when it is needed."""
+
+import importlib
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from llama_adapter.app.jobs.clusters.own_cluster import kept_on_this_machine
+from llama_adapter.app.jobs.clusters.places import Machine
+from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError, UsageError
+from llama_adapter.runtime.extras import install_hint
+from llama_adapter.runtime.host_memory import free_host_bytes
+from llama_adapter.runtime.problems import Problem
+
+# Ray reads these when it is imported. Values that the user has set are kept.
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
+    "RAY_SERVE_LOG_TO_STDERR": "0",  # its log goes to files only
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # workers that reserve no device must still see the devices
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # Ray prints events of machines on stdout, which is for answers
+}
+
+_CONNECT_S = 10.0
+_ANSWER_S = 30.0  # for a machine to report its free memory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RayOptions:
+    """The cluster on which a job runs, and the number of captioners."""
+
+    actors: int | None = None  # number of captioners; None: one for every device of the cluster
+    address: str | None = None  # HOST:PORT of a running cluster; None: RAY_ADDRESS if set, else only this machine
+
+    def __post_init__(self) -> None:
+        if self.actors is not None and self.actors < 1:
+            raise ValueError(f"actors must be at least 1, got {self.actors}")
+        if self.address is not None and self.address.startswith("ray://"):
+            raise ValueError(
+                f"address must be HOST:PORT of the cluster itself, got {self.address!r}: a job is started on one "
+                "of its machines, not through Ray's client"
+            )
+
+
+class WorkersFailedError(LlamaAdapterError):
+    """The processes on other machines cannot continue. `hint` says what to do."""
+
+
+@contextmanager
+def joined_cluster(options: RayOptions, *, package: str = "ray.data", extra: str = "ray") -> Iterator[str]:
+    """Join a cluster, or start one, for the duration of the context; yields a line that describes the cluster.
+
+    `package` is the part of Ray that is needed, and `extra` installs it. If this process has joined a cluster before,
+    it uses that cluster and does not leave it. Raises UsageError if Ray is not installed, and WorkersFailedError if the
+    cluster is unreachable.
+    """
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    try:
+        import ray
+
+        importlib.import_module(package)
+    except ImportError as error:
+        raise UsageError(
+            f"--engine ray needs the package ray, and {_missing(error)}",
+            hint=install_hint(extra),
+        ) from error
+    if ray.is_initialized():
+        _quieten()
+        yield _described(address="joined before")
+        return
+    address = options.address or os.environ.get("RAY_ADDRESS") or "local"
+    with _own_sigterm_handler(), kept_on_this_machine(address):
+        try:
+            _check_reachable(address)
+            ray.init(
+                address=address,
+                include_dashboard=False if address == "local" else None,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+        except ray.exceptions.AuthenticationError as error:
+            raise WorkersFailedError(
+                f"The Ray cluster at {address} needs a token, and none was found",
+                hint="put the cluster's token into RAY_AUTH_TOKEN, or the path of its file into RAY_AUTH_TOKEN_PATH",
+            ) from error
+        except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+            raise WorkersFailedError(
+                f"The Ray cluster at {address} is unavailable: {' '.join(str(error).split())}",
+                hint="see whether it runs (`ray status`) and is of the same version, or leave --ray-address out; if it "
+                "asks for a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN",
+            ) from error
+        try:
+            _quieten()
+            yield _described(address="on this machine" if address == "local" else f"at {address}")
+        finally:
+            ray.shutdown()
+
+
+@contextmanager
+def _own_sigterm_handler() -> Iterator[None]:
+    """Restore the handler of SIGTERM at the end, because Ray sets one and does not remove it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def machines() -> list[Machine]:
+    """The machines of the cluster that are alive."""
+    import ray
+
+    found: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return [Machine(id=node["NodeID"], resources=dict(node["Resources"])) for node in found if node["Alive"]]
+
+
+def free_bytes_of(machine_ids: Sequence[str]) -> dict[str, int | None]:
+    """The free memory of some machines in bytes, by their ids. A machine that does not answer is missing."""
+    import ray
+
+    here = ray.get_runtime_context().get_node_id()
+    free = {here: free_host_bytes()} if here in machine_ids else {}
+    task = ray.remote(free_host_bytes)
+    asked = {
+        machine: task.options(num_cpus=0, label_selector={"ray.io/node-id": machine}).remote()
+        for machine in machine_ids
+        if machine != here
+    }
+    for machine, answer in asked.items():
+        with suppress(ray.exceptions.RayError):
+            free[machine] = ray.get(answer, timeout=_ANSWER_S)
+    return free
+
+
+def _check_reachable(address: str) -> None:
+    """Raise OSError if nothing listens at the address. Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+
+
+def _described(*, address: str) -> str:
+    import ray
+
+    alive = machines()
+    number = "1 machine" if len(alive) == 1 else f"{len(alive)} machines"
+    return f"Ray {ray.__version__} {address}: {number}"
+
+
+def _quieten() -> None:
+    """Reduce Ray's logging to errors: errors end a job with one sentence, and Ray's log files have the details."""
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+
+
+def _missing(error: ImportError) -> str:
+    return f"{error.name} is missing" if error.name else str(error)
+
+
+def raise_problem(problem: Problem, *, host: str) -> NoReturn:
+    """Raise an error for a problem on a machine."""
+    sentence = f"On {host}: {problem.sentence}"
+    if problem.exit_code == ExitCode.USAGE:
+        raise UsageError(sentence, hint=problem.hint)
+    raise WorkersFailedError(sentence, hint=problem.hint)

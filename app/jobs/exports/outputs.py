@@ -1,0 +1,195 @@
+"""Writes records, and the decisions on them, to exported files."""
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from llama_adapter.app.captioning.decisions.decider import Decider, Decision
+from llama_adapter.app.jobs.exports.formats import CSV_COLUMNS, Cell, csv_cells, csv_lines
+from llama_adapter.app.jobs.exports.sidecars import Refusals, is_file
+from llama_adapter.app.jobs.exports.survey import file_name
+from llama_adapter.app.jobs.exports.template import Template
+from llama_adapter.app.jobs.records.key import RecordKey
+from llama_adapter.app.jobs.records.record import Record, json_line, read_records
+from llama_adapter.app.pictures.names import name_as_text
+from llama_adapter.runtime.atomic_write import atomic_write
+from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.text import shown_name
+
+METADATA_NAME: Final = "metadata.jsonl"
+KOHYA_NAME: Final = "metadata.json"
+_DECISION_COLUMNS: Final = ("decision", "probability")
+_PART: Final = re.compile(r"part-\d{5,}\.[a-z]+")
+_NUM_FRONT: Final = 2  # columns before the decision: picture and text
+
+Decided = tuple[Record, Decision | None]
+
+
+def with_decisions(records: Iterable[Record], decider: Decider) -> Iterator[Decided]:
+    """Each record with its decision, if it has choices. Raises ValueError for choices that were not calibrated."""
+    for record in records:
+        yield record, None if record["choice"] is None else decider.decide(record["choice"])
+
+
+def text_of(record: Record, decision: Decision | None) -> str:
+    """The text of a picture: the decision if there is one, else the answer."""
+    return record["text"] if decision is None else decision.text
+
+
+def jsonl_lines(rows: Iterable[Decided], *, decider: Decider) -> Iterator[bytes]:
+    """The records as JSON lines. If a rule or calibration is given, `decision` and `probability` are added."""
+    for record, decision in rows:
+        if decision is None or decider.is_plain:
+            line = json_line(record)
+        else:
+            further = {"decision": decision.text, "probability": decision.probability}
+            line = json_line({**record, **further})
+        yield line.encode() + b"\n"
+
+
+def source_lines(rows: Iterable[Decided]) -> Iterator[bytes]:
+    """`{"src", "tgt", "output"}` for each record, as PaddleNLP's predictor writes answers. `tgt` (target) is empty."""
+    for record, decision in rows:
+        yield _source_line(record["prompt"], "", text_of(record, decision))
+
+
+def _source_line(source: str, target: str, output: str) -> bytes:
+    line = {"src": source, "tgt": target, "output": output}
+    return json.dumps(line, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
+
+
+def write_targets(path: str, asked: Iterable[tuple[str, RecordKey, str]], *, records: Iterable[Path]) -> None:
+    """Write the answers to questions that have a record, with their targets, in the format of `source_lines`.
+
+    `asked` are the digest, key and target of each question. An existing file is replaced.
+    """
+    texts: dict[tuple[str, str], str] = {}
+    for file in records:
+        for record in read_records(file):
+            texts[record["id"], record["picture"]] = texts[record["id"], ""] = record["text"]
+    with atomic_write(path) as out:
+        for digest, key, target in asked:
+            text = texts.get((key.id(digest), key.picture), texts.get((key.id(digest), "")))
+            if text is not None:
+                out.write(_source_line(key.prompt, target, text))
+
+
+def table_lines(rows: Iterable[Decided], *, choices: Sequence[str], decider: Decider) -> Iterator[bytes]:
+    """A CSV table, see `formats.to_csv`, with the decision, its probability and a column for each of `choices`."""
+    kind = "probability of" if decider.calibration is None else "calibrated probability of"
+    front, rest = CSV_COLUMNS[:_NUM_FRONT], CSV_COLUMNS[_NUM_FRONT:]
+    head = [*front, *_DECISION_COLUMNS, *rest, *(f"{kind} {name}" for name in choices)]
+
+    def table() -> Iterator[Sequence[Cell]]:
+        yield head
+        for record, decision in rows:
+            cells = csv_cells(record)
+            decided = (None, None) if decision is None else (decision.text, decision.probability)
+            shares = {} if decision is None else decision.choice
+            yield [*cells[:_NUM_FRONT], *decided, *cells[_NUM_FRONT:], *(shares.get(name) for name in choices)]
+
+    return csv_lines(table())
+
+
+def metadata_lines(
+    rows: Iterable[Decided], *, folder: str, has_choices: bool, template: Template, refusals: Refusals
+) -> Iterator[bytes]:
+    """Hugging Face's metadata.jsonl for the pictures in `folder`: file_name, text, and the record's other facts.
+
+    Every line has the same fields. Missing pictures, members of archives and names that are not UTF-8 are left out as
+    refused, because the whole folder could not be loaded with them. Raises UsageError for a picture outside the folder.
+    """
+    for record, decision in rows:
+        picture = file_name(record)
+        name = name_in_folder(picture, folder=folder)
+        if not _is_usable(picture, os.path.join(folder, name), refusals=refusals):
+            continue
+        text = template.fill(picture=picture, text=text_of(record, decision))
+        line: dict[str, object] = {"file_name": name, "text": text}
+        if has_choices:
+            line["decision"] = None if decision is None else decision.text
+            line["probability"] = None if decision is None else decision.probability
+        line |= {name: record.get(name) for name in ("prompt", "finish", "unfamiliar", "tokens", "id", "run")}
+        yield json_line(line).encode() + b"\n"
+
+
+def kohya_lines(rows: Iterable[Decided], *, template: Template, refusals: Refusals) -> Iterator[bytes]:
+    """A JSON object with a caption for each picture, for `--in_json` of kohya's trainers (sd-scripts).
+
+    Its keys are absolute paths, as those of merge_captions_to_metadata.py with `--full_path`. Missing pictures, members
+    of archives and names that are not UTF-8 are left out as refused.
+    """
+    start = b"{\n"
+    for record, decision in rows:
+        picture = file_name(record)
+        if not _is_usable(picture, picture, refusals=refusals):
+            continue
+        caption = {"caption": template.fill(picture=picture, text=text_of(record, decision))}
+        yield start + json_line({os.path.abspath(picture): caption})[1:-1].encode()
+        start = b",\n"
+    yield b"{}\n" if start == b"{\n" else b"\n}\n"
+
+
+def _is_usable(picture: str, path: str, *, refusals: Refusals) -> bool:
+    """Whether a picture exists and has a name that JSON can hold; refused otherwise."""
+    if not is_file(path):
+        refusals.add(picture, "there is no such picture")
+    elif name_as_text(path) != path:
+        refusals.add(picture, "its name is not UTF-8, which JSON has to be; rename the picture")
+    else:
+        return True
+    return False
+
+
+def name_in_folder(picture: str, *, folder: str) -> str:
+    """The path of a picture relative to a folder, with slashes. Raises UsageError for a picture outside the folder."""
+    for resolve in (os.path.abspath, os.path.realpath):
+        try:
+            name = os.path.relpath(resolve(picture), resolve(folder))
+        except ValueError:  # the name has a null character
+            continue
+        if name != os.pardir and not name.startswith(os.pardir + os.sep):
+            return name.replace(os.sep, "/")
+    raise UsageError(
+        f"`{shown_name(picture)}` is not in `{shown_name(folder)}`, where its {METADATA_NAME} would be",
+        hint="name the folder of all pictures, or one above it, as --out",
+    )
+
+
+def check_parts(folder: Path, *, force: bool) -> None:
+    """Raise UsageError if `folder` is a file, or holds parts of an earlier export."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"Wanted a folder for parts, and `{folder}` is a file", hint="name a folder as --out")
+    if not force and _old_parts(folder):
+        raise UsageError(f"`{folder}` holds parts of an earlier export", hint="--force replaces them")
+
+
+def write_parts(
+    rows: Iterable[Decided],
+    folder: Path,
+    *,
+    suffix: str,
+    rows_in_a_part: int,
+    write: Callable[[Iterator[Decided], BinaryIO], object],
+) -> None:
+    """Write part-00000.suffix and so on, each completely or not at all.
+
+    Remaining parts of an earlier export are removed at the end. Raises OSError.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    old, written, rest = _old_parts(folder), set(), iter(rows)
+    for number, first in enumerate(rest):
+        part = folder / f"part-{number:05d}.{suffix}"
+        with atomic_write(part) as file:
+            write(chain([first], islice(rest, rows_in_a_part - 1)), file)
+        written.add(part)
+    for part in old - written:
+        part.unlink(missing_ok=True)
+
+
+def _old_parts(folder: Path) -> set[Path]:
+    return {path for path in folder.iterdir() if _PART.fullmatch(path.name)} if folder.is_dir() else set()

@@ -1,0 +1,245 @@
+"""A first pass over files finds the records that count; a second pass streams these records."""
+
+import itertools
+import os
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llama_adapter.app.jobs.records.moves import Moves
+from llama_adapter.app.jobs.records.record import Record, may_be_escaped, read_records, superseded_names
+from llama_adapter.app.pictures.inputs import natural_key
+from llama_adapter.app.pictures.names import escaped_name, find_escaped, name_key, picture_key
+from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.record_lines import RecordFileError
+
+MAX_REMEMBERED: Final = 100  # limit for each of prompts, choices and runs, which are used in messages and columns
+
+_Keys = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Selection:
+    """Selects records, in addition to dropping superseded ones."""
+
+    prompt: str | None = None  # only records with this prompt
+    only_answers: bool = False  # no records with an error
+    skip_unfamiliar: bool = False  # no records of pictures that are unlike the training data
+
+    def takes(self, record: Record) -> bool:
+        """Whether a record is selected."""
+        if self.skip_unfamiliar and is_unfamiliar(record):
+            return False
+        return self.takes_prompt(record) and (record["error"] is None or not self.only_answers)
+
+    def takes_prompt(self, record: Record) -> bool:
+        """Whether a record has the selected prompt."""
+        return self.prompt is None or record["prompt"] == self.prompt
+
+
+@dataclass(kw_only=True, slots=True)
+class Survey:
+    """The result of the first pass. It takes 26 bytes for each record."""
+
+    paths: tuple[str, ...]
+    selection: Selection
+    num_lines: list[int] = field(default_factory=list)  # records of each file; records added later are ignored
+    num_taken: int = 0
+    num_failed: int = 0  # records with an error that are not superseded
+    num_superseded: int = 0
+    num_unfamiliar: int = 0  # left out by `skip_unfamiliar`
+    # At most `MAX_REMEMBERED` of each: prompts of all records, choices and runs of selected records.
+    prompts: dict[str, None] = field(default_factory=dict)
+    choices: dict[tuple[str, ...], None] = field(default_factory=dict)
+    runs: dict[str, None] = field(default_factory=dict)
+    _kept: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+    _pictures: _Keys = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
+    _prompts: _Keys = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
+    _ids: _Keys = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
+
+    def records(self) -> Iterator[Record]:
+        """The records that count, in their order. Raises the errors of `read_records`.
+
+        Also raises RecordFileError if a file has fewer records than in the first pass, because another run overwrote
+        it.
+        """
+        start = 0
+        for path, num_lines in zip(self.paths, self.num_lines, strict=True):
+            num_read = 0
+            for record in itertools.islice(read_records(path), num_lines):
+                if self._kept[start + num_read]:
+                    yield record
+                num_read += 1
+            if num_read < num_lines:
+                raise RecordFileError(
+                    f"`{path}` had {num_lines:,} records at first and {num_read:,} later: another run overwrote it; "
+                    "export it again when that has ended."
+                )
+            start += num_lines
+
+    @property
+    def num_pictures(self) -> int:
+        """Number of pictures, by name, with records that count."""
+        return len(np.unique(self._pictures[self._kept]))
+
+    @property
+    def num_repeated(self) -> int:
+        """Number of records whose picture and prompt also have a later answer, by another model or settings."""
+        pairs = np.stack((self._pictures[self._kept], self._prompts[self._kept]), axis=1)
+        return len(pairs) - len(np.unique(pairs, axis=0))
+
+    @property
+    def has_several_prompts(self) -> bool:
+        """Whether some picture has answers to more than one prompt."""
+        pairs = np.unique(np.stack((self._pictures[self._kept], self._prompts[self._kept]), axis=1), axis=0)
+        return len(np.unique(pairs[:, 0])) < len(pairs)
+
+    def last_of_pictures(self) -> Iterator[Record]:
+        """For each picture, the last record that counts."""
+        is_last = _is_last(self._pictures[self._kept])
+        return itertools.compress(self.records(), is_last)
+
+
+def survey(paths: Sequence[str], selection: Selection, *, see: Callable[[Record], None] | None = None) -> Survey:
+    """Read all files once. `see` is called with each selected record, including superseded ones.
+
+    A failure is superseded by a record of a later run for the same picture and prompt, or by one that names it in
+    `supersedes`. A record of the same run does not supersede it, because it belongs to another question or picture
+    (other choices, or a member with the same name in an archive). A record of a moved picture replaces the one under
+    the former name. Among records with the same id and picture, the last
+    answer counts, or the last failure if there is no answer. Raises RecordFileError and OSError.
+    """
+    found = Survey(paths=tuple(paths), selection=selection)
+    pictures, prompts, ids, runs = array("Q"), array("Q"), array("Q"), array("Q")
+    failed, meant, unfamiliar, old_names = bytearray(), bytearray(), bytearray(), OldNames()
+    moves = Moves(num_keys=2)
+    superseded: dict[int, tuple[int, int]] = {}  # by name: position and run of the last superseding record
+    for path in paths:
+        num_before = len(pictures)
+        for record in read_records(path):
+            old_names.see(len(pictures), record, key=picture_key)
+            pictures.append(picture_key(record["picture"]))
+            prompts.append(name_key(record["prompt"]))
+            ids.append(name_key(record["id"]))
+            runs.append(name_key(record["run"]))
+            if (former := record.get("moved_from")) is not None:
+                moves.add(len(runs) - 1, ids[-1], picture_key(former))
+            for name in superseded_names(record):
+                superseded[picture_key(name)] = len(runs) - 1, runs[-1]
+            failed.append(record["error"] is not None)
+            meant.append(selection.takes_prompt(record))
+            unfamiliar.append(selection.skip_unfamiliar and is_unfamiliar(record))
+            _remember(found, record)
+            if see is not None and selection.takes(record):
+                see(record)
+        found.num_lines.append(len(pictures) - num_before)
+    found._pictures, found._prompts, found._ids = (np.array(keys, dtype=np.uint64) for keys in (pictures, prompts, ids))
+    old_names.rename(found._pictures)
+    is_failed = np.frombuffer(failed, dtype=np.bool_)
+    is_current = _is_last(found._pictures, found._ids, first=~is_failed)
+    is_current &= ~moves.are_replaced(found._ids, found._pictures)
+    run_of = np.array(runs, dtype=np.uint64)
+    is_current &= ~is_failed | (run_of[_last_places(found._pictures, found._prompts)] == run_of)
+    for place in np.flatnonzero(is_current & is_failed).tolist() if superseded else ():
+        by, run = superseded.get(pictures[place], (-1, 0))
+        is_current[place] = by < place or run == runs[place]
+    is_meant_N = np.frombuffer(meant, dtype=np.bool_)
+    is_left_out = np.frombuffer(unfamiliar, dtype=np.bool_)
+    found._kept = is_current & is_meant_N & ~(is_failed & selection.only_answers) & ~is_left_out
+    found.num_unfamiliar = int((is_current & is_meant_N & is_left_out).sum())
+    found.num_failed = int((is_current & is_meant_N & is_failed).sum())
+    found.num_taken = int(found._kept.sum())
+    found.num_superseded = int((~is_current & is_meant_N).sum())
+    return found
+
+
+def record_files(names: Sequence[str]) -> list[str]:
+    """The named files; for a folder, the .jsonl files in it, in natural order.
+
+    Raises UsageError for pipes, because records are read twice.
+    """
+    files: list[str] = []
+    for name in names:
+        if os.path.isdir(name):
+            parts = [str(part) for part in Path(name).glob("*.jsonl") if not part.name.startswith(".")]
+            files += sorted(parts, key=natural_key)
+        elif os.path.exists(name) and not os.path.isfile(name):
+            raise UsageError(f"`{name}` is no file, and records are read twice", hint="write them to a file first")
+        else:
+            files.append(name)
+    return list(dict.fromkeys(files))
+
+
+def _is_last(*keys: _Keys, first: NDArray[np.bool_] | None = None) -> NDArray[np.bool_]:
+    """Whether each row is the last one with its keys. Rows marked in `first` sort after others with the same keys."""
+    is_last: NDArray[np.bool_] = _last_places(*keys, first=first) == np.arange(len(keys[0]))
+    return is_last
+
+
+def _last_places(*keys: _Keys, first: NDArray[np.bool_] | None = None) -> NDArray[np.intp]:
+    """For each row, the last row with the same keys; see `_is_last`."""
+    count = len(keys[0])
+    rank = np.zeros(count, dtype=np.bool_) if first is None else first
+    order = np.lexsort((np.arange(count), rank, *keys))
+    differs = np.zeros(max(count - 1, 0), dtype=np.bool_)
+    for key in keys:
+        differs |= key[order[:-1]] != key[order[1:]]
+    is_end = np.append(differs, True)[:count]
+    places = np.zeros(count, dtype=np.intp)
+    places[order] = order[is_end][np.cumsum(is_end) - is_end]
+    return places
+
+
+def _remember(found: Survey, record: Record) -> None:
+    if len(found.prompts) < MAX_REMEMBERED:
+        found.prompts.setdefault(record["prompt"])
+    if not found.selection.takes(record):
+        return
+    if record["choice"] is not None and len(found.choices) < MAX_REMEMBERED:
+        found.choices.setdefault(tuple(record["choice"]))
+    if len(found.runs) < MAX_REMEMBERED:
+        found.runs.setdefault(record["run"])
+
+
+def is_unfamiliar(record: Record) -> bool:
+    """Whether the model marked the record's picture as unlike its training data."""
+    return record.get("unfamiliar") is True
+
+
+def file_name(record: Record) -> str:
+    """The name of a record's picture; for an escaped name, the name of the existing file."""
+    return find_escaped(record["picture"]) if may_be_escaped(record) else record["picture"]
+
+
+class OldNames:
+    """Finds records with escaped names whose pictures have later records with their true names; 16 bytes per record.
+
+    Names are compared by their keys. If a file with an escaped-looking name exists, the name is not treated as escaped.
+    """
+
+    def __init__(self) -> None:
+        self._rows, self._keys = array("Q"), array("Q")  # for records whose names may be escaped
+        self._own: dict[int, int | None] = {}  # key of the escaped form -> key of the name; None if two names share it
+
+    def see(self, row: int, record: Record, *, key: Callable[[str], int]) -> None:
+        """Examine the record in this row. Call it for all records in their order."""
+        name = record["picture"]
+        if may_be_escaped(record):
+            self._rows.append(row)
+            self._keys.append(key(name))
+        elif self._rows and (escaped := escaped_name(name)) != name and not os.path.lexists(escaped):
+            own = key(name)
+            if self._own.setdefault(key(escaped), own) != own:
+                self._own[key(escaped)] = None
+
+    def rename(self, pictures: _Keys) -> None:
+        """Replace the keys of escaped names in `pictures` by the keys of the true names."""
+        for row, old in zip(self._rows, self._keys, strict=True):
+            own = self._own.get(old)
+            if own is not None:
+                pictures[row] = own

@@ -1,0 +1,207 @@
+"""An index of the questions that files of records answer already. It takes 38 bytes of memory per record."""
+
+import hashlib
+import json
+import os
+import threading
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llama_adapter.app.jobs.records.moves import Moves
+from llama_adapter.app.jobs.records.record import Record, may_be_escaped, read_record_lines, superseded_names
+from llama_adapter.app.pictures.names import name_key, place_of
+
+State = Literal["answered", "failed"]
+
+# Number of records under other names that are examined. A picture with more copies may be answered again.
+_MAX_DOUBTS = 16
+
+
+class Claim(NamedTuple):
+    """What is recorded about a question: its state, and the record if it has a former name of the picture."""
+
+    state: State
+    former: Record | None = None
+
+
+class RecordIndex:
+    """The records of some files. Each record answers one prompt about one picture. Thread-safe; can be pickled.
+
+    A record belongs to a picture if id and name match. A record with the same id and another name belongs to it too if
+    no file of that name exists, or if the name is another spelling of the picture's path. So renamed and moved pictures
+    are not answered again. If both files exist, they are copies, and each gets its own record. A record with
+    `moved_from` is a copy of one under a former name, which it replaces.
+    """
+
+    def __init__(self, paths: Iterable[str | os.PathLike[str]]) -> None:
+        """Reads all files, oldest first. Raises `RecordFileError` and OSError."""
+        self._paths = tuple(map(Path, paths))
+        keys, files, offsets, failed = bytearray(), array("L"), array("Q"), bytearray()
+        superseded: dict[int, tuple[int, int, str]] = {}  # by name: position and run of the last superseding record
+        moves = Moves(num_keys=3)
+        for number, path in enumerate(self._paths):
+            for offset, record in read_record_lines(path):
+                keys += _key(record["id"], record["picture"])
+                files.append(number)
+                offsets.append(offset)
+                failed.append(record["error"] is not None)
+                if (former := record.get("moved_from")) is not None:
+                    moves.add(len(failed) - 1, *_parts(_key(record["id"], former)))
+                for mended in superseded_names(record):
+                    superseded[name_key(mended)] = number, offset, record["run"]
+        high, low, name = np.frombuffer(bytes(keys), dtype=">u8").reshape(-1, 3).astype(np.uint64).T
+        order = np.lexsort((name, low, high))  # stable: equal keys keep their order
+        self._high, self._low, self._name = high[order], low[order], name[order]
+        self._files = np.array(files, dtype=np.uint32)[order]
+        self._offsets = np.array(offsets, dtype=np.uint64)[order]
+        self._has_failed = np.frombuffer(bytes(failed), dtype=np.bool_)[order]
+        self._is_claimed = moves.are_replaced(high, low, name)[order]
+        self._drop_superseded(superseded)
+        self._failed_names = np.unique(self._name[self._has_failed & ~self._is_claimed])
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._high)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the index in memory, in bytes."""
+        kept = (self._high, self._low, self._name, self._files, self._offsets, self._has_failed, self._is_claimed)
+        return self._failed_names.nbytes + sum(part.nbytes for part in kept)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.Lock()
+
+    def look_up(self, record_id: str, picture: str) -> State | Literal["elsewhere"] | None:
+        """The state recorded for this id and name; "elsewhere" if only other names are recorded. Reads no file."""
+        own, first, last = self._rows(_key(record_id, picture))
+        if not own:
+            return "elsewhere" if last > first else None
+        return "failed" if all(self._has_failed[row] for row in own) else "answered"
+
+    def has_failed(self, name: str) -> bool:
+        """Whether any question about a picture with this name has failed and was not answered later."""
+        first, last = _bounds(self._failed_names, np.uint64(name_key(name)), 0, len(self._failed_names))
+        return last > first
+
+    def has_failed_since(self, record_id: str, picture: str, *, failure_id: str) -> bool:
+        """Whether `failure_id` was recorded for this picture in a later run than the last record of `record_id`.
+
+        That happens if the picture's bytes were unreadable in the later run. Readers of the file then treat the failure
+        as the latest result. A failure in the same run belongs to another picture with this name, as in an archive.
+        """
+        own, failures = (self._rows(_key(one, picture))[0] for one in (record_id, failure_id))
+        if not own or not failures:
+            return bool(failures)
+        answered, failed = (max(rows, key=self._place) for rows in (own, failures))
+        if self._place(failed) < self._place(answered):
+            return False
+        return self._record_of(failed)["run"] != self._record_of(answered)["run"]
+
+    def claim(self, record_id: str, picture: str, *, path: str | None = None) -> Claim | None:
+        """Claim the record of this picture, unless another picture has claimed it.
+
+        `path` is the picture's file, if it has one.
+        """
+        with self._lock:
+            return self._take(self._candidates(_key(record_id, picture), path))
+
+    def claim_escaped(self, record_id: str, escaped: str) -> Claim | None:
+        """As `claim`, for the `picture_names.escaped_name` that earlier versions wrote."""
+        with self._lock:
+            own, _, _ = self._rows(_key(record_id, escaped))
+            return self._take((row, None) for row in self._free(own) if may_be_escaped(self._record_of(row)))
+
+    def _take(self, candidates: Iterator[tuple[int, Record | None]]) -> Claim | None:
+        for row, former in candidates:
+            self._is_claimed[row] = True
+            return Claim("failed" if self._has_failed[row] else "answered", former)
+        return None
+
+    def _free(self, rows: range) -> Iterator[int]:
+        """Rows that no picture has claimed, answers first."""
+        return (row for row in sorted(rows, key=self._has_failed.__getitem__) if not self._is_claimed[row])
+
+    def _candidates(self, key: bytes, path: str | None) -> Iterator[tuple[int, Record | None]]:
+        """Rows, with their record if its picture has moved."""
+        own, first, last = self._rows(key)
+        yield from ((row, None) for row in self._free(own))
+        # Done with numpy, because there may be a hundred thousand copies of one picture.
+        free = np.flatnonzero(~self._is_claimed[first:last]) + first
+        others = free[(free < own.start) | (free >= own.stop)]
+        for row in others[:_MAX_DOUBTS].tolist():
+            record = self._record_of(row)
+            if _stands_for(record, path):
+                yield row, None if path is None or os.path.lexists(record["picture"]) else record
+
+    def _rows(self, key: bytes) -> tuple[range, int, int]:
+        """The rows with this id and name, and the bounds of all rows with this id."""
+        high, low, name = map(np.uint64, _parts(key))
+        first, last = _bounds(self._high, high, 0, len(self))
+        first, last = _bounds(self._low, low, first, last)
+        return range(*_bounds(self._name, name, first, last)), first, last
+
+    def _place(self, row: int) -> tuple[int, int]:
+        """File number and offset, which are in the order of time."""
+        return int(self._files[row]), int(self._offsets[row])
+
+    def _record_of(self, row: int) -> Record:
+        with open(self._paths[self._files[row]], "rb") as file:
+            file.seek(int(self._offsets[row]))
+            return cast(Record, json.loads(file.readline()))
+
+    def _drop_superseded(self, superseded: Mapping[int, tuple[int, int, str]]) -> None:
+        """Drop failures that have an answer with the same id and name, or that a record of a later run supersedes."""
+        for row in np.flatnonzero(self._has_failed).tolist():
+            by = superseded.get(int(self._name[row]))
+            if by is not None and by[:2] > self._place(row) and self._record_of(row)["run"] != by[2]:
+                self._is_claimed[row] = True
+                continue
+            same = 0, len(self)
+            for keys in (self._high, self._low, self._name):
+                same = _bounds(keys, keys[row], *same)
+            self._is_claimed[row] |= not self._has_failed[slice(*same)].all()
+
+
+def _key(record_id: str, picture: str) -> bytes:
+    """A key of 24 bytes: the id (or its digest, if it is not 32 hex digits) and a digest of the name."""
+    try:
+        own = bytes.fromhex(record_id)
+    except ValueError:
+        own = b""
+    own = own if len(own) == 16 else hashlib.blake2b(record_id.encode(errors="surrogatepass"), digest_size=16).digest()
+    return own + name_key(picture).to_bytes(8, "big")
+
+
+def _parts(key: bytes) -> tuple[int, ...]:
+    return tuple(int.from_bytes(key[start : start + 8], "big") for start in (0, 8, 16))
+
+
+def _bounds(ascending: NDArray[np.uint64], value: np.uint64, first: int, last: int) -> tuple[int, int]:
+    """The bounds of `value` in the sorted `ascending[first:last]`."""
+    part = ascending[first:last]
+    return first + int(part.searchsorted(value, "left")), first + int(part.searchsorted(value, "right"))
+
+
+def _stands_for(record: Record, path: str | None) -> bool:
+    """Whether a record under another name may belong to the picture at `path`."""
+    recorded = record["picture"]
+    if "://" in recorded:
+        return False
+    try:
+        if path is not None and os.path.lexists(recorded):
+            return place_of(recorded) == place_of(path)
+        if may_be_escaped(record) and not os.path.lexists(recorded):
+            return False  # a file of the unescaped name may exist
+        return not any(place.is_file() for place in (Path(recorded), *Path(recorded).parents))
+    except (OSError, ValueError):
+        return True

@@ -1,0 +1,164 @@
+"""The format of records: each answer is a JSON object on one line. `file.py` writes files of records."""
+
+import json
+import math
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NotRequired, TypedDict, cast
+
+from llama_adapter.app.captioning.tasks.answers import Answer
+from llama_adapter.app.jobs.records.key import RecordKey
+from llama_adapter.runtime.record_lines import PART_NAME, read_lines
+from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS
+
+
+class ErrorRecord(TypedDict):
+    """The `error` of a record."""
+
+    code: str
+    message: str
+
+
+class Record(TypedDict):
+    """One line of a file of records."""
+
+    id: str
+    picture: str  # the picture's name; bytes that are not UTF-8 are surrogates, as in `os.fsdecode`
+    exact_name: NotRequired[
+        bool
+    ]  # True for names with a backslash; if absent, the backslash may be an escape of an earlier version
+    prompt: str
+    text: str
+    finish: str  # stop, length, choice or error
+    choice: dict[str, float | None] | None  # probability of each choice; only for questions with choices
+    tokens: int
+    supersedes: NotRequired[list[str]]  # names that failed in an earlier run, such as an empty folder
+    moved_from: NotRequired[str]  # the former name of the picture; all but `run` is as in the record of that name
+    unfamiliar: NotRequired[bool]  # the picture is unlike the training data; absent if the model cannot tell
+    error: ErrorRecord | None
+    ms: dict[str, float | None]
+    run: str
+
+
+def answer_to_record(answer: Answer, *, key: RecordKey, run: str, supersedes: Sequence[str] = ()) -> Record:
+    """The record of one answer. Probabilities are rounded to six significant digits."""
+    error = answer.error
+    record = Record(
+        id=key.id(answer.digest),
+        picture=key.picture,
+        prompt=key.prompt,
+        text=answer.text,
+        finish=answer.finish,
+        choice=recorded_choice(answer),
+        tokens=len(answer.token_ids),
+        error=None if error is None else ErrorRecord(code=error.code, message=error.message),
+        ms={name: _or_null(round(value, 3)) for name, value in answer.ms.items()},
+        run=run,
+    )
+    if answer.unfamiliar is not None:
+        record["unfamiliar"] = answer.unfamiliar
+    if "\\" in key.picture:
+        record["exact_name"] = True
+    if supersedes:
+        record["supersedes"] = list(supersedes)
+    own = {name: value for name, value in answer.details.items() if name not in record}
+    return cast(Record, {**record, **own})
+
+
+def moved_record(record: Record, *, picture: str) -> Record:
+    """The record under the picture's present name."""
+    own = {name: value for name, value in record.items() if name not in ("exact_name", "supersedes")}
+    moved = {**own, "picture": picture, "moved_from": record["picture"]}
+    return cast(Record, {**moved, "exact_name": True} if "\\" in picture else moved)
+
+
+def recorded_choice(answer: Answer) -> dict[str, float | None] | None:
+    """The probabilities of an answer, rounded as in records."""
+    if answer.choice is None:
+        return None
+    return {name: _or_null(float(f"{probability:.6g}")) for name, probability in answer.choice.items()}
+
+
+def _or_null(number: float) -> float | None:
+    """The number, or None for NaN and infinity, which JSON lacks: such a value must not make the record invalid."""
+    return number if math.isfinite(number) else None
+
+
+def json_line(value: Mapping[str, object]) -> str:
+    """A record or another object as one line of JSON, without the line feed. Text is not escaped to ASCII.
+
+    Control characters, line separators and lone surrogates are escaped, because they are unsafe on terminals, or end a
+    line for some readers. Parsing gives all of them back unchanged.
+    """
+    line = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return UNSAFE_ON_TERMINALS.sub(lambda unsafe: f"\\u{ord(unsafe[0]):04x}", line)
+
+
+def may_be_escaped(record: Record) -> bool:
+    """Whether the picture's name may be a `picture_names.escaped_name` of an earlier version."""
+    return "\\" in record["picture"] and not record.get("exact_name", False)
+
+
+def is_part(path: str | os.PathLike[str]) -> bool:
+    """Whether a file has the name of a part in a folder of records."""
+    return PART_NAME.fullmatch(os.path.basename(os.fspath(path))) is not None
+
+
+def read_records(path: str | os.PathLike[str]) -> Iterator[Record]:
+    """The records of a file in order, including superseded ones; empty lines and a torn last line are skipped.
+
+    Raises `RecordFileError`, which names the first line that is not a record, and OSError if the file cannot be read.
+    """
+    return (record for _, record in read_record_lines(path))
+
+
+def read_record_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, Record]]:
+    """As `read_records`, but each record comes with the byte offset of its line."""
+    return read_lines(path, parse_record)
+
+
+def superseded_names(record: Record) -> list[str]:
+    """The names whose failures in earlier runs a record supersedes. Invalid content is ignored."""
+    names = record.get("supersedes")
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
+def parse_record(line: bytes) -> Record | None:
+    """The record in a line; None for anything else, also if a value has the wrong type: files are not trusted."""
+    try:
+        value = json.loads(line.decode("utf-8-sig", "surrogatepass"))  # json.loads would accept UTF-16 as well
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict) or not value.keys() >= Record.__required_keys__:
+        return None
+    return cast(Record, value) if _is_sound(value) else None
+
+
+def _is_sound(record: dict[str, Any]) -> bool:
+    texts = (record[name] for name in ("id", "picture", "prompt", "text", "finish", "run"))
+    error, choice = record["error"], record["choice"]
+    return (
+        _are(str, *texts)
+        and type(record["tokens"]) is int
+        and 0 <= record["tokens"] < 2**63
+        and isinstance(record.get("unfamiliar"), bool | None)
+        and isinstance(record.get("exact_name"), bool | None)
+        and isinstance(record.get("moved_from"), str | None)
+        and (error is None or (isinstance(error, dict) and _are(str, error.get("code"), error.get("message"))))
+        and (choice is None or (isinstance(choice, dict) and len(choice) > 1 and _are_numbers(choice.values())))
+        and isinstance(record["ms"], dict)
+        and _are_numbers(record["ms"].values())
+    )
+
+
+def _are(kind: type, *values: object) -> bool:
+    return all(isinstance(value, kind) for value in values)
+
+
+def _are_numbers(values: Iterable[object]) -> bool:
+    """Whether all values are finite numbers or null."""
+    return all(
+        value is None or (type(value) in (int, float) and abs(cast(float, value)) <= sys.float_info.max)
+        for value in values
+    )

@@ -1,0 +1,216 @@
+"""Reports how the time of a run was spent, and its circumstances: machine, versions and time."""
+
+import math
+import os
+import platform
+import subprocess
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import llama_adapter
+from llama_adapter.app.captioning.tasks.answers import Answer
+from llama_adapter.app.models.spec import ModelInfo
+
+_ACCURACY = 0.005
+
+
+class Latencies:
+    """A histogram of milliseconds. Percentiles are accurate to half a percent; minimum and maximum are exact.
+
+    Buckets grow by a constant factor, as in DDSketch (Masson, Rim, Lee 2019, "DDSketch: A Fast and Fully-Mergeable
+    Quantile Sketch with Relative-Error Guarantees"). From a microsecond to a week, there are about 2,700 buckets.
+    """
+
+    def __init__(self) -> None:
+        self._factor = math.log((1 + _ACCURACY) / (1 - _ACCURACY))
+        self._buckets: Counter[int] = Counter()
+        self._least, self._greatest = math.inf, -math.inf
+
+    def add(self, milliseconds: float) -> None:
+        """Add one time. Values below a microsecond count as a microsecond."""
+        self._buckets[math.ceil(math.log(max(milliseconds, 1e-3)) / self._factor)] += 1
+        self._least, self._greatest = min(self._least, milliseconds), max(self._greatest, milliseconds)
+
+    def percentile(self, fraction: float) -> float | None:
+        """The nearest-rank percentile; None if no times were added. `fraction` is 0 to 1."""
+        rank = max(math.ceil(fraction * self._buckets.total()), 1)
+        for bucket in sorted(self._buckets):
+            rank -= self._buckets[bucket]
+            if rank <= 0:
+                middle = math.exp(bucket * self._factor) * (1 - _ACCURACY)
+                return min(max(middle, self._least), self._greatest)
+        return None
+
+
+@dataclass(kw_only=True, slots=True)
+class Tally:
+    """Counts of answers, updated one by one."""
+
+    num_pictures: int = 0  # answered questions
+    num_failed: int = 0
+    num_tokens: int = 0
+    latencies: Latencies = field(default_factory=Latencies)  # from reading a picture to its complete answer
+
+    def add(self, answer: Answer) -> None:
+        """Count one answer."""
+        if answer.error is not None:
+            self.num_failed += 1
+            return
+        self.num_pictures += 1
+        self.num_tokens += len(answer.token_ids)
+        self.latencies.add(answer.ms["total"])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """How the time of a run was spent, and the circumstances of the run."""
+
+    stages_s: Mapping[str, float]  # `StageClock.seconds`
+    wall_s: float
+    tally: Tally
+    model: ModelInfo
+    batch_size: int
+    synchronised: bool  # whether the clock waited for the device at each stage
+    num_warm_up_pictures: int = 0
+    device_stages_s: Mapping[str, float] | None = None  # seconds on the device by stage, if the clock set marks
+
+    @property
+    def pictures_per_s(self) -> float:
+        """Answered pictures by wall time."""
+        return self.tally.num_pictures / self.wall_s if self.wall_s else 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens of the answers by wall time."""
+        return self.tally.num_tokens / self.wall_s if self.wall_s else 0.0
+
+    @property
+    def tokens_per_picture(self) -> float:
+        """Mean length of an answer."""
+        return self.tally.num_tokens / self.tally.num_pictures if self.tally.num_pictures else 0.0
+
+    def format_table(self) -> str:
+        """The report as text."""
+        total = sum(self.stages_s.values())
+        rows = [*self.stages_s.items(), ("total", total)]
+        on_device = dict(self.device_stages_s or {})
+        on_device["total"] = sum(on_device.values())
+        lines = [f"{'stage':<8} {'seconds':>9} {'share':>7} {'ms/picture':>11}"]
+        lines[0] += f" {'on device':>10}" if self.device_stages_s else ""
+        for name, seconds in rows:
+            share = f"{seconds / total:.1%}" if total else "-"
+            per_picture = f"{seconds * 1e3 / self.tally.num_pictures:.2f}" if self.tally.num_pictures else "-"
+            device = f" {on_device[name]:>10.3f}" if self.device_stages_s else ""
+            lines.append(f"{name:<8} {seconds:>9.3f} {share:>7} {per_picture:>11}{device}")
+        failed = f" ({self.tally.num_failed} more failed)" if self.tally.num_failed else ""
+        lines += [
+            "",
+            f"{self.tally.num_pictures} pictures{failed} in {self.wall_s:.3f} s: {self.pictures_per_s:.2f} pictures/s, "
+            f"{self.tokens_per_s:.1f} tokens/s, {self.tokens_per_picture:.1f} tokens a picture",
+        ]
+        if self.tally.num_pictures:
+            p50, p95 = (self.tally.latencies.percentile(fraction) for fraction in (0.50, 0.95))
+            lines.append(f"latency of a picture: p50 {p50:.1f} ms, p95 {p95:.1f} ms")
+        if (longest := longest_stage(self.stages_s)) is not None:
+            stage, part = longest
+            lines.append(f"bound by: {stage} ({part:.0%} of the time)")
+        clock = "device waited for at each stage" if self.synchronised else "the host's times, device not waited for"
+        model, made_by = self.model, commit()
+        lines += [
+            f"{model.device}, {numbers(model.dtype, model.precision)}, {model.mode} ({model.operators}), "
+            f"encoder by {model.vision}, batch size {self.batch_size}, "
+            f"warm-up {self.num_warm_up_pictures} pictures, {clock}",
+            f"model {model.name} {model.digest[:12]}, "
+            + ", ".join(f"{name} {version}" for name, version in versions().items())
+            + (f", commit {made_by}" if made_by else ""),
+        ]
+        return "\n".join(lines)
+
+
+def longest_stage(stages_s: Mapping[str, float]) -> tuple[str, float] | None:
+    """The longest stage and its share of all stages; None if no time was measured."""
+    total = sum(stages_s.values())
+    stage = max(stages_s, key=lambda name: stages_s[name], default="")
+    return (stage, stages_s[stage] / total) if total > 0 else None
+
+
+def numbers(dtype: str, precision: str) -> str:
+    """The number types in words: `float32`, or with 8-bit weights `int8 and float32`."""
+    return dtype if precision == "float" else f"{precision} and {dtype}"
+
+
+def circumstances(*, load_before: list[float] | None) -> dict[str, Any]:
+    """Processor, threads, versions, commit and time as JSON values; `load_before` is the load before the run."""
+    import torch
+
+    return {
+        "cpu": cpu_name(),
+        "num_cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "load_before": load_before,
+        "versions": versions(),
+        "commit": commit(),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def load_average() -> list[float] | None:
+    """Load averages over 1, 5 and 15 minutes; None if the system has none."""
+    try:
+        return [round(load, 2) for load in os.getloadavg()]
+    except (AttributeError, OSError):
+        return None
+
+
+def cpu_name() -> str:
+    """Name of the processor. On x86 with family and model, because virtual machines may give a general name only."""
+    try:
+        first, _, _ = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")
+    except OSError:
+        first = ""
+    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
+    name = facts.get("model name", platform.processor() or platform.machine())
+    if "cpu family" in facts and "model" in facts:
+        return f"{name} (family {facts['cpu family']}, model {facts['model']})"
+    return name
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that figures and answers may depend on."""
+    found = {"python": platform.python_version()}
+    for package in ("torch", "pillow", "llama-adapter"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str | None:
+    """Short commit hash of this checkout; None if this is not a checkout or git is missing."""
+    home = Path(llama_adapter.__file__).resolve().parents[1]
+    if not (home / ".git").exists():
+        return None
+    try:
+        answer = subprocess.run(
+            ["git", "-C", str(home), "rev-parse", "--short", "HEAD"],
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip() or None
+
+
+def percentile(ascending: Sequence[float], fraction: float) -> float | None:
+    """The nearest-rank percentile: the smallest value such that this fraction of all values is at or below it."""
+    if not ascending:
+        return None
+    return ascending[max(math.ceil(fraction * len(ascending)) - 1, 0)]

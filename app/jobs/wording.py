@@ -1,0 +1,108 @@
+"""Answers and notes as text for a terminal."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from llama_adapter.app.captioning.decisions.decider import Decider
+from llama_adapter.app.captioning.tasks.answers import Answer
+from llama_adapter.app.jobs.records.record import Record
+from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS, shown_name
+
+EMBEDDED_NOTE = (
+    "note: the embedded model knows drawn shapes and nothing else; for photographs pass --model, "
+    "or --llama-dir, --adapter and --clip"
+)
+
+EMBEDDED_TEXT = "the embedded model knows pictures only, and its answers to prompts without one mean nothing"
+EMBEDDED_TEXT_NOTE = f"note: {EMBEDDED_TEXT}; pass --model or --llama-dir"
+
+_MAX_NAMED: Final = 3
+
+
+class Unfamiliar:
+    """Counts answers about out-of-distribution pictures, for one note at the end."""
+
+    def __init__(self) -> None:
+        self._num_answers = self._num_unfamiliar = 0
+        self._names: list[str] = []
+
+    def add(self, answer: Answer) -> None:
+        """Count one answer. Failures, and answers of models without detection, are not counted."""
+        if answer.error is not None or answer.unfamiliar is None:
+            return
+        self._num_answers += 1
+        self._num_unfamiliar += answer.unfamiliar
+        if answer.unfamiliar and answer.picture not in self._names and len(self._names) <= _MAX_NAMED:
+            self._names.append(answer.picture)
+
+    def note(self, *, what: str = "picture") -> str:
+        """The note, "" if there is none; `what` is the word for what is counted: `picture` or `question`."""
+        if not self._num_unfamiliar:
+            return ""
+        is_one = self._num_unfamiliar == 1
+        if is_one and self._num_answers == 1:
+            return (
+                "note: the picture does not look like what this model was trained on, and the answer may mean nothing: "
+                f"{shown_name(self._names[0])}"
+            )
+        about = "" if what == "picture" else f"{'is' if is_one else 'are'} about pictures that "
+        looks = "does not look" if is_one and what == "picture" else "do not look"
+        said = f"{self._num_unfamiliar:,} of {self._num_answers:,} {what}s {about}{looks}"
+        named = ", ".join(shown_name(name) for name in self._names[:_MAX_NAMED])
+        more = ", ..." if len(self._names) > _MAX_NAMED else ""
+        return f"note: {said} like what this model was trained on, and the answers may mean nothing: {named}{more}"
+
+
+def unfamiliar_note(answers: Iterable[Answer]) -> str:
+    """The note on these answers; see `Unfamiliar.note`."""
+    unfamiliar = Unfamiliar()
+    for answer in answers:
+        unfamiliar.add(answer)
+    return unfamiliar.note()
+
+
+def text_line(record: Record, *, decider: Decider | None = None, with_prompt: bool = False) -> str:
+    """An answer as one line.
+
+    If the record's choices differ from those of the calibration, as a manifest's own choices may, the most likely
+    choice is shown.
+    """
+    said = one_line(record["text"])
+    if record["choice"] is not None:
+        calibration = None if decider is None else decider.calibration
+        is_known = calibration is None or calibration.fits(record["choice"])
+        decision = (decider if decider is not None and is_known else Decider()).decide(record["choice"])
+        said = one_line(decision.text)
+        said += "" if decision.probability is None else f" ({decision.probability:.2f})"
+    asked = _before_answer(one_line(record["prompt"])) if with_prompt else ""
+    return f"{shown_name(record['picture'])}: {asked}{said}"
+
+
+def _before_answer(prompt: str) -> str:
+    """A prompt, with a separator before the answer."""
+    return f"{prompt} " if prompt.endswith(("?", ":", ".", "!")) else f"{prompt}: "
+
+
+def one_line(text: str) -> str:
+    """A model's text as one line: `UNSAFE_ON_TERMINALS` become spaces."""
+    return UNSAFE_ON_TERMINALS.sub(" ", text)
+
+
+def several_lines(text: str) -> str:
+    """A model's text with its line feeds: other `UNSAFE_ON_TERMINALS` become spaces."""
+    return "\n".join(map(one_line, text.split("\n")))
+
+
+def counted(number: int, done: str, *, what: str = "picture") -> str:
+    """A count in words, such as `3 pictures answered`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'} {done}"
+
+
+def is_sample(path: object) -> bool:
+    """Whether a picture is one of the packaged samples."""
+    try:
+        return isinstance(path, str) and Path(path).resolve().is_relative_to(sample_pictures().resolve())
+    except (OSError, ValueError):
+        return False

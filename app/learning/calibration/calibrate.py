@@ -1,0 +1,209 @@
+"""`ask --calibrate`: computes a calibration and its figures from labelled pictures."""
+
+import dataclasses
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from llama_adapter.app.captioning.captioner import Answer, Captioner, WorkItem, WorkQuestion
+from llama_adapter.app.captioning.decisions.calibration import Calibration, write_calibration
+from llama_adapter.app.captioning.tasks.choose import OneOf
+from llama_adapter.app.captioning.tasks.question import Question
+from llama_adapter.app.jobs.questions import complete, fill, picture_variables
+from llama_adapter.app.jobs.records.record import recorded_choice
+from llama_adapter.app.learning.calibration.fitting import Examples, calibrate
+from llama_adapter.app.learning.calibration.report import Mistake, format_calibration, write_plot
+from llama_adapter.app.learning.labelled.example import Example
+from llama_adapter.app.learning.labelled.reading import read_examples
+from llama_adapter.app.learning.labelled.rows import Columns
+from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.pictures.inputs import InputsError, expand_inputs
+from llama_adapter.app.pictures.reading.isolated import open_reader
+from llama_adapter.app.pictures.reading.reader import Reader
+from llama_adapter.app.pictures.reading.spec import DEFAULT_PICTURE_TIMEOUT_S, ReaderKind
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.runtime.atomic_write import refuse_to_replace
+from llama_adapter.runtime.errors import ExitCode, UsageError
+from llama_adapter.runtime.plots import check_plot
+from llama_adapter.runtime.terminal.stderr_lines import can_overwrite_lines, say
+from llama_adapter.runtime.text import shown_name
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class CalibrationJob:
+    """One run of `ask --calibrate`, as plain values."""
+
+    spec: CaptionerSpec
+    calibrate: str  # labelled pictures: a table, a folder of folders by class, ...
+    calibration_out: str
+    choices: tuple[str, ...]
+    question: str | None = None  # None: each example has its own
+    input: str | None = None
+    pictures: tuple[str, ...] = ()  # use only these pictures of the table; empty: all
+    recursive: bool = False
+    target_precision: float = 0.95
+    reader: ReaderKind = "process"
+    picture_timeout_s: float = DEFAULT_PICTURE_TIMEOUT_S
+    plot: str | None = None
+    force: bool = False
+    quiet: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.target_precision <= 1.0:
+            raise ValueError(f"target_precision must be above 0 and at most 1, got {self.target_precision}")
+
+
+def run_calibration(job: CalibrationJob) -> int:
+    """Ask about every labelled picture, fit the calibration, and print its figures on stdout. Returns the exit code.
+
+    Raises InputsError and UsageError for unusable tables and files, and the errors that runtime/problems.py lists.
+    """
+    labelled = _chosen(job, read_labelled(job.calibrate, choices=job.choices))
+    _check_outputs(job)
+    questions = [_question(job, one) for one in labelled]
+    with Captioner.from_spec(job.spec) as captioner:
+        default, digest = captioner.info.default_prompt, captioner.info.digest
+        for question in dict.fromkeys(questions):
+            captioner.encode_prompt(question.prompt(default), question.task)
+        size, timeout_s = captioner.image_size, job.picture_timeout_s
+        with closing(open_reader(job.reader, captioner.spec.pictures, size=size, timeout_s=timeout_s)) as reader:
+            found = dict(_ask(job, captioner, labelled, questions, reader=reader))
+    answered = [(one, found[index]) for index, one in enumerate(labelled) if index in found]
+    num_unreadable = len(labelled) - len(answered)
+    if not answered:
+        say(f"error: none of the {num_unreadable} labelled pictures was answered")
+        return ExitCode.FAILED
+    pictures = {one.item.label: index for index, one in enumerate(labelled)}
+    shown = {question.shown(default) for question in questions}
+    calibration = calibrate(
+        Examples(
+            probabilities_NC=np.array([[choice[name] for name in job.choices] for _, choice in answered]),
+            labels_N=np.array([job.choices.index(one.answers[0]) for one, _ in answered], dtype=np.int64),
+            groups_N=np.array([pictures[one.item.label] for one, _ in answered], dtype=np.int64),
+        ),
+        choices=job.choices,
+        question=shown.pop() if len(shown) == 1 else None,
+        model_digest=digest,
+        target_precision=job.target_precision,
+        num_unreadable=num_unreadable,
+    )
+    write_calibration(calibration, job.calibration_out)
+    if job.plot is not None:
+        write_plot(calibration, job.plot)
+    print(format_calibration(calibration, mistakes=_mistakes(answered, calibration)))
+    return ExitCode.PICTURE_ERRORS if num_unreadable else ExitCode.OK
+
+
+def read_labelled(path: str, *, choices: tuple[str, ...]) -> list[Example]:
+    """The labelled pictures of a table, a folder, an archive or a known data set, without duplicates.
+
+    Whether the pictures exist is not checked. Notes on the data are printed. Raises InputsError, which names the line
+    of an invalid row, and OSError.
+    """
+    columns = Columns(choices=choices, need_pictures=True)
+    found = read_examples(path, columns=columns, digests=False, looks=False)
+    for example in found.examples:
+        if example.item.source is None:
+            found.refuse(example.place, "it has no picture")
+    for problem in found.problems:
+        if problem.is_warning:
+            say(f"note: {problem}")
+            continue
+        where = problem.place.removeprefix(path)
+        raise InputsError(f"Wanted a labelled picture in `{shown_name(path)}`{where}, but {problem.reason}.")
+    if not found.examples:
+        raise InputsError(f"Wanted labelled pictures in `{shown_name(path)}`, which has none.")
+    return found.examples
+
+
+def _check_outputs(job: CalibrationJob) -> None:
+    """Raise UsageError for output files that cannot be written."""
+    paths = [Path(path) for path in (job.calibration_out, job.plot) if path is not None]
+    refuse_to_replace(paths, force=job.force, other=", or name another file as --calibration-out or --plot")
+    if not Path(job.calibration_out).absolute().parent.is_dir():
+        raise UsageError(f"The folder of `{job.calibration_out}` does not exist")
+    if job.plot is not None:
+        check_plot(job.plot)
+
+
+def _chosen(job: CalibrationJob, labelled: list[Example]) -> list[Example]:
+    """The selected rows of the table, grouped by picture."""
+    if job.question is None and any(one.question.instruction is None for one in labelled):
+        raise UsageError(
+            f"Some pictures in `{job.calibrate}` have no prompt", hint="pass one for all pictures as --question"
+        )
+    if job.pictures:
+        inputs = expand_inputs(job.pictures, recursive=job.recursive)
+        named = {os.path.realpath(one.source) for one in inputs if isinstance(one.source, str)}
+        chosen = [one for one in labelled if os.path.realpath(one.item.label) in named]
+        if not chosen:
+            raise UsageError(
+                f"None of these pictures is in `{job.calibrate}`", hint="name no pictures to use the whole table"
+            )
+        if not job.quiet:
+            say(f"note: {len(chosen)} of {len(labelled)} labelled pictures are used")
+        labelled = chosen
+    together: dict[str, list[Example]] = {}
+    for one in labelled:
+        together.setdefault(one.item.label, []).append(one)
+    return list(itertools.chain.from_iterable(together.values()))
+
+
+def _question(job: CalibrationJob, one: Example) -> Question:
+    common = Question(instruction=job.question, input=job.input, task=OneOf(job.choices))
+    return fill(complete(common, one.question), picture_variables(one.item.label, one.item.columns))
+
+
+def _ask(
+    job: CalibrationJob,
+    captioner: Captioner,
+    labelled: Sequence[Example],
+    questions: Sequence[Question],
+    *,
+    reader: Reader,
+) -> Iterator[tuple[int, dict[str, float]]]:
+    """Yield the index and the probabilities of each answered row. Each picture is one item with all its questions."""
+    default = captioner.info.default_prompt
+
+    def item(indices: list[int]) -> WorkItem:
+        picture = labelled[indices[0]].item
+        assert picture.source is not None, "examples without a picture are refused"
+        asked = (
+            WorkQuestion(index=index, prompt=questions[index].prompt(default), task=questions[index].task)
+            for index in indices
+        )
+        return WorkItem(picture=picture.source, label=picture.label, questions=tuple(asked))
+
+    groups = itertools.groupby(range(len(labelled)), key=lambda index: labelled[index].item.label)
+    num_done = 0
+    for event in captioner.run(
+        (item(list(indices)) for _, indices in groups), sampling=SamplingParams(), reader=reader
+    ):
+        if not isinstance(event, Answer):
+            continue
+        num_done += 1
+        if event.error is not None:
+            say(f"error: {event.error.message}")
+        # Rounded as in records, because calibrations are applied to records.
+        elif (choice := recorded_choice(event)) is not None and None not in choice.values():
+            yield event.index, cast(dict[str, float], choice)
+        if not job.quiet and can_overwrite_lines() and (num_done % 64 == 0 or num_done == len(labelled)):
+            end = "\n" if num_done == len(labelled) else ""
+            say(f"\r{num_done} of {len(labelled)} answered\x1b[K", end=end)
+
+
+def _mistakes(answered: Sequence[tuple[Example, dict[str, float]]], calibration: Calibration) -> list[Mistake]:
+    """The wrong answers, most confident first."""
+    mistakes = []
+    for one, choice in answered:
+        scaled, label = calibration.apply(choice), one.answers[0]
+        best = max(scaled, key=lambda name: scaled[name])
+        if best != label:
+            picture, probability = shown_name(one.item.label), scaled[best]
+            mistakes.append(Mistake(picture=picture, answer=best, label=label, probability=probability, line=one.line))
+    return sorted(mistakes, key=lambda mistake: -mistake.probability)

@@ -1,0 +1,250 @@
+"""`eval` from start to end: reads labelled data, writes answers, metrics and reports."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from PIL import Image
+
+from llama_adapter.app.captioning.tasks.question import Question
+from llama_adapter.app.jobs.job import Job
+from llama_adapter.app.jobs.job_planner import JobPlanner
+from llama_adapter.app.jobs.records.record import Record, read_records
+from llama_adapter.app.jobs.run import run_job
+from llama_adapter.app.jobs.runner import LocalRunner
+from llama_adapter.app.learning.evaluating.comparing import OUTCOMES, check_against, compare_with, read_against
+from llama_adapter.app.learning.evaluating.data import ALL_SPLITS, DataSettings, EvaluationData, read_data
+from llama_adapter.app.learning.evaluating.outcomes import (
+    MODEL_ERRORS,
+    Reply,
+    SavedOutcomes,
+    outcome_of,
+    write_outcomes,
+)
+from llama_adapter.app.learning.evaluating.question import question_of
+from llama_adapter.app.learning.labelled.digests import data_digest
+from llama_adapter.app.learning.labelled.example import Example
+from llama_adapter.app.learning.scores.compare import Comparison
+from llama_adapter.app.learning.scores.intervals import Draws
+from llama_adapter.app.learning.scores.outcome import Outcome
+from llama_adapter.app.learning.scores.report import SCORES, as_html, as_json, as_markdown, thumbnail_of
+from llama_adapter.app.learning.scores.scoring import Scores, score
+from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.pictures.inputs import InputSpec, PictureInput, QuestionFields
+from llama_adapter.app.pictures.reading.reader import PictureReading
+from llama_adapter.app.pictures.reading.sources import FileSlice
+from llama_adapter.app.pictures.reading.spec import DEFAULT_PICTURE_TIMEOUT_S, DEFAULT_READER, ReaderKind
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.runtime.atomic_write import atomic_write
+from llama_adapter.runtime.errors import ExitCode, UsageError
+from llama_adapter.runtime.locking import locked_output
+from llama_adapter.runtime.terminal.stderr_lines import say
+from llama_adapter.runtime.text import shown_excerpt, shown_name
+
+if TYPE_CHECKING:  # data are read without torch
+    from llama_adapter.app.models.checkpoints import StoredQuestions
+
+ANSWERS: Final = "answers.jsonl"  # the records, in the folder of an evaluation
+_MOST_NAMED: Final = 5  # pictures that a note names
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationJob:
+    """One run of `eval`, as plain values."""
+
+    spec: CaptionerSpec
+    data: DataSettings
+    out: str  # folder for answers and reports
+    against: str | None = None  # the folder of another evaluation of the same data
+    max_new_tokens: int = SamplingParams.max_new_tokens
+    overwrite: bool = False  # this and the next five fields are those of `Job`
+    retry_errors: bool = False
+    max_errors: int | None = None
+    reader: ReaderKind = DEFAULT_READER
+    picture_timeout_s: float = DEFAULT_PICTURE_TIMEOUT_S
+    quiet: bool = False
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class _Asked(NamedTuple):
+    """A picture with its distinct questions, or one question without a picture, and the examples that ask them."""
+
+    item: PictureInput
+    examples: tuple[tuple[int, int], ...]  # indices of an example, and of its question in `item`
+
+
+def run_evaluation(job: EvaluationJob) -> int:
+    """Ask every example, write answers and reports into `out`, and print the figures on stdout; returns the exit code.
+
+    Examples that an earlier run answered are not asked again. Raises the errors that runtime/problems.py lists. Errors
+    in the data are raised before the model is loaded. Only one run at a time writes into `out`.
+    """
+    with locked_output(job.out):
+        return _run(job)
+
+
+def _run(job: EvaluationJob) -> int:
+    against = None if job.against is None else read_against(job.against, out=job.out)
+    data = read_data(job.data, stored=lambda: _stored(job.spec))
+    if against is not None:
+        check_against(against, data, question=job.data.question, path=str(job.against))
+    _say_problems(job, data)
+    asked = list(_asked(data.examples, question=job.data.question))
+    answering, runner = _answering(job, asked), LocalRunner()
+    code = run_job(answering, runner)
+    if code == ExitCode.INTERRUPTED:
+        return code
+    folder = Path(job.out)
+    planner = JobPlanner(answering, spec=runner.spec, info=runner.info)
+    found = _answered(data.examples, asked, planner, read_records(folder / ANSWERS))
+    if not found.outcomes:
+        say("error: none of the examples was answered")
+        return ExitCode.FAILED
+    unreadable = data.unreadable | found.unreadable
+    saved = SavedOutcomes(model=runner.info.name, task=data.task, outcomes=tuple(found.outcomes))
+    draws = Draws(seed=job.data.seed)
+    notes = _notes(job, data, unreadable=unreadable, num_refused=found.num_refused)
+    scores = score(found.outcomes, model=saved.model, task=data.task, draws=draws, notes=notes)
+    write_outcomes(saved, folder / OUTCOMES)
+    comparison = None
+    if against is not None:
+        comparison = compare_with(against, saved, path=str(job.against), out=job.out, draws=draws, quiet=job.quiet)
+    _write_reports(folder, scores, comparison, examples=data.examples)
+    print(as_markdown(dataclasses.replace(scores, worst=()), comparison), end="")
+    if not job.quiet:
+        say(f"the reports are in `{shown_name(job.out)}`; scores.html shows the worst answers")
+    return ExitCode.PICTURE_ERRORS if unreadable or found.num_refused else ExitCode.OK
+
+
+def _stored(spec: CaptionerSpec) -> "StoredQuestions":
+    from llama_adapter.app.models.stored_questions import stored_questions
+
+    return stored_questions(spec)
+
+
+def _model_questions(job: EvaluationJob, data: EvaluationData) -> Iterator[str]:
+    """Sentences about the questions that come from the model."""
+    spec = job.spec
+    path = spec.decoder or spec.adapter or spec.model or spec.llama_dir
+    model = "the embedded model" if path is None else f"`{shown_name(path)}`"
+    for kind, text in data.model_questions.items():
+        yield f"{kind} without a question are asked “{shown_excerpt(text)}”, the default question of {model}"
+
+
+def _say_problems(job: EvaluationJob, data: EvaluationData) -> None:
+    if job.spec.is_llama_alone and any(example.item.source is not None for example in data.examples):
+        raise UsageError("--llama-dir needs --adapter beside it: a file such as BIAS-7B.pth")
+    for reason in data.unreadable.values():
+        say(f"error: {reason}")
+    for note in (*data.warnings, *_model_questions(job, data)) if not job.quiet else ():
+        say(f"note: {note}")
+
+
+def _asked(examples: Sequence[Example], *, question: str | None) -> Iterator[_Asked]:
+    """Each picture with all its questions, in order of appearance; each example without a picture separately.
+
+    POPE has some questions in several parts; the model is asked once.
+    """
+    groups: dict[object, list[int]] = {}
+    for index, example in enumerate(examples):
+        groups.setdefault(index if example.item.source is None else (example.item.source,), []).append(index)
+    for group in groups.values():
+        places: dict[QuestionFields, int] = {}
+        asking = []
+        for index in group:
+            asked = question_of(examples[index], question=question)
+            own = QuestionFields(instruction=asked.instruction, input=asked.input, choices=examples[index].choices)
+            asking.append((index, places.setdefault(own, len(places))))
+        item = dataclasses.replace(examples[group[0]].item, questions=tuple(places))
+        yield _Asked(item=item, examples=tuple(asking))
+
+
+def _answering(job: EvaluationJob, asked: Sequence[_Asked]) -> Job:
+    """The job that answers the questions of all examples."""
+    is_text = all(one.item.source is None for one in asked)
+    return Job(
+        spec=job.spec,
+        inputs=InputSpec(paths=job.data.data, is_text=is_text),
+        questions=(Question(instruction=job.data.question),),
+        items=tuple(one.item for one in asked),
+        sampling=SamplingParams(max_new_tokens=job.max_new_tokens),
+        out=str(Path(job.out) / ANSWERS),
+        overwrite=job.overwrite,
+        retry_errors=job.retry_errors,
+        max_errors=job.max_errors,
+        reader="thread" if is_text else job.reader,
+        picture_timeout_s=job.picture_timeout_s,
+        quiet=job.quiet,
+        settings=job.settings,
+    )
+
+
+@dataclasses.dataclass(slots=True)
+class _Found:
+    outcomes: list[Outcome] = dataclasses.field(default_factory=list)  # in the order of the examples
+    unreadable: dict[str, str] = dataclasses.field(default_factory=dict)  # pictures by name, with the reason
+    num_refused: int = 0  # questions that the model could not answer
+
+
+def _answered(
+    examples: Sequence[Example], asked: Sequence[_Asked], planner: JobPlanner, records: Iterable[Record]
+) -> _Found:
+    """The outcomes of all examples whose pictures could be read."""
+    by_id: dict[str, Record] = {}
+    for one_record in records:
+        if one_record["error"] is None or one_record["id"] not in by_id:
+            by_id[one_record["id"]] = one_record
+    found, outcomes = _Found(), dict[int, Outcome]()
+    for one in asked:
+        work, _ = planner.item(one.item)
+        prefix = work.picture.digest if isinstance(work.picture, PictureReading) else ""
+        for index, place in one.examples:
+            example, key = examples[index], work.questions[place].tag.key
+            # If a picture disappeared after the data were checked, its record has no digest.
+            record = by_id.get(key.id(example.digest or prefix)) or by_id.get(key.id(""))
+            if record is None:
+                found.unreadable[example.item.label] = "it changed after the data were checked"
+                continue
+            error = record["error"]
+            reply = Reply(text=record["text"], choice=record["choice"], error=error and error["code"])
+            outcome = outcome_of(example, reply, shown=record["prompt"])
+            if outcome is not None:
+                outcomes[index] = outcome
+            elif error is not None:
+                found.unreadable[example.item.label] = error["message"]
+            found.num_refused += error is not None and error["code"] in MODEL_ERRORS
+    found.outcomes = [outcomes[index] for index in sorted(outcomes)]
+    return found
+
+
+def _notes(
+    job: EvaluationJob, data: EvaluationData, *, unreadable: Mapping[str, str], num_refused: int
+) -> tuple[str, ...]:
+    """Sentences for the reports."""
+    split = "all examples" if data.split == ALL_SPLITS else f"split {data.split}"
+    part = "" if job.data.limit is None else f", at most {job.data.limit:,} drawn with seed {job.data.seed}"
+    named = ", ".join(map(shown_name, job.data.data))
+    notes = [f"Data: {named}, {split}{part}; SHA-256 {data_digest(data.examples)[:16]}."]
+    notes += [f"{sentence[0].upper()}{sentence[1:]}." for sentence in _model_questions(job, data)]
+    if unreadable:
+        names = ", ".join(map(shown_name, list(unreadable)[:_MOST_NAMED]))
+        more = f" and {len(unreadable) - _MOST_NAMED:,} more" if len(unreadable) > _MOST_NAMED else ""
+        notes.append(f"Pictures that could not be read and are left out: {len(unreadable):,} ({names}{more}).")
+    if num_refused:
+        notes.append(f"Examples that the model could not answer, which count as wrong: {num_refused:,}.")
+    return tuple(notes)
+
+
+def _write_reports(folder: Path, scores: Scores, comparison: Comparison | None, *, examples: Sequence[Example]) -> None:
+    sources = {example.item.label: example.item.source for example in examples}
+
+    def thumbnail(outcome: Outcome) -> Image.Image | None:
+        source = sources.get(outcome.picture)
+        return thumbnail_of(source) if isinstance(source, str | bytes | FileSlice) else None
+
+    page = as_html(scores, comparison, thumbnail=thumbnail)
+    table = as_json(scores, comparison, thumbnail=thumbnail)
+    for name, text in {SCORES: table, "scores.md": as_markdown(scores, comparison), "scores.html": page}.items():
+        with atomic_write(folder / name) as file:
+            file.write(text.encode(errors="backslashreplace"))

@@ -1,0 +1,107 @@
+"""Makes outcomes from examples and a model's answers, and writes and reads files of outcomes. Imports no model."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final, cast, get_args
+
+from llama_adapter.app.learning.labelled.example import Example
+from llama_adapter.app.learning.scores.outcome import Outcome, Task
+from llama_adapter.runtime.atomic_write import atomic_write
+from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.text import shown_excerpt, shown_name
+
+OUTCOMES_FORMAT: Final = "llama-adapter-outcomes"
+OUTCOMES_VERSION: Final = 1
+
+# Codes of errors of the model: it cannot answer the question, which counts as a wrong answer.
+MODEL_ERRORS: Final = frozenset(("not_finite", "prompt"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reply:
+    """A model's answer to an example."""
+
+    text: str
+    choice: Mapping[str, float | None] | None  # probability of each choice; None if it is not finite
+    error: str | None  # code of the error, if there is one
+
+
+def outcome_of(example: Example, reply: Reply, *, shown: str) -> Outcome | None:
+    """The outcome of an example; None if its picture could not be read. `shown` is the question as it was asked."""
+    if reply.error is not None and reply.error not in MODEL_ERRORS:
+        return None
+    choice = None if reply.error is not None or reply.choice is None else reply.choice
+    probabilities = None
+    if choice is not None and example.choices is not None and None not in choice.values():
+        probabilities = tuple(cast(float, choice[name]) for name in example.choices)
+    return Outcome(
+        picture="" if example.item.source is None else example.item.label,
+        question=shown,
+        answer=reply.text if reply.error is None else "",
+        references=example.answers,
+        choices=example.choices,
+        probabilities=probabilities,
+        part=example.part,
+        digest=example.digest,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedOutcomes:
+    """All outcomes of one evaluation."""
+
+    model: str
+    task: Task
+    outcomes: tuple[Outcome, ...]
+
+
+def write_outcomes(saved: SavedOutcomes, path: str | os.PathLike[str]) -> None:
+    """Write JSON lines. The first line has format, model and task. The file is replaced atomically."""
+    head = {"format": OUTCOMES_FORMAT, "version": OUTCOMES_VERSION, "model": saved.model, "task": saved.task}
+    with atomic_write(path) as file:
+        for line in (head, *map(asdict, saved.outcomes)):
+            file.write(json.dumps(line).encode() + b"\n")
+
+
+def read_outcomes(path: str | os.PathLike[str]) -> SavedOutcomes:
+    """Read a file of `write_outcomes`. Raises UsageError, which names the line, if it is not valid, and OSError."""
+    outcomes, line = [], 1
+    try:
+        with open(path, "rb") as file:
+            head = json.loads(file.readline())
+            if (head["format"], head["version"]) != (OUTCOMES_FORMAT, OUTCOMES_VERSION):
+                raise ValueError(f"format {head['format']!r}, version {head['version']!r}")
+            model, task = head["model"], head["task"]
+            if not isinstance(model, str) or task not in get_args(Task):
+                raise ValueError(f"model {model!r}, task {task!r}")
+            for text in file:
+                line += 1
+                outcomes.append(_outcome(json.loads(text)))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, UsageError) as error:
+        raise UsageError(
+            f"Wanted the outcomes of an evaluation ({OUTCOMES_FORMAT}, version {OUTCOMES_VERSION}) in "
+            f"`{shown_name(path)}`, got something else in line {line} ({shown_excerpt(str(error))})",
+            hint="`llama-adapter eval` writes them",
+        ) from None
+    return SavedOutcomes(model=model, task=task, outcomes=tuple(outcomes))
+
+
+def _outcome(values: dict[str, Any]) -> Outcome:
+    """The outcome of a line. Raises ValueError, KeyError, TypeError, AttributeError or UsageError if it is invalid."""
+    texts = ("picture", "question", "answer", "part", "digest")
+    lists = {name: values[name] for name in ("references", "choices")}
+    probabilities = values["probabilities"]
+    if values.keys() != {field.name for field in fields(Outcome)}:
+        raise ValueError(f"fields {', '.join(values)}")
+    if not all(isinstance(values[name], str) for name in texts):
+        raise ValueError("a text that is none")
+    if not all(isinstance(text, str) for one in lists.values() for text in one or ()):
+        raise ValueError("a list with values that are not texts")
+    return Outcome(
+        **{name: values[name] for name in texts},
+        references=tuple(lists["references"]),
+        choices=None if lists["choices"] is None else tuple(lists["choices"]),
+        probabilities=None if probabilities is None else tuple(map(float, probabilities)),
+    )

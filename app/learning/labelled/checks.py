@@ -1,0 +1,113 @@
+"""Checks that compare examples with each other. Loads no model."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+
+from llama_adapter.app.learning.labelled.example import Example, Examples
+from llama_adapter.app.learning.labelled.rows import SPLITS, contradict, similar_split, what_is_asked
+from llama_adapter.runtime.text import shown_excerpt
+
+_MOST_NAMED = 10
+
+
+def check_examples(found: Examples, *, question: str | None = None) -> None:
+    """Check examples that have digests, and add the problems to `found`.
+
+    Copies of a picture with different answers to the same question are errors. Such answers in conversations, classes
+    with a single picture, and copies of a picture in two splits of the data are warnings. `question` is the question
+    for examples that have none.
+    """
+    _check_copies(found, question=question)
+    _check_classes(found)
+    _check_splits(found)
+
+
+def check_lengths(found: Examples, *, count_tokens: Callable[[Example], int], context: int) -> None:
+    """Refuse examples whose prompt and answer have more than `context` tokens, counted by `count_tokens`."""
+    kept = []
+    for example in found.examples:
+        num_tokens = count_tokens(example)
+        if num_tokens > context:
+            found.refuse(
+                example.place, f"its prompt and answer have {num_tokens:,} tokens, and the context {context:,}"
+            )
+        else:
+            kept.append(example)
+    found.examples[:] = kept
+
+
+def check_split_names(found: Examples, *, report: Callable[[str, str], None], chosen: str | None = None) -> None:
+    """Report examples whose split is neither a usual one nor `chosen`: a misspelt split would lose its examples.
+
+    `report` is `found.refuse` or `found.warn`.
+    """
+    counts = Counter(example.split for example in found.examples)
+    unknown = [name for name in counts if name and name not in (*SPLITS, chosen)]
+    if not unknown:
+        return
+    told = [f"{shown_excerpt(name)} ({_examples(counts[name])}{_meant(name)})" for name in unknown[:_MOST_NAMED]]
+    told += [f"{len(unknown) - _MOST_NAMED:,} more"] * (len(unknown) > _MOST_NAMED)
+    known = ", ".join(f"{name or 'without a split'} {counts[name]:,}" for name in (*SPLITS, "") if counts[name])
+    report(
+        "the splits of the data",
+        f"wanted the splits {', '.join(SPLITS)}, got also {', '.join(told)}; the others: {known or 'none'}",
+    )
+
+
+def _examples(number: int) -> str:
+    return "1 example" if number == 1 else f"{number:,} examples"
+
+
+def _meant(name: str) -> str:
+    similar = similar_split(name)
+    return "" if similar is None else f"; did you mean {similar}?"
+
+
+def picture_key(example: Example) -> str:
+    """A key that is equal for copies of a picture, or for examples without picture that ask the same question."""
+    return example.digest or f"{example.question.instruction}\n{example.question.input}"
+
+
+def _check_copies(found: Examples, *, question: str | None) -> None:
+    first, num_varied = dict[object, Example](), 0
+    for example in found.examples:
+        earlier = first.setdefault((picture_key(example), *what_is_asked(example, question=question)), example)
+        if contradict(earlier, example) and (earlier.has_turns or example.has_turns):
+            num_varied += 1
+        elif contradict(earlier, example):
+            one, other = (shown_excerpt(each.answers[0]) for each in (earlier, example))
+            shown = "it asks" if not example.digest else f"{example.item.label} is a copy of {earlier.item.label}, with"
+            found.refuse(
+                example.place,
+                f"{shown} the same question as {earlier.place}, with the answer {other} in place of {one}",
+            )
+    if num_varied:
+        reason = "have another answer than an earlier one with the same picture and question; all are used"
+        found.warn("the conversations of the data", f"{num_varied:,} {reason}")
+
+
+def _check_classes(found: Examples) -> None:
+    asked = [example for example in found.examples if example.choices is not None]
+    pictures = defaultdict[tuple[tuple[str, ...] | None, str], dict[str, Example]](
+        dict
+    )  # class, which is (choices, answer) -> picture -> its first example
+    num_asked = Counter(example.choices for example in asked)
+    for example in asked:
+        for answer in example.answers:
+            pictures[example.choices, answer].setdefault(picture_key(example), example)
+    for choices, answer in pictures:
+        of_class = pictures[choices, answer]
+        # Choices that only a few questions have, as in ScienceQA, are not classes.
+        if len(of_class) == 1 and num_asked[choices] * 10 >= len(asked):
+            reason = f"the class {shown_excerpt(answer)} has one example, so it cannot be both learnt and held out"
+            found.warn(next(iter(of_class.values())).place, reason)
+
+
+def _check_splits(found: Examples) -> None:
+    splits = defaultdict[str, set[str]](set)
+    for example in found.examples:
+        if example.split and example.digest:
+            splits[example.digest].add(example.split)
+    both = Counter(" and ".join(sorted(names)) for names in splits.values() if len(names) > 1)
+    for names, number in sorted(both.items()):
+        found.warn("the splits of the data", f"pictures that are in {names}: {number:,}")

@@ -1,0 +1,288 @@
+"""Reads labelled pictures without a table: one folder for each class, and archives of samples."""
+
+import json
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+
+from llama_adapter.app.learning.labelled.example import Examples
+from llama_adapter.app.learning.labelled.rows import Columns, is_split_name, row_examples, similar_split, split_name
+from llama_adapter.app.pictures.inputs import InputsError, natural_key
+from llama_adapter.app.pictures.inputs.archives import MAX_TEXT_BYTES, archive_inputs, is_archive_name
+from llama_adapter.app.pictures.inputs.folders import (
+    file_input,
+    folder_inputs,
+    has_picture_suffix,
+    is_folder,
+    is_thumbnail_folder,
+)
+from llama_adapter.app.pictures.inputs.left_out import LeftOut
+from llama_adapter.app.pictures.inputs.xmp import MAX_BYTES as MAX_XMP_BYTES
+from llama_adapter.app.pictures.inputs.xmp import description_of
+from llama_adapter.runtime.text import shown_name
+
+METADATA = ("metadata.jsonl", "metadata.csv", "metadata.tsv", "metadata.json", "metadata.parquet")
+TEXT_SUFFIXES = (".txt", ".caption", ".json", ".xmp")  # of texts beside pictures; the first counts
+MAX_COMPRESSED_BYTES = 2**30
+_CAPTIONS = ("txt", "caption")  # members whose lines are captions
+_REPEATS = re.compile(r"[0-9]+_")  # of kohya's trainers: 10_name
+SAME_NAME = "the archive has two pictures of this name, which a table could not tell apart"
+
+
+def sub_folders(folder: str) -> list[str]:
+    """Names of the sub-folders in natural order, without hidden folders and folders of results. Raises OSError."""
+    with os.scandir(folder) as listing:
+        names = [entry.name for entry in listing if is_folder(entry) and not entry.name.startswith(".")]
+    names = [name for name in names if not is_thumbnail_folder(name)]
+    return sorted((name for name in names if not _has_results(os.path.join(folder, name))), key=natural_key)
+
+
+def _has_results(folder: str) -> bool:
+    """Whether `train` or `eval` wrote the folder, which may be next to the folders of classes."""
+    is_run = folder.endswith(".training") and os.path.isfile(os.path.join(folder, "data.json"))
+    return is_run or os.path.isfile(os.path.join(folder, "outcomes.jsonl"))
+
+
+def split_folders(folder: str) -> list[tuple[str, str]]:
+    """The sub-folders with their splits, if all are named after a split, such as `train`; otherwise `folder` itself.
+
+    Raises InputsError if only some are named after a split and these have folders, tables or archives inside: then the
+    others are no classes. A folder with tables or archives of its own may have any sub-folders.
+    """
+    names = sub_folders(folder)
+    others = [name for name in names if not is_split_name(name)]
+    if names and not others:
+        return [(os.path.join(folder, name), split_name(name)) for name in names]
+    places = [os.path.join(folder, name) for name in names if name not in others]
+    split = next((place for place in places if sub_folders(place) or _has_tables(place)), None)
+    if split is not None and not _has_tables(folder):
+        meant = next(filter(None, map(similar_split, others)), None)
+        raise InputsError(
+            f"Wanted only folders of splits beside `{shown_name(split)}`, got "
+            f"`{shown_name(others[0])}`" + (f" and {len(others) - 1:,} more" if len(others) > 1 else ""),
+            hint=("" if meant is None else f"did you mean {meant}? ")
+            + "name folders of splits train, val or test, and move others elsewhere",
+        )
+    return [(folder, "")]
+
+
+def _has_tables(folder: str) -> bool:
+    """Whether a folder has tables of pictures or archives."""
+    return any(name in METADATA or is_archive_name(name) for name in os.listdir(folder))
+
+
+def class_examples(folder: str, *, columns: Columns) -> Examples:
+    """The pictures in the sub-folders of a folder, or of its folders of splits. Names of sub-folders are the classes.
+
+    The examples have no question. A class without pictures, and pictures outside of the classes' folders, are errors.
+    """
+    found, places = Examples(), split_folders(folder)
+    for item in folder_inputs(folder, recursive=False) if places != [(folder, "")] else ():
+        if item.source != folder:
+            found.left_out.add("pictures beside the folders of splits", item.label)
+    for place, split in places:
+        for name in sub_folders(place):
+            inside = os.path.join(place, name)
+            items = list(folder_inputs(inside, recursive=True))
+            if items[0].source == inside:
+                found.refuse(inside, "the folder of this class has no pictures")
+                continue
+            for item in items:
+                try:
+                    found.examples += row_examples(
+                        {"label": name}, columns=columns, place=item.label, item=item, split=split
+                    )
+                except ValueError as error:
+                    found.refuse(inside, str(error))
+                    break
+        num_outside = sum(item.source != place for item in folder_inputs(place, recursive=False))
+        if num_outside:
+            found.refuse(place, f"pictures outside of the folders of classes: {num_outside:,}")
+    return found
+
+
+def has_texts_beside(folder: str, *, columns: Columns) -> bool:
+    """Whether a picture in the folder or below has a text of the same name beside it. Raises OSError.
+
+    A `.json` counts if it has a column of answers, and an `.xmp` if it has a description; other programs keep other
+    values there.
+    """
+    pairs = ((place, texts) for place, groups in _groups(folder) for pictures, texts in groups if pictures)
+    paths = (os.path.join(place, name) for place, names in pairs for name in names)
+    return any(_has_answer(_beside(path), columns=columns, broken=_is_text(path)) for path in paths)
+
+
+def _is_text(path: str) -> bool:
+    return path.lower().endswith((".txt", ".caption"))
+
+
+def _has_answer(values: dict[str, object] | ValueError, *, columns: Columns, broken: bool) -> bool:
+    """Whether the values of a text beside a picture have an answer; `broken` for one that cannot be read."""
+    if isinstance(values, ValueError):
+        return broken
+    return any(values.values()) and not {name.lower() for name in values}.isdisjoint(columns.wanted)
+
+
+def beside_examples(folder: str, *, columns: Columns, left_out: LeftOut) -> Examples:
+    """The pictures in a folder and below, each with the text of the same name beside it.
+
+    Each line of a `.txt` or `.caption` is a caption; a `.json` is an object with the columns of a row; an `.xmp` has a
+    description. The text of `a.png` is called `a.txt` or `a.png.txt`. Pictures without text and texts without picture
+    are left out. Raises OSError.
+    """
+    found, split_of = Examples(left_out=left_out), dict(split_folders(folder))
+    if names := [name for name in sub_folders(folder) if not is_split_name(name)]:
+        found.warn(folder, f"texts beside the pictures are the answers; names of folders, such as {names[0]}, are not")
+    for place, groups in _groups(folder):
+        if _REPEATS.match(os.path.basename(place)):
+            left_out.add("repeats in names of folders", place)
+        split = next((split for path, split in split_of.items() if place == path or place.startswith(f"{path}/")), "")
+        for picture, texts in groups:
+            paths = [os.path.join(place, name) for name in texts]
+            values_of = {path: _beside(path) for path in paths}
+            answered = [path for path in paths if _has_answer(values_of[path], columns=columns, broken=True)]
+            for kind, some in (
+                ("texts without picture", () if picture else answered),
+                ("pictures without text", () if answered or not picture else (os.path.join(place, picture),)),
+                ("texts without an answer", (path for path in paths if picture and path not in answered)),
+                ("second texts of a name", answered[1:] if picture else ()),
+            ):
+                for path in some:
+                    left_out.add(kind, path)
+            if not picture or not answered:
+                continue
+            item, path = file_input(os.path.join(place, picture), root=folder), answered[0]
+            values = values_of[path]
+            try:
+                if isinstance(values, ValueError):
+                    raise values
+                found.examples += row_examples(
+                    values,
+                    columns=columns,
+                    place=path,
+                    item=item,
+                    split=split,
+                    left_out=left_out,
+                    unanswered="texts without an answer",
+                )
+            except ValueError as error:
+                found.refuse(path, str(error))
+    return found
+
+
+def _groups(folder: str) -> Iterator[tuple[str, list[tuple[str, list[str]]]]]:
+    """Each folder that is searched, with its pictures and the texts of each; "" for texts without picture."""
+    pictures, texts = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
+    with os.scandir(folder) as listing:
+        for name in sorted((entry.name for entry in listing if entry.is_file()), key=natural_key):
+            stem, suffix = os.path.splitext(name)
+            if name.startswith(".") or name in METADATA:
+                continue
+            if has_picture_suffix(name):
+                pictures[stem].append(name)
+            elif suffix.lower() in TEXT_SUFFIXES:
+                texts[stem].append(name)
+    groups = []
+    for stem, names in pictures.items():
+        own = {name: texts.pop(name, []) if name not in pictures else [] for name in names}  # a.png.txt
+        for text in texts.pop(stem, []):  # for the first picture that has no other text of this kind
+            kinds = {name: {_priority(other) for other in own[name]} for name in names}
+            own[next((name for name in names if _priority(text) not in kinds[name]), names[0])].append(text)
+        groups += [(name, sorted(files, key=_priority)) for name, files in own.items()]
+    groups += [("", names) for names in texts.values()]
+    yield folder, sorted(groups, key=lambda group: natural_key(group[0] or group[1][0]))
+    for name in sub_folders(folder):
+        yield from _groups(os.path.join(folder, name))
+
+
+def _priority(name: str) -> int:
+    return TEXT_SUFFIXES.index(os.path.splitext(name)[1].lower())
+
+
+def _beside(path: str) -> dict[str, object] | ValueError:
+    """The columns of a text beside a picture; a ValueError says why there are none."""
+    try:
+        return _columns_of(path)
+    except ValueError as error:
+        return error
+
+
+def _columns_of(path: str) -> dict[str, object]:
+    most = MAX_XMP_BYTES if path.lower().endswith(".xmp") else MAX_TEXT_BYTES
+    with open(path, "rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise ValueError(f"it has more than {most:,} bytes")
+    if path.lower().endswith(".xmp"):
+        return {"caption": description_of(data)}
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8") from None
+    if _is_text(path):
+        return {"captions": text.strip().splitlines()}
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError("it is not valid JSON") from None
+    if not isinstance(values, dict):
+        raise ValueError("it is not a JSON object")
+    return values
+
+
+def archive_examples(path: str, *, columns: Columns, split: str = "") -> Examples:
+    """The samples of a tar archive in the style of webdataset, see `archive_inputs`.
+
+    The answer is a field of the sample's `.json`, or the text of `.cls`; each line of `.txt` and `.caption` is a
+    caption. Lists in `.json` are ignored. A sample without an answer is left out. Two pictures with the same name, and
+    a damaged archive, are errors. Pictures of a compressed archive are held in memory.
+
+    Raises InputsError if a compressed archive has more than 1 GiB of pictures, and for samples whose texts have other
+    names than their pictures.
+    """
+    found, num_bytes, seen = Examples(), 0, set[str]()
+    repeated = set[str]()
+    for item in archive_inputs(path, fields=columns.fields, left_out=found.left_out, seen=seen):
+        num_bytes += len(item.source) if isinstance(item.source, bytes) else 0
+        require_compressed(num_bytes, archive=path)
+        if item.repeats:
+            repeated.add(item.repeats)
+        try:
+            if item.error is not None:
+                raise ValueError(item.error.message)
+            picture = replace(item, columns={})
+            values = {name: value.splitlines() if name in _CAPTIONS else value for name, value in item.columns.items()}
+            found.examples += row_examples(
+                values,
+                columns=columns,
+                place=item.label,
+                item=picture,
+                split=split,
+                left_out=found.left_out,
+                unanswered="pictures without text",
+            )
+        except ValueError as error:
+            found.refuse(item.label, str(error))
+    if not found.examples and any("." in name for name in seen):
+        raise InputsError(
+            f"Wanted samples of a picture and a text of the same name in `{shown_name(path)}`, got samples with the "
+            f"fields {', '.join(map(shown_name, sorted(seen)))}.",
+            hint="choose the fields of picture and text with --sample-fields PICTURE,TEXT, such as input,outputs",
+        )
+    for label in sorted(repeated, key=natural_key):
+        found.refuse(label, SAME_NAME)
+    items = ((example, example.item) for example in found.examples)
+    found.examples[:] = [example for example, item in items if not item.repeats and item.label not in repeated]
+    return found
+
+
+def require_compressed(num_bytes: int, *, archive: str) -> None:
+    """Raise InputsError if the pictures of a compressed archive, which are held in memory, are more than 1 GiB."""
+    if num_bytes > MAX_COMPRESSED_BYTES:
+        raise InputsError(
+            f"Wanted at most {MAX_COMPRESSED_BYTES:,} bytes of pictures in the compressed archive "
+            f"`{shown_name(archive)}`, which has more.",
+            hint="decompress it: pictures of a plain .tar are not held in memory",
+        )

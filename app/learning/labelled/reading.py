@@ -1,0 +1,174 @@
+"""Reads the DATA arguments of commands: tables, folders by class, archives and known sets, as checked examples."""
+
+import os
+from collections.abc import Sequence
+
+from llama_adapter.app.learning.labelled.checks import check_examples
+from llama_adapter.app.learning.labelled.digests import with_digests, without_missing
+from llama_adapter.app.learning.labelled.example import Examples
+from llama_adapter.app.learning.labelled.known_sets import known_examples
+from llama_adapter.app.learning.labelled.pictures import (
+    METADATA,
+    archive_examples,
+    beside_examples,
+    class_examples,
+    has_texts_beside,
+    split_folders,
+    sub_folders,
+)
+from llama_adapter.app.learning.labelled.rows import Columns, is_split_name, split_name, with_classes
+from llama_adapter.app.learning.labelled.tables import is_table_name, table_examples
+from llama_adapter.app.pictures.inputs import InputsError, natural_key
+from llama_adapter.app.pictures.inputs.archives import is_archive_name
+from llama_adapter.app.pictures.inputs.folders import folder_inputs
+from llama_adapter.app.pictures.inputs.patterns import expand_pattern, is_pattern
+from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.settings.yaml_file import read_yaml
+from llama_adapter.runtime.text import shown_name
+
+_EVERYTHING = Columns()
+_META = "META"  # the only key of a data config of LLaMA-Adapter
+_FORMS = (
+    "a table, a folder of folders by class, with metadata.jsonl or with texts beside pictures, a tar archive, or a "
+    "known set"
+)
+
+
+def read_examples(
+    *paths: str,
+    columns: Columns = _EVERYTHING,
+    pictures: str | None = None,
+    digests: bool = True,
+    looks: bool = True,
+) -> Examples:
+    """The examples of all paths, and the problems of the data. Decodes no picture.
+
+    A path is a table, a YAML with a list of tables under `META`, a folder with a `metadata.jsonl`, a folder of pictures
+    with texts beside them, a folder with a sub-folder for each class, a tar archive or a folder of tar archives, a
+    known set, or a pattern that matches these. Several tables that are named `train` and `test`, or as other splits,
+    are these splits; a row may name another.
+    The choices for labels without choices are all labels of the same path. `pictures` is the folder with the pictures
+    of known sets, if they are not in the usual place. Without `digests`, pictures are not read, so copies are not
+    found. Without `looks`, missing pictures are not found.
+
+    Raises InputsError if a path is none of these or is unusable as a whole, and OSError.
+    """
+    found = Examples()
+    are_splits = _are_splits(paths)
+    for path in paths:
+        one = Examples()
+        names = list(expand_pattern(path)) if is_pattern(path) else [path]
+        if not names:
+            raise InputsError(f"Wanted files that match the pattern `{shown_name(path)}`, but there are none.")
+        for name in names:
+            split = _split_of(path) if are_splits else ""
+            one.extend(_named(name, columns=columns, pictures=pictures, split=split))
+        if not are_splits:
+            with_classes(one, place=path)
+        found.extend(one)
+    if are_splits:  # they have the same classes
+        with_classes(found, place=" ".join(paths))
+    if looks:
+        without_missing(found)
+    if digests:
+        with_digests(found)
+        check_examples(found, question=columns.question)
+    if found.left_out and not found.examples and not found.problems:
+        raise InputsError(
+            f"Wanted labelled data, but everything is left out: {found.left_out.note()}.",
+            hint="docs/labelled-data.md shows the forms of data",
+        )
+    if found.left_out:
+        found.warn("left out of the data", found.left_out.note())
+    return found
+
+
+def _are_splits(paths: Sequence[str]) -> bool:
+    """Whether the paths are tables named as splits: `train.csv` and others, such as `test.csv`."""
+    are_named = all(is_table_name(path) and is_split_name(_stem(path)) for path in paths)
+    return are_named and "train" in map(_split_of, paths) and len(set(map(_split_of, paths))) > 1
+
+
+def _split_of(table: str) -> str:
+    return split_name(_stem(table))
+
+
+def _stem(table: str) -> str:
+    return os.path.basename(table).split(".")[0]
+
+
+def _named(path: str, *, columns: Columns, pictures: str | None, split: str = "") -> Examples:
+    known = known_examples(path, columns=columns, pictures=pictures)
+    if known is not None:
+        return known
+    if os.path.isdir(path):
+        return _folder(path, columns=columns)
+    if not os.path.exists(path):
+        raise InputsError(f"Wanted labelled data, but `{shown_name(path)}` does not exist.", hint="check the path")
+    if is_archive_name(path):
+        return archive_examples(path, columns=columns)
+    if is_table_name(path):
+        return table_examples(path, columns=columns, split=split)
+    if path.lower().endswith((".yaml", ".yml")):
+        return _listed(path, columns=columns, pictures=pictures)
+    raise InputsError(f"Wanted {_FORMS}, got the file `{shown_name(path)}`.", hint="docs/labelled-data.md shows them")
+
+
+def _listed(path: str, *, columns: Columns, pictures: str | None) -> Examples:
+    """The examples of the tables that a data config of LLaMA-Adapter lists, relative to it or to the present folder."""
+    try:
+        tables = read_yaml(path).get(_META)
+    except UsageError as error:  # a settings file would be a wrong command line
+        raise InputsError(error.message, hint=error.hint) from None
+    if not isinstance(tables, list) or not tables or not all(isinstance(name, str) for name in tables):
+        raise InputsError(
+            f"Wanted a list of tables under `{_META}` in `{shown_name(path)}`, got something else.",
+            hint="write `META:` and a line `  - table.json` for each table",
+        )
+    found = Examples()
+    for name in tables:
+        beside = os.path.join(os.path.dirname(path), name)
+        table = beside if os.path.exists(beside) else name
+        if os.path.exists(table) and not is_table_name(table):
+            raise InputsError(f"Wanted tables under `{_META}`, got `{shown_name(table)}`.", hint=".json or .csv")
+        found.extend(_named(table, columns=columns, pictures=pictures))
+    return found
+
+
+def _folder(folder: str, *, columns: Columns) -> Examples:
+    found, has_any, tables = Examples(), False, list[str]()
+    for place, split in dict.fromkeys([(folder, ""), *split_folders(folder)]):
+        for name in sorted(os.listdir(place), key=natural_key):
+            path = os.path.join(place, name)
+            if name in METADATA:
+                found.extend(table_examples(path, columns=columns, split=split))
+            elif is_archive_name(name):
+                found.extend(archive_examples(path, columns=columns, split=split))
+            else:
+                tables += [path] * is_table_name(name)
+                continue
+            has_any = True
+    if has_any:
+        _count_without_row(folder, found)
+        return found
+    if has_texts_beside(folder, columns=columns):
+        return beside_examples(folder, columns=columns, left_out=found.left_out)
+    num_classes = len({name for place, _ in split_folders(folder) for name in sub_folders(place)})
+    if num_classes > 1 or (num_classes and not tables):
+        return class_examples(folder, columns=columns)
+    tables.sort(key=lambda table: _split_of(table) != "train")
+    named = tables if _are_splits(tables) else tables[:1]
+    raise InputsError(
+        f"Wanted {_FORMS}, got the folder `{shown_name(folder)}`, which is none of these.",
+        hint=f"name the {'tables themselves' if named[1:] else 'table itself'}: {' '.join(map(shown_name, named))}"
+        if tables
+        else "put the pictures of each class into a folder with its name",
+    )
+
+
+def _count_without_row(folder: str, found: Examples) -> None:
+    """Count the pictures in a folder with tables that no row names."""
+    named = {os.path.abspath(one.item.source) for one in found.examples if isinstance(one.item.source, str)}
+    for item in folder_inputs(folder, recursive=True):
+        if item.source != folder and os.path.abspath(item.path) not in named:
+            found.left_out.add("pictures without a row", item.path)

@@ -1,0 +1,281 @@
+"""Turns a row of named values into examples. Rows come from tables, JSON lists and samples of archives."""
+
+import difflib
+import json
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from llama_adapter.app.learning.labelled.example import Choices, Example, Examples, Task
+from llama_adapter.app.pictures.inputs import PictureInput, QuestionFields, natural_key
+from llama_adapter.app.pictures.inputs.addresses import ADDRESS
+from llama_adapter.app.pictures.inputs.fields import (
+    KNOWN_COLUMNS,
+    PICTURE_COLUMNS,
+    QUESTIONS,
+    TURNS,
+    as_columns,
+    asked_rows,
+    first_column,
+    known_name,
+    named,
+    question_columns,
+    question_fields,
+)
+from llama_adapter.app.pictures.inputs.left_out import LeftOut
+from llama_adapter.app.pictures.inputs.row_pictures import row_picture
+from llama_adapter.runtime.text import shown_excerpt
+
+CLASS_COLUMNS = ("label", "cls")
+CAPTION_COLUMNS = ("text", "txt", "caption", "captions")
+ANSWER_COLUMNS = ("answer", "answers", "output", *CAPTION_COLUMNS, *CLASS_COLUMNS)
+_PART, _SPLIT = "part", "split"
+_URL = "url"  # of the image-text lists of LLaMA-Adapter
+_KNOWN = frozenset((*KNOWN_COLUMNS, *ANSWER_COLUMNS, _PART, _SPLIT, _URL))
+_SPLITS = {
+    **dict.fromkeys(("train", "training", "restval"), "train"),  # restval: of Karpathy's splits
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
+}
+MAX_CHOICES = 2_000
+SPLITS = tuple(dict.fromkeys(_SPLITS.values()))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Columns:
+    """Which columns of rows are read, and how."""
+
+    answer: tuple[str, ...] = ANSWER_COLUMNS  # the answer is in the first of these columns that a row has
+    choices: tuple[str, ...] | None = None  # the choices for all rows; None: each row's own choices
+    question: str | None = None  # the question for rows without one; used only to find rows that ask the same
+    need_pictures: bool = False  # whether rows without a picture are refused
+    fields: tuple[str, ...] | None = None  # of archives: the field of the picture, and that of the text
+
+    @property
+    def known(self) -> frozenset[str]:
+        """Names of columns whose case is ignored."""
+        return _KNOWN | set(self.answer)
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """Names of columns of which a table needs at least one."""
+        return (*self.answer, QUESTIONS, TURNS)
+
+
+class _NoAnswerError(ValueError):
+    """A row has no answer."""
+
+
+def split_name(name: str) -> str:
+    """The name of a split: train, validation or test for their usual names, otherwise the name in lower case."""
+    name = name.strip().lower()
+    return _SPLITS.get(name, name)
+
+
+def is_split_name(name: str) -> bool:
+    """Whether a name is a usual name of a split."""
+    return name.strip().lower() in _SPLITS
+
+
+def similar_split(name: str) -> str | None:
+    """The split of the usual name that is most similar; None if none is similar."""
+    found = difflib.get_close_matches(name.strip().lower(), _SPLITS, n=1)
+    return _SPLITS[found[0]] if found else None
+
+
+def row_examples(
+    values: Mapping[str, object],
+    *,
+    columns: Columns,
+    place: str,
+    line: int = 0,
+    item: PictureInput | None = None,
+    root: str = "",
+    split: str = "",
+    left_out: LeftOut | None = None,
+    unanswered: str = "rows without an answer",
+) -> list[Example]:
+    """The examples of a row: one, or one for each object in its list `questions` and each pair of its `conversations`.
+
+    The case of known column names is ignored. `item` is the picture. By default it is the picture that the row names,
+    relative to the folder `root`; a row without a picture needs a question. A split in the row takes precedence over
+    `split`. An example of the task "choice" without choices has a class as its answer, see `with_classes`. `left_out`
+    counts rows without an answer, as `unanswered`, and questions of a conversation that nobody answers; without it,
+    they are errors.
+
+    Raises ValueError with the reason if the row is malformed.
+    """
+    row = {known_name(name, columns.known): value for name, value in values.items()}
+    if row.keys() <= {_URL, *CAPTION_COLUMNS, _PART, _SPLIT} and _URL in row:
+        row["picture"] = row.pop(_URL)
+    if item is None:
+        item = _picture(row, columns=columns, root=root, place=place)
+    rows = asked_rows(row, are_templates=item.source is not None)  # only questions about pictures are templates
+    has_turns = TURNS in row and TURNS not in rows[0]
+    if has_turns and left_out is not None and (answered := [one for one in rows if one["answer"] is not None]):
+        if len(answered) < len(rows):
+            left_out.add("questions of conversations without an answer", place, number=len(rows) - len(answered))
+        rows = answered
+    examples = []
+    for one in rows:
+        try:
+            examples.append(_example(one, item=item, columns=columns, place=place, line=line, split=split))
+        except _NoAnswerError:
+            if left_out is None:
+                raise
+            left_out.add(unanswered, place)
+    return [replace(example, has_turns=has_turns) for example in examples]
+
+
+def with_classes(found: Examples, *, place: str) -> None:
+    """Set the choices of examples whose answer is a class to all classes of `found`, in natural order.
+
+    If there is only one class, or more than MAX_CHOICES, this is an error at `place`.
+    """
+    classes = Choices(
+        sorted(
+            {answer for example in found.examples if _needs_classes(example) for answer in example.answers},
+            key=natural_key,
+        )
+    )
+    if len(classes) == 1:
+        found.refuse(place, f"all its labels are {shown_excerpt(classes[0])}; wanted at least two classes")
+    if len(classes) > MAX_CHOICES:
+        found.refuse(place, _too_many(len(classes), what="different labels"))
+    folded = defaultdict[str, list[str]](list)
+    for name in classes:
+        folded[name.casefold()].append(name)
+    for names in folded.values():
+        if len(names) > 1:
+            found.warn(place, f"its labels {' and '.join(map(shown_excerpt, names))} differ by their case alone")
+    found.examples[:] = [
+        replace(example, choices=classes) if _needs_classes(example) else example
+        for example in found.examples
+        if 1 < len(classes) <= MAX_CHOICES or not _needs_classes(example)
+    ]
+
+
+def without_copies(
+    found: Examples, *, question: str | None = None, name_of: Callable[[Example], str] = lambda example: example.place
+) -> None:
+    """Merge examples with the same picture and question.
+
+    Several captions become one example with several right answers. Examples with the same answer become one. Different
+    answers are an error; in conversations, they stay. `question` is the question for examples that have none; `name_of`
+    names an example in messages.
+    """
+    kept: dict[object, Example] = {}
+    for example in found.examples:
+        key = (example.item.source, *what_is_asked(example, question=question), example.has_turns and example.answers)
+        earlier = kept.setdefault(key, example)
+        if earlier is example:
+            continue
+        if example.task == "caption":
+            kept[key] = replace(earlier, answers=tuple(dict.fromkeys(earlier.answers + example.answers)))
+        elif contradict(earlier, example):
+            what = "label" if example.task == "choice" else "answer"
+            of = "question" if example.item.source is None else "picture and question"
+            found.refuse(example.place, f"{name_of(earlier)} has another {what} for the same {of}")
+    found.examples[:] = kept.values()
+
+
+def what_is_asked(example: Example, *, question: str | None) -> tuple[object, ...]:
+    """A key that is equal for examples that ask the same; `question` is the question for examples that have none."""
+    asked = example.question
+    instruction = question if asked.instruction is None else asked.instruction
+    columns = frozenset(example.item.columns.items()) if "{" in f"{instruction} {asked.input}" else frozenset()
+    return instruction, asked.input, columns, example.part, example.task
+
+
+def contradict(one: Example, other: Example) -> bool:
+    """Whether two examples that ask the same have no right answer in common. Captions never contradict each other."""
+    return one.task != "caption" and set(one.answers).isdisjoint(other.answers)
+
+
+def _too_many(number: int, *, what: str) -> str:
+    return (
+        f"it has {number:,} {what}, and an answer is compared with at most {MAX_CHOICES:,}; a column `answer` without "
+        "choices has answers that the model generates"
+    )
+
+
+def _needs_classes(example: Example) -> bool:
+    return example.task == "choice" and example.choices is None
+
+
+def _picture(row: Mapping[str, object], *, columns: Columns, root: str, place: str) -> PictureInput:
+    item = row_picture(row, root=root, place=place)
+    if item is None:
+        if columns.need_pictures:
+            raise ValueError(f"it has no picture in a column {named(PICTURE_COLUMNS)}")
+        return PictureInput(source=None, label=place, found_in=(place,))
+    if isinstance(item.source, str) and ADDRESS.match(item.source):
+        raise ValueError(f"its picture {shown_excerpt(item.source)} is an address; wanted a file")
+    return item
+
+
+def _example(
+    row: Mapping[str, object], *, item: PictureInput, columns: Columns, place: str, line: int, split: str
+) -> Example:
+    row = {name: value for name, value in row.items() if not _is_blank(value)} | {
+        name: "" for name in columns.answer if name in row and _is_blank(row[name])
+    }
+    question = question_fields(row if columns.choices is None else {**row, "choices": None}) or QuestionFields()
+    column = first_column(row, of=columns.answer)
+    answers = () if column is None else _texts(row[column], name=column)
+    if column is None or not answers:
+        where = f" in a column {named(columns.answer)}" if len(columns.answer) > 1 else ""
+        raise _NoAnswerError(f"it has no {columns.answer[0]}{where}")
+    choices = question.choices if columns.choices is None else columns.choices
+    if choices is not None:
+        if len(choices) > MAX_CHOICES:
+            raise ValueError(_too_many(len(choices), what="choices"))
+        answers = _among(choices, answers, shown=f"{column} {shown_excerpt(repr(row[column]))}")
+    if item.source is None and question.instruction is None and question.input is None:
+        raise ValueError("it has neither a picture nor a question")
+    spoken_for = {*question_columns(row), *columns.answer, *PICTURE_COLUMNS, _PART, _SPLIT}
+    own = as_columns({name: value for name, value in row.items() if name not in spoken_for})
+    return Example(
+        item=replace(item, columns={**item.columns, **own}),
+        question=replace(question, choices=None),
+        task=_task(column, choices=choices, question=question),
+        answers=answers,
+        choices=choices,
+        part=str(row.get(_PART, "")).strip(),
+        split=split_name(str(row.get(_SPLIT, split))),
+        place=place,
+        line=line,
+    )
+
+
+def _task(column: str, *, choices: Sequence[str] | None, question: QuestionFields) -> Task:
+    if choices is not None or column in CLASS_COLUMNS:
+        return "choice"
+    return "caption" if column in CAPTION_COLUMNS and question.instruction is None else "answer"
+
+
+def _texts(value: object, *, name: str) -> tuple[str, ...]:
+    """The texts of a cell, without blank ones; numbers become text. Raises ValueError for other values."""
+    texts = []
+    for one in value if isinstance(value, list) else [value]:
+        if isinstance(one, list | dict):
+            raise ValueError(f"its {name} is not text")
+        text = one if isinstance(one, str) else "" if one is None else json.dumps(one)
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"its {name} is not UTF-8") from None
+        texts.append(text.strip())
+    return tuple(filter(None, texts))
+
+
+def _among(choices: Sequence[str], answers: tuple[str, ...], *, shown: str) -> tuple[str, ...]:
+    """The answers in the spelling of the choices. Raises ValueError if an answer is not a choice."""
+    folded = [choice.strip().casefold() for choice in choices]
+    if not all(answer.casefold() in folded for answer in answers):
+        raise ValueError(f"its {shown} is none of {shown_excerpt(', '.join(choices))}")
+    return tuple(answer if answer in choices else choices[folded.index(answer.casefold())] for answer in answers)
+
+
+def _is_blank(value: object) -> bool:
+    return value is None or (isinstance(value, str) and not value.strip())

@@ -1,0 +1,137 @@
+"""Compares two models on the same examples.
+
+The test is McNemar, "Note on the sampling error of the difference between correlated proportions" (1947), in its exact
+form: of the examples that only one model answers right, each model has half on average if both are equally good.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from llama_adapter.app.learning.scores.choices import Flags
+from llama_adapter.app.learning.scores.intervals import Draws, Figure, Statistics, figures
+from llama_adapter.app.learning.scores.outcome import Ints, Outcome, Task, picture_groups, task_of
+from llama_adapter.app.learning.scores.scoring import measure_outcomes
+from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.text import shown_excerpt, shown_name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class McNemar:
+    """Counts of right answers of two models, and the two-sided exact p-value, which assumes independent examples."""
+
+    num_both_right: int
+    num_one_right: int  # examples that only the first model answers right
+    num_other_right: int  # examples that only the second model answers right
+    num_both_wrong: int
+    p_value: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """The scores of a second model minus those of a first one."""
+
+    names: tuple[str, str]
+    task: Task
+    num_examples: int
+    num_pictures: int
+    draws: Draws
+    values: dict[str, tuple[float | None, float | None]]  # name of a metric -> values of both models
+    differences: dict[str, Figure]  # intervals from bootstrap draws of the same pictures for both models
+    mcnemar: McNemar | None  # None for captions, which are not right or wrong
+    note: str = ""  # a sentence on other differences, for the reports
+
+
+def compare(
+    one: Sequence[Outcome],
+    other: Sequence[Outcome],
+    *,
+    names: tuple[str, str] = ("first", "second"),
+    task: Task | None = None,
+    draws: Draws | None = None,
+    note: str = "",
+) -> Comparison:
+    """Compare two models. The outcomes may be in any order. `note` is for the reports.
+
+    Raises UsageError if the examples are not the same: picture, question, part and right answers.
+    """
+    draws = draws or Draws()
+    task = task or task_of(one)
+    other = _aligned(one, other)
+    groups_N = picture_groups(one)
+    mine, theirs = measure_outcomes(task, one), measure_outcomes(task, other)
+    everything = np.arange(len(one), dtype=np.int64)
+    before, after = mine.statistics(everything), theirs.statistics(everything)
+    return Comparison(
+        names=names,
+        task=task,
+        num_examples=len(one),
+        num_pictures=len(np.unique(groups_N)),
+        draws=draws,
+        values={name: (value, after[name]) for name, value in before.items() if name in after},
+        differences=figures(_difference(mine.statistics, theirs.statistics), groups_N, draws),
+        mcnemar=_mcnemar(mine.is_right_N, theirs.is_right_N),
+        note=note,
+    )
+
+
+def mcnemar_p(num_one_right: int, num_other_right: int) -> float:
+    """The two-sided exact p-value for the numbers of examples that only one model answers right; 1 if both are 0."""
+    total = num_one_right + num_other_right
+    if num_one_right == num_other_right:
+        return 1.0
+    log_factorials = np.concatenate(([0.0], np.cumsum(np.log(np.arange(1, total + 1)))))
+    less = np.arange(min(num_one_right, num_other_right) + 1)
+    log_terms = log_factorials[total] - log_factorials[less] - log_factorials[total - less] - total * np.log(2.0)
+    return min(1.0, 2.0 * float(np.exp(log_terms).sum()))
+
+
+def _mcnemar(one: Flags | None, other: Flags | None) -> McNemar | None:
+    if one is None or other is None:
+        return None
+    only_one, only_other = int((one & ~other).sum()), int((other & ~one).sum())
+    return McNemar(
+        num_both_right=int((one & other).sum()),
+        num_one_right=only_one,
+        num_other_right=only_other,
+        num_both_wrong=int((~one & ~other).sum()),
+        p_value=mcnemar_p(only_one, only_other),
+    )
+
+
+def _difference(one: Statistics[str], other: Statistics[str]) -> Statistics[str]:
+    """The metrics of `other` minus those of `one`, for all metrics that both have."""
+
+    def difference(chosen: Ints) -> dict[str, float | None]:
+        before, after = one(chosen), other(chosen)
+        return {name: _minus(after[name], value) for name, value in before.items() if name in after}
+
+    return difference
+
+
+def _minus(after: float | None, before: float | None) -> float | None:
+    return None if after is None or before is None else after - before
+
+
+def _aligned(one: Sequence[Outcome], other: Sequence[Outcome]) -> list[Outcome]:
+    """The outcomes of `other` in the order of `one`. Outcomes of equal examples keep their order."""
+    waiting: dict[tuple[object, ...], list[Outcome]] = {}
+    for outcome in reversed(other):
+        waiting.setdefault(outcome.example_key, []).append(outcome)
+    found = []
+    for outcome in one:
+        same = waiting.get(outcome.example_key)
+        if not same:
+            raise UsageError(
+                f"Wanted the same examples for both models, but the second has no answer to "
+                f"“{shown_excerpt(outcome.question)}” about `{shown_name(outcome.picture)}`",
+                hint="evaluate both models on the same data, split and seed",
+            )
+        found.append(same.pop())
+    if len(found) < len(other):
+        raise UsageError(
+            f"Wanted the same examples for both models, got {len(one)} of the first and {len(other)} of the second",
+            hint="evaluate both models on the same data, split and seed",
+        )
+    return found

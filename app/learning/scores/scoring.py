@@ -1,0 +1,204 @@
+"""All metrics of a set of outcomes: overall, by part and by class; and the worst answers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from llama_adapter.app.learning.scores.answers import answer_scores
+from llama_adapter.app.learning.scores.captions import caption_figures, caption_scores
+from llama_adapter.app.learning.scores.choices import (
+    Choices,
+    Confusion,
+    Flags,
+    choice_figures,
+    class_figures,
+    confusion,
+    part_figures,
+    read_choices,
+)
+from llama_adapter.app.learning.scores.hints import threshold_hint
+from llama_adapter.app.learning.scores.intervals import Draws, Figure, Statistics, figures, means
+from llama_adapter.app.learning.scores.outcome import Floats, Ints, Outcome, Task, picture_groups, task_of
+
+ALL_PARTS: Final = "(all)"
+NO_PART: Final = "(none)"
+NUM_WORST: Final = 24
+
+# MME's parts, by the names of its folders. Fu et al. (2023), section 2.2.
+MME_PERCEPTION: Final = (
+    *("existence", "count", "position", "color", "posters"),
+    *("celebrity", "scene", "landmark", "artwork", "OCR"),
+)
+MME_COGNITION: Final = ("commonsense_reasoning", "numerical_calculation", "text_translation", "code_reasoning")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mistake:
+    """An answer that is wrong, or not as good as others."""
+
+    outcome: Outcome
+    score: float  # score of this answer: 0 to 1; CIDEr-D for captions, 0 to 10
+    confidence: float | None  # the probability of the most probable choice
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scores:
+    """The scores of one model's answers."""
+
+    model: str
+    task: Task
+    num_examples: int
+    num_pictures: int  # an example without picture counts as one
+    draws: Draws
+    figures: dict[str, Figure]
+    parts: dict[str, dict[str, Figure]]  # by part, `(all)` first; empty if there are no parts and no yes/no questions
+    classes: dict[str, dict[str, Figure]]  # by class; empty if the examples have different choices
+    confusion: Confusion | None
+    totals: dict[str, float]  # MME's sums over its parts, if all parts are present
+    worst: tuple[Mistake, ...]
+    notes: tuple[str, ...] = ()  # sentences on data and model for the reports; includes the hint
+    hint: str | None = None  # a recommendation that follows from the metrics
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """Outcomes of one task, prepared once for computing metrics."""
+
+    statistics: Statistics[str]
+    part_statistics: Statistics[str]
+    score_N: Floats  # score of each answer, as in `Mistake`
+    order_N: Ints  # indices of the outcomes, the worst first
+    is_right_N: Flags | None  # None for captions, which are not right or wrong
+    choices: Choices | None  # None for other tasks
+
+
+def measure_outcomes(task: Task, outcomes: Sequence[Outcome]) -> Measured:
+    """Prepare outcomes. Raises UsageError if the right answer to a question with choices is not a choice."""
+    if task == "choices":
+        table = read_choices(outcomes)
+        score_N = table.is_right_N.astype(np.float64)
+        sure_N = np.zeros_like(score_N) if table.sureness is None else table.sureness.highest_N
+        return Measured(
+            statistics=partial(choice_figures, table),
+            part_statistics=partial(part_figures, table),
+            score_N=score_N,
+            order_N=np.lexsort((-sure_N, score_N)),
+            is_right_N=table.is_right_N,
+            choices=table,
+        )
+    statistics: Statistics[str]
+    is_right_N: Flags | None
+    if task == "open":
+        found = answer_scores(outcomes)
+        statistics = means(found)
+        score_N = found.get("VQA", found["normalised"])
+        is_right_N = found["normalised"] > 0
+        order_N = np.argsort(score_N, kind="stable")
+    else:
+        captions = caption_scores(outcomes)
+        statistics = partial(caption_figures, captions)
+        score_N = captions.cider_N
+        is_right_N = None
+        order_N = np.lexsort((captions.rouge_N, captions.cider_N))
+    return Measured(
+        statistics=statistics,
+        part_statistics=statistics,
+        score_N=score_N,
+        order_N=order_N,
+        is_right_N=is_right_N,
+        choices=None,
+    )
+
+
+def score(
+    outcomes: Sequence[Outcome],
+    *,
+    model: str = "",
+    task: Task | None = None,
+    draws: Draws | None = None,
+    num_worst: int = NUM_WORST,
+    notes: tuple[str, ...] = (),
+) -> Scores:
+    """All metrics of one model. By default the data determine `task`. `notes` are sentences for the reports.
+
+    Raises UsageError if there are no outcomes, or the right answer to a question with choices is not a choice.
+    """
+    task, draws = task or task_of(outcomes), draws or Draws()
+    groups_N = picture_groups(outcomes)
+    measured = measure_outcomes(task, outcomes)
+    parts = _parts(measured, outcomes, groups_N, draws)
+    table = measured.choices
+    found = figures(measured.statistics, groups_N, draws)
+    hint = threshold_hint(found, num_classes=len(table.classes or ()) if table else 0)
+    return Scores(
+        model=model,
+        task=task,
+        num_examples=len(outcomes),
+        num_pictures=len(np.unique(groups_N)),
+        draws=draws,
+        figures=found,
+        parts=parts,
+        classes=_classes(table, groups_N, draws) if table else {},
+        confusion=confusion(table) if table else None,
+        totals=_totals(parts),
+        worst=_worst(measured, outcomes, num_worst),
+        notes=notes if hint is None else (*notes, hint),
+        hint=hint,
+    )
+
+
+def _parts(
+    measured: Measured, outcomes: Sequence[Outcome], groups_N: Ints, draws: Draws
+) -> dict[str, dict[str, Figure]]:
+    places: dict[str, list[int]] = {}
+    for place, one in enumerate(outcomes):
+        places.setdefault(one.part, []).append(place)
+    is_divided = places.keys() != {""}
+    if not is_divided and (measured.choices is None or measured.choices.yes is None):
+        return {}
+    found = {ALL_PARTS: figures(measured.part_statistics, groups_N, draws)}
+    for name, given in places.items() if is_divided else ():
+        own = np.array(given, dtype=np.int64)
+        found[name or NO_PART] = figures(_of(measured.part_statistics, own), groups_N[own], draws)
+    if is_divided:
+        found[ALL_PARTS].pop("MME score", None)  # MME sums the scores of parts, and defines no score for all questions
+    return found
+
+
+def _of(statistics: Statistics[str], own: Ints) -> Statistics[str]:
+    """The same metrics for a part of the examples; `own` has the indices of these."""
+    return lambda chosen: statistics(own[chosen])
+
+
+def _classes(table: Choices, groups_N: Ints, draws: Draws) -> dict[str, dict[str, Figure]]:
+    found: dict[str, dict[str, Figure]] = {name: {} for name in table.classes or ()}
+    for (one, name), figure in figures(partial(class_figures, table), groups_N, draws).items():
+        index = (table.classes or ()).index(one)
+        found[one][name] = replace(figure, count=int((table.label_N == index).sum()))
+    return found
+
+
+def _totals(parts: Mapping[str, Mapping[str, Figure]]) -> dict[str, float]:
+    scores = {name: own["MME score"].value or 0.0 for name, own in parts.items() if "MME score" in own}
+    return {
+        name: sum(scores[part] for part in needed)
+        for name, needed in (("perception", MME_PERCEPTION), ("cognition", MME_COGNITION))
+        if all(part in scores for part in needed)
+    }
+
+
+def _worst(measured: Measured, outcomes: Sequence[Outcome], count: int) -> tuple[Mistake, ...]:
+    """Wrong answers, the highest confidence first; captions by CIDEr-D, then ROUGE-L. Ties keep their order."""
+    is_caption = measured.is_right_N is None
+    order = [place for place in measured.order_N.tolist() if is_caption or measured.score_N[place] < 1.0]
+    return tuple(
+        Mistake(
+            outcome=outcomes[place],
+            score=float(measured.score_N[place]),
+            confidence=max(outcomes[place].probabilities or (), default=None),
+        )
+        for place in order[:count]
+    )

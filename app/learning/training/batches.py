@@ -1,0 +1,126 @@
+"""Which examples a step learns from: a function of seed, epoch and step alone.
+
+A batch has rows of similar length. Random noise is added to the lengths before they are compared: otherwise examples
+with the same answer, which have similar lengths, would be in the same batch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from llama_adapter.app.learning.training.asking import TokenRow, TrainExample
+
+# B rows, S tokens
+_NOISE_TOKENS, _NOISE_SHARE = 16, 0.25  # the noise on a length is below 16 tokens plus a quarter of the length
+_POOL = 32  # batches whose examples are sorted by length together
+_SHUFFLE, _ANSWER = 1, 2  # purpose of a random number, part of its seed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Microbatch:
+    """Examples that a device computes at once."""
+
+    examples: tuple[TrainExample, ...]
+    rows: tuple[TokenRow, ...]
+    tokens_BS: Tensor  # int64, padded with 0
+    labels_BS: Tensor  # int64, 0 at positions without loss
+    weight: float = 1.0  # 0: does not count; it is computed only because all ranks must compute equally many parts
+
+    @property
+    def num_labels(self) -> int:
+        """Tokens with a loss. The first token of a row has none, because no position predicts it."""
+        return 0 if self.weight == 0 else int((self.labels_BS[:, 1:] != 0).sum())
+
+
+class BatchOrder:
+    """Divides examples into batches, differently in each epoch."""
+
+    def __init__(self, lengths: Sequence[int], *, batch_size: int, seed: int) -> None:
+        """`lengths` are the numbers of tokens of the examples. Raises ValueError if there are none."""
+        if not lengths:
+            raise ValueError("there are no examples to learn")
+        self._lengths, self._batch_size, self._seed = np.asarray(lengths), batch_size, seed
+        self.steps_per_epoch = -(-len(lengths) // batch_size)
+        self._epoch = lru_cache(maxsize=2)(self._divided)
+
+    def epoch_of(self, step: int) -> int:
+        """The epoch of a step, both from 0."""
+        return step // self.steps_per_epoch
+
+    def at(self, step: int) -> tuple[int, ...]:
+        """Indices of the examples of a step, which counts from 0. Every example occurs once in an epoch."""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        return self._epoch(epoch)[place]
+
+    def _divided(self, epoch: int) -> tuple[tuple[int, ...], ...]:
+        generator = np.random.default_rng([_SHUFFLE, self._seed, epoch])
+        order = generator.permutation(len(self._lengths))
+        noise = generator.random(len(self._lengths)) * (_NOISE_TOKENS + _NOISE_SHARE * self._lengths)
+        shown = self._lengths + noise
+        pool = _POOL * self._batch_size
+        batches: list[tuple[int, ...]] = []
+        for start in range(0, len(order), pool):
+            part = order[start : start + pool]
+            part = part[np.argsort(shown[part], kind="stable")]
+            batches += [
+                tuple(part[at : at + self._batch_size].tolist()) for at in range(0, len(part), self._batch_size)
+            ]
+        return tuple(batches[place] for place in generator.permutation(len(batches)))
+
+
+def microbatches(
+    examples: Sequence[TrainExample],
+    chosen: Sequence[int],
+    *,
+    key: tuple[int, int],
+    rows: int,
+    rank: int = 0,
+    num_ranks: int = 1,
+) -> tuple[Microbatch, ...]:
+    """This rank's share of the step that learns the `chosen` examples, in parts of at most `rows` rows.
+
+    All ranks have the same number of parts. `key` is (seed, epoch); with the example's index it determines which of
+    several right answers is drawn. Parts of similar row length go to different ranks.
+    """
+    rows_of = drawn_rows(examples, chosen, key=key)
+    drawn = [(examples[index], row) for index, row in zip(chosen, rows_of, strict=True)]
+    drawn.sort(key=lambda pair: len(pair[1].token_ids))
+    num_parts = -(-len(drawn) // rows)
+    num_parts = -(-num_parts // num_ranks) * num_ranks
+    parts = [drawn[len(drawn) * at // num_parts : len(drawn) * (at + 1) // num_parts] for at in range(num_parts)]
+    return tuple(_microbatch(part or drawn[:1], counts=bool(part)) for part in parts[rank::num_ranks])
+
+
+def drawn_rows(
+    examples: Sequence[TrainExample], chosen: Sequence[int], *, key: tuple[int, int]
+) -> tuple[TokenRow, ...]:
+    """The row to learn for each of the `chosen` examples; `key` is (seed, epoch)."""
+    return tuple(examples[index].row(_ANSWER, *key, index) for index in chosen)
+
+
+def _microbatch(drawn: Sequence[tuple[TrainExample, TokenRow]], *, counts: bool) -> Microbatch:
+    rows = tuple(row for _, row in drawn)
+    tokens_BS, labels_BS = padded(rows)
+    return Microbatch(
+        examples=tuple(example for example, _ in drawn),
+        rows=rows,
+        tokens_BS=tokens_BS,
+        labels_BS=labels_BS,
+        weight=1.0 if counts else 0.0,
+    )
+
+
+def padded(rows: Sequence[TokenRow]) -> tuple[Tensor, Tensor]:
+    """Tokens and labels (B, S), int64, padded with 0 to the longest row. Labels are 0 before the answer."""
+    width = max(len(row.token_ids) for row in rows)
+    tokens_BS = torch.zeros(len(rows), width, dtype=torch.int64)
+    for tokens_S, row in zip(tokens_BS, rows, strict=True):
+        tokens_S[: len(row.token_ids)] = torch.tensor(row.token_ids)
+    labels_BS = tokens_BS.clone()
+    for labels_S, row in zip(labels_BS, rows, strict=True):
+        labels_S[: row.num_prompt] = 0
+    return tokens_BS, labels_BS

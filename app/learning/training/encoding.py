@@ -1,0 +1,107 @@
+"""Encodes the pictures of a run once, before the first step, on all ranks together."""
+
+import contextlib
+import dataclasses
+from pathlib import Path
+from typing import Final
+
+from llama_adapter.app.jobs.progress import Progress
+from llama_adapter.app.learning.training.cache import (
+    EncodedCache,
+    Unreadable,
+    check_unreadable,
+    encode_pictures,
+    pictures_of,
+)
+from llama_adapter.app.learning.training.feeding import Encodings
+from llama_adapter.app.learning.training.job import TrainJob
+from llama_adapter.app.learning.training.model import TrainableModel
+from llama_adapter.app.learning.training.plan import ENCODED_TOGETHER
+from llama_adapter.app.learning.training.prepare import TrainingData
+from llama_adapter.app.learning.training.ranks import OneRank
+from llama_adapter.app.pictures.reading.isolated import IsolatedReader
+from llama_adapter.app.pictures.reading.spec import DEFAULT_PICTURE_TIMEOUT_S
+from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.terminal.stderr_lines import say
+from llama_adapter.runtime.text import shown_name
+from llama_adapter.runtime.user_cache import cache_fault, cache_folder, is_temporary
+
+_FOLDER: Final = "encoded"
+_MANY: Final = 1000  # pictures whose encodings take a noticeable time to be checked
+
+
+def _place(job: TrainJob, *, ranks: OneRank) -> Path:
+    """The folder of encodings, which the ranks of a run share."""
+    if job.cache is not None:
+        return Path(job.cache)
+    reason = cache_fault()
+    if not is_temporary():
+        try:
+            return cache_folder() / _FOLDER
+        except OSError as error:
+            reason = str(error)
+    place = job.folder / _FOLDER
+    if ranks.is_first and not job.quiet:
+        say(f"note: encoded pictures are kept in `{shown_name(str(place))}`; --encoded names another folder ({reason})")
+    return place
+
+
+def encode_all(
+    job: TrainJob, model: TrainableModel, data: TrainingData, *, ranks: OneRank
+) -> tuple[Encodings, list[Unreadable]]:
+    """The encodings for all examples, and the pictures that are left out, which are the same on all ranks.
+
+    All ranks must call it together. Raises UsageError if the data have pictures but the model sees none, CacheError if
+    too many pictures cannot be read, and the errors of `encode_pictures`.
+    """
+    if model.encodes == "nothing":
+        if any(one.has_picture for one in data.everything):
+            raise UsageError(
+                f"`{model.sources.name}` with an adapter for texts sees no pictures, and the data have some",
+                hint="name a CLIP as --clip, or an adapter that sees pictures",
+            )
+        return Encodings(None, None), []
+    nothing = model.encode_nothing().cpu()
+    place = _place(job, ranks=ranks)
+    encoder = f"{model.encoder_digest} {model.dtype} {job.spec.exif} {job.spec.reading} {job.spec.transparency}"
+    cache = EncodedCache(place, encoder=encoder, shape=tuple(nothing.shape[1:]), dtype=nothing.dtype)
+    pictures = pictures_of(one.example for one in data.everything)
+    num_pictures = len(pictures) + len(data.unreadable)
+    is_shown = ranks.is_first and not job.quiet
+    if is_shown and len(pictures) >= _MANY:
+        say(f"looking for the encodings of {len(pictures):,} pictures")
+    missing = cache.missing(pictures)
+    if ranks.is_first:
+        cache.require_room(len(missing))
+    own = missing[ranks.rank :: ranks.size]
+    if is_shown and missing:
+        say(f"encoding {len(missing):,} pictures" if len(missing) > 1 else "encoding a picture")
+    spec = dataclasses.replace(job.spec.pictures, channel_order=model.vision_config.channel_order)
+    reader = IsolatedReader(spec, size=model.vision_config.clip.image_size, timeout_s=DEFAULT_PICTURE_TIMEOUT_S)
+
+    def encode(digests: list[str]) -> list[Unreadable]:
+        progress = Progress(visible=is_shown, count=lambda: len(digests))
+        try:
+            return encode_pictures(
+                cache,
+                {digest: pictures[digest] for digest in digests},
+                reader=reader,
+                encode=model.encode,
+                batch_size=ENCODED_TOGETHER,
+                show=lambda done, failed: progress.show(answered=done - failed, failed=failed, known=0),
+            )
+        finally:
+            progress.clear()
+
+    with contextlib.closing(reader):
+        unreadable = encode(own) if own else []
+        ranks.wait()
+        known = {one.digest for one in unreadable}
+        rest = [digest for digest in cache.missing(pictures) if digest not in known]
+        if rest:  # the other ranks could not read these, or their cache is on another machine
+            unreadable += encode(rest)
+    unreadable += data.unreadable
+    for line in check_unreadable(unreadable, num_pictures=num_pictures, most=job.most_unreadable):
+        if ranks.is_first:
+            say(line)
+    return Encodings(cache, nothing), unreadable

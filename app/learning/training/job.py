@@ -1,0 +1,146 @@
+"""The description of a training run as plain values. All defaults are defined here."""
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from llama_adapter.app.learning.training.choice import TrainingChoice
+from llama_adapter.app.models.spec import CaptionerSpec
+
+Parallel = Literal["ddp", "fsdp"]
+ScoredBy = Literal["auto", "answers", "loss"]
+
+# The peak learning rate for each kind of parameters, for a LLaMA of width 4096. Narrower models use higher rates.
+LEARNING_RATES: Final[Mapping[str, float]] = {
+    "queries": 1.5e-3,
+    "gates": 1.5e-3,
+    "norms": 1.5e-3,
+    "biases": 1.5e-3,
+    "LoRA factors": 3e-4,
+    "visual blocks": 1.5e-4,
+}
+_WIDTH = 4096
+_LEAST_STEPS, _FEWEST_EPOCHS, _MOST_EPOCHS = 300, 3, 200
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Optimisation:
+    """Parameters of the optimisation. None means a default that depends on the sets of parameters or on the data."""
+
+    epochs: float | None = None  # passes over the training examples
+    batch_size: int = 16  # examples per step, over all ranks
+    rows: int | None = None  # examples that a device computes at once; None: the batch divided by the number of ranks
+    lr: float | None = None  # peak learning rate
+    warmup: float = 0.05  # share of the steps in which the rate rises from 0 to its peak
+    final_lr: float = 0.0  # rate at the last step, as a share of the peak
+    weight_decay: float = 0.02
+    max_norm: float = 1.0  # gradients with a larger norm are clipped to it; 0: no clipping
+    skip: int = 10  # the run fails after more than this many steps whose loss or gradient is not finite
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "rows"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        for name in ("epochs", "lr"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} must be above 0, got {value}")
+        for name in ("weight_decay", "max_norm", "skip"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        for name in ("warmup", "final_lr"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie in 0..1, got {getattr(self, name)}")
+
+    def rate(self, kinds: Collection[str], *, width: int) -> float:
+        """The peak learning rate for these kinds of parameters in a LLaMA of this width."""
+        if self.lr is not None:
+            return self.lr
+        return float(f"{max(LEARNING_RATES[kind] for kind in kinds) * _WIDTH / width:.2g}")
+
+    def step_size(self, num_examples: int) -> int:
+        """Examples per step, if there are `num_examples` to learn."""
+        return min(self.batch_size, num_examples)
+
+    def num_steps(self, num_examples: int) -> int:
+        """Steps of the whole run. By default 3 epochs, or more epochs if 3 are fewer than 300 steps."""
+        each = math.ceil(num_examples / self.batch_size)
+        if self.epochs is not None:
+            return max(1, round(self.epochs * each))
+        return each * min(max(math.ceil(_LEAST_STEPS / each), _FEWEST_EPOCHS), _MOST_EPOCHS)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainJob:
+    """Data, model, trained parameters and output files of a run. Raises ValueError for values out of range."""
+
+    data: tuple[str, ...]
+    out: str  # the .pth file
+    spec: CaptionerSpec = field(default_factory=CaptionerSpec)
+    choice: TrainingChoice = field(default_factory=TrainingChoice)
+    question: str | None = None  # the question for examples that have none
+    pictures: str | None = None  # folder with the pictures of known sets
+    sample_fields: tuple[str, ...] | None = None  # of archives: the field of the picture, and that of the text
+    validation: float = 0.1  # share of the pictures used for early stopping
+    test: float = 0.1  # share of the pictures used for the final scores
+    most_unreadable: float = 0.1  # share of the pictures that may be unreadable
+    optimisation: Optimisation = field(default_factory=Optimisation)
+    seed: int = 0
+    checkpointing: bool = False  # compute activations again in the backward pass, layer by layer
+    evaluate_every: int | None = None  # steps; None: once per epoch, and at most 20 times in a run
+    patience: int = 5  # evaluations without improvement before the run ends; 0: it never ends early
+    save_every_s: float = 300.0
+    cache: str | None = None  # folder of encoded pictures; None: the user's cache folder
+    score: ScoredBy = "auto"  # measure for early stopping; auto: answers, unless the model is large
+    parallel: Parallel = "ddp"  # with several ranks: each has the whole model (ddp), or a part of each parameter (fsdp)
+    timeout_s: float = 1800.0  # how long a rank waits for the others
+    resume: bool = False
+    force: bool = False
+    bundle: bool = False  # write a bundle too; if the base model is a bundle, one is always written
+    quiet: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)  # as in a settings file, for `settings.yaml`
+
+    def __post_init__(self) -> None:
+        if not self.data:
+            raise ValueError("data must name at least one table, folder or archive")
+        if not self.out.endswith(".pth") or self.out == ".pth":
+            raise ValueError(f"out must be the name of a .pth file, got {self.out!r}")
+        if not (self.validation >= 0 and self.test >= 0 and self.validation + self.test < 1):
+            raise ValueError(
+                f"validation and test are shares of the pictures, and leave some to learn: got {self.validation} and "
+                f"{self.test}"
+            )
+        if not 0 <= self.most_unreadable <= 1:
+            raise ValueError(f"most_unreadable must lie in 0..1, got {self.most_unreadable}")
+        if self.evaluate_every is not None and self.evaluate_every < 1:
+            raise ValueError(f"evaluate_every must be at least 1, got {self.evaluate_every}")
+        for name in ("seed", "patience"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        if not (self.save_every_s > 0 and self.timeout_s > 0):
+            raise ValueError("save_every_s and timeout_s must be seconds above 0")
+        if self.resume and self.force:
+            raise ValueError("resume and force exclude each other: go on with an earlier run, or replace it")
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder, next to `out`."""
+        return Path(self.out).with_suffix(".training")
+
+    @property
+    def lr(self) -> float:
+        """The peak learning rate; the run sets it with `with_rate`."""
+        assert self.optimisation.lr is not None, "the width of the model is known"
+        return self.optimisation.lr
+
+    def rate_factor(self, kind: str) -> float:
+        """Factor on the learning rate for a kind of parameters: 1 for the kind with the highest rate."""
+        return LEARNING_RATES[kind] / max(LEARNING_RATES[one] for one in self.choice.kinds)
+
+    def with_rate(self, *, width: int) -> "TrainJob":
+        """The job with its learning rate set, for a LLaMA of this width."""
+        rate = self.optimisation.rate(self.choice.kinds, width=width)
+        return replace(self, optimisation=replace(self.optimisation, lr=rate))

@@ -1,0 +1,248 @@
+"""The training loop: steps, evaluations, checkpoints and early stopping.
+
+A run that was interrupted and resumed gives bit-identical results.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from llama_adapter.app.learning.training.checkpoint import (
+    BEST,
+    LAST,
+    WEIGHT,
+    LoopState,
+    check_resumable,
+    check_tensors,
+    read_checkpoint,
+    weight_shapes,
+    weights_of,
+    write_checkpoint,
+)
+from llama_adapter.app.learning.training.distributing import Distributed, like
+from llama_adapter.app.learning.training.errors import TrainingError, other_run
+from llama_adapter.app.learning.training.feeding import Feeder
+from llama_adapter.app.learning.training.interrupting import Interruption
+from llama_adapter.app.learning.training.job import TrainJob
+from llama_adapter.app.learning.training.optimiser import STEP, NamedAdamW
+from llama_adapter.app.learning.training.progress import TrainProgress
+from llama_adapter.app.learning.training.ranks import OneRank
+from llama_adapter.app.learning.training.run_log import RunLog
+from llama_adapter.app.learning.training.schedule import rate_at
+from llama_adapter.app.learning.training.scoring import Validation
+from llama_adapter.app.learning.training.stepping import Step, Stepper
+from llama_adapter.runtime.terminal.stderr_lines import say
+from llama_adapter.runtime.text import shown_name
+
+_MOST_NAMED: Final = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """How a run ended."""
+
+    state: LoopState
+    why: str  # "", "early": the score did not improve, or "interrupted"
+
+
+class Loop:
+    """The training loop of this rank. Only the first rank writes files."""
+
+    def __init__(
+        self,
+        distributed: Distributed,
+        *,
+        job: TrainJob,
+        folder: Path,
+        run: str,
+        feeder: Feeder,
+        steps_per_epoch: int,
+        num_steps: int,
+        validate: Callable[[], Validation] | None,
+        ranks: OneRank,
+        progress: TrainProgress,
+        interruption: Interruption,
+    ) -> None:
+        """`run` is the digest of everything the steps depend on. Without `validate`, the last weights are the best."""
+        self._distributed, self._job, self._folder, self._feeder = distributed, job, folder, feeder
+        self._steps_per_epoch, self._validate, self._ranks = steps_per_epoch, validate, ranks
+        self._progress, self._interruption = progress, interruption
+        model = distributed.model
+        self._optimiser = NamedAdamW(
+            model.trained(),
+            no_decay=model.no_decay(),
+            weight_decay=job.optimisation.weight_decay,
+            factor_of=lambda name: job.rate_factor(model.kind_of(name)),
+        )
+        self._stepper = Stepper(distributed, self._optimiser, ranks=ranks, clip=job.optimisation.max_norm)
+        self._state = LoopState(num_steps=num_steps, run=run)
+        self._every = job.evaluate_every or max(steps_per_epoch, -(-num_steps // 20))
+
+    def resume(self) -> None:
+        """Continue from the last checkpoint. The best one is checked too, since the results are written from it.
+
+        Raises CheckpointError, and UsageError if a checkpoint is from a run with other settings or data.
+        """
+        parameters = self._distributed.model.trained()
+        weights = weight_shapes(parameters)
+        tensors, state = self._read(BEST)
+        check_tensors(tensors, weights, num_steps=state.step, path=self._folder / BEST)
+        tensors, state = self._read(LAST)
+        moments = self._optimiser.shapes()
+        check_resumable(tensors, state, weights=weights, moments=moments, path=self._folder / LAST)
+        self._distributed.load(weights_of(tensors))
+        if moments.keys() <= tensors.keys():
+            owners = {name: parameters[name.partition("/")[2]] for name in moments}
+            self._optimiser.load_state(
+                {
+                    name: tensors[name] if name.startswith(STEP) else like(tensors[name], owner)
+                    for name, owner in owners.items()
+                }
+            )
+        if state.scaler:
+            self._stepper.scaler.load_state_dict(state.scaler)
+        self._state = state
+
+    def _read(self, name: str) -> tuple[dict[str, torch.Tensor], LoopState]:
+        """A checkpoint of this run; its tensors are not checked. Raises the errors of `resume`."""
+        tensors, state = read_checkpoint(self._folder / name)
+        if state.run != self._state.run or state.num_steps != self._state.num_steps:
+            raise other_run(self._folder)
+        return tensors, state
+
+    def run(self) -> Ended:
+        """Train to the end. Raises TrainingError if too many steps are not finite, and OSError."""
+        state, log = self._state, None
+        if self._ranks.is_first:
+            log = RunLog(self._folder, from_step=state.step)
+        started, before_s, saved_at = time.monotonic(), state.elapsed_s, time.monotonic()
+        patience = self._job.patience
+        why = "early" if patience and state.num_worse >= patience else ""  # the resumed run had ended
+        try:
+            if state.step == 0 and self._validate is not None:
+                self._log(log, validation=self._evaluate())
+                self._progress.resume()
+            while state.step < state.num_steps and not why:
+                done = self._step(log)
+                state.elapsed_s = before_s + time.monotonic() - started
+                is_end = state.step == state.num_steps
+                is_evaluated = False
+                if done.asked_to_end:
+                    why = "interrupted"
+                elif self._validate is not None and (state.step % self._every == 0 or is_end):
+                    self._log(log, validation=self._evaluate())
+                    is_evaluated = True
+                    if patience and state.num_worse >= patience:
+                        why = "early"
+                    self._progress.resume()
+                is_due = time.monotonic() - saved_at > self._job.save_every_s
+                if self._agree(is_due) or is_evaluated or is_end or why:
+                    self._save()
+                    saved_at = time.monotonic()
+        finally:
+            self._progress.clear()
+            if log is not None:
+                log.close()
+        return Ended(state=state, why=why)
+
+    def _agree(self, wanted: bool) -> bool:
+        """The first rank's decision on all ranks. Ranks save together, because parameters may be divided among them."""
+        if self._ranks.size == 1:
+            return wanted
+        return bool(self._ranks.sum(torch.tensor([float(wanted and self._ranks.is_first)])).item())
+
+    def _step(self, log: RunLog | None) -> Step:
+        state, optimisation = self._state, self._job.optimisation
+        lr = rate_at(
+            state.step,
+            num_steps=state.num_steps,
+            peak=self._job.lr,
+            warmup=optimisation.warmup,
+            final=optimisation.final_lr,
+        )
+        torch.manual_seed((self._job.seed << 32) + state.step)
+        parts = self._feeder.at(state.step)
+        num_labels, num_examples = self._feeder.counts(state.step)
+        with self._ranks.failing():
+            done = self._stepper.step(parts, num_labels=num_labels, lr=lr, ask_to_end=self._interruption.is_asked)
+        state.step += 1
+        state.num_examples += num_examples
+        if not done.is_done and not done.is_overflow:
+            self._skipped(done)
+        self._progress.step(state.step, loss=done.loss, lr=lr, num_examples=num_examples)
+        if log is not None:
+            log.add(
+                state.step,
+                {
+                    "epoch": state.step / self._steps_per_epoch,
+                    "loss": done.loss if done.is_done else None,
+                    "lr": lr,
+                    "gradient_norm": done.gradient_norm,
+                    "examples_per_s": self._progress.rate,
+                    "tokens": sum(sum(len(row.token_ids) for row in part.rows) for part, _ in parts if part.weight),
+                    "seconds": self._progress.seconds,
+                },
+            )
+        return done
+
+    def _skipped(self, done: Step) -> None:
+        state = self._state
+        state.skipped.append(state.step)
+        named = ", ".join(done.odd[:_MOST_NAMED]) + (", ..." if len(done.odd) > _MOST_NAMED else "")
+        what = f"the loss of {named} is not finite" if done.odd else "the loss or a gradient is not finite"
+        self._progress.clear()
+        if done.odd or self._ranks.is_first:
+            say(f"step {state.step:,} is skipped: {what}")
+        if len(state.skipped) > self._job.optimisation.skip:
+            self._save()
+            raise TrainingError(
+                f"{len(state.skipped):,} steps had a loss or gradient that is not finite; in the last one {what}",
+                hint="try a smaller --lr, or --dtype float32 or bfloat16; look at the examples that are named",
+            )
+
+    def _evaluate(self) -> Validation:
+        assert self._validate is not None, "there is something to validate with"
+        found = self._validate()
+        if self._state.judge(found.key, found.loss):
+            self._write(BEST, self._weights())
+        return found
+
+    def _log(self, log: RunLog | None, *, validation: Validation) -> None:
+        state = self._state
+        if log is not None:
+            log.add(state.step, {"validation_loss": validation.loss, "validation_score": validation.score})
+        shown = "" if validation.score is None else f", score {validation.score:.4f}"
+        loss = float("nan") if validation.loss is None else validation.loss
+        best = "" if state.best_step != state.step else " (best so far)"
+        self._progress.say(f"after step {state.step:,}: validation loss {loss:.4f}{shown}{best}")
+
+    def _weights(self) -> dict[str, torch.Tensor]:
+        whole = self._distributed.whole(self._distributed.model.trained())
+        return {f"{WEIGHT}{name}": tensor for name, tensor in whole.items()}
+
+    def _save(self) -> None:
+        moments = self._distributed.whole(self._optimiser.state())
+        self._state.scaler = self._stepper.scaler.state_dict()
+        weights = self._weights()
+        if self._validate is None:
+            self._state.best_step = self._state.step
+            self._write(BEST, weights)  # first: a run resumes only if it has both
+        self._write(LAST, {**weights, **moments})
+
+    def _write(self, name: str, tensors: dict[str, torch.Tensor]) -> None:
+        if not self._ranks.is_first:
+            return
+        try:
+            write_checkpoint(self._folder / name, tensors, self._state)
+        except OSError as error:
+            kept = (self._folder / LAST).is_file()
+            raise TrainingError(
+                f"The checkpoint `{shown_name(str(self._folder / name))}` cannot be written: {error.strerror or error}",
+                hint="make room on the disk, and go on from the checkpoint before it with --resume"
+                if kept
+                else "make room on the disk, or name another --out",
+            ) from error

@@ -1,0 +1,403 @@
+"""The model in training: trained parameters over frozen weights, the loss, and the tensors for an adapter's file.
+
+It implements LLaMA-Adapter (Zhang et al., 2023) and LLaMA-Adapter V2 (Gao et al., 2023).
+"""
+
+# B rows, S tokens, T tokens of CLIP, C width of its features, Q queries, D model width, A adapter layers
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from llama_adapter.app.learning.training.choice import ParameterSet, TrainingChoice
+from llama_adapter.app.learning.training.sources import NEW_ADAPTER, TrainingSources, open_sources
+from llama_adapter.app.models.bundle_manifest import is_question
+from llama_adapter.app.models.checkpoints import QUESTION_KEYS, LoadedModel, StreamedModel, no_vision
+from llama_adapter.app.models.sketch import Dtype, check_halves, dtype_of
+from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.tokenizer import Tokenizer
+from llama_adapter.llm.training.build import DECODER_KINDS, build_decoder, kind_of, llama_tensors
+from llama_adapter.llm.training.decoder import TrainableDecoder
+from llama_adapter.llm.weights.adapter import AdapterFile, adapter_of
+from llama_adapter.llm.weights.build import decoder_tensors, plan_decoder
+from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.kernels.library import Library
+from llama_adapter.vision.block import plain_attention
+from llama_adapter.vision.config import VisionConfig
+from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
+from llama_adapter.vision.pixels import zero_picture
+from llama_adapter.vision.weights import build_vision, visual_tensors
+
+__all__ = ["ParameterSet", "TrainableModel", "TrainingChoice", "open_trainable"]
+
+_VISUAL = "visual blocks"
+# Released files have these tensors in float16. Tensors of the file that a training starts from keep their dtype.
+_HALF = (".gate", ".new_gate", "_l1.weight", "_l2.weight")
+
+
+def open_trainable(
+    spec: CaptionerSpec,
+    choice: TrainingChoice,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    seed: int,
+    kernels: Library | None = None,
+) -> "TrainableModel":
+    """The model of `spec` on `device`, in which the parameters of `choice` are trained.
+
+    Frozen weights are in `dtype`, trained weights in float32. Before the first step it computes what the model of
+    `spec` computes. `seed` initialises new parameters. With `kernels`, the C kernels compute the products with the
+    decoder's frozen weights, otherwise torch does. Raises CheckpointError, and UsageError for a model in which the
+    parameters of `choice` cannot be trained.
+    """
+    sources = open_sources(spec, choice, seed=seed)
+    _check_choice(sources, choice)
+    return TrainableModel(sources, choice, dtype=dtype, device=torch.device(device), seed=seed, kernels=kernels)
+
+
+def _check_choice(sources: TrainingSources, choice: TrainingChoice) -> None:
+    if not sources.adapter.sees_pictures and choice.kinds - {"queries", "gates"}:
+        raise UsageError(
+            "An adapter for texts has adaption prompts and gates only, but the sets to train are "
+            f"{', '.join(choice.sets)}",
+            hint="train `adapter`, or name a CLIP as --clip for an adapter that sees pictures",
+        )
+    if sources.adapter.name == NEW_ADAPTER and "gates" not in choice.kinds:
+        raise UsageError(
+            f"The gates of a new adapter are closed and {', '.join(choice.sets)} does not train them, so pictures "
+            "would have no effect",
+            hint="train `bias` or `adapter` too",
+        )
+
+
+class TrainableModel(nn.Module):
+    """A model whose frozen weights have one dtype (`dtype`) and whose trained weights are float32.
+
+    `tokenizer`, `decoder_config` and `vision_config` are those of the model.
+    """
+
+    def __init__(
+        self,
+        sources: TrainingSources,
+        choice: TrainingChoice,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        seed: int,
+        kernels: Library | None = None,
+    ) -> None:
+        """Made by `open_trainable`."""
+        super().__init__()
+        self.sources, self.choice = sources, choice
+        self.questions = sources.questions  # a run replaces them by those that it learned
+        self.tokenizer: Tokenizer = sources.tokenizer
+        adapter, vocab_size = sources.adapter, sources.tokenizer.vocab_size
+        planned = plan_decoder(sources.llama, adapter, vocab_size=vocab_size, context=sources.context)
+        self.decoder_config: DecoderConfig = dataclasses.replace(planned, separate_adapter_kv=False)
+        self.decoder: TrainableDecoder = build_decoder(
+            planned,
+            source=sources.llama,
+            adapter=adapter,
+            trained=[kind for kind in DECODER_KINDS if kind in choice.kinds],
+            lora_rank=choice.lora_rank,
+            dtype=dtype,
+            device=device,
+            seed=seed,
+            kernels=kernels,
+        )
+        self.vision: PictureEncoder | None = None
+        self.vision_config: VisionConfig = no_vision(planned)
+        if adapter.sees_pictures:
+            self.vision_config, state = _vision(sources, adapter, dtype=dtype)
+            check_halves(self.vision_config, planned, adapter=adapter.name)
+            if _VISUAL in choice.kinds:
+                own = {name: value.float().clone() for name, value in state.items() if name.startswith("query.")}
+                state |= own
+            self.vision = encoder_from_state(self.vision_config, {k: v.to(device) for k, v in state.items()})
+            self.vision.mean, self.vision.std = self.vision.mean.to(device), self.vision.std.to(device)
+            self.vision.query.requires_grad_(_VISUAL in choice.kinds)
+            if _VISUAL in choice.kinds and device.type == "cpu":
+                for block in self.vision.query.blocks:
+                    block.attention.attend = plain_attention  # type: ignore[union-attr]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Messages to the user about the model that the training starts from."""
+        notes = self.sources.notes
+        rank = _rank(self.sources.adapter)
+        if "lora" in self.choice.sets and rank not in (0, self.choice.lora_rank):
+            notes += (f"the LoRA factors of `{self.sources.adapter.name}` have rank {rank}, and keep it",)
+        return notes
+
+    @property
+    def encodes(self) -> Literal["features", "visual_query", "nothing"]:
+        """What `encode` returns: CLIP's features if the visual blocks are trained, otherwise the visual query.
+
+        "nothing" for an adapter for texts.
+        """
+        if self.vision is None:
+            return "nothing"
+        return "features" if _VISUAL in self.choice.kinds else "visual_query"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of frozen weights and activations."""
+        return self.decoder.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return self.decoder.device
+
+    @property
+    def checkpoint_layers(self) -> bool:
+        """Whether the activations of a layer are computed again in the backward pass."""
+        return self.decoder.checkpoint_layers
+
+    @checkpoint_layers.setter
+    def checkpoint_layers(self, value: bool) -> None:
+        self.decoder.checkpoint_layers = value
+
+    def release(self) -> None:
+        """Free the memory of all weights; afterwards the model cannot compute."""
+        self.to("meta")
+        self.decoder.release()
+
+    @functools.cached_property
+    def encoder_digest(self) -> str:
+        """SHA-256 over the frozen weights, dtype and sizes that `encode` uses."""
+        digest = hashlib.sha256(json.dumps([self.encodes, str(self.dtype), self.vision_config.to_dict()]).encode())
+        state = {} if self.vision is None else self.vision.state_dict()
+        for name in sorted(state):
+            if self.encodes == "visual_query" or not name.startswith("query."):
+                digest.update(name.encode())
+                digest.update(_bytes(state[name]))
+        return digest.hexdigest()
+
+    @torch.no_grad()
+    def encode(self, pixels_BHWC: Tensor) -> Tensor:
+        """RGB pixels uint8 (B, S, S, 3) -> CLIP's features (B, T, C) or the visual query (B, Q, D), see `encodes`.
+
+        The result has no gradients, and has the dtype and device of the frozen weights. Raises ValueError for an
+        adapter for texts.
+        """
+        if self.vision is None:
+            raise ValueError("an adapter for texts encodes no pictures")
+        pixels_BHWC = pixels_BHWC.to(self.device)
+        compute = self.vision.features if self.encodes == "features" else self.vision
+        encoded: Tensor = compute(pixels_BHWC)
+        return encoded
+
+    def encode_nothing(self) -> Tensor:
+        """The encoding of a picture that is zero after normalisation, which examples without a picture attend to.
+
+        Shape and dtype are those of `encode` for one picture.
+        """
+        size, order = self.vision_config.clip.image_size, self.vision_config.channel_order
+        return self.encode(torch.from_numpy(zero_picture(size, channel_order=order).copy())[None])
+
+    def forward(self, tokens_BS: Tensor, labels_BS: Tensor, encoded: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The float32 sum of the loss over all labels, and the sums for each row, (B).
+
+        `tokens_BS` and `labels_BS` are int64, padded with 0 after the tokens. Logits at position t are compared with
+        labels at t + 1; label 0 has no loss. `encoded` is the result of `encode`, with a row for each row of tokens or
+        one row for all; None for an adapter for texts.
+        """
+        loss, loss_B = self.decoder(tokens_BS, labels_BS, self._visual_query(encoded))
+        return loss, loss_B
+
+    @torch.no_grad()
+    def logits(self, tokens_BS: Tensor, encoded: Tensor | None) -> Tensor:
+        """Float32 logits (B, S, V) of all positions, without gradients."""
+        return self.decoder.logits(tokens_BS, self._visual_query(encoded))
+
+    def _visual_query(self, encoded: Tensor | None) -> Tensor:
+        config = self.decoder_config
+        if self.vision is None:
+            return torch.zeros(1, config.num_queries, config.dim, dtype=self.dtype, device=self.device)
+        if encoded is None:
+            raise ValueError("a model that sees pictures needs `encoded`, for texts alone `encode_nothing()`")
+        encoded = encoded.to(self.device, self.dtype)
+        if self.encodes == "visual_query":
+            return encoded
+        query = self.vision.query
+        if self.dtype == torch.float32:
+            visual_query_BQD: Tensor = query(encoded)
+        else:  # the float32 weights are used in the dtype of the frozen ones
+            cast = {name: weight.to(self.dtype) for name, weight in query.named_parameters()}
+            visual_query_BQD = torch.func.functional_call(query, cast, (encoded,))
+        return visual_query_BQD
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """Name -> parameter that requires gradients. The names are stable: checkpoints use them."""
+        return dict(self._trained())
+
+    def _trained(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for name, parameter in self.decoder.decoder.named_parameters():
+            if parameter.requires_grad:
+                yield name, parameter
+        if self.vision is not None:
+            for name, parameter in self.vision.query.named_parameters():
+                if parameter.requires_grad:
+                    yield f"visual.{name}", parameter
+
+    def no_decay(self) -> set[str]:
+        """Names in `trained` without weight decay: norms, biases, gates and queries."""
+        return {
+            name for name, weight in self.trained().items() if weight.ndim < 2 or name.endswith(("queries", "gate"))
+        }
+
+    def counts(self) -> dict[str, int]:
+        """Kind -> number of trained scalars."""
+        counted: Counter[str] = Counter()
+        for name, weight in self.trained().items():
+            counted[self.kind_of(name)] += weight.numel()
+        return dict(counted)
+
+    def kind_of(self, name: str) -> str:
+        """The kind of a parameter of `trained`."""
+        return _VISUAL if name.startswith("visual.") else str(kind_of(name))
+
+    def adapter_tensors(self) -> dict[str, Tensor]:
+        """The tensors of the adapter's file: on the CPU, with the names, shapes and dtypes of the released adapters.
+
+        Tensors that are not trained are those that the training started from. An adapter for texts has the format of
+        LLaMA-Adapter V1.
+        """
+        sources, kinds = self.sources, self.choice.kinds
+        found = _file_tensors(sources.adapter)
+        made = llama_tensors(self.decoder)
+        prefix = "llama." if sources.adapter.sees_pictures else ""
+        for name, tensor in made.items():
+            kind, key = _kind_in_file(name), prefix + name
+            if kind in kinds or (key not in found and kind in ("gates", "LoRA factors")):
+                found[key] = _as_in_file(name, tensor, found.get(key))
+        if "queries" in kinds:
+            queries = self.decoder.decoder.adapter.queries.detach().flatten(0, 1)
+            found["adapter_query.weight"] = queries.to("cpu", sources.adapter.queries.dtype, copy=True)
+        if self.vision is not None and _VISUAL in kinds:
+            state = self.vision.query.state_dict()
+            for name, tensor in visual_tensors(state, depth=self.vision_config.query.depth).items():
+                found[name] = tensor.to("cpu", sources.adapter.visual[name].dtype, copy=True)
+        if sources.has_adapter_file:
+            return found
+        return {name: tensor.to(_released_type(name)) for name, tensor in found.items()}
+
+    def file_config(self) -> dict[str, Any]:
+        """The `config` of the adapter's file, as in the released files.
+
+        Entries are added that other programs do not read: number of heads of the visual blocks, channel order, and
+        questions.
+        """
+        adapter, kinds = self.sources.adapter, self.choice.kinds
+        config: dict[str, Any] = {
+            "w_bias": "biases" in kinds or any(name.endswith(".bias") for name in adapter.llama),
+            "w_lora": "LoRA factors" in kinds or adapter.has_lora,
+            "lora_rank": _rank(adapter) or self.choice.lora_rank,
+        }
+        if self.vision is not None:
+            heads, order = self.vision_config.query.num_heads, self.vision_config.channel_order
+            config |= {"visual_heads": heads, "channel_order": order}
+        asked = {key: getattr(self.questions, name) for name, key in QUESTION_KEYS.items()}
+        return config | {key: text for key, text in asked.items() if is_question(text)}
+
+    def loaded_model(self, dtype: Dtype | None = None) -> StreamedModel:
+        """The model with its present weights, in the form that loaders return.
+
+        A captioner gives the same answers with it as with the written adapter. Weights are in `dtype`, by default that
+        of the frozen weights.
+        """
+        sources = self.sources
+        tensors = self.adapter_tensors()
+        adapter = adapter_of(
+            tensors, name=sources.adapter.name, declares=self.file_config(), for_texts=self.vision is None
+        )
+        llama = sources.llama
+        config = plan_decoder(llama, adapter, vocab_size=self.tokenizer.vocab_size, context=sources.context)
+        encoder = () if self.vision is None else self.vision.state_dict().values()
+        chosen = self.dtype if dtype is None else dtype_of(dtype, decoder=config, encoder=encoder)
+        vision_config, vision_state = self.vision_config, dict[str, Tensor]()
+        if self.vision is not None:
+            vision_config, vision_state = _vision(sources, adapter, dtype=chosen)
+        digest = hashlib.sha256(json.dumps([config.to_dict(), vision_config.to_dict()], sort_keys=True).encode())
+        digest.update(self.encoder_digest.encode())
+        for name in sorted(tensors):
+            digest.update(name.encode() + _bytes(tensors[name]))
+        model = LoadedModel(
+            name=sources.name,
+            digest=digest.hexdigest(),
+            vision_config=vision_config,
+            vision_state=vision_state,
+            decoder_config=config,
+            decoder_state={},
+            tokenizer=self.tokenizer,
+            dtype=chosen,
+            sources=sources.files,
+            merged=("gates", "lora") if adapter.has_lora else ("gates",),
+            prompt=self.questions.prompt,
+            question=self.questions.question,
+        )
+        return model, decoder_tensors(config, source=llama, adapter=adapter, dtype=chosen)
+
+
+def _vision(
+    sources: TrainingSources, adapter: AdapterFile, *, dtype: torch.dtype
+) -> tuple[VisionConfig, dict[str, Tensor]]:
+    return build_vision(
+        adapter.visual,
+        name=adapter.name,
+        clip=sources.clip,
+        visual_heads=sources.visual_heads,
+        channel_order=sources.channel_order,
+        dtype=dtype,
+    )
+
+
+def _file_tensors(adapter: AdapterFile) -> dict[str, Tensor]:
+    """All tensors of an adapter's file, by their names in the file."""
+    prefix = "llama." if adapter.sees_pictures else ""
+    found = dict(adapter.visual)
+    found |= {prefix + name: tensor for name, tensor in adapter.llama.items()}
+    found |= {f"clip.{name}": tensor for name, tensor in adapter.clip.items()}
+    return found | {"adapter_query.weight": adapter.queries}
+
+
+def _kind_in_file(name: str) -> str:
+    if ".lora_" in name:
+        return "LoRA factors"
+    if name.endswith(".bias"):
+        return "biases"
+    return "norms" if "norm" in name else "gates"
+
+
+def _as_in_file(name: str, tensor: Tensor, before: Tensor | None) -> Tensor:
+    """A tensor in the shape and dtype of `before`, the tensor in the file; without it, in those of a released file."""
+    if before is not None:
+        return tensor.reshape(before.shape).to(before.dtype)
+    if name.endswith(".gate"):
+        tensor = tensor.reshape(1, -1, 1, 1)
+    return tensor.to(_released_type(name))
+
+
+def _released_type(name: str) -> torch.dtype:
+    return torch.float16 if name.endswith(_HALF) else torch.float32
+
+
+def _rank(adapter: AdapterFile) -> int:
+    factors: Mapping[str, Tensor] = {
+        name: value for name, value in adapter.llama.items() if name.endswith("_l1.weight")
+    }
+    return next((len(factor) for factor in factors.values()), 0)
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()

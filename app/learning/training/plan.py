@@ -1,0 +1,281 @@
+"""Predicts memory and time of a training step from shapes, before anything is loaded."""
+
+# B rows, S tokens, Q queries, D model width, T tokens of CLIP, C width of its features
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from llama_adapter.app.learning.training.counting import MetaCounter
+from llama_adapter.app.models.sketch import expected_forms, sketch
+from llama_adapter.llm.config import DecoderConfig, EngineConfig
+from llama_adapter.llm.load import planner_of
+from llama_adapter.llm.training.build import DECODER_KINDS, Kind
+from llama_adapter.llm.training.decoder import TrainableDecoder
+from llama_adapter.llm.training.sketch import attend_fused, frozen_weights, packed_more, sketch_decoder
+from llama_adapter.runtime.errors import TooLittleMemoryError
+from llama_adapter.runtime.schemes import FLOAT
+from llama_adapter.vision.block import plain_attention
+from llama_adapter.vision.config import VisionConfig
+from llama_adapter.vision.encoder import PictureEncoder, VisualQueryBlocks, use_attention
+
+ENCODED_TOGETHER: Final = 16  # pictures in a batch of the encoder
+SCORED_ROWS: Final = 8  # rows of the captioner that answers examples for scores
+Sharing = Literal["ddp", "fsdp"]  # how ranks share the work
+_VISUAL: Final = "visual blocks"
+MOMENTS: Final = 2  # AdamW's moments for each trained scalar
+# How often an array of the size of all trained parameters is read or written: norm, clipping, update (fused on a CPU).
+_PASSES: Final = {"cpu": 10}
+_MOST_PASSES: Final = 23
+_COUNTED_ROWS: Final = 64  # more rows are extrapolated linearly from half of these rows and all of them
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shapes:
+    """The values that determine the memory of a run."""
+
+    decoder: DecoderConfig
+    vision: VisionConfig | None  # None: the model sees no pictures
+    kinds: frozenset[str]  # the kinds of parameters that are trained, see `choice.KINDS`
+    lora_rank: int
+    dtype: torch.dtype  # of frozen weights and activations
+    rows: int  # rows that a device computes at once
+    parts: int = 1  # parts of a step, computed one after another
+    tokens: int  # tokens of the longest row
+    labels: int  # labels of one row
+    checkpointing: bool = False
+    is_scored: bool = True  # whether a captioner answers examples while the model is in memory
+    device_type: str = "cpu"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepPlan:
+    """Bytes on one device by purpose, and the work of a step."""
+
+    frozen: int
+    packing: int  # additional bytes if the frozen weights are packed for the C kernels
+    trained: int  # trained weights and the optimiser's moments
+    computing: int  # peak of activations and gradients
+    encoding: int  # peak while pictures are encoded, before the first step
+    updating: int  # gradients, and temporary memory of the optimiser
+    scoring: int  # a captioner in addition to the model
+    flops: int  # of matrix products
+    frozen_flops: int  # of matrix products with the decoder's frozen weights
+    traffic: int  # bytes that all other operations read and write
+
+    @property
+    def total(self) -> int:
+        """The peak in bytes: weights, and the largest of the phases, which follow one another."""
+        return self.frozen + self.trained + max(self.computing, self.encoding, self.updating, self.scoring)
+
+    def packed(self) -> "StepPlan":
+        """The plan if the decoder's frozen weights are packed."""
+        return dataclasses.replace(self, frozen=self.frozen + self.packing, packing=0)
+
+    def seconds(self, *, flops_per_s: float, frozen_flops_per_s: float, bytes_per_s: float) -> float:
+        """Duration of a step on a device with these rates."""
+        products = (self.flops - self.frozen_flops) / flops_per_s + self.frozen_flops / frozen_flops_per_s
+        return products + self.traffic / bytes_per_s
+
+
+def plan_step(shapes: Shapes, *, num_ranks: int = 1, kind: Sharing = "ddp") -> StepPlan:
+    """The plan of one rank, if each of `num_ranks` ranks computes `shapes.rows` rows at once."""
+    [plan] = plan_steps(shapes, num_ranks=num_ranks, kinds=(kind,))
+    return plan
+
+
+def plan_steps(shapes: Shapes, *, num_ranks: int, kinds: Sequence[Sharing]) -> list[StepPlan]:
+    """Plans as of `plan_step`, one for each of `kinds`. The step is counted once: it is the same in all kinds."""
+    decoder_kinds: set[Kind] = {kind for kind in DECODER_KINDS if kind in shapes.kinds}
+    decoder = sketch_decoder(
+        shapes.decoder,
+        trained=decoder_kinds,
+        lora_rank=shapes.lora_rank,
+        dtype=shapes.dtype,
+        device_type=shapes.device_type,
+    )
+    decoder.checkpoint_layers = shapes.checkpointing
+    has_visual = _VISUAL in shapes.kinds and shapes.vision is not None
+    query = _query(shapes) if has_visual else None
+    frozen = _bytes(decoder, trained=False) + _buffers(decoder) + _vision_bytes(shapes, is_query_trained=has_visual)
+    trained = _bytes(decoder, trained=True) + (0 if query is None else _bytes(query, trained=True))
+    counted = _computed(decoder, query, shapes)
+    largest = max(one.nbytes for one in (*decoder.parameters(), *(() if query is None else query.parameters())))
+    if shapes.device_type == "cpu":
+        frozen += trained  # the initial adapter is kept in host memory
+    encoding, scoring = _encoding_bytes(shapes), _scoring_bytes(shapes) if shapes.is_scored else 0
+    passes = _PASSES.get(shapes.device_type, _MOST_PASSES)
+    whole = _Memory(frozen=frozen, held=(1 + MOMENTS) * trained, gradients=trained, computing=counted.peak)
+    plans = []
+    for kind in kinds:
+        own = _of_rank(whole, decoder, num_ranks=num_ranks, kind=kind)
+        plan = StepPlan(
+            frozen=own.frozen,
+            packing=packed_more(decoder),
+            trained=own.held,
+            computing=own.computing,
+            encoding=encoding,
+            updating=own.gradients + (2 * largest if shapes.device_type == "cpu" else own.gradients),
+            scoring=scoring,
+            flops=counted.flops * shapes.parts,
+            frozen_flops=counted.frozen_flops * shapes.parts,
+            traffic=counted.traffic * shapes.parts + passes * own.gradients,
+        )
+        plans.append(plan)
+    return plans
+
+
+class _Memory(NamedTuple):
+    """Bytes of one rank."""
+
+    frozen: int
+    held: int  # trained parameters and their moments
+    gradients: int
+    computing: int
+
+
+def _of_rank(whole: _Memory, decoder: TrainableDecoder, *, num_ranks: int, kind: Sharing) -> _Memory:
+    """The memory of one of `num_ranks` ranks.
+
+    With FSDP a rank has its part of each parameter, gradient and moment, and the whole parameters of the present layer
+    and the next one.
+    """
+    if num_ranks == 1:
+        return whole
+    if kind == "ddp":
+        return whole._replace(
+            computing=whole.computing + whole.gradients
+        )  # DDP's buckets, in which gradients are summed over ranks
+    layers = [sum(one.nbytes for one in layer.parameters()) for layer in decoder.decoder.layers]
+    outside = whole.frozen + whole.gradients - sum(layers)
+    gradients = whole.gradients // num_ranks
+    return _Memory(
+        frozen=whole.frozen // num_ranks,
+        held=whole.held // num_ranks,
+        gradients=gradients,
+        computing=whole.computing + 2 * max(layers) + outside - whole.gradients + gradients,
+    )
+
+
+def require_memory(plan: StepPlan, *, free: int | None, device: str) -> None:
+    """Raise TooLittleMemoryError if a plan needs more than `free` bytes. If `free` is None, it is unknown: no check."""
+    if free is None or plan.total <= free:
+        return
+    raise TooLittleMemoryError(
+        f"Training needs {plan.total / 1e9:.2f} GB at its peak ({plan.frozen / 1e9:.2f} GB for frozen weights, "
+        f"{plan.trained / 1e9:.2f} GB for what is trained, {plan.computing / 1e9:.2f} GB for computing), and "
+        f"{free / 1e9:.2f} GB are free on {device}",
+        hint="pass smaller --rows, --checkpointing, --dtype bfloat16, or --score loss; or several devices with "
+        "torchrun and --parallel fsdp",
+    )
+
+
+def _query(shapes: Shapes) -> VisualQueryBlocks:
+    assert shapes.vision is not None, "the model sees pictures"
+    with torch.device("meta"):
+        encoder = PictureEncoder(shapes.vision)
+    use_attention(encoder, plain_attention if shapes.device_type == "cpu" else attend_fused)
+    return encoder.query
+
+
+class _Counted(NamedTuple):
+    """Peak bytes, operations of all matrix products and of those with frozen weights, and bytes of other traffic."""
+
+    peak: int
+    flops: int
+    frozen_flops: int
+    traffic: int
+
+
+def _computed(decoder: nn.Module, query: VisualQueryBlocks | None, shapes: Shapes) -> _Counted:
+    """Memory and work of the forward and backward pass of one part of a step."""
+    if shapes.rows > _COUNTED_ROWS:
+        half, whole = (
+            _computed(decoder, query, dataclasses.replace(shapes, rows=rows))
+            for rows in (_COUNTED_ROWS // 2, _COUNTED_ROWS)
+        )
+        times = (shapes.rows - _COUNTED_ROWS) / (_COUNTED_ROWS // 2)
+        return _Counted(*(int(all_ + times * (all_ - some)) for some, all_ in zip(half, whole, strict=True)))
+    rows, config = shapes.rows, shapes.decoder
+    tokens_BS = torch.ones(rows, shapes.tokens, dtype=torch.int64)
+    labels_BS = tokens_BS.clone()
+    labels_BS[:, : shapes.tokens - shapes.labels] = 0
+    visual_query: Tensor = torch.empty(rows, config.num_queries, config.dim, dtype=shapes.dtype, device="meta")
+    features = None
+    if query is not None and shapes.vision is not None:
+        clip = shapes.vision.clip
+        features = torch.empty(rows, clip.num_patches + 1, clip.output_dim, dtype=shapes.dtype, device="meta")
+    with MetaCounter(frozen_weights(decoder)) as counter:
+        if query is not None and features is not None:
+            visual_query = _cast_query(query, features)
+        loss, _ = decoder(tokens_BS, labels_BS, visual_query)
+        loss.backward()
+    flops = counter.flops
+    if shapes.device_type != "cpu":  # fused attention, which is not counted: it computes half of the score matrix
+        passes = 4 if shapes.checkpointing else 3
+        flops += passes * 2 * rows * config.num_layers * config.dim * shapes.tokens * shapes.tokens
+    return _Counted(counter.peak_bytes, flops, counter.frozen_flops, counter.traffic)
+
+
+def _cast_query(query: VisualQueryBlocks, features: Tensor) -> Tensor:
+    if features.dtype == torch.float32:
+        found: Tensor = query(features)
+        return found
+    cast = {name: weight.to(features.dtype) for name, weight in query.named_parameters()}
+    found = torch.func.functional_call(query, cast, (features,))
+    return found
+
+
+def _encoding_bytes(shapes: Shapes) -> int:
+    """Peak bytes while pictures are encoded, without weights."""
+    if shapes.vision is None:
+        return 0
+    with torch.device("meta"):
+        encoder = PictureEncoder(shapes.vision).to(shapes.dtype)
+    use_attention(encoder, attend_fused)
+    size = shapes.vision.clip.image_size
+    pixels = torch.empty(ENCODED_TOGETHER, 3, size, size, dtype=shapes.dtype, device="meta")
+    with torch.no_grad(), MetaCounter() as counter:
+        encoder.query(encoder.clip(pixels))
+    return int(counter.peak_bytes + pixels.nbytes)
+
+
+def _scoring_bytes(shapes: Shapes) -> int:
+    forms = expected_forms(shapes.decoder, dtype=shapes.dtype, precision=FLOAT)
+    sizes = {name: form.num_bytes for name, form in forms.items()}
+    config = EngineConfig(decoder=shapes.decoder, dtype=shapes.dtype, num_slots=SCORED_ROWS)
+    planned = planner_of(config, forms, sizes, padding=1, reserved=0)(SCORED_ROWS)
+    return planned.total + _vision_bytes(shapes, is_query_trained=False)
+
+
+def _vision_bytes(shapes: Shapes, *, is_query_trained: bool) -> int:
+    """Bytes of the encoder's frozen weights: without the visual blocks if these are trained."""
+    if shapes.vision is None:
+        return 0
+    return sum(
+        tensor.numel() * shapes.dtype.itemsize
+        for name, tensor in sketch(shapes.vision).state_dict().items()
+        if not (is_query_trained and name.startswith("query."))
+    )
+
+
+def _bytes(module: nn.Module, *, trained: bool) -> int:
+    return sum(one.nbytes for one in module.parameters() if one.requires_grad == trained)
+
+
+def _buffers(module: nn.Module) -> int:
+    return sum(one.nbytes for one in module.buffers())
+
+
+def smaller(shapes: Shapes, *, num_ranks: int, batch_size: int, rows: int | None) -> Shapes:
+    """The shapes of one rank, if `num_ranks` ranks share the `batch_size` examples of a step.
+
+    A rank computes at most `rows` rows at once; None: all of its examples.
+    """
+    own = -(-batch_size // num_ranks)
+    together = min(own, rows or own)
+    return dataclasses.replace(shapes, rows=together, parts=-(-own // together))

@@ -1,0 +1,251 @@
+"""`train --plan`: memory and time of a step on one or several devices. Also makes the plan of a run that starts."""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch.nn import functional
+
+from llama_adapter.app.learning.training.choice import TrainingChoice
+from llama_adapter.app.learning.training.job import TrainJob
+from llama_adapter.app.learning.training.plan import Shapes, Sharing, StepPlan, plan_steps, smaller
+from llama_adapter.app.models.checkpoints import open_clip
+from llama_adapter.app.models.plan import PlanJob, PlannedModel, planned_model
+from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.training.frozen import PackedWeight, find_kernels, times, times_back
+from llama_adapter.runtime.ceilings import best_seconds
+from llama_adapter.runtime.devices import Backend
+from llama_adapter.runtime.schemes.scheme import dtype_name
+from llama_adapter.vision.config import QueryConfig, VisionConfig
+
+_GB: Final = 1e9
+_TOKENS: Final = 512  # tokens in the measurement of rates
+_UNCACHED: Final = 1 << 27  # bytes; more than almost any cache holds
+_LABELS: Final = 8  # without data, one in 8 tokens of a row is assumed to be a label
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rates:
+    """The rates that a device reaches."""
+
+    flops_per_s: float  # of matrix products
+    frozen_flops_per_s: float  # of matrix products with the decoder's frozen weights
+    bytes_per_s: float  # of reading and writing memory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanRequest:
+    """The parameters of `--plan`."""
+
+    size: str = ""  # such as 7B; empty: the model of the job
+    num_devices: tuple[int, ...] = (1, 8)
+    tokens: int | None = None  # tokens of a row; None: the longest row of the data, or without data the context
+    device_type: str = "cpu"
+    dtype: torch.dtype = torch.float32
+    rates: Rates | None = None  # None: the rates of this machine's device are measured
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedRun:
+    """One row of the table."""
+
+    num_devices: int
+    kind: str  # ddp or fsdp; "" for one device
+    rows: int
+    plan: StepPlan
+    seconds: float | None  # duration of a step; None: rates are unknown
+
+
+def sizes_of(job: TrainJob, size: str = "") -> PlannedModel:
+    """The sizes of the job's model with its adapter, or of a model of this `size`, such as 7B. Reads no weights.
+
+    Raises ValueError for an unknown size, and CheckpointError if files of the model cannot be read.
+    """
+    found = planned_model(PlanJob(spec=job.spec, size=size))
+    if size or not job.spec.is_llama_alone:
+        return found
+    return _with_new_adapter(found, job.choice)
+
+
+def _with_new_adapter(found: PlannedModel, choice: TrainingChoice) -> PlannedModel:
+    decoder = found.decoder
+    layers = decoder.num_layers - 1 if choice.adapter_layers is None else choice.adapter_layers
+    vision = None
+    if choice.clip is not None:
+        query = QueryConfig(
+            num_queries=choice.num_queries,
+            width=choice.visual_width,
+            depth=choice.visual_depth,
+            num_heads=choice.visual_heads,
+            mlp_dim=4 * choice.visual_width,
+            output_dim=decoder.dim,
+        )
+        vision = VisionConfig(clip=open_clip(choice.clip).config, query=query)
+    decoder = dataclasses.replace(decoder, num_adapter_layers=layers, num_queries=choice.num_queries)
+    return dataclasses.replace(found, decoder=decoder, vision=vision)
+
+
+def shapes_of(
+    job: TrainJob,
+    *,
+    decoder: DecoderConfig,
+    vision: VisionConfig | None,
+    dtype: torch.dtype,
+    device_type: str,
+    tokens: int,
+    labels: int,
+    is_scored: bool,
+) -> Shapes:
+    """The shapes of a run on one device."""
+    optimisation = job.optimisation
+    whole = Shapes(
+        decoder=decoder,
+        vision=vision,
+        kinds=job.choice.kinds,
+        lora_rank=job.choice.lora_rank,
+        dtype=dtype,
+        rows=optimisation.batch_size,
+        tokens=tokens,
+        labels=labels,
+        checkpointing=job.checkpointing,
+        is_scored=is_scored,
+        device_type=device_type,
+    )
+    return smaller(whole, num_ranks=1, batch_size=optimisation.batch_size, rows=optimisation.rows)
+
+
+def planned_runs(
+    job: TrainJob, shapes: Shapes, *, num_devices: Sequence[int], rates: Rates | None
+) -> Iterator[PlannedRun]:
+    """A plan for each number of devices; with several devices, one for DDP and one for FSDP."""
+    for count in num_devices:
+        own = smaller(shapes, num_ranks=count, batch_size=job.optimisation.batch_size, rows=job.optimisation.rows)
+        kinds: tuple[Sharing, ...] = ("ddp", "fsdp") if count > 1 else ("ddp",)
+        for kind, plain in zip(kinds, plan_steps(own, num_ranks=count, kinds=kinds), strict=True):
+            is_packed = kind == "ddp" and find_kernels(shapes.device_type, shapes.dtype) is not None
+            plan = plain.packed() if is_packed else plain
+            seconds = None
+            if rates is not None:
+                seconds = plan.seconds(**dataclasses.asdict(rates))
+            yield PlannedRun(
+                num_devices=count, kind=kind if count > 1 else "", rows=own.rows, plan=plan, seconds=seconds
+            )
+
+
+@torch.inference_mode()
+def measured_rates(backend: Backend, *, decoder: DecoderConfig, dtype: torch.dtype) -> Rates:
+    """The rates of this machine's device in training, measured with layers of the model's widths."""
+    options: dict[str, Any] = {"dtype": dtype, "device": backend.device}
+    x_TD = torch.randn(_TOKENS, decoder.dim, **options)
+    weight_FD = torch.randn(decoder.ffn_dim, decoder.dim, **options)
+    count = -(-_UNCACHED // (_TOKENS * decoder.ffn_dim * dtype.itemsize))
+    many_TF = [torch.randn(_TOKENS, decoder.ffn_dim, **options) for _ in range(count)]
+    kernels = find_kernels(backend.device.type, dtype)
+    frozen = weight_FD if kernels is None else PackedWeight(weight_FD, library=kernels)
+    products, frozen_products = (
+        best_seconds(backend, lambda weight=weight: times_back(times(x_TD, weight), weight))  # type: ignore[misc]
+        for weight in (weight_FD, frozen)
+    )
+    others = best_seconds(backend, lambda: [functional.silu(y_TF).mul_(y_TF) for y_TF in many_TF])
+    flops = 4 * _TOKENS * weight_FD.numel()
+    return Rates(
+        flops_per_s=flops / products,
+        frozen_flops_per_s=flops / frozen_products,
+        bytes_per_s=5 * sum(one.nbytes for one in many_TF) / others,
+    )
+
+
+def run_plan(job: TrainJob, request: PlanRequest, *, backend: Backend, as_json: bool) -> str:
+    """The plan as text or JSON."""
+    model = sizes_of(job, request.size)
+    tokens = request.tokens or model.decoder.context
+    shapes = shapes_of(
+        job,
+        decoder=model.decoder,
+        vision=model.vision,
+        dtype=request.dtype,
+        device_type=request.device_type,
+        tokens=tokens,
+        labels=max(1, tokens // _LABELS),
+        is_scored=False,
+    )
+    rates = request.rates or measured_rates(backend, decoder=model.decoder, dtype=request.dtype)
+    runs = list(planned_runs(job, shapes, num_devices=request.num_devices, rates=rates))
+    if as_json:
+        return json.dumps(_as_json(model, shapes, runs, rates=rates), indent=1)
+    return "\n".join(_lines(job, model, shapes, runs, rates=rates, is_measured=request.rates is None))
+
+
+def _lines(
+    job: TrainJob,
+    model: PlannedModel,
+    shapes: Shapes,
+    runs: Sequence[PlannedRun],
+    *,
+    rates: Rates,
+    is_measured: bool,
+) -> Iterator[str]:
+    config, batch = model.decoder, job.optimisation.batch_size
+    layers = f"{config.num_layers} layers, {config.num_adapter_layers} of them with adapter"
+    yield f"{model.name}: width {config.dim}, {layers}"
+    again = ", activations computed twice" if job.checkpointing else ""
+    yield (
+        f"training {','.join(job.choice.sets)} in {dtype_name(shapes.dtype)}{again}: {batch} examples a step, of "
+        f"{shapes.tokens} tokens each"
+    )
+    source = "as measured here" if is_measured else "as given"
+    frozen = ""
+    if rates.frozen_flops_per_s != rates.flops_per_s:
+        frozen = f" ({rates.frozen_flops_per_s / 1e12:.3g} with frozen weights)"
+    yield (
+        f"time at {rates.flops_per_s / 1e12:.3g} TFLOP/s{frozen} and {rates.bytes_per_s / _GB:.3g} GB/s "
+        f"({source}), without transfers between devices; memory in GB of each device, without that of torch itself"
+    )
+    yield ""
+    heads = ["devices", "rows", "frozen", "trained", "computing", "peak", "TFLOP", "s a step", "examples/s"]
+    table = [heads]
+    for one in runs:
+        plan = one.plan
+        seconds = "-" if one.seconds is None else f"{one.seconds:.3g}"
+        rate = "-" if one.seconds is None else f"{batch / one.seconds:.3g}"
+        sizes = (plan.frozen, plan.trained, plan.computing, plan.total)
+        table.append(
+            [
+                f"{one.num_devices} {one.kind}".strip(),
+                str(one.rows),
+                *(f"{size / _GB:.2f}" for size in sizes),
+                f"{plan.flops / 1e12:.3g}",
+                seconds,
+                rate,
+            ]
+        )
+    widths = [max(len(row[column]) for row in table) for column in range(len(heads))]
+    for row in table:
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        yield "  ".join(cells)
+
+
+def _as_json(model: PlannedModel, shapes: Shapes, runs: Sequence[PlannedRun], *, rates: Rates) -> dict[str, Any]:
+    """The plan as JSON values. Sizes are bytes per device."""
+    return {
+        "model": model.name,
+        "decoder": model.decoder.to_dict(),
+        "dtype": dtype_name(shapes.dtype),
+        "tokens": shapes.tokens,
+        "checkpointing": shapes.checkpointing,
+        "rates": dataclasses.asdict(rates),
+        "plans": [
+            {
+                "devices": one.num_devices,
+                "parallel": one.kind,
+                "rows": one.rows,
+                "seconds": one.seconds,
+                "peak": one.plan.total,
+                **dataclasses.asdict(one.plan),
+            }
+            for one in runs
+        ],
+    }

@@ -1,0 +1,173 @@
+"""Reads and checks the DATA of `train` before a model is loaded: training, validation and test examples."""
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from llama_adapter.app.learning.labelled.checks import check_split_names
+from llama_adapter.app.learning.labelled.digests import data_digest
+from llama_adapter.app.learning.labelled.example import Example, Examples, shown_problems
+from llama_adapter.app.learning.labelled.reading import read_examples
+from llama_adapter.app.learning.labelled.rows import Columns
+from llama_adapter.app.learning.labelled.splitting import split_examples
+from llama_adapter.app.learning.training.asking import Asker, TrainExample, default_question
+from llama_adapter.app.learning.training.cache import Unreadable
+from llama_adapter.app.learning.training.job import TrainJob
+from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.text import shown_excerpt
+
+TRAIN, VALIDATION, TEST = "train", "validation", "test"
+PARTS: Final = (TRAIN, VALIDATION, TEST)
+LEAST_EXAMPLES: Final = 4  # to learn
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingData:
+    """The examples of each part, in the order of the data."""
+
+    train: tuple[TrainExample, ...]
+    validation: tuple[TrainExample, ...]
+    test: tuple[TrainExample, ...]
+    digest: str  # over all examples
+    unreadable: tuple[Unreadable, ...] = ()  # pictures whose files exist but cannot be read; they are left out
+    warnings: str = ""  # problems that leave the data usable, one per line
+
+    @property
+    def everything(self) -> tuple[TrainExample, ...]:
+        return (*self.train, *self.validation, *self.test)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row."""
+        return max(one.num_tokens for one in self.everything)
+
+    @property
+    def task(self) -> str:
+        """The most frequent task."""
+        return Counter(one.example.task for one in self.everything).most_common(1)[0][0]
+
+    def without(self, digests: set[str]) -> "TrainingData":
+        """The data without the examples of these pictures. Raises UsageError if too few training examples are left."""
+        parts = {name: tuple(one for one in part if one.example.digest not in digests) for name, part in self.parts}
+        _require_enough({TRAIN: len(parts[TRAIN])}, because=", as the pictures of the others cannot be read")
+        return dataclasses.replace(self, train=parts[TRAIN], validation=parts[VALIDATION], test=parts[TEST])
+
+    @property
+    def parts(self) -> Sequence[tuple[str, tuple[TrainExample, ...]]]:
+        """The examples of each part, with its name."""
+        return ((TRAIN, self.train), (VALIDATION, self.validation), (TEST, self.test))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of `data.json`: the digest, and for each part its size and the digests of its pictures."""
+        return {
+            "digest": self.digest,
+            "parts": {
+                name: {
+                    "examples": len(part),
+                    "answers": dict(Counter(one.example.answers[0] for one in part).most_common(100)),
+                    "pictures": sorted({one.example.digest for one in part if one.example.digest}),
+                }
+                for name, part in self.parts
+            },
+        }
+
+
+def read_data(job: TrainJob) -> Examples:
+    """The examples of the job's data, each with its question. Decodes no picture and loads no model.
+
+    Problems of single examples are in the result. Raises InputsError if the data are unusable as a whole, UsageError if
+    examples need a question, and OSError.
+    """
+    columns = Columns(question=job.question, fields=job.sample_fields)
+    found = read_examples(*job.data, columns=columns, pictures=job.pictures)
+    found.examples[:] = [_with_question(example, given=job.question) for example in found.examples]
+    without = [one for one in found.examples if one.task == "answer" and one.question.instruction is None]
+    if without:
+        raise UsageError(
+            f"Wanted a question for every example, but {len(without):,} of {len(found.examples):,} have none, such as "
+            f"{shown_excerpt(without[0].place)}",
+            hint="pass one for these as --question",
+        )
+    return found
+
+
+def _with_question(example: Example, *, given: str | None) -> Example:
+    if example.question.instruction is not None:
+        return example
+    instruction = default_question(example) if given is None else given
+    return dataclasses.replace(example, question=dataclasses.replace(example.question, instruction=instruction))
+
+
+def prepare(job: TrainJob, found: Examples, *, asker: Asker, context: int) -> TrainingData:
+    """The examples as tokens, divided into parts. Raises InputsError, which lists all problems, and UsageError."""
+    check_split_names(found, report=found.refuse)
+    asked = asker.ask_all(found, context=context)
+    unreadable = _taken_out(found)
+    found.require_sound()
+    shares = {TRAIN: 1 - job.validation - job.test, VALIDATION: job.validation, TEST: job.test}
+    parts = split_examples(
+        found.examples, shares={name: share for name, share in shares.items() if share}, seed=job.seed
+    )
+    tokens: Mapping[str, tuple[TrainExample, ...]] = {
+        name: tuple(asked[id(example)] for example in parts.get(name, ())) for name in PARTS
+    }
+    _require_enough({name: len(part) for name, part in tokens.items() if shares[name] or part})
+    return TrainingData(
+        train=tokens[TRAIN],
+        validation=tokens[VALIDATION],
+        test=tokens[TEST],
+        digest=data_digest(found.examples),
+        unreadable=unreadable,
+        warnings="\n".join(shown_problems(problem for problem in found.problems if problem.is_warning)),
+    )
+
+
+def _require_enough(counts: Mapping[str, int], *, because: str = "") -> None:
+    """Raise UsageError unless there are enough training examples, and an example in each of the other parts."""
+    if counts[TRAIN] < LEAST_EXAMPLES:
+        raise UsageError(
+            f"Wanted at least {LEAST_EXAMPLES} examples to learn, got {counts[TRAIN]:,}{because}",
+            hint="add examples, or give fewer of them to the other splits: --validation, --test",
+        )
+    empty = next((name for name, count in counts.items() if not count), None)
+    if empty is not None:
+        raise UsageError(
+            f"Wanted examples in each split, got none for `{empty}` of {sum(counts.values()):,} examples",
+            hint=f"add examples, or raise --{empty}; --{empty} 0 does without this split",
+        )
+
+
+def _taken_out(found: Examples) -> tuple[Unreadable, ...]:
+    """Remove unreadable pictures from the problems of `found`, and return them. Missing files stay problems."""
+    out = [one for one in found.problems if one.unreadable is not None and _is_there(one.unreadable)]
+    found.problems[:] = [one for one in found.problems if one not in out]
+    return tuple(
+        Unreadable(label=one.unreadable.item.label, reason=one.reason, digest="")
+        for one in out
+        if one.unreadable is not None
+    )
+
+
+def _is_there(example: Example) -> bool:
+    source = example.item.source
+    return not isinstance(source, str) or os.path.isfile(source)
+
+
+def run_digest(job: TrainJob, data: TrainingData) -> str:
+    """SHA-256 over what the steps of a run depend on, except the model. A run resumes only with the same digest."""
+    values = {
+        "data": data.digest,
+        "train": [hashlib.sha256(repr(one.rows).encode()).hexdigest() for one in data.train],
+        "choice": dataclasses.asdict(job.choice),
+        "seed": job.seed,
+        "optimisation": {
+            name: value for name, value in dataclasses.asdict(job.optimisation).items() if name not in ("rows", "skip")
+        },
+        "lr": job.lr,
+    }
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,98 @@
+"""The log of a run, step by step: `log.csv`, and TensorBoard's files if its package is installed."""
+
+import csv
+import io
+import math
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from llama_adapter.app.learning.training.errors import TrainingError
+from llama_adapter.runtime.atomic_write import atomic_write
+from llama_adapter.runtime.text import shown_name
+
+COLUMNS: Final = (
+    *("step", "epoch", "loss", "lr", "gradient_norm", "examples_per_s", "tokens", "seconds"),
+    *("validation_loss", "validation_score"),
+)
+LOG = "log.csv"
+_STEP: Final = re.compile("[0-9]{1,15}")
+
+
+class RunLog:
+    """Appends rows to `log.csv` in a folder. A resumed run first removes the rows after its checkpoint."""
+
+    def __init__(self, folder: Path, *, from_step: int) -> None:
+        """Raises TrainingError for a file that is no log, and OSError."""
+        path, beginning = folder / LOG, io.StringIO(newline="")
+        writer = csv.DictWriter(beginning, COLUMNS)
+        writer.writeheader()
+        if from_step:
+            writer.writerows(row for row in read_log(path) if int(row["step"]) <= from_step)
+        with atomic_write(path) as file:
+            file.write(beginning.getvalue().encode())
+        self._file = path.open("a", newline="", encoding="utf-8")
+        self._writer = csv.DictWriter(self._file, COLUMNS)
+        self._board = _tensorboard(folder / "tensorboard", from_step=from_step)
+
+    def add(self, step: int, values: Mapping[str, float | int | None]) -> None:
+        """Append a row; values that are None or missing are empty."""
+        shown = {
+            name: f"{value:.6g}" if isinstance(value, float) else value
+            for name, value in values.items()
+            if value is not None
+        }
+        self._writer.writerow({"step": step, **shown})
+        self._file.flush()
+        for name, value in values.items():
+            if self._board is not None and value is not None and math.isfinite(value):
+                self._board.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Complete the files."""
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def read_log(path: Path) -> list[dict[str, str]]:
+    """The rows of a log; none if there is no file. An incomplete last line, as a crash may leave it, is left out.
+
+    Raises TrainingError for a file that is no log of a training, and OSError.
+    """
+    if not path.exists():
+        return []
+    content = path.read_bytes()
+    if not (whole := content[: content.rfind(b"\n") + 1]):
+        return []
+    try:
+        header, *rows = csv.reader(io.StringIO(whole.decode(), newline=""), strict=True)
+        if tuple(header) != COLUMNS:
+            raise ValueError
+        return [_row(cells) for cells in rows]
+    except (ValueError, csv.Error):  # UnicodeDecodeError is a ValueError
+        raise TrainingError(
+            f"`{shown_name(str(path))}` is no log of a training",
+            hint="restore it from a copy, or move it away: then the log begins with the next step",
+        ) from None
+
+
+def _row(cells: Sequence[str]) -> dict[str, str]:
+    """A row with its columns. Raises ValueError unless it has a step, and numbers or nothing in the other columns."""
+    row = dict(zip(COLUMNS, cells, strict=True))
+    if not _STEP.fullmatch(row["step"]):
+        raise ValueError
+    for cell in filter(None, cells):
+        float(cell)
+    return row
+
+
+def _tensorboard(folder: Path, *, from_step: int) -> Any:
+    """torch's writer of TensorBoard's files, None without the package `tensorboard`."""
+    with suppress(ImportError):
+        from torch.utils.tensorboard import SummaryWriter
+
+        return SummaryWriter(str(folder), purge_step=from_step + 1 if from_step else None)
+    return None

@@ -1,0 +1,144 @@
+"""Evaluates a model on held-out examples: scores of a captioner's answers, and the loss of the right answers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import torch
+
+from llama_adapter.app.captioning.assemble import assemble_parts
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.learning.evaluating.answers import ask_examples
+from llama_adapter.app.learning.scores.outcome import Outcome, Task, task_of
+from llama_adapter.app.learning.scores.scoring import Scores, measure_outcomes, score
+from llama_adapter.app.learning.training.asking import TrainExample
+from llama_adapter.app.learning.training.batches import microbatches
+from llama_adapter.app.learning.training.distributing import Distributed
+from llama_adapter.app.learning.training.feeding import Encodings
+from llama_adapter.app.learning.training.model import TrainableModel
+from llama_adapter.app.learning.training.ranks import OneRank
+from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.runtime.schemes.scheme import dtype_name
+
+# Task -> the metric for early stopping.
+HEADLINES: Final[dict[Task, str]] = {"choices": "accuracy", "open": "normalised", "captions": "CIDEr-D"}
+MOST_SCORED: Final = 1000  # examples of one evaluation during a run
+MOST_COMPARED: Final = 100_000  # choices that the examples of one evaluation are compared with, if not asked for
+_SAMPLING: Final = SamplingParams(max_new_tokens=64)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Validation:
+    """The result of one evaluation."""
+
+    loss: float | None  # mean over labels
+    score: float | None  # None: answers are not scored
+
+    @property
+    def key(self) -> list[float]:
+        """Larger is better: compares scores, and between equal scores the smaller loss is better."""
+        loss = -np.inf if self.loss is None or self.loss != self.loss else -self.loss
+        return [loss] if self.score is None else [self.score, loss]
+
+
+def answered(captioner: Captioner, examples: Sequence[TrainExample]) -> dict[Task, list[Outcome]]:
+    """Outcomes by task: examples with choices are one task, all others together are another."""
+    found: dict[Task, list[Outcome]] = {}
+    for has_choices in (True, False):
+        chosen = [one.example for one in examples if (one.example.choices is not None) == has_choices]
+        if chosen and (outcomes := ask_examples(captioner, chosen, sampling=_SAMPLING)):
+            found[task_of(outcomes)] = outcomes
+    return found
+
+
+def num_compared(examples: Sequence[TrainExample]) -> int:
+    """The number of choices that the examples have together. Scoring compares each example with all its choices."""
+    return sum(len(one.example.choices or ()) for one in examples)
+
+
+def headline(outcomes: dict[Task, list[Outcome]]) -> float | None:
+    """The mean of the tasks' `HEADLINES`, weighted by their numbers of examples; None without any."""
+    values, weights = [], []
+    for task, of_task in outcomes.items():
+        statistics = measure_outcomes(task, of_task).statistics(np.arange(len(of_task)))
+        value = statistics[HEADLINES[task]]
+        if value is not None:
+            values.append(value)
+            weights.append(len(of_task))
+    return float(np.average(values, weights=weights)) if values else None
+
+
+def all_scores(outcomes: dict[Task, list[Outcome]], *, model: str) -> list[Scores]:
+    """All figures of each task, with intervals."""
+    return [score(of_task, model=model, task=task) for task, of_task in outcomes.items()]
+
+
+def captioner_of(model: TrainableModel, spec: CaptionerSpec) -> Captioner:
+    """A captioner with the model's present weights."""
+    computed = replace(
+        CaptionerSpec(),
+        device=spec.device,
+        dtype=dtype_name(model.dtype),
+        mode="eager",  # graphs need memory that the plan of a training does not contain
+        context=model.decoder_config.context,
+        exif=spec.exif,
+        reading=spec.reading,
+        transparency=spec.transparency,
+        damaged=spec.damaged,
+    )
+    return Captioner(assemble_parts(computed, load=lambda dtype: model.loaded_model(dtype)))
+
+
+class Validator:
+    """Computes a `Validation` of a model. All ranks must call it together."""
+
+    def __init__(
+        self,
+        distributed: Distributed,
+        examples: Sequence[TrainExample],
+        *,
+        encodings: Encodings,
+        rows: int,
+        ranks: OneRank,
+        open_captioner: Callable[[], Captioner] | None,
+    ) -> None:
+        """If `open_captioner` is None, answers are not scored."""
+        self._distributed, self._examples, self._encodings, self._rows = distributed, examples, encodings, rows
+        self._ranks, self._open_captioner = ranks, open_captioner
+
+    def __call__(self) -> Validation:
+        """Evaluate the model. Raises the errors of a captioner."""
+        score_now = 0.0
+        if self._open_captioner is not None and self._ranks.is_first:
+            with self._open_captioner() as captioner:
+                score_now = headline(answered(captioner, self._examples[:MOST_SCORED])) or 0.0
+        loss = self._loss()
+        of_first = self._ranks.sum(torch.tensor([score_now], dtype=torch.float64))
+        return Validation(loss=loss, score=None if self._open_captioner is None else float(of_first))
+
+    @torch.no_grad()
+    def _loss(self) -> float | None:
+        if not self._examples:
+            return None
+        parts = microbatches(
+            self._examples,
+            range(len(self._examples)),
+            key=(0, 0),
+            rows=self._rows,
+            rank=self._ranks.rank,
+            num_ranks=self._ranks.size,
+        )
+        device = self._distributed.model.device
+        sums = torch.zeros(2, dtype=torch.float64)
+        for part in parts:
+            encoded = self._encodings.of(part.examples)
+            loss, _ = self._distributed.model(
+                part.tokens_BS.to(device),
+                part.labels_BS.to(device),
+                None if encoded is None else encoded.to(device),
+            )
+            sums += torch.tensor([float(loss) * part.weight, part.num_labels], dtype=torch.float64)
+        total, num_labels = self._ranks.sum(sums).tolist()
+        return float(total / num_labels) if num_labels else None

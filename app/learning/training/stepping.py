@@ -1,0 +1,102 @@
+"""One step of the optimiser: gradients of all parts and ranks, a check that they are finite, and the update."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from llama_adapter.app.learning.training.distributing import Distributed, norm_of
+from llama_adapter.app.learning.training.feeding import Fed
+from llama_adapter.app.learning.training.optimiser import NamedAdamW
+from llama_adapter.app.learning.training.ranks import OneRank
+
+# B rows
+_FIRST_SCALE: Final = 2.0**14
+_LEAST_SCALE: Final = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """The result of a step."""
+
+    loss: float  # mean over the labels of all ranks
+    num_labels: int  # labels of all ranks
+    gradient_norm: float  # before clipping
+    is_done: bool  # False: the loss or a gradient was not finite, and no weight changed
+    is_overflow: bool = False  # float16 only: the loss scale was too high, which is no fault of the data
+    odd: tuple[str, ...] = ()  # places in the data of this rank's examples whose loss is not finite
+    asked_to_end: bool = False  # whether any rank was asked to end
+
+
+class Stepper:
+    """Computes training steps on this rank. After each step, weights and moments are equal on all ranks."""
+
+    def __init__(self, distributed: Distributed, optimiser: NamedAdamW, *, ranks: OneRank, clip: float) -> None:
+        self._distributed, self._optimiser, self._ranks, self._clip = distributed, optimiser, ranks, clip
+        self._parameters = list(distributed.model.trained().values())
+        self._device = distributed.model.device
+        is_half = distributed.model.dtype == torch.float16
+        self.scaler = torch.amp.GradScaler(self._device.type, enabled=is_half, init_scale=_FIRST_SCALE)
+
+    def step(self, parts: Sequence[Fed], *, num_labels: int, lr: float, ask_to_end: bool = False) -> Step:
+        """Learn from this rank's parts of a step. `num_labels` is the number of labels over all ranks."""
+        distributed = self._distributed
+        loss_sum = torch.zeros((), device=self._device)
+        losses: list[Tensor] = []
+        for place, (part, encoded) in enumerate(parts):
+            with distributed.accumulating(is_last=place == len(parts) - 1):
+                loss, loss_B = distributed.forward(
+                    part.tokens_BS.to(self._device),
+                    part.labels_BS.to(self._device),
+                    None if encoded is None else encoded.to(self._device),
+                )
+                factor = part.weight * distributed.loss_factor / max(num_labels, 1)
+                self.scaler.scale(loss * factor).backward()
+            losses.append(loss_B.detach())
+            if part.weight:
+                loss_sum += loss.detach()
+        if self.scaler.is_enabled():
+            self.scaler.unscale_(self._optimiser.torch)
+        norm = norm_of(one.grad for one in self._parameters if one.grad is not None)
+        odd = _odd_places(parts, losses)
+        sums = torch.tensor([float(loss_sum), float(bool(odd)), float(ask_to_end)], dtype=torch.float64)
+        total, num_odd, num_asking = self._ranks.sum(sums).tolist()
+        is_finite = bool(torch.isfinite(norm)) and not num_odd
+        is_overflow = self.scaler.is_enabled() and not is_finite and not num_odd and self._scale > _LEAST_SCALE
+        if is_finite:
+            self._update(norm, lr=lr)
+        elif self.scaler.is_enabled():
+            self.scaler.update(max(self._scale / 2, _LEAST_SCALE))
+        self._optimiser.zero_grad()
+        return Step(
+            loss=total / max(num_labels, 1),
+            num_labels=num_labels,
+            gradient_norm=float(norm),
+            is_done=is_finite,
+            is_overflow=is_overflow,
+            odd=odd,
+            asked_to_end=bool(num_asking),
+        )
+
+    @property
+    def _scale(self) -> float:
+        return float(self.scaler.get_scale())
+
+    def _update(self, norm: Tensor, *, lr: float) -> None:
+        if self._clip and norm > self._clip:
+            factor = float(self._clip / (norm + 1e-6))
+            for parameter in self._parameters:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
+        self._optimiser.set_rate(lr)
+        self.scaler.step(self._optimiser.torch)
+        self.scaler.update()
+
+
+def _odd_places(parts: Sequence[Fed], losses: Sequence[Tensor]) -> tuple[str, ...]:
+    """Places in the data of the examples whose loss is not finite."""
+    finite = torch.cat([torch.isfinite(loss_B) for loss_B in losses]).cpu().tolist()
+    examples = [one for part, _ in parts for one in part.examples]
+    return tuple(one.example.place for one, is_finite in zip(examples, finite, strict=True) if not is_finite)

@@ -1,0 +1,172 @@
+"""`export om`: converts ONNX to OM with ATC, or prints the command for another machine and adopts its result."""
+
+import os
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from llama_adapter.app.models.graph_export.output import check_place, give, tell, told_complaints, told_next
+from llama_adapter.runtime.atomic_write import refuse_to_replace
+from llama_adapter.runtime.errors import GraphError
+from llama_adapter.runtime.graphs.atc import (
+    AtcRequest,
+    AtcSettings,
+    DimsRequest,
+    adopt_om,
+    command,
+    make_om,
+    plan,
+    plan_dims,
+)
+from llama_adapter.runtime.graphs.defaults import PRECISION_MODE
+from llama_adapter.runtime.graphs.gears import parse_gear
+from llama_adapter.runtime.graphs.graph import Graph, read_graph
+from llama_adapter.runtime.graphs.lint import lint_graph
+from llama_adapter.runtime.graphs.sidecar import check_om_path, sidecar_path
+from llama_adapter.runtime.graphs.toolkit import detect_soc_version, find_atc
+from llama_adapter.runtime.locking import locked_output
+from llama_adapter.vision.card import EncoderCard
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OmJob:
+    """One run of `export om`. With `adopt`, an OM that ATC made elsewhere with these settings, nothing is converted."""
+
+    onnx: str
+    settings: AtcSettings  # if they name no chip, the chip of this machine is used
+    sizes: Sequence[str] = ()  # gears such as R=1,S=256, for a graph with several dynamic sizes, such as a decoder
+    out: str | None = None  # None: next to the ONNX file, with its name
+    print_command: bool = False
+    adopt: str | None = None
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        if self.out is not None and os.path.basename(self.out) in ("", ".", ".."):
+            raise ValueError(f"out must end in a file's name, such as folder/clip, got {self.out!r}")
+        for text in self.sizes:
+            parse_gear(text)
+        if self.sizes and (self.settings.gears or self.adopt is not None):
+            raise ValueError("sizes exclude gears and adopt")
+        if self.adopt is None:
+            return
+        if not self.adopt:
+            raise ValueError("adopt is empty: name the OM file")
+        if self.out is not None or self.print_command:
+            raise ValueError("adopt takes an OM as it is, and excludes out and print_command")
+        if not self.settings.gears and len(set(self.settings.batch_sizes)) != 1:
+            raise ValueError(
+                "adopt needs the one number of batch_sizes that the OM was made for, or gears with all of them"
+            )
+
+
+def run_export_om(job: OmJob) -> None:
+    """Lint and convert a file, or print the command lines, or adopt an OM.
+
+    Raises UsageError if an output file exists already, and GraphError if the lint or ATC refuses the file.
+    """
+    graph = read_graph(job.onnx)
+    if graph.card is not None:
+        EncoderCard.from_graph(graph.card, file=job.onnx)
+    requests: Sequence[AtcRequest | DimsRequest]
+    requests = [_plan_dims(job, graph)] if job.sizes else plan_om(job, graph)
+    if job.adopt is not None:
+        _adopt(requests[0], graph=graph, force=job.force)
+        return
+    _check_names(requests)
+    complaints = lint_graph(graph, has_dims=bool(job.sizes))
+    for line in told_complaints(complaints):
+        tell(line)
+    if job.print_command:
+        _print_commands(job, requests)
+        return
+    errors = [complaint for complaint in complaints if complaint.level == "error"]
+    if errors and not job.force:
+        raise GraphError(
+            f"ATC will refuse `{job.onnx}`: {errors[0].sentence}",
+            hint=f"{errors[0].hint}; or try with --force",
+        )
+    with locked_output(requests[0].output):
+        refuse_to_replace([request.output for request in requests], force=job.force)
+        check_place(requests[0].output, shown=str(requests[0].output))
+        atc = find_atc()
+        if not job.sizes:  # a decoder's side-car identifies its files by marks instead
+            _tell_of_foreign(job.onnx, graph)
+        for request in requests:
+            _convert(request, atc=atc, graph=graph)
+        if not job.sizes:
+            tell(told_next(requests[0].output))
+
+
+def _plan_dims(job: OmJob, graph: Graph) -> DimsRequest:
+    """The run of ATC for a graph with several dynamic sizes."""
+    output = Path(job.onnx).with_suffix("") if job.out is None else Path(job.out)
+    settings = replace(job.settings, soc_version=job.settings.soc_version or detect_soc_version())
+    return plan_dims(graph, Path(job.onnx), output, settings, [parse_gear(text) for text in job.sizes])
+
+
+def _convert(request: AtcRequest | DimsRequest, *, atc: Path, graph: Graph) -> None:
+    start = time.perf_counter()
+    if isinstance(request, DimsRequest):
+        sizes = f"{len(request.gears)} gears"
+    else:
+        sizes = f"batch {', '.join(map(str, request.batch_sizes))}"
+    tell(f"ATC compiles for {request.settings.soc_version}, {sizes}; this takes minutes")
+    made = make_om(
+        request, atc=atc, graph=graph, tick=lambda seconds: tell(f"ATC has been running for {seconds:.0f} s")
+    )
+    tell(f"wrote {made.stat().st_size / 1e6:,.1f} MB", start)
+    give(str(request.output))
+
+
+def _print_commands(job: OmJob, requests: Sequence[AtcRequest | DimsRequest]) -> None:
+    for request in requests:
+        give(shlex.join(["atc", *command(request)]))
+    for request in requests:
+        if isinstance(request, DimsRequest):
+            continue  # its side-car needs the weights, so the graph must be converted where they are
+        tell(f"afterwards: {shlex.join(['llama-adapter', 'export', 'om', *_adopting(job, request)])}")
+
+
+def _adopting(job: OmJob, request: AtcRequest) -> list[str]:
+    """The arguments that adopt the OM of `request` once it exists."""
+    arguments = [job.onnx, "--adopt", str(request.output), "--batch-sizes", ",".join(map(str, request.batch_sizes))]
+    settings = request.settings
+    arguments += ["--gears"] * settings.gears + ["--soc-version", str(settings.soc_version)]
+    if settings.precision_mode != PRECISION_MODE:
+        arguments += ["--precision-mode", settings.precision_mode]
+    return [*arguments, *(f"--atc-flag={flag}" for flag in settings.extra)]
+
+
+def _adopt(request: AtcRequest | DimsRequest, *, graph: Graph, force: bool) -> None:
+    refuse_to_replace([sidecar_path(request.output)], force=force, other="")
+    _tell_of_foreign(str(request.onnx), graph)
+    made = adopt_om(request, graph=graph)
+    tell(f"wrote `{sidecar_path(made)}`, and the OM's mode is 640")
+    give(str(request.output))
+    tell(told_next(request.output))
+
+
+def _tell_of_foreign(onnx: str, graph: Graph) -> None:
+    if graph.card is None:
+        tell(f"`{onnx}` was not exported here: so later checks cannot compare its weights with a model's")
+
+
+def plan_om(job: OmJob, graph: Graph) -> list[AtcRequest]:
+    """The runs of ATC. Raises GraphError if the chip is unknown, and for a graph that ATC cannot convert."""
+    output = Path(job.onnx).with_suffix("") if job.out is None else Path(job.out)
+    settings = job.settings
+    if settings.soc_version is None:
+        settings = replace(settings, soc_version=detect_soc_version())
+    requests = plan(graph, Path(job.onnx), output, settings)
+    return requests if job.adopt is None else [replace(requests[0], output=Path(job.adopt))]
+
+
+def _check_names(requests: Sequence[AtcRequest | DimsRequest]) -> None:
+    """Raise GraphError for a path that InferSession would refuse later."""
+    for request in requests:
+        try:
+            check_om_path(request.output)
+        except GraphError as error:
+            raise GraphError(error.message, hint="name another place as --out") from None

@@ -1,0 +1,150 @@
+"""`export onnx`: exports a model's picture encoder as ONNX, and compares it with torch."""
+
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llama_adapter.app.models.bundle import load_bundle
+from llama_adapter.app.models.checkpoints import LoadedEncoder, read_encoder
+from llama_adapter.app.models.graph_export.output import (
+    check_place,
+    give,
+    tell,
+    told_complaints,
+    told_next,
+    told_parity,
+)
+from llama_adapter.app.models.resources import embedded_model, sample_pictures
+from llama_adapter.app.models.spec import EncoderSources
+from llama_adapter.app.pictures.inputs import expand_inputs
+from llama_adapter.app.pictures.reading.isolated import open_reader
+from llama_adapter.app.pictures.reading.spec import ReadingSpec
+from llama_adapter.runtime.atomic_write import refuse_to_replace
+from llama_adapter.runtime.errors import CheckpointError, GraphError
+from llama_adapter.runtime.graphs.card import GraphDtype
+from llama_adapter.runtime.graphs.defaults import DTYPE, OPSET, OPSETS
+from llama_adapter.runtime.graphs.graph import Graph, read_graph
+from llama_adapter.runtime.graphs.lint import lint_graph
+from llama_adapter.runtime.schemes import FLOAT
+from llama_adapter.vision.encoder import encoder_from_state
+from llama_adapter.vision.export import compare, export_onnx
+
+_MAX_PICTURES = 4  # sample pictures to compare with; enough for two batch sizes, as a float16 encoder is slow on a CPU
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OnnxJob:
+    """One run of `export onnx`."""
+
+    sources: EncoderSources
+    out: str
+    dtype: GraphDtype = DTYPE
+    opset: int = OPSET
+    pictures: tuple[str, ...] = ()  # pictures to compare with; empty: the sample pictures
+    force: bool = False
+    debug: bool = False  # whether to list the operators too
+
+    def __post_init__(self) -> None:
+        if self.opset not in OPSETS:
+            raise ValueError(f"opset must be one of {', '.join(map(str, OPSETS))}, got {self.opset}")
+        if not self.out.endswith(".onnx"):
+            raise ValueError(f"out must end in .onnx, got {self.out!r}")
+
+
+def load_encoder(sources: EncoderSources) -> LoadedEncoder:
+    """Load the encoder's weights in float32. The language model is not needed. Raises CheckpointError."""
+    if sources.adapter is None:
+        return _from_bundle(sources)
+    return read_encoder(
+        sources.adapter, clip=sources.clip, visual_heads=sources.visual_heads, channel_order=sources.channel_order
+    )
+
+
+def _from_bundle(sources: EncoderSources) -> LoadedEncoder:
+    place = embedded_model() if sources.model is None else Path(sources.model)
+    order = None if sources.channel_order == "auto" else sources.channel_order
+    model = load_bundle(place, channel_order=order)  # the decoder is mapped but not read
+    if model.precision != FLOAT:
+        raise CheckpointError(
+            f"The bundle `{place}` has 8-bit weights, and an encoder is exported from full ones",
+            hint="export from the bundle it was made from: the exported file works with both",
+        )
+    state = {key: tensor.float() for key, tensor in model.vision_state.items()}
+    return LoadedEncoder(name=model.name, config=model.vision_config, state=state)
+
+
+def run_export_onnx(job: OnnxJob) -> None:
+    """Export, compare and lint. The file gets its final name only if its results match the encoder's.
+
+    Raises UsageError if the file exists, and GraphError if the graph's results differ from the encoder's.
+    """
+    out = Path(job.out).resolve()
+    refuse_to_replace([out], force=job.force)
+    check_place(out, shown=job.out)
+    loaded = load_encoder(job.sources)
+    pixels_BHWC = read_pixels(job.pictures, size=loaded.config.clip.image_size)
+    tell(f"exporting `{loaded.name}` as {job.dtype}, opset {job.opset}")
+    start = time.perf_counter()
+
+    def check(made: Path) -> None:
+        graph = read_graph(made)
+        exported = f"exported {graph.num_bytes / 1e6:,.1f} MB in {time.perf_counter() - start:.1f} s"
+        _check_parity(graph, made, loaded, pixels_BHWC)
+        for line in told_complaints(lint_graph(graph)):
+            tell(line)
+        tell(exported)
+        if job.debug:
+            tell(f"operators: {', '.join(f'{name} {count}' for name, count in graph.operators.items())}")
+
+    export_onnx(loaded.config, loaded.state, out, name=loaded.name, dtype=job.dtype, opset=job.opset, check=check)
+    give(job.out)
+    tell(told_next(job.out, *_model_flags(job.sources)))
+
+
+def _check_parity(graph: Graph, file: Path, loaded: LoadedEncoder, pixels_BHWC: NDArray[np.uint8]) -> None:
+    """Print the differences. Raises GraphError if the graph's results differ from the encoder's."""
+    start = time.perf_counter()
+    parity = compare(file, encoder_from_state(loaded.config, loaded.state), pixels_BHWC)
+    if parity.ok:
+        tell(told_parity(parity), start)
+        return
+    is_half = graph.card is not None and graph.card.dtype == "float16"
+    raise GraphError(
+        f"The exported graph does not compute what the encoder does; {told_parity(parity)}",
+        hint="float16 may be too narrow for these weights: export with --dtype float32"
+        if is_half
+        else "other versions of torch, onnx or onnxscript may do better; nothing was written",
+    )
+
+
+def _model_flags(sources: EncoderSources) -> list[str]:
+    """The flags that name the encoder's model in other commands, which also need its LLaMA."""
+    flags = [] if sources.model is None else ["--model", sources.model]
+    if sources.adapter is not None:
+        flags = ["--llama-dir", "LLAMA", "--adapter", sources.adapter]
+    return flags if sources.channel_order == "auto" else [*flags, "--channel-order", sources.channel_order]
+
+
+def read_pixels(named: Sequence[str], *, size: int) -> NDArray[np.uint8]:
+    """The pixels of the readable pictures, for the encoder. Raises GraphError if no picture can be read."""
+    found = expand_inputs(named) if named else islice(expand_inputs([sample_pictures()]), _MAX_PICTURES)
+    pixels = []
+    with closing(open_reader("process", ReadingSpec(), size=size)) as reader:
+        for one in found:
+            reading = reader.read(one.path)
+            if reading.pixels is not None:
+                pixels.append(reading.pixels)
+            elif reading.error is not None:
+                tell(f"not compared on this picture: {reading.error.message}")
+    if not pixels:
+        raise GraphError(
+            "None of the pictures can be read, so the graph cannot be compared with the encoder",
+            hint="name others as --pictures, or leave it out for the sample pictures",
+        )
+    return np.stack(pixels)

@@ -1,0 +1,135 @@
+"""The process of a rank that is not the first: it joins, loads its share, follows commands, and ends."""
+
+import json
+import sys
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch.distributed import FileStore  # type: ignore[attr-defined]  # documented, and not in __all__
+
+from llama_adapter import __version__
+from llama_adapter.app.models.memory_fit import engine_config
+from llama_adapter.app.models.parallel.cores import bind_to
+from llama_adapter.app.models.parallel.fingerprint import files_fingerprint, fingerprints
+from llama_adapter.app.models.parallel.launch import Launched, checked_launch
+from llama_adapter.app.models.parallel.messages import SentMessages
+from llama_adapter.app.models.parallel.rendezvous import (
+    SECONDARY,
+    Beats,
+    environment_store,
+    error_key,
+    followed_key,
+    join,
+    leave,
+)
+from llama_adapter.app.models.random_model import RandomLoader
+from llama_adapter.app.models.spec import AUTO, CaptionerSpec
+from llama_adapter.app.models.stream_model import stream_model
+from llama_adapter.llm.load import place_decoder
+from llama_adapter.llm.parallel.channel import Channel
+from llama_adapter.llm.parallel.follower import follow
+from llama_adapter.runtime.devices import DTYPES, open_backend
+from llama_adapter.runtime.problems import describe
+from llama_adapter.runtime.ranks import CollectiveError, Ranks
+
+
+def main(descriptor: str, started: str) -> None:
+    """Entry point of a process that the first rank started; `started` has its parameters as JSON."""
+    values = json.loads(started)
+    if values["cores"] is not None:
+        bind_to(values["cores"])
+    sys.exit(
+        _live(
+            SentMessages(int(descriptor)),
+            FileStore(values["store"], values["size"]),
+            values["rank"],
+            values["size"],
+            device=values["device"],
+            timeout_s=values["timeout_s"],
+            is_launched=False,
+            are_local=True,
+        )
+    )
+
+
+def run_launched(place: Launched, spec: CaptionerSpec) -> int:
+    """As `main`, for a process that `torchrun` started with the first rank's command line; returns the exit code."""
+    checked_launch(spec.tensor_parallel)
+    kind = open_backend(AUTO).device.type if spec.device == AUTO else spec.device.partition(":")[0]
+    store = environment_store(place, timeout_s=spec.parallel_timeout)
+    return _live(
+        store,
+        store,
+        place.rank,
+        place.size,
+        device="cpu" if kind == "cpu" else f"{kind}:{place.local_rank}",
+        timeout_s=spec.parallel_timeout,
+        is_launched=True,
+        are_local=place.is_local,
+    )
+
+
+def _live(
+    messages: Any,
+    store: Any,
+    rank: int,
+    size: int,
+    *,
+    device: str,
+    timeout_s: float,
+    is_launched: bool,
+    are_local: bool,
+) -> int:
+    """The life of a rank; returns its exit code. `messages` go to the first rank, and groups join through `store`."""
+    beats = Beats(messages, rank, is_launched=is_launched)
+    try:
+        _say(messages, "hello", rank, {"llama-adapter": __version__, "torch": torch.__version__})
+        backend = open_backend(device)
+        collectives = backend.capabilities.collectives
+        ranks, channel = join(
+            store,
+            rank=rank,
+            size=size,
+            collectives=collectives,
+            timeout_s=timeout_s,
+            device=backend.device,
+            are_local=are_local,
+        )
+        _serve(messages, ranks, channel, device=device)
+    except CollectiveError:  # another rank ended; the first rank reports which
+        with suppress(RuntimeError):
+            messages.set(followed_key(rank), "")
+        return SECONDARY
+    except BaseException as error:
+        problem = describe(error)
+        with suppress(RuntimeError):
+            messages.set(error_key(rank), json.dumps({"sentence": problem.sentence, "hint": problem.hint}))
+        return 1
+    finally:
+        beats.end()
+        with suppress(RuntimeError):
+            leave()
+    return 0
+
+
+def _serve(messages: Any, ranks: Ranks, channel: Channel, *, device: str) -> None:
+    command = channel.receive()
+    spec = CaptionerSpec(**{**command["spec"], "device": device})
+    backend, dtype = open_backend(device), DTYPES[spec.dtype]
+    if command["random"] is None:
+        model, tensors = stream_model(spec, dtype=dtype, is_encoded_elsewhere=True, ranks=ranks)
+    else:
+        model, tensors = RandomLoader(**command["random"])(dtype, ranks)
+    config = engine_config(model, spec, ranks)
+    model.vision_state.clear()  # only the first rank encodes pictures
+    decoder = place_decoder(config, tensors, backend=backend, ranks=ranks)
+    files = files_fingerprint(model, spec)
+    _say(messages, "loaded", ranks.rank, fingerprints(decoder.decoder, files=files, past=config.past))
+    runner = decoder.runner(channel.receive()["num_slots"])
+    _say(messages, "ready", ranks.rank, {})
+    follow(runner, channel)
+
+
+def _say(messages: Any, key: str, rank: int, values: dict[str, Any]) -> None:
+    messages.set(f"{key}/{rank}", json.dumps(values))

@@ -1,0 +1,28 @@
+"""Inputs: turns the names that the user gives into one item per picture. Opens no picture and imports no model."""
+
+from llama_adapter.app.pictures.inputs.folders import count_in_sub_folders, expand_inputs, natural_key
+from llama_adapter.app.pictures.inputs.items import InputsError, InputSpec, PictureInput, QuestionFields
+from llama_adapter.app.pictures.inputs.reading import (
+    check_inputs,
+    count_inputs,
+    may_bring_columns,
+    may_wait,
+    read_inputs,
+)
+from llama_adapter.app.pictures.inputs.sheets import read_question_sheet
+
+__all__ = [
+    "InputSpec",
+    "InputsError",
+    "PictureInput",
+    "QuestionFields",
+    "check_inputs",
+    "count_in_sub_folders",
+    "count_inputs",
+    "expand_inputs",
+    "may_bring_columns",
+    "may_wait",
+    "natural_key",
+    "read_inputs",
+    "read_question_sheet",
+]

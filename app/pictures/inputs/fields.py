@@ -1,0 +1,151 @@
+"""Interprets the columns of a table row: template variables, and a question with its input and choices."""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+
+from llama_adapter.app.pictures.inputs.choice_texts import split_choices
+from llama_adapter.app.pictures.inputs.items import QuestionFields
+
+PICTURE_COLUMNS = ("picture", "image", "file_name", "filename", "path")
+PROMPT_COLUMNS = ("prompt", "question", "instruction")
+INPUT_COLUMN, CHOICES_COLUMN = "input", "choices"
+QUESTIONS, TURNS = "questions", "conversations"  # lists of objects; turns are of LLaVA's instructions
+KNOWN_COLUMNS = frozenset((*PICTURE_COLUMNS, *PROMPT_COLUMNS, INPUT_COLUMN, CHOICES_COLUMN, QUESTIONS, TURNS))
+_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
+_PICTURE_MARK = "<image>"  # in the questions of LLaVA; it is no part of a prompt here
+
+
+def known_name(name: str, known: Collection[str] = KNOWN_COLUMNS) -> str:
+    """The name of a column without white space around it, in lower case if it is one of `known`."""
+    name = name.strip()
+    return name.lower() if name.lower() in known else name
+
+
+def named(columns: Sequence[str]) -> str:
+    """Names for a message: a, b or c."""
+    return columns[0] if len(columns) == 1 else f"{', '.join(columns[:-1])} or {columns[-1]}"
+
+
+def asked_rows(values: Mapping[str, object], *, are_templates: bool) -> list[dict[str, object]]:
+    """A row for each question: for each object of its list `questions`, and each pair of turns of `conversations`.
+
+    Any other row is alone. In a row without a question, a `text` beside a `question_id`, or one that ends in a question
+    mark beside a `label`, is the question, as in POPE's files. Turns are plain text, so braces in them are escaped if
+    questions `are_templates`. Raises ValueError with the reason.
+    """
+    row = dict(values)
+    if isinstance(row.get(TURNS), list) or (TURNS in row and not isinstance(row.get("answer"), str)):
+        as_question = as_template if are_templates else str
+        pairs = _pairs(row.pop(TURNS))
+        return [{**row, "question": as_question(asked), "answer": said} for asked, said in pairs]
+    several = row.pop(QUESTIONS, None)
+    if several is None:
+        return [_with_question(row)]
+    if isinstance(several, list) and several and all(isinstance(one, dict) for one in several):
+        return [{**row, **{known_name(name): value for name, value in one.items()}} for one in several]
+    raise ValueError(f"its `{QUESTIONS}` are no list of objects")
+
+
+def _with_question(row: dict[str, object]) -> dict[str, object]:
+    text = row.get("text")
+    is_question = isinstance(text, str) and ("question_id" in row or ("label" in row and text.rstrip().endswith("?")))
+    if not is_question or first_column(row, of=PROMPT_COLUMNS) is not None:
+        return row
+    return {name: value for name, value in row.items() if name != "text"} | {"question": text}
+
+
+def _pairs(turns: object) -> list[tuple[str, str | None]]:
+    """Each question of a conversation with its answer. Raises ValueError."""
+    pairs: list[tuple[str, str | None]] = []
+    for turn in turns if isinstance(turns, list) else [None]:
+        match turn:
+            case {"from": str(role), "value": str(text)} if _ROLES.get(role) == "user":
+                pairs.append((text.replace(_PICTURE_MARK, "").strip(), None))
+            case {"from": str(role), "value": str(text)} if (
+                _ROLES.get(role) == "assistant" and pairs and pairs[-1][1] is None
+            ):
+                pairs[-1] = pairs[-1][0], text
+            case {"from": "system", "value": str()} if not pairs:
+                continue
+            case _:
+                pairs.clear()
+                break
+    if not pairs:
+        raise ValueError(f'its `{TURNS}` are no list of turns of "human" and "gpt", each with a text `value`')
+    return pairs
+
+
+def first_column(values: Mapping[str, object], *, of: tuple[str, ...]) -> str | None:
+    """The first of the names `of` that is a column; None if there is none."""
+    return next((name for name in of if name in values), None)
+
+
+def as_template(text: str) -> str:
+    """Escape braces, so that a template of a question gives exactly this text."""
+    return text.replace("{", "{{").replace("}", "}}")
+
+
+def as_columns(values: Mapping[str, object]) -> dict[str, str]:
+    """The scalar values as text; null becomes the empty string."""
+    return {name: _as_text(value) for name, value in values.items() if not isinstance(value, list | dict)}
+
+
+def question_columns(values: Mapping[str, object]) -> frozenset[str]:
+    """Names of the columns that `question_fields` reads."""
+    prompt = first_column(values, of=PROMPT_COLUMNS)
+    return frozenset({INPUT_COLUMN, CHOICES_COLUMN} | ({prompt} if prompt is not None else set()))
+
+
+def question_fields(values: Mapping[str, object], *, of: tuple[str, ...] = PROMPT_COLUMNS) -> QuestionFields | None:
+    """The question of a row, None if it has none. Blank texts count as missing.
+
+    The prompt is in the first existing column of `of`. Choices are a list, a JSON list as text, or a comma-separated
+    text. Raises ValueError, which gives the reason, for a value of the wrong type.
+    """
+    prompt = first_column(values, of=of)
+    fields = QuestionFields(
+        instruction=None if prompt is None else _text_or_none(values[prompt], name=prompt),
+        input=_text_or_none(values.get(INPUT_COLUMN), name=INPUT_COLUMN),
+        choices=_choices(values.get(CHOICES_COLUMN)),
+    )
+    return None if fields == QuestionFields() else fields
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()  # JSON may contain lone surrogates
+    return "" if value is None else json.dumps(value)
+
+
+def _text_or_none(value: object, *, name: str) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise ValueError(f"`{name}` is not text")
+    if not _is_encodable(value):
+        raise ValueError(f"`{name}` has a lone surrogate")
+    return value if value.strip() else None
+
+
+def _choices(value: object) -> tuple[str, ...] | None:
+    if isinstance(value, str):
+        try:
+            value = split_choices(value) if value.strip() else None
+        except ValueError:
+            raise ValueError("`choices` begins like a JSON list, but is not valid JSON") from None
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(isinstance(choice, str) and _is_encodable(choice) for choice in value):
+        raise ValueError("`choices` is neither a list of texts nor a text with commas")
+    choices = tuple(choice.strip() for choice in value)
+    if len(choices) < 2 or not all(choices) or len(set(choices)) < len(choices):
+        raise ValueError("`choices` must be at least two, each different and none empty")
+    return choices
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,327 @@
+"""The one reader of tables: CSV and TSV, JSON, lines of JSON and Parquet as rows of named values.
+
+The content decides how a file is read, not its suffix. All commands use these rules, for pictures with and without
+answers.
+"""
+
+import codecs
+import csv
+import json
+import os
+import re
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from llama_adapter.app.pictures.inputs.fields import KNOWN_COLUMNS, PICTURE_COLUMNS, known_name, named
+from llama_adapter.app.pictures.inputs.items import InputsError, Row
+from llama_adapter.app.pictures.inputs.json_sets import set_rows
+from llama_adapter.app.pictures.inputs.lines import (
+    MAX_LINE_BYTES,
+    ByteFile,
+    can_read_again,
+    check_lines,
+    line_end,
+    opened_lines,
+    read_beginning,
+    split_lines,
+)
+from llama_adapter.runtime.text import shown_excerpt, shown_name
+
+_SHOWN_SUFFIXES = ".csv, .tsv, .json, .jsonl or .parquet"
+_LINE_SUFFIXES = (".jsonl", ".ndjson")
+JSON_SUFFIXES = (*_LINE_SUFFIXES, ".json")
+TABLE_SUFFIXES = (*JSON_SUFFIXES, ".csv", ".tsv", ".parquet")
+_DELIMITERS = ",\t;|"
+_SEPARATOR_LINE = re.compile(rb'"?sep=(.)"?\r?[\n\r]', re.IGNORECASE)
+_MOST_WITHOUT = 1_000  # objects that are read to find a known column
+_NO_OBJECT = "it is not a JSON object"
+_TOO_LONG = "\ud800"  # replaces a CSV line above the limit; this character never occurs in decoded bytes
+_TOO_LONG_REASON = f"it has more than {MAX_LINE_BYTES:,} bytes"
+_SAVE_AGAIN = "save it as `CSV UTF-8`, or convert it: iconv -f WINDOWS-1252 -t UTF-8 IN >OUT"
+
+
+def read_rows(
+    path: str, *, what: str, wanted: Sequence[str] = (), known: Collection[str] = KNOWN_COLUMNS
+) -> Iterator[Row]:
+    """The rows of a table, as they are read. A byte order mark shows UTF-16; other tables are UTF-8.
+
+    A table that begins with `[` or `{` is JSON: a list of objects, an object in each line, or one of the sets of
+    `json_sets`. Other tables begin with a row of column names. Its delimiter is the comma, tab, semicolon or bar that
+    gives most `known` names, or that of a line `sep=;` before it. Lines end with LF, CRLF or CR. Cells may be quoted
+    and contain line feeds. White space around names and cells is removed. Rows without values, empty cells at the end
+    of a row and columns without a name are left out. A row has a problem if it is no object, has another number of
+    cells than the first row or is above 1 MiB. Bytes of a name of a picture that are not UTF-8 are kept as surrogates.
+
+    Raises `InputsError`, whose message uses the word `what` for the file: for another suffix; if the file cannot be
+    opened, is not UTF-8, or has no first row of distinct column names; and if none of the columns `wanted` is in the
+    first row, or in any object of a list.
+    """
+    check_suffix(path, what=what)
+    if _suffix(path) == ".parquet":
+        from llama_adapter.app.pictures.inputs.parquet_rows import parquet_rows
+
+        yield from _known_rows(parquet_rows(path, what=what), path=path, what=what, wanted=wanted, known=known)
+        return
+    with opened_lines(path, what=what) as file:
+        begun = read_beginning(file, path=path, what=what)
+        if _suffix(path) in JSON_SUFFIXES and not begun.strip():
+            return
+        if begun.lstrip()[:1] in (b"[", b"{"):
+            rows = _json_rows(file, begun=begun, path=path, what=what)
+            yield from _known_rows(rows, path=path, what=what, wanted=wanted, known=known)
+        else:
+            yield from _cell_rows(file, begun=begun, path=path, what=what, wanted=wanted, known=known)
+
+
+def check_suffix(path: str, *, what: str) -> None:
+    """Raise `InputsError` if a file's suffix is not that of a table."""
+    if _suffix(path) not in (*TABLE_SUFFIXES, ".txt"):
+        raise InputsError(
+            f"Wanted a {what} that is called {_SHOWN_SUFFIXES}, got `{shown_name(path)}`.",
+            hint="rename it, or convert it to one of these formats",
+        )
+
+
+def _suffix(path: str) -> str:
+    return os.path.splitext(path)[1].lower()
+
+
+def _known_rows(
+    rows: Iterator[Row], *, path: str, what: str, wanted: Sequence[str], known: Collection[str]
+) -> Iterator[Row]:
+    """The rows with known names in lower case. Raises `InputsError` if the first objects have no column `wanted`."""
+    has_wanted, without = not wanted, list[Row]()  # the rows before the first with a column that is wanted
+    for row in rows:
+        own = {name: value for name, value in row.values.items() if known_name(name, known) == name}
+        row = replace(row, values={known_name(name, known): value for name, value in row.values.items()} | own)
+        has_wanted = has_wanted or not row.values.keys().isdisjoint(wanted)
+        if not has_wanted:
+            without.append(row)
+            if len(without) < _MOST_WITHOUT or not row.values:
+                continue
+            break
+        yield from without
+        without.clear()
+        yield row
+    if first := next((row for row in without if row.values), None):
+        _check_names(
+            list(first.values),
+            path=path,
+            what=what,
+            wanted=wanted,
+            known=known,
+            where=f"the object in line {first.line:,}",
+        )
+    yield from without
+
+
+def _check_names(
+    names: Sequence[str], *, path: str, what: str, wanted: Sequence[str], known: Collection[str], where: str
+) -> None:
+    if wanted and set(names).isdisjoint(wanted):
+        fault = "no known column" if set(names).isdisjoint(known) else "none of these"
+        raise InputsError(
+            f"Wanted a {what} with one of the columns {named(wanted)}, but {where} of `{shown_name(path)}` names "
+            f"{fault}: it holds {shown_excerpt(', '.join(names))}.",
+            hint="write the names of the columns into the first line; in JSON, use these names for the fields",
+        )
+
+
+def _json_rows(file: ByteFile, *, begun: bytes, path: str, what: str) -> Iterator[Row]:
+    """Lines of objects are read one by one; all other JSON is read as a whole."""
+    end = line_end(begun)
+    first = begun.strip().split(end, 1)[0].strip()
+    if first[:1] == b"{" and first != b"{" and _suffix(path) in _LINE_SUFFIXES:  # otherwise one object over many lines
+        for number, line in split_lines(file, separator=end, begun=begun):
+            if line is None:
+                yield Row(line=number, problem=_TOO_LONG_REASON)
+            elif line.strip():
+                yield _in_utf8(_json_row(line, number=number), path=path, what=what)
+        return
+    pieces = [begun, *iter(file.read1, b"")]
+    values = set_rows(load_json(b"".join(pieces), path=path, what=what), folder=os.path.dirname(path))
+    if values is None:
+        raise InputsError(
+            f"Wanted a {what} that is a list of objects in JSON, got `{shown_name(path)}`.",
+            hint='write [{"image": "a.jpg", "question": "...", "answer": "..."}, ...]',
+        )
+    for number, value in enumerate(values, start=1):
+        yield Row(line=number, values=value) if isinstance(value, dict) else Row(line=number, problem=_NO_OBJECT)
+
+
+def load_json(data: bytes, *, path: str, what: str) -> object:
+    """The value of JSON; of lines of JSON, the list of their values. Raises `InputsError`."""
+    try:
+        text = data.decode("utf-8-sig")
+        try:
+            return json.loads(text)
+        except json.JSONDecodeError as error:
+            line, column = error.lineno, error.colno
+            reason = f"it is not valid JSON from line {line}, column {column} on"
+            values = [json.loads(one) for one in re.split("[\r\n]", text) if one.strip()]
+            if len(values) > 1:
+                return values
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InputsError(
+            f"Wanted a {what} in UTF-8, but line {line:,} of `{shown_name(path)}` is not.", hint=_SAVE_AGAIN
+        ) from None
+    except (ValueError, RecursionError):  # a number of thousands of digits, thousands of brackets
+        reason = "it is not valid JSON"
+    raise InputsError(
+        f"Wanted to read the {what} `{shown_name(path)}`, but {reason}.", hint="correct it, or copy it again"
+    )
+
+
+def _json_row(line: bytes, *, number: int) -> Row:
+    try:
+        values = json.loads(line.decode(errors="surrogateescape"))
+    except json.JSONDecodeError as error:
+        return Row(line=number, problem=f"it is not valid JSON from column {error.colno} on")
+    except (ValueError, RecursionError):
+        return Row(line=number, problem="it is not valid JSON")
+    return Row(line=number, values=values) if isinstance(values, dict) else Row(line=number, problem=_NO_OBJECT)
+
+
+def _cell_rows(
+    file: ByteFile, *, begun: bytes, path: str, what: str, wanted: Sequence[str], known: Collection[str]
+) -> Iterator[Row]:
+    begun, num_before, delimiter = _without_separator_line(begun)
+    end = line_end(begun)
+    delimiter = delimiter or _delimiter(
+        begun.split(end, 1)[0], known=known, default="\t" if _suffix(path) == ".tsv" else ","
+    )
+    lines = (
+        _TOO_LONG if line is None else line.decode(errors="surrogateescape") + "\n"
+        for _, line in split_lines(file, separator=end, begun=begun)
+    )
+    records = _records(csv.reader(lines, delimiter=delimiter, strict=True))
+    _, head, problem = next(records, (1, [], "it is empty"))
+    names = [known_name(name, known) for name in head]
+    given = [name for name in names if name]
+    problem = problem or ("two of its columns have the same name" if len(set(given)) < len(given) else "")
+    if problem:
+        raise InputsError(
+            f"Wanted a {what} with the names of its columns in the first line of `{shown_name(path)}`, but {problem}.",
+            hint="give every column a different name",
+        )
+    _check_names(given, path=path, what=what, wanted=wanted, known=known, where="the first line")
+    if any(map(_has_raw_bytes, given)):
+        raise InputsError(
+            f"Wanted a {what} in UTF-8, but the first line of `{shown_name(path)}` is not.", hint=_SAVE_AGAIN
+        )
+    for line, cells, reason in records:
+        line += num_before
+        if not reason and len(cells) != len(names):
+            reason = f"it has {len(cells)} cells, and the first line has {len(names)}"
+        values = {} if reason else {name: cell for name, cell in zip(names, cells, strict=True) if name}
+        yield _in_utf8(Row(line=line, values=values, problem=reason), path=path, what=what)
+
+
+def _in_utf8(row: Row, *, path: str, what: str) -> Row:
+    """The row, with a problem if a cell other than the name of a picture is not UTF-8.
+
+    Raises InputsError instead if the file can be read again, so that `check_table` says it once, before the work.
+    """
+    odd = next(
+        (name for name, cell in row.values.items() if name not in PICTURE_COLUMNS and _has_raw_bytes(cell)), None
+    )
+    if odd is None:
+        return row
+    if can_read_again(path):
+        where = f"the cell `{shown_excerpt(odd)}` of line {row.line:,}"
+        raise InputsError(f"Wanted a {what} in UTF-8, but {where} of `{shown_name(path)}` is not.", hint=_SAVE_AGAIN)
+    return Row(line=row.line, problem="it is not UTF-8")
+
+
+def _without_separator_line(begun: bytes) -> tuple[bytes, int, str]:
+    """What follows Excel's line `sep=;`, the number of lines left out, and the delimiter; "" without such a line."""
+    found = _SEPARATOR_LINE.match(begun)
+    return (begun, 0, "") if found is None else (begun[found.end() :], 1, found[1].decode())
+
+
+def _delimiter(head: bytes, *, known: Collection[str], default: str) -> str:
+    """The delimiter that gives most known names; among equals `default`, else that with most cells."""
+
+    def score(delimiter: str) -> tuple[int, bool, int]:
+        try:
+            names = next(csv.reader([text], delimiter=delimiter), [])
+        except csv.Error:  # the reader of the whole table says what is wrong
+            names = []
+        return sum(known_name(name, known) in known for name in names), delimiter == default, len(names)
+
+    text = head.decode(errors="replace")
+    return max(_DELIMITERS, key=score)
+
+
+class _Reader(Protocol):
+    line_num: int
+
+    def __next__(self) -> list[str]: ...
+
+
+def _records(reader: _Reader) -> Iterator[tuple[int, list[str], str]]:
+    """Line, cells and problem of every row with values. After a malformed row, reading continues at the next line.
+
+    If a quote is not closed or not doubled, the problem names the lines that it swallowed, because each may name a
+    picture.
+    """
+    num_names = 0
+    while True:
+        line, cells, problem = reader.line_num + 1, list[str](), ""
+        try:
+            cells = [cell.strip() for cell in next(reader)]
+        except StopIteration:
+            return
+        except csv.Error as error:
+            # Escaped like a name, because the message quotes the delimiter, which may be a tab.
+            problem = f"it is not valid CSV ({shown_name(str(error))})"
+            if reader.line_num > line:
+                problem += f" and swallows the lines up to {reader.line_num:,}: a quote is not closed or not doubled"
+        if _TOO_LONG in "".join(cells):
+            problem = _TOO_LONG_REASON
+        while len(cells) > num_names > 0 and not cells[-1]:
+            cells.pop()
+        num_names = num_names or len(cells)
+        if any(cells) or problem:
+            yield line, cells, problem
+
+
+def _has_raw_bytes(value: object) -> bool:
+    """Whether a text, also inside a list or an object, has bytes that are not UTF-8."""
+    if isinstance(value, dict):
+        return any(_has_raw_bytes(one) for pair in value.items() for one in pair)
+    if isinstance(value, list):
+        return any(map(_has_raw_bytes, value))
+    return isinstance(value, str) and any("\udc80" <= character <= "\udcff" for character in value)
+
+
+def check_table(path: str, *, what: str, wanted: Sequence[str] = ()) -> None:
+    """Raise `InputsError` if a table is unusable as a whole, as far as it can be read more than once."""
+    check_suffix(path, what=what)
+    check_lines(path, what=what)
+    if not can_read_again(path) and _suffix(path) not in (*_LINE_SUFFIXES, ".csv", ".tsv"):
+        raise InputsError(
+            f"Wanted a {what}, and `{shown_name(path)}` is a pipe or a device.",
+            hint="`.json` and `.parquet` are read as a whole, more than once; `.jsonl` and `.csv` line by line",
+        )
+    if can_read_again(path):
+        rows = read_rows(path, what=what, wanted=wanted)
+        if next(rows, None) is None:
+            raise InputsError(f"Wanted rows in the {what} `{shown_name(path)}`, which has none.", hint="check the file")
+        if not _is_utf8(path, what=what):
+            deque(rows, maxlen=0)
+
+
+def _is_utf8(path: str, *, what: str) -> bool:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        with opened_lines(path, what=what) as file:
+            for piece in iter(file.read1, b""):
+                decoder.decode(piece)
+            decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -1,0 +1,200 @@
+"""Reads one picture into a square of pixels for the encoder, or into an error. Thread-safe."""
+
+import hashlib
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Protocol, cast, get_args
+
+import numpy as np
+
+from llama_adapter.app.pictures.answer_error import AnswerError
+from llama_adapter.app.pictures.prefixes.file import PrefixFileError, PrefixRow, StoredPicture, read_first_file
+from llama_adapter.app.pictures.reading.sources import FileSlice, Source
+from llama_adapter.app.pictures.reading.spec import ReadingSpec
+from llama_adapter.app.pictures.reading.views import view_pixels
+from llama_adapter.llm.prefix import TextPrefix
+from llama_adapter.runtime.text import shown_name
+from llama_adapter.vision.errors import PictureError
+from llama_adapter.vision.formats import PictureNote
+from llama_adapter.vision.image import (
+    DEFAULT_MAX_BYTES,
+    DEFAULT_MAX_PIXELS,
+    LoadedPicture,
+    load_picture,
+    read_picture_file,
+)
+from llama_adapter.vision.preprocess import preprocess
+
+_NO_ENCODER: Final = (
+    "Wanted an encoded picture, because this run began with prefix files and loaded no encoder; answer for pictures in "
+    "a run of their own."
+)
+_HAS_ENCODER: Final = (
+    "This picture is encoded already, and the model was loaded to encode pictures; load it with vision prefixes and "
+    "the prefix file as encoder."
+)
+
+# Codes of `AnswerError` for one picture, in addition to `vision.errors.PICTURE_ERROR_CODES`.
+TIMEOUT: Final = "timeout"  # it was not read in time
+CRASHED: Final = "crashed"  # the process that read it ended
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PictureLimits:
+    """Limits of one picture file."""
+
+    max_pixels: int = DEFAULT_MAX_PIXELS
+    max_bytes: int = DEFAULT_MAX_BYTES
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PictureReading:
+    """The result of reading one picture: its pixels, or an error.
+
+    For a prompt without a picture, `digest` is a `TextPrefix`.
+    """
+
+    digest: str = ""  # SHA-256 of the file's bytes in hexadecimal; "" if they could not be read
+    pixels: np.ndarray | None = None  # uint8 (size, size, 3), or (H, W, 3) for a view
+    encoded: StoredPicture | None = None  # from a prefix file, instead of pixels
+    error: AnswerError | None = None
+    elapsed_ms: float = 0.0
+    width: int = 0  # of the original picture, in pixels; 0 without pixels
+    height: int = 0
+    notes: tuple[PictureNote, ...] = ()
+
+    @property
+    def is_only_digest(self) -> bool:
+        """Whether nothing was decoded, because the digest was enough."""
+        has_content = self.pixels is not None or self.encoded is not None or self.error is not None
+        return not has_content and self.digest not in get_args(TextPrefix)
+
+    @property
+    def content(self) -> np.ndarray | StoredPicture | TextPrefix:
+        """What to encode, for a reading without error: pixels, a stored picture, or a text prefix."""
+        if self.pixels is not None:
+            return self.pixels
+        if self.encoded is not None:
+            return self.encoded
+        assert self.digest in get_args(TextPrefix), "a picture without pixels has an error"
+        return cast(TextPrefix, self.digest)
+
+
+class Reader(Protocol):
+    """Reads pictures, in this process or in others. Any number of threads may call `read` at once."""
+
+    def read(
+        self,
+        source: Source,
+        *,
+        name: str | None = None,
+        wants_pixels: Callable[[str], bool] | None = None,
+        side: int | None = None,
+    ) -> PictureReading:
+        """Read one picture; problems are returned as `error`. Messages use `name` for pictures given as bytes.
+
+        `wants_pixels` is called with the digest before anything is decoded. If it returns False, nothing is decoded.
+        With `side`, the pixels are a view for display, upright and at most `side` pixels wide and high, instead of the
+        encoder's square.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release threads, processes and files. May be called repeatedly."""
+        ...
+
+
+class PictureReader:
+    """Reads and resizes in the calling thread, for an encoder that takes squares of `size` pixels.
+
+    A decoder or file system that hangs blocks the thread. `IsolatedReader` has a time limit.
+    """
+
+    def __init__(self, spec: ReadingSpec, *, size: int, limits: PictureLimits | None = None) -> None:
+        self._spec, self._size, self._limits = spec, size, limits or PictureLimits()
+        # Models with channel order bgr were trained with OpenCV, which converts to plain colours before resizing.
+        self._convert: Literal["last", "first"] = "first" if spec.channel_order == "bgr" else "last"
+        # Twice the size, so that the final resize still averages pixels.
+        self._least_side = 2 * size if spec.reading == "fast" else None
+
+    def read(
+        self,
+        source: Source,
+        *,
+        name: str | None = None,
+        wants_pixels: Callable[[str], bool] | None = None,
+        side: int | None = None,
+    ) -> PictureReading:
+        """As `Reader.read`."""
+        started = time.perf_counter()
+        max_bytes = self._limits.max_bytes
+        digest, pixels, problem = "", None, None
+        seen: dict[str, Any] = {}  # fields of the reading, of a picture without error
+        encoded: StoredPicture | None = None
+        try:
+            if isinstance(source, PrefixRow):
+                digest = source.digest
+                if wants_pixels is None or wants_pixels(digest):
+                    encoded = self._encoded(source)
+                elapsed_ms = (time.perf_counter() - started) * 1e3
+                return PictureReading(digest=digest, encoded=encoded, elapsed_ms=elapsed_ms, notes=source.notes)
+            if self._spec.prefixes is not None and side is None:
+                raise PictureError("unsupported", _NO_ENCODER)
+            if isinstance(source, FileSlice):
+                source = source.read(max_bytes=max_bytes)
+            elif wants_pixels is not None and isinstance(source, (str, os.PathLike)):
+                # The file is read first, so that its bytes are hashed before they are decoded.
+                name, source = shown_name(source), read_picture_file(source, max_bytes=max_bytes)
+            if wants_pixels is not None and isinstance(source, bytes) and source:
+                digest = hashlib.sha256(source).hexdigest()
+            if wants_pixels is None or not digest or wants_pixels(digest):
+                loaded = load_picture(
+                    source,
+                    name=name,
+                    orientation=self._spec.exif if side is None else "upright",
+                    transparency=self._spec.transparency if side is None else "white",
+                    damaged=self._spec.damaged,
+                    least_side=self._least_side if side is None else side,
+                    max_pixels=self._limits.max_pixels,
+                    max_bytes=max_bytes,
+                    digest=digest or None,
+                )
+                digest = loaded.digest
+                pixels = self._square(loaded) if side is None else _view(loaded, side=side)
+                seen = {"width": loaded.width, "height": loaded.height, "notes": loaded.notes}
+        except PictureError as error:
+            digest = digest or error.digest
+            problem = AnswerError(code=error.code, message=error.message)
+        elapsed_ms = (time.perf_counter() - started) * 1e3
+        return PictureReading(digest=digest, pixels=pixels, error=problem, elapsed_ms=elapsed_ms, **seen)
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    def _encoded(self, source: PrefixRow) -> StoredPicture:
+        """Read a row. Raises `PictureError`, also if the row's encoding is not the one the captioner was loaded for."""
+        if self._spec.prefixes is None:
+            raise PictureError("unsupported", _HAS_ENCODER)
+        try:
+            return source.read(read_first_file(self._spec.prefixes))
+        except PrefixFileError as error:
+            raise PictureError("unreadable", f"{error.message}; {error.hint}.") from None
+
+    def _square(self, loaded: LoadedPicture) -> np.ndarray:
+        return preprocess(
+            loaded.image, name=loaded.name, size=self._size, convert=self._convert, reading=self._spec.reading
+        )
+
+
+def _view(loaded: LoadedPicture, *, side: int) -> np.ndarray:
+    """As `view_pixels`. Raises `PictureError`."""
+    try:
+        return view_pixels(loaded.image, side=side)
+    except MemoryError:
+        raise PictureError("too_large", f"There is not enough memory to show {loaded.name}; make it smaller.") from None
+    except Exception as error:  # Pillow raises many types for a mode that it cannot convert
+        raise PictureError(
+            "unsupported", f"Wanted to show {loaded.name}, but its pixels do not convert: {type(error).__name__}."
+        ) from None

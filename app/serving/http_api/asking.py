@@ -1,0 +1,209 @@
+"""Submits the question of a request to a service, and makes the body of the answers. Uses no sockets."""
+
+import asyncio
+import dataclasses
+import itertools
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from llama_adapter.app.captioning.captioner import ModelInfo
+from llama_adapter.app.captioning.tasks.answers import Answer, Event
+from llama_adapter.app.captioning.tasks.prompts import prompt_length
+from llama_adapter.app.serving.http_api.conversation import ChatQuestion
+from llama_adapter.app.serving.http_api.errors import ApiError, PictureRefusedError, of_answer, of_refusal
+from llama_adapter.app.serving.http_api.pictures import PictureSettings, read_picture
+from llama_adapter.app.serving.http_api.schemas import CommonRequest
+from llama_adapter.app.serving.http_api.structured import Property, combined
+from llama_adapter.app.serving.online.protocol import OnlineService
+from llama_adapter.app.serving.online.request_handle import Ask, RequestHandle
+from llama_adapter.app.serving.online.types import ServiceError
+from llama_adapter.runtime.errors import LlamaAdapterError
+
+ALIAS = "default"  # a name of the loaded model, whatever its other names are
+_INLINE_CHARS = 1000  # a prompt up to this length is tokenised in the event loop: starting a thread takes as long
+
+NumberedEvent = tuple[int, Event]  # the number is the index of the event's answer
+Request = TypeVar("Request", bound=CommonRequest)
+
+
+class Reply(Protocol):
+    """Serialises answers in the format of one endpoint."""
+
+    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        """The body of complete answers."""
+
+    def frames(self, events: AsyncIterator[NumberedEvent]) -> AsyncIterator[bytes]:
+        """The server-sent events of answers, sent as they arrive; an answer with an error ends the stream."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Form(Generic[Request]):
+    """One of OpenAI's API formats: how its requests are read, and how its answers are written."""
+
+    request: type[Request]
+    id_prefix: str
+    understand: Callable[[Request], ChatQuestion]  # raises ApiError if there is no question
+    # `head` are the fields that answers of every form have.
+    reply: Callable[[Request, ChatQuestion, Mapping[str, Any], ModelInfo], Reply]
+    places: tuple[str, str] = ("messages", "messages")  # the fields with the picture and with the prompt, for errors
+
+
+class Answering(Protocol):
+    """One answer in progress: a request to the service, or several requests that are combined into one answer."""
+
+    def cancel(self) -> None: ...
+
+    async def answer(self) -> Answer: ...
+
+    def __aiter__(self) -> AsyncIterator[Event]: ...
+
+
+class PartedAnswer:
+    """A JSON answer that is combined from several requests, one for each property."""
+
+    def __init__(self, handles: Sequence[RequestHandle], properties: Sequence[Property]) -> None:
+        self._handles, self._properties = handles, properties
+
+    def cancel(self) -> None:
+        """Cancel all requests."""
+        for handle in self._handles:
+            handle.cancel()
+
+    async def answer(self) -> Answer:
+        """The combined answer. If a request fails, this is its answer, and the other requests are cancelled."""
+        answers: list[Answer] = []
+        for handle in self._handles:
+            answers.append(await handle.answer())
+            if answers[-1].error is not None:
+                self.cancel()
+                return answers[-1]
+        return combined(self._properties, answers)
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        """The only event is the combined answer: it has no pieces of text."""
+        yield await self.answer()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pending:
+    """A request that the service has accepted."""
+
+    answering: Sequence[Answering]  # `n` for each prompt
+    reply: Reply
+    model: str = ""  # its name in the reply
+    num_ignored_turns: int = 0
+    place: str = "messages"  # the field with the picture, for errors
+
+    async def body(self) -> dict[str, Any]:
+        """The body of the complete answers. If an answer fails, raises its ApiError and cancels the others."""
+        answers: list[Answer] = []
+        try:
+            for one in self.answering:
+                answers.append(await one.answer())
+                if (error := answers[-1].error) is not None:
+                    raise of_answer(error, place=self.place)
+        finally:
+            for one in self.answering:
+                one.cancel()  # has no effect on answered requests
+        return self.reply.whole(answers)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asker:
+    """Submits requests of all formats to one service."""
+
+    service: OnlineService
+    pictures: PictureSettings
+    model_names: Sequence[str] = ()  # the model's names from the server's settings, if any
+
+    async def ask(
+        self, request: Request, *, form: Form[Request], request_id: str, client: str, is_background: bool = False
+    ) -> Pending:
+        """Submit a request; `request_id` is `req_` and a number. Raises ApiError."""
+        info = model_info(self.service)
+        name = shown_name(request.model, info=info, names=self.model_names)
+        asked = form.understand(request)
+        if info.template == "conversation" and asked.turns:
+            question = dataclasses.replace(asked.question, turns=asked.turns)
+            num_ignored = asked.num_ignored_turns - len(asked.turns)
+            asked = dataclasses.replace(asked, question=question, num_ignored_turns=num_ignored)
+        options = {
+            "client": client,
+            "is_background": is_background,
+            "with_pieces": bool(request.stream) and not asked.properties,
+        }
+        try:
+            answering = await self._submit_all(asked, options, default_prompt=info.default_prompt)
+        except ApiError as error:
+            if error.param == "messages":
+                error.param = form.places[not isinstance(error, PictureRefusedError)]
+            raise
+        used = {} if asked.picture_used is None else {"picture_used": asked.picture_used}
+        head = {"id": f"{form.id_prefix}{request_id.removeprefix('req_')}", "model": name, **used}
+        reply = form.reply(request, asked, head, info)
+        ignored, place = asked.num_ignored_turns, form.places[0]
+        return Pending(answering=answering, reply=reply, model=name, num_ignored_turns=ignored, place=place)
+
+    async def _submit_all(
+        self, asked: ChatQuestion, options: Mapping[str, Any], *, default_prompt: str
+    ) -> list[Answering]:
+        picture = None if asked.picture_url is None else await read_picture(asked.picture_url, settings=self.pictures)
+        handles: list[Answering] = []
+        submitted: list[RequestHandle] = []
+        try:
+            for questions, number in itertools.product(asked.prompts, range(asked.num_answers)):
+                sampling = asked.sampling
+                if sampling.seed is not None:
+                    sampling = dataclasses.replace(sampling, seed=sampling.seed + number)
+                parts = []
+                for question in questions:
+                    ask = Ask(
+                        picture=picture,
+                        text_prefix=asked.text_prefix,
+                        prompt=question.prompt(default_prompt),
+                        sampling=sampling,
+                        task=question.task,
+                        stop=() if question.task.continuations else asked.stop,
+                        with_logprobs=asked.with_logprobs,
+                        num_top_logprobs=asked.num_top_logprobs,
+                        **options,
+                    )
+                    parts.append(await _submit(ask, service=self.service))
+                    submitted.append(parts[-1])
+                handles.append(PartedAnswer(parts, asked.properties) if asked.properties else parts[0])
+        except BaseException:
+            for handle in submitted:
+                handle.cancel()
+            raise
+        return handles
+
+
+def model_info(service: OnlineService) -> ModelInfo:
+    """The loaded model; raises ApiError while no model is loaded."""
+    try:
+        return service.info
+    except ServiceError as error:
+        raise of_refusal(error) from None
+
+
+def shown_name(name: str, *, info: ModelInfo, names: Sequence[str]) -> str:
+    """The model name that an answer shows; `names` are the model's names from the server's settings, if any.
+
+    Raises ApiError if `name` is not a name of the loaded model.
+    """
+    names = names or (info.name,)
+    if name not in (*names, ALIAS):
+        message = f"Model not found. The loaded model is `{names[0]}`: send this name or `{ALIAS}`."
+        raise ApiError(message, status=404, code="model_not_found", param="model")
+    return names[0] if name == ALIAS else name
+
+
+async def _submit(ask: Ask, *, service: OnlineService) -> RequestHandle:
+    num_chars = prompt_length(ask.prompt) + sum(map(len, ask.task.continuations))
+    try:
+        if num_chars <= _INLINE_CHARS:
+            return service.submit(ask)
+        return await asyncio.to_thread(service.submit, ask)
+    except (LlamaAdapterError, ValueError) as error:
+        raise of_refusal(error) from None

@@ -1,0 +1,200 @@
+"""OpenAI's chat completions: turns a chat request into a question, and answers into completions and chunks."""
+
+import json
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from fastapi.sse import format_sse_event
+
+from llama_adapter.app.captioning.captioner import ModelInfo
+from llama_adapter.app.captioning.tasks.answers import Answer, TextDelta
+from llama_adapter.app.serving.http_api.asking import Form, NumberedEvent
+from llama_adapter.app.serving.http_api.conversation import ChatQuestion, turn_of, understand_turns
+from llama_adapter.app.serving.http_api.errors import ApiError, of_answer
+from llama_adapter.app.serving.http_api.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    JsonSchemaFormat,
+    with_task_fields,
+)
+
+_SCHEMA_PLACE = "response_format.json_schema.schema"
+
+
+def understand(request: ChatRequest) -> ChatQuestion:
+    """The question of a request; raises ApiError if the request has none or its parameters contradict each other."""
+    check_stream_options(request)
+    if request.top_logprobs and not request.logprobs:
+        raise _invalid("`top_logprobs` requires `logprobs`: true.", "top_logprobs")
+    if len({request.max_tokens, request.max_completion_tokens} - {None}) > 1:
+        raise _invalid("`max_tokens` and `max_completion_tokens` differ: leave one out.", "max_tokens")
+    wanted = request.response_format
+    return understand_turns(
+        [turn_of(message, place=f"messages[{index}]") for index, message in enumerate(request.messages)],
+        request,
+        place="messages",
+        max_new_tokens=request.max_completion_tokens or request.max_tokens,
+        schema=(_SCHEMA_PLACE, wanted.json_schema.schema_) if isinstance(wanted, JsonSchemaFormat) else None,
+        with_logprobs=bool(request.logprobs),
+        num_top_logprobs=request.top_logprobs or 0,
+        num_answers=request.n or 1,
+    )
+
+
+def check_stream_options(request: ChatRequest | CompletionRequest) -> None:
+    """Raise ApiError for options of a stream without a stream."""
+    if request.stream_options is not None and not request.stream:
+        raise _invalid("`stream_options` requires `stream`: true.", "stream_options")
+
+
+def chat_form() -> Form[ChatRequest]:
+    """`/v1/chat/completions`, with the fields of all tasks."""
+    return Form(
+        request=with_task_fields(ChatRequest),
+        id_prefix="chatcmpl-",
+        understand=understand,
+        reply=partial(make_reply, ChatReply),
+    )
+
+
+def make_reply(
+    kind: type["ChatReply"],
+    request: ChatRequest | CompletionRequest,
+    asked: ChatQuestion,
+    head: Mapping[str, Any],
+    info: ModelInfo,
+) -> "ChatReply":
+    """The reply to a request, of this kind."""
+    return kind(
+        {**head, "created": int(time.time()), "system_fingerprint": f"fp_{info.digest[:12]}"},
+        with_usage=request.stream_options is not None and bool(request.stream_options.include_usage),
+        with_logprobs=asked.with_logprobs,
+        num_answers=asked.num_answers,
+        num_prompts=len(asked.prompts),
+    )
+
+
+class ChatReply:
+    """Answers as chat completions: `num_answers` of the first prompt, then of the next one.
+
+    `head` has the fields that the completion and every chunk have in common.
+    """
+
+    name, chunk_name = "chat.completion", "chat.completion.chunk"
+    place = "messages"  # the field with the picture, for errors
+    starts: Sequence[Mapping[str, Any]] = ({"delta": {"role": "assistant", "content": ""}},)  # chunks before the text
+
+    def __init__(
+        self,
+        head: Mapping[str, Any],
+        *,
+        with_usage: bool = False,
+        with_logprobs: bool = False,
+        num_answers: int = 1,
+        num_prompts: int = 1,
+    ) -> None:
+        self._head, self._num_answers, self._num_prompts = head, num_answers * num_prompts, num_prompts
+        self._with_usage, self._with_logprobs = with_usage, with_logprobs
+
+    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        """The body: `schemas.ChatCompletion`."""
+        choices = [
+            {"index": index, **self.content(answer.text), **self._outcome(answer)}
+            for index, answer in enumerate(answers)
+        ]
+        return {**self._head, "object": self.name, "choices": choices, "usage": self._usage(answers)}
+
+    async def frames(self, events: AsyncIterator[NumberedEvent]) -> AsyncIterator[bytes]:
+        """Chunks with roles, pieces of text, finish reasons, and token counts if requested; then [DONE].
+
+        An answer with an error ends the stream with the error's envelope instead.
+        """
+        for start in self.starts:
+            for index in range(self._num_answers):
+                yield self._chunk(index, start)
+        answers: list[Answer] = []
+        with_text: set[int] = set()
+        async for index, event in events:
+            if isinstance(event, TextDelta):
+                with_text.add(index)
+                yield self._chunk(index, self.piece(event.text))
+            elif event.error is not None:
+                yield format_sse_event(data_str=json.dumps(of_answer(event.error, place=self.place).envelope()))
+                break
+            else:
+                answers.append(event)
+                *pieces, last = self.ends("" if index in with_text else event.text)  # a scored answer has no deltas
+                for piece in pieces:
+                    yield self._chunk(index, piece)
+                yield self._chunk(index, {**last, **self._outcome(event)})
+                if self._with_usage and len(answers) == self._num_answers:
+                    yield self._frame([], usage=self._usage(answers))
+        yield format_sse_event(data_str="[DONE]")
+
+    def content(self, text: str) -> dict[str, Any]:
+        """The text of a whole answer, as fields of its choice."""
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+
+    def piece(self, text: str) -> dict[str, Any]:
+        """A piece of text, as fields of a chunk's choice."""
+        return {"delta": {"content": text}}
+
+    def ends(self, rest: str) -> list[dict[str, Any]]:
+        """The last chunks of an answer, with the `rest` of its text."""
+        return [*([self.piece(rest)] if rest else []), {"delta": {}}]
+
+    def logprobs(self, answer: Answer) -> dict[str, Any] | None:
+        """The log-probabilities of an answer; None for scored answers."""
+        if answer.token_ids and not answer.logprobs:
+            return None
+        return {"content": logprobs_of(answer), "refusal": None}
+
+    def _chunk(self, index: int, fields: Mapping[str, Any]) -> bytes:
+        return self._frame([{"index": index, "logprobs": None, "finish_reason": None, **fields}])
+
+    def _frame(self, choices: list[dict[str, Any]], **fields: Any) -> bytes:
+        usage = {"usage": None} if self._with_usage else {}
+        content = {**self._head, "object": self.chunk_name, **usage, "choices": choices, **fields}
+        return format_sse_event(data_str=json.dumps(content))
+
+    def _usage(self, answers: Sequence[Answer]) -> dict[str, int]:
+        """The tokens of all prompts and answers: `schemas.Usage`. Each prompt has equally many answers."""
+        num_prompt = sum(answer.prompt_tokens for answer in answers) * self._num_prompts // len(answers)
+        num_new = sum(len(answer.token_ids) for answer in answers)
+        return {"prompt_tokens": num_prompt, "completion_tokens": num_new, "total_tokens": num_prompt + num_new}
+
+    def _outcome(self, answer: Answer) -> dict[str, Any]:
+        """Why the answer ended, its log-probabilities and extensions: fields of a choice."""
+        return {
+            "finish_reason": "length" if answer.finish == "length" else "stop",
+            "logprobs": self.logprobs(answer) if self._with_logprobs else None,
+            **extensions_of(answer),
+        }
+
+
+def logprobs_of(answer: Answer) -> list[dict[str, Any]]:
+    """The generated tokens: `schemas.TokenLogprob`."""
+    return [
+        {**_token(one.text, one.logprob), "top_logprobs": [_token(*other) for other in one.top]}
+        for one in answer.logprobs
+    ]
+
+
+def _token(text: str, logprob: float) -> dict[str, Any]:
+    return {"token": text, "bytes": list(text.encode()), "logprob": logprob}
+
+
+def extensions_of(answer: Answer) -> dict[str, Any]:
+    """The extensions that have a value: `schemas.Extensions`."""
+    extensions = {
+        "answer_probabilities": answer.choice,
+        "answer_details": dict(answer.details) or None,
+        "unfamiliar": answer.unfamiliar,
+    }
+    return {name: value for name, value in extensions.items() if value is not None}
+
+
+def _invalid(message: str, param: str) -> ApiError:
+    return ApiError(message, code="invalid_value", param=param)

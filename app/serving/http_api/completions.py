@@ -1,0 +1,75 @@
+"""OpenAI's legacy completions: continues texts without a template, and makes completions and their chunks."""
+
+import itertools
+from functools import partial
+from typing import Any
+
+from llama_adapter.app.captioning.tasks.answers import Answer
+from llama_adapter.app.captioning.tasks.question import Question
+from llama_adapter.app.captioning.tasks.task import FREE_TEXT, WithTokenIds
+from llama_adapter.app.serving.http_api.asking import Form
+from llama_adapter.app.serving.http_api.chat import ChatReply, check_stream_options, make_reply
+from llama_adapter.app.serving.http_api.conversation import ChatQuestion, sampling_of, stop_of
+from llama_adapter.app.serving.http_api.errors import ApiError
+from llama_adapter.app.serving.http_api.schemas import MAX_QUESTIONS, CompletionRequest
+
+DEFAULT_TOKENS = 16  # of an answer, as at OpenAI's
+
+
+def understand(request: CompletionRequest) -> ChatQuestion:
+    """The prompts of a request; raises ApiError if there are too many answers."""
+    check_stream_options(request)
+    prompts = [request.prompt] if isinstance(request.prompt, str) else request.prompt
+    num_answers = request.n or 1
+    if len(prompts) * num_answers > MAX_QUESTIONS:
+        message = f"`n` times the number of prompts is {len(prompts) * num_answers}, the limit is {MAX_QUESTIONS}."
+        raise ApiError(message, code="invalid_value", param="prompt")
+    task = WithTokenIds(FREE_TEXT) if request.output_ids else FREE_TEXT
+    first, *others = (Question(raw=prompt, task=task) for prompt in prompts)
+    return ChatQuestion(
+        picture_url=request.image_url,
+        picture_used=None,
+        text_prefix=request.text_prefix,
+        question=first,
+        others=tuple(others),
+        properties=(),
+        sampling=sampling_of(request, max_new_tokens=request.max_tokens or DEFAULT_TOKENS),
+        stop=stop_of(request),
+        with_logprobs=request.logprobs is not None,
+        num_top_logprobs=request.logprobs or 0,
+        num_answers=num_answers,
+        num_ignored_turns=0,
+    )
+
+
+def completions_form() -> Form[CompletionRequest]:
+    """`/v1/completions`."""
+    reply, places = partial(make_reply, CompletionReply), ("image_url", "prompt")
+    return Form(request=CompletionRequest, id_prefix="cmpl-", understand=understand, reply=reply, places=places)
+
+
+class CompletionReply(ChatReply):
+    """Answers as completions: `schemas.Completion`. A chunk is a completion too."""
+
+    name = chunk_name = "text_completion"
+    place = "image_url"
+    starts = ()
+
+    def content(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    piece = content
+
+    def ends(self, rest: str) -> list[dict[str, Any]]:
+        return [self.piece(rest)]
+
+    def logprobs(self, answer: Answer) -> dict[str, Any]:
+        """The generated tokens: `schemas.CompletionLogprobs`."""
+        texts = [one.text for one in answer.logprobs]
+        return {
+            "tokens": texts,
+            "token_logprobs": [one.logprob for one in answer.logprobs],
+            # The first of two tokens with the same text is the likelier one.
+            "top_logprobs": [dict(reversed(one.top)) for one in answer.logprobs],
+            "text_offset": [0, *itertools.accumulate(map(len, texts))][: len(texts)],
+        }

@@ -1,0 +1,185 @@
+"""Turns a conversation into what the model is asked: one question, about one picture or none."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+from llama_adapter.app.captioning.tasks.question import Question
+from llama_adapter.app.captioning.tasks.registry import question_of
+from llama_adapter.app.captioning.tasks.task import WithTokenIds
+from llama_adapter.app.serving.http_api.errors import ApiError
+from llama_adapter.app.serving.http_api.response_schemas import OtherItem
+from llama_adapter.app.serving.http_api.schemas import (
+    MAX_QUESTIONS,
+    AskingMessage,
+    CommonRequest,
+    EarlierMessage,
+    ImagePart,
+    OtherPart,
+    TextPart,
+)
+from llama_adapter.app.serving.http_api.structured import Property, read_schema
+from llama_adapter.llm import conversation as dialogue
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.prefix import TextPrefix
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Picture:
+    """A picture of a request."""
+
+    url: str
+    place: str  # in the request, such as messages[0].content[1]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """One message, independent of the format of the request."""
+
+    role: Role
+    text: str = ""
+    pictures: tuple[Picture, ...] = ()
+    has_more: bool = False  # parts that no model sees, such as calls of tools
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChatQuestion:
+    """What a request asks."""
+
+    picture_url: str | None  # None: the question is about no picture
+    picture_used: str | None  # place of the picture, if the request has several
+    text_prefix: TextPrefix | None  # for a question without a picture
+    question: Question
+    properties: tuple[Property, ...]  # of the wanted JSON, each a separate question; empty: the answer is plain text
+    sampling: SamplingParams
+    stop: tuple[str, ...]
+    with_logprobs: bool
+    num_answers: int
+    num_ignored_turns: int  # earlier messages that a model whose template has no turns does not see in full
+    num_top_logprobs: int = 0  # how many of the likeliest tokens have their log-probability too
+    others: tuple[Question, ...] = ()  # further prompts of the request, each with `num_answers` answers
+    turns: tuple[dialogue.Turn, ...] = ()  # what a model whose template has turns sees of the earlier messages
+
+    @property
+    def questions(self) -> tuple[Question, ...]:
+        """The questions whose answers make up one answer: one for each property, or the question alone."""
+        return tuple(
+            item.question_in(self.question, is_alone=len(self.properties) == 1) for item in self.properties
+        ) or (self.question,)
+
+    @property
+    def prompts(self) -> tuple[tuple[Question, ...], ...]:
+        """The questions of each prompt of the request."""
+        return (self.questions, *((other,) for other in self.others))
+
+
+_ROLES: Final[Mapping[str, Role]] = {
+    **{"system": "system", "developer": "system", "user": "user"},
+    **{"assistant": "assistant", "tool": "tool", "function": "tool"},
+}
+
+
+def turn_of(message: AskingMessage | EarlierMessage | OtherItem, *, place: str) -> Turn:
+    """The turn of a message at this place of a request."""
+    if isinstance(message, OtherItem):
+        return Turn(role="tool", has_more=True)
+    content = message.content or ""
+    parts = [TextPart(text=content)] if isinstance(content, str) else content
+    return Turn(
+        role=_ROLES[message.role],
+        text="\n".join(part.text for part in parts if isinstance(part, TextPart)),
+        pictures=tuple(
+            Picture(url=part.url, place=f"{place}.content[{index}]")
+            for index, part in enumerate(parts)
+            if isinstance(part, ImagePart)
+        ),
+        has_more=any(isinstance(part, OtherPart) for part in parts) or bool(getattr(message, "tool_calls", None)),
+    )
+
+
+def understand_turns(
+    turns: Sequence[Turn],
+    request: CommonRequest,
+    *,
+    place: str,
+    max_new_tokens: int | None,
+    schema: tuple[str, Mapping[str, Any]] | None = None,
+    with_logprobs: bool = False,
+    num_top_logprobs: int = 0,
+    num_answers: int = 1,
+) -> ChatQuestion:
+    """The question of a request; raises ApiError if there is none.
+
+    Parameters:
+        turns: at least one; the last one's text is the question.
+        place: name of the request's field that holds the turns.
+        max_new_tokens: limit of an answer's tokens; None for the default.
+        schema: the JSON schema that the answer follows: its place in the request, and its content.
+    """
+    *earlier, last = turns
+    if last.role != "user":
+        raise ApiError(
+            "The last message must have the role user: its text is the question.", code="invalid_value", param=place
+        )
+    with_picture = [turn for turn in turns if turn.pictures]
+    asks = {"instruction": last.text} if last.text.strip() else {}
+    if not with_picture and not asks:
+        message = "The request asks nothing: send a text, or a picture as a part of type image_url (input_image)."
+        raise ApiError(message, code="missing_image", param=place)
+    try:
+        question = question_of({**request.task_values(), **asks})
+    except ValueError:
+        raise ApiError("The extension fields do not belong to one task: see /docs.", code="invalid_value") from None
+    if schema is not None and question.task.continuations:
+        raise ApiError("A JSON schema and the extension fields exclude each other.", code="invalid_value")
+    if request.output_ids:
+        question = replace(question, task=WithTokenIds(question.task))
+    properties = () if schema is None else read_schema(schema[1], place=schema[0])
+    if num_answers * len(properties) > MAX_QUESTIONS:
+        message = f"`n` times the schema's properties is {num_answers * len(properties)}, the limit is {MAX_QUESTIONS}."
+        raise ApiError(message, code="invalid_value", param="n")
+    picture = with_picture[-1].pictures[-1] if with_picture else None
+    return ChatQuestion(
+        picture_url=picture.url if picture else None,
+        picture_used=picture.place if picture and sum(len(turn.pictures) for turn in turns) > 1 else None,
+        text_prefix=request.text_prefix,
+        question=question,
+        properties=properties,
+        sampling=sampling_of(request, max_new_tokens=max_new_tokens),
+        stop=() if question.task.continuations else stop_of(request),
+        with_logprobs=with_logprobs,
+        num_top_logprobs=num_top_logprobs,
+        num_answers=num_answers,
+        num_ignored_turns=sum(_is_ignored(turn, with_picture[-1:]) for turn in earlier),
+        turns=tuple(
+            (turn.role, turn.text)
+            for turn in earlier
+            if turn.role != "tool" and turn.text.strip() and (turn.role == "system" or not (with_picture or properties))
+        ),
+    )
+
+
+def stop_of(request: CommonRequest) -> tuple[str, ...]:
+    """The texts before which answers end."""
+    return (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
+
+
+def sampling_of(request: CommonRequest, *, max_new_tokens: int | None) -> SamplingParams:
+    """How tokens are chosen; None is the default."""
+    given = {
+        "max_new_tokens": max_new_tokens,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "top_k": None if request.top_k is None else max(request.top_k, 0),
+        "seed": request.seed,
+        "repetition_penalty": request.repetition_penalty,
+    }
+    return SamplingParams(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+
+
+def _is_ignored(turn: Turn, used: Sequence[Turn]) -> bool:
+    """Whether the model does not see all of an earlier turn; `used` has the turn of the question's picture, if any."""
+    is_used = any(turn is other for other in used)
+    return turn.has_more or bool(turn.text.strip()) or (bool(turn.pictures) and not is_used)

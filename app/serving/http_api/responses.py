@@ -1,0 +1,159 @@
+"""OpenAI's responses: turns a responses request into a question, and the answer into a response or its events."""
+
+import json
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from fastapi.sse import format_sse_event
+
+from llama_adapter.app.captioning.captioner import ModelInfo
+from llama_adapter.app.captioning.tasks.answers import Answer, TextDelta
+from llama_adapter.app.serving.http_api.asking import Form, NumberedEvent
+from llama_adapter.app.serving.http_api.chat import extensions_of, logprobs_of
+from llama_adapter.app.serving.http_api.conversation import ChatQuestion, Turn, turn_of, understand_turns
+from llama_adapter.app.serving.http_api.errors import ApiError, of_answer
+from llama_adapter.app.serving.http_api.response_schemas import JsonSchemaText, ResponsesRequest
+from llama_adapter.app.serving.http_api.schemas import with_task_fields
+
+
+def understand(request: ResponsesRequest) -> ChatQuestion:
+    """The question of a request; raises ApiError if the request has none."""
+    if request.top_logprobs and "message.output_text.logprobs" not in (request.include or ()):
+        message = '`top_logprobs` requires `include`: ["message.output_text.logprobs"].'
+        raise ApiError(message, code="invalid_value", param="top_logprobs")
+    turns = [Turn(role="system", text=request.instructions or "")]
+    if isinstance(request.input, str):
+        turns.append(Turn(role="user", text=request.input))
+    else:
+        turns += [turn_of(item, place=f"input[{index}]") for index, item in enumerate(request.input)]
+    wanted = None if request.text is None else request.text.format
+    return understand_turns(
+        turns,
+        request,
+        place="input",
+        max_new_tokens=request.max_output_tokens,
+        schema=("text.format.schema", wanted.schema_) if isinstance(wanted, JsonSchemaText) else None,
+        with_logprobs="message.output_text.logprobs" in (request.include or ()),
+        num_top_logprobs=request.top_logprobs or 0,
+    )
+
+
+def responses_form() -> Form[ResponsesRequest]:
+    """`/v1/responses`, with the fields of all tasks."""
+    request, places = with_task_fields(ResponsesRequest), ("input", "input")
+    return Form(request=request, id_prefix="resp_", understand=understand, reply=_reply, places=places)
+
+
+def _reply(
+    request: ResponsesRequest, asked: ChatQuestion, head: Mapping[str, Any], info: ModelInfo
+) -> "ResponsesReply":
+    return ResponsesReply(
+        {**head, "created_at": int(time.time()), **parameters_of(request, asked)}, with_logprobs=asked.with_logprobs
+    )
+
+
+def parameters_of(request: ResponsesRequest, question: ChatQuestion) -> dict[str, Any]:
+    """The request's parameters that the response repeats, with defaults filled in: fields of `schemas.ResponseBody`."""
+    wanted = None if request.text is None else request.text.format
+    return {
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
+        "metadata": request.metadata or {},
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "store": False,
+        "temperature": question.sampling.temperature,
+        "text": {"format": {"type": "text"} if wanted is None else wanted.model_dump(by_alias=True)},
+        "tool_choice": request.tool_choice or "auto",
+        "tools": [],
+        "top_p": question.sampling.top_p,
+        "truncation": "disabled",
+    }
+
+
+class ResponsesReply:
+    """An answer as a response. `head` has id, time of creation, model, and the request's parameters."""
+
+    def __init__(self, head: Mapping[str, Any], *, with_logprobs: bool = False) -> None:
+        self._head, self._with_logprobs = head, with_logprobs
+        self._item_id = f"msg_{str(head['id']).removeprefix('resp_')}"
+
+    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        """The body: `schemas.ResponseBody`."""
+        (answer,) = answers
+        is_cut = answer.finish == "length"
+        status = "incomplete" if is_cut else "completed"
+        num_prompt, num_new = answer.prompt_tokens, len(answer.token_ids)
+        return self._response(
+            status,
+            output=[self._message(status, content=[self._part(answer.text, answer)])],
+            completed_at=None if is_cut else int(time.time()),
+            incomplete_details={"reason": "max_output_tokens"} if is_cut else None,
+            usage={
+                "input_tokens": num_prompt,
+                "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+                "output_tokens": num_new,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": num_prompt + num_new,
+            },
+            **extensions_of(answer),
+        )
+
+    async def frames(self, events: AsyncIterator[NumberedEvent]) -> AsyncIterator[bytes]:
+        """Events in OpenAI's order: the response, its message, the message's part, the pieces of the part's text, then
+        the end of the text, part, message and response. If the answer failed, `error` and `response.failed` end the
+        stream.
+        """
+        numbered = _Numbered()
+        begun = self._response("in_progress")
+        yield numbered("response.created", response=begun)
+        yield numbered("response.in_progress", response=begun)
+        item = {"output_index": 0}
+        part = {**item, "item_id": self._item_id, "content_index": 0}
+        yield numbered("response.output_item.added", **item, item=self._message("in_progress", content=[]))
+        yield numbered("response.content_part.added", **part, part=self._part(""))
+        has_text = False
+        async for _, event in events:
+            if isinstance(event, TextDelta):
+                has_text = True
+                yield numbered("response.output_text.delta", **part, delta=event.text, logprobs=[])
+            elif event.error is not None:
+                error = of_answer(event.error).envelope()["error"]
+                yield numbered("error", **error, error=error)
+                failure = {"code": error["code"], "message": error["message"]}
+                yield numbered("response.failed", response=self._response("failed", error=failure))
+            else:
+                if event.text and not has_text:  # a scored answer has no deltas
+                    yield numbered("response.output_text.delta", **part, delta=event.text, logprobs=[])
+                whole = self.whole([event])
+                (message,) = whole["output"]
+                (text_part,) = message["content"]
+                logprobs = text_part["logprobs"]
+                yield numbered("response.output_text.done", **part, text=event.text, logprobs=logprobs)
+                yield numbered("response.content_part.done", **part, part=text_part)
+                yield numbered("response.output_item.done", **item, item=message)
+                yield numbered(f"response.{whole['status']}", response=whole)
+
+    def _response(self, status: str, **fields: Any) -> dict[str, Any]:
+        empty = dict.fromkeys(("completed_at", "error", "incomplete_details", "usage"))
+        return {**self._head, "object": "response", "status": status, "output": [], **empty, **fields}
+
+    def _message(self, status: str, *, content: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"id": self._item_id, "type": "message", "role": "assistant", "status": status, "content": content}
+
+    def _part(self, text: str, answer: Answer | None = None) -> dict[str, Any]:
+        logprobs = logprobs_of(answer) if answer is not None and self._with_logprobs else []
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+class _Numbered:
+    """Makes events with ascending sequence numbers."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def __call__(self, kind: str, /, **fields: Any) -> bytes:
+        content = {**fields, "type": kind, "sequence_number": self._next}
+        self._next += 1
+        return format_sse_event(data_str=json.dumps(content), event=kind)

@@ -1,0 +1,627 @@
+"""Typed bodies and answers of the API, with OpenAI's names."""
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    create_model,
+    model_validator,
+)
+
+from llama_adapter.app.captioning.tasks.entry import RequestField
+from llama_adapter.app.captioning.tasks.registry import options
+from llama_adapter.app.serving.online.types import State
+
+_INT32 = 2**31 - 1
+LABEL_MARK = "as "  # prefix of union tags. Tags are not names in the request, so error messages omit them
+MAX_MESSAGES = 1000
+MAX_PARTS = 100
+MAX_TEXTS = 100  # in a list of a task's field
+MAX_ANSWERS = 16  # limit of `n`
+MAX_PROPERTIES = 16  # of a JSON schema
+MAX_QUESTIONS = 32  # per request: `n` times the number of properties
+MAX_TOP_LOGPROBS = 20
+MAX_STOPS = 4
+MAX_STOP_CHARS = 200
+LARGEST_SEED = 2**63 - 1
+
+
+def _without_nulls(value: Any) -> Any:
+    return {name: one for name, one in value.items() if one is not None} if isinstance(value, dict) else value
+
+
+class Part(BaseModel):
+    """Base of all parts of a request: strict types, null is as absent, unknown fields are refused."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        hide_input_in_errors=True,
+        frozen=True,
+        json_schema_extra={"additionalProperties": {"type": "null"}},
+    )
+    _present = model_validator(mode="before")(_without_nulls)
+
+
+class LenientPart(Part):
+    """Base of those whose unknown fields have no effect."""
+
+    model_config = ConfigDict(extra="ignore", json_schema_extra={"additionalProperties": True})
+
+
+def _text_or_other(value: Any) -> str:
+    return f"{LABEL_MARK}text" if isinstance(value, str) else f"{LABEL_MARK}other"
+
+
+_Text = TypeVar("_Text")
+_Other = TypeVar("_Other")
+TextOr = Annotated[
+    Annotated[_Text, Tag(f"{LABEL_MARK}text")] | Annotated[_Other, Tag(f"{LABEL_MARK}other")],
+    Discriminator(_text_or_other),
+]
+
+
+class TextPart(LenientPart):
+    """Text in a list of parts."""
+
+    type: Literal["text", "input_text", "output_text"] | None = None
+    text: str
+
+
+class ImageUrl(LenientPart):
+    """A picture as a data URI, or as a URL of a host that the server allows. The text alone is accepted too."""
+
+    url: str = Field(min_length=1, description="`data:image/png;base64,...`")
+
+
+class ImagePart(LenientPart):
+    """A picture in a list of parts. `detail` has no effect: the model sees every picture in one size."""
+
+    type: Literal["image_url", "input_image"] | None = None
+    image_url: TextOr[Annotated[str, Field(min_length=1)], ImageUrl]
+    file_id: None = None
+
+    @property
+    def url(self) -> str:
+        """The picture's data URI or URL: `image_url` is this string, or an object that has it."""
+        return self.image_url if isinstance(self.image_url, str) else self.image_url.url
+
+
+_PART_KINDS = {
+    **dict.fromkeys(("text", "input_text", "output_text"), "text"),
+    **dict.fromkeys(("image_url", "input_image"), "picture"),
+}
+
+
+class OtherPart(LenientPart):
+    """What models do not see of an earlier turn, such as a refusal or a call of a tool."""
+
+    type: str = Field(json_schema_extra={"not": {"enum": [*_PART_KINDS]}})
+
+
+def _kind_of_part(part: Any) -> str | None:
+    """The union tag of a part; a part without a type is known by its keys."""
+    given = _without_nulls(part) if isinstance(part, dict) else {}
+    kind = given.get("type", next((name for name in ("image_url", "text") if name in given), None))
+    return f"{LABEL_MARK}{_PART_KINDS.get(kind, 'other')}" if isinstance(kind, str) else None
+
+
+def _refuse_true(value: bool) -> bool:
+    if value:
+        raise ValueError("must be false")
+    return value
+
+
+def _refuse_equal(texts: list[str]) -> list[str]:
+    if len(set(texts)) < len(texts):
+        raise ValueError("must be different texts")
+    return texts
+
+
+def _as_whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+_by_kind = Discriminator(_kind_of_part, "part_type", "type is missing or unknown")
+_Seen = Annotated[TextPart, Tag(f"{LABEL_MARK}text")] | Annotated[ImagePart, Tag(f"{LABEL_MARK}picture")]
+_Unseen = Annotated[OtherPart, Tag(f"{LABEL_MARK}other")]
+_parts = Field(max_length=MAX_PARTS, fail_fast=True)
+StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+StopTexts = Annotated[list[StopText], Field(max_length=MAX_STOPS)]
+NoList = Annotated[list[Any], Field(max_length=0)]
+# Not Literal, which accepts true for 1 and 0 for false.
+No = Annotated[bool, AfterValidator(_refuse_true), Field(json_schema_extra={"const": False})]
+_whole = BeforeValidator(_as_whole)  # accepts 1.0 for 1. Last in each type, so that the JSON schema keeps the limits
+One = Annotated[int, Field(ge=1, le=1), _whole]
+NoNumber = Annotated[int, Field(ge=0, le=0), _whole]
+Limit = Annotated[int, Field(ge=1, le=_INT32), _whole]
+Seed = Annotated[int, Field(ge=-LARGEST_SEED - 1, le=LARGEST_SEED), _whole]
+TopK = Annotated[int, Field(ge=-1, le=_INT32), _whole]
+TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), _whole]
+Answers = Annotated[int, Field(ge=1, le=MAX_ANSWERS), _whole]
+NoPenalty = Annotated[float, Field(ge=0, le=0)]
+Neutral = Annotated[float, Field(ge=1, le=1)]  # a factor that changes nothing
+Metadata = Annotated[dict[str, str], BeforeValidator(_without_nulls, json_schema_input_type=dict[str, str | None])]
+
+
+class AskingMessage(LenientPart):
+    """A text of the system, a question, a picture, or several of these."""
+
+    role: Literal["system", "developer", "user"]
+    content: TextOr[str, Annotated[list[Annotated[_Seen, _by_kind]], _parts]] | None = ""
+
+
+class EarlierMessage(LenientPart):
+    """An earlier answer, or the result of a tool. Only a model for chat sees the answers; no model sees tools."""
+
+    role: Literal["assistant", "tool", "function"]
+    content: TextOr[str, Annotated[list[Annotated[_Seen | _Unseen, _by_kind]], _parts]] | None = ""
+    tool_calls: Any = None
+
+
+def kind_of_message(message: Any) -> str | None:
+    """The union tag of a message; `as item` is what `/v1/responses` has beside messages, such as a call of a tool."""
+    given = _without_nulls(message) if isinstance(message, dict) else {}
+    match given.get("role"), given.get("type", "message"):
+        case "system" | "developer" | "user", _:
+            return f"{LABEL_MARK}asking"
+        case "assistant" | "tool" | "function", _:
+            return f"{LABEL_MARK}earlier"
+        case _, str(kind) if kind not in ("message", "item_reference"):
+            return f"{LABEL_MARK}item"
+    return None
+
+
+AnyMessage = (
+    Annotated[AskingMessage, Tag(f"{LABEL_MARK}asking")] | Annotated[EarlierMessage, Tag(f"{LABEL_MARK}earlier")]
+)
+Message = Annotated[AnyMessage, Discriminator(kind_of_message, "message_role", "role is missing or unknown")]
+
+
+class StreamOptions(Part):
+    """Options of a stream."""
+
+    include_usage: bool | None = Field(None, description="Send a last chunk with the token counts.")
+    include_obfuscation: No | None = None
+
+
+class TextFormat(Part):
+    """Plain text."""
+
+    type: Literal["text"]
+
+
+class AnswerSchema(Part):
+    """A JSON schema whose properties are strings, booleans and enums."""
+
+    name: str | None = Field(None, max_length=64)
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = Field(None, description="Without effect: answers always follow the schema.")
+
+
+class JsonSchemaFormat(Part):
+    """JSON that follows a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: AnswerSchema
+
+
+class NeutralParameters(Part):
+    """Unsupported parameters: accepted at a value that changes nothing, refused otherwise."""
+
+    frequency_penalty: NoPenalty | None = None
+    presence_penalty: NoPenalty | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    tools: NoList | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    functions: NoList | None = None
+    function_call: Literal["none", "auto"] | None = None
+    response_format: Annotated[TextFormat | JsonSchemaFormat, Discriminator("type")] | None = None
+    modalities: Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] | None = None
+    audio: None = None
+    prediction: None = None
+    web_search_options: None = None
+    moderation: None = None
+    reasoning_effort: Literal["none"] | None = None
+    verbosity: Literal["medium"] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    store: No | None = None
+    prompt_cache_options: None = None
+    prompt_cache_retention: None = None
+    # Parameters of vLLM and llama.cpp.
+    min_p: NoPenalty | None = None
+    typical_p: Neutral | None = None
+    repeat_penalty: Neutral | None = None
+    length_penalty: Neutral | None = None
+    min_tokens: NoNumber | None = None
+    mirostat: NoNumber | None = None
+    n_probs: NoNumber | None = None
+    best_of: One | None = None
+    use_beam_search: No | None = None
+    ignore_eos: No | None = None
+    stop_token_ids: NoList | None = None
+    include_stop_str_in_output: No | None = None
+    continue_final_message: No | None = None
+    echo: No | None = None
+    prompt_logprobs: None = None
+    guided_json: None = None
+    guided_regex: None = None
+    guided_grammar: None = None
+    structured_outputs: None = None
+    grammar: None = None
+    json_schema: None = None
+
+
+class IgnoredParameters(NeutralParameters):
+    """Parameters that do not change an answer: accepted, without effect."""
+
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    metadata: Metadata | None = None
+    parallel_tool_calls: bool | None = None
+    # Parameters of vLLM and llama.cpp.
+    cache_prompt: bool | None = None
+    id_slot: int | None = None
+    priority: int | None = None
+    repeat_last_n: int | None = None
+    request_id: str | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    add_special_tokens: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    timings_per_token: bool | None = None
+
+
+class CommonRequest(IgnoredParameters):
+    """The fields that chat and responses requests share. A parameter that is null has its default."""
+
+    model: str = Field(description="A name that `/v1/models` lists, or `default`.")
+    temperature: float | None = Field(None, ge=0, le=2, description="Default: 0, greedy decoding.")
+    top_p: float | None = Field(None, ge=0, le=1, description="Default: 0.75. Used with a temperature above 0.")
+    top_k: TopK | None = Field(None, description="Extension. Default: 0 (or -1), all tokens.")
+    seed: Seed | None = Field(None, description="Equal seeds give equal samples.")
+    repetition_penalty: float | None = Field(
+        None,
+        ge=0.01,
+        le=100,
+        description="Extension. Default: 1. Divides the positive logits of tokens that prompt or answer have, and "
+        "multiplies the negative ones.",
+    )
+    stop: TextOr[StopText, StopTexts] | None = Field(
+        None, description="The answer ends before the first of these texts."
+    )
+    output_ids: bool | None = Field(
+        None, description="Extension: `answer_details.output_ids` has the token ids of the answer."
+    )
+    text_prefix: Literal["none", "zeros"] | None = Field(
+        None,
+        description="Extension, without a picture: what the model attends to instead, a picture of zeros or nothing. "
+        "Default: as the model was trained.",
+    )
+    stream: bool | None = None
+
+    def task_values(self) -> dict[str, Any]:
+        """Option name -> value, for the options that have a request field."""
+        return {option.name: getattr(self, option.request.name) for option in options() if option.request is not None}
+
+
+class ChatRequest(CommonRequest):
+    """A question, usually about a picture. A parameter that is null has its default."""
+
+    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+    max_completion_tokens: Limit | None = Field(None, description="Default: 64.")
+    max_tokens: Limit | None = Field(None, description="The older name of `max_completion_tokens`.")
+    n: Answers | None = Field(None, description="Number of answers. With a seed, answer i has seed + i.")
+    logprobs: bool | None = Field(
+        None,
+        description="The log-probability of each generated token, before temperature, `top_p` and `top_k`. A stream "
+        "sends them with `finish_reason`. Scored answers have none.",
+    )
+    top_logprobs: TopLogprobs | None = Field(
+        None, description="With `logprobs`: the likeliest tokens in the place of each generated token."
+    )
+    stream_options: StreamOptions | None = None
+
+
+class CompletionRequest(CommonRequest):
+    """Texts to continue, without a template. A parameter that is null has its default."""
+
+    prompt: TextOr[
+        Annotated[str, Field(min_length=1)],
+        Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_ANSWERS)],
+    ] = Field(description="A text, or several, each of which gets `n` answers.")
+    image_url: Annotated[str, Field(min_length=1)] | None = Field(
+        None, description="Extension: the picture that the texts are about, `data:image/png;base64,...`."
+    )
+    max_tokens: Limit | None = Field(None, description="Default: 16.")
+    n: Answers | None = Field(None, description="Answers per prompt. With a seed, answer i of a prompt has seed + i.")
+    logprobs: Annotated[int, Field(ge=0, le=5), _whole] | None = Field(
+        None,
+        description="The log-probability of each generated token, and of this number of the likeliest tokens in its "
+        "place. A stream sends them with `finish_reason`.",
+    )
+    suffix: None = None
+    response_format: TextFormat | None = None
+    stream_options: StreamOptions | None = None
+
+
+_Request = TypeVar("_Request", bound=CommonRequest)
+
+
+def with_task_fields(model: type[_Request]) -> type[_Request]:
+    """A request model with the fields of all tasks."""
+    fields: dict[str, Any] = {
+        field.name: (
+            _kind(field) | None,
+            Field(
+                None,
+                validation_alias=AliasChoices(field.name, *field.aliases) if field.aliases else None,
+                description=f"Extension. {field.description}",
+            ),
+        )
+        for field in (option.request for option in options())
+        if field is not None
+    }
+    return create_model(model.__name__, __base__=model, __doc__=model.__doc__, **fields)
+
+
+def _kind(field: RequestField) -> Any:
+    if field.min_texts is None:
+        return Annotated[str, Field(min_length=1)]
+    text = Annotated[str, Field(pattern=r"\S")]
+    bounds = Field(min_length=field.min_texts, max_length=MAX_TEXTS, json_schema_extra={"uniqueItems": True})
+    return Annotated[list[text], bounds, AfterValidator(_refuse_equal)]
+
+
+# A red square, 16 pixels wide.
+EXAMPLE_PICTURE = (
+    "data:image/png;base64,"
+    "iVBORw0KGgoAAAANSUhEUgAAABAAAAAQAQMAAAAlPW0iAAAABlBMVEWWlpbcHh4C6O6xAAAAFElEQVR42mNgQAL8H5gYGDARMgAAI20BDofI/jkAAAAASUVORK5CYII="
+)
+EXAMPLE = {
+    "model": "default",
+    "messages": [
+        {
+            "role": "user",
+            "content": [
+                {"type": "image_url", "image_url": {"url": EXAMPLE_PICTURE}},
+                {"type": "text", "text": "What color is the square?"},
+            ],
+        }
+    ],
+}
+
+
+COMPLETIONS_EXAMPLE = {"model": "default", "prompt": "The red square is", "max_tokens": 8}
+
+
+RESPONSES_EXAMPLE = {
+    "model": "default",
+    "input": [
+        {
+            "role": "user",
+            "content": [
+                {"type": "input_image", "image_url": EXAMPLE_PICTURE},
+                {"type": "input_text", "text": "What color is the square?"},
+            ],
+        }
+    ],
+}
+
+
+class ErrorDetail(BaseModel):
+    """The error, and the part of the request that causes it."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorReply(BaseModel):
+    """The body of every answer with an error status."""
+
+    error: ErrorDetail
+
+
+PictureUsed = Annotated[
+    str | None,
+    Field(
+        description="Extension, if the request has several pictures: the one that the answer is about, such as "
+        "`messages[0].content[1]`."
+    ),
+]
+
+
+class Usage(BaseModel):
+    """Tokens of the prompt in its template, and of all answers. A picture counts as none."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class AnswerMessage(BaseModel):
+    """The answer as a message."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class TopLogprob(BaseModel):
+    """One of the likeliest tokens. A token without text has its name, such as `</s>`."""
+
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class TokenLogprob(BaseModel):
+    """A generated token. If several tokens make one character, the last one has its text and the others have none."""
+
+    token: str
+    bytes: list[int]
+    logprob: float
+    top_logprobs: list[TopLogprob] = Field([], description="The likeliest first.")
+
+
+class ChoiceLogprobs(BaseModel):
+    """The generated tokens, without the end token."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class Extensions(BaseModel):
+    """Fields of an answer in addition to OpenAI's. Extensions without a value are left out."""
+
+    answer_probabilities: dict[str, float] | None = Field(
+        None, description="Extension, with `answer_choices`: the probability of each. They sum to 1."
+    )
+    answer_details: dict[str, Any] | None = Field(
+        None,
+        description="Extension: further results of the task, by name. With a JSON schema, `probabilities` has those of "
+        "each enum and boolean property.",
+    )
+    unfamiliar: bool | None = Field(
+        None,
+        description="Extension, if the model can tell: the picture is out of the training distribution, so the answer "
+        "may be meaningless.",
+    )
+
+
+class Choice(Extensions):
+    """One of the `n` answers."""
+
+    index: int
+    message: AnswerMessage
+    finish_reason: Literal["stop", "length"]
+    logprobs: ChoiceLogprobs | None = None
+
+
+class ChatCompletion(BaseModel):
+    """A whole answer."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage
+    system_fingerprint: str
+    picture_used: PictureUsed = None
+
+
+class CompletionLogprobs(BaseModel):
+    """The generated tokens, without the end token, as columns."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int] = Field(description="Characters of the answer before each token.")
+
+
+class CompletionChoice(Extensions):
+    """One of the `n` answers of a prompt."""
+
+    index: int
+    text: str
+    finish_reason: Literal["stop", "length"]
+    logprobs: CompletionLogprobs | None = None
+
+
+class Completion(BaseModel):
+    """Answers to all prompts, in their order."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+    system_fingerprint: str
+
+
+class Architecture(BaseModel):
+    """What goes in and comes out, as in the list of OpenRouter (openrouter.ai/docs/models), which many clients read."""
+
+    input_modalities: list[Literal["text", "image"]]
+    output_modalities: list[Literal["text"]] = ["text"]
+
+
+class Model(BaseModel):
+    """The loaded model."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "llama-adapter"
+    architecture: Architecture
+
+
+class ModelList(BaseModel):
+    """The names of the loaded model."""
+
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+class Readiness(BaseModel):
+    """Whether the service accepts requests."""
+
+    ready: bool
+    status: State
+
+
+class Health(BaseModel):
+    """The state of the service."""
+
+    status: State
+    is_stalled: bool
+    restarts: int
+    last_error: str | None
+    running: int
+    waiting: int
+    reading: int = Field(description="Pictures that are being read.")
+    slow_reading: int = Field(description="Pictures that are being read in the slow lane.")
+    uptime_s: float
+
+
+_ERRORS = {
+    400: "The request is invalid; `code` and `param` say why.",
+    401: "An API key is required.",
+    404: "Model, file or batch not found.",
+    408: "The body did not arrive in time.",
+    409: "The file is in use, or the batch cannot be cancelled.",
+    413: "The body, the file or the picture is too large, or the server keeps too many files.",
+    415: "The body is not JSON, or compressed.",
+    421: "Host name not allowed.",
+    429: "The queue is full; `Retry-After` says when to try again.",
+    500: "The engine failed.",
+    503: "Loading, restarting, draining or out of memory; `Retry-After` says when to try again.",
+    504: "The answer took too long.",
+}
+_RETRY_AFTER = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}}}
+
+
+def error_replies(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The documentation of these error statuses and of 421, for a route's `responses`."""
+    return {
+        status: {
+            "model": ErrorReply,
+            "description": _ERRORS[status],
+            **({"headers": _RETRY_AFTER} if status in (429, 503) else {}),
+        }
+        for status in (*statuses, 421)
+    }

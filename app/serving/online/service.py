@@ -1,0 +1,594 @@
+"""A service: the requests of many clients share the batches of one captioner.
+
+The path of a request: `submit` -> `_look` (is its picture in the cache?) -> the reading pool -> the admission queue ->
+`_admit` -> the engine's step -> its handle. Only the engine thread loads, uses and closes the model.
+"""
+
+import gc
+import hashlib
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+
+from llama_adapter.app.captioning.caption_loop import CaptionLoop
+from llama_adapter.app.captioning.captioner import Captioner, ModelInfo
+from llama_adapter.app.captioning.encoded_pictures import EncodedPicture, EncodedPictures
+from llama_adapter.app.captioning.stage_clock import STAGES, StageClock
+from llama_adapter.app.captioning.tasks.answers import Answer, Event
+from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.pictures.answer_error import AnswerError
+from llama_adapter.app.pictures.reading.isolated import IsolatedReader
+from llama_adapter.app.pictures.reading.prefetch import num_reading_threads
+from llama_adapter.app.pictures.reading.reader import PictureLimits, PictureReading
+from llama_adapter.app.serving.online.admission_queue import AdmissionQueue, Entry
+from llama_adapter.app.serving.online.reading_pool import (
+    READING_FAILED,
+    PoolStatus,
+    ReadingDroppedError,
+    ReadingPool,
+    ReadingTask,
+)
+from llama_adapter.app.serving.online.refusals import CANCELLED, check_sizes, late
+from llama_adapter.app.serving.online.request_handle import Ask, RequestHandle
+from llama_adapter.app.serving.online.types import (
+    BusyError,
+    Observer,
+    ServiceLimits,
+    ServiceStatus,
+    State,
+    UnavailableError,
+)
+from llama_adapter.runtime.problems import describe, is_out_of_memory
+
+_WATCH_S = 0.1  # interval between checks of deadlines
+_LATE_S = 5.0  # grace period for the engine thread to end a late request itself
+_READERS_FAILED_S = 10.0  # for this long after a reader failure, the service counts as stalled
+_CLOSE_S = 10.0  # maximum time that `close` waits for the engine thread
+_FIRST_BACKOFF_S, _MAX_BACKOFF_S = 0.2, 30.0  # wait before the engine is loaded again; doubled after each failure
+
+_log = logging.getLogger("llama_adapter.service")
+_READING_FAILED = AnswerError(code=READING_FAILED, message="The server could not read the picture; try again later.")
+
+
+class Service:
+    """Answers requests of many clients with one captioner. Thread-safe."""
+
+    def __init__(
+        self,
+        load: Callable[[], Captioner],
+        *,
+        limits: ServiceLimits | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        """`load` makes the captioner. The engine thread calls it, at the start and after an engine failure."""
+        self.limits = limits or ServiceLimits()
+        self._load = load
+        self._observer = observer or Observer()
+        self._changed = threading.Condition()  # guards the state, the queue and the entries
+        self._closing = threading.Event()
+        self._ends_by: float | None = None  # `time.perf_counter()`, set by `close`
+        self._state: State = "loading"
+        self._is_draining = False
+        self._load_error: BaseException | None = None
+        self._queue: AdmissionQueue[Entry] = AdmissionQueue(self.limits)
+        self._entries: dict[int, Entry] = {}  # unanswered requests, by the id of their handle
+        self._num_submitted = 0
+        self._restarts, self._num_fruitless = 0, 0  # fruitless: failures since the last answer
+        self._last_error: str | None = None
+        self._captioner: Captioner | None = None
+        self._pool: ReadingPool | None = None  # set when the first model is loaded
+        self._readers_failed_at: float | None = None  # time of the last failure; None after a success
+        self._running: dict[int, Entry] = {}  # requests in the loop, by handle id; belongs to the engine thread
+        self._encoded = EncodedPictures(max_bytes=self.limits.encoded_bytes)
+        self._stage_seconds = dict.fromkeys(STAGES, 0.0)
+        self._started = self._heartbeat = time.perf_counter()
+        # A separate thread looks up cached pictures, so that they do not wait for slow readings.
+        self._looking = ThreadPoolExecutor(1, thread_name_prefix="look")
+        self._threads = [
+            threading.Thread(target=self._main, name="engine", daemon=True),
+            threading.Thread(target=self._watch, name="deadlines", daemon=True),
+        ]
+
+    def start(self) -> None:
+        """Start loading the model. Does not block."""
+        for thread in self._threads:
+            thread.start()
+
+    def wait_until_ready(self, timeout_s: float | None = None) -> None:
+        """Wait until the model is loaded. Raises the error of loading it, or TimeoutError."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._state != "loading", timeout_s):
+                raise TimeoutError(f"The model is not loaded after {timeout_s} s")
+            if self._load_error is not None:
+                raise self._load_error
+
+    @property
+    def info(self) -> ModelInfo:
+        """The loaded model. Raises UnavailableError while no model is loaded."""
+        return self._loaded().info
+
+    @property
+    def spec(self) -> CaptionerSpec:
+        """The spec of the loaded model, with all values resolved. Raises UnavailableError while no model is loaded."""
+        return self._loaded().spec
+
+    @property
+    def batch_size(self) -> int:
+        """Number of requests answered together. Raises UnavailableError while no model is loaded."""
+        return self._loaded().batch_size
+
+    def submit(self, ask: Ask) -> RequestHandle:
+        """Accept a request. Does not block.
+
+        Raises BusyError and UnavailableError for a request that may be sent again later, and PromptTooLongError,
+        PromptError and ValueError for a request that cannot be answered.
+        """
+        captioner = self._loaded()
+        check_sizes(ask, self.limits)
+        prompt = captioner.encode_prompt(ask.prompt, ask.task, max_tokens=ask.sampling.max_prompt_tokens)
+        text_prefix = captioner.info.text_prefix(ask.text_prefix)
+        if ask.picture is not None:
+            captioner.info.require_adapter()
+        with self._changed:
+            self._check_open()
+            num_slow = 0 if self._pool is None else self._pool.num_slow_waiting
+            self._queue.check(ask, num_slow=num_slow)
+            self._num_submitted += 1
+            handle = RequestHandle(self._num_submitted, cancel=self._cancel)
+            allowed_s = self.limits.timeout_s if ask.timeout_s is None else min(ask.timeout_s, self.limits.timeout_s)
+            deadline = math.inf if ask.is_background else handle.submitted + allowed_s
+            entry = Entry(
+                ask=ask, handle=handle, prompt=prompt, allowed_s=allowed_s, deadline=deadline, text_prefix=text_prefix
+            )
+            self._entries[handle.id] = entry
+            self._queue.add(entry)
+            self._looking.submit(self._look, entry)
+        return handle
+
+    def view(
+        self,
+        picture: bytes,
+        *,
+        name: str,
+        side: int,
+        client: str,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> Future[PictureReading]:
+        """Read a picture for display: upright, at most `side` pixels wide and high. The result may be an error.
+
+        Raises UnavailableError while no model is loaded, and BusyError while too many views are waiting. Reading ends
+        early if the future is cancelled or `is_wanted` returns False. In these cases, and if the service is closed, the
+        future raises `ReadingDroppedError`.
+        """
+        pool = self._reading_pool()
+        if (num_bytes := pool.num_view_bytes) and num_bytes + len(picture) > self.limits.max_view_bytes:
+            raise BusyError("Too many pictures are waiting to be shown", hint="try again later", retry_after_s=1.0)
+        future: Future[PictureReading] = Future()
+        pool.submit(
+            ReadingTask(
+                picture=picture,
+                name=name,
+                client=client,
+                side=side,
+                is_wanted=lambda: is_wanted() and not future.done(),
+                deliver=partial(_fulfil, future),
+            )
+        )
+        return future
+
+    def status(self) -> ServiceStatus:
+        """The current status."""
+        with self._changed:
+            now = time.perf_counter()
+            num_waiting = len(self._queue)
+            reading = PoolStatus() if self._pool is None else self._pool.status()
+            is_at_work = self._state == "ready" and bool(self._running)
+            return ServiceStatus(
+                state="draining" if self._is_draining and self._state == "ready" else self._state,
+                is_stalled=self._are_readers_failing(now)
+                or (is_at_work and now - self._heartbeat > self.limits.stall_s),
+                num_running=len(self._entries) - num_waiting,
+                num_waiting=num_waiting,
+                num_reading=reading.num_reading,
+                num_slow_reading=reading.num_slow,
+                num_encoded=len(self._encoded),
+                restarts=self._restarts,
+                last_error=self._last_error,
+                uptime_s=now - self._started,
+            )
+
+    def _are_readers_failing(self, now: float) -> bool:
+        return self._readers_failed_at is not None and now - self._readers_failed_at < _READERS_FAILED_S
+
+    def stage_seconds(self) -> dict[str, float]:
+        """Busy seconds by stage since the start: of the engine thread, and for `read` of the reading processes."""
+        with self._changed:
+            return dict(self._stage_seconds)
+
+    def drain(self) -> None:
+        """Accept no more requests; finish the accepted ones."""
+        with self._changed:
+            self._is_draining = True
+
+    def wait_until_idle(self, timeout_s: float | None = None) -> bool:
+        """Wait until all requests are answered; returns whether that happened in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._entries, timeout_s)
+
+    def close(self) -> None:
+        """End the threads and close the model; pending requests are answered with an error. Can be called again.
+
+        Waits at most 10 s for the current step or the loading of the model, and kills the reading processes. If a step
+        hangs, its daemon thread is left running.
+        """
+        self._closing.set()
+        with self._changed:
+            self._ends_by = self._ends_by or time.perf_counter() + _CLOSE_S
+            if self._state != "failed":
+                self._state = "closed"
+            self._changed.notify_all()
+        self._end_all(CANCELLED)  # before the engine thread has ended
+        for thread in self._threads:
+            if thread.is_alive() and thread is not threading.current_thread():
+                thread.join(max(0.0, self._ends_by - time.perf_counter()))
+        self._looking.shutdown(wait=False, cancel_futures=True)
+        if self._pool is not None:
+            self._pool.close(timeout_s=max(0.0, self._ends_by - time.perf_counter()))
+
+    # Called by any thread
+
+    def _loaded(self) -> Captioner:
+        captioner = self._captioner
+        if captioner is None:
+            raise self._unavailable()
+        return captioner
+
+    def _check_open(self) -> None:
+        if self._is_draining or self._state != "ready":
+            raise self._unavailable()
+
+    def _unavailable(self) -> UnavailableError:
+        if self._is_draining or self._state in ("closed", "failed"):
+            return UnavailableError("The service is shutting down" if self._state != "failed" else "No model is loaded")
+        reason = "The model is being loaded" if self._state == "loading" else "The engine failed and is restarting"
+        return UnavailableError(reason, hint="try again later", retry_after_s=2.0)
+
+    def _cancel(self, handle: RequestHandle) -> None:
+        with self._changed:
+            entry = self._entries.get(handle.id)
+            is_waiting = entry is not None and self._queue.remove(entry)
+            self._changed.notify_all()
+        if entry is not None and is_waiting:
+            self._fail(entry, CANCELLED)
+
+    def _fail(self, entry: Entry, error: AnswerError) -> None:
+        active = entry.active or entry.activate()
+        self._finish(entry, active.failed(error, keep_text=True))
+
+    def _finish(self, entry: Entry, answer: Answer) -> None:
+        """Deliver the answer of a request; ignored if the request has an answer already."""
+        with self._changed:
+            if entry.is_done:
+                return
+            entry.is_done = True
+            now = time.perf_counter()
+            del self._entries[entry.handle.id]
+            if answer.error is None:
+                self._queue.note_finish(now)
+                self._num_fruitless = 0
+            self._changed.notify_all()
+        if entry.task is not None and entry.reading is None and self._pool is not None:
+            self._pool.discard(entry.task)
+        entry.handle.deliver(answer)
+        seconds = now - entry.handle.submitted
+        if answer.error is None and not entry.has_text:
+            self._tell(self._observer.first_token, seconds)
+        self._tell(self._observer.finished, answer, seconds)
+
+    def _tell(self, observe: Callable[..., None], *values: object) -> None:
+        """Call the observer. Its errors are logged and do not affect answers."""
+        try:
+            observe(*values)
+        except Exception as error:
+            _log.error("the observer raised %s in %s", type(error).__name__, observe.__name__)
+
+    def _end_all(self, error: AnswerError) -> None:
+        with self._changed:
+            entries = list(self._entries.values())
+            for entry in entries:
+                self._queue.remove(entry)
+        for entry in entries:
+            self._fail(entry, error)
+
+    # Called by the thread that looks up pictures in the cache, and by the threads of the reading pool
+
+    def _look(self, entry: Entry) -> None:
+        """Send the picture to the reading pool, unless it is in the cache."""
+        started = time.perf_counter()
+        if entry.is_done:
+            return
+        if entry.ask.picture is None:
+            self._note_reading(entry, PictureReading(digest=entry.text_prefix))
+            return
+        digest = hashlib.sha256(entry.ask.picture).hexdigest()
+        if self._encoded.find(digest) is None:
+            self._read(entry)
+            return
+        elapsed_ms = (time.perf_counter() - started) * 1e3
+        self._note_reading(entry, PictureReading(digest=digest, pixels=None, error=None, elapsed_ms=elapsed_ms))
+
+    def _read(self, entry: Entry) -> None:
+        assert entry.ask.picture is not None
+        entry.reading = None
+        entry.task = ReadingTask(
+            picture=entry.ask.picture,
+            name=entry.ask.label,
+            client=entry.ask.client,
+            is_wanted=lambda: not entry.is_done,
+            deliver=partial(self._note_reading, entry),
+        )
+        self._reading_pool().submit(entry.task)
+
+    def _note_reading(self, entry: Entry, reading: PictureReading | Exception) -> None:
+        if isinstance(reading, Exception):
+            self._reading_failed(entry, reading)
+            return
+        with self._changed:
+            entry.reading = reading
+            self._readers_failed_at = None
+            self._queue.make_ready(entry)
+            self._changed.notify_all()
+
+    def _reading_failed(self, entry: Entry, error: Exception) -> None:
+        """Reading failed for a reason outside the picture, such as processes that do not start."""
+        if not isinstance(error, ReadingDroppedError):
+            _log.error("reading a picture failed: %s", describe(error).sentence)
+            with self._changed:
+                self._last_error, self._readers_failed_at = _kind(error), time.perf_counter()
+        with self._changed:
+            self._queue.remove(entry)
+        self._fail(entry, _READING_FAILED)
+
+    def _reading_pool(self) -> ReadingPool:
+        pool = self._pool
+        if pool is None:
+            raise self._unavailable()
+        return pool
+
+    def _open_pool(self, captioner: Captioner) -> None:
+        """Start the reading processes, once; if that fails, close the captioner."""
+        if self._pool is not None:
+            return
+        limits, num_fast = self.limits, num_reading_threads()
+        reader = IsolatedReader(
+            captioner.spec.pictures,
+            size=captioner.image_size,
+            timeout_s=limits.picture_timeout_s,
+            num_processes=num_fast + limits.max_slow_pictures,
+            num_kept=num_fast,
+            memory_bytes=limits.reading_memory_bytes,
+            limits=PictureLimits(max_pixels=limits.max_pixels, max_bytes=limits.max_picture_bytes),
+        )
+        try:
+            reader.start()
+            reader.wait_until_ready()
+        except BaseException:
+            reader.close()
+            captioner.close()
+            raise
+        self._pool = ReadingPool(reader, limits=limits, num_fast=num_fast)
+
+    # Called by the deadline thread
+
+    def _watch(self) -> None:
+        """Fail late requests, even while the engine is being loaded or hangs."""
+        while not self._closing.wait(_WATCH_S):
+            with self._changed:
+                now = time.perf_counter()
+                overdue = [
+                    entry
+                    for entry in self._entries.values()
+                    if now > entry.deadline + (_LATE_S if entry.active is not None else 0.0)
+                ]
+                for entry in overdue:
+                    self._queue.remove(entry)
+            for entry in overdue:
+                self._fail(entry, late(entry.allowed_s))
+
+    # Called by the engine thread
+
+    def _main(self) -> None:
+        try:
+            while (captioner := self._open()) is not None:
+                try:
+                    self._serve(captioner)
+                except Exception as error:
+                    self._engine_failed(error)
+                try:
+                    captioner.close()
+                except Exception as error:  # for example of a broken encoder; the next captioner opens a new one
+                    _log.error("closing the model failed: %s", describe(error).sentence)
+                self._captioner = captioner = None
+                self._encoded.clear()
+                gc.collect()  # free memory for the next model
+        finally:
+            with self._changed:
+                if not self._closing.is_set():
+                    self._state = "failed"  # no thread answers requests any more
+            self._end_all(CANCELLED)
+
+    def _open(self) -> Captioner | None:
+        """Load the model; None once the service is closed. Loading is retried if it has succeeded before."""
+        while True:
+            if self._closing.wait(self._backoff_s()):
+                return None
+            try:
+                captioner = self._load()
+                self._open_pool(captioner)
+            except BaseException as error:
+                with self._changed:
+                    if self._state == "loading":
+                        self._state, self._load_error = "failed", error
+                        self._changed.notify_all()
+                        return None
+                    self._num_fruitless += 1
+                    self._last_error = _kind(error)
+                _log.error("reloading the engine failed: %s", describe(error).sentence)
+                continue
+            with self._changed:
+                self._captioner = captioner
+                if not self._closing.is_set():
+                    self._state = "ready"
+                self._heartbeat = time.perf_counter()
+                self._changed.notify_all()
+            return captioner
+
+    def _backoff_s(self) -> float:
+        if not self._num_fruitless:
+            return 0.0
+        doublings = min(self._num_fruitless - 1, 32)  # avoids a float overflow
+        return min(_FIRST_BACKOFF_S * 2.0**doublings, _MAX_BACKOFF_S)
+
+    def _serve(self, captioner: Captioner) -> None:
+        """Answer requests until the service is closed."""
+        clock = StageClock()
+        with captioner.open_loop(clock) as loop:
+            while self._wait_for_work(loop, clock):
+                self._sweep(loop)
+                self._admit(loop)
+                if loop.in_flight:
+                    self._deliver(loop.step())
+                self._note_stages(clock)
+
+    def _wait_for_work(self, loop: CaptionLoop, clock: StageClock) -> bool:
+        """Wait for a request; returns False once the service is closed."""
+        with self._changed:
+            if not loop.in_flight and not self._queue.has_ready:
+                clock.stop()
+                self._changed.wait_for(lambda: self._queue.has_ready or self._closing.is_set())
+            self._heartbeat = time.perf_counter()
+            return not self._closing.is_set()
+
+    def _sweep(self, loop: CaptionLoop) -> None:
+        """Remove cancelled and late requests from the engine."""
+        now = time.perf_counter()
+        for entry in list(self._running.values()):
+            if entry.is_done or entry.handle.is_cancelled or now > entry.deadline:
+                loop.cancel(entry.request_id)
+                del self._running[entry.handle.id]
+                self._fail(entry, CANCELLED if entry.handle.is_cancelled else late(entry.allowed_s))
+
+    def _admit(self, loop: CaptionLoop) -> None:
+        """Fill free slots: encode new pictures and submit requests."""
+        readable: list[Entry] = []
+        num_background = sum(entry.ask.is_background for entry in self._running.values())
+        # Background requests leave one row free, so that other requests need not wait for one of them to end.
+        for entry in self._take_ready(loop.num_free, most_background=max(1, loop.num_rows - 1) - num_background):
+            self._note_stage("read", entry.read.elapsed_ms / 1e3)
+            if entry.read.error is None:
+                readable.append(entry)
+                continue
+            del self._running[entry.handle.id]
+            self._finish(entry, entry.in_loop.failed(entry.read.error))
+        for entry, picture in zip(readable, self._encode(readable, loop), strict=True):
+            entry.request_id = loop.submit(entry.in_loop, picture)
+
+    def _take_ready(self, count: int, *, most_background: int) -> list[Entry]:
+        """As `AdmissionQueue.take_ready`. Requests whose picture the cache has dropped are sent to reading again."""
+        taken: list[Entry] = []
+        forgotten: list[Entry] = []
+        with self._changed:
+            for entry in self._queue.take_ready(count, most_background=most_background):
+                entry.encoded = self._encoded.find(entry.read.digest)
+                if entry.encoded is None and entry.read.is_only_digest:
+                    self._queue.add(entry)
+                    forgotten.append(entry)
+                    continue
+                entry.active = entry.activate()
+                if entry.ask.is_background:
+                    entry.deadline = time.perf_counter() + entry.allowed_s
+                self._running[entry.handle.id] = entry
+                taken.append(entry)
+        for entry in forgotten:
+            self._read(entry)
+        return taken
+
+    def _encode(self, asked: Sequence[Entry], loop: CaptionLoop) -> list[EncodedPicture]:
+        """The encoded picture of each request. A picture that several requests share is encoded once."""
+        pictures: dict[str, EncodedPicture] = {}
+        new: dict[str, Entry] = {}
+        for entry in asked:
+            digest = entry.read.digest
+            entry.in_loop.is_reused = entry.encoded is not None or digest in new
+            if entry.encoded is not None:
+                pictures[digest] = entry.encoded
+            else:
+                new.setdefault(digest, entry)
+        if new:
+            found, clip_ms = loop.encode([entry.read.content for entry in new.values()])
+            for (digest, entry), picture in zip(new.items(), found, strict=True):
+                pictures[digest] = self._encoded.keep(digest, picture._replace(notes=entry.read.notes))
+                entry.in_loop.ms["clip"] = clip_ms
+        return [pictures[entry.read.digest] for entry in asked]
+
+    def _deliver(self, events: Sequence[Event]) -> None:
+        for event in events:
+            entry = self._running[event.index]
+            if isinstance(event, Answer):
+                del self._running[event.index]
+                self._finish(entry, event)
+                continue
+            if not entry.has_text:
+                entry.has_text = True
+                self._tell(self._observer.first_token, time.perf_counter() - entry.handle.submitted)
+            if not entry.is_done:
+                entry.handle.deliver(event)
+
+    def _note_stages(self, clock: StageClock) -> None:
+        for stage, seconds in clock.take().items():
+            if seconds:
+                self._note_stage(stage, seconds)
+
+    def _note_stage(self, stage: str, seconds: float) -> None:
+        with self._changed:
+            self._stage_seconds[stage] += seconds
+        self._tell(self._observer.stage, stage, seconds)
+
+    def _engine_failed(self, error: Exception) -> None:
+        """Fail the requests in the engine. Waiting requests stay in the queue."""
+        problem = describe(error)
+        _log.error("the engine failed and is reloaded: %s", problem.sentence)
+        with self._changed:
+            self._restarts += 1
+            self._num_fruitless += 1
+            self._last_error = _kind(error)
+            if self._state == "ready":
+                self._state = "restarting"
+            running = list(self._running.values())
+            self._running.clear()
+            self._changed.notify_all()
+        if is_out_of_memory(error):
+            code = "out_of_memory"
+        else:  # for example a lost rank, which is not the request's fault
+            code = "unavailable" if problem.http_status == 503 else "engine_failed"
+        for entry in running:
+            self._fail(entry, AnswerError(code=code, message="The engine failed during this request; try again."))
+        self._tell(self._observer.restarted)
+
+
+def _fulfil(future: Future[PictureReading], reading: PictureReading | Exception) -> None:
+    with suppress(InvalidStateError):  # cancelled
+        if isinstance(reading, Exception):
+            future.set_exception(reading)
+        else:
+            future.set_result(reading)
+
+
+def _kind(error: BaseException) -> str:
+    """The error's type, for clients. The message is left out, because it may contain paths."""
+    return f"{type(error).__name__}; the log says more"

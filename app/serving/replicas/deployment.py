@@ -1,0 +1,194 @@
+"""Starts and ends replicas with Ray Serve. Imports Ray inside functions only.
+
+Ray Serve places, routes, checks, restarts and scales replicas. Its HTTP proxies stay off: the command itself listens,
+because requests are routed by the digest of their picture.
+"""
+
+import textwrap
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from llama_adapter.app.captioning.tasks.answers import Event
+from llama_adapter.app.jobs.clusters.cluster import WorkersFailedError, raise_problem
+from llama_adapter.app.models.spec import AUTO, CaptionerSpec
+from llama_adapter.app.serving.online.request_handle import Ask
+from llama_adapter.app.serving.replicas.placement import ReplicaPlace
+from llama_adapter.app.serving.replicas.replica import Replica, problem_in
+from llama_adapter.app.serving.replicas.types import (
+    DeploymentSettings,
+    ReplicaLostError,
+    ReplicaReport,
+    ReplicaSettings,
+)
+from llama_adapter.runtime.child_process import last_line
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+_ROUTER = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
+_MOST_AUTO_ROWS = 64  # assumed batch size if it is determined only when the model is loaded
+_HEALTH_CHECK_PERIOD_S = 1.0  # how often Ray Serve checks whether a replica has ended
+_CHECK_S = 0.5  # how often the state of loading replicas is checked
+_REPORT_S = 5.0  # timeout for the replicas' reports and metrics
+
+
+class ServeReplicas:
+    """The replicas of a Ray Serve deployment, used through its handle. Implements `types.Replicas`."""
+
+    def __init__(self, handle: Any, *, max_ongoing_requests: int) -> None:
+        self.max_ongoing_requests = max_ongoing_requests
+        self._handle = handle
+        self._answering = handle.options(method_name="answer", stream=True)
+
+    async def ask(self, ask: Ask, *, session: str) -> AsyncIterator[Sequence[Event]]:
+        """See `types.Replicas`."""
+        import ray
+        from ray.serve.exceptions import RayServeException
+
+        response = self._answering.options(session_id=session).remote(ask)
+        is_done = False
+        try:
+            async for group in response:
+                yield group
+            is_done = True
+        except (ray.exceptions.RayActorError, RayServeException) as error:
+            is_done = True
+            raise ReplicaLostError(textwrap.shorten(last_line(str(error)), 200)) from error
+        finally:
+            if not is_done:
+                response.cancel()
+
+    async def reports(self) -> Sequence[ReplicaReport]:
+        """See `types.Replicas`."""
+        return [came for came in await self._all("report") if isinstance(came, ReplicaReport)]
+
+    async def metrics(self) -> "Mapping[str, Sequence[Metric]]":
+        """See `types.Replicas`."""
+        return dict(came for came in await self._all("metrics") if isinstance(came, tuple))
+
+    async def _all(self, method: str) -> Sequence[Any]:
+        """Call a method on all replicas; returns the results, with an exception for each replica that has ended."""
+        from ray.serve.exceptions import DeploymentUnavailableError
+
+        with suppress(DeploymentUnavailableError):  # there are no replicas
+            found: Sequence[Any] = await self._handle.broadcast(method).results_async(
+                timeout_s=_REPORT_S, return_exceptions=True
+            )
+            return found
+        return ()
+
+
+def max_ongoing_requests(spec: CaptionerSpec) -> int:
+    """The number of requests that one replica takes: a batch that it answers, and a batch that it reads meanwhile."""
+    return 2 * (_MOST_AUTO_ROWS if spec.batch_size == AUTO else spec.batch_size)
+
+
+@contextmanager
+def deployed(
+    settings: DeploymentSettings, replica: ReplicaSettings, place: ReplicaPlace, *, tell: Callable[[str], None]
+) -> Iterator[ServeReplicas]:
+    """Inside this context, replicas run on the cluster that this process has joined. At its end they are removed.
+
+    Raises the error of a replica that cannot load the model, and WorkersFailedError if a replica ends while it loads.
+    """
+    from ray import serve
+
+    was_running = bool(serve.status().applications)
+    serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING", "enable_access_log": False})
+    most = max_ongoing_requests(replica.spec)
+    options = deployment_options(settings, place, max_ongoing_requests=most)
+    application = serve.deployment(**options)(Replica).bind(replica)
+    try:
+        handle = _wait_until_running(application, settings, tell=tell)
+        yield ServeReplicas(handle, max_ongoing_requests=most)
+    finally:
+        with suppress(Exception):  # the cluster may be gone; the original error says more
+            serve.delete(settings.name)
+            if not was_running and not serve.status().applications:
+                serve.shutdown()  # type: ignore[no-untyped-call]
+
+
+def deployment_options(
+    settings: DeploymentSettings, place: ReplicaPlace, *, max_ongoing_requests: int
+) -> dict[str, Any]:
+    """The options of Ray Serve's deployment."""
+    from ray.serve.config import RequestRouterConfig
+
+    # If a replica is full, the next one on the hash ring gets the request; all replicas are tried.
+    router: dict[str, Any] = {
+        "request_router_class": _ROUTER,
+        "request_router_kwargs": {"num_fallback_replicas": settings.most - 1},
+    }
+    number: dict[str, Any] = {"num_replicas": settings.replicas}
+    if settings.most > settings.replicas:
+        scaling = {
+            "min_replicas": settings.replicas,
+            "max_replicas": settings.most,
+            "target_ongoing_requests": max(1, max_ongoing_requests // 2),
+            "upscale_delay_s": settings.upscale_delay_s,
+            "downscale_delay_s": settings.downscale_delay_s,
+        }
+        number = {"autoscaling_config": scaling}
+    return {
+        "name": "Replica",
+        **number,
+        "ray_actor_options": place.actor_options(),
+        "max_replicas_per_node": place.most_per_machine,
+        "request_router_config": RequestRouterConfig(**router),
+        "max_ongoing_requests": max_ongoing_requests,
+        "max_constructor_retry_count": 1,  # an error while loading is shown at once
+        "health_check_period_s": _HEALTH_CHECK_PERIOD_S,
+        "graceful_shutdown_wait_loop_s": 0.1,
+        "graceful_shutdown_timeout_s": max(1.0, settings.graceful_shutdown_timeout_s),
+        "logging_config": {"log_level": "WARNING", "enable_access_log": False},
+    }
+
+
+def _wait_until_running(application: Any, settings: DeploymentSettings, *, tell: Callable[[str], None]) -> Any:
+    """Start the application and wait until its replicas have loaded their model; returns its handle."""
+    from ray import serve
+
+    handle: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            handle.set_result(serve.run(application, name=settings.name, route_prefix=None))
+        except BaseException as error:
+            handle.set_exception(error)
+
+    threading.Thread(target=run, name="deploy", daemon=True).start()
+    shown = ""
+    while True:
+        with suppress(TimeoutError):
+            try:
+                return handle.result(_CHECK_S)
+            except RuntimeError as error:  # it only names the application; the status of its deployment has the reason
+                _raise_not_loaded(f"{error}\n{_message(serve.status(), settings.name)}", settings)
+        message = _message(serve.status(), settings.name)
+        if "failed to start" in message:
+            _raise_not_loaded(message, settings)
+        if "to be scheduled" in message and message != shown:
+            shown = message
+            tell("note: replicas wait for free resources or for their processes; `ray status` shows which")
+
+
+def _message(status: Any, name: str) -> str:
+    """Ray Serve's message about an application's deployment."""
+    application = status.applications.get(name)
+    deployments = application.deployments.values() if application is not None else ()
+    return " ".join(str(deployment.message) for deployment in deployments)
+
+
+def _raise_not_loaded(message: str, settings: DeploymentSettings) -> None:
+    found = problem_in(message)
+    if found is not None:
+        raise_problem(found[1], host=found[0])
+    number = "a replica" if settings.replicas == 1 else f"{settings.replicas} replicas"
+    raise WorkersFailedError(
+        f"The process of a replica ended while it loaded the model: {textwrap.shorten(last_line(message), 160)}",
+        hint=f"a machine may have too little memory for {number}: pass a smaller --replicas or --batch-size, or add "
+        "machines; the logs of Ray say more",
+    )

@@ -1,0 +1,423 @@
+"""A service over replicas: one queue for the requests of all clients. Each request goes to a replica that has room.
+
+The path of a request: `submit` -> the admission queue -> `_hand_out` -> a replica -> its handle. A lock guards the
+queue and the unanswered requests; everything else runs in one event loop.
+"""
+
+import asyncio
+import dataclasses
+import hashlib
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from llama_adapter.app.captioning.tasks.answers import Answer, TextDelta
+from llama_adapter.app.models.spec import CaptionerSpec, ModelInfo
+from llama_adapter.app.pictures.answer_error import AnswerError
+from llama_adapter.app.serving.online.admission_queue import AdmissionQueue
+from llama_adapter.app.serving.online.refusals import CANCELLED, REPLICA_LOST, check_sizes, late
+from llama_adapter.app.serving.online.request_handle import Ask, RequestHandle
+from llama_adapter.app.serving.online.types import Observer, ServiceLimits, ServiceStatus, State, UnavailableError
+from llama_adapter.app.serving.replicas.types import ReplicaLostError, ReplicaReport, Replicas
+from llama_adapter.runtime.problems import describe
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+MAX_TRIES = 3  # per request, if its replica is lost or its engine restarts before the client got any text
+_REPORT_S = 1.0  # time between two reports of the replicas
+_LATE_S = 5.0  # grace period in which the replica itself reports that a request is late
+_PAUSE_S = 0.2  # pause before another try
+_METRICS_S = 5.0  # timeout for the replicas' metrics
+_INLINE_BYTES = 2**20  # a picture up to this size is hashed in the event loop: starting a thread takes as long
+
+_log = logging.getLogger("llama_adapter.service")
+_LOST = AnswerError(code=REPLICA_LOST, message="The replica that had this request has ended; try again.")
+_FAILED = AnswerError(code="internal_error", message="The request could not be given to a replica; see the log.")
+
+
+@dataclass(eq=False, slots=True)
+class _Entry:
+    """An unanswered request."""
+
+    ask: Ask
+    handle: RequestHandle
+    allowed_s: float
+    deadline: float  # a time of `time.perf_counter()`
+    task: asyncio.Task[None] | None = None  # set when the request is handed out
+    digest: str = ""  # digest of its picture, set when the request is handed out
+    has_text: bool = False
+    is_done: bool = False
+
+    def failed(self, error: AnswerError) -> Answer:
+        """The answer to this request with an error."""
+        total_ms = (time.perf_counter() - self.handle.submitted) * 1e3
+        return Answer(
+            index=self.handle.id,
+            picture=self.ask.label,
+            digest=self.digest,
+            prompt="",
+            text="",
+            token_ids=(),
+            finish="error",
+            error=error,
+            ms={"total": total_ms},
+        )
+
+
+class ReplicatedService:
+    """Answers requests of many clients with the replicas of one model. Thread-safe.
+
+    It has the methods of `online.service.Service`.
+    """
+
+    def __init__(self, replicas: Replicas, *, limits: ServiceLimits, observer: Observer | None = None) -> None:
+        """`limits` apply to the queue, as in `online.service.Service`. Replicas apply those of reading pictures."""
+        self.limits = limits
+        self._replicas = replicas
+        self._observer = observer or Observer()
+        self._changed = threading.Condition()  # guards the queue, the entries and the numbers
+        self._queue: AdmissionQueue[_Entry] = AdmissionQueue(limits)
+        self._entries: dict[int, _Entry] = {}  # unanswered requests, by handle
+        self._handed_out: set[_Entry] = set()
+        self._num_submitted, self._num_gone = 0, 0
+        self._last_error: str | None = None
+        self._reports: Sequence[ReplicaReport] = ()
+        self._first: ReplicaReport | None = None
+        self._is_draining = self._is_closed = False
+        self._started = time.perf_counter()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="replicas", daemon=True)
+        self._look_now: asyncio.Event | None = None  # used in the event loop only
+
+    def start(self) -> None:
+        """Start to watch the replicas. Does not block."""
+        self._thread.start()
+        self._soon(self._watch())
+
+    def wait_until_ready(self, timeout_s: float | None = None) -> None:
+        """Wait for the first replica; raises TimeoutError after `timeout_s` seconds."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._first is not None, timeout_s):
+                raise TimeoutError(f"No replica is ready after {timeout_s} s")
+
+    # Any thread
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model of the first replica; raises UnavailableError while there is no replica."""
+        return self._known().info
+
+    @property
+    def spec(self) -> CaptionerSpec:
+        """The complete spec of this model; raises UnavailableError while there is no replica."""
+        return self._known().spec
+
+    @property
+    def batch_size(self) -> int:
+        """The sum of the batch sizes of all replicas; raises UnavailableError while there is no replica."""
+        rows = cast(int, self._known().spec.batch_size)  # the spec of a loaded model has no "auto"
+        return rows * max(1, len(self._reports))
+
+    def submit(self, ask: Ask) -> RequestHandle:
+        """Accept a request. Does not block. Raises what `Service.submit` raises, except for prompts that are too long.
+
+        Only replicas can detect these, so the answer has the error.
+        """
+        info = self.info
+        check_sizes(ask, self.limits)
+        info.text_prefix(ask.text_prefix)
+        if ask.picture is not None:
+            info.require_adapter()
+        with self._changed:
+            if self._state() != "ready":
+                raise self._unavailable()
+            self._queue.check(ask)
+            self._num_submitted += 1
+            handle = RequestHandle(self._num_submitted, cancel=self._cancel)
+            allowed_s = self.limits.timeout_s if ask.timeout_s is None else min(ask.timeout_s, self.limits.timeout_s)
+            deadline = math.inf if ask.is_background else handle.submitted + allowed_s
+            entry = _Entry(ask=ask, handle=handle, allowed_s=allowed_s, deadline=deadline)
+            self._entries[handle.id] = entry
+            self._queue.add(entry)
+            self._queue.make_ready(entry)
+        self._loop.call_soon_threadsafe(self._accept, entry)
+        return handle
+
+    def status(self) -> ServiceStatus:
+        """The current status; `restarts` counts the replicas that have ended."""
+        with self._changed:
+            reports = [report.status for report in self._reports]
+            return ServiceStatus(
+                state=self._state(),
+                is_stalled=bool(reports) and all(status.is_stalled for status in reports),
+                num_running=len(self._handed_out),
+                num_waiting=len(self._queue),
+                num_reading=sum(status.num_reading for status in reports),
+                num_slow_reading=sum(status.num_slow_reading for status in reports),
+                num_encoded=sum(status.num_encoded for status in reports),
+                restarts=self._num_gone,
+                last_error=self._last_error,
+                uptime_s=time.perf_counter() - self._started,
+            )
+
+    def replicas(self) -> Sequence[ReplicaReport]:
+        """The latest reports of the replicas."""
+        return self._reports
+
+    def replica_metrics(self) -> "Mapping[str, Sequence[Metric]]":
+        """The present metrics of each replica; empty if the replicas do not answer in time. Blocks."""
+        if self._is_closed:
+            return {}
+        asked: Future[Mapping[str, Sequence[Metric]]] = self._soon(self._replicas.metrics())
+        try:
+            return asked.result(_METRICS_S)
+        except Exception as error:
+            asked.cancel()
+            _log.warning("the metrics of the replicas are missing: %s", type(error).__name__)
+            return {}
+
+    def drain(self) -> None:
+        """Accept no more requests; finish the accepted ones."""
+        with self._changed:
+            self._is_draining = True
+
+    def wait_until_idle(self, timeout_s: float | None = None) -> bool:
+        """Wait until all requests are answered; returns whether that happened in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._entries, timeout_s)
+
+    def close(self) -> None:
+        """End the service; pending requests are answered with an error. The replicas stay. Can be called again."""
+        with self._changed:
+            is_first, self._is_closed = not self._is_closed, True
+            entries = list(self._entries.values())
+            for entry in entries:
+                self._queue.remove(entry)
+            self._changed.notify_all()
+        for entry in entries:
+            self._finish(entry, entry.failed(CANCELLED))
+        if is_first and self._thread.is_alive():
+            with suppress(TimeoutError):
+                self._soon(_cancel_all()).result(_LATE_S)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(_LATE_S)
+        if is_first and not self._thread.is_alive():
+            self._loop.close()
+
+    def _known(self) -> ReplicaReport:
+        if self._first is None:
+            raise self._unavailable()
+        return self._first
+
+    def _state(self) -> State:
+        if self._is_closed:
+            return "closed"
+        if self._is_draining:
+            return "draining"
+        if self._first is None:
+            return "loading"
+        return "ready" if any(report.status.state == "ready" for report in self._reports) else "restarting"
+
+    def _unavailable(self) -> UnavailableError:
+        state = self._state()
+        if state in ("closed", "draining"):
+            return UnavailableError("The service is shutting down")
+        reason = "The replicas are being loaded" if state == "loading" else "All replicas are restarting"
+        return UnavailableError(reason, hint="try again later", retry_after_s=2.0)
+
+    def _cancel(self, handle: RequestHandle) -> None:
+        with self._changed:
+            entry = self._entries.get(handle.id)
+            is_waiting = entry is not None and self._queue.remove(entry)
+        if entry is not None and is_waiting:
+            self._finish(entry, entry.failed(CANCELLED))
+        elif entry is not None and not self._is_closed:
+            self._loop.call_soon_threadsafe(_stop, entry)
+
+    def _finish(self, entry: _Entry, answer: Answer) -> None:
+        """Give a request its answer. Ignored if the request already has one."""
+        with self._changed:
+            if entry.is_done:
+                return
+            entry.is_done = True
+            now = time.perf_counter()
+            del self._entries[entry.handle.id]
+            if answer.error is None:
+                self._queue.note_finish(now)
+            self._changed.notify_all()
+        entry.handle.deliver(answer)
+        seconds = now - entry.handle.submitted
+        if answer.error is None and not entry.has_text:
+            self._tell(self._observer.first_token, seconds)
+        self._tell(self._observer.finished, answer, seconds)
+
+    def _tell(self, observe: Callable[..., None], *values: object) -> None:
+        """Call the observer; its errors are logged and do not affect answers."""
+        try:
+            observe(*values)
+        except Exception as error:
+            _log.error("the observer raised %s in %s", type(error).__name__, observe.__name__)
+
+    def _soon(self, work: Coroutine[Any, Any, Any]) -> "Future[Any]":
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    # The event loop
+
+    async def _watch(self) -> None:
+        """Ask the replicas for reports every second, and at once when one is lost."""
+        self._look_now = asyncio.Event()
+        while True:
+            self._look_now.clear()
+            try:
+                reports = await self._replicas.reports()
+            except Exception as error:  # the previous reports are kept
+                _log.warning("the replicas do not report their state: %s", describe(error).sentence)
+            else:
+                self._take(reports)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._look_now.wait(), _REPORT_S)
+
+    def _take(self, reports: Sequence[ReplicaReport]) -> None:
+        names = {report.name for report in reports}
+        with self._changed:
+            if reports and self._first is None:
+                self._first = reports[0]
+            before = {report.name for report in self._reports}
+            self._num_gone += len(before - names)
+            self._reports = reports
+            self._changed.notify_all()
+        for report in reports:
+            if report.name not in before:
+                _log.info("replica %s is ready: process %d on %s", report.name, report.pid, report.host)
+        for name in before - names:
+            _log.info("replica %s is gone", name)
+        self._hand_out()
+
+    def _accept(self, entry: _Entry) -> None:
+        if not entry.ask.is_background:
+            left_s = max(0.0, entry.deadline - time.perf_counter())
+            self._loop.call_later(left_s, self._expire, entry)
+        self._hand_out()
+
+    def _expire(self, entry: _Entry) -> None:
+        """Fail a request that is still in the queue. A request that a replica has is failed by the replica."""
+        with self._changed:
+            is_waiting = self._queue.remove(entry)
+        if is_waiting:
+            self._finish(entry, entry.failed(late(entry.allowed_s)))
+
+    def _hand_out(self) -> None:
+        """Give waiting requests to the replicas, as far as they have room."""
+        with self._changed:
+            num_ready = sum(report.status.state == "ready" for report in self._reports)
+            room = self._replicas.max_ongoing_requests * num_ready
+            num_background = sum(entry.ask.is_background for entry in self._handed_out)
+            # Background requests leave one place of each replica free, as in a service with one model.
+            most_background = max(1, room - num_ready) - num_background
+            taken = self._queue.take_ready(room - len(self._handed_out), most_background=most_background)
+            self._handed_out.update(taken)
+        for entry in taken:
+            entry.task = self._loop.create_task(self._answer(entry))
+
+    async def _answer(self, entry: _Entry) -> None:
+        """Answer one request."""
+        try:
+            if entry.ask.picture is not None:
+                entry.digest = await _digest(entry.ask.picture)
+            left_s = None if math.isinf(entry.deadline) else entry.deadline - time.perf_counter() + _LATE_S
+            async with asyncio.timeout(left_s):
+                answer = await self._try(entry)
+        except TimeoutError:
+            answer = entry.failed(late(entry.allowed_s))
+        except asyncio.CancelledError:
+            answer = entry.failed(CANCELLED)
+        except Exception as error:
+            _log.error("a request could not be given to a replica: %s", describe(error).sentence)
+            answer = entry.failed(_FAILED)
+        with self._changed:
+            self._handed_out.discard(entry)
+        self._finish(entry, answer)
+        self._hand_out()
+
+    async def _try(self, entry: _Entry) -> Answer:
+        """The answer of a replica. If it fails before the client got any text, another replica is tried."""
+        session = entry.digest
+        for number in range(1, MAX_TRIES + 1):
+            if number > 1:
+                await asyncio.sleep(_PAUSE_S * (number - 1))
+            may_try_again = number < MAX_TRIES
+            try:
+                answer = await self._ask(entry, session=session)
+            except ReplicaLostError as error:
+                self._note_loss(error)
+                if entry.has_text:
+                    break
+                continue
+            is_unavailable = answer.error is not None and answer.error.code == "unavailable"
+            if entry.has_text or not (is_unavailable and may_try_again):
+                return answer
+            session = ""  # the replica's engine restarts or has lost a rank: any replica may answer
+        return entry.failed(_LOST)
+
+    async def _ask(self, entry: _Entry, *, session: str) -> Answer:
+        handed_out = time.perf_counter()
+        left_s = entry.ask.timeout_s if math.isinf(entry.deadline) else max(0.001, entry.deadline - handed_out)
+        ask = dataclasses.replace(entry.ask, timeout_s=left_s)
+        groups = self._replicas.ask(ask, session=session)
+        async with aclosing(cast(Any, groups)):
+            async for group in groups:
+                for event in group:
+                    if isinstance(event, Answer):
+                        return _as_seen_here(event, entry, waited_ms=(handed_out - entry.handle.submitted) * 1e3)
+                    self._deliver(entry, event)
+        raise ReplicaLostError("the events of a replica ended without an answer")
+
+    def _deliver(self, entry: _Entry, piece: TextDelta) -> None:
+        if not entry.has_text:
+            entry.has_text = True
+            self._tell(self._observer.first_token, time.perf_counter() - entry.handle.submitted)
+        if not entry.is_done:
+            entry.handle.deliver(dataclasses.replace(piece, index=entry.handle.id))
+
+    def _note_loss(self, error: ReplicaLostError) -> None:
+        _log.warning("a replica was lost during a request: %s", error)
+        with self._changed:
+            self._last_error = "ReplicaLostError; the log says more"
+        assert self._look_now is not None, "replicas are asked once they are known"
+        self._look_now.set()
+
+
+def _as_seen_here(answer: Answer, entry: _Entry, *, waited_ms: float) -> Answer:
+    """A replica's answer with this service's request number. Its times include the wait in this service's queue."""
+    ms = {
+        name: value + waited_ms if name in ("queue", "first_token", "total") else value
+        for name, value in answer.ms.items()
+    }
+    return dataclasses.replace(answer, index=entry.handle.id, ms=ms)
+
+
+def _stop(entry: _Entry) -> None:
+    if entry.task is not None:
+        entry.task.cancel()
+
+
+async def _digest(picture: bytes) -> str:
+    """SHA-256 of a picture file in hexadecimal, as in answers."""
+    if len(picture) <= _INLINE_BYTES:
+        return hashlib.sha256(picture).hexdigest()
+    return (await asyncio.to_thread(hashlib.sha256, picture)).hexdigest()
+
+
+async def _cancel_all() -> None:
+    """Cancel all other tasks of this event loop, and wait for them."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,211 @@
+"""Reads pictures from an uploaded zip one at a time. Nothing is unpacked to disk, and no header is trusted."""
+
+import io
+import os
+import re
+import stat
+import threading
+import zipfile
+from collections import Counter
+from dataclasses import dataclass
+from typing import BinaryIO, Final
+
+from llama_adapter.app.serving.web.html import counted
+from llama_adapter.runtime.text import shown_name
+from llama_adapter.vision.errors import PictureError
+from llama_adapter.vision.formats import PICTURE_SUFFIXES
+
+ARCHIVE_SUFFIXES: Final = frozenset({".zip", ".7z", ".rar", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst"})
+
+_CHUNK_BYTES: Final = 2**20
+_ENCRYPTED: Final = 0x1  # one of a zip entry's flag bits
+# Python unpacks these methods in bounded pieces. With other methods, a few bytes can become gigabytes at once.
+_BOUNDED_METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArchiveLimits:
+    """Limits on what is read from one archive."""
+
+    max_entry_bytes: int  # size of one unpacked picture
+    max_entries: int = 2_000  # pictures; further pictures are left out, which `notes` reports
+    max_total_bytes: int = 2**30  # size of all unpacked pictures together
+    max_directory_bytes: int = 2 * 2**20  # size of the list of entries; `max_entries` entries need far less
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArchiveEntry:
+    """One picture in an archive."""
+
+    name: str  # printable, relative, including folders; unique in the archive
+    index: int  # index among all entries of the archive
+
+
+class Archive:
+    """An open zip: its pictures in order, and the kinds of entries that are skipped. Thread-safe.
+
+    Opening raises PictureError if the file is not a zip or has too many entries. The caller must close it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, name: str, limits: ArchiveLimits) -> None:
+        self.name, self.limits = name, limits
+        self.pictures: list[ArchiveEntry] = []
+        self.skipped: Counter[str] = Counter()  # kind -> number of skipped entries
+        self.num_renamed = 0  # pictures whose names point outside the archive
+        self._lock = threading.Lock()
+        self._num_bytes_left = limits.max_total_bytes
+        try:
+            self._file = open(path, "rb")  # noqa: SIM115 - closed by close()
+        except OSError as error:
+            raise PictureError("unreadable", f"`{name}` cannot be read ({error.strerror}); add it again.") from error
+        try:
+            self._zip = zipfile.ZipFile(_Bounded(self._file, max_read=limits.max_directory_bytes))
+            self._entries = self._zip.infolist()
+            self._choose()
+        except _TooMuchAtOnceError:
+            self._file.close()
+            raise PictureError(
+                "too_large",
+                f"Wanted a zip with at most {limits.max_entries:,} pictures, but the list of entries in `{name}` "
+                f"takes more than {limits.max_directory_bytes:,} bytes; split it into several.",
+            ) from None
+        except Exception as error:  # a damaged list of entries raises many kinds of errors
+            self._file.close()
+            raise _not_a_zip(name, error) from error
+
+    def close(self) -> None:
+        """Close the file. May be called again."""
+        with self._lock:
+            self._zip.close()
+            self._file.close()
+
+    def read(self, entry: ArchiveEntry) -> bytes:
+        """The bytes of one picture. Raises PictureError if it cannot be read or exceeds a limit."""
+        info = self._entries[entry.index]
+        label = f"`{entry.name}`"
+        if info.flag_bits & _ENCRYPTED:
+            raise PictureError(
+                "unsupported", f"{label} is encrypted, which is not supported; make a zip without a password."
+            )
+        if info.compress_type not in _BOUNDED_METHODS:
+            raise PictureError("unsupported", f"{label} uses an unsupported compression method; make an ordinary zip.")
+        with self._lock:
+            most = min(self.limits.max_entry_bytes, self._num_bytes_left)
+            try:
+                data = self._read(info, most + 1)
+            except Exception as error:
+                raise PictureError(
+                    "truncated", f"{label} is cut off or damaged inside `{self.name}`; make the zip again."
+                ) from error
+            self._num_bytes_left = max(0, self._num_bytes_left - len(data))
+        if len(data) > most:
+            whose = label if most == self.limits.max_entry_bytes else f"`{self.name}` up to {label}"
+            raise PictureError("too_large", f"Wanted at most {most:,} unpacked bytes, but {whose} has more.")
+        return data
+
+    def notes(self) -> list[str]:
+        """Sentences about what was skipped or renamed; empty if all entries are used as they are."""
+        sentences = []
+        if skipped := [counted(number, kind) for kind, number in sorted(self.skipped.items())]:
+            sentences.append(f"{self.name}: skipped {', '.join(skipped)}.")
+        if self.num_renamed:
+            sentences.append(f"{self.name}: shortened {counted(self.num_renamed, 'path')} that left the archive.")
+        return sentences
+
+    def _read(self, info: zipfile.ZipInfo, most: int) -> bytes:
+        """At most the first `most` bytes of an entry, whatever its header says. Reading its end checks the checksum."""
+        unpacked = io.BytesIO()
+        with self._zip.open(info) as file:
+            while unpacked.tell() < most and (chunk := file.read(min(_CHUNK_BYTES, most - unpacked.tell()))):
+                unpacked.write(chunk)
+        return unpacked.getvalue()
+
+    def _choose(self) -> None:
+        """Split the entries into pictures and skipped kinds."""
+        taken: set[str] = set()
+        for index, info in enumerate(self._entries):
+            if info.is_dir():
+                continue
+            name, left_archive = safe_name(info.filename)
+            kind = _skipped_kind(name, mode=info.external_attr >> 16)
+            if kind is None and len(self.pictures) >= self.limits.max_entries:
+                kind = "picture over the limit"
+            if kind is not None:
+                self.skipped[kind] += 1
+                continue
+            self.num_renamed += left_archive
+            self.pictures.append(ArchiveEntry(name=unique_name(name, taken), index=index))
+
+
+def _skipped_kind(name: str, *, mode: int) -> str | None:
+    """The kind of an entry that is skipped; None for a picture."""
+    suffix = os.path.splitext(name)[1].lower()
+    if stat.S_ISLNK(mode):
+        return "link"
+    if any(part.startswith(".") or part == "__MACOSX" for part in name.split("/")):
+        return "hidden file"
+    if suffix in ARCHIVE_SUFFIXES:
+        return "archive inside the archive"
+    return None if suffix in PICTURE_SUFFIXES else "file that is not a picture"
+
+
+def safe_name(name: str) -> tuple[str, bool]:
+    """A relative, printable name for a file of an archive or a browser, and whether the path was absolute or had `..`.
+
+    Backslashes are separators too, as on Windows. Drives, leading slashes and `..` are dropped.
+    """
+    slashed = name.replace("\\", "/")
+    relative = re.sub(r"^[A-Za-z]:", "", slashed)
+    parts = [part for part in relative.split("/") if part not in ("", ".", "..")]
+    left_archive = relative != slashed or relative.startswith("/") or ".." in relative.split("/")
+    return shown_name("/".join(parts)) or "picture", left_archive
+
+
+def unique_name(name: str, taken: set[str]) -> str:
+    """The name, with a number before its suffix if it is in `taken`; it is added there. Case is ignored."""
+    stem, suffix = os.path.splitext(name)
+    candidate, number = name, 1
+    while candidate.casefold() in taken:
+        number += 1
+        candidate = f"{stem} ({number}){suffix}"
+    taken.add(candidate.casefold())
+    return candidate
+
+
+def _not_a_zip(name: str, error: Exception) -> PictureError:
+    words = " ".join(str(error).split())[:120]
+    return PictureError(
+        "truncated", f"Wanted a zip, but `{name}` is not one, or is cut off or damaged ({words}); make it again."
+    )
+
+
+class _TooMuchAtOnceError(Exception):
+    """The list of entries would take too much memory."""
+
+
+class _Bounded(io.RawIOBase):
+    """A file that refuses reads of more than `max_read` bytes, which the headers of a damaged zip may ask for."""
+
+    def __init__(self, file: BinaryIO, *, max_read: int) -> None:
+        self._file, self._max_read = file, max_read
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        wanted = self._max_read + 1 if size is None or size < 0 else size
+        if wanted > self._max_read + 1:
+            raise _TooMuchAtOnceError
+        data = self._file.read(wanted)
+        if len(data) > self._max_read:
+            raise _TooMuchAtOnceError
+        return data
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True

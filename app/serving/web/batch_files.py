@@ -1,0 +1,95 @@
+"""The files of a batch: uploads, a folder and zips as one list of pictures to read, with notes on skipped files."""
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from functools import partial
+from typing import Final
+
+from llama_adapter.app.serving.online.types import ServiceLimits
+from llama_adapter.app.serving.web.archive import Archive, ArchiveLimits, safe_name, unique_name
+from llama_adapter.app.serving.web.batch_run import PictureFile
+from llama_adapter.app.serving.web.html import counted
+from llama_adapter.app.serving.web.uploads import Upload, read_upload, uploaded
+from llama_adapter.vision.errors import PictureError
+from llama_adapter.vision.formats import PICTURE_SUFFIXES
+
+MAX_PICTURES: Final = 2_000
+
+
+class BatchFiles:
+    """The pictures of one run, and the archives that they are read from. The caller must close it."""
+
+    def __init__(
+        self,
+        uploads: Sequence[Upload],
+        *,
+        limits: ServiceLimits,
+        max_pictures: int = MAX_PICTURES,
+    ) -> None:
+        """`uploads` may have any suffix, including zip. Of those with a folder in their name, only pictures are used.
+
+        A zip that cannot be opened becomes one picture; reading it raises the reason.
+        """
+        self.pictures: list[PictureFile] = []
+        self.notes: list[str] = []  # sentences about skipped files
+        self._limits, self._max_pictures = limits, max_pictures
+        self._taken: set[str] = set()
+        self._num_left_out = self._num_skipped = 0
+        self._archives = ExitStack()
+        try:
+            for upload in uploads:
+                name = safe_name(upload.name)[0]
+                if "/" in upload.name:
+                    self._add_from_folder(upload.path, name)
+                elif name.lower().endswith(".zip"):
+                    self._add_archive(upload.path, name)
+                else:
+                    self._add_upload(upload.path, name)
+        except BaseException:
+            self.close()
+            raise
+        if self._num_skipped:
+            self.notes.append(f"Folder: skipped {counted(self._num_skipped, 'file that is not a picture')}.")
+        if self._num_left_out:
+            left_out = counted(self._num_left_out, "more")
+            self.notes.append(f"One batch takes {max_pictures:,} pictures; {left_out} were left out.")
+
+    def close(self) -> None:
+        """Close the archives. May be called again."""
+        self._archives.close()
+
+    def _add(self, name: str, read: Callable[[], bytes]) -> None:
+        if len(self.pictures) >= self._max_pictures:
+            self._num_left_out += 1
+            return
+        self.pictures.append(PictureFile(name=unique_name(name, self._taken), read=read))
+
+    def _add_upload(self, path: str, name: str) -> None:
+        self._add(name, partial(read_upload, path, name=name, max_bytes=self._limits.max_picture_bytes))
+
+    def _add_from_folder(self, path: str, name: str) -> None:
+        if os.path.basename(name).startswith(".") or os.path.splitext(name)[1].lower() not in PICTURE_SUFFIXES:
+            self._num_skipped += 1
+        else:
+            self._add_upload(path, name)
+
+    def _add_archive(self, path: str, name: str) -> None:
+        limits = ArchiveLimits(max_entry_bytes=self._limits.max_picture_bytes, max_entries=self._max_pictures)
+        try:
+            real = uploaded(path)
+            if real is None:
+                raise PictureError("missing", f"`{name}` is no longer on the server; add it again.")
+            archive = self._archives.enter_context(closing(Archive(real, name=name, limits=limits)))
+        except PictureError as error:
+            self._add(name, partial(_raise, error.code, error.message))
+            return
+        for entry in archive.pictures:
+            self._add(entry.name, partial(archive.read, entry))
+        self.notes += archive.notes()
+        if not archive.pictures:
+            self.notes.append(f"{name}: no pictures in it.")
+
+
+def _raise(code: str, message: str) -> bytes:
+    raise PictureError(code, message)  # type: ignore[arg-type]  # the code comes from a PictureError

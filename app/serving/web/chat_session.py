@@ -1,0 +1,230 @@
+"""A page's chat: its state, checking a picture, and asking one question. Imports no Gradio."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from llama_adapter.app.captioning.tasks.answers import Answer, Event
+from llama_adapter.app.captioning.tasks.prompts import Dialogue, Prompt
+from llama_adapter.app.pictures.reading.process_pool import ReadingProcessError
+from llama_adapter.app.serving.online.reading_pool import ReadingDroppedError
+from llama_adapter.app.serving.online.request_handle import Ask, RequestHandle
+from llama_adapter.app.serving.online.service import Service
+from llama_adapter.app.serving.web.html import told
+from llama_adapter.app.serving.web.runs import Run
+from llama_adapter.app.serving.web.suggestions import num_named
+from llama_adapter.app.serving.web.uploads import Upload, read_upload, uploaded
+from llama_adapter.llm import conversation as dialogue
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.runtime.errors import ExitCode
+from llama_adapter.runtime.problems import Problem, describe
+from llama_adapter.vision.errors import PictureError
+
+MAX_TURNS = 50  # of one chat
+
+_SHOWN_BY_BROWSERS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".avif")
+_PREVIEW_SIDE = 1024  # pixels
+_OVERTAKEN = Problem(exit_code=ExitCode.INTERRUPTED, http_status=499, sentence="Stopped for the next question.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PickedPicture:
+    """The picture that questions are about. Its bytes stay in the file."""
+
+    source: str  # path of the uploaded file
+    shown: str  # path of the file that the page shows: the same, or a preview if browsers do not show its format
+    name: str
+    width: int  # in pixels, after EXIF rotation
+    height: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """One question and its answer so far."""
+
+    question: str
+    is_text: bool = False  # whether it was asked without a picture
+    text: str = ""
+    answer: Answer | None = None  # set at the end
+    problem: Problem | None = None  # set instead of an answer
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the answer may still grow."""
+        return self.answer is None and self.problem is None
+
+
+class ChatSession:
+    """A page's picture and questions. If `is_text`, questions are asked without a picture.
+
+    Handlers of one page run concurrently, so each checks whether it may still write. `choosing` is the last choice of
+    files, while they are read. `run` is the run that writes the last of `turns` (oldest first).
+    """
+
+    def __init__(self, *, is_text: bool = False) -> None:
+        self.is_text = is_text
+        self.picture: PickedPicture | None = None
+        self.turns: tuple[Turn, ...] = ()
+        self.choosing: asyncio.Future[bool] | None = None  # its result: whether there was a picture among them
+        self.run: object | None = None
+        self.about = ""  # description of the picture, for suggested questions
+
+    def resume(self, other: "ChatSession") -> bool:
+        """Continue the chat of another page, unless its picture is gone or this page has begun a chat meanwhile.
+
+        If the last answer was interrupted, its turn stays open, and may be asked again.
+        """
+        is_there = bool(other.turns) if other.picture is None else uploaded(other.picture.source) is not None
+        if self.choosing is not None or self.picture is not None or self.turns or not is_there:
+            return False
+        self.picture, self.turns, self.about = other.picture, other.turns, other.about
+        self.is_text = other.is_text
+        return True
+
+    async def settled(self) -> bool:
+        """Wait until chosen files are read; returns False if there was no picture among the last ones."""
+        is_chosen = True
+        while self.choosing is not None:
+            is_chosen = await asyncio.shield(self.choosing)
+        return is_chosen
+
+    def choose(self, picture: PickedPicture) -> None:
+        """Set the picture. Another picture than the present one starts a new chat."""
+        if self.picture is None or self.picture.source != picture.source:
+            self.run, self.turns, self.about = None, (), ""
+        self.picture = picture
+
+    def drop(self) -> None:
+        """Remove the picture and its questions."""
+        self.run, self.picture, self.turns, self.choosing, self.about = None, None, (), None, ""
+
+    def clear(self) -> None:
+        """Remove the questions."""
+        self.run, self.turns = None, ()
+
+    def is_asking(self, question: str) -> bool:
+        """Whether the answer to this question is under way."""
+        return (
+            self.run is not None and bool(self.turns) and self.turns[-1].is_open and self.turns[-1].question == question
+        )
+
+    def begin(self, run: object, turn: Turn, *, is_again: bool = False) -> None:
+        """Add a last turn, which `run` writes; if `is_again`, it replaces the present one. An open turn is closed."""
+        turns = self.turns[:-1] if is_again else self.turns
+        if turns and turns[-1].is_open:
+            turns = (*turns[:-1], replace(turns[-1], problem=_OVERTAKEN))
+        self.run, self.turns = run, (*turns, turn)[-MAX_TURNS:]
+
+    def update(self, turn: Turn) -> None:
+        """Replace the last turn. An answer that names more objects of a familiar picture than `about` replaces it."""
+        self.turns = (*self.turns[:-1], turn)
+        answer = turn.answer
+        if answer is not None and answer.error is None and not (answer.unfamiliar or turn.is_text):
+            self.about = max(self.about, answer.text, key=num_named)
+
+
+async def look(
+    service: Service, file: Upload, *, client: str, is_wanted: Callable[[], bool] = lambda: True
+) -> PickedPicture:
+    """Read an uploaded picture: its size and the file to show.
+
+    Reading ends early if `is_wanted` returns False. Raises PictureError if the picture cannot be read, and
+    ServiceError if the service is busy or unavailable.
+    """
+    path, name = file.path, file.base_name
+    data = await asyncio.to_thread(read_upload, path, name=name, max_bytes=service.limits.max_picture_bytes)
+    reading = service.view(data, name=name, side=_PREVIEW_SIDE, client=client, is_wanted=is_wanted)
+    try:
+        view = await asyncio.wait_for(asyncio.wrap_future(reading), service.limits.timeout_s)
+    except (TimeoutError, ReadingDroppedError, ReadingProcessError):
+        raise _not_read(name) from None
+    if view.pixels is None:
+        raise _not_read(name) if view.error is None else PictureError("unreadable", view.error.message)
+    shown = path
+    if Path(path).suffix.lower() not in _SHOWN_BY_BROWSERS:
+        shown = await asyncio.to_thread(_write_preview, view.pixels, beside=Path(path))
+    return PickedPicture(source=path, shown=shown, name=name, width=view.width, height=view.height, num_bytes=len(data))
+
+
+def _not_read(name: str) -> PictureError:
+    return PictureError("unreadable", f"The server could not read `{name}` in time; choose it again later.")
+
+
+def _write_preview(pixels: np.ndarray, *, beside: Path) -> str:
+    path = beside.with_name(f"{beside.stem}.preview.webp")
+    Image.fromarray(pixels).save(path, "WEBP", quality=85)
+    return str(path)
+
+
+async def answer_turns(
+    service: Service,
+    run: Run,
+    *,
+    picture: PickedPicture | None,
+    question: str,
+    sampling: SamplingParams,
+    client: str,
+    earlier: Sequence[Turn] = (),
+) -> AsyncGenerator[Turn]:
+    """Ask the question of a turn; yields the turn at first, whenever its text grows, and at its end.
+
+    Errors become its `problem`. `earlier` are the turns before it, for a model whose template has turns.
+    """
+    turn = Turn(question=question, is_text=picture is None)
+    yield turn
+    try:
+        prompt: Prompt = question
+        if picture is None and service.info.template == "conversation":
+            prompt = Dialogue(_said(earlier), question)
+        ask = Ask(picture=None, prompt=prompt, sampling=sampling, client=client)
+        if picture is not None:
+            most = service.limits.max_picture_bytes
+            data = await asyncio.to_thread(read_upload, picture.source, name=picture.name, max_bytes=most)
+            ask = replace(ask, picture=data, label=picture.name)
+        handle = service.submit(ask)
+        run.add(handle)
+        async with aclosing(in_bundles(handle)) as bundles:
+            async for events in bundles:
+                text = "".join(event.text for event in events if not isinstance(event, Answer))
+                answer = next((event for event in events if isinstance(event, Answer)), None)
+                turn = replace(turn, text=turn.text + text, answer=answer)
+                yield turn
+        run.discard(handle)
+    except Exception as error:
+        sentence, hint = told(error)
+        yield replace(turn, problem=replace(describe(error), sentence=sentence, hint=hint))
+
+
+def _said(turns: Sequence[Turn]) -> tuple[dialogue.Turn, ...]:
+    """The questions and answers of turns without a picture that were answered."""
+    answered = [turn for turn in turns if turn.is_text and turn.answer is not None and turn.answer.error is None]
+    return tuple(said for turn in answered for said in (("user", turn.question), ("assistant", turn.text)))
+
+
+async def in_bundles(handle: RequestHandle) -> AsyncGenerator[list[Event]]:
+    """The events of a request in groups, larger ones for a slow reader. Closing the generator cancels the request."""
+    news: asyncio.Queue[Event] = asyncio.Queue()
+
+    async def pump() -> None:
+        async for event in handle:
+            news.put_nowait(event)
+
+    pumping = asyncio.create_task(pump())
+    is_whole = False
+    try:
+        while not is_whole:
+            bundle = [await news.get()]
+            while not news.empty():
+                bundle.append(news.get_nowait())
+            is_whole = isinstance(bundle[-1], Answer)
+            yield bundle
+    finally:
+        if not is_whole:
+            handle.cancel()
+        pumping.cancel()

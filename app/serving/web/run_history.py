@@ -1,0 +1,132 @@
+"""Figures of runs through a service. They are kept until the process ends."""
+
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
+
+from llama_adapter.app.captioning.stage_clock import STAGES
+from llama_adapter.app.jobs.report import longest_stage
+
+MAX_RUNS: Final = 30
+_BESIDE_THE_ENGINE: Final = ("read",)  # stages that run in other threads than the engine
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Circumstances:
+    """Everything that the figures of a run depend on, except the pictures."""
+
+    model: str
+    model_digest: str
+    device: str
+    dtype: str
+    precision: str
+    vision: str  # what runs the encoder
+    mode: str
+    operators: str
+    threads: int
+    batch_size: int  # number of slots of the engine
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunFigures:
+    """One run: pictures of one client, with a fixed number of requests in flight.
+
+    The stage times are those of the service during the run. With `was_shared`, they include pictures of other clients.
+    All stages except `read` run one after another in the engine thread.
+    """
+
+    kind: Literal["batch", "measure"]
+    started_at: str  # ISO 8601, UTC
+    in_flight: int  # maximum number of requests at once
+    num_pictures: int  # answered pictures
+    num_failed: int
+    num_tokens: int
+    num_reused: int  # answered from the cache of encoded pictures
+    wall_s: float
+    stages_s: dict[str, float]
+    was_shared: bool
+    circumstances: Circumstances
+
+    @property
+    def rows(self) -> int:
+        """The maximum number of pictures answered at once."""
+        return min(self.in_flight, self.circumstances.batch_size)
+
+    @property
+    def pictures_per_s(self) -> float:
+        """Answered pictures by wall time."""
+        return self.num_pictures / self.wall_s if self.wall_s > 0 else 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens of the answers by wall time."""
+        return self.num_tokens / self.wall_s if self.wall_s > 0 else 0.0
+
+    @property
+    def stage_ms(self) -> dict[str, float]:
+        """Milliseconds per answered picture by stage, in the order in which a picture passes the stages."""
+        if not self.num_pictures:
+            return {}
+        return {stage: self.stages_s.get(stage, 0.0) * 1e3 / self.num_pictures for stage in STAGES}
+
+    @property
+    def bound_by(self) -> tuple[str, float] | None:
+        """The longest stage and its share of all stages; None if no time was measured."""
+        return longest_stage(self.stages_s)
+
+    @property
+    def busy_share(self) -> float:
+        """Share of the run in which the engine thread worked, and did not wait for pictures."""
+        busy_s = sum(seconds for stage, seconds in self.stages_s.items() if stage not in _BESIDE_THE_ENGINE)
+        return min(1.0, busy_s / self.wall_s) if self.wall_s > 0 else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, including the derived figures."""
+        bound_by = self.bound_by
+        return {
+            **asdict(self),
+            "rows": self.rows,
+            "pictures_per_s": self.pictures_per_s,
+            "tokens_per_s": self.tokens_per_s,
+            "stage_ms_per_picture": self.stage_ms,
+            "bound_by": None if bound_by is None else {"stage": bound_by[0], "share": bound_by[1]},
+            "busy_share": self.busy_share,
+        }
+
+
+def stage_differences(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """Seconds by stage between two readings. They are at least 0, because a restart resets the counters."""
+    return {stage: max(0.0, seconds - before.get(stage, 0.0)) for stage, seconds in after.items()}
+
+
+class RunHistory:
+    """The newest runs, oldest first. Thread-safe."""
+
+    def __init__(self, *, max_runs: int = MAX_RUNS) -> None:
+        self._runs: deque[RunFigures] = deque(maxlen=max_runs)
+        self._lock = threading.Lock()
+
+    def add(self, run: RunFigures) -> None:
+        """Add a run, and drop the oldest if there are too many."""
+        with self._lock:
+            self._runs.append(run)
+
+    def runs(self) -> list[RunFigures]:
+        """All runs."""
+        with self._lock:
+            return list(self._runs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {"format": "llama-adapter-throughput", "version": 1, "runs": [run.to_dict() for run in self.runs()]}
+
+
+def to_compare(runs: Sequence[RunFigures]) -> list[RunFigures]:
+    """The newest run with an answer for each number of requests in flight, in ascending order.
+
+    Runs with cached pictures are listed separately, because they do less work.
+    """
+    newest = {(run.in_flight, run.num_reused > 0): run for run in runs if run.num_pictures}
+    return [newest[key] for key in sorted(newest)]

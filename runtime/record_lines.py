@@ -1,0 +1,110 @@
+"""Files of records: a JSON object in each line, which begins with `id`.
+
+Lines that are not records may be torn by a crash, or be something else.
+"""
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from typing import Final, TypeVar
+
+from llama_adapter.runtime.errors import LlamaAdapterError
+
+PART_NAME: Final = re.compile(r"part-(\d{5,})\.jsonl")  # a file in a folder of records
+
+# Larger than any record: prompts and choices come from lines of at most 1 MiB, and escaping turns one byte into at most
+# six.
+MAX_RECORD_BYTES: Final = 2**24
+
+_BEGINNING: Final = b'{"id": "'
+# Quotes within strings are escaped, so this matches only at the beginning of a record.
+_RECORD: Final = re.compile(rb'\{\s*"id"\s*:\s*"')
+_NOT_A_RECORD: Final = ("is not a record", "name another file, or move this one away")
+_SEVERAL_VALUES: Final = "`jq -c . FILE > NEW_FILE` writes one in each line"
+
+_Parsed = TypeVar("_Parsed")
+
+
+class RecordFileError(LlamaAdapterError):
+    """A file is not a file of records, or its manifest is not a manifest."""
+
+
+def read_lines(path: str | os.PathLike[str], parse: Callable[[bytes], _Parsed | None]) -> Iterator[tuple[int, _Parsed]]:
+    """The parsed lines of a file, each with its byte offset; empty lines and a torn last line are skipped.
+
+    Raises `RecordFileError`, which names the first line for which `parse` returns None, and OSError.
+    """
+    offset = 0
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            is_whole = line.endswith(b"\n")
+            parsed = parse(line if is_whole else without_zeros(line))
+            if parsed is not None:
+                yield offset, parsed
+            elif not line.isspace() and (is_whole or not is_torn(line)):  # editors and joined files leave empty lines
+                raise no_records(path, where=f"line {number}", line=line)
+            offset += len(line)
+
+
+def no_records(path: str | os.PathLike[str], *, where: str, line: bytes = b"") -> RecordFileError:
+    """The error for a file with other content. `line` is the content at `where`, if known."""
+    fault, advice = fault_in(line)
+    return RecordFileError(
+        f"Wanted a file of answers (JSON lines) at `{os.fspath(path)}`, but {where} {fault}; {advice}."
+    )
+
+
+def without_zeros(tail: bytes) -> bytes:
+    """The end of a file, without the zeros that unwritten bytes become after a power cut."""
+    return tail.rstrip(b"\0")
+
+
+def is_torn(tail: bytes) -> bool:
+    """Whether the bytes after the last line feed are the beginning of a single record, or only zeros.
+
+    Such bytes can be cut off without loss. A complete JSON value, or the beginnings of two records, mean that line
+    feeds were lost.
+    """
+    begun = without_zeros(tail)
+    if not begun:
+        return True
+    is_one = begun.startswith(b"{") and _RECORD.search(begun, 1) is None
+    return is_one and len(begun) <= MAX_RECORD_BYTES and _end_of_first_value(begun) is None
+
+
+def is_begun(line: bytes) -> bool:
+    """Whether a first line without a line feed is the beginning of a record."""
+    begun = line[: len(_BEGINNING)]
+    return bool(begun) and _BEGINNING.startswith(begun) and is_torn(line)
+
+
+def fault_in(line: bytes) -> tuple[str, str]:
+    """What is wrong with a line that is not a record, and what to do about it."""
+    if line.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "is in UTF-16", "save it in UTF-8"
+    if line.startswith(b"\x1f\x8b"):
+        return "is compressed by gzip", "unpack it"
+    if len(line) > MAX_RECORD_BYTES:
+        return f"has more than {MAX_RECORD_BYTES:,} bytes, so that its line feeds must be lost", _SEVERAL_VALUES
+    end = _end_of_first_value(line)
+    if end is None or not line[end:].strip():
+        several = len(_RECORD.findall(line)) > 1
+        return ("holds several records, and one of them is damaged", _NOT_A_RECORD[1]) if several else _NOT_A_RECORD
+    if not line[end:].lstrip().startswith(b"{"):
+        return _NOT_A_RECORD
+    by_returns = line[end:].startswith(b"\r")
+    what = "holds several records, divided by carriage returns alone" if by_returns else "holds several records"
+    return f"{what}: their line feeds are lost", _SEVERAL_VALUES
+
+
+def _end_of_first_value(line: bytes) -> int | None:
+    """Offset after the JSON object at the beginning of a line; None if there is no complete object."""
+    if not line.startswith(b"{"):
+        return None
+    text = line.decode(errors="surrogateescape")
+    try:
+        _, end = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        return None
+    return len(text[:end].encode(errors="surrogateescape"))

@@ -1,0 +1,178 @@
+"""The registry: built-in tasks, and tasks added by packages."""
+
+import logging
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from llama_adapter import Captioner, UsageError, get_task, tasks
+from llama_adapter.app.captioning.tasks.registry import GROUP, installed
+from llama_adapter.app.jobs.records.record import read_records
+from llama_adapter.app.serving.http_api.api import ApiSettings, create_api
+from tests.app.command import Run
+from tests.app.golden import ROOT
+from tests.app.serving.http_api.live import StubService, answer
+from tests.app.serving.http_api.requests import chat
+
+EXAMPLE = ROOT / "docs" / "example-task"
+SAMPLE = str(ROOT / "assets" / "pictures" / "02-red-star-purple-star-white-circle.png")
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Puts modules on the path, with the metadata that pip writes for a package."""
+
+    def install(package: str, points: dict[str, str], **modules: str) -> None:
+        metadata = tmp_path / f"{package}-1.0.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        lines = "\n".join(f"{name} = {target}" for name, target in points.items())
+        (metadata / "entry_points.txt").write_text(f"[{GROUP}]\n{lines}\n")
+        for name, text in modules.items():
+            (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        installed.cache_clear()
+
+    yield install
+    installed.cache_clear()
+    for name in ("counting", "broken_task", "taken_task", "loud_task"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def counting(install: Install) -> None:
+    """Install the example."""
+    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
+    points = project["entry-points"][GROUP]
+    install("llama_adapter_counting", points, counting=(EXAMPLE / "counting.py").read_text())
+
+
+def test_tasks_say_what_they_take_and_answer(run: Run) -> None:
+    assert [task.name for task in tasks()] == ["caption", "ask", "choose", "text_generation"]
+    assert [line.partition(":")[0] for line in run("tasks").out.splitlines()] == [task.name for task in tasks()]
+    assert [get_task(task.name) for task in tasks()] == list(tasks())
+    assert [task.name for task in tasks() if not task.needs_picture] == ["text_generation"]
+
+
+def test_an_unknown_task_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(UsageError) as error:
+        get_task("generate")
+
+    assert all(task.name in error.value.hint for task in tasks())
+
+
+@pytest.mark.usefixtures("counting")
+def test_a_package_adds_a_task_to_the_command_line(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "answers.jsonl"
+
+    assert "what to count" in run("count", "--help").out
+    assert run("count", SAMPLE).code == 2
+    ran = run("count", SAMPLE, "--things", "objects", "--out", str(out), "--reader", "thread")
+
+    assert ran.code == 0
+    (record,) = read_records(out)
+    assert record["choice"] is not None
+    assert set(record["choice"]) == {"zero", "one", "two", "three"}
+    assert 0 <= record["mean"] <= 3  # type: ignore[typeddict-item]
+
+
+@pytest.mark.usefixtures("counting")
+def test_a_package_adds_a_task_to_python() -> None:
+    question = get_task("count").question({"things": "objects"})
+
+    with Captioner.load() as captioner:
+        answer = captioner.ask(SAMPLE, question.prompt(""), task=question.task)
+
+    assert answer.text == "three"
+    assert answer.details["mean"] > 2.5
+
+
+@pytest.mark.usefixtures("counting")
+def test_a_package_adds_a_task_to_http() -> None:
+    service = StubService(lambda handle: handle.deliver(answer(details={"mean": 1.5})))
+    client = TestClient(create_api(service, settings=ApiSettings()), base_url="http://localhost")  # type: ignore[arg-type]
+
+    reply = client.post("/v1/chat/completions", json=chat(count_things="red objects")).json()
+
+    assert service.asks[0].prompt == "How many red objects are there?"
+    assert reply["choices"][0]["answer_details"] == {"mean": 1.5}
+
+
+@pytest.mark.parametrize(
+    ("target", "text"),
+    [
+        ("broken_task:TASK", "raise RuntimeError('it does not start')"),
+        ("broken_task:TASK", "raise SystemExit(0)"),
+        ("broken_task:NOTHING", ""),
+        ("broken_task:TASK", "TASK = 5"),
+        ("missing_module:TASK", ""),
+        ("broken_task:TASK", "from llama_adapter.app.captioning.tasks.caption import CAPTION as TASK"),
+        (
+            "broken_task:TASK",
+            "import dataclasses; from llama_adapter.app.captioning.tasks.choose import CHOOSE\n"
+            "TASK = dataclasses.replace(CHOOSE, name='other', command='other')",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("counting")
+def test_a_broken_task_is_named_and_stops_no_other(
+    install: Install, target: str, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    install("broken_package", {"broken": target}, broken_task=text)
+
+    with caplog.at_level(logging.WARNING):
+        names = [task.name for task in tasks()]
+
+    assert names == ["caption", "ask", "choose", "text_generation", "count"]
+    (record,) = caplog.records
+    assert "`broken` of the package `broken_package`" in record.getMessage()
+
+
+@pytest.mark.parametrize("command", [["tasks"], ["completion", "bash"]])
+@pytest.mark.usefixtures("counting")
+def test_every_command_loads_packages_and_what_they_print_is_not_among_the_answers(
+    command: list[str], install: Install, run: Run
+) -> None:
+    install("loud_package", {"loud": "loud_task:COUNT"}, loud_task="print('loud'); from counting import COUNT")
+
+    ran = run(command)
+
+    assert ("loud" in ran.out, "loud" in ran.err) == (False, True)
+
+
+@pytest.mark.parametrize(("command", "flag"), [("serve", "--things"), ("things", "--device")])
+@pytest.mark.usefixtures("counting")
+def test_a_task_whose_command_or_flag_is_taken_stops_no_other(
+    install: Install, run: Run, command: str, flag: str
+) -> None:
+    text = (EXAMPLE / "counting.py").read_text()
+    for mine, theirs in (
+        ('name="things"', 'name="stuff"'),
+        ("count_things", "stuff"),
+        ('name="count", command="count"', f'name="taken", command="{command}"'),
+        ("--things", flag),
+    ):
+        assert mine in text
+        text = text.replace(mine, theirs)
+    install("taken_package", {"taken": "taken_task:COUNT"}, taken_task=text)
+
+    ran = run("tasks")
+
+    assert ran.code == 0
+    assert "task `taken`" in ran.err
+
+
+def test_without_packages_the_command_line_does_not_search_metadata() -> None:
+    program = (
+        "import sys; from llama_adapter.app.command_line.main import build_parser; build_parser(); print(*sys.modules)"
+    )
+
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+
+    assert not {"importlib.metadata", "torch", "numpy"} & set(loaded.stdout.split())

@@ -1,0 +1,201 @@
+"""The task registry: its entries, and what a new task needs."""
+
+import asyncio
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from llama_adapter import Captioner
+from llama_adapter.app.captioning.tasks.answers import Answer
+from llama_adapter.app.captioning.tasks.choose import OneOf, choosing, parse_choices
+from llama_adapter.app.captioning.tasks.entry import Option, RequestField, TaskEntry, Widget
+from llama_adapter.app.captioning.tasks.prompts import EncodedPrompt, PromptEncoder
+from llama_adapter.app.captioning.tasks.question import Question
+from llama_adapter.app.captioning.tasks.registry import TASKS, question_of
+from llama_adapter.app.captioning.tasks.task import FREE_TEXT, WithTokenIds, task_settings
+from llama_adapter.app.jobs.records.record import read_records
+from llama_adapter.app.serving.http_api.api import ApiSettings, create_api
+from llama_adapter.app.serving.online.service import Service
+from llama_adapter.app.serving.web.page import build_page
+from tests.app.command import Run
+from tests.app.golden import model_flags, model_options, picture
+from tests.app.serving.http_api.live import StubService, answer
+from tests.app.serving.http_api.requests import chat
+
+
+@pytest.mark.parametrize(
+    ("command", "values", "question"),
+    [
+        ("caption", {}, Question()),
+        ("caption", {"instruction": "Look.", "input": "x"}, Question(instruction="Look.", input="x")),
+        ("caption", {"raw": "text"}, Question(raw="text")),
+        ("ask", {"instruction": "Red?"}, Question(instruction="Red?")),
+        ("ask", {"instruction": "Red?", "choices": ("a", "b")}, Question(instruction="Red?", task=OneOf(("a", "b")))),
+    ],
+)
+def test_the_values_of_options_make_a_question(command: str, values: dict[str, Any], question: Question) -> None:
+    assert question_of(values, command=command) == question
+
+
+@pytest.mark.parametrize(
+    ("command", "values"),
+    [("caption", {"input": "x"}), ("caption", {"instruction": "a", "raw": "b"}), ("ask", {"instruction": " "})],
+)
+def test_values_that_do_not_go_together_are_refused(command: str, values: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="instruction"):
+        question_of(values, command=command)
+
+
+@pytest.mark.parametrize("choices", ["Yes,No", ["Yes"], ["Yes", "Yes"], ["Yes", 5], [b"Yes", b"No"]])
+def test_choices_are_two_different_texts(choices: Any) -> None:
+    with pytest.raises(ValueError, match="choices must be"):
+        choosing(choices)
+
+
+@pytest.mark.parametrize(
+    "text", ["Yes", "Yes,Yes", "Yes,,No", "", "[Yes, No]", '["Yes", 5]', '["a", "\\ud800"]', "[" * 9999]
+)
+def test_typed_choices_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="two different answers"):
+        parse_choices(text)
+
+
+def test_typed_choices_may_contain_commas_in_a_json_list() -> None:
+    assert parse_choices("yes, it is") == ("yes", "it is")
+    assert parse_choices('["yes", "no, it is not "]') == ("yes", "no, it is not")
+
+
+def test_the_settings_of_records_are_those_of_earlier_versions() -> None:
+    assert task_settings(FREE_TEXT) == {"choices": None}
+    assert task_settings(OneOf(("Yes", "No"))) == {"choices": ["Yes", "No"]}
+
+
+def test_the_likeliest_choice_is_the_answer() -> None:
+    empty = Answer(index=3, picture="a", digest="", prompt="", text="", token_ids=(), finish="stop")
+    prompt = EncodedPrompt(text="", continuations=((5, 6, 2), (7, 2)), has_end=True)
+
+    answer = OneOf(("red", "green")).complete(empty, prompt=prompt, logprobs=(-1000.0, -1001.0))
+
+    assert (answer.index, answer.text, answer.token_ids, answer.finish) == (3, "red", (5, 6), "choice")
+    assert answer.choice == pytest.approx({"red": 0.7310586, "green": 0.2689414})
+
+
+def test_the_end_token_closes_choices_that_begin_with_each_other() -> None:
+    with Captioner.load(**model_options(), batch_size=1) as captioner:
+        encoder, eos_id = PromptEncoder(captioner.tokenizer, check=lambda *_: None), captioner.tokenizer.eos_id
+
+    ends = {ids[-1] == eos_id for ids in encoder.encode("Which?", ("1", "10")).continuations}
+    assert ends == {True}
+    assert not encoder.encode("Which?", ("yes", "no")).has_end
+
+
+@dataclass(frozen=True, slots=True)
+class Locate:
+    """A possible future task: free text that is parsed as a box."""
+
+    phrase: str
+    continuations = ()
+
+    def settings(self) -> dict[str, Any]:
+        return {"task": "locate", "phrase": self.phrase}
+
+    def complete(self, answer: Answer, *, prompt: EncodedPrompt, logprobs: tuple[float, ...]) -> Answer:
+        return dataclasses.replace(answer, details={"box": [len(answer.token_ids), len(prompt.token_ids)]})
+
+
+def locate_question(values: Mapping[str, Any]) -> Question:
+    return Question(instruction="Where is it?", input=values["phrase"], task=Locate(values["phrase"]))
+
+
+LOCATE = TaskEntry(
+    name="locate",
+    command="locate",
+    help="find a thing",
+    options=(
+        Option(
+            name="phrase",
+            flag="--phrase",
+            help="what to find",
+            request=RequestField(name="locate_phrase", description="What to find."),
+            widget=Widget(label="Find (optional)", info="Gives a box."),
+        ),
+    ),
+    question=locate_question,
+)
+
+
+@pytest.fixture
+def locate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Add an entry to the registry."""
+    monkeypatch.setitem(TASKS, LOCATE.name, LOCATE)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("locate")
+def test_command_line_offers_new_task(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "answers.jsonl"
+    common = ["locate", picture(), *model_flags(), "--max-new-tokens", "4", "--out", str(out)]
+
+    assert "what to find" in run("locate", "--help").out
+    assert run(common, "--phrase", "a circle").code == 0
+    assert run(common, "--phrase", "a star").code == 0
+    assert "1 answered by an earlier run" in run(common, "--phrase", "a circle").err
+    circle, star = read_records(out)
+    assert circle["id"] != star["id"]
+    assert circle["box"][0] == circle["tokens"]  # type: ignore[typeddict-item]
+
+
+def test_http_api_gives_token_ids_on_request() -> None:
+    service = StubService()
+    client = TestClient(create_api(service, settings=ApiSettings()), base_url="http://localhost")  # type: ignore[arg-type]
+
+    for fields in ({}, {"output_ids": False}, {"output_ids": True}, {"output_ids": True, "answer_choices": ["a", "b"]}):
+        assert client.post("/v1/chat/completions", json=chat(**fields)).status_code == 200
+
+    choice = OneOf(("a", "b"))
+    assert [ask.task for ask in service.asks] == [FREE_TEXT, FREE_TEXT, WithTokenIds(FREE_TEXT), WithTokenIds(choice)]
+    prompt = EncodedPrompt(text="?", continuations=((5, 6), (7,)))
+    done = WithTokenIds(choice).complete(answer(details={"a": 1}), prompt=prompt, logprobs=(-1.0, -2.0))
+    assert (done.text, done.details) == ("a", {"a": 1, "output_ids": [5, 6]})
+
+
+@pytest.mark.usefixtures("locate")
+def test_http_api_offers_new_task() -> None:
+    service = StubService(lambda handle: handle.deliver(answer(details={"box": [1, 2]})))
+    client = TestClient(create_api(service, settings=ApiSettings()), base_url="http://localhost")  # type: ignore[arg-type]
+
+    reply = client.post("/v1/chat/completions", json=chat(locate_phrase="a star")).json()
+    both = client.post("/v1/chat/completions", json=chat(locate_phrase="a star", answer_choices=["a", "b"]))
+
+    assert [ask.task for ask in service.asks] == [Locate("a star")]
+    assert service.asks[0].prompt == ("Where is it?", "a star")
+    assert reply["choices"][0]["answer_details"] == {"box": [1, 2]}
+    assert (both.status_code, both.json()["error"]["code"]) == (400, "invalid_value")
+    fields = client.get("/openapi.json").json()["components"]["schemas"]["ChatRequest"]["properties"]
+    assert fields["locate_phrase"]["description"] == "Extension. What to find."
+
+
+@pytest.mark.usefixtures("locate")
+def test_page_offers_new_task() -> None:
+    async def config() -> dict[str, Any]:  # runs in an event loop; otherwise Gradio opens one and never closes it
+        return build_page(Service(Captioner.load), samples=[]).get_config_file()  # type: ignore[return-value]
+
+    components = [one["props"] for one in asyncio.run(config())["components"]]
+    boxes = {
+        one["elem_id"]: one["label"]
+        for one in components
+        if str(one.get("elem_id")) in ("batch-phrase", "batch-choices")
+    }
+    assert boxes == {"batch-choices": "Choices (optional)", "batch-phrase": "Find (optional)"}
+
+
+@pytest.mark.usefixtures("locate")
+def test_options_of_two_tasks_exclude_each_other() -> None:
+    assert question_of({"phrase": "a star"}).task == Locate("a star")
+    with pytest.raises(ValueError, match="exclude each other"):
+        question_of({"phrase": "a star", "choices": ("a", "b")})

@@ -1,0 +1,469 @@
+"""The command line, called in this process: its output, where it is printed, and exit codes."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from llama_adapter.app.command_line.doctor.environment import Probe
+from llama_adapter.app.command_line.main import build_parser, main
+from llama_adapter.app.jobs.records.manifest import read_manifest
+from llama_adapter.app.jobs.records.record import read_records
+from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.runtime.errors import DeviceError, UsageError
+from tests.app.command import Run
+from tests.app.golden import ROOT, case, case_runs, model_flags, picture
+
+SHORT = ["--max-new-tokens", "6"]
+
+
+@pytest.fixture
+def known_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `doctor` examine only the model: the table of the environment takes many processes, and has its own tests."""
+    monkeypatch.setattr(
+        "llama_adapter.app.command_line.doctor.command.look_at_environment", lambda: [Probe(name="python", state="ok")]
+    )
+
+
+def test_help_and_usage_errors_load_neither_torch_nor_numpy_nor_pillow() -> None:
+    commands = "|caption|ask|encode|convert|quantize|export om|serve|bench|doctor"
+    asked = {f"{command} --help": 0 for command in commands.split("|")} | {"--version": 0}
+    usage = ("", "export", "paint", "caption", "caption x.png --top-p 3", "caption x.png --adapter x.pth")
+    program = (
+        "import sys; from llama_adapter.__main__ import main; lines = sys.stdin.read().splitlines(); "
+        "codes = [int(main(line.split())) for line in lines]; "
+        "print(codes, *{'torch', 'numpy', 'PIL', 'sentencepiece'} & sys.modules.keys(), file=sys.stderr)"
+    )
+    for lines, code in ((list(asked), 0), (usage, 2)):
+        command = [sys.executable, "-c", program]
+        ran = subprocess.run(command, input="\n".join(lines) + "\n", capture_output=True, text=True, cwd=ROOT)
+
+        assert ran.stderr.splitlines()[-1] == str([code] * len(lines))
+        assert (ran.stdout == "") == (code != 0)
+
+
+@pytest.mark.parametrize("arguments", [[], ["export"]])
+def test_command_without_its_sub_command_prints_its_help(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    printed = capsys.readouterr().err
+
+    assert main([*arguments, "--help"]) == 0
+    assert printed == capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [("captoin a.png", "caption"), ("export onx", "onnx"), ("export-records a.jsonl --to parket", "parquet")],
+)
+def test_hint_names_the_command_or_value_that_is_similar_to_a_misspelled_one(run: Run, line: str, meant: str) -> None:
+    ran = run(*line.split())
+
+    assert (ran.code, ran.out) == (2, "")
+    assert f"`{meant}`" in ran.err.partition("hint: ")[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (["caption", "a.png", "--out", "x.jsonl", "b.png", "--quiet", "c d.png"], "paths"),
+        (["ask", "--question", "Is it red?", "a.png", "b.png", "--choices", "yes,no", "c d.png"], "paths"),
+        (["export-records", "a.png", "b.png", "--to", "csv", "c d.png"], "records"),
+    ],
+)
+def test_names_may_stand_between_flags(arguments: list[str], names: str) -> None:
+    assert vars(build_parser().parse_args(arguments))[names] == ["a.png", "b.png", "c d.png"]
+
+
+def test_names_behind_two_dashes_may_begin_with_a_dash() -> None:
+    options = build_parser().parse_args(["caption", "a.png", "--limit", "2", "b.png", "--", "-c.png", "--quiet"])
+
+    assert (options.paths, options.quiet) == (["a.png", "b.png", "-c.png", "--quiet"], False)
+
+
+def test_defaults_are_those_of_the_dataclasses() -> None:
+    options = vars(build_parser().parse_args(["caption", "x.png"]))
+    sampling, spec = SamplingParams(), CaptionerSpec()
+
+    for name in ("max_new_tokens", "temperature", "top_p", "top_k", "seed"):
+        assert options[name] == getattr(sampling, name)
+    for name in spec.__slots__:
+        assert options[name] == getattr(spec, name)
+
+
+@pytest.mark.parametrize(("name", "raw"), [("lora_b3_mixed", False), ("bias_b1_input", False), ("bias_limit72", True)])
+def test_golden_checkpoints_give_the_texts_of_the_reference(run: Run, name: str, raw: bool) -> None:
+    for arguments, texts in case_runs(case(name), raw=raw):
+        ran = run(arguments)
+
+        pictures = arguments[-len(texts) :]
+        assert ran.code == 0
+        assert [ran.texts()[name] for name in pictures] == texts
+
+
+def test_a_bad_picture_leaves_its_neighbours_answers_alone(run: Run, tmp_path: Path) -> None:
+    good = [picture("shapes_200x300.jpg"), picture("noise_128x96.png"), picture("gradient_640x360.png")]
+    empty, cut, missing = tmp_path / "empty.jpg", tmp_path / "cut.png", tmp_path / "missing.png"
+    empty.touch()
+    cut.write_bytes(Path(good[1]).read_bytes()[:2000])
+    alone = run("caption", good, model_flags(), SHORT)
+
+    mixed = run("caption", good[0], str(empty), good[1], str(cut), str(missing), good[2], model_flags(), SHORT)
+
+    assert alone.code == 0
+    assert mixed.code == 3
+    codes = {record["picture"]: record["error"]["code"] for record in mixed.records if record["error"]}
+    assert codes == {str(empty): "empty", str(cut): "truncated", str(missing): "missing"}
+    assert {name: mixed.texts()[name] for name in good} == alone.texts()
+    assert mixed.err.count("error: ") == 3
+
+
+def test_a_run_of_bad_pictures_only_ends_with_3(run: Run) -> None:
+    ran = run("caption", "missing.png", model_flags())
+
+    assert ran.code == 3
+    assert [record["finish"] for record in ran.records] == ["error"]
+
+
+MODEL = "--llama-dir LLAMA --llama-type TINY --adapter ADAPTER --clip CLIP --visual-heads 4"
+MISTAKES = f"""\
+caption PICTURE --model nowhere
+caption PICTURE --llama-dir nowhere --adapter a.pth
+caption PICTURE {MODEL} --adapter nowhere.pth
+caption PICTURE {MODEL} --clip ADAPTER
+caption PICTURE {MODEL} --visual-heads 5
+caption PICTURE {MODEL} --device abacus
+caption PICTURE {MODEL} --dtype int3
+caption PICTURE {MODEL} --context 16
+caption PICTURE {MODEL} --batch-size 0
+caption PICTURE {MODEL} --max-new-tokens -1
+caption PICTURE {MODEL} --input x
+caption PICTURE {MODEL} --prompt x --raw-prompt y
+caption PICTURE --model ''
+caption PICTURE --visual-heads 4
+caption PICTURE --model bundle --llama-type 7B
+caption PICTURE --model bundle --clip x.pt
+caption PICTURE --model bundle {MODEL}
+caption PICTURE {MODEL} --prompt caf\udcc3\udca9
+caption PICTURE --seed many
+caption a.png --blue b.png
+caption a.png --recursiv
+caption a.png --batch_size=4
+caption a.png --question What?
+caption a.png --ouput x.jsonl
+caption a.png -o x.jsonl
+caption a.png --soup
+ask a.png --prompt What?
+ask a.png
+ask a.png --question ' '
+ask a.png --question What? --choices yes
+serve a.png
+bench 3
+export om --z
+convert --out bundle
+doctor --bananas
+doctor --model ''
+doctor --model bundle {MODEL}
+doctor --visual-heads 4
+doctor --adapter x.pth
+doctor --llama-dir x
+doctor --device gpu
+doctor --environment --device npu:x
+doctor --environment --model bundle
+doctor --environment --llama-dir x --adapter y
+doctor --environment --encoder clip.om
+doctor --encoder-device 1
+doctor --encoder clip.onnx --encoder-device 1
+doctor --encoder clip.onnx --vision torch
+"""
+
+
+@pytest.mark.parametrize("line", ["caption a.png --precision int2", "quantize --out bundle --precision int2"])
+def test_unknown_precision_is_usage_error(run: Run, line: str) -> None:
+    assert run(*line.split()).code == 2
+
+
+def test_unknown_flag_before_two_dashes_is_refused() -> None:
+    with pytest.raises(UsageError):
+        build_parser().parse_args(["caption", "a.png", "--blue", "--", "b.png"])
+
+
+def test_usage_errors(run: Run, snapshot: Any) -> None:
+    flags = model_flags()
+    paths = {"LLAMA": flags[1], "ADAPTER": flags[5], "CLIP": flags[7], "PICTURE": picture()}
+    told = {}
+    for line in MISTAKES.splitlines():
+        ran = run(*(paths.get(word, word) for word in shlex.split(line)))
+        assert ran.out == ""
+        message = ran.err
+        for name, path in paths.items():
+            message = message.replace(path, name)
+        message = re.sub(r"available: .*", "available: ...", message)  # this machine's devices
+        told[line.encode("utf-8", "backslashreplace").decode()] = f"{ran.code}: {message}"
+
+    assert told == snapshot
+
+
+def test_a_checkpoint_of_another_size_is_told_in_a_sentence(run: Run, tmp_path: Path) -> None:
+    other = tmp_path / "TINY"
+    other.mkdir()
+    source = Path(model_flags()[1]) / "TINY"
+    for file in source.iterdir():
+        os.symlink(file, other / file.name)
+    (other / "params.json").unlink()
+    params = json.loads((source / "params.json").read_text()) | {"n_layers": 7}
+    (other / "params.json").write_text(json.dumps(params))
+    os.symlink(source.parent / "tokenizer.model", tmp_path / "tokenizer.model")
+
+    ran = run("caption", picture(), model_flags(), "--llama-dir", str(tmp_path))
+
+    assert ran.code == 1
+    assert ran.err.startswith("error: ")
+    assert "7" in ran.err.splitlines()[0]
+
+
+def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["caption", picture(), "--model", "nowhere", "--debug"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_choices_are_weighed_against_each_other(run: Run) -> None:
+    ran = run("ask", picture(), "--question", "Is it red?", "--choices", "Yes, No", model_flags())
+
+    (record,) = ran.records
+    assert ran.code == 0
+    assert set(record["choice"]) == {"Yes", "No"}
+    assert sum(record["choice"].values()) == pytest.approx(1.0, abs=1e-5)
+    assert record["text"] == max(record["choice"], key=record["choice"].get)
+    assert record["finish"] == "choice"
+
+
+def test_text_format_has_a_line_for_each_picture(run: Run) -> None:
+    pictures = [picture("shapes_200x300.jpg"), picture("rgba_180x140.png")]
+    answers = run("caption", pictures, model_flags(), SHORT).texts()
+
+    ran = run("caption", pictures, model_flags(), SHORT, "--format", "text")
+
+    assert sorted(ran.out.splitlines()) == sorted(f"{name}: {text}" for name, text in answers.items())
+
+
+def test_out_keeps_the_records_and_stdout_stays_empty(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "answers.jsonl"
+    piped = run("caption", picture(), "missing.png", model_flags(), SHORT)
+
+    ran = run("caption", picture(), "missing.png", model_flags(), SHORT, "--out", str(out))
+
+    assert ran.code == 3
+    assert ran.out == ""
+    assert "1 picture answered, 1 failed" in ran.err
+    assert f"`{out}`" in ran.err
+    records = list(read_records(out))
+    volatile = {"ms": None, "run": None}
+    assert [record | volatile for record in records] == [record | volatile for record in piped.records]
+    (manifest,) = read_manifest(out)
+    assert manifest.counts == {"length": 1, "error": 1}
+    assert manifest.ended_at is not None
+    assert "auto" not in manifest.spec.values()
+
+
+def test_a_second_run_answers_only_what_is_new(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "answers.jsonl"
+    common = [*model_flags(), *SHORT, "--out", str(out)]
+    first, second = picture("shapes_200x300.jpg"), picture("noise_128x96.png")
+    run("caption", first, "missing.png", common)
+
+    again = run("caption", first, second, "missing.png", "missing.png", common)
+    other_question = run("caption", first, common, "--prompt", "What is this?")
+    other_form = run("caption", first, common, "--raw-prompt", "What is this?")
+
+    assert "1 picture answered, 1 failed, 1 answered by an earlier run, 1 failed in an earlier run" in again.err
+    assert other_question.code == other_form.code == 0
+    pictures = [record["picture"] for record in read_records(out)]
+    assert sorted(pictures) == sorted([first, first, first, "missing.png", "missing.png", second])
+
+
+def test_an_input_is_no_part_of_the_instruction(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "answers.jsonl"
+    common = ["caption", picture(), *model_flags(), *SHORT, "--out", str(out)]
+    run(common, "--prompt", "Is it\nred", "--input", "x")
+
+    other_split = run(common, "--prompt", "Is it", "--input", "red\nx")
+    whole = run(common, "--prompt", "Is it\nred\nx")
+    same = run(common, "--prompt", "Is it\nred", "--input", "x")
+
+    assert "earlier run" not in other_split.err + whole.err
+    assert "1 answered by an earlier run" in same.err
+    assert len({record["id"] for record in read_records(out)}) == 3
+
+
+def test_a_copy_under_another_name_has_its_own_record(run: Run, tmp_path: Path) -> None:
+    out, copy = tmp_path / "answers.jsonl", tmp_path / "copy.jpg"
+    copy.write_bytes(Path(picture()).read_bytes())
+    common = [*model_flags(), *SHORT, "--out", str(out)]
+    run("caption", picture(), common)
+
+    ran = run("caption", picture(), str(copy), common)
+
+    assert ran.code == 0
+    assert [record["picture"] for record in read_records(out)] == [picture(), str(copy)]
+
+
+def test_a_file_that_holds_no_records_is_left_alone(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "photo.png"
+    Image.new("RGB", (8, 8)).save(out)
+    before = out.read_bytes()
+
+    ran = run("caption", picture(), model_flags(), "--out", str(out))
+
+    assert ran.code == 1
+    assert "is not a record" in ran.err
+    assert out.read_bytes() == before
+
+
+@pytest.mark.parametrize("mistake", [["--model", "nowhere"], [*model_flags(), "--context", "16"]])
+def test_a_failed_start_leaves_no_file_of_answers(run: Run, tmp_path: Path, mistake: list[str]) -> None:
+    ran = run("caption", picture(), mistake, "--out", str(tmp_path / "answers.jsonl"))
+
+    assert ran.code != 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_quiet_keeps_the_errors_that_are_recorded_nowhere(run: Run) -> None:
+    as_text = run("caption", "missing.png", model_flags(), "--quiet", "--format", "text")
+    as_records = run("caption", "missing.png", model_flags(), "--quiet")
+
+    assert as_text.err.startswith("error: ")
+    assert as_text.out == as_records.err == ""
+    assert as_records.records[0]["error"]["code"] == "missing"
+
+
+def test_the_embedded_model_says_once_that_it_knows_drawings_only(run: Run) -> None:
+    sample = str(next(sample_pictures().iterdir()))
+    foreign = [picture("noise_128x96.png"), picture("gradient_640x360.png")]
+
+    assert "drawn shapes" not in run("caption", sample, SHORT).err
+    assert run("caption", sample, foreign, SHORT).err.count("drawn shapes") == 1
+    assert run("caption", foreign, SHORT, "--quiet").err == ""
+    assert "drawn shapes" not in run("caption", foreign, model_flags(), SHORT).err
+
+
+def test_profile_prints_the_stages_on_stderr(run: Run) -> None:
+    ran = run("caption", picture(), model_flags(), SHORT, "--profile", "--quiet")
+
+    assert len(ran.records) == 1
+    stages = [line.split()[0] for line in ran.err.splitlines()[1:8]]
+    assert stages == ["read", "clip", "pre", "forward", "post", "decode", "write"]
+    assert "bound by: " in ran.err
+
+
+def test_profile_marks_do_not_wait_for_the_device(run: Run) -> None:
+    ran = run("caption", picture(), model_flags(), SHORT, "--profile-marks", "--quiet")
+
+    assert "the host's times, device not waited for" in ran.err
+    assert run("caption", picture(), "--profile", "--profile-marks").code == 2
+
+
+def test_a_seed_repeats_a_sampled_answer(run: Run) -> None:
+    arguments = ["caption", picture(), *model_flags(), *SHORT, "--temperature", "3", "--top-p", "1"]
+
+    assert run(arguments, "--seed", "5").texts() == run(arguments, "--seed", "5").texts()
+    assert run(arguments, "--seed", "5").texts() != run(arguments, "--seed", "6").texts()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("known_environment")
+def test_convert_writes_a_bundle_that_answers_as_its_sources(run: Run, tmp_path: Path) -> None:
+    bundle = str(tmp_path / "bundle")
+    made = run("convert", model_flags(), "--out", bundle, "--dtype", "float32")
+    again = run("convert", model_flags(), "--out", bundle, "--dtype", "float32")
+    forced = run("convert", model_flags(), "--out", bundle, "--dtype", "float32", "--force")
+
+    assert (made.code, again.code, forced.code) == (0, 1, 0)
+    assert made.out == ""
+    from_bundle = run("caption", picture(), "--model", bundle, SHORT)
+    assert from_bundle.texts() == run("caption", picture(), model_flags(), SHORT).texts()
+    assert run("doctor", "--model", bundle).code == 0
+    known = json.loads(Path(bundle, "known_answer.json").read_text())
+    assert repr(known["text"]) in forced.err
+
+
+def test_convert_without_a_known_answer(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacks_memory(place: Path) -> str:
+        raise DeviceError("the model needs 27 GB")
+
+    unasked = run("convert", model_flags(), "--out", str(tmp_path / "a"), "--no-known-answer")
+    monkeypatch.setattr("llama_adapter.app.command_line.doctor.model.write_known_answer", lacks_memory)
+    failed = run("convert", model_flags(), "--out", str(tmp_path / "b"))
+
+    assert (unasked.code, failed.code) == (0, 0)
+    assert "known answer" not in unasked.err
+    assert "the model needs 27 GB" in failed.err
+    assert not list(tmp_path.glob("*/known_answer*"))
+
+
+@pytest.mark.usefixtures("known_environment")
+def test_doctor_is_content_with_the_golden_checkpoints(run: Run) -> None:
+    ran = run("doctor", model_flags())
+
+    assert ran.code == 0
+    assert "no errors in" in ran.out
+    assert ran.out.splitlines()[1].split()[:2] == ["python", "ok"]  # the environment is printed first
+
+
+@pytest.mark.usefixtures("known_environment")
+def test_doctor_says_that_files_are_swapped(run: Run) -> None:
+    flags = model_flags()
+    adapter, clip = flags[5], flags[7]
+
+    ran = run("doctor", flags, "--adapter", clip, "--clip", adapter)
+
+    assert ran.code == 1
+    assert "swapped" in ran.out
+    assert "hint: " in ran.out
+    assert ran.out.splitlines()[-1].endswith(": adapter, clip, files")
+
+
+def test_quantize_writes_a_bundle_and_records_tell_its_answers_from_those_of_floats(run: Run, tmp_path: Path) -> None:
+    bundle, answers = str(tmp_path / "bundle"), str(tmp_path / "answers.jsonl")
+    sample = str(next(sample_pictures().glob("*.png")))
+    made = run("quantize", "--out", bundle)
+    again = run("quantize", "--out", bundle)
+
+    assert (made.code, made.out, again.code) == (0, "", 1)
+    assert "MB in int8" in made.err
+    for _ in range(2):  # the second time, the answers of this precision are reused
+        for precision in ("int8", "float"):
+            assert run("caption", sample, "--model", bundle, "--out", answers, "--precision", precision).code == 0
+    records = list(read_records(answers))
+    assert len({record["id"] for record in records}) == len(records) == 2
+    assert [run.spec["precision"] for run in read_manifest(answers)] == ["int8", "float", "int8", "float"]
+
+
+def test_help_shows_a_folder_job_and_what_is_made_of_it(run: Run) -> None:
+    main, caption = run("--help"), run("caption", "--help")
+
+    assert "--recursive --out captions.jsonl" in main.out
+    assert main.out.index("export-records") < main.out.index("    convert ")
+    assert caption.out.index("\noutput:") < caption.out.index("\nmodel:")
+
+
+def test_removed_current_folder_is_a_usage_error(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+
+    ran = run("caption", picture())
+
+    assert (ran.code, "the one that this command was started in was removed" in ran.err) == (2, True)
+    assert run("--help").code == 0

@@ -1,0 +1,266 @@
+"""The doctor finds no fault in intact models, and every fault in damaged ones."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import shutil
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from syrupy.assertion import SnapshotAssertion
+
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.command_line.doctor.findings import Finding
+from llama_adapter.app.command_line.doctor.model import diagnose, write_known_answer
+from llama_adapter.app.models.bundle import add_known_answer, save_bundle
+from llama_adapter.app.models.bundle_manifest import read_configs
+from llama_adapter.app.models.checkpoints import RELEASED_ADAPTERS, ModelSources
+from tests.app.assembled import assemble_sources
+from tests.app.models.bundles import edit, edit_known_answer
+
+GOLDEN = Path(__file__).parents[3] / "golden"
+ADAPTER = GOLDEN / "adapters" / "BIAS-TINY.pth"
+CLIP = GOLDEN / "CLIP" / "tiny-vit-torchscript.pt"
+PICTURE = GOLDEN / "images" / "shapes_200x300.jpg"
+SOURCES = ModelSources(llama_dir=GOLDEN / "LLaMA", llama_type="TINY", adapter=ADAPTER, clip=CLIP, visual_heads=4)
+
+
+def errors(target: Any) -> list[Finding]:
+    return [finding for finding in diagnose(target) if finding.level == "error"]
+
+
+def changed(**changes: Any) -> ModelSources:
+    return dataclasses.replace(SOURCES, **changes)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_bundle(tmp_path_factory.mktemp("saved") / "bundle", model=assemble_sources(SOURCES))
+
+
+@pytest.fixture
+def bundle(tmp_path: Path, saved: Path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / "bundle"))
+
+
+@pytest.mark.parametrize("adapter", ["BIAS-TINY", "LORA-BIAS-TINY", "CAPTION-TINY", "training-checkpoint-0"])
+def test_an_intact_model_has_no_faults(adapter: str) -> None:
+    findings = diagnose(changed(adapter=GOLDEN / "adapters" / f"{adapter}.pth"))
+    assert {finding.level for finding in findings} == {"ok"}
+    assert {"llama", "tokenizer", "adapter", "clip", "vision"} <= {finding.what for finding in findings}
+
+
+def test_an_intact_bundle_has_no_faults_and_without_a_known_answer_it_is_not_run(bundle: Path) -> None:
+    *findings, last = diagnose(bundle)
+    assert {finding.level for finding in findings} == {"ok"}
+    assert (last.level, last.what) == ("not tried", "known answer")
+
+
+def test_a_bundle_that_is_replaced_while_it_is_checked_is_checked_again(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = assemble_sources(changed(adapter=GOLDEN / "adapters" / "LORA-BIAS-TINY.pth"))
+
+    def read_late(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        save_bundle(bundle, model=second, overwrite=True)
+        return read_configs(*arguments)
+
+    monkeypatch.setattr("llama_adapter.app.command_line.doctor.model.read_configs", read_late)
+    findings = diagnose(bundle)
+
+    assert [finding for finding in findings if finding.level == "error"] == []
+    assert "LORA-BIAS-TINY" in findings[0].sentence
+
+
+# Damaged files: each function damages a copy of the LLaMA folder, or makes another adapter, and returns the sources.
+
+
+def llama(folder: Path, **changes: Any) -> ModelSources:
+    return changed(llama_dir=shutil.copytree(GOLDEN / "LLaMA", folder / "LLaMA"), **changes)
+
+
+def missing_shard(folder: Path) -> ModelSources:
+    sources = llama(folder, llama_type="TINY-2SHARD")
+    (folder / "LLaMA" / "TINY-2SHARD" / "consolidated.01.pth").unlink()
+    return sources
+
+
+def flipped_bit(folder: Path) -> ModelSources:
+    sources, file = llama(folder), folder / "LLaMA" / "TINY" / "consolidated.00.pth"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1  # the file still opens and looks right
+    file.write_bytes(data)
+    return sources
+
+
+def smaller_vocabulary(folder: Path) -> ModelSources:
+    sources, file = llama(folder), folder / "LLaMA" / "TINY" / "consolidated.00.pth"
+    tensors = torch.load(file, weights_only=True)
+    for name in ("tok_embeddings.weight", "output.weight"):
+        tensors[name] = tensors[name][:500].clone()
+    torch.save(tensors, file)
+    file.with_name("checklist.chk").unlink()
+    return sources
+
+
+def more_layers(folder: Path) -> ModelSources:
+    sources, file = llama(folder), folder / "LLaMA" / "TINY" / "params.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"n_layers": 40}))
+    file.with_name("checklist.chk").unlink()
+    return sources
+
+
+def no_tokenizer(folder: Path) -> ModelSources:
+    shutil.copytree(GOLDEN / "LLaMA/TINY", folder / "LLaMA" / "TINY")
+    return changed(llama_dir=folder / "LLaMA")
+
+
+def truncated(folder: Path, kept: int) -> ModelSources:
+    for source in (ADAPTER, CLIP):
+        (folder / source.name).write_bytes(source.read_bytes()[:kept])
+    return changed(adapter=folder / ADAPTER.name, clip=folder / CLIP.name)
+
+
+def released_name(folder: Path) -> ModelSources:
+    return changed(adapter=shutil.copy(ADAPTER, folder / f"{next(iter(RELEASED_ADAPTERS))}_BIAS-7B.pth"))
+
+
+def edited_adapter(folder: Path, edit: Callable[[dict[str, Any]], object], source: Path = ADAPTER) -> ModelSources:
+    with torch.serialization.safe_globals([Namespace]):
+        content = torch.load(source, weights_only=True)
+    edit(content["model"])
+    torch.save(content, folder / "edited.pth")
+    return changed(adapter=folder / "edited.pth")
+
+
+def clip_without_numbers(folder: Path) -> ModelSources:
+    def edit(tensors: dict[str, Any]) -> None:
+        tensors["clip.visual.proj"] = tensors["clip.visual.proj"].to("meta")
+
+    return edited_adapter(folder, edit, GOLDEN / "adapters" / "training-checkpoint-0.pth")
+
+
+def untrained(folder: Path) -> ModelSources:
+    gates = {f"llama.layers.{layer}.attention.gate": torch.zeros(1, 4, 1, 1) for layer in range(4)}
+    return edited_adapter(folder, lambda tensors: tensors.update(gates))
+
+
+FAULTY: dict[str, Callable[[Path], ModelSources | Path]] = {
+    "nothing is there": lambda folder: ModelSources(llama_dir="no-llama", adapter="no-adapter.pth", clip="no-clip.pt"),
+    "no bundle": lambda folder: folder / "absent",
+    "adapter and CLIP swapped": lambda folder: changed(adapter=CLIP, clip=ADAPTER),
+    "LLaMA as adapter": lambda folder: changed(adapter=GOLDEN / "LLaMA" / "TINY" / "consolidated.00.pth"),
+    "missing shard": missing_shard,
+    "flipped bit": flipped_bit,
+    "smaller vocabulary": smaller_vocabulary,
+    "more layers": more_layers,
+    "no tokenizer": no_tokenizer,
+    "number of heads unknown": lambda folder: changed(visual_heads=None),
+    "digest of another file": released_name,
+    "empty": lambda folder: truncated(folder, 0),
+    "first 1000 bytes": lambda folder: truncated(folder, 1000),
+    "cut short": lambda folder: truncated(folder, 200_000),
+    "not a number": lambda folder: edited_adapter(folder, lambda tensors: tensors["clip_proj.bias"].fill_(torch.nan)),
+    "CLIP without numbers": clip_without_numbers,
+    "untrained": untrained,
+}
+
+
+@pytest.mark.parametrize("name", FAULTY)
+def test_every_fault_is_a_finding(name: str, tmp_path: Path, snapshot: SnapshotAssertion) -> None:
+    assert faults(FAULTY[name](tmp_path), tmp_path) == snapshot
+
+
+def faults(target: Any, folder: Path) -> str:
+    """All findings that are not ok, with paths and digests replaced."""
+    found = [one for one in diagnose(target) if one.level != "ok"]
+    text = "\n".join(f"{one.level} {one.what}: {one.sentence} [{one.hint}]" for one in found)
+    text = text.replace(str(folder), "FOLDER").replace(str(GOLDEN), "GOLDEN")
+    return re.sub(r"\b[0-9a-f]{32}(?:[0-9a-f]{32})?(?=\b|_)", "DIGEST", text)
+
+
+@pytest.mark.parametrize("name", ["../outside.bin", "{outside}", "sub/file", "..", "*../outside.bin", "\x1b[2Jx\x9b"])
+def test_a_checklist_cannot_name_files_elsewhere(name: str, tmp_path: Path) -> None:
+    sources, outside = llama(tmp_path), tmp_path / "LLaMA" / "outside.bin"
+    outside.write_bytes(b"secret")
+    digest = hashlib.md5(outside.read_bytes()).hexdigest()
+    with open(tmp_path / "LLaMA" / "TINY" / "checklist.chk", "a", encoding="utf-8") as checklist:
+        checklist.write(f"{digest} {name.format(outside=outside)}\n")
+
+    [found] = [finding for finding in diagnose(sources) if finding.level != "ok"]
+
+    assert (found.level, found.what) == ("error", "llama")
+    assert digest not in found.sentence
+    assert found.sentence.isprintable()
+
+
+@pytest.mark.slow
+def test_the_known_answer_is_replayed(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"prompt": "Describe the image.", "max_new_tokens": 4}
+    [answer] = Captioner.load(bundle).generate([PICTURE], known["prompt"], max_new_tokens=4)
+    add_known_answer(bundle, known_answer={**known, "text": answer.text}, picture=PICTURE)
+    monkeypatch.delattr("PIL.Image.open")  # this process must not decode the bundle's picture
+    finding = diagnose(bundle)[-1]
+    assert (finding.level, finding.what) == ("ok", "known answer")
+    assert f"{answer.text!r} about its own picture on cpu in float32" in finding.sentence
+    add_known_answer(bundle, known_answer={**known, "text": "something else"}, picture=PICTURE)
+    [finding] = errors(bundle)
+    assert "'something else'" in finding.sentence
+    monkeypatch.setattr("llama_adapter.app.models.auto_dtype.DtypeChoice._best", lambda *_: ("bfloat16", "a whim"))
+    assert diagnose(bundle)[-1].level == "warning"  # rounding may change a word
+
+
+@pytest.mark.slow
+def test_a_known_answer_that_was_written_is_replayed_and_half_precision_may_differ(bundle: Path) -> None:
+    text = write_known_answer(bundle)
+    known = json.loads((bundle / "known_answer.json").read_text())
+
+    assert (known["text"], known["dtype"]) == (text, "float32")
+    assert [diagnose(bundle)[-1].level] == ["ok"]
+    for dtype, level in (("float32", "error"), ("bfloat16", "warning")):
+        edit_known_answer(bundle, **{**known, "text": "something else", "dtype": dtype})
+        assert diagnose(bundle)[-1].level == level
+
+
+def test_a_known_answer_that_cannot_be_replayed_is_a_finding(bundle: Path, snapshot: SnapshotAssertion) -> None:
+    add_known_answer(bundle, known_answer={"prompt": "?", "text": "!"}, picture=PICTURE)
+    known = json.loads((bundle / "known_answer.json").read_text())
+    impossible: list[dict[str, Any]] = [
+        {"max_new_tokens": "x"},
+        {"max_new_tokens": -1},
+        {"input": 5},
+        {"prompt": "word " * 4000},
+        {"prompt": "\ud800"},
+        {"picture": "../shapes.jpg"},
+    ]
+    told = []
+    for entries in impossible:
+        edit_known_answer(bundle, **{**known, **entries})
+        told.append(faults(bundle, bundle.parent))
+    assert told == snapshot
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_named_pipes_in_place_of_files_are_findings_and_are_not_opened(bundle: Path) -> None:
+    names = {"vision.safetensors", "llm.safetensors", "tokenizer.model"}
+    for name in names:
+        (bundle / name).unlink()
+        os.mkfifo(bundle / name)
+    assert {finding.what for finding in errors(bundle)} == names
+
+
+def test_all_damaged_files_of_a_bundle_are_findings(bundle: Path, snapshot: SnapshotAssertion) -> None:
+    for name in ("vision.safetensors", "llm.safetensors"):
+        data = bytearray((bundle / name).read_bytes())
+        data[-1] ^= 1  # the size stays the same, so loading alone would not notice
+        (bundle / name).write_bytes(data)
+    (bundle / "tokenizer.model").unlink()
+    edit(lambda manifest: manifest["vision"].update(channel_order="bgr"))(bundle)  # an edit by hand
+    assert faults(bundle, bundle.parent) == snapshot

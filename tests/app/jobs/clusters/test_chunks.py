@@ -1,0 +1,54 @@
+"""Chunks of work: their sizes, what workers may leave out, and that no chunk is forgotten."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from llama_adapter.app.jobs.clusters.chunks import MAX_LOSSES, MAX_PICTURES, Ledger, in_chunks, sizes
+from llama_adapter.app.pictures.inputs import PictureInput
+from tests.app.jobs.clusters.made import QUESTIONS, item, known_after, planner_of
+
+
+def test_chunks_grow_so_that_no_worker_waits_for_its_first() -> None:
+    groups = list(in_chunks(map(item, range(500)), sizes(8, num_alike=4)))
+
+    assert [len(group) for group in groups] == [8] * 4 + [16] * 4 + [32] * 4 + [64] * 4 + [20]
+    assert [one.label for group in groups for one in group] == [f"{index}.png" for index in range(500)]
+
+
+def test_chunks_are_bounded_in_pictures_and_bytes() -> None:
+    assert next(sizes(1000, num_alike=1)) == MAX_PICTURES
+    groups = list(in_chunks((item(index, size=20 * 2**20) for index in range(5)), sizes(64, num_alike=1)))
+    assert [len(group) for group in groups] == [2, 2, 1]
+
+
+def test_lost_chunks_are_tried_picture_by_picture_and_then_fail() -> None:
+    ledger = Ledger()
+    ledger.enter([item(0), item(1)], is_sure=True)
+
+    singles, failures = ledger.enter_lost()
+
+    assert [(chunk.items, chunk.is_sure, chunk.num_losses) for chunk in singles] == [
+        ((item(0),), True, 1),
+        ((item(1),), True, 1),
+    ]
+    assert failures == []
+    assert [ledger.settle(singles[0].number) for _ in range(2)] == [singles[0], None]
+    for _ in range(MAX_LOSSES - 1):
+        singles, failures = ledger.enter_lost()
+    assert (singles, len(ledger)) == ([], 0)
+    assert [(answer.index, answer.picture, answer.finish) for answer in failures] == [(1, "1.png", "error")]
+    assert failures[0].error is not None
+    assert failures[0].error.code == "lost"
+
+
+def test_workers_know_records_by_the_ids_that_the_driver_gives_them(tmp_path: Path) -> None:
+    work, _ = planner_of().item(PictureInput(source="a.png", label="a.png"))
+
+    for number in range(1, len(QUESTIONS) + 1):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        known = known_after(folder, digest="cd" * 32, num_questions=number)
+        seen = [known.has(replace(work, questions=(question,)), "cd" * 32) for question in work.questions]
+        assert seen == [True] * number + [False] * (len(QUESTIONS) - number)
+        assert known.has(work, "cd" * 32) == (number == len(QUESTIONS))
+        assert not known.has(work, "ee" * 32)

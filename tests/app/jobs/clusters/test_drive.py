@@ -1,0 +1,223 @@
+"""The loop of a job: every question gets one answer, even if work is lost, repeated or already known."""
+
+import random
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llama_adapter.app.captioning.tasks.answers import Answer
+from llama_adapter.app.jobs.clusters.chunks import AnsweredChunk, Chunk, Known, in_chunks, sizes
+from llama_adapter.app.jobs.clusters.cluster import WorkersFailedError
+from llama_adapter.app.jobs.clusters.drive import Drive, check_alike, loaded
+from llama_adapter.app.jobs.clusters.worker import NotLoaded
+from llama_adapter.app.jobs.job_planner import JobPlanner
+from llama_adapter.app.jobs.records.file import RecordWriter
+from llama_adapter.app.jobs.records.index import RecordIndex
+from llama_adapter.app.pictures.inputs import PictureInput
+from llama_adapter.runtime.errors import ExitCode, UsageError
+from llama_adapter.runtime.problems import Problem
+from tests.app.jobs.clusters.made import FIRST, INFO, QUESTIONS, answer_to, known_of, planner_of, record_of
+
+
+class FakeReaders:
+    """Reads at once. It loses some chunks, and fails for some windows."""
+
+    def __init__(self, chance: random.Random, *, loss: float, known: Known | None = None) -> None:
+        self.num_pending = 0
+        self._chance, self._loss, self._known = chance, loss, known
+        self._ready: deque[Any] = deque()
+
+    def add(self, window: Sequence[Chunk]) -> None:
+        self.num_pending += 1
+        chunks = list(window)
+        self._chance.shuffle(chunks)
+        self._ready.extend(chunk for chunk in chunks if self._chance.random() >= self._loss)
+        self._ready.append(None)
+
+    def take(self, *, timeout_s: float) -> Chunk | None:
+        while self._ready and self._ready[0] is None:
+            self._ready.popleft()
+            self.num_pending -= 1
+        return self._ready.popleft() if self._ready else None
+
+
+class FakeCrew:
+    """Answers in any order.
+
+    It loses some chunks, answers some twice, and never answers a chunk with a poisoned question.
+    """
+
+    def __init__(
+        self, chance: random.Random, *, loss: float, poison: frozenset[int] = frozenset(), known: Known | None = None
+    ) -> None:
+        self.num_ready, self.num_answered = 2, Counter[str]()
+        self._chance, self._loss, self._poison, self._known = chance, loss, poison, known
+        self._in_hand: list[Chunk] = []
+
+    @property
+    def num_in_hand(self) -> int:
+        return len(self._in_hand)
+
+    @property
+    def can_take(self) -> bool:
+        return len(self._in_hand) < 4
+
+    def give(self, chunk: Chunk) -> None:
+        self._in_hand.append(chunk)
+
+    def give_returned(self) -> None:
+        pass
+
+    def take_news(self) -> list[str]:
+        return []
+
+    def wait(self, timeout_s: float) -> Iterator[AnsweredChunk]:
+        if not self._in_hand:
+            return
+        chunk = self._chance.choice(self._in_hand)
+        is_repeat = self._chance.random() < self._loss
+        if not is_repeat:
+            self._in_hand.remove(chunk)
+        is_poisoned = any(question.index in self._poison for one in chunk.items for question in one.questions)
+        if is_poisoned or (not is_repeat and self._chance.random() < self._loss):
+            return
+        left_out = set()
+        answers = []
+        for position, one in enumerate(chunk.items):
+            digest = f"digest of {one.label}"
+            if self._known is not None and not chunk.is_sure and self._known.has(one, digest):
+                left_out.add(position)
+                continue
+            self.num_answered[one.label] += 1
+            answers += [answer_to(question, one.label, digest) for question in one.questions]
+        yield AnsweredChunk(
+            number=chunk.number,
+            digests=tuple(f"digest of {one.label}" for one in chunk.items),
+            answers=tuple(answers),
+            left_out=frozenset(left_out),
+        )
+
+
+def run_job(
+    folder: Path, names: Sequence[str], *, seed: int, loss: float = 0.0, poison: frozenset[int] = frozenset()
+) -> tuple[list[Answer], JobPlanner, FakeCrew]:
+    """A job over pictures with these names that resumes the records in the folder."""
+    chance = random.Random(seed)
+    with RecordWriter(folder / "answers.jsonl") as file:
+        index = RecordIndex([file.path]) or None
+        known = None if index is None else known_of(RecordIndex([file.path]))
+        planner = planner_of(index)
+        crew = FakeCrew(chance, loss=loss, poison=poison, known=known)
+        fakes: Any = crew, FakeReaders(chance, loss=loss)
+        drive = Drive(*fakes, planner, first=FIRST, say=print)
+        items = (planner.item(PictureInput(source=name, label=name))[0] for name in names)
+        answers = []
+        for answer in drive.run(in_chunks(items, sizes(4, num_alike=2)), stop=lambda: False):
+            answers.append(answer)
+            file.write(record_of(answer))
+    return answers, planner, crew
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("loss", [0.0, 0.05, 0.3])
+def test_every_question_has_one_answer_whatever_is_lost_or_repeated(tmp_path: Path, seed: int, loss: float) -> None:
+    names = [f"{number}.png" for number in range(150)]
+
+    answers, _, _ = run_job(tmp_path, names, seed=seed, loss=loss)
+
+    assert sorted(answer.index for answer in answers) == list(range(150 * len(QUESTIONS)))
+    codes = Counter(answer.error and answer.error.code for answer in answers)
+    assert set(codes) <= {None, "lost"}
+    assert loss > 0 or set(codes) == {None}
+
+
+def test_a_picture_that_ends_every_worker_costs_no_other(tmp_path: Path) -> None:
+    names = [f"{number}.png" for number in range(100)]
+
+    answers, _, _ = run_job(tmp_path, names, seed=1, poison=frozenset({40}))
+
+    failed = {answer.picture for answer in answers if answer.error is not None}
+    assert failed == {"10.png"}
+    assert len(answers) == 100 * len(QUESTIONS)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_further_run_answers_what_is_new_and_nothing_else(tmp_path: Path, seed: int) -> None:
+    old = [f"{number}.png" for number in range(60)]
+    new = [f"{number}.png" for number in range(30, 100)]
+    run_job(tmp_path, old, seed=seed)
+
+    answers, planner, crew = run_job(tmp_path, new, seed=seed)
+
+    assert Counter(answer.picture for answer in answers) == Counter(new[30:] * len(QUESTIONS))
+    assert planner.num_known == 30 * len(QUESTIONS)
+    assert set(crew.num_answered) == set(new[30:])
+
+
+def test_a_picture_that_is_named_twice_is_answered_twice_and_known_twice(tmp_path: Path) -> None:
+    run_job(tmp_path, ["a.png"], seed=0)
+
+    # The worker considers both answered; the driver knows of only one record.
+    answers, planner, _ = run_job(tmp_path, ["a.png", "a.png"], seed=0)
+    again, planner_after, _ = run_job(tmp_path, ["a.png", "a.png"], seed=0)
+
+    assert (len(answers), planner.num_known) == (len(QUESTIONS), len(QUESTIONS))
+    assert (len(again), planner_after.num_known) == (0, 2 * len(QUESTIONS))
+
+
+def test_a_worker_that_leaves_something_out_ends_the_job_and_what_it_answered_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait = FakeCrew.wait
+
+    def forgetting(self: FakeCrew, timeout_s: float) -> Iterator[AnsweredChunk]:
+        for came in wait(self, timeout_s):
+            yield replace(came, answers=came.answers[:-1], host="there")
+
+    monkeypatch.setattr(FakeCrew, "wait", forgetting)
+
+    with pytest.raises(WorkersFailedError, match="there left 1 of 16 questions about its pictures without an answer"):
+        run_job(tmp_path, [f"{number}.png" for number in range(20)], seed=0)
+
+    with open(tmp_path / "answers.jsonl", encoding="utf-8") as file:
+        assert len(file.readlines()) == 4 * len(QUESTIONS) - 1
+
+
+def test_once_stopped_nothing_more_is_begun(tmp_path: Path) -> None:
+    chance = random.Random(0)
+    planner, answers = planner_of(), list[Answer]()
+    fakes: Any = FakeCrew(chance, loss=0.0), FakeReaders(chance, loss=0.0)
+    items = (planner.item(PictureInput(source=f"{number}", label=f"{number}"))[0] for number in range(1000))
+    drive = Drive(*fakes, planner, first=FIRST, say=print)
+
+    for answer in drive.run(in_chunks(items, sizes(8, num_alike=1000)), stop=lambda: len(answers) > 100):
+        answers.append(answer)
+
+    assert 100 < len(answers) <= (100 // (8 * len(QUESTIONS)) + 1 + 4) * 8 * len(QUESTIONS)
+    assert len(answers) == len({answer.index for answer in answers})
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "kind"),
+    [(ExitCode.USAGE, UsageError), (ExitCode.FAILED, WorkersFailedError)],
+    ids=["usage", "failed"],
+)
+def test_errors_of_a_machine_name_it(exit_code: ExitCode, kind: type[Exception]) -> None:
+    problem = Problem(exit_code=exit_code, http_status=500, sentence="It broke", hint="mend it")
+
+    with pytest.raises(kind, match="On there: It broke") as caught:
+        loaded(NotLoaded(host="there", problem=problem))
+
+    assert getattr(caught.value, "hint", None) == "mend it"
+
+
+def test_captioners_of_different_models_do_not_work_together() -> None:
+    other = replace(FIRST, host="there", info=replace(INFO, digest="cd" * 32))
+
+    check_alike(replace(FIRST, host="there"), FIRST)
+    with pytest.raises(WorkersFailedError, match="there is another than on here"):
+        check_alike(other, FIRST)

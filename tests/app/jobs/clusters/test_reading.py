@@ -1,0 +1,82 @@
+"""Chunks are read on the machines of a cluster, and answered pictures are left out."""
+
+import pickle
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from llama_adapter.app.jobs.clusters.chunks import Chunk, Known, ReadChunk
+from llama_adapter.app.jobs.clusters.reading import Reading, read_chunk
+from llama_adapter.app.pictures.inputs import PictureInput
+from llama_adapter.app.pictures.reading.reader import PictureReading
+from tests.app.golden import picture
+from tests.app.jobs.clusters.made import QUESTIONS, SPEC, item, known_after, planner_of
+
+READING = Reading(spec=SPEC.pictures, size=32, kind="thread", timeout_s=10.0, folder=".")
+
+
+def read(chunk: Chunk, *, known: Known | None = None) -> ReadChunk:
+    done: ReadChunk = pickle.loads(read_chunk(pickle.dumps(chunk), reading=READING, known=known))
+    return done
+
+
+def test_a_chunk_is_read_and_what_is_wrong_with_a_picture_is_in_its_place(tmp_path: Path) -> None:
+    shutil.copy(picture("noise_128x96.png"), tmp_path / "good.png")
+    (tmp_path / "bad.png").write_bytes(b"no picture")
+    unnamed = PictureReading()
+    items = [replace(item(index), picture=str(tmp_path / name)) for index, name in enumerate(("good.png", "bad.png"))]
+
+    done = read(Chunk(number=7, items=(*items, replace(item(2), picture=unnamed))))
+
+    assert (done.number, done.problem) == (7, None)
+    good, bad, other = (one.picture for one in done.items)
+    assert isinstance(good, PictureReading)
+    assert good.pixels is not None
+    assert good.pixels.shape == (32, 32, 3)
+    assert isinstance(bad, PictureReading)
+    assert bad.error is not None
+    assert bad.error.code == "not_a_picture"
+    assert other == unnamed
+    assert [one.questions for one in done.items] == [one.questions for one in (*items, item(2))]
+
+
+@pytest.mark.parametrize("scheme", ["", "slow://"], ids=["files", "addresses"])
+def test_slow_pictures_come_all_and_in_their_order(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
+    """Their time does not matter: the driver asks for a chunk once, and matches pictures by position."""
+
+    def wait(picture: object, **_: object) -> PictureReading:
+        number = int(str(picture).rpartition("/")[2].removesuffix(".png"))
+        time.sleep(0.3 - 0.05 * number if number < 5 else 0)
+        return PictureReading(digest=str(number))
+
+    monkeypatch.setattr("llama_adapter.app.jobs.clusters.reading.read_remote", lambda address: address)
+    monkeypatch.setattr("llama_adapter.app.jobs.clusters.reading._reader", lambda reading: SimpleNamespace(read=wait))
+    items = tuple(replace(item(number), picture=f"{scheme}{number}.png") for number in range(9))
+
+    done = read(Chunk(number=0, items=items))
+
+    assert done.problem is None
+    assert [one.questions for one in done.items] == [one.questions for one in items]
+    assert [one.picture.digest for one in done.items if isinstance(one.picture, PictureReading)] == [*"012345678"]
+
+
+def test_pictures_that_are_answered_are_hashed_and_no_more(tmp_path: Path) -> None:
+    shutil.copy(picture("noise_128x96.png"), tmp_path / "a.png")
+    work, _ = planner_of().item(PictureInput(source=str(tmp_path / "a.png"), label="a.png"))
+    chunk = Chunk(number=0, items=(work,))
+    (looked,) = read(chunk).items
+    assert isinstance(looked.picture, PictureReading)
+    known = known_after(tmp_path, digest=looked.picture.digest, num_questions=len(QUESTIONS))
+
+    (left_out,) = read(chunk, known=known).items
+    (sure,) = read(replace(chunk, is_sure=True), known=known).items
+
+    assert isinstance(left_out.picture, PictureReading)
+    assert left_out.picture.is_only_digest
+    assert left_out.picture.digest == looked.picture.digest
+    assert isinstance(sure.picture, PictureReading)
+    assert sure.picture.pixels is not None

@@ -1,0 +1,272 @@
+"""Record files: a crash loses at most the line being written, a full disk none; a second writer is refused."""
+
+import errno
+import gzip
+import json
+import os
+import resource
+from pathlib import Path
+
+import pytest
+from syrupy.assertion import SnapshotAssertion
+
+from llama_adapter.app.jobs.records.file import RecordFileLockedError, RecordWriter
+from llama_adapter.app.jobs.records.record import json_line, read_records
+from llama_adapter.runtime.record_lines import RecordFileError
+from tests.app.recorded import recorded
+
+
+def write(path: Path, *texts: str) -> RecordWriter:
+    with RecordWriter(path) as writer:
+        for text in texts:
+            writer.write(recorded(text=text))
+    return writer
+
+
+def texts_in(path: Path) -> list[str]:
+    return [record["text"] for record in read_records(path)]
+
+
+def test_records_are_appended_and_read_back_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "new folder" / "answers.jsonl"
+    assert write(path, "one", "two").num_written == 2
+    assert write(path, "three\u2028").repair is None
+    assert texts_in(path) == ["one", "two", "three\u2028"]
+    assert next(read_records(path)) == recorded(text="one")
+    assert path.read_bytes().endswith(b"\n")
+
+
+def test_after_any_cut_the_whole_lines_survive_and_writing_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    write(path, "one", "two")
+    whole = path.read_bytes()
+    second = whole.index(b"\n") + 1
+    for length in {*range(0, len(whole), 9), second - 1, second, second + 1, len(whole) - 1, len(whole)}:
+        path.write_bytes(whole[:length])
+        survivors = ["one"] * (length >= second - 1) + ["two"] * (length >= len(whole) - 1)
+        assert texts_in(path) == survivors
+        writer = write(path, "three")
+        assert texts_in(path) == [*survivors, "three"]
+        if length in (second - 1, len(whole) - 1):
+            assert writer.repair == "completed"
+        elif length in (0, second, len(whole)):
+            assert writer.repair is None
+        else:
+            assert writer.repair == "dropped"
+
+
+def lines_of(*texts: str) -> bytes:
+    """Records, one per line."""
+    return b"".join(json_line(recorded(text=text)).encode() + b"\n" for text in texts)
+
+
+WHOLE = lines_of("one", "two", "three")
+HALF = WHOLE[:100]
+
+
+@pytest.mark.parametrize(
+    ("content", "repair"),
+    [
+        (WHOLE + lines_of("x" * 200_000)[:-5], "dropped"),  # longer than the block that is read at once
+        (WHOLE + bytes(4096), "dropped"),  # zeros after a power failure
+        *((WHOLE[:-1] + bytes(num_zeros), "completed") for num_zeros in (0, 1, 5000)),
+        (b"\xef\xbb\xbf" + WHOLE, None),
+        (WHOLE + b"\n \r\n", None),
+    ],
+    ids=["long", "zeros", "whole", "whole and zero", "whole and zeros", "byte order mark", "empty lines"],
+)
+def test_the_end_is_repaired_and_writing_goes_on(content: bytes, repair: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    path.write_bytes(content)
+    kept = ["one", "two", "three"]
+
+    assert texts_in(path) == kept
+    assert write(path, "four").repair == repair
+    assert texts_in(path) == [*kept, "four"]
+
+
+REFUSED = {
+    "a picture": b"\x89PNG\r\n\x1a\n and more",
+    "a letter": b"a letter\nin two lines",
+    "a list": b"[1, 2]\n",
+    "another object": b'{"id": 1}\n',
+    "an empty object": b"{}",
+    "an empty line": b"\n",
+    "zeros": bytes(50),
+    "spaces for line feeds": WHOLE.replace(b"\n", b" "),
+    "no line feeds": WHOLE.replace(b"\n", b""),
+    "carriage returns": WHOLE.replace(b"\n", b"\r"),
+    "one line": WHOLE.replace(b"\n", b" ").rstrip() + b"\n",
+    "spaces for line feeds at the end": WHOLE + WHOLE.replace(b"\n", b" "),
+    "carriage returns at the end": WHOLE + WHOLE.replace(b"\n", b"\r"),
+    "a damaged one among several": WHOLE + HALF + WHOLE.replace(b"\n", b" "),
+    "text at the end": WHOLE + b"my notes",
+    "another object at the end": WHOLE + b'{"id": 1}',
+    "half a list at the end": WHOLE + b"[1, 2",
+    "zeros amid the end": WHOLE + b"\0\0\0" + HALF,
+    "a byte order mark and one line": b"\xef\xbb\xbf" + WHOLE.replace(b"\n", b" "),
+    "UTF-16": WHOLE.decode().encode("utf-16"),
+    "UTF-16, big-endian": b"\xfe\xff" + WHOLE.decode().encode("utf-16-be"),
+    "gzip": gzip.compress(WHOLE),
+}
+
+
+def test_a_file_with_anything_else_is_refused_and_left_alone(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
+    path, said = tmp_path / "answers.jsonl", {}
+    for name, content in REFUSED.items():
+        path.write_bytes(content)
+        with pytest.raises(RecordFileError) as refused:
+            RecordWriter(path)
+        assert path.read_bytes() == content
+        if name not in ("an empty line", "zeros"):  # readers skip these
+            with pytest.raises(RecordFileError):
+                list(read_records(path))
+        said[name] = refused.value.message.partition(", but ")[2]
+    assert said == snapshot
+
+
+def test_an_end_that_is_longer_than_a_record_is_refused_and_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "answers.jsonl"
+    monkeypatch.setattr("llama_adapter.runtime.record_lines.MAX_RECORD_BYTES", 200_000)
+    monkeypatch.setattr("llama_adapter.app.jobs.records.file.MAX_RECORD_BYTES", 200_000)
+    for end in (HALF + b"x" * 300_000, bytes(300_000) + HALF):
+        path.write_bytes(WHOLE + end)
+        with pytest.raises(RecordFileError, match="its end has more than 200,000 bytes"):
+            RecordWriter(path)
+        is_left_alone = path.read_bytes() == WHOLE + end  # apart: pytest would print the difference
+        assert is_left_alone
+
+
+def test_reading_names_the_line_that_is_no_record(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    write(path, "one")
+    with open(path, "ab") as file:
+        file.write(b"oops\n")
+    write(path, "two")
+    with pytest.raises(RecordFileError, match="line 2 is not a record"):
+        list(read_records(path))
+
+
+def test_a_file_that_got_no_record_does_not_stay_unless_it_was_there_before(tmp_path: Path) -> None:
+    new, empty, whole = (tmp_path / name for name in ("new.jsonl", "empty.jsonl", "whole.jsonl"))
+    empty.touch()
+    write(whole, "one")
+    for path in (new, empty, whole):
+        with RecordWriter(path):
+            assert path.exists()  # so that an unwritable path fails immediately
+    assert [path.exists() for path in (new, empty, whole)] == [False, True, True]
+    assert texts_in(whole) == ["one"]
+
+
+def test_records_reach_the_system_one_by_one_and_the_disk_in_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "answers.jsonl"
+    path.touch()  # the name of a new file would be synced too
+    syncs: list[int] = []
+    monkeypatch.setattr(os, "fsync", syncs.append)
+    with RecordWriter(path, sync_every=3) as writer:
+        for number in range(1, 8):
+            writer.write(recorded())
+            assert len(texts_in(path)) == number  # another reader sees it at once
+            assert len(syncs) == number // 3
+    assert len(syncs) == 3  # the last sync is at the end
+    writer.close()
+    assert len(syncs) == 3
+
+
+def test_a_pipe_takes_records_without_repair(tmp_path: Path) -> None:
+    reader, writer_end = os.pipe()
+    with RecordWriter(f"/dev/fd/{writer_end}") as writer:
+        writer.write(recorded(text="through a pipe"))
+    os.close(writer_end)
+    with os.fdopen(reader, "rb") as pipe:
+        assert json.loads(pipe.read())["text"] == "through a pipe"
+
+
+def test_groups_of_no_records_are_the_callers_mistake(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        RecordWriter(tmp_path / "answers.jsonl", sync_every=0)
+
+
+# Two writers
+
+
+def test_a_second_writer_is_refused_and_repairs_nothing_until_the_first_is_done(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    with RecordWriter(path) as first:
+        first.write(recorded(text="one"))
+        with open(path, "ab") as file:
+            file.write(HALF)
+        with pytest.raises(RecordFileLockedError):
+            RecordWriter(path)
+        assert path.read_bytes().endswith(HALF)
+        os.truncate(path, path.stat().st_size - len(HALF))  # else the file has changed
+    write(path, "two")
+    assert texts_in(path) == ["one", "two"]
+
+
+def test_a_file_that_its_last_writer_removes_is_created_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "answers.jsonl"
+    first = RecordWriter(path)
+    really_open, opened = open, 0
+
+    def open_late(*arguments: object, **options: object) -> object:
+        nonlocal opened
+        file = really_open(*arguments, **options)  # type: ignore[call-overload]
+        opened += 1
+        if opened == 1:
+            first.close()  # this removes the file, because nothing was written; `file` is then unlinked
+        return file
+
+    monkeypatch.setattr("builtins.open", open_late)
+    write(path, "one")
+    monkeypatch.undo()
+    assert texts_in(path) == ["one"]
+
+
+# Full disks
+
+
+@pytest.mark.parametrize("room", [0, 1, 10, 150])
+def test_what_does_not_fit_is_taken_back_and_the_rest_stays(room: int, tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    write(path, "one", "two")
+    before = path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with RecordWriter(path) as writer:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + room, limits[1]))
+        try:
+            with pytest.raises(OSError, match="File too large") as refused:
+                writer.write(recorded(text="three"))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert refused.value.errno == errno.EFBIG
+        assert path.read_bytes() == before
+        writer.write(recorded(text="four"))  # there is free space again
+    assert texts_in(path) == ["one", "two", "four"]
+
+
+def test_a_full_device_raises(tmp_path: Path) -> None:
+    writer = RecordWriter("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        writer.write(recorded())
+    writer.close()
+
+
+def test_the_name_of_a_new_file_is_made_durable_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr("os.fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    path = tmp_path / "answers.jsonl"
+
+    with RecordWriter(path, sync_every=1) as writer:
+        writer.write(recorded())
+        writer.write(recorded())
+    first, synced[:] = list(synced), []
+    with RecordWriter(path) as writer:
+        writer.write(recorded())
+
+    assert first == [str(path), str(tmp_path), str(path), str(path)]
+    assert synced == [str(path)]

@@ -1,0 +1,205 @@
+"""Answered pictures are recognised: under their name, under a new name, and only once."""
+
+import os
+import pickle
+import random
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llama_adapter.app.jobs.records.file import RecordWriter
+from llama_adapter.app.jobs.records.index import Claim, RecordIndex
+from llama_adapter.app.jobs.records.moves import Moves
+from llama_adapter.app.jobs.records.record import Record, moved_record
+from llama_adapter.app.pictures.names import escaped_name
+from tests.app.recorded import failed, recorded
+
+ID = recorded()["id"]  # the id of all pictures with the same bytes
+
+
+def index_of(path: Path, *records: Record) -> RecordIndex:
+    with RecordWriter(path / "answers.jsonl") as writer:
+        for record in records:
+            writer.write(record)
+    return RecordIndex([path / "answers.jsonl"])
+
+
+def state(index: RecordIndex, record_id: str, picture: str, *, path: str | None = None) -> str | None:
+    claim = index.claim(record_id, picture, path=path)
+    return None if claim is None else claim.state
+
+
+RAW = os.fsdecode(b"a\xff.png")
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "claims"),
+    [
+        ("a.png", [], [("a.png", "answered"), ("a.png", None)]),  # a picture that is named twice gets two records
+        ("old/name.png", ["new.png"], [("new.png", "answered")]),  # renamed or moved
+        ("a.png", ["a.png"], [("../{folder}/a.png", "answered")]),  # the same path in another spelling
+        # A copy in the same folder: b.png was answered before the run was killed, and a.png now comes first.
+        ("b.png", ["b.png", "a.png"], [("a.png", None), ("b.png", "answered")]),
+        (RAW, [RAW, "b.png"], [("b.png", None), (RAW, "answered")]),
+        ("shard.tar/b.png", ["shard.tar"], [("shard.tar/a.png", None), ("shard.tar/b.png", "answered")]),
+        ("s3://bucket/a.png", [], [("s3://bucket/b.png", None), ("s3://bucket/a.png", "answered")]),
+        ("lone \udc80 surrogate.png", [], [("lone \udc80 surrogate.png", "answered")]),
+        (r"inv\xff.png", [], [(r"inv\xff.png", "answered")]),
+    ],
+)
+def test_a_record_is_claimed_by_its_picture(
+    name: str, files: list[str], claims: list[tuple[str, str | None]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file in files:
+        Path(file).touch()
+    index = index_of(tmp_path, recorded(picture=name))
+
+    for claimed, expected in claims:
+        picture = claimed.format(folder=tmp_path.name)
+        assert state(index, ID, picture, path=picture if os.path.exists(picture) else None) == expected
+    assert state(index, "00" * 16, name) is None
+
+
+@pytest.mark.parametrize("link", [os.link, os.symlink])
+def test_a_link_in_the_same_folder_gets_its_own_answer(link: object, tmp_path: Path) -> None:
+    first, second = str(tmp_path / "a.png"), str(tmp_path / "b.png")
+    Path(second).touch()
+    link(second, first)  # type: ignore[operator]
+    index = index_of(tmp_path, recorded(picture=second))
+
+    assert state(index, ID, first, path=first) is None
+    assert state(index, ID, second, path=second) == "answered"
+
+
+def test_look_up_claims_nothing_and_reads_no_file(tmp_path: Path) -> None:
+    bad, mended = failed(picture="bad.png", id="bb" * 16), recorded(picture="mended.png", id="cc" * 16)
+    raw = recorded(picture="a\udcff.png")
+    index = index_of(tmp_path, bad, failed(picture="mended.png", id="cc" * 16), mended, raw)
+    (tmp_path / "answers.jsonl").unlink()
+
+    for _ in range(2):
+        assert index.look_up("bb" * 16, "bad.png") == "failed"
+        assert index.look_up("cc" * 16, "mended.png") == "answered"
+        assert index.look_up(ID, "a\udcff.png") == "answered"
+        assert index.look_up(ID, "a\udcfe.png") == "elsewhere"  # undecoded bytes distinguish names
+        assert index.look_up("00" * 16, "bad.png") is None
+
+
+def test_a_failure_is_claimed_unless_it_was_answered_later(tmp_path: Path) -> None:
+    bad, mended = failed(picture="bad.png", id="bb" * 16), failed(picture="mended.png", id="cc" * 16)
+    index = index_of(tmp_path, bad, mended, recorded(picture="mended.png", id="cc" * 16))
+
+    assert state(index, "bb" * 16, "bad.png") == "failed"
+    assert [state(index, "cc" * 16, "mended.png") for _ in range(2)] == ["answered", None]
+
+
+def test_a_failure_of_a_later_run_outdates_an_answer_until_it_is_answered_again(tmp_path: Path) -> None:
+    record, own, missing = recorded(picture="a.png"), failed(picture="a.png"), failed(picture="a.png", run="run-2")
+
+    def is_outdated(*records: Record) -> bool:
+        path = tmp_path / str(len(list(tmp_path.iterdir())))
+        return index_of(path, *records).has_failed_since(ID, "a.png", failure_id=missing["id"])
+
+    assert is_outdated(record, missing)
+    assert not is_outdated(missing, record)
+    assert not is_outdated(record, missing, record)
+    assert not is_outdated(record, own)  # the failure of another picture with this name, in the same run
+    assert not is_outdated(record, failed(picture="b.png", run="run-2"))
+    assert is_outdated(missing)
+    assert is_outdated(recorded(picture="moved.png"), missing)
+
+
+def test_a_record_under_an_escaped_name_belongs_to_the_picture_that_had_it(tmp_path: Path) -> None:
+    odd, copy = str(tmp_path / "9.41\u202fAM.png"), str(tmp_path / "b.png")
+    for name in (odd, copy):
+        Path(name).touch()
+    old = {**recorded(picture=odd), "picture": escaped_name(odd)}  # in the form of earlier versions
+    literal = recorded(picture=r"inv\xff.png", id="bb" * 16)
+    index = index_of(tmp_path, old, literal)  # type: ignore[arg-type]
+
+    assert state(index, ID, copy, path=copy) is None
+    assert state(index, ID, odd, path=odd) is None
+    assert [index.claim_escaped(ID, escaped_name(odd)) for _ in range(2)] == [Claim("answered"), None]
+    assert index.claim_escaped("bb" * 16, literal["picture"]) is None
+
+
+def test_ids_of_another_form_are_found_too(tmp_path: Path) -> None:
+    index = index_of(tmp_path, recorded(picture="a.png", id="not hexadecimal"))
+
+    assert state(index, "not hexadecimal either", "a.png") is None
+    assert state(index, "not hexadecimal", "a.png") == "answered"
+
+
+@pytest.mark.parametrize("suffix", ["", "x"])
+def test_ids_that_agree_in_the_first_half_only_do_not_match(suffix: str, tmp_path: Path) -> None:
+    index = index_of(tmp_path, recorded(picture="a.png", id="ab" * 8 + "00" * 8))
+
+    assert index.look_up("ab" * 8 + "11" * 8, f"a.png{suffix}") is None
+
+
+def test_it_agrees_with_a_multiset_over_many_records(tmp_path: Path) -> None:
+    draw = random.Random(1)
+
+    def key() -> tuple[str, str]:  # remote names, because their records never stand for a picture with another name
+        return f"{draw.randrange(40):032x}", f"s3://bucket/{draw.randrange(4)}.png"
+
+    keys = [key() for _ in range(300)]
+    index = index_of(tmp_path, *[recorded(id=record_id, picture=picture) for record_id, picture in keys])
+    left = Counter(keys)
+
+    for record_id, picture in [key() for _ in range(600)]:
+        expected = "answered" if left[record_id, picture] else None
+        left[record_id, picture] -= bool(expected)
+        assert state(index, record_id, picture) == expected
+
+
+def test_it_can_be_sent_to_other_processes(tmp_path: Path) -> None:
+    index = pickle.loads(pickle.dumps(index_of(tmp_path, recorded(picture="a.png"))))
+
+    assert (len(index), state(index, ID, "a.png")) == (1, "answered")
+
+
+def test_an_empty_file_holds_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    path.touch()
+    index = RecordIndex([path])
+
+    assert (len(index), state(index, ID, "a.png"), index.look_up(ID, "a.png")) == (0, None, None)
+
+
+def test_a_record_of_a_moved_picture_replaces_the_one_under_the_former_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("new.png").touch()
+    former = recorded(picture="old.png")
+    claim = index_of(tmp_path, former).claim(ID, "new.png", path="new.png")
+    assert claim == Claim("answered", former)
+    moved = moved_record(former, picture="new.png")
+    again = index_of(tmp_path, former, moved).claim(ID, "new.png", path="new.png")
+    assert again == Claim("answered", None)
+
+    Path("new.png").rename("old.png")  # moved back: the record under the first name is not taken, but the last one
+    assert index_of(tmp_path, former, moved).claim(ID, "old.png", path="old.png") == Claim("answered", moved)
+    back = moved_record(moved, picture="old.png")
+    assert index_of(tmp_path, former, moved, back).claim(ID, "old.png", path="old.png") == Claim("answered", None)
+
+    Path("new.png").touch()  # a copy: the record under its name was replaced
+    assert state(index_of(tmp_path, former, moved, back), ID, "new.png", path="new.png") is None
+
+
+def test_thousands_of_moves_are_found_as_a_loop_finds_them() -> None:
+    random.seed(5)
+    keys = [(random.randrange(20), random.randrange(5)) for _ in range(2_000)]
+    moved = {row: (random.randrange(20), random.randrange(5)) for row in random.sample(range(2_000), 30)}
+    moves = Moves(num_keys=2)
+    for row, key in sorted(moved.items()):
+        moves.add(row, *key)
+
+    are_replaced = moves.are_replaced(*(np.array(part, dtype=np.uint64) for part in zip(*keys, strict=True)))
+    assert are_replaced.tolist() == [
+        any(key == own and row > position for row, key in moved.items()) for position, own in enumerate(keys)
+    ]

@@ -1,0 +1,169 @@
+"""The report has stage times, counts and circumstances as they were measured."""
+
+import dataclasses
+import math
+import random
+import subprocess
+from dataclasses import dataclass
+
+import pytest
+import torch
+from syrupy.assertion import SnapshotAssertion
+
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.captioning.stage_clock import STAGES, StageClock
+from llama_adapter.app.captioning.tasks.answers import Answer
+from llama_adapter.app.jobs import report as report_module
+from llama_adapter.app.jobs.report import (
+    Latencies,
+    Report,
+    Tally,
+    commit,
+    longest_stage,
+    percentile,
+    versions,
+)
+from llama_adapter.app.pictures.answer_error import AnswerError
+from tests.app.golden import PICTURES, model_options
+from tests.app.toys import INFO
+
+
+def answer(*, num_tokens: int = 3, total_ms: float = 1.0, is_bad: bool = False) -> Answer:
+    return Answer(
+        index=0,
+        picture="",
+        digest="",
+        prompt="",
+        text="",
+        token_ids=(0,) * num_tokens,
+        finish="stop",
+        error=AnswerError(code="empty", message="") if is_bad else None,
+        ms={"total": total_ms},
+    )
+
+
+MODEL = dataclasses.replace(INFO, name="toy", digest="d" * 64, default_prompt="")
+
+
+def tally_of(*answers: Answer) -> Tally:
+    tally = Tally()
+    for one in answers:
+        tally.add(one)
+    return tally
+
+
+def report_of(tally: Tally, *, stages_s: dict[str, float], wall_s: float) -> Report:
+    return Report(tally=tally, stages_s=stages_s, wall_s=wall_s, model=MODEL, batch_size=4, synchronised=True)
+
+
+def test_rates_are_counts_by_wall_time() -> None:
+    tally = tally_of(answer(num_tokens=6), answer(num_tokens=2), answer(is_bad=True))
+
+    report = report_of(tally, stages_s={"read": 0.5, "forward": 1.5}, wall_s=2.0)
+
+    assert (tally.num_pictures, tally.num_failed, tally.num_tokens) == (2, 1, 8)
+    assert (report.pictures_per_s, report.tokens_per_s, report.tokens_per_picture) == (1.0, 4.0, 4.0)
+
+
+def test_the_longest_stage_bounds_a_run() -> None:
+    assert longest_stage({"clip": 1.0, "forward": 2.0, "read": 1.0}) == ("forward", 0.5)
+    assert longest_stage(dict.fromkeys(STAGES, 0.0)) is None
+
+
+def test_a_run_without_answers_has_a_report() -> None:
+    assert report_of(Tally(), stages_s=dict.fromkeys(STAGES, 0.0), wall_s=0.0).format_table()
+
+
+def test_the_table(snapshot: SnapshotAssertion, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_module, "versions", lambda: {"python": "3.x", "torch": "2.x"})
+    monkeypatch.setattr(report_module, "commit", lambda: "abc1234")
+    tally = tally_of(*(answer(total_ms=float(ms)) for ms in range(100, 0, -1)), answer(is_bad=True))
+    report = report_of(tally, stages_s={"read": 1.0, "forward": 3.0}, wall_s=4.0)
+
+    assert report.format_table() == snapshot
+    marked = dataclasses.replace(
+        report,
+        model=dataclasses.replace(MODEL, dtype="bfloat16", precision="int8"),
+        synchronised=False,
+        device_stages_s={"read": 0.0, "forward": 2.5},
+    )
+    assert marked.format_table() == snapshot
+
+
+def test_versions_are_those_that_are_imported() -> None:
+    assert versions()["torch"].split("+")[0] == torch.__version__.split("+")[0]
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError("git"), subprocess.CalledProcessError(128, "git")])
+def test_a_commit_is_missing_without_git(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*arguments: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(report_module.subprocess, "run", failing)
+
+    assert commit() is None
+
+
+@dataclass
+class FakeDevice:
+    """Queues work without delay; waiting for the work takes its time."""
+
+    now_s: float = 0.0
+    pending_s: float = 0.0
+    num_waits: int = 0
+
+    def synchronise(self) -> None:
+        self.num_waits += 1
+        self.now_s, self.pending_s = self.now_s + self.pending_s, 0.0
+
+
+def test_profile_mode_gives_the_devices_work_to_the_stage_that_asked_for_it() -> None:
+    device = FakeDevice()
+    clock = StageClock(synchronise=device.synchronise, now=lambda: device.now_s)
+
+    clock.enter("clip")
+    device.pending_s = 2.0
+    clock.enter("forward")
+    clock.stop()
+
+    assert (clock.seconds["clip"], clock.seconds["forward"], device.num_waits) == (2.0, 0.0, 3)
+
+
+def test_stages_add_up_to_the_time_of_a_run() -> None:
+    captioner = Captioner.load(**model_options(), batch_size=4)
+    num_ticks = 0
+
+    def tick() -> float:
+        nonlocal num_ticks
+        num_ticks += 1
+        return float(num_ticks)
+
+    clock = StageClock(now=tick)
+    captioner.generate(sorted(PICTURES.iterdir()), max_new_tokens=8, clock=clock)
+
+    assert sum(clock.seconds.values()) == num_ticks - 1
+    assert all(clock.seconds[stage] > 0 for stage in STAGES)
+
+
+def latencies(times: list[float]) -> Latencies:
+    kept = Latencies()
+    for time_ms in times:
+        kept.add(time_ms)
+    return kept
+
+
+def test_percentiles_are_within_half_a_percent_in_constant_memory() -> None:
+    draw = random.Random(3)
+    times = [draw.lognormvariate(3.0, 2.0) for _ in range(5000)]
+    kept = latencies(times)
+
+    for fraction in (0.0, 0.01, 0.5, 0.95, 0.999, 1.0):
+        assert kept.percentile(fraction) == pytest.approx(percentile(sorted(times), fraction), rel=0.0051)
+    assert len(latencies([draw.uniform(1, 1000) for _ in range(20_000)])._buckets) <= math.log(1000) / 0.01 + 2
+
+
+@pytest.mark.parametrize(
+    ("times", "fraction", "expected"), [([12.3456], 0.5, 12.3456), ([0.0, 0.0, 5.0], 0.5, 1e-3), ([0.0, 5.0], 1.0, 5.0)]
+)
+def test_percentiles_of_few_times(times: list[float], fraction: float, expected: float) -> None:
+    assert latencies(times).percentile(fraction) == pytest.approx(expected, rel=0.01)

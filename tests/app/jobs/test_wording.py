@@ -1,0 +1,56 @@
+"""Answers printed as text."""
+
+import pytest
+
+from llama_adapter.app.captioning.tasks.answers import Answer
+from llama_adapter.app.jobs.wording import Unfamiliar, text_line, unfamiliar_note
+from llama_adapter.app.pictures.answer_error import AnswerError
+from tests.app.recorded import recorded
+
+
+@pytest.mark.parametrize(
+    ("prompt", "line"),
+    [
+        ("Is there a star?", "a.png: Is there a star? no"),
+        ("Generate caption of this image", "a.png: Generate caption of this image: no"),
+    ],
+)
+def test_a_prompt_is_told_apart_from_its_answer(prompt: str, line: str) -> None:
+    record = recorded(picture="a.png", prompt=prompt, text="no")
+
+    assert text_line(record, with_prompt=True) == line
+    assert text_line(record) == "a.png: no"
+
+
+def told(name: str, *, unfamiliar: bool | None, error: AnswerError | None = None) -> Answer:
+    return Answer(
+        index=0,
+        picture=name,
+        digest="",
+        prompt="",
+        text="",
+        token_ids=(),
+        finish="stop" if error is None else "error",
+        unfamiliar=unfamiliar,
+        error=error,
+    )
+
+
+def test_unfamiliar_pictures_are_said_once_with_the_first_names() -> None:
+    names = ["a.png", "a.png", "b\n.png", "c.png", "d.png"]
+    answers = [told(name, unfamiliar=True) for name in names] + [told("own.png", unfamiliar=False)]
+    answers.append(told("bad.png", unfamiliar=True, error=AnswerError(code="not_finite", message="")))
+
+    assert unfamiliar_note(answers) == (
+        "note: 5 of 6 pictures do not look like what this model was trained on, and the answers may mean nothing: "
+        r"a.png, b\n.png, c.png, ..."
+    )
+    assert "the picture does not look like" in unfamiliar_note(answers[:1])
+
+
+def test_questions_are_told_as_such() -> None:
+    unfamiliar = Unfamiliar()
+    unfamiliar.add(told("a.png", unfamiliar=True))
+    unfamiliar.add(told("own.png", unfamiliar=False))
+
+    assert "1 of 2 questions is about pictures that do not look like" in unfamiliar.note(what="question")

@@ -1,0 +1,142 @@
+"""`ask --calibrate` on the embedded model: labelled pictures give a calibration that other commands use."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from syrupy.assertion import SnapshotAssertion
+
+from llama_adapter.app.captioning.decisions.calibration import read_calibration
+from llama_adapter.app.learning.calibration.calibrate import CalibrationJob, run_calibration
+from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.pictures.inputs import InputsError
+from llama_adapter.runtime.errors import ExitCode, UsageError
+
+
+class Labels:
+    """Labels for the sample pictures' yes-or-no questions, in a separate folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        lines = (sample_pictures() / "questions.jsonl").read_text().splitlines()
+        known = [line for line in map(json.loads, lines) if line["answer"] in ("yes", "no")]
+        self.rows = [(str(sample_pictures() / line["picture"]), line["question"], line["answer"]) for line in known]
+
+    def calibrate(self, **settings: Any) -> int:
+        with open(self.folder / "labels.csv", "w", newline="") as file:
+            csv.writer(file).writerows([("picture", "question", "label"), *self.rows])
+        job = CalibrationJob(
+            **{
+                "spec": CaptionerSpec(),
+                "calibrate": str(self.folder / "labels.csv"),
+                "calibration_out": str(self.folder / "c.json"),
+                "choices": ("yes", "no"),
+                "reader": "thread",
+                "quiet": True,
+                **settings,
+            }
+        )
+        return run_calibration(job)
+
+
+@pytest.fixture
+def labels(tmp_path: Path) -> Labels:
+    return Labels(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.proves("calibration of choices", "CPU")
+def test_the_embedded_model_is_right_about_its_sample_pictures(
+    labels: Labels, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert labels.calibrate(plot=str(labels.folder / "plot.png"), reader="process") == ExitCode.OK
+
+    found = read_calibration(str(labels.folder / "c.json"))
+    assert (found.num_examples, found.before.accuracy, found.question) == (len(labels.rows), 1.0, None)
+    assert found.threshold is not None
+    assert (found.threshold.precision, found.threshold.recall) == (1.0, 1.0)
+    assert (labels.folder / "plot.png").read_bytes().startswith(b"\x89PNG")
+    assert "100.0% right" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_wrong_labels_are_listed_with_their_lines_and_lower_the_confidence(
+    labels: Labels, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture, question, answer = labels.rows[4]
+    labels.rows[4] = (picture, question, "no" if answer == "yes" else "yes")
+    labels.calibrate()
+
+    found = read_calibration(str(labels.folder / "c.json"))
+    assert found.temperature > 1.5
+    assert found.after.nll < found.before.nll
+    assert "most confident first:\n  line 6, " in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_pictures_that_cannot_be_read_are_counted_and_left_out(
+    labels: Labels, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (labels.folder / "broken.png").write_bytes(b"no picture")
+    labels.rows += [("broken.png", "Is there a red star?", "yes"), ("missing.png", "Is there a red star?", "no")]
+
+    assert labels.calibrate() == ExitCode.PICTURE_ERRORS
+    found = read_calibration(str(labels.folder / "c.json"))
+    assert (found.num_examples, found.num_unreadable) == (len(labels.rows) - 2, 2)
+    out, talk = capsys.readouterr()
+    assert "2 could not be answered" in out
+    assert talk.count("error: ") == 2
+
+
+@pytest.mark.slow
+def test_where_no_picture_can_be_read_nothing_is_written(labels: Labels) -> None:
+    labels.rows = [("missing.png", "Is there a red star?", "no")]
+
+    assert labels.calibrate() == ExitCode.FAILED
+    assert not (labels.folder / "c.json").exists()
+
+
+@pytest.mark.slow
+def test_only_the_named_pictures_count_and_one_question_may_stand_for_all(labels: Labels) -> None:
+    labels.rows = [(picture, "", "no") for picture in dict.fromkeys(picture for picture, *_ in labels.rows)]
+    named = tuple(row[0] for row in labels.rows[:3])
+
+    labels.calibrate(pictures=named, question="Is there a red circle?")
+    found = read_calibration(str(labels.folder / "c.json"))
+    assert (found.num_examples, found.question) == (3, "Is there a red circle?")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"choices": ("left", "right")},
+        {"pictures": ("elsewhere.png",)},
+        {"plot": "plot.txt"},
+        {"calibration_out": "/nowhere/c.json"},
+        {"calibration_out": __file__},  # it exists
+        {"prompts": False},
+    ],
+    ids=["choices", "pictures", "plot", "folder", "existing file", "prompts"],
+)
+def test_unusable_settings_are_refused_before_a_model_is_loaded(
+    labels: Labels, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], snapshot: SnapshotAssertion
+) -> None:
+    monkeypatch.setattr(
+        "llama_adapter.app.learning.calibration.calibrate.Captioner.from_spec", lambda _: pytest.fail("loaded")
+    )
+    if not settings.pop("prompts", True):
+        labels.rows = [(picture, "", "no") for picture, *_ in labels.rows]
+
+    with pytest.raises((InputsError, UsageError)) as refused:
+        labels.calibrate(**settings)
+    shown = refused.value.message.replace(str(labels.folder), "FOLDER").replace(__file__, "FILE")
+    assert (shown, refused.value.hint) == snapshot
+
+
+@pytest.mark.parametrize("precision", [0.0, 1.1, float("nan")])
+def test_a_precision_out_of_range_is_refused(labels: Labels, precision: float) -> None:
+    with pytest.raises(ValueError, match="target_precision"):
+        labels.calibrate(target_precision=precision)

@@ -1,0 +1,82 @@
+"""Examples asked in one call: the embedded model and its sample pictures, and examples that cannot be answered."""
+
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.jobs.questions import TemplateError
+from llama_adapter.app.learning.evaluating.answers import ask_examples
+from llama_adapter.app.learning.labelled.example import Example
+from llama_adapter.app.learning.labelled.reading import read_examples
+from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.app.pictures.inputs import PictureInput, QuestionFields
+from tests.fakes.exported import choice_limit
+
+
+@pytest.fixture(scope="module")
+def captioner() -> Iterator[Captioner]:
+    with Captioner.load() as captioner:
+        yield captioner
+
+
+def example(instruction: str | None, answer: str, *, name: str | None = "12-red-star.jpg") -> Example:
+    source = None if name is None else str(sample_pictures() / name)
+    item = PictureInput(source=source, label=source or "line 1", columns={"color": "red"})
+    question = QuestionFields(instruction=instruction)
+    return Example(item=item, question=question, task="answer", answers=(answer,), place="line 1")
+
+
+def test_choices_are_scored_and_other_answers_generated_in_the_order_of_the_examples(captioner: Captioner) -> None:
+    red = example("Is there a {color} star?", "yes")
+    chosen = dataclasses.replace(red, choices=("no", "yes"), task="choice")
+    other = example(None, "a small purple triangle at the top", name="03-purple-triangle.png")
+    caption = dataclasses.replace(other, task="caption")
+    text = dataclasses.replace(example("Say {x}", "x", name=None), choices=("x", "y"))
+    found = ask_examples(captioner, [chosen, caption, red, text])
+
+    assert [one.answer for one in found[:3]] == ["yes", "a small purple triangle at the top", "yes"]
+    assert [one.question for one in found] == [
+        *("Is there a red star?", captioner.info.default_prompt, "Is there a red star?"),
+        "Say {x}",  # no picture, so no variables
+    ]
+    direct = captioner.ask(str(chosen.item.source), "Is there a red star?", choices=["no", "yes"])
+    assert direct.choice is not None
+    assert found[0].probabilities == pytest.approx(tuple(direct.choice.values()), rel=choice_limit())
+    assert found[0].choices == ("no", "yes")
+    assert found[2].probabilities is None
+    assert found[3].picture == ""
+    assert found[3].probabilities == pytest.approx(
+        tuple((captioner.generate_text("Say {x}", choices=["x", "y"])[0].choice or {}).values()), rel=choice_limit()
+    )
+
+
+def test_unreadable_pictures_are_left_out_and_what_the_model_cannot_answer_is_wrong(captioner: Captioner) -> None:
+    told: list[str] = []
+    long = dataclasses.replace(example("Is it? " * 1000, "yes"), choices=("yes", "no"))
+    found = ask_examples(
+        captioner,
+        [example("Is it red?", "yes", name="missing.png"), long, example(None, "red")],
+        question="What color is the star?",
+        tell=told.append,
+    )
+
+    assert [(one.answer, one.probabilities) for one in found] == [("", None), ("red", None)]
+    told.sort(key=lambda note: "missing.png" not in note)  # another thread reads the picture, at any time
+    assert "missing.png" in told[0]
+    assert "tokens" in told[1]
+
+
+def test_a_variable_that_an_example_lacks_is_an_error_before_anything_is_asked(captioner: Captioner) -> None:
+    with pytest.raises(TemplateError, match="size"):
+        ask_examples(captioner, [example("Is it {size}?", "yes")])
+
+
+@pytest.mark.slow
+def test_the_embedded_model_answers_the_questions_of_its_sample_pictures(captioner: Captioner) -> None:
+    examples = read_examples(str(sample_pictures() / "questions.jsonl")).examples
+    found = ask_examples(captioner, examples)
+
+    assert len(found) == len(examples)
+    assert all(one.answer in one.references for one in found)

@@ -1,0 +1,315 @@
+"""`eval` of the embedded model: data in every form, faults in the data, resuming, and comparing two evaluations."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llama_adapter.app.learning.evaluating.comparing import compare_with
+from llama_adapter.app.learning.evaluating.data import DataSettings, read_data
+from llama_adapter.app.learning.evaluating.outcomes import SavedOutcomes, read_outcomes, write_outcomes
+from llama_adapter.app.learning.scores.intervals import Draws
+from llama_adapter.app.learning.scores.outcome import Outcome
+from llama_adapter.app.models.checkpoints import StoredQuestions
+from llama_adapter.app.models.resources import embedded_model, sample_pictures
+from llama_adapter.runtime.errors import ExitCode, UsageError
+from tests.app.command import Run
+from tests.app.learning.labelled.tables import write_lines
+from tests.app.models.bundles import edit_manifest
+
+STAR, TRIANGLE = (sample_pictures() / name for name in ("12-red-star.jpg", "03-purple-triangle.png"))
+QUESTIONS = str(sample_pictures() / "questions.jsonl")
+IS_STAR, IS_RING = "Is there a red star?", "Is there a blue ring?"
+
+
+class Folder:
+    """A folder with labelled data, and its evaluation."""
+
+    def __init__(self, path: Path, run: Run) -> None:
+        self.path, self._run = path, run
+
+    def copy(self, picture: Path, name: str) -> None:
+        (self.path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(picture, self.path / name)
+
+    def write(self, name: str, data: Any) -> None:
+        (self.path / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.path / name).write_text(data if isinstance(data, str) else json.dumps(data))
+
+    def scores(self, *flags: str, code: int = ExitCode.OK) -> dict[str, Any]:
+        """The JSON report on the folder."""
+        out = self.path.parent / f"{self.path.name}-scores"
+        ran = self._run("eval", str(self.path), "--out", str(out), "--reader", "thread", *flags)
+        assert ran.code == code, ran.err
+        found: dict[str, Any] = json.loads((out / "scores.json").read_text())
+        return found
+
+
+def value(figures: dict[str, Any], name: str) -> float:
+    found: float = figures[name]["value"]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.proves("eval", "CPU")
+def test_known_sets_are_asked_and_scored_as_they_define_it(tmp_path: Path, run: Run) -> None:
+    pope = Folder(tmp_path / "pope", run)
+    pope.copy(STAR, "val2014/1.jpg")
+    for kind in ("random", "adversarial"):
+        lines = [
+            {"image": "1.jpg", "text": IS_STAR, "label": "yes"},
+            {"image": "1.jpg", "text": IS_RING, "label": "no"},
+        ]
+        write_lines(pope.path / f"coco_pope_{kind}.json", *lines)
+    parts = pope.scores()["parts"]
+    assert [*parts] == ["(all)", "adversarial", "random"]
+    assert (value(parts["random"], "F1"), value(parts["random"], "share of yes")) == (1.0, 0.5)
+    asked = (tmp_path / "pope-scores" / "answers.jsonl").read_text().splitlines()
+    assert len(asked) == 2  # a question in both parts is asked once
+
+    mme = Folder(tmp_path / "mme", run)
+    mme.copy(STAR, "existence/1.jpg")
+    mme.write("existence/1.txt", f"{IS_STAR}\tYes\n{IS_RING}\tNo\n")
+    assert value(mme.scores()["parts"]["existence"], "MME score") == 200.0
+
+    vqa = Folder(tmp_path / "vqa", run)
+    vqa.copy(STAR, "val2014/COCO_val2014_000000000007.jpg")
+    question = {"image_id": 7, "question": "What color is the star?", "question_id": 70}
+    answers = [{"answer": answer} for answer in ["red"] * 2 + ["dark red"] * 8]
+    annotation = {"question_id": 70, "answer_type": "other", "multiple_choice_answer": "dark red", "answers": answers}
+    vqa.write("v2_OpenEnded_mscoco_val2014_questions.json", {"questions": [question]})
+    vqa.write("v2_mscoco_val2014_annotations.json", {"annotations": [annotation]})
+    assert value(vqa.scores()["figures"], "VQA") == pytest.approx(0.6)  # 2 of 10 people: (2 * 1 + 8 * 2) / (3 * 10)
+
+    coco = Folder(tmp_path / "coco", run)
+    captions = {"1.png": "a small purple triangle at the top", "2.jpg": "a big ship in the harbour"}
+    for number, name in enumerate(captions):
+        coco.copy((TRIANGLE, STAR)[number], f"val2017/{name}")
+    images = [{"id": number, "file_name": name} for number, name in enumerate(captions)]
+    notes = [{"image_id": number, "caption": text} for number, text in enumerate(captions.values())]
+    coco.write("annotations/captions_val2017.json", {"images": images, "annotations": notes})
+    report = coco.scores()
+    assert report["task"] == "captions"
+    assert [one["outcome"]["answer"] == captions["1.png"] for one in report["worst"]] == [False, True]
+    assert report["worst"][1]["score"] == pytest.approx(10.0)
+    assert report["pictures"][0].startswith("data:image/jpeg;base64,")
+
+    science = Folder(tmp_path / "science", run)
+    science.copy(STAR, "images/test/1/image.png")
+    first = {"question": "What color is the star?", "choices": ["blue", "red"], "answer": 1, "image": "image.png"}
+    second = {"question": "Which is {it}?", "choices": ["a", "b", "c"], "answer": 0, "image": None}
+    problems = [{"hint": "", "split": "test", "subject": "a", **first}, {"split": "test", "subject": "b", **second}]
+    science.write("problems.json", {str(number): one for number, one in enumerate(problems, start=1)})
+    report = science.scores()
+    assert (report["num_examples"], value(report["parts"]["a"], "accuracy")) == (2, 1.0)
+
+
+@pytest.mark.slow
+def test_pictures_that_cannot_be_read_are_left_out_counted_and_named(tmp_path: Path, run: Run) -> None:
+    data = Folder(tmp_path / "classes", run)
+    data.copy(STAR, "star/1.jpg")
+    data.copy(TRIANGLE, "triangle/1.png")
+    data.write("star/2.jpg", "no picture")
+    data.write("triangle/2.png", "")
+    question = ("--question", "What shape is the object?")
+    for _ in range(2):  # the second run asks nothing, and gives the same report
+        report = data.scores(*question, code=ExitCode.PICTURE_ERRORS)
+        assert (report["num_examples"], value(report["figures"], "accuracy")) == (2, 1.0)
+        assert report["notes"][1].startswith("Pictures that could not be read and are left out: 2 (")
+
+    ran = run("eval", str(data.path), "--out", str(tmp_path / "classes-scores"), "--reader", "thread", *question)
+    assert "triangle/2.png: Wanted a picture, got zero bytes" in ran.err
+    assert "| star | 1 | 0 |" in ran.out
+
+
+@pytest.mark.slow
+def test_a_run_continues_an_earlier_one_and_is_compared_with_another(tmp_path: Path, run: Run) -> None:
+    def evaluate(*flags: str) -> tuple[str, str]:
+        ran = run("eval", QUESTIONS, "--task", "open", "--reader", "thread", *flags)
+        assert ran.code == ExitCode.OK, ran.err
+        return ran.out, ran.err
+
+    one, other = str(tmp_path / "one"), str(tmp_path / "other")
+    evaluate("--limit", "10", "--out", one)
+    out, err = evaluate("--limit", "20", "--out", one)
+    assert "10 questions answered, 10 answered by an earlier run" in err
+    assert "| exact | 100.0% | 100.0% to 100.0% | 20 |" in out
+
+    out, err = evaluate("--limit", "30", "--out", other, "--max-new-tokens", "0", "--against", one)
+    assert "note: 10 answers to examples that one of the two lacks are not compared" in err
+    assert "| one right | 0 | 20 |" in out
+    assert "| exact | 100.0% | 0.0% | -100.0% |" in out
+
+
+@pytest.mark.slow
+def test_other_words_of_a_question_are_compared_and_named(tmp_path: Path, run: Run) -> None:
+    data = Folder(tmp_path / "classes", run)
+    for name, picture in (("star", STAR), ("triangle", TRIANGLE)):
+        data.copy(picture, f"{name}/1{picture.suffix}")
+    one, other = str(tmp_path / "one"), str(tmp_path / "other")
+    first, second = "What shape is the object?", "What colour is *it*?"
+    assert run("eval", str(data.path), "--question", first, "--out", one, "--reader", "thread").code == ExitCode.OK
+    flags = ("--question", second, "--out", other, "--reader", "thread", "--against", one)
+    ran = run("eval", str(data.path), *flags)
+
+    assert ran.code == ExitCode.OK, ran.err
+    note = f"The questions differ: one was asked “{first}”, other was asked “{second}”."
+    assert note.replace("*", "\\*") in ran.out
+    assert json.loads((tmp_path / "other" / "scores.json").read_text())["comparison"]["note"] == note
+    assert "not compared" not in ran.err
+
+
+def asked(place: str) -> set[str]:
+    return {one.question for one in read_outcomes(Path(place) / "outcomes.jsonl").outcomes}
+
+
+def test_the_model_is_asked_for_its_question_only_for_examples_of_the_chosen_split(tmp_path: Path) -> None:
+    shutil.copy(STAR, tmp_path / "star.jpg")
+    asked = {"picture": "star.jpg", "question": IS_STAR, "answer": "yes", "split": "test"}
+    bare = {"picture": "star.jpg", "answer": "star", "split": "train"}
+    table = write_lines(tmp_path / "data.jsonl", asked, bare)
+
+    def stored() -> StoredQuestions:
+        return StoredQuestions(question="What is it?")
+
+    of_split = {
+        split: read_data(DataSettings(data=(str(table),), split=split), stored=stored).model_questions
+        for split in ("test", "train", "all")
+    }
+    assert of_split == {"test": {}, "train": {"examples": "What is it?"}, "all": {"examples": "What is it?"}}
+
+
+@pytest.mark.slow
+def test_the_question_that_a_model_stores_is_asked_where_there_is_no_other(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(embedded_model(), "tuned")
+    classes = Folder(tmp_path / "classes", run)
+    classes.copy(STAR, "star/1.jpg")
+    classes.copy(TRIANGLE, "triangle/1.png")
+    star = {"picture": "classes/star/1.jpg"}
+    write_lines(tmp_path / "own.jsonl", {**star, "question": IS_STAR, "answer": "yes", "choices": ["yes", "no"]})
+    write_lines(tmp_path / "captions.jsonl", {**star, "text": "a star of a red colour"})
+    stored, prompt = "What is {this}?", "Describe the picture."
+    change = edit_manifest(question=stored, prompt=prompt)
+    change(tmp_path / "tuned")
+
+    def scored(data: str, *flags: str) -> tuple[set[str], bool, bool]:
+        ran = run("eval", data, *flags, "--model", "tuned", "--out", "scores", "--overwrite", "--reader", "thread")
+        assert ran.code == ExitCode.OK, ran.err
+        said = "without a question are asked “"
+        return asked("scores"), f"note: {told}" in ran.err, said in ran.out
+
+    told = f"examples without a question are asked “{stored}”, the default question of `tuned`"
+    assert scored("classes") == ({stored}, True, True), "braces are no variables"
+    assert scored("classes", "--quiet") == ({stored}, False, True)
+    assert scored("classes", "--question", "Which shape?") == ({"Which shape?"}, False, False)
+    assert scored("own.jsonl") == ({IS_STAR}, False, False)
+    told = f"captions without a question are asked “{prompt}”, the default question of `tuned`"
+    assert scored("captions.jsonl") == ({prompt}, True, True)
+    assert scored("captions.jsonl", "--question", "Say it.") == ({"Say it."}, False, False)
+
+    edit_manifest(question=3)(tmp_path / "tuned")
+    ran = run("eval", "classes", "--model", "tuned", "--out", "scores")
+    assert (ran.code, "is incomplete or wrong in `question`" in ran.err) == (ExitCode.FAILED, True)
+
+
+def outcome(question: str, right: str, *, digest: str = "a", part: str = "") -> Outcome:
+    return Outcome(
+        picture=f"{digest}.png", question=question, answer="yes", references=(right,), digest=digest, part=part
+    )
+
+
+def test_examples_of_a_picture_are_told_apart_by_their_answers_where_questions_differ() -> None:
+    def compared(first: list[Outcome], second: list[Outcome]) -> tuple[int, str]:
+        saved = [
+            SavedOutcomes(model=name, task="open", outcomes=tuple(of)) for name, of in (("m", first), ("n", second))
+        ]
+        found = compare_with(*saved, path="one", out="two", draws=Draws(count=0))
+        return found.num_examples, found.note
+
+    worded = [outcome("Red?", "yes"), outcome("Blue?", "no"), outcome("Red?", "yes", digest="b")]
+    others = [outcome("Is it blue?", "no"), outcome("Is it red?", "yes", digest="b"), outcome("Is it red?", "yes")]
+    assert compared(worded, others) == (
+        3,
+        "The questions differ in 2 ways, such as: m was asked “Red?”, n was asked “Is it red?”.",
+    )
+    twice = [*others, outcome("Is it round?", "yes")]
+    assert compared(worded, twice)[0] == 2, "two questions with the same answer about one picture"
+    assert compared(worded, [*others, outcome("Red?", "yes")]) == (1, ""), "the same question is enough"
+    for strange in ([outcome("Red?", "maybe")], [outcome("Is it red?", "yes", part="x")]):
+        with pytest.raises(UsageError, match="no example is in both"):
+            compared(worded, strange)
+
+
+WRONG = {
+    "no question": ["classes", "--model", str(embedded_model())],
+    "a variable": ["classes", "--question", "Is it {size}?"],
+    "no such split": ["classes", "--question", "?", "--split", "test"],
+    "a malformed row": ["table.jsonl"],
+    "choices of some": ["mixed.jsonl"],
+    "no choices": [QUESTIONS, "--task", "choices"],
+    "an answer that is no choice": ["classes", "--question", "?", "--choices", "star,ring"],
+    "nothing to compare with": ["classes", "--question", "?", "--against", "classes"],
+    "another question": ["classes", "--question", "?", "--against", "earlier"],
+    "another task": [QUESTIONS, "--against", "earlier"],
+    "no data": ["nothing"],
+}
+
+
+def test_what_is_wrong_is_said_before_the_model_is_loaded(
+    tmp_path: Path, run: Run, snapshot: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = Folder(tmp_path / "classes", run)
+    data.copy(STAR, "star/1.jpg")
+    data.copy(TRIANGLE, "triangle/1.png")
+    star = {"picture": "classes/star/1.jpg", "question": IS_STAR, "answer": "yes"}
+    write_lines(tmp_path / "table.jsonl", star, {"picture": "classes/star/1.jpg", "question": IS_RING, "answer": {}})
+    write_lines(tmp_path / "mixed.jsonl", star, {**star, "question": IS_RING, "answer": "no", "choices": ["yes", "no"]})
+    outcome = Outcome(picture="a", question="Else?", answer="star", references=("star",), choices=("star", "ring"))
+    (tmp_path / "earlier").mkdir()
+    saved = SavedOutcomes(model="a", task="choices", outcomes=(outcome,))
+    write_outcomes(saved, tmp_path / "earlier" / "outcomes.jsonl")
+
+    said = {}
+    for name, flags in WRONG.items():
+        ran = run("eval", "--model", "no-such-model", *flags, "--out", "out")
+        assert ran.code == ExitCode.USAGE, ran.err
+        said[name] = ran.err.replace(str(sample_pictures()), "SAMPLES")
+    assert said == snapshot
+    assert not (tmp_path / "out").exists()
+
+
+def test_outcomes_are_read_as_they_were_written_and_anything_else_is_refused_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "outcomes.jsonl"
+    one = Outcome(
+        picture="\udcff.png",
+        question="q",
+        answer="a",
+        references=("a", "b"),
+        choices=("a", "b"),
+        probabilities=(1.0, 0.0),
+    )
+    saved = SavedOutcomes(
+        model="m", task="choices", outcomes=(one, Outcome(picture="", question="q", answer="a", references=("a",)))
+    )
+    write_outcomes(saved, path)
+    assert read_outcomes(path) == saved
+
+    head, first, _ = path.read_text().splitlines()
+    for text, line in (
+        ("", 1),
+        ("[1]", 1),
+        (head.replace("llama-adapter-outcomes", "x"), 1),
+        (f"{head}\n{first}\nx", 3),
+        (f"{head}\n{first.replace('[1.0, 0.0]', '[2.0, 0.0]')}", 2),
+        (f"{head}\n{first.replace('[1.0, 0.0]', '[1.0]')}", 2),
+        (f"{head}\n" + '{"picture": 1}', 2),
+    ):
+        path.write_text(text)
+        with pytest.raises(UsageError, match=f"line {line}"):
+            read_outcomes(path)

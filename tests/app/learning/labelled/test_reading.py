@@ -1,0 +1,343 @@
+"""Every form of data becomes examples, and each problem in the data is reported by name."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from llama_adapter.app.learning.labelled.checks import check_lengths
+from llama_adapter.app.learning.labelled.digests import data_digest
+from llama_adapter.app.learning.labelled.example import Example
+from llama_adapter.app.learning.labelled.reading import read_examples
+from llama_adapter.app.learning.labelled.rows import Columns
+from llama_adapter.app.pictures.inputs import InputsError
+from tests.app.learning.labelled.tables import brief, reasons, write_lines
+from tests.app.pictures.inputs.files import tar_bytes
+
+
+def pictures(folder: Path, *names: str) -> Path:
+    """Files that contain their own names; these tests do not decode them."""
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(name.encode())
+    return folder
+
+
+def briefs(folder: Path, examples: list[Example]) -> list[object]:
+    return [brief(example, folder=folder) for example in examples]
+
+
+def test_folders_are_classes(tmp_path: Path) -> None:
+    pictures(tmp_path, "cat/2.png", "cat/10.png", "dog/deep/a.jpg", "dog/b.jpg")
+    found = read_examples(str(tmp_path))
+
+    assert briefs(tmp_path, found.examples) == [
+        ("cat/2.png", None, "choice", ("cat",)),
+        ("cat/10.png", None, "choice", ("cat",)),
+        ("dog/b.jpg", None, "choice", ("dog",)),
+        ("dog/deep/a.jpg", None, "choice", ("dog",)),
+    ]
+    assert {example.choices for example in found.examples} == {("cat", "dog")}
+    assert found.examples[0].digest == hashlib.sha256(b"cat/2.png").hexdigest()
+    assert not found.problems
+
+
+def test_folders_of_classes_may_lie_below_folders_of_splits(tmp_path: Path) -> None:
+    pictures(tmp_path, *(f"{split}/{name}/{split}.png" for split in ("train", "val") for name in ("cat", "dog")))
+    found = read_examples(str(tmp_path))
+
+    assert [example.split for example in found.examples] == ["train", "train", "validation", "validation"]
+    assert [example.answers for example in found.examples] == [("cat",), ("dog",)] * 2
+
+
+@pytest.mark.parametrize("inside", ["cat/a.png", "metadata.jsonl", "shard.tar"])
+def test_a_misspelt_folder_of_a_split_is_no_class(inside: str, tmp_path: Path) -> None:
+    for split in ("train", "Tset"):
+        pictures(tmp_path, f"{split}/{inside}")
+    with pytest.raises(InputsError, match=r"Wanted only folders of splits beside `.*train`, got `Tset`") as raised:
+        read_examples(str(tmp_path))
+    assert "did you mean test?" in raised.value.hint
+
+
+def test_a_folder_with_a_table_may_have_any_folders(tmp_path: Path) -> None:
+    pictures(tmp_path, "train/deep/a.png", "others/b.png")
+    write_lines(tmp_path / "metadata.jsonl", {"file_name": "train/deep/a.png", "text": "A."})
+    assert [one.answers for one in read_examples(str(tmp_path)).examples] == [("A.",)]
+
+
+def test_classes_may_be_named_after_splits(tmp_path: Path) -> None:
+    pictures(tmp_path, "train/a.png", "train/b.png", "car/c.png", "car/d.png")
+    found = read_examples(str(tmp_path))
+    assert [(one.answers, one.split) for one in found.examples] == [(("car",), "")] * 2 + [(("train",), "")] * 2
+
+
+def test_results_beside_classes_are_none_and_classes_that_differ_by_case_are_told(tmp_path: Path) -> None:
+    pictures(tmp_path, "cat/a.png", "cat/b.png", "Cat/c.png", "Cat/d.png", "pets.training/curves.png", "scores/e.png")
+    (tmp_path / "pets.training" / "data.json").touch()
+    (tmp_path / "scores" / "outcomes.jsonl").touch()
+    found = read_examples(str(tmp_path))
+
+    assert sorted({example.answers for example in found.examples}) == [("Cat",), ("cat",)]
+    assert reasons(found, folder=tmp_path.parent) == [
+        f"warning: {tmp_path.name}: its labels Cat and cat differ by their case alone"
+    ]
+
+
+def test_what_is_wrong_with_folders_of_classes(tmp_path: Path) -> None:
+    pictures(tmp_path, "cat/a.png", "cat/b.png", "dog/c.png", "outside.png")
+    (tmp_path / "empty").mkdir()
+    found = read_examples(str(tmp_path))
+
+    assert reasons(found, folder=tmp_path.parent) == [
+        f"{tmp_path.name}/empty: the folder of this class has no pictures",
+        f"{tmp_path.name}: pictures outside of the folders of classes: 1",
+        f"warning: {tmp_path.name}/dog/c.png: the class dog has one example, so it cannot be both learnt and held out",
+    ]
+
+
+def test_one_class_alone_is_an_error(tmp_path: Path) -> None:
+    assert "wanted at least two classes" in str(read_examples(str(pictures(tmp_path, "cat/a.png"))).problems[0])
+
+
+def test_choices_of_the_command_are_those_of_folders(tmp_path: Path) -> None:
+    pictures(tmp_path, "Cat/a.png", "bird/b.png")
+    found = read_examples(str(tmp_path), columns=Columns(choices=("cat", "dog")))
+
+    assert [(example.answers, example.choices) for example in found.examples] == [(("cat",), ("cat", "dog"))]
+    assert "its label 'bird' is none of cat, dog" in reasons(found, folder=tmp_path)[0]
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+def test_archives_have_samples(tmp_path: Path, mode: str) -> None:
+    members = {
+        "1.png": b"1", "1.txt": b"A red star.",
+        "2.png": b"2", "2.json": b'{"question": "Colour?", "answer": "red"}',
+        "3.png": b"3",
+    }  # fmt: skip
+    path = tmp_path / "data.tar"
+    path = path if mode == "w" else path.with_suffix(".tar.gz")
+    path.write_bytes(tar_bytes(members, mode=mode))
+    found = read_examples(str(path))
+
+    assert briefs(path, found.examples) == [
+        ("1.png", None, "caption", ("A red star.",)),
+        ("2.png", "Colour?", "answer", ("red",)),
+    ]
+    assert [example.digest for example in found.examples] == [hashlib.sha256(name).hexdigest() for name in (b"1", b"2")]
+    assert found.left_out.note() == f"pictures without text: 1 (first: {path}/3.png)"
+
+
+@pytest.mark.parametrize("data", ["a.tar", "rows.jsonl"])
+def test_two_pictures_of_an_archive_with_one_name_are_an_error(tmp_path: Path, data: str) -> None:
+    """Records distinguish them by content, but a table that names them cannot."""
+    members = {"1.png": b"1", "1.txt": b"A star.", "2.png": b"2", "2.txt": b"A ring.", "./1.png": b"3", "./1.txt": b"?"}
+    (tmp_path / "a.tar").write_bytes(tar_bytes(members))
+    write_lines(tmp_path / "rows.jsonl", *({"picture": f"a.tar/{name}.png", "text": name} for name in "12"))
+    found = read_examples(str(tmp_path / data))
+
+    assert [example.item.label.rpartition("/")[2] for example in found.examples] == ["2.png"]
+    assert reasons(found, folder=tmp_path) == [
+        "a.tar/1.png: the archive has two pictures of this name, which a table could not tell apart"
+    ]
+
+
+@pytest.mark.parametrize("by", ["folder", "pattern"])
+def test_classes_of_archives_are_those_of_all_of_them(tmp_path: Path, by: str) -> None:
+    for name in ("cat", "dog"):
+        members = {
+            f"{name}{index}.{kind}": f"{name}{index}".encode() if kind == "png" else name.encode()
+            for index in (1, 2)
+            for kind in ("png", "cls")
+        }
+        (tmp_path / f"{name}.tar").write_bytes(tar_bytes(members))
+    found = read_examples(str(tmp_path / "*.tar") if by == "pattern" else str(tmp_path))
+
+    assert [example.answers[0] for example in found.examples] == ["cat", "cat", "dog", "dog"]
+    assert {example.choices for example in found.examples} == {("cat", "dog")}
+    assert not found.problems
+
+
+def test_metadata_of_hugging_face(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        pictures(tmp_path, f"{split}/a {split}.png")
+        write_lines(tmp_path / split / "metadata.jsonl", {"file_name": f"a {split}.png", "text": f"A {split}."})
+    found = read_examples(str(tmp_path))
+
+    assert [(brief(one, folder=tmp_path)[0], one.split) for one in found.examples] == [
+        ("test/a test.png", "test"),
+        ("train/a train.png", "train"),
+    ]
+
+
+def test_missing_and_empty_pictures_are_told_by_name(tmp_path: Path) -> None:
+    pictures(tmp_path, "a.png")
+    (tmp_path / "empty.png").touch()
+    rows = [{"picture": f"{name}.png", "question": q, "answer": "red"} for name in ("a", "b", "empty") for q in "?!"]
+    found = read_examples(str(write_lines(tmp_path / "data.jsonl", *rows)))
+
+    assert len(found.examples) == 2
+    missing, empty = reasons(found, folder=tmp_path)
+    assert missing == "data.jsonl, line 3: its picture b.png does not exist"
+    assert empty.startswith("data.jsonl, line 5: Wanted a picture, got zero bytes")
+
+
+def test_copies_with_other_answers_contradict_each_other(tmp_path: Path) -> None:
+    for name in ("a", "b", "c", "d"):
+        (tmp_path / f"{name}.png").write_bytes(b"d" if name == "d" else b"same")
+    rows = [
+        {"picture": f"{name}.png", "question": "Red?", "label": label}
+        for name, label in zip("abcd", ("yes", "no", "yes", "no"), strict=True)
+    ]
+    found = read_examples(str(write_lines(tmp_path / "data.jsonl", *rows)))
+
+    assert reasons(found, folder=tmp_path)[:1] == [
+        "data.jsonl, line 2: b.png is a copy of a.png, with the same question as data.jsonl, line 1, with the answer "
+        "no in place of yes"
+    ]
+    assert [problem.is_warning for problem in found.problems][1:] == [True]  # "yes" has only one picture
+
+
+def test_copies_with_other_captions_do_not(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.png").write_bytes(b"same")
+    rows = [{"picture": f"{name}.png", "caption": f"Caption {name}."} for name in "ab"]
+
+    assert not read_examples(str(write_lines(tmp_path / "data.jsonl", *rows))).problems
+
+
+def test_copies_in_two_splits_are_warned_of(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.png").write_bytes(b"same")
+    rows = [
+        {"picture": f"{name}.png", "answer": "red", "split": split} for name, split in (("a", "train"), ("b", "test"))
+    ]
+    found = read_examples(str(write_lines(tmp_path / "data.jsonl", *rows)))
+
+    assert reasons(found, folder=tmp_path) == [
+        "warning: the splits of the data: pictures that are in test and train: 1"
+    ]
+
+
+def test_without_digests_pictures_are_looked_for_alone(tmp_path: Path) -> None:
+    rows = [{"picture": name, "answer": "red"} for name in ("a.png", "b.png")]
+    pictures(tmp_path, "a.png")
+    found = read_examples(str(write_lines(tmp_path / "data.jsonl", *rows)), digests=False)
+
+    assert [example.digest for example in found.examples] == [""]
+    assert len(found.problems) == 1
+
+
+def test_prompts_longer_than_the_context_are_refused(tmp_path: Path) -> None:
+    rows = [{"question": "x" * number, "answer": "y"} for number in (3, 5)]
+    found = read_examples(str(write_lines(tmp_path / "data.jsonl", *rows)))
+    check_lengths(
+        found, count_tokens=lambda example: len(f"{example.question.instruction}{example.answers[0]}"), context=4
+    )
+
+    assert len(found.examples) == 1
+    assert reasons(found, folder=tmp_path) == [
+        "data.jsonl, line 2: its prompt and answer have 6 tokens, and the context 4"
+    ]
+
+
+@pytest.mark.parametrize("name", ["nowhere", "notes.txt", "bare", "no/*.jsonl"])
+def test_other_paths_are_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "notes.txt").write_text("?")
+    pictures(tmp_path, "bare/a.png")
+
+    with pytest.raises(InputsError, match="Wanted"):
+        read_examples(str(tmp_path / name))
+
+
+def test_several_paths_are_read_one_after_the_other(tmp_path: Path) -> None:
+    pictures(tmp_path, "classes/cat/a.png", "classes/dog/b.png")
+    table = tmp_path / "text.json"
+    table.write_text(json.dumps([{"question": "2 + 2?", "answer": 4}]))
+
+    found = read_examples(str(tmp_path / "classes"), str(table))
+    assert [example.answers[0] for example in found.examples] == ["cat", "dog", "4"]
+
+
+def test_a_table_beside_pictures_is_to_be_named_itself(tmp_path: Path) -> None:
+    pictures(tmp_path, "images/a.png")
+    write_lines(tmp_path / "labels.jsonl", {"picture": "images/a.png", "label": "cat"})
+
+    with pytest.raises(InputsError) as refused:
+        read_examples(str(tmp_path))
+    assert refused.value.hint == f"name the table itself: {tmp_path}/labels.jsonl"
+
+    for name in ("eval.csv", "train.csv"):
+        (tmp_path / name).write_text("picture,label\nimages/a.png,cat\n")
+    with pytest.raises(InputsError) as refused:
+        read_examples(str(tmp_path))
+    assert refused.value.hint == f"name the table itself: {tmp_path}/train.csv"
+
+
+def test_tables_that_are_named_as_splits_are_these_splits(tmp_path: Path) -> None:
+    pictures(tmp_path, *(f"{number}.png" for number in range(4)))
+    train, test, more = tmp_path / "train.csv", tmp_path / "TEST.csv", tmp_path / "more.csv"
+    train.write_text("picture,label,split\n0.png,cat,\n1.png,dog,val\n")
+    test.write_text("picture,label\n2.png,cat\n")
+    more.write_text("picture,label\n3.png,cat\n2.png,dog\n")
+
+    found = read_examples(str(train), str(test))
+    assert [(one.split, one.choices) for one in found.examples] == [
+        ("train", ("cat", "dog")),
+        ("validation", ("cat", "dog")),
+        ("test", ("cat", "dog")),
+    ]
+    found.require_sound()
+    assert {one.split for one in read_examples(str(train), str(more)).examples} == {"", "validation"}
+    assert [one.split for one in read_examples(str(more)).examples] == ["", ""]
+
+    more.unlink()
+    with pytest.raises(InputsError) as refused:
+        read_examples(str(tmp_path))
+    assert refused.value.hint == f"name the tables themselves: {train} {test}"
+
+
+def test_large_compressed_archives_are_to_be_decompressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llama_adapter.app.learning.labelled.pictures.MAX_COMPRESSED_BYTES", 5)
+    members = {f"{name}.{kind}": b"four" for name in "ab" for kind in ("png", "txt")}
+    for name, mode in (("a.tar.gz", "w:gz"), ("a.tar", "w")):
+        (tmp_path / name).write_bytes(tar_bytes(members, mode=mode))
+
+    assert len(read_examples(str(tmp_path / "a.tar")).examples) == 2
+    with pytest.raises(InputsError, match="at most 5 bytes"):
+        read_examples(str(tmp_path / "a.tar.gz"))
+
+
+def test_a_picture_may_have_a_caption_and_an_answer(tmp_path: Path) -> None:
+    pictures(tmp_path, "a.png")
+    rows = [{"picture": "a.png", "caption": "A star."}, {"picture": "a.png", "answer": "star"}]
+    found = read_examples(str(write_lines(tmp_path / "data.jsonl", *rows)))
+
+    assert [example.task for example in found.examples] == ["caption", "answer"]
+    assert not found.problems
+
+
+def test_the_digest_of_data_goes_by_pictures_and_answers(tmp_path: Path) -> None:
+    def digest(*rows: dict[str, str]) -> str:
+        return data_digest(read_examples(str(write_lines(tmp_path / "data.jsonl", *rows))).examples)
+
+    for name in ("a.png", "copy.png"):
+        (tmp_path / name).write_bytes(b"same")
+    pictures(tmp_path, "b.png")
+    one, two = ({"picture": f"{name}.png", "answer": name} for name in "ab")
+
+    assert digest(one, two) == digest(two, {**one, "picture": "copy.png"})
+    assert digest(one, two) != digest(one, {**two, "answer": "a"})
+    assert digest(one, two) != digest(one)
+
+
+def test_metadata_may_lie_above_the_folders_of_splits(tmp_path: Path) -> None:
+    pictures(tmp_path, "train/a.png", "test/b.png")
+    rows = [
+        {"file_name": f"{split}/{name}.png", "text": name, "split": split}
+        for split, name in (("train", "a"), ("test", "b"))
+    ]
+    write_lines(tmp_path / "metadata.jsonl", *rows)
+
+    assert [example.split for example in read_examples(str(tmp_path)).examples] == ["train", "test"]

@@ -1,0 +1,144 @@
+"""The data of LLaMA-Adapter's own training: a YAML with META, image-text lists, and LLaVA's and Alpaca's JSON."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llama_adapter.app.learning.labelled.example import Examples
+from llama_adapter.app.learning.labelled.reading import read_examples
+from llama_adapter.app.pictures.inputs import InputsError
+from tests.app.learning.labelled.tables import brief, reasons
+from tests.app.pictures.inputs.files import fill
+
+
+def read(path: Path, **settings: Any) -> Examples:
+    return read_examples(str(path), digests=False, **settings)
+
+
+def turns(*texts: str) -> list[dict[str, str]]:
+    return [{"from": ("human", "gpt")[index % 2], "value": text} for index, text in enumerate(texts)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    fill(tmp_path, "a.jpg", "b.jpg")
+    (tmp_path / "cc3m.csv").write_text('url\t\tcaption\na.jpg\t\tA star, red.\nb.jpg\t\tA "big" circle.\n')
+    llava = [
+        {"id": "1", "image": "a.jpg", "conversations": turns("<image>\nWhat is it?", "A star.", "And how?", "Red.")},
+        {"id": "2", "image": "b.jpg", "conversations": turns("Where is it?\n<image>", "Left.")},
+    ]
+    (tmp_path / "llava.json").write_text(json.dumps(llava))
+    (tmp_path / "alpaca.json").write_text(json.dumps([{"instruction": "Add.", "input": "1, 2", "output": "3"}]))
+    return tmp_path
+
+
+CAPTIONS = [("a.jpg", None, "caption", ("A star, red.",)), ("b.jpg", None, "caption", ('A "big" circle.',))]
+ASKED = [
+    ("a.jpg", "What is it?", "answer", ("A star.",)),
+    ("a.jpg", "And how?", "answer", ("Red.",)),
+    ("b.jpg", "Where is it?", "answer", ("Left.",)),
+]
+TEXTS = [(None, "Add.", "answer", ("3",))]
+
+
+@pytest.mark.parametrize(("name", "expected"), [("cc3m.csv", CAPTIONS), ("llava.json", ASKED), ("alpaca.json", TEXTS)])
+def test_a_table_is_read_as_it_is(name: str, expected: list[Any], folder: Path) -> None:
+    found = read(folder / name)
+    assert [brief(one, folder=folder) for one in found.examples] == expected
+    assert not found.problems
+
+
+@pytest.mark.parametrize("separator", ["\t", "\t\t"])
+def test_an_image_text_list_may_be_called_tsv(separator: str, folder: Path) -> None:
+    (folder / "list.tsv").write_text(f"url{separator}caption\n{folder}/a.jpg{separator}A star.\n")
+    assert [brief(one, folder=folder)[0] for one in read(folder / "list.tsv").examples] == ["a.jpg"]
+
+
+@pytest.mark.parametrize("place", ["", "{folder}/"], ids=["beside the config", "absolute"])
+def test_a_config_lists_tables(place: str, folder: Path) -> None:
+    names = ["cc3m.csv", "llava.json", "alpaca.json"]
+    (folder / "data.yaml").write_text("META:\n" + "".join(f"  - '{place.format(folder=folder)}{n}'\n" for n in names))
+    found = read(folder / "data.yaml")
+    assert [brief(one, folder=folder) for one in found.examples] == CAPTIONS + ASKED + TEXTS
+    assert not found.problems
+
+
+def test_a_config_lists_tables_of_the_present_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "configs").mkdir()
+    (folder / "configs" / "data.yaml").write_text("META: [alpaca.json]\n")
+    monkeypatch.chdir(folder)
+    assert len(read(Path("configs/data.yaml")).examples) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("META: []", "Wanted a list of tables under `META`"),
+        ("META: a.json", "Wanted a list of tables under `META`"),
+        ("tables: [a.json]", "Wanted a list of tables under `META`"),
+        ("META: [missing.json]", "`missing.json` does not exist"),
+        ("META: [data.yaml]", "Wanted tables under `META`"),
+        ("- a.json", "wanted sections"),
+        ("META: [a.json", "data.yaml"),
+    ],
+)
+def test_another_config_is_refused(text: str, told: str, folder: Path) -> None:
+    (folder / "data.yaml").write_text(text)
+    with pytest.raises(InputsError, match=told):
+        read(folder / "data.yaml")
+
+
+def test_braces_in_firstare_text_and_an_own_column_stays_a_variable(folder: Path) -> None:
+    own = {"image": "b.jpg", "question": "What is it?", "answer": "y"}
+    first = turns("<image>\nWhat does {x} mean?", "x")
+    rows = [{"image": "a.jpg", "conversations": first}, {**own, "conversations": 3}]
+    (folder / "llava.json").write_text(json.dumps(rows))
+    found = read(folder / "llava.json").examples
+    asked = [(one.question.instruction, one.answers) for one in found]
+    assert asked == [("What does {{x}} mean?", ("x",)), ("What is it?", ("y",))]
+
+
+@pytest.mark.parametrize(
+    "value", [[], "text", turns("a", "b")[::-1], [{"from": "human", "value": 1}, *turns("a", "b")[1:]]]
+)
+def test_other_conversations_are_refused_with_their_line(value: Any, folder: Path) -> None:
+    (folder / "llava.json").write_text(json.dumps([{"image": "a.jpg", "conversations": value}]))
+    (reason,) = reasons(read(folder / "llava.json"), folder=folder)
+    assert reason.startswith("llava.json, line 1: its `conversations` are no list of turns")
+
+
+def test_an_address_is_no_picture_and_a_url_beside_a_question_is_a_column(folder: Path) -> None:
+    (folder / "list.tsv").write_text("url\tcaption\nhttp://example.com/a.jpg\tA star.\n")
+    assert "is an address; wanted a file" in reasons(read(folder / "list.tsv"), folder=folder)[0]
+    (folder / "list.tsv").write_text("url\tquestion\tanswer\nhttp://example.com\tWhat?\tA star.\n")
+    (example,) = read(folder / "list.tsv").examples
+    assert (example.item.source, example.item.columns) == (None, {"url": "http://example.com"})
+
+
+def test_conversations_with_one_picture_and_question_may_answer_differently_and_are_counted(folder: Path) -> None:
+    for name in ("a.jpg", "copy.jpg"):
+        (folder / name).write_bytes(b"same")
+    rows = [
+        {"image": name, "conversations": turns("<image>\nDescribe it.", said)}
+        for name, said in [("a.jpg", "A star."), ("a.jpg", "Red."), ("a.jpg", "Red."), ("copy.jpg", "A big star.")]
+    ]
+    (folder / "llava.json").write_text(json.dumps(rows))
+    found = read_examples(str(folder / "llava.json"))
+
+    assert [one.answers for one in found.examples] == [("A star.",), ("Red.",), ("A big star.",)]
+    (note,) = found.problems
+    assert note.is_warning
+    assert str(note) == (
+        "the conversations of the data: 2 have another answer than an earlier one with the same picture and question; "
+        "all are used"
+    )
+
+
+def test_rows_that_are_no_conversations_still_contradict_each_other(folder: Path) -> None:
+    rows = [{"image": name, "question": "Red?", "answer": said} for name, said in [("a.jpg", "yes"), ("a.jpg", "no")]]
+    (folder / "table.json").write_text(json.dumps(rows))
+    (folder / "a.jpg").write_bytes(b"picture")
+    (reason,) = reasons(read_examples(str(folder / "table.json")), folder=folder)
+    assert reason == "table.json, line 2: line 1 has another answer for the same picture and question"

@@ -1,0 +1,210 @@
+"""Scales of inputs: the bundle that `quantize --calibrate` makes with 8 bits, who uses them, and damaged ones."""
+
+import dataclasses
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.command_line.doctor.model import diagnose
+from llama_adapter.app.learning.quantising.calibrated import quantise_calibrated
+from llama_adapter.app.learning.quantising.samples import SampleSpec, collect_samples
+from llama_adapter.app.models.bundle import load_bundle, save_bundle, stream_bundle
+from llama_adapter.app.models.bundle_manifest import INPUT_SCALES, read_manifest
+from llama_adapter.app.models.packed_bundle import PackJob, pack_bundle
+from llama_adapter.app.models.quantised_model import QuantiseJob
+from llama_adapter.app.models.resources import embedded_model, sample_pictures
+from llama_adapter.app.models.sketch import sketch
+from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.models.split_bundle import split_bundle
+from llama_adapter.app.models.stream_model import stream_model
+from llama_adapter.llm.load import decoder_from_state
+from llama_adapter.runtime import devices
+from llama_adapter.runtime.devices.cuda import CUDA
+from llama_adapter.runtime.devices.cuda_linear import RoundedLinear
+from llama_adapter.runtime.errors import CheckpointError
+from llama_adapter.runtime.kernels.library import find_library
+from llama_adapter.runtime.schemes.int8 import INPUT_SCALE
+from llama_adapter.runtime.schemes.layers import dequantise_linears
+from llama_adapter.runtime.schemes.state import linear_weights
+from llama_adapter.vision.encoder import encoder_from_state
+from tests.app.models.bundles import edit
+from tests.app.models.test_split_bundle import Place
+from tests.fakes.cuda_graphs import FakeCuda, HostCuda
+from tests.fakes.cuda_linear import LinearOps
+
+FILES = sorted(str(path) for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))
+SAMPLES = SampleSpec(pictures=tuple(FILES[:8]), reader="thread")
+QUESTION, CHOICES = "What color is the shape?", ["red", "blue", "yellow", "green"]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded model in 8 bits, calibrated with eight of its samples. Tests must not change it."""
+    out = str(tmp_path_factory.mktemp("calibrated") / "bundle")
+    return quantise_calibrated(QuantiseJob(out=out, precision="int8"), SAMPLES)
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def scores(model: Path, **options: Any) -> list[float]:
+    """Probabilities of choices about pictures that were not calibrated with."""
+    with Captioner.load(model, device="cpu", dtype="float32", **options) as captioner:
+        answers = captioner.generate(FILES[8:12], QUESTION, choices=CHOICES)
+        return [share for answer in answers for share in (answer.choice or {}).values()]
+
+
+def test_the_weights_are_those_without_calibration_and_each_layer_of_the_decoder_has_a_scale(bundle: Path) -> None:
+    stored, nearest = load_bundle(bundle), load_bundle(embedded_model(), precision="int8")
+    manifest = read_manifest(bundle)
+
+    assert same(stored.decoder_state, nearest.decoder_state)
+    assert same(stored.vision_state, nearest.vision_state)
+    assert stored.input_scales.keys() == linear_weights(sketch(stored.decoder_config))
+    assert all(scale.shape == (1,) and 0 < float(scale) < 100 for scale in stored.input_scales.values())
+    assert manifest["files"][INPUT_SCALES]["bytes"] == (bundle / INPUT_SCALES).stat().st_size
+    assert manifest["origin"]["calibration_pictures"] == 8
+    assert {finding.level for finding in diagnose(bundle)} == {"ok"}
+    assert load_bundle(bundle, precision="float").input_scales == {}
+
+
+@torch.inference_mode()
+def test_a_scale_is_the_largest_input_of_any_sample(bundle: Path) -> None:
+    stored = load_bundle(bundle, dtype=torch.float32)
+    encoder = encoder_from_state(stored.vision_config, stored.vision_state)
+    decoder = decoder_from_state(stored.decoder_config, stored.decoder_state)
+    dequantise_linears(encoder)
+    dequantise_linears(decoder)
+    largest: dict[str, float] = {}
+
+    def watch(name: str) -> Callable[..., None]:
+        def look(layer: object, inputs: tuple[Tensor, ...]) -> None:
+            largest[name] = max(largest.get(name, 0.0), float(inputs[0].abs().max()))
+
+        return look
+
+    for name in ("layers.0.attention.qkv", "layers.1.attention.qkv", "layers.3.feed_forward.down", "head"):
+        decoder.get_submodule(name).register_forward_pre_hook(watch(f"{name}.weight"))
+    for sample in collect_samples(SAMPLES, model=None, vision=stored.vision_config):
+        prefix = decoder.project_prefix(encoder(torch.from_numpy(sample.pixels)[None]))
+        length = len(sample.token_ids)
+        mask = torch.ones(1, 1, length, length, dtype=torch.bool).tril()
+        hidden = decoder(torch.tensor([sample.token_ids]), torch.arange(length)[None], mask, prefix)
+        decoder.logits(hidden[0, sample.num_prompt_tokens - 1 :])
+
+    assert len(largest) == 4
+    for name, value in largest.items():
+        assert float(stored.input_scales[name]) * 127 == pytest.approx(value, rel=0.01), name  # its prefix is of floats
+
+
+@pytest.mark.skipif(find_library().library is None, reason=find_library().reason or "there are kernels")
+def test_operators_w8a8_use_the_scales_and_no_others(bundle: Path, tmp_path: Path) -> None:
+    packed = pack_bundle(PackJob(model=str(bundle), out=str(tmp_path / "packed"), dtype="float32")).folder
+    static, dynamic = scores(bundle, operators="w8a8"), scores(bundle)
+
+    assert scores(embedded_model(), precision="int8", operators="w8a8") == dynamic
+    assert static != dynamic
+    assert static == pytest.approx(dynamic, abs=0.1)
+    assert scores(packed, operators="w8a8") == static
+    assert scores(packed) == dynamic
+
+
+def test_bundles_made_from_it_keep_the_scales(bundle: Path, tmp_path: Path) -> None:
+    model, tensors = stream_bundle(bundle)
+    copy = save_bundle(tmp_path / "copy", model=model, decoder_tensors=tensors)
+    split = split_bundle(bundle, tmp_path / "split", num_ranks=2)
+
+    for made in (copy, split):
+        assert same(load_file(made / INPUT_SCALES), dict(load_bundle(bundle).input_scales))
+    bare = edit(lambda manifest: manifest["files"].pop(INPUT_SCALES))
+    bare(copy)
+    assert load_bundle(copy).input_scales == {}
+    assert "digest" in "".join(finding.sentence for finding in diagnose(copy) if finding.level == "error")
+
+
+def test_each_rank_of_a_split_decoder_has_the_scales_of_whole_layers(bundle: Path, tmp_path: Path) -> None:
+    split = split_bundle(bundle, tmp_path / "split", num_ranks=2)
+    scales = load_bundle(bundle).input_scales
+
+    for model in (bundle, split):
+        for operators in ("w8a8", "auto"):
+            spec = CaptionerSpec(model=str(model), device="cpu", precision="int8", operators=operators)
+            tensors = dict(stream_model(spec, dtype=torch.float32, ranks=Place(1, 2))[1])
+            found = {name.removesuffix(INPUT_SCALE): one for name, one in tensors.items() if name.endswith(INPUT_SCALE)}
+            assert same(found, dict(scales) if operators == "w8a8" else {})
+            assert tensors["layers.0.attention.out.weight"].shape[1] == load_bundle(bundle).decoder_config.dim // 2
+
+
+@pytest.mark.slow
+def test_a_gpu_rounds_the_decoders_inputs_by_the_scales(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeCuda().install(monkeypatch)
+    LinearOps().install(monkeypatch)
+    gpu = dataclasses.replace(CUDA, count=lambda: 1, open=lambda index: HostCuda())
+    monkeypatch.setattr(devices, "ACCELERATORS", (gpu,))
+    options: dict[str, Any] = {"device": "cuda:0", "dtype": "bfloat16", "mode": "eager", "operators": "w8a8"}
+
+    static, dynamic = Captioner.load(bundle, **options), Captioner.load(precision="int8", **options)
+
+    def scale(captioner: Captioner) -> Tensor | None:
+        head = captioner._engine._runner._decoder.head  # type: ignore[attr-defined]
+        assert type(head) is RoundedLinear
+        return head.input_scale
+
+    assert torch.equal(scale(static), load_bundle(bundle).input_scales["head.weight"])
+    assert scale(dynamic) is None
+    encoders = [captioner._vision.module.modules() for captioner in (static, dynamic)]  # type: ignore[attr-defined]
+    rounded = [layer for layers in encoders for layer in layers if isinstance(layer, RoundedLinear)]
+    assert [layer.input_scale for layer in rounded] == [None] * len(rounded) != []
+    texts = [[answer.text for answer in one.generate(FILES[8:16])] for one in (static, dynamic)]
+    assert texts[0] == texts[1]
+
+
+def other_layer(scales: dict[str, Tensor]) -> None:
+    scales["layers.9.attention.qkv.weight"] = scales.pop("layers.0.attention.qkv.weight")
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (other_layer, "lacks .*layers.0.*layers.9"),
+        (lambda scales: scales.pop("head.weight"), "lacks .*head.weight"),
+        (lambda scales: scales.update({"head.weight": torch.zeros(1)}), "above 0, in .*head.weight"),
+        (lambda scales: scales.update({"head.weight": torch.tensor([-0.1])}), "above 0, in .*head.weight"),
+        (lambda scales: scales.update({"head.weight": torch.tensor([torch.inf])}), "above 0, in .*head.weight"),
+        (lambda scales: scales.update({"head.weight": torch.tensor([torch.nan])}), "above 0, in .*head.weight"),
+        (lambda scales: scales.update({"head.weight": torch.ones(2)}), "head.weight.*where"),
+        (lambda scales: scales.update({"head.weight": torch.ones(1).half()}), "head.weight.*where"),
+    ],
+)
+def test_damaged_scales_are_refused(
+    bundle: Path, tmp_path: Path, damage: Callable[[dict[str, Tensor]], object], words: str
+) -> None:
+    copy = Path(shutil.copytree(bundle, tmp_path / "bundle"))
+    scales = load_file(copy / INPUT_SCALES)
+    damage(scales)
+    save_file(scales, copy / INPUT_SCALES)
+    size = (copy / INPUT_SCALES).stat().st_size
+    edit(lambda manifest: manifest["files"][INPUT_SCALES].update(bytes=size))(copy)
+
+    with pytest.raises(CheckpointError, match=words) as caught:
+        load_bundle(copy)
+
+    assert "write it again" in (caught.value.hint or "")
+
+
+def test_scales_that_miss_a_layer_are_not_written(bundle: Path, tmp_path: Path) -> None:
+    model, tensors = stream_bundle(bundle)
+    scales = dict(model.input_scales)
+    del scales["head.weight"]
+
+    with pytest.raises(ValueError, match=r"head\.weight"):
+        save_bundle(tmp_path / "copy", model=dataclasses.replace(model, input_scales=scales), decoder_tensors=tensors)
+    assert list(tmp_path.iterdir()) == []

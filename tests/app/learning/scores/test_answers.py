@@ -1,0 +1,82 @@
+"""Open answers are normalised and scored as described on VQA's evaluation page."""
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llama_adapter.app.learning.scores.answers import answer_scores, normalised, vqa_score
+from llama_adapter.app.learning.scores.outcome import Outcome
+
+
+def answered(answer: str, *references: str) -> Outcome:
+    return Outcome(picture="", question="", answer=answer, references=references)
+
+
+@pytest.mark.parametrize(
+    ("text", "form"),
+    [
+        ("Red", "red"),
+        ("U.S.A.", "usa"),
+        ("3.5", "3.5"),
+        ("Two dogs.", "2 dogs"),
+        ("none", "0"),
+        ("a man and the dog", "man and dog"),
+        ("dont", "don't"),
+        ("I dont know", "i don't know"),
+        ("cant", "can't"),
+        ("isn’t", "isn't"),
+        ("red/white; blue", "red white blue"),
+        ("girl's", "girl's"),
+        ("2:50 pm", "2:50 pm"),
+        ("100,978", "100978"),
+        ("one, two", "1 2"),
+        ("well-done", "well done"),
+        ("  ", ""),
+    ],
+)
+def test_answers_are_normalised_as_vqa_describes(text: str, form: str) -> None:
+    assert normalised(text) == form
+
+
+@given(st.text(max_size=40))
+def test_a_normalised_answer_keeps_its_words_case_and_spaces(text: str) -> None:
+    found = normalised(text)
+
+    assert found == " ".join(found.split())
+    assert normalised(text.upper().lower()) == normalised(text.lower().upper().lower())
+
+
+@pytest.mark.parametrize("num_same", range(11))
+def test_vqas_score_is_the_mean_over_all_nines_of_ten_people(num_same: int) -> None:
+    references = ["two"] * num_same + ["other"] * (10 - num_same)
+    nines = [min(1.0, nine.count("two") / 3) for nine in combinations(references, 9)]
+
+    assert vqa_score("2", references) == pytest.approx(sum(nines) / 10)
+
+
+def test_vqas_score_of_known_counts() -> None:
+    found = [vqa_score("x", ["x"] * count + ["y"] * (10 - count)) for count in range(5)]
+
+    assert found == pytest.approx([0.0, 0.3, 0.6, 0.9, 1.0])
+
+
+def test_exact_and_normalised_take_any_reference() -> None:
+    outcomes = [answered("The dog", "cat", "dog"), answered("cat ", "cat", "dog"), answered("bird", "cat")]
+    found = answer_scores(outcomes)
+
+    assert {name: list(scores) for name, scores in found.items()} == {"exact": [0, 1, 0], "normalised": [1, 1, 0]}
+
+
+def test_vqas_score_is_there_if_all_have_ten_references() -> None:
+    ten = answered("red", *["red"] * 2, *["blue"] * 8)
+
+    found = answer_scores([ten, answered("blue", *["red"] * 2, *["blue"] * 8)])
+    assert found["VQA"] == pytest.approx([0.6, 1.0])
+    assert "VQA" not in answer_scores([ten, answered("red", "red")])
+
+
+def test_one_reference_is_not_enough_for_vqas_score() -> None:
+    with pytest.raises(ValueError, match="several people, got 1"):
+        vqa_score("red", ["red"])

@@ -1,0 +1,227 @@
+"""Figures of choices equal those of scikit-learn 1.9 for the same examples, and the definitions of POPE and MME."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llama_adapter.app.captioning.decisions.measures import measure
+from llama_adapter.app.learning.scores.choices import (
+    Choices,
+    accuracy_plus,
+    choice_figures,
+    class_figures,
+    confusion,
+    part_figures,
+    ranks,
+    read_choices,
+    roc_auc,
+)
+from llama_adapter.app.learning.scores.outcome import Outcome
+from llama_adapter.runtime.errors import UsageError
+
+CLASSES = ("cat", "dog", "fox")
+# Drawn once at random. The tests hold scikit-learn's results for them.
+LABELS = [2, 2, 0, 2, 1, 1, 1, 0, 2, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 2, 0, 1, 2, 0]
+WEIGHTS = np.array(
+    [
+        *[[3, 4, 6], [8, 2, 11], [10, 7, 1], [4, 6, 7], [6, 9, 6], [1, 11, 5], [8, 6, 3], [11, 2, 1]],
+        *[[3, 6, 4], [10, 3, 2], [8, 8, 8], [7, 6, 1], [7, 9, 7], [1, 4, 5], [6, 4, 8], [5, 5, 3]],
+        *[[6, 7, 2], [6, 1, 2], [6, 6, 5], [4, 2, 10], [10, 2, 1], [3, 5, 7], [5, 5, 6], [8, 8, 2]],
+    ],
+    dtype=np.float64,
+)
+SHARES = WEIGHTS / WEIGHTS.sum(axis=1, keepdims=True)
+
+
+def animals(order: Sequence[int] = range(len(LABELS))) -> list[Outcome]:
+    return [
+        Outcome(
+            picture=f"{index}.png",
+            question="Which animal?",
+            answer=CLASSES[int(SHARES[index].argmax())],
+            references=(CLASSES[LABELS[index]],),
+            choices=CLASSES,
+            probabilities=tuple(map(float, SHARES[index])),
+            digest=f"digest {index}",
+        )
+        for index in order
+    ]
+
+
+def asked(*answers: tuple[str, str], digests: str = "") -> list[Outcome]:
+    """Yes-or-no outcomes for (answer, right answer); `digests` has one letter per picture."""
+    return [
+        Outcome(
+            picture="",
+            question=f"question {index}",
+            answer=answer,
+            references=(right,),
+            choices=("yes", "no"),
+            digest=digests[index : index + 1],
+        )
+        for index, (answer, right) in enumerate(answers)
+    ]
+
+
+def everything(table: Choices) -> np.ndarray:
+    return np.arange(len(table.label_N))
+
+
+def figures_of(outcomes: list[Outcome]) -> dict[str, float | None]:
+    table = read_choices(outcomes)
+    return choice_figures(table, everything(table))
+
+
+def test_figures_are_those_of_scikit_learn() -> None:
+    found = figures_of(animals())
+
+    assert found["accuracy"] == pytest.approx(0.7083333333333334)
+    assert found["balanced accuracy"] == pytest.approx(0.6933621933621934)
+    assert found["macro F1"] == pytest.approx(0.6774891774891776)
+    assert found["ROC-AUC"] == pytest.approx(0.8565693565693566)  # one class against the others
+    assert found["ECE"] == pytest.approx(measure(SHARES, np.array(LABELS)).ece)
+
+
+def test_figures_of_classes_are_those_of_scikit_learn() -> None:
+    table = read_choices(animals())
+    found = class_figures(table, everything(table))
+
+    expected = {
+        "precision": [0.81818182, 0.6, 0.625],
+        "recall": [0.81818182, 0.42857143, 0.83333333],
+        "F1": [0.81818182, 0.5, 0.71428571],
+    }
+    for name, shares in expected.items():
+        assert [found[one, name] for one in CLASSES] == pytest.approx(shares)
+
+
+def test_the_confusion_matrix_has_right_answers_in_rows() -> None:
+    counted = confusion(read_choices(animals()))
+
+    assert counted is not None
+    assert counted.columns == CLASSES
+    assert counted.counts == ((9, 1, 1), (2, 3, 2), (0, 1, 5))
+
+
+def test_an_answer_that_names_no_choice_is_wrong_and_has_a_column() -> None:
+    counted = confusion(read_choices(asked(("perhaps", "no"), ("yes", "yes"))))
+
+    assert counted is not None
+    assert counted.columns == ("yes", "no", "(other)")
+    assert counted.counts == ((1, 0, 0), (0, 0, 1))
+    assert figures_of(asked(("perhaps", "no"), ("yes", "yes")))["accuracy"] == 0.5
+
+
+def test_roc_auc_counts_ties_half() -> None:
+    is_positive = np.array([0, 0, 1, 0, 1, 1, 0, 1, 0, 1, 0, 0], dtype=bool)
+
+    scores = np.array([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8.0])
+    assert roc_auc(ranks(scores), is_positive) == pytest.approx(0.7285714285714286)
+    assert roc_auc(ranks(np.ones(12)), is_positive) == 0.5
+    assert roc_auc(ranks(scores[:3]), np.ones(3, dtype=bool)) is None
+    assert roc_auc(ranks(scores[:3]), np.zeros(3, dtype=bool)) is None
+
+
+@settings(max_examples=30)
+@given(st.permutations(range(len(LABELS))))
+def test_the_order_of_examples_changes_nothing(order: list[int]) -> None:
+    expected = figures_of(animals())
+
+    assert figures_of(animals(order)) == pytest.approx(expected)
+
+
+def test_choices_in_another_order_are_the_same_classes() -> None:
+    turned = [
+        Outcome(
+            picture=one.picture,
+            question=one.question,
+            answer=one.answer,
+            references=one.references,
+            choices=CLASSES if index % 2 else CLASSES[::-1],
+            probabilities=one.probabilities if index % 2 else (one.probabilities or ())[::-1],
+        )
+        for index, one in enumerate(animals())
+    ]
+
+    expected = figures_of(animals())
+    found = figures_of(turned)
+    del expected["ECE"], found["ECE"]  # for equally likely choices it depends on their order
+    assert found == pytest.approx(expected)
+
+
+def test_examples_with_choices_of_their_own_have_accuracy_and_ece_alone() -> None:
+    given = (("red", "red", ("red", "blue"), (0.8, 0.2)), ("1", "3", ("1", "2", "3"), (0.6, 0.3, 0.1)))
+    table = read_choices(
+        [
+            Outcome(picture="", question="", answer=one, references=(right,), choices=own, probabilities=shares)
+            for one, right, own, shares in given
+        ]
+    )
+
+    assert choice_figures(table, everything(table)) == pytest.approx({"accuracy": 0.5, "ECE": (0.2 + 0.6) / 2})
+    assert confusion(table) is None
+
+
+def test_popes_row_is_computed_for_yes() -> None:
+    # 3 right yes, 1 wrong yes, 2 missed yes, 3 right no, 1 neither
+    given = [("yes", "yes")] * 3 + [("Yes, there is.", "no")] + [("no", "yes")] * 2 + [("No", "no")] * 3 + [("?", "no")]
+    table = read_choices(asked(*given))
+    found = part_figures(table, everything(table))
+
+    assert found == pytest.approx(
+        {"accuracy": 0.6, "precision": 3 / 4, "recall": 3 / 5, "F1": 2 / 3, "share of yes": 0.4}
+    )
+
+
+def test_accuracy_plus_wants_every_question_of_a_picture_right() -> None:
+    given = [("yes", "yes"), ("no", "no"), ("yes", "yes"), ("yes", "no"), ("no", "yes"), ("yes", "no")]
+    table = read_choices(asked(*given, digests="aabbcc"))
+    found = part_figures(table, everything(table))
+
+    assert found["accuracy+"] == pytest.approx(1 / 3)
+    assert found["MME score"] == pytest.approx(50 + 100 / 3)
+    assert accuracy_plus(table, np.array([0, 1, 0, 1, 2, 3])) == pytest.approx(2 / 3)  # picture 0 is listed twice
+
+
+@pytest.mark.parametrize(
+    ("answer", "label"), [("Yes", 0), ("no.", 1), ("Yes, there is.", 0), ("nothing", None), ("", None), ("No dog", 1)]
+)
+def test_an_answer_names_the_choice_that_it_is_or_begins_with(answer: str, label: int | None) -> None:
+    assert asked((answer, "yes"))[0].chosen(answer) == label
+
+
+def test_of_two_choices_that_an_answer_begins_with_the_longer_one_is_meant() -> None:
+    one = Outcome(picture="", question="", answer="", references=("red",), choices=("red", "red ring"))
+
+    assert one.chosen("Red ring, I think") == 1
+    assert one.chosen("red, I think") == 0
+
+
+def test_a_right_answer_that_is_no_choice_is_named() -> None:
+    with pytest.raises(UsageError, match=r"Wanted one of yes, no as the right answer for “question 0”, got `maybe`"):
+        read_choices(asked(("yes", "maybe")))
+
+
+def test_a_class_without_examples_and_answers_has_no_figures() -> None:
+    outcomes = [Outcome(picture="", question="", answer="cat", references=("cat",), choices=CLASSES)]
+    table = read_choices(outcomes)
+
+    found = class_figures(table, everything(table))
+
+    assert [found["dog", name] for name in ("precision", "recall", "F1")] == [None] * 3
+    assert choice_figures(table, everything(table)) == {"accuracy": 1.0, "balanced accuracy": 1.0, "macro F1": 1.0}
+
+
+def test_one_picture_in_two_parts_is_two_sets_of_questions() -> None:
+    outcomes = [
+        replace(one, part=part)
+        for part, mark in (("count", "yes"), ("color", "no"))
+        for one in asked(("yes", mark), ("yes", mark), digests="aa")
+    ]
+    table = read_choices(outcomes)
+
+    assert accuracy_plus(table, everything(table)) == 0.5

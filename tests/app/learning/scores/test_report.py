@@ -1,0 +1,173 @@
+"""Reports show every figure, escape every text, and contain small pictures of the worst answers."""
+
+import base64
+import json
+from dataclasses import asdict
+from html.parser import HTMLParser
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from syrupy.assertion import SnapshotAssertion
+
+from llama_adapter.app.learning.scores.compare import compare
+from llama_adapter.app.learning.scores.intervals import Draws
+from llama_adapter.app.learning.scores.outcome import Outcome
+from llama_adapter.app.learning.scores.report import THUMBNAIL_SIDE, as_html, as_json, as_markdown, small_picture
+from llama_adapter.app.learning.scores.scoring import score
+
+DRAWS = Draws(count=200, seed=4)
+EVIL = "<script>alert('x')</script> | *\u202edog*"
+
+
+class Page(HTMLParser):
+    """The tags of a page with their attributes, and its text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.words += data
+
+
+def asked(marks: str, *, name: str = "{}.png", right: tuple[str, str] = ("yes", "no")) -> list[Outcome]:
+    """Yes-or-no outcomes, two per picture; `+` is a right answer, `-` a wrong one."""
+    return [
+        Outcome(
+            picture=name.format(index // 2),
+            question=f"Is it {index % 2}?",
+            answer=right[index % 2] if mark == "+" else {"yes": "no", "no": "yes"}[right[index % 2]],
+            references=(right[index % 2],),
+            choices=("yes", "no"),
+            probabilities=(0.75, 0.25) if (mark == "+") == (right[index % 2] == "yes") else (0.125, 0.875),
+            part="odd" if index % 4 > 1 else "even",
+        )
+        for index, mark in enumerate(marks)
+    ]
+
+
+def test_the_markdown_report_is_this(snapshot: SnapshotAssertion) -> None:
+    one, other = asked("++-++-++++-+"), asked("+++++++++---")
+    comparison = compare(one, other, names=("base", "trained"), draws=DRAWS)
+
+    assert as_markdown(score(other, model="trained", draws=DRAWS), comparison) == snapshot
+
+
+def test_json_holds_every_figure_and_the_worst_answers() -> None:
+    outcomes = asked("++-++-++")
+    scores, comparison = score(outcomes, model="m", draws=DRAWS), compare(outcomes, asked("++++++++"), draws=DRAWS)
+    found = json.loads(as_json(scores, comparison))
+
+    assert (found["format"], found["version"]) == ("llama-adapter-scores", 1)
+    assert found["figures"] == {name: asdict(one) for name, one in scores.figures.items()}
+    assert found["parts"]["odd"]["accuracy"]["value"] == 0.75
+    assert found["confusion"]["counts"] == [[3, 1], [1, 3]]
+    assert found["worst"][0]["outcome"]["question"] == "Is it 0?"
+    assert found["comparison"]["mcnemar"]["p_value"] == 0.5
+    assert found["draws"] == {"count": 200, "seed": 4}
+
+
+def test_undefined_figures_are_null_and_a_dash() -> None:
+    scores = score(asked("++", right=("no", "no")), draws=DRAWS)
+
+    assert json.loads(as_json(scores))["parts"]["(all)"]["precision"]["value"] is None
+    assert "| even | 100.0% | - | - | - | 0.0% | 100.0% | 200.0 | 2 |" in as_markdown(scores)
+
+
+def test_the_page_shows_the_same_cells_as_the_markdown() -> None:
+    scores = score(asked("++-++-++++-+"), draws=DRAWS)
+    page = Page(as_html(scores))
+
+    rows = [line.strip("| ").split(" | ") for line in as_markdown(scores).splitlines() if line.startswith("| ")]
+    cells = [cell.replace("\\", "") for row in rows for cell in row if not cell.startswith("---")]
+    assert len(cells) > 50
+    assert [cell for cell in cells if cell not in page.words] == []
+
+
+def test_the_page_needs_nothing_from_elsewhere(tmp_path: Path) -> None:
+    Image.new("RGB", (9, 9)).save(tmp_path / "0.png")
+    page = Page(as_html(score(asked("-+", name=str(tmp_path / "{}.png")), draws=DRAWS)))
+
+    addresses = [
+        value or "" for _, attributes in page.tags for key, value in attributes.items() if key in ("src", "href")
+    ]
+    assert [address[:23] for address in addresses] == ["data:image/jpeg;base64,"]
+    assert not {"script", "link", "iframe"} & {tag for tag, _ in page.tags}
+
+
+def test_the_worst_errors_have_small_pictures(tmp_path: Path) -> None:
+    Image.new("RGBA", (900, 300), (200, 10, 10, 255)).save(tmp_path / "0.png")
+    (tmp_path / "1.png").write_bytes(b"no picture")
+    page = Page(as_html(score(asked("-+-+", name=str(tmp_path / "{}.png")), draws=DRAWS)))
+
+    shown = [attributes for tag, attributes in page.tags if tag == "img"]
+    assert [one["alt"] for one in shown] == [str(tmp_path / "0.png")]
+    picture = Image.open(BytesIO(base64.b64decode((shown[0]["src"] or "").partition(",")[2])))
+    assert picture.size == (THUMBNAIL_SIDE, 53)
+    red, green, _ = picture.getpixel((80, 26))  # type: ignore[misc]
+    assert red > 180 > 40 > green
+    assert "picture not readable" in page.words
+
+
+def test_pictures_can_come_from_elsewhere() -> None:
+    asked_for = []
+
+    def from_archive(outcome: Outcome) -> Image.Image | None:
+        asked_for.append(outcome.picture)
+        return small_picture(Image.new("L", (4, 4)))
+
+    page = Page(as_html(score(asked("-++-"), draws=DRAWS), thumbnail=from_archive))
+    assert sorted(asked_for) == ["0.png", "1.png"]
+    assert sum(tag == "img" for tag, _ in page.tags) == 2
+
+
+def test_text_is_shown_and_never_run() -> None:
+    one = Outcome(picture=EVIL, question=EVIL, answer=EVIL, references=(EVIL + " cat",), part=EVIL)
+    scores = score([one, Outcome(picture="", question="", answer="", references=("red",))], model=EVIL, draws=DRAWS)
+    markdown, html = as_markdown(scores), as_html(scores)
+
+    assert "<script" not in html
+    assert "\u202e" not in html + markdown
+    assert r"<script>alert('x')</script> | *\u202edog*" in Page(html).words
+    assert "<script" not in markdown.replace(r"\<", "")
+    assert json.loads(as_json(scores))["worst"][0]["outcome"]["picture"] == EVIL  # JSON data are not escaped
+
+
+def test_captions_have_a_report() -> None:
+    outcomes = [
+        Outcome(picture="", question="", answer="a blue sky", references=("two red cars on grass",)),
+        Outcome(picture="", question="", answer="a small dog runs", references=("a small dog runs home", "a dog")),
+    ]
+    markdown = as_markdown(score(outcomes, draws=DRAWS))
+
+    assert "## Worst captions" in markdown
+    assert markdown.index("a blue sky") < markdown.index("a small dog runs")
+    assert "| BLEU-1 | 0.372" in markdown
+
+
+@pytest.mark.parametrize("draws", [0, 10])
+def test_the_report_says_how_intervals_were_drawn(draws: int) -> None:
+    markdown = as_markdown(score(asked("-++-"), draws=Draws(count=draws, seed=7)))
+
+    told = "Intervals: 10 bootstrap draws of the 2 pictures, seed 7."
+    assert (told in markdown) == (draws > 0)
+    assert ("No intervals: they need draws" in markdown) == (draws == 0)
+
+
+def test_many_classes_have_a_list_of_confusions() -> None:
+    names = tuple(f"class {index}" for index in range(31))
+    outcomes = [
+        Outcome(picture="", question="", answer=answer, references=(right,), choices=names)
+        for right, answer in ((names[1], names[2]), (names[3], names[4]), (names[3], names[4]), (names[5], names[5]))
+    ]
+    markdown = as_markdown(score(outcomes, draws=DRAWS))
+
+    assert "| class 3 | class 4 | 2 |\n| class 1 | class 2 | 1 |\n\nThe whole matrix of 31 classes" in markdown
+    assert "Confusion matrix" not in markdown

@@ -1,0 +1,259 @@
+"""Examples become the tokens and labels of the reference's trainer, with default questions if the data have none."""
+
+import subprocess
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from llama_adapter.app.captioning.tasks.prompts import PromptEncoder
+from llama_adapter.app.learning.labelled.example import Example, Examples
+from llama_adapter.app.learning.training.asking import Asker, default_question, learned_questions
+from llama_adapter.app.learning.training.batches import padded
+from llama_adapter.app.learning.training.commands import _quoted, ask_command, calibrate_command, score_command
+from llama_adapter.app.learning.training.job import Optimisation, TrainJob
+from llama_adapter.app.learning.training.prepare import prepare, read_data, run_digest
+from llama_adapter.app.models.checkpoints import StoredQuestions
+from llama_adapter.app.pictures.inputs import InputsError, PictureInput, QuestionFields
+from llama_adapter.llm.tokenizer import Tokenizer
+from llama_adapter.runtime.errors import UsageError
+from tests.app.golden import GOLDEN
+from tests.app.learning.labelled.tables import write_lines
+from tests.app.learning.training.pets import draw_pets
+from tests.parity.golden import CASES, tensors
+
+
+def example(*answers: str, task: Any = "answer", **changes: Any) -> Example:
+    fields = {"instruction": "What is it?", **changes.pop("question", {})}
+    return Example(
+        item=PictureInput(source=changes.pop("source", "a.png"), label="photos/a.png", columns={"place": "Rome"}),
+        question=QuestionFields(**fields),
+        task=task,
+        answers=answers,
+        place="data.jsonl, line 1",
+        **changes,
+    )
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load(GOLDEN / "LLaMA/tokenizer.model")
+
+
+@pytest.fixture(scope="module")
+def asker(tokenizer: Tokenizer) -> Asker:
+    return Asker(tokenizer, default_prompt="Describe it")
+
+
+@pytest.mark.proves("training", "CPU")
+def test_tokens_and_labels_are_the_references(asker: Asker) -> None:
+    case = next(case for case in CASES["loss"] if case["name"] == "BIAS-TINY")
+    golden = tensors("loss_BIAS-TINY")
+    rows = [
+        asker.ask(example(answer, question={"instruction": asked["instruction"], "input": asked["input"]})).rows[0]
+        for asked, answer in zip(case["prompts"], case["answers"], strict=True)
+    ]
+    tokens_BS, labels_BS = padded(rows)
+    width = case["max_words"]  # the reference cuts longer rows off
+
+    assert torch.equal(tokens_BS[:, :width], golden["tokens"])
+    assert torch.equal(labels_BS[:, :width], golden["labels"])
+
+
+def test_the_prompt_is_that_of_an_answering_model(asker: Asker, tokenizer: Tokenizer) -> None:
+    encoder = PromptEncoder(tokenizer, check=lambda prompt, answers: None)
+    asked = asker.ask(example("in Rome", question={"instruction": "Where is {stem}, {place}?"}))
+    encoded = encoder.encode("Where is a, Rome?", ("in Rome",))
+
+    assert asked.rows[0].token_ids == (*encoded.token_ids, *encoded.continuations[0], tokenizer.eos_id)
+    assert asked.rows[0].num_prompt == len(encoded.token_ids)
+    text = asker.ask(example("4", source=None, question={"instruction": "Is {2} + {2} four?"}))
+    assert text.prompt == "Is {2} + {2} four?", "braces of texts are plain"
+
+
+def test_captions_have_a_row_for_each_right_answer_and_others_one(asker: Asker) -> None:
+    assert len(asker.ask(example("a cat", "one cat", task="caption")).rows) == 2
+    assert len(asker.ask(example("cat", "cats")).rows) == 1
+
+
+def test_classes_make_a_question() -> None:
+    few = example("b", task="choice", choices=("a", "b"))
+    many = example("b", task="choice", choices=tuple("abcdefghijk"))
+
+    assert default_question(few) == "Which of these is it: a, b?"
+    assert default_question(many) == "Which class is this?"
+    assert default_question(example("a cat on a mat", task="caption")) is None
+
+
+def caption(instruction: str | None = None) -> Example:
+    return example("a cat on a mat", task="caption", question={"instruction": instruction})
+
+
+BASE = StoredQuestions(prompt="Describe it", question="Which hue is it?")
+
+
+@pytest.mark.parametrize(
+    ("examples", "learned"),
+    [
+        ([example("a"), example("b")], ("Describe it", "What is it?")),
+        ([example("a"), example("b", question={"input": "a text"})], ("Describe it", "What is it?")),
+        ([example("a"), example("b", question={"instruction": "Why?"})], ("Describe it", None)),
+        ([example("a", question={"instruction": "Is {{it}} in {place}?"})], ("Describe it", "Is {it} in Rome?")),
+        ([example("a", question={"instruction": " "})], ("Describe it", None)),
+        ([caption(), caption()], ("Describe it", "Which hue is it?")),
+        ([caption("Say {{it}}."), example("a")], ("Say {it}.", "What is it?")),
+        ([caption("Say a."), caption("Say b.")], ("Describe it", "Which hue is it?")),
+    ],
+)
+def test_a_model_stores_the_only_question_that_it_learned(
+    examples: list[Example], learned: tuple[str, str | None], asker: Asker
+) -> None:
+    found = learned_questions([asker.ask(one) for one in examples], base=BASE)
+    assert (found.prompt, found.question) == learned
+
+
+def test_what_does_not_fit_the_context_is_named(asker: Asker) -> None:
+    found = Examples(examples=[example("yes"), example("yes " * 30), example("no", question={"input": "{gone}"})])
+    asker.ask_all(found, context=64)
+
+    assert [len(found.examples), len(found.problems)] == [1, 2]
+    reasons = sorted(one.reason for one in found.problems)
+    assert reasons[0].startswith("The prompt wants the variable {gone}")
+    assert "its prompt and answer have" in reasons[1]
+
+
+def test_a_run_is_known_by_its_data_and_settings(asker: Asker, tmp_path: Path) -> None:
+    folder = draw_pets(tmp_path / "pets", each=10)
+    digests = []
+    for changes in (
+        {},
+        {"seed": 1},
+        {"optimisation": Optimisation(batch_size=4)},
+        {"optimisation": Optimisation(rows=2)},
+    ):
+        job = TrainJob(data=(str(folder),), out="a.pth", **changes).with_rate(width=64)  # type: ignore[arg-type]
+        data = prepare(job, read_data(job), asker=asker, context=512)
+        digests.append(run_digest(job, data))
+        assert [len(part) for part in (data.train, data.validation, data.test)] == [16, 2, 2]
+
+    assert digests[0] == digests[3], "how many rows are computed at once does not matter"
+    assert len(set(digests)) == 3
+
+
+def test_open_answers_need_a_question(tmp_path: Path) -> None:
+    draw_pets(tmp_path / "pets", each=1)
+    table = write_lines(tmp_path / "a.jsonl", {"image": "pets/ring/0.png", "answer": "a ring"})
+    with pytest.raises(UsageError, match="Wanted a question for every example, but 1 of 1 have none"):
+        read_data(TrainJob(data=(str(table),), out="a.pth"))
+
+
+def test_values_out_of_range_are_refused() -> None:
+    for values, words in (
+        ({"out": "a.bin"}, "out must be the name of a .pth file"),
+        ({"validation": 0.6, "test": 0.5}, "leave some to learn"),
+        ({"most_unreadable": 2.0}, "most_unreadable must lie in 0..1"),
+        ({"resume": True, "force": True}, "exclude each other"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            TrainJob(**{"data": ("a",), "out": "a.pth", **values})  # type: ignore[arg-type]
+    for wrong in ({"batch_size": 0}, {"lr": 0.0}, {"warmup": 1.5}, {"max_norm": -1.0}, {"epochs": float("inf")}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            Optimisation(**wrong)  # type: ignore[arg-type]
+
+
+def test_rates_fall_with_the_width_and_differ_by_kind() -> None:
+    job = TrainJob(data=("a",), out="a.pth")
+
+    assert job.with_rate(width=4096).lr == pytest.approx(1.5e-3)
+    assert job.with_rate(width=192).lr == pytest.approx(3.2e-2)
+    assert (job.rate_factor("gates"), job.rate_factor("visual blocks")) == (1.0, pytest.approx(0.1))
+
+
+def test_commands_of_a_run_are_quoted_and_leave_out_what_a_flag_cannot_say(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    folder = draw_pets(tmp_path / "pets", each=10)
+
+    def commands(question: str | None = None) -> list[str]:
+        job = TrainJob(data=(str(folder),), out="my pets.pth", question=question)
+        found = read_data(job)
+        data = prepare(job, found, asker=Asker(tokenizer, default_prompt="Describe it"), context=512)
+        places = {"folder": Path("my pets.training"), "bundle": Path("my pets.training/bundle")}
+        made = (make(job, data, **places) for make in (ask_command, score_command, calibrate_command))
+        return [one for one in made if one is not None]
+
+    asking, evaluating, calibrating = commands()
+    model = "--model 'my pets.training/bundle'"
+    question = "--question 'Which of these is it: ring, triangle?'"
+    assert asking == f"llama-adapter ask PICTURE {model} {question} --choices ring,triangle"
+    assert evaluating == f"llama-adapter eval 'my pets.training/test.jsonl' {model} --out 'my pets.training/scores'"
+    assert calibrating == (
+        f"llama-adapter ask --calibrate 'my pets.training/validation.jsonl' {model} --choices ring,triangle "
+        "--calibration-out 'my pets.training/calibration.json'"
+    )
+    (folder / "ring").rename(folder / "{ring}, red")
+    assert commands()[0] == f"llama-adapter ask --manifest 'my pets.training/train.jsonl' {model}"
+    assert len(commands()) == 2, "a calibration names its choices by a flag"
+    (folder / "{ring}, red").rename(folder / "-1")
+    (folder / "triangle").rename(folder / "-2")
+    assert commands()[0].endswith(" --choices=-1,-2"), "else it is read as a flag"
+    assert "--choices=-1,-2" in commands()[2]
+
+
+@pytest.mark.parametrize(("question", "is_told"), [(None, False), ("Describe.", False), ("Describe {hue}.", True)])
+def test_only_a_question_that_is_not_stored_is_told_for_scoring(
+    question: str | None, is_told: bool, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    draw_pets(tmp_path / "pets", each=8)
+    rows = ({"image": f"pets/ring/{number}.png", "text": "a ring", "hue": f"{number}"} for number in range(8))
+    job = TrainJob(data=(str(write_lines(tmp_path / "a.jsonl", *rows)),), out="a.pth", question=question)
+    data = prepare(job, read_data(job), asker=Asker(tokenizer, default_prompt="Describe it"), context=512)
+
+    scoring = score_command(job, data, folder=Path("a.training"), bundle=None)
+    assert scoring is not None
+    assert (f"--question '{question}'" in scoring) == is_told
+
+
+@pytest.mark.parametrize("question", ["two\nlines, it's \\", "\x1b[31m", "\u2028 \u202e \x85", "one line"])
+def test_a_shell_reads_back_what_a_command_quotes(question: str) -> None:
+    quoted = _quoted(question)
+
+    assert quoted.isprintable()
+    printed = subprocess.run(["bash", "-c", f"printf %s {quoted}"], capture_output=True, env={"LC_ALL": "C.UTF-8"})
+    assert printed.stdout.decode() == question
+
+
+@pytest.mark.parametrize("own", [{"question": "Is it {hue}?", "hue": "red"}, {"question": "Read.", "input": "a"}])
+def test_what_flags_cannot_ask_is_asked_by_a_table(tokenizer: Tokenizer, tmp_path: Path, own: dict[str, str]) -> None:
+    draw_pets(tmp_path / "pets", each=8)
+    rows = ({"image": f"pets/ring/{number}.png", "answer": "yes", **own} for number in range(8))
+    job = TrainJob(data=(str(write_lines(tmp_path / "a.jsonl", *rows)),), out="a.pth")
+    data = prepare(job, read_data(job), asker=Asker(tokenizer, default_prompt="Describe it"), context=512)
+
+    asking = ask_command(job, data, folder=Path("a.training"), bundle=None)
+    assert asking == "llama-adapter ask --manifest a.training/train.jsonl --adapter a.pth"
+
+
+@pytest.mark.parametrize(
+    ("splits", "shares", "told"),
+    [
+        (["", ""], {}, "Wanted at least 4 examples to learn, got 2"),
+        (["test"] * 9, {}, "at least 4 examples to learn, got 0"),
+        ([""] * 5, {}, "in each split, got none for `test` of 5"),
+        ([""] * 4, {"validation": 0, "test": 0}, None),
+        ([""] * 8, {}, None),
+        (["train"] * 5 + ["val"], {"test": 0}, None),
+        (["train"] * 8 + ["Tset"] * 2, {}, "without errors, got 1"),
+    ],
+)
+def test_too_few_examples_and_unknown_splits_are_refused(
+    splits: list[str], shares: dict[str, float], told: str | None, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    rows = ({"question": f"What is {index}?", "answer": "a", "split": split} for index, split in enumerate(splits))
+    job = TrainJob(data=(str(write_lines(tmp_path / "a.jsonl", *rows)),), out="a.pth", **shares)
+    refused = nullcontext() if told is None else pytest.raises((InputsError, UsageError), match=told)
+    with refused:
+        data = prepare(job, read_data(job), asker=Asker(tokenizer, default_prompt=""), context=512)
+        assert len(data.everything) == len(splits)

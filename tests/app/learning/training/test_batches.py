@@ -1,0 +1,111 @@
+"""Batches are a function of seed, epoch and step. Their parts add up to the whole for any number of ranks."""
+
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llama_adapter.app.learning.labelled.example import Example
+from llama_adapter.app.learning.training.asking import TokenRow, TrainExample
+from llama_adapter.app.learning.training.batches import BatchOrder, drawn_rows, microbatches, padded
+from llama_adapter.app.learning.training.schedule import rate_at
+from llama_adapter.app.pictures.inputs import PictureInput, QuestionFields
+
+
+def example(*lengths: int) -> TrainExample:
+    place = "/".join(map(str, lengths))
+    return TrainExample(
+        example=Example(
+            item=PictureInput(source=None, label=place),
+            question=QuestionFields(instruction="?"),
+            task="caption",
+            answers=tuple(map(str, lengths)),
+            place=place,
+        ),
+        prompt="?",
+        rows=tuple(TokenRow(tuple(range(1, length + 1)), 2) for length in lengths),
+    )
+
+
+@given(st.lists(st.integers(3, 90), min_size=1, max_size=150), st.integers(1, 17), st.integers(0, 3))
+def test_each_example_comes_once_in_an_epoch(lengths: list[int], batch_size: int, seed: int) -> None:
+    order = BatchOrder(lengths, batch_size=batch_size, seed=seed)
+    for epoch in (0, 1):
+        steps = range(epoch * order.steps_per_epoch, (epoch + 1) * order.steps_per_epoch)
+        seen = Counter(index for step in steps for index in order.at(step))
+        assert seen == Counter(range(len(lengths)))
+        assert all(order.epoch_of(step) == epoch for step in steps)
+
+
+def test_epochs_and_seeds_differ_and_steps_need_no_earlier_ones() -> None:
+    lengths = [5 + index % 40 for index in range(100)]
+    order = BatchOrder(lengths, batch_size=8, seed=1)
+    steps = [order.at(step) for step in range(3 * order.steps_per_epoch)]
+
+    assert [BatchOrder(lengths, batch_size=8, seed=1).at(step) for step in (20, 30)] == [steps[20], steps[30]]
+    assert steps[: order.steps_per_epoch] != steps[order.steps_per_epoch : 2 * order.steps_per_epoch]
+    assert BatchOrder(lengths, batch_size=8, seed=2).at(0) != steps[0]
+
+
+def test_rows_of_similar_length_are_together() -> None:
+    lengths = [10 + 37 * index % 300 for index in range(512)]
+    order = BatchOrder(lengths, batch_size=16, seed=0)
+    batches = [[lengths[index] for index in order.at(step)] for step in range(order.steps_per_epoch)]
+    padding = sum(max(batch) * len(batch) - sum(batch) for batch in batches)
+
+    shuffled = sum(max(lengths) * 16 - sum(lengths[at : at + 16]) for at in range(0, 512, 16))
+    assert padding < 0.25 * shuffled
+    assert [max(batch) for batch in batches] != sorted(max(batch) for batch in batches)
+
+
+def test_answers_of_different_length_are_learnt_together() -> None:
+    lengths = [60 + 3 * (index % 2) for index in range(96)]
+    order = BatchOrder(lengths, batch_size=8, seed=0)
+    kinds = [{lengths[index] for index in order.at(step)} for step in range(order.steps_per_epoch)]
+
+    assert sum(len(kind) == 2 for kind in kinds) >= len(kinds) - 1
+
+
+@given(st.lists(st.integers(3, 40), min_size=1, max_size=20), st.integers(1, 7), st.integers(1, 5))
+def test_parts_of_all_ranks_are_the_whole_step(lengths: list[int], rows: int, num_ranks: int) -> None:
+    examples = [example(length) for length in lengths]
+    ranks = [
+        microbatches(examples, range(len(examples)), key=(0, 0), rows=rows, rank=rank, num_ranks=num_ranks)
+        for rank in range(num_ranks)
+    ]
+    counted = [part for parts in ranks for part in parts if part.weight]
+
+    assert len({len(parts) for parts in ranks}) == 1, "every rank computes as often"
+    assert all(len(part.rows) <= rows for part in counted)
+    assert Counter(one.example.place for part in counted for one in part.examples) == Counter(map(str, lengths))
+    wanted = sum(row.num_labels for row in drawn_rows(examples, range(len(examples)), key=(0, 0)))
+    assert sum(part.num_labels for parts in ranks for part in parts) == wanted
+
+
+def test_labels_begin_at_the_answer_and_padding_is_zero() -> None:
+    tokens_BS, labels_BS = padded((TokenRow((1, 7, 8, 9, 2), 3), TokenRow((1, 7, 2), 2)))
+
+    assert tokens_BS.tolist() == [[1, 7, 8, 9, 2], [1, 7, 2, 0, 0]]
+    assert labels_BS.tolist() == [[0, 0, 0, 9, 2], [0, 0, 2, 0, 0]]
+    assert tokens_BS.dtype == torch.int64
+
+
+def test_several_right_answers_are_drawn_by_epoch() -> None:
+    examples = [example(5, 6, 7)] * 8
+    epochs = [drawn_rows(examples, range(8), key=(3, epoch)) for epoch in range(6)]
+
+    assert epochs[0] != epochs[1]
+    assert drawn_rows(examples, range(8), key=(3, 1)) == epochs[1]
+    assert {len(row.token_ids) for rows in epochs for row in rows} == {5, 6, 7}
+
+
+def test_the_rate_rises_then_falls_as_a_cosine() -> None:
+    rates = [rate_at(step, num_steps=100, peak=2.0, warmup=0.1, final=0.1) for step in range(100)]
+
+    assert rates[:10] == pytest.approx([0.2 * (step + 1) for step in range(10)])
+    assert rates[10] == 2.0
+    assert rates[55] == pytest.approx(2.0 * 0.55)
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert rates[-1] == pytest.approx(0.2, abs=0.01)

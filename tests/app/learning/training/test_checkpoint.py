@@ -1,0 +1,167 @@
+"""Checkpoints: the evaluations that a run remembers, and damaged or foreign files, which are refused before use."""
+
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from llama_adapter.app.learning.training.checkpoint import (
+    LoopState,
+    check_tensors,
+    read_checkpoint,
+    weight_shapes,
+    write_checkpoint,
+)
+from llama_adapter.app.learning.training.errors import TrainingError
+from llama_adapter.app.learning.training.optimiser import NamedAdamW
+from llama_adapter.app.learning.training.run_log import COLUMNS, RunLog, read_log
+from llama_adapter.runtime.errors import CheckpointError
+
+
+def judged(state: LoopState, *evaluations: tuple[float, float]) -> list[tuple[bool, int]]:
+    """For each evaluation (score, loss): whether it is the best so far, and the number of worse ones in a row."""
+    found = []
+    for score, loss in evaluations:
+        state.step += 10
+        found.append((state.judge([score, -loss], loss), state.num_worse))
+    return found
+
+
+def test_a_run_goes_on_while_score_or_loss_improves() -> None:
+    state = LoopState()
+    # The model first gives one answer to everything, which is right less often than chance; only the loss falls.
+    falling = judged(state, (0.14, 12.0), (0.10, 3.0), (0.10, 2.5), (0.10, 2.0))
+    assert falling == [(True, 0), (False, 0), (False, 0), (False, 0)]
+    assert state.best_step == 10
+    assert judged(state, (0.10, 2.1), (0.12, math.nan)) == [(False, 1), (False, 2)]
+    assert judged(state, (0.60, 2.2), (0.55, 2.3)) == [(True, 0), (False, 1)]
+    assert (state.best, state.best_step, state.least_loss) == ([0.60, -2.2], 70, 2.0)
+
+
+FORMAT = "llama-adapter training 1"
+STATE = LoopState(step=3, num_steps=6, run="ab", best=[0.5, -math.inf], best_step=2, elapsed_s=1.5, num_examples=24)
+SCALER = torch.amp.GradScaler("cpu").state_dict()
+
+
+def whole() -> tuple[dict[str, nn.Parameter], dict[str, Tensor], dict[str, tuple[int, ...]]]:
+    """Parameters, and the names, tensors and shapes of their checkpoint after one step."""
+    parameters = {"a": nn.Parameter(torch.ones(2, 3)), "b": nn.Parameter(torch.zeros(4))}
+    optimiser = NamedAdamW(parameters, no_decay=(), weight_decay=0.0)
+    for one in parameters.values():
+        one.grad = torch.ones_like(one)
+    optimiser.torch.step()
+    tensors = {f"weight/{name}": one.detach() for name, one in parameters.items()} | optimiser.state()
+    return parameters, tensors, weight_shapes(parameters) | optimiser.shapes()
+
+
+def test_a_checkpoint_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "last.safetensors"
+    _, tensors, shapes = whole()
+    for state in (STATE, LoopState(), LoopState(step=2, num_steps=2, num_examples=2, skipped=[1, 2], scaler=SCALER)):
+        write_checkpoint(path, tensors, state)
+        found, read = read_checkpoint(path)
+        assert read == state
+        assert shapes == {name: tuple(tensor.shape) for name, tensor in found.items()}
+        check_tensors(found, shapes, num_steps=3, path=path)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        "[" * 100_000,
+        "[]",
+        "{}",
+        json.dumps(asdict(STATE) | {"more": 1}),
+        *(
+            json.dumps(asdict(STATE) | values)
+            for values in (
+                *({"step": "x"}, {"step": -5}, {"step": 10**12}, {"step": 2.0}, {"step": True}, {"num_steps": None}),
+                *({"run": 1}, {"best": [math.nan]}, {"best": [math.inf]}, {"best": ["1"]}, {"best": [0.0] * 3}),
+                *({"best_step": 4}, {"best_step": -1}, {"least_loss": math.nan}, {"num_worse": -1}),
+                *({"skipped": [0]}, {"skipped": [4]}, {"skipped": [2, 2]}, {"skipped": ["1"]}),
+                *({"elapsed_s": math.inf}, {"elapsed_s": -1.0}, {"num_examples": 2}, {"num_examples": 10**30}),
+                *({"scaler": {"scale": 1.0}}, {"scaler": SCALER | {"scale": math.nan}}),
+                *({"scaler": SCALER | {"growth_interval": 10**40}}, {"scaler": SCALER | {"_growth_tracker": -1}}),
+            )
+        ),
+    ],
+)
+def test_impossible_states_are_refused(state: str, tmp_path: Path) -> None:
+    path = tmp_path / "last.safetensors"
+    save_file({"weight/a": torch.ones(1)}, path, metadata={"format": FORMAT, "state": state})
+    with pytest.raises(CheckpointError, match=r"no checkpoint of a training run of this version: .") as raised:
+        read_checkpoint(path)
+    assert len(raised.value.message) < 1000
+    assert "--force" in raised.value.hint
+
+
+MOMENT, SECOND, STEP = "exp_avg/a", "exp_avg_sq/a", "step/a"
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({MOMENT: torch.ones(3, 2)}, "exp_avg/a.*shape"),
+        ({MOMENT: torch.ones(2, 3000)}, "exp_avg/a.*shape"),
+        ({MOMENT: torch.ones(6)}, "exp_avg/a.*shape"),
+        ({MOMENT: torch.ones(2, 3, dtype=torch.int8)}, "exp_avg/a.*int8"),
+        ({MOMENT: torch.ones(2, 3, dtype=torch.float64)}, "exp_avg/a.*float64"),
+        ({MOMENT: torch.full((2, 3), math.nan)}, "impossible numbers in `exp_avg/a`"),
+        ({SECOND: torch.full((2, 3), -1.0)}, "impossible numbers in `exp_avg_sq/a`"),
+        ({SECOND: torch.full((2, 3), math.inf)}, "impossible numbers in `exp_avg_sq/a`"),
+        ({STEP: torch.tensor([1.0])}, "step/a.*shape"),
+        *(({STEP: torch.tensor(step)}, "impossible numbers in `step/a`") for step in (0.0, -5.0, 1.5, 4.0, 1e12)),
+        ({STEP: torch.tensor(1)}, "step/a.*int64"),
+        ({STEP: None}, "lacks 1 tensors .`step/a`"),
+        ({"weight/b": None}, "lacks 1 tensors .`weight/b`"),
+        ({"weight/b": torch.full((4,), math.inf)}, "impossible numbers in `weight/b`"),
+        ({"weight/b": torch.ones(5)}, "weight/b.*shape"),
+        ({"exp_avg/c": torch.ones(1)}, "do not belong there .`exp_avg/c`"),
+        ({"odd": torch.ones(1)}, "do not belong there .`odd`"),
+    ],
+)
+def test_tensors_of_another_form_or_with_impossible_numbers_are_refused(
+    changes: dict[str, Tensor | None], told: str, tmp_path: Path
+) -> None:
+    _, tensors, shapes = whole()
+    found = {name: tensor for name, tensor in (tensors | changes).items() if tensor is not None}
+    with pytest.raises(CheckpointError, match=told):
+        check_tensors(found, shapes, num_steps=3, path=tmp_path / "last.safetensors")
+
+
+ROW = "1,0.5,2.5,0.001,nan,10,300,0.1,,\r\n"
+HEADER = ",".join(COLUMNS) + "\r\n"
+
+
+def test_a_resumed_log_goes_on_after_the_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text(HEADER + ROW + "2" + ROW[1:] + "3,0.5,2.5")
+    assert [row["step"] for row in read_log(path)] == ["1", "2"], "the last line is torn"
+    log = RunLog(tmp_path, from_step=1)
+    log.add(2, {"loss": 1.5})
+    log.close()
+    assert path.read_bytes().decode() == HEADER + ROW + "2,,1.5,,,,,,,\r\n"
+    path.write_text("")
+    assert read_log(path) == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xff\xfe\x00\n",
+        b"\0" * 100 + b"\n",
+        b"a,b\n1,2\n",
+        *((HEADER + row).encode() for row in ("x" + ROW[1:], "1,x" + ROW[3:], "1,2\r\n", "1" * 5000 + ROW[1:])),
+        (HEADER + '"' + "x" * 200_000 + '"\r\n').encode(),
+    ],
+)
+def test_a_file_that_is_no_log_is_refused_and_kept(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_bytes(content)
+    with pytest.raises(TrainingError, match="no log of a training"):
+        RunLog(tmp_path, from_step=1)
+    assert (tmp_path / "log.csv").read_bytes() == content

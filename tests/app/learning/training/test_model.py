@@ -1,0 +1,461 @@
+"""The trainable model compared with the production model and the reference: logits, gradients, and its file."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F
+
+from llama_adapter import Captioner, CheckpointError, UsageError
+from llama_adapter.app.learning.training.adapter_file import write_adapter
+from llama_adapter.app.learning.training.choice import ParameterSet
+from llama_adapter.app.learning.training.model import TrainableModel, TrainingChoice, open_trainable
+from llama_adapter.app.learning.training.sources import TrainingSources, new_adapter
+from llama_adapter.app.models.bundle import convert, load_bundle, save_bundle
+from llama_adapter.app.models.checkpoints import LoadedModel, StoredQuestions, sources_of
+from llama_adapter.app.models.random_model import LLAMA_SIZES, WiderTokenizer
+from llama_adapter.app.models.resources import embedded_model
+from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.models.stored_questions import stored_questions
+from llama_adapter.app.models.stream_model import stream_model
+from llama_adapter.llm.load import decoder_from_state
+from llama_adapter.llm.training.frozen import find_kernels
+from llama_adapter.llm.weights.adapter import adapter_of, check_fits
+from llama_adapter.llm.weights.names import LlamaSource, SplitTensor, half_split, llama_shapes, meta_order
+from llama_adapter.runtime.tensor_files.files import read_tensor_file
+from llama_adapter.vision.config import VIT_L_14
+from llama_adapter.vision.encoder import ClipVisionTower, encoder_from_state
+from llama_adapter.vision.weights import ClipSource
+from tests.app.golden import GOLDEN, model_options
+from tests.bounds import Float64, difference, largest, spread, unit
+from tests.llm.toys import forward
+from tests.parity.golden import CASES, GENERATE, max_difference, pixels, tensors
+from tests.parity.test_decoder import loss_limits
+
+CLIP = str(GOLDEN / "CLIP/tiny-vit-torchscript.pt")
+ALONE = CaptionerSpec(llama_dir=str(GOLDEN / "LLaMA"), llama_type="TINY")
+NEW: dict[str, Any] = {"clip": CLIP, "visual_width": 48, "visual_depth": 2, "visual_heads": 4}
+PICTURES = ["shapes_200x300.jpg", "gradient_640x360.png", "gray_150x150.png"]
+SETS: list[tuple[ParameterSet, ...]] = [("bias",), ("lora",), ("adapter",), ("visual",), ("bias", "lora")]
+
+
+def spec(adapter: str = "BIAS-TINY", **changes: Any) -> CaptionerSpec:
+    return CaptionerSpec(**{**model_options(adapter), **changes})
+
+
+def trainable(
+    wanted: CaptionerSpec,
+    *sets: ParameterSet,
+    dtype: torch.dtype = torch.float32,
+    has_kernels: bool = True,
+    **sizes: Any,
+) -> TrainableModel:
+    """Open the model like a run does. Without kernels, torch multiplies by frozen weights."""
+    kernels = find_kernels("cpu", dtype) if has_kernels else None
+    choice = TrainingChoice(sets=sets, **sizes)
+    return open_trainable(wanted, choice, dtype=dtype, device="cpu", seed=0, kernels=kernels)
+
+
+def batch(adapter: str = "BIAS-TINY") -> tuple[Tensor, Tensor, Tensor]:
+    """The tokens, labels and pictures of the reference."""
+    golden = tensors(f"loss_{adapter}")
+    case = next(case for case in CASES["loss"] if case["name"] == adapter)
+    return golden["tokens"], golden["labels"], pixels(case["images"])
+
+
+def encoded(model: TrainableModel, pixels_BHWC: Tensor) -> Tensor | None:
+    return None if model.encodes == "nothing" else model.encode(pixels_BHWC)
+
+
+def production_logits(
+    model: LoadedModel, state: dict[str, Tensor], tokens: Tensor, pixels_BHWC: Tensor, *, dtype: torch.dtype
+) -> Tensor:
+    """The logits of the model as it is loaded, computed in `dtype`."""
+    decoder = decoder_from_state(model.decoder_config, state).to(dtype)
+    visual_query = torch.zeros(len(tokens), model.decoder_config.num_queries, model.decoder_config.dim, dtype=dtype)
+    if model.vision_state:
+        visual_query = encoder_from_state(model.vision_config, model.vision_state).to(dtype)(pixels_BHWC)
+    return decoder.logits(forward(decoder, tokens, decoder.project_prefix(visual_query)))
+
+
+def distance(model: TrainableModel, wanted: CaptionerSpec) -> float:
+    """The largest difference of the logits of `model` and of `wanted` in float32; it should be at most 1.
+
+    Its unit is the spread of the production model, in which a fault of the trainable one is not counted.
+    """
+    tokens, _, pictures = batch()
+    loaded, stream = stream_model(wanted, dtype=torch.float32)
+    state = dict(stream)
+    theirs = production_logits(loaded, state, tokens, pictures, dtype=torch.float32)
+    with Float64():
+        exact = production_logits(loaded, state, tokens, pictures, dtype=torch.float64)
+    return difference(model.logits(tokens, encoded(model, pictures)), theirs) / spread(theirs, exact)
+
+
+def step(model: TrainableModel, *, count: int = 4, lr: float = 3e-3) -> list[float]:
+    """Run some steps on the reference's batch; returns the losses."""
+    tokens, labels, pictures = batch()
+    inputs = encoded(model, pictures)
+    optimizer = torch.optim.AdamW(model.trained().values(), lr=lr)
+    losses = []
+    for _ in range(count):
+        loss, _ = model(tokens, labels, inputs)
+        (loss / (labels[:, 1:] != 0).sum()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def greedy(model: TrainableModel, prompt: list[int], picture: Tensor | None, *, count: int = 12) -> list[int]:
+    """The trainable model's greedy answer; each token is computed from all tokens before it."""
+    inputs = None if picture is None else model.encode(picture)
+    ids = list(prompt)
+    while len(ids) < len(prompt) + count:
+        best = int(model.logits(torch.tensor([ids]), inputs)[0, -1].argmax())
+        if best == model.tokenizer.eos_id:
+            break
+        ids.append(best)
+    return ids[len(prompt) :]
+
+
+@pytest.mark.parametrize("sets", SETS, ids="-".join)
+@pytest.mark.parametrize("adapter", ["BIAS-TINY", "LORA-BIAS-TINY"])
+def test_before_the_first_step_it_is_the_model_that_was_opened(adapter: str, sets: tuple[ParameterSet, ...]) -> None:
+    assert distance(trainable(spec(adapter), *sets), spec(adapter)) <= 1
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        spec("CAPTION-TINY"),
+        spec("training-checkpoint-0", clip=None),
+        spec("BIAS-TINY", llama_dir=str(GOLDEN / "LLaMA-HF")),
+        CaptionerSpec(),
+    ],
+    ids=["without-biases", "trainer-checkpoint", "hugging-face", "embedded"],
+)
+def test_every_source_begins_as_the_model_that_was_opened(wanted: CaptionerSpec) -> None:
+    assert distance(trainable(wanted, "bias", "lora"), wanted) <= 1
+
+
+@pytest.mark.parametrize("name", ["adapter.new_gate", "layers.1.feed_forward_norm.weight"])
+def test_a_scale_that_is_wrong_by_a_thousandth_is_more_than_rounding(name: str) -> None:
+    model = trainable(CaptionerSpec(), "bias", "lora")
+    model.trained()[name].detach().mul_(1.001)
+    assert distance(model, CaptionerSpec()) > 2
+
+
+def test_a_new_adapter_begins_as_the_base_model() -> None:
+    assert distance(trainable(ALONE, "bias", "lora", **NEW), ALONE) <= 1
+    for_texts = trainable(ALONE, "adapter")
+    assert for_texts.encodes == "nothing"
+    assert distance(for_texts, ALONE) <= 1
+
+
+def test_half_precision_trains_float32_parameters_near_those_of_float32() -> None:
+    tokens, labels, pictures = batch("LORA-BIAS-TINY")
+    lora = spec("LORA-BIAS-TINY")
+    half, exact = (trainable(lora, "bias", "lora", dtype=dtype) for dtype in (torch.bfloat16, torch.float32))
+    losses = []
+    for model in (half, exact):
+        loss, _ = model(tokens, labels, model.encode(pictures))
+        loss.backward()
+        losses.append(float(loss.detach()))
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
+    other = exact.trained()
+    for name, weight in half.trained().items():
+        assert weight.dtype == torch.float32
+        assert weight.grad is not None
+        if weight.numel() > 3:
+            assert F.cosine_similarity(weight.grad.flatten(), other[name].grad.flatten(), dim=0) > 0.9, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sets", SETS, ids="-".join)
+@pytest.mark.parametrize("adapter", ["BIAS-TINY", "LORA-BIAS-TINY"])
+@pytest.mark.parametrize("has_kernels", [True, False], ids=["kernels", "torch"])
+def test_gradients_of_all_that_is_trained_equal_the_reference(
+    adapter: str, sets: tuple[ParameterSet, ...], has_kernels: bool
+) -> None:
+    golden, (tokens, labels, pictures) = tensors(f"loss_{adapter}"), batch(adapter)
+    model, limits = trainable(spec(adapter), *sets, has_kernels=has_kernels), loss_limits(adapter)
+    for checkpoint_layers in (False, True):
+        model.zero_grad()
+        model.checkpoint_layers = checkpoint_layers
+        loss, loss_B = model(tokens, labels, model.encode(pictures))
+        (loss / (labels[:, 1:] != 0).sum()).backward()
+        mean = float(loss.detach() / (labels[:, 1:] != 0).sum())
+        assert mean == pytest.approx(float(golden["loss"]), abs=limits["loss"])
+        assert float(loss_B.detach().sum()) == pytest.approx(float(loss.detach()), rel=1e-6)
+        gradients = reference_gradients(model)
+        compared = [name for name in golden if name.startswith("grad/") and name.removeprefix("grad/") in gradients]
+        expected = {"visual": 3, "adapter": 3, "bias": 10, "lora": 2 if adapter.startswith("LORA") else 0}
+        counted = {"bias": 11 if adapter.startswith("LORA") else 10, "adapter": 4 if adapter.startswith("LORA") else 3}
+        assert len(compared) == sum((expected | counted)[name] for name in sets)
+        for name in compared:
+            ours = gradients[name.removeprefix("grad/")].reshape(golden[name].shape)
+            written = unit(ours.dtype) * largest(golden[name])  # gates and factors are written in float16
+            assert max_difference(ours, golden[name]) <= limits[name] + written, name
+
+
+def reference_gradients(model: TrainableModel) -> dict[str, Tensor]:
+    """The gradients under the names of the adapter's file, by writing them in place of the weights."""
+    weights = {name: weight.detach().clone() for name, weight in model.trained().items()}
+    with torch.no_grad():
+        for weight in model.trained().values():
+            assert weight.grad is not None
+            weight.copy_(weight.grad)
+    try:
+        written, untrained = model.adapter_tensors(), spec_tensors(model)
+    finally:
+        with torch.no_grad():
+            for name, weight in model.trained().items():
+                weight.copy_(weights[name])
+    return {name: value for name, value in written.items() if not torch.equal(value, untrained.get(name, value * 0))}
+
+
+def spec_tensors(model: TrainableModel) -> dict[str, Tensor]:
+    return read_tensor_file(Path(model.sources.adapter.name)).tensors
+
+
+def test_the_loss_is_that_of_all_positions_and_rows_add_up() -> None:
+    tokens, labels, pictures = batch()
+    model = trainable(spec(), "bias")
+    inputs = model.encode(pictures)
+    logits = model.logits(tokens, inputs)[:, :-1].transpose(1, 2)
+    expected_B = F.cross_entropy(logits, labels[:, 1:], ignore_index=0, reduction="none").sum(1)
+    loss, loss_B = model(tokens, labels, inputs)
+    torch.testing.assert_close(loss_B.detach(), expected_B)
+    torch.testing.assert_close(loss.detach(), expected_B.sum())
+    # Padding after a row, and other rows in the batch, change nothing.
+    padded = F.pad(tokens[:1], (0, 9)), F.pad(labels[:1], (0, 9))
+    torch.testing.assert_close(model(*padded, inputs[:1])[0].detach(), expected_B[0])
+    nothing, _ = model(tokens, torch.zeros_like(labels), inputs)
+    nothing.backward()
+    assert float(nothing.detach()) == 0.0 == float(tensors("loss_BIAS-TINY")["loss_labels_all_zero"])
+    assert all(not weight.grad.count_nonzero() for weight in model.trained().values() if weight.grad is not None)
+
+
+def test_layers_below_the_first_that_is_trained_keep_no_graph() -> None:
+    tokens, labels, pictures = batch()
+    model, outputs = trainable(spec(), "adapter"), []
+    for layer in model.decoder.decoder.layers:
+        layer.feed_forward.register_forward_hook(lambda _module, _inputs, output: outputs.append(output.requires_grad))
+    model(tokens, labels, model.encode(pictures))
+    assert outputs == [False, True, True, True]  # the first layer has no adapter
+
+
+@pytest.mark.parametrize(("sets", "released"), [(("bias",), "BIAS-TINY"), (("bias", "lora"), "LORA-BIAS-TINY")])
+def test_a_new_adapter_is_written_key_for_key_as_the_released_ones(
+    sets: tuple[ParameterSet, ...], released: str, tmp_path: Path
+) -> None:
+    model = trainable(ALONE, *sets, lora_rank=8, **NEW)
+    step(model, count=1)
+    write_adapter(model, tmp_path / "new.pth")
+    written, wanted = (read_tensor_file(path) for path in (tmp_path / "new.pth", adapter_path(released)))
+    forms = [{key: (value.shape, value.dtype) for key, value in file.tensors.items()} for file in (written, wanted)]
+    assert forms[0] == forms[1]
+    assert {key: written.config[key] for key in wanted.config} | {
+        "lora_rank": wanted.config["lora_rank"]
+    } == wanted.config
+    assert torch.load(tmp_path / "new.pth", weights_only=True).keys() == {"model", "config"}
+
+
+def test_an_adapter_declares_the_questions_that_it_learned(tmp_path: Path) -> None:
+    path = tmp_path / "asked.pth"
+    model, asked = trainable(spec(), "bias"), StoredQuestions(prompt="Describe it.", question="Which is it?")
+    assert stored_questions(spec()) == StoredQuestions() == model.questions, "released files declare none"
+    model.questions = asked
+    write_adapter(model, path)
+    again = dataclasses.replace(spec(), adapter=str(path))
+    assert stored_questions(again) == asked == trainable(again, "bias").questions
+    folder = convert(sources_of(again), tmp_path / "bundle", dtype=torch.float32)
+    assert stored_questions(CaptionerSpec(model=str(folder))) == asked
+    with Captioner.from_spec(again) as captioner:
+        assert captioner.info.default_prompt == "Describe it."
+
+    for key, wrong in {"caption_prompt": " ", "question": ["?"]}.items():
+        file = torch.load(path, weights_only=True)
+        torch.save({**file, "config": {**file["config"], key: wrong}}, tmp_path / "changed.pth")
+        with pytest.raises(CheckpointError, match=f"as `{key}`, where a question is wanted"):
+            stored_questions(dataclasses.replace(spec(), adapter=str(tmp_path / "changed.pth")))
+
+
+def adapter_path(name: str) -> Path:
+    return GOLDEN / "adapters" / f"{name}.pth"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+@pytest.mark.parametrize(("sets", "num_keys"), [(("bias",), 363), (("bias", "lora"), 843)])
+def test_an_adapter_of_7b_has_the_keys_of_the_releases(sets: tuple[ParameterSet, ...], num_keys: int) -> None:
+    choice, size = TrainingChoice(sets=sets), LLAMA_SIZES["7B"]
+    sizes = {"vocab_size": 32000, "dim": size.dim, "num_layers": size.num_layers, "ffn_dim": size.ffn_dim}
+    with FakeTensorMode():  # shapes without values
+        shapes = llama_shapes(**sizes)
+        llama = LlamaSource(
+            name="7B",
+            num_heads=size.num_heads,
+            norm_eps=1e-6,
+            rope_theta=1e4,
+            half_split=False,
+            files=(),
+            tensors={name: SplitTensor((torch.empty(shape, dtype=torch.float16),)) for name, shape in shapes.items()},
+            **sizes,
+        )
+        tower = ClipVisionTower(VIT_L_14).state_dict()
+        clip = ClipSource(name="CLIP", config=VIT_L_14, tensors={f"clip.{name}": t for name, t in tower.items()})
+        sources = TrainingSources(
+            name="7B",
+            llama=llama,
+            adapter=new_adapter(llama, choice, clip=clip, seed=0),
+            clip=clip,
+            visual_heads=16,
+            channel_order="rgb",
+            tokenizer=WiderTokenizer(32000),
+            context=512,
+            has_adapter_file=False,
+        )
+        model = TrainableModel(sources, choice, dtype=torch.bfloat16, device=torch.device("cpu"), seed=0)
+        written = model.adapter_tensors()
+        check_fits(adapter_of(written, name="7B", declares=model.file_config()), llama)
+    assert len(written) == num_keys
+    without_lora = {name: value for name, value in written.items() if ".lora_" not in name and "new_gate" not in name}
+    assert sum(value.numel() for value in without_lora.values()) == 63_095_552  # as in a released BIAS-7B
+    half = {name.rpartition("attention.")[2] for name, value in written.items() if value.dtype == torch.float16}
+    assert {name for name in half if "lora" not in name} == ({"gate"} if sets == ("bias",) else {"gate", "new_gate"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("adapter", "sets"),
+    [("BIAS-TINY", ("bias", "lora")), ("LORA-BIAS-TINY", ("bias",)), ("LORA-BIAS-TINY", ("lora",)), (None, ("bias",))],
+)
+@pytest.mark.proves("training", "CPU")
+def test_the_written_adapter_answers_as_the_model_that_was_trained(
+    adapter: str | None, sets: tuple[ParameterSet, ...], tmp_path: Path
+) -> None:
+    model = trainable(ALONE, *sets, **NEW) if adapter is None else trainable(spec(adapter), *sets)
+    losses = step(model)
+    assert losses[-1] < losses[0]
+    write_adapter(model, tmp_path / "trained.pth")
+    if adapter is not None:
+        before, after = (read_tensor_file(path).tensors for path in (adapter_path(adapter), tmp_path / "trained.pth"))
+        is_changed = {name: name not in before or not torch.equal(after[name], before[name]) for name in after}
+        assert before.keys() <= after.keys()
+        assert any(is_changed.values())
+        for name, changed in is_changed.items():
+            assert not changed or sets != ("lora",) or ".lora_" in name, name
+            assert not changed or sets != ("bias",) or ".lora_" not in name, name
+    prompt = GENERATE["bias_b1"]["prompts"][0]["ids"]
+    options = model_options() | {"adapter": str(tmp_path / "trained.pth"), "visual_heads": None}  # the file gives 4
+    with Captioner.load(**options, dtype="float32", exif="ignore", transparency="ignore") as captioner:
+        for name in PICTURES:
+            answer = captioner.ask(GOLDEN / "images" / name, prompt, max_new_tokens=12)
+            assert list(answer.token_ids) == greedy(model, prompt, pixels([name])), name
+
+
+def test_an_adapter_for_texts_is_written_in_the_form_of_v1(tmp_path: Path) -> None:
+    model = trainable(ALONE, "adapter")
+    losses = step(model, count=12, lr=0.05)
+    assert losses[-1] < losses[0]
+    write_adapter(model, tmp_path / "v1.pth")
+    gates = {f"layers.{layer}.attention.gate" for layer in range(4)}
+    assert read_tensor_file(tmp_path / "v1.pth").tensors.keys() == {"adapter_query.weight", *gates}
+    # The published example.py reads the tensors at the top, and loads them with others into its model.
+    content = torch.load(tmp_path / "v1.pth", weights_only=True)
+    assert content.keys() == {"adapter_query.weight", *gates}
+    prompt, again = [1, 5, 9, 200], ALONE_WITH | {"adapter": str(tmp_path / "v1.pth")}
+    expected = greedy(model, prompt, None)
+    assert expected != greedy(trainable(ALONE, "adapter"), prompt, None)
+    with Captioner.load(**again, dtype="float32") as captioner:
+        assert list(captioner.generate_text([prompt], max_new_tokens=12)[0].token_ids) == expected
+    asked = StoredQuestions(question="What is it?")
+    model.questions = asked
+    write_adapter(model, tmp_path / "asked.pth")
+    content = torch.load(tmp_path / "asked.pth", weights_only=True)
+    assert content.keys() == {"adapter_query.weight", *gates, "config"}
+    assert stored_questions(CaptionerSpec(**ALONE_WITH | {"adapter": str(tmp_path / "asked.pth")})) == asked
+    theirs = torch.nn.Module()
+    theirs.adapter_query = torch.nn.Embedding(*content["adapter_query.weight"].shape)
+    loaded = theirs.load_state_dict(content, strict=False)
+    assert (loaded.missing_keys, set(loaded.unexpected_keys)) == ([], {*gates, "config"})
+    assert torch.equal(theirs.adapter_query.weight, content["adapter_query.weight"])
+    # Gates of the first release have one value for all heads, which stays so.
+    tensors = {"adapter_query.weight": torch.randn(20, 64)}
+    tensors |= {f"layers.{layer}.attention.gate": torch.full((1,), 0.3) for layer in range(4)}
+    torch.save(tensors, tmp_path / "old.pth")
+    old = trainable(CaptionerSpec(**ALONE_WITH, adapter=str(tmp_path / "old.pth")), "adapter")
+    assert distance(old, CaptionerSpec(**ALONE_WITH, adapter=str(tmp_path / "old.pth"))) <= 1
+    step(old)
+    written = old.adapter_tensors()
+    assert {name: value.shape for name, value in written.items()} == {name: t.shape for name, t in tensors.items()}
+    assert not torch.equal(written["layers.3.attention.gate"], tensors["layers.3.attention.gate"])
+
+
+ALONE_WITH: dict[str, Any] = {"llama_dir": ALONE.llama_dir, "llama_type": ALONE.llama_type}
+
+
+@pytest.mark.slow
+def test_an_adapter_over_a_bundle_answers_with_the_bundle_as_llama(tmp_path: Path) -> None:
+    model = trainable(CaptionerSpec(), "bias", "lora")
+    losses = step(model, lr=1e-3)
+    assert losses[-1] < losses[0]
+    write_adapter(model, tmp_path / "trained.pth")
+    prompt = model.tokenizer.encode("What is it?")
+    expected = [greedy(model, prompt, pixels([name])) for name in PICTURES]
+    over_bundle = {"llama_dir": str(embedded_model()), "adapter": str(tmp_path / "trained.pth")}  # CLIP is the bundle's
+    written, tensors = model.loaded_model(torch.float32)
+    save_bundle(tmp_path / "bundle", model=written, decoder_tensors=tensors)
+    for options in (over_bundle, {"model": str(tmp_path / "bundle")}):
+        with Captioner.load(**options, dtype="float32", exif="ignore", transparency="ignore") as captioner:
+            answers = [captioner.ask(GOLDEN / "images" / name, prompt, max_new_tokens=12) for name in PICTURES]
+        assert [list(answer.token_ids) for answer in answers] == expected
+    # LoRA is merged in the new bundle, so the original LLaMA is lost.
+    with pytest.raises(CheckpointError, match="LoRA merged"):
+        trainable(CaptionerSpec(model=str(tmp_path / "bundle")), "bias")
+    with pytest.raises(CheckpointError, match="LoRA merged"):
+        Captioner.load(llama_dir=str(tmp_path / "bundle"), adapter=str(tmp_path / "trained.pth"))
+
+
+def test_a_bundle_stands_for_its_llama_with_its_biases_and_gates_of_one_are_said(tmp_path: Path) -> None:
+    folder = convert(sources_of(spec()), tmp_path / "bundle", dtype=torch.float32)
+    without = spec("CAPTION-TINY", llama_dir=str(folder), llama_type=None)
+    assert distance(trainable(without, "bias"), without) <= 1
+    bundle = load_bundle(folder)
+    bundle.decoder_state["adapter.gates"] = bundle.decoder_state["adapter.gates"].clone()
+    bundle.decoder_state["adapter.gates"][0, 1] = -1.0
+    save_bundle(folder, model=bundle, overwrite=True)
+    model = trainable(CaptionerSpec(model=str(folder)), "bias")
+    assert model.notes[0].startswith("1 of the 12 gates of")
+    bundle.decoder_state["adapter.gates"][0, 1] = -(1 - 2.0**-12)  # the gate nearest to -1 that is trained
+    save_bundle(folder, model=bundle, overwrite=True)
+    assert distance(model, CaptionerSpec(model=str(folder))) <= 1
+
+
+@pytest.mark.parametrize(
+    ("wanted", "sets", "message"),
+    [
+        (ALONE, ("bias",), "adaption prompts and gates"),
+        (ALONE, ("adapter", "visual"), "adaption prompts and gates"),
+        (CaptionerSpec(decoder="x"), ("bias",), "exported"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(wanted: CaptionerSpec, sets: tuple[ParameterSet, ...], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        trainable(wanted, *sets)
+
+
+def test_closed_gates_that_stay_closed_are_refused() -> None:
+    with pytest.raises(UsageError, match="gates of a new adapter are closed"):
+        trainable(ALONE, "visual", **NEW)
+
+
+def test_queries_and_keys_return_to_the_order_of_meta() -> None:
+    rows = torch.arange(64)[:, None]
+    assert torch.equal(meta_order(half_split(rows, 4), 4), rows)

@@ -1,0 +1,647 @@
+"""`train` as users call it: data to adapter, resumed bit for bit, on several ranks, interrupted, with bad data."""
+
+import csv
+import errno
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from llama_adapter import Captioner
+from llama_adapter.app.learning.scores.scoring import Scores
+from llama_adapter.app.learning.training import stepping
+from llama_adapter.app.learning.training.cache import EncodedCache
+from llama_adapter.app.learning.training.checkpoint import read_checkpoint, write_checkpoint
+from llama_adapter.app.learning.training.choice import TrainingChoice
+from llama_adapter.app.learning.training.model import open_trainable
+from llama_adapter.app.learning.training.scoring import Validation, Validator
+from llama_adapter.app.learning.training.stepping import Step, Stepper
+from llama_adapter.app.models.bundle_manifest import read_manifest
+from llama_adapter.app.models.resources import embedded_model
+from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.runtime.devices.cpu import CpuBackend
+from llama_adapter.runtime.errors import ExitCode
+from llama_adapter.runtime.tensor_files.files import read_safetensors
+from tests.app.command import Ran, Run
+from tests.app.learning.labelled.tables import write_lines
+from tests.app.learning.training.pets import draw_pets
+
+pytestmark = pytest.mark.slow
+
+QUICK = ["--score", "loss", "--evaluate-every", "3", "--epochs", "2", "--batch-size", "8", "--lr", "1e-3"]
+# AdamW's first steps have the same size for a gradient of rounding errors as for any other. With a tiny rate the
+# weights hardly move, so that results computed differently stay comparable.
+STEADY = [*QUICK, "--lr", "1e-7"]
+
+
+@pytest.fixture(scope="module")
+def pets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return draw_pets(tmp_path_factory.mktemp("pets"), each=15)
+
+
+@pytest.fixture(scope="module")
+def encoded(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return ["--encoded", str(tmp_path_factory.mktemp("encoded"))]
+
+
+def tensors(folder: Path) -> dict[str, Tensor]:
+    return read_checkpoint(folder / "last.safetensors")[0]
+
+
+def assert_same_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+def losses(folder: Path) -> list[tuple[str, str, str]]:
+    with (folder / "log.csv").open() as file:
+        return [(row["step"], row["loss"], row["validation_loss"]) for row in csv.DictReader(file)]
+
+
+def kill_after(num_steps: int, patch: pytest.MonkeyPatch) -> None:
+    """Let a run end with exit code 9 in its next step after `num_steps`."""
+    steps, original = list[float](), Stepper.step
+
+    def killed(self: Stepper, *arguments: Any, **options: Any) -> Step:
+        if len(steps) == num_steps:
+            raise SystemExit(9)
+        steps.append(options["lr"])
+        return original(self, *arguments, **options)
+
+    patch.setattr(stepping.Stepper, "step", killed)
+
+
+@pytest.fixture(scope="module")
+def whole(pets: Path, encoded: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with six steps; returns its folder."""
+    from llama_adapter.app.command_line.main import main
+
+    out = tmp_path_factory.mktemp("whole") / "pets.pth"
+    assert main(["train", str(pets), "--out", str(out), *QUICK, *encoded, "--quiet"]) == 0
+    return out.with_suffix(".training")
+
+
+@pytest.fixture(scope="module")
+def steady(pets: Path, encoded: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run with weights that hardly move."""
+    from llama_adapter.app.command_line.main import main
+
+    out = tmp_path_factory.mktemp("steady") / "pets.pth"
+    assert main(["train", str(pets), "--out", str(out), *STEADY, *encoded, "--quiet"]) == 0
+    return out.with_suffix(".training")
+
+
+@pytest.mark.proves("training", "CPU")
+def test_a_folder_of_two_classes_becomes_an_adapter_that_answers(
+    pets: Path, encoded: list[str], tmp_path: Path, run: Run
+) -> None:
+    out = tmp_path / "pets.pth"
+    ran = run(
+        "train", str(pets), "--out", str(out), "--epochs", "40", "--batch-size", "8", "--evaluate-every", "40", *encoded
+    )
+    assert ran.code == 0, ran.err
+    folder = tmp_path / "pets.training"
+    question = "Which of these is it: ring, triangle?"
+    pictures = [str(pets / "ring" / "0.png"), str(pets / "triangle" / "0.png")]
+    with Captioner.load(llama_dir=embedded_model(), adapter=out) as one, Captioner.load(folder / "bundle") as other:
+        answers = [each.generate(pictures, [question] * 2, choices=["ring", "triangle"]) for each in (one, other)]
+    assert [[answer.text for answer in of_one] for of_one in answers] == [["ring", "triangle"]] * 2
+    card = (folder / "card.md").read_text()
+    assert "| ring | 12 |" in card
+    assert {
+        "train.jsonl",
+        "validation.jsonl",
+        "test.jsonl",
+        "curves.png",
+        "data.json",
+        "log.csv",
+        "settings.yaml",
+        "test.json",
+        "best.safetensors",
+    } <= {path.name for path in folder.iterdir()}
+
+
+@pytest.mark.proves("train: resume after kill -9", "CPU")
+def test_a_run_that_is_killed_goes_on_bit_for_bit(
+    whole: Path, pets: Path, encoded: list[str], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "pets.pth"
+    with monkeypatch.context() as patch:
+        kill_after(4, patch)  # one step after the checkpoint
+        assert run("train", str(pets), "--out", str(out), *QUICK, *encoded).code == 9
+    assert not out.exists()
+    kept = (out.with_suffix(".training") / "train.jsonl").read_bytes()
+    refused = run("train", str(pets), "--out", str(out), *QUICK, *encoded)
+    assert refused.code == 2
+    assert "--resume" in refused.err
+    others = draw_pets(tmp_path / "others", each=5)
+    for place, *changed in ((pets, "--lr", "1e-4"), (pets, "--seed", "1"), (others,)):
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                "llama_adapter.app.learning.training.run.open_trainable", lambda *_, **__: pytest.fail("it is loaded")
+            )
+            other = run("train", str(place), "--out", str(out), *QUICK, *encoded, *map(str, changed), "--resume")
+        assert other.code == 2
+        assert "other data, examples or settings" in other.err
+    (out.with_suffix(".training") / "data.json").unlink()
+    other = run("train", str(pets), "--out", str(out), *QUICK, *encoded, "--lr", "1e-4", "--resume")
+    assert "other data, examples or settings" in other.err, "the checkpoint says so too"
+    assert (out.with_suffix(".training") / "train.jsonl").read_bytes() == kept, "the run's own division"
+
+    assert run("train", str(pets), "--out", str(out), *QUICK, *encoded, "--resume").code == 0
+    folder = out.with_suffix(".training")
+    assert_same_bits(tensors(folder), tensors(whole))
+    assert losses(folder) == losses(whole)
+    assert_same_bits(read_safetensors(folder / "best.safetensors"), read_safetensors(whole / "best.safetensors"))
+
+
+def test_evaluations_of_a_resumed_run_are_compared_by_the_same_measure(
+    whole: Path, pets: Path, encoded: list[str], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "pets.training"
+    shutil.copytree(whole, folder)
+    kept = (folder / "last.safetensors").read_bytes()
+    monkeypatch.setattr(
+        "llama_adapter.app.learning.training.run.encode_all", None
+    )  # refused before pictures are encoded
+    for score in ("answers", "auto"):
+        flags = [*QUICK, *encoded, "--score", score, "--resume"]
+        ran = run("train", str(pets), "--out", str(tmp_path / "pets.pth"), *flags)
+        assert ran.code == 2
+        assert "compares its evaluations by loss, and would go on by answers" in ran.err
+        assert "resume with --score loss" in ran.err
+    assert (folder / "last.safetensors").read_bytes() == kept
+
+
+def test_a_model_trained_for_captions_is_asked_its_own_question(
+    pets: Path, encoded: list[str], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [{"image": str(path), "text": f"a small {path.parent.name} here"} for path in sorted(pets.rglob("*.png"))]
+    write_lines(tmp_path / "captions.jsonl", *rows)
+    question = "Describe {{the}} picture."
+    ran = run("train", "captions.jsonl", "--out", "a.pth", "--question", question, *QUICK, *encoded)
+    assert ran.code == 0, ran.err
+    over = ["--llama-dir", str(embedded_model()), "--adapter", "a.pth"]
+    for model in (["--model", "a.training/bundle"], over):
+        picture = rows[0]["image"]
+        [record] = run("caption", picture, *model, "--max-new-tokens", "1").records
+        assert record["prompt"] == "Describe {the} picture."
+        ran = run("eval", "a.training/test.jsonl", *model, "--out", "scores", "--overwrite", "--max-new-tokens", "1")
+        assert ran.code == 0, ran.err
+        assert "captions without a question are asked “Describe {the} picture.”" in ran.err
+
+    # Trained further, the adapter learns its own question again, and keeps it when it learns classes.
+    further = [*QUICK, *encoded, *over]
+    assert run("train", "captions.jsonl", "--out", "b.pth", *further).code == 0
+    assert run("train", str(pets), "--out", "c.pth", *further).code == 0
+    for name, learned in {"b": None, "c": "Which of these is it: ring, triangle?"}.items():
+        manifest = read_manifest(tmp_path / f"{name}.training" / "bundle")
+        assert (manifest["prompt"], manifest.get("question")) == ("Describe {the} picture.", learned)
+    ran = run("eval", str(pets), "--limit", "2", "--model", "c.training/bundle", "--out", "of-classes")
+    assert ran.code == 0, ran.err
+    assert "asked “Which of these is it: ring, triangle?”" in ran.err
+
+
+def shortened(folder: Path) -> None:
+    """Give one moment of the last checkpoint another shape."""
+    found, state = read_checkpoint(folder / "last.safetensors")
+    name = next(one for one in found if one.startswith("exp_avg_sq/"))
+    write_checkpoint(folder / "last.safetensors", found | {name: torch.ones(1)}, state)
+
+
+def of_another_run(folder: Path) -> None:
+    """Put the best checkpoint of another run into the folder."""
+    found, state = read_checkpoint(folder / "best.safetensors")
+    state.run = "0" * 64
+    write_checkpoint(folder / "best.safetensors", found, state)
+
+
+@pytest.mark.parametrize(
+    ("damage", "code", "told"),
+    [
+        (shortened, 1, "last.safetensors`: `exp_avg_sq/.*has the shape"),
+        (of_another_run, 2, "has other data, examples or settings"),
+        (lambda folder: (folder / "best.safetensors").unlink(), 1, "best.safetensors"),
+        (lambda folder: (folder / "log.csv").write_bytes(b"\xff\0\n"), 1, "log.csv` is no log of a training"),
+        (lambda folder: (folder / "bundle" / "mine.txt").touch(), 1, "`mine.txt` beside its bundle"),
+        (
+            lambda folder: (folder / "data.json").write_text("[" * 100_000),
+            0,
+            "",
+        ),  # only tells early what is refused later
+    ],
+)
+def test_what_a_resumed_run_reads_is_checked_before_use(
+    damage: Callable[[Path], object],
+    code: int,
+    told: str,
+    whole: Path,
+    pets: Path,
+    encoded: list[str],
+    tmp_path: Path,
+    run: Run,
+) -> None:
+    folder = tmp_path / "pets.training"
+    shutil.copytree(whole, folder)
+    damage(folder)
+    ran = run("train", str(pets), "--out", str(tmp_path / "pets.pth"), *QUICK, *encoded, "--resume")
+    assert "fault of the program" not in ran.err
+    assert ran.code == code, ran.err
+    assert re.search(told, ran.err)
+    assert (tmp_path / "pets.pth").exists() == (code == 0)
+
+
+def test_accumulated_parts_give_the_same_sums(
+    steady: Path, pets: Path, encoded: list[str], tmp_path: Path, run: Run
+) -> None:
+    out = tmp_path / "pets.pth"
+    assert run("train", str(pets), "--out", str(out), *STEADY, *encoded, "--rows", "3", "--checkpointing").code == 0
+    assert_same_sums(out.with_suffix(".training"), steady)
+
+
+def assert_same_sums(folder: Path, whole: Path) -> None:
+    """Losses, and the moments, which are sums of gradients, are equal except for rounding.
+
+    A wrong sum lacks or repeats one of the batch's eight examples at least. A hundredth of its share is the limit.
+    """
+    limit = 0.01 / 8
+    for ours, theirs in zip(losses(folder), losses(whole), strict=True):
+        assert [float(text or 0) for text in ours] == pytest.approx([float(text or 0) for text in theirs], rel=limit)
+    mine, other = tensors(folder), tensors(whole)
+    for name in (name for name in mine if name.startswith("exp_avg/")):
+        assert float((mine[name] - other[name]).norm()) <= limit * float(other[name].norm()), name
+
+
+def torchrun(*arguments: str, timeout: float = 200) -> Ran:
+    """Run the command on two ranks."""
+    program = Path(sys.executable).with_name("torchrun")
+    ran = subprocess.run(
+        [str(program), "--standalone", "--nproc-per-node=2", "-m", "llama_adapter", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    return Ran(ran.returncode, ran.stdout, ran.stderr)
+
+
+@pytest.mark.proves("train: several ranks", "CPU")
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_two_ranks_equal_one(kind: str, steady: Path, pets: Path, encoded: list[str], tmp_path: Path) -> None:
+    out = tmp_path / "pets.pth"
+    ran = torchrun("train", str(pets), "--out", str(out), *STEADY, *encoded, "--parallel", kind, "--device", "cpu")
+    assert ran.code == 0, ran.err
+    assert_same_sums(out.with_suffix(".training"), steady)
+    assert out.is_file()
+    assert ran.err.count("wrote `") == 1, "the first rank speaks"
+
+
+@pytest.mark.proves("train: early stopping", "CPU")
+def test_a_run_ends_early_with_its_best_weights(
+    pets: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The score rises once; after that, neither score nor loss improves."""
+    given = iter([(0.5, 3.0), (0.7, 2.0), (0.6, 2.5), (0.7, 2.0), (0.6, 2.1)])
+    held: list[dict[str, Tensor]] = []
+
+    def validate(self: Validator) -> Validation:
+        held.append({name: one.detach().clone() for name, one in self._distributed.model.trained().items()})
+        score, loss = next(given)
+        return Validation(score=score, loss=loss)
+
+    monkeypatch.setattr(Validator, "__call__", validate)
+    out = tmp_path / "pets.pth"
+    flags = ["--out", str(out), *QUICK, "--encoded", str(tmp_path / "encoded")]
+    flags += ["--patience", "3", "--evaluate-every", "1", "--test", "0", "--epochs", "1.5", "--score", "answers"]
+    ran = run("train", str(pets), *flags)
+    assert ran.code == 0, ran.err
+    folder = out.with_suffix(".training")
+    best, state = read_checkpoint(folder / "best.safetensors")
+
+    assert (state.best_step, read_checkpoint(folder / "last.safetensors")[1].step) == (1, 4), "of six steps"
+    assert_same_bits({name.removeprefix("weight/"): one for name, one in best.items()}, held[1])
+    assert any(not torch.equal(held[1][name], held[4][name]) for name in held[1]), "the last weights are others"
+    card = (folder / "card.md").read_text()
+    assert "| steps | 4 of 6, early, because the validation score did not improve |" in card
+    assert "| best step | 1 |" in card
+    assert "after step 1: validation loss 2.0000, score 0.7000 (best so far)" in ran.err
+    written = open_trainable(
+        CaptionerSpec(llama_dir=str(embedded_model()), adapter=str(out)),
+        TrainingChoice(),
+        dtype=torch.float32,
+        device="cpu",
+        seed=0,
+    ).trained()
+    for name, one in held[1].items():
+        assert torch.allclose(written[name], one, rtol=1e-3, atol=1e-3), name  # gates are written in float16
+    again = run("train", str(pets), *flags, "--resume")
+    assert again.code == 0, "nothing is left to do, and no evaluation either"
+    assert "4 of 6, early" in (folder / "card.md").read_text()
+    pictures = [line for line in ran.err.splitlines() if "pictures" in line]
+    assert pictures == ["encoding 30 pictures"], "progress is shown once a minute"
+
+
+@pytest.mark.proves("train: memory plan", "CPU")
+def test_the_plan_is_printed_and_a_run_that_does_not_fit_is_refused(
+    pets: Path, encoded: list[str], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = list[object]()
+    monkeypatch.setattr("llama_adapter.app.learning.training.run.open_trainable", lambda *_, **__: loaded.append(0))
+
+    def refused(*flags: str) -> tuple[float, str]:
+        ran = run("train", str(pets), "--out", str(tmp_path / "pets.pth"), *QUICK, *encoded, *flags)
+        assert ran.code == ExitCode.USAGE, ran.err
+        found = re.search(r"Training needs ([0-9.]+) GB at its peak .* and 0\.00 GB are free on cpu", ran.err)
+        assert found is not None, ran.err
+        return float(found[1]), ran.err
+
+    monkeypatch.setattr(CpuBackend, "free_bytes", lambda self: 10**6)
+    whole, said = refused()
+    assert "--rows" in said
+    assert refused("--batch-size", "2000000000")[0] == refused("--batch-size", "24")[0] > whole, "24 are to learn"
+    assert refused("--batch-size", "24", "--rows", "8")[0] == whole
+    assert not loaded
+    assert list(tmp_path.iterdir()) == []
+
+    monkeypatch.setattr(CpuBackend, "free_bytes", lambda self: int(whole * 1e9) + 10**8)
+    ran = run("train", str(pets), "--out", str(tmp_path / "pets.pth"), *QUICK, *encoded)
+    predicted = re.search(r"predicted peak memory: ([0-9.]+) GB", ran.err)
+    assert predicted is not None, ran.err
+    assert whole <= float(predicted[1]) <= whole + 0.1, "with packed weights, as they fit"
+    assert loaded, "it fits, so the model is opened"
+
+
+def test_validation_computes_no_more_rows_at_once_than_the_plan_counts(
+    pets: Path, encoded: list[str], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = list[int]()
+
+    def parts(*_: Any, rows: int, **__: Any) -> None:
+        seen.append(rows)
+        raise SystemExit(9)
+
+    monkeypatch.setattr("llama_adapter.app.learning.training.scoring.microbatches", parts)
+    flags = [*QUICK, "--batch-size", "1000", "--validation", "0.6"]
+    assert run("train", str(pets), "--out", str(tmp_path / "pets.pth"), *flags, *encoded).code == 9
+    assert seen == [len((tmp_path / "pets.training" / "train.jsonl").read_text().splitlines())]
+
+
+def test_what_cannot_be_written_is_told_before_the_first_step(
+    pets: Path, encoded: list[str], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusal(name: str) -> str:
+        ran = run("train", str(pets), "--out", str(tmp_path / name), *QUICK, *encoded, "--force")
+        assert ran.code in (1, 2), ran.err
+        return ran.err
+
+    (tmp_path / "folder.pth").mkdir()
+    (tmp_path / "file.training").write_text("mine")
+    assert "and a folder is there" in refusal("folder.pth")
+    assert "and a file is there" in refusal("file.pth")
+    monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=10**6))
+    assert "MB, and the disk of" in refusal("pets.pth")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file.training", "folder.pth"]
+
+
+def test_a_full_disk_names_the_checkpoint_and_the_way_on(
+    pets: Path, encoded: list[str], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = list[str]()
+
+    def write(path: Path, *arguments: Any) -> None:
+        written.append(path.name)
+        if written.count("last.safetensors") == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write_checkpoint(path, *arguments)
+
+    monkeypatch.setattr("llama_adapter.app.learning.training.loop.write_checkpoint", write)
+    ran = run("train", str(pets), "--out", str(tmp_path / "pets.pth"), *QUICK, *encoded)
+
+    assert ran.code == 1
+    assert "last.safetensors` cannot be written: No space left on device" in ran.err
+    assert "--resume" in ran.err
+    assert read_checkpoint(tmp_path / "pets.training" / "last.safetensors")[1].step == 3
+
+
+def test_without_a_cache_folder_encodings_are_beside_the_adapter_and_a_note_says_so(
+    pets: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "home").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    ran = run("train", str(pets), "--out", str(tmp_path / "pets.pth"), *QUICK)
+
+    assert ran.code == 0
+    assert ran.err.count("encoded pictures are kept in") == ran.err.count("--encoded names another folder") == 1
+    assert len(list((tmp_path / "pets.training" / "encoded").rglob("*.safetensors"))) == 30
+
+
+@pytest.mark.proves("train: TensorBoard", "CPU")
+def test_tensorboard_reads_what_the_table_has(whole: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(whole / "tensorboard"))
+    events.Reload()
+    with (whole / "log.csv").open() as file:
+        rows = list(csv.DictReader(file))
+
+    for name in ("loss", "lr", "validation_loss"):
+        shown = [(one.step, one.value) for one in events.Scalars(name)]
+        assert shown == [(int(row["step"]), pytest.approx(float(row[name]), rel=1e-5)) for row in rows if row[name]]
+        assert len(shown) >= 3
+    assert set(events.Tags()["scalars"]) == set(rows[0]) - {"step", "validation_score"}
+
+
+def test_sigterm_keeps_the_best_so_far(
+    pets: Path, encoded: list[str], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Stepper.step
+
+    def asked(self: Stepper, *arguments: Any, **options: Any) -> Step:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return original(self, *arguments, **{**options, "ask_to_end": True})
+
+    monkeypatch.setattr(stepping.Stepper, "step", asked)
+    ran = run("train", str(pets), "--out", str(tmp_path / "pets.pth"), *QUICK, *encoded)
+
+    assert ran.code == 130
+    assert (tmp_path / "pets.pth").is_file()
+    assert "1 of 6, interrupted" in (tmp_path / "pets.training" / "card.md").read_text()
+
+
+def test_one_interrupt_ends_the_scoring_and_keeps_the_adapter(
+    pets: Path, encoded: list[str], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def score(*arguments: Any) -> list[Scores]:
+        os.kill(os.getpid(), signal.SIGINT)
+        raise AssertionError("scored on")
+
+    monkeypatch.setattr("llama_adapter.app.learning.training.run.score_test", score)
+    flags = ["--epochs", "1", "--batch-size", "1000", "--score", "loss"]
+    ran = run("train", str(pets), "--out", str(tmp_path / "pets.pth"), *flags, *encoded)
+
+    folder = tmp_path / "pets.training"
+    assert ran.code == 130
+    assert (tmp_path / "pets.pth").is_file()
+    assert "Ask it:" in ran.err
+    assert f"not scored: the run was interrupted. Score them:\nllama-adapter eval {folder / 'test.jsonl'}" in ran.err
+    card = (folder / "card.md").read_text()
+    assert "not scored: the run was interrupted." in card
+    assert "| examples a step | 24 |" in card, "there are no more"
+
+
+def test_an_example_whose_loss_is_not_finite_is_named_and_its_step_skipped(
+    pets: Path, encoded: list[str], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, get = next(pets.rglob("*.png")), EncodedCache.get
+    digest = _digest(place)
+
+    def poisoned(self: EncodedCache, wanted: str) -> Tensor:
+        return get(self, wanted).clone().fill_(float("nan")) if wanted == digest else get(self, wanted)
+
+    monkeypatch.setattr(EncodedCache, "get", poisoned)
+    flags = ["--out", str(tmp_path / "pets.pth"), *QUICK, *encoded, "--validation", "0", "--test", "0"]
+    ran = run("train", str(pets), *flags)
+
+    assert ran.code == 0
+    assert ran.err.count(f"is skipped: the loss of {place} is not finite") == 2, "once in each epoch"
+    assert all(bool(torch.isfinite(one).all()) for one in tensors(tmp_path / "pets.training").values())
+
+    stopped = run("train", str(pets), *flags, "--skip", "1", "--force")
+    assert stopped.code == 1
+    assert "2 steps had a loss or gradient that is not finite" in stopped.err
+    assert str(place) in stopped.err
+
+
+def _digest(path: Path) -> str:
+    import hashlib
+
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_learns_as_float32_does(
+    dtype: str, whole: Path, pets: Path, encoded: list[str], tmp_path: Path, run: Run
+) -> None:
+    out = tmp_path / "pets.pth"
+    ran = run("train", str(pets), "--out", str(out), *QUICK, *encoded, "--dtype", dtype)
+    assert ran.code == 0, ran.err
+    ours, theirs = (losses(folder) for folder in (out.with_suffix(".training"), whole))
+    pairs = [(float(mine[1]), float(his[1])) for mine, his in zip(ours, theirs, strict=True) if mine[1] and his[1]]
+    assert len(pairs) >= 5, "float16 may skip its first step, to find its scale"
+    assert all(mine == pytest.approx(his, rel=0.25, abs=0.2) for mine, his in pairs)
+
+
+def test_pictures_and_texts_are_learnt_together(pets: Path, encoded: list[str], tmp_path: Path, run: Run) -> None:
+    rows: list[dict[str, Any]] = [
+        {
+            "image": str(path),
+            "questions": [
+                {"question": "Is it a ring?", "answer": answer},
+                {"question": "Is it a triangle?", "answer": other},
+            ],
+        }
+        for name, answer, other in (("ring", "yes", "no"), ("triangle", "no", "yes"))
+        for path in sorted((pets / name).iterdir())
+    ]
+    rows += [{"question": f"What is {one} and one?", "answer": str(one + 1)} for one in range(9)]
+    table = write_lines(tmp_path / "data.jsonl", *rows)
+    ran = run("train", str(table), "--out", str(tmp_path / "both.pth"), *QUICK, *encoded, "--sets", "lora")
+
+    assert ran.code == 0, ran.err
+    assert "LoRA factors" in ran.err
+    with Captioner.load(tmp_path / "both.training" / "bundle") as captioner:
+        assert captioner.generate_text("What is one and one?", max_new_tokens=3)
+
+
+def test_what_is_wrong_with_the_data_is_told_before_the_model_is_loaded(
+    pets: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "llama_adapter.app.learning.training.run.open_trainable", lambda *_, **__: pytest.fail("it is loaded")
+    )
+    picture = str(next((pets / "ring").iterdir()))
+    table = write_lines(
+        tmp_path / "data.jsonl",
+        {"image": picture, "question": "What is it?", "answer": "a ring"},
+        {"image": "gone.png", "question": "What is it?", "answer": "a ring"},
+        {"image": picture, "question": "How is it?", "answer": {}},
+        {"image": picture, "question": "long " * 600, "answer": "yes"},
+        {"image": picture, "question": "What is {it}?", "answer": "yes"},
+    )
+    ran = run("train", str(table), "--out", str(tmp_path / "a.pth"))
+
+    assert ran.code == 2
+    for words in ("gone.png does not exist", "line 3", "line 4: its prompt and answer have", "the variable {it}"):
+        assert words in ran.err
+    lone = write_lines(tmp_path / "lone.jsonl", {"image": picture, "answer": "a ring"})
+    asked = run("train", str(lone), "--out", str(tmp_path / "a.pth"))
+    assert asked.code == 2
+    assert "--question" in asked.err
+
+
+def test_answers_with_many_choices_are_not_scored_unless_asked_for(
+    pets: Path, encoded: list[str], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("MOST_COMPARED", "_MOST_TEST_COMPARED"):
+        monkeypatch.setattr(f"llama_adapter.app.learning.training.run.{name}", 1)
+    flags = ["train", str(pets), "--out", str(tmp_path / "pets.pth"), *QUICK, *encoded, "--epochs", "1", "--score"]
+    ran = run(*flags, "auto")
+    assert re.search(r"have \d choices to compare in each evaluation, so the loss alone decides", ran.err)
+    assert ", score" not in ran.err
+    assert re.search(r"not scored: they have \d choices to compare, .*Score them:\nllama-adapter eval", ran.err)
+    asked = run(*flags, "answers", "--force")
+    assert "--score loss is faster" in asked.err
+    assert ", score" in asked.err
+
+
+def test_pictures_that_cannot_be_decoded_are_left_out(pets: Path, encoded: list[str], tmp_path: Path, run: Run) -> None:
+    folder = tmp_path / "pets"
+    shutil.copytree(pets, folder)
+    bad = folder / "ring" / "cut.png"
+    bad.write_bytes((folder / "ring" / "0.png").read_bytes()[:100])
+    ran = run("train", str(folder), "--out", str(tmp_path / "pets.pth"), *QUICK, *encoded)
+
+    assert ran.code == 3
+    assert f"left out: {bad}" in ran.err
+    assert (
+        "left out: 1 |" in (tmp_path / "pets.training/card.md").read_text()
+        or "left out: 1\n" in (tmp_path / "pets.training/card.md").read_text()
+    )
+
+
+def test_a_rank_that_dies_ends_the_run(pets: Path, encoded: list[str], tmp_path: Path) -> None:
+    script = tmp_path / "dying.py"
+    script.write_text(
+        "import os, sys\n"
+        "from llama_adapter.app.learning.training.stepping import Stepper\n"
+        "from llama_adapter.__main__ import main\n"
+        "def die(self, *arguments, **options):\n"
+        "    if os.environ['RANK'] == '1': os.kill(os.getpid(), 9)\n"
+        "    return step(self, *arguments, **options)\n"
+        "step, Stepper.step = Stepper.step, die\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    program = Path(sys.executable).with_name("torchrun")
+    flags = ["--out", str(tmp_path / "pets.pth"), *QUICK, *encoded, "--rank-timeout", "30"]
+    ran = subprocess.run(
+        [str(program), "--standalone", "--nproc-per-node=2", str(script), "train", str(pets), *flags],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert ran.returncode == 1
+    assert "Rank 0 of 2 lost the others" in ran.stderr, ran.stderr

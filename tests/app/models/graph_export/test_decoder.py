@@ -1,0 +1,150 @@
+"""`export decoder`: what it writes, what it refuses, and what the other commands do with the result."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from llama_adapter import Captioner, CheckpointError, GraphError, UsageError
+from llama_adapter.app.models.checkpoints import StoredQuestions
+from llama_adapter.app.models.graph_export import decoder as export
+from llama_adapter.app.models.graph_export.decoder import DecoderJob, run_export_decoder
+from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.models.stored_questions import stored_questions
+from llama_adapter.llm.exported.card import read_card
+from llama_adapter.llm.exported.parity import DecoderParity
+from tests.app.command import Run
+from tests.app.golden import GOLDEN, model_flags, model_options, picture
+from tests.app.models.bundles import edit_manifest
+
+LLAMA = {"llama_dir": str(GOLDEN / "LLaMA"), "llama_type": "TINY"}
+
+
+def test_the_command_prints_the_folder_and_replaces_it_only_if_told(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "exported"
+    flags = ["export", "decoder", *model_flags(), "--out", str(out), "--without-encoder"]
+
+    first = run(flags)
+    written = (out / "decoder.json").stat()
+    second, third = run(flags), run(flags, "--force")
+
+    assert (first.code, second.code, third.code) == (0, 2, 0)
+    assert first.out == f"{out}\n"
+    assert "39 of 39 tokens are torch's" in first.err
+    assert "already" in second.err
+    assert (out / "decoder.json").stat().st_mtime_ns > written.st_mtime_ns
+    assert [entry.name for entry in out.parent.iterdir()] == ["exported"]
+    assert sorted(read_card(out).files) == sorted(path.name for path in out.iterdir() if path.name != "decoder.json")
+
+
+def test_force_removes_nothing_but_an_export(tmp_path: Path) -> None:
+    def export_to(name: str) -> None:
+        run_export_decoder(DecoderJob(out=str(tmp_path / name), encoder=False, compare=False, force=True, **LLAMA))
+
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "mine.jpg").write_text("mine")
+    (tmp_path / "notes").write_text("mine")
+    (tmp_path / "link").symlink_to("later")
+    export_to("link")
+    export_to("link")
+    (tmp_path / "later" / "mine.jpg").write_text("mine")
+
+    for name in ("photos", "notes", "link"):
+        with pytest.raises(UsageError):
+            export_to(name)
+
+    assert [(tmp_path / name).read_text() for name in ("photos/mine.jpg", "notes", "link/mine.jpg")] == ["mine"] * 3
+    assert (tmp_path / "link").is_symlink()
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["later", "link", "notes", "photos"]
+
+
+def test_a_folder_made_during_the_export_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "exported"
+    monkeypatch.setattr(export, "_compare", lambda *given: (out.mkdir(), (out / "mine").write_text("mine")))
+
+    with pytest.raises(UsageError):
+        run_export_decoder(DecoderJob(out=str(out), **LLAMA))
+
+    assert [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*"))] == ["exported", "exported/mine"]
+
+
+def test_a_decoder_that_differs_from_torch_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    far = DecoderParity(max_abs=0.4, mean_abs=0.1, magnitude=1.0, num_same=3, num_tokens=39)
+    monkeypatch.setattr(export, "compare", lambda program, reference: far)
+
+    with pytest.raises(GraphError, match=r"largest difference of logits 4\.0e-01"):
+        run_export_decoder(DecoderJob(out=str(tmp_path / "exported"), encoder=False, **model_options()))
+
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_clip_the_encoder_is_left_out_and_named_later(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = model_options()
+    clip = options.pop("clip")
+    out = tmp_path / "exported"
+
+    run_export_decoder(DecoderJob(out=str(out), **options))
+
+    assert "without the picture encoder: CLIP's weights (--clip) are not at hand" in capsys.readouterr().err
+    with pytest.raises(CheckpointError, match="holds no CLIP"):
+        Captioner.load(decoder=str(out), **options)
+    captioner = Captioner.load(decoder=str(out), **options, clip=clip)
+    wanted = Captioner.load(**options, clip=clip, dtype="float32")
+    assert captioner.caption(picture()).token_ids == wanted.caption(picture()).token_ids
+
+
+def test_a_llama_without_adapter_answers_texts(run: Run, tmp_path: Path) -> None:
+    out = str(tmp_path / "exported")
+    run_export_decoder(DecoderJob(out=out, **LLAMA))
+
+    made = run("generate", "--prompt", "Name a colour.", "--decoder", out, "--max-new-tokens", "8")
+    wanted = Captioner.load(**LLAMA, dtype="float32").generate_text("Name a colour.", max_new_tokens=8)
+
+    assert json.loads(made.out.splitlines()[-1])["text"] == wanted[0].text
+    assert run("caption", picture(), "--decoder", out).code == 2
+
+
+def test_a_job_goes_on_where_it_stopped(run: Run, tmp_path: Path) -> None:
+    out, records = str(tmp_path / "exported"), str(tmp_path / "records.jsonl")
+    run_export_decoder(DecoderJob(out=out, encoder=False, **model_options()))
+    command = ["caption", *model_flags(), "--decoder", out, "--max-new-tokens", "6", "--out", records]
+
+    first = run(command, picture())
+    second = run(command, picture(), picture("tiny_10x10.png"))
+
+    assert first.code == second.code == 0
+    assert len(Path(records).read_text().splitlines()) == 2
+    assert "1 answered by an earlier run" in second.err
+
+
+def test_8_bit_bundles_are_exported_with_their_weights(run: Run, tmp_path: Path) -> None:
+    bundle, out = str(tmp_path / "bundle"), str(tmp_path / "exported")
+    assert run("convert", *model_flags(), "--out", str(tmp_path / "full")).code == 0
+    edit_manifest(prompt="Describe it.", question="Which is it?")(tmp_path / "full")
+    assert run("quantize", "--model", str(tmp_path / "full"), "--out", bundle).code == 0
+
+    ran = run("export", "decoder", "--model", bundle, "--out", out, "--precision", "int8")
+
+    assert ran.code == 0
+    assert "it is exported from full weights, and this model has 8-bit ones" in ran.err
+    assert read_card(Path(out)).precision == "int8"
+    asked = stored_questions(CaptionerSpec(decoder=out))
+    assert asked == StoredQuestions(prompt="Describe it."), "exports store no other question"
+    assert Captioner.load(decoder=out, model=bundle).caption(picture()).token_ids
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--format", "onnx-atc", "--precision", "int4"], "precision int8 and int4 are onnxruntime's"),
+        (["--precision", "int3"], "invalid choice"),
+        (["--adapter", "missing.pth"], "go with --llama-dir"),
+    ],
+)
+def test_wrong_flags_are_usage_errors(run: Run, tmp_path: Path, flags: list[str], words: str) -> None:
+    ran = run("export", "decoder", "--out", str(tmp_path / "exported"), *flags)
+
+    assert ran.code == 2
+    assert words in ran.err

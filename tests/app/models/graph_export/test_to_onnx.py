@@ -1,0 +1,454 @@
+"""`export onnx` and `export om`: from an adapter to files for other runtimes, written completely or not at all."""
+
+import dataclasses
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from syrupy.assertion import SnapshotAssertion
+
+from llama_adapter.app.command_line.main import build_parser, main
+from llama_adapter.app.models.graph_export import to_onnx
+from llama_adapter.app.models.graph_export.output import told_parity
+from llama_adapter.app.models.graph_export.to_onnx import OnnxJob, load_encoder
+from llama_adapter.app.models.spec import EncoderSources
+from llama_adapter.runtime.errors import CheckpointError, ExitCode
+from llama_adapter.runtime.graphs.atc import AtcSettings
+from llama_adapter.runtime.graphs.graph import read_graph
+from llama_adapter.runtime.graphs.sidecar import read_sidecar
+from llama_adapter.vision.config import VisionConfig
+from llama_adapter.vision.export import Parity
+from llama_adapter.vision.image import load_picture
+from llama_adapter.vision.preprocess import preprocess
+from scripts.pth2onnx import build_parser as build_script_parser
+from scripts.pth2onnx import main as script
+from tests.app.golden import GOLDEN, ROOT, picture
+from tests.fakes.exported import golden_onnx
+
+pytestmark = pytest.mark.slow
+
+ADAPTER = GOLDEN / "adapters" / "BIAS-TINY.pth"
+CLIP = GOLDEN / "CLIP" / "tiny-vit-torchscript.pt"
+MODEL = ["--adapter", str(ADAPTER), "--clip", str(CLIP), "--visual-heads", "4", "--channel-order", "bgr"]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The golden encoder alone in a folder. Tests must not change it."""
+    return Path(shutil.copy(golden_onnx(), tmp_path_factory.mktemp("export") / "clip.onnx"))
+
+
+def test_named_pictures_are_not_decoded_in_this_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"no picture")
+    expected = preprocess(load_picture(picture()).image, size=28)
+    monkeypatch.delattr("PIL.Image.open")
+
+    pixels_BHWC = to_onnx.read_pixels([picture(), str(broken), "/none.png"], size=28)
+
+    assert np.array_equal(pixels_BHWC, expected[None])
+    said = capsys.readouterr().err
+    assert (said.count("not compared on this picture: "), "broken.png" in said, "none.png" in said) == (2, True, True)
+
+
+@pytest.fixture
+def with_atc(monkeypatch: pytest.MonkeyPatch) -> None:
+    places = (str(ROOT / "tests" / "fakes"), str(Path(sys.executable).parent), os.environ["PATH"])
+    monkeypatch.setenv("PATH", os.pathsep.join(places))
+
+
+@pytest.fixture
+def without_atc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+def test_an_adapter_becomes_onnx_without_any_llama(exported: Path) -> None:
+    card = read_graph(exported).card
+
+    assert card is not None
+    assert (card.name, card.dtype, card.opset) == ("BIAS-TINY", "float32", 18)
+    assert card.config["channel_order"] == "rgb"
+
+
+def test_stdout_is_the_path_and_stderr_the_report(snapshot: SnapshotAssertion) -> None:
+    made = golden_onnx()
+    report = made.with_suffix(".err").read_text()
+    figures = re.sub(r"[\d.,]+(e-\d+)?(?= (MB|s\b|of|allowed))|(?<=mean )[\d.e-]+|(?<=cosine )[\d.]+", "N", report)
+    assert made.with_suffix(".out").read_text() == f"{made}\n"
+    assert figures.replace(str(made), "CLIP.onnx").replace(str(GOLDEN), "GOLDEN") == snapshot
+
+
+def test_the_next_step_is_a_command_that_takes_the_file() -> None:
+    told = golden_onnx().with_suffix(".err").read_text().splitlines()[-1]
+    parsed = build_parser().parse_args(shlex.split(told.removeprefix("next: llama-adapter ")))
+    assert (parsed.adapter, parsed.encoder) == (str(ADAPTER), str(golden_onnx()))
+    assert to_onnx._model_flags(EncoderSources(model="m", channel_order="bgr")) == (
+        ["--model", "m", "--channel-order", "bgr"]
+    )
+
+
+def test_the_verdict_is_the_first_word_of_the_comparison() -> None:
+    parity = Parity(max_abs=1.0, mean_abs=0.5, cosine_min=0.1, num_pictures=2, tolerance=1e-4, ok=False)
+    assert told_parity(parity).startswith("other results than torch")
+
+
+def test_the_script_of_the_guide_asks_for_the_same_as_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = [str(ADAPTER), "--dtype", "float16", *MODEL[2:]]
+    (tmp_path / "clip.onnx").write_text("mine")
+    assert script(asked) == ExitCode.USAGE  # refused without --force
+    assert (tmp_path / "clip.onnx").read_text() == "mine"
+    assert capsys.readouterr().out == ""
+
+    jobs: list[OnnxJob] = []
+    monkeypatch.setattr(to_onnx, "run_export_onnx", jobs.append)
+    assert script([*asked, "--force"]) == ExitCode.OK
+    command = ["export", "onnx", *MODEL, "--dtype", "float16", "--out", "clip.onnx", "--force"]
+    assert main(command) == ExitCode.OK
+    by_script, by_command = jobs
+    assert by_script == by_command
+    assert (by_script.dtype, by_script.sources.channel_order, by_script.force) == ("float16", "bgr", True)
+
+
+def test_with_force_a_file_is_replaced(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "clip.onnx").write_text("mine")
+    monkeypatch.setattr(to_onnx, "export_onnx", lambda *_, **keywords: shutil.copy(exported, tmp_path / "clip.onnx"))
+    sources = EncoderSources(adapter=str(ADAPTER), clip=str(CLIP), visual_heads=4)
+
+    to_onnx.run_export_onnx(OnnxJob(sources=sources, out=str(tmp_path / "clip.onnx"), force=True))
+
+    assert (tmp_path / "clip.onnx").read_bytes() == exported.read_bytes()
+
+
+def test_a_graph_that_computes_something_else_is_not_put_in_place(
+    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def export_other(config: VisionConfig, *arguments: Any, check: Callable[[Path], None], **keywords: Any) -> None:
+        check(exported)  # the file of `rgb` in place of the one of `bgr`
+
+    monkeypatch.setattr(to_onnx, "export_onnx", export_other)
+    code = main(["export", "onnx", *MODEL, "--out", str(tmp_path / "clip.onnx")])
+
+    assert code == ExitCode.FAILED
+    assert "other results than torch" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("place", ["beside", "here", "cache"])
+def test_clip_is_found_in_its_usual_places(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = {"beside": tmp_path / "adapters", "here": tmp_path / "here", "cache": tmp_path / ".cache" / "clip"}
+    for folder in folders.values():
+        folder.mkdir(parents=True)
+    adapter = shutil.copy(ADAPTER, folders["beside"])
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(folders["here"])
+    sources = EncoderSources(adapter=str(adapter), visual_heads=4)
+    with pytest.raises(CheckpointError) as caught:
+        load_encoder(sources)
+    assert "--clip" in caught.value.hint
+    for folder in folders.values():
+        assert f"`{folder / 'ViT-L-14.pt'}`" in caught.value.hint
+
+    shutil.copy(CLIP, folders[place] / "ViT-L-14.pt")
+
+    assert load_encoder(sources).config == load_encoder(dataclasses.replace(sources, clip=str(CLIP))).config
+
+
+def test_the_embedded_model_has_an_encoder_and_a_bundle_may_be_named() -> None:
+    embedded = load_encoder(EncoderSources())
+    named = load_encoder(EncoderSources(model=str(ROOT / "assets" / "embedded"), channel_order="bgr"))
+
+    assert embedded.config.channel_order == "rgb"
+    assert named.config == dataclasses.replace(embedded.config, channel_order="bgr")
+    assert {str(tensor.dtype) for tensor in embedded.state.values()} == {"torch.float32"}
+
+
+def test_flags_of_the_export_to_onnx_that_are_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    for flags in (
+        ["--clip", str(CLIP)],
+        ["--visual-heads", "4"],
+        ["--model", "bundle", "--adapter", str(ADAPTER)],
+        ["--model", ""],
+        ["--llama-dir", "LLaMA"],
+        ["--opset", "20"],
+        ["--dtype", "bfloat16"],
+        ["--out", "clip.pt"],
+    ):
+        assert main(["export", "onnx", "--out", "clip.onnx", *flags]) == ExitCode.USAGE
+        assert capsys.readouterr().err.startswith("error: ")
+
+
+@pytest.mark.usefixtures("without_atc")
+def test_without_atc_the_command_can_be_printed(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["export", "om", str(exported), "--print-command", "--soc-version", "Ascend910B3", "--out", "clips/clip"]
+    code = main([*asked, "--batch-sizes", "1,8", "--atc-flag=--op_precision_mode=my mode.ini"])
+
+    lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+    assert code == ExitCode.OK
+    assert [line[0] for line in lines] == ["atc", "atc"]
+    assert [next(flag for flag in line if "input_shape" in flag) for line in lines] == [
+        "--input_shape=input:1,224,224,3",
+        "--input_shape=input:8,224,224,3",
+    ]
+    assert lines[1][1:4] == ["--framework=5", f"--model={exported}", "--output=clips/clip_bs8"]
+    assert lines[1][-1] == "--op_precision_mode=my mode.ini"
+
+
+@pytest.mark.usefixtures("without_atc")
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [([], "npu-smi"), (["--print-command"], "npu-smi"), (["--soc-version", "Ascend310P3"], "no `atc`")],
+)
+def test_without_atc_or_a_chip_nothing_is_converted(
+    exported: Path, flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", "om", str(exported), *flags]) == ExitCode.FAILED
+    assert said in capsys.readouterr().err
+    assert [path.name for path in exported.parent.iterdir()] == ["clip.onnx"]
+
+
+@pytest.mark.usefixtures("with_atc")
+@pytest.mark.parametrize(("flags", "names"), [([], ["clip_bs1.om", "clip_bs4.om"]), (["--gears"], ["clip.om"])])
+def test_an_onnx_becomes_om(
+    exported: Path, flags: list[str], names: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["export", "om", str(exported), "--out", str(tmp_path / "clip"), "--batch-sizes", "4,1", *flags]
+
+    code = main([*asked, "--soc-version", "Ascend310P3"])
+
+    assert code == ExitCode.OK
+    assert capsys.readouterr().out.splitlines() == [str(tmp_path / name) for name in names]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*names, *(f"{name}.json" for name in names)])
+    sidecars = [read_sidecar(tmp_path / name) for name in names]
+    assert [sidecar.batch_sizes for sidecar in sidecars if sidecar] == ([(1, 4)] if flags else [(1,), (4,)])
+    assert all(sidecar and sidecar.card == read_graph(exported).card for sidecar in sidecars)
+
+    assert main([*asked, "--soc-version", "Ascend310P3"]) == ExitCode.USAGE  # it exists already
+    assert main([*asked, "--soc-version", "Ascend310P3", "--force"]) == ExitCode.OK
+
+
+@pytest.mark.usefixtures("with_atc")
+def test_a_graph_that_the_lint_refuses_needs_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ("batch", 4)) for name in ("input", "output")]
+    graph = helper.make_graph([helper.make_node("Gelu", ["input"], ["output"])], "test", ports[:1], ports[1:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]), tmp_path / "gelu.onnx")
+    asked = ["export", "om", str(tmp_path / "gelu.onnx"), "--soc-version", "Ascend310P3"]
+
+    assert main(asked) == ExitCode.FAILED
+    assert "ATC will refuse" in capsys.readouterr().err
+
+    assert main([*asked, "--force"]) == ExitCode.FAILED
+    assert "E16002" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["gelu.onnx"]
+
+
+def test_the_defaults_of_flags_and_jobs_agree() -> None:
+    om = build_parser().parse_args(["export", "om", "clip.onnx"])
+    atc = AtcSettings(batch_sizes=om.batch_sizes)
+    assert (om.gears, om.soc_version, om.precision_mode, om.log_level, tuple(om.atc_flags)) == (
+        *(atc.gears, atc.soc_version, atc.precision_mode, atc.log_level, atc.extra),
+    )
+    made = build_parser().parse_args(["export", "onnx", "--out", "clip.onnx"])
+    onnx_job = OnnxJob(sources=EncoderSources(), out="clip.onnx")
+    for name in ("dtype", "opset", "pictures", "force"):
+        assert getattr(made, name) == getattr(onnx_job, name)
+
+
+def test_the_defaults_of_the_script_are_those_of_the_command() -> None:
+    command = build_parser().parse_args(["export", "onnx", "--out", "clip.onnx"])
+    options = build_script_parser().parse_args(["adapter.pth"])
+
+    for name in ("clip", "dtype", "opset", "visual_heads", "channel_order", "pictures", "force", "debug"):
+        assert getattr(options, name) == getattr(command, name)
+
+
+def test_the_script_settles_the_environment_before_anything_but_help_imports_torch(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(
+        "import os; print(os.environ.get('TORCH_DEVICE_BACKEND_AUTOLOAD'), os.environ.get('ORT_DISABLE_TELEMETRY'))\n"
+        "raise ImportError('enough')"
+    )
+    unset = ("TORCH_DEVICE_BACKEND_AUTOLOAD", "ORT_DISABLE_TELEMETRY")
+    environ = {name: value for name, value in os.environ.items() if name not in unset} | {"PYTHONPATH": str(tmp_path)}
+
+    def ran(*asked: str) -> str:
+        command = [sys.executable, "scripts/pth2onnx.py", *asked]
+        return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True).stdout
+
+    assert ran(str(ADAPTER), "--out", str(tmp_path / "clip.onnx")).splitlines()[0] == "0 1"
+    assert ran("--help").startswith("usage: ")
+
+
+@pytest.mark.usefixtures("with_atc")
+def test_an_onnx_file_of_another_program_becomes_an_om(
+    exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    foreign = tmp_path / "foreign.onnx"
+    model = onnx.load(exported)
+    del model.metadata_props[:]
+    onnx.save(model, foreign)
+
+    code = main(["export", "om", str(foreign), "--gears", "--batch-sizes", "1,4", "--soc-version", "Ascend310P3"])
+
+    assert code == ExitCode.OK
+    assert "was not exported here" in capsys.readouterr().err
+    sidecar = read_sidecar(tmp_path / "foreign.om")
+    assert sidecar is not None
+    assert (sidecar.card, sidecar.batch_sizes) == (None, (1, 4))
+
+
+@pytest.mark.usefixtures("with_atc")
+def test_a_closed_stdout_does_not_stop_the_conversion(exported: Path, tmp_path: Path) -> None:
+    asked = ["export", "om", str(exported), "--out", str(tmp_path / "clip"), "--batch-sizes", "1,2"]
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "llama_adapter", *asked, "--soc-version", "Ascend310P3"]
+    done = subprocess.run(command, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+
+    assert done.returncode == ExitCode.OK, done.stderr
+    assert "Traceback" not in done.stderr
+    assert [path.name for path in sorted(tmp_path.glob("*.om"))] == ["clip_bs1.om", "clip_bs2.om"]
+
+
+def test_without_a_readable_picture_nothing_is_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["export", "onnx", *MODEL, "--out", str(tmp_path / "clip.onnx"), "--pictures", "/none.png"]
+
+    assert main(asked) == ExitCode.FAILED
+    assert "None of the pictures can be read" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_values_that_the_export_to_om_refuses_before_any_file_is_read(
+    capsys: pytest.CaptureFixture[str], snapshot: SnapshotAssertion
+) -> None:
+    sizes = [[f"--batch-sizes={sizes}"] for sizes in ("", "1,", "0", "-1,2", "one", "1;2", "5000")]
+    places = [["--out", place] for place in ("", ".", "..", "/", "oms/")]
+    for flags in (
+        *sizes,
+        *places,
+        ["--gears", "--batch-sizes", "4"],
+        ["--precision-mode", "best"],
+        ["--log-level", "loud"],
+        ["--soc-version", ""],
+        ["--soc-version", "310P3"],
+        ["--adopt", ""],
+        ["--adopt", "x.om"],
+        ["--adopt", "x.om", "--out", "y"],
+    ):
+        assert main(["export", "om", "/none.onnx", *flags]) == ExitCode.USAGE
+    assert capsys.readouterr().err == snapshot
+
+
+@pytest.mark.parametrize("flags", [[], ["--print-command"]])
+def test_a_path_that_the_runtime_refuses_is_an_error_before_the_work(
+    exported: Path, flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["export", "om", str(exported), "--soc-version", "Ascend310P3", "--out", "my clips/clip", *flags]
+
+    assert main(asked) == ExitCode.FAILED
+    captured = capsys.readouterr()
+    assert "InferSession" in captured.err
+    assert captured.out == ""
+
+
+@pytest.mark.usefixtures("with_atc")
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--batch-sizes", "2"],
+        ["--batch-sizes", "1,4", "--gears", "--precision-mode", "force_fp16"],
+        ["--batch-sizes", "1", "--atc-flag=--input_fp16_nodes=input"],
+    ],
+)
+def test_the_printed_command_and_adopting_make_the_same_om(
+    exported: Path, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "there").mkdir()
+    asked = ["export", "om", str(exported), "--soc-version", "Ascend310P3", *flags]
+    assert main([*asked, "--out", str(tmp_path / "there" / "clip"), "--print-command"]) == ExitCode.OK
+    printed = capsys.readouterr()
+    subprocess.run(shlex.split(printed.out), check=True, cwd=tmp_path, capture_output=True)
+    afterwards = next(line for line in printed.err.splitlines() if line.startswith("afterwards: llama-adapter "))
+    adopting = shlex.split(afterwards.removeprefix("afterwards: llama-adapter "))
+
+    assert main(adopting) == ExitCode.OK
+    made = Path(capsys.readouterr().out.strip())
+    assert main([*asked, "--out", str(tmp_path / "here" / "clip")]) == ExitCode.OK
+
+    assert read_sidecar(made) == read_sidecar(tmp_path / "here" / made.name) is not None
+    assert made.stat().st_mode & 0o777 == 0o600  # as ATC made it
+    capsys.readouterr()
+    assert main(adopting) == ExitCode.USAGE  # it exists already
+    assert "--out" not in capsys.readouterr().err
+    assert main([*adopting, "--force"]) == ExitCode.OK
+
+
+@pytest.mark.parametrize("place", ["/proc/q.onnx", "file/q.onnx", "folder.onnx"])
+def test_a_place_that_cannot_be_written_is_an_error_before_the_model_is_read(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder.onnx").mkdir()
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+
+    assert main(["export", "onnx", "--adapter", "/none.pth", "--out", place, "--force"]) == ExitCode.FAILED
+
+    assert f"`{place}` cannot be written" in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.usefixtures("with_atc")
+def test_free_sides_are_refused_even_with_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shape = ("batch", "height", "width", 3)
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("input", "output")]
+    graph = helper.make_graph([helper.make_node("Relu", ["input"], ["output"])], "test", ports[:1], ports[1:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), tmp_path / "free.onnx")
+
+    assert (
+        main(["export", "om", str(tmp_path / "free.onnx"), "--soc-version", "Ascend310P3", "--force"])
+        == ExitCode.FAILED
+    )
+    assert "fixed sides" in capsys.readouterr().err
+
+
+def test_the_help_of_an_export_shows_its_own_flags_and_takes_those_of_a_whole_model(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def shown(*command: str) -> str:
+        main([*command, "--help"])
+        return capsys.readouterr().out
+
+    text = shown("export", "onnx")
+    assert "--adapter" in text
+    assert not any(flag in text for flag in ("--llama-dir", "--llama-type", "--context"))
+    assert "--llama-dir" in shown("caption")
+    assert "exit codes" in shown("export")
+    assert "(default: 1,2,4,8)" in shown("export", "om")
+    flags = ["--llama-dir", "L", "--llama-type", "7B", "--context", "512"]
+    assert build_parser().parse_args(["export", "onnx", *flags, "--out", "x.onnx"]).llama_type == "7B"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [(["weights/*_BIAS-7B.pth"], "`weights/*_BIAS-7B.pth`"), (["none.pth", "--out", "x.om"], "--out")],
+)
+def test_arguments_that_the_script_refuses(
+    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert script(arguments) == ExitCode.USAGE
+    assert named in capsys.readouterr().err

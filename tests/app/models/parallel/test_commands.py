@@ -1,0 +1,87 @@
+"""Every answering command takes `--tensor-parallel`, and gives the same answers on two ranks as on one."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import demo_bsz
+from llama_adapter.app.command_line.main import build_parser
+from llama_adapter.app.command_line.values import spec_from
+from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.runtime.errors import ExitCode
+from llama_adapter.runtime.terminal.run_guarded import run_guarded
+from tests.app.command import Run
+
+SAMPLE = str(min(sample_pictures().glob("*.png")))
+COMMANDS = {
+    "caption": [SAMPLE],
+    "ask": [SAMPLE, "--question", "Is there a red circle?"],
+    "generate": ["--prompt", "a small red"],
+    "serve": [],
+    "web": [],
+    "bench": [],
+}
+TWO = ["--tensor-parallel", "2", "--parallel-timeout", "30"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_takes_the_flags(command: str) -> None:
+    spec = spec_from(build_parser().parse_args([command, *COMMANDS[command], *TWO]))
+    assert (spec.tensor_parallel, spec.parallel_timeout) == (2, 30)
+
+
+def test_the_demo_takes_the_flags() -> None:
+    options = demo_bsz.parser().parse_args(TWO)
+    assert (options.tensor_parallel, options.parallel_timeout) == (2, 30)
+
+
+@pytest.mark.parametrize("mode", ["graph", "cuda_graph", "ge_graph", "npugraph_ex", "acl_graph"])
+def test_strict_refuses_modes_of_graphs_before_a_device_is_opened(mode: str, run: Run) -> None:
+    for device in ("cuda:0", "npu:0"):
+        ran = run("caption", SAMPLE, "--mode", mode, "--strict", "--device", device, TWO)
+        assert ran.code == ExitCode.USAGE
+        assert f"--tensor-parallel goes with --mode eager, and it is {mode}: no graph holds the sums" in ran.err
+        assert "Pass --mode eager, or one rank" in ran.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["ask", "generate"])
+def test_two_ranks_answer_as_one(command: str, run: Run) -> None:
+    given = [command, *COMMANDS[command], "--max-new-tokens", "6"]
+    assert run(given, TWO).records[0]["text"] == run(given).records[0]["text"]
+
+
+@pytest.mark.slow
+def test_a_benchmark_measures_two_ranks(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llama_adapter.runtime.ceilings._HOST_BUFFER", 1 << 20)
+    ran = run(
+        "bench", "--random", "tiny", "--batch-sizes", "1", "--pictures", "1", "--rounds", "1", "--context", "128", TWO
+    )
+    assert ran.code == 0, ran.err
+    assert "2 ranks" in ran.out
+
+
+@pytest.mark.slow
+def test_the_demo_runs_on_two_ranks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    flags = ["--pic-file-path", SAMPLE, "--batch-size", "1", "--no-score", *TWO]
+    monkeypatch.setattr(sys, "argv", ["demo_bsz.py", *flags])
+    code = run_guarded(demo_bsz.main)
+    said = capsys.readouterr()
+    assert code == 0, said.err
+    assert f"[result]: {SAMPLE}: " in said.out
+
+
+def test_other_processes_of_torchrun_follow_in_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    followed = []
+    monkeypatch.setattr(
+        "llama_adapter.app.models.parallel.rank_process.run_launched",
+        lambda place, spec: followed.append((place.rank, spec.tensor_parallel)) or 0,
+    )
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29500")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "argv", ["demo_bsz.py", *TWO])
+    assert demo_bsz.main() == 0
+    assert followed == [(1, 2)]

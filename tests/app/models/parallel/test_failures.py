@@ -1,0 +1,215 @@
+"""Failures of a rank at rendezvous, loading or computing: one sentence names it, and no process is left behind."""
+
+import os
+import resource
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from llama_adapter import Captioner
+from llama_adapter.app.models.parallel import group as group_module
+from llama_adapter.app.models.parallel import rendezvous
+from llama_adapter.app.models.parallel.errors import RankError
+from llama_adapter.app.models.parallel.group import RankGroup
+from llama_adapter.app.models.parallel.launch import LOOPBACK, Launched, launched
+from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.runtime.errors import ExitCode
+from llama_adapter.runtime.problems import describe
+from tests.app.command import Run
+from tests.app.models.parallel.processes import listening
+
+ROOT = Path(__file__).parents[4]
+SAMPLES = sorted(sample_pictures().glob("*.png"))[:6]
+LONG = "What is this? " * 60
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The rank processes that were started."""
+    started: list[Any] = []
+
+    class Child(group_module.ChildProcess):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            started.append(self.process)
+
+    monkeypatch.setattr(group_module, "ChildProcess", Child)
+    return started
+
+
+def starve(process: int) -> None:
+    """Limit a process to the memory that it has now."""
+    pages = int(Path(f"/proc/{process}/statm").read_text().split()[0])
+    resource.prlimit(process, resource.RLIMIT_AS, (pages * resource.getpagesize(), resource.RLIM_INFINITY))
+
+
+def assert_ended(processes: list[Any]) -> None:
+    assert processes
+    assert all(process.poll() is not None for process in processes)
+    assert not dist.is_initialized()
+
+
+@pytest.mark.slow
+def test_a_rank_without_memory_for_its_share_is_named(processes: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    load = RankGroup.load
+
+    def starved(self: RankGroup, *arguments: Any, **options: Any) -> None:
+        starve(processes[0].pid)
+        load(self, *arguments, **options)
+
+    monkeypatch.setattr(RankGroup, "load", starved)
+    with pytest.raises(RankError, match=r"^Rank 1 of 2 \(process \d+\) failed: The memory is not enough") as caught:
+        Captioner.load(tensor_parallel=2)
+    assert describe(caught.value).exit_code == ExitCode.FAILED
+    assert_ended(processes)
+
+
+@pytest.mark.slow
+def test_a_rank_without_memory_for_a_step_is_named(processes: list[Any]) -> None:
+    with Captioner.load(tensor_parallel=2, batch_size=6) as captioner:
+        captioner.caption(SAMPLES[0])
+        starve(processes[0].pid)
+        with pytest.raises(RankError, match=r"^Rank 1 of 2 \(process \d+\) failed: The memory is not enough"):
+            captioner.generate(SAMPLES, LONG)
+    assert_ended(processes)
+
+
+@pytest.mark.slow
+def test_ranks_that_find_no_way_to_each_other_say_so(processes: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
+    monkeypatch.setattr(group_module, "_NAMING_S", 0.1)
+    with pytest.raises(RankError, match=r"^The 2 ranks of the decoder cannot reach each other: .*nosuch0"):
+        Captioner.load(tensor_parallel=2)
+    assert_ended(processes)
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    with Captioner.load(tensor_parallel=2) as captioner:
+        assert captioner.caption(SAMPLES[0]).error is None
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port on which another program listens."""
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+def launch(monkeypatch: pytest.MonkeyPatch, rank: int, *, address: str, port: int) -> None:
+    for name, value in (("RANK", rank), ("WORLD_SIZE", 2), ("MASTER_ADDR", address), ("MASTER_PORT", port)):
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+
+
+COMMAND = ("caption", str(SAMPLES[0]), "--tensor-parallel", "2", "--parallel-timeout", "1")
+
+
+def test_a_port_that_is_taken_is_named(run: Run, taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch(monkeypatch, 0, address="127.0.0.1", port=taken)
+    ran = run(*COMMAND)
+    assert ran.code == ExitCode.FAILED
+    assert f"error: Rank 0 of 2 cannot listen on port {taken}, which MASTER_PORT names: it is taken" in ran.err
+    assert "hint: set MASTER_PORT to a free port" in ran.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_meets_nobody_says_where_it_looked(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs in a separate process, because torch's loggers write to its stderr."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    launch(monkeypatch, rank, address="127.0.0.1", port=port)
+    ran = subprocess.run([sys.executable, "-m", "llama_adapter", *COMMAND], capture_output=True, text=True, cwd=ROOT)
+    error, hint = ran.stderr.rstrip("\n").split("\n\n")
+    assert ran.returncode == ExitCode.FAILED
+    assert error.startswith(f"error: Rank {rank} of 2 did not meet the others at 127.0.0.1, port {port}, within 1 s: ")
+    assert "MASTER_ADDR and MASTER_PORT" in hint
+    assert "\n" not in error + hint
+
+
+def test_a_wrong_name_of_the_first_machine_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch(monkeypatch, 1, address="no-such-machine.invalid", port=29500)
+    ran = run(*COMMAND)
+    assert ran.code == ExitCode.FAILED
+    assert "error: Rank 1 of 2 did not meet the others at no-such-machine.invalid, port 29500, within 1 s: " in ran.err
+
+
+def test_a_server_that_says_nothing_is_not_waited_for(run: Run, taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch alone would wait forever."""
+    launch(monkeypatch, 1, address="127.0.0.1", port=taken)
+    monkeypatch.setattr(rendezvous, "_SPARE_S", 0.5)
+    ran = run(*COMMAND)
+    assert ran.code == ExitCode.FAILED
+    where = f"at 127.0.0.1, port {taken}, within 1 s"
+    assert f"error: Rank 1 of 2 did not meet the others {where}: the server there does not answer" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"MASTER_PORT": None}, "The environment has RANK, WORLD_SIZE, MASTER_ADDR, and lacks MASTER_PORT"),
+        ({"WORLD_SIZE": None}, "and lacks WORLD_SIZE"),
+        ({"MASTER_PORT": "99999"}, "MASTER_PORT must be a whole number from 1 to 65535, got '99999'"),
+        ({"RANK": "2"}, "RANK must be a whole number from 0 to 1, got '2'"),
+        ({"RANK": "x"}, "RANK must be a whole number from 0 to 1, got 'x'"),
+        ({"LOCAL_RANK": "-1"}, "LOCAL_RANK must be"),
+    ],
+)
+def test_variables_that_are_set_in_part_or_wrong_are_refused(
+    change: dict[str, str | None], words: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise every process would answer all pictures."""
+    launch(monkeypatch, 0, address="127.0.0.1", port=29500)
+    for name, value in change.items():
+        monkeypatch.delenv(name) if value is None else monkeypatch.setenv(name, value)
+    ran = run(*COMMAND)
+    assert ran.code == ExitCode.USAGE
+    assert words in ran.err
+
+
+def test_variables_of_a_single_process_mean_nothing() -> None:
+    assert launched({"WORLD_SIZE": "1", "RANK": "0"}) is None
+    assert launched({"MASTER_ADDR": "localhost"}) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "is_local"),
+    [
+        ({"MASTER_ADDR": "127.0.0.1"}, True),
+        ({"MASTER_ADDR": "host0", "LOCAL_WORLD_SIZE": "2"}, True),
+        ({"MASTER_ADDR": "host0", "LOCAL_WORLD_SIZE": "1"}, False),
+        ({"MASTER_ADDR": "host0"}, False),
+    ],
+)
+def test_ranks_of_one_machine_are_told_from_those_of_several(change: dict[str, str], is_local: bool) -> None:
+    place = launched({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "29500", **change})
+    assert place is not None
+    assert place.is_local is is_local
+
+
+def test_the_store_of_ranks_on_this_machine_listens_on_loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for address in LOOPBACK:
+        launch(monkeypatch, 0, address=address, port=port)
+        place = Launched(rank=0, size=1, local_rank=0, is_local=True)
+        store = rendezvous.environment_store(place, timeout_s=10)
+        assert [address for address, taken in listening(os.getpid()) if taken == port] == ["127.0.0.1"]
+        del store
+
+
+def test_variables_are_those_of_before_once_ranks_have_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setenv("HCCL_EXEC_TIMEOUT", "9")
+    with rendezvous._environment({"GLOO_SOCKET_IFNAME": "lo", "HCCL_EXEC_TIMEOUT": "60"}):
+        assert (os.environ["GLOO_SOCKET_IFNAME"], os.environ["HCCL_EXEC_TIMEOUT"]) == ("lo", "9")
+    assert "GLOO_SOCKET_IFNAME" not in os.environ
+    assert os.environ["HCCL_EXEC_TIMEOUT"] == "9"

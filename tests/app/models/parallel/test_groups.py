@@ -1,0 +1,206 @@
+"""Groups of ranks: how they start, what they refuse, and how they end after a failure of a rank."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+
+import llama_adapter.app.models.parallel.group as group_module
+from llama_adapter import Captioner
+from llama_adapter.app.captioning.captioner import RawPrompt
+from llama_adapter.app.command_line.main import main
+from llama_adapter.app.models.parallel.errors import RankError
+from llama_adapter.app.models.random_model import RandomLoader
+from llama_adapter.runtime.errors import ExitCode, UsageError
+from tests.app.captioning.test_chat_adapter import chat_adapter
+from tests.app.captioning.test_text import v1_adapter
+from tests.app.golden import case, model_options, picture
+from tests.app.models.parallel.processes import ranks_of
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[4]
+SAMPLES = sorted((ROOT / "assets" / "pictures").glob("*.png"))[:6]
+
+
+@pytest.mark.parametrize(("name", "size"), [("bias_b3_equal", 4), ("lora_b3_equal", 2)])
+def test_golden_checkpoints_answer_as_the_reference(name: str, size: int) -> None:
+    wanted = case(name)
+    folder = "TINY-2SHARD" if size == 2 else "TINY"
+    with Captioner.load(**model_options(wanted["adapter"], llama_type=folder), tensor_parallel=size) as captioner:
+        pictures = [picture(image) for image in wanted["images"]]
+        prompt = RawPrompt(wanted["prompts"][0]["text"])
+        answers = captioner.generate(pictures, prompt, max_new_tokens=wanted["max_gen_len"])
+        assert [answer.text for answer in answers] == wanted["output_text"]
+
+
+@pytest.mark.parametrize("kind", ["chat", "V1", "past"])
+def test_text_adapters_and_pasts_answer_as_on_one_rank(kind: str, tmp_path: Path) -> None:
+    options = {name: value for name, value in model_options().items() if name.startswith("llama")}
+    if kind == "past":
+        values = np.random.default_rng(2).normal(size=(4, 2, 4, 6, 16)).astype(np.float32)
+        np.save(tmp_path / "past.npy", values)
+        options["past_key_values"] = tmp_path / "past.npy"
+    else:
+        make = chat_adapter if kind == "chat" else v1_adapter
+        make(tmp_path / "adapter.pth")
+        options["adapter"] = tmp_path / "adapter.pth"
+    prompts = [RawPrompt("Hello"), RawPrompt("A long prompt of words")]
+    answers = []
+    for ranks in (1, 2):
+        with Captioner.load(**options, dtype="float32", batch_size=2, tensor_parallel=ranks) as captioner:
+            answers.append([one.token_ids for one in captioner.generate_text(prompts, max_new_tokens=12)])
+    assert answers[0] == answers[1]
+    assert all(answers[0])
+
+
+def test_quantised_and_bfloat16_decoders_run_on_ranks_that_end_with_the_captioner() -> None:
+    for options in ({"precision": "int8"}, {"precision": "int4"}, {"dtype": "bfloat16"}):
+        with Captioner.load(batch_size=4, tensor_parallel=2, **options) as captioner:
+            processes = children(captioner)
+            assert captioner.caption(SAMPLES[0]).text == "a small yellow moon above a small green cross"
+        assert [process.poll() for process in processes] == [0]
+
+
+def children(captioner: Captioner) -> list[Any]:
+    end: Any = captioner._close_parts
+    group = end.__self__.end_ranks.__closure__[0].cell_contents
+    return [child.process for child in group._children.values()]
+
+
+@pytest.mark.parametrize(
+    ("number", "timeout", "words"),
+    [(signal.SIGKILL, 60, "failed: ended by SIGKILL"), (signal.SIGSTOP, 5, "does not respond")],
+)
+def test_a_rank_that_ends_or_hangs_is_named(number: signal.Signals, timeout: float, words: str) -> None:
+    with Captioner.load(tensor_parallel=3, parallel_timeout=timeout) as captioner:
+        captioner.caption(SAMPLES[0])
+        processes = children(captioner)
+        os.kill(processes[1].pid, number)
+        for _ in range(2):  # at the second call the group has ended
+            with pytest.raises(RankError, match=rf"^Rank 2 of 3 \(process {processes[1].pid}\) .*{words}"):
+                captioner.caption(SAMPLES[0])
+        assert all(process.poll() is not None for process in processes)
+    assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda patch: patch.setattr(group_module, "__version__", "9.9"), r"Rank 1 of 2 runs llama-adapter .* 9\.9"),
+        (
+            lambda patch: patch.setattr(group_module, "files_fingerprint", lambda model, spec: "other"),
+            "^Rank 1 of 2 has other weights than rank 0\n",
+        ),
+    ],
+)
+def test_ranks_that_differ_are_refused(
+    change: Callable[[pytest.MonkeyPatch], None], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change(monkeypatch)
+    with pytest.raises(RankError, match=words):
+        Captioner.load(tensor_parallel=2)
+    assert not dist.is_initialized()
+
+
+def test_more_ranks_than_heads_and_wrong_combinations_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(group_module, "ChildProcess")  # no rank may be started
+    for options, most in ((model_options(), 4), ({}, 6)):
+        with pytest.raises(UsageError, match=f"{most} ranks are the most"):
+            Captioner.load(**options, tensor_parallel=1_000_000)
+    with pytest.raises(ValueError, match="tensor_parallel goes with mode eager"):
+        Captioner.load(tensor_parallel=2, mode="graph", strict=True)
+    with pytest.raises(ValueError, match="exported decoder"):
+        Captioner.load(tensor_parallel=2, decoder=str(tmp_path))
+
+
+def command(*arguments: str, launcher: tuple[str, ...] = ()) -> "subprocess.CompletedProcess[str]":
+    program = Path(sys.executable).with_name("llama-adapter")
+    return subprocess.run(
+        [*launcher, str(program), *arguments], capture_output=True, text=True, cwd=ROOT, timeout=240, check=False
+    )
+
+
+def test_torchrun_starts_a_job_on_two_ranks(tmp_path: Path) -> None:
+    torchrun = (str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node=2", "--no-python")
+    out = tmp_path / "captions.jsonl"
+    flags = ("--tensor-parallel", "2", "--out", str(out))
+    ran = command("caption", *map(str, SAMPLES), *flags, launcher=torchrun)
+    assert ran.returncode == 0, ran.stderr
+    records = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(records) == len(SAMPLES)
+    assert all(record["error"] is None for record in records)
+
+
+def test_another_number_of_ranks_than_torchrun_started_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+
+    assert main(["caption", str(SAMPLES[0]), "--tensor-parallel", "3"]) == ExitCode.USAGE
+
+    assert "torchrun started 2 processes, and --tensor-parallel is 3" in capsys.readouterr().err
+
+
+def test_a_job_keeps_its_records_when_a_rank_is_killed(tmp_path: Path) -> None:
+    pictures = tmp_path / "pictures"
+    pictures.mkdir()
+    for number in range(200):  # all files differ, so that all are answered
+        (pictures / f"{number:03d}.png").write_bytes(SAMPLES[number % 6].read_bytes() + b"%d" % number)
+    out = tmp_path / "captions.jsonl"
+    program = str(Path(sys.executable).with_name("llama-adapter"))
+    flags = ["--tensor-parallel", "2", "--batch-size", "1", "--out", str(out)]
+    job = subprocess.Popen(
+        [program, "caption", str(pictures), *flags], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    while not out.exists() or not out.read_text():
+        assert job.poll() is None
+        time.sleep(0.1)
+    [rank] = ranks_of(job.pid)
+    os.kill(rank, signal.SIGKILL)
+    _, said = job.communicate(timeout=60)
+    assert job.returncode == 1
+    assert f"error: Rank 1 of 2 (process {rank}) failed: ended by SIGKILL" in said
+    assert 0 < len(out.read_text().splitlines()) < 200
+    assert not Path(f"/proc/{rank}").exists()
+
+
+def test_ranks_end_when_the_first_one_is_killed(tmp_path: Path) -> None:
+    script = (
+        "from llama_adapter import Captioner\nimport time\n"
+        "captioner = Captioner.load(tensor_parallel=2)\nprint('ready', flush=True)\ntime.sleep(600)"
+    )
+    first = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert first.stdout is not None
+    assert first.stdout.readline() == "ready\n"
+    [rank] = ranks_of(first.pid)
+    first.kill()
+    first.communicate()
+    until = time.monotonic() + 30
+    while Path(f"/proc/{rank}").exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not Path(f"/proc/{rank}").exists()
+
+
+def test_random_models_are_the_same_on_all_ranks() -> None:
+    from llama_adapter.app.captioning.assemble import assemble_parts
+    from llama_adapter.app.models.spec import CaptionerSpec
+
+    parts = assemble_parts(CaptionerSpec(tensor_parallel=2, batch_size=1), load=RandomLoader(name="tiny"))
+    with Captioner(parts) as captioner:
+        text = captioner.caption(SAMPLES[0], max_new_tokens=5).text
+    with Captioner(assemble_parts(CaptionerSpec(batch_size=1), load=RandomLoader(name="tiny"))) as captioner:
+        assert captioner.caption(SAMPLES[0], max_new_tokens=5).text == text

@@ -1,0 +1,161 @@
+"""`doctor --plan`: memory of each device, computed from shapes only."""
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+import torch
+
+import llama_adapter.app.models.memory_fit
+from llama_adapter import Captioner
+from llama_adapter.app.command_line.doctor.this_machine import least_times
+from llama_adapter.app.models.plan import DevicePlan, PlanJob, device_plans, planned_model
+from llama_adapter.app.models.random_model import decoder_config, parse_size
+from llama_adapter.app.models.roofline import Ceiling, NumberSizes
+from llama_adapter.app.models.sketch import expected_forms
+from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.llm.memory_plan import MemoryPlan
+from llama_adapter.runtime.schemes import PRECISIONS
+from tests.app.command import Run
+from tests.app.golden import GOLDEN, model_options
+
+GB = 10**9
+
+
+def plans_of(size: str, *, devices: tuple[int, ...] = (1, 2, 4, 8), rows: int = 8) -> dict[tuple[str, int], DevicePlan]:
+    model = planned_model(PlanJob(spec=CaptionerSpec(), size=size))
+    made = device_plans(model, num_devices=devices, device_bytes=(21 * GB, 32 * GB, 64 * GB), num_rows=rows)
+    return {(plan.numbers.partition(",")[0], plan.num_devices): plan for plan in made}
+
+
+@pytest.mark.parametrize("options", [{}, model_options(), model_options("LORA-BIAS-TINY")])
+def test_the_plan_of_one_device_is_the_one_that_runs(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[MemoryPlan] = []
+    monkeypatch.setattr(
+        llama_adapter.app.models.memory_fit, "check_memory", lambda plan, *args, **named: seen.append(plan)
+    )
+    # On a device, all of the encoder must still be loaded; on the CPU, only the part that is still in its file.
+    monkeypatch.setattr(llama_adapter.app.models.memory_fit, "is_file_backed", lambda tensors: [True] * len(tensors))
+    spec = CaptionerSpec(**options, device="cpu", dtype="float32", precision="float", batch_size=4)
+    Captioner.from_spec(spec).close()
+    plans = device_plans(planned_model(PlanJob(spec=spec)), num_devices=[1], device_bytes=[GB], num_rows=4, padding=1)
+    plan, ran = next(plans), seen[-1]
+
+    assert plan.dtype == "float32"
+    assert (plan.weights + plan.encoder, plan.keys_and_values + plan.prefix) == (ran.weights, ran.slots)
+    assert (plan.computing, plan.loading, plan.first) == (ran.activations, ran.loading, ran.total)
+
+
+def test_sizes_of_65b_are_those_of_its_shapes() -> None:
+    plans = plans_of("65B")
+    whole, eighth = plans["float16", 1], plans["float16", 8]
+
+    assert whole.weights / 2 == pytest.approx(65.3e9, rel=1e-3)
+    assert whole.keys_and_values == 8 * 80 * 512 * 8192 * 2 * 2
+    assert whole.prefix == 8 * 79 * 10 * 8192 * 2 * 2
+    assert eighth.keys_and_values * 8 == whole.keys_and_values
+    uneven = 80 * 3 * 8192 * 64 * 2  # rank 0 has 22 of 172 blocks of 128 units, half a block above an eighth
+    assert whole.weights / 8 < eighth.weights - uneven < whole.weights / 8 * 1.01  # all ranks have norms and queries
+    assert eighth.first - eighth.others == eighth.encoder
+    assert plans["int4", 1].weights / plans["int8", 1].weights == pytest.approx(0.57, abs=0.02)
+    assert [plans["float16", number].rows[21 * GB] > 0 for number in (1, 2, 4, 8)] == [False, False, False, True]
+
+
+def test_more_devices_than_heads_are_refused() -> None:
+    plans = plans_of("30B", devices=(8, 64))
+
+    assert plans["int8", 64].refusal == "it has 52 heads, so 52 ranks are the most"
+    assert plans["int8", 8].refusal == ""  # the first rank has 7 of the 52 heads
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_parts_of_all_devices_make_the_whole(precision: Any) -> None:
+    config = dataclasses.replace(decoder_config(parse_size("30B")), separate_adapter_kv=True)
+    whole = expected_forms(config, dtype=torch.float16, precision=precision)
+    parts = [expected_forms(config.share(rank, 8), dtype=torch.float16, precision=precision) for rank in range(8)]
+
+    kept = {name for name, form in whole.items() if all(part[name] == form for part in parts)}
+    for name in whole.keys() - kept:
+        assert sum(part[name].num_bytes for part in parts) == whole[name].num_bytes
+    names = {"attention_norm.weight", "attention.out.bias", "feed_forward_norm.weight", "feed_forward.down.bias"}
+    if precision == "int8":
+        names |= {"attention.out.weight_scale", "feed_forward.down.weight_scale"}
+    assert {name.removeprefix("layers.5.") for name in kept if name.startswith("layers.5.")} == names
+    assert {name for name in kept if not name.startswith("layers.")} == {"norm.weight", "adapter.queries"}
+
+
+def test_the_command_prints_a_table_or_json(run: Run, snapshot: Any) -> None:
+    flags = ["--devices", "1,2,5", "--device-memory", "16MB,0.1GB", "--batch-size", "2"]
+
+    printed = run("doctor", "--plan", "tiny", flags)
+    assert (printed.code, printed.err) == (0, "")
+    assert printed.out == snapshot
+    told = json.loads(run("doctor", "--plan", "tiny", flags, "--json").out)
+    assert told["decoder"]["num_heads"] == 4
+    assert [(plan["precision"], plan["num_devices"]) for plan in told["plans"]][:3] == [
+        ("float", 1),
+        ("float", 2),
+        ("float", 5),
+    ]
+    assert told["plans"][2]["refusal"]
+    assert set(told["plans"][0]["rows"][0]) == {"device_bytes", "rows", "fits"}
+
+
+def test_without_devices_this_machine_is_answered_for(run: Run) -> None:
+    printed = run("doctor", "--plan", "tiny", "--batch-size", "2")
+    assert printed.out.startswith("This machine: ")
+    assert "pictures/s, 2 rows" in printed.out
+    own = json.loads(run("doctor", "--plan", "tiny", "--batch-size", "2", "--json").out)["this_machine"]
+    assert own["free_bytes"] > 0
+    for one in own["formats"]:
+        assert one["bytes"] < own["free_bytes"]
+        assert 0 < one["least"]["picture_ms"] < one["least"]["first_token_ms"]
+        assert one["flops_per_s"] > 0
+    many = json.loads(run("doctor", "--plan", "tiny", "--batch-size", "100000", "--json").out)["this_machine"]
+    for one in many["formats"]:  # as many rows as fit, also if they are fewer
+        assert 0 < one["rows"] < 100_000
+        assert one["least"]["pictures_per_s"] > 0
+    large = json.loads(run("doctor", "--plan", "400000x4x4x4", "--json").out)["this_machine"]
+    assert {(one["rows"], one["least"]) for one in large["formats"]} == {(0, None)}
+
+
+def test_the_least_times_follow_from_the_sizes() -> None:
+    """A step reads every weight once, and a picture's encoder is bound by arithmetic."""
+    model = planned_model(PlanJob(spec=CaptionerSpec(), size="7B"))
+    ceiling, sizes = Ceiling(bytes_per_s=1e9, flops_per_s=1e12), NumberSizes(weight=2, other=2)
+    rates = least_times(model, ceiling=ceiling, sizes=sizes, num_rows=1)
+
+    weights = 32 * (4 * 4096**2 + 3 * 4096 * 11008) + 4096 * 32000
+    assert rates.token_ms == pytest.approx(weights * 2 / 1e9 * 1e3, rel=0.01)  # and the cache
+    assert rates.pictures_per_s == pytest.approx(1e3 / (rates.first_token_ms + 19 * rates.token_ms))
+
+
+def test_llama_alone_and_chat_have_no_encoder() -> None:
+    spec = CaptionerSpec(llama_dir=str(GOLDEN / "LLaMA"), llama_type="TINY", context=40)
+    model = planned_model(PlanJob(spec=spec))
+
+    assert (model.vision, model.decoder.context, model.decoder.num_adapter_layers) == (None, 40, 0)
+    plan = next(device_plans(model, num_devices=[2], device_bytes=[GB], num_rows=1))
+    assert (plan.encoder, plan.prefix) == (0, 0)
+    assert plan.first == plan.others
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--devices", "2"],
+        ["--json"],
+        ["--plan", "14B"],
+        ["--plan", "7B", "--devices", "0"],
+        ["--plan", "7B", "--device-memory", "21"],
+        ["--plan", "7B", "--batch-size", "0"],
+        ["--plan", "7B", "--model", "bundle"],
+        ["--plan", "--environment"],
+    ],
+)
+def test_what_makes_no_plan_is_refused(flags: list[str], run: Run, snapshot: Any) -> None:
+    ran = run("doctor", flags)
+
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == snapshot

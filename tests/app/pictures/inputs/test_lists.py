@@ -1,0 +1,178 @@
+"""List files: one name per line."""
+
+import io
+import os
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llama_adapter.app.pictures.inputs import (
+    InputsError,
+    InputSpec,
+    PictureInput,
+    check_inputs,
+    count_inputs,
+    read_inputs,
+)
+from llama_adapter.app.pictures.inputs.lines import MAX_LINE_BYTES, Unmarked, split_lines
+from tests.app.pictures.inputs.files import error_codes, fill, tar_bytes
+
+
+class Dripping(io.BytesIO):
+    """A pipe with a slow writer: each read gives a few bytes."""
+
+    def __init__(self, data: bytes, size: int = 1) -> None:
+        super().__init__(data)
+        self._size = size
+
+    def read1(self, _: int | None = -1, /) -> bytes:
+        return super().read1(self._size)
+
+
+def listed(folder: Path, content: bytes, *, recursive: bool = False) -> list[PictureInput]:
+    path = folder / "list.txt"
+    path.write_bytes(content)
+    return list(read_inputs(InputSpec(lists=(str(path),), recursive=recursive)))
+
+
+def paths(items: list[PictureInput]) -> list[str]:
+    return [item.path for item in items]
+
+
+@pytest.mark.parametrize(
+    ("content", "names"),
+    [
+        (b"b.jpg\nno/such file .png \n\na.jpg\n  \n*.png", ["b.jpg", "no/such file .png ", "a.jpg", "*.png"]),
+        (b"# pictures\n#1.jpg\n#\n./# 2.jpg\na # b.jpg\n", ["#1.jpg", "./# 2.jpg", "a # b.jpg"]),  # comments: `# `
+        (b"two\nlines.jpg\0# a.jpg\0 b.jpg\r\0", ["two\nlines.jpg", "# a.jpg", " b.jpg\r"]),  # like find -print0
+        (b"\xef\xbb\xbfa.jpg\r\nb.jpg\r\n", ["a.jpg", "b.jpg"]),
+        ("a.jpg\r\nü.jpg\r\n".encode("utf-16"), ["a.jpg", "ü.jpg"]),
+        (b"a.jpg\rb.jpg\r", ["a.jpg", "b.jpg"]),
+    ],
+)
+def test_each_line_is_a_name_as_it_stands(tmp_path: Path, content: bytes, names: list[str]) -> None:
+    items = listed(tmp_path, content)
+    assert paths(items) == names
+    assert {item.root for item in items} <= {None}
+
+
+@pytest.mark.parametrize("content", [b"", b"\n# nothing\n"])
+def test_a_list_without_names_is_an_error(tmp_path: Path, content: bytes) -> None:
+    (item,) = listed(tmp_path, content)
+    assert item.error is not None
+    assert "which has none" in item.error.message
+
+
+def test_names_that_are_not_utf8_stay_as_they_are(tmp_path: Path) -> None:
+    (item,) = listed(tmp_path, b"caf\xe9.jpg\n")
+    assert os.fsencode(item.path) == b"caf\xe9.jpg"
+    assert item.label == item.path
+
+
+def test_a_line_may_name_a_folder_or_an_archive(tmp_path: Path) -> None:
+    fill(tmp_path, "folder/b.png", "folder/sub/c.png")
+    (tmp_path / "some.tar").write_bytes(tar_bytes({"d.png": b"d"}))
+    items = listed(tmp_path, f"{tmp_path}/folder\n{tmp_path}/some.tar\n".encode(), recursive=True)
+    assert [os.path.relpath(item.label, tmp_path) for item in items] == [
+        "folder/b.png",
+        "folder/sub/c.png",
+        "some.tar/d.png",
+    ]
+    assert [item.root for item in items] == [str(tmp_path / "folder")] * 2 + [str(tmp_path / "some.tar")]
+
+
+def test_a_line_of_megabytes_is_one_error_and_the_next_line_is_read(tmp_path: Path) -> None:
+    items = listed(tmp_path, b"a.jpg\n" + b"x" * (3 * MAX_LINE_BYTES) + b"\nb.jpg")
+    assert error_codes(items) == [None, "list", None]
+    assert items[1].label == f"{tmp_path}/list.txt:2"
+
+
+def test_stdin_is_read_as_it_comes_and_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as file, os.fdopen(writing, "wb", buffering=0) as sender:
+        monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=file))
+        spec = InputSpec(lists=("-",))
+        check_inputs(spec)
+        assert count_inputs(spec) is None
+        sender.write(b"a.jpg\nb.")
+        items = read_inputs(spec)
+        assert next(items).path == "a.jpg"
+        sender.write(b"jpg\n")
+        assert next(items).path == "b.jpg"
+
+
+@pytest.fixture
+def drip(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], list[PictureInput]]:
+    """Reads a list from stdin, which gives one byte at a time."""
+
+    def drip(content: bytes) -> list[PictureInput]:
+        opened = lambda path, what: nullcontext(Unmarked(Dripping(content)))  # noqa: E731 - an argument
+        monkeypatch.setattr("llama_adapter.app.pictures.inputs.reading.opened_lines", opened)
+        return list(read_inputs(InputSpec(lists=("-",))))
+
+    return drip
+
+
+@pytest.mark.parametrize(
+    ("content", "names"),
+    [
+        (b"a.jpg\0two\nlines.jpg\0", ["a.jpg", "two\nlines.jpg"]),
+        (b"\xef\xbb\xbfa.jpg\nb.jpg\n", ["a.jpg", "b.jpg"]),
+        ("a.jpg\nü.jpg".encode("utf-16"), ["a.jpg", "ü.jpg"]),
+        (b"a.jpg", ["a.jpg"]),
+    ],
+    ids=["null characters", "byte order mark", "UTF-16", "one line"],
+)
+def test_a_list_means_the_same_however_its_bytes_come(
+    drip: Callable[[bytes], list[PictureInput]], content: bytes, names: list[str]
+) -> None:
+    assert paths(drip(content)) == names
+
+
+PICTURES = (b"\xff\xd8\xff\xe0\0\x10JFIF\0\n", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR")
+
+
+@pytest.mark.parametrize("content", PICTURES, ids=["JPEG", "PNG"])
+def test_a_list_that_is_something_else_is_refused(
+    drip: Callable[[bytes], list[PictureInput]], tmp_path: Path, content: bytes
+) -> None:
+    (tmp_path / "photo.jpg").write_bytes(content)
+    with pytest.raises(InputsError):
+        check_inputs(InputSpec(lists=(str(tmp_path / "photo.jpg"),)))
+    with pytest.raises(InputsError):
+        drip(content)
+
+
+def test_pipes_are_left_for_the_reading(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    spec = InputSpec(lists=(str(tmp_path / "pipe"),))
+    check_inputs(spec)  # would block if it opened the pipe, which has no writer
+    assert count_inputs(spec) is None
+
+
+def test_a_list_that_cannot_be_read_is_refused_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("none.txt", "", "null\0"):
+        spec = InputSpec(lists=(str(tmp_path / name),))
+        with pytest.raises(InputsError):
+            check_inputs(spec)
+        with pytest.raises(InputsError):
+            list(read_inputs(spec))
+    with pytest.raises(InputsError, match="more than once"):
+        check_inputs(InputSpec(lists=("-", "-")))
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(InputsError, match="closed"):
+        list(read_inputs(InputSpec(lists=("-",))))
+
+
+@given(st.lists(st.binary(max_size=5).filter(lambda line: b"\n" not in line)), st.integers(1, 7))
+def test_lines_are_the_same_however_the_bytes_come(lines: list[bytes], size: int) -> None:
+    data = b"\n".join(lines)
+    expected = data.split(b"\n") if data else []
+    if expected and not expected[-1]:
+        expected.pop()
+    assert list(split_lines(Dripping(data, size))) == list(enumerate(expected, start=1))

@@ -1,0 +1,77 @@
+"""From an input spec to its pictures: order, shards and counting."""
+
+import hashlib
+import pickle
+from pathlib import Path
+
+import pytest
+
+from llama_adapter.app.pictures.inputs import InputsError, InputSpec, check_inputs, count_inputs, read_inputs
+from tests.app.pictures.inputs.files import error_codes, fill, tar_bytes
+
+
+@pytest.fixture
+def everything(tmp_path: Path) -> InputSpec:
+    """One input of each kind, some with errors."""
+    fill(tmp_path, "folder/2.png", "folder/10.png", "folder/sub/3.png", "one.data")
+    (tmp_path / "some.tar").write_bytes(tar_bytes({"t.png": b"t"})[:1024])
+    (tmp_path / "list.txt").write_text(f"{tmp_path}/listed.png\n{tmp_path}/folder\n")
+    (tmp_path / "m.jsonl").write_text('{"image": "one.data"}\n{"image"\n')
+    paths = ("folder", "some.tar", "one.data", "fold*/1*", "none*.png")
+    return InputSpec(
+        paths=tuple(f"{tmp_path}/{name}" for name in paths),
+        lists=(str(tmp_path / "list.txt"),),
+        manifests=(str(tmp_path / "m.jsonl"),),
+    )
+
+
+def test_everything_that_is_named_gives_items_in_the_order_of_naming(everything: InputSpec, tmp_path: Path) -> None:
+    check_inputs(everything)
+    items = list(read_inputs(everything))
+    assert [item.label.removeprefix(f"{tmp_path}/") for item in items] == [
+        *("folder/2.png", "folder/10.png", "some.tar/t.png", "some.tar", "one.data", "folder/10.png", "none*.png"),
+        *("listed.png", "folder/2.png", "folder/10.png", "one.data", "m.jsonl:2"),
+    ]
+    codes = error_codes(items)
+    assert [codes[index] for index in (3, 6, 11)] == ["archive", "missing", "manifest"]
+    assert codes.count(None) == 9
+
+
+def test_reading_twice_gives_the_same_and_counting_counts_it(everything: InputSpec) -> None:
+    items = list(read_inputs(everything))
+    assert list(read_inputs(everything)) == items
+    assert count_inputs(everything) == len(items) == 12
+
+
+def test_specs_and_items_survive_the_way_to_another_process(everything: InputSpec) -> None:
+    items = list(read_inputs(everything))
+    assert pickle.loads(pickle.dumps(everything)) == everything
+    assert pickle.loads(pickle.dumps(items)) == items
+
+
+def test_shards_have_every_item_once_and_errors_too(everything: InputSpec, tmp_path: Path) -> None:
+    fill(tmp_path, *(f"folder/more_{number}.png" for number in range(60)))
+    shards = [
+        list(read_inputs(InputSpec(paths=everything.paths, manifests=everything.manifests, shard=(index, 3))))
+        for index in range(3)
+    ]
+    whole = list(read_inputs(InputSpec(paths=everything.paths, manifests=everything.manifests)))
+    assert sorted(item.label for shard in shards for item in shard) == sorted(item.label for item in whole)
+    assert all(len(shard) > 5 for shard in shards)
+    for index, shard in enumerate(shards):
+        for item in shard:
+            assert int(hashlib.sha256(item.label.encode()).hexdigest()[:16], 16) % 3 == index
+
+
+@pytest.mark.parametrize("shard", [(3, 3), (-1, 3), (0, 0), (1, -1)])
+def test_a_shard_out_of_range_is_refused(shard: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="shard must be"):
+        InputSpec(shard=shard)
+
+
+def test_pictures_are_found_one_by_one(everything: InputSpec, tmp_path: Path) -> None:
+    items = read_inputs(everything)
+    next(items)
+    (tmp_path / "list.txt").unlink()
+    with pytest.raises(InputsError, match="no such file"):
+        list(items)

@@ -1,0 +1,64 @@
+"""Sheets of questions."""
+
+from pathlib import Path
+
+import pytest
+from syrupy.assertion import SnapshotAssertion
+
+from llama_adapter.app.pictures.inputs import InputsError, QuestionFields, read_question_sheet
+
+
+def sheet(folder: Path, content: str, *, name: str) -> tuple[QuestionFields, ...]:
+    path = folder / name
+    path.write_text(content, encoding="utf-8")
+    return read_question_sheet(str(path))
+
+
+def test_each_line_of_a_text_is_a_question(tmp_path: Path) -> None:
+    questions = sheet(tmp_path, "\ufeffWhat is it?\r\n\n# about colours\n Is it red? \n#1?\n", name="q.txt")
+    assert questions == tuple(QuestionFields(instruction=text) for text in ("What is it?", "Is it red?", "#1?"))
+
+
+def test_a_sheet_may_be_utf_16(tmp_path: Path) -> None:
+    (tmp_path / "wide.txt").write_bytes("Größe?".encode("utf-16"))
+    assert read_question_sheet(str(tmp_path / "wide.txt")) == (QuestionFields(instruction="Größe?"),)
+
+
+def test_tables_have_inputs_and_choices_too(tmp_path: Path) -> None:
+    expected = (
+        QuestionFields(instruction="Is it {colour}?", choices=("Yes", "No")),
+        QuestionFields(instruction="Translate", input="into French"),
+    )
+    lines = '{"question": "Is it {colour}?", "choices": ["Yes", "No"]}\n{"prompt": "Translate", "input": "into French"}'
+    cells = 'instruction,input,choices,id\nIs it {colour}?,,"Yes,No",1\nTranslate,into French,,2\n'
+    assert sheet(tmp_path, lines, name="q.jsonl") == expected
+    assert sheet(tmp_path, cells, name="q.csv") == expected
+    assert sheet(tmp_path, cells.replace(",", "\t").replace("Yes\tNo", "Yes,No"), name="q.tsv") == expected
+
+
+def test_an_unusable_sheet_is_refused_with_the_line(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
+    said = []
+    for name, content in (
+        ("q.txt", b"What?\n\nWhat?\n"),
+        ("q.txt", b"# nothing\n"),
+        ("q.csv", b"question\n"),
+        ("q.csv", b""),
+        ("q.csv", b"text\nWhat?\n"),
+        ("q.csv", b"question,choices\nWhat?,Yes\n"),
+        ("q.csv", b'question,id\n" ",1\n'),
+        ("q.jsonl", b'{"input": "x"}'),
+        ("q.jsonl", b'{"prompt": "a"}\nb'),
+        ("q.md", b"What?"),
+        ("latin.txt", b"O\xf9?\n"),
+        ("none.csv", None),
+    ):
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        with pytest.raises(InputsError) as refused:
+            read_question_sheet(str(tmp_path / name))
+        said.append(refused.value.message.replace(f"{tmp_path}/", ""))
+    assert said == snapshot
+
+
+def test_a_question_may_be_asked_with_other_choices(tmp_path: Path) -> None:
+    assert len(sheet(tmp_path, 'prompt,choices\nWhat?,"a,b"\nWhat?,"a,c"\nWhat?,\n', name="q.csv")) == 3

@@ -1,0 +1,101 @@
+"""An application behind a real socket, and a service that gives the answers set by a test."""
+
+import dataclasses
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import uvicorn
+from starlette.types import ASGIApp
+
+from llama_adapter.app.captioning.tasks.answers import Answer
+from llama_adapter.app.pictures.answer_error import AnswerError
+from llama_adapter.app.serving.http_api.api import ApiSettings, create_api
+from llama_adapter.app.serving.online.request_handle import Ask, RequestHandle
+from llama_adapter.app.serving.online.types import ServiceStatus
+from tests.app import toys
+
+INFO = dataclasses.replace(
+    toys.INFO, name="stub", digest="0123456789abcdef", operators="auto", context=512, default_prompt="Describe it."
+)
+
+
+@contextmanager
+def served(application: ASGIApp) -> Iterator[str]:
+    """Serve on a free port of loopback; yields the base URL."""
+    # If the protocol is given, asyncio turns off Nagle's algorithm, which delays answers by 40 ms.
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(128)
+        server = uvicorn.Server(
+            uvicorn.Config(application, log_config=None, access_log=False, lifespan="off", proxy_headers=False)
+        )
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="uvicorn")
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def answer(text: str = "red", *, error: AnswerError | None = None, **fields: object) -> Answer:
+    """An answer with one token per word."""
+    values: dict[str, Any] = {
+        "index": 0,
+        "picture": "picture",
+        "digest": "d",
+        "prompt": "p",
+        "text": text,
+        "token_ids": tuple(range(len(text.split()))),
+        "finish": "error" if error else "stop",
+        "error": error,
+        "prompt_tokens": 5,
+    }
+    return Answer(**{**values, **fields})
+
+
+def status(state: str = "ready", **fields: object) -> ServiceStatus:
+    """The status of a stub."""
+    counts = ("num_running", "num_waiting", "num_reading", "num_slow_reading", "num_encoded", "restarts")
+    values = {"is_stalled": False, **dict.fromkeys(counts, 0)}
+    return ServiceStatus(state=state, **{**values, "last_error": None, "uptime_s": 1.0, **fields})
+
+
+class StubService:
+    """The part of a service that the API uses. `on_submit` gets each handle and may raise, deliver, or keep it."""
+
+    def __init__(self, on_submit: Callable[[RequestHandle], None] = lambda handle: handle.deliver(answer())) -> None:
+        self.on_submit = on_submit
+        self.info = INFO
+        self.asks: list[Ask] = []
+        self.cancelled = threading.Event()
+        self.state = status()
+
+    def submit(self, ask: Ask) -> RequestHandle:
+        """Record the question, and pass the handle to `on_submit`."""
+        handle = RequestHandle(len(self.asks), cancel=self._cancel)
+        self.on_submit(handle)
+        self.asks.append(ask)
+        return handle
+
+    def _cancel(self, handle: RequestHandle) -> None:
+        handle.deliver(answer("", error=AnswerError(code="cancelled", message="The request was cancelled.")))
+        self.cancelled.set()
+
+    def status(self) -> ServiceStatus:
+        """The status set by the test."""
+        return self.state
+
+
+@contextmanager
+def client_of(service: StubService, **settings: Any) -> Iterator[httpx.Client]:
+    """A client of this service's API, over a socket."""
+    with (
+        served(create_api(service, settings=ApiSettings(**settings))) as url,  # type: ignore[arg-type]
+        httpx.Client(base_url=url, trust_env=False, timeout=30.0) as client,
+    ):
+        yield client

@@ -1,0 +1,38 @@
+"""Chat requests for tests, as JSON values."""
+
+import base64
+from typing import Any
+
+from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.app.serving.http_api.schemas import EXAMPLE_PICTURE
+
+RED_STAR = sample_pictures() / "12-red-star.jpg"
+
+
+def data_uri(picture: bytes, *, kind: str = "jpeg") -> str:
+    """A picture file in the form of `image_url`."""
+    return f"data:image/{kind};base64,{base64.b64encode(picture).decode()}"
+
+
+def image(url: str = EXAMPLE_PICTURE) -> dict[str, Any]:
+    """A message part with a picture."""
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def user(*parts: dict[str, Any] | str) -> dict[str, Any]:
+    """A user message of pictures and texts."""
+    return {
+        "role": "user",
+        "content": [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts],
+    }
+
+
+def chat(*messages: dict[str, Any], **parameters: Any) -> dict[str, Any]:
+    """A complete request; by default a question about a red square."""
+    return {"model": "default", "messages": list(messages) or [user(image(), "What color is it?")], **parameters}
+
+
+def json_schema(properties: dict[str, Any]) -> dict[str, Any]:
+    """A `response_format` for an object with these properties, all required."""
+    schema = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+    return {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": schema}}

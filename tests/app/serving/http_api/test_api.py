@@ -1,0 +1,514 @@
+"""The API over a real socket, with a service that gives the answers set by the test."""
+
+import dataclasses
+import http.client
+import json
+import logging
+import re
+import threading
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp
+
+from llama_adapter.app.captioning.tasks.answers import TextDelta
+from llama_adapter.app.captioning.tasks.prompts import Dialogue
+from llama_adapter.app.pictures.answer_error import AnswerError
+from llama_adapter.app.serving.http_api import replying
+from llama_adapter.app.serving.http_api.api import ApiSettings, create_api
+from llama_adapter.app.serving.http_api.guards import GuardSettings
+from llama_adapter.app.serving.http_api.metrics import Metrics
+from llama_adapter.app.serving.http_api.schemas import EXAMPLE_PICTURE
+from llama_adapter.app.serving.online.request_handle import RequestHandle
+from llama_adapter.app.serving.online.types import BusyError
+from llama_adapter.runtime.terminal.logs import FIELDS
+from tests.app.serving.http_api.live import StubService, answer, client_of, served, status
+from tests.app.serving.http_api.requests import chat, data_uri, image, json_schema, user
+
+pytestmark = pytest.mark.slow
+
+CHAT = "/v1/chat/completions"
+SECRET = "Xyzzy-secret"
+
+
+def failing(code: str) -> Callable[[RequestHandle], None]:
+    return lambda handle: handle.deliver(answer("", error=AnswerError(code=code, message="Told.")))
+
+
+def raising(error: Exception) -> Callable[[RequestHandle], None]:
+    def refuse(handle: RequestHandle) -> None:
+        raise error
+
+    return refuse
+
+
+def envelope(response: httpx.Response) -> dict[str, Any]:
+    assert response.headers["content-type"] == "application/json"
+    error: dict[str, Any] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    return error
+
+
+def test_an_answer_has_text_counts_and_the_number_of_ignored_turns(client: httpx.Client) -> None:
+    earlier = [user(image(), "What?"), {"role": "assistant", "content": "Red."}]
+
+    response = client.post(CHAT, json=chat(*earlier, user("And the star?")))
+
+    content = response.json()
+    assert response.status_code == 200
+    assert content["choices"] == [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "red", "refusal": None},
+            "finish_reason": "stop",
+            "logprobs": None,
+        }
+    ]
+    assert content["usage"] == {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6}
+    assert content["model"] == "stub"
+    assert response.headers["x-ignored-turns"] == "2"
+
+
+def test_a_model_whose_template_has_turns_sees_all_of_them(client: httpx.Client, service: StubService) -> None:
+    service.info = dataclasses.replace(service.info, template="conversation", has_adapter=False)
+    said = [user("Hello"), {"role": "assistant", "content": "Hi."}]
+
+    response = client.post(CHAT, json=chat({"role": "system", "content": "Be brief."}, *said, user("Why?")))
+
+    assert response.headers["x-ignored-turns"] == "0"
+    turns = (("system", "Be brief."), ("user", "Hello"), ("assistant", "Hi."))
+    assert service.asks[-1].prompt == Dialogue(turns, "Why?")
+
+
+@pytest.mark.parametrize(
+    "extensions", [{"unfamiliar": False}, {"unfamiliar": True, "answer_probabilities": {"red": 0.5, "blue": 0.5}}]
+)
+def test_an_answer_says_what_the_model_can_tell_besides(
+    extensions: dict[str, Any], client: httpx.Client, service: StubService
+) -> None:
+    known = answer(unfamiliar=extensions["unfamiliar"], choice=extensions.get("answer_probabilities"))
+    service.on_submit = lambda handle: handle.deliver(known)
+
+    (choice,) = client.post(CHAT, json=chat()).json()["choices"]
+
+    usual = {"index", "message", "finish_reason", "logprobs"}
+    assert {name: value for name, value in choice.items() if name not in usual} == extensions
+
+
+def test_the_service_is_asked_what_the_request_says(client: httpx.Client, service: StubService) -> None:
+    client.post(CHAT, json=chat(user(image(), "What?"), temperature=0.5, seed=3, stop="."))
+    client.post(CHAT, json=chat(user(image())))
+
+    first, second = service.asks
+    assert first.picture.startswith(b"\x89PNG")
+    assert (first.prompt, first.sampling.temperature, first.sampling.seed, first.stop) == ("What?", 0.5, 3, (".",))
+    assert first.client == "address:127.0.0.1"
+    assert second.prompt == "Describe it."
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize(
+    ("on_submit", "expected"),
+    [
+        (raising(BusyError("Full", retry_after_s=0.2)), (429, "busy", "1")),
+        (failing("too_large"), (400, "too_large", None)),
+        (failing("engine_failed"), (500, "engine_failed", None)),
+    ],
+)
+def test_what_fails_before_the_first_text_has_a_status_streamed_or_not(
+    client: httpx.Client,
+    service: StubService,
+    is_stream: bool,
+    on_submit: Callable[[RequestHandle], None],
+    expected: tuple[int, str, str | None],
+) -> None:
+    service.on_submit = on_submit
+
+    response = client.post(CHAT, json=chat(stream=is_stream))
+
+    assert (response.status_code, envelope(response)["code"], response.headers.get("retry-after")) == expected
+
+
+def test_what_fails_after_the_first_text_ends_the_stream_with_the_error(
+    client: httpx.Client, service: StubService
+) -> None:
+    def fail_late(handle: RequestHandle) -> None:
+        handle.deliver(TextDelta(index=0, text="a "))
+        failing("engine_failed")(handle)
+
+    service.on_submit = fail_late
+
+    response = client.post(CHAT, json=chat(stream=True))
+
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *_, error, done = response.text.strip().split("\n\n")
+    assert json.loads(error.removeprefix("data: "))["error"]["code"] == "engine_failed"
+    assert done == "data: [DONE]"
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_client_that_hangs_up_cancels_its_request(
+    client: httpx.Client, service: StubService, is_stream: bool, has_begun: bool
+) -> None:
+    submitted = threading.Event()
+
+    def begin(handle: RequestHandle) -> None:
+        if has_begun:
+            handle.deliver(TextDelta(index=0, text="a "))
+        submitted.set()
+
+    service.on_submit = begin
+    connection = http.client.HTTPConnection(client.base_url.host, client.base_url.port, timeout=30)
+    connection.request("POST", CHAT, json.dumps(chat(stream=is_stream)), {"Content-Type": "application/json"})
+    assert submitted.wait(30)
+    if is_stream and has_begun:
+        assert connection.getresponse().readline().startswith(b"data: ")
+
+    connection.close()
+
+    assert service.cancelled.wait(30)
+
+
+def test_stalled_reader_is_disconnected(service: StubService, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replying, "STALLED_READER_S", 0.2)
+
+    def flood(handle: RequestHandle) -> None:
+        for _ in range(64):  # more than the sockets' buffers hold
+            handle.deliver(TextDelta(index=0, text="a" * 2**20))
+
+    service.on_submit = flood
+    with client_of(service) as client:
+        connection = http.client.HTTPConnection(client.base_url.host, client.base_url.port, timeout=30)
+        connection.request("POST", CHAT, json.dumps(chat(stream=True)), {"Content-Type": "application/json"})
+
+        assert service.cancelled.wait(30)
+        connection.close()
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_the_body_of_a_request_is_released_before_its_answer(
+    client: httpx.Client, service: StubService, is_stream: bool
+) -> None:
+    held: list[int] = []
+
+    def measure(handle: RequestHandle) -> None:
+        def measure_and_answer() -> None:
+            held.append(tracemalloc.get_traced_memory()[0])
+            handle.deliver(answer())
+
+        threading.Timer(0.3, measure_and_answer).start()
+
+    service.on_submit = measure
+    body = json.dumps(chat(user(image(data_uri(bytes(6_000_000)))), stream=is_stream)).encode()
+    tracemalloc.start()
+    try:
+        response = client.post(CHAT, content=body, headers={"Content-Type": "application/json"})
+    finally:
+        tracemalloc.stop()
+
+    assert response.status_code == 200
+    assert held[0] < 8_000_000  # the picture, without the 8 MB of base64 that encoded it
+
+
+def test_every_answer_has_an_id_of_its_own(client: httpx.Client, service: StubService) -> None:
+    responses = [client.get(path) for path in ("/health", "/nowhere", "/v1/models", "/docs")]
+    responses.append(client.post(CHAT, content="x"))
+    responses.append(client.post(CHAT, json=chat()))
+
+    assert len({response.headers["x-request-id"] for response in responses}) == len(responses)
+
+
+def test_the_log_has_a_line_a_request_and_nothing_of_what_was_asked(
+    service: StubService, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="llama_adapter")
+    service.on_submit = lambda handle: handle.deliver(answer(SECRET))
+
+    with client_of(service) as client:  # when this ends, the server has ended and written all its log lines
+        client.post(f"{CHAT}?key={SECRET}", json=chat(user(image(), SECRET)))
+        client.post(CHAT, json=chat(user(image(f"data:{SECRET}"), SECRET), **{SECRET: SECRET}))
+        client.get(f"/nowhere?key={SECRET}", headers={"x-forwarded-for": "192.0.2.1"})
+        client.get(f"/v1/models/{SECRET}")
+        client.request(SECRET.upper(), "/health")
+
+    records = [record for record in caplog.records if record.name == "llama_adapter.access"]
+    # The server of an earlier test may still have logged lines from its own thread.
+    lines = [record.getMessage() for record in records if record.thread == records[-1].thread]
+    assert [re.sub(r" \d+ ms.*", "", line) for line in lines] == [
+        f"POST {CHAT} 200",
+        f"POST {CHAT} 400",
+        "GET other 404",
+        "GET /v1/models/{model:path} 404",
+        "other /health 405",
+    ]
+    assert "5+1 tokens" in lines[0]
+    assert ", model stub" in lines[0]
+    assert lines[2].endswith(", error not_found, path /nowhere")
+    fields = [getattr(record, FIELDS) for record in records if record.thread == records[-1].thread]
+    assert [one.get("error") for one in fields] == [
+        *(None, "unknown_parameter", "not_found", "model_not_found", "method_not_allowed")
+    ]
+    assert {one["client"] for one in fields} == {"127.0.0.1"}
+    assert [one.get("forwarded_for") for one in fields] == [None, None, "192.0.2.1", None, None]
+    assert SECRET.lower() not in "".join(record.getMessage() for record in caplog.records).lower()
+
+
+def test_the_log_names_the_key(service: StubService, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="llama_adapter")
+    service.on_submit = lambda handle: handle.deliver(answer("yes"))
+    guards = GuardSettings(api_keys=("a-long-key", "another-key"), key_names=("alice", "bob"))
+    with client_of(service, guards=guards) as client:
+        client.post(CHAT, json=chat(), headers={"authorization": "Bearer another-key"})
+        client.post(CHAT, json=chat(), headers={"authorization": "Bearer a-wrong-key"})
+
+    fields = [getattr(record, FIELDS) for record in caplog.records if record.name == "llama_adapter.access"][-2:]
+    assert [(one.get("key"), one.get("error")) for one in fields] == [("bob", None), (None, "invalid_api_key")]
+
+
+def test_internal_error_is_500_without_details(service: StubService, caplog: pytest.LogCaptureFixture) -> None:
+    service.on_submit = raising(KeyError(SECRET))
+
+    with client_of(service) as client:
+        response = client.post(CHAT, json=chat(user(image(), SECRET)))
+
+    assert (response.status_code, envelope(response)["code"]) == (500, "internal_error")
+    assert SECRET not in response.text
+    (told,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    assert told.startswith("KeyError in refuse (")
+    assert response.headers["x-request-id"] in told
+    assert SECRET not in caplog.text
+
+
+@pytest.mark.parametrize("model", ["stub", "default"])
+def test_the_loaded_model_is_listed_and_found_by_its_name_and_alias(client: httpx.Client, model: str) -> None:
+    (listed,) = client.get("/v1/models").json()["data"]
+
+    assert client.get(f"/v1/models/{model}").json() == listed
+    assert listed["id"] == "stub"
+    assert client.post(CHAT, json=chat() | {"model": model}).json()["model"] == "stub"
+
+
+def test_the_names_of_the_server_replace_the_model_s_own(service: StubService) -> None:
+    with client_of(service, model_names=("a/b", "c")) as client:
+        listed = client.get("/v1/models").json()["data"]
+        said = {
+            name: client.post(CHAT, json=chat() | {"model": name}).json().get("model")
+            for name in ("a/b", "c", "default", "stub")
+        }
+        found = client.get("/v1/models/c").json()["id"]
+
+    assert [model["id"] for model in listed] == ["a/b", "c"]
+    assert said == {"a/b": "a/b", "c": "c", "default": "a/b", "stub": None}
+    assert found == "c"
+
+
+def test_each_answer_has_its_own_seed(client: httpx.Client, service: StubService) -> None:
+    texts = iter(["red", "blue", "green"])
+    service.on_submit = lambda handle: handle.deliver(answer(next(texts)))
+
+    content = client.post(CHAT, json=chat(n=3, seed=5, temperature=1)).json()
+
+    assert [ask.sampling.seed for ask in service.asks] == [5, 6, 7]
+    assert [(choice["index"], choice["message"]["content"]) for choice in content["choices"]] == [
+        (0, "red"),
+        (1, "blue"),
+        (2, "green"),
+    ]
+    assert content["usage"] == {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_request_refused_in_part_leaves_no_other_part(
+    client: httpx.Client, service: StubService, is_stream: bool
+) -> None:
+    handles: list[RequestHandle] = []
+
+    def refuse_third(handle: RequestHandle) -> None:
+        if len(handles) == 2:
+            raise BusyError("Full", retry_after_s=0.2)
+        handles.append(handle)
+
+    service.on_submit = refuse_third
+
+    response = client.post(CHAT, json=chat(n=3, stream=is_stream))
+
+    assert (response.status_code, envelope(response)["code"]) == (429, "busy")
+    assert [handle.is_cancelled for handle in handles] == [True, True]
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_json_of_a_schema_is_one_request_a_property(
+    client: httpx.Client, service: StubService, is_stream: bool
+) -> None:
+    texts = iter(["yes", "a star"])
+    service.on_submit = lambda handle: handle.deliver(answer(next(texts)))
+    wanted = json_schema({"star": {"type": "boolean"}, "caption": {"type": "string", "description": "Describe it."}})
+
+    response = client.post(CHAT, json=chat(response_format=wanted, stream=is_stream))
+
+    made = '{"star": true, "caption": "a star"}'
+    assert (
+        json.dumps(made) in response.text if is_stream else response.json()["choices"][0]["message"]["content"] == made
+    )
+    assert [ask.prompt for ask in service.asks] == ["What color is it?", "Describe it."]
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_response_is_answered_and_counted(client: httpx.Client, service: StubService, is_stream: bool) -> None:
+    parts = [{"type": "input_image", "image_url": EXAMPLE_PICTURE}, {"type": "input_text", "text": "What?"}]
+    body = {"model": "default", "input": [{"role": "user", "content": parts}], "stream": is_stream}
+
+    response = client.post("/v1/responses", json=body)
+
+    last = response.json() if not is_stream else json.loads(response.text.strip().split("data: ")[-1])["response"]
+    assert last["output"][0]["content"][0]["text"] == "red"
+    assert last["usage"]["total_tokens"] == 6
+    assert service.asks[0].prompt == "What?"
+    assert response.headers["x-ignored-turns"] == "0"
+
+
+def with_page(service: StubService) -> ASGIApp:
+    """The API, and an application mounted at the root that takes all other paths."""
+    application = create_api(service, settings=ApiSettings())
+    application.mount("/", PlainTextResponse("the page"))
+    return application
+
+
+def test_a_page_at_the_root_gets_nothing_of_what_is_asked_of_the_api(service: StubService) -> None:
+    headers = {"Origin": "http://localhost:3000", "Access-Control-Request-Method": "POST"}
+    with served(with_page(service)) as url, httpx.Client(base_url=url, trust_env=False) as client:
+        assert client.get("/else").text == "the page"
+        schema = client.get("/openapi.json").json()
+        assert len(schema["paths"]) == 8
+        for path in [*schema["paths"], "/docs", "/openapi.json"]:
+            for method in ("OPTIONS", "DELETE"):
+                reply = client.request(method, path.replace("{model}", "a/b"), headers=headers)
+                assert (reply.status_code, reply.json()["error"]["code"]) == (405, "method_not_allowed")
+                assert not [name for name in reply.headers if name.startswith("access-control")]
+                known = [name.upper() for name in schema["paths"].get(path, {"get": 1})]
+                assert reply.headers["allow"].removesuffix(", HEAD") == ", ".join(known)
+        for path in ("/v1/embeddings", "/v1//models", "/v1/"):
+            assert client.get(path).json()["error"]["code"] == "not_found"
+
+
+def test_another_model_is_not_found(client: httpx.Client) -> None:
+    for response in (client.get("/v1/models/gpt/4"), client.post(CHAT, json=chat() | {"model": "gpt/4"})):
+        assert (response.status_code, envelope(response)["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize(
+    ("state", "is_healthy", "is_ready"),
+    [
+        (status("ready"), True, True),
+        (status("ready", is_stalled=True), False, False),
+        (status("draining"), True, False),
+        (status("loading"), False, False),
+        (status("restarting"), False, False),
+        (status("failed"), False, False),
+        (status("closed"), False, False),
+    ],
+)
+def test_health_and_readiness_follow_the_state(
+    client: httpx.Client, service: StubService, state: Any, is_healthy: bool, is_ready: bool
+) -> None:
+    service.state = state
+
+    health, ready = client.get("/health"), client.get("/ready")
+
+    assert (health.status_code == 200, ready.status_code == 200) == (is_healthy, is_ready)
+    assert health.json()["status"] == ready.json()["status"] == state.state
+
+
+def test_health_tells_of_restarts_and_what_is_under_way(client: httpx.Client, service: StubService) -> None:
+    counts = {"num_running": 3, "num_waiting": 4, "num_reading": 2, "num_slow_reading": 1}
+    service.state = status(restarts=2, last_error="It broke.", **counts)
+
+    content = client.get("/health").json()
+
+    assert content["restarts"] == 2
+    assert content["last_error"] == "It broke."
+    assert (content["running"], content["waiting"]) == (3, 4)
+    assert (content["reading"], content["slow_reading"]) == (2, 1)
+
+
+def test_metrics_count_requests_by_route_and_never_by_path(service: StubService) -> None:
+    with client_of(service) as client:
+        client.post(CHAT, json=chat())
+        client.post(CHAT, json=chat(n=0))
+        client.get(f"/{SECRET}")
+        service.state = status(num_running=3, restarts=2)
+        text = client.get("/metrics").text
+
+    counted = 'llama_adapter_http_requests_total{method="POST",route="/v1/chat/completions",status="%d"} 1.0'
+    assert counted % 200 in text
+    assert counted % 400 in text
+    assert "llama_adapter_requests_running 3.0" in text
+    assert "llama_adapter_restarts_total 2.0" in text
+    assert SECRET not in text
+
+
+def test_the_page_of_the_api_needs_nothing_from_elsewhere(client: httpx.Client) -> None:
+    page = client.get("/docs").text
+
+    sources = re.findall(r"""(?:src|href)=["']([^"']+)""", page)
+    assert len(sources) == 3
+    assert all(client.get(source).status_code == 200 for source in sources)
+    assert "//" not in "".join(sources)
+
+
+def test_the_schema_says_how_errors_look_and_none_of_the_framework_s_own(client: httpx.Client) -> None:
+    schema = client.get("/openapi.json").json()
+
+    responses = schema["paths"][CHAT]["post"]["responses"]
+    assert {"200", "400", "401", "404", "413", "415", "429", "500", "503", "504"} <= responses.keys()
+    for code, response in responses.items():
+        if code != "200":
+            assert response["content"]["application/json"]["schema"]["$ref"].endswith("/ErrorReply")
+    assert '"422"' not in json.dumps(schema)
+    assert schema["components"]["schemas"]["Choice"]["properties"].keys() >= {"answer_probabilities", "unfamiliar"}
+    assert "security" not in schema["paths"][CHAT]["post"]
+
+
+def test_with_keys_only_the_api_asks_for_one(service: StubService) -> None:
+    with client_of(service, guards=GuardSettings(api_keys=("a-long-key",))) as client:
+        refused = client.post(CHAT, json=chat())
+        taken = client.post(CHAT, json=chat(), headers={"Authorization": "Bearer a-long-key"})
+        open_paths = [client.get(path).status_code for path in ("/health", "/ready", "/metrics")]
+        schema = client.get("/openapi.json").json()
+
+    assert (refused.status_code, envelope(refused)["code"]) == (401, "invalid_api_key")
+    assert taken.status_code == 200
+    assert service.asks[0].client.startswith("key:")
+    assert open_paths == [200, 200, 200]
+    assert schema["paths"][CHAT]["post"]["security"] == [{"key": []}]
+
+
+def test_metrics_observe_what_the_service_tells() -> None:
+    metrics = Metrics()
+
+    metrics.first_token(0.1)
+    metrics.stage("clip", 0.02)
+    metrics.finished(answer("a red star"), 0.3)
+    metrics.finished(answer("red", is_reused=True), 0.3)
+    metrics.finished(answer("red", digest=""), 0.3)
+    metrics.finished(answer("", error=AnswerError(code="truncated", message="Told.")), 0.3)
+
+    text = metrics.render().decode()
+    for line in (
+        "llama_adapter_time_to_first_token_seconds_count 1.0",
+        'llama_adapter_stage_seconds_count{stage="clip"} 1.0',
+        "llama_adapter_request_seconds_count 4.0",
+        'llama_adapter_pictures_total{outcome="encoded"} 1.0',
+        'llama_adapter_pictures_total{outcome="reused"} 1.0',
+        'llama_adapter_pictures_total{outcome="none"} 1.0',
+        'llama_adapter_pictures_total{outcome="truncated"} 1.0',
+        'llama_adapter_tokens_total{kind="completion"} 5.0',
+    ):
+        assert line in text

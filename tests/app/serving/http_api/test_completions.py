@@ -1,0 +1,170 @@
+"""`/v1/completions`: prompts, the answer and its chunks, and what is refused."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from llama_adapter.app.captioning.tasks.answers import Answer, TextDelta, TokenLogprob
+from llama_adapter.app.captioning.tasks.prompts import RawPrompt
+from llama_adapter.app.pictures.answer_error import AnswerError
+from llama_adapter.app.serving.http_api.api import ApiSettings, create_api
+from llama_adapter.app.serving.http_api.asking import NumberedEvent
+from llama_adapter.app.serving.http_api.completions import CompletionReply, understand
+from llama_adapter.app.serving.http_api.schemas import EXAMPLE_PICTURE, CompletionRequest
+from llama_adapter.app.serving.online.request_handle import RequestHandle
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.errors import PromptTooLongError
+from tests.app.serving.http_api.live import StubService, answer
+
+COMPLETIONS = "/v1/completions"
+HEAD = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "m", "system_fingerprint": "fp"}
+
+
+def wanted(prompt: Any = "The star is", **parameters: Any) -> dict[str, Any]:
+    return {"model": "default", "prompt": prompt, **parameters}
+
+
+def sent(service: StubService, **parameters: Any) -> tuple[int, dict[str, Any]]:
+    application = create_api(service, settings=ApiSettings())  # type: ignore[arg-type]
+    came = TestClient(application, base_url="http://localhost").post(COMPLETIONS, json=wanted(**parameters))
+    return came.status_code, came.json()
+
+
+def stream(*events: tuple[int, TextDelta | Answer], **options: Any) -> list[Any]:
+    async def given() -> AsyncIterator[NumberedEvent]:
+        for event in events:
+            yield event
+
+    async def collect() -> bytes:
+        return b"".join([frame async for frame in CompletionReply(HEAD, **options).frames(given())])
+
+    pieces = [piece.removeprefix("data: ") for piece in asyncio.run(collect()).decode().split("\n\n")[:-1]]
+    return [piece if piece == "[DONE]" else json.loads(piece) for piece in pieces]
+
+
+def test_a_text_is_continued_without_a_template() -> None:
+    service = StubService()
+    code, body = sent(service)
+
+    (ask,) = service.asks
+    assert (ask.prompt, ask.picture, ask.with_logprobs) == (RawPrompt("The star is"), None, False)
+    assert ask.sampling == SamplingParams(max_new_tokens=16)
+    assert code == 200
+    assert body.pop("id").startswith("cmpl-")
+    assert body.pop("created")
+    assert body == {
+        "object": "text_completion",
+        "model": "stub",
+        "system_fingerprint": "fp_0123456789ab",
+        "choices": [{"index": 0, "text": "red", "logprobs": None, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6},
+    }
+
+
+def test_each_prompt_has_its_answers_and_seeds() -> None:
+    service = StubService(
+        lambda handle: handle.deliver(answer(f"answer {handle.id}", prompt_tokens=3 + handle.id // 2))
+    )
+    code, body = sent(service, prompt=["one", "two"], n=2, seed=7, temperature=0.5, stop="x", max_tokens=4)
+
+    assert code == 200
+    assert [(ask.prompt, ask.sampling.seed) for ask in service.asks] == [
+        (RawPrompt("one"), 7),
+        (RawPrompt("one"), 8),
+        (RawPrompt("two"), 7),
+        (RawPrompt("two"), 8),
+    ]
+    assert all(ask.stop == ("x",) for ask in service.asks)
+    assert [(choice["index"], choice["text"]) for choice in body["choices"]] == [
+        (number, f"answer {number}") for number in range(4)
+    ]
+    assert body["usage"] == {"prompt_tokens": 7, "completion_tokens": 8, "total_tokens": 15}
+
+
+def test_a_picture_may_come_with_the_prompt() -> None:
+    service = StubService()
+
+    assert sent(service, image_url=EXAMPLE_PICTURE)[0] == 200
+    assert service.asks[0].picture is not None
+    assert sent(service, image_url="http://example.com/a.png")[1]["error"]["param"] == "image_url"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_errors_name_the_fields_of_a_completion(stream: bool) -> None:
+    def too_long(handle: RequestHandle) -> None:
+        raise PromptTooLongError(600, 512)
+
+    unreadable = AnswerError(code="unreadable", message="It is no picture.")
+    for service, param in (
+        (StubService(lambda handle: handle.deliver(answer(finish="error", error=unreadable))), "image_url"),
+        (StubService(too_long), "prompt"),
+    ):
+        status, body = sent(service, image_url=EXAMPLE_PICTURE, stream=stream)
+        assert (status, body["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(("logprobs", "expected"), [(None, (False, 0)), (0, (True, 0)), (5, (True, 5))])
+def test_log_probabilities_are_a_number(logprobs: int | None, expected: tuple[bool, int]) -> None:
+    asked = understand(CompletionRequest.model_validate(wanted(logprobs=logprobs)))
+    assert (asked.with_logprobs, asked.num_top_logprobs) == expected
+
+
+def test_log_probabilities_are_columns() -> None:
+    tokens = (TokenLogprob("a", -0.5, (("a", -0.5), ("b", -1.5))), TokenLogprob(" star", -0.25, ((" star", -0.25),)))
+    known = answer("a star", logprobs=tokens)
+    columns = {
+        "tokens": ["a", " star"],
+        "token_logprobs": [-0.5, -0.25],
+        "top_logprobs": [{"a": -0.5, "b": -1.5}, {" star": -0.25}],
+        "text_offset": [0, 1],
+    }
+
+    assert CompletionReply(HEAD, with_logprobs=True).whole([known])["choices"][0]["logprobs"] == columns
+    *_, last, end = stream((0, TextDelta(index=0, text="a star")), (0, known), with_logprobs=True)
+    assert (last["choices"][0]["text"], last["choices"][0]["logprobs"], end) == ("", columns, "[DONE]")
+
+
+def test_a_stream_has_pieces_reasons_and_counts() -> None:
+    events = [(1, TextDelta(index=0, text="blue")), (0, answer("red")), (1, answer("blue", finish="length"))]
+    chunks = stream(*events, num_prompts=2, with_usage=True)
+
+    choices = [chunk["choices"][0] for chunk in chunks[:3]]
+    assert [(choice["index"], choice["text"], choice["finish_reason"]) for choice in choices] == [
+        (1, "blue", None),
+        (0, "red", "stop"),
+        (1, "", "length"),
+    ]
+    assert [chunk["usage"] for chunk in chunks[:3]] == [None] * 3
+    assert (chunks[3]["choices"], chunks[3]["usage"]["prompt_tokens"], chunks[4]) == ([], 10, "[DONE]")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "code", "param"),
+    [
+        ({"echo": True}, "unsupported_parameter", "echo"),
+        ({"best_of": 3}, "unsupported_parameter", "best_of"),
+        ({"suffix": "."}, "unsupported_parameter", "suffix"),
+        ({"top_logprobs": 2}, "unknown_parameter", "top_logprobs"),
+        ({"response_format": {"type": "json_schema"}}, "unsupported_parameter", "response_format"),
+        ({"logprobs": 6}, "invalid_value", "logprobs"),
+        ({"logprobs": True}, "invalid_value", "logprobs"),
+        ({"prompt": ""}, "invalid_value", "prompt"),
+        ({"prompt": []}, "invalid_value", "prompt"),
+        ({"prompt": [1, 2]}, "invalid_value", "prompt[0]"),
+        ({"prompt": None}, "missing_required_parameter", "prompt"),
+        ({"prompt": ["a"] * 16, "n": 3}, "invalid_value", "prompt"),
+        ({"stream_options": {"include_usage": True}}, "invalid_value", "stream_options"),
+        ({"messages": []}, "unknown_parameter", "messages"),
+    ],
+)
+def test_what_is_not_served_is_refused_by_name(parameters: dict[str, Any], code: str, param: str) -> None:
+    status, body = sent(StubService(), **parameters)
+    assert (status, body["error"]["code"], body["error"]["param"]) == (400, code, param)
+
+
+def test_neutral_values_pass() -> None:
+    assert sent(StubService(), echo=False, best_of=1, suffix=None, user="u", logit_bias={})[0] == 200

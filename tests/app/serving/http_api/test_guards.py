@@ -1,0 +1,523 @@
+"""Refused requests never reach the application, get OpenAI's error envelope, and leave nothing behind."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from llama_adapter.app.serving.http_api.bodies import BodyLimit
+from llama_adapter.app.serving.http_api.guards import AccessGuard, GuardSettings, add_guards, host_names_for
+
+CHAT = "/v1/chat/completions"
+KEY = "a-key-of-this-server"
+
+
+class Application:
+    """Answers 200 with the request's body, and records the body."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.clients: list[str] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.accept"})
+            return
+        body = b""
+        while True:
+            message = await receive()
+            body += message.get("body", b"")
+            if not message.get("more_body", False):
+                break
+        self.bodies.append(body)
+        self.clients.append(scope.get("state", {}).get("client", ""))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": body})
+
+
+class Client:
+    """One request and, after `ask`, its response."""
+
+    def __init__(
+        self,
+        *pieces: bytes,
+        path: str = CHAT,
+        method: str = "POST",
+        kind: str = "http",
+        client: tuple[str, int] | None = ("127.0.0.1", 5000),
+        is_whole: bool = True,
+        hangs_up: bool = False,
+        **headers: str,
+    ) -> None:
+        named = {"host": "localhost:8000", "content_type": "application/json", **headers}
+        self.scope: Scope = {
+            "type": kind,
+            "path": path,
+            "method": method,
+            "client": client,
+            "headers": [(k.replace("_", "-").encode(), v.encode()) for k, v in named.items() if v],
+        }
+        last = len(pieces) - 1
+        self.messages: list[Message] = [
+            {"type": "http.request", "body": piece, "more_body": not is_whole or index < last}
+            for index, piece in enumerate(pieces or (b"",))
+        ]
+        if hangs_up:
+            self.messages.append({"type": "http.disconnect"})
+        self.num_received = 0
+        self.sent: list[Message] = []
+
+    async def receive(self) -> Message:
+        if self.num_received < len(self.messages):
+            self.num_received += 1
+            return self.messages[self.num_received - 1]
+        await asyncio.get_running_loop().create_future()  # nothing more is received
+        raise AssertionError
+
+    async def send(self, message: Message) -> None:
+        self.sent.append(message)
+
+    def ask(self, app: ASGIApp) -> "Client":
+        asyncio.run(self.asking(app))
+        return self
+
+    async def asking(self, app: ASGIApp) -> None:
+        await app(self.scope, self.receive, self.send)
+
+    @property
+    def status(self) -> int:
+        assert [message["type"] for message in self.sent[:1]] == ["http.response.start"]
+        assert [message.get("more_body", False) for message in self.sent[1:]][-1] is False
+        return int(self.sent[0]["status"])
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {name.decode(): value.decode() for name, value in self.sent[0]["headers"]}
+
+    @property
+    def error(self) -> dict[str, Any]:
+        body = b"".join(message.get("body", b"") for message in self.sent[1:])
+        assert self.headers["content-type"] == "application/json"
+        assert self.headers["content-length"] == str(len(body))
+        (error,) = json.loads(body).values()
+        assert set(error) == {"message", "type", "param", "code"}
+        return dict(error)
+
+
+def limited(app: ASGIApp, *, max_bytes: int = 100, under_way: int = 1000, timeout_s: float = 20.0) -> BodyLimit:
+    limits = {"max_bytes": max_bytes, "max_bytes_under_way": under_way, "max_separators": 10}
+    return BodyLimit(app, prefix="/v1/", timeout_s=timeout_s, **limits)
+
+
+# Bodies
+
+
+@pytest.mark.parametrize("pieces", [(b"",), (b"a" * 100,), (b"a" * 50, b"b" * 50), (b"a", b"", b"c"), (b"", b"a")])
+def test_a_body_within_the_limit_reaches_the_application_whole(pieces: Sequence[bytes]) -> None:
+    app = Application()
+
+    assert Client(*pieces).ask(limited(app)).status == 200
+    assert app.bodies == [b"".join(pieces)]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "headers", "code", "num_received"),
+    [
+        ((b"a" * 101,), {"content_length": "101", "expect": "100-continue"}, "request_too_large", 0),
+        ((b"a" * 60, b"a" * 60), {"transfer_encoding": "chunked"}, "request_too_large", 2),
+        *(
+            ((b"a" * 101,), {"content_length": lie}, "request_too_large", 1)
+            for lie in ("", "5", "-1", "abc", "1" * 5000)
+        ),
+        ((b"[" * 6, b'{"' * 6, b"a"), {"content_length": "19", "expect": "100-continue"}, "request_too_complex", 2),
+    ],
+)
+def test_a_body_above_a_limit_is_refused_without_reading_the_rest(
+    pieces: Sequence[bytes], headers: dict[str, str], code: str, num_received: int
+) -> None:
+    app = Application()
+    client = Client(*pieces, **headers).ask(limited(app))
+
+    assert (client.status, client.error["code"]) == (413 if code == "request_too_large" else 400, code)
+    assert client.num_received == num_received
+    assert app.bodies == []
+
+
+def test_the_rest_of_a_refused_body_is_discarded_before_its_connection_is_closed() -> None:
+    client = Client(*[b"a" * 1000] * 20, content_length="20000").ask(limited(Application()))
+
+    assert client.status == 413
+    assert client.headers["connection"] == "close"
+    assert client.num_received == 20
+    assert [message.get("more_body") for message in client.sent[1:]] == [True, False]
+
+
+def test_a_refused_body_that_was_read_leaves_the_connection_open() -> None:
+    assert "connection" not in Client(b"a" * 6).ask(limited(Application(), max_bytes=5)).headers
+
+
+@pytest.mark.parametrize("pieces", [(), (b"begun",)])
+def test_a_slow_body_is_given_up(pieces: Sequence[bytes]) -> None:
+    app = Application()
+    client = Client(*pieces, is_whole=False, content_length="50")
+    client.ask(limited(app, timeout_s=0.02))
+
+    assert client.status == 408
+    assert client.error["code"] == "request_timeout"
+    assert app.bodies == []
+
+
+def test_a_client_that_hangs_up_in_its_body_is_not_answered() -> None:
+    app = Application()
+    client = Client(b"begun", is_whole=False, hangs_up=True).ask(limited(app))
+
+    assert client.sent == []
+    assert app.bodies == []
+
+
+def test_the_application_hears_of_a_disconnect_after_the_body() -> None:
+    heard: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        heard.extend([(await receive())["type"] for _ in range(3)])
+
+    Client(b"a", b"b", hangs_up=True).ask(limited(app))
+
+    assert heard == ["http.request", "http.request", "http.disconnect"]
+
+
+def test_bodies_under_way_together_are_bounded_and_their_room_is_given_back() -> None:
+    async def run() -> list[Client]:
+        begun, may_end = asyncio.Event(), asyncio.Event()
+
+        async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+            begun.set()
+            await may_end.wait()
+            await Application()(scope, receive, send)
+
+        app = limited(slow, under_way=150)
+        first, second, third = (Client(b"a" * 90), Client(b"b" * 90), Client(b"c" * 90))
+        task = asyncio.create_task(first.asking(app))
+        await begun.wait()
+        async with asyncio.timeout(20):
+            await second.asking(app)
+        may_end.set()
+        await task
+        await third.asking(app)
+        return [first, second, third]
+
+    first, second, third = asyncio.run(run())
+
+    assert [first.status, second.status, third.status] == [200, 503, 200]
+    assert second.error["type"] == "server_error"
+    assert int(second.headers["retry-after"]) >= 1
+
+
+def test_room_is_given_back_whatever_happens() -> None:
+    async def fail(scope: Scope, receive: Receive, send: Send) -> None:
+        raise RuntimeError("a fault")
+
+    app = limited(fail, under_way=100, timeout_s=0.02)
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="a fault"):
+            Client(b"a" * 90).ask(app)
+        Client(b"a" * 90, is_whole=False, hangs_up=True).ask(app)
+        assert Client(b"a" * 90, is_whole=False, content_length="95").ask(app).status == 408
+    app.app = Application()
+
+    assert Client(b"a" * 90).ask(app).status == 200
+
+
+def test_other_paths_have_no_body_limit() -> None:
+    app = Application()
+
+    assert Client(b"a" * 101, path="/gradio_api/upload").ask(limited(app)).status == 200
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "deflate, gzip", "x", "identity, gzip"])
+def test_a_compressed_body_is_refused(encoding: str) -> None:
+    app = Application()
+    for path in (CHAT, "/v1/files"):
+        client = Client(b"a" * 9, path=path, content_encoding=encoding).ask(
+            BodyLimit(app, prefix="/v1/", unread=("/v1/files",), max_bytes=9, max_bytes_under_way=9, timeout_s=9.0)
+        )
+
+        assert (client.status, client.error["code"]) == (415, "unsupported_encoding")
+        assert "Content-Encoding" in client.error["message"]
+        assert client.headers["accept-encoding"] == "identity"
+    assert app.bodies == []
+    assert Client(b"a", content_encoding="identity").ask(limited(app)).status == 200
+
+
+# Host names
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "localhost:8000", "LOCALHOST:1", "127.0.0.1:8000", "[::1]", "[::1]:8000"]
+)
+def test_a_loopback_server_answers_to_its_own_names(host: str) -> None:
+    app = AccessGuard(Application(), host_names=host_names_for("127.0.0.1"))
+
+    assert Client(host=host).ask(app).status == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["", "evil.test", "evil.test:8000", "localhost.evil.test", "127.0.0.1.evil.test", "127.0.0.2", "[::2]", "::1"],
+)
+@pytest.mark.parametrize("path", ["/", "/metrics", CHAT])
+def test_a_loopback_server_answers_to_no_other_name(host: str, path: str) -> None:
+    app = Application()
+    client = Client(host=host, path=path).ask(AccessGuard(app, host_names=host_names_for("localhost")))
+
+    assert client.status == 421
+    assert client.error["code"] == "host_not_allowed"
+    assert app.bodies == []
+
+
+def test_a_request_with_two_hosts_is_refused() -> None:
+    client = Client()
+    client.scope["headers"].append((b"host", b"evil.test"))
+
+    assert client.ask(AccessGuard(Application(), host_names=host_names_for("::1"))).status == 421
+
+
+@pytest.mark.parametrize(
+    ("forwarded", "names", "status"),
+    [
+        ("pictures.example", ("localhost", "pictures.example"), 200),
+        ("pictures.example", None, 200),
+        ("pictures.example", ("localhost",), 403),
+        ("", ("localhost", "pictures.example"), 403),
+    ],
+)
+def test_a_forwarded_host_counts_if_it_is_a_name_of_the_server(
+    forwarded: str, names: tuple[str, ...] | None, status: int
+) -> None:
+    app = AccessGuard(Application(), host_names=names)
+    form = {"content_type": "multipart/form-data; boundary=x", "origin": "http://pictures.example"}
+    client = Client(path="/gradio_api/upload", x_forwarded_host=forwarded, **form).ask(app)
+
+    assert client.status == status
+    left = [value.decode() for name, value in client.scope["headers"] if name == b"x-forwarded-host"]
+    assert left == ([forwarded] if status == 200 else [])
+
+
+@pytest.mark.parametrize("path", ["/docs", "/openapi.json", "/metrics"])
+def test_closed_paths_are_not_found(path: str) -> None:
+    app = Starlette()
+    app.mount("/", Application())
+    add_guards(app, settings=GuardSettings(closed=("docs", "metrics")))
+
+    assert Client(path=path, method="GET").ask(app).status == 404
+    assert Client(path="/health", method="GET").ask(app).status == 200
+
+
+def test_a_socket_for_another_name_is_closed() -> None:
+    client = Client(kind="websocket", host="evil.test").ask(AccessGuard(Application(), host_names=("localhost",)))
+
+    assert [message["type"] for message in client.sent] == ["websocket.close"]
+
+
+def test_names_can_be_added_and_other_addresses_answer_to_any() -> None:
+    assert host_names_for("0.0.0.0") is None
+    assert host_names_for("192.168.1.5", more=["Pictures.Example"]) == ("pictures.example",)
+    assert "pictures.example" in (host_names_for("::1", more=["Pictures.Example"]) or ())
+    assert Client(host="anything").ask(AccessGuard(Application(), host_names=None)).status == 200
+
+
+# Keys, and the owner of a request
+
+
+@pytest.mark.parametrize("authorization", [f"Bearer {KEY}", f"bearer {KEY}", f"Bearer  {KEY}"])
+def test_a_key_opens_the_api(authorization: str) -> None:
+    app = AccessGuard(Application(), api_keys=["another-key", KEY])
+
+    assert Client(authorization=authorization).ask(app).status == 200
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    [
+        "",
+        KEY,
+        "Bearer",
+        "Bearer ",
+        f"Basic {KEY}",
+        f"Bearer {KEY[:-1]}",
+        f"Bearer {KEY}x",
+        f"Bearer {KEY.upper()}",
+        "Bearer ä",
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, "/v1/models", "/v1/unknown", "/v1"])
+def test_nothing_else_opens_it(authorization: str, path: str) -> None:
+    app = Application()
+    client = Client(authorization=authorization, path=path).ask(AccessGuard(app, api_keys=[KEY]))
+
+    assert client.status == 401
+    assert client.headers["www-authenticate"] == "Bearer"
+    assert client.error["code"] == "invalid_api_key"
+    assert KEY not in json.dumps(client.error)
+    assert app.bodies == []
+
+
+def test_a_wrong_key_and_a_missing_key_are_told_apart() -> None:
+    app = AccessGuard(Application(), api_keys=[KEY])
+    missing, wrong = (Client(authorization=given).ask(app).error["message"] for given in ("", "Bearer wrong-key"))
+
+    assert missing.startswith("This server requires an API key:")
+    assert wrong.startswith("The API key is not one of this server's:")
+
+
+def test_a_request_with_two_keys_is_refused() -> None:
+    client = Client(authorization=f"Bearer {KEY}")
+    client.scope["headers"].append((b"authorization", b"Bearer other"))
+
+    assert client.ask(AccessGuard(Application(), api_keys=[KEY])).status == 401
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/docs", "/v10", "/"])
+def test_other_paths_need_no_key(path: str) -> None:
+    assert Client(path=path).ask(AccessGuard(Application(), api_keys=[KEY])).status == 200
+
+
+def test_clients_are_told_apart_by_key_and_the_key_is_not_to_be_seen() -> None:
+    app = Application()
+    guarded = AccessGuard(app, api_keys=[KEY, "another-key"])
+    for key in (KEY, KEY, "another-key"):
+        Client(authorization=f"Bearer {key}").ask(guarded)
+
+    first, again, other = app.clients
+    assert first == again != other
+    assert KEY not in first
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        ("10.0.0.1", "10.0.0.1", True),
+        ("10.0.0.1", "10.0.0.2", False),
+        ("::ffff:10.0.0.1", "10.0.0.1", True),
+        ("2001:db8::1", "2001:db8::ffff:1", True),
+        ("2001:db8:0:1::1", "2001:db8:0:2::1", False),
+    ],
+)
+def test_clients_without_a_key_are_told_apart_by_their_network(one: str, other: str, is_same: bool) -> None:
+    app = Application()
+    for address in (one, other):
+        Client(client=(address, 5000)).ask(AccessGuard(app, api_keys=[]))
+
+    assert (app.clients[0] == app.clients[1]) is is_same
+
+
+def test_a_client_of_no_known_address_is_served() -> None:
+    assert Client(client=None).ask(AccessGuard(Application(), api_keys=[])).status == 200
+
+
+# Pages of other sites
+
+ORIGIN = "https://a.example"
+
+
+def preflight(*, path: str = CHAT, origin: str = ORIGIN) -> Client:
+    asked = {"access_control_request_method": "POST", "access_control_request_headers": "authorization,x-stainless-os"}
+    return Client(method="OPTIONS", path=path, origin=origin, content_type="", **asked)
+
+
+def guarded(*origins: str) -> Starlette:
+    app = Starlette()
+    app.mount("/", Application())
+    add_guards(app, settings=GuardSettings(api_keys=(KEY,), cors_origins=origins))
+    return app
+
+
+def test_a_page_of_an_allowed_origin_may_ask_the_api() -> None:
+    app = guarded(ORIGIN, "http://localhost:3000")
+    asked = preflight().ask(app)
+    refused = Client(origin=ORIGIN).ask(app)
+
+    assert asked.status == 200
+    assert asked.headers["access-control-allow-origin"] == ORIGIN
+    assert asked.headers["access-control-allow-headers"] == "authorization,x-stainless-os"
+    assert refused.status == 401  # and the page may read the reason
+    assert refused.headers["access-control-allow-origin"] == ORIGIN
+
+
+@pytest.mark.parametrize(("origin", "is_allowed"), [(ORIGIN, True), ("https://b.example", False)])
+def test_an_allowed_origin_may_ask_from_a_public_into_a_private_network(origin: str, is_allowed: bool) -> None:
+    client = preflight(origin=origin)
+    client.scope["headers"].append((b"access-control-request-private-network", b"true"))
+    client.ask(guarded(ORIGIN))
+
+    assert client.status == (200 if is_allowed else 400)
+    told = client.headers.get("access-control-allow-private-network")
+    assert (told == "true" and client.headers.get("access-control-allow-origin") == ORIGIN) is is_allowed
+
+
+@pytest.mark.parametrize(
+    ("client", "origins"),
+    [
+        (preflight(origin="https://b.example"), (ORIGIN,)),
+        (preflight(path="/gradio_api/upload"), (ORIGIN, "*")),
+        (preflight(), ()),
+    ],
+)
+def test_no_other_page_and_no_other_path(client: Client, origins: tuple[str, ...]) -> None:
+    assert "access-control-allow-origin" not in client.ask(guarded(*origins)).headers
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"origin": "https://b.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"sec_fetch_site": "same-site"}, 403),
+        ({"origin": ORIGIN}, 200),
+        ({"origin": ORIGIN, "sec_fetch_site": "cross-site"}, 200),
+        ({"sec_fetch_site": "same-origin"}, 200),
+        ({}, 200),
+    ],
+)
+def test_a_form_on_a_page_of_another_origin_is_refused(headers: dict[str, str], status: int) -> None:
+    app = AccessGuard(Application(), cors_origins=(ORIGIN,))
+
+    assert Client(path="/v1/files", content_type="multipart/form-data; boundary=x", **headers).ask(app).status == status
+
+
+# All together
+
+
+def test_guards_stand_in_order_before_the_application() -> None:
+    app = Starlette()
+    app.mount("/v1", Application())
+    add_guards(app, settings=GuardSettings(max_body_bytes=10, api_keys=(KEY,)))
+    key = {"authorization": f"Bearer {KEY}"}
+
+    assert Client(b"a" * 11, host="evil.test", content_type="").ask(app).status == 421
+    assert Client(b"a" * 11, content_type="").ask(app).status == 401
+    assert Client(b"a" * 11, **key).ask(app).status == 413
+    assert Client(b"a" * 10, **key).ask(app).status == 200
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"api_keys": ("",)},
+        {"api_keys": ("with a space",)},
+        {"cors_origins": ("a.example",)},
+        {"cors_origins": ("https://a.example/",)},
+        {"max_body_bytes": 0},
+        {"body_timeout_s": 0.0},
+        {"root_path": "pictures"},
+        {"root_path": "/pictures/"},
+        {"root_path": "/a?b"},
+    ],
+)
+def test_invalid_settings_raise(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"API key|origin|above 0|root path"):
+        GuardSettings(**change)

@@ -1,0 +1,208 @@
+"""Data URIs are decoded exactly, within limits that are checked before decoding.
+
+Others are refused with a clear message.
+"""
+
+import asyncio
+import base64
+import tracemalloc
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llama_adapter.app.serving.http_api.errors import PictureRefusedError
+from llama_adapter.app.serving.http_api.pictures import PictureSettings, read_picture
+
+SETTINGS = PictureSettings(max_picture_bytes=3000)
+
+
+def read(url: str, *, settings: PictureSettings = SETTINGS) -> bytes:
+    return asyncio.run(read_picture(url, settings=settings))
+
+
+def refused(url: str, *, settings: PictureSettings = SETTINGS) -> PictureRefusedError:
+    with pytest.raises(PictureRefusedError) as caught:
+        read(url, settings=settings)
+    return caught.value
+
+
+def data_uri(content: bytes, *, media_type: str = "image/png") -> str:
+    return f"data:{media_type};base64,{base64.b64encode(content).decode()}"
+
+
+@given(st.binary(min_size=1, max_size=200))
+def test_a_data_uri_becomes_its_bytes(content: bytes) -> None:
+    assert read(data_uri(content)) == content
+
+
+@pytest.mark.parametrize("extra", [-1, 0, 1, 2, 3])
+def test_a_picture_of_several_pieces_is_put_together(extra: int) -> None:
+    content = bytes(range(251)) * 3134
+    content = content[: 2 * 196_608 + extra]  # the base64 of 2 pieces, and a few bytes more or less
+    assert read(data_uri(content), settings=PictureSettings(max_picture_bytes=10**6)) == content
+
+
+def test_padding_at_the_end_of_a_piece_is_damage_unless_all_ends_there() -> None:
+    piece = base64.b64encode(bytes(196_607)).decode()
+    assert len(piece) == 262_144
+    assert refused(f"data:image/png;base64,{piece}AAAA", settings=PictureSettings(max_picture_bytes=10**6)).code == (
+        "invalid_base64_image"
+    )
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        *("image/jpeg;base64", "IMAGE/PNG;BASE64", "image/jpg;base64", "image/svg+xml;base64", "image;base64"),
+        *("image/png;charset=utf-8;base64", 'image/png;name="a b.png"; base64 ', ";charset=utf-8;base64"),
+        *("application/octet-stream;base64", "text/html;base64", "image/a b;base64", ";base64", "base64"),
+    ],
+)
+@pytest.mark.parametrize("scheme", ["data", "DATA", "Data"])
+def test_any_media_type_is_read_and_left_to_the_decoder(scheme: str, head: str) -> None:
+    assert read(f"{scheme}:{head},AAEC") == b"\0\1\2"
+
+
+@given(
+    st.binary(min_size=1, max_size=200), st.integers(1, 80), st.sampled_from(["\n", "\r\n", " ", "\t", "%0A", "%20"])
+)
+def test_base64_is_taken_as_programs_write_it(content: bytes, width: int, gap: str) -> None:
+    plain = base64.b64encode(content).decode()
+    safe = base64.urlsafe_b64encode(content).decode()
+    for text in (plain, plain.rstrip("="), safe, safe.rstrip("="), quote(plain, safe="")):
+        assert read(f"data:image/png;base64,{text}") == content
+    lines = gap.join(plain[place : place + width] for place in range(0, len(plain), width))
+    assert read(f"data:image/png;base64,{gap}{lines}{gap}") == content
+
+
+@given(st.binary(min_size=1, max_size=200))
+def test_without_base64_the_bytes_are_percent_encoded(content: bytes) -> None:
+    assert read(f"data:image/png,{quote(content)}") == content
+
+
+@pytest.mark.parametrize("gap", ["\n", ""])
+@pytest.mark.parametrize("extra", [0, 1, 2])
+def test_a_large_picture_with_line_breaks_is_put_together(extra: int, gap: str) -> None:
+    content = bytes(range(251)) * 3134 + bytes(extra)
+    text = base64.urlsafe_b64encode(content).decode().rstrip("=")
+    text = gap.join(text[place : place + 75] for place in range(0, len(text), 75))
+    assert read(f"data:;base64,{text}", settings=PictureSettings(max_picture_bytes=len(content))) == content
+    assert refused(f"data:;base64,{text}", settings=PictureSettings(max_picture_bytes=len(content) - 1)).code == (
+        "image_file_too_large"
+    )
+
+
+@pytest.mark.parametrize("text", ["A", "AA=A", "AA==AA==", "AA*A", "ÄÄÄÄ", "%C3%84AA", "AAAA%"])
+def test_damaged_base64_is_refused(text: str) -> None:
+    error = refused(f"data:image/png;base64,{text}")
+
+    assert (error.code, error.http_status) == ("invalid_base64_image", 400)
+
+
+@pytest.mark.parametrize("url", ["data:", "data:image/png;base64", "data:" + "a" * 9000])
+def test_a_data_uri_without_a_comma_is_refused(url: str) -> None:
+    assert refused(url).code == "invalid_image_url"
+
+
+@pytest.mark.parametrize("url", [f"data:image/png,{'a' * 3001}", f"data:image/png;base64,{'%41' * 4004}"])
+def test_every_form_has_the_limit(url: str) -> None:
+    assert refused(url).code == "image_file_too_large"
+
+
+@pytest.mark.parametrize("url", ["data:image/png;base64,", "data:;base64,====", "data:;base64, \n", "data:,"])
+def test_an_empty_picture_is_refused(url: str) -> None:
+    assert refused(url).code == "empty_image_file"
+
+
+@pytest.mark.parametrize("num_bytes", [2998, 2999, 3000])
+def test_a_picture_of_just_the_limit_is_taken(num_bytes: int) -> None:
+    assert len(read(data_uri(bytes(num_bytes)))) == num_bytes
+
+
+@pytest.mark.parametrize("num_bytes", [3001, 3002, 3003, 100_000])
+def test_a_picture_beyond_the_limit_is_refused(num_bytes: int) -> None:
+    error = refused(data_uri(bytes(num_bytes)))
+
+    assert (error.code, error.http_status, error.param) == ("image_file_too_large", 413, "messages")
+    assert f"{num_bytes:,}" in error.message
+
+
+def test_a_picture_beyond_the_limit_is_never_decoded_nor_copied() -> None:
+    url = data_uri(bytes(10_000_000))
+    tracemalloc.start()
+    try:
+        refused(url)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak < 1_000_000
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "/etc/passwd",
+        "assets/pictures/12-red-star.jpg",
+        "../../secret-file",
+        "C:\\secret-file",
+        "file:///etc/passwd",
+        "file://localhost/etc/passwd",
+        "FILE:/etc/passwd",
+        "ftp://example.com/picture.png",
+        "gopher://example.com:70/_",
+        "javascript:alert(1)",
+        "blob:https://example.com/1",
+        "//example.com/picture.png",
+        "iVBORw0KGgo=",
+        " data:image/png;base64,AAAA",
+        "\x00",
+        "",
+    ],
+)
+def test_nothing_but_data_and_http_is_opened(url: str) -> None:
+    error = refused(url, settings=PictureSettings(max_picture_bytes=100, allowed_hosts=("example.com",)))
+
+    assert (error.code, error.http_status) == ("invalid_image_url", 400)
+    assert "data:image/png;base64" in error.message
+
+
+@pytest.mark.parametrize("url", ["http://example.com/a.png", "https://example.com/a.png", "HTTPS://EXAMPLE.COM"])
+def test_remote_pictures_are_refused_unless_their_host_is_listed(url: str) -> None:
+    assert refused(url).code == "image_host_not_allowed"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://user:secret@example.com/secret?secret=secret",
+        "https://example.com/secret?secret#secret",
+        "https://example.org@example.com:secret/",
+        "file:///secret",
+        "secret",
+        "data:secret/secret;base64,secret*",
+        "data:image/png;base64,secret=secret",
+        "data:secret",
+    ],
+)
+def test_messages_repeat_no_payload_and_no_more_of_a_url_than_its_host(url: str) -> None:
+    message = refused(url).message
+
+    assert "secret" not in message
+    assert len(message) < 300
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"max_picture_bytes": 0},
+        {"fetch_timeout_s": 0.0},
+        {"allowed_hosts": ("127.0.0.1",)},
+        {"allowed_hosts": ("*",)},
+    ],
+)
+def test_invalid_settings_raise(change: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"max_picture_bytes|fetch_timeout_s|example\.com"):
+        PictureSettings(**{"max_picture_bytes": 1, **change})  # type: ignore[arg-type]

@@ -1,0 +1,383 @@
+"""What a request may contain: neutral values pass, others are refused by name, and no error quotes the request."""
+
+import dataclasses
+import json
+import re
+from typing import Any
+
+import httpx
+import pytest
+from starlette.testclient import TestClient
+
+from llama_adapter.app.serving.http_api.api import ApiSettings, create_api
+from llama_adapter.app.serving.http_api.guards import MAX_SEPARATORS, GuardSettings
+from llama_adapter.app.serving.http_api.response_schemas import NeutralResponseParameters, ResponsesRequest
+from llama_adapter.app.serving.http_api.schemas import (
+    MAX_ANSWERS,
+    MAX_STOPS,
+    ChatRequest,
+    CompletionRequest,
+    IgnoredParameters,
+    NeutralParameters,
+)
+from tests.app.golden import ROOT
+from tests.app.serving.http_api.live import StubService
+from tests.app.serving.http_api.requests import chat, image, json_schema, user
+
+CHAT = "/v1/chat/completions"
+SECRET = "Xyzzy-secret"
+NEUTRAL = {
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "logit_bias": {},
+    "tools": [],
+    "tool_choice": "none",
+    "functions": [],
+    "function_call": "none",
+    "response_format": {"type": "text"},
+    "modalities": ["text"],
+    "reasoning_effort": "none",
+    "verbosity": "medium",
+    "service_tier": "auto",
+    "store": False,
+    "min_p": 0,
+    "typical_p": 1,
+    "repeat_penalty": 1,
+    "length_penalty": 1,
+    "min_tokens": 0,
+    "mirostat": 0,
+    "n_probs": 0,
+    "best_of": 1,
+    "use_beam_search": False,
+    "ignore_eos": False,
+    "stop_token_ids": [],
+    "include_stop_str_in_output": False,
+    "continue_final_message": False,
+    "echo": False,
+}
+IGNORED = {
+    "user": "u",
+    "safety_identifier": "s",
+    "prompt_cache_key": "k",
+    "metadata": {"a": "b"},
+    "parallel_tool_calls": True,
+    "cache_prompt": True,
+    "id_slot": -1,
+    "priority": 0,
+    "repeat_last_n": 64,
+    "request_id": "r",
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "add_generation_prompt": True,
+    "add_special_tokens": False,
+    "chat_template_kwargs": {"enable_thinking": False},
+    "timings_per_token": False,
+}
+RESPONSES = "/v1/responses"
+RESPONSES_NEUTRAL = {
+    "background": False,
+    "reasoning": {"effort": "none"},
+    "truncation": "disabled",
+    "text": {"format": {"type": "text"}, "verbosity": "medium"},
+}
+
+
+@pytest.fixture(scope="module")
+def api() -> TestClient:
+    """A client without a socket."""
+    application = create_api(StubService(), settings=ApiSettings())  # type: ignore[arg-type]
+    return TestClient(application, base_url="http://localhost")
+
+
+def sent(api: TestClient, content: Any, *, kind: str = "application/json", path: str = CHAT) -> httpx.Response:
+    body = content if isinstance(content, bytes) else json.dumps(content).encode()
+    return api.post(path, content=body, headers={"content-type": kind} if kind else {})
+
+
+def responses(content: Any = "What?", **parameters: Any) -> dict[str, Any]:
+    """A request for `/v1/responses`."""
+    return {"model": "default", "input": content, **parameters}
+
+
+def error(response: httpx.Response) -> tuple[int, str, str | None]:
+    told = response.json()["error"]
+    assert set(told) == {"message", "type", "param", "code"}
+    return response.status_code, told["code"], told["param"]
+
+
+@pytest.mark.parametrize("name", sorted(NeutralParameters.model_fields))
+def test_an_unsupported_parameter_passes_at_its_neutral_value_and_as_null(name: str) -> None:
+    ChatRequest.model_validate(chat(**{name: None}))
+    ChatRequest.model_validate(chat(**{name: NEUTRAL.get(name)}))
+    ResponsesRequest.model_validate(responses(**{name: NEUTRAL.get(name)}))
+
+
+def test_the_page_names_every_parameter() -> None:
+    page = (ROOT / "docs" / "http-api.md").read_text()
+    kinds = (
+        NeutralParameters,
+        NeutralResponseParameters,
+        IgnoredParameters,
+        ChatRequest,
+        ResponsesRequest,
+        CompletionRequest,
+    )
+
+    named = {name for kind in kinds for name in kind.model_fields} - {"stream_options"}
+    assert [name for name in sorted(named) if not re.search(rf"[`\".]{name}\b", page)] == []
+
+
+def test_null_is_absent_everywhere(api: TestClient) -> None:
+    absent = dict.fromkeys((*ChatRequest.model_fields, "guided_choice", "answer_choices", "unknown"))
+    nested = {
+        "response_format": {"type": "text", "json_schema": None},
+        "stream_options": {"include_usage": None, "unknown": None},
+        "metadata": {"a": None, "b": "c"},
+    }
+    format_ = {"type": "text", "name": None, "schema": None}
+
+    assert sent(api, {**absent, **chat()}).status_code == 200
+    assert sent(api, chat(**nested, stream=True)).status_code == 200
+    assert error(sent(api, {**absent, "model": "default"})) == (400, "missing_required_parameter", "messages")
+    came = sent(api, responses(metadata={"a": None, "b": "c"}, text={"format": format_}), path=RESPONSES)
+    assert (came.status_code, came.json()["metadata"]) == (200, {"b": "c"})
+
+
+def test_calls_of_tools_and_reasoning_are_history_in_responses(api: TestClient) -> None:
+    items = [
+        {"role": "user", "content": "Hello"},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": None},
+        {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "sunny"},
+        {"type": "of another server", "role": ["odd"]},
+        {"role": "user", "content": "What?"},
+    ]
+    came = sent(api, responses(items, instructions="Look."), path=RESPONSES)
+
+    assert (came.status_code, came.headers["x-ignored-turns"]) == (200, "6")
+
+
+@pytest.mark.parametrize("name", sorted(NeutralResponseParameters.model_fields))
+def test_a_state_parameter_passes_where_it_needs_no_state(name: str) -> None:
+    ResponsesRequest.model_validate(responses(**{name: None}))
+    ResponsesRequest.model_validate(responses(**{name: RESPONSES_NEUTRAL.get(name)}))
+
+
+def test_other_servers_parameters_without_effect_are_accepted(api: TestClient) -> None:
+    assert set(IGNORED) == set(IgnoredParameters.__annotations__)
+    assert sent(api, chat(**IGNORED)).status_code == 200
+    assert sent(api, responses(**IGNORED), path=RESPONSES).json()["metadata"] == {"a": "b"}
+
+
+UNSUPPORTED = {
+    "frequency_penalty": [0.5],
+    "presence_penalty": [-1],
+    "logit_bias": [{"50": 1}],
+    "tools": [[{"type": "function"}]],
+    "tool_choice": ["required"],
+    "functions": [[{}]],
+    "response_format": [{"type": "json_object"}],
+    "modalities": [["text", "audio"]],
+    "audio": [{"voice": "a"}],
+    "prediction": [{}],
+    "reasoning_effort": ["high"],
+    "store": [True],
+    "min_p": [0.1],
+    "repeat_penalty": [1.1],
+    "guided_json": [{}],
+    "grammar": ["root ::= x"],
+}
+UNSUPPORTED_RESPONSES = {
+    "previous_response_id": "resp_1",
+    "conversation": "conv_1",
+    "prompt": {"id": "pmpt_1"},
+    "background": True,
+    "store": True,
+    "truncation": "auto",
+    "reasoning": {"effort": "high"},
+    "text": {"format": {"type": "json_object"}},
+    "tools": [{"type": "web_search"}],
+}
+INVALID = [
+    b"",
+    b"{",
+    b"\xff",
+    json.dumps(chat()).encode("utf-16"),
+    b'{"model": "\\ud800"}',
+    b'{"model": "m", "messages": [], "temperature": NaN}',
+    b'{"seed": ' + b"9" * 5000 + b"}",
+    b"[" * 100_000,
+    b"[" * 1000 + b"]" * 1000,
+    [],
+    {"messages": [user(image())]},
+    {"model": "m"},
+    chat(user(image()), temperature=2.5),
+    chat(user(image()), temperature="0"),
+    chat(user(image()), max_tokens=0),
+    chat(user(image()), seed=2**64),
+    chat(user(image()), stop=["a"] * (MAX_STOPS + 1)),
+    chat(user(image()), stop=["a", ""]),
+    chat(user(image()), answer_choices=["a"]),
+    chat(user(image()), answer_choices=["a", "a"]),
+    chat(n=True),
+    chat(n="1"),
+    chat(n=MAX_ANSWERS + 1),
+    chat(logprobs=0),
+    chat(guided_choice=["a"]),
+    chat(guided_choice=["a", "b"], answer_choices=["a", "b"]),
+    chat(user(image()), colour="red"),
+    chat({"role": "tool", "content": "a"}),
+    chat({"role": "user", "content": 5}),
+    chat({"role": "user", "content": []}),
+    chat({"role": "system", "content": [image()]}),
+    chat(user(image()), user("a", image(""))),
+    chat(user({"type": "input_audio"})),
+    chat(user({"type": "image_url", "image_url": 5})),
+]
+INVALID_RESPONSES = [
+    {"model": "m"},
+    responses([]),
+    responses(""),
+    responses(colour="red"),
+    responses(max_output_tokens=0),
+    responses(include=["file_search_call.results"]),
+    responses(text={"format": {"type": "json_schema", "name": "a", "schema": {"type": "array"}}}),
+    responses([{"type": "item_reference", "id": "msg_1"}]),
+    responses([{"type": "function_call_output", "call_id": "a", "output": "b"}]),
+    responses([{"type": "message", "content": "b"}]),
+    responses([{"role": "user", "content": [{"type": "input_image"}]}]),
+    responses([{"role": "user", "content": [{"type": "input_image", "image_url": "data:,", "file_id": "file_1"}]}]),
+    responses([{"role": "user", "content": [{"type": "input_file", "file_id": "file_1"}]}]),
+    responses([{"role": "assistant", "content": [{"type": "output_text", "text": 5}]}]),
+    responses([{"role": "system", "content": [{"type": "input_text"}]}]),
+    responses([{"role": "assistant", "content": "Red."}]),
+]
+
+
+def test_error_bodies(api: TestClient, snapshot: Any) -> None:
+    bodies = [chat(**{name: value}) for name, values in UNSUPPORTED.items() for value in values] + INVALID
+    came = [sent(api, body) for body in bodies]
+
+    assert {response.status_code for response in came} == {400}
+    assert [response.json()["error"] for response in came] == snapshot
+
+
+def test_error_bodies_of_responses(api: TestClient, snapshot: Any) -> None:
+    bodies = [responses(**{name: value}) for name, value in UNSUPPORTED_RESPONSES.items()] + INVALID_RESPONSES
+    came = [sent(api, body, path=RESPONSES) for body in bodies]
+
+    assert {response.status_code for response in came} == {400}
+    assert [response.json()["error"] for response in came] == snapshot
+
+
+def test_likeliest_tokens_need_log_probabilities(api: TestClient) -> None:
+    assert sent(api, chat(top_logprobs=20, logprobs=True)).status_code == 200
+    assert error(sent(api, chat(top_logprobs=21, logprobs=True))) == (400, "invalid_value", "top_logprobs")
+    assert error(sent(api, chat(top_logprobs=2))) == (400, "invalid_value", "top_logprobs")
+    assert sent(api, chat(top_logprobs=0)).status_code == 200
+    include = ["message.output_text.logprobs"]
+    assert sent(api, responses(top_logprobs=2, include=include), path=RESPONSES).status_code == 200
+    assert error(sent(api, responses(top_logprobs=2), path=RESPONSES)) == (400, "invalid_value", "top_logprobs")
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/pictures/v1/models", "/pictures/docs", "/docs", "/openapi.json"])
+def test_a_proxy_may_offer_the_server_at_a_path(path: str) -> None:
+    guards = GuardSettings(root_path="/pictures", api_keys=("a-long-enough-key",))
+    application = create_api(StubService(), settings=ApiSettings(guards=guards))  # type: ignore[arg-type]
+    api = TestClient(application, base_url="http://localhost")
+    key = {"authorization": "Bearer a-long-enough-key"}
+
+    assert api.get(path, headers=key).status_code == 200
+    assert api.get(path).status_code == (401 if "/v1/" in path else 200)
+    for wrong in (f"/pictures{path}" if path.startswith("/pictures") else f"/pictured{path}", "/picturesv1/models"):
+        assert api.get(wrong, headers=key).status_code == 404
+    assert api.get("/pictures", follow_redirects=False).headers["location"] == "/pictures/"
+    assert '"/pictures/openapi.json"' in api.get("/docs").text.replace("'", '"')
+    static = re.findall(r"/pictures(/static[^\"]+js)", api.get("/docs").text)
+    assert [api.get(f"{prefix}{one}").status_code for one in static for prefix in ("", "/pictures")] == [200, 200]
+
+
+def test_the_list_of_models_says_what_goes_in() -> None:
+    service = StubService()
+    api = TestClient(create_api(service, settings=ApiSettings()), base_url="http://localhost")  # type: ignore[arg-type]
+    (listed,) = api.get("/v1/models").json()["data"]
+
+    assert listed == api.get("/v1/models/default").json()
+    assert listed["architecture"] == {"input_modalities": ["text", "image"], "output_modalities": ["text"]}
+    service.info = dataclasses.replace(service.info, has_adapter=False)
+    assert api.get("/v1/models/default").json()["architecture"]["input_modalities"] == ["text"]
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+def test_no_response_is_stored(api: TestClient, method: str) -> None:
+    assert error(api.request(method, f"{RESPONSES}/resp_1"))[:2] == (404, "response_not_found")
+
+
+@pytest.mark.parametrize(
+    "path", ["/chat/completions", "/responses", "/models", "/v1/v1/models", "/v1/v1/completions", "/completions"]
+)
+def test_a_wrong_base_url_is_told_the_right_one(api: TestClient, path: str) -> None:
+    came = api.post(path, json=chat())
+
+    assert error(came)[:2] == (404, "not_found")
+    assert "base URL" in came.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "kind", ["", "text/plain", "text/plain; application/json", "text/json", "application/json-x", "multipart/form-data"]
+)
+def test_a_body_that_a_page_of_another_site_can_send_is_refused(api: TestClient, kind: str) -> None:
+    assert error(sent(api, chat(), kind=kind)) == (415, "unsupported_media_type", None)
+    assert error(sent(api, b"", kind=kind))[0] == 400
+
+
+@pytest.mark.parametrize("kind", ["application/json", "Application/JSON; charset=utf-8"])
+def test_json_is_accepted(api: TestClient, kind: str) -> None:
+    assert sent(api, chat(), kind=kind).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        SECRET.encode(),
+        f'{{"{SECRET}'.encode(),
+        SECRET,
+        chat(**{f"{SECRET} is no name": 1}),
+        chat(model=[SECRET]),
+        chat(n=SECRET),
+        chat(tools=[SECRET]),
+        chat(temperature=SECRET),
+        chat(stop=[SECRET * 50]),
+        chat({"role": SECRET, "content": SECRET}),
+        chat({"role": "user", "content": {SECRET: SECRET}}),
+        chat(user({"type": SECRET})),
+        chat(user({"type": "image_url", "image_url": {"url": [SECRET]}})),
+        chat(user({"type": "image_url", "image_url": {"url": SECRET, "detail": SECRET}})),
+        chat(response_format={"type": SECRET}),
+        chat(logit_bias={SECRET: SECRET}),
+        chat(response_format=json_schema({SECRET: {"type": SECRET}})),
+        chat(response_format=json_schema({"a": {"type": "string", SECRET: SECRET}})),
+        chat(response_format=json_schema({"a": {"enum": [SECRET, SECRET]}})),
+    ],
+)
+def test_no_error_quotes_the_request(api: TestClient, content: Any) -> None:
+    response = sent(api, content)
+
+    assert response.status_code == 400
+    assert SECRET not in response.text
+
+
+def test_whole_numbers_may_have_a_point() -> None:
+    assert ChatRequest.model_validate(chat(seed=3.0, max_tokens=5.0)).seed == 3
+
+
+def test_texts_with_as_many_commas_as_a_prompt_may_have_pass(api: TestClient) -> None:
+    assert MAX_SEPARATORS > 20_000
+    assert sent(api, chat(user(image(), "," * 20_000))).status_code == 200
+
+
+def test_a_wrong_picture_is_named_by_the_field_of_its_format(api: TestClient) -> None:
+    picture = {"type": "input_image", "image_url": "data:image/png;base64,!"}
+    came = sent(api, responses([{"role": "user", "content": [picture]}]), path="/v1/responses")
+
+    assert (came.status_code, came.json()["error"]["param"]) == (400, "input")

@@ -1,0 +1,44 @@
+"""The order of waiting requests, and the limits on them."""
+
+from typing import Any
+
+import pytest
+
+from llama_adapter.app.serving.online.admission_queue import AdmissionQueue, Entry
+from llama_adapter.app.serving.online.request_handle import Ask, RequestHandle
+from llama_adapter.app.serving.online.types import BusyError, ServiceLimits
+
+
+def add(queue: AdmissionQueue, number: int, **options: Any) -> None:
+    """Add a request whose picture has been read."""
+    ask = Ask(picture=b"12345", prompt="What?", **options)
+    queue.check(ask)
+    handle = RequestHandle(number, cancel=lambda handle: None)
+    entry = Entry(ask=ask, handle=handle, prompt=None, allowed_s=1.0, deadline=1.0)  # type: ignore[arg-type]
+    queue.add(entry)
+    queue.make_ready(entry)
+
+
+def test_background_requests_go_last_but_do_not_wait_for_ever() -> None:
+    queue = AdmissionQueue(ServiceLimits())
+    for number in range(20):
+        add(queue, number, is_background=number < 4, client=str(number))
+
+    order = [entry.ask.is_background for entry in queue.take_ready(100, most_background=3)]
+
+    assert order == [*([False] * 7 + [True]) * 2, False, False, True]
+    assert queue.take_ready(100, most_background=0) == []
+    assert len(queue.take_ready(100, most_background=1)) == 1
+    assert not queue.has_ready
+
+
+def test_background_requests_leave_the_queue_to_others() -> None:
+    queue = AdmissionQueue(ServiceLimits(max_waiting=2, max_waiting_bytes=10))
+    for number in range(3):
+        add(queue, number, is_background=True, client="batch")
+    for number in range(2):
+        add(queue, number, client="other")
+    with pytest.raises(BusyError):
+        add(queue, 3, client="another")
+
+    assert len(queue.take_ready(100, most_background=100)) == 5

@@ -1,0 +1,778 @@
+"""The service answers like the captioner, gives clients turns, refuses excess requests, survives engine failures."""
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import llama_adapter.app.serving.online.service
+from llama_adapter.app.captioning.caption_loop import CaptionLoop
+from llama_adapter.app.captioning.captioner import Answer, Captioner, TextDelta
+from llama_adapter.app.captioning.tasks.choose import OneOf
+from llama_adapter.app.models.parallel.group import RankError
+from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.pictures.reading.prefetch import num_reading_threads
+from llama_adapter.app.pictures.reading.reader import PictureLimits, PictureReader, PictureReading
+from llama_adapter.app.serving.online.service import (
+    Ask,
+    BusyError,
+    Observer,
+    RequestHandle,
+    Service,
+    ServiceLimits,
+    UnavailableError,
+)
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.errors import PromptError, PromptTooLongError
+from llama_adapter.runtime.errors import UsageError
+from scripts.service_bench import slow_files
+from tests.app.golden import GOLDEN
+from tests.app.serving.online.waiting import WAIT_S, wait_for
+
+PICTURES = sorted(path for path in sample_pictures().iterdir() if path.suffix != ".jsonl")
+BYTES = [path.read_bytes() for path in PICTURES]
+CAPTION = "Generate caption of this image"
+
+
+class Gate(Observer):
+    """Holds the engine thread at a stage until the test opens the gate."""
+
+    def __init__(self, *, stage: str = "forward") -> None:
+        self.reached, self._open = threading.Event(), threading.Event()
+        self._stage = stage
+        self.finished_codes: list[str | None] = []
+        self.num_restarts = self.num_first_tokens = 0
+
+    def open(self) -> None:
+        self._open.set()
+
+    def stage(self, stage: str, seconds: float) -> None:
+        if stage == self._stage:
+            self.reached.set()
+            assert self._open.wait(WAIT_S)
+
+    def first_token(self, seconds: float) -> None:
+        self.num_first_tokens += 1
+
+    def finished(self, answer: Answer, seconds: float) -> None:
+        self.finished_codes.append(code_of(answer))
+
+    def restarted(self) -> None:
+        self.num_restarts += 1
+
+
+class Starter:
+    """Creates services, and closes them after the test."""
+
+    def __init__(self) -> None:
+        self._services: list[Service] = []
+
+    def __call__(self, *, load: Callable[[], Captioner] | None = None, batch_size: int = 4, **options: Any) -> Service:
+        service = Service(load or (lambda: Captioner.load(batch_size=batch_size)), **options)
+        self._services.append(service)
+        service.start()
+        service.wait_until_ready(WAIT_S)
+        return service
+
+    def close(self) -> None:
+        for service in self._services:
+            service.close()
+
+
+class InlineReader(PictureReader):
+    """Reads in the pool's threads.
+
+    Most tests need no reading processes, whose start would take longer than the test.
+    """
+
+    def __init__(self, spec: CaptionerSpec, *, size: int, limits: PictureLimits, **_: object) -> None:
+        super().__init__(spec, size=size, limits=limits)
+
+    def start(self) -> None:
+        pass
+
+    wait_until_ready = start
+
+    def read(self, source: Any, *, keep_waiting: Any, **options: Any) -> PictureReading:
+        return super().read(source, **options)
+
+
+@pytest.fixture
+def isolated() -> Iterator[Starter]:
+    """Like `start`, but pictures are read by processes."""
+    starter = Starter()
+    yield starter
+    starter.close()
+
+
+@pytest.fixture
+def start(isolated: Starter, monkeypatch: pytest.MonkeyPatch) -> Starter:
+    monkeypatch.setattr(llama_adapter.app.serving.online.service, "IsolatedReader", InlineReader)
+    return isolated
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Service]:
+    """A service for tests that do not change its state."""
+    starter = Starter()
+    yield starter()
+    starter.close()
+
+
+@pytest.fixture(scope="module")
+def captioner() -> Captioner:
+    return Captioner.load(batch_size=4)
+
+
+def ask(number: int = 0, prompt: Any = CAPTION, **options: Any) -> Ask:
+    return Ask(picture=BYTES[number], label=PICTURES[number].name, prompt=prompt, **options)
+
+
+def code_of(answer: Answer) -> str | None:
+    return None if answer.error is None else answer.error.code
+
+
+def held(start: Starter, **options: Any) -> tuple[Service, Gate, RequestHandle]:
+    """A service whose engine is held in the middle of the first request."""
+    gate = Gate()
+    service = start(observer=gate, **options)
+    handle = service.submit(ask(0, client="first"))
+    assert gate.reached.wait(WAIT_S)
+    return service, gate, handle
+
+
+def test_answers_are_those_of_the_captioner(shared: Service, captioner: Captioner) -> None:
+    expected = captioner.generate(PICTURES[:12])
+    handles = [shared.submit(ask(number, client=str(number % 3))) for number in range(12)]
+    answers = [handle.result() for handle in handles]
+
+    assert [answer.text for answer in answers] == [answer.text for answer in expected]
+    assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
+    assert [answer.digest for answer in answers] == [answer.digest for answer in expected]
+
+
+def test_a_picture_is_encoded_once_for_all_questions_about_it(start: Starter) -> None:
+    service = start()
+    first = service.submit(ask(0)).result()
+    second = service.submit(ask(0, "What color is the moon?")).result()
+
+    assert (first.is_reused, second.is_reused) == (False, True)
+    assert "clip" in first.ms
+    assert "clip" not in second.ms
+    assert second.text == "yellow"
+    assert service.status().num_encoded == 1
+
+
+def test_what_was_transparent_is_said_of_a_picture_in_the_cache_too(start: Starter) -> None:
+    service = start()
+    picture = (GOLDEN / "images/rgba_180x140.png").read_bytes()
+    transparent = Ask(picture=picture, label="a.png", prompt=CAPTION)
+    answers = [service.submit(transparent).result() for _ in range(2)]
+
+    assert [answer.is_reused for answer in answers] == [False, True]
+    assert [answer.details for answer in answers] == [{"transparent": True}] * 2
+
+
+def test_questions_about_one_picture_that_come_together_encode_it_once(start: Starter) -> None:
+    service, gate, first = held(start)
+    others = [service.submit(ask(1)) for _ in range(3)]
+    gate.open()
+
+    answers = [handle.result() for handle in others]
+    assert [answer.is_reused for answer in answers].count(False) == 1
+    assert {answer.text for answer in answers} == {"a large red star, a large purple star and a large white circle"}
+    assert first.result().error is None
+
+
+def test_without_memory_for_encoded_pictures_answers_are_the_same(start: Starter) -> None:
+    service = start(limits=ServiceLimits(encoded_bytes=0))
+    answers = [service.submit(ask(0)).result() for _ in range(2)]
+
+    assert [answer.is_reused for answer in answers] == [False, False]
+    assert answers[0].text == answers[1].text
+    assert service.status().num_encoded == 0
+
+
+def test_a_picture_forgotten_between_reading_and_admission_is_read_again(start: Starter) -> None:
+    service, gate, _ = held(start)
+    repeated = service.submit(ask(0))  # a known picture, so its pixels are not read
+    wait_for(lambda: service._queue.has_ready)
+    service._encoded.clear()
+    gate.open()
+
+    assert repeated.result().text == "a small yellow moon above a small green cross"
+
+
+def test_without_a_picture_the_model_answers_as_a_captioner_does(shared: Service, captioner: Captioner) -> None:
+    first, second = (shared.submit(Ask(picture=None, prompt="Is there a red star?")).result() for _ in range(2))
+
+    (expected,) = captioner.generate_text("Is there a red star?")
+    assert first.token_ids == second.token_ids == expected.token_ids
+    assert (first.digest, first.unfamiliar, second.is_reused) == ("zeros", None, True)
+
+
+def test_log_probabilities_come_with_the_texts_of_their_tokens(shared: Service, captioner: Captioner) -> None:
+    answer = shared.submit(ask(0, with_logprobs=True)).result()
+    scored = shared.submit(ask(0, task=OneOf((answer.text, "no")), with_logprobs=True)).result()
+
+    assert "".join(token.text for token in answer.logprobs) == answer.text
+    assert len(answer.logprobs) == len(answer.token_ids)
+    assert all(token.logprob <= 0 for token in answer.logprobs)
+    assert scored.logprobs == shared.submit(ask(0)).result().logprobs == ()
+
+
+def test_the_likeliest_tokens_come_with_their_texts(shared: Service) -> None:
+    answer = shared.submit(ask(0, with_logprobs=True, num_top_logprobs=3)).result()
+
+    assert answer.logprobs
+    for token in answer.logprobs:
+        assert len(token.top) == 3
+        assert token.top[0] == (token.text, pytest.approx(token.logprob, abs=1e-5))
+    assert all(token.top == () for token in shared.submit(ask(0, with_logprobs=True)).result().logprobs)
+
+
+def test_text_comes_in_pieces_that_make_the_answer(shared: Service) -> None:
+    events = list(shared.submit(ask(0)).events())
+    pieces = [event.text for event in events if isinstance(event, TextDelta)]
+
+    assert len(pieces) > 3
+    assert isinstance(events[-1], Answer)
+    assert "".join(pieces) == events[-1].text
+
+
+def test_an_event_loop_reads_the_same_and_is_not_blocked(shared: Service) -> None:
+    async def read() -> list[str]:
+        async def one(number: int) -> str:
+            return "".join([event.text async for event in shared.submit(ask(number)) if isinstance(event, TextDelta)])
+
+        return await asyncio.gather(*(one(number) for number in range(4)))
+
+    assert asyncio.run(read()) == [shared.submit(ask(number)).result().text for number in range(4)]
+
+
+def test_a_stop_text_ends_the_answer_before_it(shared: Service) -> None:
+    answer = shared.submit(ask(0, stop=("moon", "cross"))).result()
+
+    assert (answer.text, answer.finish) == ("a small yellow ", "stop")
+
+
+def test_a_bad_picture_gets_its_reason_under_its_own_name_and_the_others_their_answers(shared: Service) -> None:
+    bad = shared.submit(Ask(picture=BYTES[0][:200], prompt=CAPTION, label="holiday.png"))
+    good = shared.submit(ask(1))
+
+    answer = bad.result()
+    assert code_of(answer) == "truncated"
+    assert "holiday.png" in answer.error.message
+    assert good.result().error is None
+
+
+def test_reader_failure_is_answered_and_shows_as_stalled(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    service = start()
+    with monkeypatch.context() as patch:
+        patch.setattr(InlineReader, "read", failing)
+        answer = service.submit(ask(0)).result()
+
+    assert code_of(answer) == "reading_failed"
+    assert service.status().is_stalled  # /health and /ready show what has stalled
+    assert service.submit(ask(0)).result().error is None
+    assert not service.status().is_stalled
+
+
+@pytest.mark.parametrize("limits", [ServiceLimits(max_pixels=1000), ServiceLimits(max_picture_bytes=100)])
+def test_pictures_above_the_limits_are_refused(start: Starter, limits: ServiceLimits) -> None:
+    assert code_of(start(limits=limits).submit(ask(0)).result()) == "too_large"
+
+
+@pytest.mark.parametrize(
+    ("request_", "error"),
+    [
+        (ask(0, "x" * 30_000), PromptError),
+        (ask(0, "word " * 3000), PromptTooLongError),
+        (ask(0, task=OneOf(("yes", "n" * 30_000))), PromptError),
+        (ask(0, [10**9]), PromptError),
+        (ask(0, ("x", "y" * 30_000)), PromptError),
+    ],
+)
+def test_invalid_requests_are_refused_at_submit(shared: Service, request_: Ask, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        shared.submit(request_)
+    assert shared.status().num_waiting == 0
+
+
+def test_full_queue_refuses_with_retry_after(start: Starter) -> None:
+    limits = ServiceLimits(max_waiting=3, max_waiting_per_client=2)
+    service, gate, first = held(start, limits=limits)
+    waiting = [service.submit(ask(number, client="a")) for number in (1, 2)]
+
+    with pytest.raises(BusyError, match=r"limit per client") as share:
+        service.submit(ask(3, client="a"))
+    waiting.append(service.submit(ask(3, client="b")))
+    with pytest.raises(BusyError, match="full"):
+        service.submit(ask(4, client="c"))
+    assert share.value.retry_after_s is not None
+    assert share.value.retry_after_s >= 1.0
+    gate.open()
+    assert all(handle.result().error is None for handle in [first, *waiting])
+    assert service.submit(ask(4, client="a")).result().error is None
+
+
+def test_waiting_pictures_have_a_byte_limit(start: Starter) -> None:
+    service, gate, _ = held(start, limits=ServiceLimits(max_waiting_bytes=len(BYTES[1]) + 10))
+    service.submit(ask(1))
+
+    with pytest.raises(BusyError):
+        service.submit(ask(2))
+    gate.open()
+
+
+def test_clients_take_turns_in_the_queue(start: Starter) -> None:
+    service, gate, first = held(start, batch_size=1)
+    order: list[str] = []
+    handles = {f"many {number}": service.submit(ask(number, client="many")) for number in range(1, 6)}
+    handles["single"] = service.submit(ask(6, client="single"))
+    wait_for(lambda: len(service._queue._ready) == 6)
+    finished = service._observer.finished
+
+    def noting(answer: Answer, seconds: float) -> None:
+        order.append(next((name for name, handle in handles.items() if handle.id == answer.index), "first"))
+        finished(answer, seconds)
+
+    service._observer.finished = noting  # type: ignore[method-assign]
+    gate.open()
+    for handle in [first, *handles.values()]:
+        handle.result()
+
+    assert order.index("single") <= 2
+
+
+def test_background_requests_leave_a_row_to_others_and_wait_without_a_deadline(start: Starter) -> None:
+    class Counting(Gate):
+        most = 0
+
+        def stage(self, stage: str, seconds: float) -> None:
+            self.most = max(self.most, len(service._running))
+            super().stage(stage, seconds)
+
+    counting = Counting()
+    service = start(batch_size=3, observer=counting)
+    handles = [service.submit(ask(number, is_background=True)) for number in range(8)]
+
+    assert service._entries[handles[-1].id].deadline == math.inf
+    counting.open()
+    assert [handle.result().error for handle in handles] == [None] * 8
+    assert counting.most == 2
+
+
+def test_a_running_request_that_is_cancelled_keeps_its_text_and_frees_its_slot(start: Starter) -> None:
+    service, gate, handle = held(start, batch_size=1)
+    other = service.submit(ask(1))
+    first = next(handle.events())
+    handle.cancel()
+    handle.cancel()
+    gate.open()
+
+    answer = handle.result()
+    assert isinstance(first, TextDelta)
+    assert code_of(answer) == "cancelled"
+    assert answer.text.startswith(first.text)
+    assert len(answer.text) < len("a small yellow moon above a small green cross")
+    assert other.result().error is None
+
+
+def test_a_waiting_request_is_cancelled_at_once(start: Starter) -> None:
+    service, gate, _ = held(start, batch_size=1)
+    waiting = service.submit(ask(1))
+    waiting.cancel()
+
+    answer = waiting.result()  # although the engine is held
+    assert code_of(answer) == "cancelled"
+    assert service.status().num_waiting == 0
+    gate.open()
+
+
+def test_cancelling_what_is_answered_changes_nothing(shared: Service) -> None:
+    handle = shared.submit(ask(0))
+    answer = handle.result()
+    handle.cancel()
+
+    assert answer.error is None
+    assert shared.submit(ask(0)).result().error is None
+
+
+def test_deadline_of_a_waiting_request_while_the_engine_hangs(start: Starter) -> None:
+    service, gate, _ = held(start, batch_size=1)
+    answer = service.submit(ask(1, timeout_s=0.05)).result()
+
+    assert code_of(answer) == "deadline"
+    gate.open()
+
+
+def test_deadline_of_a_running_request(start: Starter) -> None:
+    gate = Gate()
+    service = start(observer=gate)
+    handle = service.submit(ask(0, timeout_s=1.0))
+    assert gate.reached.wait(WAIT_S)
+    wait_for(lambda: time.perf_counter() > service._running[handle.id].deadline)
+    gate.open()
+
+    answer = handle.result()
+    assert code_of(answer) == "deadline"
+
+
+def failing_steps(monkeypatch: pytest.MonkeyPatch, *, times: int, error: Exception | None = None) -> None:
+    """Make the next `times` steps of any engine fail."""
+    left = [times]
+    step = CaptionLoop.step
+
+    def failing(loop: CaptionLoop) -> Any:
+        if left[0]:
+            left[0] -= 1
+            raise error or RuntimeError("the device is gone")
+        return step(loop)
+
+    monkeypatch.setattr(CaptionLoop, "step", failing)
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("engine_failed", RuntimeError("the device is gone")),
+        ("unavailable", RankError("the device is gone")),
+        ("out_of_memory", MemoryError("the device is gone")),
+    ],
+)
+def test_failed_engine_is_replaced_and_only_running_requests_fail(
+    code: str,
+    error: Exception,
+    start: Starter,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gate = Gate()
+    service = start(observer=gate, batch_size=1)
+    gate.open()
+    failing_steps(monkeypatch, times=1, error=error)
+    handles = [service.submit(ask(number)) for number in range(4)]
+    answers = [handle.result() for handle in handles]
+
+    assert [answer.error.code for answer in answers if answer.error is not None] == [code]
+    status = service.status()
+    assert (status.state, status.restarts) == ("ready", 1)
+    assert status.last_error is not None
+    assert type(error).__name__ in status.last_error
+    assert "the device is gone" not in status.last_error  # the details are only in the log
+    assert "the device is gone" in caplog.text
+    assert gate.num_restarts == 1
+
+
+def test_loading_the_engine_is_retried_until_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama_adapter.app.serving.online.service, "_FIRST_BACKOFF_S", 0.0)
+    states: list[str] = []  # the state at each load
+
+    def load() -> Captioner:
+        states.append(service.status().state)
+        if 1 < len(states) < 1100:  # until the doubled back-off would exceed a float
+            raise RuntimeError("the device is away")
+        return Captioner.load(batch_size=1)
+
+    service = Service(load)
+    try:
+        service.start()
+        service.wait_until_ready(WAIT_S)
+        failing_steps(monkeypatch, times=1)
+        assert service.submit(ask(0)).result().error is not None
+        wait_for(lambda: service.status().state == "ready")
+
+        assert states == ["loading"] + ["restarting"] * 1099
+        assert service.submit(ask(0)).result().error is None
+    finally:
+        service.close()
+
+
+def test_engine_is_replaced_if_closing_it_fails(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(captioner: Captioner) -> None:
+        raise RuntimeError("the process of the encoder is gone")
+
+    service = start(batch_size=1)
+    failing_steps(monkeypatch, times=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Captioner, "close", failing)
+        service.submit(ask(0)).result()
+        wait_for(lambda: service.status().state == "ready")
+
+    assert service.submit(ask(0)).result().error is None
+
+
+def test_observer_errors_do_not_affect_answers(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(Observer):
+        def _raise(self, *_: object) -> None:
+            raise RuntimeError("nothing can be counted")
+
+        first_token = stage = finished = restarted = _raise
+
+    service = start(observer=Broken(), batch_size=1)
+    assert service.submit(ask(0)).result().error is None
+    late, cancelled = service.submit(ask(1, timeout_s=1e-6)), service.submit(ask(2))
+    cancelled.cancel()
+    assert [answer.index for answer in (late.result(), cancelled.result())] == [late.id, cancelled.id]
+    assert service.status().restarts == 0
+
+    failing_steps(monkeypatch, times=1)
+    assert service.submit(ask(0)).result().error is not None
+    wait_for(lambda: service.status().state == "ready")
+    assert service.submit(ask(0)).result().error is None
+    assert all(thread.is_alive() for thread in service._threads)
+
+
+def test_requests_are_refused_while_the_engine_restarts(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_load = threading.Event()
+    may_load.set()
+
+    def load() -> Captioner:
+        assert may_load.wait(WAIT_S)
+        return Captioner.load(batch_size=1)
+
+    service = start(load=load)
+    failing_steps(monkeypatch, times=1)
+    may_load.clear()
+    service.submit(ask(0)).result()
+
+    with pytest.raises(UnavailableError, match="restarting") as refused:
+        service.submit(ask(1))
+    assert refused.value.retry_after_s is not None
+    may_load.set()
+    wait_for(lambda: service.status().state == "ready")
+
+
+def test_load_error_reaches_wait_until_ready() -> None:
+    service = Service(lambda: Captioner.load(model="no such bundle"))
+    try:
+        service.start()
+        with pytest.raises(Exception, match="no such bundle"):
+            service.wait_until_ready(WAIT_S)
+        assert service.status().state == "failed"
+        with pytest.raises(UnavailableError):
+            service.submit(ask(0))
+    finally:
+        service.close()
+
+
+def test_draining_finishes_accepted_requests_and_refuses_new_ones(start: Starter) -> None:
+    service, gate, first = held(start, batch_size=1)
+    waiting = [service.submit(ask(number)) for number in (1, 2)]
+    service.drain()
+
+    assert service.status().state == "draining"
+    assert not service.wait_until_idle(0)
+    with pytest.raises(UnavailableError, match="shutting down"):
+        service.submit(ask(3))
+    gate.open()
+    assert all(handle.result().error is None for handle in [first, *waiting])
+    assert service.wait_until_idle(WAIT_S)
+
+
+def test_close_answers_all_requests(start: Starter) -> None:
+    service, gate, first = held(start, batch_size=1)
+    waiting = [service.submit(ask(number)) for number in (1, 2)]
+    closing = threading.Thread(target=service.close)
+    closing.start()
+    gate.open()
+    closing.join(WAIT_S)
+
+    assert not closing.is_alive()
+    codes = [answer.error and answer.error.code for answer in (handle.result() for handle in [first, *waiting])]
+    assert codes[1:] == ["cancelled", "cancelled"]
+    with pytest.raises(UnavailableError):
+        service.submit(ask(0))
+    service.close()
+
+
+def test_close_does_not_wait_for_a_hung_engine(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama_adapter.app.serving.online.service, "_CLOSE_S", 0.05)
+    service, gate, first = held(start, batch_size=1)
+    waiting = service.submit(ask(1))
+    service.close()  # although the engine is held
+
+    answers = [first.result(), waiting.result()]
+    assert [answer.error and answer.error.code for answer in answers] == ["cancelled", "cancelled"]
+    gate.open()
+
+
+def test_stage_times_grow_with_the_work(start: Starter) -> None:
+    service = start()
+    before = service.stage_seconds()
+    service.submit(ask(0)).result()
+    wait_for(lambda: service.stage_seconds()["decode"] > 0)
+    after = service.stage_seconds()
+
+    assert set(before.values()) == {0.0}
+    assert all(after[stage] > 0 for stage in ("read", "clip", "pre", "forward", "post", "decode"))
+
+
+def test_the_observer_is_told_of_every_request(start: Starter) -> None:
+    gate = Gate()
+    gate.open()
+    service = start(observer=gate)
+    handles = [service.submit(ask(0)), service.submit(Ask(picture=b"no", prompt=CAPTION))]
+    for handle in handles:
+        handle.result()
+    wait_for(lambda: len(gate.finished_codes) == 2)
+
+    assert sorted(map(str, gate.finished_codes)) == ["None", "not_a_picture"]
+    assert gate.num_first_tokens == 1
+
+
+def test_hung_step_shows_as_stalled(start: Starter) -> None:
+    service, gate, _ = held(start, limits=ServiceLimits(stall_s=0.01))
+    wait_for(lambda: service.status().is_stalled)
+    gate.open()
+    wait_for(lambda: not service.status().is_stalled)
+
+
+@pytest.mark.parametrize("name", ["max_waiting", "timeout_s", "max_pixels"])
+def test_zero_limits_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        ServiceLimits(**{name: 0})
+
+
+@pytest.mark.slow
+def test_hundreds_of_requests_with_random_cancels_all_end(start: Starter) -> None:
+    service = start(limits=ServiceLimits(max_waiting=1000, max_waiting_per_client=1000))
+    handles = [service.submit(ask(number % len(BYTES), client=str(number % 7))) for number in range(200)]
+    for handle in handles[::3]:
+        handle.cancel()
+    answers = [handle.result() for handle in handles]
+
+    assert all(answer.error is None for number, answer in enumerate(answers) if number % 3)
+    assert service.wait_until_idle(WAIT_S)
+    status = service.status()
+    assert (status.num_running, status.num_waiting) == (0, 0)
+
+
+# Slow pictures
+
+
+SLOW_LIMITS = ServiceLimits(slow_after_s=0.1, max_slow_pictures=1, max_slow_waiting=1, picture_timeout_s=60.0)
+
+
+def ask_slow(number: int, **options: Any) -> Ask:
+    picture = slow_files.changed(slow_files.progressive_jpeg(side=1024, num_scans=200_000), number)
+    return Ask(picture=picture, label="slow.jpg", prompt=CAPTION, **options)
+
+
+@pytest.mark.slow
+def test_slow_pictures_do_not_block_others(isolated: Starter) -> None:
+    service = isolated(limits=SLOW_LIMITS)
+    known = service.submit(ask(0)).result()
+    num_places = num_reading_threads() + SLOW_LIMITS.max_slow_pictures + SLOW_LIMITS.max_slow_waiting
+    slow = [service.submit(ask_slow(number, client="slow")) for number in range(num_places + 1)]
+    wait_for(lambda: service.status().num_slow_reading > 0)
+
+    assert service.submit(ask(0)).result().is_reused
+    answers = [service.submit(ask(number)).result() for number in range(1, 6)]
+
+    assert known.error is None
+    assert [answer.error for answer in answers] == [None] * 5
+    assert service.status().num_slow_reading > 0
+    for handle in slow:
+        handle.cancel()
+
+
+def test_read_timeout_is_an_error_answer(isolated: Starter) -> None:
+    service = isolated(limits=replace(SLOW_LIMITS, picture_timeout_s=0.5))
+    answer = service.submit(ask_slow(0)).result()
+
+    assert code_of(answer) == "timeout"
+    assert "slow.jpg" in answer.error.message
+    assert "disk" not in answer.error.message
+
+
+@pytest.mark.slow
+def test_a_picture_that_takes_more_memory_than_it_may_is_refused_and_the_next_one_is_read(isolated: Starter) -> None:
+    service = isolated(limits=ServiceLimits(reading_memory_bytes=64 * 2**20))
+    picture = slow_files.segmented_jpeg(num_bytes=8 * 2**20)
+    answer = service.submit(Ask(picture=picture, label="large.jpg", prompt=CAPTION)).result()
+
+    assert code_of(answer) == "too_large"
+    assert service.submit(ask(0)).result().error is None
+
+
+def test_a_cancelled_request_ends_the_reading_of_its_picture(isolated: Starter) -> None:
+    service = isolated(limits=SLOW_LIMITS)
+    handle = service.submit(ask_slow(0))
+    wait_for(lambda: service.status().num_slow_reading == 1)
+    handle.cancel()
+
+    wait_for(lambda: service.status().num_reading == 0)
+
+
+def test_a_view_is_cancelled_with_its_future(isolated: Starter) -> None:
+    service = isolated(limits=SLOW_LIMITS)
+    view = service.view(ask_slow(0).picture, name="slow.jpg", side=100, client="page")
+    wait_for(lambda: service.status().num_slow_reading == 1)
+    assert view.cancel()
+
+    wait_for(lambda: service.status().num_reading == 0)
+    seen = service.view(BYTES[0], name="good.png", side=100, client="page").result(WAIT_S)
+    assert seen.pixels is not None
+    assert (seen.pixels.shape, seen.width, seen.height) == ((100, 100, 3), 224, 224)
+
+
+def test_views_beyond_their_bytes_are_refused(isolated: Starter) -> None:
+    picture = ask_slow(0).picture
+    service = isolated(limits=replace(SLOW_LIMITS, max_waiting_bytes=8 * len(picture)))
+    views: list[Future[PictureReading]] = []
+
+    def ask_for_views() -> None:
+        for _ in range(10):
+            views.append(service.view(picture, name="slow.jpg", side=9, client="page"))
+
+    with pytest.raises(BusyError):
+        ask_for_views()
+    service.close()
+
+    assert len(views) >= 2
+    assert all(view.exception(WAIT_S) is not None for view in views)
+
+
+def test_close_does_not_wait_for_readings(isolated: Starter) -> None:
+    service = isolated(limits=SLOW_LIMITS)
+    handles = [service.submit(ask_slow(number)) for number in range(4)]
+    wait_for(lambda: service.status().num_slow_reading > 0)
+    service.close()
+
+    errors = [handle.result().error for handle in handles]
+    assert [error and error.code for error in errors] == ["cancelled"] * 4
+    assert service._pool is not None
+    assert not any(thread.is_alive() for thread in service._pool._threads)
+
+
+def test_llama_alone_answers_texts_and_refuses_pictures(start: Starter) -> None:
+    llama = {"llama_dir": str(GOLDEN / "LLaMA"), "llama_type": "TINY"}
+    service = start(load=lambda: Captioner.load(**llama))  # type: ignore[arg-type]
+
+    answer = service.submit(Ask(picture=None, prompt="Hello", sampling=SamplingParams(max_new_tokens=4))).result()
+
+    with Captioner.load(**llama) as captioner:  # type: ignore[arg-type]
+        assert answer.token_ids == captioner.generate_text("Hello", max_new_tokens=4)[0].token_ids
+    with pytest.raises(UsageError):
+        service.submit(ask(0))
+    with pytest.raises(ValueError, match="text_prefix"):
+        service.submit(Ask(picture=None, prompt="Hello", text_prefix="zeros"))
+
+
+def test_the_prefix_of_a_text_can_be_chosen(shared: Service, captioner: Captioner) -> None:
+    answer = shared.submit(Ask(picture=None, prompt="How many objects are there?", text_prefix="none")).result()
+
+    (expected,) = captioner.generate_text("How many objects are there?", text_prefix="none")
+    assert (answer.token_ids, answer.digest) == (expected.token_ids, "none")

@@ -1,0 +1,304 @@
+"""The queue over replicas, with replicas that behave as a test defines; without Ray and without a model."""
+
+import asyncio
+import hashlib
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from typing import Any
+
+import pytest
+
+from llama_adapter.app.captioning.tasks.answers import Answer, Event, TextDelta
+from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.pictures.answer_error import AnswerError
+from llama_adapter.app.serving.http_api.errors import of_answer
+from llama_adapter.app.serving.http_api.metrics import Metrics
+from llama_adapter.app.serving.online.request_handle import Ask
+from llama_adapter.app.serving.online.types import BusyError, Observer, ServiceLimits, UnavailableError
+from llama_adapter.app.serving.replicas.service import MAX_TRIES, ReplicatedService
+from llama_adapter.app.serving.replicas.types import ReplicaLostError, ReplicaReport
+from llama_adapter.llm.errors import PromptError
+from tests.app.serving.http_api.live import answer, status
+from tests.app.serving.online.waiting import WAIT_S, wait_for
+from tests.app.toys import INFO
+
+Groups = AsyncIterator[Sequence[Event]]
+
+
+def report(name: str, state: str = "ready") -> ReplicaReport:
+    return ReplicaReport(
+        name=name, host="here", pid=1, spec=CaptionerSpec(batch_size=4), info=INFO, status=status(state)
+    )
+
+
+async def at_once(ask: Ask) -> Groups:
+    yield [TextDelta(index=0, text="red")]
+    yield [TextDelta(index=0, text=" star"), answer("red star", ms={"queue": 1.0, "total": 2.0})]
+
+
+class StubReplicas:
+    """Answers by calling `behave`; records the questions and their sessions."""
+
+    def __init__(self, behave: Callable[[Ask], Groups] = at_once, *, names: str = "ab", most: int = 2) -> None:
+        self.behave = behave
+        self.max_ongoing_requests = most
+        self.found: Sequence[ReplicaReport] = [report(name) for name in names]
+        self.asked: list[tuple[Ask, str]] = []
+        self.num_now = self.num_closed = 0
+        self.families: Mapping[str, Any] = {}
+
+    async def ask(self, ask: Ask, *, session: str) -> Groups:
+        self.asked.append((ask, session))
+        self.num_now += 1
+        try:
+            async for group in self.behave(ask):
+                yield group
+        finally:
+            self.num_now -= 1
+            self.num_closed += 1
+
+    async def reports(self) -> Sequence[ReplicaReport]:
+        return self.found
+
+    async def metrics(self) -> Mapping[str, Any]:
+        return self.families
+
+
+@contextmanager
+def service_of(
+    replicas: StubReplicas, *, observer: Observer | None = None, **limits: Any
+) -> Iterator[ReplicatedService]:
+    with closing(ReplicatedService(replicas, limits=ServiceLimits(**limits), observer=observer)) as service:
+        service.start()
+        service.wait_until_ready(WAIT_S)
+        yield service
+
+
+class Gate:
+    """A behaviour that waits until the test opens it."""
+
+    def __init__(self) -> None:
+        self.is_open = threading.Event()
+
+    async def __call__(self, ask: Ask) -> Groups:
+        while not self.is_open.is_set():
+            await asyncio.sleep(0.005)
+        yield [answer()]
+
+
+def ask(picture: bytes | None = b"picture", **fields: Any) -> Ask:
+    return Ask(picture=picture, prompt=("What?", None), **fields)
+
+
+def failures(*times: Exception | Sequence[Event]) -> Callable[[Ask], Groups]:
+    """The first requests end as given, in this order; later requests are answered."""
+    left = list(times)
+
+    async def behave(ask: Ask) -> Groups:
+        if not left:
+            async for group in at_once(ask):
+                yield group
+            return
+        match left.pop(0):
+            case Exception() as error:
+                raise error
+            case events:
+                yield events  # type: ignore[misc]
+        raise ReplicaLostError("in the middle")
+
+    return behave
+
+
+def error_of(found: Answer) -> str:
+    assert found.error is not None
+    return found.error.code
+
+
+def test_a_request_is_answered_with_its_own_number_and_the_time_that_it_waited_here() -> None:
+    with service_of(StubReplicas()) as service:
+        first, second = service.submit(ask()), service.submit(ask())
+        events = [*first.events()], [*second.events()]
+
+    for number, found in enumerate(events, start=1):
+        assert [event.text for event in found] == ["red", " star", "red star"]
+        assert {event.index for event in found} == {number}
+    last = events[0][-1]
+    assert isinstance(last, Answer)
+    assert last.ms["queue"] > 1.0
+    assert last.ms["total"] > 2.0
+
+
+def test_a_picture_is_a_session_and_a_text_is_none() -> None:
+    replicas = StubReplicas()
+    with service_of(replicas) as service:
+        for picture in (b"one", b"two", b"one", None):
+            service.submit(ask(picture)).result()
+
+    one, two = (hashlib.sha256(picture).hexdigest() for picture in (b"one", b"two"))
+    assert [session for _, session in replicas.asked] == [one, two, one, ""]
+
+
+@pytest.mark.parametrize("with_pieces", [True, False])
+def test_a_request_of_a_lost_replica_is_tried_again_while_nothing_was_sent(with_pieces: bool) -> None:
+    replicas = StubReplicas(failures(ReplicaLostError("gone")))
+    with service_of(replicas) as service:
+        found = service.submit(ask(with_pieces=with_pieces)).result()
+        assert "ReplicaLostError" in str(service.status().last_error)
+
+    assert found.error is None
+    assert len(replicas.asked) == 2
+    assert replicas.asked[0][1] == replicas.asked[1][1], "the ring without the lost replica has the next one"
+
+
+def test_a_stream_that_has_begun_ends_with_an_error_when_its_replica_is_lost() -> None:
+    replicas = StubReplicas(failures([TextDelta(index=0, text="red")]))
+    with service_of(replicas) as service:
+        found = [*service.submit(ask()).events()]
+
+    assert [event.text for event in found] == ["red", ""]
+    last = found[-1]
+    assert isinstance(last, Answer)
+    assert error_of(last) == "replica_lost"
+    refusal = of_answer(last.error)  # type: ignore[arg-type]
+    assert (refusal.http_status, refusal.headers) == (503, {"retry-after": "1"})
+    assert len(replicas.asked) == 1
+
+
+def test_a_request_is_not_tried_for_ever() -> None:
+    replicas = StubReplicas(failures(*[ReplicaLostError("gone")] * 100))
+    with service_of(replicas) as service:
+        assert error_of(service.submit(ask()).result()) == "replica_lost"
+
+    assert len(replicas.asked) == MAX_TRIES
+
+
+def test_a_replica_whose_engine_restarts_leaves_its_pictures_to_others() -> None:
+    restarting = answer("", error=AnswerError(code="unavailable", message="The engine failed and is restarting."))
+    replicas = StubReplicas(failures([restarting]))
+    with service_of(replicas) as service:
+        assert service.submit(ask()).result().error is None
+
+    assert [bool(session) for _, session in replicas.asked] == [True, False]
+
+
+def test_a_request_whose_replica_lost_a_rank_is_tried_elsewhere_unless_its_text_has_begun() -> None:
+    lost = answer("", error=AnswerError(code="unavailable", message="The engine failed during this request."))
+    replicas = StubReplicas(failures([TextDelta(index=0, text="red"), lost], [lost]))
+    with service_of(replicas) as service:
+        assert error_of(service.submit(ask()).result()) == "unavailable"
+        assert service.submit(ask()).result().error is None
+
+    assert len(replicas.asked) == 3
+
+
+def test_requests_wait_here_until_a_replica_has_room_and_clients_take_turns() -> None:
+    gate = Gate()
+    replicas = StubReplicas(gate, names="a", most=2)
+    with service_of(replicas) as service:
+        handles = [service.submit(ask(client=client)) for client in "aaaaab"]
+        wait_for(lambda: replicas.num_now == 2)
+        assert (service.status().num_running, service.status().num_waiting) == (2, 4)
+        gate.is_open.set()
+        assert all(handle.result().error is None for handle in handles)
+        assert service.wait_until_idle(WAIT_S)
+
+    clients = [one.client for one, _ in replicas.asked]
+    assert sorted(clients) == [*"aaaaab"]
+    assert "b" in clients[:4], "the other client does not wait behind all of the first one's"
+
+
+def test_a_full_queue_and_long_texts_are_refused() -> None:
+    replicas = StubReplicas(Gate(), names="a", most=1)
+    with service_of(replicas, max_waiting_per_client=2, max_prompt_chars=10) as service:
+        service.submit(ask())
+        wait_for(lambda: service.status().num_running == 1)
+        service.submit(ask())
+        service.submit(ask())
+        with pytest.raises(BusyError, match="of this client"):
+            service.submit(ask())
+        with pytest.raises(PromptError, match="10 is the limit"):
+            service.submit(Ask(picture=None, prompt=("too long a text", None)))
+
+
+def test_cancelling_ends_a_request_here_and_in_its_replica() -> None:
+    replicas = StubReplicas(Gate(), names="a", most=1)
+    with service_of(replicas) as service:
+        running = service.submit(ask())
+        wait_for(lambda: replicas.num_now == 1)
+        waiting = service.submit(ask())
+        waiting.cancel()
+        assert error_of(waiting.result()) == "cancelled"
+        running.cancel()
+        assert error_of(running.result()) == "cancelled"
+        wait_for(lambda: replicas.num_closed == 1)
+        assert len(replicas.asked) == 1
+        running.cancel()  # no effect
+
+
+def test_a_late_request_has_an_error_while_it_waits_and_the_replica_knows_the_time_that_is_left() -> None:
+    gate = Gate()
+    replicas = StubReplicas(gate, names="a", most=1)
+    with service_of(replicas, timeout_s=30.0) as service:
+        running = service.submit(ask(timeout_s=20.0))
+        wait_for(lambda: replicas.num_now == 1)
+        assert error_of(service.submit(ask(timeout_s=0.05)).result()) == "deadline"
+        gate.is_open.set()
+        assert running.result().error is None
+
+    left_s = replicas.asked[0][0].timeout_s
+    assert left_s is not None
+    assert 0 < left_s <= 20.0
+
+
+def test_without_a_replica_that_is_ready_requests_are_refused_until_one_is() -> None:
+    replicas = StubReplicas()
+    with service_of(replicas) as service:
+        replicas.found = [report("a", "restarting")]
+        wait_for(lambda: service.status().state == "restarting")
+        with pytest.raises(UnavailableError, match="restarting"):
+            service.submit(ask())
+        assert service.status().restarts == 1, "replica b has ended"
+        replicas.found = [report("a")]
+        wait_for(lambda: service.status().state == "ready")
+        assert service.submit(ask()).result().error is None
+
+
+def test_what_is_accepted_is_answered_while_draining_and_the_rest_is_cancelled_at_the_end() -> None:
+    gate = Gate()
+    replicas = StubReplicas(gate, names="a", most=1)
+    with service_of(replicas) as service:
+        running, waiting = service.submit(ask()), service.submit(ask())
+        service.drain()
+        with pytest.raises(UnavailableError, match="shutting down"):
+            service.submit(ask())
+        assert not service.wait_until_idle(0)
+        gate.is_open.set()
+        assert running.result().error is waiting.result().error is None
+        assert service.wait_until_idle(WAIT_S)
+
+    stuck = StubReplicas(Gate())
+    with service_of(stuck) as service:
+        left = service.submit(ask())
+        wait_for(lambda: stuck.num_now == 1)
+    assert error_of(left.result()) == "cancelled"
+    assert stuck.num_now == 0
+
+
+def test_metrics_of_replicas_have_their_names_beside_those_of_the_service() -> None:
+    seen = Metrics()
+    seen.finished(answer("red star"), 0.5)
+    replicas = StubReplicas()
+    replicas.families = {"a": seen.families(), "b": Metrics().families()}
+    metrics = Metrics()
+    with service_of(replicas, observer=metrics) as service:
+        metrics.watch(service)
+        metrics.watch_replicas(service.replica_metrics)
+        service.submit(ask()).result()
+        text = metrics.render().decode()
+
+    assert 'llama_adapter_replica_pictures_total{outcome="encoded",replica="a"} 1.0' in text
+    assert 'llama_adapter_pictures_total{outcome="encoded"} 1.0' in text
+    assert 'llama_adapter_replica_request_seconds_count{replica="b"} 0.0' in text
+    assert "llama_adapter_ready 1.0" in text
+    assert text.count("# TYPE llama_adapter_replica_pictures_total counter") == 1

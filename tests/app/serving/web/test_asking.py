@@ -1,0 +1,224 @@
+"""A chat without Gradio: uploaded files, showing a picture, a growing answer, and possible failures."""
+
+import asyncio
+import dataclasses
+import io
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.captioning.tasks.prompts import Dialogue
+from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.app.serving.online.service import Service
+from llama_adapter.app.serving.web.chat_session import ChatSession, PickedPicture, Turn, answer_turns, look
+from llama_adapter.app.serving.web.runs import Runs
+from llama_adapter.app.serving.web.uploads import (
+    ForeignFileError,
+    Upload,
+    place_in_uploads,
+    private_uploads,
+    refuse_foreign_files,
+    upload_of,
+    uploaded,
+    uploads_of,
+)
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.vision.errors import PictureError
+from tests.app.serving.http_api.live import StubService, answer
+
+MOON = sample_pictures() / "01-yellow-moon-green-cross.png"
+CAPTION = "a small yellow moon above a small green cross"
+
+
+@pytest.fixture(scope="module")
+def uploads() -> Iterator[Path]:
+    with private_uploads() as folder:
+        yield folder
+
+
+def picture_at(path: str) -> PickedPicture:
+    return PickedPicture(source=path, shown=path, name="a.png", width=4, height=3, num_bytes=7)
+
+
+def turns_of(
+    service: Service,
+    path: str | None,
+    *,
+    question: str = "Generate caption of this image",
+    stop_first: bool = False,
+    earlier: Sequence[Turn] = (),
+) -> list[Turn]:
+    async def collect() -> list[Turn]:
+        with Runs().open("page", "chat") as run:
+            if stop_first:
+                run.stop()
+            picture = None if path is None else picture_at(path)
+            turns = answer_turns(
+                service,
+                run,
+                picture=picture,
+                question=question,
+                sampling=SamplingParams(),
+                client="page",
+                earlier=earlier,
+            )
+            return [turn async for turn in turns]
+
+    return asyncio.run(collect())
+
+
+@pytest.mark.slow
+def test_an_answer_begins_empty_grows_and_ends(service: Service, uploads: Path) -> None:
+    turns = turns_of(service, place_in_uploads(MOON))
+
+    assert turns[0].text == ""
+    assert all(later.text.startswith(earlier.text) for earlier, later in itertools.pairwise(turns))
+    assert turns[-1].answer is not None
+    assert turns[-1].text == turns[-1].answer.text == CAPTION
+    assert [turn.is_open for turn in turns] == [True] * (len(turns) - 1) + [False]
+
+
+@pytest.mark.slow
+def test_a_question_without_a_picture_is_answered_as_a_text(service: Service) -> None:
+    last = turns_of(service, None, question="Is there an orange cross?")[-1]
+
+    assert last.answer is not None
+    assert (last.text, last.is_text, last.answer.digest) == ("no", True, "zeros")
+
+
+@pytest.mark.slow
+def test_a_stopped_question_ends_as_cancelled(service: Service, uploads: Path) -> None:
+    last = turns_of(service, place_in_uploads(MOON), stop_first=True)[-1]
+
+    assert last.answer is not None
+    assert last.answer.error is not None
+    assert last.answer.error.code == "cancelled"
+
+
+def test_another_page_goes_on_with_a_chat_whose_picture_is_there(uploads: Path) -> None:
+    before = ChatSession()
+    before.choose(picture_at(place_in_uploads(MOON)))
+    before.begin("run", Turn(question="q"))
+    session, busy = ChatSession(), ChatSession()
+    busy.choose(picture_at("/b.png"))
+
+    assert session.resume(before)
+    assert (session.picture, [turn.is_open for turn in session.turns]) == (before.picture, [True])
+    assert not busy.resume(before)
+    before.choose(picture_at("/etc/passwd"))
+    assert not ChatSession().resume(before)
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "/nowhere", "", "a\0b"])
+def test_a_picture_from_elsewhere_is_a_problem_and_not_read(uploads: Path, path: str) -> None:
+    last = turns_of(Service(Captioner.load), path)[-1]
+
+    assert last.problem is not None
+    assert "no longer on the server" in last.problem.sentence
+
+
+@pytest.mark.slow
+def test_a_question_that_is_too_long_is_a_problem(service: Service, uploads: Path) -> None:
+    last = turns_of(service, place_in_uploads(MOON), question="word " * 2000)[-1]
+
+    assert last.problem is not None
+    assert (last.problem.http_status, bool(last.problem.sentence)) == (400, True)
+
+
+def test_a_service_that_is_not_ready_is_a_problem(uploads: Path) -> None:
+    last = turns_of(Service(Captioner.load), place_in_uploads(MOON))[-1]
+
+    assert last.problem is not None
+    assert last.problem.sentence == "The model is being loaded."
+
+
+def test_values_are_files_only_if_they_have_a_path() -> None:
+    assert upload_of({"path": "/u/a.png", "orig_name": "C:\\pictures\\my moon.png"}) == Upload(
+        path="/u/a.png", name="C:\\pictures\\my moon.png"
+    )
+    assert Upload(path="", name="C:\\pictures\\my moon.png").base_name == "my moon.png"
+    assert [upload_of(value) for value in (None, "text", 3, [], {}, {"path": 3}, {"url": "/u/a.png"})] == [None] * 7
+    files = uploads_of([{"path": "/u/b.png", "orig_name": " "}, {"path": 3}, "text", None])
+    assert files == [Upload(path="/u/b.png", name="b.png")]
+    assert uploads_of(None) == uploads_of("text") == uploads_of({"path": "/a"}) == []
+
+
+def test_only_regular_files_below_the_upload_folder_count_as_uploaded(uploads: Path) -> None:
+    link = uploads / "link.png"
+    link.symlink_to("/etc/passwd")
+    moon = place_in_uploads(MOON)
+    try:
+        for path in (str(link), str(uploads) + "-beside/a.png", str(uploads), "/etc/passwd", "a\0b"):
+            assert uploaded(path) is None
+            with pytest.raises(ForeignFileError):
+                refuse_foreign_files([{"nested": [{"path": path}]}])
+    finally:
+        link.unlink()
+    assert uploaded(moon) is not None
+    refuse_foreign_files([{"path": moon}, {"path": None}, "text", 3])
+
+
+def test_uploads_are_in_a_private_folder_that_is_removed(uploads: Path) -> None:
+    with private_uploads() as folder:
+        assert folder != uploads
+        assert folder.parent.stat().st_mode & 0o077 == 0
+        assert Path(place_in_uploads(MOON)).is_relative_to(folder)
+
+    assert not folder.exists()
+    assert Path(place_in_uploads(MOON)).is_relative_to(uploads)
+
+
+def look_at(service: Service, data: bytes, name: str, *, uploads: Path) -> PickedPicture:
+    path = uploads / name
+    path.write_bytes(data)
+    return asyncio.run(look(service, Upload(path=str(path), name=f"folder/{name}"), client="test"))
+
+
+def packed(kind: str, image: Image.Image) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind)
+    return file.getvalue()
+
+
+@pytest.mark.slow
+def test_a_look_at_a_picture_gives_its_size_and_a_file_that_browsers_show(service: Service, uploads: Path) -> None:
+    seen = look_at(service, MOON.read_bytes(), "moon.png", uploads=uploads)
+    assert (seen.name, seen.width, seen.height, seen.num_bytes) == ("moon.png", 224, 224, MOON.stat().st_size)
+    assert seen.shown == seen.source
+
+    seen = look_at(service, packed("TIFF", Image.new("I;16", (300, 200))), "deep.tiff", uploads=uploads)
+    assert (seen.width, seen.height) == (300, 200)
+    with Image.open(seen.shown) as preview:
+        assert (preview.format, preview.size) == ("WEBP", (300, 200))
+
+
+@pytest.mark.slow
+def test_a_look_at_a_picture_that_cannot_be_read_says_why(service: Service, uploads: Path) -> None:
+    huge = packed("PNG", Image.new("1", (9_000, 6_000)))
+
+    with pytest.raises(PictureError, match=r"`my\.png` is cut off"):
+        look_at(service, MOON.read_bytes()[:700], "my.png", uploads=uploads)
+    with pytest.raises(PictureError, match="50,000,000 pixels"):
+        look_at(service, huge, "huge.png", uploads=uploads)
+    gone = Upload(path=str(uploads / "gone.png"), name="gone.png")
+    with pytest.raises(PictureError, match="no longer on the server"):
+        asyncio.run(look(service, gone, client="test"))
+
+
+def test_a_model_whose_template_has_turns_gets_those_that_were_answered() -> None:
+    service = StubService()
+    service.info = dataclasses.replace(service.info, template="conversation", has_adapter=False)
+    earlier = [
+        Turn(question="Hello", is_text=True, text="Hi.", answer=answer("Hi.")),
+        Turn(question="Is it red?", text="yes", answer=answer("yes")),  # about a picture
+        Turn(question="Stopped", is_text=True),
+    ]
+
+    turns = turns_of(service, None, question="Why?", earlier=earlier)  # type: ignore[arg-type]
+
+    assert turns[-1].answer is not None
+    assert service.asks[-1].prompt == Dialogue((("user", "Hello"), ("assistant", "Hi.")), "Why?")

@@ -1,0 +1,327 @@
+"""The guards around Gradio: which routes are open, what a failed event writes into the log, the limits of uploads."""
+
+import asyncio
+import logging
+import shutil
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import gradio as gr
+import httpx
+import pytest
+from gradio import route_utils
+from starlette.applications import Starlette
+from starlette.datastructures import FormData, Headers
+from starlette.formparsers import MultiPartException
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
+
+from llama_adapter.app.serving.web import guards
+from llama_adapter.app.serving.web.guards import (
+    LEFT_FREE_BYTES,
+    MAX_EVENT_BYTES,
+    MAX_FAULT_LINES_A_MINUTE,
+    BoundedUploads,
+    ClosedRoutes,
+    FaultLog,
+    GuardedBlocks,
+    add_page_guards,
+    bounded_uploads,
+    is_open,
+)
+from llama_adapter.app.serving.web.uploads import private_uploads
+
+SENT = "what was sent \x1b[31m\n"
+
+# Routes
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/"),
+        ("HEAD", "/"),
+        ("GET", "/assets/index.js"),
+        ("GET", "/static/img/logo.svg"),
+        ("GET", "/theme.css"),
+        ("GET", "/gradio_api/file=/uploads/abc/a picture.png"),
+        ("GET", "/gradio_api/queue/data"),
+        ("GET", "/gradio_api/info"),
+        ("GET", "/gradio_api/heartbeat/abc"),
+        ("POST", "/gradio_api/queue/join"),
+        ("POST", "/gradio_api/upload"),
+        ("POST", "/gradio_api/run/predict"),
+    ],
+)
+def test_what_the_page_needs_is_open(method: str, path: str) -> None:
+    assert is_open(method, path)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/gradio_api/file=http://example.com/a.png"),
+        ("GET", "/gradio_api/file=https%3A%2F%2Fexample.com/a.png"),
+        ("GET", "/gradio_api/file=https%253A%252F%252Fexample.com/a.png"),
+        ("GET", "/file=/etc/passwd"),
+        ("GET", "/gradio_api/proxy=https://example.com"),
+        ("GET", "/gradio_api/deep_link"),
+        ("GET", "/gradio_api/openapi.json"),
+        ("GET", "/gradio_api/vibe-code"),
+        ("GET", "/monitoring"),
+        ("GET", "/docs"),
+        ("GET", "/gradio_api/runs"),
+        ("POST", "/gradio_api/process_recording"),
+        ("POST", "/gradio_api/component_server"),
+        ("POST", "/gradio_api/call/ask"),
+        ("POST", "/login"),
+        ("POST", "/"),
+        ("DELETE", "/"),
+        ("PUT", "/gradio_api/upload"),
+    ],
+)
+def test_the_rest_is_closed(method: str, path: str) -> None:
+    assert not is_open(method, path)
+
+
+def ask(
+    method: str, path: str, *, headers: tuple[tuple[bytes, bytes], ...] = (), root: str = ""
+) -> tuple[int, dict[bytes, bytes], bool]:
+    """The status and headers of a response, and whether it came from Gradio."""
+    reached: list[str] = []
+    sent: list[Any] = []
+
+    async def gradio(scope: Any, receive: Any, send: Any) -> None:
+        reached.append(scope["path"])
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"x-content-type-options", b"none")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def receive() -> Any:
+        raise AssertionError("nothing reads the body")
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": method, "path": path, "root_path": root, "headers": list(headers)}
+    asyncio.run(ClosedRoutes(gradio)(scope, receive, send))
+    return sent[0]["status"], dict(sent[0]["headers"]), bool(reached)
+
+
+def test_paths_are_those_below_the_mount() -> None:
+    assert ask("GET", "/ui/theme.css", root="/ui")[0] == 200
+    status, _, has_reached = ask("GET", "/ui/monitoring", root="/ui")
+    assert (status, has_reached) == (404, False)
+
+
+HOST = "127.0.0.1:7860"
+NAVIGATED = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
+
+
+@pytest.mark.parametrize(
+    "request_line", ["GET /config", "GET /", "POST /gradio_api/queue/join", "POST /gradio_api/upload"]
+)
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        ({}, 200),
+        ({"sec-fetch-site": "same-origin"}, 200),
+        ({"sec-fetch-site": "same-origin", "origin": "https://the-proxy.example"}, 200),
+        ({"sec-fetch-site": "none"}, 200),
+        ({"sec-fetch-site": "same-site"}, 403),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}, 403),
+        ({"origin": f"http://{HOST}"}, 200),
+        ({"origin": "https://the-proxy.example", "x-forwarded-host": "the-proxy.example"}, 200),
+        ({"origin": "http://127.0.0.1:9999"}, 403),
+        ({"origin": "http://localhost:7860"}, 403),
+        ({"origin": "http://127.0.0.1"}, 403),
+        ({"origin": "https://127.0.0.1:7860.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": ""}, 403),
+    ],
+)
+def test_a_page_of_another_origin_can_neither_read_nor_send(
+    request_line: str, sent: dict[str, str], status: int
+) -> None:
+    headers = tuple((name.encode(), value.encode()) for name, value in {"host": HOST, **sent}.items())
+    answer = ask(*request_line.split(), headers=headers)
+
+    assert answer[0] == status
+    assert not [name for name in answer[1] if name.startswith(b"access-control")]
+
+
+def test_a_link_on_another_page_opens_the_page_but_a_form_there_sends_nothing() -> None:
+    headers = tuple((name.encode(), value.encode()) for name, value in NAVIGATED.items())
+    assert ask("GET", "/", headers=headers)[0] == 200
+    assert ask("POST", "/gradio_api/upload", headers=headers)[0] == 403
+
+
+@pytest.mark.parametrize("path", ["/", "/monitoring"])
+def test_every_answer_keeps_the_page_to_itself(path: str) -> None:
+    _, headers, _ = ask("GET", path)
+
+    assert b"default-src 'self'" in headers[b"content-security-policy"]
+    assert b"frame-ancestors 'none'" in headers[b"content-security-policy"]
+    assert b"http" not in headers[b"content-security-policy"], "no other server is named"
+    assert headers[b"x-content-type-options"] == b"nosniff"
+    assert headers[b"referrer-policy"] == b"no-referrer"
+
+
+# Failed events
+
+
+def outcome(error: Exception, values: list[Any]) -> gr.Error:
+    """The error that the page raises if a handler raises `error` for an event with these values."""
+
+    def handle(text: str) -> str:
+        raise error
+
+    async def process() -> None:
+        with GuardedBlocks() as page:  # in a running event loop; otherwise Gradio opens one and never closes it
+            box = gr.Textbox()
+            box.input(handle, box, box)
+        await page.process_api(page.fns[0], values)
+
+    with pytest.raises(gr.Error) as caught:
+        asyncio.run(process())
+    return caught.value
+
+
+def test_no_file_outside_the_uploads_is_given_out() -> None:
+    async def process(path: str) -> None:
+        with GuardedBlocks() as page:
+            box, file = gr.Textbox(), gr.File()
+            box.input(lambda text: path, box, file)
+        await page.process_api(page.fns[0], [SENT])
+
+    with private_uploads() as folder:
+        (folder / "own.txt").write_text("x")
+        asyncio.run(process(str(folder / "own.txt")))
+        with pytest.raises(gr.Error):
+            asyncio.run(process("/etc/passwd"))
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+    monkeypatch.setattr(logging.getLogger("llama_adapter"), "propagate", True)
+    caplog.set_level(logging.ERROR, "llama_adapter")
+    return caplog
+
+
+@pytest.mark.parametrize("values", [[SENT], []], ids=["the handler fails", "too few values"])
+def test_a_fault_is_one_line_without_what_was_sent(values: list[Any], lines: pytest.LogCaptureFixture) -> None:
+    error = outcome(KeyError(SENT), values)
+
+    assert error.print_exception is False
+    assert error.message is None, "the reply has no message, as Gradio's own"
+    (line,) = lines.messages
+    assert line.startswith(("page: an event failed: KeyError in handle (", "page: an event failed: ValueError in "))
+    assert line.isprintable()
+    assert "what was sent" not in line
+
+
+@pytest.mark.parametrize("is_logged", [True, False])
+def test_a_message_for_users_stays_and_is_not_printed(is_logged: bool, lines: pytest.LogCaptureFixture) -> None:
+    error = outcome(gr.Error(SENT, print_exception=is_logged), [SENT])
+
+    assert (error.message, error.print_exception) == (SENT, False)
+    assert len(lines.messages) == is_logged
+    assert "what was sent" not in lines.text
+
+
+def test_many_faults_are_counted(lines: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [6000.0]
+    # Only this module's clock, because the event loops of other tests' servers also read `time.monotonic`.
+    monkeypatch.setattr(guards, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    faults = FaultLog()
+    for _ in range(MAX_FAULT_LINES_A_MINUTE + 7):
+        faults.tell(ValueError(SENT))
+    assert len(lines.messages) == MAX_FAULT_LINES_A_MINUTE
+
+    now[0] += 60
+    faults.tell(ValueError(SENT))
+    assert lines.messages[MAX_FAULT_LINES_A_MINUTE].startswith("page: 7 more events failed")
+    assert len(lines.messages) == MAX_FAULT_LINES_A_MINUTE + 2
+
+
+# Uploads and event bodies
+
+FILE = b'Content-Disposition: form-data; name="files"; filename="star.png"'
+
+
+def part(head: bytes, content: bytes = b"a" * 1000) -> bytes:
+    return b"--edge\r\n" + head + b"\r\n\r\n" + content + b"\r\n"
+
+
+def parse(*pieces: bytes, folder: Path, hangs_up: bool = False) -> FormData:
+    async def stream() -> AsyncGenerator[bytes]:
+        for piece in pieces:
+            yield piece
+        if hangs_up:
+            raise ClientDisconnect
+
+    headers = Headers({"content-type": "multipart/form-data; boundary=edge"})
+    with bounded_uploads():
+        parser = route_utils.GradioMultiPartParser
+        assert parser is BoundedUploads
+        return asyncio.run(parser(headers, stream(), upload_dir=folder, max_file_size=5000).parse())
+
+
+def test_files_are_read_as_gradio_reads_them(tmp_path: Path) -> None:
+    form = parse(part(FILE, b"one") + part(FILE, b"two"), b"--edge--\r\n", folder=tmp_path)
+
+    assert [Path(file.file.name).read_bytes() for file in form.getlist("files")] == [b"one", b"two"]  # type: ignore[union-attr]
+    assert route_utils.GradioMultiPartParser is not BoundedUploads
+
+
+@pytest.mark.parametrize("name", [b"files", b"other"])
+def test_a_field_that_is_not_a_file_is_refused_before_its_content_comes(tmp_path: Path, name: bytes) -> None:
+    with pytest.raises(MultiPartException, match="only files"):
+        parse(part(FILE), part(b'Content-Disposition: form-data; name="' + name + b'"', b""), folder=tmp_path)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_uploads_leave_room_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=LEFT_FREE_BYTES - 1))
+
+    with pytest.raises(MultiPartException, match="no room"):
+        parse(part(FILE), folder=tmp_path)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_stays_of_an_upload_that_breaks_off(tmp_path: Path) -> None:
+    with pytest.raises(ClientDisconnect):
+        parse(part(FILE), part(FILE)[:200], folder=tmp_path, hangs_up=True)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+async def _echo_size(scope: Scope, receive: Receive, send: Send) -> None:
+    size, is_whole = 0, False
+    while not is_whole:
+        message = await receive()
+        size += len(message.get("body", b""))
+        is_whole = not message.get("more_body", False)
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": str(size).encode()})
+
+
+async def _post(path: str, size: int) -> httpx.Response:
+    application = Starlette()
+    application.mount("/", _echo_size)
+    add_page_guards(application)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(application), base_url="http://localhost") as client:
+        return await client.post(path, content=bytes(size))
+
+
+@pytest.mark.parametrize("path", ["queue/join", "queue/join/", "run/predict", "cancel", "reset"])
+def test_the_body_of_an_event_is_bounded(path: str) -> None:
+    assert asyncio.run(_post(f"/gradio_api/{path}", MAX_EVENT_BYTES)).text == str(MAX_EVENT_BYTES)
+    assert asyncio.run(_post(f"/gradio_api/{path}", MAX_EVENT_BYTES + 1)).status_code == 413
+
+
+def test_an_upload_is_not_held_in_memory_to_be_measured() -> None:
+    assert asyncio.run(_post("/gradio_api/upload", MAX_EVENT_BYTES + 1)).status_code == 200

@@ -1,0 +1,138 @@
+"""Throughput: figures are computed from counts, kept within limits, and shown as bars and as a table."""
+
+import json
+from dataclasses import replace
+from itertools import count
+
+import pytest
+
+from llama_adapter.app.captioning.stage_clock import STAGES
+from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.app.serving.web.run_history import (
+    Circumstances,
+    RunFigures,
+    RunHistory,
+    stage_differences,
+    to_compare,
+)
+from llama_adapter.app.serving.web.throughput import fresh_files, report, sentence_of
+from llama_adapter.vision.image import load_picture
+
+CIRCUMSTANCES = Circumstances(
+    model="embedded",
+    model_digest="ab" * 32,
+    device="cpu",
+    dtype="float32",
+    precision="float",
+    vision="torch",
+    mode="eager",
+    operators="native",
+    threads=2,
+    batch_size=8,
+)
+RUN = RunFigures(
+    kind="measure",
+    started_at="2026-11-21T12:00:00+00:00",
+    in_flight=16,
+    num_pictures=50,
+    num_failed=1,
+    num_tokens=600,
+    num_reused=0,
+    wall_s=2.0,
+    stages_s={**dict.fromkeys(STAGES, 0.0), "read": 0.25, "clip": 1.0, "forward": 0.5},
+    was_shared=False,
+    circumstances=CIRCUMSTANCES,
+)
+
+
+def test_figures_follow_from_counts_and_times() -> None:
+    assert (RUN.pictures_per_s, RUN.tokens_per_s, RUN.rows) == (25.0, 300.0, 8)
+    assert RUN.stage_ms["clip"] == pytest.approx(20.0)
+    assert RUN.bound_by == ("clip", pytest.approx(1.0 / 1.75))
+    assert RUN.busy_share == pytest.approx(0.75)  # without reading, which runs in parallel with the engine
+
+
+def test_a_run_without_pictures_has_no_figures_to_divide() -> None:
+    nothing = replace(RUN, num_pictures=0, num_tokens=0, wall_s=0.0, stages_s={})
+
+    assert (nothing.pictures_per_s, nothing.tokens_per_s, nothing.stage_ms, nothing.bound_by) == (0.0, 0.0, {}, None)
+    assert report([nothing])
+
+
+def test_a_restart_between_two_readings_gives_no_negative_times() -> None:
+    assert stage_differences({"clip": 5.0, "read": 1.0}, {"clip": 2.0, "read": 1.5}) == {"clip": 0.0, "read": 0.5}
+
+
+def test_the_oldest_run_makes_room() -> None:
+    history = RunHistory(max_runs=2)
+    for number in (1, 2, 3):
+        history.add(replace(RUN, in_flight=number))
+
+    assert [run.in_flight for run in history.runs()] == [2, 3]
+
+
+def test_the_newest_run_of_each_number_is_compared_and_repeated_pictures_stand_apart() -> None:
+    runs = [
+        replace(RUN, in_flight=16),
+        replace(RUN, in_flight=1),
+        replace(RUN, in_flight=16, num_pictures=70),
+        replace(RUN, in_flight=16, num_reused=9),
+        replace(RUN, in_flight=5, num_pictures=0),
+    ]
+
+    assert to_compare(runs) == [runs[1], runs[2], runs[3]]
+
+
+def test_the_report_is_json_with_the_derived_figures() -> None:
+    history = RunHistory()
+    history.add(RUN)
+    runs = json.loads(json.dumps(history.to_dict(), allow_nan=False))["runs"]
+
+    assert runs[0]["pictures_per_s"] == 25.0
+    assert runs[0]["stage_ms_per_picture"]["clip"] == pytest.approx(20.0)
+    assert runs[0]["circumstances"]["threads"] == 2
+
+
+def test_the_table_says_all_that_the_bars_do() -> None:
+    html = report([RUN])
+    bars, _, table = html.partition("<table>")
+
+    assert 'aria-label="Pictures/s: 16 in flight: 25.0 pictures/s"' in bars
+    for value in ("25.0", "20.00", "10.00", "5.00", "300", "clip 57%"):
+        assert f">{value}<" in table
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, "1 failed."),
+        ({"was_shared": True}, "requests of other clients"),
+        ({"num_reused": 7}, "Already encoded: 7 pictures."),
+        ({"wall_s": 10.0}, "The engine was busy 15% of the time"),
+    ],
+)
+def test_the_bottleneck_of_a_run_is_a_sentence(change: dict[str, object], words: str) -> None:
+    sentence = sentence_of(replace(RUN, **change))  # type: ignore[arg-type]
+
+    assert sentence.startswith("Bottleneck: clip (encoding pictures), 57%")
+    assert words in sentence
+
+
+def test_measuring_asks_again_and_again_with_files_that_are_new_each_time() -> None:
+    clock = count()
+    files = [
+        file.read() for file in fresh_files([b"one", b"two"], seconds=5, at_least=3, now=lambda: float(next(clock)))
+    ]
+
+    assert [data[:3] for data in files] == [*([b"one", b"two"] * 3), b"one"]
+    assert len(set(files)) == len(files)
+    assert len(list(fresh_files([b"one"], seconds=0, at_least=4, now=lambda: 0.0))) == 4
+
+
+def test_the_tail_of_a_sample_changes_no_pixel() -> None:
+    for name in ("03-purple-triangle.png", "12-red-star.jpg"):
+        data = (sample_pictures() / name).read_bytes()
+        (file,) = fresh_files([data], seconds=0, at_least=1, now=lambda: 0.0)
+        plain, other = load_picture(data), load_picture(file.read())
+        assert plain.digest != other.digest
+        assert plain.image.tobytes() == other.image.tobytes()
