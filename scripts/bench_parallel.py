@@ -128,8 +128,8 @@ def make_bundles(folder: Path, settings: Settings) -> dict[int, str]:
     import torch
 
     from llama_adapter.app.models.bundle import save_bundle
+    from llama_adapter.app.models.packed_bundle import split_bundle
     from llama_adapter.app.models.random_model import LLAMA_SIZES, parse_size, stream_random, vision_config
-    from llama_adapter.app.models.split_bundle import split_bundle
 
     tiny, dim = vision_config(LLAMA_SIZES["tiny"]), parse_size(settings.size).dim
     vision = dataclasses.replace(tiny, query=dataclasses.replace(tiny.query, output_dim=dim))

@@ -6,7 +6,6 @@ from contextlib import ExitStack, closing
 from functools import partial
 
 from llama_adapter.app.captioning.parts import Parts
-from llama_adapter.app.models.auto_dtype import DtypeChoice
 from llama_adapter.app.models.checkpoints import StreamedModel
 from llama_adapter.app.models.encoders import (
     check_card,
@@ -18,8 +17,8 @@ from llama_adapter.app.models.encoders import (
 )
 from llama_adapter.app.models.exported_encoder import check_encoder_exists, encoder_identity
 from llama_adapter.app.models.memory_fit import place_model
+from llama_adapter.app.models.number_formats import DtypeChoice, check_asked_precision, check_rounding, widening_note
 from llama_adapter.app.models.parallel.group import RankGroup
-from llama_adapter.app.models.precision_check import check_asked_precision, check_rounding, widening_note
 from llama_adapter.app.models.random_model import RandomLoader
 from llama_adapter.app.models.sketch import Dtype
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec, ModelInfo

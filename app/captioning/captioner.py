@@ -19,8 +19,6 @@ import numpy as np
 from llama_adapter.app.captioning.active_request import ActiveRequest
 from llama_adapter.app.captioning.caption_loop import CaptionLoop
 from llama_adapter.app.captioning.encoded_pictures import TextPrefixes
-from llama_adapter.app.captioning.looking import Looked, Wants, carried_bytes, is_shareable, look_at
-from llama_adapter.app.captioning.open_parts import open_parts
 from llama_adapter.app.captioning.parts import Parts
 from llama_adapter.app.captioning.pictures import GivenPicture, PictureLike, Pictures, given_pictures
 from llama_adapter.app.captioning.stage_clock import StageClock
@@ -36,7 +34,17 @@ from llama_adapter.app.captioning.tasks.prompts import (
 )
 from llama_adapter.app.captioning.tasks.task import FREE_TEXT, Task
 from llama_adapter.app.captioning.trace import Trace
-from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion, text_items, work_items
+from llama_adapter.app.captioning.work_items import (
+    Looked,
+    Wants,
+    WorkItem,
+    WorkQuestion,
+    carried_bytes,
+    is_shareable,
+    look_at,
+    text_items,
+    work_items,
+)
 from llama_adapter.app.models.oom_retry import OomRetry, attempt
 from llama_adapter.app.models.parallel.errors import RankError
 from llama_adapter.app.models.spec import PLAIN_MODES, BatchSize, CaptionerSpec, ModelInfo, VisionKind
@@ -53,6 +61,7 @@ from llama_adapter.llm.runners.base import WarmUp
 from llama_adapter.runtime.given import texts, whole_number
 from llama_adapter.runtime.graphs.defaults import MindirBackend
 from llama_adapter.runtime.schemes import OperatorChoice, Precision
+from llama_adapter.runtime.torch_import import note_torch_import
 from llama_adapter.vision.config import ChannelOrder
 from llama_adapter.vision.formats import Damaged, Orientation, Reading, Transparency
 from llama_adapter.vision.pixels import zero_picture
@@ -245,7 +254,7 @@ class Captioner:
         """Load the model of a spec; raises the errors of `load`."""
         if not isinstance(spec, CaptionerSpec):
             raise TypeError(f"Wanted a CaptionerSpec, got {spec!r}: `Captioner.load` takes a model's paths")
-        return cls(open_parts(spec))
+        return cls(_open_parts(spec))
 
     @property
     def allowed_hosts(self) -> tuple[AllowedHost, ...]:
@@ -693,6 +702,20 @@ class Captioner:
         if max_tokens is not None:
             max_tokens = whole_number("max_tokens", max_tokens, least=1)
         return self._prompts.encode(prompt, task.continuations, max_tokens=max_tokens)
+
+
+def _open_parts(spec: CaptionerSpec) -> Parts:
+    """Load the model of a spec onto its device. Torch is imported only for models that need it."""
+    if spec.decoder is not None:
+        from llama_adapter.app.captioning.assemble_exported import assemble_exported
+
+        return assemble_exported(spec)
+    try:
+        from llama_adapter.app.captioning.assemble import assemble_parts
+    except RuntimeError as error:
+        note_torch_import(error)
+        raise
+    return assemble_parts(spec)
 
 
 def _task_of(task: Task | None, choices: Sequence[str] | None) -> Task:

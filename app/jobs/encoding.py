@@ -10,9 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from llama_adapter.app.captioning.looking import Looked, carried_bytes, is_shareable, look_at
 from llama_adapter.app.captioning.tasks.answers import Answer
-from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
+from llama_adapter.app.captioning.work_items import Looked, WorkItem, WorkQuestion, carried_bytes, is_shareable, look_at
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.job_planner import JobPlanner
 from llama_adapter.app.jobs.picture_encoders import OpenEncoder, open_exported

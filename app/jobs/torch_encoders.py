@@ -6,12 +6,17 @@ from typing import Any
 
 from llama_adapter.app.captioning.assemble import assemble_parts
 from llama_adapter.app.jobs.picture_encoders import OpenEncoder, completed, encoder_digest
-from llama_adapter.app.models.auto_dtype import DtypeChoice, best_dtype
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.checkpoints import read_encoder
 from llama_adapter.app.models.memory_fit import place_encoder
 from llama_adapter.app.models.models_by_name import bundle_folder
-from llama_adapter.app.models.precision_check import check_asked_precision, check_rounding, widening_note
+from llama_adapter.app.models.number_formats import (
+    DtypeChoice,
+    best_dtype,
+    check_asked_precision,
+    check_rounding,
+    widening_note,
+)
 from llama_adapter.app.models.sketch import ModelSizes, sketch
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec, EncoderSources
 from llama_adapter.app.pictures.prefixes.file import Encoding

@@ -59,7 +59,6 @@ from llama_adapter.app.models.checkpoints import (
     file_digest,
     stream_sources,
 )
-from llama_adapter.app.models.disk_space import require_space
 from llama_adapter.app.models.input_scales import read_scales, write_scales
 from llama_adapter.app.models.packed_weights import TakePacked
 from llama_adapter.app.models.replaced_folder import again_if_replaced
@@ -71,6 +70,7 @@ from llama_adapter.runtime.atomic_write import atomic_write, replace_folder
 from llama_adapter.runtime.devices import DTYPES
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.graphs.card import fingerprint
+from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.partial import partial_folder, remove_leftovers
 from llama_adapter.runtime.ranks import ALONE, Alone
 from llama_adapter.runtime.schemes import FLOAT, Precision
@@ -459,3 +459,24 @@ def _entry(path: Path) -> dict[str, int | str]:
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     with atomic_write(path) as file:
         file.write((json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def require_space(
+    target: Path,
+    halves: Iterable[HalfConfig],
+    *,
+    dtype: torch.dtype,
+    precision: Precision,
+    packed: PackedLayout | None = None,
+) -> None:
+    """Raise CheckpointError unless the disk of `target`, a new folder, has enough space for the tensors of `halves`."""
+    forms = (expected_forms(half, dtype=dtype, precision=precision, packed=packed) for half in halves)
+    needed = sum(form.num_bytes for half in forms for form in half.values())
+    place = next(folder for folder in target.absolute().parents if folder.is_dir())
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise CheckpointError(
+            f"The bundle `{shown_name(str(target))}` takes {needed / 1e6:,.1f} MB, and the disk of `{place}` has "
+            f"{free / 1e6:,.1f} MB free",
+            hint="make room, or choose another place",
+        )

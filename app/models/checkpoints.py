@@ -80,7 +80,7 @@ class ModelSources:
 
     llama_dir: str | os.PathLike[str]
     llama_type: str | None = None  # a sub-folder of llama_dir
-    adapter: str | os.PathLike[str]
+    adapter: str | os.PathLike[str] | None = None  # None: a LLaMA alone, for texts
     clip: str | os.PathLike[str] | None = None  # optional if the adapter's file contains CLIP
     visual_heads: int | None = None
     channel_order: Literal["auto", "rgb", "bgr"] = "auto"
@@ -207,48 +207,53 @@ def stream_sources(
     """Read a model onto the CPU, its weights in `dtype`. With None, weights keep their dtype, to be quantised later.
 
     With `ranks`, the decoder's tensors are this process's share, and no other weights are read. With an `exported`
-    encoder, CLIP may be missing; `encoder` is the exported encoder's card, if it has one.
+    encoder, CLIP may be missing; `encoder` is the exported encoder's card, if it has one. A model that sees no pictures
+    has an encoder's configuration of nominal sizes, and no weights for it.
 
     Raises CheckpointError, before the first tensor is read, if a part is missing, damaged, of another kind, or does not
     fit the other parts.
     """
     place = find_llama(sources.llama_dir, llama_type=sources.llama_type)
     tokenizer_file = place.require_tokenizer()
-    adapter = open_adapter(sources.adapter, for_texts=True)
+    adapter = None if sources.adapter is None else open_adapter(sources.adapter, for_texts=True)
     tokenizer, llama, clip = open_llama_parts(place, adapter=adapter, clip=sources.clip)
     llama, loras = merge_loras(sources.lora, llama, adapter)
-    channel_order, adapter_digest = resolve_channel_order(sources.channel_order, adapter)
-    questions = declared_questions(adapter)
-    usual = CHAT_CONTEXT if adapter.is_chat else DEFAULT_CONTEXT
+    base = place.folder.resolve().name
+    is_chat = adapter is not None and adapter.is_chat
+    usual = CHAT_CONTEXT if is_chat else DEFAULT_CONTEXT
     context = usual if sources.context is None else sources.context
     decoder_config = plan_decoder(llama, adapter, vocab_size=tokenizer.vocab_size, context=context)
-    vision_tensors = (*adapter.visual.values(), *(() if clip is None else clip.tensors.values()))
-    chosen = None if dtype is None else dtype_of(dtype, decoder=decoder_config, encoder=vision_tensors)
-    vision_state: dict[str, Tensor]
-    if not adapter.sees_pictures:
-        vision_config, vision_state = no_vision(decoder_config), {}
-    elif clip is None and exported:
-        vision_config, vision_state = _query_alone(adapter, encoder, sources, channel_order=channel_order)
-    else:
-        vision_config, vision_state = build_vision(
-            adapter.visual,
-            name=adapter.name,
-            clip=clip,
-            visual_heads=query_heads(sources, adapter, exported=exported, encoder=encoder),
-            channel_order=channel_order,
-            dtype=chosen,
-        )
-    if adapter.sees_pictures:
-        check_halves(vision_config, decoder_config, adapter=adapter.name)
     files = [
         *(SourceFile(role="llama", path=path) for path in llama.files),
         SourceFile(role="tokenizer", path=str(tokenizer_file)),
-        SourceFile(role="adapter", path=adapter.name, sha256=adapter_digest),
     ]
-    if clip is not None and not adapter.clip:
-        files.append(SourceFile(role="clip", path=clip.name))
+    vision_config, vision_state = no_vision(decoder_config), dict[str, Tensor]()
+    if adapter is None:
+        name, questions = shown_name(base), StoredQuestions()
+        chosen = None if dtype is None else dtype_of(dtype, decoder=decoder_config, encoder=())
+    else:
+        name, questions = adapter_name(adapter.name), declared_questions(adapter)
+        channel_order, adapter_digest = resolve_channel_order(sources.channel_order, adapter)
+        vision_tensors = (*adapter.visual.values(), *(() if clip is None else clip.tensors.values()))
+        chosen = None if dtype is None else dtype_of(dtype, decoder=decoder_config, encoder=vision_tensors)
+        files.append(SourceFile(role="adapter", path=adapter.name, sha256=adapter_digest))
+        if clip is not None and not adapter.clip:
+            files.append(SourceFile(role="clip", path=clip.name))
+        if adapter.sees_pictures:
+            if clip is None and exported:
+                vision_config, vision_state = _query_alone(adapter, encoder, sources, channel_order=channel_order)
+            else:
+                vision_config, vision_state = build_vision(
+                    adapter.visual,
+                    name=adapter.name,
+                    clip=clip,
+                    visual_heads=query_heads(sources, adapter, exported=exported, encoder=encoder),
+                    channel_order=channel_order,
+                    dtype=chosen,
+                )
+            check_halves(vision_config, decoder_config, adapter=adapter.name)
     model = LoadedModel(
-        name=adapter_name(adapter.name),
+        name=name,
         digest=_digest_of(files, vision_config, decoder_config),
         vision_config=vision_config,
         vision_state=vision_state,
@@ -257,46 +262,14 @@ def stream_sources(
         tokenizer=tokenizer,
         dtype=chosen or torch.float32,
         sources=tuple(files),
-        merged=_merged(adapter),
+        merged=() if adapter is None else _merged(adapter),
         prompt=questions.prompt,
         question=questions.question,
-        template="conversation" if adapter.is_chat else "instruction",
+        template="conversation" if is_chat else "instruction",
     )
     share = share_of(decoder_config, ranks)
     tensors = decoder_tensors(decoder_config, source=llama, adapter=adapter, dtype=chosen, share=share)
-    return with_loras(model, loras, base=place.folder.resolve().name), tensors
-
-
-def stream_llama(spec: CaptionerSpec, *, dtype: Dtype | None, ranks: Alone = ALONE) -> StreamedModel:
-    """As `stream_sources`, for LLaMA alone: its encoder's configuration has nominal sizes and there are no weights."""
-    assert spec.llama_dir is not None, "`is_llama_alone` was true"
-    place = find_llama(spec.llama_dir, llama_type=spec.llama_type)
-    tokenizer_file = place.require_tokenizer()
-    tokenizer, llama, _ = open_llama_parts(place, adapter=None)
-    llama, loras = merge_loras(spec.lora, llama)
-    context = DEFAULT_CONTEXT if spec.context is None else spec.context
-    config = plan_decoder(llama, None, vocab_size=tokenizer.vocab_size, context=context)
-    chosen = None if dtype is None else dtype_of(dtype, decoder=config, encoder=())
-    vision = no_vision(config)
-    files = (
-        *(SourceFile(role="llama", path=path) for path in llama.files),
-        SourceFile(role="tokenizer", path=str(tokenizer_file)),
-    )
-    model = LoadedModel(
-        name=shown_name(place.folder.resolve().name),
-        digest=_digest_of(files, vision, config),
-        vision_config=vision,
-        vision_state={},
-        decoder_config=config,
-        decoder_state={},
-        tokenizer=tokenizer,
-        dtype=chosen or torch.float32,
-        sources=files,
-        merged=(),
-    )
-    share = share_of(config, ranks)
-    tensors = decoder_tensors(config, source=llama, adapter=None, dtype=chosen, share=share)
-    return with_loras(model, loras, base=place.folder.resolve().name), tensors
+    return with_loras(model, loras, base=base), tensors
 
 
 def merge_loras(

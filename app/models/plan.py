@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 from llama_adapter.app.models.bundle_manifest import read_configs, read_manifest
-from llama_adapter.app.models.checkpoints import sources_of, stream_llama, stream_sources
+from llama_adapter.app.models.checkpoints import sources_of, stream_sources
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.random_model import decoder_config, parse_size, vision_config
 from llama_adapter.app.models.sketch import expected_forms
@@ -98,10 +98,7 @@ def planned_model(job: PlanJob) -> PlannedModel:
         return PlannedModel(
             name=str(manifest["name"]), decoder=dataclasses.replace(decoder, context=context), vision=vision
         )
-    if spec.is_llama_alone:
-        model, _ = stream_llama(spec, dtype=None)
-    else:
-        model, _ = stream_sources(sources_of(spec), dtype=None, exported=True)
+    model, _ = stream_sources(sources_of(spec), dtype=None, exported=True)
     return PlannedModel(
         name=model.name, decoder=model.decoder_config, vision=model.vision_config if model.vision_state else None
     )

@@ -8,9 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from llama_adapter.app.models.bundle import check_target, known_answer_of, load_bundle, save_bundle
+from llama_adapter.app.models.bundle import check_target, known_answer_of, load_bundle, require_space, save_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel, Origin, StreamedModel
-from llama_adapter.app.models.disk_space import require_space
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.sketch import sketch
 from llama_adapter.runtime.errors import CheckpointError

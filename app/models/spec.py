@@ -55,7 +55,7 @@ class CaptionerSpec:
     provider_option: Sequence[str] = ()  # key=value, for onnxruntime's execution provider
     provider_config: str | None = None  # INI file with such options
     device: str = AUTO  # the first accelerator, or the CPU
-    dtype: str = AUTO  # the best dtype for the device, see auto_dtype.py
+    dtype: str = AUTO  # the best dtype for the device, see number_formats.py
     precision: Precision | None = None  # of the linear layers' weights; None: as stored
     mode: str = AUTO  # eager or a graph mode of the device; auto: the graph mode of a device that records quickly
     strict: bool = False  # a graph mode that the device lacks is an error; False: steps run eager, with a note

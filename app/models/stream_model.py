@@ -1,20 +1,37 @@
-"""The weights of a spec, from a bundle or from checkpoints, as a stream of the decoder's tensors."""
+"""What a spec names, from a bundle or from checkpoints: its weights, the sizes of its decoder, its questions."""
 
+import dataclasses
+import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from llama_adapter.app.models.bundle_manifest import read_configs, read_manifest
-from llama_adapter.app.models.checkpoints import StreamedModel, sources_of, stream_llama, stream_sources
+from llama_adapter.app.models.bundle import stream_bundle
+from llama_adapter.app.models.bundle_manifest import num_ranks_of, read_configs, read_manifest, stored_precision
+from llama_adapter.app.models.checkpoints import (
+    StoredQuestions,
+    StreamedModel,
+    declared_questions,
+    sources_of,
+    stream_sources,
+    with_loras,
+)
 from llama_adapter.app.models.input_scales import insert_scales
-from llama_adapter.app.models.lora_bundle import stream_merged_bundle
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.packed_weights import TakePacked
 from llama_adapter.app.models.quantised_model import quantise_model
 from llama_adapter.app.models.random_model import RandomLoader, decoder_config, parse_size
-from llama_adapter.app.models.sketch import Dtype, dtype_of
+from llama_adapter.app.models.sketch import Dtype, dtype_of, sketch
 from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.llm.split import shares_of
+from llama_adapter.llm.exported.card import read_card
+from llama_adapter.llm.split import share_of, shares_of, take_all
+from llama_adapter.llm.weights.adapter import open_adapter
+from llama_adapter.llm.weights.lora import merged_state, open_loras
+from llama_adapter.llm.weights.names import sizes_of
+from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.ranks import ALONE, Alone
 from llama_adapter.runtime.schemes import FLOAT
+from llama_adapter.runtime.schemes.state import quantise
 from llama_adapter.vision.card import EncoderCard
 
 
@@ -48,12 +65,9 @@ def stream_model(
     precision = spec.precision or FLOAT
     # Weights are quantised from the values in the files, so that they are rounded only once.
     read_in = dtype if precision == FLOAT else None
-    if spec.is_llama_alone:
-        model, tensors = stream_llama(spec, dtype=read_in, ranks=ranks)
-    else:
-        model, tensors = stream_sources(
-            sources_of(spec), dtype=read_in, exported=is_encoded_elsewhere, encoder=encoder, ranks=ranks
-        )
+    model, tensors = stream_sources(
+        sources_of(spec), dtype=read_in, exported=is_encoded_elsewhere, encoder=encoder, ranks=ranks
+    )
     if precision != FLOAT:
         vision_tensors = model.vision_state.values()
         dtype = dtype_of(dtype, decoder=model.decoder_config, encoder=vision_tensors, precision=precision)
@@ -72,5 +86,57 @@ def check_split(spec: CaptionerSpec, *, random: RandomLoader | None = None) -> N
         place = Path(bundle_folder(spec.model))
         _, decoder = read_configs(place, read_manifest(place))
     else:
-        decoder = stream_llama(spec, dtype=None)[0].decoder_config
+        alone = dataclasses.replace(sources_of(spec), adapter=None, clip=None)
+        decoder = stream_sources(alone, dtype=None)[0].decoder_config
     shares_of(decoder, spec.tensor_parallel)
+
+
+def stored_questions(spec: CaptionerSpec) -> StoredQuestions:
+    """The questions that the model of a spec stores. Raises CheckpointError and GraphError.
+
+    An exported decoder stores a prompt for captions only.
+    """
+    if spec.decoder is not None:
+        return StoredQuestions(prompt=read_card(Path(spec.decoder)).prompt)
+    if spec.llama_dir is None:
+        manifest = read_manifest(bundle_folder(spec.model))
+        return StoredQuestions(prompt=manifest["prompt"], question=manifest.get("question"))
+    if spec.adapter is None:
+        return StoredQuestions()
+    return declared_questions(open_adapter(spec.adapter, for_texts=True))
+
+
+def stream_merged_bundle(
+    directory: str | os.PathLike[str],
+    lora: Sequence[str],
+    *,
+    take_packed: TakePacked | None = None,
+    ranks: Alone = ALONE,
+    **options: Any,
+) -> StreamedModel:
+    """As `stream_bundle` with `options`, and with LoRA folders merged if there are any, each FOLDER or FOLDER=WEIGHT.
+
+    Packed weights are then unpacked. With LoRA, raises CheckpointError also for weights of 8 or 4 bits, for a split
+    bundle, and for a LoRA that does not fit.
+    """
+    if not lora:
+        return stream_bundle(directory, ranks=ranks, take_packed=take_packed, **options)
+    place = Path(directory)
+    manifest = read_manifest(place)
+    if stored_precision(manifest) != FLOAT or num_ranks_of(manifest) > 1:
+        kind = "is split over ranks" if num_ranks_of(manifest) > 1 else f"has {stored_precision(manifest)} weights"
+        raise CheckpointError(
+            f"The bundle `{place}` {kind}, so LoRA is not merged into it",
+            hint="merge LoRA into the bundle of floats that it was made of (`llama-adapter convert --model BUNDLE "
+            "--lora FOLDER --out MERGED`), then quantize, pack or split the result",
+        )
+    model, _ = stream_bundle(place, **options)
+    config = model.decoder_config
+    loras = open_loras(lora, **sizes_of(config))
+    share = share_of(config, ranks)
+    # Merged before they are converted, so that weights are rounded only once.
+    tensors = merged_state(lambda: stream_bundle(place)[1], loras, config)
+    if share is not config:
+        tensors = take_all(tensors, whole=config, share=share)
+    tensors = quantise(tensors, sketch(share), dtype=model.dtype, precision=model.precision)
+    return with_loras(model, loras, base=model.name), tensors

@@ -195,7 +195,7 @@ def _run_split(options: argparse.Namespace) -> int:
             hint="for 2 ranks pass 2; with --lora a bundle is merged",
         )
     from llama_adapter.app.models.bundle_manifest import read_manifest, stored_precision
-    from llama_adapter.app.models.split_bundle import split_bundle
+    from llama_adapter.app.models.packed_bundle import split_bundle
 
     given = {"num_ranks": options.num_ranks, "lora": options.lora, "overwrite": options.force}
     bundle = split_bundle(options.model, options.out, **given, tell=say)

@@ -47,11 +47,11 @@ from llama_adapter.app.models.checkpoints import (
     query_heads,
     resolve_channel_order,
 )
-from llama_adapter.app.models.lora_bundle import stream_merged_bundle
 from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.models.sketch import HalfConfig
 from llama_adapter.app.models.spec import AUTO
+from llama_adapter.app.models.stream_model import stream_merged_bundle
 from llama_adapter.app.pictures.reading.isolated import open_reader
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights.adapter import AdapterFile, check_fits, open_adapter
@@ -135,14 +135,16 @@ def _check_sources(report: Report, sources: ModelSources, *, exported: bool, enc
     if place is not None:
         tokenizer = report.attempt("tokenizer", lambda: Tokenizer.load(place.require_tokenizer()))
         llama = report.attempt("llama", lambda: open_llama(place))
-    adapter = report.attempt("adapter", lambda: open_adapter(sources.adapter, for_texts=True))
+    assert sources.adapter is not None, "the command line checks it"
+    adapter_file = sources.adapter
+    adapter = report.attempt("adapter", lambda: open_adapter(adapter_file, for_texts=True))
     clip: ClipSource | None = None
     if adapter is not None and adapter.sees_pictures:
         clip = report.attempt("clip", lambda: find_clip(sources.clip, adapter, llama=place))
     elif adapter is None and sources.clip is not None:
         clip = report.attempt("clip", lambda: open_clip(sources.clip or ""))
         if clip is None:
-            _check_swapped(report, adapter=sources.adapter, clip=sources.clip)
+            _check_swapped(report, adapter=adapter_file, clip=sources.clip)
     if llama is not None and sources.lora:
         merged = report.attempt("lora", partial(merge_loras, sources.lora, llama, adapter))
         loras = merged[1] if merged else ()

@@ -118,7 +118,7 @@ def _run(job: EvaluationJob) -> int:
 
 
 def _stored(spec: CaptionerSpec) -> "StoredQuestions":
-    from llama_adapter.app.models.stored_questions import stored_questions
+    from llama_adapter.app.models.stream_model import stored_questions
 
     return stored_questions(spec)
 

@@ -61,7 +61,7 @@ from llama_adapter.app.models.checkpoints import DEFAULT_CONTEXT, find_llama
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.parallel.launch import launched
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec
-from llama_adapter.app.models.stored_questions import stored_questions
+from llama_adapter.app.models.stream_model import stored_questions
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.training.frozen import find_kernels
 from llama_adapter.runtime.devices import Backend, open_backend, resolve_dtype

@@ -11,17 +11,16 @@ from typing import Any, Final, Literal, get_args
 import torch
 from torch import Tensor
 
-from llama_adapter.app.models.checkpoints import LoadedModel, sources_of, stream_llama, stream_sources
+from llama_adapter.app.models.checkpoints import LoadedModel, sources_of, stream_sources
 from llama_adapter.app.models.encoders import has_clip
 from llama_adapter.app.models.exported_model import ENCODER_FILE, FAMILIAR_FILE
 from llama_adapter.app.models.graph_export.mindir import export_mindir, settings_files
 from llama_adapter.app.models.graph_export.output import check_place, give, tell, told_parity
 from llama_adapter.app.models.graph_export.to_onnx import read_pixels
-from llama_adapter.app.models.lora_bundle import stream_merged_bundle
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.roofline import decoder_weights
 from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.app.models.stream_model import stream_model
+from llama_adapter.app.models.stream_model import stream_merged_bundle, stream_model
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.exported.card import CARD_FILE, TOKENIZER_FILE, ExportCard, read_card
 from llama_adapter.llm.exported.export import DECODER_FILE, Written, export_decoder
@@ -145,8 +144,6 @@ def _open(spec: CaptionerSpec) -> tuple[LoadedModel, Iterable[tuple[str, Tensor]
         return stream_merged_bundle(
             bundle_folder(spec.model), spec.lora, context=spec.context, channel_order=order, cast_vision=False
         )
-    if spec.is_llama_alone:
-        return stream_llama(spec, dtype=torch.float32)
     return stream_sources(sources_of(spec), dtype=torch.float32, exported=True)
 
 

@@ -462,7 +462,7 @@ def test_a_job_goes_on_in_the_dtype_that_auto_chooses_and_another_one_is_told(
     same = run(*job)
     assert (len(records_in(out)), told in same.err) == (len(NAMES), False)
 
-    monkeypatch.setattr("llama_adapter.app.models.auto_dtype.DtypeChoice._best", lambda *_: ("bfloat16", "a whim"))
+    monkeypatch.setattr("llama_adapter.app.models.number_formats.DtypeChoice._best", lambda *_: ("bfloat16", "a whim"))
     other, again = run(*job), run(*job)
     assert (len(records_in(out)), told in other.err, told in again.err) == (2 * len(NAMES), True, False)
     assert [one.spec["dtype"] for one in read_manifest(out)] == ["float32", "float32", "bfloat16", "bfloat16"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from llama_adapter.app.models.auto_dtype import DtypeChoice
+from llama_adapter.app.models.number_formats import DtypeChoice
 from llama_adapter.app.models.random_model import LLAMA_SIZES, decoder_config
 from llama_adapter.app.models.sketch import ModelSizes, expected_forms
 from llama_adapter.app.models.spec import CaptionerSpec

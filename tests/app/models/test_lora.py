@@ -15,11 +15,10 @@ from llama_adapter import Captioner, CheckpointError, UsageError
 from llama_adapter.__main__ import main
 from llama_adapter.app.models.bundle import convert, load_bundle
 from llama_adapter.app.models.bundle_manifest import read_manifest
-from llama_adapter.app.models.checkpoints import ModelSources, find_llama, open_llama, stream_llama
-from llama_adapter.app.models.lora_bundle import stream_merged_bundle
+from llama_adapter.app.models.checkpoints import ModelSources, find_llama, open_llama, stream_sources
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.app.models.stream_model import stream_model
+from llama_adapter.app.models.stream_model import stream_merged_bundle, stream_model
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.split import take
 from llama_adapter.llm.weights.build import decoder_tensors, plan_decoder
@@ -449,6 +448,6 @@ def test_what_is_not_summed(folders: Callable[[str], Path]) -> None:
         [f"{folders('saved')}=2"],
     ):
         with pytest.raises(CheckpointError, match="which is not summed"):
-            stream_llama(CaptionerSpec(llama_dir=str(LLAMA), lora=texts), dtype=torch.float32)
+            stream_sources(ModelSources(llama_dir=str(LLAMA), lora=texts), dtype=torch.float32)
     # What PEFT stores beside the factors of the embedding equals the LLaMA's own, so it is no whole weight.
-    stream_llama(CaptionerSpec(llama_dir=str(LLAMA), lora=[f"{folders('ends')}=2"]), dtype=torch.float32)
+    stream_sources(ModelSources(llama_dir=str(LLAMA), lora=[f"{folders('ends')}=2"]), dtype=torch.float32)

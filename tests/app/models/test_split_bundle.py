@@ -15,10 +15,9 @@ from llama_adapter.app.command_line.doctor.model import diagnose
 from llama_adapter.app.command_line.main import main
 from llama_adapter.app.models.bundle import convert, load_bundle, save_bundle, stream_bundle
 from llama_adapter.app.models.bundle_manifest import KNOWN_ANSWER, read_manifest
-from llama_adapter.app.models.packed_bundle import PackJob, pack_bundle
+from llama_adapter.app.models.packed_bundle import PackJob, pack_bundle, split_bundle
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 from llama_adapter.app.models.resources import embedded_model
-from llama_adapter.app.models.split_bundle import split_bundle
 from llama_adapter.llm.split import share_of, take
 from llama_adapter.runtime.errors import CheckpointError, UsageError
 from llama_adapter.runtime.kernels.library import find_library

@@ -213,7 +213,7 @@ def test_the_known_answer_is_replayed(bundle: Path, monkeypatch: pytest.MonkeyPa
     add_known_answer(bundle, known_answer={**known, "text": "something else"}, picture=PICTURE)
     [finding] = errors(bundle)
     assert "'something else'" in finding.sentence
-    monkeypatch.setattr("llama_adapter.app.models.auto_dtype.DtypeChoice._best", lambda *_: ("bfloat16", "a whim"))
+    monkeypatch.setattr("llama_adapter.app.models.number_formats.DtypeChoice._best", lambda *_: ("bfloat16", "a whim"))
     assert diagnose(bundle)[-1].level == "warning"  # rounding may change a word
 
 

@@ -17,12 +17,11 @@ from llama_adapter.app.learning.quantising.calibrated import quantise_calibrated
 from llama_adapter.app.learning.quantising.samples import SampleSpec, collect_samples
 from llama_adapter.app.models.bundle import load_bundle, save_bundle, stream_bundle
 from llama_adapter.app.models.bundle_manifest import INPUT_SCALES, read_manifest
-from llama_adapter.app.models.packed_bundle import PackJob, pack_bundle
+from llama_adapter.app.models.packed_bundle import PackJob, pack_bundle, split_bundle
 from llama_adapter.app.models.quantised_model import QuantiseJob
 from llama_adapter.app.models.resources import embedded_model, sample_pictures
 from llama_adapter.app.models.sketch import sketch
 from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.app.models.split_bundle import split_bundle
 from llama_adapter.app.models.stream_model import stream_model
 from llama_adapter.llm.load import decoder_from_state
 from llama_adapter.runtime import devices

@@ -20,8 +20,7 @@ from llama_adapter.app.models.checkpoints import LoadedModel, StoredQuestions, s
 from llama_adapter.app.models.random_model import LLAMA_SIZES, WiderTokenizer
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.app.models.stored_questions import stored_questions
-from llama_adapter.app.models.stream_model import stream_model
+from llama_adapter.app.models.stream_model import stored_questions, stream_model
 from llama_adapter.llm.load import decoder_from_state
 from llama_adapter.llm.training.frozen import find_kernels
 from llama_adapter.llm.weights.adapter import adapter_of, check_fits

@@ -10,7 +10,7 @@ from llama_adapter.app.models.checkpoints import StoredQuestions
 from llama_adapter.app.models.graph_export import decoder as export
 from llama_adapter.app.models.graph_export.decoder import DecoderJob, run_export_decoder
 from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.app.models.stored_questions import stored_questions
+from llama_adapter.app.models.stream_model import stored_questions
 from llama_adapter.llm.exported.card import read_card
 from llama_adapter.llm.exported.parity import DecoderParity
 from tests.app.command import Run

@@ -6,8 +6,8 @@ import pytest
 
 from llama_adapter import Captioner
 from llama_adapter.app.command_line.doctor.model import diagnose, write_known_answer
+from llama_adapter.app.models.packed_bundle import split_bundle
 from llama_adapter.app.models.resources import embedded_model
-from llama_adapter.app.models.split_bundle import split_bundle
 from tests.app.models.parallel.test_ranks import SAMPLES
 
 pytestmark = pytest.mark.slow

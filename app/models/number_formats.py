@@ -1,4 +1,4 @@
-"""Chooses the dtype that a model computes in: the given dtype, or with `auto` the best one for the device."""
+"""The number formats that a model computes in: its dtype, given or the best one, and the precision of its weights."""
 
 import math
 from typing import Final
@@ -11,7 +11,9 @@ from llama_adapter.app.models.spec import AUTO, CaptionerSpec
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.load import planner
 from llama_adapter.runtime.devices import DTYPES, Backend, resolve_dtype
-from llama_adapter.runtime.schemes import FLOAT
+from llama_adapter.runtime.errors import DeviceError, UsageError
+from llama_adapter.runtime.schemes import FLOAT, QUANTISED, OperatorChoice, Precision
+from llama_adapter.runtime.schemes.scheme import dtype_name, find_scheme
 
 LARGE_MODEL: Final = 100_000_000  # weights; smaller models use float32: fast enough, exact (see docs/devices.md)
 
@@ -78,3 +80,37 @@ def best_dtype(num_weights: int, backend: Backend) -> torch.dtype:
 def _num_weights(sizes: ModelSizes) -> int:
     """The number of the decoder's weights."""
     return sum(math.prod(form.shape) for form in expected_forms(sizes.decoder, dtype=torch.float32).values())
+
+
+def check_asked_precision(spec: CaptionerSpec, *, backend: Backend) -> None:
+    """Raise DeviceError if `spec` asks for a precision that the device cannot compute with.
+
+    A stored precision that the user did not ask for is no error: the weights are widened, and a note says so.
+    """
+    if spec.precision is None or not (why := backend.refusal(spec.precision, wanted=spec.operators)):
+        return
+    others = [name for name in QUANTISED if name != spec.precision and not backend.refusal(name)]
+    ways = [f"`--precision {name}`" for name in (*others, FLOAT)]
+    if not backend.refusal(spec.precision):
+        ways = ["`--operators auto`"]
+    raise DeviceError(
+        f"{backend.name} does not compute with `--precision {spec.precision}`: {why}",
+        hint=f"pass {' or '.join(ways)}; `--operators aten` widens the weights",
+    )
+
+
+def check_rounding(spec: CaptionerSpec, precision: Precision) -> None:
+    """Raise UsageError if operators w8a8 are asked for and the loaded weights do not have 8 bits."""
+    if spec.operators == "w8a8" and precision != "int8":
+        raise UsageError(
+            f"`--operators w8a8` needs 8-bit weights, and those of the model are {precision}",
+            hint="add `--precision int8`; `encode` takes the weights as stored, so name a bundle of `quantize`",
+        )
+
+
+def widening_note(precision: Precision, dtype: torch.dtype, *, operators: OperatorChoice, backend: Backend) -> str:
+    """The note for the user if the device widens stored weights to `dtype`; "" if it computes with them directly."""
+    if backend.computes_in(precision, dtype, wanted=operators):
+        return ""
+    title, why = find_scheme(precision).title, backend.refusal(precision, wanted=operators)
+    return f"{title} weights are widened to {dtype_name(dtype)} here, with its memory and speed" + (why and f" ({why})")
