@@ -30,9 +30,8 @@ LINK = re.compile(r"\]\((?!https?://)([^)#]*)(?:#([^)]+))?\)")  # without a file
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*")
 BASH = re.compile(r"^ *```bash\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
-PAGES = [
-    path.relative_to(ROOT).as_posix() for path in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")))
-]
+PLACES = ("*.md", "docs/**/*.md", "*/decisions.md", "app/*/decisions.md")
+PAGES = [path.relative_to(ROOT).as_posix() for place in PLACES for path in sorted(ROOT.glob(place))]
 TRANSLATED = [page for page in PAGES if page.startswith("docs/zh/")]
 EXAMPLES = ["docs/python.md", "docs/coming-from.md", "docs/zh/README.md", "docs/zh/coming-from.md"]
 RUN = [page for page in PAGES if MARK.search((ROOT / page).read_text(encoding="utf-8"))]
