@@ -33,7 +33,12 @@ BASH = re.compile(r"^ *```bash\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 PLACES = ("*.md", "docs/**/*.md", "*/decisions.md", "app/*/decisions.md")
 PAGES = [path.relative_to(ROOT).as_posix() for place in PLACES for path in sorted(ROOT.glob(place))]
 TRANSLATED = [page for page in PAGES if page.startswith("docs/zh/")]
-EXAMPLES = ["docs/python.md", "docs/coming-from.md", "docs/zh/README.md", "docs/zh/coming-from.md"]
+EXAMPLES = [
+    page
+    for page in PAGES
+    if page.startswith(("docs/python", "docs/coming-from-", "docs/zh/"))
+    and PYTHON.search((ROOT / page).read_text(encoding="utf-8"))
+]
 RUN = [page for page in PAGES if MARK.search((ROOT / page).read_text(encoding="utf-8"))]
 PRINTED = {
     "docs/ascend.md": '"a small red star at the left"',
