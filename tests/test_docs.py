@@ -230,5 +230,10 @@ def test_a_translation_has_commands_and_flags_of_the_english_pages(page: str) ->
     assert [flag for flag in FLAG.findall(BLOCK.sub("", text)) if flag not in flags] == []
 
 
-def test_size_of_the_readme() -> None:
-    assert len((ROOT / "README.md").read_bytes()) <= 8192
+def test_sizes_of_pages() -> None:
+    """Pages of figures, which have a JSON file beside them, and of tables of limits and support may be longer."""
+    sizes = {page: len((ROOT / page).read_bytes()) for page in PAGES if not (ROOT / page).with_suffix(".json").exists()}
+
+    assert sizes["README.md"] <= 8192
+    assert [page for page, size in sizes.items() if size > 12288] == ["docs/limits.md", "docs/support.md"]
+    assert sum(size for page, size in sizes.items() if page.endswith("decisions.md")) <= 40960
