@@ -2,7 +2,7 @@
 
 Operators w8a8 round all inputs of a layer with its scale, a float32 tensor (1,), and larger inputs saturate. Other
 operators do not use it, so it is not part of a state dict until `insert_scales` adds it. Only the decoder has scales:
-the inputs of an encoder's layers differ too much from each other (docs/devices.md has the errors).
+the inputs of an encoder's layers differ too much from each other (docs/fewer-bits.md has the errors).
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""docs/ascend.md agrees with the program: its commands are accepted, and its errors are those of the program.
+"""The pages docs/ascend*.md agree with the program: their commands are accepted, and their errors are the program's.
 
 So do the tables of errors in Chinese.
 """
@@ -30,7 +30,8 @@ from llama_adapter.runtime.problems import RULES, describe
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE, CHINESE, QUESTIONS = (
-    (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("ascend.md", "zh/ascend.md", "zh/faq.md")
+    "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob(pattern)))
+    for pattern in ("ascend*.md", "zh/ascend*.md", "zh/faq.md")
 )
 PROGRAMS = ("llama-adapter", "python scripts/pth2onnx.py", "python demo_bsz.py")
 
@@ -74,7 +75,7 @@ def test_all_steps_are_shown() -> None:
 
 
 def test_commands_say_where_they_run() -> None:
-    blocks = re.findall(r"^## A [^\n]*\n(.*?)(?=^## )", GUIDE, re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^## A [^\n]*\n(.*?)(?=^## |\Z)", GUIDE, re.MULTILINE | re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines()]
     place = None
     for line in lines:

@@ -35,7 +35,7 @@ for each 32 inputs. That is half or a quarter of float16 on disk. A CPU with the
 (see `doctor --environment`); elsewhere weights are widened at load. docs/bits.md has the accuracy. With --calibrate,
 4-bit weights are rounded so that the outputs of layers change little for pictures like those given. This about halves
 the error at the same size. 8-bit weights are the same with --calibrate, and the bundle gets a scale of the inputs of
-each layer of the decoder. --operators w8a8 then uses it for all rows (docs/devices.md).
+each layer of the decoder. --operators w8a8 then uses it for all rows (docs/fewer-bits.md).
 
   llama-adapter quantize --model BUNDLE --out BUNDLE-int8
   llama-adapter quantize --model BUNDLE --out BUNDLE-int4 --precision int4 --calibrate PICTURES
