@@ -56,14 +56,10 @@ def as_inputs(arrays: Sequence[np.ndarray], ports: Sequence[Port]) -> list[np.nd
 def check_outputs(outputs: Sequence[np.ndarray], ports: Sequence[Port], *, batch: int, file: str) -> None:
     """Raise GraphError unless the outputs of a run have the shapes and types that the graph declares for this batch."""
     for output, port in zip(outputs, ports, strict=True):
-        wanted = (batch, *port.shape[1:])
-        fits = len(output.shape) == len(wanted) and all(
-            want in (-1, have) for want, have in zip(wanted, output.shape, strict=True)
-        )
-        if not fits or output.dtype.name != port.dtype:
+        promised = Port(name=port.name, dtype=port.dtype, shape=(batch, *port.shape[1:]))
+        if not promised.fits(output):
             raise GraphError(
-                f"`{file}` promises {Port(name='', dtype=port.dtype, shape=wanted)} for a batch of {batch}, "
-                f"and gave {Port(name='', dtype=str(output.dtype), shape=output.shape)}",
+                f"`{file}` promises {promised} for a batch of {batch}, and gave {Port.of(output)}",
                 hint="the file, or the runtime under it, is damaged: export the model again",
             )
 

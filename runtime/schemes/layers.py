@@ -125,22 +125,32 @@ def store_parts(layer: nn.Linear, parts: Mapping[str, Tensor]) -> None:
             layer.register_buffer(WEIGHT + suffix, tensor)
 
 
-def replace_quantised(module: nn.Module, build: Callable[[nn.Linear, Precision], nn.Module | None]) -> int:
-    """Replace quantised layers inside `module` by what `build` returns for them; returns the number of replaced layers.
+def replace_layers(
+    module: nn.Module, build: Callable[[nn.Module], nn.Module | None], *, release: Callable[[], None] = lambda: None
+) -> int:
+    """Replace layers inside `module` by what `build` returns for them; returns the number of replaced layers.
 
-    `build` takes a layer and its precision. If it returns None, the layer stays. Each weight is released when its
-    layer is replaced.
+    If it returns None, the layer stays. Each weight is released when its layer is replaced. Then `release` is called.
     """
     num_replaced = 0
     for owner in module.modules():  # not a list, which would keep all weights alive
         for name in [name for name, _ in owner.named_children()]:
-            child = getattr(owner, name)
-            if not isinstance(child, nn.Linear) or (scheme := scheme_of(child.weight.dtype)) is None:
-                continue
-            if (built := build(child, scheme.name)) is not None:
+            if (built := build(getattr(owner, name))) is not None:
                 setattr(owner, name, built)
                 num_replaced += 1
+                release()
     return num_replaced
+
+
+def replace_quantised(module: nn.Module, build: Callable[[nn.Linear, Precision], nn.Module | None]) -> int:
+    """As `replace_layers`, for quantised layers. `build` takes a layer and its precision."""
+
+    def build_quantised(layer: nn.Module) -> nn.Module | None:
+        if not isinstance(layer, nn.Linear) or (scheme := scheme_of(layer.weight.dtype)) is None:
+            return None
+        return build(layer, scheme.name)
+
+    return replace_layers(module, build_quantised)
 
 
 def dequantise_linears(module: nn.Module) -> None:

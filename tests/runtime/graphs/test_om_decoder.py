@@ -15,8 +15,7 @@ from llama_adapter.llm.engine.requests import ScoreRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptTooLongError
 from llama_adapter.llm.exported.export import DECODER_FILE, PREFIX_FILE
-from llama_adapter.llm.exported.om_program import open_om_program
-from llama_adapter.llm.exported.om_steps import OmPrefix, OmStep
+from llama_adapter.llm.exported.om_steps import OmPrefix, OmStep, open_om_program
 from llama_adapter.llm.exported.program import stacked
 from llama_adapter.llm.exported.runner import ExportedRunner
 from llama_adapter.llm.exported.step import layer_ports, stacked_ports
