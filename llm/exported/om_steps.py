@@ -56,7 +56,27 @@ def open_om_program(
     return program, min(config.context, num_past + step.most("S"), step.most("P") + 1)
 
 
-class OmStep:
+class _OmGraph:
+    """The part of a `GraphSession` that is the same for all OMs."""
+
+    def __init__(self, session: OmDimsSession) -> None:
+        """`close` also closes `session`."""
+        self._session = session
+        self.info = GraphInfo(
+            name=session.name, file=session.file, inputs=session.inputs, outputs=session.outputs, hint=_HINT
+        )
+
+    @property
+    def device_ms(self) -> float | None:
+        """Milliseconds of the last call of the OM only; see `GraphSession.device_ms`."""
+        return self._session.device_ms
+
+    def close(self) -> None:
+        """See `GraphSession.close`."""
+        self._session.close()
+
+
+class OmStep(_OmGraph):
     """The graph of a step in the form `stacked`, as a `GraphSession` of the form `returned` with dynamic sizes.
 
     One OM runs steps with and without a cache. In addition to the copy by ais_bench, the host copies the cache from
@@ -64,16 +84,10 @@ class OmStep:
     """
 
     def __init__(self, session: OmDimsSession, config: DecoderConfig) -> None:
-        """`close` also closes `session`."""
-        self._session, self._config = session, config
+        super().__init__(session)
+        self._config = config
         self._ports = {port.name: port for port in session.inputs}
         self._num_settings = sum(name in self._ports for name in SAMPLING)
-        self.info = _info(session)
-
-    @property
-    def device_ms(self) -> float | None:
-        """See `GraphSession.device_ms`."""
-        return self._session.device_ms
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Run a step: ids, positions, mask, wanted, settings, prefixes, and cached keys and values if there are any.
@@ -122,10 +136,6 @@ class OmStep:
     def most(self, name: str) -> int:
         """The largest size of a dynamic dimension in any gear."""
         return max(gear[name] for gear in self._session.gears)
-
-    def close(self) -> None:
-        """See `GraphSession.close`."""
-        self._session.close()
 
     def _trimmed(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The inputs without the cache places after the last one that a token attends to."""
@@ -178,26 +188,13 @@ class OmStep:
         return stacked
 
 
-class OmPrefix:
+class OmPrefix(_OmGraph):
     """The graph that projects pictures, as a `GraphSession`. Any number of pictures is padded to a gear, or split."""
-
-    def __init__(self, session: OmDimsSession) -> None:
-        """`close` also closes `session`."""
-        self._session, self.info = session, _info(session)
-        self._sizes = tuple(sorted(gear["B"] for gear in session.gears))
-
-    @property
-    def device_ms(self) -> float | None:
-        """Milliseconds of the last call of the OM only; see `GraphSession.device_ms`."""
-        return self._session.device_ms
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Visual queries (B, Q, D) -> keys and values of the layers in turn, (B, N, Q, H). Raises GraphError."""
-        return run_ladder(inputs, self._sizes, self._session.run)
-
-    def close(self) -> None:
-        """See `GraphSession.close`."""
-        self._session.close()
+        sizes = sorted(gear["B"] for gear in self._session.gears)
+        return run_ladder(inputs, sizes, self._session.run)
 
 
 def _needed(inputs: Sequence[np.ndarray]) -> dict[str, int]:
@@ -212,15 +209,3 @@ def _padded(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     padded = np.zeros(shape, array.dtype)
     padded[tuple(map(slice, array.shape))] = array
     return padded
-
-
-def _info(session: OmDimsSession) -> GraphInfo:
-    return GraphInfo(
-        name=session.name,
-        file=session.file,
-        inputs=session.inputs,
-        outputs=session.outputs,
-        card=None,
-        batch_sizes=None,
-        hint=_HINT,
-    )

@@ -57,7 +57,6 @@ class MindsporeSession:
             inputs=described.inputs,
             outputs=described.outputs,
             card=described.card,
-            batch_sizes=None,
             hint=HINT,
         )
 

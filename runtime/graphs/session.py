@@ -20,8 +20,8 @@ class GraphInfo:
     file: str  # or a folder with files for several batch sizes
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
-    card: GraphCard | None  # None for a file of another program
-    batch_sizes: tuple[int, ...] | None  # the batch sizes it was compiled for, ascending; None if it accepts any
+    card: GraphCard | None = None  # None for a file of another program
+    batch_sizes: tuple[int, ...] | None = None  # the batch sizes it was compiled for, ascending; None if it accepts any
     hint: str  # how to create such a file, for error messages
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from llama_adapter.runtime.schemes import Precision
-from llama_adapter.runtime.schemes.int8 import INPUT_SCALE
+from llama_adapter.runtime.schemes.int8 import INPUT_SCALE, SCALE
 from llama_adapter.runtime.schemes.packed import find_packed, stored_packed
 from llama_adapter.runtime.schemes.scheme import scheme_of
 
@@ -123,6 +123,22 @@ def store_parts(layer: nn.Linear, parts: Mapping[str, Tensor]) -> None:
     for suffix, tensor in parts.items():
         if suffix:
             layer.register_buffer(WEIGHT + suffix, tensor)
+
+
+class StoredInt8(nn.Module):
+    """The stored tensors of an 8-bit layer as buffers, for layers that compute with them."""
+
+    weight: Tensor
+    scale: Tensor  # of each output, float32
+    input_scale: Tensor | None  # of all inputs, if it was calibrated
+    bias: Tensor | None
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.register_buffer("weight", linear.weight.detach().contiguous())
+        self.register_buffer("scale", getattr(linear, WEIGHT + SCALE).float())
+        self.register_buffer("input_scale", getattr(linear, WEIGHT + INPUT_SCALE, None))
+        self.register_buffer("bias", None if linear.bias is None else linear.bias.detach())
 
 
 def replace_layers(
