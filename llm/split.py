@@ -41,7 +41,7 @@ _OURS = {
     r"adapter\.gates": Cut(1, "heads"),
 }
 _ADDED_ONCE = re.compile(r"layers\.\d+\.(attention\.out|feed_forward\.down)\.bias")  # added after sums over ranks
-_META = {
+META_CUTS = {
     "attention.wq": Cut(0, "heads"),
     "attention.wk": Cut(0, "heads"),
     "attention.wv": Cut(0, "heads"),
@@ -68,7 +68,7 @@ def meta_cut(matrix: str) -> Cut | None:
 
     Its name is without `layers.N.` and `.weight`.
     """
-    return _META.get(matrix)
+    return META_CUTS.get(matrix)
 
 
 def is_added_once(name: str) -> bool:

@@ -1,8 +1,10 @@
-"""Tables that explain the output of failed vendor programs: a pattern, its meaning, and what to do."""
+"""Explains the output of failed vendor programs by explanations.toml: patterns, their meaning, and what to do."""
 
 import re
+import tomllib
 from collections.abc import Iterable
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 
 class Explanation(NamedTuple):
@@ -11,6 +13,14 @@ class Explanation(NamedTuple):
     pattern: str  # a regular expression that ignores case
     sentence: str
     hint: str
+
+
+def read_explanations(program: str) -> Any:
+    """The table of a program: a list of explanations, or explanations by name."""
+    table = tomllib.loads(Path(__file__).with_name("explanations.toml").read_text(encoding="utf-8"))[program]
+    if isinstance(table, list):
+        return [Explanation(**entry) for entry in table]
+    return {name: Explanation(**entry) for name, entry in table.items()}
 
 
 def first_that_fits(table: Iterable[Explanation], output: str) -> tuple[Explanation, re.Match[str]] | None:

@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,13 +32,13 @@ Names = dict[str, tuple[str, ...]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Layout:
-    """The names of a module's tensors in a file: our name -> the file's name."""
+    """The names of a module's tensors in a file, from tensor_names.toml: our name -> the file's name."""
 
     tensors: Mapping[str, str]
     parts: Mapping[str, str]  # each with a weight and a bias
     blocks: str  # the file's prefix of numbered blocks
     block_parts: Mapping[str, str]
-    qkv: tuple[str, ...]  # the file's parts of the packed projection; `{}` stands for weight or bias
+    qkv: Sequence[str]  # the file's parts of the packed projection; `{}` stands for weight or bias
 
     def names(self, num_blocks: int) -> Names:
         """Our name -> the file's names of all tensors.
@@ -55,60 +56,11 @@ class _Layout:
         return names
 
 
-_OPENAI = _Layout(
-    tensors={
-        "patch_embedding.weight": "visual.conv1.weight",
-        "class_embedding": "visual.class_embedding",
-        "position_embedding": "visual.positional_embedding",
-        "projection.weight": "visual.proj",  # transposed
-    },
-    parts={"pre_norm": "visual.ln_pre", "post_norm": "visual.ln_post"},
-    blocks="visual.transformer.resblocks.",
-    block_parts={
-        "norm1": "ln_1",
-        "attention.out": "attn.out_proj",
-        "norm2": "ln_2",
-        "mlp.up": "mlp.c_fc",
-        "mlp.down": "mlp.c_proj",
-    },
-    qkv=("attn.in_proj_{}",),
-)
-_HUGGINGFACE = _Layout(
-    tensors={
-        "patch_embedding.weight": "vision_model.embeddings.patch_embedding.weight",
-        "class_embedding": "vision_model.embeddings.class_embedding",
-        "position_embedding": "vision_model.embeddings.position_embedding.weight",
-        "projection.weight": "visual_projection.weight",
-    },
-    parts={"pre_norm": "vision_model.pre_layrnorm", "post_norm": "vision_model.post_layernorm"},  # their spelling
-    blocks="vision_model.encoder.layers.",
-    block_parts={
-        "norm1": "layer_norm1",
-        "attention.out": "self_attn.out_proj",
-        "norm2": "layer_norm2",
-        "mlp.up": "mlp.fc1",
-        "mlp.down": "mlp.fc2",
-    },
-    qkv=("self_attn.q_proj.{}", "self_attn.k_proj.{}", "self_attn.v_proj.{}"),
-)
-_QUERY = _Layout(
-    tensors={"queries": "visual_query.weight"},
-    parts={
-        "input_projection": "clip_proj",
-        "input_norm": "clip_proj_norm",
-        "output_projection": "visual_proj",
-        "output_norm": "visual_proj_norm",
-    },
-    blocks="visual_blocks.",
-    block_parts={
-        "norm1": "norm1",
-        "attention.out": "attn.proj",
-        "norm2": "norm2",
-        "mlp.up": "mlp.fc1",
-        "mlp.down": "mlp.fc2",
-    },
-    qkv=("attn.qkv.{}",),
-)
+_LAYOUTS = {
+    file: _Layout(**names)
+    for file, names in tomllib.loads(Path(__file__).with_name("tensor_names.toml").read_text(encoding="utf-8")).items()
+}
+_OPENAI, _HUGGINGFACE, _QUERY = (_LAYOUTS[file] for file in ("openai", "huggingface", "query"))
 # Tensors of CLIP's text tower and CLIP's sizes, which this model does not use.
 _UNUSED_OPENAI = re.compile(
     r"transformer\.resblocks\.\d+\.(attn\.(in_proj_weight|in_proj_bias|out_proj\.(weight|bias))|"

@@ -21,7 +21,7 @@ from llama_adapter.app.models.spec import AUTO, DEFAULT_BATCH_SIZE, EXPORTED, Ca
 from llama_adapter.app.pictures.prefixes.file import Encoding, check_keys_values, read_first_file
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.exported.mindir_program import open_mindir_program
-from llama_adapter.llm.exported.om_program import open_om_program
+from llama_adapter.llm.exported.om_steps import open_om_program
 from llama_adapter.llm.exported.onnx_program import OnnxProgram
 from llama_adapter.llm.exported.program import DecoderProgram
 from llama_adapter.llm.exported.runner import ExportedRunner

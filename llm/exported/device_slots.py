@@ -88,10 +88,10 @@ class DeviceSlots:
         binding = self._mover.io_binding()
         places = {name: np.array([slot], np.int64) for name, slot in ((SOURCE, source), (TARGET, target))}
         for name, place in places.items():
-            bind(binding.bind_input, name, Buffer.of(place))
+            binding.bind_input(name, *Buffer.of(place))
         for name, kept, buffer in zip(self._cache_ports, self._kept_ports, self.cache(slice(None)), strict=True):
-            bind(binding.bind_input, name, buffer)
-            bind(binding.bind_output, kept, buffer)
+            binding.bind_input(name, *buffer)
+            binding.bind_output(kept, *buffer)
         self._mover.run_with_iobinding(binding)
         for whole in self._host.prefix:
             whole[target] = whole[source]
@@ -129,8 +129,3 @@ class DeviceSlots:
         row_bytes = int(np.prod(shape[1:])) * dtype.itemsize
         address = value.data_ptr() + start * row_bytes
         return Buffer(self._device, self._device_id, dtype, (stop - start, *shape[1:]), address)
-
-
-def bind(bind_port: Any, name: str, buffer: Buffer) -> None:
-    """Bind a buffer to the port `name`, by `bind_input` or `bind_output` of an IO binding."""
-    bind_port(name, *buffer)

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from llama_adapter.llm.exported.card import ExportCard
-from llama_adapter.llm.exported.program import Chosen, HostSlots, by_ports, stacked
+from llama_adapter.llm.exported.program import Chosen, DecoderProgram, HostSlots, by_ports, stacked
 from llama_adapter.llm.exported.step import Step
 from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.runtime.graphs.session import GraphSession
 
 
-class HostProgram:
+class HostProgram(DecoderProgram):
     """See `DecoderProgram`.
 
     The graphs have dynamic sizes. Each step copies the cache in, and new keys and values out.
@@ -41,19 +41,9 @@ class HostProgram:
         self._prefill, self._increment, self._prefix = prefill, increment, prefix
         self._slots = HostSlots(self._config, num_slots=num_slots, dtype=self._dtype, past=past)
 
-    @property
-    def capacity(self) -> int:
-        return self._slots.capacity
-
     def project(self, visual_query_BQD: np.ndarray) -> Prefix:
         outputs = [] if self._prefix is None else self._prefix.run([visual_query_BQD])
         return stacked(outputs, self._config, num_pictures=len(visual_query_BQD))
-
-    def reserve(self, num_places: int) -> None:
-        self._slots.reserve(num_places)
-
-    def place(self, prefixes: Sequence[Prefix], *, first_slot: int) -> None:
-        self._slots.place(prefixes, first_slot=first_slot)
 
     def run(self, step: Step, *, first_slot: int) -> Chosen:
         num_rows, num_tokens = step.ids_RS.shape
@@ -75,12 +65,6 @@ class HostProgram:
     def score(self, step: Step, prefixes: Sequence[Prefix]) -> np.ndarray:
         prefix = [part.astype(self._dtype) for part in by_ports(prefixes)]
         return self._prompt(step, step.mask_RSP, prefix)[0].logits_TV
-
-    def move(self, source: int, target: int, *, num_tokens: int) -> None:
-        self._slots.move(source, target, num_tokens=num_tokens)
-
-    def clear(self, slot: int) -> None:
-        self._slots.clear(slot)
 
     def close(self) -> None:
         for session in (self._prefill, self._increment, self._prefix):

@@ -42,13 +42,14 @@ class MindirDecoder:
     folder: Path
     weights_file: str  # its path in `folder`
 
-    def write_prefill(self, path: str, *, has_sampling: bool) -> None:
-        """The graph of a step with an empty cache."""
-        self._write_step(path, has_cache=False, has_sampling=has_sampling)
+    def write_step(self, path: str, *, has_cache: bool, has_sampling: bool) -> None:
+        """The graph of an increment if `has_cache`, else of a prefill."""
+        from llama_adapter.llm.exported.mindspore_cells import Step
 
-    def write_increment(self, path: str, *, has_sampling: bool) -> None:
-        """The graph of a step with a cache."""
-        self._write_step(path, has_cache=True, has_sampling=has_sampling)
+        cell = Step(self.config, self._mindspore_dtype, has_cache=has_cache, has_sampling=has_sampling)
+        inputs = step_inputs(self.config, dtype=self.dtype, has_cache=has_cache, has_sampling=has_sampling)
+        outputs = [TOKENS, LOGITS, *layer_ports("new", self.config.num_layers)]
+        self._write(cell, path, inputs=inputs, outputs=outputs, of=self.weights)
 
     def write_prefix(self, path: str) -> None:
         """The graph from the visual query (R, Q, D) to the prefix."""
@@ -64,14 +65,6 @@ class MindirDecoder:
         query = Port(name=VISUAL_QUERY, dtype=self.dtype, shape=(-1, config.num_queries, config.dim))
         cell = PrefixProjection(config, self._mindspore_dtype)
         self._write(cell, path, inputs=(query,), outputs=layer_ports("prefix", config.num_adapter_layers), of=weights)
-
-    def _write_step(self, path: str, *, has_cache: bool, has_sampling: bool) -> None:
-        from llama_adapter.llm.exported.mindspore_cells import Step
-
-        cell = Step(self.config, self._mindspore_dtype, has_cache=has_cache, has_sampling=has_sampling)
-        inputs = step_inputs(self.config, dtype=self.dtype, has_cache=has_cache, has_sampling=has_sampling)
-        outputs = [TOKENS, LOGITS, *layer_ports("new", self.config.num_layers)]
-        self._write(cell, path, inputs=inputs, outputs=outputs, of=self.weights)
 
     def _write(
         self, cell: Any, path: str, *, inputs: tuple[Port, ...], outputs: list[str], of: Mapping[str, Stored]

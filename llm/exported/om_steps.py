@@ -1,23 +1,82 @@
-"""An exported decoder's graphs as OMs with gears: pads steps of any size to a gear, and stacks layers."""
+"""An exported decoder's graphs as OMs with gears: opens them, pads steps of any size to a gear, and stacks layers."""
 
 # R rows, S step tokens, P cached positions, T wanted tokens, N heads, H head size, Q queries, B pictures
 
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.exported.card import ExportCard
+from llama_adapter.llm.exported.export import DECODER_FILE, PREFIX_FILE
+from llama_adapter.llm.exported.host_program import HostProgram
 from llama_adapter.llm.exported.step import SAMPLING, num_prefix_layers, stacked_ports
+from llama_adapter.llm.past import PastKeyValues
+from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.gears import Gear, shape_in
 from llama_adapter.runtime.graphs.ladder import run_ladder
 from llama_adapter.runtime.graphs.om_dims import OmDimsSession
 from llama_adapter.runtime.graphs.session import GraphInfo
 
+DECODER_OM: Final = "decoder.om"
+PREFIX_OM: Final = "prefix.om"
 _HINT: Final = "export the decoder again"
 
 
-class OmStep:
+def open_om_program(
+    card: ExportCard, folder: Path, *, device_id: int, num_slots: int, past: PastKeyValues | None = None
+) -> tuple[HostProgram, int]:
+    """Open the decoder of a folder; also returns the most tokens of a row, including `past`, that its gears allow.
+
+    Raises GraphError if the OMs are missing or were not compiled from the folder's graphs.
+    """
+    config = card.config
+    names = {DECODER_OM: DECODER_FILE, **({PREFIX_OM: PREFIX_FILE} if num_prefix_layers(config) else {})}
+    with ExitStack() as stack:
+        opened: dict[str, OmDimsSession] = {}
+        for name, source in names.items():
+            hint = f"compile it: llama-adapter export om {folder / source} --sizes ... (docs/exported-decoder.md)"
+            if not (folder / name).exists():
+                raise GraphError(f"`{folder}` was exported for ATC, and has no `{name}`", hint=hint)
+            session = stack.enter_context(closing(OmDimsSession(folder / name, device_id=device_id)))
+            if any(card.files.get(file, mark) != mark for file, mark in session.sources.items()):
+                raise GraphError(
+                    f"`{folder / name}` was compiled from another export than the one in its folder", hint=hint
+                )
+            opened[name] = session
+        step = OmStep(opened[DECODER_OM], config)
+        prefix = OmPrefix(opened[PREFIX_OM]) if PREFIX_OM in opened else None
+        program = HostProgram(card, prefill=step, increment=step, prefix=prefix, num_slots=num_slots, past=past)
+        stack.pop_all()
+    # A prompt is one step after the past. The tokens after a prompt attend to a cache.
+    num_past = 0 if past is None else len(past)
+    return program, min(config.context, num_past + step.most("S"), step.most("P") + 1)
+
+
+class _OmGraph:
+    """The part of a `GraphSession` that is the same for all OMs."""
+
+    def __init__(self, session: OmDimsSession) -> None:
+        """`close` also closes `session`."""
+        self._session = session
+        self.info = GraphInfo(
+            name=session.name, file=session.file, inputs=session.inputs, outputs=session.outputs, hint=_HINT
+        )
+
+    @property
+    def device_ms(self) -> float | None:
+        """Milliseconds of the last call of the OM only; see `GraphSession.device_ms`."""
+        return self._session.device_ms
+
+    def close(self) -> None:
+        """See `GraphSession.close`."""
+        self._session.close()
+
+
+class OmStep(_OmGraph):
     """The graph of a step in the form `stacked`, as a `GraphSession` of the form `returned` with dynamic sizes.
 
     One OM runs steps with and without a cache. In addition to the copy by ais_bench, the host copies the cache from
@@ -25,16 +84,10 @@ class OmStep:
     """
 
     def __init__(self, session: OmDimsSession, config: DecoderConfig) -> None:
-        """`close` also closes `session`."""
-        self._session, self._config = session, config
+        super().__init__(session)
+        self._config = config
         self._ports = {port.name: port for port in session.inputs}
         self._num_settings = sum(name in self._ports for name in SAMPLING)
-        self.info = _info(session)
-
-    @property
-    def device_ms(self) -> float | None:
-        """See `GraphSession.device_ms`."""
-        return self._session.device_ms
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Run a step: ids, positions, mask, wanted, settings, prefixes, and cached keys and values if there are any.
@@ -83,10 +136,6 @@ class OmStep:
     def most(self, name: str) -> int:
         """The largest size of a dynamic dimension in any gear."""
         return max(gear[name] for gear in self._session.gears)
-
-    def close(self) -> None:
-        """See `GraphSession.close`."""
-        self._session.close()
 
     def _trimmed(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The inputs without the cache places after the last one that a token attends to."""
@@ -139,26 +188,13 @@ class OmStep:
         return stacked
 
 
-class OmPrefix:
+class OmPrefix(_OmGraph):
     """The graph that projects pictures, as a `GraphSession`. Any number of pictures is padded to a gear, or split."""
-
-    def __init__(self, session: OmDimsSession) -> None:
-        """`close` also closes `session`."""
-        self._session, self.info = session, _info(session)
-        self._sizes = tuple(sorted(gear["B"] for gear in session.gears))
-
-    @property
-    def device_ms(self) -> float | None:
-        """Milliseconds of the last call of the OM only; see `GraphSession.device_ms`."""
-        return self._session.device_ms
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Visual queries (B, Q, D) -> keys and values of the layers in turn, (B, N, Q, H). Raises GraphError."""
-        return run_ladder(inputs, self._sizes, self._session.run)
-
-    def close(self) -> None:
-        """See `GraphSession.close`."""
-        self._session.close()
+        sizes = sorted(gear["B"] for gear in self._session.gears)
+        return run_ladder(inputs, sizes, self._session.run)
 
 
 def _needed(inputs: Sequence[np.ndarray]) -> dict[str, int]:
@@ -173,15 +209,3 @@ def _padded(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     padded = np.zeros(shape, array.dtype)
     padded[tuple(map(slice, array.shape))] = array
     return padded
-
-
-def _info(session: OmDimsSession) -> GraphInfo:
-    return GraphInfo(
-        name=session.name,
-        file=session.file,
-        inputs=session.inputs,
-        outputs=session.outputs,
-        card=None,
-        batch_sizes=None,
-        hint=_HINT,
-    )

@@ -8,9 +8,9 @@ from typing import Any, Final
 import numpy as np
 
 from llama_adapter.llm.exported.card import ExportCard
-from llama_adapter.llm.exported.device_slots import Buffer, DeviceSlots, bind
+from llama_adapter.llm.exported.device_slots import Buffer, DeviceSlots
 from llama_adapter.llm.exported.export import DECODER_FILE, PREFIX_FILE, SLOTS_FILE
-from llama_adapter.llm.exported.program import Chosen, HostSlots, by_ports, stacked
+from llama_adapter.llm.exported.program import Chosen, DecoderProgram, HostSlots, by_ports, stacked
 from llama_adapter.llm.exported.step import (
     IDS,
     LOGITS,
@@ -39,7 +39,7 @@ _DEVICES: Final = {  # execution provider -> onnxruntime's name of its memory
 }
 
 
-class OnnxProgram:
+class OnnxProgram(DecoderProgram):
     """See `DecoderProgram`. The cache is input and output of the graph at the same addresses, so it is not copied."""
 
     def __init__(
@@ -95,21 +95,11 @@ class OnnxProgram:
                 past=past,
             )
 
-    @property
-    def capacity(self) -> int:
-        return self._slots.capacity
-
     def project(self, visual_query_BQD: np.ndarray) -> Prefix:
         if self._prefix is None:
             return stacked([], self._config, num_pictures=len(visual_query_BQD))
         outputs = self._guarded(lambda: self._prefix.run(self._prefix_ports, {VISUAL_QUERY: visual_query_BQD}))
         return stacked(outputs, self._config, num_pictures=len(visual_query_BQD))
-
-    def reserve(self, num_places: int) -> None:
-        self._slots.reserve(num_places)
-
-    def place(self, prefixes: Sequence[Prefix], *, first_slot: int) -> None:
-        self._slots.place(prefixes, first_slot=first_slot)
 
     def run(self, step: Step, *, first_slot: int) -> Chosen:
         rows = slice(first_slot, first_slot + len(step.ids_RS))
@@ -128,12 +118,6 @@ class OnnxProgram:
         prefix = [np.ascontiguousarray(part, self._dtype) for part in by_ports(prefixes)]
         return self._run(step, list(map(Buffer.of, prefix)), list(map(Buffer.of, cache))).logits_TV
 
-    def move(self, source: int, target: int, *, num_tokens: int) -> None:
-        self._slots.move(source, target, num_tokens=num_tokens)
-
-    def clear(self, slot: int) -> None:
-        self._slots.clear(slot)
-
     def close(self) -> None:
         self._step = self._prefix = None
 
@@ -149,13 +133,13 @@ class OnnxProgram:
         }
         kept = {name: np.ascontiguousarray(array) for name, array in given.items()}  # kept alive until the step has run
         for name, array in kept.items():
-            bind(binding.bind_input, name, Buffer.of(array))
+            binding.bind_input(name, *Buffer.of(array))
         for name, buffer in zip((*self._prefix_ports, *self._cache_ports), (*prefix, *cache), strict=True):
-            bind(binding.bind_input, name, buffer)
+            binding.bind_input(name, *buffer)
         for name in (TOKENS, LOGITS):
             binding.bind_output(name, "cpu")
         for name, buffer in zip(self._kept_ports, cache, strict=True):
-            bind(binding.bind_output, name, buffer)
+            binding.bind_output(name, *buffer)
         self._guarded(lambda: self._step.run_with_iobinding(binding))
         tokens, logits = binding.get_outputs()[:2]
         return Chosen(tokens.numpy(), logits.numpy())

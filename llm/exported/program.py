@@ -2,8 +2,9 @@
 
 # A adapter layers, R rows, S step tokens, N heads, H head size, Q queries, D width, B pictures, T wanted, V vocabulary
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,53 +24,49 @@ class Chosen(NamedTuple):
     logits_TV: np.ndarray  # float32
 
 
-class DecoderProgram(Protocol):
+class DecoderProgram(ABC):
     """The graphs of a decoder, with slots for the keys, values and prefixes of rows. Not thread-safe."""
 
-    @property
-    def card(self) -> ExportCard: ...
-
-    @property
-    def name(self) -> str:
-        """The runtime of the graphs, for people."""
-        ...
+    card: ExportCard
+    name: str  # the runtime of the graphs, for people
+    _slots: Any  # HostSlots or DeviceSlots
 
     @property
     def capacity(self) -> int:
         """Current number of places of a slot. The mask of a step must have this number of places."""
-        ...
+        return int(self._slots.capacity)
 
+    @abstractmethod
     def project(self, visual_query_BQD: np.ndarray) -> Prefix:
         """Visual queries -> prefix (A, B, N, Q, H)."""
-        ...
 
     def reserve(self, num_places: int) -> None:
         """Enlarge every slot to at least `num_places` places. Their content is kept."""
-        ...
+        self._slots.reserve(num_places)
 
     def place(self, prefixes: Sequence[Prefix], *, first_slot: int) -> None:
         """Copy prefixes, (A, 1, N, Q, H) each, into slots from `first_slot` on."""
-        ...
+        self._slots.place(prefixes, first_slot=first_slot)
 
+    @abstractmethod
     def run(self, step: Step, *, first_slot: int) -> Chosen:
         """Run a step of slots from `first_slot` on, and store its keys and values at its places."""
-        ...
 
+    @abstractmethod
     def score(self, step: Step, prefixes: Sequence[Prefix]) -> np.ndarray:
         """Logits (T, V) of a step that uses temporary places after the past, and no slot."""
-        ...
 
     def move(self, source: int, target: int, *, num_tokens: int) -> None:
         """Copy the prefix and the first `num_tokens` places of slot `source` over slot `target`."""
-        ...
+        self._slots.move(source, target, num_tokens=num_tokens)
 
     def clear(self, slot: int) -> None:
         """Set a slot to zero, except the past."""
-        ...
+        self._slots.clear(slot)
 
+    @abstractmethod
     def close(self) -> None:
         """Release memory, device and process. May be repeated."""
-        ...
 
 
 class HostSlots:

@@ -3,7 +3,7 @@
 # O outputs, I inputs, G groups of inputs
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal
 
@@ -38,12 +38,8 @@ class Stored:
     def rows(self, start: int, stop: int) -> "Stored":
         """Rows start..stop-1, which are contiguous in the file."""
         row_bytes = self.num_bytes // self.shape[0]
-        return Stored(
-            name=f"{self.name}[{start}:{stop}]",
-            dtype=self.dtype,
-            shape=(stop - start, *self.shape[1:]),
-            offset=self.offset + start * row_bytes,
-        )
+        shape, offset = (stop - start, *self.shape[1:]), self.offset + start * row_bytes
+        return replace(self, name=f"{self.name}[{start}:{stop}]", shape=shape, offset=offset)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,13 +60,7 @@ class Linear:
     def rows(self, start: int, stop: int) -> "Linear":
         """Outputs start..stop-1."""
         scales = None if self.scales is None else self.scales.rows(start, stop)
-        return Linear(
-            weight=self.weight.rows(start, stop),
-            scales=scales,
-            num_inputs=self.num_inputs,
-            bits=self.bits,
-            group=self.group,
-        )
+        return replace(self, weight=self.weight.rows(start, stop), scales=scales)
 
 
 class WeightsFile:

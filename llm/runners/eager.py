@@ -18,9 +18,8 @@ from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.async_readback import AsyncReadback
 from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, Plan, PrefillPlan, Result, ScorePlan, Scores, WarmUp
 from llama_adapter.llm.runners.fused_step import FusedDecoder
-from llama_adapter.llm.runners.sampler import Prediction, predict
+from llama_adapter.llm.runners.sampler import Prediction, logprobs, predict, sum_scores
 from llama_adapter.llm.runners.score_layout import lay_out, layout_mask, layout_positions
-from llama_adapter.llm.runners.scoring import logprobs, sum_scores
 from llama_adapter.llm.runners.shapes import EXACT, Shapes
 from llama_adapter.runtime.devices import Backend
 from llama_adapter.runtime.operators import ATEN, Operators

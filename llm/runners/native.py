@@ -20,9 +20,8 @@ from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.base import MixedPlan, Plan, Result, ScorePlan, WarmUp
 from llama_adapter.llm.runners.draw import NO_TOKEN
 from llama_adapter.llm.runners.eager import EagerRunner
-from llama_adapter.llm.runners.sampler import Prediction, predict
+from llama_adapter.llm.runners.sampler import Prediction, logprobs, predict, sum_scores
 from llama_adapter.llm.runners.score_layout import ScoreLayout, lay_out
-from llama_adapter.llm.runners.scoring import logprobs, sum_scores
 from llama_adapter.runtime.devices import Backend
 from llama_adapter.runtime.devices.cpu_linear import NativeLinear
 from llama_adapter.runtime.kernels.library import KINDS, Library

@@ -1,6 +1,6 @@
 """Chooses the next token from logits: greedy, repetition penalty, temperature, top-k and top-p, for each row alone."""
 
-# R rows, V vocabulary, I token ids, K likeliest tokens
+# R rows, V vocabulary, I token ids, K likeliest tokens, T scored tokens
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from llama_adapter.llm.runners.draw import NO_TOKEN, Draw
+from llama_adapter.llm.runners.score_layout import ScoreLayout
 
 
 class Prediction(NamedTuple):
@@ -67,7 +68,23 @@ def _penalise(logits_RV: Tensor, draws: Sequence[Draw], *, upload: Upload, newes
 
 def logprobs_of(ids_R: Tensor, prediction: Prediction) -> Tensor:
     """Log-probability of each row's token, (R,) float32, before temperature, top-k and top-p. Reads nothing."""
-    return prediction.logits_RV.log_softmax(dim=-1).gather(-1, ids_R.clamp(min=0)[:, None])[:, 0]
+    return logprobs(prediction.logits_RV, ids_R.clamp(min=0))
+
+
+def logprobs(logits_TV: Tensor, targets_T: Tensor) -> Tensor:
+    """Log-probabilities (T,) of targets from float32 logits."""
+    return logits_TV.log_softmax(-1).gather(-1, targets_T[:, None])[:, 0]
+
+
+def sum_scores(per_token_T: Tensor, layouts: Sequence[ScoreLayout]) -> list[list[float]]:
+    """Log-probabilities of each layout's continuations, from those of all targets in turn.
+
+    Targets after those of the layouts are padding.
+    """
+    num_targets = sum(len(layout.targets) for layout in layouts)
+    on_host_T = per_token_T[:num_targets].cpu()
+    parts = iter(torch.split(on_host_T, [length for layout in layouts for length in layout.lengths]))
+    return [[float(next(parts).sum()) for _ in layout.lengths] for layout in layouts]
 
 
 def likeliest_of(prediction: Prediction, num_top: int) -> tuple[Tensor, Tensor]:

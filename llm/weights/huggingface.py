@@ -1,13 +1,13 @@
 """Opens LLaMA folders in Hugging Face's format: `config.json` beside safetensors or `pytorch_model*.bin` files."""
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from llama_adapter.llm.weights.llama_part import part_config, part_tensors
 from llama_adapter.llm.weights.names import (
     LlamaSource,
     SplitTensor,
@@ -22,6 +22,20 @@ from llama_adapter.runtime.tensor_files.files import check_dense, list_keys, rea
 from llama_adapter.runtime.text import shown_excerpt
 
 _SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+# Of a LLaMA inside a larger model, such as LLaVA. transformers omits entries of `text_config` that equal the defaults
+# of its LlamaConfig.
+_PART_DEFAULTS = {
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "vocab_size": 32000,
+    "rms_norm_eps": 1e-6,
+}
+_OF_THE_WHOLE = ("quantization_config", "tie_word_embeddings")  # of the whole model, but valid for the LLaMA
+_PART_NAMES = re.compile(
+    r"(?:model\.language_model|language_model\.model)\.(.+)|(?:language_model\.)?(lm_head\.weight)"
+)
 _SINGLE = ("model.safetensors", "pytorch_model.bin")
 _MEANING = "the folder is incomplete, or config.json and weights come from different models; download it again"
 
@@ -37,7 +51,7 @@ def open_huggingface(folder: str | os.PathLike[str]) -> LlamaSource:
     """
     place = Path(folder)
     config = read_json(place / "config.json")
-    part = part_config(config)
+    part = _part_config(config)
     config = config if part is None else part
     rope_theta = _check_config(config, place)
     files = _weight_files(place)
@@ -45,7 +59,7 @@ def open_huggingface(folder: str | os.PathLike[str]) -> LlamaSource:
     for path in files:
         tensors = read_tensor_file(path).tensors
         if part is not None:
-            tensors = part_tensors(tensors, file=path)
+            tensors = _part_tensors(tensors, file=path)
         check_dense(tensors, what=f"`{path}`")
         twice = [key for key in tensors if key in by_key]
         if twice:
@@ -149,3 +163,30 @@ def _rename(by_key: Mapping[str, Tensor], *, tied: bool) -> dict[str, Tensor]:
     if tied and "tok_embeddings.weight" in renamed:
         renamed["output.weight"] = renamed["tok_embeddings.weight"]
     return renamed
+
+
+def _part_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The configuration of the LLaMA inside a model; None if `config` does not describe such a model."""
+    part = config.get("text_config")
+    if config.get("model_type") == "llama" or not isinstance(part, dict) or part.get("model_type") != "llama":
+        return None
+    return {**_PART_DEFAULTS, **part, **{name: config[name] for name in _OF_THE_WHOLE if config.get(name)}}
+
+
+def _part_tensors(tensors: Mapping[str, Tensor], *, file: object) -> dict[str, Tensor]:
+    """The tensors of the LLaMA, renamed as in a plain LLaMA; tensors of other parts are left out.
+
+    Raises CheckpointError if two tensors get the same name.
+    """
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if (match := _PART_NAMES.fullmatch(name)) is None:
+            continue
+        own = match[2] or f"model.{match[1]}"
+        if own in found:
+            raise CheckpointError(
+                f"`{file}` has the tensor `{own}` of a LLaMA twice, under two prefixes with `language_model`",
+                hint="the folder mixes files of two versions of transformers; save the model again",
+            )
+        found[own] = tensor
+    return found

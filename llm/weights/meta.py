@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from llama_adapter.llm.split import META_CUTS
 from llama_adapter.llm.weights.names import (
     WIDTHS,
     LlamaSource,
@@ -31,17 +32,7 @@ from llama_adapter.runtime.tensor_files.files import (
 from llama_adapter.runtime.text import shown_excerpt
 
 # The axis along which the tensors of several shards are joined. Other tensors have a copy in each shard.
-_AXES = {
-    "tok_embeddings": 1,
-    "attention.wq": 0,
-    "attention.wk": 0,
-    "attention.wv": 0,
-    "attention.wo": 1,
-    "feed_forward.w1": 0,
-    "feed_forward.w2": 1,
-    "feed_forward.w3": 0,
-    "output": 0,
-}
+_AXES = {name: cut.axis for name, cut in META_CUTS.items()} | {"tok_embeddings": 1}
 _SIZES = ("dim", "n_layers", "n_heads")
 _FACTORS = ("norm_eps", "rope_theta")
 # Entries without effect here: sizes that are read from the tensors, and limits of Meta's own program.

@@ -10,7 +10,7 @@ import yaml
 from torch import Tensor
 
 from llama_adapter.llm.config import DecoderConfig
-from llama_adapter.llm.weights.names import LlamaSource, SplitTensor, check_heads, checked_source
+from llama_adapter.llm.weights.names import LlamaSource, SplitTensor, check_heads, checked_source, meta_parts
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.ckpt_files import read_ckpt, write_ckpt
 from llama_adapter.runtime.tensor_files.files import check_dense, count_blocks, list_keys, require_numbers
@@ -22,7 +22,6 @@ _TOP = {
     "lm_head.weight": "output.weight",
 }
 _OURS = {meta: name for name, meta in _TOP.items()}
-_LAYER = "model.layers."
 _DEFAULTS = {"rms_norm_eps": 1e-5, "theta": 10000.0}  # of MindFormers' LlamaConfig
 _MAX_YAML = 1 << 20
 _MEANING = "the checkpoint is not MindFormers' LLaMA, or its YAML is that of another model"
@@ -80,19 +79,10 @@ def write_mindspore(path: str | os.PathLike[str], config: DecoderConfig, state: 
 
 
 def _unpacked(config: DecoderConfig, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    yield _OURS["tok_embeddings.weight"], state["embedding.weight"]
-    for layer in range(config.num_layers):
-        own, theirs = f"layers.{layer}", f"{_LAYER}{layer}"
-        for name, part in zip(("wq", "wk", "wv"), state[f"{own}.attention.qkv.weight"].chunk(3), strict=True):
-            yield f"{theirs}.attention.{name}.weight", part
-        yield f"{theirs}.attention.wo.weight", state[f"{own}.attention.out.weight"]
-        for name, part in zip(("w1", "w3"), state[f"{own}.feed_forward.gate_up.weight"].chunk(2), strict=True):
-            yield f"{theirs}.feed_forward.{name}.weight", part
-        yield f"{theirs}.feed_forward.w2.weight", state[f"{own}.feed_forward.down.weight"]
-        yield f"{theirs}.attention_norm.weight", state[f"{own}.attention_norm.weight"]
-        yield f"{theirs}.ffn_norm.weight", state[f"{own}.feed_forward_norm.weight"]
-    yield _OURS["norm.weight"], state["norm.weight"]
-    yield _OURS["output.weight"], state["head.weight"]
+    for own, tensor in state.items():
+        if names := meta_parts(own, config):
+            for name, part in zip(names, tensor.chunk(len(names)), strict=True):
+                yield _OURS.get(name, f"model.{name}"), part
 
 
 def only_file(folder: Path, pattern: str) -> Path:

@@ -20,7 +20,7 @@ from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.kernels.library import Library, find_library
 from llama_adapter.runtime.operators import ATEN, DecoderSizes, Operators
 from llama_adapter.runtime.schemes import OperatorChoice, Precision
-from llama_adapter.runtime.schemes.layers import dequantise_linears
+from llama_adapter.runtime.schemes.layers import dequantise_linears, replace_layers
 from llama_adapter.runtime.schemes.scheme import find_scheme
 
 _MAPS = Path("/proc/self/maps")
@@ -121,14 +121,11 @@ def pack_linears(module: nn.Module) -> int:
 
     Their plain weights are released.
     """
-    num_packed = 0
-    for name, child in module.named_children():
-        if not isinstance(child, nn.Linear):
-            num_packed += pack_linears(child)
-        elif can_pack(child.weight.dtype):
-            setattr(module, name, PackedLinear(child))
-            num_packed += 1
-    return num_packed
+
+    def build(layer: nn.Module) -> nn.Module | None:
+        return PackedLinear(layer) if isinstance(layer, nn.Linear) and can_pack(layer.weight.dtype) else None
+
+    return replace_layers(module, build)
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from llama_adapter.runtime.kernels.library import KINDS, Library
 from llama_adapter.runtime.kernels.structs import LinearStruct
 from llama_adapter.runtime.kernels.threads import num_threads
 from llama_adapter.runtime.schemes import int4, int8
-from llama_adapter.runtime.schemes.layers import WEIGHT, float_type
+from llama_adapter.runtime.schemes.layers import WEIGHT, float_type, replace_layers
 from llama_adapter.runtime.schemes.packed import ALIGNMENT, DTYPES, StoredPacked
 
 _ACTIVATIONS = (torch.float32, torch.bfloat16)
@@ -128,15 +128,10 @@ def install_kernels(module: nn.Module, *, library: Library, release: Callable[[]
     keeps; otherwise the weights would need twice their size.
     """
     activations = float_type(module)
-    num_installed = 0
-    for owner in module.modules():  # not a list, which would keep all plain weights alive
-        for name in [name for name, _ in owner.named_children()]:
-            child = getattr(owner, name)
-            if isinstance(child, StoredPacked) or (
-                isinstance(child, nn.Linear) and can_take(child, activations=activations)
-            ):
-                setattr(owner, name, NativeLinear(child, library=library))
-                num_installed += 1
-                del child
-                release()
-    return num_installed
+
+    def build(layer: nn.Module) -> nn.Module | None:
+        if isinstance(layer, nn.Linear) and not can_take(layer, activations=activations):
+            return None
+        return NativeLinear(layer, library=library) if isinstance(layer, nn.Linear | StoredPacked) else None
+
+    return replace_layers(module, build, release=release)

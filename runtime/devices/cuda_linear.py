@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from llama_adapter.runtime.schemes import OperatorChoice, Precision, int4, int8
-from llama_adapter.runtime.schemes.layers import WEIGHT
+from llama_adapter.runtime.schemes.layers import WEIGHT, StoredInt8
 from llama_adapter.runtime.user_cache import working_cache
 
 _LEAST_ROWS = 32  # `_int_mm` needs at least 17
@@ -62,23 +62,11 @@ def build_linear(linear: nn.Linear, precision: Precision, *, wanted: OperatorCho
     return PackedLinear(4, *pack4(linear.weight.detach(), getattr(linear, WEIGHT + int4.SCALE)), bias)
 
 
-class RoundedLinear(nn.Module):
+class RoundedLinear(StoredInt8):
     """8-bit weights, and inputs rounded to 8 bits with a scale for each row, or one if calibrated. Sums are exact.
 
     The limits of its operator follow torch's aten/src/ATen/native/cuda/Blas.cpp.
     """
-
-    weight: Tensor
-    scale: Tensor
-    input_scale: Tensor | None
-    bias: Tensor | None
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.register_buffer("weight", linear.weight.detach().contiguous())
-        self.register_buffer("scale", getattr(linear, WEIGHT + int8.SCALE).float())
-        self.register_buffer("input_scale", getattr(linear, WEIGHT + int8.INPUT_SCALE, None))
-        self.register_buffer("bias", None if linear.bias is None else linear.bias.detach())
 
     def forward(self, x: Tensor) -> Tensor:
         values_RK, steps_R1 = int8.quantise_rows(x.reshape(-1, x.shape[-1]), self.input_scale)

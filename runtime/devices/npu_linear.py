@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from llama_adapter.runtime.devices.npu_operators import PLAIN_WANTED, ChipFamily, Choice
 from llama_adapter.runtime.operators import ATEN
 from llama_adapter.runtime.schemes import OperatorChoice, Precision, int4, int8
-from llama_adapter.runtime.schemes.layers import WEIGHT
+from llama_adapter.runtime.schemes.layers import WEIGHT, StoredInt8
 from llama_adapter.runtime.schemes.scheme import dtype_name, find_scheme
 
 _MOST_FEATURES = 65535  # the most inputs or outputs that the quantised products accept
@@ -139,21 +139,13 @@ class Int4Linear(nn.Module):
         return out_RN.view(*x.shape[:-1], -1)
 
 
-class RoundedLinear(nn.Module):
+class RoundedLinear(StoredInt8):
     """8-bit weights, and inputs rounded to 8 bits with a scale for each row, or by torch with a calibrated one."""
 
-    weight: Tensor
-    scale: Tensor
-    input_scale: Tensor | None
-    bias: Tensor | None
-
     def __init__(self, linear: nn.Linear, activations: torch.dtype, torch_npu: Any, family: ChipFamily) -> None:
-        super().__init__()
+        super().__init__(linear)
         self._torch_npu = torch_npu
-        self.register_buffer("weight", linear.weight.detach().contiguous())
-        self.register_buffer("scale", getattr(linear, WEIGHT + int8.SCALE).float())
-        self.register_buffer("input_scale", getattr(linear, WEIGHT + int8.INPUT_SCALE, None))
-        self.register_buffer("bias", None if linear.bias is None else linear.bias.detach().float())
+        self.bias = None if self.bias is None else self.bias.float()
 
     def forward(self, x: Tensor) -> Tensor:
         rows_RK = x.reshape(-1, x.shape[-1]).contiguous()

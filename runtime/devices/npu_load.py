@@ -10,44 +10,9 @@ from typing import Any
 import torch
 
 from llama_adapter.runtime.errors import DeviceError
-from llama_adapter.runtime.explanation import Explanation, first_that_fits
-from llama_adapter.runtime.graphs.toolkit import SET_ENV
+from llama_adapter.runtime.explanation import first_that_fits, read_explanations
 
 OTHERWISE = "; or pass `--device cpu`"
-
-# The first match is used. The patterns are messages of torch_npu 2.13 and of the dynamic linker.
-FAILURES = (
-    Explanation(
-        r"ERR00007|Two accelerators cannot be used",
-        "torch_npu refuses this torch, which was built for another accelerator",
-        "install torch's CPU build of the same version from the PyTorch CPU index, then torch_npu",
-    ),
-    Explanation(
-        r"undefined symbol|version `[^']+' not found",
-        "torch_npu's libraries fit neither this torch ({torch}) nor this CANN",
-        "install the pair of torch_npu and torch that torch_npu's compatibility table gives for your CANN",
-    ),
-    Explanation(
-        r"lib\w+\.so[.\d]*: cannot open shared object file",
-        "torch_npu is installed, but the libraries of CANN are not found",
-        f"install CANN, or {SET_ENV} in this shell",
-    ),
-    Explanation(
-        r"ASCEND_\w+_PATH",
-        "The environment variables of CANN point to missing or incomplete folders",
-        f"{SET_ENV} again, in a fresh shell and from the CANN that is installed",
-    ),
-    Explanation(
-        r"Only a single TORCH_LIBRARY|already (?:been )?registered",
-        "torch_npu failed to load earlier in this process, and cannot be loaded twice",
-        "start again, and look at the first error",
-    ),
-    Explanation(
-        r"No module named",
-        "torch_npu is installed, but a Python package that it needs is not",
-        "install the packages of the extra `npu`",
-    ),
-)
 
 
 def load_torch_npu() -> Any:
@@ -84,7 +49,7 @@ def explain_loading(error: Exception) -> DeviceError:
     """The error for a failed `import torch_npu`; it quotes the first line of each cause."""
     causes = [error, *filter(None, [error.__cause__])]
     text = " / ".join(f"{type(cause).__name__}: {first_line(cause)}" for cause in causes)
-    found = first_that_fits(FAILURES, "\n".join(map(str, causes)))
+    found = first_that_fits(read_explanations("torch_npu"), "\n".join(map(str, causes)))
     if found is not None:
         message = found[0].sentence.format(torch=torch.__version__)
         return DeviceError(f"{message} ({text})", hint=found[0].hint + OTHERWISE)

@@ -23,6 +23,7 @@ from llama_adapter.runtime.operators import (
     fused_causal_attention,
 )
 from llama_adapter.runtime.schemes import OperatorChoice
+from llama_adapter.runtime.schemes.scheme import dtype_name
 
 LAYOUT = "linear layout"  # stands for an operator's name in the choice of the memory layout of linear weights
 TILED, PLAIN = "FRACTAL_NZ", "ND"
@@ -125,7 +126,7 @@ def choose(
             choices.append(Choice(operator=fused.operator, implementation="aten", reason=objection))
         else:
             chosen |= {fused.operator: fused.build(torch_npu), **fused.beside}
-            reason = f"documented for {family.name} in {_name(dtype)}"
+            reason = f"documented for {family.name} in {dtype_name(dtype)}"
             choices.append(Choice(operator=fused.operator, implementation=fused.implementation, reason=reason))
     fused_names = [choice.operator for choice in choices if choice.implementation != "aten"]
     choices.append(_layout(family, dtype, wanted=wanted))
@@ -152,7 +153,7 @@ def _objection(
     if family.name not in fused.dtypes:
         return f"{fused.implementation} is not documented for {family.name}"
     if dtype not in fused.dtypes[family.name]:
-        return f"{fused.implementation} does not take {_name(dtype)} on {family.name}"
+        return f"{fused.implementation} does not take {dtype_name(dtype)} on {family.name}"
     if unfit := fused.fits(sizes, dtype):
         return f"{fused.implementation} {unfit}"
     if fused.needs and not hasattr(torch_npu, fused.needs):
@@ -166,14 +167,10 @@ def _layout(family: ChipFamily, dtype: torch.dtype, *, wanted: str) -> Choice:
     elif not family.tiled_weights:
         implementation, reason = PLAIN, f"{family.name} multiplies by plain weights as they are"
     elif dtype != torch.float16:
-        implementation, reason = PLAIN, f"tiles are for float16, and these weights are {_name(dtype)}"
+        implementation, reason = PLAIN, f"tiles are for float16, and these weights are {dtype_name(dtype)}"
     else:
         implementation, reason = TILED, f"{family.name} would rearrange plain weights at every call"
     return Choice(operator=LAYOUT, implementation=implementation, reason=reason)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _lay_out_rotary(cos_BS1H: Tensor, sin_BS1H: Tensor, num_rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

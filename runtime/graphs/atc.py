@@ -6,6 +6,7 @@ Tested with a stand-in for ATC only. Flags and messages follow the ATC user guid
 import dataclasses
 import os
 import re
+import signal
 import stat
 import subprocess
 import time
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from llama_adapter.runtime.errors import GraphError
-from llama_adapter.runtime.graphs.atc_failures import explain
+from llama_adapter.runtime.explanation import first_that_fits, read_explanations
 from llama_adapter.runtime.graphs.card import Port
 from llama_adapter.runtime.graphs.defaults import LOG_LEVEL, LOG_LEVELS, PRECISION_MODE
 from llama_adapter.runtime.graphs.dims_sidecar import WEIGHTS_FOLDER, DimsSidecar
@@ -55,6 +56,7 @@ MAX_GEARS: Final = 100
 MAX_GEAR: Final = 2048
 _OUTPUT_TYPES: Final = {"float32": "FP32", "float16": "FP16"}
 _TICK_S: Final = 30.0
+_LAST_LINES: Final = 15
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -276,7 +278,7 @@ def _run(atc: Path, flags: list[str], *, folder: Path, tick: Callable[[float], N
             process.kill()
             raise
     if process.returncode:
-        sentence, hint = explain(said, returncode=process.returncode)
+        sentence, hint = explain_failure(said, returncode=process.returncode)
         raise GraphError(sentence, hint=hint)
 
 
@@ -361,3 +363,16 @@ def adopt_om(request: AtcRequest | DimsRequest, *, graph: Graph) -> Path:
     check_om_file(target)
     write_sidecar(target, describe(request, target, graph=graph))
     return target
+
+
+def explain_failure(output: str, *, returncode: int) -> tuple[str, str]:
+    """A sentence and a hint for a failed run. The sentence ends with ATC's last lines."""
+    sentence, hint = f"ATC failed with exit code {returncode}", "run it by hand with the line of --print-command"
+    if returncode in (-signal.SIGKILL, 128 + signal.SIGKILL):
+        output += "\nKilled"
+    if fit := first_that_fits(read_explanations("atc"), output):
+        entry, found = fit
+        sentence, hint = entry.sentence.format(*found.groups()), entry.hint
+    lines = [line.rstrip() for line in output.splitlines() if line.strip()][-_LAST_LINES:]
+    shown = "".join(f"\n    {line}" for line in lines)
+    return (f"{sentence}. Its last lines:{shown}" if shown else f"{sentence}, without any output"), hint

@@ -40,10 +40,20 @@ class Port:
     shape: tuple[int, ...]
     symbols: tuple[str, ...] = field(default=(), compare=False)  # names of the dynamic sizes, in order, if known
 
+    @classmethod
+    def of(cls, array: np.ndarray) -> "Port":
+        """The type and shape of an array."""
+        return cls(name="", dtype=array.dtype.name, shape=array.shape)
+
     @property
     def free_dims(self) -> tuple[int, ...]:
         """Indices of the dynamic dimensions."""
         return tuple(dim for dim, size in enumerate(self.shape) if size < 0)
+
+    def fits(self, array: np.ndarray) -> bool:
+        """Whether an array has this type and these sizes."""
+        sizes_fit = all(want in (-1, have) for want, have in zip(self.shape, array.shape, strict=False))
+        return array.dtype.name == self.dtype and array.ndim == len(self.shape) and sizes_fit
 
     def __str__(self) -> str:
         return f"{self.dtype} ({', '.join('any' if size < 0 else str(size) for size in self.shape)})"

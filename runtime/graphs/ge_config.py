@@ -4,12 +4,13 @@ import difflib
 import os
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.graphs.known_names import known_names
 
 FILE: Final = "config.ini"
 CONTEXT: Final = "ascend_context"
@@ -27,38 +28,7 @@ RECOMMENDED: Final[Mapping[str, Mapping[str, str]]] = {
     },
 }
 _ONLY_A2: Final = ("ge.exec.formatMode",)
-_OTHER_SECTIONS: Final = (
-    "acl_build_options",
-    "acl_init_options",
-    "acl_option_cfg_param",
-    "aoe_global_options",
-    "aoe_tuning_options",
-    "common_context",
-    "execution_plan",
-    "gpu_context",
-    "model_file",
-    "ms_cache",
-    "weight",
-)
-_CONTEXT_KEYS: Final = frozenset(
-    "aoe_mode buffer_optimize dump_config_file dump_model_name dynamic_batch_size dynamic_dims dynamic_image_size "  # noqa: SIM905
-    "enable_custom_op fusion_switch_config_file_path ge_graph_memory_max_size ge_variable_memory_max_size input_format "
-    "input_shape insert_op_config_file_path max_weight_batch mixprecision_list_path model_cache_dir model_cache_mode "
-    "op_attrs op_select_impl_mode output_type parameter_as_refdata plugin_custom_ops precision_mode "
-    "profiling_config_file provider rank_table_file variable_weights_list".split()
-)
-_GE_KEYS: Final = frozenset(
-    "ge.aicoreNum ge.bufferOptimize ge.constLifecycle ge.customizeDtypes ge.debugDir ge.deterministic ge.dynamicDims "  # noqa: SIM905
-    "ge.dynamicNodeType ge.enableSingleStream ge.enableSmallChannel ge.event ge.exec.atomicCleanPolicy "
-    "ge.exec.disableReuseMemory ge.exec.dumpMode ge.exec.dumpPath ge.exec.dumpStep ge.exec.enableDump "
-    "ge.exec.enableScopeFusionPasses ge.exec.formatMode ge.exec.modify_mixlist ge.exec.op_precision_mode "
-    "ge.exec.overflow ge.exec.precision_mode ge.exec.profilingMode ge.exec.profilingOptions "
-    "ge.exec.reuseZeroCopyMemory ge.exec.staticMemoryPolicy ge.externalWeight ge.featureBaseRefreshable "
-    "ge.fusionSwitchFile ge.graphMemoryMaxSize ge.graphRunMode ge.graph_compiler_cache_dir ge.graph_key "
-    "ge.hcomParallel ge.inputShape ge.jit_compile ge.mdl_bank_path ge.opDebugLevel ge.opSelectImplmode ge.op_bank_path "
-    "ge.op_compiler_cache_dir ge.op_compiler_cache_mode ge.optypelistForImplmode ge.shape_generalized_build_mode "
-    "ge.socVersion ge.streamMaxParallelNum ge.topoSortingMode ge.variableMemoryMaxSize".split()
-)
+_NAMES: Final = known_names("mindspore")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,7 +70,7 @@ def read_ge_config(path: str | os.PathLike[str]) -> GeConfig:
         if match := re.fullmatch(r"\[(\w+)\]", line):
             section = match[1]
             sections.setdefault(section, {})
-            known = (CONTEXT, *GE_SECTIONS, *_OTHER_SECTIONS)
+            known = {CONTEXT, *GE_SECTIONS, *_NAMES["other_sections"]}
             if section not in known:
                 warnings.warn(f"{place}: no section `{section}` is known{_similar(section, known)}", stacklevel=2)
             continue
@@ -111,7 +81,7 @@ def read_ge_config(path: str | os.PathLike[str]) -> GeConfig:
             raise UsageError(f"{place}: the option `{key}` comes before the first section")
         if key in sections[section]:
             raise UsageError(f"{place}: the option `{key}` is set twice")
-        options = _CONTEXT_KEYS if section == CONTEXT else _GE_KEYS if section in GE_SECTIONS else None
+        options = _NAMES[CONTEXT] if section == CONTEXT else _NAMES["ge"] if section in GE_SECTIONS else None
         if options is not None and key not in options:
             warnings.warn(f"{place}: `{section}` has no known option `{key}`{_similar(key, options)}", stacklevel=2)
         sections[section][key] = value
@@ -127,6 +97,6 @@ def recommended_ge_config(*, is_a2: bool = True) -> str:
     return "\n".join(lines)
 
 
-def _similar(name: str, known: tuple[str, ...] | frozenset[str]) -> str:
+def _similar(name: str, known: Set[str]) -> str:
     found = difflib.get_close_matches(name, sorted(known), n=1)
     return f"; `{found[0]}` may be meant" if found else ""

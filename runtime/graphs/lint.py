@@ -11,6 +11,7 @@ from typing import Final, Literal
 
 from llama_adapter.runtime.graphs.card import Port
 from llama_adapter.runtime.graphs.graph import Graph, Node
+from llama_adapter.runtime.graphs.known_names import known_names
 
 OPSETS: Final = (11, 18)  # "ai.onnx opset v11 to v18" of --framework=5
 INPUT_DTYPES: Final = ("float32", "float16")
@@ -18,17 +19,9 @@ INPUT_DTYPES: Final = ("float32", "float16")
 TOKEN_DTYPES: Final = ("int32", "int64")
 MAX_INPUT_RANK: Final = 4  # limit of --input_format=ND
 
-_IN_ALL_OPSETS = """
-    Abs Add And ArgMax BatchNormalization Cast Clip Concat Constant ConstantOfShape Conv Cos CumSum Div Dropout Einsum
-    Equal Erf Exp Expand Flatten Gather GatherElements GatherND Gemm Greater GreaterOrEqual Identity If
-    InstanceNormalization
-    Less LogSoftmax MatMul Max Min Mod Mul Neg Not Or Pad Pow Range Reciprocal ReduceMax ReduceMean ReduceSum Relu
-    Reshape Resize ScatterElements ScatterND Shape Sigmoid Sin Slice Softmax Split Sqrt Squeeze Sub Tanh Tile TopK
-    Transpose Unsqueeze Where
-"""
 # Operator -> first and last opset in which ATC supports it.
 REGISTERED: Final[Mapping[str, tuple[int, int]]] = {
-    **dict.fromkeys(_IN_ALL_OPSETS.split(), OPSETS),
+    **dict.fromkeys(known_names("atc")["operators"], OPSETS),
     "LayerNormalization": (17, 18),
     "Trilu": (14, 18),
     "HardSwish": (14, 18),

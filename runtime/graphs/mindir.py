@@ -9,7 +9,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -145,8 +145,8 @@ def read_mindir(path: Path) -> MindirFile:
             [f"output{number}" for number in range(len(outputs))],
         )
     return MindirFile(
-        inputs=tuple(_named(port, name) for port, name in zip(inputs, names[0], strict=True)),
-        outputs=tuple(_named(port, name) for port, name in zip(outputs, names[1], strict=True)),
+        inputs=tuple(replace(port, name=name) for port, name in zip(inputs, names[0], strict=True)),
+        outputs=tuple(replace(port, name=name) for port, name in zip(outputs, names[1], strict=True)),
         card=find_card(dict(model.user_info), file=str(path)),
     )
 
@@ -199,7 +199,3 @@ def _tensors(value: Any) -> list[Any]:
 def _port(tensor: Any) -> Port:
     dtype = _DTYPES.get(tensor.data_type, f"type {tensor.data_type}")
     return Port(name="", dtype=dtype, shape=tuple(int(size) for size in tensor.dims))
-
-
-def _named(port: Port, name: str) -> Port:
-    return Port(name=name, dtype=port.dtype, shape=port.shape)

@@ -57,7 +57,6 @@ class MindsporeSession:
             inputs=described.inputs,
             outputs=described.outputs,
             card=described.card,
-            batch_sizes=None,
             hint=HINT,
         )
 
@@ -89,12 +88,8 @@ class MindsporeSession:
 def check_sizes(arrays: Sequence[np.ndarray], ports: Sequence[Port], *, file: str) -> None:
     """Raise GraphError for an array whose sizes do not fit the graph. The runtime would read beyond its end."""
     for array, port in zip(arrays, ports, strict=True):
-        fits = len(array.shape) == len(port.shape) and all(
-            want in (-1, have) for want, have in zip(port.shape, array.shape, strict=True)
-        )
-        if not fits or not array.size:
-            given = Port(name="", dtype=array.dtype.name, shape=array.shape)
-            raise GraphError(f"`{file}` takes `{port.name}` {port}, and was given {given}", hint=HINT)
+        if not port.fits(array) or not array.size:
+            raise GraphError(f"`{file}` takes `{port.name}` {port}, and was given {Port.of(array)}", hint=HINT)
 
 
 def _set_device(mindspore: Any, target: str, *, device_id: int, config: GeConfig | None) -> None:

@@ -62,13 +62,12 @@ class MsliteSession:
                 hint="its log (GLOG_v=1) says more; on Ascend, CANN is needed (source its set_env.sh)",
             ) from error
         self._shapes = [list(port.shape) for port in inputs]
+        # The card cannot be read without MindSpore; the folder's card is used instead.
         self.info = GraphInfo(
             name=f"mindspore_lite ({target})",
             file=file,
             inputs=inputs,
             outputs=outputs,
-            card=None,  # it cannot be read without MindSpore; the folder's card is used instead
-            batch_sizes=None,
             hint=HINT,
         )
 

@@ -67,14 +67,11 @@ class OmDimsSession:
         wanted = f"the gear {_told(gear)}"
         outputs = self._thread.call(lambda: self._model.run(arrays, mode="dymdims", wanted=wanted))
         for output, port in zip(outputs, self.outputs, strict=True):
-            shape = shape_in(port, gear)
-            fits = len(shape) == output.ndim and all(
-                want in (-1, have) for want, have in zip(shape, output.shape, strict=True)
-            )
-            if not fits or output.dtype != np.dtype(port.dtype):
+            promised = Port(name=port.name, dtype=port.dtype, shape=shape_in(port, gear))
+            if not promised.fits(output):
                 raise GraphError(
-                    f"`{self.file}` promises {Port(name='', dtype=port.dtype, shape=shape)} as `{port.name}` in the "
-                    f"gear {_told(gear)}, and gave {Port(name='', dtype=str(output.dtype), shape=output.shape)}",
+                    f"`{self.file}` promises {promised} as `{port.name}` in the gear {_told(gear)}, and gave "
+                    f"{Port.of(output)}",
                     hint=_HINT,
                 )
         return outputs

@@ -6,7 +6,7 @@ from typing import Final
 
 from llama_adapter.runtime.device_failures import ABSENT, CODES, CONTEXT, MEMORY
 from llama_adapter.runtime.errors import GraphError
-from llama_adapter.runtime.explanation import Explanation, first_that_fits
+from llama_adapter.runtime.explanation import Explanation, first_that_fits, read_explanations
 from llama_adapter.runtime.graphs.toolkit import SET_ENV
 
 _INSTALL = (
@@ -17,59 +17,20 @@ _INSTALL = (
 # Modules that ais_bench imports -> the package to install.
 _NEEDED: Final[Mapping[str, str]] = {"attr": "attrs", "numpy": "numpy", "tqdm": "tqdm"}
 
-# Sentences may contain {device}. Patterns are matched with the output of ais_bench and aclruntime if it has
-# no known code.
-_DEVICE: Final = Explanation(
-    r"acl open device|acl init failed|get all devices count",
-    "the device {device} cannot be opened",
-    "`npu-smi info` lists the devices; one may be hidden (ASCEND_RT_VISIBLE_DEVICES), not passed into the "
-    "container (/dev/davinci*), or closed to this user (group HwHiAiUser); choose another with "
-    "`--encoder-device N`, or with `--device npu:N` for the language model too",
-)
-_MEMORY: Final = Explanation(
-    r"EL0004|malloc failed|allocate memory|out of memory",
-    "the memory of device {device} is not enough",
-    "`npu-smi info` shows what uses it; export with smaller batch sizes, or leave the language model less room",
-)
-_FILE: Final = Explanation(
-    r"ACL: invalid parameter|load model from file failed",
-    "it is damaged, was made for another chip than the one of device {device}, or by a newer CANN",
-    "compare the chip that `npu-smi info` names with the one it was made for, and make it again with "
-    "`llama-adapter export om --soc-version <chip>`; too little memory on the device gives the same error",
-)
-_BATCH: Final = Explanation(
-    r"dymBatch parameter|dynamic_batch_size parameter|not a dymbatch model",
-    "the file was not compiled for this batch size, although its side-car lists it",
-    "make the OM again with `llama-adapter export om`",
-)
-_CONTEXT: Final = Explanation(
-    r"set current context failed",
-    "its context on the device is gone: something reset the device in this process",
-    "run the encoder in a process of its own: `--encoder-process`",
-)
-_PARAMETER: Final = Explanation(
-    r"(?!)",  # matches nothing: found by its codes only
-    "ACL refused a value that ais_bench passed to it",
-    "ais_bench may be built for another CANN: build it again with this one; ~/ascend/log names the value",
-)
-_EXECUTION: Final = Explanation(
-    r"",
-    "it failed on device {device}",
-    "`npu-smi info` shows the device's health, ~/ascend/log its messages (more of it with ASCEND_GLOBAL_LOG_LEVEL=1)",
-)
-_OPENING: Final = (_DEVICE, _MEMORY, _FILE)
-_RUNNING: Final = (_MEMORY, _BATCH, _CONTEXT, _EXECUTION)
+_MEANINGS: Final[Mapping[str, Explanation]] = read_explanations("om")
+_OPENING: Final = ("device", "memory", "file")
+_RUNNING: Final = ("memory", "batch", "context", "execution")
 
 # The codes of CANN's runtime, and those of ACL and of the graph engine, which occur only in OM sessions (acl_base.h,
 # rt_error_codes.h, ge_error_codes.h of CANN 8.5).
-_OF_THE_RUNTIME: Final = {MEMORY: _MEMORY, ABSENT: _DEVICE, CONTEXT: _CONTEXT}
-BY_CODE: Final[Mapping[int, Explanation]] = {
-    **{code: _OF_THE_RUNTIME.get(failure, _EXECUTION) for code, failure in CODES.items()},
-    **dict.fromkeys((507000, 507011), _EXECUTION),
-    **dict.fromkeys((100000, 107000, 145000), _PARAMETER),
-    **dict.fromkeys((100003, 100012, 100013, 100014, 100015, 100016, 507008, 545001), _FILE),
-    145013: _BATCH,
-    245000: _MEMORY,
+_OF_THE_RUNTIME: Final = {MEMORY: "memory", ABSENT: "device", CONTEXT: "context"}
+BY_CODE: Final[Mapping[int, str]] = {
+    **{code: _OF_THE_RUNTIME.get(failure, "execution") for code, failure in CODES.items()},
+    **dict.fromkeys((507000, 507011), "execution"),
+    **dict.fromkeys((100000, 107000, 145000), "parameter"),
+    **dict.fromkeys((100003, 100012, 100013, 100014, 100015, 100016, 507008, 545001), "file"),
+    145013: "batch",
+    245000: "memory",
 }
 # A code is in brackets or follows a word such as `ret` or `code`. Other numbers of six digits are sizes.
 _CODE: Final = re.compile(r"(?:\[|\b(?:ret|code|result|failed)\b(?: is| code)?\W{0,2})(\d{6})\b", re.IGNORECASE)
@@ -125,12 +86,12 @@ def _explain_import(error: Exception) -> tuple[str, str]:
     )
 
 
-def _explain(table: Iterable[Explanation], error: Exception, said: str, *, start: str, device: int) -> GraphError:
+def _explain(names: Iterable[str], error: Exception, said: str, *, start: str, device: int) -> GraphError:
     """Explain the error by ACL's code if it is known, else by the messages of ais_bench and aclruntime."""
     words = " | ".join(part for part in (_words(error), said) if part)
     if (code := find_code(words)) is not None:
-        meaning = BY_CODE[code]
-    elif found := first_that_fits(table, words):
+        meaning = _MEANINGS[BY_CODE[code]]
+    elif found := first_that_fits(map(_MEANINGS.__getitem__, names), words):
         meaning = found[0]
     else:
         return GraphError(f"{start}. It said: {words}", hint="`llama-adapter doctor` looks at what is installed")

@@ -8,6 +8,7 @@ from typing import Final
 
 from llama_adapter.runtime.device_names import split_device
 from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.graphs.known_names import known_names
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,77 +25,22 @@ class Kind:
     """A kind of provider, according to its documentation."""
 
     name: str
-    packages: str  # arguments of pip; these wheels exclude each other, because all install a module `onnxruntime`
+    packages: str  # arguments of pip
     options: frozenset[str]
 
 
 CPU: Final = OnnxProvider()
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-# Providers by kind of device. The option names are those that the parsers in the wheels accept. The CPU's provider has
-# no options, and ignores any.
+_NAMES: Final = known_names("onnxruntime")
+# Providers by kind of device. The wheels exclude each other, because all install a module `onnxruntime`.
 KINDS: Final[Mapping[str, Kind]] = {
-    "cpu": Kind(name=CPU.name, packages="onnxruntime", options=frozenset()),
-    "cuda": Kind(
-        name="CUDAExecutionProvider",
-        packages="onnxruntime-gpu",
-        options=_words("""
-            device_id gpu_mem_limit arena_extend_strategy cudnn_conv_algo_search cudnn_conv_use_max_workspace
-            cudnn_conv1d_pad_to_nc1d do_copy_in_default_stream has_user_compute_stream user_compute_stream
-            use_ep_level_unified_stream enable_cuda_graph enable_skip_layer_norm_strict_mode fuse_conv_bias
-            gpu_external_alloc gpu_external_free gpu_external_empty_cache prefer_nhwc sdpa_kernel tunable_op_enable
-            tunable_op_tuning_enable tunable_op_max_tuning_duration_ms use_tf32
-        """),
-    ),
-    "npu": Kind(
-        name="CANNExecutionProvider",
-        packages="onnxruntime-cann 'numpy<2'",
-        # The options in the last line are not in version 1.24.4.
-        options=_words("""
-            device_id npu_mem_limit arena_extend_strategy enable_cann_graph enable_cann_subgraph dump_graphs
-            dump_om_model precision_mode op_select_impl_mode optypelist_for_implmode
-            precision_mode_v2 input_format dynamic_batch_size dynamic_image_size dynamic_dims
-        """),
-    ),
+    "cpu": Kind(name=CPU.name, packages="onnxruntime", options=_NAMES["cpu"]),
+    "cuda": Kind(name="CUDAExecutionProvider", packages="onnxruntime-gpu", options=_NAMES["cuda"]),
+    "npu": Kind(name="CANNExecutionProvider", packages="onnxruntime-cann 'numpy<2'", options=_NAMES["npu"]),
 }
 BY_NAME: Final = {kind.name: kind for kind in KINDS.values()}
 SESSION: Final = "session"  # the section with session configuration entries
-# Session configuration entries of onnxruntime 1.31, which ignores all others.
-SESSION_ENTRIES: Final = _words("""
-    ep.context_embed_mode ep.context_enable ep.context_file_path ep.context_model_external_initializers_file_name
-    ep.context_node_name_prefix ep.cuda.fpa_intb_gemm ep.cuda.fpa_intb_profile_m
-    ep.cuda.gqa_workspace_max_total_sequence_length ep.enable_weightless ep.share_ep_contexts
-    ep.stop_share_ep_contexts memory.enable_memory_arena_shrinkage mlas.disable_kleidiai
-    mlas.enable_gemm_fastmath_arm64_bfloat16 mlas.qnbit.force_fp32 mlas.use_lut_gemm
-    optimization.constant_folding_max_output_size_in_bytes optimization.disable_specified_optimizers
-    optimization.enable_cast_chain_elimination optimization.enable_gelu_approximation
-    optimization.minimal_build_optimizations session.allow_released_opsets_only
-    session.collect_node_memory_stats_to_file session.compile_only session.debug_layout_transformation
-    session.disable_aot_function_inlining session.disable_cpu_ep_fallback session.disable_double_qdq_remover
-    session.disable_model_compile session.disable_prepacking session.disable_qdq_constant_folding
-    session.disable_quant_qdq session.dynamic_block_base session.enable_cpu_mem_arena
-    session.enable_dq_matmulnbits_fusion session.enable_mem_pattern session.enable_quant_qdq_cleanup
-    session.enable_saved_runtime_optimizations session.fail_on_suboptimal_compiled_model session.force_spinning_stop
-    session.function_expansion_byte_limit session.function_expansion_node_limit session.gqa_value_layout
-    session.graph_optimization_level session.graph_optimizations_loop_level session.inter_op.allow_spinning
-    session.inter_op.spin_backoff_max session.inter_op.spin_duration_us session.intra_op.allow_spinning
-    session.intra_op.spin_backoff_max session.intra_op.spin_duration_us session.intra_op_thread_affinities
-    session.layer_assignment_settings session.load_model_format session.max_shape_override
-    session.model_external_initializers_file_folder_path session.name_based_layer_assignment
-    session.node_partition_config_file session.optimized_model_external_initializers_file_name
-    session.optimized_model_external_initializers_min_size_in_bytes session.optimized_model_filepath
-    session.prepack.enable_parallel session.qdq_matmulnbits_accuracy_level session.qdq_matmulnbits_block_size
-    session.qdqisint8allowed session.record_ep_graph_assignment_info session.resource_cuda_partitioning_settings
-    session.save_external_prepacked_constant_initializers session.save_model_format session.set_denormal_as_zero
-    session.strict_shape_type_inference session.strict_workspace_verification
-    session.use_device_allocator_for_initializers session.use_env_allocators
-    session.use_external_initializer_file_buffers_directly session.use_ort_model_bytes_directly
-    session.use_ort_model_bytes_for_initializers session.x64quantprecision
-""")
 
 
 def provider_of_device(device: str, *, options: Iterable[str] = (), config: str | None = None) -> OnnxProvider:
@@ -117,7 +63,7 @@ def provider_of_device(device: str, *, options: Iterable[str] = (), config: str 
     for name, value in map(split_option, options):
         (entries if "." in name else own)[name] = value
     _check(own, known=kind.options, what=f"option of {kind.name}")
-    _check(entries, known=SESSION_ENTRIES, what="session configuration entry of onnxruntime")
+    _check(entries, known=_NAMES[SESSION], what="session configuration entry of onnxruntime")
     if device_id is not None and own.setdefault("device_id", str(device_id)) != str(device_id):
         raise UsageError(
             f"The device is `{device}`, and the option device_id is {own['device_id']}", hint="leave device_id out"

@@ -20,8 +20,8 @@ class GraphInfo:
     file: str  # or a folder with files for several batch sizes
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
-    card: GraphCard | None  # None for a file of another program
-    batch_sizes: tuple[int, ...] | None  # the batch sizes it was compiled for, ascending; None if it accepts any
+    card: GraphCard | None = None  # None for a file of another program
+    batch_sizes: tuple[int, ...] | None = None  # the batch sizes it was compiled for, ascending; None if it accepts any
     hint: str  # how to create such a file, for error messages
 
 
@@ -56,14 +56,10 @@ def as_inputs(arrays: Sequence[np.ndarray], ports: Sequence[Port]) -> list[np.nd
 def check_outputs(outputs: Sequence[np.ndarray], ports: Sequence[Port], *, batch: int, file: str) -> None:
     """Raise GraphError unless the outputs of a run have the shapes and types that the graph declares for this batch."""
     for output, port in zip(outputs, ports, strict=True):
-        wanted = (batch, *port.shape[1:])
-        fits = len(output.shape) == len(wanted) and all(
-            want in (-1, have) for want, have in zip(wanted, output.shape, strict=True)
-        )
-        if not fits or output.dtype.name != port.dtype:
+        promised = Port(name=port.name, dtype=port.dtype, shape=(batch, *port.shape[1:]))
+        if not promised.fits(output):
             raise GraphError(
-                f"`{file}` promises {Port(name='', dtype=port.dtype, shape=wanted)} for a batch of {batch}, "
-                f"and gave {Port(name='', dtype=str(output.dtype), shape=output.shape)}",
+                f"`{file}` promises {promised} for a batch of {batch}, and gave {Port.of(output)}",
                 hint="the file, or the runtime under it, is damaged: export the model again",
             )
 

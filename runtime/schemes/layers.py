@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from llama_adapter.runtime.schemes import Precision
-from llama_adapter.runtime.schemes.int8 import INPUT_SCALE
+from llama_adapter.runtime.schemes.int8 import INPUT_SCALE, SCALE
 from llama_adapter.runtime.schemes.packed import find_packed, stored_packed
 from llama_adapter.runtime.schemes.scheme import scheme_of
 
@@ -125,22 +125,48 @@ def store_parts(layer: nn.Linear, parts: Mapping[str, Tensor]) -> None:
             layer.register_buffer(WEIGHT + suffix, tensor)
 
 
-def replace_quantised(module: nn.Module, build: Callable[[nn.Linear, Precision], nn.Module | None]) -> int:
-    """Replace quantised layers inside `module` by what `build` returns for them; returns the number of replaced layers.
+class StoredInt8(nn.Module):
+    """The stored tensors of an 8-bit layer as buffers, for layers that compute with them."""
 
-    `build` takes a layer and its precision. If it returns None, the layer stays. Each weight is released when its
-    layer is replaced.
+    weight: Tensor
+    scale: Tensor  # of each output, float32
+    input_scale: Tensor | None  # of all inputs, if it was calibrated
+    bias: Tensor | None
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.register_buffer("weight", linear.weight.detach().contiguous())
+        self.register_buffer("scale", getattr(linear, WEIGHT + SCALE).float())
+        self.register_buffer("input_scale", getattr(linear, WEIGHT + INPUT_SCALE, None))
+        self.register_buffer("bias", None if linear.bias is None else linear.bias.detach())
+
+
+def replace_layers(
+    module: nn.Module, build: Callable[[nn.Module], nn.Module | None], *, release: Callable[[], None] = lambda: None
+) -> int:
+    """Replace layers inside `module` by what `build` returns for them; returns the number of replaced layers.
+
+    If it returns None, the layer stays. Each weight is released when its layer is replaced. Then `release` is called.
     """
     num_replaced = 0
     for owner in module.modules():  # not a list, which would keep all weights alive
         for name in [name for name, _ in owner.named_children()]:
-            child = getattr(owner, name)
-            if not isinstance(child, nn.Linear) or (scheme := scheme_of(child.weight.dtype)) is None:
-                continue
-            if (built := build(child, scheme.name)) is not None:
+            if (built := build(getattr(owner, name))) is not None:
                 setattr(owner, name, built)
                 num_replaced += 1
+                release()
     return num_replaced
+
+
+def replace_quantised(module: nn.Module, build: Callable[[nn.Linear, Precision], nn.Module | None]) -> int:
+    """As `replace_layers`, for quantised layers. `build` takes a layer and its precision."""
+
+    def build_quantised(layer: nn.Module) -> nn.Module | None:
+        if not isinstance(layer, nn.Linear) or (scheme := scheme_of(layer.weight.dtype)) is None:
+            return None
+        return build(layer, scheme.name)
+
+    return replace_layers(module, build_quantised)
 
 
 def dequantise_linears(module: nn.Module) -> None:

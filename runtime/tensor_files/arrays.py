@@ -2,12 +2,15 @@
 
 import json
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from llama_adapter.runtime.device_failures import tells_shortage
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.text import shown_excerpt
 
@@ -16,12 +19,20 @@ _MAX_JSON: Final = 16 << 20  # bytes; the largest shard index has a hundredth of
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """Read a safetensors file. Raises CheckpointError for a missing, damaged or foreign file."""
+    with open_safetensors(path, framework="numpy") as file:
+        return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dictionary)
+
+
+@contextmanager
+def open_safetensors(path: Path, *, framework: str) -> Iterator[Any]:
+    """The opened file. Raises CheckpointError if it is missing, damaged or foreign, also while it is read."""
     require_file(path)
     try:
-        with safe_open(path, framework="numpy") as file:
-            arrays: dict[str, Any] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dictionary)
-            return arrays
-    except (SafetensorError, OSError, ValueError, RuntimeError, TypeError):  # TypeError: numpy lacks the type
+        with safe_open(path, framework=framework) as file:
+            yield file
+    except (SafetensorError, OSError, ValueError, RuntimeError, TypeError) as error:  # TypeError: numpy lacks the type
+        if tells_shortage(str(error)):
+            raise
         raise damaged(path) from None
 
 

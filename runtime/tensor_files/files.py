@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from llama_adapter.runtime.device_failures import tells_shortage
 from llama_adapter.runtime.errors import CheckpointError
-from llama_adapter.runtime.tensor_files.arrays import damaged, require_file
+from llama_adapter.runtime.tensor_files.arrays import damaged, open_safetensors, require_file
 from llama_adapter.runtime.tensor_files.pickles import ForeignObjectError, Module, PickleError, TensorHeader, Unread
 from llama_adapter.runtime.tensor_files.torch_files import CompressedError, TorchFile, module_tensors
 from llama_adapter.runtime.text import shown_excerpt
@@ -119,24 +118,14 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
     Raises CheckpointError for a missing, damaged or foreign file.
     """
-    require_file(path)
-    try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dictionary)
-    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
-        if tells_shortage(str(error)):
-            raise
-        raise damaged(path) from None
+    with open_safetensors(path, framework="pt") as file:
+        return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dictionary)
 
 
 def read_metadata(path: Path) -> dict[str, str]:
     """The metadata of a safetensors file, which are texts. Raises CheckpointError as `read_safetensors`."""
-    require_file(path)
-    try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            return dict(file.metadata() or {})
-    except (SafetensorError, OSError, ValueError, RuntimeError):
-        raise damaged(path) from None
+    with open_safetensors(path, framework="pt") as file:
+        return dict(file.metadata() or {})
 
 
 def check_dense(tensors: Mapping[str, Tensor], *, what: str) -> None:

@@ -160,3 +160,10 @@ class FakeCuda:
 
     def num_captures(self) -> int:
         return sum(len(pool.graphs) for pool in self.pools)
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    fake = FakeCuda()
+    fake.install(monkeypatch)
+    return fake

@@ -110,6 +110,13 @@ class LinearOps:
         return first.int() @ second.int()
 
 
+@pytest.fixture
+def ops(monkeypatch: pytest.MonkeyPatch) -> LinearOps:
+    fake = LinearOps()
+    fake.install(monkeypatch)
+    return fake
+
+
 def widened(weights: Weights) -> Tensor:
     """Weights as float32 (N, K)."""
     if weights.bits == 16:

@@ -15,7 +15,7 @@ from llama_adapter.llm.weights.adapter import AdapterFile, open_adapter
 from llama_adapter.llm.weights.huggingface import open_huggingface
 from llama_adapter.llm.weights.meta import open_meta
 from tests.bounds import sums
-from tests.llm.toys import GOLDEN, build_decoder, refusal
+from tests.llm.toys import GOLDEN, adapter_tensors, build_decoder, drop, put, refusal
 
 ADAPTERS = ("BIAS-TINY", "LORA-BIAS-TINY", "CAPTION-TINY", "training-checkpoint-0")
 LLAMA = open_meta(GOLDEN / "LLaMA" / "TINY")
@@ -29,15 +29,9 @@ def adapter_path(name: str) -> Path:
     return GOLDEN / "adapters" / f"{name}.pth"
 
 
-def tensors_of(name: str) -> dict[str, Tensor]:
-    with torch.serialization.safe_globals([Namespace]):
-        content = torch.load(adapter_path(name), weights_only=True)
-    return dict(content["model"])
-
-
 def edited(tmp_path: Path, name: str, edit: Edit, **entries: object) -> AdapterFile:
     """The adapter with its tensors changed by `edit`, written to a separate file."""
-    tensors: dict[str, Any] = tensors_of(name)
+    tensors: dict[str, Any] = adapter_tensors(name)
     edit(tensors)
     path = tmp_path / "adapter.pth"
     torch.save({"model": tensors, **entries}, path)
@@ -84,7 +78,7 @@ def test_all_forms_of_llama_give_the_same_decoder(name: str) -> None:
 
 @pytest.mark.parametrize("layer", [0, 2])
 def test_merged_lora_equals_the_low_rank_products(layer: int) -> None:
-    tensors, (_, state) = tensors_of("LORA-BIAS-TINY"), build(open_adapter(adapter_path("LORA-BIAS-TINY")))
+    tensors, (_, state) = adapter_tensors("LORA-BIAS-TINY"), build(open_adapter(adapter_path("LORA-BIAS-TINY")))
     generator = torch.Generator().manual_seed(7)
     x = {DIM: torch.randn(5, DIM, generator=generator), FFN: torch.randn(5, FFN, generator=generator)}
 
@@ -119,7 +113,7 @@ def test_adapter_keeps_keys_and_values_without_lora() -> None:
 
 @pytest.mark.parametrize("name", ["BIAS-TINY", "LORA-BIAS-TINY"])
 def test_gates_of_the_last_layers_are_folded(name: str) -> None:
-    tensors, (_, state) = tensors_of(name), build(open_adapter(adapter_path(name)))
+    tensors, (_, state) = adapter_tensors(name), build(open_adapter(adapter_path(name)))
     for j in range(3):
         prefix = f"llama.layers.{j + 1}.attention."
         new_gate = float(tensors.get(f"{prefix}new_gate", torch.ones(1)))
@@ -133,19 +127,19 @@ def test_new_gate_is_ignored_with_a_single_query(tmp_path: Path) -> None:
         tensors["adapter_query.weight"] = tensors["adapter_query.weight"][:3]
 
     config, state = build(edited(tmp_path, "LORA-BIAS-TINY", keep_one_query))
-    gate = tensors_of("LORA-BIAS-TINY")["llama.layers.3.attention.gate"].float().view(HEADS)
+    gate = adapter_tensors("LORA-BIAS-TINY")["llama.layers.3.attention.gate"].float().view(HEADS)
     assert config.num_queries == 1
     assert torch.equal(state["adapter.gates"][2], gate.tanh())
 
 
 def test_missing_new_gates_are_one(tmp_path: Path) -> None:
     without = edited(tmp_path, "LORA-BIAS-TINY", lambda t: [t.pop(key) for key in list(t) if key.endswith("new_gate")])
-    gate = tensors_of("LORA-BIAS-TINY")["llama.layers.3.attention.gate"].float().view(HEADS)
+    gate = adapter_tensors("LORA-BIAS-TINY")["llama.layers.3.attention.gate"].float().view(HEADS)
     assert torch.equal(build(without)[1]["adapter.gates"][2], gate.tanh())
 
 
 def test_norms_and_biases_of_the_adapter_are_used() -> None:
-    tensors, (_, state) = tensors_of("BIAS-TINY"), build(open_adapter(adapter_path("BIAS-TINY")))
+    tensors, (_, state) = adapter_tensors("BIAS-TINY"), build(open_adapter(adapter_path("BIAS-TINY")))
     assert torch.equal(state["norm.weight"], tensors["llama.norm.weight"])
     assert torch.equal(state["layers.2.attention_norm.weight"], tensors["llama.layers.2.attention_norm.weight"])
     assert torch.equal(state["layers.2.feed_forward_norm.weight"], tensors["llama.layers.2.ffn_norm.weight"])
@@ -189,7 +183,7 @@ def test_prefix_llma_of_older_trainers(tmp_path: Path) -> None:
 
 
 def test_plain_dictionary_of_tensors(tmp_path: Path) -> None:
-    torch.save(tensors_of("BIAS-TINY"), tmp_path / "plain.pth")
+    torch.save(adapter_tensors("BIAS-TINY"), tmp_path / "plain.pth")
     state, wanted = build(open_adapter(tmp_path / "plain.pth"))[1], build(open_adapter(adapter_path("BIAS-TINY")))[1]
     assert [key for key in wanted if not torch.equal(state[key], wanted[key])] == []
 
@@ -197,7 +191,7 @@ def test_plain_dictionary_of_tensors(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_every_tensor_of_an_adapter_has_one_owner(name: str) -> None:
     adapter = open_adapter(adapter_path(name))
-    assert len(adapter.llama) + len(adapter.visual) + len(adapter.clip) + 1 == len(tensors_of(name))
+    assert len(adapter.llama) + len(adapter.visual) + len(adapter.clip) + 1 == len(adapter_tensors(name))
 
 
 def test_gates_of_layers_without_adapter_are_optional(tmp_path: Path) -> None:
@@ -208,14 +202,6 @@ def test_gates_of_layers_without_adapter_are_optional(tmp_path: Path) -> None:
 def test_lora_rank_is_read_from_the_tensors_and_not_from_the_config(tmp_path: Path) -> None:
     config = {"w_bias": True, "w_lora": True, "lora_rank": 999}
     assert build(edited(tmp_path, "LORA-BIAS-TINY", lambda _: None, config=config))[0].separate_adapter_kv
-
-
-def put(key: str, *shape: int) -> Edit:
-    return lambda tensors: tensors.update({key: torch.ones(shape)})
-
-
-def drop(key: str) -> Edit:
-    return lambda tensors: tensors.pop(key)
 
 
 def to_meta(key: str) -> Edit:
@@ -237,11 +223,11 @@ MISSING = {  # each may be missing only together with all tensors of its kind
 }
 UNKNOWN = ("llama.layers.1.attention.wk.bias", "llama.layers.1.surprise", "visual_thing.weight")
 MISFITS: dict[str, tuple[str, Edit]] = {
-    "another width": ("BIAS-TINY", put("adapter_query.weight", 30, 5120)),
-    "more layers": ("CAPTION-TINY", put("llama.layers.9.attention.gate", 1, 4, 1, 1)),
-    "wrong shape": ("BIAS-TINY", put("llama.layers.1.attention.gate", 1, 32, 1, 1)),
+    "another width": ("BIAS-TINY", put("adapter_query.weight", torch.ones(30, 5120))),
+    "more layers": ("CAPTION-TINY", put("llama.layers.9.attention.gate", torch.ones(1, 4, 1, 1))),
+    "wrong shape": ("BIAS-TINY", put("llama.layers.1.attention.gate", torch.ones(1, 32, 1, 1))),
     "numbers as low-rank factors": ("LORA-BIAS-TINY", flatten_low_rank),
-    "queries that do not divide": ("BIAS-TINY", put("adapter_query.weight", 31, DIM)),
+    "queries that do not divide": ("BIAS-TINY", put("adapter_query.weight", torch.ones(31, DIM))),
     **{
         f"{key} without values": ("BIAS-TINY", to_meta(key))
         for key in ("llama.layers.1.attention.wq.bias", "clip_proj.bias", "adapter_query.weight")
@@ -255,7 +241,7 @@ FILES = (
 
 def test_refusals_of_adapters(tmp_path: Path, snapshot: Any) -> None:
     edits = {f"{name} without {key}": (name, drop(key)) for name, keys in MISSING.items() for key in keys}
-    edits |= {f"{name} with {key}": (name, put(key, DIM)) for name in ADAPTERS for key in UNKNOWN}
+    edits |= {f"{name} with {key}": (name, put(key, torch.ones(DIM))) for name in ADAPTERS for key in UNKNOWN}
     told = {
         case: refusal(lambda name=name, edit=edit: build(edited(tmp_path, name, edit)), tmp_path)
         for case, (name, edit) in {**edits, **MISFITS}.items()

@@ -17,6 +17,7 @@ from llama_adapter.runtime.devices.cuda import FUSED, CudaGraphs
 from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.operators import ATEN, Operators
 from tests.bounds import Float64, difference, spread
+from tests.fakes import cuda_graphs
 from tests.fakes.cuda_graphs import FakeCuda, HostCuda
 from tests.llm.toys import (
     CONFIG,
@@ -31,13 +32,7 @@ from tests.llm.toys import (
 )
 
 WIDE = replace(CONFIG, context=256)
-
-
-@pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    fake = FakeCuda()
-    fake.install(monkeypatch)
-    return fake
+cuda = cuda_graphs.cuda  # a fixture
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

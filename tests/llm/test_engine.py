@@ -50,31 +50,26 @@ def test_end_token_stops_a_row_and_is_not_returned() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt_length", "max_new_tokens", "known_ids", "num_tokens"),
+    ("prompt_length", "limits", "known_ids", "num_tokens"),
     [
-        (60, 50, (), CONFIG.context - 60),
-        (CONFIG.context, 50, (), 0),
-        (5, 0, (), 0),
-        (5, 3, (6, 7), 1),
-        (5, 3, (6, 7, 8), 0),
+        (60, {"max_new_tokens": 50}, (), CONFIG.context - 60),
+        (CONFIG.context, {"max_new_tokens": 50}, (), 0),
+        (5, {"max_new_tokens": 0}, (), 0),
+        (5, {"max_new_tokens": 3}, (6, 7), 1),
+        (5, {"max_new_tokens": 3}, (6, 7, 8), 0),
+        *(
+            (5, {"max_new_tokens": 20, "max_length": most}, (), num)
+            for most, num in ((8, 3), (5, 0), (4, 0), (1000, 20))
+        ),
     ],
 )
-def test_context_limit_and_known_tokens_bound_the_answer(
-    prompt_length: int, max_new_tokens: int, known_ids: tuple[int, ...], num_tokens: int
+def test_context_lengths_and_known_tokens_bound_the_answer(
+    prompt_length: int, limits: dict[str, int], known_ids: tuple[int, ...], num_tokens: int
 ) -> None:
     engine = toy_engine(toy_decoder(), num_slots=2, eos_id=-7)
-    sampling = [SamplingParams(max_new_tokens=max_new_tokens)]
-    (request,) = toy_requests(engine, [tuple([1] * prompt_length)], sampling=sampling)
+    prompt = tuple([1] * prompt_length)
+    (request,) = toy_requests(engine, [prompt], sampling=[SamplingParams(**limits)])  # type: ignore[arg-type]
     ids, finish = answer(engine, [replace(request, known_ids=known_ids)])[0]
-    assert (len(ids), finish) == (num_tokens, "length")
-
-
-@pytest.mark.parametrize(("max_length", "num_tokens"), [(8, 3), (5, 0), (4, 0), (1000, 20)])
-def test_max_length_counts_the_prompt_too(max_length: int, num_tokens: int) -> None:
-    engine = toy_engine(toy_decoder(), num_slots=2, eos_id=-7)
-    sampling = [SamplingParams(max_new_tokens=20, max_length=max_length)]
-    (request,) = toy_requests(engine, [(1, 4, 5, 6, 7)], sampling=sampling)
-    ids, finish = answer(engine, [request])[0]
     assert (len(ids), finish) == (num_tokens, "length")
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from llama_adapter.llm.weights.huggingface import open_huggingface
 from llama_adapter.llm.weights.meta import open_meta
 from llama_adapter.llm.weights.names import half_split
-from tests.llm.toys import GOLDEN, build_decoder, is_mapped, refusal
+from tests.llm.toys import GOLDEN, build_decoder, drop, is_mapped, put, refusal
 
 ONE_SHARD = GOLDEN / "LLaMA" / "TINY"
 TWO_SHARDS = GOLDEN / "LLaMA" / "TINY-2SHARD"
@@ -143,14 +143,6 @@ def test_harmless_params_are_tolerated(meta: Path) -> None:
 def test_weights_wrapped_by_a_trainer(meta: Path) -> None:
     torch.save({"model": torch.load(meta / SHARD, weights_only=True), "epoch": 3}, meta / SHARD)
     assert_equal(state_of(open_meta(meta)), state_of(open_meta(ONE_SHARD)))
-
-
-def put(key: str, value: Tensor) -> Callable[[dict[str, Any]], object]:
-    return lambda tensors: tensors.update({key: value})
-
-
-def drop(key: str) -> Callable[[dict[str, Any]], object]:
-    return lambda tensors: tensors.pop(key)
 
 
 TENSORS: dict[str, Callable[[dict[str, Any]], object]] = {  # changes to the only shard

@@ -37,10 +37,6 @@ def chosen(*, num_slots: int, past: PastKeyValues | None, folder: Path, mode: st
     return open_runner(CONFIG, DECODER.state_dict(), backend=CpuBackend(), **options)
 
 
-def compiled(*, num_slots: int, past: PastKeyValues | None, folder: Path) -> Runner:
-    return chosen(num_slots=num_slots, past=past, folder=folder, mode="compile")
-
-
 def plain(*, num_slots: int, past: PastKeyValues | None, folder: Path, **options: Any) -> Runner:
     return eager(DECODER, num_slots=num_slots, past=past, **options)
 
@@ -188,21 +184,3 @@ def test_prompt_embeddings_of_another_kind_are_refused(name: str, wrong: torch.T
     save_file(tensors, tmp_path / name) if name.endswith("safetensors") else torch.save(tensors, tmp_path / name)
     with pytest.raises(CheckpointError, match=rf"{name}` holds prompt embeddings of shape .* needs floats \(tokens, "):
         read_past(tmp_path, CONFIG)
-
-
-@pytest.fixture(scope="module")
-def llama() -> Any:
-    """A random LLaMA of transformers, and one of our decoders with the same weights."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(1)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=300,
-            hidden_size=64,
-            intermediate_size=96,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            max_position_embeddings=64,
-        )
-    ).eval()

@@ -2,6 +2,7 @@
 
 import functools
 import random
+from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -186,6 +187,23 @@ def refusal(action: Callable[[], object], folder: Path) -> str:
         action()
     text = f"{caught.value.message} [{caught.value.hint}]"
     return text.replace(str(folder), "FOLDER").replace(str(GOLDEN), "GOLDEN")
+
+
+def adapter_tensors(name: str) -> dict[str, Tensor]:
+    """The tensors of a golden adapter, read by torch."""
+    with torch.serialization.safe_globals([Namespace]):
+        content = torch.load(GOLDEN / "adapters" / f"{name}.pth", weights_only=True)
+    return dict(content["model"])
+
+
+def put(key: str, value: Tensor) -> Callable[[dict[str, Any]], object]:
+    """An edit of tensors."""
+    return lambda tensors: tensors.update({key: value})
+
+
+def drop(key: str) -> Callable[[dict[str, Any]], object]:
+    """An edit of tensors."""
+    return lambda tensors: tensors.pop(key)
 
 
 def build_decoder(

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,30 +53,23 @@ def test_the_encoder_gives_the_visual_query_of_torch(precision: str, num_picture
     assert judge(query[None], wanted, bound=BOUNDS[precision]).ok
 
 
-@pytest.mark.parametrize("name", list(GENERATE))
+@pytest.mark.parametrize(
+    "case",
+    [*GENERATE.values(), *(batch(group, num_rows=16) for group in GROUPS)],
+    ids=[*GENERATE, *(f"16 ragged rows of {group}" for group in GROUPS)],
+)
 @pytest.mark.proves("token ids of the reference", "MindSpore")
 @pytest.mark.proves("BIAS adapters", "MindSpore")
 @pytest.mark.proves("LORA adapters", "MindSpore")
 @pytest.mark.proves("CAPTION adapters (one query)", "MindSpore")
 @pytest.mark.proves("Meta LLaMA and adapter", "MindSpore")
 @pytest.mark.proves("float32", "MindSpore")
-def test_ids_of_every_golden_case_are_those_of_the_reference(name: str) -> None:
-    case = GENERATE[name]
+def test_ids_of_every_golden_case_are_those_of_the_reference(case: dict[str, Any]) -> None:
     [query] = encoder(case["adapter"]).run([pixels(case["images"]).numpy()])
     prompts = [prompt["ids"] for prompt in case["prompts"]]
     ids, _ = greedy(
         program(case["adapter"]), prompts, query, num_tokens=case["max_gen_len"], window=case["max_seq_len"]
     )
-    assert ids == case["output_ids"]
-
-
-@pytest.mark.parametrize("group", GROUPS)
-def test_ids_of_golden_cases_in_16_ragged_rows_are_those_of_the_reference(group: str) -> None:
-    case = batch(group, num_rows=16)
-    [query] = encoder(case["adapter"]).run([pixels(case["images"]).numpy()])
-    prompts = [prompt["ids"] for prompt in case["prompts"]]
-    made = program(case["adapter"])
-    ids, _ = greedy(made, prompts, query, num_tokens=case["max_gen_len"], window=case["max_seq_len"])
     assert ids == case["output_ids"]
 
 

@@ -35,52 +35,36 @@ class Use:
     keywords: tuple[str, ...] = ()
 
 
-# Schemas of operators as `torch.ops.npu` shows them in torch_npu 2.13.0.
-OPERATORS = {
-    "torch_npu.npu_rms_norm": "npu::npu_rms_norm(Tensor input, Tensor gamma, float epsilon=9.9999999999999995e-07) "
-    "-> (Tensor, Tensor)",
-    "torch_npu.npu_apply_rotary_pos_emb": "npu::npu_apply_rotary_pos_emb(Tensor query, Tensor key, Tensor cos, "
-    'Tensor sin, str layout="BSND", str rotary_mode="half") -> (Tensor, Tensor)',
-    "torch_npu.npu_swiglu": "npu::npu_swiglu(Tensor input, int dim=-1) -> Tensor",
-    "torch_npu.scatter_update_": "npu::scatter_update_(Tensor(a!) input, Tensor indices, Tensor updates, int axis) "
-    "-> Tensor(a!)",
-    "torch_npu.npu_weight_quant_batchmatmul": "npu::npu_weight_quant_batchmatmul(Tensor x, Tensor weight, "
-    "Tensor antiquant_scale, Tensor? antiquant_offset=None, Tensor? quant_scale=None, Tensor? quant_offset=None, "
-    "Tensor? bias=None, int antiquant_group_size=0, int inner_precise=0, int? weight_dtype=None) -> Tensor",
-    "torch_npu.npu_convert_weight_to_int4pack": "npu::npu_convert_weight_to_int4pack(Tensor weight, "
-    "int inner_k_tiles=0) -> Tensor",
-    "torch_npu.npu_quant_matmul": "npu::npu_quant_matmul(Tensor x1, Tensor x2, Tensor scale, *, Tensor? offset=None, "
-    "Tensor? pertoken_scale=None, Tensor? bias=None, int? output_dtype=None, int? x1_dtype=None, int? x2_dtype=None, "
-    "int? pertoken_scale_dtype=None, int? scale_dtype=None, int[]? group_sizes=None, Tensor? y_scale=None) -> Tensor",
-    "torch_npu.npu_dynamic_quant": "npu::npu_dynamic_quant(Tensor input, *, Tensor? smooth_scales=None, "
-    'Tensor? group_index=None, int? dst_type=None, str quant_mode="pertoken", float dst_type_max=0.) '
-    "-> (Tensor, Tensor)",
-    "torch_npu.npu_format_cast": "npu::npu_format_cast(Tensor input, int acl_format, *, int? customize_dtype=None, "
-    "int? input_dtype=None) -> Tensor",
-}
-
-# Signatures of functions as `inspect.signature` shows them, without annotations.
-FUNCTIONS = {
-    "torch_npu.npu.is_available": "()",
-    "torch_npu.npu.device_count": "()",
-    "torch_npu.npu.set_device": "(device)",
-    "torch_npu.npu.get_device_name": "(device_name=None)",
-    "torch_npu.npu.get_soc_version": "()",
-    "torch_npu.npu.set_compile_mode": "(jit_compile=False)",
-    "torch_npu.npu.synchronize": "(device=None)",
-    "torch_npu.npu.current_stream": "(device=None)",
-    "torch_npu.npu.mem_get_info": "(device=None)",
-    "torch_npu.npu.empty_cache": "()",
-    "torch_npu.npu.Event": "(enable_timing=False, blocking=False, interprocess=False)",
-    "torch_npu.profiler.profile": "(*, activities=None, schedule=None, on_trace_ready=None, record_shapes=False, "
-    "profile_memory=False, with_stack=False, with_flops=False, with_modules=False, experimental_config=None, "
-    "execution_trace_observer=None, custom_trace_id_callback=None, use_cuda=None)",
-    "torch_npu.profiler.tensorboard_trace_handler": "(dir_name=None, worker_name=None, analyse_flag=True, "
-    "async_mode=False)",
-    "torchair.get_npu_backend": "(*, compiler_config=None, custom_decompositions={})",
-    "torchair.configs.compiler_config.CompilerConfig": "()",
-    "npugraph_ex.configs.compiler_config.CompilerConfig": "()",
-}
+# The page has their schemas and signatures as the wheel shows them.
+OPERATORS = (
+    "torch_npu.npu_rms_norm",
+    "torch_npu.npu_apply_rotary_pos_emb",
+    "torch_npu.npu_swiglu",
+    "torch_npu.scatter_update_",
+    "torch_npu.npu_weight_quant_batchmatmul",
+    "torch_npu.npu_convert_weight_to_int4pack",
+    "torch_npu.npu_quant_matmul",
+    "torch_npu.npu_dynamic_quant",
+    "torch_npu.npu_format_cast",
+)
+FUNCTIONS = (
+    "torch_npu.npu.is_available",
+    "torch_npu.npu.device_count",
+    "torch_npu.npu.set_device",
+    "torch_npu.npu.get_device_name",
+    "torch_npu.npu.get_soc_version",
+    "torch_npu.npu.set_compile_mode",
+    "torch_npu.npu.synchronize",
+    "torch_npu.npu.current_stream",
+    "torch_npu.npu.mem_get_info",
+    "torch_npu.npu.empty_cache",
+    "torch_npu.npu.Event",
+    "torch_npu.profiler.profile",
+    "torch_npu.profiler.tensorboard_trace_handler",
+    "torchair.get_npu_backend",
+    "torchair.configs.compiler_config.CompilerConfig",
+    "npugraph_ex.configs.compiler_config.CompilerConfig",
+)
 
 # Attributes that are set and never read. The first one cannot be read; a test checks the initial values of the others.
 SETTINGS = (

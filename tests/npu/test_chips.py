@@ -83,16 +83,8 @@ def wheel(npu: FakeNpu):
     return npu.reports()["wheel"]
 
 
-def test_operators_have_the_schemas_of_the_table(wheel) -> None:
-    assert wheel["operators"] == symbols.OPERATORS
-
-
-def test_functions_have_the_signatures_of_the_table(wheel) -> None:
-    assert wheel["functions"] == symbols.FUNCTIONS
-    assert wheel["methods"] == list(symbols.METHODS)
-
-
 def test_the_wheel_takes_every_call_as_we_make_it(wheel) -> None:
+    assert wheel["methods"] == list(symbols.METHODS)
     assert wheel["problems"] == []
 
 

@@ -191,7 +191,7 @@ def test_answers_are_those_of_widened_weights_or_the_chip_refuses(npu: FakeNpu, 
             assert ("`--precision int8`" in given["hint"]) == (way == "int4 auto" and soc == "Ascend310P3")
             continue
         assert given["captions"] == expected["captions"], way
-        assert len(given["captions"]) == 32
+        assert len(given["captions"]) == 8
         tolerance = ROUNDED_TOLERANCE if "w8a8" in way else TOLERANCE
         for ours, theirs in zip(given["scores"], expected["scores"], strict=True):
             assert ours == pytest.approx(theirs, abs=tolerance), way
@@ -228,6 +228,5 @@ def test_graphs_take_weights_of_fewer_bits(npu: FakeNpu) -> None:
     for way, run in npu.reports()["graphs of few bits"].items():
         tolerance = ROUNDED_TOLERANCE if "w8a8" in way else TOLERANCE
         assert run["graph"]["scores"] == pytest.approx(run["eager"]["scores"], abs=tolerance), way
-        assert run["replays"] > run["captures"] > 0
         assert run["replays"] > run["captures"] > 0
         assert run["calls"][f"npu::{ALLOWED['Ascend910B3'][way]}"] > 0

@@ -24,7 +24,7 @@ from llama_adapter.runtime.devices.npu import open_npu
 from llama_adapter.runtime.devices.npu_load import explain_loading
 from llama_adapter.runtime.devices.npu_operators import FAMILIES
 from llama_adapter.runtime.errors import DeviceError, GraphError, LlamaAdapterError
-from llama_adapter.runtime.graphs.atc_failures import explain as explain_atc
+from llama_adapter.runtime.graphs.atc import explain_failure
 from llama_adapter.runtime.graphs.om_failures import import_failed, opening_failed, running_failed
 from llama_adapter.runtime.problems import RULES, describe
 
@@ -141,7 +141,7 @@ def failures_of_an_om() -> list[Told]:
 
 def failures_of_atc() -> list[Told]:
     outputs = ("No module named 'sympy'", "soc_version Ascend1 is invalid", "E16002: x", "E10501: x")
-    return [told_of(GraphError(explain_atc(output, returncode=1)[0])) for output in outputs]
+    return [told_of(GraphError(explain_failure(output, returncode=1)[0])) for output in outputs]
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,6 @@
 
 import json
 import re
-from argparse import Namespace
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from llama_adapter.app.models.checkpoints import open_clip
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.vision.encoder import PictureEncoder
 from llama_adapter.vision.weights import ClipSource, build_vision, read_clip
+from tests.llm.toys import adapter_tensors
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 ARCHIVE = GOLDEN / "CLIP" / "tiny-vit-torchscript.pt"
@@ -22,14 +21,8 @@ VISUAL = ("visual_blocks.", "clip_proj", "visual_proj", "visual_query.")
 CLIP = open_clip(ARCHIVE)
 
 
-def tensors_of(adapter: str) -> dict[str, Tensor]:
-    with torch.serialization.safe_globals([Namespace]):
-        content = torch.load(GOLDEN / "adapters" / f"{adapter}.pth", weights_only=True)
-    return dict(content["model"])
-
-
 def visual_of(adapter: str) -> dict[str, Tensor]:
-    return {key: tensor for key, tensor in tensors_of(adapter).items() if key.startswith(VISUAL)}
+    return {key: tensor for key, tensor in adapter_tensors(adapter).items() if key.startswith(VISUAL)}
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +109,7 @@ def test_every_adapter_gives_exactly_the_encoders_state(adapter: str, dtype: tor
 
 
 def test_clip_of_a_trainer_checkpoint_is_read_without_its_text_tower() -> None:
-    tensors = tensors_of("training-checkpoint-0")
+    tensors = adapter_tensors("training-checkpoint-0")
     inside = {key.removeprefix("clip."): tensor for key, tensor in tensors.items() if key.startswith("clip.")}
     clip = read_clip(inside, name="training-checkpoint-0")
     assert clip.config == CLIP.config
@@ -171,9 +164,16 @@ def test_missing_and_unknown_tensors_of_the_visual_part_are_named(missing: str) 
         build_vision(visual, name="BIAS-TINY", clip=CLIP, visual_heads=4)
 
 
-def test_a_wrong_shape_is_an_error_with_both_shapes() -> None:
-    visual = visual_of("BIAS-TINY") | {"visual_blocks.1.attn.qkv.bias": torch.ones(100)}
-    with pytest.raises(CheckpointError, match=r"has the shape \[100\], where \[144\] is wanted"):
+@pytest.mark.parametrize(
+    ("key", "shape", "said"),
+    [
+        ("visual_blocks.1.attn.qkv.bias", (100,), r"has the shape \[100\], where \[144\] is wanted"),
+        *((key, (), "shape") for key in ("visual_blocks.0.mlp.fc1.bias", "visual_proj.weight", "clip_proj.bias")),
+    ],
+)
+def test_a_wrong_shape_is_an_error_with_both_shapes(key: str, shape: tuple[int, ...], said: str) -> None:
+    visual = visual_of("BIAS-TINY") | {key: torch.zeros(shape)}
+    with pytest.raises(CheckpointError, match=said):
         build_vision(visual, name="BIAS-TINY", clip=CLIP, visual_heads=4)
 
 
@@ -224,31 +224,13 @@ def test_another_file_passed_as_clip_is_recognised(other: str, kind: str) -> Non
         open_clip(GOLDEN / other)
 
 
-@pytest.mark.parametrize(
-    ("change", "kind"),
-    [
-        (Tensor.to_sparse, "sparse_coo, float32 on cpu"),
-        (lambda tensor: tensor.to("meta"), "strided, float32 on meta"),
-        (lambda tensor: tensor.to(torch.complex64), "strided, complex64 on cpu"),
-        (lambda tensor: tensor.long(), "strided, int64 on cpu"),
-    ],
-)
-def test_tensors_of_another_kind_are_refused(
-    openai: dict[str, Tensor], change: Callable[[Tensor], Tensor], kind: str
-) -> None:
-    message = rf"as a tensor of another kind \({kind}\)"
+def test_tensors_of_another_kind_are_refused(openai: dict[str, Tensor]) -> None:
+    message = r"as a tensor of another kind \(strided, int64 on cpu\)"
     with pytest.raises(CheckpointError, match=r"holds `visual\.ln_pre\.bias` " + message):
-        read_clip(openai | {"visual.ln_pre.bias": change(openai["visual.ln_pre.bias"].float())}, name="clip")
+        read_clip(openai | {"visual.ln_pre.bias": openai["visual.ln_pre.bias"].long()}, name="clip")
     visual = visual_of("BIAS-TINY")
-    visual["clip_proj.bias"] = change(visual["clip_proj.bias"].float())
+    visual["clip_proj.bias"] = visual["clip_proj.bias"].long()
     with pytest.raises(CheckpointError, match=r"holds `clip_proj\.bias` " + message):
-        build_vision(visual, name="BIAS-TINY", clip=CLIP, visual_heads=4)
-
-
-@pytest.mark.parametrize("key", ["visual_blocks.0.mlp.fc1.bias", "visual_proj.weight", "clip_proj.bias"])
-def test_a_number_instead_of_a_vector_is_refused(key: str) -> None:
-    visual = visual_of("BIAS-TINY") | {key: torch.zeros(())}
-    with pytest.raises(CheckpointError, match="shape"):
         build_vision(visual, name="BIAS-TINY", clip=CLIP, visual_heads=4)
 
 

@@ -71,8 +71,8 @@ def export_mindir(
     weights |= _append_floats(folder / weights_file, [("rotary_cos", cos), ("rotary_sin", sin)])
     decoder = MindirDecoder(config=config, dtype=dtype, weights=weights, folder=folder, weights_file=weights_file)
     graphs = {PREFILL: f"{stem}_prefill_graph.mindir", INCREMENT: f"{stem}_inc_graph.mindir"}
-    decoder.write_prefill(graphs[PREFILL], has_sampling=sampling)
-    decoder.write_increment(graphs[INCREMENT], has_sampling=sampling)
+    for kind in (PREFILL, INCREMENT):
+        decoder.write_step(graphs[kind], has_cache=kind == INCREMENT, has_sampling=sampling)
     files = [weights_file, *graphs.values()]
     if config.num_adapter_layers:
         graphs[PREFIX] = f"{variables}/prefix_graph.mindir"

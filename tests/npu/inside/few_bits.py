@@ -40,9 +40,9 @@ def compute_expected() -> None:
 
 
 def answers(device: str, *, dtype: str, **options: Any) -> dict[str, Any]:
-    """Captions of all samples, and the log-probabilities of choices for a few."""
-    captioner = Captioner.load(device=device, dtype=dtype, batch_size=32, **options)
-    pictures = sorted(path for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))
+    """Captions of a few samples, and the log-probabilities of choices for fewer."""
+    captioner = Captioner.load(device=device, dtype=dtype, batch_size=8, **options)
+    pictures = sorted(path for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))[:8]
     chosen = captioner.generate(pictures[:4], QUESTION, choices=CHOICES)
     return {
         "captions": [answer.text for answer in captioner.generate(pictures)],

@@ -15,25 +15,13 @@ from llama_adapter.runtime.schemes import Precision
 from llama_adapter.runtime.schemes.layers import store_parts
 from llama_adapter.runtime.schemes.scheme import find_scheme
 from tests.bounds import FACTOR, sums, unit
+from tests.fakes import cuda_graphs, cuda_linear
 from tests.fakes.cuda_graphs import FakeCuda, HostCuda
 from tests.fakes.cuda_linear import LinearOps
 from tests.llm.toys import CONFIG
 
 NUM_INPUTS, NUM_OUTPUTS = 192, 80
-
-
-@pytest.fixture
-def ops(monkeypatch: pytest.MonkeyPatch) -> LinearOps:
-    ops = LinearOps()
-    ops.install(monkeypatch)
-    return ops
-
-
-@pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    fake = FakeCuda()
-    fake.install(monkeypatch)
-    return fake
+cuda, ops = cuda_graphs.cuda, cuda_linear.ops  # fixtures
 
 
 def stored_linear(
@@ -110,17 +98,6 @@ def test_a_calibrated_layer_computes_with_its_scale_of_inputs(shape: tuple[int, 
     np.testing.assert_allclose(out.numpy(), expected, rtol=1e-5, atol=1e-5)
     assert np.abs(levels).max() == 127
     assert (out - RoundedLinear(stored_linear("int8")[0])(x)).abs().max() > 0.1
-
-
-def test_a_calibrated_layer_equals_the_dynamic_one_if_the_largest_input_is_the_same(ops: LinearOps) -> None:
-    linear, _ = stored_linear("int8")
-    x = torch.randn(20, NUM_INPUTS)
-    x[:, 3] = 5.0
-    dynamic = RoundedLinear(linear)(x)
-    linear.register_buffer("weight_input_scale", torch.tensor([5.0]) / 127)
-
-    assert torch.equal(RoundedLinear(linear)(x), dynamic)
-    assert not torch.equal(RoundedLinear(linear)(x / 2), dynamic / 2)
 
 
 @pytest.mark.parametrize(

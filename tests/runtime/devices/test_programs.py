@@ -137,26 +137,20 @@ def test_a_program_that_cannot_be_recorded_is_named_and_so_is_a_way_out() -> Non
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("num_calls", "error"),
     [
-        "CUDA error: an illegal memory access was encountered",
-        "ACL stream synchronize failed, error code:507018",
+        (1, RuntimeError("CUDA error: an illegal memory access was encountered")),
+        (1, RuntimeError("ACL stream synchronize failed, error code:507018")),
+        (2, ValueError("no number")),
     ],
 )
-def test_a_failure_of_the_device_is_no_failure_of_the_mode(text: str) -> None:
+def test_failures_of_the_device_and_of_later_calls_are_no_failures_of_the_mode(
+    num_calls: int, error: Exception
+) -> None:
     device = Recorder()
     programs = programs_of(device)
-    programs.run("a", double, X)
-    device.failures = [RuntimeError(text)]
-    with pytest.raises(RuntimeError, match=text):
+    for _ in range(num_calls):
         programs.run("a", double, X)
-
-
-def test_an_error_of_a_later_call_is_its_own() -> None:
-    device = Recorder()
-    programs = programs_of(device)
-    for _ in range(2):
-        programs.run("a", double, X)
-    device.failures = [ValueError("no number")]
-    with pytest.raises(ValueError, match="no number"):
+    device.failures = [error]
+    with pytest.raises(type(error), match=str(error)):
         programs.run("a", double, X)

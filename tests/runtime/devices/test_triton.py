@@ -196,13 +196,6 @@ def test_a_layer_computes_what_its_scheme_says(precision: str, bits: int, shape:
         assert not len(x) or near(out, F.linear(x.float(), wide, bias_N), torch.float16)
 
 
-def test_sizes_that_no_kernel_takes_are_left() -> None:
-    layer = nn.Linear(96, 80)
-    store_parts(layer, int4.SCHEME.quantise(layer.weight.detach()))
-
-    assert build_linear(layer, "int4", wanted="auto") is None
-
-
 # Bytes of shared memory that a program may use. What is compiled for an A100 also runs on GeForce RTX 30 and 40, which
 # have less. Then an H100.
 SHARED = {80: 99 << 10, 90: 227 << 10}

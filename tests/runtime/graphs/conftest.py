@@ -1,4 +1,4 @@
-"""The fake ais_bench of either generation, in place of the real one."""
+"""The fakes of ais_bench and ATC, in place of the real ones."""
 
 import importlib
 import logging
@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from llama_adapter.runtime.graphs.toolkit import find_atc
 
 FAKES = Path(__file__).resolve().parents[2] / "fakes" / "ais_bench"
 MODULES = ("ais_bench", "aclruntime")
@@ -36,11 +38,19 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     logging.root.handlers[:] = handlers
 
 
-@pytest.fixture(params=["2024", "2023"])
-def acl(request: pytest.FixtureRequest, install: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The fake `aclruntime` module of a generation; its ais_bench can be imported too."""
+@pytest.fixture
+def atc(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The stand-in for ATC, which the commands find too."""
+    monkeypatch.setenv(
+        "PATH", os.pathsep.join((str(FAKES.parent), str(Path(sys.executable).parent), os.environ["PATH"]))
+    )
+    return find_atc()
+
+
+@pytest.fixture
+def acl(install: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The fake `aclruntime` module; its ais_bench can be imported too."""
     for name in [name for name in os.environ if name.startswith("FAKE_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("FAKE_AIS_BENCH", request.param)
-    install(request.param, "aclruntime")
+    install("")
     return importlib.import_module("aclruntime")

@@ -4,7 +4,6 @@ import dataclasses
 import os
 import stat
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,8 @@ from llama_adapter.runtime.graphs.atc import AtcRequest, AtcSettings, adopt_om, 
 from llama_adapter.runtime.graphs.card import METADATA_KEYS, GraphCard
 from llama_adapter.runtime.graphs.graph import read_graph
 from llama_adapter.runtime.graphs.sidecar import file_sha256, read_sidecar, sidecar_path
-from llama_adapter.runtime.graphs.toolkit import find_atc
 from tests.fakes.om_format import read_fake_om
 
-FAKES = Path(__file__).resolve().parents[2] / "fakes"
 CARD = GraphCard(
     part="vision",
     name="tiny",
@@ -57,12 +54,6 @@ def write_onnx(
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     return write_onnx(tmp_path / "clip.onnx")
-
-
-@pytest.fixture
-def atc(monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("PATH", os.pathsep.join((str(FAKES), str(Path(sys.executable).parent), os.environ["PATH"])))
-    return find_atc()
 
 
 def planned(file: Path, out: Path, **settings: Any) -> list[AtcRequest]:
@@ -115,14 +106,6 @@ def test_activations_are_compiled_for_speed_on_a_310p_unless_said_otherwise(
     (_, second) = planned(file, Path("clip"), **settings)
 
     assert command(second)[command(second).index("--log=error") + 1 :] == flags
-
-
-def test_the_stand_in_takes_flags_cut_short_where_one_is_meant(file: Path, atc: Path, tmp_path: Path) -> None:
-    asked = [atc, f"--model={file}", "--framework", "5", "--output=clip", "--soc_version=Ascend310P3"]
-    asked.append("--input_shape=input:5,4,4,3")
-    for flag, code in (("--device=0", 0), ("--precision=fp16", 1), ("--optypelist_for_implmode=Gelu", 1)):
-        assert subprocess.run([*asked, flag], cwd=tmp_path, capture_output=True).returncode == code, flag
-    assert stat.S_IMODE((tmp_path / "clip.om").stat().st_mode) == 0o600
 
 
 def test_gears_share_one_om(file: Path) -> None:

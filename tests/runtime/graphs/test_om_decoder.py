@@ -1,11 +1,9 @@
 """A decoder's step graph as one OM with gears: prefill and increment with stand-ins for ATC and ais_bench."""
 
 import dataclasses
-import os
-import sys
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +15,7 @@ from llama_adapter.llm.engine.requests import ScoreRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptTooLongError
 from llama_adapter.llm.exported.export import DECODER_FILE, PREFIX_FILE
-from llama_adapter.llm.exported.om_program import open_om_program
-from llama_adapter.llm.exported.om_steps import OmPrefix, OmStep
+from llama_adapter.llm.exported.om_steps import OmPrefix, OmStep, open_om_program
 from llama_adapter.llm.exported.program import stacked
 from llama_adapter.llm.exported.runner import ExportedRunner
 from llama_adapter.llm.exported.step import layer_ports, stacked_ports
@@ -27,7 +24,7 @@ from llama_adapter.llm.prefix import Prefix
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.atc import AtcSettings, make_om, plan_dims
 from llama_adapter.runtime.graphs.card import Port
-from llama_adapter.runtime.graphs.gears import check_gears
+from llama_adapter.runtime.graphs.gears import Gear, check_gears
 from llama_adapter.runtime.graphs.graph import read_graph
 from llama_adapter.runtime.graphs.lint import lint_graph
 from llama_adapter.runtime.graphs.om_dims import OmDimsSession
@@ -47,25 +44,26 @@ from tests.llm.toys import (
     toy_visual_queries,
 )
 
-FAKES = Path(__file__).resolve().parents[2] / "fakes"
-SETTINGS = AtcSettings(soc_version="Ascend310P3", precision_mode="origin")
 ROWS, TOKENS, CACHED = 2, 8, 8
 PREFILL = {"R": ROWS, "S": TOKENS, "P_plus_S": CACHED + TOKENS, "T": ROWS, "P": CACHED}
 INCREMENT = {"R": ROWS, "S": 1, "P_plus_S": CACHED + 1, "T": ROWS, "P": CACHED}
 
+pytestmark = pytest.mark.usefixtures("acl", "atc")
 
-def test_prefill_and_increment_of_one_file_give_torchs_logits(
-    acl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", os.pathsep.join((str(FAKES), str(Path(sys.executable).parent), os.environ["PATH"])))
+
+def compiled(file: Path, gears: Sequence[Gear]) -> Path:
+    """The OM of a graph, beside it."""
+    graph = read_graph(file)
+    settings = AtcSettings(soc_version="Ascend310P3", precision_mode="origin")
+    return make_om(plan_dims(graph, file, file.with_suffix(""), settings, gears), atc=find_atc(), graph=graph)
+
+
+def test_prefill_and_increment_of_one_file_give_torchs_logits(tmp_path: Path) -> None:
     decoder = toy_decoder()
     exported_card(decoder, tmp_path, storing="stacked")
     file = tmp_path / DECODER_FILE
-    graph = read_graph(file)
-    assert {one.sentence for one in lint_graph(graph, has_dims=True) if one.level == "error"} == set()
-    om = make_om(
-        plan_dims(graph, file, tmp_path / "decoder", SETTINGS, [PREFILL, INCREMENT]), atc=find_atc(), graph=graph
-    )
+    assert {one.sentence for one in lint_graph(read_graph(file), has_dims=True) if one.level == "error"} == set()
+    om = compiled(file, [PREFILL, INCREMENT])
     prompts = [[3, 9, 4, 1, 7], [2, 2, 8]]
     with torch.inference_mode():
         prefix = decoder.project_prefix(toy_visual_queries(ROWS))
@@ -104,18 +102,13 @@ def test_prefill_and_increment_of_one_file_give_torchs_logits(
 @pytest.mark.parametrize(
     ("config", "sampling"), [(CONFIG, True), (dataclasses.replace(CONFIG, num_adapter_layers=0, num_queries=0), False)]
 )
-def test_steps_of_any_size_are_padded_to_a_gear(
-    acl: Any, config: DecoderConfig, sampling: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", os.pathsep.join((str(FAKES), str(Path(sys.executable).parent), os.environ["PATH"])))
+def test_steps_of_any_size_are_padded_to_a_gear(config: DecoderConfig, sampling: bool, tmp_path: Path) -> None:
     decoder = toy_decoder(config)
     exported_card(decoder, tmp_path / "returned", storing="returned", sampling=sampling)
     reference = open_inference_session(tmp_path / "returned" / DECODER_FILE, threads=1)
     exported_card(decoder, tmp_path / "stacked", storing="stacked", sampling=sampling)
     file = tmp_path / "stacked" / DECODER_FILE
-    graph = read_graph(file)
-    gears = [PREFILL, INCREMENT, {**INCREMENT, "R": 4, "T": 4}, {**PREFILL, "T": 9}]
-    om = make_om(plan_dims(graph, file, tmp_path / "decoder", SETTINGS, gears), atc=find_atc(), graph=graph)
+    om = compiled(file, [PREFILL, INCREMENT, {**INCREMENT, "R": 4, "T": 4}, {**PREFILL, "T": 9}])
     draw = np.random.default_rng(0)
 
     with closing(OmStep(OmDimsSession(om), config)) as step:
@@ -142,15 +135,10 @@ def test_steps_of_any_size_are_padded_to_a_gear(
             step.run([np.zeros((1, 9), np.int32), *given[1:2], np.zeros((1, 9, 9), bool), *given[3:]])
 
 
-def test_any_number_of_pictures_is_projected(acl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", os.pathsep.join((str(FAKES), str(Path(sys.executable).parent), os.environ["PATH"])))
+def test_any_number_of_pictures_is_projected(tmp_path: Path) -> None:
     decoder = toy_decoder()
     exported_card(decoder, tmp_path)
-    file = tmp_path / PREFIX_FILE
-    graph = read_graph(file)
-    om = make_om(
-        plan_dims(graph, file, tmp_path / "prefix", SETTINGS, [{"B": 1}, {"B": 4}]), atc=find_atc(), graph=graph
-    )
+    om = compiled(tmp_path / PREFIX_FILE, [{"B": 1}, {"B": 4}])
     queries = toy_visual_queries(7)
 
     with closing(OmPrefix(OmDimsSession(om))) as prefix:
@@ -175,20 +163,15 @@ def test_a_cache_input_per_layer_is_too_much_for_acl_at_7b() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("num_past", [0, 4])
 @pytest.mark.proves("prefix tuning", "OM")
-def test_the_engine_gives_torchs_answers(
-    acl: Any, num_past: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", os.pathsep.join((str(FAKES), str(Path(sys.executable).parent), os.environ["PATH"])))
+def test_the_engine_gives_torchs_answers(num_past: int, tmp_path: Path) -> None:
     decoder = toy_decoder()
     card = dataclasses.replace(exported_card(decoder, tmp_path, storing="stacked"), format="onnx-atc")
     # The gears have fewer rows than slots for prompts, and fewer tokens and wanted tokens than all continuations of a
     # prompt.
     steps = [(1, 32, 4, 2), (2, 32, 4, 1), (4, 1, 35, 4), (1, 1, 20, 1)]
     gears = [dict(zip(("R", "S", "P", "T", "P_plus_S"), (*step, step[1] + step[2]), strict=True)) for step in steps]
-    for name, sizes in ((DECODER_FILE, gears), (PREFIX_FILE, [{"B": 1}, {"B": 4}])):
-        graph = read_graph(tmp_path / name)
-        place = (tmp_path / name).with_suffix("")
-        make_om(plan_dims(graph, tmp_path / name, place, SETTINGS, sizes), atc=find_atc(), graph=graph)
+    compiled(tmp_path / DECODER_FILE, gears)
+    compiled(tmp_path / PREFIX_FILE, [{"B": 1}, {"B": 4}])
     shape = (2, CONFIG.num_layers, CONFIG.num_heads, num_past, CONFIG.head_dim)
     past = PastKeyValues(*np.random.default_rng(1).normal(size=shape).astype(np.float32)) if num_past else None
     program, most_tokens = open_om_program(card, tmp_path, device_id=0, num_slots=4, past=past)

@@ -1,11 +1,7 @@
 """OMs with several inputs and gears over several dimensions: ATC's command line, runs, limits, and misuse."""
 
-import ctypes
-import importlib
 import json
-import os
 import shlex
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -28,9 +24,7 @@ from llama_adapter.runtime.graphs.graph import read_graph
 from llama_adapter.runtime.graphs.lint import lint_graph
 from llama_adapter.runtime.graphs.om_dims import OmDimsSession
 from llama_adapter.runtime.graphs.sidecar import sidecar_path
-from llama_adapter.runtime.graphs.toolkit import find_atc
 
-FAKES = Path(__file__).resolve().parents[2] / "fakes"
 HEADS, HEAD = 2, 4
 
 
@@ -70,12 +64,6 @@ def file(tmp_path: Path) -> Path:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.save(model, tmp_path / "step.onnx")
     return tmp_path / "step.onnx"
-
-
-@pytest.fixture
-def atc(monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("PATH", os.pathsep.join((str(FAKES), str(Path(sys.executable).parent), os.environ["PATH"])))
-    return find_atc()
 
 
 def request_for(file: Path, gears: tuple[Gear, ...] = GEARS) -> DimsRequest:
@@ -152,26 +140,6 @@ def test_shapes_of_no_gear_are_refused_though_their_bytes_fit(session: OmDimsSes
     for wrong in ([ids.T, mask, cache], [ids, mask, cache.swapaxes(1, 3)], [ids, mask], arrays(gear(2, 1, 8))):
         with pytest.raises(GraphError, match="in the shapes of no gear"):
             session.run(wrong)
-
-
-def test_the_fake_follows_the_rules_of_dymdims(acl: Any, om: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    interface = importlib.import_module("ais_bench.infer.interface")
-    real = interface.InferSession(0, str(om))
-    ids, mask, cache = arrays(GEARS[3])
-
-    # The runtime compares a gear as a sequence of all sizes, then numbers of bytes. It does not compare types.
-    assert len(real.infer([ids.astype(np.float32), mask, cache], mode="dymdims")) == 2
-    for feeds in (arrays(gear(2, 1, 8)), [ids, mask, cache[..., 0]]):
-        with pytest.raises(RuntimeError, match=r"^\[-1\]\[ACL: general failure\] $"):
-            real.infer(feeds, mode="dymdims")
-    with pytest.raises(RuntimeError, match=r"^\[-1\]"):
-        real.infer([ids.astype(np.int64), mask, cache], mode="dymdims")
-    with pytest.raises(RuntimeError, match=r"^\[-1\]"):  # fails because the gear must be set
-        real.infer([ids, mask, cache], mode="static")
-    with pytest.raises(RuntimeError, match="nums not matched"):
-        real.infer([ids, mask], mode="dymdims")
-    ctypes.CDLL(None).fflush(None)
-    assert "dims[1]:[1][1][1][1][9][1][2][8][4]" in capfd.readouterr().out
 
 
 def test_a_failure_on_the_device_names_the_gear(session: OmDimsSession, monkeypatch: pytest.MonkeyPatch) -> None:

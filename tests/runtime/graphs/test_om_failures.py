@@ -40,7 +40,7 @@ def om(tmp_path: Path) -> Path:
 # The installation
 
 
-@pytest.mark.parametrize("folders", [(), ("clash",), ("2024", "aclruntime", "no_cann")])
+@pytest.mark.parametrize("folders", [(), ("clash",), ("", "no_cann")])
 def test_an_unusable_installation_is_an_error(
     install: Callable[..., None], om: Path, folders: tuple[str, ...], snapshot: SnapshotAssertion
 ) -> None:
@@ -88,7 +88,7 @@ def test_what_the_import_printed_is_in_the_message(install: Callable[..., None],
 def test_each_meaning_of_a_code_has_a_sentence_and_a_hint(snapshot: SnapshotAssertion) -> None:
     shown = []
     for meaning in dict.fromkeys(BY_CODE.values()):
-        codes = sorted(code for code, other in BY_CODE.items() if other is meaning and code < 560000)
+        codes = sorted(code for code, other in BY_CODE.items() if other == meaning and code < 560000)
         error = RuntimeError(f"[{codes[0]}][Error code unknown] ")
         opening = opening_failed(error, said="", file="a.om", soc="", device=3)
         running = running_failed(error, said="", file="a.om", soc="", device=3, wanted="these", given="those")

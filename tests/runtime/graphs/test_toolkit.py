@@ -1,5 +1,6 @@
 """ATC is found in CANN's installation folders, and chips get the names that ATC accepts."""
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -17,49 +18,9 @@ from llama_adapter.runtime.graphs.toolkit import (
     toolkit_folders,
 )
 
-HEAD = """\
-+--------------------------------------------------------------------------------------------------------+
-| npu-smi 23.0.0                                  Version: 23.0.0                                          |
-+-------------------------------+-----------------+------------------------------------------------------+
-| NPU     Name                  | Health          | Power(W)     Temp(C)           Hugepages-Usage(page) |
-| Chip    Device                | Bus-Id          | AICore(%)    Memory-Usage(MB)                        |
-+===============================+=================+======================================================+
-"""
-INFERENCE = (
-    HEAD
-    + """\
-| 0       310P3                 | OK              | NA           46                0     / 0             |
-| 0       0                     | 0000:01:00.0    | 0            1373 / 21527                            |
-+===============================+=================+======================================================+
-| 5       310P3                 | OK              | NA           46                0     / 0             |
-| 0       1                     | 0000:02:00.0    | 0            1373 / 21527                            |
-"""
-)
-TRAINING = (
-    HEAD
-    + """\
-| 2     910B4-1             | OK            | 92.7        47                0    / 0             |
-| 0                         | 0000:C1:00.0  | 0           0    / 0          4169 / 65536         |
-+---------------------------+---------------+----------------------------------------------------+
-| NPU     Chip              | Process id    | Process name             | Process memory(MB)      |
-+===========================+===============+====================================================+
-| 2       0                 | 31337         | python310                | 310                     |
-"""
-)
-LATER = (
-    HEAD
-    + """\
-| 0     Ascend910           | OK            | 171.8       35                0    / 0             |
-| 0     0                   | 0000:9D:00.0  | 0           0    / 0          3104 / 65536         |
-"""
-)
-BOARD = """\
-        NPU ID                         : 0
-        Chip ID                        : 0
-        Chip Name                      : Ascend910
-        NPU Name                       : 9391
-        Chip Version                   : V1
-"""
+PRINTED = tomllib.loads(Path(__file__).with_name("npu_smi.toml").read_text(encoding="utf-8"))
+HEAD, BOARD = PRINTED["head"], PRINTED["board"]
+INFERENCE, TRAINING, LATER = (HEAD + PRINTED[name] for name in ("inference", "training", "later"))
 
 
 def npu_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, *, info: str, board: str = "", code: int = 0) -> None:

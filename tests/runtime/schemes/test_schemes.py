@@ -94,24 +94,6 @@ def test_int4_moves_weights_by_less_than_rounding_to_the_largest(dtype: torch.dt
     assert torch.equal(back[3, :32], torch.zeros(32))
 
 
-def test_int4_takes_rows_that_end_within_a_group() -> None:
-    weight = weights(5, 70)
-
-    back = find_scheme("int4").dequantise(find_scheme("int4").quantise(weight))
-
-    assert back.shape == weight.shape
-    assert float((back - weight).abs().max()) < 0.6
-
-
-@pytest.mark.parametrize("damaged", [float("nan"), float("inf"), 1e30])
-def test_int4_refuses_what_its_scales_cannot_hold(damaged: float) -> None:
-    weight = weights(4, 64)
-    weight[2, 5] = damaged
-
-    with pytest.raises(ValueError, match=r"infinite|large"):
-        find_scheme("int4").quantise(weight)
-
-
 def test_int8_rounds_each_row_alone() -> None:
     tall = weights(2500)
 
@@ -140,27 +122,26 @@ def test_int8_of_int8_is_the_same() -> None:
     torch.testing.assert_close(again_scales, scales, rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("broken", [float("inf"), float("nan")])
-def test_weights_that_are_not_finite_are_refused_by_name(broken: float) -> None:
-    weight = weights(4)
-    weight[2, 3] = broken
-    head = nn.ModuleDict({"head": nn.Linear(8, 4, bias=False)})
-    with pytest.raises(CheckpointError, match=r"`head\.weight`"):
-        dict(quantise([("head.weight", weight)], head, dtype=torch.float32, precision="int8"))
-
-
 @pytest.mark.parametrize(
-    ("num_inputs", "factor", "reason"),
-    [(33, 1.0, "its number of inputs, 33, is odd"), (32, 1e7, "a number is too large for a scale in float16")],
+    ("precision", "num_inputs", "factor", "reason"),
+    [
+        ("int8", 8, float("inf"), "a number is infinite or NaN"),
+        ("int8", 8, float("nan"), "a number is infinite or NaN"),
+        ("int4", 33, 1.0, "its number of inputs, 33, is odd"),
+        ("int4", 32, 1e7, "a number is too large for a scale in float16"),
+    ],
 )
-def test_weights_that_4_bits_cannot_hold_are_refused_with_the_reason(
-    num_inputs: int, factor: float, reason: str
+def test_weights_that_a_scheme_cannot_hold_are_refused_with_the_reason(
+    precision: Precision, num_inputs: int, factor: float, reason: str
 ) -> None:
     head = nn.ModuleDict({"head": nn.Linear(num_inputs, 4, bias=False)})
-    stored = quantise([("head.weight", weights(4, num_inputs) * factor)], head, dtype=torch.float32, precision="int4")
+    stored = quantise(
+        [("head.weight", weights(4, num_inputs) * factor)], head, dtype=torch.float32, precision=precision
+    )
     with pytest.raises(CheckpointError) as caught:
         dict(stored)
-    assert caught.value.message == f"`head.weight` cannot have 4-bit weights: {reason}"
+    bits = precision.removeprefix("int")
+    assert caught.value.message == f"`head.weight` cannot have {bits}-bit weights: {reason}"
 
 
 def test_only_linear_layers_are_quantised() -> None:

@@ -8,7 +8,6 @@ import torch
 from safetensors.torch import save_file
 
 from llama_adapter.runtime.problems import describe
-from llama_adapter.runtime.tensor_files import files
 from llama_adapter.runtime.tensor_files.files import read_tensor_file
 
 
@@ -17,10 +16,10 @@ from llama_adapter.runtime.tensor_files.files import read_tensor_file
     [
         (
             "a.safetensors",
-            "safe_open",
+            "arrays.safe_open",
             RuntimeError("unable to mmap 4 bytes from file <a>: Cannot allocate memory (12)"),
         ),
-        ("a.pth", "TorchFile", OSError(12, "Cannot allocate memory")),
+        ("a.pth", "files.TorchFile", OSError(12, "Cannot allocate memory")),
     ],
 )
 def test_a_file_that_cannot_be_mapped_is_not_called_damaged(
@@ -30,7 +29,7 @@ def test_a_file_that_cannot_be_mapped_is_not_called_damaged(
         raise error
 
     save_file({"a": torch.zeros(1)}, tmp_path / name)
-    monkeypatch.setattr(files, opener, fail)
+    monkeypatch.setattr(f"llama_adapter.runtime.tensor_files.{opener}", fail)
     with pytest.raises(type(error)) as raised:
         read_tensor_file(tmp_path / name)
 

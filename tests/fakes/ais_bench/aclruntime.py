@@ -2,8 +2,8 @@
 
 It keeps the behaviour that users of aclruntime must handle. It compares only numbers of bytes. It reads memory through
 bare pointers. It leaves its own context current in the calling thread. Useful messages go only to C's stdout, and
-errors are codes. Environment variables: FAKE_SOC is the chip of the device, FAKE_DEVICES the number of devices, and
-FAKE_FAIL=execute makes execution fail.
+errors are codes. Environment variables: FAKE_AIS_BENCH is the generation, 2023 or 2024, FAKE_SOC the chip of the
+device, FAKE_DEVICES the number of devices, and FAKE_FAIL=execute makes execution fail.
 """
 
 import ctypes

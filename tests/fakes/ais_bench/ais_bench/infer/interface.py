@@ -1,4 +1,4 @@
-"""Shared code of the fake InferSessions of both generations: arrays become pointers, and calls are passed on."""
+"""The fake InferSession: arrays become pointers, and calls are passed on."""
 
 import logging
 import sys
@@ -11,9 +11,7 @@ import numpy as np
 logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="[%(levelname)s] %(message)s")
 
 
-class Session:
-    """`InferSession` without the checks that were added in 2024."""
-
+class InferSession:
     def __init__(self, device_id: int, model_path: str) -> None:
         self.session = aclruntime.InferenceSession(model_path, device_id)
 
