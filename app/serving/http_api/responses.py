@@ -13,8 +13,11 @@ from llama_adapter.app.serving.http_api.asking import Form, NumberedEvent
 from llama_adapter.app.serving.http_api.chat import extensions_of, logprobs_of
 from llama_adapter.app.serving.http_api.conversation import ChatQuestion, Turn, turn_of, understand_turns
 from llama_adapter.app.serving.http_api.errors import ApiError, of_answer
-from llama_adapter.app.serving.http_api.response_schemas import JsonSchemaText, ResponsesRequest
-from llama_adapter.app.serving.http_api.schemas import with_task_fields
+from llama_adapter.app.serving.http_api.schemas import (
+    JsonSchemaText,
+    ResponsesRequest,
+    with_task_fields,
+)
 
 
 def understand(request: ResponsesRequest) -> ChatQuestion:

@@ -8,12 +8,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx
+import jsonschema
 import uvicorn
 from starlette.types import ASGIApp
 
 from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.serving.http_api.api import ApiSettings, create_api
+from llama_adapter.app.serving.http_api.schemas import documentation
 from llama_adapter.app.serving.online.request_handle import Ask, RequestHandle
 from llama_adapter.app.serving.online.types import ServiceStatus
 from tests.app import toys
@@ -89,6 +91,12 @@ class StubService:
     def status(self) -> ServiceStatus:
         """The status set by the test."""
         return self.state
+
+
+def check_documented(body: Any, schema: str) -> None:
+    """Check a body against the schema in the documentation of the API."""
+    documented = {"$ref": f"#/components/schemas/{schema}", "components": documentation()}
+    jsonschema.Draft202012Validator(documented).validate(body)
 
 
 @contextmanager

@@ -22,12 +22,11 @@ from llama_adapter.app.serving.http_api import replying
 from llama_adapter.app.serving.http_api.api import ApiSettings, create_api
 from llama_adapter.app.serving.http_api.guards import GuardSettings
 from llama_adapter.app.serving.http_api.metrics import Metrics
-from llama_adapter.app.serving.http_api.schemas import EXAMPLE_PICTURE
 from llama_adapter.app.serving.online.request_handle import RequestHandle
 from llama_adapter.app.serving.online.types import BusyError
 from llama_adapter.runtime.terminal.logs import FIELDS
-from tests.app.serving.http_api.live import StubService, answer, client_of, served, status
-from tests.app.serving.http_api.requests import chat, data_uri, image, json_schema, user
+from tests.app.serving.http_api.live import StubService, answer, check_documented, client_of, served, status
+from tests.app.serving.http_api.requests import EXAMPLE_PICTURE, chat, data_uri, image, json_schema, user
 
 pytestmark = pytest.mark.slow
 
@@ -61,6 +60,7 @@ def test_an_answer_has_text_counts_and_the_number_of_ignored_turns(client: httpx
 
     content = response.json()
     assert response.status_code == 200
+    check_documented(content, "ChatCompletion")
     assert content["choices"] == [
         {
             "index": 0,

@@ -14,11 +14,12 @@ from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.serving.http_api.api import ApiSettings, create_api
 from llama_adapter.app.serving.http_api.asking import NumberedEvent
 from llama_adapter.app.serving.http_api.completions import CompletionReply, understand
-from llama_adapter.app.serving.http_api.schemas import EXAMPLE_PICTURE, CompletionRequest
+from llama_adapter.app.serving.http_api.schemas import CompletionRequest
 from llama_adapter.app.serving.online.request_handle import RequestHandle
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptTooLongError
-from tests.app.serving.http_api.live import StubService, answer
+from tests.app.serving.http_api.live import StubService, answer, check_documented
+from tests.app.serving.http_api.requests import EXAMPLE_PICTURE
 
 COMPLETIONS = "/v1/completions"
 HEAD = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "m", "system_fingerprint": "fp"}
@@ -54,6 +55,7 @@ def test_a_text_is_continued_without_a_template() -> None:
     assert (ask.prompt, ask.picture, ask.with_logprobs) == (RawPrompt("The star is"), None, False)
     assert ask.sampling == SamplingParams(max_new_tokens=16)
     assert code == 200
+    check_documented(body, "Completion")
     assert body.pop("id").startswith("cmpl-")
     assert body.pop("created")
     assert body == {

@@ -9,9 +9,12 @@ from llama_adapter.app.captioning.tasks.task import FREE_TEXT
 from llama_adapter.app.serving.http_api.chat import understand
 from llama_adapter.app.serving.http_api.conversation import ChatQuestion
 from llama_adapter.app.serving.http_api.errors import ApiError
-from llama_adapter.app.serving.http_api.response_schemas import ResponsesRequest
 from llama_adapter.app.serving.http_api.responses import understand as understand_responses
-from llama_adapter.app.serving.http_api.schemas import ChatRequest, with_task_fields
+from llama_adapter.app.serving.http_api.schemas import (
+    ChatRequest,
+    ResponsesRequest,
+    with_task_fields,
+)
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from tests.app.serving.http_api.requests import chat, image, user
 

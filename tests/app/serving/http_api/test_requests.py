@@ -11,7 +11,6 @@ from starlette.testclient import TestClient
 
 from llama_adapter.app.serving.http_api.api import ApiSettings, create_api
 from llama_adapter.app.serving.http_api.guards import MAX_SEPARATORS, GuardSettings
-from llama_adapter.app.serving.http_api.response_schemas import NeutralResponseParameters, ResponsesRequest
 from llama_adapter.app.serving.http_api.schemas import (
     MAX_ANSWERS,
     MAX_STOPS,
@@ -19,6 +18,8 @@ from llama_adapter.app.serving.http_api.schemas import (
     CompletionRequest,
     IgnoredParameters,
     NeutralParameters,
+    NeutralResponseParameters,
+    ResponsesRequest,
 )
 from tests.app.golden import ROOT
 from tests.app.serving.http_api.live import StubService

@@ -12,11 +12,13 @@ from llama_adapter.app.captioning.tasks.choose import OneOf
 from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.serving.http_api.asking import NumberedEvent
 from llama_adapter.app.serving.http_api.conversation import ChatQuestion
-from llama_adapter.app.serving.http_api.response_schemas import ResponseBody, ResponsesRequest
 from llama_adapter.app.serving.http_api.responses import ResponsesReply, parameters_of, understand
-from llama_adapter.app.serving.http_api.schemas import with_task_fields
+from llama_adapter.app.serving.http_api.schemas import (
+    ResponsesRequest,
+    with_task_fields,
+)
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from tests.app.serving.http_api.live import answer
+from tests.app.serving.http_api.live import answer, check_documented
 
 OLD, NEW = "data:image/png;base64,b2xk", "data:image/png;base64,bmV3"
 BEGIN = [
@@ -124,7 +126,7 @@ def test_an_answer_is_a_whole_response(snapshot: Any) -> None:
     body = reply().whole([answer("a star", unfamiliar=False)])
     body["completed_at"] = 2
 
-    ResponseBody.model_validate(body)
+    check_documented(body, "ResponseBody")
     assert body == snapshot
 
 
