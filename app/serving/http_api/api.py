@@ -41,7 +41,7 @@ from llama_adapter.app.serving.http_api.schemas import (
     documentation,
     error_replies,
 )
-from llama_adapter.app.serving.online.protocol import OnlineService
+from llama_adapter.app.serving.online.base import OnlineService
 from llama_adapter.app.serving.online.types import ServiceLimits
 
 _METRICS_REPLY = {"description": "Prometheus text format.", "content": {"text/plain": {"schema": {"type": "string"}}}}

@@ -15,7 +15,7 @@ from llama_adapter.app.serving.http_api.errors import ApiError, PictureRefusedEr
 from llama_adapter.app.serving.http_api.pictures import PictureSettings, read_picture
 from llama_adapter.app.serving.http_api.schemas import CommonRequest
 from llama_adapter.app.serving.http_api.structured import Property, combined
-from llama_adapter.app.serving.online.protocol import OnlineService
+from llama_adapter.app.serving.online.base import OnlineService
 from llama_adapter.app.serving.online.request_handle import Ask, RequestHandle
 from llama_adapter.app.serving.online.types import ServiceError
 from llama_adapter.runtime.errors import LlamaAdapterError

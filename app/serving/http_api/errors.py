@@ -20,8 +20,8 @@ from llama_adapter.app.serving.http_api.schemas import (
     NeutralParameters,
     NeutralResponseParameters,
 )
+from llama_adapter.app.serving.online.base import REPLICA_LOST
 from llama_adapter.app.serving.online.reading_pool import READING_BUSY, READING_FAILED
-from llama_adapter.app.serving.online.refusals import REPLICA_LOST
 from llama_adapter.app.serving.online.types import BusyError, ServiceError
 from llama_adapter.llm.errors import PromptError, PromptTooLongError
 from llama_adapter.runtime.errors import LlamaAdapterError, UsageError

@@ -19,9 +19,8 @@ from llama_adapter.app.jobs.clusters.reading import enter_folder
 from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.serving.http_api.errors import of_refusal
 from llama_adapter.app.serving.http_api.metrics import Metrics
-from llama_adapter.app.serving.online.loading import load_warm
 from llama_adapter.app.serving.online.request_handle import Ask
-from llama_adapter.app.serving.online.service import Service
+from llama_adapter.app.serving.online.service import Service, load_warm
 from llama_adapter.app.serving.replicas.types import MemoryShare, ReplicaReport, ReplicaSettings
 from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError, TooLittleMemoryError
 from llama_adapter.runtime.host_memory import plan_with
