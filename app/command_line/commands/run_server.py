@@ -143,7 +143,7 @@ def _opened_replicas(
     job: ServeJob, *, address: str, metrics: "Metrics", tell: Callable[[str], None]
 ) -> Iterator[OnlineService]:
     """A service over replicas, once it is ready. The name of the Ray Serve application contains host and port."""
-    from llama_adapter.app.serving.replicas.opening import ReplicatedSettings, open_replicas
+    from llama_adapter.app.serving.replicas.deployment import ReplicatedSettings, open_replicas
 
     assert job.deployment is not None, "the job asks for replicas"
     name = f"{job.deployment.name}-{socket.gethostname()}-{address.rpartition(':')[2]}"

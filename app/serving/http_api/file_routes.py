@@ -1,7 +1,7 @@
 """`/v1/files` and `/v1/batches`: OpenAI's files and batches, as routes and schemas."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import FileResponse
@@ -32,16 +32,6 @@ class FileObject(BaseModel):
     filename: str
     purpose: Purpose
     status: Literal["processed"] = "processed"
-
-
-class FileList(BaseModel):
-    """A page of files."""
-
-    object: Literal["list"] = "list"
-    data: list[FileObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class DeletedFile(BaseModel):
@@ -107,14 +97,39 @@ class BatchObject(BaseModel):
     metadata: dict[str, str] | None
 
 
-class BatchList(BaseModel):
-    """A page of batches."""
+_Object = TypeVar("_Object", FileObject, BatchObject)
 
+
+class _Page(BaseModel, Generic[_Object]):
     object: Literal["list"] = "list"
-    data: list[BatchObject]
+    data: list[_Object]
     first_id: str | None
     last_id: str | None
     has_more: bool
+
+    @classmethod
+    def of(cls, objects: Sequence[_Object], *, after: str | None, limit: int, order: str = "desc") -> Self:
+        """A page of `objects`, which are sorted by time, oldest first. Raises ApiError if `after` is not among them."""
+        ordered = list(objects if order == "asc" else reversed(objects))
+        ids = [one.id for one in ordered]
+        if after is not None and after not in ids:
+            raise ApiError("`after` is no id of this list.", status=404, code="invalid_value", param="after")
+        start = 0 if after is None else ids.index(after) + 1
+        page = ordered[start : start + limit]
+        return cls(
+            data=page,
+            first_id=page[0].id if page else None,
+            last_id=page[-1].id if page else None,
+            has_more=start + limit < len(ordered),
+        )
+
+
+class FileList(_Page[FileObject]):
+    """A page of files."""
+
+
+class BatchList(_Page[BatchObject]):
+    """A page of batches."""
 
 
 _UPLOAD = {
@@ -168,7 +183,7 @@ def add_file_routes(router: APIRouter, batches: Batches) -> None:
     ) -> FileList:
         """The kept files: uploads, and the output files of batches."""
         files = [file for file in store.all(owner=_owner(request.scope)) if purpose in (None, file.purpose)]
-        return FileList(**_page([_file_object(file) for file in files], after=after, limit=limit, order=order))
+        return FileList.of([_file_object(file) for file in files], after=after, limit=limit, order=order)
 
     @router.get("/files/{file_id}", tags=["files"], responses=error_replies(401, 404))
     def retrieve_file(file_id: str, request: Request) -> FileObject:
@@ -208,7 +223,7 @@ def add_file_routes(router: APIRouter, batches: Batches) -> None:
     def list_batches(request: Request, after: After = None, limit: Shown = _DEFAULT_LISTED) -> BatchList:
         """The batches, newest first."""
         found = [_batch_object(batch) for batch in batches.all(owner=_owner(request.scope))]
-        return BatchList(**_page(found, after=after, limit=limit, order="desc"))
+        return BatchList.of(found, after=after, limit=limit)
 
     @router.get("/batches/{batch_id}", tags=["batches"], responses=error_replies(401, 404))
     def retrieve_batch(batch_id: str, request: Request) -> BatchObject:
@@ -264,22 +279,3 @@ def _batch_object(batch: Batch) -> BatchObject:
         metadata=batch.metadata,
         **times,
     )
-
-
-_Object = TypeVar("_Object", FileObject, BatchObject)
-
-
-def _page(objects: Sequence[_Object], *, after: str | None, limit: int, order: str) -> dict[str, Any]:
-    """A page of `objects`, which are sorted by time, oldest first."""
-    ordered = list(objects if order == "asc" else reversed(objects))
-    ids = [one.id for one in ordered]
-    if after is not None and after not in ids:
-        raise ApiError("`after` is no id of this list.", status=404, code="invalid_value", param="after")
-    start = 0 if after is None else ids.index(after) + 1
-    page = ordered[start : start + limit]
-    return {
-        "data": page,
-        "first_id": page[0].id if page else None,
-        "last_id": page[-1].id if page else None,
-        "has_more": start + limit < len(ordered),
-    }

@@ -108,6 +108,10 @@ class Client:
         return dict(error)
 
 
+def access(app: ASGIApp, **settings: Any) -> AccessGuard:
+    return AccessGuard(app, settings=GuardSettings(**settings))
+
+
 def limited(app: ASGIApp, *, max_bytes: int = 100, under_way: int = 1000, timeout_s: float = 20.0) -> BodyLimit:
     limits = {"max_bytes": max_bytes, "max_bytes_under_way": under_way, "max_separators": 10}
     return BodyLimit(app, prefix="/v1/", timeout_s=timeout_s, **limits)
@@ -260,7 +264,7 @@ def test_a_compressed_body_is_refused(encoding: str) -> None:
     "host", ["localhost", "localhost:8000", "LOCALHOST:1", "127.0.0.1:8000", "[::1]", "[::1]:8000"]
 )
 def test_a_loopback_server_answers_to_its_own_names(host: str) -> None:
-    app = AccessGuard(Application(), host_names=host_names_for("127.0.0.1"))
+    app = access(Application(), host_names=host_names_for("127.0.0.1"))
 
     assert Client(host=host).ask(app).status == 200
 
@@ -272,7 +276,7 @@ def test_a_loopback_server_answers_to_its_own_names(host: str) -> None:
 @pytest.mark.parametrize("path", ["/", "/metrics", CHAT])
 def test_a_loopback_server_answers_to_no_other_name(host: str, path: str) -> None:
     app = Application()
-    client = Client(host=host, path=path).ask(AccessGuard(app, host_names=host_names_for("localhost")))
+    client = Client(host=host, path=path).ask(access(app, host_names=host_names_for("localhost")))
 
     assert client.status == 421
     assert client.error["code"] == "host_not_allowed"
@@ -283,7 +287,7 @@ def test_a_request_with_two_hosts_is_refused() -> None:
     client = Client()
     client.scope["headers"].append((b"host", b"evil.test"))
 
-    assert client.ask(AccessGuard(Application(), host_names=host_names_for("::1"))).status == 421
+    assert client.ask(access(Application(), host_names=host_names_for("::1"))).status == 421
 
 
 @pytest.mark.parametrize(
@@ -298,7 +302,7 @@ def test_a_request_with_two_hosts_is_refused() -> None:
 def test_a_forwarded_host_counts_if_it_is_a_name_of_the_server(
     forwarded: str, names: tuple[str, ...] | None, status: int
 ) -> None:
-    app = AccessGuard(Application(), host_names=names)
+    app = access(Application(), host_names=names)
     form = {"content_type": "multipart/form-data; boundary=x", "origin": "http://pictures.example"}
     client = Client(path="/gradio_api/upload", x_forwarded_host=forwarded, **form).ask(app)
 
@@ -318,7 +322,7 @@ def test_closed_paths_are_not_found(path: str) -> None:
 
 
 def test_a_socket_for_another_name_is_closed() -> None:
-    client = Client(kind="websocket", host="evil.test").ask(AccessGuard(Application(), host_names=("localhost",)))
+    client = Client(kind="websocket", host="evil.test").ask(access(Application(), host_names=("localhost",)))
 
     assert [message["type"] for message in client.sent] == ["websocket.close"]
 
@@ -327,7 +331,7 @@ def test_names_can_be_added_and_other_addresses_answer_to_any() -> None:
     assert host_names_for("0.0.0.0") is None
     assert host_names_for("192.168.1.5", more=["Pictures.Example"]) == ("pictures.example",)
     assert "pictures.example" in (host_names_for("::1", more=["Pictures.Example"]) or ())
-    assert Client(host="anything").ask(AccessGuard(Application(), host_names=None)).status == 200
+    assert Client(host="anything").ask(access(Application(), host_names=None)).status == 200
 
 
 # Keys, and the owner of a request
@@ -335,7 +339,7 @@ def test_names_can_be_added_and_other_addresses_answer_to_any() -> None:
 
 @pytest.mark.parametrize("authorization", [f"Bearer {KEY}", f"bearer {KEY}", f"Bearer  {KEY}"])
 def test_a_key_opens_the_api(authorization: str) -> None:
-    app = AccessGuard(Application(), api_keys=["another-key", KEY])
+    app = access(Application(), api_keys=("another-key", KEY))
 
     assert Client(authorization=authorization).ask(app).status == 200
 
@@ -357,7 +361,7 @@ def test_a_key_opens_the_api(authorization: str) -> None:
 @pytest.mark.parametrize("path", [CHAT, "/v1/models", "/v1/unknown", "/v1"])
 def test_nothing_else_opens_it(authorization: str, path: str) -> None:
     app = Application()
-    client = Client(authorization=authorization, path=path).ask(AccessGuard(app, api_keys=[KEY]))
+    client = Client(authorization=authorization, path=path).ask(access(app, api_keys=(KEY,)))
 
     assert client.status == 401
     assert client.headers["www-authenticate"] == "Bearer"
@@ -367,7 +371,7 @@ def test_nothing_else_opens_it(authorization: str, path: str) -> None:
 
 
 def test_a_wrong_key_and_a_missing_key_are_told_apart() -> None:
-    app = AccessGuard(Application(), api_keys=[KEY])
+    app = access(Application(), api_keys=(KEY,))
     missing, wrong = (Client(authorization=given).ask(app).error["message"] for given in ("", "Bearer wrong-key"))
 
     assert missing.startswith("This server requires an API key:")
@@ -378,17 +382,17 @@ def test_a_request_with_two_keys_is_refused() -> None:
     client = Client(authorization=f"Bearer {KEY}")
     client.scope["headers"].append((b"authorization", b"Bearer other"))
 
-    assert client.ask(AccessGuard(Application(), api_keys=[KEY])).status == 401
+    assert client.ask(access(Application(), api_keys=(KEY,))).status == 401
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/docs", "/v10", "/"])
 def test_other_paths_need_no_key(path: str) -> None:
-    assert Client(path=path).ask(AccessGuard(Application(), api_keys=[KEY])).status == 200
+    assert Client(path=path).ask(access(Application(), api_keys=(KEY,))).status == 200
 
 
 def test_clients_are_told_apart_by_key_and_the_key_is_not_to_be_seen() -> None:
     app = Application()
-    guarded = AccessGuard(app, api_keys=[KEY, "another-key"])
+    guarded = access(app, api_keys=(KEY, "another-key"))
     for key in (KEY, KEY, "another-key"):
         Client(authorization=f"Bearer {key}").ask(guarded)
 
@@ -410,13 +414,13 @@ def test_clients_are_told_apart_by_key_and_the_key_is_not_to_be_seen() -> None:
 def test_clients_without_a_key_are_told_apart_by_their_network(one: str, other: str, is_same: bool) -> None:
     app = Application()
     for address in (one, other):
-        Client(client=(address, 5000)).ask(AccessGuard(app, api_keys=[]))
+        Client(client=(address, 5000)).ask(access(app))
 
     assert (app.clients[0] == app.clients[1]) is is_same
 
 
 def test_a_client_of_no_known_address_is_served() -> None:
-    assert Client(client=None).ask(AccessGuard(Application(), api_keys=[])).status == 200
+    assert Client(client=None).ask(access(Application())).status == 200
 
 
 # Pages of other sites
@@ -484,7 +488,7 @@ def test_no_other_page_and_no_other_path(client: Client, origins: tuple[str, ...
     ],
 )
 def test_a_form_on_a_page_of_another_origin_is_refused(headers: dict[str, str], status: int) -> None:
-    app = AccessGuard(Application(), cors_origins=(ORIGIN,))
+    app = access(Application(), cors_origins=(ORIGIN,))
 
     assert Client(path="/v1/files", content_type="multipart/form-data; boundary=x", **headers).ask(app).status == status
 
