@@ -190,17 +190,7 @@ def _operation_routes(service: OnlineService, *, metrics: Metrics) -> APIRouter:
         status = service.status()
         is_working = status.state in ("ready", "draining") and not status.is_stalled
         response.status_code = 200 if is_working else 503
-        return Health(
-            status=status.state,
-            is_stalled=status.is_stalled,
-            restarts=status.restarts,
-            last_error=status.last_error,
-            running=status.num_running,
-            waiting=status.num_waiting,
-            reading=status.num_reading,
-            slow_reading=status.num_slow_reading,
-            uptime_s=round(status.uptime_s, 3),
-        )
+        return Health.model_validate(status)
 
     @router.get("/ready", responses={503: {"model": Readiness, "description": "Not ready."}})
     async def ready(response: Response) -> Readiness:

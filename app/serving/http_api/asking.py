@@ -95,6 +95,11 @@ class Pending:
     num_ignored_turns: int = 0
     place: str = "messages"  # the field with the picture, for errors
 
+    def cancel(self) -> None:
+        """Cancel all answers. Has no effect on answered requests."""
+        for one in self.answering:
+            one.cancel()
+
     async def body(self) -> dict[str, Any]:
         """The body of the complete answers. If an answer fails, raises its ApiError and cancels the others."""
         answers: list[Answer] = []
@@ -104,8 +109,7 @@ class Pending:
                 if (error := answers[-1].error) is not None:
                     raise of_answer(error, place=self.place)
         finally:
-            for one in self.answering:
-                one.cancel()  # has no effect on answered requests
+            self.cancel()
         return self.reply.whole(answers)
 
 

@@ -5,12 +5,12 @@ from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import FileResponse
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.types import Scope
 
 from llama_adapter.app.serving.http_api.batches import Batch, BatchError, Batches, Endpoint, Status
 from llama_adapter.app.serving.http_api.errors import ApiError
-from llama_adapter.app.serving.http_api.file_store import Purpose, StoredFile
+from llama_adapter.app.serving.http_api.file_store import Purpose
 from llama_adapter.app.serving.http_api.schemas import Part, error_replies
 from llama_adapter.app.serving.http_api.uploads import RefusedUpload, Uploads
 
@@ -23,13 +23,15 @@ Shown = Annotated[int, Query(ge=1, le=MAX_LISTED)]
 
 
 class FileObject(BaseModel):
-    """A kept file."""
+    """A kept file, made of its `StoredFile`."""
+
+    model_config = ConfigDict(from_attributes=True)
 
     id: str
     object: Literal["file"] = "file"
-    bytes: int
-    created_at: int
-    filename: str
+    bytes: int = Field(validation_alias="num_bytes")
+    created_at: Annotated[int, BeforeValidator(int)]
+    filename: str = Field(validation_alias="name")
     purpose: Purpose
     status: Literal["processed"] = "processed"
 
@@ -169,7 +171,7 @@ def add_file_routes(router: APIRouter, batches: Batches) -> None:
     async def create_file(request: Request) -> Response | FileObject:
         """Upload a JSONL file of requests for a batch."""
         try:
-            return _file_object(await uploads.receive(request, owner=_owner(request.scope)))
+            return FileObject.model_validate(await uploads.receive(request, owner=_owner(request.scope)))
         except ApiError as error:
             return RefusedUpload(error)
 
@@ -183,12 +185,12 @@ def add_file_routes(router: APIRouter, batches: Batches) -> None:
     ) -> FileList:
         """The kept files: uploads, and the output files of batches."""
         files = [file for file in store.all(owner=_owner(request.scope)) if purpose in (None, file.purpose)]
-        return FileList.of([_file_object(file) for file in files], after=after, limit=limit, order=order)
+        return FileList.of([FileObject.model_validate(file) for file in files], after=after, limit=limit, order=order)
 
     @router.get("/files/{file_id}", tags=["files"], responses=error_replies(401, 404))
     def retrieve_file(file_id: str, request: Request) -> FileObject:
         """The description of a file."""
-        return _file_object(store.find(file_id, owner=_owner(request.scope)))
+        return FileObject.model_validate(store.find(file_id, owner=_owner(request.scope)))
 
     @router.delete("/files/{file_id}", tags=["files"], responses=error_replies(401, 404, 409))
     def delete_file(file_id: str, request: Request) -> DeletedFile:
@@ -249,16 +251,6 @@ def _owner(scope: Scope) -> str | None:
     """
     client = str(scope.get("state", {}).get("client", ""))
     return client if client.startswith("key:") else None
-
-
-def _file_object(file: StoredFile) -> FileObject:
-    return FileObject(
-        id=file.id,
-        bytes=file.num_bytes,
-        created_at=int(file.created_at),
-        filename=file.name,
-        purpose=file.purpose,
-    )
 
 
 def _batch_object(batch: Batch) -> BatchObject:

@@ -488,17 +488,21 @@ class Readiness(BaseModel):
 
 
 class Health(BaseModel):
-    """The state of the service."""
+    """The state of the service, made of its `ServiceStatus`."""
 
-    status: State
+    model_config = ConfigDict(from_attributes=True)
+
+    status: State = Field(validation_alias="state")
     is_stalled: bool
     restarts: int
     last_error: str | None
-    running: int
-    waiting: int
-    reading: int = Field(description="Pictures that are being read.")
-    slow_reading: int = Field(description="Pictures that are being read in the slow lane.")
-    uptime_s: float
+    running: int = Field(validation_alias="num_running")
+    waiting: int = Field(validation_alias="num_waiting")
+    reading: int = Field(validation_alias="num_reading", description="Pictures that are being read.")
+    slow_reading: int = Field(
+        validation_alias="num_slow_reading", description="Pictures that are being read in the slow lane."
+    )
+    uptime_s: Annotated[float, AfterValidator(lambda seconds: round(seconds, 3))]
 
 
 _RETRY_AFTER = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}}}

@@ -85,21 +85,6 @@ def test_a_model_whose_template_has_turns_sees_all_of_them(client: httpx.Client,
     assert service.asks[-1].prompt == Dialogue(turns, "Why?")
 
 
-@pytest.mark.parametrize(
-    "extensions", [{"unfamiliar": False}, {"unfamiliar": True, "answer_probabilities": {"red": 0.5, "blue": 0.5}}]
-)
-def test_an_answer_says_what_the_model_can_tell_besides(
-    extensions: dict[str, Any], client: httpx.Client, service: StubService
-) -> None:
-    known = answer(unfamiliar=extensions["unfamiliar"], choice=extensions.get("answer_probabilities"))
-    service.on_submit = lambda handle: handle.deliver(known)
-
-    (choice,) = client.post(CHAT, json=chat()).json()["choices"]
-
-    usual = {"index", "message", "finish_reason", "logprobs"}
-    assert {name: value for name, value in choice.items() if name not in usual} == extensions
-
-
 def test_the_service_is_asked_what_the_request_says(client: httpx.Client, service: StubService) -> None:
     client.post(CHAT, json=chat(user(image(), "What?"), temperature=0.5, seed=3, stop="."))
     client.post(CHAT, json=chat(user(image())))
@@ -293,6 +278,8 @@ def test_the_loaded_model_is_listed_and_found_by_its_name_and_alias(client: http
     assert client.get(f"/v1/models/{model}").json() == listed
     assert listed["id"] == "stub"
     assert client.post(CHAT, json=chat() | {"model": model}).json()["model"] == "stub"
+    for response in (client.get("/v1/models/gpt/4"), client.post(CHAT, json=chat() | {"model": "gpt/4"})):
+        assert (response.status_code, envelope(response)["code"]) == (404, "model_not_found")
 
 
 def test_the_names_of_the_server_replace_the_model_s_own(service: StubService) -> None:
@@ -398,11 +385,6 @@ def test_a_page_at_the_root_gets_nothing_of_what_is_asked_of_the_api(service: St
             assert client.get(path).json()["error"]["code"] == "not_found"
 
 
-def test_another_model_is_not_found(client: httpx.Client) -> None:
-    for response in (client.get("/v1/models/gpt/4"), client.post(CHAT, json=chat() | {"model": "gpt/4"})):
-        assert (response.status_code, envelope(response)["code"]) == (404, "model_not_found")
-
-
 @pytest.mark.parametrize(
     ("state", "is_healthy", "is_ready"),
     [
@@ -418,24 +400,17 @@ def test_another_model_is_not_found(client: httpx.Client) -> None:
 def test_health_and_readiness_follow_the_state(
     client: httpx.Client, service: StubService, state: Any, is_healthy: bool, is_ready: bool
 ) -> None:
-    service.state = state
+    counts = {"num_running": 3, "num_waiting": 4, "num_reading": 2, "num_slow_reading": 1, "restarts": 5}
+    service.state = dataclasses.replace(state, last_error="It broke.", **counts)
 
     health, ready = client.get("/health"), client.get("/ready")
 
     assert (health.status_code == 200, ready.status_code == 200) == (is_healthy, is_ready)
-    assert health.json()["status"] == ready.json()["status"] == state.state
-
-
-def test_health_tells_of_restarts_and_what_is_under_way(client: httpx.Client, service: StubService) -> None:
-    counts = {"num_running": 3, "num_waiting": 4, "num_reading": 2, "num_slow_reading": 1}
-    service.state = status(restarts=2, last_error="It broke.", **counts)
-
-    content = client.get("/health").json()
-
-    assert content["restarts"] == 2
-    assert content["last_error"] == "It broke."
-    assert (content["running"], content["waiting"]) == (3, 4)
-    assert (content["reading"], content["slow_reading"]) == (2, 1)
+    assert ready.json() == {"ready": is_ready, "status": state.state}
+    assert health.json() == {
+        **{"status": state.state, "is_stalled": state.is_stalled, "restarts": 5, "last_error": "It broke."},
+        **{"running": 3, "waiting": 4, "reading": 2, "slow_reading": 1, "uptime_s": 1.0},
+    }
 
 
 def test_metrics_count_requests_by_route_and_never_by_path(service: StubService) -> None:

@@ -124,14 +124,6 @@ def test_rows_are_answered_as_requests_and_written_in_their_order(client: httpx.
     assert list(client.batches._folder.glob("*.jsonl")) == []  # type: ignore[attr-defined]
 
 
-def test_rows_may_ask_for_responses(client: httpx.Client) -> None:
-    body = {"model": "default", "input": "What?"}
-    batch = ended(client, begin(client, row("a", body, url="/v1/responses"), endpoint="/v1/responses"))
-
-    (line,) = lines_of(client, batch["output_file_id"])
-    assert line["response"]["body"]["output"][0]["content"][0]["text"] == "answer 0"
-
-
 def test_bad_rows_go_to_the_error_file(client: httpx.Client) -> None:
     bad_rows = [
         ("{", None, "invalid_json_line"),
