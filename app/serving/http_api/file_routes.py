@@ -11,7 +11,7 @@ from starlette.types import Scope
 from llama_adapter.app.serving.http_api.batches import Batch, BatchError, Batches, Endpoint, Status
 from llama_adapter.app.serving.http_api.errors import ApiError
 from llama_adapter.app.serving.http_api.file_store import Purpose
-from llama_adapter.app.serving.http_api.schemas import Part, error_replies
+from llama_adapter.app.serving.http_api.schemas import Part, documentation, error_replies
 from llama_adapter.app.serving.http_api.uploads import RefusedUpload, Uploads
 
 FILES_PATH = "/v1/files"  # an upload's body is read by its route, not by `BodyLimit`
@@ -134,24 +134,6 @@ class BatchList(_Page[BatchObject]):
     """A page of batches."""
 
 
-_UPLOAD = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "properties": {
-                        "file": {"type": "string", "format": "binary"},
-                        "purpose": {"type": "string", "const": "batch"},
-                    },
-                    "required": ["file", "purpose"],
-                    "additionalProperties": False,
-                }
-            }
-        },
-    }
-}
 _CONTENT: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/jsonl": {"schema": {"type": "string"}}}, "description": "The content."}
 }
@@ -166,7 +148,7 @@ def add_file_routes(router: APIRouter, batches: Batches) -> None:
         tags=["files"],
         response_model=FileObject,
         responses=error_replies(400, 401, 408, 413, 415, 503),
-        openapi_extra=_UPLOAD,
+        openapi_extra={"requestBody": documentation()["upload"]},
     )
     async def create_file(request: Request) -> Response | FileObject:
         """Upload a JSONL file of requests for a batch."""

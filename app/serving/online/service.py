@@ -133,7 +133,8 @@ class Service(QueuedService[Entry]):
         if ask.picture is not None:
             captioner.info.require_adapter()
         with self._changed:
-            self._check_open()
+            if self._is_draining or self._state != "ready":
+                raise self._unavailable()
             num_slow = 0 if self._pool is None else self._pool.num_slow_waiting
             self._queue.check(ask, num_slow=num_slow)
             handle, limit_s = self._new_handle(), self.limits.timeout_s
@@ -229,10 +230,6 @@ class Service(QueuedService[Entry]):
         if captioner is None:
             raise self._unavailable()
         return captioner
-
-    def _check_open(self) -> None:
-        if self._is_draining or self._state != "ready":
-            raise self._unavailable()
 
     def _unavailable(self) -> UnavailableError:
         if self._is_draining or self._state in ("closed", "failed"):
@@ -405,7 +402,9 @@ class Service(QueuedService[Entry]):
                 self._admit(loop)
                 if loop.in_flight:
                     self._deliver(loop.step())
-                self._note_stages(clock)
+                for stage, seconds in clock.take().items():
+                    if seconds:
+                        self._note_stage(stage, seconds)
 
     def _wait_for_work(self, loop: CaptionLoop, clock: StageClock) -> bool:
         """Wait for a request; returns False once the service is closed."""
@@ -486,11 +485,6 @@ class Service(QueuedService[Entry]):
                 self._finish(entry, event)
             else:
                 self._deliver_text(entry, event)
-
-    def _note_stages(self, clock: StageClock) -> None:
-        for stage, seconds in clock.take().items():
-            if seconds:
-                self._note_stage(stage, seconds)
 
     def _note_stage(self, stage: str, seconds: float) -> None:
         with self._changed:

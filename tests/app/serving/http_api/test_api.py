@@ -296,21 +296,6 @@ def test_the_names_of_the_server_replace_the_model_s_own(service: StubService) -
     assert found == "c"
 
 
-def test_each_answer_has_its_own_seed(client: httpx.Client, service: StubService) -> None:
-    texts = iter(["red", "blue", "green"])
-    service.on_submit = lambda handle: handle.deliver(answer(next(texts)))
-
-    content = client.post(CHAT, json=chat(n=3, seed=5, temperature=1)).json()
-
-    assert [ask.sampling.seed for ask in service.asks] == [5, 6, 7]
-    assert [(choice["index"], choice["message"]["content"]) for choice in content["choices"]] == [
-        (0, "red"),
-        (1, "blue"),
-        (2, "green"),
-    ]
-    assert content["usage"] == {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
-
-
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_a_request_refused_in_part_leaves_no_other_part(
     client: httpx.Client, service: StubService, is_stream: bool

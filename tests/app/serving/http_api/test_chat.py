@@ -7,7 +7,6 @@ import pytest
 from starlette.types import Message
 
 from llama_adapter.app.captioning.tasks.answers import Answer, TextDelta, TokenLogprob
-from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.serving.http_api import replying
 from llama_adapter.app.serving.http_api.access import VISIT, Visit
 from llama_adapter.app.serving.http_api.asking import Pending
@@ -95,15 +94,6 @@ def test_the_end_says_whether_the_picture_is_unfamiliar_where_the_model_can_tell
     assert ["unfamiliar" in choice for choice in choices] == [False, False, said is not None]
     whole = ChatReply(HEAD).whole([answer(unfamiliar=said)])
     assert whole["choices"][0].get("unfamiliar") is said
-
-
-def test_an_error_ends_the_stream_in_the_place_of_a_reason() -> None:
-    failed = answer(error=AnswerError(code="deadline", message="Too late."))
-
-    chunks = stream(TextDelta(index=0, text="a "), failed)
-
-    assert chunks[-2]["error"]["code"] == "deadline"
-    assert chunks[-1] == "[DONE]"
 
 
 def test_reader_stalled_at_the_end_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,14 +83,6 @@ def test_earlier_messages_are_counted_when_something_of_them_is_not_shown(
     assert question(*messages).num_ignored_turns == num_ignored
 
 
-def test_a_follow_up_is_about_the_newest_picture() -> None:
-    old, new = image("data:image/png;base64,b2xk"), image("data:image/png;base64,bmV3")
-
-    asked = question(user(old, "What?"), assistant("Red."), user(new), assistant("Blue."), user("Why?"))
-
-    assert asked.picture_url == "data:image/png;base64,bmV3"
-
-
 @pytest.mark.parametrize(
     ("messages", "parameters", "code", "param"),
     [
