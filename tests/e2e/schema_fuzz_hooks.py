@@ -8,7 +8,7 @@ from typing import Any
 
 import schemathesis
 
-from llama_adapter.app.serving.http_api.schemas import EXAMPLE_PICTURE
+from tests.app.serving.http_api.requests import EXAMPLE_PICTURE
 
 QUESTION = "What color is the square?"
 

@@ -5,7 +5,7 @@ import shutil
 from random import Random
 
 from llama_adapter.app.serving.http_api.api import ApiSettings, open_batches
-from llama_adapter.app.serving.http_api.file_routes import _batch_object, _file_object
+from llama_adapter.app.serving.http_api.file_routes import FileObject, _batch_object
 from llama_adapter.app.serving.http_api.file_store import FileLimits
 from tests.app.serving.http_api.live import StubService
 from tests.app.serving.http_api.requests import chat
@@ -42,7 +42,7 @@ def run(data: bytes) -> str:
                 batches._loop.run_until_complete(batches._run(batch.id))
         ended = batches.all(owner=None)
         told = [_batch_object(batch).model_dump_json() for batch in ended]
-        told += [_file_object(file).model_dump_json() for file in batches.files.all(owner=None)]
+        told += [FileObject.model_validate(file).model_dump_json() for file in batches.files.all(owner=None)]
         assert all(batch.is_finished for batch in ended)
     finally:
         batches._loop.close()

@@ -19,12 +19,11 @@ from llama_adapter.app.serving.http_api.errors import PictureRefusedError
 from llama_adapter.app.serving.http_api.guards import GuardSettings
 from llama_adapter.app.serving.http_api.metrics import Metrics
 from llama_adapter.app.serving.http_api.pictures import PictureSettings, read_picture
-from llama_adapter.app.serving.http_api.schemas import EXAMPLE_PICTURE
 from llama_adapter.app.serving.online.request_handle import Ask, RequestHandle
 from llama_adapter.app.serving.web.archive import Archive, ArchiveLimits
 from llama_adapter.vision.errors import PictureError
 from tests.app.serving.http_api.live import StubService, answer
-from tests.app.serving.http_api.requests import chat, image, json_schema, user
+from tests.app.serving.http_api.requests import EXAMPLE_PICTURE, chat, image, json_schema, user
 from tests.fuzz.mutators import either, mutated_bytes, mutated_json, mutated_lines, mutated_zip, words
 from tests.fuzz.target import Target, event_loop, refused, written
 

@@ -17,9 +17,8 @@ from llama_adapter.app.jobs.clusters.cluster import RayOptions
 from llama_adapter.app.jobs.wording import EMBEDDED_NOTE
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.app.serving.online.loading import load_warm
-from llama_adapter.app.serving.online.protocol import OnlineService
-from llama_adapter.app.serving.online.service import Service
+from llama_adapter.app.serving.online.base import OnlineService
+from llama_adapter.app.serving.online.service import Service, load_warm
 from llama_adapter.app.serving.online.types import Observer, ServiceLimits
 from llama_adapter.app.serving.replicas.types import DeploymentSettings
 from llama_adapter.runtime.errors import ExitCode, UsageError
@@ -144,7 +143,7 @@ def _opened_replicas(
     job: ServeJob, *, address: str, metrics: "Metrics", tell: Callable[[str], None]
 ) -> Iterator[OnlineService]:
     """A service over replicas, once it is ready. The name of the Ray Serve application contains host and port."""
-    from llama_adapter.app.serving.replicas.opening import ReplicatedSettings, open_replicas
+    from llama_adapter.app.serving.replicas.deployment import ReplicatedSettings, open_replicas
 
     assert job.deployment is not None, "the job asks for replicas"
     name = f"{job.deployment.name}-{socket.gethostname()}-{address.rpartition(':')[2]}"

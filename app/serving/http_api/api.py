@@ -13,7 +13,6 @@ from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from fastapi_offline import FastAPIOffline
 from starlette.routing import Route
-from starlette.types import Scope
 
 from llama_adapter import __version__
 from llama_adapter.app.captioning.captioner import ModelInfo
@@ -30,71 +29,23 @@ from llama_adapter.app.serving.http_api.guards import API_PREFIX, GuardSettings,
 from llama_adapter.app.serving.http_api.metrics import CONTENT_TYPE, Metrics
 from llama_adapter.app.serving.http_api.pictures import PictureSettings
 from llama_adapter.app.serving.http_api.replying import IGNORED_TURNS, AnswerResponse
-from llama_adapter.app.serving.http_api.response_schemas import ResponseBody
 from llama_adapter.app.serving.http_api.responses import responses_form
 from llama_adapter.app.serving.http_api.schemas import (
-    COMPLETIONS_EXAMPLE,
-    EXAMPLE,
     LARGEST_SEED,
-    RESPONSES_EXAMPLE,
     Architecture,
-    ChatCompletion,
-    CommonRequest,
-    Completion,
-    CompletionRequest,
     Health,
     Model,
     ModelList,
     Readiness,
+    content_of,
+    documentation,
     error_replies,
 )
-from llama_adapter.app.serving.online.protocol import OnlineService
+from llama_adapter.app.serving.online.base import OnlineService
 from llama_adapter.app.serving.online.types import ServiceLimits
 
-DESCRIPTION = f"""
-Point an OpenAI client at `/v1` of this server and ask about one picture per request. `/v1/chat/completions` and
-`/v1/responses` answer alike. `/v1/completions` continues texts without the model's template.
-
-**Messages.** The model was trained on single questions about single pictures.
-
-- The *picture* is the last one of the newest message that has one; with several pictures, `picture_used` names it in
-  the answer. Send it as a data URI (`data:image/png;base64,...`). URLs are fetched only from hosts that the server was
-  started with.
-- *Without a picture*, the model answers from the text alone. It then sees an empty picture, as in training on texts.
-- The *last message* must have the role user. Its text is the instruction.
-- Without any text, the model writes a caption.
-- *System* and *developer* messages, `instructions` and *earlier turns* are accepted. Only a model for chat sees them;
-  the header `{IGNORED_TURNS}` counts those that the model does not see in full.
-
-**Out-of-distribution pictures.** If the model can tell, the choice has `unfamiliar`: true for a picture unlike those of
-the training set, so the answer may be meaningless. A stream sends it with `finish_reason`, like the probabilities.
-
-**Files and batches.** With `--batch-folder`, `/v1/files` takes JSONL files of requests, and `/v1/batches` answers them
-while other requests are answered.
-
-**Defaults**: greedy decoding (`temperature` 0), `top_p` 0.75, at most 64 tokens.
-
-**Errors** have OpenAI's form. 429 and 503 have a `Retry-After` header. Every answer has an `x-request-id`, which the
-server's log repeats. The log holds no text and no picture.
-"""
-
-CHAT_PATH, RESPONSES_PATH, COMPLETIONS_PATH = "/v1/chat/completions", "/v1/responses", "/v1/completions"
 _METRICS_REPLY = {"description": "Prometheus text format.", "content": {"text/plain": {"schema": {"type": "string"}}}}
 _INLINE_BYTES = 64 * 2**10  # a body up to this size is parsed in the event loop: starting a thread takes as long
-
-
-def _answer_reply(events: str) -> dict[str, Any]:
-    one_event = {
-        "type": "object",
-        "description": f"One event: {events}.",
-        "properties": {"data": {"type": "string"}},
-        "required": ["data"],
-    }
-    return {
-        "description": "The answer; server-sent events if `stream` is true.",
-        "content": {"text/event-stream": {"schema": one_event}},
-        "headers": {IGNORED_TURNS: {"description": "Messages not seen in full.", "schema": {"type": "integer"}}},
-    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +71,7 @@ def create_api(
     app = FastAPIOffline(
         title="LLaMA-Adapter",
         summary="Questions about pictures, through OpenAI's chat API.",
-        description=DESCRIPTION,
+        description=documentation()["description"],
         version=__version__,
         docs_url="/docs",
         redoc_url=None,
@@ -144,7 +95,7 @@ def open_batches(folder: str, service: OnlineService, *, settings: ApiSettings, 
     return Batches(
         folder,
         asker=_asker(service, settings=settings),
-        forms={CHAT_PATH: chat_form(), RESPONSES_PATH: responses_form(), COMPLETIONS_PATH: completions_form()},
+        forms=_forms(),
         limits=limits,
         max_row_bytes=settings.guards.max_body_bytes,
         rows_at_once=2 * service.batch_size,  # one half is read while the other half is answered
@@ -155,6 +106,15 @@ def _asker(service: OnlineService, *, settings: ApiSettings) -> Asker:
     return Asker(service=service, pictures=settings.pictures, model_names=settings.model_names)
 
 
+def _forms() -> dict[str, Form[Any]]:
+    """Path -> form of the requests for answers."""
+    return {
+        "/v1/chat/completions": chat_form(),
+        "/v1/responses": responses_form(),
+        "/v1/completions": completions_form(),
+    }
+
+
 def _openai_routes(
     service: OnlineService, *, settings: ApiSettings, needs_key: bool, batches: Batches | None
 ) -> APIRouter:
@@ -162,54 +122,8 @@ def _openai_routes(
     keys = [Security(HTTPBearer(scheme_name="key", auto_error=False))] if needs_key else []
     router = APIRouter(prefix="/v1", dependencies=keys, route_class=_JsonRoute)
     created, names = int(time.time()), settings.model_names
-    chat, responses, completions = chat_form(), responses_form(), completions_form()
-    asker = _asker(service, settings=settings)
-    statuses = (400, 401, 404, 408, 413, 415, 429, 500, 503, 504)
-    chat_events = _answer_reply("a `chat.completion.chunk`, an error, or `[DONE]`")
-    completion_events = _answer_reply("a `text_completion`, an error, or `[DONE]`")
-    response_events = _answer_reply("a `response.*` event of OpenAI's, or `error`")
-
-    @router.post(
-        CHAT_PATH.removeprefix("/v1"),
-        tags=["chat"],
-        response_model=ChatCompletion,
-        responses={200: chat_events, **error_replies(*statuses)},
-    )
-    async def create_chat_completion(
-        wanted: Annotated[chat.request, Body(openapi_examples={"red square": {"value": EXAMPLE}})],  # type: ignore[name-defined]
-        request: Request,
-    ) -> Response:
-        """Answer a question about a picture."""
-        return await _answer(wanted, form=chat, asker=asker, scope=request.scope)
-
-    @router.post(
-        RESPONSES_PATH.removeprefix("/v1"),
-        tags=["responses"],
-        response_model=ResponseBody,
-        responses={200: response_events, **error_replies(*statuses)},
-    )
-    async def create_response(
-        wanted: Annotated[
-            responses.request,  # type: ignore[name-defined]
-            Body(openapi_examples={"red square": {"value": RESPONSES_EXAMPLE}}),
-        ],
-        request: Request,
-    ) -> Response:
-        """Answer a question about a picture. Nothing is stored."""
-        return await _answer(wanted, form=responses, asker=asker, scope=request.scope)
-
-    @router.post(
-        COMPLETIONS_PATH.removeprefix("/v1"),
-        tags=["completions"],
-        response_model=Completion,
-        responses={200: completion_events, **error_replies(*statuses)},
-    )
-    async def create_completion(
-        wanted: Annotated[CompletionRequest, Body(openapi_examples={"text": {"value": COMPLETIONS_EXAMPLE}})],
-        request: Request,
-    ) -> Response:
-        """Continue texts without a template."""
-        return await _answer(wanted, form=completions, asker=asker, scope=request.scope)
+    for path, form in _forms().items():
+        _add_form(router, path, form, asker=_asker(service, settings=settings))
 
     if batches is not None:
         add_file_routes(router, batches)
@@ -235,12 +149,36 @@ def _model(name: str, info: ModelInfo, *, created: int) -> Model:
     return Model(id=name, created=created, architecture=Architecture(input_modalities=inputs))
 
 
-async def _answer(request: CommonRequest, *, form: Form[Any], asker: Asker, scope: Scope) -> AnswerResponse:
-    client = str(scope.get("state", {}).get("client", ""))
-    visit = visit_of(scope)
-    pending = await asker.ask(request, form=form, request_id=visit.id, client=client)
-    visit.model = pending.model
-    return AnswerResponse(pending, is_stream=bool(request.stream))
+def _add_form(router: APIRouter, path: str, form: Form[Any], *, asker: Asker) -> None:
+    about = documentation()["forms"][path]
+    one_event = {
+        "type": "object",
+        "description": f"One event: {about['events']}.",
+        "properties": {"data": {"type": "string"}},
+        "required": ["data"],
+    }
+    answer = {
+        "description": "The answer; server-sent events if `stream` is true.",
+        "content": {**content_of(about["answer"]), "text/event-stream": {"schema": one_event}},
+        "headers": {IGNORED_TURNS: {"description": "Messages not seen in full.", "schema": {"type": "integer"}}},
+    }
+
+    @router.post(
+        path.removeprefix("/v1"),
+        name=about["name"],
+        tags=[about["tag"]],
+        description=about["description"],
+        responses={200: answer, **error_replies(400, 401, 404, 408, 413, 415, 429, 500, 503, 504)},
+    )
+    async def create(
+        wanted: Annotated[form.request, Body(openapi_examples=about["examples"])],  # type: ignore[name-defined]
+        request: Request,
+    ) -> AnswerResponse:
+        client = str(request.scope.get("state", {}).get("client", ""))
+        visit = visit_of(request.scope)
+        pending = await asker.ask(wanted, form=form, request_id=visit.id, client=client)
+        visit.model = pending.model
+        return AnswerResponse(pending, is_stream=bool(wanted.stream))
 
 
 def _operation_routes(service: OnlineService, *, metrics: Metrics) -> APIRouter:
@@ -252,17 +190,7 @@ def _operation_routes(service: OnlineService, *, metrics: Metrics) -> APIRouter:
         status = service.status()
         is_working = status.state in ("ready", "draining") and not status.is_stalled
         response.status_code = 200 if is_working else 503
-        return Health(
-            status=status.state,
-            is_stalled=status.is_stalled,
-            restarts=status.restarts,
-            last_error=status.last_error,
-            running=status.num_running,
-            waiting=status.num_waiting,
-            reading=status.num_reading,
-            slow_reading=status.num_slow_reading,
-            uptime_s=round(status.uptime_s, 3),
-        )
+        return Health.model_validate(status)
 
     @router.get("/ready", responses={503: {"model": Readiness, "description": "Not ready."}})
     async def ready(response: Response) -> Readiness:
@@ -324,7 +252,10 @@ def _refuse_other_methods(app: FastAPI, *, has_files: bool) -> frozenset[str]:
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
-    """FastAPI's OpenAPI schema without status 422 and its schemas: this API answers 400 to invalid bodies."""
+    """FastAPI's OpenAPI schema with the answers of `openapi.yaml`, without status 422 and its schemas.
+
+    This API answers 400 to invalid bodies.
+    """
     if app.openapi_schema is None:
         schema = get_openapi(
             title=app.title, version=app.version, summary=app.summary, description=app.description, routes=app.routes
@@ -332,10 +263,12 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         for operations in schema["paths"].values():
             for operation in operations.values():
                 operation["responses"].pop("422", None)
+        schemas = schema["components"]["schemas"] | documentation()["schemas"]
         for name in ("HTTPValidationError", "ValidationError"):
-            schema["components"]["schemas"].pop(name, None)
+            schemas.pop(name, None)
         for name in ("ChatRequest", "ResponsesRequest", "CompletionRequest"):
-            seed = schema["components"]["schemas"][name]["properties"]["seed"]
+            seed = schemas[name]["properties"]["seed"]
             seed["anyOf"][0] |= {"minimum": -LARGEST_SEED - 1, "maximum": LARGEST_SEED}  # FastAPI writes floats
+        schema["components"]["schemas"] = schemas
         app.openapi_schema = schema
     return app.openapi_schema

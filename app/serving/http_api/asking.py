@@ -15,7 +15,7 @@ from llama_adapter.app.serving.http_api.errors import ApiError, PictureRefusedEr
 from llama_adapter.app.serving.http_api.pictures import PictureSettings, read_picture
 from llama_adapter.app.serving.http_api.schemas import CommonRequest
 from llama_adapter.app.serving.http_api.structured import Property, combined
-from llama_adapter.app.serving.online.protocol import OnlineService
+from llama_adapter.app.serving.online.base import OnlineService
 from llama_adapter.app.serving.online.request_handle import Ask, RequestHandle
 from llama_adapter.app.serving.online.types import ServiceError
 from llama_adapter.runtime.errors import LlamaAdapterError
@@ -95,6 +95,11 @@ class Pending:
     num_ignored_turns: int = 0
     place: str = "messages"  # the field with the picture, for errors
 
+    def cancel(self) -> None:
+        """Cancel all answers. Has no effect on answered requests."""
+        for one in self.answering:
+            one.cancel()
+
     async def body(self) -> dict[str, Any]:
         """The body of the complete answers. If an answer fails, raises its ApiError and cancels the others."""
         answers: list[Answer] = []
@@ -104,8 +109,7 @@ class Pending:
                 if (error := answers[-1].error) is not None:
                     raise of_answer(error, place=self.place)
         finally:
-            for one in self.answering:
-                one.cancel()  # has no effect on answered requests
+            self.cancel()
         return self.reply.whole(answers)
 
 

@@ -54,7 +54,6 @@ MAX_BYTES_AT_ONCE: Final = 128 * 2**20  # total size of the rows that are being 
 
 _RETRY_S = 10.0  # pause after a disk error
 _PAUSE_S = 0.5  # pause before a row is tried again; doubles with each failure
-_DAMAGED = ("damaged_batch", "The files of this batch are missing or damaged: send its rows in a new batch.")
 _log = logging.getLogger("llama_adapter.server")
 
 Status = Literal["validating", "in_progress", "finalizing", "completed", "failed", "cancelling", "cancelled"]
@@ -71,6 +70,13 @@ class BatchError:
     message: str
     param: str | None
     line: int | None
+
+
+def _fault(code: str, message: str) -> BatchError:
+    return BatchError(code=code, message=message, param=None, line=None)
+
+
+_DAMAGED = _fault("damaged_batch", "The files of this batch are missing or damaged: send its rows in a new batch.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,10 +114,10 @@ class _Row:
     """One line of an input file that is not blank."""
 
     number: int  # line number, from 1
-    num_bytes: int
+    num_bytes: int = 0  # of a valid request
     custom_id: str | None = None
     body: Any = None
-    fault: tuple[str, str] | None = None  # code and message, if the line is not a valid request
+    fault: BatchError | None = None  # if the line is not a valid request
 
 
 class Batches:
@@ -283,14 +289,14 @@ class Batches:
             except Exception as error:
                 _log.error("%s failed: %s", batch_id, kind_and_place(error))
                 known = error if isinstance(error, ApiError) else INTERNAL_ERROR
-                self._fail(batch_id, (known.code, known.message))
+                self._fail(batch_id, _fault(known.code, known.message))
                 return
 
-    def _fail(self, batch_id: str, fault: tuple[str, str]) -> None:
+    def _fail(self, batch_id: str, fault: BatchError) -> None:
         try:
             self._finish(batch_id, fault=fault)
         except Exception:  # the records stay where they are
-            self._change(self._batches[batch_id], "failed", errors=[_error(*fault)])
+            self._change(self._batches[batch_id], "failed", errors=[fault])
 
     async def _go_on(self, batch_id: str) -> None:
         batch = self._batches[batch_id]
@@ -313,14 +319,14 @@ class Batches:
                     del self._answering[batch_id]
         self._finish(batch_id)
 
-    def _begin(self, batch: Batch) -> tuple[str, str] | None:
-        """Count the rows and set the batch in progress; returns code and message if the file cannot be a batch."""
+    def _begin(self, batch: Batch) -> BatchError | None:
+        """Count the rows and set the batch in progress; returns an error if the file cannot be a batch."""
         with open(_regular(self.files.path(batch.input_file_id)), "rb") as file:
             num_rows = sum(1 for _ in itertools.islice(_lines(file, max_bytes=self._max_row_bytes), MAX_ROWS + 1))
         if num_rows == 0:
-            return "empty_file", "The file has no requests."
+            return _fault("empty_file", "The file has no requests.")
         if num_rows > MAX_ROWS:
-            return "too_many_requests", f"The file has more than {MAX_ROWS:,} requests."
+            return _fault("too_many_requests", f"The file has more than {MAX_ROWS:,} requests.")
         with self._lock:
             batch = self._batches[batch.id]
             status: Status = "in_progress" if batch.status == "validating" else batch.status  # cancelled meanwhile
@@ -357,7 +363,7 @@ class Batches:
                 continue
             row = _parse(number, line, endpoint=endpoint)
             if row.fault is None and row.custom_id in custom_ids:
-                fault = ("duplicate_custom_id", f"Line {number}: an earlier line has this `custom_id`.")
+                fault = _fault("duplicate_custom_id", f"Line {number}: an earlier line has this `custom_id`.")
                 return dataclasses.replace(row, fault=fault, body=None)
             custom_ids.add(row.custom_id)
             return row
@@ -386,7 +392,7 @@ class Batches:
         record = _record(row, batch, number=number, response=response, fault=row.fault)
         num_bytes = _num_bytes(record)
         if num_bytes is None or num_bytes > MAX_RECORD_BYTES:
-            fault = ("answer_not_kept", f"Line {row.number}: the answer is too large, or not finite.")
+            fault = _fault("answer_not_kept", f"Line {row.number}: the answer is too large, or not finite.")
             record = _record(row, batch, number=number, response=None, fault=fault)
             num_bytes = _num_bytes(record) or 0
         self.files.take_room(2 * num_bytes)  # for the record and for the output
@@ -450,10 +456,10 @@ class Batches:
             self._count(batch_id, completed=num_answers, failed=len(places) - num_answers)
         return sorted(places)
 
-    def _finish(self, batch_id: str, *, fault: tuple[str, str] | None = None) -> None:
+    def _finish(self, batch_id: str, *, fault: BatchError | None = None) -> None:
         """Write the output files, in the order of the input. After a crash inside, it can run again.
 
-        `fault` is code and message of the error that ended the batch before its last row.
+        `fault` is the error that ended the batch before its last row.
         """
         with self._lock:
             batch = self._batches[batch_id]
@@ -469,7 +475,7 @@ class Batches:
                 end,
                 output_file_id=output,
                 error_file_id=errors,
-                errors=[] if fault is None else [_error(*fault)],
+                errors=[] if fault is None else [fault],
             )
         self.files.give_room(2 * _size(self._records(batch_id)))
         self._records(batch_id).unlink(missing_ok=True)
@@ -505,10 +511,6 @@ def _regular(path: Path) -> Path:
     return path
 
 
-def _error(code: str, message: str) -> BatchError:
-    return BatchError(code=code, message=message, param=None, line=None)
-
-
 def _lines(file: Any, *, max_bytes: int) -> Iterator[tuple[int, bytes | None]]:
     """The lines that are not blank, with their numbers; None for a line of more than `max_bytes`."""
     for number in itertools.count(1):
@@ -526,35 +528,30 @@ def _lines(file: Any, *, max_bytes: int) -> Iterator[tuple[int, bytes | None]]:
 
 def _parse(number: int, line: bytes | None, *, endpoint: str) -> _Row:
     """The row of a line: its request, or what is wrong with it. No message quotes the line."""
+
+    def bad(code: str, text: str, *, custom_id: str | None = None) -> _Row:
+        return _Row(number=number, custom_id=custom_id, fault=_fault(code, f"Line {number}{text}"))
+
     if line is None:
-        return _Row(number=number, num_bytes=0, fault=("line_too_long", f"Line {number} is too long."))
+        return bad("line_too_long", " is too long.")
     if num_separators(line) > MAX_SEPARATORS:
-        text = f"Line {number} has more than {MAX_SEPARATORS:,} commas and opening brackets."
-        return _Row(number=number, num_bytes=0, fault=("request_too_complex", text))
+        return bad("request_too_complex", f" has more than {MAX_SEPARATORS:,} commas and opening brackets.")
     content: Any = None
     with suppress(ValueError):
         content = parse_json(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line)
     if not isinstance(content, dict):
-        text = f"Line {number} is no JSON object in UTF-8."
-        return _Row(number=number, num_bytes=0, fault=("invalid_json_line", text))
+        return bad("invalid_json_line", " is no JSON object in UTF-8.")
     custom_id = content.get("custom_id")
     if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= MAX_CUSTOM_ID_CHARS:
-        text = f"Line {number}: `custom_id` is a text of 1 to {MAX_CUSTOM_ID_CHARS} characters."
-        return _Row(number=number, num_bytes=0, fault=("invalid_custom_id", text))
-    fault = None
+        return bad("invalid_custom_id", f": `custom_id` is a text of 1 to {MAX_CUSTOM_ID_CHARS} characters.")
     if content.get("method") != "POST":
-        fault = ("invalid_method", f"Line {number}: `method` is POST.")
-    elif content.get("url") != endpoint:
-        fault = ("invalid_url", f"Line {number}: `url` is the batch's endpoint, {endpoint}.")
-    elif content.keys() - {"custom_id", "method", "url", "body"}:
-        fault = ("unknown_parameter", f"Line {number} has `custom_id`, `method`, `url` and `body` only.")
-    return _Row(
-        number=number,
-        num_bytes=0 if fault else len(line),
-        custom_id=custom_id,
-        body=None if fault else content.get("body"),
-        fault=fault,
-    )
+        return bad("invalid_method", ": `method` is POST.", custom_id=custom_id)
+    if content.get("url") != endpoint:
+        return bad("invalid_url", f": `url` is the batch's endpoint, {endpoint}.", custom_id=custom_id)
+    if content.keys() - {"custom_id", "method", "url", "body"}:
+        text = " has `custom_id`, `method`, `url` and `body` only."
+        return bad("unknown_parameter", text, custom_id=custom_id)
+    return _Row(number=number, num_bytes=len(line), custom_id=custom_id, body=content.get("body"))
 
 
 def _validated_request(form: Form[Any], body: Any) -> Any:
@@ -570,10 +567,10 @@ def _validated_request(form: Form[Any], body: Any) -> Any:
 
 
 def _record(
-    row: _Row, batch: Batch, *, number: str, response: Mapping[str, Any] | None, fault: tuple[str, str] | None
+    row: _Row, batch: Batch, *, number: str, response: Mapping[str, Any] | None, fault: BatchError | None
 ) -> Record:
     """The record of a row; `output` is its line in the output file."""
-    error = None if fault is None else {"code": fault[0], "message": fault[1]}
+    error = None if fault is None else {"code": fault.code, "message": fault.message}
     is_answer = response is not None and response["status_code"] == 200
     output = {"id": f"batch_req_{number}", "custom_id": row.custom_id, "response": response, "error": error}
     record = Record(
@@ -584,7 +581,7 @@ def _record(
         finish="stop" if is_answer else "error",
         choice=None,
         tokens=0,
-        error=None if is_answer else ErrorRecord(code=fault[0] if fault else "response", message=""),
+        error=None if is_answer else ErrorRecord(code=fault.code if fault else "response", message=""),
         ms={},
         run=batch.id,
     )

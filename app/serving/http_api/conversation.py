@@ -8,13 +8,13 @@ from llama_adapter.app.captioning.tasks.question import Question
 from llama_adapter.app.captioning.tasks.registry import question_of
 from llama_adapter.app.captioning.tasks.task import WithTokenIds
 from llama_adapter.app.serving.http_api.errors import ApiError
-from llama_adapter.app.serving.http_api.response_schemas import OtherItem
 from llama_adapter.app.serving.http_api.schemas import (
     MAX_QUESTIONS,
     AskingMessage,
     CommonRequest,
     EarlierMessage,
     ImagePart,
+    OtherItem,
     OtherPart,
     TextPart,
 )

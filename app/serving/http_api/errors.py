@@ -15,10 +15,13 @@ from starlette.responses import JSONResponse
 
 from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.pictures.reading.reader import CRASHED, TIMEOUT
-from llama_adapter.app.serving.http_api.response_schemas import NeutralResponseParameters
-from llama_adapter.app.serving.http_api.schemas import LABEL_MARK, NeutralParameters
+from llama_adapter.app.serving.http_api.schemas import (
+    LABEL_MARK,
+    NeutralParameters,
+    NeutralResponseParameters,
+)
+from llama_adapter.app.serving.online.base import REPLICA_LOST
 from llama_adapter.app.serving.online.reading_pool import READING_BUSY, READING_FAILED
-from llama_adapter.app.serving.online.refusals import REPLICA_LOST
 from llama_adapter.app.serving.online.types import BusyError, ServiceError
 from llama_adapter.llm.errors import PromptError, PromptTooLongError
 from llama_adapter.runtime.errors import LlamaAdapterError, UsageError

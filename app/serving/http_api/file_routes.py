@@ -1,17 +1,17 @@
 """`/v1/files` and `/v1/batches`: OpenAI's files and batches, as routes and schemas."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import FileResponse
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.types import Scope
 
 from llama_adapter.app.serving.http_api.batches import Batch, BatchError, Batches, Endpoint, Status
 from llama_adapter.app.serving.http_api.errors import ApiError
-from llama_adapter.app.serving.http_api.file_store import Purpose, StoredFile
-from llama_adapter.app.serving.http_api.schemas import Part, error_replies
+from llama_adapter.app.serving.http_api.file_store import Purpose
+from llama_adapter.app.serving.http_api.schemas import Part, documentation, error_replies
 from llama_adapter.app.serving.http_api.uploads import RefusedUpload, Uploads
 
 FILES_PATH = "/v1/files"  # an upload's body is read by its route, not by `BodyLimit`
@@ -23,25 +23,17 @@ Shown = Annotated[int, Query(ge=1, le=MAX_LISTED)]
 
 
 class FileObject(BaseModel):
-    """A kept file."""
+    """A kept file, made of its `StoredFile`."""
+
+    model_config = ConfigDict(from_attributes=True)
 
     id: str
     object: Literal["file"] = "file"
-    bytes: int
-    created_at: int
-    filename: str
+    bytes: int = Field(validation_alias="num_bytes")
+    created_at: Annotated[int, BeforeValidator(int)]
+    filename: str = Field(validation_alias="name")
     purpose: Purpose
     status: Literal["processed"] = "processed"
-
-
-class FileList(BaseModel):
-    """A page of files."""
-
-    object: Literal["list"] = "list"
-    data: list[FileObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class DeletedFile(BaseModel):
@@ -107,34 +99,41 @@ class BatchObject(BaseModel):
     metadata: dict[str, str] | None
 
 
-class BatchList(BaseModel):
-    """A page of batches."""
+_Object = TypeVar("_Object", FileObject, BatchObject)
 
+
+class _Page(BaseModel, Generic[_Object]):
     object: Literal["list"] = "list"
-    data: list[BatchObject]
+    data: list[_Object]
     first_id: str | None
     last_id: str | None
     has_more: bool
 
+    @classmethod
+    def of(cls, objects: Sequence[_Object], *, after: str | None, limit: int, order: str = "desc") -> Self:
+        """A page of `objects`, which are sorted by time, oldest first. Raises ApiError if `after` is not among them."""
+        ordered = list(objects if order == "asc" else reversed(objects))
+        ids = [one.id for one in ordered]
+        if after is not None and after not in ids:
+            raise ApiError("`after` is no id of this list.", status=404, code="invalid_value", param="after")
+        start = 0 if after is None else ids.index(after) + 1
+        page = ordered[start : start + limit]
+        return cls(
+            data=page,
+            first_id=page[0].id if page else None,
+            last_id=page[-1].id if page else None,
+            has_more=start + limit < len(ordered),
+        )
 
-_UPLOAD = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "properties": {
-                        "file": {"type": "string", "format": "binary"},
-                        "purpose": {"type": "string", "const": "batch"},
-                    },
-                    "required": ["file", "purpose"],
-                    "additionalProperties": False,
-                }
-            }
-        },
-    }
-}
+
+class FileList(_Page[FileObject]):
+    """A page of files."""
+
+
+class BatchList(_Page[BatchObject]):
+    """A page of batches."""
+
+
 _CONTENT: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/jsonl": {"schema": {"type": "string"}}}, "description": "The content."}
 }
@@ -149,12 +148,12 @@ def add_file_routes(router: APIRouter, batches: Batches) -> None:
         tags=["files"],
         response_model=FileObject,
         responses=error_replies(400, 401, 408, 413, 415, 503),
-        openapi_extra=_UPLOAD,
+        openapi_extra={"requestBody": documentation()["upload"]},
     )
     async def create_file(request: Request) -> Response | FileObject:
         """Upload a JSONL file of requests for a batch."""
         try:
-            return _file_object(await uploads.receive(request, owner=_owner(request.scope)))
+            return FileObject.model_validate(await uploads.receive(request, owner=_owner(request.scope)))
         except ApiError as error:
             return RefusedUpload(error)
 
@@ -168,12 +167,12 @@ def add_file_routes(router: APIRouter, batches: Batches) -> None:
     ) -> FileList:
         """The kept files: uploads, and the output files of batches."""
         files = [file for file in store.all(owner=_owner(request.scope)) if purpose in (None, file.purpose)]
-        return FileList(**_page([_file_object(file) for file in files], after=after, limit=limit, order=order))
+        return FileList.of([FileObject.model_validate(file) for file in files], after=after, limit=limit, order=order)
 
     @router.get("/files/{file_id}", tags=["files"], responses=error_replies(401, 404))
     def retrieve_file(file_id: str, request: Request) -> FileObject:
         """The description of a file."""
-        return _file_object(store.find(file_id, owner=_owner(request.scope)))
+        return FileObject.model_validate(store.find(file_id, owner=_owner(request.scope)))
 
     @router.delete("/files/{file_id}", tags=["files"], responses=error_replies(401, 404, 409))
     def delete_file(file_id: str, request: Request) -> DeletedFile:
@@ -208,7 +207,7 @@ def add_file_routes(router: APIRouter, batches: Batches) -> None:
     def list_batches(request: Request, after: After = None, limit: Shown = _DEFAULT_LISTED) -> BatchList:
         """The batches, newest first."""
         found = [_batch_object(batch) for batch in batches.all(owner=_owner(request.scope))]
-        return BatchList(**_page(found, after=after, limit=limit, order="desc"))
+        return BatchList.of(found, after=after, limit=limit)
 
     @router.get("/batches/{batch_id}", tags=["batches"], responses=error_replies(401, 404))
     def retrieve_batch(batch_id: str, request: Request) -> BatchObject:
@@ -236,16 +235,6 @@ def _owner(scope: Scope) -> str | None:
     return client if client.startswith("key:") else None
 
 
-def _file_object(file: StoredFile) -> FileObject:
-    return FileObject(
-        id=file.id,
-        bytes=file.num_bytes,
-        created_at=int(file.created_at),
-        filename=file.name,
-        purpose=file.purpose,
-    )
-
-
 def _batch_object(batch: Batch) -> BatchObject:
     statuses = ("in_progress", "finalizing", "completed", "failed", "cancelling", "cancelled")
     times: Mapping[str, Any] = {
@@ -264,22 +253,3 @@ def _batch_object(batch: Batch) -> BatchObject:
         metadata=batch.metadata,
         **times,
     )
-
-
-_Object = TypeVar("_Object", FileObject, BatchObject)
-
-
-def _page(objects: Sequence[_Object], *, after: str | None, limit: int, order: str) -> dict[str, Any]:
-    """A page of `objects`, which are sorted by time, oldest first."""
-    ordered = list(objects if order == "asc" else reversed(objects))
-    ids = [one.id for one in ordered]
-    if after is not None and after not in ids:
-        raise ApiError("`after` is no id of this list.", status=404, code="invalid_value", param="after")
-    start = 0 if after is None else ids.index(after) + 1
-    page = ordered[start : start + limit]
-    return {
-        "data": page,
-        "first_id": page[0].id if page else None,
-        "last_id": page[-1].id if page else None,
-        "has_more": start + limit < len(ordered),
-    }

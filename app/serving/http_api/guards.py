@@ -83,14 +83,7 @@ def add_guards(app: Starlette, *, settings: GuardSettings, unread: Container[str
         max_separators=MAX_SEPARATORS,
         unread=unread,
     )
-    app.add_middleware(  # before the limit
-        AccessGuard,
-        host_names=settings.host_names,
-        api_keys=settings.api_keys,
-        key_names=settings.key_names,
-        cors_origins=settings.cors_origins,
-        closed=[path for name in settings.closed for path in CLOSABLE[name]],
-    )
+    app.add_middleware(AccessGuard, settings=settings)  # before the limit
     if settings.cors_origins:
         app.add_middleware(ApiCors, origins=settings.cors_origins)  # runs first: a preflight has no key
 
@@ -136,20 +129,13 @@ class AccessGuard:
     without asking the server before. JSON is sent only if `ApiCors` permits it.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        host_names: Sequence[str] | None = None,
-        api_keys: Sequence[str] = (),
-        key_names: Sequence[str] = (),
-        cors_origins: Sequence[str] = (),
-        closed: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, app: ASGIApp, *, settings: GuardSettings) -> None:
         self.app = app
-        self._origins, self._closed = cors_origins, closed
-        self._host_names = None if host_names is None else {name.lower() for name in host_names}
-        self._names = dict(zip(map(_digest, api_keys), key_names or [""] * len(api_keys), strict=True))
+        self._origins = settings.cors_origins
+        self._closed = [path for name in settings.closed for path in CLOSABLE[name]]
+        self._host_names = None if settings.host_names is None else {name.lower() for name in settings.host_names}
+        key_names = settings.key_names or [""] * len(settings.api_keys)
+        self._names = dict(zip(map(_digest, settings.api_keys), key_names, strict=True))  # digest of a key -> name
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):

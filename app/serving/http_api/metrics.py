@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from llama_adapter.app.captioning.tasks.answers import Answer
-from llama_adapter.app.serving.online.protocol import OnlineService
+from llama_adapter.app.serving.online.base import OnlineService
 from llama_adapter.app.serving.online.types import Observer
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -26,8 +26,7 @@ class AnswerResponse(Response):
 
     def __init__(self, pending: Pending, *, is_stream: bool) -> None:
         super().__init__()
-        self._answering, self._reply, self._is_stream = pending.answering, pending.reply, is_stream
-        self._place = pending.place
+        self._pending, self._is_stream = pending, is_stream
         self._reply_headers = {IGNORED_TURNS: str(pending.num_ignored_turns)}
         self._has_hung_up = False
 
@@ -36,21 +35,21 @@ class AnswerResponse(Response):
         listening = asyncio.create_task(self._listen(receive))
         try:
             if self._is_stream:
-                async with aclosing(merged(self._answering)) as events:
+                async with aclosing(merged(self._pending.answering)) as events:
                     await self._send_stream(events, scope, send)
             else:
                 await self._send_whole(scope, receive, send)
         finally:
             listening.cancel()
-            self._cancel()  # has no effect on answered requests
+            self._pending.cancel()
 
     async def _send_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         answers: list[Answer] = []
-        for one in self._answering:
+        for one in self._pending.answering:
             answers.append(await one.answer())
             if self._is_over(answers[-1], scope):
                 return
-        await JSONResponse(self._reply.whole(answers), headers=self._reply_headers)(scope, receive, send)
+        await JSONResponse(self._pending.reply.whole(answers), headers=self._reply_headers)(scope, receive, send)
 
     async def _send_stream(self, events: AsyncIterator[NumberedEvent], scope: Scope, send: Send) -> None:
         number, first = await anext(events)
@@ -69,7 +68,7 @@ class AnswerResponse(Response):
                 await send(message)
 
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no", **self._reply_headers}
-        frames = self._reply.frames(all_events())
+        frames = self._pending.reply.frames(all_events())
         await EventSourceResponse(frames, headers=headers).stream_response(send_in_time)
 
     def _is_over(self, answer: Answer, scope: Scope) -> bool:
@@ -78,7 +77,7 @@ class AnswerResponse(Response):
         if self._has_hung_up:
             return True
         if answer.error is not None:
-            raise of_answer(answer.error, place=self._place)
+            raise of_answer(answer.error, place=self._pending.place)
         return False
 
     def _note(self, answer: Answer, scope: Scope) -> None:
@@ -89,15 +88,11 @@ class AnswerResponse(Response):
         if answer.error is not None:
             visit.error = answer.error.code
 
-    def _cancel(self) -> None:
-        for one in self._answering:
-            one.cancel()
-
     async def _listen(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass  # the body is already read: only its last message can come
         self._has_hung_up = True
-        self._cancel()
+        self._pending.cancel()
 
 
 async def merged(answering: Sequence[Answering]) -> AsyncGenerator[NumberedEvent]:

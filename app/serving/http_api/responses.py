@@ -1,5 +1,6 @@
 """OpenAI's responses: turns a responses request into a question, and the answer into a response or its events."""
 
+import itertools
 import json
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -13,8 +14,11 @@ from llama_adapter.app.serving.http_api.asking import Form, NumberedEvent
 from llama_adapter.app.serving.http_api.chat import extensions_of, logprobs_of
 from llama_adapter.app.serving.http_api.conversation import ChatQuestion, Turn, turn_of, understand_turns
 from llama_adapter.app.serving.http_api.errors import ApiError, of_answer
-from llama_adapter.app.serving.http_api.response_schemas import JsonSchemaText, ResponsesRequest
-from llama_adapter.app.serving.http_api.schemas import with_task_fields
+from llama_adapter.app.serving.http_api.schemas import (
+    JsonSchemaText,
+    ResponsesRequest,
+    with_task_fields,
+)
 
 
 def understand(request: ResponsesRequest) -> ChatQuestion:
@@ -105,7 +109,12 @@ class ResponsesReply:
         the end of the text, part, message and response. If the answer failed, `error` and `response.failed` end the
         stream.
         """
-        numbered = _Numbered()
+        numbers = itertools.count()
+
+        def numbered(kind: str, /, **fields: Any) -> bytes:
+            content = {**fields, "type": kind, "sequence_number": next(numbers)}
+            return format_sse_event(data_str=json.dumps(content), event=kind)
+
         begun = self._response("in_progress")
         yield numbered("response.created", response=begun)
         yield numbered("response.in_progress", response=begun)
@@ -145,15 +154,3 @@ class ResponsesReply:
     def _part(self, text: str, answer: Answer | None = None) -> dict[str, Any]:
         logprobs = logprobs_of(answer) if answer is not None and self._with_logprobs else []
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
-
-
-class _Numbered:
-    """Makes events with ascending sequence numbers."""
-
-    def __init__(self) -> None:
-        self._next = 0
-
-    def __call__(self, kind: str, /, **fields: Any) -> bytes:
-        content = {**fields, "type": kind, "sequence_number": self._next}
-        self._next += 1
-        return format_sse_event(data_str=json.dumps(content), event=kind)

@@ -13,7 +13,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from llama_adapter.app.serving.online.protocol import OnlineService
+from llama_adapter.app.serving.online.base import OnlineService
 from llama_adapter.runtime.errors import LlamaAdapterError
 
 HEAD_S = 30.0  # from a connection's start, or the first byte after an answer, to a complete request head

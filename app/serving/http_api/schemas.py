@@ -1,7 +1,10 @@
-"""Typed bodies and answers of the API, with OpenAI's names."""
+"""Typed bodies of requests, with OpenAI's names, and of the answers about models and the server's state."""
 
+from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
+import yaml
 from pydantic import (
     AfterValidator,
     AliasChoices,
@@ -355,6 +358,76 @@ class CompletionRequest(CommonRequest):
     stream_options: StreamOptions | None = None
 
 
+class OtherItem(LenientPart):
+    """What models do not see of earlier turns, such as a call of a tool and its result."""
+
+    type: str = Field(json_schema_extra={"not": {"enum": ["message", "item_reference"]}})
+
+
+_NO_ITEM = "expected a message with a role; this server stores no items to refer to"
+Item = Annotated[
+    AnyMessage | Annotated[OtherItem, Tag(f"{LABEL_MARK}item")],
+    Discriminator(kind_of_message, "message_role", _NO_ITEM),
+]
+Items = Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+
+
+class JsonSchemaText(AnswerSchema):
+    """JSON that follows a schema."""
+
+    type: Literal["json_schema"]
+
+
+class TextConfig(Part):
+    """The form of the answer's text."""
+
+    format: Annotated[TextFormat | JsonSchemaText, Discriminator("type")] | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class Reasoning(Part):
+    """The model does not reason."""
+
+    effort: Literal["none"] | None = None
+    summary: None = None
+    generate_summary: None = None
+
+
+class ResponseStreamOptions(Part):
+    """Options of a stream."""
+
+    include_obfuscation: No | None = None
+
+
+class NeutralResponseParameters(Part):
+    """As `NeutralParameters`. Most of these parameters need a server that stores responses."""
+
+    previous_response_id: None = None
+    conversation: None = None
+    prompt: None = None
+    background: No | None = None
+    context_management: None = None
+    reasoning: Reasoning | None = None
+    truncation: Literal["disabled"] | None = None
+    text: TextConfig | None = None
+
+
+class ResponsesRequest(NeutralResponseParameters, CommonRequest):
+    """A question, usually about a picture. A parameter that is null has its default."""
+
+    input: TextOr[str, Items]
+    instructions: str | None = Field(None, description="A system message before the input.")
+    max_output_tokens: Limit | None = Field(None, description="Default: 64.")
+    max_tool_calls: Limit | None = Field(None, description="Accepted, without effect.")
+    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = Field(
+        None,
+        max_length=10,
+        description="With `message.output_text.logprobs`, the answer has the log-probability of each generated token.",
+    )
+    top_logprobs: TopLogprobs | None = Field(None, description="As in chat requests; requires `include`.")
+    stream_options: ResponseStreamOptions | None = None
+
+
 _Request = TypeVar("_Request", bound=CommonRequest)
 
 
@@ -381,176 +454,6 @@ def _kind(field: RequestField) -> Any:
     text = Annotated[str, Field(pattern=r"\S")]
     bounds = Field(min_length=field.min_texts, max_length=MAX_TEXTS, json_schema_extra={"uniqueItems": True})
     return Annotated[list[text], bounds, AfterValidator(_refuse_equal)]
-
-
-# A red square, 16 pixels wide.
-EXAMPLE_PICTURE = (
-    "data:image/png;base64,"
-    "iVBORw0KGgoAAAANSUhEUgAAABAAAAAQAQMAAAAlPW0iAAAABlBMVEWWlpbcHh4C6O6xAAAAFElEQVR42mNgQAL8H5gYGDARMgAAI20BDofI/jkAAAAASUVORK5CYII="
-)
-EXAMPLE = {
-    "model": "default",
-    "messages": [
-        {
-            "role": "user",
-            "content": [
-                {"type": "image_url", "image_url": {"url": EXAMPLE_PICTURE}},
-                {"type": "text", "text": "What color is the square?"},
-            ],
-        }
-    ],
-}
-
-
-COMPLETIONS_EXAMPLE = {"model": "default", "prompt": "The red square is", "max_tokens": 8}
-
-
-RESPONSES_EXAMPLE = {
-    "model": "default",
-    "input": [
-        {
-            "role": "user",
-            "content": [
-                {"type": "input_image", "image_url": EXAMPLE_PICTURE},
-                {"type": "input_text", "text": "What color is the square?"},
-            ],
-        }
-    ],
-}
-
-
-class ErrorDetail(BaseModel):
-    """The error, and the part of the request that causes it."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorReply(BaseModel):
-    """The body of every answer with an error status."""
-
-    error: ErrorDetail
-
-
-PictureUsed = Annotated[
-    str | None,
-    Field(
-        description="Extension, if the request has several pictures: the one that the answer is about, such as "
-        "`messages[0].content[1]`."
-    ),
-]
-
-
-class Usage(BaseModel):
-    """Tokens of the prompt in its template, and of all answers. A picture counts as none."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-
-
-class AnswerMessage(BaseModel):
-    """The answer as a message."""
-
-    role: Literal["assistant"] = "assistant"
-    content: str
-    refusal: None = None
-
-
-class TopLogprob(BaseModel):
-    """One of the likeliest tokens. A token without text has its name, such as `</s>`."""
-
-    token: str
-    bytes: list[int]
-    logprob: float
-
-
-class TokenLogprob(BaseModel):
-    """A generated token. If several tokens make one character, the last one has its text and the others have none."""
-
-    token: str
-    bytes: list[int]
-    logprob: float
-    top_logprobs: list[TopLogprob] = Field([], description="The likeliest first.")
-
-
-class ChoiceLogprobs(BaseModel):
-    """The generated tokens, without the end token."""
-
-    content: list[TokenLogprob]
-    refusal: None = None
-
-
-class Extensions(BaseModel):
-    """Fields of an answer in addition to OpenAI's. Extensions without a value are left out."""
-
-    answer_probabilities: dict[str, float] | None = Field(
-        None, description="Extension, with `answer_choices`: the probability of each. They sum to 1."
-    )
-    answer_details: dict[str, Any] | None = Field(
-        None,
-        description="Extension: further results of the task, by name. With a JSON schema, `probabilities` has those of "
-        "each enum and boolean property.",
-    )
-    unfamiliar: bool | None = Field(
-        None,
-        description="Extension, if the model can tell: the picture is out of the training distribution, so the answer "
-        "may be meaningless.",
-    )
-
-
-class Choice(Extensions):
-    """One of the `n` answers."""
-
-    index: int
-    message: AnswerMessage
-    finish_reason: Literal["stop", "length"]
-    logprobs: ChoiceLogprobs | None = None
-
-
-class ChatCompletion(BaseModel):
-    """A whole answer."""
-
-    id: str
-    object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
-    choices: list[Choice]
-    usage: Usage
-    system_fingerprint: str
-    picture_used: PictureUsed = None
-
-
-class CompletionLogprobs(BaseModel):
-    """The generated tokens, without the end token, as columns."""
-
-    tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
-    text_offset: list[int] = Field(description="Characters of the answer before each token.")
-
-
-class CompletionChoice(Extensions):
-    """One of the `n` answers of a prompt."""
-
-    index: int
-    text: str
-    finish_reason: Literal["stop", "length"]
-    logprobs: CompletionLogprobs | None = None
-
-
-class Completion(BaseModel):
-    """Answers to all prompts, in their order."""
-
-    id: str
-    object: Literal["text_completion"] = "text_completion"
-    created: int
-    model: str
-    choices: list[CompletionChoice]
-    usage: Usage
-    system_fingerprint: str
 
 
 class Architecture(BaseModel):
@@ -585,42 +488,45 @@ class Readiness(BaseModel):
 
 
 class Health(BaseModel):
-    """The state of the service."""
+    """The state of the service, made of its `ServiceStatus`."""
 
-    status: State
+    model_config = ConfigDict(from_attributes=True)
+
+    status: State = Field(validation_alias="state")
     is_stalled: bool
     restarts: int
     last_error: str | None
-    running: int
-    waiting: int
-    reading: int = Field(description="Pictures that are being read.")
-    slow_reading: int = Field(description="Pictures that are being read in the slow lane.")
-    uptime_s: float
+    running: int = Field(validation_alias="num_running")
+    waiting: int = Field(validation_alias="num_waiting")
+    reading: int = Field(validation_alias="num_reading", description="Pictures that are being read.")
+    slow_reading: int = Field(
+        validation_alias="num_slow_reading", description="Pictures that are being read in the slow lane."
+    )
+    uptime_s: Annotated[float, AfterValidator(lambda seconds: round(seconds, 3))]
 
 
-_ERRORS = {
-    400: "The request is invalid; `code` and `param` say why.",
-    401: "An API key is required.",
-    404: "Model, file or batch not found.",
-    408: "The body did not arrive in time.",
-    409: "The file is in use, or the batch cannot be cancelled.",
-    413: "The body, the file or the picture is too large, or the server keeps too many files.",
-    415: "The body is not JSON, or compressed.",
-    421: "Host name not allowed.",
-    429: "The queue is full; `Retry-After` says when to try again.",
-    500: "The engine failed.",
-    503: "Loading, restarting, draining or out of memory; `Retry-After` says when to try again.",
-    504: "The answer took too long.",
-}
 _RETRY_AFTER = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}}}
+
+
+@cache
+def documentation() -> dict[str, Any]:
+    """What `openapi.yaml` says about the API."""
+    text = Path(__file__).with_name("openapi.yaml").read_text(encoding="utf-8")
+    documentation: dict[str, Any] = yaml.safe_load(text)
+    return documentation
+
+
+def content_of(schema: str) -> dict[str, Any]:
+    """The documentation of a JSON body, by the name of its schema in `openapi.yaml`."""
+    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
 
 
 def error_replies(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The documentation of these error statuses and of 421, for a route's `responses`."""
     return {
         status: {
-            "model": ErrorReply,
-            "description": _ERRORS[status],
+            "description": documentation()["errors"][status],
+            "content": content_of("ErrorReply"),
             **({"headers": _RETRY_AFTER} if status in (429, 503) else {}),
         }
         for status in (*statuses, 421)

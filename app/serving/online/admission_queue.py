@@ -3,14 +3,18 @@
 Not thread-safe: the service holds its lock during every call.
 """
 
+import math
 import time
+from abc import ABC, abstractmethod
 from collections import Counter, deque
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from llama_adapter.app.captioning.active_request import ActiveRequest
 from llama_adapter.app.captioning.encoded_pictures import EncodedPicture
+from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.captioning.tasks.prompts import EncodedPrompt
+from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.pictures.reading.reader import PictureReading
 from llama_adapter.app.serving.online.fair_queue import FairQueue
 from llama_adapter.app.serving.online.reading_pool import ReadingTask
@@ -22,33 +26,42 @@ _MAX_RETRY_AFTER_S = 60.0
 _MOST_PASSED = 7  # requests taken before a waiting background request, which then takes the next place
 
 
-class Asked(Protocol):
-    """An item of the queue: it has a client's request."""
-
-    @property
-    def ask(self) -> Ask: ...
-
-
-E = TypeVar("E", bound=Asked)
-
-
-@dataclass(eq=False, slots=True)
-class Entry:
-    """A request inside the service."""
+@dataclass(eq=False, kw_only=True, slots=True)
+class Accepted(ABC):
+    """An unanswered request. The time for its answer is the client's, and at most `limit_s`."""
 
     ask: Ask
     handle: RequestHandle
+    limit_s: float
+    allowed_s: float = field(init=False)
+    deadline: float = field(init=False)  # a time of `time.perf_counter()`
+    has_text: bool = False
+    is_done: bool = False
+
+    def __post_init__(self) -> None:
+        wanted_s = self.ask.timeout_s
+        self.allowed_s = self.limit_s if wanted_s is None else min(wanted_s, self.limit_s)
+        self.deadline = math.inf if self.ask.is_background else self.handle.submitted + self.allowed_s
+
+    @abstractmethod
+    def failed(self, error: AnswerError) -> Answer:
+        """The answer to this request with an error."""
+
+
+E = TypeVar("E", bound=Accepted)
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class Entry(Accepted):
+    """A request inside the service with one model."""
+
     prompt: EncodedPrompt
-    allowed_s: float  # time limit for the answer
-    deadline: float  # a time of `time.perf_counter()`
     text_prefix: TextPrefix = "none"  # what a question without a picture attends to
     task: ReadingTask | None = None  # set when reading begins
     reading: PictureReading | None = None  # set when the picture is read
     active: ActiveRequest | None = None  # set at admission
     encoded: EncodedPicture | None = None  # set at admission, if the picture is in the cache
     request_id: int = -1  # the loop's id, set when submitted
-    has_text: bool = False
-    is_done: bool = False
 
     def activate(self) -> ActiveRequest:
         """Make the request for the caption loop. Its times count from `submit`."""
@@ -67,6 +80,11 @@ class Entry:
             started=self.handle.submitted,
             ms={"queue": max(0.0, waited_ms), "read": read_ms},
         )
+
+    def failed(self, error: AnswerError) -> Answer:
+        """The answer with an error and the text so far."""
+        active = self.active or self.activate()
+        return active.failed(error, keep_text=True)
 
     @property
     def read(self) -> PictureReading:

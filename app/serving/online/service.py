@@ -7,7 +7,6 @@ The path of a request: `submit` -> `_look` (is its picture in the cache?) -> the
 import gc
 import hashlib
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,12 +19,13 @@ from llama_adapter.app.captioning.captioner import Captioner, ModelInfo
 from llama_adapter.app.captioning.encoded_pictures import EncodedPicture, EncodedPictures
 from llama_adapter.app.captioning.stage_clock import STAGES, StageClock
 from llama_adapter.app.captioning.tasks.answers import Answer, Event
-from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.models.spec import PLAIN_MODES, CaptionerSpec
 from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.pictures.reading.isolated import IsolatedReader
 from llama_adapter.app.pictures.reading.prefetch import num_reading_threads
 from llama_adapter.app.pictures.reading.reader import PictureLimits, PictureReading
-from llama_adapter.app.serving.online.admission_queue import AdmissionQueue, Entry
+from llama_adapter.app.serving.online.admission_queue import Entry
+from llama_adapter.app.serving.online.base import CANCELLED, LATE_S, QueuedService, late
 from llama_adapter.app.serving.online.reading_pool import (
     READING_FAILED,
     PoolStatus,
@@ -33,7 +33,6 @@ from llama_adapter.app.serving.online.reading_pool import (
     ReadingPool,
     ReadingTask,
 )
-from llama_adapter.app.serving.online.refusals import CANCELLED, check_sizes, late
 from llama_adapter.app.serving.online.request_handle import Ask, RequestHandle
 from llama_adapter.app.serving.online.types import (
     BusyError,
@@ -46,7 +45,6 @@ from llama_adapter.app.serving.online.types import (
 from llama_adapter.runtime.problems import describe, is_out_of_memory
 
 _WATCH_S = 0.1  # interval between checks of deadlines
-_LATE_S = 5.0  # grace period for the engine thread to end a late request itself
 _READERS_FAILED_S = 10.0  # for this long after a reader failure, the service counts as stalled
 _CLOSE_S = 10.0  # maximum time that `close` waits for the engine thread
 _FIRST_BACKOFF_S, _MAX_BACKOFF_S = 0.2, 30.0  # wait before the engine is loaded again; doubled after each failure
@@ -55,7 +53,18 @@ _log = logging.getLogger("llama_adapter.service")
 _READING_FAILED = AnswerError(code=READING_FAILED, message="The server could not read the picture; try again later.")
 
 
-class Service:
+def load_warm(spec: CaptionerSpec, *, tell: Callable[[str], None]) -> Captioner:
+    """Load a captioner, pass its notes to `tell`, and compile the programs of a graph mode."""
+    captioner = Captioner.from_spec(spec)
+    for note in captioner.info.notes:
+        tell(f"note: {note}")
+    if captioner.info.mode not in PLAIN_MODES:
+        warm_up = captioner.warm_up()
+        tell(f"warm-up: {warm_up.programs} programs ready in {warm_up.seconds:.1f} s")
+    return captioner
+
+
+class Service(QueuedService[Entry]):
     """Answers requests of many clients with one captioner. Thread-safe."""
 
     def __init__(
@@ -66,27 +75,20 @@ class Service:
         observer: Observer | None = None,
     ) -> None:
         """`load` makes the captioner. The engine thread calls it, at the start and after an engine failure."""
-        self.limits = limits or ServiceLimits()
+        super().__init__(limits or ServiceLimits(), observer)
         self._load = load
-        self._observer = observer or Observer()
-        self._changed = threading.Condition()  # guards the state, the queue and the entries
         self._closing = threading.Event()
         self._ends_by: float | None = None  # `time.perf_counter()`, set by `close`
         self._state: State = "loading"
-        self._is_draining = False
         self._load_error: BaseException | None = None
-        self._queue: AdmissionQueue[Entry] = AdmissionQueue(self.limits)
-        self._entries: dict[int, Entry] = {}  # unanswered requests, by the id of their handle
-        self._num_submitted = 0
         self._restarts, self._num_fruitless = 0, 0  # fruitless: failures since the last answer
-        self._last_error: str | None = None
         self._captioner: Captioner | None = None
         self._pool: ReadingPool | None = None  # set when the first model is loaded
         self._readers_failed_at: float | None = None  # time of the last failure; None after a success
         self._running: dict[int, Entry] = {}  # requests in the loop, by handle id; belongs to the engine thread
         self._encoded = EncodedPictures(max_bytes=self.limits.encoded_bytes)
         self._stage_seconds = dict.fromkeys(STAGES, 0.0)
-        self._started = self._heartbeat = time.perf_counter()
+        self._heartbeat = time.perf_counter()
         # A separate thread looks up cached pictures, so that they do not wait for slow readings.
         self._looking = ThreadPoolExecutor(1, thread_name_prefix="look")
         self._threads = [
@@ -123,30 +125,21 @@ class Service:
         return self._loaded().batch_size
 
     def submit(self, ask: Ask) -> RequestHandle:
-        """Accept a request. Does not block.
-
-        Raises BusyError and UnavailableError for a request that may be sent again later, and PromptTooLongError,
-        PromptError and ValueError for a request that cannot be answered.
-        """
+        """See `QueuedService.submit`."""
         captioner = self._loaded()
-        check_sizes(ask, self.limits)
+        self._check_sizes(ask)
         prompt = captioner.encode_prompt(ask.prompt, ask.task, max_tokens=ask.sampling.max_prompt_tokens)
         text_prefix = captioner.info.text_prefix(ask.text_prefix)
         if ask.picture is not None:
             captioner.info.require_adapter()
         with self._changed:
-            self._check_open()
+            if self._is_draining or self._state != "ready":
+                raise self._unavailable()
             num_slow = 0 if self._pool is None else self._pool.num_slow_waiting
             self._queue.check(ask, num_slow=num_slow)
-            self._num_submitted += 1
-            handle = RequestHandle(self._num_submitted, cancel=self._cancel)
-            allowed_s = self.limits.timeout_s if ask.timeout_s is None else min(ask.timeout_s, self.limits.timeout_s)
-            deadline = math.inf if ask.is_background else handle.submitted + allowed_s
-            entry = Entry(
-                ask=ask, handle=handle, prompt=prompt, allowed_s=allowed_s, deadline=deadline, text_prefix=text_prefix
-            )
-            self._entries[handle.id] = entry
-            self._queue.add(entry)
+            handle, limit_s = self._new_handle(), self.limits.timeout_s
+            entry = Entry(ask=ask, handle=handle, limit_s=limit_s, prompt=prompt, text_prefix=text_prefix)
+            self._enter(entry)
             self._looking.submit(self._look, entry)
         return handle
 
@@ -210,16 +203,6 @@ class Service:
         with self._changed:
             return dict(self._stage_seconds)
 
-    def drain(self) -> None:
-        """Accept no more requests; finish the accepted ones."""
-        with self._changed:
-            self._is_draining = True
-
-    def wait_until_idle(self, timeout_s: float | None = None) -> bool:
-        """Wait until all requests are answered; returns whether that happened in time."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._entries, timeout_s)
-
     def close(self) -> None:
         """End the threads and close the model; pending requests are answered with an error. Can be called again.
 
@@ -232,7 +215,7 @@ class Service:
             if self._state != "failed":
                 self._state = "closed"
             self._changed.notify_all()
-        self._end_all(CANCELLED)  # before the engine thread has ended
+        self._end_all()  # before the engine thread has ended
         for thread in self._threads:
             if thread.is_alive() and thread is not threading.current_thread():
                 thread.join(max(0.0, self._ends_by - time.perf_counter()))
@@ -248,62 +231,18 @@ class Service:
             raise self._unavailable()
         return captioner
 
-    def _check_open(self) -> None:
-        if self._is_draining or self._state != "ready":
-            raise self._unavailable()
-
     def _unavailable(self) -> UnavailableError:
         if self._is_draining or self._state in ("closed", "failed"):
             return UnavailableError("The service is shutting down" if self._state != "failed" else "No model is loaded")
         reason = "The model is being loaded" if self._state == "loading" else "The engine failed and is restarting"
         return UnavailableError(reason, hint="try again later", retry_after_s=2.0)
 
-    def _cancel(self, handle: RequestHandle) -> None:
-        with self._changed:
-            entry = self._entries.get(handle.id)
-            is_waiting = entry is not None and self._queue.remove(entry)
-            self._changed.notify_all()
-        if entry is not None and is_waiting:
-            self._fail(entry, CANCELLED)
-
-    def _fail(self, entry: Entry, error: AnswerError) -> None:
-        active = entry.active or entry.activate()
-        self._finish(entry, active.failed(error, keep_text=True))
-
     def _finish(self, entry: Entry, answer: Answer) -> None:
-        """Deliver the answer of a request; ignored if the request has an answer already."""
-        with self._changed:
-            if entry.is_done:
-                return
-            entry.is_done = True
-            now = time.perf_counter()
-            del self._entries[entry.handle.id]
-            if answer.error is None:
-                self._queue.note_finish(now)
-                self._num_fruitless = 0
-            self._changed.notify_all()
+        if answer.error is None:
+            self._num_fruitless = 0
+        super()._finish(entry, answer)
         if entry.task is not None and entry.reading is None and self._pool is not None:
             self._pool.discard(entry.task)
-        entry.handle.deliver(answer)
-        seconds = now - entry.handle.submitted
-        if answer.error is None and not entry.has_text:
-            self._tell(self._observer.first_token, seconds)
-        self._tell(self._observer.finished, answer, seconds)
-
-    def _tell(self, observe: Callable[..., None], *values: object) -> None:
-        """Call the observer. Its errors are logged and do not affect answers."""
-        try:
-            observe(*values)
-        except Exception as error:
-            _log.error("the observer raised %s in %s", type(error).__name__, observe.__name__)
-
-    def _end_all(self, error: AnswerError) -> None:
-        with self._changed:
-            entries = list(self._entries.values())
-            for entry in entries:
-                self._queue.remove(entry)
-        for entry in entries:
-            self._fail(entry, error)
 
     # Called by the thread that looks up pictures in the cache, and by the threads of the reading pool
 
@@ -393,7 +332,7 @@ class Service:
                 overdue = [
                     entry
                     for entry in self._entries.values()
-                    if now > entry.deadline + (_LATE_S if entry.active is not None else 0.0)
+                    if now > entry.deadline + (LATE_S if entry.active is not None else 0.0)
                 ]
                 for entry in overdue:
                     self._queue.remove(entry)
@@ -420,7 +359,7 @@ class Service:
             with self._changed:
                 if not self._closing.is_set():
                     self._state = "failed"  # no thread answers requests any more
-            self._end_all(CANCELLED)
+            self._end_all()
 
     def _open(self) -> Captioner | None:
         """Load the model; None once the service is closed. Loading is retried if it has succeeded before."""
@@ -463,7 +402,9 @@ class Service:
                 self._admit(loop)
                 if loop.in_flight:
                     self._deliver(loop.step())
-                self._note_stages(clock)
+                for stage, seconds in clock.take().items():
+                    if seconds:
+                        self._note_stage(stage, seconds)
 
     def _wait_for_work(self, loop: CaptionLoop, clock: StageClock) -> bool:
         """Wait for a request; returns False once the service is closed."""
@@ -542,17 +483,8 @@ class Service:
             if isinstance(event, Answer):
                 del self._running[event.index]
                 self._finish(entry, event)
-                continue
-            if not entry.has_text:
-                entry.has_text = True
-                self._tell(self._observer.first_token, time.perf_counter() - entry.handle.submitted)
-            if not entry.is_done:
-                entry.handle.deliver(event)
-
-    def _note_stages(self, clock: StageClock) -> None:
-        for stage, seconds in clock.take().items():
-            if seconds:
-                self._note_stage(stage, seconds)
+            else:
+                self._deliver_text(entry, event)
 
     def _note_stage(self, stage: str, seconds: float) -> None:
         with self._changed:

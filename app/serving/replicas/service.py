@@ -11,20 +11,20 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from llama_adapter.app.captioning.tasks.answers import Answer, TextDelta
+from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.models.spec import CaptionerSpec, ModelInfo
 from llama_adapter.app.pictures.answer_error import AnswerError
-from llama_adapter.app.serving.online.admission_queue import AdmissionQueue
-from llama_adapter.app.serving.online.refusals import CANCELLED, REPLICA_LOST, check_sizes, late
+from llama_adapter.app.serving.online.admission_queue import Accepted
+from llama_adapter.app.serving.online.base import CANCELLED, LATE_S, REPLICA_LOST, QueuedService, late
 from llama_adapter.app.serving.online.request_handle import Ask, RequestHandle
 from llama_adapter.app.serving.online.types import Observer, ServiceLimits, ServiceStatus, State, UnavailableError
-from llama_adapter.app.serving.replicas.types import ReplicaLostError, ReplicaReport, Replicas
+from llama_adapter.app.serving.replicas.types import ReplicaLostError, ReplicaReport, Replicas, failed
 from llama_adapter.runtime.problems import describe
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 MAX_TRIES = 3  # per request, if its replica is lost or its engine restarts before the client got any text
 _REPORT_S = 1.0  # time between two reports of the replicas
-_LATE_S = 5.0  # grace period in which the replica itself reports that a request is late
 _PAUSE_S = 0.2  # pause before another try
 _METRICS_S = 5.0  # timeout for the replicas' metrics
 _INLINE_BYTES = 2**20  # a picture up to this size is hashed in the event loop: starting a thread takes as long
@@ -42,56 +41,31 @@ _LOST = AnswerError(code=REPLICA_LOST, message="The replica that had this reques
 _FAILED = AnswerError(code="internal_error", message="The request could not be given to a replica; see the log.")
 
 
-@dataclass(eq=False, slots=True)
-class _Entry:
-    """An unanswered request."""
+@dataclass(eq=False, kw_only=True, slots=True)
+class _Entry(Accepted):
+    """A request inside the service over replicas."""
 
-    ask: Ask
-    handle: RequestHandle
-    allowed_s: float
-    deadline: float  # a time of `time.perf_counter()`
     task: asyncio.Task[None] | None = None  # set when the request is handed out
     digest: str = ""  # digest of its picture, set when the request is handed out
-    has_text: bool = False
-    is_done: bool = False
 
     def failed(self, error: AnswerError) -> Answer:
         """The answer to this request with an error."""
         total_ms = (time.perf_counter() - self.handle.submitted) * 1e3
-        return Answer(
-            index=self.handle.id,
-            picture=self.ask.label,
-            digest=self.digest,
-            prompt="",
-            text="",
-            token_ids=(),
-            finish="error",
-            error=error,
-            ms={"total": total_ms},
-        )
+        return failed(self.ask, error, index=self.handle.id, digest=self.digest, ms={"total": total_ms})
 
 
-class ReplicatedService:
-    """Answers requests of many clients with the replicas of one model. Thread-safe.
-
-    It has the methods of `online.service.Service`.
-    """
+class ReplicatedService(QueuedService[_Entry]):
+    """Answers requests of many clients with the replicas of one model. Thread-safe."""
 
     def __init__(self, replicas: Replicas, *, limits: ServiceLimits, observer: Observer | None = None) -> None:
         """`limits` apply to the queue, as in `online.service.Service`. Replicas apply those of reading pictures."""
-        self.limits = limits
+        super().__init__(limits, observer)
         self._replicas = replicas
-        self._observer = observer or Observer()
-        self._changed = threading.Condition()  # guards the queue, the entries and the numbers
-        self._queue: AdmissionQueue[_Entry] = AdmissionQueue(limits)
-        self._entries: dict[int, _Entry] = {}  # unanswered requests, by handle
         self._handed_out: set[_Entry] = set()
-        self._num_submitted, self._num_gone = 0, 0
-        self._last_error: str | None = None
+        self._num_gone = 0
         self._reports: Sequence[ReplicaReport] = ()
         self._first: ReplicaReport | None = None
-        self._is_draining = self._is_closed = False
-        self._started = time.perf_counter()
+        self._is_closed = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="replicas", daemon=True)
         self._look_now: asyncio.Event | None = None  # used in the event loop only
@@ -126,12 +100,12 @@ class ReplicatedService:
         return rows * max(1, len(self._reports))
 
     def submit(self, ask: Ask) -> RequestHandle:
-        """Accept a request. Does not block. Raises what `Service.submit` raises, except for prompts that are too long.
+        """See `QueuedService.submit`. Prompts that are too long raise nothing.
 
         Only replicas can detect these, so the answer has the error.
         """
         info = self.info
-        check_sizes(ask, self.limits)
+        self._check_sizes(ask)
         info.text_prefix(ask.text_prefix)
         if ask.picture is not None:
             info.require_adapter()
@@ -139,16 +113,11 @@ class ReplicatedService:
             if self._state() != "ready":
                 raise self._unavailable()
             self._queue.check(ask)
-            self._num_submitted += 1
-            handle = RequestHandle(self._num_submitted, cancel=self._cancel)
-            allowed_s = self.limits.timeout_s if ask.timeout_s is None else min(ask.timeout_s, self.limits.timeout_s)
-            deadline = math.inf if ask.is_background else handle.submitted + allowed_s
-            entry = _Entry(ask=ask, handle=handle, allowed_s=allowed_s, deadline=deadline)
-            self._entries[handle.id] = entry
-            self._queue.add(entry)
+            entry = _Entry(ask=ask, handle=self._new_handle(), limit_s=self.limits.timeout_s)
+            self._enter(entry)
             self._queue.make_ready(entry)
         self._loop.call_soon_threadsafe(self._accept, entry)
-        return handle
+        return entry.handle
 
     def status(self) -> ServiceStatus:
         """The current status; `restarts` counts the replicas that have ended."""
@@ -183,31 +152,17 @@ class ReplicatedService:
             _log.warning("the metrics of the replicas are missing: %s", type(error).__name__)
             return {}
 
-    def drain(self) -> None:
-        """Accept no more requests; finish the accepted ones."""
-        with self._changed:
-            self._is_draining = True
-
-    def wait_until_idle(self, timeout_s: float | None = None) -> bool:
-        """Wait until all requests are answered; returns whether that happened in time."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._entries, timeout_s)
-
     def close(self) -> None:
         """End the service; pending requests are answered with an error. The replicas stay. Can be called again."""
         with self._changed:
             is_first, self._is_closed = not self._is_closed, True
-            entries = list(self._entries.values())
-            for entry in entries:
-                self._queue.remove(entry)
             self._changed.notify_all()
-        for entry in entries:
-            self._finish(entry, entry.failed(CANCELLED))
+        self._end_all()
         if is_first and self._thread.is_alive():
             with suppress(TimeoutError):
-                self._soon(_cancel_all()).result(_LATE_S)
+                self._soon(_cancel_all()).result(LATE_S)
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(_LATE_S)
+            self._thread.join(LATE_S)
         if is_first and not self._thread.is_alive():
             self._loop.close()
 
@@ -232,38 +187,9 @@ class ReplicatedService:
         reason = "The replicas are being loaded" if state == "loading" else "All replicas are restarting"
         return UnavailableError(reason, hint="try again later", retry_after_s=2.0)
 
-    def _cancel(self, handle: RequestHandle) -> None:
-        with self._changed:
-            entry = self._entries.get(handle.id)
-            is_waiting = entry is not None and self._queue.remove(entry)
-        if entry is not None and is_waiting:
-            self._finish(entry, entry.failed(CANCELLED))
-        elif entry is not None and not self._is_closed:
+    def _stop(self, entry: _Entry) -> None:
+        if not self._is_closed:
             self._loop.call_soon_threadsafe(_stop, entry)
-
-    def _finish(self, entry: _Entry, answer: Answer) -> None:
-        """Give a request its answer. Ignored if the request already has one."""
-        with self._changed:
-            if entry.is_done:
-                return
-            entry.is_done = True
-            now = time.perf_counter()
-            del self._entries[entry.handle.id]
-            if answer.error is None:
-                self._queue.note_finish(now)
-            self._changed.notify_all()
-        entry.handle.deliver(answer)
-        seconds = now - entry.handle.submitted
-        if answer.error is None and not entry.has_text:
-            self._tell(self._observer.first_token, seconds)
-        self._tell(self._observer.finished, answer, seconds)
-
-    def _tell(self, observe: Callable[..., None], *values: object) -> None:
-        """Call the observer; its errors are logged and do not affect answers."""
-        try:
-            observe(*values)
-        except Exception as error:
-            _log.error("the observer raised %s in %s", type(error).__name__, observe.__name__)
 
     def _soon(self, work: Coroutine[Any, Any, Any]) -> "Future[Any]":
         return asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -311,7 +237,7 @@ class ReplicatedService:
         with self._changed:
             is_waiting = self._queue.remove(entry)
         if is_waiting:
-            self._finish(entry, entry.failed(late(entry.allowed_s)))
+            self._fail(entry, late(entry.allowed_s))
 
     def _hand_out(self) -> None:
         """Give waiting requests to the replicas, as far as they have room."""
@@ -331,7 +257,7 @@ class ReplicatedService:
         try:
             if entry.ask.picture is not None:
                 entry.digest = await _digest(entry.ask.picture)
-            left_s = None if math.isinf(entry.deadline) else entry.deadline - time.perf_counter() + _LATE_S
+            left_s = None if math.isinf(entry.deadline) else entry.deadline - time.perf_counter() + LATE_S
             async with asyncio.timeout(left_s):
                 answer = await self._try(entry)
         except TimeoutError:
@@ -376,15 +302,8 @@ class ReplicatedService:
                 for event in group:
                     if isinstance(event, Answer):
                         return _as_seen_here(event, entry, waited_ms=(handed_out - entry.handle.submitted) * 1e3)
-                    self._deliver(entry, event)
+                    self._deliver_text(entry, dataclasses.replace(event, index=entry.handle.id))
         raise ReplicaLostError("the events of a replica ended without an answer")
-
-    def _deliver(self, entry: _Entry, piece: TextDelta) -> None:
-        if not entry.has_text:
-            entry.has_text = True
-            self._tell(self._observer.first_token, time.perf_counter() - entry.handle.submitted)
-        if not entry.is_done:
-            entry.handle.deliver(dataclasses.replace(piece, index=entry.handle.id))
 
     def _note_loss(self, error: ReplicaLostError) -> None:
         _log.warning("a replica was lost during a request: %s", error)

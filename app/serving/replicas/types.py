@@ -2,10 +2,11 @@
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from llama_adapter.app.captioning.tasks.answers import Event
+from llama_adapter.app.captioning.tasks.answers import Answer, Event
 from llama_adapter.app.models.spec import CaptionerSpec, ModelInfo
+from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.serving.online.request_handle import Ask
 from llama_adapter.app.serving.online.types import ServiceLimits, ServiceStatus
 
@@ -15,6 +16,12 @@ if TYPE_CHECKING:
 
 class ReplicaLostError(Exception):
     """A replica ended before its answer was complete."""
+
+
+def failed(ask: Ask, error: AnswerError, **fields: Any) -> Answer:
+    """The answer to a request with an error; `fields` are further ones of the answer."""
+    empty: dict[str, Any] = {"index": 0, "digest": "", "prompt": "", "text": "", "token_ids": (), **fields}
+    return Answer(picture=ask.label, finish="error", error=error, **empty)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

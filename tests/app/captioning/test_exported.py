@@ -138,7 +138,7 @@ print(code, sorted(name for name in sys.modules if name.partition(".")[0] == "to
 def test_a_server_runs_without_torch() -> None:
     program = """
 import sys
-from llama_adapter.app.serving.online.loading import load_warm
+from llama_adapter.app.serving.online.service import load_warm
 from llama_adapter.app.serving.http_api.api import create_api, open_batches
 from llama_adapter.app.serving.http_api.metrics import Metrics
 from llama_adapter.app.serving.http_api.running import run

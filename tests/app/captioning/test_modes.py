@@ -13,7 +13,7 @@ from llama_adapter.app.compat.model_runner import ModelRunner
 from llama_adapter.app.jobs.records.manifest import read_manifest
 from llama_adapter.app.models.resources import embedded_model, sample_pictures
 from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.app.serving.online.loading import load_warm
+from llama_adapter.app.serving.online.service import load_warm
 from llama_adapter.runtime import devices
 from llama_adapter.runtime.devices.cuda import CUDA
 from llama_adapter.runtime.errors import DeviceError

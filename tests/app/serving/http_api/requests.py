@@ -4,8 +4,12 @@ import base64
 from typing import Any
 
 from llama_adapter.app.models.resources import sample_pictures
-from llama_adapter.app.serving.http_api.schemas import EXAMPLE_PICTURE
 
+# A red square, 16 pixels wide.
+EXAMPLE_PICTURE = (
+    "data:image/png;base64,"
+    "iVBORw0KGgoAAAANSUhEUgAAABAAAAAQAQMAAAAlPW0iAAAABlBMVEWWlpbcHh4C6O6xAAAAFElEQVR42mNgQAL8H5gYGDARMgAAI20BDofI/jkAAAAASUVORK5CYII="
+)
 RED_STAR = sample_pictures() / "12-red-star.jpg"
 
 

@@ -22,12 +22,11 @@ from llama_adapter.app.serving.http_api import replying
 from llama_adapter.app.serving.http_api.api import ApiSettings, create_api
 from llama_adapter.app.serving.http_api.guards import GuardSettings
 from llama_adapter.app.serving.http_api.metrics import Metrics
-from llama_adapter.app.serving.http_api.schemas import EXAMPLE_PICTURE
 from llama_adapter.app.serving.online.request_handle import RequestHandle
 from llama_adapter.app.serving.online.types import BusyError
 from llama_adapter.runtime.terminal.logs import FIELDS
-from tests.app.serving.http_api.live import StubService, answer, client_of, served, status
-from tests.app.serving.http_api.requests import chat, data_uri, image, json_schema, user
+from tests.app.serving.http_api.live import StubService, answer, check_documented, client_of, served, status
+from tests.app.serving.http_api.requests import EXAMPLE_PICTURE, chat, data_uri, image, json_schema, user
 
 pytestmark = pytest.mark.slow
 
@@ -61,6 +60,7 @@ def test_an_answer_has_text_counts_and_the_number_of_ignored_turns(client: httpx
 
     content = response.json()
     assert response.status_code == 200
+    check_documented(content, "ChatCompletion")
     assert content["choices"] == [
         {
             "index": 0,
@@ -83,21 +83,6 @@ def test_a_model_whose_template_has_turns_sees_all_of_them(client: httpx.Client,
     assert response.headers["x-ignored-turns"] == "0"
     turns = (("system", "Be brief."), ("user", "Hello"), ("assistant", "Hi."))
     assert service.asks[-1].prompt == Dialogue(turns, "Why?")
-
-
-@pytest.mark.parametrize(
-    "extensions", [{"unfamiliar": False}, {"unfamiliar": True, "answer_probabilities": {"red": 0.5, "blue": 0.5}}]
-)
-def test_an_answer_says_what_the_model_can_tell_besides(
-    extensions: dict[str, Any], client: httpx.Client, service: StubService
-) -> None:
-    known = answer(unfamiliar=extensions["unfamiliar"], choice=extensions.get("answer_probabilities"))
-    service.on_submit = lambda handle: handle.deliver(known)
-
-    (choice,) = client.post(CHAT, json=chat()).json()["choices"]
-
-    usual = {"index", "message", "finish_reason", "logprobs"}
-    assert {name: value for name, value in choice.items() if name not in usual} == extensions
 
 
 def test_the_service_is_asked_what_the_request_says(client: httpx.Client, service: StubService) -> None:
@@ -293,6 +278,8 @@ def test_the_loaded_model_is_listed_and_found_by_its_name_and_alias(client: http
     assert client.get(f"/v1/models/{model}").json() == listed
     assert listed["id"] == "stub"
     assert client.post(CHAT, json=chat() | {"model": model}).json()["model"] == "stub"
+    for response in (client.get("/v1/models/gpt/4"), client.post(CHAT, json=chat() | {"model": "gpt/4"})):
+        assert (response.status_code, envelope(response)["code"]) == (404, "model_not_found")
 
 
 def test_the_names_of_the_server_replace_the_model_s_own(service: StubService) -> None:
@@ -307,21 +294,6 @@ def test_the_names_of_the_server_replace_the_model_s_own(service: StubService) -
     assert [model["id"] for model in listed] == ["a/b", "c"]
     assert said == {"a/b": "a/b", "c": "c", "default": "a/b", "stub": None}
     assert found == "c"
-
-
-def test_each_answer_has_its_own_seed(client: httpx.Client, service: StubService) -> None:
-    texts = iter(["red", "blue", "green"])
-    service.on_submit = lambda handle: handle.deliver(answer(next(texts)))
-
-    content = client.post(CHAT, json=chat(n=3, seed=5, temperature=1)).json()
-
-    assert [ask.sampling.seed for ask in service.asks] == [5, 6, 7]
-    assert [(choice["index"], choice["message"]["content"]) for choice in content["choices"]] == [
-        (0, "red"),
-        (1, "blue"),
-        (2, "green"),
-    ]
-    assert content["usage"] == {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
@@ -398,11 +370,6 @@ def test_a_page_at_the_root_gets_nothing_of_what_is_asked_of_the_api(service: St
             assert client.get(path).json()["error"]["code"] == "not_found"
 
 
-def test_another_model_is_not_found(client: httpx.Client) -> None:
-    for response in (client.get("/v1/models/gpt/4"), client.post(CHAT, json=chat() | {"model": "gpt/4"})):
-        assert (response.status_code, envelope(response)["code"]) == (404, "model_not_found")
-
-
 @pytest.mark.parametrize(
     ("state", "is_healthy", "is_ready"),
     [
@@ -418,24 +385,17 @@ def test_another_model_is_not_found(client: httpx.Client) -> None:
 def test_health_and_readiness_follow_the_state(
     client: httpx.Client, service: StubService, state: Any, is_healthy: bool, is_ready: bool
 ) -> None:
-    service.state = state
+    counts = {"num_running": 3, "num_waiting": 4, "num_reading": 2, "num_slow_reading": 1, "restarts": 5}
+    service.state = dataclasses.replace(state, last_error="It broke.", **counts)
 
     health, ready = client.get("/health"), client.get("/ready")
 
     assert (health.status_code == 200, ready.status_code == 200) == (is_healthy, is_ready)
-    assert health.json()["status"] == ready.json()["status"] == state.state
-
-
-def test_health_tells_of_restarts_and_what_is_under_way(client: httpx.Client, service: StubService) -> None:
-    counts = {"num_running": 3, "num_waiting": 4, "num_reading": 2, "num_slow_reading": 1}
-    service.state = status(restarts=2, last_error="It broke.", **counts)
-
-    content = client.get("/health").json()
-
-    assert content["restarts"] == 2
-    assert content["last_error"] == "It broke."
-    assert (content["running"], content["waiting"]) == (3, 4)
-    assert (content["reading"], content["slow_reading"]) == (2, 1)
+    assert ready.json() == {"ready": is_ready, "status": state.state}
+    assert health.json() == {
+        **{"status": state.state, "is_stalled": state.is_stalled, "restarts": 5, "last_error": "It broke."},
+        **{"running": 3, "waiting": 4, "reading": 2, "slow_reading": 1, "uptime_s": 1.0},
+    }
 
 
 def test_metrics_count_requests_by_route_and_never_by_path(service: StubService) -> None:

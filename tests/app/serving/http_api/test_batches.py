@@ -124,14 +124,6 @@ def test_rows_are_answered_as_requests_and_written_in_their_order(client: httpx.
     assert list(client.batches._folder.glob("*.jsonl")) == []  # type: ignore[attr-defined]
 
 
-def test_rows_may_ask_for_responses(client: httpx.Client) -> None:
-    body = {"model": "default", "input": "What?"}
-    batch = ended(client, begin(client, row("a", body, url="/v1/responses"), endpoint="/v1/responses"))
-
-    (line,) = lines_of(client, batch["output_file_id"])
-    assert line["response"]["body"]["output"][0]["content"][0]["text"] == "answer 0"
-
-
 def test_bad_rows_go_to_the_error_file(client: httpx.Client) -> None:
     bad_rows = [
         ("{", None, "invalid_json_line"),
@@ -306,11 +298,13 @@ def test_a_crash_while_the_output_is_written_doubles_nothing(
     assert len(service.asks) == 20
 
 
-def test_a_cancelled_batch_keeps_its_answers(folder: Path) -> None:
+def test_a_cancelled_batch_keeps_its_answers_and_lets_its_file_go(folder: Path) -> None:
     service, reached = held(answered=8)
     with opened(folder, service) as client:
         batch_id = begin(client, *ROWS)
         assert reached.wait(WAIT_S)
+        (file,) = client.get("/v1/files").json()["data"]
+        assert code(client.delete(f"/v1/files/{file['id']}")) == (409, "file_in_use")
         assert client.post(f"/v1/batches/{batch_id}/cancel").json()["status"] == "cancelling"
         batch = ended(client, batch_id, "cancelled")
 
@@ -318,6 +312,7 @@ def test_a_cancelled_batch_keeps_its_answers(folder: Path) -> None:
         assert batch["cancelled_at"] is not None
         assert service.cancelled.is_set()
         assert code(client.post(f"/v1/batches/{batch_id}/cancel")) == (409, "batch_not_cancellable")
+        assert client.delete(f"/v1/files/{file['id']}").status_code == 200
 
 
 def test_batches_take_turns(folder: Path, service: Counting) -> None:
@@ -373,18 +368,6 @@ def test_files_are_listed_page_by_page_and_deleted(client: httpx.Client) -> None
     assert client.delete(f"/v1/files/{ids[0]}").json() == {"id": ids[0], "object": "file", "deleted": True}
     assert code(client.get(f"/v1/files/{ids[0]}")) == (404, "file_not_found")
     assert len(client.get("/v1/files").json()["data"]) == 2
-
-
-def test_a_file_that_a_batch_reads_stays(folder: Path) -> None:
-    service, reached = held(answered=0)
-    with opened(folder, service) as client:
-        batch_id = begin(client, *ROWS)
-        assert reached.wait(WAIT_S)
-        (file,) = client.get("/v1/files").json()["data"]
-        assert code(client.delete(f"/v1/files/{file['id']}")) == (409, "file_in_use")
-        client.post(f"/v1/batches/{batch_id}/cancel")
-        ended(client, batch_id, "cancelled")
-        assert client.delete(f"/v1/files/{file['id']}").status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -1,45 +1,26 @@
 """The chunks of a stream, one by one."""
 
 import asyncio
-import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from starlette.types import Message
 
 from llama_adapter.app.captioning.tasks.answers import Answer, TextDelta, TokenLogprob
-from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.serving.http_api import replying
 from llama_adapter.app.serving.http_api.access import VISIT, Visit
-from llama_adapter.app.serving.http_api.asking import NumberedEvent, Pending
+from llama_adapter.app.serving.http_api.asking import Pending
 from llama_adapter.app.serving.http_api.chat import ChatReply
 from llama_adapter.app.serving.http_api.replying import AnswerResponse
 from llama_adapter.app.serving.online.request_handle import RequestHandle
+from tests.app.serving.http_api.live import answer, frames_of
 
 HEAD = {"id": "chatcmpl-1", "created": 1, "model": "m", "system_fingerprint": "fp"}
 
 
-def answer(**fields: Any) -> Answer:
-    values = {"picture": "", "digest": "", "prompt": "", "text": "a star", "token_ids": (1, 2), "finish": "stop"}
-    return Answer(prompt_tokens=5, **{"index": 0, **values, **fields})
-
-
 def stream(*events: TextDelta | Answer, **options: Any) -> list[Any]:
-    """The parsed data of the events; the end mark stays text. An event's index is that of its answer."""
-
-    async def given() -> AsyncIterator[NumberedEvent]:
-        for event in events:
-            yield event.index, event
-
-    async def collect() -> bytes:
-        return b"".join([frame async for frame in ChatReply(HEAD, **options).frames(given())])
-
-    pieces = asyncio.run(collect()).decode().split("\n\n")
-    assert pieces.pop() == ""
-    assert all(piece.startswith("data: ") and "\n" not in piece for piece in pieces)
-    data = [piece.removeprefix("data: ") for piece in pieces]
-    return [piece if piece == "[DONE]" else json.loads(piece) for piece in data]
+    """The data of the events. An event's index is that of its answer."""
+    return [data for _, data in frames_of(ChatReply(HEAD, **options), *((event.index, event) for event in events))]
 
 
 def deltas(chunks: list[Any]) -> list[Any]:
@@ -47,41 +28,38 @@ def deltas(chunks: list[Any]) -> list[Any]:
 
 
 def test_a_stream_is_the_role_the_text_the_reason_and_the_end() -> None:
-    chunks = stream(TextDelta(index=0, text="a "), TextDelta(index=0, text="star\n\n"), answer())
+    chunks = stream(TextDelta(index=0, text="a "), TextDelta(index=0, text="star\n\n"), answer("a star"))
 
     assert deltas(chunks) == [{"role": "assistant", "content": ""}, {"content": "a "}, {"content": "star\n\n"}, {}]
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks[:-1]] == [None, None, None, "stop"]
     assert chunks[-1] == "[DONE]"
     assert all("usage" not in chunk for chunk in chunks[:-1])
-
-
-def test_counts_come_last_and_only_when_they_are_asked_for() -> None:
-    chunks = stream(TextDelta(index=0, text="a star"), answer(), with_usage=True)
-
-    assert [chunk["usage"] for chunk in chunks[:-2]] == [None, None, None]
-    assert chunks[-2]["usage"] == {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
-    assert chunks[-2]["choices"] == []
+    assert deltas(stream(answer(""))) == [{"role": "assistant", "content": ""}, {}]
 
 
 def test_several_answers_are_told_apart_and_counted_together() -> None:
-    second = answer(index=1, text="blue", token_ids=(1,), finish="length")
+    second = answer("blue", index=1, finish="length")
     chunks = stream(
         TextDelta(index=1, text="blue"),
         TextDelta(index=0, text="a star"),
         second,
-        answer(),
+        answer("a star"),
         num_answers=2,
         with_usage=True,
     )
 
+    assert [chunk["usage"] for chunk in chunks[:-2]] == [None] * 6
     choices = [chunk["choices"][0] for chunk in chunks[:-2]]
     assert [choice["index"] for choice in choices] == [0, 1, 1, 0, 1, 0]
     assert [choice["finish_reason"] for choice in choices][-2:] == ["length", "stop"]
-    assert chunks[-2]["usage"] == {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
+    assert (chunks[-2]["choices"], chunks[-2]["usage"]) == (
+        [],
+        {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8},
+    )
 
 
 def test_log_probabilities_come_with_the_reason() -> None:
-    known = answer(text="é", logprobs=(TokenLogprob("", -0.5), TokenLogprob("é", -0.25, (("e", -0.125),))))
+    known = answer("é", logprobs=(TokenLogprob("", -0.5), TokenLogprob("é", -0.25, (("e", -0.125),))))
 
     whole = ChatReply(HEAD, with_logprobs=True).whole([known])["choices"][0]["logprobs"]
     assert stream(known, with_logprobs=True)[-2]["choices"][0]["logprobs"] == whole
@@ -95,16 +73,12 @@ def test_log_probabilities_come_with_the_reason() -> None:
         },
     ]
     assert ChatReply(HEAD).whole([known])["choices"][0]["logprobs"] is None
-    scored = answer(finish="choice", choice={"a star": 1.0})
+    scored = answer("a star", finish="choice", choice={"a star": 1.0})
     assert ChatReply(HEAD, with_logprobs=True).whole([scored])["choices"][0]["logprobs"] is None
 
 
-def test_an_answer_that_was_cut_says_so() -> None:
-    assert stream(answer(finish="length"))[-2]["choices"][0]["finish_reason"] == "length"
-
-
 def test_a_scored_answer_comes_whole_with_its_probabilities() -> None:
-    chunks = stream(answer(text="yes", finish="choice", choice={"yes": 0.75, "no": 0.25}))
+    chunks = stream(answer("yes", finish="choice", choice={"yes": 0.75, "no": 0.25}))
 
     assert deltas(chunks) == [{"role": "assistant", "content": ""}, {"content": "yes"}, {}]
     assert chunks[-2]["choices"][0]["answer_probabilities"] == {"yes": 0.75, "no": 0.25}
@@ -118,19 +92,8 @@ def test_the_end_says_whether_the_picture_is_unfamiliar_where_the_model_can_tell
     choices = [chunk["choices"][0] for chunk in chunks[:-1]]
     assert [choice.get("unfamiliar") for choice in choices] == [None, None, said]
     assert ["unfamiliar" in choice for choice in choices] == [False, False, said is not None]
-
-
-def test_an_answer_without_text_has_no_piece_of_text() -> None:
-    assert deltas(stream(answer(text="", token_ids=()))) == [{"role": "assistant", "content": ""}, {}]
-
-
-def test_an_error_ends_the_stream_in_the_place_of_a_reason() -> None:
-    failed = answer(finish="error", error=AnswerError(code="deadline", message="Too late."))
-
-    chunks = stream(TextDelta(index=0, text="a "), failed)
-
-    assert chunks[-2]["error"]["code"] == "deadline"
-    assert chunks[-1] == "[DONE]"
+    whole = ChatReply(HEAD).whole([answer(unfamiliar=said)])
+    assert whole["choices"][0].get("unfamiliar") is said
 
 
 def test_reader_stalled_at_the_end_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,5 @@
 """`/v1/completions`: prompts, the answer and its chunks, and what is refused."""
 
-import asyncio
-import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -12,13 +9,13 @@ from llama_adapter.app.captioning.tasks.answers import Answer, TextDelta, TokenL
 from llama_adapter.app.captioning.tasks.prompts import RawPrompt
 from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.serving.http_api.api import ApiSettings, create_api
-from llama_adapter.app.serving.http_api.asking import NumberedEvent
 from llama_adapter.app.serving.http_api.completions import CompletionReply, understand
-from llama_adapter.app.serving.http_api.schemas import EXAMPLE_PICTURE, CompletionRequest
+from llama_adapter.app.serving.http_api.schemas import CompletionRequest
 from llama_adapter.app.serving.online.request_handle import RequestHandle
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptTooLongError
-from tests.app.serving.http_api.live import StubService, answer
+from tests.app.serving.http_api.live import StubService, answer, check_documented, frames_of
+from tests.app.serving.http_api.requests import EXAMPLE_PICTURE
 
 COMPLETIONS = "/v1/completions"
 HEAD = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "m", "system_fingerprint": "fp"}
@@ -35,15 +32,7 @@ def sent(service: StubService, **parameters: Any) -> tuple[int, dict[str, Any]]:
 
 
 def stream(*events: tuple[int, TextDelta | Answer], **options: Any) -> list[Any]:
-    async def given() -> AsyncIterator[NumberedEvent]:
-        for event in events:
-            yield event
-
-    async def collect() -> bytes:
-        return b"".join([frame async for frame in CompletionReply(HEAD, **options).frames(given())])
-
-    pieces = [piece.removeprefix("data: ") for piece in asyncio.run(collect()).decode().split("\n\n")[:-1]]
-    return [piece if piece == "[DONE]" else json.loads(piece) for piece in pieces]
+    return [data for _, data in frames_of(CompletionReply(HEAD, **options), *events)]
 
 
 def test_a_text_is_continued_without_a_template() -> None:
@@ -54,6 +43,7 @@ def test_a_text_is_continued_without_a_template() -> None:
     assert (ask.prompt, ask.picture, ask.with_logprobs) == (RawPrompt("The star is"), None, False)
     assert ask.sampling == SamplingParams(max_new_tokens=16)
     assert code == 200
+    check_documented(body, "Completion")
     assert body.pop("id").startswith("cmpl-")
     assert body.pop("created")
     assert body == {

@@ -59,21 +59,20 @@ def test_a_refused_request_has_a_status_and_a_code(
     assert rule_for(raised).http_status == status
 
 
-def test_a_bug_is_not_a_refusal() -> None:
-    with pytest.raises(KeyError):
+@pytest.mark.parametrize(
+    ("raised", "message"),
+    [
+        (PromptError("It is bad", hint="do well"), "It is bad: do well."),
+        (ValueError("It is bad."), "It is bad."),
+        # Without hints about the settings of the server:
+        (PromptTooLongError(600, 512), "The prompt has 600 tokens, the context holds 512: shorten the prompt."),
+        (UsageError("It takes no pictures", hint="load another"), "It takes no pictures."),
+    ],
+)
+def test_sentence_and_hint_are_one_message(raised: Exception, message: str) -> None:
+    assert of_refusal(raised).message == message
+    with pytest.raises(KeyError):  # a bug is no refusal
         of_refusal(KeyError("a"))
-
-
-def test_sentence_and_hint_are_one_message() -> None:
-    assert of_refusal(PromptError("It is bad", hint="do well")).message == "It is bad: do well."
-    assert of_refusal(ValueError("It is bad.")).message == "It is bad."
-
-
-def test_clients_get_no_hints_about_the_settings_of_the_server() -> None:
-    too_long = of_refusal(PromptTooLongError(600, 512))
-
-    assert too_long.message == "The prompt has 600 tokens, the context holds 512: shorten the prompt."
-    assert of_refusal(UsageError("It takes no pictures", hint="load another")).message == "It takes no pictures."
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,10 @@ class Client:
         return dict(error)
 
 
+def access(app: ASGIApp, **settings: Any) -> AccessGuard:
+    return AccessGuard(app, settings=GuardSettings(**settings))
+
+
 def limited(app: ASGIApp, *, max_bytes: int = 100, under_way: int = 1000, timeout_s: float = 20.0) -> BodyLimit:
     limits = {"max_bytes": max_bytes, "max_bytes_under_way": under_way, "max_separators": 10}
     return BodyLimit(app, prefix="/v1/", timeout_s=timeout_s, **limits)
@@ -122,6 +126,7 @@ def test_a_body_within_the_limit_reaches_the_application_whole(pieces: Sequence[
 
     assert Client(*pieces).ask(limited(app)).status == 200
     assert app.bodies == [b"".join(pieces)]
+    assert Client(b"a" * 101, path="/gradio_api/upload").ask(limited(app)).status == 200, "another path"
 
 
 @pytest.mark.parametrize(
@@ -144,6 +149,7 @@ def test_a_body_above_a_limit_is_refused_without_reading_the_rest(
 
     assert (client.status, client.error["code"]) == (413 if code == "request_too_large" else 400, code)
     assert client.num_received == num_received
+    assert ("connection" in client.headers) is (num_received < len(pieces) or "expect" in headers), "unread bytes"
     assert app.bodies == []
 
 
@@ -154,10 +160,6 @@ def test_the_rest_of_a_refused_body_is_discarded_before_its_connection_is_closed
     assert client.headers["connection"] == "close"
     assert client.num_received == 20
     assert [message.get("more_body") for message in client.sent[1:]] == [True, False]
-
-
-def test_a_refused_body_that_was_read_leaves_the_connection_open() -> None:
-    assert "connection" not in Client(b"a" * 6).ask(limited(Application(), max_bytes=5)).headers
 
 
 @pytest.mark.parametrize("pieces", [(), (b"begun",)])
@@ -232,12 +234,6 @@ def test_room_is_given_back_whatever_happens() -> None:
     assert Client(b"a" * 90).ask(app).status == 200
 
 
-def test_other_paths_have_no_body_limit() -> None:
-    app = Application()
-
-    assert Client(b"a" * 101, path="/gradio_api/upload").ask(limited(app)).status == 200
-
-
 @pytest.mark.parametrize("encoding", ["gzip", "br", "deflate, gzip", "x", "identity, gzip"])
 def test_a_compressed_body_is_refused(encoding: str) -> None:
     app = Application()
@@ -260,7 +256,7 @@ def test_a_compressed_body_is_refused(encoding: str) -> None:
     "host", ["localhost", "localhost:8000", "LOCALHOST:1", "127.0.0.1:8000", "[::1]", "[::1]:8000"]
 )
 def test_a_loopback_server_answers_to_its_own_names(host: str) -> None:
-    app = AccessGuard(Application(), host_names=host_names_for("127.0.0.1"))
+    app = access(Application(), host_names=host_names_for("127.0.0.1"))
 
     assert Client(host=host).ask(app).status == 200
 
@@ -272,18 +268,16 @@ def test_a_loopback_server_answers_to_its_own_names(host: str) -> None:
 @pytest.mark.parametrize("path", ["/", "/metrics", CHAT])
 def test_a_loopback_server_answers_to_no_other_name(host: str, path: str) -> None:
     app = Application()
-    client = Client(host=host, path=path).ask(AccessGuard(app, host_names=host_names_for("localhost")))
+    client = Client(host=host, path=path).ask(access(app, host_names=host_names_for("localhost")))
 
     assert client.status == 421
     assert client.error["code"] == "host_not_allowed"
     assert app.bodies == []
-
-
-def test_a_request_with_two_hosts_is_refused() -> None:
-    client = Client()
-    client.scope["headers"].append((b"host", b"evil.test"))
-
-    assert client.ask(AccessGuard(Application(), host_names=host_names_for("::1"))).status == 421
+    two_hosts = Client()
+    two_hosts.scope["headers"].append((b"host", host.encode()))
+    assert two_hosts.ask(access(app)).status == 421
+    socket = Client(kind="websocket", host=host).ask(access(app))
+    assert [message["type"] for message in socket.sent] == ["websocket.close"]
 
 
 @pytest.mark.parametrize(
@@ -298,7 +292,7 @@ def test_a_request_with_two_hosts_is_refused() -> None:
 def test_a_forwarded_host_counts_if_it_is_a_name_of_the_server(
     forwarded: str, names: tuple[str, ...] | None, status: int
 ) -> None:
-    app = AccessGuard(Application(), host_names=names)
+    app = access(Application(), host_names=names)
     form = {"content_type": "multipart/form-data; boundary=x", "origin": "http://pictures.example"}
     client = Client(path="/gradio_api/upload", x_forwarded_host=forwarded, **form).ask(app)
 
@@ -317,17 +311,11 @@ def test_closed_paths_are_not_found(path: str) -> None:
     assert Client(path="/health", method="GET").ask(app).status == 200
 
 
-def test_a_socket_for_another_name_is_closed() -> None:
-    client = Client(kind="websocket", host="evil.test").ask(AccessGuard(Application(), host_names=("localhost",)))
-
-    assert [message["type"] for message in client.sent] == ["websocket.close"]
-
-
 def test_names_can_be_added_and_other_addresses_answer_to_any() -> None:
     assert host_names_for("0.0.0.0") is None
     assert host_names_for("192.168.1.5", more=["Pictures.Example"]) == ("pictures.example",)
     assert "pictures.example" in (host_names_for("::1", more=["Pictures.Example"]) or ())
-    assert Client(host="anything").ask(AccessGuard(Application(), host_names=None)).status == 200
+    assert Client(host="anything").ask(access(Application(), host_names=None)).status == 200
 
 
 # Keys, and the owner of a request
@@ -335,9 +323,11 @@ def test_names_can_be_added_and_other_addresses_answer_to_any() -> None:
 
 @pytest.mark.parametrize("authorization", [f"Bearer {KEY}", f"bearer {KEY}", f"Bearer  {KEY}"])
 def test_a_key_opens_the_api(authorization: str) -> None:
-    app = AccessGuard(Application(), api_keys=["another-key", KEY])
+    app = access(Application(), api_keys=("another-key", KEY))
 
     assert Client(authorization=authorization).ask(app).status == 200
+    for path in ("/health", "/ready", "/metrics", "/docs", "/v10", "/"):
+        assert Client(path=path).ask(app).status == 200
 
 
 @pytest.mark.parametrize(
@@ -357,38 +347,23 @@ def test_a_key_opens_the_api(authorization: str) -> None:
 @pytest.mark.parametrize("path", [CHAT, "/v1/models", "/v1/unknown", "/v1"])
 def test_nothing_else_opens_it(authorization: str, path: str) -> None:
     app = Application()
-    client = Client(authorization=authorization, path=path).ask(AccessGuard(app, api_keys=[KEY]))
+    client = Client(authorization=authorization, path=path).ask(access(app, api_keys=(KEY,)))
 
     assert client.status == 401
     assert client.headers["www-authenticate"] == "Bearer"
     assert client.error["code"] == "invalid_api_key"
+    problem = "The API key is not one of this server's:" if authorization else "This server requires an API key:"
+    assert client.error["message"].startswith(problem)
     assert KEY not in json.dumps(client.error)
     assert app.bodies == []
-
-
-def test_a_wrong_key_and_a_missing_key_are_told_apart() -> None:
-    app = AccessGuard(Application(), api_keys=[KEY])
-    missing, wrong = (Client(authorization=given).ask(app).error["message"] for given in ("", "Bearer wrong-key"))
-
-    assert missing.startswith("This server requires an API key:")
-    assert wrong.startswith("The API key is not one of this server's:")
-
-
-def test_a_request_with_two_keys_is_refused() -> None:
-    client = Client(authorization=f"Bearer {KEY}")
-    client.scope["headers"].append((b"authorization", b"Bearer other"))
-
-    assert client.ask(AccessGuard(Application(), api_keys=[KEY])).status == 401
-
-
-@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/docs", "/v10", "/"])
-def test_other_paths_need_no_key(path: str) -> None:
-    assert Client(path=path).ask(AccessGuard(Application(), api_keys=[KEY])).status == 200
+    two_keys = Client(path=path, authorization=f"Bearer {KEY}")
+    two_keys.scope["headers"].append((b"authorization", authorization.encode()))
+    assert two_keys.ask(access(app, api_keys=(KEY,))).status == 401
 
 
 def test_clients_are_told_apart_by_key_and_the_key_is_not_to_be_seen() -> None:
     app = Application()
-    guarded = AccessGuard(app, api_keys=[KEY, "another-key"])
+    guarded = access(app, api_keys=(KEY, "another-key"))
     for key in (KEY, KEY, "another-key"):
         Client(authorization=f"Bearer {key}").ask(guarded)
 
@@ -410,13 +385,10 @@ def test_clients_are_told_apart_by_key_and_the_key_is_not_to_be_seen() -> None:
 def test_clients_without_a_key_are_told_apart_by_their_network(one: str, other: str, is_same: bool) -> None:
     app = Application()
     for address in (one, other):
-        Client(client=(address, 5000)).ask(AccessGuard(app, api_keys=[]))
+        Client(client=(address, 5000)).ask(access(app))
 
     assert (app.clients[0] == app.clients[1]) is is_same
-
-
-def test_a_client_of_no_known_address_is_served() -> None:
-    assert Client(client=None).ask(AccessGuard(Application(), api_keys=[])).status == 200
+    assert Client(client=None).ask(access(app)).status == 200
 
 
 # Pages of other sites
@@ -484,7 +456,7 @@ def test_no_other_page_and_no_other_path(client: Client, origins: tuple[str, ...
     ],
 )
 def test_a_form_on_a_page_of_another_origin_is_refused(headers: dict[str, str], status: int) -> None:
-    app = AccessGuard(Application(), cors_origins=(ORIGIN,))
+    app = access(Application(), cors_origins=(ORIGIN,))
 
     assert Client(path="/v1/files", content_type="multipart/form-data; boundary=x", **headers).ask(app).status == status
 

@@ -9,9 +9,12 @@ from llama_adapter.app.captioning.tasks.task import FREE_TEXT
 from llama_adapter.app.serving.http_api.chat import understand
 from llama_adapter.app.serving.http_api.conversation import ChatQuestion
 from llama_adapter.app.serving.http_api.errors import ApiError
-from llama_adapter.app.serving.http_api.response_schemas import ResponsesRequest
 from llama_adapter.app.serving.http_api.responses import understand as understand_responses
-from llama_adapter.app.serving.http_api.schemas import ChatRequest, with_task_fields
+from llama_adapter.app.serving.http_api.schemas import (
+    ChatRequest,
+    ResponsesRequest,
+    with_task_fields,
+)
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from tests.app.serving.http_api.requests import chat, image, user
 
@@ -78,14 +81,6 @@ def test_earlier_messages_are_counted_when_something_of_them_is_not_shown(
     messages: list[Any], num_ignored: int
 ) -> None:
     assert question(*messages).num_ignored_turns == num_ignored
-
-
-def test_a_follow_up_is_about_the_newest_picture() -> None:
-    old, new = image("data:image/png;base64,b2xk"), image("data:image/png;base64,bmV3")
-
-    asked = question(user(old, "What?"), assistant("Red."), user(new), assistant("Blue."), user("Why?"))
-
-    assert asked.picture_url == "data:image/png;base64,bmV3"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from starlette.testclient import TestClient
 
 from llama_adapter.app.serving.http_api.api import ApiSettings, create_api
 from llama_adapter.app.serving.http_api.guards import MAX_SEPARATORS, GuardSettings
-from llama_adapter.app.serving.http_api.response_schemas import NeutralResponseParameters, ResponsesRequest
 from llama_adapter.app.serving.http_api.schemas import (
     MAX_ANSWERS,
     MAX_STOPS,
@@ -19,6 +18,8 @@ from llama_adapter.app.serving.http_api.schemas import (
     CompletionRequest,
     IgnoredParameters,
     NeutralParameters,
+    NeutralResponseParameters,
+    ResponsesRequest,
 )
 from tests.app.golden import ROOT
 from tests.app.serving.http_api.live import StubService
@@ -105,11 +106,12 @@ def error(response: httpx.Response) -> tuple[int, str, str | None]:
     return response.status_code, told["code"], told["param"]
 
 
-@pytest.mark.parametrize("name", sorted(NeutralParameters.model_fields))
+@pytest.mark.parametrize("name", sorted({*NeutralParameters.model_fields, *NeutralResponseParameters.model_fields}))
 def test_an_unsupported_parameter_passes_at_its_neutral_value_and_as_null(name: str) -> None:
-    ChatRequest.model_validate(chat(**{name: None}))
-    ChatRequest.model_validate(chat(**{name: NEUTRAL.get(name)}))
-    ResponsesRequest.model_validate(responses(**{name: NEUTRAL.get(name)}))
+    for value in (None, (NEUTRAL | RESPONSES_NEUTRAL).get(name)):
+        ResponsesRequest.model_validate(responses(**{name: value}))
+        if name in NeutralParameters.model_fields:
+            ChatRequest.model_validate(chat(**{name: value}))
 
 
 def test_the_page_names_every_parameter() -> None:
@@ -155,12 +157,6 @@ def test_calls_of_tools_and_reasoning_are_history_in_responses(api: TestClient) 
     came = sent(api, responses(items, instructions="Look."), path=RESPONSES)
 
     assert (came.status_code, came.headers["x-ignored-turns"]) == (200, "6")
-
-
-@pytest.mark.parametrize("name", sorted(NeutralResponseParameters.model_fields))
-def test_a_state_parameter_passes_where_it_needs_no_state(name: str) -> None:
-    ResponsesRequest.model_validate(responses(**{name: None}))
-    ResponsesRequest.model_validate(responses(**{name: RESPONSES_NEUTRAL.get(name)}))
 
 
 def test_other_servers_parameters_without_effect_are_accepted(api: TestClient) -> None:

@@ -1,8 +1,5 @@
 """`/v1/responses`: its messages, its answer, and its events in OpenAI's order."""
 
-import asyncio
-import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -10,13 +7,14 @@ import pytest
 from llama_adapter.app.captioning.tasks.answers import Answer, TextDelta, TokenLogprob
 from llama_adapter.app.captioning.tasks.choose import OneOf
 from llama_adapter.app.pictures.answer_error import AnswerError
-from llama_adapter.app.serving.http_api.asking import NumberedEvent
 from llama_adapter.app.serving.http_api.conversation import ChatQuestion
-from llama_adapter.app.serving.http_api.response_schemas import ResponseBody, ResponsesRequest
 from llama_adapter.app.serving.http_api.responses import ResponsesReply, parameters_of, understand
-from llama_adapter.app.serving.http_api.schemas import with_task_fields
+from llama_adapter.app.serving.http_api.schemas import (
+    ResponsesRequest,
+    with_task_fields,
+)
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from tests.app.serving.http_api.live import answer
+from tests.app.serving.http_api.live import answer, check_documented, frames_of
 
 OLD, NEW = "data:image/png;base64,b2xk", "data:image/png;base64,bmV3"
 BEGIN = [
@@ -103,19 +101,9 @@ def reply(**options: Any) -> ResponsesReply:
 
 def stream(*events: TextDelta | Answer, **options: Any) -> list[dict[str, Any]]:
     """The data of the events. Checks that each event is named by its type and that they are numbered in order."""
-
-    async def given() -> AsyncIterator[NumberedEvent]:
-        for event in events:
-            yield 0, event
-
-    async def collect() -> bytes:
-        return b"".join([frame async for frame in reply(**options).frames(given())])
-
-    pieces = asyncio.run(collect()).decode().split("\n\n")
-    assert pieces.pop() == ""
-    lines = [piece.split("\n") for piece in pieces]
-    found = [json.loads(data.removeprefix("data: ")) for _, data in lines]
-    assert [name.removeprefix("event: ") for name, _ in lines] == [event["type"] for event in found]
+    frames = frames_of(reply(**options), *((0, event) for event in events))
+    found = [data for _, data in frames]
+    assert [name for name, _ in frames] == [event["type"] for event in found]
     assert [event["sequence_number"] for event in found] == list(range(len(found)))
     return found
 
@@ -124,7 +112,7 @@ def test_an_answer_is_a_whole_response(snapshot: Any) -> None:
     body = reply().whole([answer("a star", unfamiliar=False)])
     body["completed_at"] = 2
 
-    ResponseBody.model_validate(body)
+    check_documented(body, "ResponseBody")
     assert body == snapshot
 
 

@@ -14,7 +14,7 @@ def add(queue: AdmissionQueue, number: int, **options: Any) -> None:
     ask = Ask(picture=b"12345", prompt="What?", **options)
     queue.check(ask)
     handle = RequestHandle(number, cancel=lambda handle: None)
-    entry = Entry(ask=ask, handle=handle, prompt=None, allowed_s=1.0, deadline=1.0)  # type: ignore[arg-type]
+    entry = Entry(ask=ask, handle=handle, prompt=None, limit_s=1.0)  # type: ignore[arg-type]
     queue.add(entry)
     queue.make_ready(entry)
 

@@ -159,15 +159,21 @@ def test_answers_are_those_of_the_captioner(shared: Service, captioner: Captione
 
 
 def test_a_picture_is_encoded_once_for_all_questions_about_it(start: Starter) -> None:
-    service = start()
-    first = service.submit(ask(0)).result()
+    service, gate, handle = held(start)
+    together = [service.submit(ask(1)) for _ in range(3)]
+    gate.open()
+    first = handle.result()
+    handle.cancel()  # no effect on what is answered
     second = service.submit(ask(0, "What color is the moon?")).result()
 
     assert (first.is_reused, second.is_reused) == (False, True)
     assert "clip" in first.ms
     assert "clip" not in second.ms
     assert second.text == "yellow"
-    assert service.status().num_encoded == 1
+    answers = [one.result() for one in together]
+    assert [answer.is_reused for answer in answers].count(False) == 1
+    assert {answer.text for answer in answers} == {"a large red star, a large purple star and a large white circle"}
+    assert service.status().num_encoded == 2
 
 
 def test_what_was_transparent_is_said_of_a_picture_in_the_cache_too(start: Starter) -> None:
@@ -178,17 +184,6 @@ def test_what_was_transparent_is_said_of_a_picture_in_the_cache_too(start: Start
 
     assert [answer.is_reused for answer in answers] == [False, True]
     assert [answer.details for answer in answers] == [{"transparent": True}] * 2
-
-
-def test_questions_about_one_picture_that_come_together_encode_it_once(start: Starter) -> None:
-    service, gate, first = held(start)
-    others = [service.submit(ask(1)) for _ in range(3)]
-    gate.open()
-
-    answers = [handle.result() for handle in others]
-    assert [answer.is_reused for answer in answers].count(False) == 1
-    assert {answer.text for answer in answers} == {"a large red star, a large purple star and a large white circle"}
-    assert first.result().error is None
 
 
 def test_without_memory_for_encoded_pictures_answers_are_the_same(start: Starter) -> None:
@@ -210,32 +205,30 @@ def test_a_picture_forgotten_between_reading_and_admission_is_read_again(start: 
     assert repeated.result().text == "a small yellow moon above a small green cross"
 
 
-def test_without_a_picture_the_model_answers_as_a_captioner_does(shared: Service, captioner: Captioner) -> None:
-    first, second = (shared.submit(Ask(picture=None, prompt="Is there a red star?")).result() for _ in range(2))
+@pytest.mark.parametrize(("text_prefix", "digest"), [(None, "zeros"), ("none", "none")])
+def test_without_a_picture_the_model_answers_as_a_captioner_does(
+    shared: Service, captioner: Captioner, text_prefix: Any, digest: str
+) -> None:
+    asked = Ask(picture=None, prompt="Is there a red star?", text_prefix=text_prefix)
+    first, second = (shared.submit(asked).result() for _ in range(2))
 
-    (expected,) = captioner.generate_text("Is there a red star?")
+    (expected,) = captioner.generate_text("Is there a red star?", text_prefix=text_prefix)
     assert first.token_ids == second.token_ids == expected.token_ids
-    assert (first.digest, first.unfamiliar, second.is_reused) == ("zeros", None, True)
+    assert (first.digest, first.unfamiliar, second.is_reused) == (digest, None, True)
 
 
 def test_log_probabilities_come_with_the_texts_of_their_tokens(shared: Service, captioner: Captioner) -> None:
-    answer = shared.submit(ask(0, with_logprobs=True)).result()
+    answer = shared.submit(ask(0, with_logprobs=True, num_top_logprobs=3)).result()
     scored = shared.submit(ask(0, task=OneOf((answer.text, "no")), with_logprobs=True)).result()
 
     assert "".join(token.text for token in answer.logprobs) == answer.text
     assert len(answer.logprobs) == len(answer.token_ids)
-    assert all(token.logprob <= 0 for token in answer.logprobs)
-    assert scored.logprobs == shared.submit(ask(0)).result().logprobs == ()
-
-
-def test_the_likeliest_tokens_come_with_their_texts(shared: Service) -> None:
-    answer = shared.submit(ask(0, with_logprobs=True, num_top_logprobs=3)).result()
-
-    assert answer.logprobs
     for token in answer.logprobs:
+        assert token.logprob <= 0
         assert len(token.top) == 3
         assert token.top[0] == (token.text, pytest.approx(token.logprob, abs=1e-5))
     assert all(token.top == () for token in shared.submit(ask(0, with_logprobs=True)).result().logprobs)
+    assert scored.logprobs == shared.submit(ask(0)).result().logprobs == ()
 
 
 def test_text_comes_in_pieces_that_make_the_answer(shared: Service) -> None:
@@ -375,7 +368,10 @@ def test_background_requests_leave_a_row_to_others_and_wait_without_a_deadline(s
 
 def test_a_running_request_that_is_cancelled_keeps_its_text_and_frees_its_slot(start: Starter) -> None:
     service, gate, handle = held(start, batch_size=1)
-    other = service.submit(ask(1))
+    other, waiting = service.submit(ask(1)), service.submit(ask(2))
+    waiting.cancel()
+    assert code_of(waiting.result()) == "cancelled"  # at once, although the engine is held
+    assert service.status().num_waiting == 1
     first = next(handle.events())
     handle.cancel()
     handle.cancel()
@@ -387,26 +383,6 @@ def test_a_running_request_that_is_cancelled_keeps_its_text_and_frees_its_slot(s
     assert answer.text.startswith(first.text)
     assert len(answer.text) < len("a small yellow moon above a small green cross")
     assert other.result().error is None
-
-
-def test_a_waiting_request_is_cancelled_at_once(start: Starter) -> None:
-    service, gate, _ = held(start, batch_size=1)
-    waiting = service.submit(ask(1))
-    waiting.cancel()
-
-    answer = waiting.result()  # although the engine is held
-    assert code_of(answer) == "cancelled"
-    assert service.status().num_waiting == 0
-    gate.open()
-
-
-def test_cancelling_what_is_answered_changes_nothing(shared: Service) -> None:
-    handle = shared.submit(ask(0))
-    answer = handle.result()
-    handle.cancel()
-
-    assert answer.error is None
-    assert shared.submit(ask(0)).result().error is None
 
 
 def test_deadline_of_a_waiting_request_while_the_engine_hangs(start: Starter) -> None:
@@ -581,30 +557,24 @@ def test_draining_finishes_accepted_requests_and_refuses_new_ones(start: Starter
     assert service.wait_until_idle(WAIT_S)
 
 
-def test_close_answers_all_requests(start: Starter) -> None:
+@pytest.mark.parametrize("hangs", [False, True])
+def test_close_answers_all_requests(start: Starter, hangs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if hangs:
+        monkeypatch.setattr(llama_adapter.app.serving.online.service, "_CLOSE_S", 0.05)
     service, gate, first = held(start, batch_size=1)
     waiting = [service.submit(ask(number)) for number in (1, 2)]
     closing = threading.Thread(target=service.close)
     closing.start()
-    gate.open()
+    if not hangs:
+        gate.open()
     closing.join(WAIT_S)
 
     assert not closing.is_alive()
     codes = [answer.error and answer.error.code for answer in (handle.result() for handle in [first, *waiting])]
-    assert codes[1:] == ["cancelled", "cancelled"]
+    assert codes[0 if hangs else 1 :] == ["cancelled"] * (3 if hangs else 2)
     with pytest.raises(UnavailableError):
         service.submit(ask(0))
     service.close()
-
-
-def test_close_does_not_wait_for_a_hung_engine(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llama_adapter.app.serving.online.service, "_CLOSE_S", 0.05)
-    service, gate, first = held(start, batch_size=1)
-    waiting = service.submit(ask(1))
-    service.close()  # although the engine is held
-
-    answers = [first.result(), waiting.result()]
-    assert [answer.error and answer.error.code for answer in answers] == ["cancelled", "cancelled"]
     gate.open()
 
 
@@ -769,10 +739,3 @@ def test_llama_alone_answers_texts_and_refuses_pictures(start: Starter) -> None:
         service.submit(ask(0))
     with pytest.raises(ValueError, match="text_prefix"):
         service.submit(Ask(picture=None, prompt="Hello", text_prefix="zeros"))
-
-
-def test_the_prefix_of_a_text_can_be_chosen(shared: Service, captioner: Captioner) -> None:
-    answer = shared.submit(Ask(picture=None, prompt="How many objects are there?", text_prefix="none")).result()
-
-    (expected,) = captioner.generate_text("How many objects are there?", text_prefix="none")
-    assert (answer.token_ids, answer.digest) == (expected.token_ids, "none")
