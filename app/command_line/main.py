@@ -14,7 +14,7 @@ from llama_adapter.app.command_line.commands.doctor import add_doctor
 from llama_adapter.app.command_line.commands.encode import add_encode
 from llama_adapter.app.command_line.commands.evaluate import add_eval
 from llama_adapter.app.command_line.commands.export import add_export
-from llama_adapter.app.command_line.commands.models import add_convert, add_pack, add_quantize
+from llama_adapter.app.command_line.commands.models import add_models
 from llama_adapter.app.command_line.commands.records import add_export_records
 from llama_adapter.app.command_line.commands.reference import add_reference
 from llama_adapter.app.command_line.commands.serve import add_serving
@@ -110,9 +110,7 @@ def build_parser() -> Parser:
     add_export_records(commands)
     add_eval(commands)
     add_train(commands)
-    add_convert(commands)
-    add_quantize(commands)
-    add_pack(commands)
+    add_models(commands)
     add_export(commands)
     add_bench(commands)
     add_serving(commands)

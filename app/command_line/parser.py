@@ -14,8 +14,6 @@ exit codes: 0 success, 1 failure, 2 usage error or device unavailable, 3 finishe
 130 interrupted
 """
 
-DEVICES = "cpu, cuda, cuda:1, npu:0, ... or auto"
-
 _MOST_SHOWN = 24  # commands with at most this many flags show all of them in their help
 
 _ELSEWHERE = {
@@ -277,27 +275,6 @@ def _setting(actions: Sequence[Any]) -> Setting:
     )
 
 
-def command(
-    commands: Any,
-    name: str,
-    run: Callable[[argparse.Namespace], int],
-    *,
-    declare: Callable[[Parser], None] = lambda parser: None,
-    **texts: str,
-) -> Parser:
-    """Add a command; `declare` adds its flags when they are needed."""
-
-    def everything(parser: Parser) -> None:
-        declare(parser)
-        parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-        if any(getattr(action, "section", None) for action in parser._actions):
-            add_config(parser)
-
-    parser: Parser = commands.add_parser(name, epilog=EXIT_CODES, declare=everything, **texts)
-    parser.set_defaults(command=run, prog=parser.prog, parser=parser)
-    return parser
-
-
 def add_config(parser: Parser) -> None:
     parser.add_argument(
         "--config",
@@ -315,7 +292,3 @@ def check_required(options: argparse.Namespace) -> None:
 
 def help_hint(program: str) -> str:
     return f"see `{program} --help`"
-
-
-def default(text: str = "") -> str:
-    return f"{text} (default: %(default)s)".lstrip()
