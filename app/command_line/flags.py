@@ -4,21 +4,18 @@ A part in `flags.json` is a list of groups. A group is a list of flags with the 
 Some parameters refer to Python: `type` names an entry of `_TYPES`, `choices` may name an entry of `_CHOICES`, and
 `$name` in a help text stands for a text of `_TEXTS`. `{"use": NAME}` stands for the shared flags of that name. Its
 `changed` gives other parameters for some of them, or null for those left out. A flag whose help is null is accepted,
-but not shown.
+but not shown. `elsewhere` has flags of other programs (MindFormers, PaddleNLP), and ours that mean the same.
 """
 
 import argparse
 import dataclasses
-import json
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
-from pathlib import Path
 from string import Template
 from typing import Any, Final, get_args
 
 from llama_adapter.app.captioning.tasks.choose import parse_choices
 from llama_adapter.app.command_line import values
-from llama_adapter.app.command_line.parser import EXIT_CODES, Group, Parser, add_config
+from llama_adapter.app.command_line.parser import EXIT_CODES, Group, Parser, add_config, read_table
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.pictures.reading.spec import DEFAULT_PICTURE_TIMEOUT_S, DEFAULT_READER
 from llama_adapter.llm.engine.sampling_params import SamplingParams
@@ -112,10 +109,14 @@ def command(
 def add_parser(commands: Any, name: str, **more: Any) -> Parser:
     """Add the parser of a command such as `export onnx`, or of several commands."""
     if "help" not in more:
-        texts = _table("commands.json")[name]
-        more |= {"help": texts["help"], "description": "\n".join([*texts["description"], ""])}
+        more |= {"help": read_table("commands.json")[name]["help"], "description": description(name)}
     parser: Parser = commands.add_parser(name.rpartition(" ")[2], epilog=EXIT_CODES, **more)
     return parser
+
+
+def description(name: str) -> str:
+    """The description of a command in `commands.json`."""
+    return "\n".join([*read_table("commands.json")[name]["description"], ""])
 
 
 def add_flags(
@@ -127,7 +128,7 @@ def add_flags(
     `SamplingParams`. `texts` are further texts for `$name`.
     """
     usual, known = {**_DEFAULTS, **(defaults or {})}, {**_TEXTS, **(texts or {})}
-    for entry in (entry for part in parts for entry in _table("flags.json")["parts"][part]):
+    for entry in (entry for part in parts for entry in read_table("flags.json")["parts"][part]):
         group: Any = _group(parser, entry) if "title" in entry else parser
         exclusive = None
         for flag in _flags(entry["flags"], {}):
@@ -142,7 +143,7 @@ def _flags(entries: list[dict[str, Any]], changed: Mapping[str, Any]) -> Iterato
     """The flags of a list, with those that it uses, as new tables."""
     for entry in entries:
         if "use" in entry:
-            yield from _flags(_table("flags.json")["shared"][entry["use"]], {**entry.get("changed", {}), **changed})
+            yield from _flags(read_table("flags.json")["shared"][entry["use"]], {**entry.get("changed", {}), **changed})
         elif (change := changed.get(entry["flag"], {})) is not None:
             yield {**entry, **change}
 
@@ -167,8 +168,3 @@ def _group(parser: Parser, entry: Mapping[str, Any]) -> Group:
         if group.title == entry["title"] and isinstance(group, Group):
             return group
     return parser.add_argument_group(entry["title"], entry.get("description"), section=entry.get("section"))
-
-
-@cache
-def _table(name: str) -> Any:
-    return json.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))

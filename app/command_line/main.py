@@ -19,6 +19,7 @@ from llama_adapter.app.command_line.commands.records import add_export_records
 from llama_adapter.app.command_line.commands.reference import add_reference
 from llama_adapter.app.command_line.commands.serve import add_serving
 from llama_adapter.app.command_line.commands.train import add_train
+from llama_adapter.app.command_line.flags import description
 from llama_adapter.app.command_line.parser import EXIT_CODES, Parser, check_required, help_hint
 from llama_adapter.app.command_line.values import spec_from
 from llama_adapter.app.models.parallel.launch import Launched, launched_follower, quieten_torch, refuse_launch
@@ -27,17 +28,6 @@ from llama_adapter.runtime.terminal.run_guarded import run_guarded
 from llama_adapter.runtime.torch_import import prepare_imports
 
 __all__ = ["Settings", "build_parser", "load_settings", "main"]
-
-
-_DESCRIPTION = """\
-Caption pictures and answer questions about them with LLaMA-Adapter V2 models.
-
-  llama-adapter caption photo.jpg folder/
-  llama-adapter ask photo.jpg --question "Is there a red circle?" --choices Yes,No
-  llama-adapter caption photos --recursive --out captions.jsonl
-  llama-adapter generate --prompt "Name three colours."
-  llama-adapter export-records captions.jsonl --to csv --out captions.csv
-"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -101,7 +91,7 @@ def _check_current_folder() -> None:
 
 def build_parser() -> Parser:
     """The parser of all commands and flags. Defaults come from the dataclasses that receive the values."""
-    parser = Parser(prog="llama-adapter", description=_DESCRIPTION, epilog=EXIT_CODES)
+    parser = Parser(prog="llama-adapter", description=description("llama-adapter"), epilog=EXIT_CODES)
     parser.add_argument("--version", action="version", version=f"llama-adapter {__version__}", help="print the version")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 

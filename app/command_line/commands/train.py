@@ -31,6 +31,7 @@ def _declare(train: Parser) -> None:
     add_flags(train, "train", defaults=defaults, texts=texts)
 
 
+_OF_NEW = ("num_queries", "adapter_layers", "visual_width", "visual_depth")
 _PLAN_ONLY = ("devices", "tokens", "device_type", "device_tflops", "device_bandwidth")
 
 
@@ -46,15 +47,17 @@ def _run_train(options: argparse.Namespace) -> int:
         raise UsageError(f"the following arguments are required: {', '.join(missing)}")
     from llama_adapter.runtime.settings.sources import to_run_again
 
-    return _train(_job(options, to_run_again(options.effective, command="train")))
+    job = _job(options, to_run_again(options.effective, command="train"))  # usage errors come before torch is imported
+    from llama_adapter.app.learning.training.run import train
+
+    return train(job)
 
 
 def _job(options: argparse.Namespace, given: dict[str, Any]) -> TrainJob:
     values = vars(options)
     is_new = options.llama_dir is not None and options.adapter is None
-    choice = settings(
-        TrainingChoice, {**values, "clip": options.clip if is_new else None, "visual_heads": _heads(options)}
-    )
+    heads = _CHOICE.visual_heads if options.visual_heads is None else options.visual_heads
+    choice = settings(TrainingChoice, {**values, "clip": options.clip if is_new else None, "visual_heads": heads})
     spec = settings(
         CaptionerSpec, {**values, "batch_size": 8} | ({"clip": None, "visual_heads": None} if is_new else {})
     )
@@ -63,33 +66,9 @@ def _job(options: argparse.Namespace, given: dict[str, Any]) -> TrainJob:
             "--num-queries, --adapter-layers, --visual-width and --visual-depth are sizes of a new adapter",
             hint="an adapter or bundle that is trained further has its own",
         )
-    optimisation = settings(Optimisation, values)
+    made = {"spec": spec, "choice": choice, "optimisation": settings(Optimisation, values), "settings": given}
     shown = {"save_every_s": "--save-every", "timeout_s": "--rank-timeout"}
-    return settings(
-        TrainJob,
-        {
-            **values,
-            "data": tuple(options.data),
-            "spec": spec,
-            "choice": choice,
-            "optimisation": optimisation,
-            "settings": given,
-        },
-        shown=shown,
-    )
-
-
-_OF_NEW = ("num_queries", "adapter_layers", "visual_width", "visual_depth")
-
-
-def _heads(options: argparse.Namespace) -> int:
-    return _CHOICE.visual_heads if options.visual_heads is None else int(options.visual_heads)
-
-
-def _train(job: TrainJob) -> int:
-    from llama_adapter.app.learning.training.run import train
-
-    return train(job)
+    return settings(TrainJob, {**values, **made, "data": tuple(options.data)}, shown=shown)
 
 
 def _run_plan(options: argparse.Namespace) -> int:
