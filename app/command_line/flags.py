@@ -9,7 +9,7 @@ but not shown. `elsewhere` has flags of other programs (MindFormers, PaddleNLP),
 
 import argparse
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from string import Template
 from typing import Any, Final, get_args
 
@@ -83,18 +83,19 @@ def command(
     run: Callable[[argparse.Namespace], int],
     *,
     declare: Callable[[Parser], None] | None = None,
+    parts: Sequence[str] = (),
     defaults: Mapping[str, Any] | None = None,
     **texts: str,
 ) -> Parser:
     """Add a command; `declare` adds its flags when they are needed.
 
-    Without `declare`, its flags are the part of its name in `flags.json`, with these `defaults`. `texts` are its `help`
-    and `description`; without any, those in `commands.json`.
+    Without `declare`, its flags are these `parts` of `flags.json`, by default the one of its name, with `defaults`.
+    `texts` are its `help` and `description`; without any, those in `commands.json`.
     """
 
     def everything(parser: Parser) -> None:
         if declare is None:
-            add_flags(parser, name, defaults=defaults)
+            add_flags(parser, *(parts or (name,)), defaults=defaults)
         else:
             declare(parser)
         parser.add_argument("--debug", action="store_true", help="show the traceback of an error")

@@ -1,4 +1,4 @@
-"""The commands of tasks (`caption`, `ask`, `generate`): flags -> a job."""
+"""The commands of tasks (`caption`, `ask`, `generate`): flags -> a job. Also `export-records`."""
 
 import argparse
 import dataclasses
@@ -78,12 +78,7 @@ def _declare(entries: Sequence[TaskEntry], parser: Parser) -> None:
         add_flags(parser, "machines")
 
 
-def add_listing(commands: Any) -> None:
-    """Add `tasks`."""
-    command(commands, "tasks", _list_tasks)
-
-
-def _list_tasks(options: argparse.Namespace) -> int:
+def list_tasks(options: argparse.Namespace) -> int:
     for entry in tasks():
         print(f"{entry.name}: takes {entry.takes}; answers {entry.answers} (`llama-adapter {entry.command}`)")
     return ExitCode.OK
@@ -225,3 +220,13 @@ def inputs_from(options: argparse.Namespace) -> "InputSpec":
             hint="`--list -` reads names from stdin, one per line; a file named - is `./-`",
         )
     return settings(InputSpec, values)
+
+
+def run_export_records(options: argparse.Namespace) -> int:
+    """`export-records`."""
+    from llama_adapter.app.jobs.exports.job import ExportRecordsJob
+    from llama_adapter.app.jobs.exports.job import run_export_records as run
+
+    return run(
+        settings(ExportRecordsJob, {**vars(options), "records": tuple(options.records), "below": tuple(options.below)})
+    )

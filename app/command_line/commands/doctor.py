@@ -2,20 +2,14 @@
 
 import argparse
 import dataclasses
-from typing import Any
 
-from llama_adapter.app.command_line.flags import DEVICES, command
+from llama_adapter.app.command_line.flags import DEVICES
 from llama_adapter.app.command_line.values import check_adapter, settings
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.errors import UsageError
 
 
-def add_doctor(commands: Any) -> None:
-    """Add `doctor`."""
-    command(commands, "doctor", _run_doctor)
-
-
-def _run_doctor(options: argparse.Namespace) -> int:
+def run_doctor(options: argparse.Namespace) -> int:
     if options.plan is not None:
         return _run_plan(options)
     only = {"--devices": options.devices, "--device-memory": options.device_memory, "--batch-size": options.batch_size}

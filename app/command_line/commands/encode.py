@@ -4,21 +4,14 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 from llama_adapter.app.command_line.commands.answering import are_encoded, inputs_from
-from llama_adapter.app.command_line.flags import add_flags, command
 from llama_adapter.app.command_line.values import settings, spec_from
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.errors import UsageError
 
 
-def add_encode(commands: Any) -> None:
-    """Add `encode`."""
-    command(commands, "encode", _run, declare=lambda parser: add_flags(parser, "pictures", "encode"))
-
-
-def _run(options: argparse.Namespace) -> int:
+def run_encode(options: argparse.Namespace) -> int:
     if options.text is not None:
         return _encode_text(options)
     inputs = inputs_from(options)

@@ -2,9 +2,8 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from llama_adapter.app.command_line.flags import command
 from llama_adapter.app.command_line.values import holding_out, settings
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.errors import ExitCode, UsageError
@@ -16,16 +15,9 @@ if TYPE_CHECKING:
     from llama_adapter.app.models.quantised_model import QuantiseJob
 
 
-def add_models(commands: Any) -> None:
-    """Add `convert`, `quantize` and `pack`."""
-    command(commands, "convert", _run_convert)
-    command(commands, "quantize", _run_quantize)
-    command(commands, "pack", _run_pack)
-
-
 @terminated_as_interrupted()
 @holding_out
-def _run_pack(options: argparse.Namespace) -> int:
+def run_pack(options: argparse.Namespace) -> int:
     from llama_adapter.app.models.packed_bundle import PackJob, pack_bundle
 
     made = pack_bundle(settings(PackJob, vars(options)))
@@ -34,7 +26,7 @@ def _run_pack(options: argparse.Namespace) -> int:
 
 @terminated_as_interrupted()
 @holding_out
-def _run_convert(options: argparse.Namespace) -> int:
+def run_convert(options: argparse.Namespace) -> int:
     if options.num_ranks < 1:
         raise UsageError(f"--tensor-parallel must be at least 1, got {options.num_ranks}")
     if options.model is not None:
@@ -92,7 +84,7 @@ def _answer(bundle: Path) -> None:
 
 @terminated_as_interrupted()
 @holding_out
-def _run_quantize(options: argparse.Namespace) -> int:
+def run_quantize(options: argparse.Namespace) -> int:
     from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 
     job = settings(QuantiseJob, vars(options))

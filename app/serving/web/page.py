@@ -1,5 +1,6 @@
 """The page: its layout, head, four tabs and theme, and the settings that Gradio serves it with."""
 
+import asyncio
 import json
 from collections.abc import Callable, Sequence
 from importlib import metadata
@@ -7,23 +8,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
+from gradio.events import api
 from gradio.themes.utils import colors as hues
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from llama_adapter.app.jobs.report import versions
+from llama_adapter.app.serving.online.request_handle import Ask
 from llama_adapter.app.serving.online.service import Service
 from llama_adapter.app.serving.online.types import UnavailableError
 from llama_adapter.app.serving.web.batch import build_batch
 from llama_adapter.app.serving.web.chat import build_chat
-from llama_adapter.app.serving.web.endpoints import add_endpoints
 from llama_adapter.app.serving.web.guards import GuardedBlocks, add_page_guards
-from llama_adapter.app.serving.web.html import render
+from llama_adapter.app.serving.web.html import render, told
 from llama_adapter.app.serving.web.runs import Runs
 from llama_adapter.app.serving.web.scores import SavedReport, build_scores
 from llama_adapter.app.serving.web.throughput import build_throughput
-from llama_adapter.app.serving.web.uploads import MAX_UPLOAD_BYTES
+from llama_adapter.app.serving.web.uploads import MAX_UPLOAD_BYTES, read_upload, upload_of
 from llama_adapter.app.serving.web.widgets import DIRECT, OnOpening, html_view
+from llama_adapter.llm.engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -81,6 +84,33 @@ def build_page(service: Service, *, samples: Sequence[Path], reports: tuple[Save
     page.max_threads = MAX_STREAMING
     page.queue(max_size=MAX_QUEUED, api_open=False)
     return page
+
+
+def add_endpoints(service: Service) -> None:
+    """Add `/ask` and `/caption` to the present page, for Gradio's clients, such as `gradio_client`."""
+
+    async def ask(picture: dict[str, Any], question: str, request: gr.Request) -> str:
+        """The answer to a question about a picture, `handle_file(path)`."""
+        try:
+            if (file := upload_of(picture)) is None or not isinstance(question, str):
+                raise ValueError("Wanted a picture as `handle_file(path)`, and a question as text")
+            most = service.limits.max_picture_bytes
+            data = await asyncio.to_thread(read_upload, file.path, name=file.base_name, max_bytes=most)
+            prompt = question.strip() or service.info.default_prompt
+            asked = Ask(picture=data, prompt=prompt, sampling=SamplingParams(), client=f"page {request.session_hash}")
+            answer = await service.submit(asked).answer()
+            if answer.error is not None:
+                raise ValueError(answer.error.message)
+        except Exception as error:
+            raise gr.Error(told(error)[0], print_exception=False) from None
+        return answer.text
+
+    async def caption(picture: dict[str, Any], request: gr.Request) -> str:
+        """A description of a picture, `handle_file(path)`."""
+        return await ask(picture, "", request)
+
+    for endpoint in (ask, caption):
+        api(endpoint, concurrency_limit=service.limits.max_waiting)
 
 
 def _build_measurements(service: Service, *, runs: Runs, reports: tuple[SavedReport, ...], tab: gr.Tab) -> None:

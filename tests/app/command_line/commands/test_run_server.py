@@ -154,6 +154,8 @@ def test_keys_come_from_a_file_that_only_its_owner_reads(tmp_path: Path, monkeyp
     file.chmod(0o644)
     with pytest.raises(UsageError, match="readable by others"):
         read_api_keys(str(file))
+    monkeypatch.delenv(API_KEY_VARIABLE)
+    assert read_api_keys(None) == {}
 
 
 @pytest.mark.parametrize(
@@ -175,11 +177,6 @@ def test_a_file_without_usable_keys_is_refused_without_showing_it(
     with pytest.raises(UsageError, match=words) as refused:
         read_api_keys(str(file))
     assert "short" not in str(refused.value)
-
-
-def test_no_keys_are_asked_for_unless_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(API_KEY_VARIABLE, raising=False)
-    assert read_api_keys(None) == {}
 
 
 @pytest.mark.parametrize(("has_page", "missing"), [(False, "uvicorn"), (False, "python_multipart"), (True, "gradio")])
