@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from llama_adapter.app.command_line.doctor.environment import Probe
 from llama_adapter.app.command_line.main import build_parser, main
@@ -245,30 +244,6 @@ def test_an_input_is_no_part_of_the_instruction(run: Run, tmp_path: Path) -> Non
     assert "earlier run" not in other_split.err + whole.err
     assert "1 answered by an earlier run" in same.err
     assert len({record["id"] for record in read_records(out)}) == 3
-
-
-def test_a_copy_under_another_name_has_its_own_record(run: Run, tmp_path: Path) -> None:
-    out, copy = tmp_path / "answers.jsonl", tmp_path / "copy.jpg"
-    copy.write_bytes(Path(picture()).read_bytes())
-    common = [*model_flags(), *SHORT, "--out", str(out)]
-    run("caption", picture(), common)
-
-    ran = run("caption", picture(), str(copy), common)
-
-    assert ran.code == 0
-    assert [record["picture"] for record in read_records(out)] == [picture(), str(copy)]
-
-
-def test_a_file_that_holds_no_records_is_left_alone(run: Run, tmp_path: Path) -> None:
-    out = tmp_path / "photo.png"
-    Image.new("RGB", (8, 8)).save(out)
-    before = out.read_bytes()
-
-    ran = run("caption", picture(), model_flags(), "--out", str(out))
-
-    assert ran.code == 1
-    assert "is not a record" in ran.err
-    assert out.read_bytes() == before
 
 
 @pytest.mark.parametrize("mistake", [["--model", "nowhere"], [*model_flags(), "--context", "16"]])
