@@ -71,7 +71,11 @@ def load(root: Parser, path: str | None, *, command: str, given: Mapping[str, An
     """The settings of a command; `given` values, by key, take precedence. Raises UsageError, and OSError."""
     from llama_adapter.runtime.settings.yaml_file import as_given
 
-    parser = _command(root, command)
+    commands = root.commands()
+    if command not in commands:
+        hint = f"`{similar}` may be meant" if (similar := nearest(command, commands)) else ""
+        raise UsageError(f"No command is named `{command}`", hint=hint)
+    parser = commands[command]
     declared = {setting.key: setting for setting in parser.settings()}
     options = argparse.Namespace(config=path, **{setting.dest: None for setting in declared.values()})
     for key, value in given.items():
@@ -154,11 +158,3 @@ def _complete(options: argparse.Namespace) -> int:
                 vars(action)["complete"] = shtab.FILE
     sys.stdout.write(shtab.complete(options.parser.root, shell=options.shell) + "\n")
     return ExitCode.OK
-
-
-def _command(root: Parser, name: str) -> Parser:
-    commands = root.commands()
-    if name not in commands:
-        hint = f"`{similar}` may be meant" if (similar := nearest(name, commands)) else ""
-        raise UsageError(f"No command is named `{name}`", hint=hint)
-    return commands[name]
