@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llama_adapter.app.captioning.tasks.choose import parse_choices
+from llama_adapter.app.command_line.flags import add_flags
 from llama_adapter.app.command_line.main import build_parser
-from llama_adapter.app.command_line.model_flags import add_computation
 from llama_adapter.app.command_line.parser import Parser, add_config
 from llama_adapter.app.command_line.values import parse_text, settings, value_of
 from llama_adapter.app.jobs.report import Report, Tally
@@ -94,7 +94,7 @@ def parser() -> Parser:
         default=SamplingParams.max_new_tokens,
         help="(%(default)s)",
     )
-    add_computation(parser.add_argument_group("computation", section="computation"))
+    add_flags(parser, "computation")
     parser.set_defaults(transparency="ignore")  # as the guide's demo reads pictures
     run = parser.add_argument_group("run", section="profiling")
     run.add_argument("--trials", metavar="N", type=int, default=1, help="runs over the batches (%(default)s)")

@@ -7,18 +7,22 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from llama_adapter import __version__
-from llama_adapter.app.command_line.commands.answering import add_installed_tasks, add_listing, add_tasks
-from llama_adapter.app.command_line.commands.bench import add_bench
+from llama_adapter.app.command_line.commands.answering import (
+    add_installed_tasks,
+    add_tasks,
+    list_tasks,
+    run_export_records,
+)
 from llama_adapter.app.command_line.commands.config import Settings, add_config_commands, load
-from llama_adapter.app.command_line.commands.doctor import add_doctor
-from llama_adapter.app.command_line.commands.encode import add_encode
-from llama_adapter.app.command_line.commands.evaluate import add_eval
+from llama_adapter.app.command_line.commands.doctor import run_doctor
+from llama_adapter.app.command_line.commands.encode import run_encode
+from llama_adapter.app.command_line.commands.evaluate import run_bench, run_eval
 from llama_adapter.app.command_line.commands.export import add_export
-from llama_adapter.app.command_line.commands.models import add_convert, add_pack, add_quantize
-from llama_adapter.app.command_line.commands.records import add_export_records
+from llama_adapter.app.command_line.commands.models import run_convert, run_pack, run_quantize
 from llama_adapter.app.command_line.commands.reference import add_reference
 from llama_adapter.app.command_line.commands.serve import add_serving
 from llama_adapter.app.command_line.commands.train import add_train
+from llama_adapter.app.command_line.flags import command, description
 from llama_adapter.app.command_line.parser import EXIT_CODES, Parser, check_required, help_hint
 from llama_adapter.app.command_line.values import spec_from
 from llama_adapter.app.models.parallel.launch import Launched, launched_follower, quieten_torch, refuse_launch
@@ -27,17 +31,6 @@ from llama_adapter.runtime.terminal.run_guarded import run_guarded
 from llama_adapter.runtime.torch_import import prepare_imports
 
 __all__ = ["Settings", "build_parser", "load_settings", "main"]
-
-
-_DESCRIPTION = """\
-Caption pictures and answer questions about them with LLaMA-Adapter V2 models.
-
-  llama-adapter caption photo.jpg folder/
-  llama-adapter ask photo.jpg --question "Is there a red circle?" --choices Yes,No
-  llama-adapter caption photos --recursive --out captions.jsonl
-  llama-adapter generate --prompt "Name three colours."
-  llama-adapter export-records captions.jsonl --to csv --out captions.csv
-"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _dispatch(arguments: Sequence[str]) -> int:
     options = build_parser().parse_args(arguments)
     _check_current_folder()
-    command: Callable[[argparse.Namespace], int] = options.command
+    run: Callable[[argparse.Namespace], int] = options.command
     try:
         check_required(options)
         num_ranks = vars(options).get("tensor_parallel")
@@ -60,7 +53,7 @@ def _dispatch(arguments: Sequence[str]) -> int:
                 refuse_launch(num_ranks)
             if (place := launched_follower(num_ranks)) is not None:
                 return _follow(options, place)
-        return command(options)
+        return run(options)
     except UsageError as error:
         error.hint = error.hint or help_hint(options.prog)
         raise
@@ -101,25 +94,25 @@ def _check_current_folder() -> None:
 
 def build_parser() -> Parser:
     """The parser of all commands and flags. Defaults come from the dataclasses that receive the values."""
-    parser = Parser(prog="llama-adapter", description=_DESCRIPTION, epilog=EXIT_CODES)
+    parser = Parser(prog="llama-adapter", description=description("llama-adapter"), epilog=EXIT_CODES)
     parser.add_argument("--version", action="version", version=f"llama-adapter {__version__}", help="print the version")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
     add_tasks(commands)
-    add_encode(commands)
-    add_export_records(commands)
-    add_eval(commands)
+    command(commands, "encode", run_encode, parts=("pictures", "encode"))
+    command(commands, "export-records", run_export_records)
+    command(commands, "eval", run_eval)
     add_train(commands)
-    add_convert(commands)
-    add_quantize(commands)
-    add_pack(commands)
+    command(commands, "convert", run_convert)
+    command(commands, "quantize", run_quantize)
+    command(commands, "pack", run_pack)
     add_export(commands)
-    add_bench(commands)
+    command(commands, "bench", run_bench)
     add_serving(commands)
-    add_doctor(commands)
+    command(commands, "doctor", run_doctor)
     add_reference(commands, run=_dispatch)
     add_config_commands(commands)
-    add_listing(commands)
+    command(commands, "tasks", list_tasks)
     add_installed_tasks(commands)
     parser.commands()
     return parser

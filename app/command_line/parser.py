@@ -1,8 +1,11 @@
 """The argument parser of all commands, and texts that they share."""
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from llama_adapter.runtime.errors import ExitCode, UsageError
@@ -14,23 +17,7 @@ exit codes: 0 success, 1 failure, 2 usage error or device unavailable, 3 finishe
 130 interrupted
 """
 
-DEVICES = "cpu, cuda, cuda:1, npu:0, ... or auto"
-
 _MOST_SHOWN = 24  # commands with at most this many flags show all of them in their help
-
-_ELSEWHERE = {
-    "--prompt": "--question",
-    "--question": "--prompt",
-    "--output": "--out",
-    "-o": "--out",
-    "-r": "--recursive",
-    "--load-checkpoint": "--model",  # MindFormers
-    "--predict-data": "--prompt",
-    "--model-name-or-path": "--model",  # PaddleNLP
-    "--data-file": "--prompt-file",
-    "--output-file": "--out",
-    "--src-length": "--max-prompt-tokens",
-}
 
 
 A = TypeVar("A", bound=argparse.Action)
@@ -237,7 +224,9 @@ class Parser(argparse.ArgumentParser):
         typed, known = text.split("=")[0].replace("_", "-"), list(self._option_string_actions)
         if not typed.startswith("-"):
             return None
-        names = {name: name for name in known} | {name: ours for name, ours in _ELSEWHERE.items() if ours in known}
+        names = {name: name for name in known} | {
+            name: ours for name, ours in read_table("flags.json")["elsewhere"].items() if ours in known
+        }
         similar = typed if typed in names else nearest(typed, names, cutoff=0.85)
         return None if similar is None else names[similar]
 
@@ -277,27 +266,6 @@ def _setting(actions: Sequence[Any]) -> Setting:
     )
 
 
-def command(
-    commands: Any,
-    name: str,
-    run: Callable[[argparse.Namespace], int],
-    *,
-    declare: Callable[[Parser], None] = lambda parser: None,
-    **texts: str,
-) -> Parser:
-    """Add a command; `declare` adds its flags when they are needed."""
-
-    def everything(parser: Parser) -> None:
-        declare(parser)
-        parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-        if any(getattr(action, "section", None) for action in parser._actions):
-            add_config(parser)
-
-    parser: Parser = commands.add_parser(name, epilog=EXIT_CODES, declare=everything, **texts)
-    parser.set_defaults(command=run, prog=parser.prog, parser=parser)
-    return parser
-
-
 def add_config(parser: Parser) -> None:
     parser.add_argument(
         "--config",
@@ -313,9 +281,11 @@ def check_required(options: argparse.Namespace) -> None:
         raise UsageError(f"the following arguments are required: {', '.join(missing)}")
 
 
+@cache
+def read_table(name: str) -> Any:
+    """The content of a JSON file in this folder. Callers must not change it."""
+    return json.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+
+
 def help_hint(program: str) -> str:
     return f"see `{program} --help`"
-
-
-def default(text: str = "") -> str:
-    return f"{text} (default: %(default)s)".lstrip()

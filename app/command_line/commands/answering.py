@@ -1,4 +1,4 @@
-"""The commands of tasks (`caption`, `ask`, `generate`): flags -> a job."""
+"""The commands of tasks (`caption`, `ask`, `generate`): flags -> a job. Also `export-records`."""
 
 import argparse
 import dataclasses
@@ -9,19 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from llama_adapter.app.captioning.tasks.entry import TaskEntry
 from llama_adapter.app.captioning.tasks.registry import entries_by_command, installed, question_of, tasks
-from llama_adapter.app.command_line.commands.records import add_deciding
-from llama_adapter.app.command_line.model_flags import (
-    add_batch_size,
-    add_cluster,
-    add_computation,
-    add_model,
-    add_sample_fields,
-)
-from llama_adapter.app.command_line.parser import Parser, command, default
-from llama_adapter.app.command_line.values import in_flags, parse_shard, settings, spec_from, value_of
+from llama_adapter.app.command_line.flags import add_flags, command
+from llama_adapter.app.command_line.parser import Parser
+from llama_adapter.app.command_line.values import in_flags, settings, spec_from, value_of
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.pictures.prefixes import is_prefixes
-from llama_adapter.app.pictures.reading.spec import DEFAULT_PICTURE_TIMEOUT_S, DEFAULT_READER
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.locking import locked_output
@@ -29,8 +21,6 @@ from llama_adapter.runtime.terminal.stderr_lines import say
 
 if TYPE_CHECKING:
     from llama_adapter.app.pictures.inputs import InputSpec
-
-SAMPLING = SamplingParams()
 
 _DERIVED = {".csv": "--to csv", ".tsv": "--to csv", ".parquet": "--to parquet", ".txt": "--to sidecars"}
 
@@ -60,14 +50,14 @@ def _add_task(commands: Any, name: str, entries: Sequence[TaskEntry]) -> None:
     if name in commands.choices:
         raise ValueError("there is a command of that name already")
     first = entries[0]
-    texts = {"help": first.help, "description": first.description}
-    command(commands, name, partial(_run, entries), declare=partial(_declare, entries), **texts)
+    run, declare = partial(_run, entries), partial(_declare, entries)
+    command(commands, name, run, declare=declare, help=first.help, description=first.description)
 
 
 def _declare(entries: Sequence[TaskEntry], parser: Parser) -> None:
     sees_pictures = entries[0].needs_picture
     if sees_pictures:
-        add_pictures(parser)
+        add_flags(parser, "pictures")
     prompt = parser.add_argument_group("prompt", section="prompt")
     for option in (option for entry in entries for option in entry.options):
         prompt.add_argument(
@@ -80,215 +70,18 @@ def _declare(entries: Sequence[TaskEntry], parser: Parser) -> None:
             first=option.name not in ("input", "raw"),
             help=option.help,
         )
-    if sees_pictures:
-        prompt.add_argument(
-            "--questions",
-            metavar="FILE",
-            help="questions to ask about every picture: .txt with one per line, or a table (CSV, JSON, "
-            "Parquet) with columns question, input, choices",
-        )
-    else:
-        _add_prompt_files(prompt)
+    add_flags(parser, "questions" if sees_pictures else "prompts")
     if any(entry.has_probabilities for entry in entries):
-        add_deciding(
-            parser.add_argument_group("decisions, with --choices; records keep the probabilities", section="output")
-        )
-        _add_calibrating(parser.add_argument_group("calibration, instead of answering", section="output"))
-    _add_output(parser)
-    add_model(parser)
-    _add_sampling(parser.add_argument_group("answer", section="generation"))
-    compute = parser.add_argument_group("computation", section="computation")
-    add_batch_size(compute)
-    add_computation(compute)
+        add_flags(parser, "decisions")
+    add_flags(parser, "answers")
     if sees_pictures:
-        _add_engine(parser.add_argument_group("many machines (extra `ray`)", section="parallel"))
+        add_flags(parser, "machines")
 
 
-def _add_prompt_files(group: Any) -> None:
-    group.add_argument(
-        "--prompt-file",
-        metavar="FILE",
-        dest="prompt_files",
-        key="prompt_file",
-        first=True,
-        action="append",
-        default=[],
-        help="prompts: .txt with one per line, or a table (CSV, JSON, Parquet) with columns prompt (or question, "
-        "instruction, src), input, choices, or a list of texts in JSON; --prompt is for rows with an input only; - is "
-        "stdin, one prompt per line",
-    )
-    group.add_argument("--raw", action="store_true", help="prompts without the instruction template")
-    group.add_argument(
-        "--text-prefix",
-        choices=("none", "zeros", "learned"),
-        help="what the model attends to instead of a picture: nothing, a picture of zeros (as in the training of "
-        "LLaMA-Adapter V2 on texts), or the learned prompt of a LLaMA-Adapter V1 adapter (default: as in the model's "
-        "training)",
-    )
-    group.add_argument("--limit", section="input", metavar="N", type=int, help="only the first N prompts")
-    group.add_argument(
-        "--paddlenlp-out",
-        section="output",
-        metavar="FILE.json",
-        help="when the run ends, write its answers from the records in --out in PaddleNLP's format too: lines of src, "
-        "tgt (from the file of prompts) and output; an existing file is replaced",
-    )
-
-
-def add_listing(commands: Any) -> None:
-    """Add `tasks`."""
-    description = "List the tasks: what each takes and answers.\n"
-    command(commands, "tasks", _list_tasks, help="list the tasks", description=description)
-
-
-def _list_tasks(options: argparse.Namespace) -> int:
+def list_tasks(options: argparse.Namespace) -> int:
     for entry in tasks():
         print(f"{entry.name}: takes {entry.takes}; answers {entry.answers} (`llama-adapter {entry.command}`)")
     return ExitCode.OK
-
-
-def add_pictures(parser: Parser) -> None:
-    parser.add_argument(
-        "paths",
-        key="pictures",
-        section="input",
-        first=True,
-        metavar="PICTURES",
-        nargs="*",
-        help="picture files, folders, patterns such as 'a/**/*.jpg', tar archives (webdataset), or what `encode` wrote",
-    )
-    group = parser.add_argument_group("pictures", section="input")
-    group.add_argument("--recursive", action="store_true", first=True, help="include sub-folders")
-    group.add_argument(
-        "--list",
-        metavar="FILE",
-        dest="lists",
-        action="append",
-        default=[],
-        help="a file with the names of pictures, folders and archives, one per line, relative to the current folder; "
-        "- is stdin",
-    )
-    group.add_argument(
-        "--manifest",
-        metavar="FILE",
-        dest="manifests",
-        action="append",
-        default=[],
-        help="a table (CSV, JSON, Parquet) with a column picture, relative to the table's folder; its columns prompt, "
-        "input and choices take precedence over the flags, and the others are {variables} for prompts",
-    )
-    add_sample_fields(group)
-    group.add_argument("--limit", metavar="N", type=int, help="only the first N pictures")
-    group.add_argument(
-        "--shard",
-        metavar="I/N",
-        type=parse_shard,
-        separator="/",
-        help="only part I of N, from 0/4 to 3/4 for example; a picture's name determines its part",
-    )
-    add_reading(group)
-
-
-def add_reading(group: Any) -> None:
-    """Add the flags for reading pictures."""
-    group.add_argument(
-        "--reader",
-        choices=("process", "thread"),
-        default=DEFAULT_READER,
-        help=default("what reads pictures; --picture-timeout-s needs processes"),
-    )
-    group.add_argument(
-        "--picture-timeout-s",
-        metavar="S",
-        type=float,
-        default=DEFAULT_PICTURE_TIMEOUT_S,
-        help=default("read timeout per picture, in seconds"),
-    )
-
-
-def _add_output(parser: Parser) -> None:
-    output = parser.add_argument_group("output", section="output")
-    output.add_argument(
-        "--out",
-        metavar="FILE.jsonl",
-        first=True,
-        help="append records, one JSON line each, to a file, or to the last part-*.jsonl of a folder (FOLDER/); "
-        "questions with an answer there are skipped",
-    )
-    add_resuming(output)
-    output.add_argument(
-        "--output-ids", action="store_true", help="add the token ids of the text to each record, as `output_ids`"
-    )
-    output.add_argument(
-        "--format", choices=("text", "jsonl"), help="format on stdout (default: text on a terminal, jsonl in a pipe)"
-    )
-    profiling = parser.add_argument_group("profiling", section="profiling")
-    profile = profiling.add_mutually_exclusive_group()
-    profile.add_argument(
-        "--profile",
-        action="store_const",
-        const="wait",
-        help="print stage times on stderr; waits for the device at each stage",
-    )
-    profile.add_argument(
-        "--profile-marks",
-        action="store_const",
-        const="marks",
-        dest="profile",
-        help="print stage times without waiting, by marks in the device's queue",
-    )
-    profiling.add_argument(
-        "--trace", metavar="FOLDER", help="write a trace of the first stages, for Perfetto and chrome://tracing"
-    )
-    output.add_argument(
-        "--quiet", action="store_true", help="no progress and no notes on stderr, only errors without a record"
-    )
-
-
-def add_resuming(output: Any) -> None:
-    """Add the flags that say what to do with the records of earlier runs."""
-    earlier = output.add_mutually_exclusive_group()
-    earlier.add_argument(
-        "--resume",
-        action="store_const",
-        const=False,
-        default=False,
-        dest="overwrite",
-        help="continue the records in --out (default)",
-    )
-    earlier.add_argument("--overwrite", action="store_true", help="delete the records in --out and start over")
-    output.add_argument("--max-errors", metavar="N", type=int, help="stop after N failures (default: never)")
-    output.add_argument("--retry-errors", action="store_true", help="retry pictures whose record in --out is an error")
-
-
-def _add_sampling(group: Any) -> None:
-    for flag, metavar, kind, text in (
-        ("--max-new-tokens", "N", int, "maximum number of tokens of an answer"),
-        ("--temperature", "T", float, "0 takes the most likely token"),
-        ("--top-p", "P", float, "probability of the smallest token set to draw from, with a temperature above 0"),
-        ("--top-k", "K", int, "number of most likely tokens to draw from; 0 keeps all"),
-        ("--repetition-penalty", "X", float, "for tokens in prompt or answer; 1 is no penalty"),
-    ):
-        usual = getattr(SAMPLING, flag.removeprefix("--").replace("-", "_"))
-        group.add_argument(flag, metavar=metavar, type=kind, default=usual, help=default(text))
-    group.add_argument("--seed", metavar="S", type=int, help="makes sampled answers repeatable")
-    group.add_argument(
-        "--stop", metavar="TEXT", action="append", default=[], help="ends the answer; may be given several times"
-    )
-    group.add_argument(
-        "--max-length", metavar="N", type=int, help="maximum number of tokens of prompt and answer together"
-    )
-    group.add_argument(
-        "--max-prompt-tokens",
-        metavar="N",
-        type=int,
-        help="cut the beginning of a longer prompt; its record has the number of tokens cut, as `prompt_tokens_cut`",
-    )
-
-
-def _add_engine(group: Any) -> None:
-    add_cluster(group, ray="uses all machines of a cluster")
-    group.add_argument("--actors", metavar="N", type=int, help="number of captioners (default: one per device)")
 
 
 def _run(entries: Sequence[TaskEntry], options: argparse.Namespace) -> int:
@@ -354,25 +147,6 @@ def _run(entries: Sequence[TaskEntry], options: argparse.Namespace) -> int:
     from llama_adapter.app.jobs.clusters.runner import RayRunner
 
     return run_job(job, RayRunner(ray))
-
-
-def _add_calibrating(group: Any) -> None:
-    group.add_argument(
-        "--calibrate",
-        metavar="DATA",
-        help="fit a temperature and a threshold to labelled pictures, whose answers are among --choices: a table, a "
-        "folder of folders by class or another form that `eval` takes; with PICTURES, only those of them are used",
-    )
-    group.add_argument("--calibration-out", metavar="FILE.json", help="where to write the calibration")
-    group.add_argument(
-        "--target-precision",
-        metavar="P",
-        type=float,
-        default=0.95,
-        help=default("wanted precision of answers above the threshold"),
-    )
-    group.add_argument("--plot", metavar="FILE.png", help="draw a reliability diagram (extra `bench`)")
-    group.add_argument("--force", action="store_true", help="replace existing files")
 
 
 def _calibrate(options: argparse.Namespace) -> int:
@@ -446,3 +220,13 @@ def inputs_from(options: argparse.Namespace) -> "InputSpec":
             hint="`--list -` reads names from stdin, one per line; a file named - is `./-`",
         )
     return settings(InputSpec, values)
+
+
+def run_export_records(options: argparse.Namespace) -> int:
+    """`export-records`."""
+    from llama_adapter.app.jobs.exports.job import ExportRecordsJob
+    from llama_adapter.app.jobs.exports.job import run_export_records as run
+
+    return run(
+        settings(ExportRecordsJob, {**vars(options), "records": tuple(options.records), "below": tuple(options.below)})
+    )

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from llama_adapter.app.command_line.parser import EXIT_CODES, Parser, command
+from llama_adapter.app.command_line.flags import add_flags, add_parser, command
+from llama_adapter.app.command_line.parser import Parser
 from llama_adapter.app.command_line.values import settings
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.engine.sampling_params import SamplingParams
@@ -17,42 +18,6 @@ from llama_adapter.runtime.terminal.stderr_lines import say
 
 if TYPE_CHECKING:
     from llama_adapter.runtime.settings.sources import Effective
-
-_CONFIG = """\
-Show, describe and import settings. Every flag of a command is also a key of a YAML file (--config FILE.yaml) and an
-environment variable: LLAMA_ADAPTER_ and the key in capitals. A flag takes precedence over its variable, a variable over
-the file, and the file over the default.
-
-  llama-adapter config show caption photos --batch-size 4 > run.yaml
-  llama-adapter caption --config run.yaml
-"""
-
-_SHOW = """\
-Print the settings that a command would use, as a file for --config; a comment says where each comes from. Without
-COMMAND, the command of the file is used, or `caption`.
-
-  llama-adapter config show caption photos --batch-size 4
-  llama-adapter config show --config run.yaml
-"""
-
-_SCHEMA = """\
-Print a JSON schema (draft 2020-12) of files of settings: editors complete and check them with it.
-
-  llama-adapter config schema > llama-adapter.schema.json
-"""
-
-_IMPORT = """\
-Translate a file of MindFormers, ModelRunner or PaddleNLP to settings of this program. The settings go to stdout or
---out; stderr says how each key was translated. --config takes such files directly, too.
-"""
-
-_COMPLETION = """\
-Print the completion of a shell: it knows the commands, their flags and the choices of these.
-
-  source <(llama-adapter completion bash)                                        in ~/.bashrc
-  llama-adapter completion zsh > FOLDER/_llama-adapter                           FOLDER is in $fpath, before compinit
-  llama-adapter completion fish > ~/.config/fish/completions/llama-adapter.fish
-"""
 
 T = TypeVar("T")
 
@@ -106,7 +71,11 @@ def load(root: Parser, path: str | None, *, command: str, given: Mapping[str, An
     """The settings of a command; `given` values, by key, take precedence. Raises UsageError, and OSError."""
     from llama_adapter.runtime.settings.yaml_file import as_given
 
-    parser = _command(root, command)
+    commands = root.commands()
+    if command not in commands:
+        hint = f"`{similar}` may be meant" if (similar := nearest(command, commands)) else ""
+        raise UsageError(f"No command is named `{command}`", hint=hint)
+    parser = commands[command]
     declared = {setting.key: setting for setting in parser.settings()}
     options = argparse.Namespace(config=path, **{setting.dest: None for setting in declared.values()})
     for key, value in given.items():
@@ -124,30 +93,16 @@ def load(root: Parser, path: str | None, *, command: str, given: Mapping[str, An
 
 def add_config_commands(commands: Any) -> None:
     """Add `config show`, `config schema`, `config import` and `completion`."""
-    text = "show, describe and import settings"
-    config = commands.add_parser("config", help=text, description=_CONFIG, epilog=EXIT_CODES)
-    kinds = config.add_subparsers(metavar="KIND", required=True)
-    text = "print the effective settings of a command, and where each comes from"
-    command(kinds, "show", _show, declare=_declare_show, help=text, description=_SHOW)
-    command(kinds, "schema", _schema, help="print a JSON schema of files of settings", description=_SCHEMA)
-    text = "translate a file of another system"
-    command(kinds, "import", _import, declare=_declare_import, help=text, description=_IMPORT)
-    text = "print the completion of a shell"
-    command(commands, "completion", _complete, declare=_declare_completion, help=text, description=_COMPLETION)
+    kinds = add_parser(commands, "config").add_subparsers(metavar="KIND", required=True)
+    command(kinds, "config show", _show, declare=_declare_show)
+    command(kinds, "config schema", _schema)
+    command(kinds, "config import", _import)
+    command(commands, "completion", _complete)
 
 
 def _declare_show(parser: Parser) -> None:
     parser.takes_words = True
-    parser.add_argument("words", metavar="COMMAND FLAGS", nargs="*", help="a command with any of its flags")
-
-
-def _declare_import(parser: Parser) -> None:
-    parser.add_argument("file", metavar="FILE", help="a YAML or JSON file, or a command line in a .txt or .sh")
-    parser.add_argument("--out", metavar="OUR.yaml", help="file to write (default: stdout)")
-
-
-def _declare_completion(parser: Parser) -> None:
-    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
+    add_flags(parser, "config show")
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -203,11 +158,3 @@ def _complete(options: argparse.Namespace) -> int:
                 vars(action)["complete"] = shtab.FILE
     sys.stdout.write(shtab.complete(options.parser.root, shell=options.shell) + "\n")
     return ExitCode.OK
-
-
-def _command(root: Parser, name: str) -> Parser:
-    commands = root.commands()
-    if name not in commands:
-        hint = f"`{similar}` may be meant" if (similar := nearest(name, commands)) else ""
-        raise UsageError(f"No command is named `{name}`", hint=hint)
-    return commands[name]

@@ -4,72 +4,14 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
-from llama_adapter.app.command_line.commands.answering import add_pictures, add_resuming, are_encoded, inputs_from
-from llama_adapter.app.command_line.model_flags import add_batch_size, add_computation, add_model
-from llama_adapter.app.command_line.parser import Parser, command
+from llama_adapter.app.command_line.commands.answering import are_encoded, inputs_from
 from llama_adapter.app.command_line.values import settings, spec_from
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.errors import UsageError
 
-_ENCODE = """\
-Encode pictures once and store the result in a folder, which `caption` and `ask` take instead of the pictures: one
-machine encodes, another one answers and needs no encoder. Only the picture encoder of the model is read: from a bundle,
-from an adapter with CLIP, or from an exported encoder. The same command continues an earlier run.
 
-With --text, the keys and values of a text are stored in a .npy file instead, which --past-key-values puts in front of
-every prompt. This reads the language model.
-
-  llama-adapter encode photos --recursive --adapter BIAS-7B.pth --clip ViT-L-14.pt --out prefixes
-  llama-adapter encode photos --encoder clip.onnx --out prefixes
-  llama-adapter caption prefixes --llama-dir LLaMA --adapter BIAS-7B.pth --out captions.jsonl
-  llama-adapter encode --text "Answer in one word." --llama-dir LLaMA --out pre_caches.npy
-"""
-
-
-def add_encode(commands: Any) -> None:
-    """Add `encode`."""
-    command(
-        commands, "encode", _run, declare=_declare, help="encode pictures for a decoder elsewhere", description=_ENCODE
-    )
-
-
-def _declare(parser: Parser) -> None:
-    add_pictures(parser)
-    output = parser.add_argument_group("output", section="output")
-    output.add_argument(
-        "--out",
-        metavar="FOLDER|FILE",
-        first=True,
-        required=True,
-        help="folder for prefixes-*.safetensors and their records; pictures with a record there are skipped. With "
-        "--text, a .npy file in the form of PaddleNLP's pre_caches.npy",
-    )
-    output.add_argument("--text", metavar="TEXT", first=True, help="encode this text, and no pictures")
-    output.add_argument(
-        "--keys-values",
-        action="store_true",
-        first=True,
-        help="also store the adapter's keys and values: the decoder then need not project them, the files are many "
-        "times larger, and the whole model is needed here",
-    )
-    add_resuming(output)
-    output.add_argument(
-        "--format",
-        choices=("text", "jsonl"),
-        help="format on stdout (default: nothing is printed, as records are in --out)",
-    )
-    output.add_argument(
-        "--quiet", action="store_true", help="no progress and no notes on stderr, only errors without a record"
-    )
-    add_model(parser)
-    compute = parser.add_argument_group("computation", section="computation")
-    add_batch_size(compute)
-    add_computation(compute, decoder=False)
-
-
-def _run(options: argparse.Namespace) -> int:
+def run_encode(options: argparse.Namespace) -> int:
     if options.text is not None:
         return _encode_text(options)
     inputs = inputs_from(options)

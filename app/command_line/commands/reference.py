@@ -7,26 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from llama_adapter.app.command_line.model_flags import add_batch_size, add_computation, add_model
-from llama_adapter.app.command_line.parser import Parser, command
+from llama_adapter.app.command_line.flags import add_flags, command
+from llama_adapter.app.command_line.parser import Parser
 from llama_adapter.app.command_line.values import settings
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.settings.yaml_file import as_given
 from llama_adapter.runtime.terminal.stderr_lines import say
-
-_REFERENCE = """\
-Run a program of OpenGVLab/LLaMA-Adapter (llama_adapter_v2_multimodal7b), of the Ascend guide, or of MindFormers'
-guides, unchanged: its module `llama` or `mindformers` is replaced by this project's. Flags before SCRIPT.py replace
-values that the program sets, such as its paths; arguments after it are passed to the program. Nothing is downloaded.
-
-A command line of MindFormers or PaddleNLP, whose scripts are not in this folder, runs as the command of this program
-that it stands for. stderr says how each option was translated (docs/coming-from.md).
-
-  llama-adapter run-reference --llama-dir weights/LLaMA --adapter BIAS-7B.pth --clip ViT-L-14.pt demo.py
-  llama-adapter run-reference util/evaluate_mme.py --llama_path weights/LLaMA --pretrained_path LORA-BIAS-7B-v21.pth
-  llama-adapter run-reference python predictor.py --model_name_or_path llama2-7b --data_file dev.json
-"""
 
 
 class _Unset:
@@ -41,16 +28,12 @@ _UNSET = _Unset()
 
 def add_reference(commands: Any, *, run: Callable[[Sequence[str]], int]) -> None:
     """Add `run-reference`. `run` runs a command line of this program."""
-    text = "run a program of LLaMA-Adapter's repository or of MindFormers, or a command line of another system"
     runs = partial(_run_reference, run)
-    command(commands, "run-reference", runs, declare=_declare, help=text, description=_REFERENCE)
+    command(commands, "run-reference", runs, declare=_declare)
 
 
 def _declare(reference: Parser) -> None:
-    add_model(reference)
-    compute = reference.add_argument_group("computation", section="computation")
-    add_batch_size(compute)
-    add_computation(compute)
+    add_flags(reference, "model")
     reference.set_defaults(**{field.name: _UNSET for field in dataclasses.fields(CaptionerSpec)})
     reference.add_argument("script", metavar="SCRIPT.py", help="the program")
     reference.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER, help="its own arguments")

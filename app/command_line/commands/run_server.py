@@ -68,9 +68,7 @@ class ServeJob:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port is 0 (a free one) to 65535, got {self.port}")
-        if self.max_body_mib < 1:
-            raise ValueError(f"max_body_mib must be at least 1, got {self.max_body_mib}")
-        for name in ("max_file_mib", "max_files", "max_files_mib"):
+        for name in ("max_body_mib", "max_file_mib", "max_files", "max_files_mib"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not self.drain_s >= 0:

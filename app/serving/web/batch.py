@@ -185,13 +185,7 @@ class BatchEvents:
         self._judged = [entry.has_probabilities for _, entry in offered]
 
     async def start(
-        self,
-        request: gr.Request,
-        session: BatchSession,
-        question: Any,
-        threshold: Any,
-        band: Any,
-        *values: Any,
+        self, request: gr.Request, session: BatchSession, question: Any, threshold: Any, band: Any, *values: Any
     ) -> AsyncGenerator[list[Any]]:
         """Start was pressed: yields updates of the page until the downloads are written.
 

@@ -20,13 +20,7 @@ MAX_PICTURES: Final = 2_000
 class BatchFiles:
     """The pictures of one run, and the archives that they are read from. The caller must close it."""
 
-    def __init__(
-        self,
-        uploads: Sequence[Upload],
-        *,
-        limits: ServiceLimits,
-        max_pictures: int = MAX_PICTURES,
-    ) -> None:
+    def __init__(self, uploads: Sequence[Upload], *, limits: ServiceLimits, max_pictures: int = MAX_PICTURES) -> None:
         """`uploads` may have any suffix, including zip. Of those with a folder in their name, only pictures are used.
 
         A zip that cannot be opened becomes one picture; reading it raises the reason.

@@ -229,44 +229,29 @@ class ChatEvents:
         self, request: gr.Request, session: ChatSession, question: Any, without: Any, *settings: Any
     ) -> AsyncGenerator[list[Any]]:
         """Enter or Ask was pressed."""
-        is_text = self._is_text(without)
         question = question.strip() if isinstance(question, str) else ""
-        if not question and not is_text:
+        if not question and not self._is_text(without):
             question = self._starters(session)[0].text
-        answer = self._answer(session, question, settings, page=_page(request), is_text=is_text)
-        async with aclosing(answer) as updates:
+        async with aclosing(self._answer(request, session, question, without, settings)) as updates:
             async for update in updates:
                 yield update
 
     async def ask_suggested(
-        self,
-        request: gr.Request,
-        event: gr.EventData,
-        session: ChatSession,
-        _: Any,
-        without: Any,
-        *settings: Any,
+        self, request: gr.Request, event: gr.EventData, session: ChatSession, _: Any, without: Any, *settings: Any
     ) -> AsyncGenerator[list[Any]]:
         """A suggested question was pressed. The text in the question box stays."""
-        is_text = self._is_text(without)
-        starters = () if is_text else self._starters(session)
+        starters = () if self._is_text(without) else self._starters(session)
         index = pressed(event, count=len(starters))
         if index is None:
             yield [gr.skip()] * 7
             return
-        asked = self._answer(session, starters[index].text, settings, page=_page(request), is_text=is_text)
+        asked = self._answer(request, session, starters[index].text, without, settings, question_box=gr.skip())
         async with aclosing(asked) as updates:
             async for update in updates:
-                yield [update[0], gr.skip(), *update[2:]]
+                yield update
 
     async def retry_or_clear(
-        self,
-        request: gr.Request,
-        event: gr.EventData,
-        session: ChatSession,
-        _: Any,
-        without: Any,
-        *settings: Any,
+        self, request: gr.Request, event: gr.EventData, session: ChatSession, _: Any, without: Any, *settings: Any
     ) -> AsyncGenerator[list[Any]]:
         """A button below the last answer was pressed: asks again, or deletes all questions.
 
@@ -281,12 +266,11 @@ class ChatEvents:
             session.clear()
             yield [session, gr.skip(), "", *self._shown(session)]
             return
-        again = session.turns[-1].question
-        is_text = self._is_text(without)
-        answer = self._answer(session, again, settings, page=_page(request), is_text=is_text, is_again=True)
-        async with aclosing(answer) as updates:
+        again, box = session.turns[-1].question, gr.skip()
+        asked = self._answer(request, session, again, without, settings, is_again=True, question_box=box)
+        async with aclosing(asked) as updates:
             async for update in updates:
-                yield [update[0], gr.skip(), *update[2:]]
+                yield update
 
     def stop(self, request: gr.Request) -> None:
         """End the answer. The handler that streams it then updates the page."""
@@ -322,14 +306,17 @@ class ChatEvents:
 
     async def _answer(
         self,
+        request: gr.Request,
         session: ChatSession,
         question: str,
+        without: Any,
         settings: Sequence[Any],
         *,
-        page: str,
-        is_text: bool,
         is_again: bool = False,
+        question_box: Any = "",
     ) -> AsyncGenerator[list[Any]]:
+        """Updates of the page while a question is answered. `question_box` is its value once the question is taken."""
+        page, is_text = _page(request), self._is_text(without)
         try:
             if is_text and not question:
                 raise ValueError("Write a question first")
@@ -347,7 +334,7 @@ class ChatEvents:
             return
         with self._runs.open(page, TAB) as run:
             session.begin(run, Turn(question=question, is_text=is_text), is_again=is_again)
-            yield [session, "", "", *self._shown(session)]
+            yield [session, question_box, "", *self._shown(session)]
             turns = answer_turns(
                 self._service,
                 run,

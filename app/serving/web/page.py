@@ -1,28 +1,32 @@
 """The page: its layout, head, four tabs and theme, and the settings that Gradio serves it with."""
 
+import asyncio
+import json
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
-from gradio.themes.utils import colors
+from gradio.events import api
+from gradio.themes.utils import colors as hues
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from llama_adapter.app.jobs.report import versions
+from llama_adapter.app.serving.online.request_handle import Ask
 from llama_adapter.app.serving.online.service import Service
 from llama_adapter.app.serving.online.types import UnavailableError
 from llama_adapter.app.serving.web.batch import build_batch
 from llama_adapter.app.serving.web.chat import build_chat
-from llama_adapter.app.serving.web.endpoints import add_endpoints
 from llama_adapter.app.serving.web.guards import GuardedBlocks, add_page_guards
-from llama_adapter.app.serving.web.html import render
+from llama_adapter.app.serving.web.html import render, told
 from llama_adapter.app.serving.web.runs import Runs
 from llama_adapter.app.serving.web.scores import SavedReport, build_scores
 from llama_adapter.app.serving.web.throughput import build_throughput
-from llama_adapter.app.serving.web.uploads import MAX_UPLOAD_BYTES
+from llama_adapter.app.serving.web.uploads import MAX_UPLOAD_BYTES, read_upload, upload_of
 from llama_adapter.app.serving.web.widgets import DIRECT, OnOpening, html_view
+from llama_adapter.llm.engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -35,32 +39,6 @@ _CLEANING_SECONDS = 600
 _UPLOAD_SECONDS = 6 * 3600  # how long an uploaded picture is kept
 _SYSTEM = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "Arial", "sans-serif")
 _MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace")
-_COLOURS = {  # Gradio's name -> colours in the light and the dark theme
-    "body_background_fill": ("*neutral_50", "*neutral_950"),
-    "block_background_fill": ("white", "*neutral_900"),
-    "block_border_color": ("*neutral_200", "*neutral_800"),
-    "block_label_text_color": ("*neutral_700", "*neutral_200"),
-    "block_title_text_color": ("*neutral_800", "*neutral_100"),
-    "block_info_text_color": ("*neutral_600", "*neutral_400"),
-    "body_text_color_subdued": ("*neutral_600", "*neutral_400"),
-    "input_background_fill": ("white", "*neutral_950"),
-    "input_border_color": ("*neutral_400", "*neutral_600"),
-    "input_placeholder_color": ("*neutral_500", "*neutral_400"),
-    "button_primary_background_fill": ("*primary_700", "*primary_400"),
-    "button_primary_background_fill_hover": ("*primary_800", "*primary_300"),
-    "button_primary_text_color": ("white", "*neutral_950"),
-    "button_secondary_background_fill": ("white", "*neutral_800"),
-    "button_secondary_background_fill_hover": ("*neutral_100", "*neutral_700"),
-    "button_secondary_border_color": ("*neutral_300", "*neutral_600"),
-    "button_secondary_text_color": ("*neutral_900", "*neutral_50"),
-    "button_cancel_background_fill": ("white", "*neutral_800"),
-    "button_cancel_background_fill_hover": ("#fef2f2", "#450a0a"),
-    "button_cancel_text_color": ("#b91c1c", "#fca5a5"),
-    "button_cancel_border_color": ("#fca5a5", "#7f1d1d"),
-    "link_text_color": ("*primary_700", "*primary_300"),
-    "link_text_color_hover": ("*primary_800", "*primary_200"),
-    "slider_color": ("*primary_600", "*primary_400"),
-}
 
 
 def build_page(service: Service, *, samples: Sequence[Path], reports: tuple[SavedReport, ...] = ()) -> gr.Blocks:
@@ -106,6 +84,33 @@ def build_page(service: Service, *, samples: Sequence[Path], reports: tuple[Save
     page.max_threads = MAX_STREAMING
     page.queue(max_size=MAX_QUEUED, api_open=False)
     return page
+
+
+def add_endpoints(service: Service) -> None:
+    """Add `/ask` and `/caption` to the present page, for Gradio's clients, such as `gradio_client`."""
+
+    async def ask(picture: dict[str, Any], question: str, request: gr.Request) -> str:
+        """The answer to a question about a picture, `handle_file(path)`."""
+        try:
+            if (file := upload_of(picture)) is None or not isinstance(question, str):
+                raise ValueError("Wanted a picture as `handle_file(path)`, and a question as text")
+            most = service.limits.max_picture_bytes
+            data = await asyncio.to_thread(read_upload, file.path, name=file.base_name, max_bytes=most)
+            prompt = question.strip() or service.info.default_prompt
+            asked = Ask(picture=data, prompt=prompt, sampling=SamplingParams(), client=f"page {request.session_hash}")
+            answer = await service.submit(asked).answer()
+            if answer.error is not None:
+                raise ValueError(answer.error.message)
+        except Exception as error:
+            raise gr.Error(told(error)[0], print_exception=False) from None
+        return answer.text
+
+    async def caption(picture: dict[str, Any], request: gr.Request) -> str:
+        """A description of a picture, `handle_file(path)`."""
+        return await ask(picture, "", request)
+
+    for endpoint in (ask, caption):
+        api(endpoint, concurrency_limit=service.limits.max_waiting)
 
 
 def _build_measurements(service: Service, *, runs: Runs, reports: tuple[SavedReport, ...], tab: gr.Tab) -> None:
@@ -194,14 +199,16 @@ def about(service: Service) -> str:
 def build_theme() -> gr.themes.Base:
     """Teal on slate, light and dark; nothing is loaded from the network."""
     theme = gr.themes.Base(
-        primary_hue=colors.teal,
-        secondary_hue=colors.teal,
-        neutral_hue=colors.slate,
+        primary_hue=hues.teal,
+        secondary_hue=hues.teal,
+        neutral_hue=hues.slate,
         radius_size=gr.themes.sizes.radius_lg,
         font=_SYSTEM,
         font_mono=_MONO,
     )
-    dark = {f"{name}_dark": colour for name, (_, colour) in _COLOURS.items()}
+    # Gradio's name -> colours in the light and the dark theme
+    colours = json.loads(Path(__file__).with_name("colours.json").read_text(encoding="utf-8"))
+    dark = {f"{name}_dark": colour for name, (_, colour) in colours.items()}
     return theme.set(
         block_border_width="1px",
         block_shadow="none",
@@ -209,6 +216,6 @@ def build_theme() -> gr.themes.Base:
         input_border_width="1px",
         button_border_width="1px",
         color_accent="*primary_600",
-        **{name: colour for name, (colour, _) in _COLOURS.items()},
+        **{name: colour for name, (colour, _) in colours.items()},
         **dark,
     )

@@ -9,7 +9,7 @@ import torch
 
 import llama_adapter.app.models.memory_fit
 from llama_adapter import Captioner
-from llama_adapter.app.command_line.doctor.this_machine import least_times
+from llama_adapter.app.command_line.doctor.planning import least_times
 from llama_adapter.app.models.plan import DevicePlan, PlanJob, device_plans, planned_model
 from llama_adapter.app.models.random_model import decoder_config, parse_size
 from llama_adapter.app.models.roofline import Ceiling, NumberSizes

@@ -33,10 +33,6 @@ def schema() -> dict[str, Any]:
     return json_schema({name: listed for name, listed in found.items() if listed})
 
 
-def test_the_schema_is_one_of_draft_2020_12() -> None:
-    jsonschema.Draft202012Validator.check_schema(schema())
-
-
 @pytest.mark.parametrize(
     ("text", "is_valid"),
     [

@@ -131,46 +131,13 @@ def test_variables_of_other_commands_and_programs_are_left_alone(parse: Parse, m
     assert (parse("serve").port, parse("serve").host) == (8000, "::1")
 
 
-MISTAKES = """\
-caption | modell: {model: x}
-caption | model: {device: cpu}
-caption | batch_size: 3
-caption | computation: {divice: cpu}
-caption | server: {port: 3}
-caption | input: {list: names.txt}
-export-records | prompt: {prompt: x}
-caption | output: {quiet: maybe}
-caption | computation: {operators: atan}
-caption | generation: {seed: many}
-caption | generation: {seed: [1, 2]}
-caption | generation: {seed: {a: b}}
-caption | input: {shard: [4]}
-ask | prompt: {choices: ["yes, it is", 5, ""]}
-caption | generation: {top_p: 3}
-caption | prompt: {input: x}
-caption --raw-prompt y | prompt: {prompt: x}
-caption --model x | model: {llama_dir: y}
-caption | command: ask
-caption | command: [ask]
-caption | command: captoin
-caption | model: bundle
-caption | model: {model: a, model: b}
-caption | model: {a
-caption | [1, 2]
-caption | model: &a {model: *a}
-"""
-
-
 def test_a_mistake_in_a_file_is_a_sentence_with_its_line(capsys: pytest.CaptureFixture[str], snapshot: Any) -> None:
     told = {}
-    for line in MISTAKES.splitlines():
+    for line in Path(__file__).with_name("mistakes.txt").read_text().splitlines():
         words, _, text = line.partition(" | ")
         Path("run.yaml").write_text("\n# a comment\n" + text + "\n", encoding="utf-8")
-        code = main(
-            [*words.split(), "x.png", "--config", "run.yaml"]
-            if "export" not in words
-            else [*words.split(), "x.jsonl", "--to", "csv", "--config", "run.yaml"]
-        )
+        inputs = ["x.jsonl", "--to", "csv"] if "export" in words else ["x.png"]
+        code = main([*words.split(), *inputs, "--config", "run.yaml"])
         told[line] = f"{code}: {capsys.readouterr().err}"
 
     assert told == snapshot

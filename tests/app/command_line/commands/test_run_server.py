@@ -57,13 +57,8 @@ def test_lines_of_json_hold_the_fields_of_a_record_and_notes(capsys: pytest.Capt
     assert abs(datetime.datetime.fromisoformat(lines[0]["time"]).timestamp() - time.time()) < 60
 
 
-def test_a_level_above_info_leaves_notes_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_level_above_info_leaves_notes_out_and_quiet_keeps_the_address(capsys: pytest.CaptureFixture[str]) -> None:
     Log(level="warning", log_format="json", quiet=False).tell("a note")
-
-    assert capsys.readouterr().err == ""
-
-
-def test_quiet_leaves_the_address_and_warnings(capsys: pytest.CaptureFixture[str]) -> None:
     log = Log(level="debug", log_format="text", quiet=True)
     log.tell("a note")
     log.announce("serving on http://127.0.0.1:8000")
@@ -86,19 +81,15 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[ServeJob]:
 
 
 @pytest.mark.parametrize(("command", "port", "has_page"), [("serve", 8000, False), ("web", 7860, True)])
-def test_without_flags_it_serves_the_embedded_model_to_this_machine(
+def test_without_flags_it_serves_the_embedded_model_to_this_machine_and_a_llama_alone_too(
     jobs: list[ServeJob], command: str, port: int, has_page: bool
 ) -> None:
     assert main([command]) == ExitCode.OK
     assert jobs == [
         ServeJob(spec=CaptionerSpec(), limits=ServiceLimits(), has_page=has_page, host="127.0.0.1", port=port)
     ]
-
-
-@pytest.mark.parametrize("command", ["serve", "web"])
-def test_llama_alone_is_served(jobs: list[ServeJob], command: str) -> None:
     assert main([command, "--llama-dir", "LLaMA"]) == ExitCode.OK
-    assert [job.spec.is_llama_alone for job in jobs] == [True]
+    assert jobs[1].spec.is_llama_alone
 
 
 def test_flags_reach_the_job(jobs: list[ServeJob]) -> None:
@@ -154,6 +145,8 @@ def test_keys_come_from_a_file_that_only_its_owner_reads(tmp_path: Path, monkeyp
     file.chmod(0o644)
     with pytest.raises(UsageError, match="readable by others"):
         read_api_keys(str(file))
+    monkeypatch.delenv(API_KEY_VARIABLE)
+    assert read_api_keys(None) == {}
 
 
 @pytest.mark.parametrize(
@@ -175,11 +168,6 @@ def test_a_file_without_usable_keys_is_refused_without_showing_it(
     with pytest.raises(UsageError, match=words) as refused:
         read_api_keys(str(file))
     assert "short" not in str(refused.value)
-
-
-def test_no_keys_are_asked_for_unless_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(API_KEY_VARIABLE, raising=False)
-    assert read_api_keys(None) == {}
 
 
 @pytest.mark.parametrize(("has_page", "missing"), [(False, "uvicorn"), (False, "python_multipart"), (True, "gradio")])

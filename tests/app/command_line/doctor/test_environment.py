@@ -66,6 +66,11 @@ def in_words(text: str) -> str:
     return " ".join(text.split())
 
 
+def see(monkeypatch: pytest.MonkeyPatch, *probes: Probe) -> None:
+    """Let the command see this environment."""
+    monkeypatch.setattr("llama_adapter.app.command_line.doctor.command.look_at_environment", lambda: [*probes])
+
+
 def program(folder: Path, name: str, script: str) -> None:
     folder.mkdir(exist_ok=True)
     (folder / name).write_text(f"#!/bin/sh\n{script}\n")
@@ -90,14 +95,11 @@ def test_a_gap_is_an_error_only_where_something_needs_it(state: Any, device: str
     assert weigh(Probe(name="torch_npu", state=state), uses=uses_of(device=device)) == level
 
 
-def test_an_om_needs_the_device_and_both_halves_of_ais_bench() -> None:
+def test_what_an_om_and_an_exported_decoder_need() -> None:
     uses = uses_of(vision="om")
 
     assert all(is_needed(name, uses=uses) for name in ("CANN", "NPU devices", "aclruntime", "ais_bench", "torch"))
     assert not any(is_needed(name, uses=uses) for name in ("torch_npu", "onnxruntime", "atc"))
-
-
-def test_an_exported_decoder_needs_no_torch_unless_torch_encodes() -> None:
     assert uses_of(device="npu:0", vision="onnx", has_decoder=True) == {"always"} == ALWAYS - {WITH_TORCH}
     assert is_needed("torch", uses=uses_of(vision="torch", has_decoder=True))
 
@@ -171,13 +173,10 @@ def test_the_last_line_names_each_failure_once_in_order() -> None:
     assert summary(checks[1:2]) == ("no errors in 1 check", 0)
 
 
-def test_names_of_devices() -> None:
+def test_names_of_devices_and_which_of_them_runs_an_om() -> None:
     assert all(map(is_device, ["cpu", "auto", "cuda", "cuda:1", "npu", "npu:12"]))
     others = ["", "gpu", "npu:", "npu:x", "cpu:0", "auto:0", "cuda:-1", "cuda:1 ", "npu:\u0663"]
     assert not any(map(is_device, others))
-
-
-def test_an_om_runs_beside_a_decoder_of_its_kind() -> None:
     assert [om_device(name) for name in ("npu", "npu:3", "cuda:1", "cpu", "auto")] == [0, 3, None, None, None]
 
 
@@ -195,13 +194,16 @@ def test_threads_spin_briefly_unless_the_user_says_how_they_wait(
         assert os.environ.get("GOMP_SPINCOUNT") == count
 
 
-def test_packages_that_fail_together_are_asked_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_together_is_asked_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = broken("its check was ended by signal 11")
+
     def answer(question: str, *names: str, **limits: Any) -> dict[str, Any]:
-        if question.endswith("look_at_packages"):
-            return (
-                broken("its check was ended by signal 11") if "onnx" in names else ok("", packages={"numpy": ok("1")})
-            )
-        return broken("no") if names == ("uvicorn",) else {**absent(), "found": " ".join(names)}
+        name = question.partition(":look_at_")[2]
+        if name == "packages":
+            return ended if "onnx" in names else ok("", packages={"numpy": ok("1")})
+        if name == "package":
+            return broken("no") if names == ("uvicorn",) else {**absent(), "found": " ".join(names)}
+        return ended if name in ("torch_and_kernels", "kernels") else ok("2.0") if name == "torch" else absent()
 
     monkeypatch.setattr("llama_adapter.app.command_line.doctor.environment.ask_child", answer)
     found = {probe.name: (probe.state, probe.found) for probe in look_at_environment()}
@@ -209,17 +211,6 @@ def test_packages_that_fail_together_are_asked_one_by_one(monkeypatch: pytest.Mo
     assert found["numpy"] == ("ok", "1")
     assert found["uvicorn"] == ("broken", "no")
     assert found["onnx"] == ("absent", "onnx")
-
-
-def test_kernels_that_end_their_process_do_not_hide_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    def answer(question: str, *_: str, **limits: Any) -> dict[str, Any]:
-        if question.endswith(("look_at_torch_and_kernels", "look_at_kernels")):
-            return broken("its check was ended by signal 11")
-        return ok("2.0") if question.endswith("look_at_torch") else absent()
-
-    monkeypatch.setattr("llama_adapter.app.command_line.doctor.environment.ask_child", answer)
-    found = {probe.name: (probe.state, probe.found) for probe in look_at_environment()}
-
     assert found["torch"] == ("ok", "2.0")
     assert found["CPU kernels"] == ("broken", "none: its check was ended by signal 11")
 
@@ -244,10 +235,7 @@ def test_an_onnxruntime_without_the_provider_in_use_is_broken(monkeypatch: pytes
 def test_without_a_usable_torch_the_model_is_not_checked(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(
-        "llama_adapter.app.command_line.doctor.command.look_at_environment",
-        lambda: [Probe(name="torch", state="broken", found="x")],
-    )
+    see(monkeypatch, Probe(name="torch", state="broken", found="x"))
 
     assert run_checkup(CaptionerSpec(model="nowhere"), uses=ALWAYS) == 1
     assert "not tried model: " in capsys.readouterr().out
@@ -259,10 +247,7 @@ def test_without_a_usable_torch_the_model_is_not_checked(
 def test_warnings_and_skipped_checks_are_no_failures(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(
-        "llama_adapter.app.command_line.doctor.command.look_at_environment",
-        lambda: [Probe(name="CANN", state="broken", found="x")],
-    )
+    see(monkeypatch, Probe(name="CANN", state="broken", found="x"))
     findings = [Finding(level="not tried", what="known answer", sentence="There is none")]
     monkeypatch.setattr("llama_adapter.app.command_line.doctor.command._diagnose", lambda spec: findings)
 
@@ -531,24 +516,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 # Devices, as reported by the driver's tool
 
-NPU_SMI = """\
-+--------------------------------------------------------------------------------------------------------+
-| npu-smi 24.1.rc2.1                               Version: 24.1.rc2.1                                   |
-+-------------------------------+-----------------+------------------------------------------------------+
-| NPU     Name                  | Health          | Power(W)     Temp(C)           Hugepages-Usage(page) |
-| Chip    Device                | Bus-Id          | AICore(%)    Memory-Usage(MB)                        |
-+===============================+=================+======================================================+
-| 1       310P3                 | OK              | NA           45                0     / 0             |
-| 0       0                     | 0000:01:00.0    | 0            1853 / 21527                            |
-+-------------------------------+-----------------+------------------------------------------------------+
-| 2       310P3                 | {health:<15} | NA           45                0     / 0             |
-| 0       1                     | 0000:02:00.0    | 0            1853 / 21527                            |
-+===============================+=================+======================================================+
-| NPU     Chip                  | Process id      | Process name             | Process memory(MB)        |
-+===============================+=================+======================================================+
-| 1       0                     | 1712733         | python                   | 120                       |
-+===============================+=================+======================================================+
-"""
+NPU_SMI = Path(__file__).with_name("npu_smi.txt").read_text()
 
 
 def devices(torch_npu: dict[str, Any]) -> Probe:
@@ -602,10 +570,8 @@ def packages(folder: Path, **modules: str) -> None:
 def test_ais_bench_is_found_with_its_generation_or_its_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
 ) -> None:
-    interface, no_library = (
-        "ais_bench__infer__interface",
-        "raise ImportError('libascendcl.so: cannot open shared object')",
-    )
+    interface = "ais_bench__infer__interface"
+    no_library = "raise ImportError('libascendcl.so: cannot open shared object')"
     installed: dict[str, dict[str, str]] = {
         "nothing": {},
         "of 2023": {interface: SESSION.format("pass")},
