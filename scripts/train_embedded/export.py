@@ -19,12 +19,12 @@ from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.vision.encoder import PictureEncoder
 from llama_adapter.vision.out_of_distribution import OodDetector
-from scripts.train_embedded.code_stage import close_gates, open_gates
+from scripts.train_embedded.decoder_stages import close_gates, open_gates
 from scripts.train_embedded.loop import trained
+from scripts.train_embedded.picture_stages import load_tower
 from scripts.train_embedded.questions import CAPTION_QUESTIONS
 from scripts.train_embedded.render import CLEAN, draw_scene
 from scripts.train_embedded.sizes import VISION, build_decoder, build_encoder
-from scripts.train_embedded.vision_stage import load_tower
 from scripts.train_embedded.world import Thing
 
 CARD = (

@@ -36,8 +36,10 @@ SYNONYMS = {
 VOWELS = "aeiou"
 SIGNS = ",.:;-'"
 COMMAND_ENDS = (*(".",) * 10, *("",) * 20, "!", "?", " .", "!", "?", "..", "!!", "...")
-QUESTION_ENDS = (*("?",) * 24, *("",) * 12, *("??", " ?", ".", "!", "...", "?!", "???") * 2)
-QUESTION_ENDS += (" ??", "????", "?.", "..", ",", "!!", "!?", "??!", ".?")
+QUESTION_ENDS = (
+    *(*("?",) * 24, *("",) * 12, *("??", " ?", ".", "!", "...", "?!", "???") * 2),
+    *(" ??", "????", "?.", "..", ",", "!!", "!?", "??!", ".?"),
+)
 KEYBOARD = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 
 Node = str | tuple[tuple["Node", ...], ...]  # a word, or a choice between sequences
