@@ -26,11 +26,10 @@ from llama_adapter.llm.model.kv import NoCache
 from llama_adapter.llm.model.llama import Layer, LlamaAdapterDecoder, use_operators
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.operators import ATEN
-from scripts.train_embedded.focus import CLASSES, NOT_ASKED
 from scripts.train_embedded.loop import autocast, train, trained
 from scripts.train_embedded.packing import Packed, Packer, ask_many
 from scripts.train_embedded.pictures import MAX_THINGS, NOTHING, UNKNOWN, scene_to_labels
-from scripts.train_embedded.questions import Question
+from scripts.train_embedded.questions import CLASSES, NOT_ASKED, Question
 from scripts.train_embedded.sizes import DECODER, build_decoder
 from scripts.train_embedded.wordings import outside, reword
 from scripts.train_embedded.world import COLOR_NAMES, SHAPES, SIZES, Scene, sample_scene

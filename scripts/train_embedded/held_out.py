@@ -23,8 +23,8 @@ from scripts.train_embedded.grammar import (
     read_rules,
     read_words,
 )
-from scripts.train_embedded.questions import Question, plural, with_article
-from scripts.train_embedded.wordings import VOWELS, pick
+from scripts.train_embedded.questions import Question, pick, plural, with_article
+from scripts.train_embedded.wordings import VOWELS
 from scripts.train_embedded.world import COLOR_NAMES, SHAPES, SIZES
 
 Sentences = Mapping[str, tuple[str, ...]]  # templates by task

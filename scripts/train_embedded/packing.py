@@ -16,8 +16,7 @@ from torch import Tensor
 
 from llama_adapter.llm.prompt import format_prompt
 from llama_adapter.llm.tokenizer import Tokenizer
-from scripts.train_embedded.focus import focus_words
-from scripts.train_embedded.questions import TASKS, Question, ask
+from scripts.train_embedded.questions import TASKS, Question, ask, focus_words
 from scripts.train_embedded.world import Scene
 
 # Weights of the tasks. Relations are learned by far the slowest.
@@ -52,7 +51,7 @@ class Packed:
     weight_N: Tensor  # an answer's tokens share its weight; otherwise captions would outweigh yes and no
     answer_N: Tensor  # the answer in the batch to which a token belongs
     tasks: tuple[str, ...]  # one per answer
-    focus_row_F: Tensor  # words that refer to something in the scene, see focus.py
+    focus_row_F: Tensor  # words that refer to something in the scene
     focus_column_F: Tensor
     focus_label_FK: Tensor
 

@@ -22,6 +22,7 @@ from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
 from llama_adapter.app.command_line.measuring import scoring
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from scripts.common import parser_of
+from scripts.train_embedded.card import table
 from scripts.train_embedded.grammar import OUTSIDE_ANSWER
 from scripts.train_embedded.held_out import (
     SECOND_LIST,
@@ -34,7 +35,6 @@ from scripts.train_embedded.held_out import (
 from scripts.train_embedded.pictures import SCORE_SEED
 from scripts.train_embedded.questions import TASKS, Question, ask
 from scripts.train_embedded.render import draw_scene
-from scripts.train_embedded.results import table
 from scripts.train_embedded.world import Scene, sample_scene
 
 ALL_TASKS = (*TASKS, "outside")

@@ -8,7 +8,6 @@ from string import ascii_lowercase
 
 import numpy as np
 
-from scripts.train_embedded.focus import Labels, count_labels, exist_labels, thing_labels
 from scripts.train_embedded.grammar import (
     FRAMES,
     GRAMMAR,
@@ -21,7 +20,17 @@ from scripts.train_embedded.grammar import (
     SPELLINGS,
     WORDS,
 )
-from scripts.train_embedded.questions import NUMBERS, Question, plural, with_article
+from scripts.train_embedded.questions import (
+    NUMBERS,
+    Labels,
+    Question,
+    count_labels,
+    exist_labels,
+    pick,
+    plural,
+    thing_labels,
+    with_article,
+)
 from scripts.train_embedded.world import COLOR_NAMES, SHAPES, Scene, Thing
 
 FORMS = ("ask", "clause", "noun", "do")
@@ -114,10 +123,6 @@ def _parse(template: str) -> tuple[Node, ...]:
     return sequence()
 
 
-def pick(rng: np.random.Generator, values: Sequence[str]) -> str:
-    return values[int(rng.integers(len(values)))]
-
-
 def reword(question: Question, scene: Scene, rng: np.random.Generator) -> Question:
     """The same question in other words.
 
@@ -178,11 +183,10 @@ def fills_for(
         return _fills_of_count(task, about[0], scene, rng)
     if task == "exist":
         return _fills_of_kind(about[0], about[1], scene, rng, whole=whole)
-    relations = [name for name in about if name in RELATIONS]
     fills: dict[str, Fill] = {}
-    for relation in relations:
-        fills |= {"R": _phrase(RELATIONS[relation]), "S": _phrase(SEEN_FROM[relation])}
     names = [name for name in about if name not in RELATIONS]
+    for relation in {*about} - {*names}:
+        fills = {"R": partial(expand, RELATIONS[relation], {}), "S": partial(expand, SEEN_FROM[relation], {})}
     for slot, name in zip(("2",) if task == "rel_what" else ("1", "2"), names, strict=False):
         kind = "color" if task == "shape" else "shape"
         thing = next(thing for thing in scene if getattr(thing, kind) == name)
@@ -203,10 +207,6 @@ def _either(names: Sequence[str], right: str, rng: np.random.Generator) -> list[
     if rng.random() < 0.2:
         return words(" or ".join([first, *rest]))
     return words(f"{', '.join([first, *rest[:-1]])} or {rest[-1]}")
-
-
-def _phrase(template: str) -> Fill:
-    return lambda rng: expand(template, {}, rng)
 
 
 def _exactly(text: str, labels: Labels) -> Fill:

@@ -13,10 +13,10 @@ from llama_adapter.llm.tokenizer import Tokenizer
 from scripts.train_embedded import decoder_stages
 from scripts.train_embedded.__main__ import main
 from scripts.train_embedded.decoder_stages import SceneCode, close_gates, open_gates
-from scripts.train_embedded.focus import CLASSES
 from scripts.train_embedded.loop import trained
 from scripts.train_embedded.picture_stages import slot_loss
 from scripts.train_embedded.pictures import UNKNOWN, scene_to_labels
+from scripts.train_embedded.questions import CLASSES
 from scripts.train_embedded.sizes import build_decoder
 from scripts.train_embedded.tokens import train_tokenizer
 from scripts.train_embedded.world import sample_scene

@@ -5,7 +5,6 @@ import hashlib
 import numpy as np
 import pytest
 
-from scripts.train_embedded.focus import CLASSES, focus_words
 from scripts.train_embedded.grammar import GRAMMAR, OUTSIDE, OUTSIDE_ANSWER, RELATIONS
 from scripts.train_embedded.held_out import (
     SECOND_LIST,
@@ -15,7 +14,7 @@ from scripts.train_embedded.held_out import (
     held_out_outside,
     is_of_training,
 )
-from scripts.train_embedded.questions import TASKS, Question, ask
+from scripts.train_embedded.questions import CLASSES, TASKS, Question, ask, focus_words
 from scripts.train_embedded.wordings import Word, careless, expand, fills_for, mistype, outside, reword, write
 from scripts.train_embedded.world import Scene, sample_scene, scene_from_words
 
