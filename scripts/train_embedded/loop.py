@@ -76,23 +76,20 @@ class Optimizers:
     """AdamW, and Muon at twice its rate for the matrices inside transformer blocks."""
 
     def __init__(self, modules: Iterable[nn.Module], *, lr: float) -> None:
-        named = [list(module.named_parameters()) for module in modules]
-        hidden = [[weight for name, weight in each if is_hidden(name, weight)] for each in named]
-        others = [[weight for name, weight in each if not is_hidden(name, weight)] for each in named]
-        groups = [{"params": each} for each in others if each]
-        self._optimizers: list[torch.optim.Optimizer] = [
-            torch.optim.AdamW(groups, betas=(0.9, 0.98), weight_decay=0.01)
-        ]
-        if any(hidden):
-            self._optimizers.append(Muon([{"params": each} for each in hidden if each]))
-        self._weights = [weight for each in named for _, weight in each]
+        named = [each for module in modules for each in module.named_parameters()]
+        others = [weight for name, weight in named if not is_hidden(name, weight)]
+        self._optimizers: tuple[torch.optim.Optimizer, ...] = (
+            torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.01),
+            Muon(weight for name, weight in named if is_hidden(name, weight)),
+        )
+        self._weights = [weight for _, weight in named]
         self._rates = (lr, 2 * lr)
 
     def step(self, loss: Tensor, *, scale: float) -> None:
         """Run backward and update, with all rates multiplied by `scale`."""
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_([weight for weight in self._weights if weight.grad is not None], 1.0)
-        for optimizer, rate in zip(self._optimizers, self._rates, strict=False):
+        for optimizer, rate in zip(self._optimizers, self._rates, strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = rate * scale
             optimizer.step()
