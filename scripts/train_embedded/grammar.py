@@ -54,6 +54,7 @@ SEEN_FROM: Final = _choices("seen_from")
 FRAMES: Final = read_rules("frames")
 OUTSIDE: Final = read_rules("outside")[""]
 OBJECTS: Final = read_rules("objects")
+SYNONYMS: Final = read_rules("synonyms")
 WORDS: Final = read_words("word_lists")
 SPELLINGS: Final = read_words("spellings")
 GRAMMAR: Final[dict[str, Rules]] = {}  # by task and form

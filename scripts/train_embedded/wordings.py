@@ -18,6 +18,7 @@ from scripts.train_embedded.grammar import (
     RELATIONS,
     SEEN_FROM,
     SPELLINGS,
+    SYNONYMS,
     WORDS,
 )
 from scripts.train_embedded.questions import (
@@ -35,13 +36,6 @@ from scripts.train_embedded.world import COLOR_NAMES, SHAPES, Scene, Thing
 
 FORMS = ("ask", "clause", "noun", "do")
 FORM_SHARES = (0.5, 0.18, 0.16, 0.16)
-SYNONYMS = {
-    "circle": ("disc", "disk"),
-    "ring": ("donut", "hoop"),
-    "moon": ("crescent", "half moon", "crescent moon"),
-    "cross": ("plus", "plus sign"),
-    "square": ("box",),
-}
 VOWELS = "aeiou"
 SIGNS = ",.:;-'"
 COMMAND_ENDS = (*(".",) * 10, *("",) * 20, "!", "?", " .", "!", "?", "..", "!!", "...")
@@ -293,19 +287,15 @@ def _object(thing: Thing, scene: Scene, rng: np.random.Generator, *, task: str) 
             joint = pick(rng, OBJECTS["before a color"])
             return [Word(text="the"), *noun, *words(f"{joint} {thing.color}", found)]
         return [*words(f"{pick(rng, ('that', 'this', 'a'))} {thing.color}", found), *noun]
-    if task != "color" and 0.06 <= draw < 0.14:
-        return words(f"the {thing.color} {thing.shape}", found)
-    if task != "size" and 0.14 <= draw < 0.17:
-        return words(f"the {thing.size} {thing.shape}", found)
-    if 0.17 <= draw < 0.24:
-        return words(thing.shape, found)
-    if 0.24 <= draw < 0.29:
-        return words(f"{pick(rng, OBJECTS['pointing'])} {thing.shape}", found)
-    if 0.29 <= draw < 0.33:
-        return [*words(f"the {thing.shape}", found), *words(pick(rng, OBJECTS["after a shape"]))]
-    if 0.33 <= draw < 0.39:
-        return words(f"the {_synonym(thing.shape, rng)}", found)
-    return words(f"the {thing.shape}", found)
+    rule = OBJECTS["object"][int(100 * draw)]
+    if f"{{{task}}}" in rule:  # the question would tell its answer
+        rule = OBJECTS["object"][-1]
+    synonym = _synonym(thing.shape, rng) if "{synonym}" in rule else ""
+    named = rule.format(shape=thing.shape, color=thing.color, size=thing.size, synonym=synonym)
+    return [
+        replace(word, text=word.text[:-1], labels=found) if word.text.endswith("*") else word
+        for word in expand(named, {}, rng)
+    ]
 
 
 def _is_unique(thing: Thing, scene: Scene, attribute: str) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.llm.tokenizer import Tokenizer
-from scripts.train_embedded import decoder_stages
+from scripts.train_embedded import decoder_stages, picture_stages, pictures
 from scripts.train_embedded.__main__ import main
 from scripts.train_embedded.decoder_stages import SceneCode, close_gates, open_gates
 from scripts.train_embedded.loop import trained
@@ -132,3 +132,20 @@ def test_wording_stage_mixes_known_other_and_outside_questions() -> None:
     assert set(tasks) >= {"caption", "exist", "outside"}
     assert 25 < tasks["outside"] < 75
     assert 60 < sum(question.words is None for question in asked) < 150
+
+
+def test_picture_stages_go_on_from_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (pictures, picture_stages):
+        monkeypatch.setattr(module, "CHUNK_PICTURES", 20)
+    monkeypatch.setattr("scripts.train_embedded.__main__.CROWD_CHUNKS", 1)
+    monkeypatch.setattr("scripts.train_embedded.__main__.CHUNKS", dict.fromkeys(pictures.KINDS, 1))
+    monkeypatch.setattr(picture_stages, "evaluate_reading", lambda _: {"check scenes": 0.5})
+
+    for stage in ("draw", "vision", "features", "slots", "reading"):
+        assert main([stage, "--work", str(tmp_path), "--steps=1", f"--threads={torch.get_num_threads()}"]) == 0
+
+    whole = trained(tmp_path / "run", "reading", "encoder")
+    for stage, part in (("vision", "clip"), ("slots", "query")):
+        before = trained(tmp_path / "run", stage, part)
+        change = max(float((whole[f"{part}.{name}"] - weight).abs().max()) for name, weight in before.items())
+        assert 0 < change < 0.01
