@@ -8,19 +8,7 @@ from pathlib import Path
 import torch
 
 from llama_adapter.llm.tokenizer import Tokenizer
-from scripts.train_embedded import (
-    code_stage,
-    export,
-    familiar,
-    features,
-    pictures,
-    reading_stage,
-    samples,
-    slot_stage,
-    tokens,
-    vision_stage,
-    wording_stage,
-)
+from scripts.train_embedded import decoder_stages, export, familiar, picture_stages, pictures, samples, tokens
 from scripts.train_embedded.sizes import build_encoder
 
 STAGES = ("tokenizer", "draw", "vision", "code", "wording", "features", "slots", "reading", "export", "familiar")
@@ -56,22 +44,20 @@ def _command(stage: str, options: argparse.Namespace) -> Callable[[], object]:
     folder, drawn, seen = (options.work / name for name in ("run", "pictures", "features"))
     num_steps = STEPS.get(stage, 0) if options.steps is None else options.steps
 
+    def tokenizer() -> Tokenizer:
+        return Tokenizer.load(folder / "tokenizer.model")
+
     commands: dict[str, Callable[[], object]] = {
         "tokenizer": lambda: tokens.train_tokenizer(folder / "tokenizer.model"),
         "draw": lambda: _draw_crowds(drawn),
-        "vision": lambda: vision_stage.run(pictures=drawn, folder=folder, num_steps=num_steps),
-        "code": lambda: code_stage.run(
-            tokenizer=Tokenizer.load(folder / "tokenizer.model"), folder=folder, num_steps=num_steps
-        ),
-        "wording": lambda: wording_stage.run(
-            bundle=options.bundle,
-            tokenizer=Tokenizer.load(folder / "tokenizer.model"),
-            folder=folder,
-            num_steps=num_steps,
+        "vision": lambda: picture_stages.run_vision(drawn=drawn, folder=folder, num_steps=num_steps),
+        "code": lambda: decoder_stages.run_code(tokenizer=tokenizer(), folder=folder, num_steps=num_steps),
+        "wording": lambda: decoder_stages.run_wording(
+            bundle=options.bundle, tokenizer=tokenizer(), folder=folder, num_steps=num_steps
         ),
         "features": lambda: _encode(folder, seen),
-        "slots": lambda: slot_stage.run(data=seen, folder=folder, num_steps=num_steps),
-        "reading": lambda: reading_stage.run(folder=folder, num_steps=num_steps),
+        "slots": lambda: picture_stages.run_slots(data=seen, folder=folder, num_steps=num_steps),
+        "reading": lambda: picture_stages.run_reading(folder=folder, num_steps=num_steps),
         "export": lambda: export.export(folder=folder, bundle=options.bundle),
         "familiar": lambda: familiar.run(bundle=options.bundle),
         "samples": lambda: samples.draw_samples(options.pictures),
@@ -86,10 +72,10 @@ def _draw_crowds(folder: Path) -> None:
 
 def _encode(folder: Path, seen: Path) -> None:
     encoder = build_encoder()
-    vision_stage.load_tower(encoder, folder)
+    picture_stages.load_tower(encoder, folder)
     for kind, count in CHUNKS.items():
         for chunk in range(count):
-            features.encode_chunk(encoder, seen, kind, chunk)
+            picture_stages.encode_chunk(encoder, seen, kind, chunk)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from PIL import Image
 
 from llama_adapter.runtime.atomic_write import atomic_write
 from scripts.common import parser_of
-from scripts.train_embedded.results import PLACE, put, read
+from scripts.train_embedded.card import PLACE, put, read
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,13 +18,12 @@ from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.vision.encoder import PictureEncoder
-from llama_adapter.vision.out_of_distribution import OodDetector
-from scripts.train_embedded.code_stage import close_gates, open_gates
+from scripts.train_embedded.decoder_stages import close_gates, open_gates
 from scripts.train_embedded.loop import trained
+from scripts.train_embedded.picture_stages import load_tower
 from scripts.train_embedded.questions import CAPTION_QUESTIONS
 from scripts.train_embedded.render import CLEAN, draw_scene
 from scripts.train_embedded.sizes import VISION, build_decoder, build_encoder
-from scripts.train_embedded.vision_stage import load_tower
 from scripts.train_embedded.world import Thing
 
 CARD = (
@@ -46,7 +45,12 @@ def export(*, folder: Path, bundle: Path) -> None:
     close_gates(decoder)
     _check_biases(decoder)
     encoder = load_encoder(folder)
-    vision, ood_detector = (encoder.state_dict(), None) if encoder else _picture_half(bundle)
+    vision: Mapping[str, Tensor]
+    if encoder is None:
+        shipped = load_bundle(bundle)
+        vision, ood_detector = shipped.vision_state, shipped.ood_detector
+    else:
+        vision, ood_detector = encoder.state_dict(), None
     model = LoadedModel(
         name="embedded",
         digest="",
@@ -71,11 +75,6 @@ def export(*, folder: Path, bundle: Path) -> None:
         known = {"prompt": CAPTION_QUESTIONS[0], "text": answer.text, "token_ids": list(answer.token_ids)}
         save_bundle(bundle, model=model, known_answer=known, known_picture=picture, overwrite=True)
     print(f"{bundle}: the known answer is {known['text']!r}")
-
-
-def _picture_half(bundle: Path) -> tuple[Mapping[str, Tensor], OodDetector | None]:
-    model = load_bundle(bundle)
-    return model.vision_state, model.ood_detector
 
 
 def load_decoder(folder: Path) -> LlamaAdapterDecoder:

@@ -19,11 +19,11 @@ from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.out_of_distribution import OodDetector
 from llama_adapter.vision.preprocess import preprocess
 from scripts.common import parser_of
+from scripts.train_embedded.card import table
 from scripts.train_embedded.familiar import FRESH, OTHERS, PRECISIONS, Encode, draw_own, encoder_of
 from scripts.train_embedded.other_worlds import KINDS, draw_others
 from scripts.train_embedded.pictures import FAMILIAR_SEED
 from scripts.train_embedded.render import Pixels
-from scripts.train_embedded.results import table
 
 HEADS: Final = ("pictures", "number", "called unfamiliar, float (%)", "AUROC, float", "called unfamiliar, int8 (%)")
 _SAMPLES: Final = Path("assets/pictures")

@@ -4,7 +4,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -67,39 +67,30 @@ def _orthogonal(matrix: Tensor, *, steps: int = 5) -> Tensor:
     return x.T if len(matrix) > matrix.shape[1] else x
 
 
-class Optimizers:
-    """Muon on the hidden matrices, AdamW on everything else (embeddings, heads, norms, biases)."""
+def is_hidden(name: str, weight: Tensor) -> bool:
+    """Whether a parameter is a matrix inside a transformer block."""
+    return ("blocks." in name or "layers." in name) and name.endswith("weight") and weight.ndim == 2
 
-    def __init__(
-        self,
-        modules: Sequence[tuple[nn.Module, float]],
-        *,
-        lr: float,
-        muon_factor: float = 2.0,
-        is_hidden: Callable[[str], bool],
-    ) -> None:
-        """`modules` are pairs with a factor on each module's rate; `is_hidden` selects matrices for Muon by name."""
-        hidden, rest = [], []
-        for module, factor in modules:
-            named = [(name, weight) for name, weight in module.named_parameters() if weight.requires_grad]
-            muon = [weight for name, weight in named if weight.ndim == 2 and is_hidden(name)]
-            other = [weight for name, weight in named if not (weight.ndim == 2 and is_hidden(name))]
-            if muon:
-                hidden.append({"params": muon, "lr": lr * muon_factor * factor})
-            if other:
-                rest.append({"params": other, "lr": lr * factor})
-        self._optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(rest, betas=(0.9, 0.98), weight_decay=0.01)]
-        if hidden:
-            self._optimizers.append(Muon(hidden))
-        self._weights = [weight for module, _ in modules for weight in module.parameters()]
-        self._rates = [[float(group["lr"]) for group in each.param_groups] for each in self._optimizers]
+
+class Optimizers:
+    """AdamW, and Muon at twice its rate for the matrices inside transformer blocks."""
+
+    def __init__(self, modules: Iterable[nn.Module], *, lr: float) -> None:
+        named = [each for module in modules for each in module.named_parameters()]
+        others = [weight for name, weight in named if not is_hidden(name, weight)]
+        self._optimizers: tuple[torch.optim.Optimizer, ...] = (
+            torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.01),
+            Muon(weight for name, weight in named if is_hidden(name, weight)),
+        )
+        self._weights = [weight for _, weight in named]
+        self._rates = (lr, 2 * lr)
 
     def step(self, loss: Tensor, *, scale: float) -> None:
         """Run backward and update, with all rates multiplied by `scale`."""
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_([weight for weight in self._weights if weight.grad is not None], 1.0)
-        for optimizer, rates in zip(self._optimizers, self._rates, strict=True):
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        for optimizer, rate in zip(self._optimizers, self._rates, strict=True):
+            for group in optimizer.param_groups:
                 group["lr"] = rate * scale
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -123,10 +114,10 @@ def cosine(progress: float, *, warmup: float = 0.02, floor: float = 0.02) -> flo
 def train(
     name: str,
     modules: dict[str, nn.Module],
-    optimizers: Optimizers,
     batch_at: Callable[[int], Batch],
     compute: Callable[[Batch], tuple[Tensor, dict[str, float]]],
     *,
+    lr: float,
     num_steps: int,
     seed: int,
     folder: Path,
@@ -139,7 +130,7 @@ def train(
     depend on `seed` and n only, so a resumed run gives the same weights. Time is processor time. Raises ValueError for
     a checkpoint with another number of steps.
     """
-    path = folder / f"{name}.pt"
+    path, optimizers = folder / f"{name}.pt", Optimizers(modules.values(), lr=lr)
     used_before, first = 0.0, 0
     if path.exists():
         state = torch.load(path, weights_only=True)

@@ -6,18 +6,18 @@ The first kinds are easy to detect; the last ones are shapes of the world that b
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from PIL import Image, ImageDraw
 
+from scripts.train_embedded.grammar import WORDS
 from scripts.train_embedded.pictures import UNNAMED_SHAPES
 from scripts.train_embedded.render import Pixels, background, draw_scene
-from scripts.train_embedded.world import PICTURE_SIZE, Scene, sample_scene
+from scripts.train_embedded.world import PICTURE_SIZE, sample_scene
 
 Color = tuple[int, int, int]
 Draw = Callable[[np.random.Generator], Pixels]
-_WORDS: tuple[str, ...] = ("the", "pictures", "of", "answer", "is", "a", "question", "Adapter", "42", "model,", "reads")
-_WORDS += ("and", "writes.")
 
 
 def draw_others(kind: str, *, count: int, seed: Sequence[int]) -> list[Pixels]:
@@ -43,7 +43,7 @@ def _text(rng: np.random.Generator) -> Pixels:
     canvas = Image.new("L", (PICTURE_SIZE, PICTURE_SIZE), paper)
     brush, height = ImageDraw.Draw(canvas), int(rng.integers(10, 30))
     for top in range(8, PICTURE_SIZE - height, int(height * 1.4)):
-        words = " ".join(rng.choice(_WORDS, size=14))
+        words = " ".join(rng.choice(WORDS["printed"], size=14))
         brush.text((8, top), words, fill=ink, font_size=height)
     return np.array(canvas.convert("RGB"))
 
@@ -142,14 +142,9 @@ def _empty(rng: np.random.Generator) -> Pixels:
     return np.clip(background(rng), 0, 255).astype(np.uint8)
 
 
-def _without_colour(rng: np.random.Generator) -> Pixels:
-    """A picture of the world in grey tones."""
-    return np.array(Image.fromarray(_own(rng)).convert("L").convert("RGB"))
-
-
-def _black_and_white(rng: np.random.Generator) -> Pixels:
-    """A picture of the world in black and white only."""
-    return np.array(Image.fromarray(_own(rng)).convert("1").convert("RGB"))
+def _in_mode(rng: np.random.Generator, *, mode: str) -> Pixels:
+    """A picture of the world in another mode of Pillow: grey tones, or black and white only."""
+    return np.array(Image.fromarray(_own(rng)).convert(mode).convert("RGB"))
 
 
 def _grey_objects(rng: np.random.Generator) -> Pixels:
@@ -197,8 +192,7 @@ def _color(rng: np.random.Generator, least: Color, most: Color) -> Color:
 
 
 def _own(rng: np.random.Generator) -> Pixels:
-    scene: Scene = sample_scene(rng)
-    return draw_scene(scene, rng)
+    return draw_scene(sample_scene(rng), rng)
 
 
 KINDS: dict[str, Draw] = {
@@ -211,8 +205,8 @@ KINDS: dict[str, Draw] = {
     "stripes and squares": _stripes,
     "one colour": _blank,
     "no object": _empty,
-    "in grey tones": _without_colour,
-    "in black and white": _black_and_white,
+    "in grey tones": partial(_in_mode, mode="L"),
+    "in black and white": partial(_in_mode, mode="1"),
     "grey objects": _grey_objects,
     "unnamed shapes": _unnamed_shapes,
     "half size": _halved,

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from llama_adapter.llm.prompt import format_prompt
 from llama_adapter.llm.tokenizer import Tokenizer
-from scripts.train_embedded.focus import focus_words
-from scripts.train_embedded.questions import TASKS, Question, ask
+from scripts.train_embedded.questions import TASKS, Question, ask, focus_words
 from scripts.train_embedded.world import Scene
 
 # Weights of the tasks. Relations are learned by far the slowest.
@@ -52,7 +51,7 @@ class Packed:
     weight_N: Tensor  # an answer's tokens share its weight; otherwise captions would outweigh yes and no
     answer_N: Tensor  # the answer in the batch to which a token belongs
     tasks: tuple[str, ...]  # one per answer
-    focus_row_F: Tensor  # words that refer to something in the scene, see focus.py
+    focus_row_F: Tensor  # words that refer to something in the scene
     focus_column_F: Tensor
     focus_label_FK: Tensor
 
@@ -85,11 +84,7 @@ class Packer:
     def pack(self, questions: Sequence[Sequence[Question]], scenes: Sequence[Scene] | None = None) -> Packed:
         """One row per sequence of questions; with `scenes`, focus words are also labelled."""
         tokens, positions, segments = [], [], []
-        rows: list[int] = []
-        columns: list[int] = []
-        targets: list[int] = []
-        weights: list[float] = []
-        answers: list[int] = []
+        said: list[tuple[int, int, int, float, int]] = []  # row, column, target, weight and answer of each token
         tasks: list[str] = []
         focus: list[tuple[int, int, tuple[int, ...]]] = []
         for row, asked in enumerate(questions):
@@ -107,21 +102,17 @@ class Packer:
                     found = focus_words(question.text, scenes[row]) if question.words is None else question.words
                     for end, labels in found:
                         focus.append((row, start + self.end_of(question.text, end), labels))
-                first = start + len(prompt) - 1
-                rows += [row] * len(answer)
-                columns += range(first, first + len(answer))
-                targets += answer
-                weights += [len(answer) ** -0.75] * len(answer)
-                answers += [len(tasks)] * len(answer)
+                first, weight = start + len(prompt) - 1, len(answer) ** -0.75
+                said += [(row, first + index, token, weight, len(tasks)) for index, token in enumerate(answer)]
                 tasks.append(question.task)
             tokens.append(row_tokens)
             positions.append(row_positions)
             segments.append(row_segments)
-        segments_BS = _padded(segments, fill=99)
+        rows, columns, targets, weights, answers = zip(*said, strict=True)
         return Packed(
             tokens_BS=torch.from_numpy(_padded(tokens)),
             positions_BS=torch.from_numpy(_padded(positions)),
-            mask_B1SS=_block_mask(torch.from_numpy(segments_BS)),
+            mask_B1SS=_block_mask(torch.from_numpy(_padded(segments, fill=99))),
             row_N=torch.tensor(rows),
             column_N=torch.tensor(columns),
             target_N=torch.tensor(targets),

@@ -1,7 +1,9 @@
 """Training pictures on disk: chunks of drawn scenes with labels. The rules of drawing are in world.py and render.py."""
 
 import colorsys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scripts.train_embedded.loop import shuffled_at
-from scripts.train_embedded.render import draw_scene
+from scripts.train_embedded.render import Pixels, draw_scene
 from scripts.train_embedded.world import (
     COLOR_NAMES,
     COLORS,
@@ -29,6 +31,9 @@ UNNAMED_SHAPES = ("hexagon", "diamond", "bar", "arrow")
 # First numbers of every seed: training pictures, scored pictures and sample pictures never share one.
 CROWD_SEED, SCENE_SEED, ODD_SEED, CHECK_SEED, PAIR_SEED, FRESH_SEED = 101, 202, 303, 404, 505, 606
 SCORE_SEED, SAMPLE_SEED, FAMILIAR_SEED, PROOF_SEED = 909, 777, 1212, 1515
+_COUNTS = (0.2, 0.35, 0.45)  # one, two, three objects: pictures with more objects teach more
+
+Drawn = tuple[Pixels, NDArray[np.int16]]
 
 
 def draw_crowd_chunk(folder: Path, chunk: int) -> None:
@@ -125,3 +130,27 @@ def _patch_labels(things: list[Thing]) -> NDArray[np.int16]:
         labels[:, (hits > 0) & (hits < 4) & (labels[0] == NOTHING)] = UNKNOWN
         labels[:, hits >= 4] = np.asarray(_numbers(thing), dtype=np.int16)[:, None]
     return labels.reshape(4, 64)
+
+
+def _draw(
+    rng: np.random.Generator,
+    *,
+    counts: Sequence[float] | None = None,
+    never_drawn: str = "without",
+    unnamed: bool = False,
+) -> Drawn:
+    """A picture and its labels. `counts` are the shares of one to three objects."""
+    count = None if counts is None else int(rng.choice((1, 2, 3), p=counts))
+    scene = sample_scene(rng, num_objects=count, never_drawn=never_drawn)
+    things, colors = with_unnamed_kinds(scene, rng) if unnamed else (scene, None)
+    return draw_scene(things, rng, colors=colors), scene_to_labels(tuple(things))
+
+
+# scene: pictures for questions. odd: with shapes and colours that have no name. check and pair: for evaluation, never
+# trained on; pair has never-drawn pairs.
+KINDS: dict[str, tuple[int, Callable[[np.random.Generator], Drawn]]] = {
+    "scene": (SCENE_SEED, partial(_draw, counts=_COUNTS)),
+    "odd": (ODD_SEED, partial(_draw, counts=_COUNTS, unnamed=True)),
+    "check": (CHECK_SEED, _draw),
+    "pair": (PAIR_SEED, partial(_draw, never_drawn="with")),
+}

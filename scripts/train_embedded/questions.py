@@ -1,17 +1,18 @@
-"""The sentences: every question that a scene allows, with its only right answer.
+"""The sentences: every question that a scene allows, with its only right answer. Pixels and tokens are not known here.
 
-Pixels and tokens are not known here.
+A label at each word says what the word refers to in the scene, for a temporary head of the stages `code` and `wording`.
+From answers alone the decoder learns lookups very slowly; with the labels it learns them within minutes.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
 import numpy as np
 
-from scripts.train_embedded.world import COLOR_NAMES, POSITIONS, SHAPES, Scene, Thing
+from scripts.train_embedded.world import COLOR_NAMES, POSITIONS, SHAPES, SIZES, Scene, Thing
 
 T = TypeVar("T")
 
@@ -19,6 +20,18 @@ CAPTION_QUESTIONS = ("Generate caption of this image", "Describe this image.", "
 COUNT_QUESTIONS = ("How many objects are there?", "How many objects are in the picture?")
 NUMBERS = ("zero", "one", "two", "three")
 RELATIONS = ("to the left of", "to the right of", "above", "below")
+# Kinds of labels that a word can have, and the number of classes of each kind.
+CLASSES: dict[str, int] = {
+    "shape": len(SHAPES),
+    "color": len(COLOR_NAMES),
+    "size": len(SIZES),
+    "row": 3,
+    "column": 3,
+    "count": 4,
+    "exist": 2,
+}
+NOT_ASKED = -100
+Labels = tuple[int, ...]  # one label per kind, or NOT_ASKED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,14 +39,14 @@ class Question:
     """One question about one scene.
 
     `about` lists what the question names: shapes, colours, a relation. `words` gives (end, labels) for each word that
-    refers to something in the scene, for the focus head; if it is None, `focus.py` finds the words.
+    refers to something in the scene, for the focus head; if it is None, `focus_words` finds the words.
     """
 
     task: str
     text: str
     answer: str
     about: tuple[str, ...] = field(default=(), compare=False)
-    words: tuple[tuple[int, tuple[int, ...]], ...] | None = field(default=None, compare=False)
+    words: tuple[tuple[int, Labels], ...] | None = field(default=None, compare=False)
 
 
 def ask(scene: Scene, task: str, rng: np.random.Generator) -> Question | None:
@@ -78,7 +91,8 @@ def holds(first: Thing, relation: str, second: Thing) -> bool:
     }[relation]
 
 
-def _pick(rng: np.random.Generator, values: Sequence[T]) -> T:
+def pick(rng: np.random.Generator, values: Sequence[T]) -> T:
+    """One of `values`, each equally often."""
     return values[int(rng.integers(len(values)))]
 
 
@@ -94,14 +108,14 @@ def _caption(scene: Scene, rng: np.random.Generator) -> Question:
 
 
 def _count(scene: Scene, rng: np.random.Generator) -> Question:
-    return Question(task="count", text=_pick(rng, COUNT_QUESTIONS), answer=NUMBERS[len(scene)])
+    return Question(task="count", text=pick(rng, COUNT_QUESTIONS), answer=NUMBERS[len(scene)])
 
 
 def _count_of(scene: Scene, rng: np.random.Generator, *, attribute: str) -> Question:
     """How many objects have a shape or a colour. The name is any name in 35 % of the cases, else one in the scene."""
     names = SHAPES if attribute == "shape" else COLOR_NAMES
     present = [getattr(thing, attribute) for thing in scene]
-    name = _pick(rng, names) if rng.random() < 0.35 else _pick(rng, present)
+    name = pick(rng, names) if rng.random() < 0.35 else pick(rng, present)
     things = plural(name) if attribute == "shape" else f"{name} objects"
     answer = NUMBERS[present.count(name)]
     return Question(task=f"count_{attribute}", text=f"How many {things} are there?", answer=answer, about=(name,))
@@ -123,14 +137,14 @@ def _of_one(
     things = _unique(scene, named_by)
     if not things:
         return None
-    thing = _pick(rng, things)
+    thing = pick(rng, things)
     return Question(task=task, text=text.format(thing), answer=answer(thing), about=(getattr(thing, named_by),))
 
 
 def _exist(scene: Scene, rng: np.random.Generator) -> Question:
     present = {(thing.shape, thing.color) for thing in scene}
     if rng.random() < 0.5:
-        shape, color = _pick(rng, sorted(present))
+        shape, color = pick(rng, sorted(present))
     else:
         shape, color = _absent_kind(scene, present, rng)
     answer = "yes" if (shape, color) in present else "no"
@@ -143,13 +157,13 @@ def _absent_kind(scene: Scene, present: set[tuple[str, str]], rng: np.random.Gen
     """A kind that is not present: mostly one that shares its shape or colour with an object, or mixes two objects."""
     while True:
         draw = rng.random()
-        shape, color = _pick(rng, SHAPES), _pick(rng, COLOR_NAMES)
+        shape, color = pick(rng, SHAPES), pick(rng, COLOR_NAMES)
         if draw < 0.3:
-            shape = _pick(rng, scene).shape
+            shape = pick(rng, scene).shape
         elif draw < 0.6:
-            color = _pick(rng, scene).color
+            color = pick(rng, scene).color
         elif draw < 0.85 and len(scene) > 1:
-            shape, color = _pick(rng, scene).shape, _pick(rng, scene).color
+            shape, color = pick(rng, scene).shape, pick(rng, scene).color
         if (shape, color) not in present:
             return shape, color
 
@@ -166,7 +180,7 @@ def _rel_yn(scene: Scene, rng: np.random.Generator) -> Question | None:
     ]
     if not choices:
         return None
-    first, relation, second = _pick(rng, choices)
+    first, relation, second = pick(rng, choices)
     return Question(
         task="rel_yn",
         text=f"Is the {first.shape} {relation} the {second.shape}?",
@@ -184,7 +198,7 @@ def _rel_what(scene: Scene, rng: np.random.Generator) -> Question | None:
                 choices.append((thing, relation, there[0]))
     if not choices:
         return None
-    thing, relation, other = _pick(rng, choices)
+    thing, relation, other = pick(rng, choices)
     return Question(
         task="rel_what",
         text=f"What is {relation} the {thing.shape}?",
@@ -213,3 +227,52 @@ _MAKERS: dict[str, Callable[[Scene, np.random.Generator], Question | None]] = {
     "rel_what": _rel_what,
 }
 TASKS = tuple(_MAKERS)
+
+_PLURALS = {plural(shape): shape for shape in SHAPES}
+
+
+def focus_words(text: str, scene: Scene) -> Iterator[tuple[int, Labels]]:
+    """Yields (end of the word in `text`, label of each kind or NOT_ASKED) for each word naming a shape or colour."""
+    words = text.rstrip("?.").split()
+    end = -1
+    for index, word in enumerate(words):
+        end += 1 + len(word)
+        before = words[index - 1] if index else ""
+        after = words[index + 1] if index + 1 < len(words) else ""
+        if word in _PLURALS:
+            yield end, count_labels(sum(thing.shape == _PLURALS[word] for thing in scene))
+        elif word in SHAPES and before in COLOR_NAMES:
+            yield end, exist_labels(any((thing.shape, thing.color) == (word, before) for thing in scene))
+        elif word in SHAPES:
+            yield from _found(end, [thing for thing in scene if thing.shape == word])
+        elif word in COLOR_NAMES and after == "objects":
+            yield end, count_labels(sum(thing.color == word for thing in scene))
+        elif word in COLOR_NAMES and after == "object":
+            yield from _found(end, [thing for thing in scene if thing.color == word])
+
+
+def _found(end: int, things: list[Thing]) -> Iterator[tuple[int, Labels]]:
+    if len(things) == 1:
+        yield end, thing_labels(things[0])
+
+
+def thing_labels(thing: Thing) -> Labels:
+    return _labels(
+        shape=SHAPES.index(thing.shape),
+        color=COLOR_NAMES.index(thing.color),
+        size=SIZES.index(thing.size),
+        row=thing.row,
+        column=thing.column,
+    )
+
+
+def count_labels(number: int) -> Labels:
+    return _labels(count=number)
+
+
+def exist_labels(exists: bool) -> Labels:
+    return _labels(exist=int(exists))
+
+
+def _labels(**known: int) -> Labels:
+    return tuple(known.get(kind, NOT_ASKED) for kind in CLASSES)

@@ -121,42 +121,34 @@ def _draw_round(
         disc(0.80, 0, (distance * math.cos(turn), distance * math.sin(turn)))
 
 
-def outline(shape: str, rng: np.random.Generator) -> Points:
-    """Corners of an unrotated shape with circumradius 1; y points down."""
-    if shape == "square":
-        return [(-0.82, -0.82), (0.82, -0.82), (0.82, 0.82), (-0.82, 0.82)]
-    if shape == "triangle":
-        return _around(3, [1.0])
-    if shape == "star":
-        return _around(10, [1.0, rng.uniform(0.38, 0.48)])
-    if shape == "cross":
-        arm, end = rng.uniform(0.25, 0.34), rng.uniform(0.93, 1.0)
-        corner = [(arm, -end), (arm, -arm), (end, -arm)]
-        return [_quarter_turns(x, y, quarters) for quarters in range(4) for x, y in corner]
-    if shape == "heart":
-        return _heart(rng)
-    return regular_outline(shape)
-
-
-def regular_outline(shape: str) -> Points:
-    """Corners of the shapes that have no name in the sentences; only the vision stage sees them."""
-    if shape == "hexagon":
-        return _around(6, [1.0])
-    if shape == "diamond":
-        return [(0.0, -1.0), (0.62, 0.0), (0.0, 1.0), (-0.62, 0.0)]
-    if shape == "bar":
-        return [(-1.0, -0.35), (1.0, -0.35), (1.0, 0.35), (-1.0, 0.35)]
-    if shape == "arrow":
-        return [(-1, -0.25), (0.1, -0.25), (0.1, -0.7), (1, 0), (0.1, 0.7), (0.1, 0.25), (-1, 0.25)]
-    raise ValueError(f"no outline for the shape {shape!r}")
-
-
 def _around(count: int, radii: Sequence[float]) -> Points:
     angles = [2 * math.pi * index / count for index in range(count)]
     return [
         (radii[index % len(radii)] * math.sin(angle), -radii[index % len(radii)] * math.cos(angle))
         for index, angle in enumerate(angles)
     ]
+
+
+# Corners of the shapes that are always drawn alike. The last four have no name in the sentences.
+OUTLINES: dict[str, Points] = {
+    "square": [(-0.82, -0.82), (0.82, -0.82), (0.82, 0.82), (-0.82, 0.82)],
+    "triangle": _around(3, [1.0]),
+    "hexagon": _around(6, [1.0]),
+    "diamond": [(0.0, -1.0), (0.62, 0.0), (0.0, 1.0), (-0.62, 0.0)],
+    "bar": [(-1.0, -0.35), (1.0, -0.35), (1.0, 0.35), (-1.0, 0.35)],
+    "arrow": [(-1, -0.25), (0.1, -0.25), (0.1, -0.7), (1, 0), (0.1, 0.7), (0.1, 0.25), (-1, 0.25)],
+}
+
+
+def outline(shape: str, rng: np.random.Generator) -> Points:
+    """Corners of an unrotated shape with circumradius 1; y points down. Raises KeyError for other shapes."""
+    if shape == "star":
+        return _around(10, [1.0, rng.uniform(0.38, 0.48)])
+    if shape == "cross":
+        arm, end = rng.uniform(0.25, 0.34), rng.uniform(0.93, 1.0)
+        corner = [(arm, -end), (arm, -arm), (end, -arm)]
+        return [_quarter_turns(x, y, quarters) for quarters in range(4) for x, y in corner]
+    return _heart(rng) if shape == "heart" else OUTLINES[shape]
 
 
 def _quarter_turns(x: float, y: float, quarters: int) -> tuple[float, float]:

@@ -1,7 +1,6 @@
 """Scores a bundle through the product's Captioner: fresh pictures, greedy answers, exact match after strip.
 
-Questions are asked in the known words, and in the words of `held_out.py` and `second_list.py`, which training never
-uses.
+Questions are asked in the known words, and in the words of the two held-out lists, which training never uses.
 """
 
 import json
@@ -23,14 +22,19 @@ from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
 from llama_adapter.app.command_line.measuring import scoring
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from scripts.common import parser_of
-from scripts.train_embedded.coverage import is_of_training
+from scripts.train_embedded.card import table
 from scripts.train_embedded.grammar import OUTSIDE_ANSWER
-from scripts.train_embedded.held_out import SENTENCES, Sentences, held_out, held_out_outside
+from scripts.train_embedded.held_out import (
+    SECOND_LIST,
+    SENTENCES,
+    Sentences,
+    held_out,
+    held_out_outside,
+    is_of_training,
+)
 from scripts.train_embedded.pictures import SCORE_SEED
 from scripts.train_embedded.questions import TASKS, Question, ask
 from scripts.train_embedded.render import draw_scene
-from scripts.train_embedded.results import table
-from scripts.train_embedded.second_list import SECOND_LIST
 from scripts.train_embedded.world import Scene, sample_scene
 
 ALL_TASKS = (*TASKS, "outside")

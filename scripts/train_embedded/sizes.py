@@ -58,8 +58,3 @@ def _query_part_only(gradient: torch.Tensor) -> torch.Tensor:
     masked = gradient.clone()
     masked[len(masked) // 3 :] = 0
     return masked
-
-
-def is_hidden_matrix(name: str) -> bool:
-    """Whether `name` is a matrix inside a transformer block; Muon trains these."""
-    return ("blocks." in name or "layers." in name) and name.endswith("weight")

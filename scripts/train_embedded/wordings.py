@@ -1,39 +1,48 @@
-"""Questions in other words: templates filled in from a scene, put into frames, and with typing errors."""
+"""Questions in other words: rules of `grammar.py` filled in from a scene, put into frames, and with typing errors."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from string import ascii_lowercase
 
 import numpy as np
 
-from scripts.train_embedded.focus import Labels, count_labels, exist_labels, thing_labels
 from scripts.train_embedded.grammar import (
     FRAMES,
     GRAMMAR,
+    OBJECTS,
     OUTSIDE,
     OUTSIDE_ANSWER,
     PHRASES,
     RELATIONS,
     SEEN_FROM,
     SPELLINGS,
+    SYNONYMS,
     WORDS,
 )
-from scripts.train_embedded.questions import NUMBERS, Question, plural, with_article
+from scripts.train_embedded.questions import (
+    NUMBERS,
+    Labels,
+    Question,
+    count_labels,
+    exist_labels,
+    pick,
+    plural,
+    thing_labels,
+    with_article,
+)
 from scripts.train_embedded.world import COLOR_NAMES, SHAPES, Scene, Thing
 
 FORMS = ("ask", "clause", "noun", "do")
 FORM_SHARES = (0.5, 0.18, 0.16, 0.16)
-SYNONYMS = {
-    "circle": ("disc", "disk"),
-    "ring": ("donut", "hoop"),
-    "moon": ("crescent", "half moon", "crescent moon"),
-    "cross": ("plus", "plus sign"),
-    "square": ("box",),
-}
-COLORED = ("that is", "which is", "in", "colored", "coloured", "painted", "of color", "drawn in")
-POINTING = ("this", "that", "a", "your", "our", "my", "the one", "the only", "the drawn", "the given")
+VOWELS = "aeiou"
 SIGNS = ",.:;-'"
+COMMAND_ENDS = (*(".",) * 10, *("",) * 20, "!", "?", " .", "!", "?", "..", "!!", "...")
+QUESTION_ENDS = (
+    *(*("?",) * 24, *("",) * 12, *("??", " ?", ".", "!", "...", "?!", "???") * 2),
+    *(" ??", "????", "?.", "..", ",", "!!", "!?", "??!", ".?"),
+)
 KEYBOARD = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 
 Node = str | tuple[tuple["Node", ...], ...]  # a word, or a choice between sequences
@@ -79,7 +88,7 @@ def _expand(nodes: Sequence[Node], fills: Mapping[str, Fill], rng: np.random.Gen
         elif name in PHRASES:
             _expand(_parse(PHRASES[name]), fills, rng, out)
         else:
-            out.append(Word(text=pick(rng, _listed(name))))
+            out.append(Word(text=pick(rng, WORDS[name])))
         rest = node[found.end() :]
         if rest and len(out) > before:
             out[-1] = replace(out[-1], text=out[-1].text + rest)
@@ -108,15 +117,6 @@ def _parse(template: str) -> tuple[Node, ...]:
     return sequence()
 
 
-@lru_cache
-def _listed(name: str) -> tuple[str, ...]:
-    return tuple(WORDS[name].split())
-
-
-def pick(rng: np.random.Generator, values: Sequence[str]) -> str:
-    return values[int(rng.integers(len(values)))]
-
-
 def reword(question: Question, scene: Scene, rng: np.random.Generator) -> Question:
     """The same question in other words.
 
@@ -136,8 +136,8 @@ def outside(rng: np.random.Generator) -> Question:
         "2": lambda rng: words(_any_object(rng)),
         "K": lambda rng: words(with_article(f"{pick(rng, COLOR_NAMES)} {pick(rng, SHAPES)}")),
         "R": lambda rng: expand(RELATIONS[pick(rng, tuple(RELATIONS))], {}, rng),
-        "nouns": lambda rng: words(_many(pick(rng, _listed("noun")))),
-        "odds": lambda rng: words(_many(pick(rng, _listed("oddshape")))),
+        "nouns": lambda rng: words(_many(pick(rng, WORDS["noun"]))),
+        "odds": lambda rng: words(_many(pick(rng, WORDS["oddshape"]))),
         "junk": lambda rng: words(pseudo_word(rng)),
     }
     frame = pick(rng, FRAMES["ask"]) if rng.random() < 0.5 else "%"
@@ -177,11 +177,10 @@ def fills_for(
         return _fills_of_count(task, about[0], scene, rng)
     if task == "exist":
         return _fills_of_kind(about[0], about[1], scene, rng, whole=whole)
-    relations = [name for name in about if name in RELATIONS]
     fills: dict[str, Fill] = {}
-    for relation in relations:
-        fills |= {"R": _phrase(RELATIONS[relation]), "S": _phrase(SEEN_FROM[relation])}
     names = [name for name in about if name not in RELATIONS]
+    for relation in {*about} - {*names}:
+        fills = {"R": partial(expand, RELATIONS[relation], {}), "S": partial(expand, SEEN_FROM[relation], {})}
     for slot, name in zip(("2",) if task == "rel_what" else ("1", "2"), names, strict=False):
         kind = "color" if task == "shape" else "shape"
         thing = next(thing for thing in scene if getattr(thing, kind) == name)
@@ -204,10 +203,6 @@ def _either(names: Sequence[str], right: str, rng: np.random.Generator) -> list[
     return words(f"{', '.join([first, *rest[:-1]])} or {rest[-1]}")
 
 
-def _phrase(template: str) -> Fill:
-    return lambda rng: expand(template, {}, rng)
-
-
 def _exactly(text: str, labels: Labels) -> Fill:
     return lambda _: words(text, labels)
 
@@ -226,27 +221,7 @@ def _fills_of_count(task: str, name: str, scene: Scene, rng: np.random.Generator
                 return words(name, found)
             if draw < 0.82:
                 return [*words(name, found), *words(pick(rng, ("colored", "coloured", "painted"))), *things]
-            joint = pick(
-                rng,
-                (
-                    "that are",
-                    "which are",
-                    "in",
-                    "colored",
-                    "coloured",
-                    "painted",
-                    "of color",
-                    "of colour",
-                    "with the color",
-                    "having the color",
-                    "in the color",
-                    "of the color",
-                    "whose color is",
-                    "that have the color",
-                    "drawn in",
-                    "being",
-                ),
-            )
+            joint = pick(rng, OBJECTS["before a color to count"])
             return [*things, *words(f"{joint} {name}", found)]
 
         return {"N": colored, "P": lambda _: words(name, found)}, NUMBERS[number]
@@ -254,28 +229,11 @@ def _fills_of_count(task: str, name: str, scene: Scene, rng: np.random.Generator
     number = sum(thing.shape == name and color in (None, thing.color) for thing in scene)
     found = count_labels(number)
     before = f"{color} " if color else ""
-    many = plural(name) if color or rng.random() < 0.94 else _many(_synonym(name, rng, always=True))
+    many = plural(name) if color or rng.random() < 0.94 else _many(_synonym(name, rng))
 
     def shaped(rng: np.random.Generator) -> list[Word]:
-        if rng.random() < 0.93:
-            return words(before + many, found)
-        return words(
-            before
-            + pick(
-                rng,
-                (
-                    f"{name} shapes",
-                    f"{name} shaped things",
-                    f"{name} figures",
-                    f"{name}-shaped objects",
-                    f"{name} symbols",
-                    f"{name} objects",
-                    f"objects shaped like {with_article(name)}",
-                    f"things in the shape of {with_article(name)}",
-                ),
-            ),
-            found,
-        )
+        named = many if rng.random() < 0.93 else pick(rng, OBJECTS["shapes to count"]).format(shape=name)
+        return words(before + named, found)
 
     return {
         "N": shaped,
@@ -287,68 +245,25 @@ def _fills_of_count(task: str, name: str, scene: Scene, rng: np.random.Generator
 def _fills_of_kind(
     color: str, shape: str, scene: Scene, rng: np.random.Generator, *, whole: bool
 ) -> tuple[dict[str, Fill], str]:
-    draw = rng.random()
+    draw, synonym = rng.random(), shape
     if whole or draw < 0.82:
         exists = any((thing.shape, thing.color) == (shape, color) for thing in scene)
-        phrases: tuple[str, ...] = (
-            *(with_article(f"{color} {shape}"),) * 10,
-            f"any {color} {shape}",
-            f"any {color} {plural(shape)}",
-            f"any {color} {plural(shape)}",
-            f"{color} {plural(shape)}",
-            f"{color} {shape}",
-            f"{color} {shape}",
-            f"a {color} {shape}",
-            f"some {color} {shape}",
-            f"the {color} {shape}",
-            f"one {color} {shape}",
-            f"{with_article(shape)} that is {color}",
-            f"{with_article(shape)} which is {color}",
-            f"{with_article(shape)} in {color}",
-            f"{with_article(shape)} colored {color}",
-            f"{with_article(shape)} of color {color}",
-            f"a {color} colored {shape}",
-            f"a {color} coloured {shape}",
-            f"{with_article(f'{color} {_synonym(shape, rng, always=True)}')}",
-            f"at least one {color} {shape}",
-            f"{with_article(shape)} that's {color}",
-            f"{with_article(shape)} painted {color}",
-            f"{with_article(shape)} with the color {color}",
-            f"{with_article(shape)} that has the color {color}",
-            f"{with_article(shape)} drawn in {color}",
-            f"some {color} {plural(shape)}",
-            f"{with_article(f'{color} {shape}-shaped')} $thing",
-            f"{with_article(f'{color} $thing')} in the shape of {with_article(shape)}",
-            f"{with_article(shape)}, {color}",
-            f"a single {color} {shape}",
-            f"{with_article(shape)} of {color} color",
-        )
+        phrases, synonym = OBJECTS["kind"], _synonym(shape, rng)
     elif draw < 0.92:
         if rng.random() < 0.4:
             shape = pick(rng, [thing.shape for thing in scene])
         exists = any(thing.shape == shape for thing in scene)
-        phrases = (
-            with_article(shape),
-            with_article(shape),
-            f"any {shape}",
-            f"any {plural(shape)}",
-            plural(shape),
-            shape,
-        )
+        phrases = OBJECTS["kind by shape"]
     else:
         exists = any(thing.color == color for thing in scene)
-        phrases = (
-            f"anything {color}",
-            f"something {color}",
-            f"a {color} $thing",
-            f"any {color} $things",
-            f"{color} $things",
-            f"a {color} $thing",
-        )
+        phrases = OBJECTS["kind by color"]
     found = exist_labels(exists)
 
     def kind(rng: np.random.Generator) -> list[Word]:
-        phrase = expand(pick(rng, phrases), {}, rng)
+        template = pick(rng, phrases).format(
+            color=color, a_color=with_article(color), shape=shape, shapes=plural(shape), synonym=synonym
+        )
+        phrase = expand(template, {}, rng)
         named = [place for place, word in enumerate(phrase) if word.text in (color, shape, plural(shape))] or [
             len(phrase) - 1
         ]
@@ -369,63 +284,26 @@ def _object(thing: Thing, scene: Scene, rng: np.random.Generator, *, task: str) 
         if draw < 0.93:
             return [*words(f"the {thing.color}", found), *noun]
         if draw < 0.97:
-            return [
-                Word(text="the"),
-                *noun,
-                *words(
-                    f"{pick(rng, COLORED)} {thing.color}",
-                    found,
-                ),
-            ]
+            joint = pick(rng, OBJECTS["before a color"])
+            return [Word(text="the"), *noun, *words(f"{joint} {thing.color}", found)]
         return [*words(f"{pick(rng, ('that', 'this', 'a'))} {thing.color}", found), *noun]
-    if task != "color" and 0.06 <= draw < 0.14:
-        return words(f"the {thing.color} {thing.shape}", found)
-    if task != "size" and 0.14 <= draw < 0.17:
-        return words(f"the {thing.size} {thing.shape}", found)
-    if 0.17 <= draw < 0.24:
-        return words(thing.shape, found)
-    if 0.24 <= draw < 0.29:
-        return words(
-            f"{pick(rng, POINTING)} {thing.shape}",
-            found,
-        )
-    if 0.29 <= draw < 0.33:
-        return [
-            *words(f"the {thing.shape}", found),
-            *words(
-                pick(
-                    rng,
-                    (
-                        "shape",
-                        "figure",
-                        "there",
-                        "here",
-                        "in the picture",
-                        "in the image",
-                        "you see",
-                        "symbol",
-                        "object",
-                        "thing",
-                        "icon",
-                        "shown",
-                        "in this picture",
-                        "in question",
-                        "over there",
-                    ),
-                )
-            ),
-        ]
-    if 0.33 <= draw < 0.39:
-        return words(f"the {_synonym(thing.shape, rng, always=True)}", found)
-    return words(f"the {thing.shape}", found)
+    rule = OBJECTS["object"][int(100 * draw)]
+    if f"{{{task}}}" in rule:  # the question would tell its answer
+        rule = OBJECTS["object"][-1]
+    synonym = _synonym(thing.shape, rng) if "{synonym}" in rule else ""
+    named = rule.format(shape=thing.shape, color=thing.color, size=thing.size, synonym=synonym)
+    return [
+        replace(word, text=word.text[:-1], labels=found) if word.text.endswith("*") else word
+        for word in expand(named, {}, rng)
+    ]
 
 
 def _is_unique(thing: Thing, scene: Scene, attribute: str) -> bool:
     return [getattr(other, attribute) for other in scene].count(getattr(thing, attribute)) == 1
 
 
-def _synonym(shape: str, rng: np.random.Generator, *, always: bool = False) -> str:
-    return pick(rng, SYNONYMS.get(shape, (shape,))) if always or rng.random() < 0.05 else shape
+def _synonym(shape: str, rng: np.random.Generator) -> str:
+    return pick(rng, SYNONYMS.get(shape, (shape,)))
 
 
 def _many(noun: str) -> str:
@@ -440,63 +318,9 @@ def _any_object(rng: np.random.Generator) -> str:
 def pseudo_word(rng: np.random.Generator) -> str:
     """A word without meaning, or a series of letters."""
     if rng.random() < 0.25:
-        return "".join(pick(rng, "abcdefghijklmnopqrstuvwxyz") for _ in range(int(rng.integers(2, 9))))
-    starts, ends = (
-        (
-            "b",
-            "br",
-            "c",
-            "d",
-            "dr",
-            "f",
-            "fl",
-            "g",
-            "gr",
-            "h",
-            "k",
-            "l",
-            "m",
-            "n",
-            "p",
-            "pl",
-            "qu",
-            "s",
-            "sn",
-            "st",
-            "t",
-            "th",
-            "v",
-            "w",
-            "z",
-            "",
-        ),
-        (
-            "b",
-            "ck",
-            "d",
-            "f",
-            "g",
-            "l",
-            "m",
-            "n",
-            "nd",
-            "p",
-            "r",
-            "rk",
-            "s",
-            "st",
-            "t",
-            "x",
-            "",
-            "",
-            "le",
-            "er",
-            "y",
-            "ing",
-            "ed",
-        ),
-    )
-    return "".join(pick(rng, starts) + pick(rng, "aeiou") for _ in range(int(rng.integers(1, 4)))) + pick(rng, ends)
+        return "".join(pick(rng, ascii_lowercase) for _ in range(int(rng.integers(2, 9))))
+    syllables = [pick(rng, WORDS["starts"]) + pick(rng, VOWELS) for _ in range(int(rng.integers(1, 4)))]
+    return "".join(syllables) + pick(rng, WORDS["ends"])
 
 
 def careless(said: list[Word], rng: np.random.Generator) -> list[Word]:
@@ -516,7 +340,7 @@ def careless(said: list[Word], rng: np.random.Generator) -> list[Word]:
     if rng.random() < 0.03:
         share = 0.3 if rng.random() < 0.7 else 1.0
         said = [
-            replace(word, text=pick(rng, SPELLINGS[word.text].split()))
+            replace(word, text=pick(rng, SPELLINGS[word.text]))
             if word.text in SPELLINGS and rng.random() < share
             else word
             for word in said
@@ -530,7 +354,7 @@ def _mistyped(word: Word, rng: np.random.Generator) -> list[Word]:
     if draw < 0.07:
         return [replace(word, glued=True)]
     if draw < 0.27 and text in SPELLINGS:
-        return [replace(word, text=pick(rng, SPELLINGS[text].split()))]
+        return [replace(word, text=pick(rng, SPELLINGS[text]))]
     if draw < 0.31:  # a misplaced punctuation mark
         return [replace(word, text=text + pick(rng, (",", ",", ".", ";", ":", "-", "'")))]
     if draw < 0.34:
@@ -541,10 +365,10 @@ def _mistyped(word: Word, rng: np.random.Generator) -> list[Word]:
     if len(text) > 2 and draw < 0.41:  # a key held too long
         place = int(rng.integers(len(text)))
         return [replace(word, text=text[:place] + text[place] * int(rng.integers(3, 6)) + text[place + 1 :])]
-    vowels = [place for place, letter in enumerate(text) if place and letter in "aeiou"]
+    vowels = [place for place, letter in enumerate(text) if place and letter in VOWELS]
     if len(text) > 3 and vowels and draw < 0.48:
         place = vowels[int(rng.integers(len(vowels)))]
-        return [replace(word, text=text[:place] + pick(rng, "aeiou") + text[place + 1 :])]
+        return [replace(word, text=text[:place] + pick(rng, VOWELS) + text[place + 1 :])]
     if len(text) > 3 or (len(text) == 3 and rng.random() < 0.4):
         return [replace(word, text=mistype(text, rng))]
     return [word]
@@ -571,17 +395,8 @@ def write(
 ) -> tuple[str, tuple[tuple[int, Labels], ...]]:
     """The sentence with capitals and final punctuation, and (end, labels) of each word that refers to something."""
     draw = rng.random()
-    change: Callable[[str], str] = (
-        str.lower
-        if draw < 0.4
-        else str.upper
-        if draw < 0.47
-        else str.title
-        if draw < 0.52
-        else str.swapcase
-        if draw < 0.53
-        else str
-    )
+    changes = ((0.4, str.lower), (0.47, str.upper), (0.52, str.title), (0.53, str.swapcase))
+    change = next((change for upto, change in changes if draw < upto), str)
     text, found = "", []
     for word in said:
         if text and not word.glued:
@@ -592,14 +407,4 @@ def write(
     text = text.rstrip(",:;- ")
     if draw >= 0.53 and rng.random() < 0.9:
         text = re.sub(r"(^|[.?!] +)([a-z])", lambda start: start[1] + start[2].upper(), text)
-    ends = (
-        (*(".",) * 10, *("",) * 20, "!", "?", " .", "!", "?", "..", "!!", "...")
-        if command
-        else (
-            *("?",) * 24,
-            *("",) * 12,
-            *("??", " ?", ".", "!", "...", "?!", "???") * 2,
-            *(" ??", "????", "?.", "..", ",", "!!", "!?", "??!", ".?"),
-        )
-    )
-    return text + pick(rng, ends), tuple(found)
+    return text + pick(rng, COMMAND_ENDS if command else QUESTION_ENDS), tuple(found)

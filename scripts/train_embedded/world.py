@@ -4,7 +4,7 @@ Pixels and sentences are not known here.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -129,9 +129,7 @@ def place(rng: np.random.Generator, things: Sequence[Thing], *, tries: int = 12)
             )
             if any(np.hypot(x - other.x, y - other.y) < radius + other.radius + MIN_GAP for other in placed):
                 break
-            placed.append(
-                Thing(shape=thing.shape, color=thing.color, size=thing.size, cell=thing.cell, x=x, y=y, radius=radius)
-            )
+            placed.append(replace(thing, x=x, y=y, radius=radius))
         else:
             return placed
     return None

@@ -12,11 +12,10 @@ from safetensors import safe_open
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.command_line.measuring import scoring
 from llama_adapter.llm.tokenizer import Tokenizer
-from scripts.train_embedded.code_stage import open_gates
+from scripts.train_embedded.decoder_stages import open_gates, take_decoder
 from scripts.train_embedded.export import export
 from scripts.train_embedded.other_worlds import draw_others
 from scripts.train_embedded.score import Exam, answer_all, draw_exam, grade, in_other_words
-from scripts.train_embedded.wording_stage import take_decoder
 
 ASSETS = Path(__file__).parents[3] / "assets"
 

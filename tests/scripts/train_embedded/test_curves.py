@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from scripts.pages.render import as_text
+from scripts.train_embedded.card import PLACE, put, read
 from scripts.train_embedded.curves import MOST_POINTS, collect, draw, main, mean_of_tasks, thin
-from scripts.train_embedded.results import PLACE, put, read
 
 TASKS = {"caption": 0.5, "exist": 0.75, "pair-caption": 0.25}
 

@@ -1,6 +1,7 @@
 """The training loop: the same weights with and without a stop, schedules, curves."""
 
 import json
+from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,7 @@ class _StoppedError(Exception):
 def _train(folder: Path, *, num_steps: int = 12, stop_at: int | None = None) -> Tensor:
     """The weights of a small layer after training with dropout, so that torch's random numbers have an effect."""
     torch.manual_seed(0)
-    layer = nn.Linear(3, 3)
-    optimizers = loop.Optimizers([(layer, 1.0)], lr=0.1, is_hidden=lambda name: name == "weight")
+    layer = nn.Sequential(OrderedDict(layers=nn.Linear(3, 3)))  # its matrix has a hidden one's name
 
     def batch_at(step: int) -> Tensor:
         if step == stop_at:
@@ -33,16 +33,16 @@ def _train(folder: Path, *, num_steps: int = 12, stop_at: int | None = None) -> 
     loop.train(
         "toy",
         {"layer": layer},
-        optimizers,
         batch_at,
         compute,
+        lr=0.1,
         num_steps=num_steps,
         seed=1,
         folder=folder,
         evaluate=lambda: {"right": 0.5},
         evaluate_every=4,
     )
-    return layer.weight.detach().clone()
+    return layer[0].weight.detach().clone()
 
 
 def test_resumed_stage_gives_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,7 @@ import torch
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.prompt import format_prompt
 from llama_adapter.llm.tokenizer import Tokenizer
-from scripts.train_embedded.answering import answer_states, prepare
-from scripts.train_embedded.code_stage import answer_hits
+from scripts.train_embedded.decoder_stages import answer_hits, answer_states, prepare
 from scripts.train_embedded.packing import Packer
 from scripts.train_embedded.questions import Question
 from scripts.train_embedded.sizes import build_decoder

@@ -1,12 +1,12 @@
-"""Sentences: each task's question and its only right answer, word by word."""
+"""Sentences: each task's question and its only right answer, word by word, and what words refer to."""
 
 from collections import Counter
 
 import numpy as np
 import pytest
 
-from scripts.train_embedded.questions import ask, caption
-from scripts.train_embedded.world import Scene, sample_scene, scene_from_words
+from scripts.train_embedded.questions import CLASSES, NOT_ASKED, ask, caption, focus_words
+from scripts.train_embedded.world import COLOR_NAMES, SHAPES, SIZES, Scene, sample_scene, scene_from_words
 
 STAR = ("small", "red", "star", "top left")
 RING = ("large", "blue", "ring", "bottom left")
@@ -98,3 +98,44 @@ def test_half_of_the_existence_questions_are_answered_no() -> None:
             shares += any(thing.shape == words[-1] or thing.color == words[-2] for thing in scene)
     assert 430 < answers["no"] < 570
     assert shares > 0.6 * answers["no"]
+
+
+LABELLED = scene_from_words([STAR, RING, ("large", "blue", "cross", "right")])
+
+
+def _labelled(text: str) -> dict[str, dict[str, int]]:
+    """The labels of each word."""
+    return {
+        text[:end].split()[-1]: {kind: label for kind, label in zip(CLASSES, labels, strict=True) if label != NOT_ASKED}
+        for end, labels in focus_words(text, LABELLED)
+    }
+
+
+STAR_LABELS = {
+    "shape": SHAPES.index("star"),
+    "color": COLOR_NAMES.index("red"),
+    "size": SIZES.index("small"),
+    "row": 0,
+    "column": 0,
+}
+
+
+@pytest.mark.parametrize(
+    ("question", "wanted"),
+    [
+        ("What color is the star?", {"star": STAR_LABELS}),
+        ("What shape is the red object?", {"red": STAR_LABELS}),
+        ("What shape is the blue object?", {}),  # there are two blue objects
+        ("How many crosses are there?", {"crosses": {"count": 1}}),
+        ("How many blue objects are there?", {"blue": {"count": 2}}),
+        ("Is there a red star?", {"star": {"exist": 1}}),
+        ("Is there a blue star?", {"star": {"exist": 0}}),
+    ],
+)
+def test_words_find_what_they_refer_to(question: str, wanted: dict[str, dict[str, int]]) -> None:
+    assert _labelled(question) == wanted
+
+
+def test_both_objects_of_a_relation_are_labelled() -> None:
+    found = _labelled("Is the star above the ring?")
+    assert (found["star"], found["ring"]["shape"]) == (STAR_LABELS, SHAPES.index("ring"))

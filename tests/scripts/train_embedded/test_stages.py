@@ -10,14 +10,14 @@ from torch import Tensor
 
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.llm.tokenizer import Tokenizer
-from scripts.train_embedded import code_stage, wording_stage
+from scripts.train_embedded import decoder_stages, picture_stages, pictures
 from scripts.train_embedded.__main__ import main
-from scripts.train_embedded.code_stage import SceneCode, close_gates, open_gates
-from scripts.train_embedded.focus import CLASSES
+from scripts.train_embedded.decoder_stages import SceneCode, close_gates, open_gates
 from scripts.train_embedded.loop import trained
+from scripts.train_embedded.picture_stages import slot_loss
 from scripts.train_embedded.pictures import UNKNOWN, scene_to_labels
+from scripts.train_embedded.questions import CLASSES
 from scripts.train_embedded.sizes import build_decoder
-from scripts.train_embedded.slot_stage import slot_loss
 from scripts.train_embedded.tokens import train_tokenizer
 from scripts.train_embedded.world import sample_scene
 
@@ -69,11 +69,11 @@ def test_closed_gates_are_the_tanh_of_the_trained_ones() -> None:
 def test_code_stage_trains_decoder_and_head(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(code_stage, "BATCH", 1)
-    monkeypatch.setattr(code_stage, "QUESTIONS", 2)
-    monkeypatch.setattr(code_stage, "evaluate", lambda *_, **__: {"caption": 0.5})
+    monkeypatch.setattr(decoder_stages, "BATCH", 1)
+    monkeypatch.setattr(decoder_stages, "QUESTIONS", 2)
+    monkeypatch.setattr(decoder_stages, "evaluate", lambda *_, **__: {"caption": 0.5})
 
-    code_stage.run(tokenizer=tokenizer, folder=tmp_path, num_steps=1)
+    decoder_stages.run_code(tokenizer=tokenizer, folder=tmp_path, num_steps=1)
 
     trained = torch.load(tmp_path / "code.pt", weights_only=True)["optimizers"][0]["state"].values()
     moments = [state["exp_avg"] for state in trained if len(state["exp_avg"]) == sum(CLASSES.values())]
@@ -84,7 +84,7 @@ def test_code_stage_trains_decoder_and_head(
 def test_never_drawn_pairs_are_sampled_on_request() -> None:
     rng = np.random.default_rng(0)
     for never_drawn, expected in (("without", {False}), ("with", {True}), ("any", {False, True})):
-        scenes = [code_stage.sample_questions_scene(rng, never_drawn=never_drawn) for _ in range(60)]
+        scenes = [decoder_stages.sample_questions_scene(rng, never_drawn=never_drawn) for _ in range(60)]
         assert {any(thing.is_never_drawn for thing in scene) for scene in scenes} == expected
 
 
@@ -100,11 +100,11 @@ def test_number_of_steps_must_be_positive(steps: str, tmp_path: Path, capsys: py
 def test_wording_stage_goes_on_from_the_bundle(
     tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(code_stage, "BATCH", 1)
-    monkeypatch.setattr(wording_stage, "ROW_TOKENS", 60)
-    monkeypatch.setattr(wording_stage, "evaluate", lambda *_, **__: {"caption": 0.5})
+    monkeypatch.setattr(decoder_stages, "BATCH", 1)
+    monkeypatch.setattr(decoder_stages, "ROW_TOKENS", 60)
+    monkeypatch.setattr(decoder_stages, "evaluate", lambda *_, **__: {"caption": 0.5})
 
-    wording_stage.run(bundle=BUNDLE, tokenizer=tokenizer, folder=tmp_path, num_steps=1)
+    decoder_stages.run_wording(bundle=BUNDLE, tokenizer=tokenizer, folder=tmp_path, num_steps=1)
 
     before = load_bundle(BUNDLE, dtype=torch.float32).decoder_state
     after = trained(tmp_path, "wording", "decoder")
@@ -116,8 +116,8 @@ def test_a_decoder_keeps_its_pieces_under_another_tokenizer(tmp_path: Path) -> N
     train_tokenizer(tmp_path / "tokenizer.model", num_questions=1000)
     other = Tokenizer.load(tmp_path / "tokenizer.model")
     own = Tokenizer.load(BUNDLE / "tokenizer.model")
-    before = wording_stage.take_decoder(BUNDLE, own)
-    after = wording_stage.take_decoder(BUNDLE, other)
+    before = decoder_stages.take_decoder(BUNDLE, own)
+    after = decoder_stages.take_decoder(BUNDLE, other)
     for text in ("star", "red", "\n"):
         new, old = other.encode(text)[-1], own.encode(text)[-1]
         assert torch.equal(after.embedding.weight[new], before.embedding.weight[old])
@@ -127,8 +127,25 @@ def test_a_decoder_keeps_its_pieces_under_another_tokenizer(tmp_path: Path) -> N
 def test_wording_stage_mixes_known_other_and_outside_questions() -> None:
     rng = np.random.default_rng(0)
     scene = sample_scene(rng, num_objects=3, placed=False)
-    asked = wording_stage.ask_all(scene, rng, count=400)
+    asked = decoder_stages.ask_all(scene, rng, count=400)
     tasks = Counter(question.task for question in asked)
     assert set(tasks) >= {"caption", "exist", "outside"}
     assert 25 < tasks["outside"] < 75
     assert 60 < sum(question.words is None for question in asked) < 150
+
+
+def test_picture_stages_go_on_from_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (pictures, picture_stages):
+        monkeypatch.setattr(module, "CHUNK_PICTURES", 20)
+    monkeypatch.setattr("scripts.train_embedded.__main__.CROWD_CHUNKS", 1)
+    monkeypatch.setattr("scripts.train_embedded.__main__.CHUNKS", dict.fromkeys(pictures.KINDS, 1))
+    monkeypatch.setattr(picture_stages, "evaluate_reading", lambda _: {"check scenes": 0.5})
+
+    for stage in ("draw", "vision", "features", "slots", "reading"):
+        assert main([stage, "--work", str(tmp_path), "--steps=1", f"--threads={torch.get_num_threads()}"]) == 0
+
+    whole = trained(tmp_path / "run", "reading", "encoder")
+    for stage, part in (("vision", "clip"), ("slots", "query")):
+        before = trained(tmp_path / "run", stage, part)
+        change = max(float((whole[f"{part}.{name}"] - weight).abs().max()) for name, weight in before.items())
+        assert 0 < change < 0.01
