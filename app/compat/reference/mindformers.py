@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from llama_adapter.app.compat.importers import import_mindformers
-from llama_adapter.app.compat.infer import InferTask as OwnInferTask
 from llama_adapter.app.compat.infer_config import InferConfig
+from llama_adapter.app.compat.pipeline import InferTask as OwnInferTask
 from llama_adapter.app.compat.pipeline import Pipeline
 from llama_adapter.app.compat.pipeline import pipeline as open_pipeline
 from llama_adapter.app.compat.streamer import TextIteratorStreamer, TextStreamer

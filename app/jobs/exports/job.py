@@ -18,6 +18,7 @@ from llama_adapter.app.jobs.exports.outputs import (
     KOHYA_NAME,
     METADATA_NAME,
     Decided,
+    Template,
     check_parts,
     jsonl_lines,
     kohya_lines,
@@ -31,9 +32,8 @@ from llama_adapter.app.jobs.exports.outputs import (
 from llama_adapter.app.jobs.exports.parquet import write_parquet
 from llama_adapter.app.jobs.exports.sidecars import Existing, PlainText, Refusals, SidecarFiles, XmpText
 from llama_adapter.app.jobs.exports.survey import MAX_REMEMBERED, Selection, Survey, file_name, record_files, survey
-from llama_adapter.app.jobs.exports.template import Template
 from llama_adapter.app.jobs.records.manifest import runs_behind
-from llama_adapter.app.pictures.inputs.parquet_rows import check_pyarrow
+from llama_adapter.app.pictures.inputs.tables import check_pyarrow
 from llama_adapter.runtime.atomic_write import atomic_write, refuse_to_replace
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.partial import named_after

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from llama_adapter.app.jobs.records.file import RecordWriter
-from llama_adapter.app.jobs.records.index import Claim, RecordIndex
-from llama_adapter.app.jobs.records.moves import Moves
+from llama_adapter.app.jobs.records.index import Claim, Moves, RecordIndex
 from llama_adapter.app.jobs.records.record import Record, moved_record
 from llama_adapter.app.pictures.names import escaped_name
 from tests.app.recorded import failed, recorded
