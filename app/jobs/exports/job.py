@@ -30,7 +30,7 @@ from llama_adapter.app.jobs.exports.outputs import (
     write_parts,
 )
 from llama_adapter.app.jobs.exports.parquet import write_parquet
-from llama_adapter.app.jobs.exports.sidecars import Existing, PlainText, Refusals, SidecarFiles, XmpText
+from llama_adapter.app.jobs.exports.sidecars import PLAIN_TEXT, XMP, Existing, Refusals, SidecarFiles
 from llama_adapter.app.jobs.exports.survey import MAX_REMEMBERED, Selection, Survey, file_name, record_files, survey
 from llama_adapter.app.jobs.records.manifest import runs_behind
 from llama_adapter.app.pictures.inputs.tables import check_pyarrow
@@ -134,7 +134,7 @@ def _export_sidecars(job: ExportRecordsJob, paths: list[str], selection: Selecti
             is_added=is_xmp and job.suffix is None,
             is_beside=job.out is None,
         ),
-        text_format=XmpText() if is_xmp else PlainText(),
+        text_format=XMP if is_xmp else PLAIN_TEXT,
     )
     with files:
         found = survey(paths, selection, see=lambda record: files.see(file_name(record)))
