@@ -71,10 +71,7 @@ class ModelRunner:
         self.runner_settings = runner_settings
         imported = import_model_runner(runner_settings).check("runner_settings").flat()
         path = runner_settings.get("model_path")
-        self.settings: dict[str, Any] = {
-            **{name: imported[name] for name in _TAKEN if name in imported},
-            **settings,
-        }
+        self.settings: dict[str, Any] = {**{name: imported[name] for name in _TAKEN if name in imported}, **settings}
         self.model_name = runner_settings.get("model_name", "default_model_name")
         self.model_path = path
         self.execute_mode: str = self.settings.get("mode", AUTO)  # `init_model` resolves it

@@ -62,12 +62,7 @@ class RayRunner:
             yield
 
     def answer(
-        self,
-        items: Iterator[WorkItem],
-        planner: JobPlanner,
-        *,
-        say: Callable[[str], None],
-        stop: Callable[[], bool],
+        self, items: Iterator[WorkItem], planner: JobPlanner, *, say: Callable[[str], None], stop: Callable[[], bool]
     ) -> Generator[Event]:
         """See `Runner`. Captioners compile their programs when they are loaded."""
         num_captioners = len(self._crew.places)

@@ -194,8 +194,7 @@ def _writer(
             assert place is not None, "metadata has a file"
             folder, has_choices = os.path.dirname(place) or ".", bool(found.choices)
             return lambda rows, file: _write_all(
-                file,
-                metadata_lines(rows, folder=folder, has_choices=has_choices, template=template, refusals=refusals),
+                file, metadata_lines(rows, folder=folder, has_choices=has_choices, template=template, refusals=refusals)
             )
         case "kohya":
             return lambda rows, file: _write_all(file, kohya_lines(rows, template=template, refusals=refusals))
