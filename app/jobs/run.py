@@ -36,7 +36,7 @@ from llama_adapter.app.pictures.inputs import (
     may_bring_columns,
     read_inputs,
 )
-from llama_adapter.app.pictures.inputs.left_out import LeftOut
+from llama_adapter.app.pictures.inputs.items import LeftOut
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.terminal.stderr_lines import say
 from llama_adapter.runtime.text import shown_name

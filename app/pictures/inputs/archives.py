@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.pictures.inputs.fields import as_columns
 from llama_adapter.app.pictures.inputs.folders import has_picture_suffix, is_thumbnail_folder
-from llama_adapter.app.pictures.inputs.items import PictureInput
-from llama_adapter.app.pictures.inputs.left_out import LeftOut
+from llama_adapter.app.pictures.inputs.items import LeftOut, PictureInput
 from llama_adapter.app.pictures.inputs.tar_members import TarMember, TarReader, opened_tar
 from llama_adapter.app.pictures.names import name_key
 from llama_adapter.runtime.text import shown_name

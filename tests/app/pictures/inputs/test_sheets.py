@@ -19,11 +19,6 @@ def test_each_line_of_a_text_is_a_question(tmp_path: Path) -> None:
     assert questions == tuple(QuestionFields(instruction=text) for text in ("What is it?", "Is it red?", "#1?"))
 
 
-def test_a_sheet_may_be_utf_16(tmp_path: Path) -> None:
-    (tmp_path / "wide.txt").write_bytes("Größe?".encode("utf-16"))
-    assert read_question_sheet(str(tmp_path / "wide.txt")) == (QuestionFields(instruction="Größe?"),)
-
-
 def test_tables_have_inputs_and_choices_too(tmp_path: Path) -> None:
     expected = (
         QuestionFields(instruction="Is it {colour}?", choices=("Yes", "No")),
