@@ -12,10 +12,9 @@ if TYPE_CHECKING:
     from llama_adapter.app.captioning.tasks.answers import answers_to_pandas
     from llama_adapter.app.captioning.tasks.registry import get_task, tasks
     from llama_adapter.app.command_line.main import load_settings
-    from llama_adapter.app.compat.infer import InferTask
     from llama_adapter.app.compat.infer_config import InferConfig
     from llama_adapter.app.compat.model_runner import ModelRunner
-    from llama_adapter.app.compat.pipeline import pipeline
+    from llama_adapter.app.compat.pipeline import InferTask, pipeline
     from llama_adapter.app.compat.streamer import TextIteratorStreamer, TextStreamer
     from llama_adapter.llm.errors import PromptError, PromptTooLongError
     from llama_adapter.runtime.errors import CheckpointError, DeviceError, GraphError, LlamaAdapterError, UsageError
@@ -60,10 +59,9 @@ for _folder in ("app", "assets", "llm", "runtime", "vision"):
 _HOMES = {
     "llama_adapter.app.captioning.captioner": ("Answer", "Captioner", "Dialogue", "RawPrompt", "TextDelta"),
     "llama_adapter.app.command_line.main": ("load_settings",),
-    "llama_adapter.app.compat.infer": ("InferTask",),
     "llama_adapter.app.compat.infer_config": ("InferConfig",),
     "llama_adapter.app.compat.model_runner": ("ModelRunner",),
-    "llama_adapter.app.compat.pipeline": ("pipeline",),
+    "llama_adapter.app.compat.pipeline": ("InferTask", "pipeline"),
     "llama_adapter.app.compat.streamer": ("TextIteratorStreamer", "TextStreamer"),
     "llama_adapter.app.captioning.tasks.answers": ("answers_to_pandas",),
     "llama_adapter.app.captioning.tasks.registry": ("get_task", "tasks"),

@@ -1,6 +1,6 @@
 """Interfaces of other systems: MindFormers, MindSpore Lite, ModelRunner, PaddleNLP, and the reference's programs.
 
 Their calls, settings and command lines come in; calls of the captioner, or settings of this program, go out.
-pipeline.py, infer.py and model_runner.py are Python interfaces. foreign.py recognises a file or line of another system
+pipeline.py and model_runner.py are Python interfaces. foreign.py recognises a file or line of another system
 and passes it to its importer. `reference` runs programs unchanged. Read foreign.py first.
 """

@@ -3,20 +3,25 @@
 import io
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from llama_adapter.app.compat import mindformers_settings, model_runner_settings, paddlenlp_settings
 from llama_adapter.app.compat.imported import Imported
+from llama_adapter.app.compat.importers import (
+    PADDLENLP_EXAMPLE,
+    ImportSettings,
+    import_infer_main,
+    import_mindformers,
+    import_paddlenlp,
+    importer_of,
+)
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.settings.setting import SECTIONS
 from llama_adapter.runtime.settings.yaml_file import Table, read_content, read_yaml
 
-_SYSTEMS = (model_runner_settings, paddlenlp_settings, mindformers_settings)
 _Word = tuple[str, int | None]  # a word of a command line, and its line in a file
-_Import = Callable[[Mapping[str, Any]], Imported]
 
 COMMAND_SUFFIXES = (".sh", ".txt", ".cmd")  # of files with a command line of another system
 
@@ -24,19 +29,19 @@ COMMAND_SUFFIXES = (".sh", ".txt", ".cmd")  # of files with a command line of an
 class _Script(NamedTuple):
     """A program of another system: the importer of its options."""
 
-    import_settings: _Import
+    import_settings: ImportSettings
     settings_file: str = "config"  # the option that names a YAML
     implied: Mapping[str, Any] = {}  # options that the program's name stands for
 
 
-_MINDFORMERS = _Script(mindformers_settings.import_settings)
+_MINDFORMERS = _Script(import_mindformers)
 _SCRIPTS = {
     "run_mindformer.py": _MINDFORMERS,
     "run_mindformers.py": _MINDFORMERS,
     "export.py": _MINDFORMERS._replace(settings_file="config_path", implied={"run_mode": "export"}),
-    "run_infer_main.py": _Script(mindformers_settings.import_infer_main),
-    "predictor.py": _Script(paddlenlp_settings.import_settings, implied={"example": paddlenlp_settings.EXAMPLE}),
-    "export_model.py": _Script(paddlenlp_settings.import_settings, implied={"output_path": None}),
+    "run_infer_main.py": _Script(import_infer_main),
+    "predictor.py": _Script(import_paddlenlp, implied={"example": PADDLENLP_EXAMPLE}),
+    "export_model.py": _Script(import_paddlenlp, implied={"output_path": None}),
 }
 
 
@@ -52,8 +57,8 @@ def recognise(data: Mapping[str, Any]) -> Importer | None:
     The importer takes the mapping and `source`, a name for messages. It raises UsageError for a key that is not
     supported, with its line if tables have `lines`.
     """
-    system = _system_of(data)
-    return None if system is None else partial(_import_strictly, system)
+    import_settings = importer_of(data)
+    return None if import_settings is None else partial(_import_strictly, import_settings)
 
 
 def import_file(path: str) -> Imported:
@@ -81,25 +86,19 @@ def import_line(words: Sequence[str]) -> Imported | None:
 
 
 def _import_table(data: Table, *, source: str) -> Imported:
-    system = _system_of(data)
-    if system is None:
+    import_settings = importer_of(data)
+    if import_settings is None:
         if data.keys() <= {"command", *SECTIONS}:
             raise UsageError(f"`{source}` has our own settings already", hint=f"pass it as `--config {source}`")
         raise UsageError(
             f"`{source}` has the settings of no known system: its keys are {', '.join(map(str, data)) or 'none'}",
             hint="known are ModelRunner's YAML, PaddleNLP's predictor options, and MindFormers' YAML",
         )
-    imported: Imported = system.import_settings(data)
-    return imported
+    return import_settings(data)
 
 
-def _system_of(data: Mapping[str, Any]) -> Any:
-    return next((system for system in _SYSTEMS if system.is_ours(data)), None)
-
-
-def _import_strictly(system: Any, data: Mapping[str, Any], *, source: str = "settings") -> Imported:
-    imported: Imported = system.import_settings(data)
-    return imported.check(source)
+def _import_strictly(import_settings: ImportSettings, data: Mapping[str, Any], *, source: str = "settings") -> Imported:
+    return import_settings(data).check(source)
 
 
 def _split(text: str, *, source: str, first: int | None = 1) -> list[_Word]:

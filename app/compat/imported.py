@@ -1,4 +1,4 @@
-"""The result of converting another system's settings, with a report for each key, and the rules for conversion."""
+"""The result of converting another system's settings, with a report for each key."""
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from llama_adapter.app.models.models_by_name import FOREIGN_WEIGHTS, find_model, model_settings
-from llama_adapter.llm.exported.card import CARD_FILE, read_card
 from llama_adapter.runtime.errors import UsageError
 
 Outcome = Literal["taken", "ignored", "refused"]
@@ -182,143 +180,6 @@ class Import:
 
 
 Rule = Callable[[Import, str, Any], None]
-
-
-def ignored(why: str) -> Rule:
-    """A rule for a key that has no effect."""
-    return lambda imported, key, value: imported.ignore(key, why)
-
-
-def whole_number(setting: str, *, least: int = 1, note: str = "") -> Rule:
-    """A rule for a key that is a whole number and becomes a setting."""
-
-    def rule(imported: Import, key: str, value: Any) -> None:
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            imported.refuse(key, f"wanted a whole number of at least {least}, got {value!r}")
-        else:
-            imported.take(key, {setting: value}, note)
-
-    return rule
-
-
-def number(setting: str) -> Rule:
-    """A rule for a key that is a number and becomes a setting."""
-
-    def rule(imported: Import, key: str, value: Any) -> None:
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            imported.refuse(key, f"wanted a number, got {value!r}")
-        else:
-            imported.take(key, {setting: value})
-
-    return rule
-
-
-def one_of(values: Mapping[Any, Mapping[str, Any]], *, otherwise: str) -> Rule:
-    """A rule for a key whose value stands for settings, as in `values`. Other values are refused."""
-
-    def rule(imported: Import, key: str, value: Any) -> None:
-        found = values.get(value) if isinstance(value, (str, int)) else None
-        if found is None:
-            known = " or ".join(map(str, values))
-            imported.refuse(key, f"wanted {known}, got {value!r}; {otherwise}")
-        elif not found:
-            imported.ignore(key, f"{value!r} is the default")
-        else:
-            imported.take(key, found)
-
-    return rule
-
-
-ROUNDED = {"computation.precision": "int8", "computation.operators": "w8a8"}  # weights and inputs of 8 bits
-_BITS: Mapping[str, Mapping[str, str]] = {
-    name: settings
-    for names, settings in (
-        (("w8a16", "a16w8", "weight_only_int8", "int8"), {"computation.precision": "int8"}),
-        (("w4a16", "a16w4", "weight_only_int4", "int4"), {"computation.precision": "int4"}),
-        (("w8a8", "a8w8"), ROUNDED),
-        (("w16a16", "a16w16", "none"), {}),
-    )
-    for name in names
-}
-
-
-def few_bits(imported: Import, key: str, value: Any) -> None:
-    """The rule for a key with the bits of weights and inputs, such as W8A16."""
-    if isinstance(value, Mapping):
-        imported.refuse(
-            key,
-            "weights that another program quantised cannot be read: name the float model, and give the bits by a name "
-            "such as w8a16, or as --precision",
-        )
-    else:
-        name = value.lower() if isinstance(value, str) else value
-        one_of(_BITS, otherwise="other numbers of bits are not supported")(imported, key, name)
-
-
-def at_most_one(why: str) -> Rule:
-    """A rule for a key that is a number of devices or parts. More than one is refused."""
-
-    def rule(imported: Import, key: str, value: Any) -> None:
-        if value == 1:
-            imported.ignore(key, "one is the default")
-        else:
-            imported.refuse(key, f"{value!r}: {why}")
-
-    return rule
-
-
-def model(imported: Import, key: str, value: Any) -> None:
-    """The rule for a key that names the model, or the folder of an exported one."""
-    if not isinstance(value, str):
-        imported.refuse(key, f"wanted a path or a name, got {value!r}")
-        return
-    try:
-        place = find_model(value)
-        if not imported.is_export and (place / CARD_FILE).is_file():
-            exported(imported, key, place)
-        else:
-            imported.take(key, {f"model.{name}": found for name, found in model_settings(place).items()})
-    except UsageError as error:
-        if value.endswith(FOREIGN_WEIGHTS):
-            imported.refuse(key, f"{error.message}: {error.hint}")
-        else:
-            imported.take(key, {"model.model": value}, error.message)
-
-
-def exported(imported: Import, key: str, folder: Path) -> None:
-    """Take the folder of an exported decoder. Raises GraphError for a damaged card."""
-    backend = {"computation.decoder_backend": "mslite"} if read_card(folder).format == "mindir" else {}
-    imported.take(key, {"computation.decoder": str(folder), **backend})
-
-
-def greedy_or_sampled(
-    imported: Import, *, is_sampled: bool, paths: Mapping[str, str], switch: str | None = None
-) -> None:
-    """Convert the sampling keys at `paths` (name of our setting -> path of the key) to settings.
-
-    If the other system's `switch` turns sampling off, this becomes temperature 0.
-    """
-    given = {name: path for name, path in paths.items() if imported.value(path) is not None}
-    if imported.is_export:
-        for path in (switch, *given.values()):
-            if path is not None and imported.value(path) is not None:
-                imported.ignore(path, "an export does not need it")
-        return
-    if switch is not None and imported.value(switch) is not None:
-        temperature = imported.value(paths["temperature"], 1.0) if is_sampled else 0.0
-        imported.take(switch, {"generation.temperature": temperature})
-    if not is_sampled:
-        imported.set("generation.temperature", 0.0)
-        for path in given.values():
-            imported.ignore(path, "the most probable token is taken (generation.temperature: 0)")
-        return
-    for name, path in given.items():
-        (whole_number if name == "top_k" else number)(f"generation.{name}")(imported, path, imported.value(path))
-    imported.set("generation.temperature", 1.0)
-    imported.set("generation.top_p", 1.0)
-
-
-ONLY_TENSOR_PARALLEL = "model_parallel splits a decoder; `parallel.engine: ray` gives pictures to several"
 
 
 def _shown(value: Any) -> str:

@@ -39,7 +39,8 @@ def open_model(model: Any, settings: Mapping[str, Any], *, backend: str) -> tupl
     settings = dict(settings)
     is_checkpoint = _MINDSPORE.get(backend) == "ms" and not names_graphs(model)
     if backend in _MINDSPORE and not is_checkpoint:
-        return _open_mindir(model, settings, backend=_MINDSPORE[backend])
+        graphs = captioner_settings(mindir_settings(model) | settings)
+        return _load(graphs | {"decoder_backend": _MINDSPORE[backend]})
     if backend == "paddle":
         raise UsageError("No backend `paddle` is here", hint="leave `backend` out: torch runs the model")
     if backend in ("onnx", "om"):
@@ -60,16 +61,12 @@ def open_model(model: Any, settings: Mapping[str, Any], *, backend: str) -> tupl
     found = _settings_of(model) | settings
     if is_checkpoint:
         warnings.warn(f"backend `{backend}` has no effect: torch runs checkpoints, MindSpore runs graphs", stacklevel=3)
-    own = {name: found.pop(name) for name in _SPEC & found.keys()}
-    return Captioner.load(**own), found
+    return _load(found)
 
 
-def _open_mindir(model: Any, settings: dict[str, Any], *, backend: str) -> tuple[Captioner, dict[str, Any]]:
-    """The captioner for MindIR graphs. `model` names them in a form of MindSpore Lite, see `mindir_settings`."""
-    found = mindir_settings(model) | settings
-    found = captioner_settings(found) | {"decoder_backend": backend}
-    own = {name: found.pop(name) for name in _SPEC & found.keys()}
-    return Captioner.load(**own), found
+def _load(settings: dict[str, Any]) -> tuple[Captioner, dict[str, Any]]:
+    own = {name: settings.pop(name) for name in _SPEC & settings.keys()}
+    return Captioner.load(**own), settings
 
 
 def _settings_of(model: Any) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def captioner_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     most, length = read_card(folder).config.context, found.pop("infer_seq_length", None)
     if length is not None:
         if length > most and length != _DEFAULT_LENGTH:
-            warnings.warn(f"infer_seq_length {length}: the graphs take {most} tokens", stacklevel=5)
+            warnings.warn(f"infer_seq_length {length}: the graphs take {most} tokens", stacklevel=4)
         found.setdefault("context", min(length, most))
     return found
 

@@ -27,7 +27,8 @@ from llama_adapter.app.captioning.pictures import RemotePicture, given_pictures
 from llama_adapter.app.captioning.stage_clock import StageClock
 from llama_adapter.app.captioning.tasks.answers import Answer, TextDelta
 from llama_adapter.app.captioning.tasks.prompts import Prompt, RawPrompt
-from llama_adapter.app.compat import model_runner_settings, own_model
+from llama_adapter.app.compat import own_model
+from llama_adapter.app.compat.importers import import_model_runner
 from llama_adapter.app.models.models_by_name import find_model, model_settings
 from llama_adapter.app.models.spec import AUTO, DEFAULT_BATCH_SIZE, PLAIN_MODES
 from llama_adapter.app.pictures.reading.reader import PictureReading
@@ -68,12 +69,9 @@ class ModelRunner:
         Raises UsageError for a value that is not supported, and DeviceError.
         """
         self.runner_settings = runner_settings
-        imported = model_runner_settings.import_settings(runner_settings).check("runner_settings").flat()
+        imported = import_model_runner(runner_settings).check("runner_settings").flat()
         path = runner_settings.get("model_path")
-        self.settings: dict[str, Any] = {
-            **{name: imported[name] for name in _TAKEN if name in imported},
-            **settings,
-        }
+        self.settings: dict[str, Any] = {**{name: imported[name] for name in _TAKEN if name in imported}, **settings}
         self.model_name = runner_settings.get("model_name", "default_model_name")
         self.model_path = path
         self.execute_mode: str = self.settings.get("mode", AUTO)  # `init_model` resolves it

@@ -21,6 +21,7 @@ from llama_adapter.app.captioning.tasks.registry import get_task, tasks
 from llama_adapter.app.captioning.tasks.task import FREE_TEXT, Task
 from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion, is_token_id, text_items
 from llama_adapter.app.compat.loading import open_model
+from llama_adapter.app.compat.mindir import names_graphs
 from llama_adapter.app.compat.streamer import Streamer
 from llama_adapter.app.models.spec import EXPORTED
 from llama_adapter.llm.engine.sampling_params import SamplingParams
@@ -113,6 +114,31 @@ def pipeline(
 def task_names() -> list[str]:
     """The tasks that `pipeline` takes."""
     return [entry.name for entry in tasks()]
+
+
+class InferTask:
+    """MindSpore Lite's factory: makes pipelines from an `InferConfig`."""
+
+    open_pipeline = staticmethod(pipeline)
+
+    @classmethod
+    def get_infer_task(cls, task_type: str, task_config: Mapping[str, Any], **settings: Any) -> "Pipeline":
+        """The pipeline for a task. `settings` are those of `pipeline`, such as `tokenizer`.
+
+        MindSpore Lite runs MindIR graphs, unless `backend` names another program. Raises what `pipeline` raises.
+        """
+        settings.setdefault("backend", "mslite" if names_graphs(task_config) else "torch")
+        return cls.open_pipeline(task_type, task_config, **settings)
+
+    @classmethod
+    def check_task_valid(cls, task_type: str) -> bool:
+        """Whether `task_type` is a known task."""
+        return task_type in task_names()
+
+    @classmethod
+    def support_list(cls) -> list[str]:
+        """The names of all tasks."""
+        return task_names()
 
 
 class Pipeline:

@@ -99,12 +99,7 @@ class EncodeRunner:
             yield
 
     def answer(
-        self,
-        items: Iterator[WorkItem],
-        planner: JobPlanner,
-        *,
-        say: Callable[[str], None],
-        stop: Callable[[], bool],
+        self, items: Iterator[WorkItem], planner: JobPlanner, *, say: Callable[[str], None], stop: Callable[[], bool]
     ) -> Generator[Answer]:
         """See `Runner`. An answer is yielded once its file is on disk."""
         if self._job.overwrite:
@@ -117,13 +112,7 @@ class EncodeRunner:
         begun = time.monotonic()
         look = partial(look_at, reader=self._reader, wants=partial(self._wants, planner=planner))
         with Prefetcher(
-            items,
-            look,
-            ahead=2 * count,
-            shareable=is_shareable,
-            num_bytes=carried_bytes,
-            may_wait=is_slow,
-            stop=stop,
+            items, look, ahead=2 * count, shareable=is_shareable, num_bytes=carried_bytes, may_wait=is_slow, stop=stop
         ) as prefetcher:
             while not prefetcher.is_exhausted and not stop():
                 started = time.monotonic()

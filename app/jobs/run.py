@@ -36,7 +36,7 @@ from llama_adapter.app.pictures.inputs import (
     may_bring_columns,
     read_inputs,
 )
-from llama_adapter.app.pictures.inputs.left_out import LeftOut
+from llama_adapter.app.pictures.inputs.items import LeftOut
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.terminal.stderr_lines import say
 from llama_adapter.runtime.text import shown_name
@@ -187,13 +187,7 @@ def _other_dtype(job: Job, runner: Runner) -> str:
 
 
 def _say_notes(
-    job: Job,
-    runner: Runner,
-    writer: ResultWriter,
-    decider: Decider,
-    *,
-    file: RecordWriter | None,
-    is_continued: bool,
+    job: Job, runner: Runner, writer: ResultWriter, decider: Decider, *, file: RecordWriter | None, is_continued: bool
 ) -> None:
     """Print notes on what users may not expect of the record file, the model and the calibration."""
     if file is not None and file.is_durable and not file.is_locked:

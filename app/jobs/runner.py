@@ -29,12 +29,7 @@ class Runner(Protocol):
         ...
 
     def answer(
-        self,
-        items: Iterator[WorkItem],
-        planner: JobPlanner,
-        *,
-        say: Callable[[str], None],
-        stop: Callable[[], bool],
+        self, items: Iterator[WorkItem], planner: JobPlanner, *, say: Callable[[str], None], stop: Callable[[], bool]
     ) -> Generator[Event]:
         """Yield one answer to every question that `planner.wants` returns, in order of completion.
 
@@ -75,12 +70,7 @@ class LocalRunner:
                 yield
 
     def answer(
-        self,
-        items: Iterator[WorkItem],
-        planner: JobPlanner,
-        *,
-        say: Callable[[str], None],
-        stop: Callable[[], bool],
+        self, items: Iterator[WorkItem], planner: JobPlanner, *, say: Callable[[str], None], stop: Callable[[], bool]
     ) -> Generator[Event]:
         """See `Runner`. Compiles the programs of slow graph modes before it returns."""
         self._say = say

@@ -44,11 +44,7 @@ def open_model(spec: CaptionerSpec, how: Mapping[str, Any]) -> tuple[CaptionerSp
         **how,
     )
     encoder = OpenEncoder(
-        encoding=encoding,
-        vision=parts.vision,
-        device=parts.info.device,
-        runner=parts.runner,
-        notes=parts.info.notes,
+        encoding=encoding, vision=parts.vision, device=parts.info.device, runner=parts.runner, notes=parts.info.notes
     )
     return parts.spec, encoder
 

@@ -14,8 +14,8 @@ from llama_adapter.app.pictures.inputs.archives import archive_inputs
 from llama_adapter.app.pictures.inputs.folders import file_input
 from llama_adapter.app.pictures.inputs.items import InputsError, PictureInput
 from llama_adapter.app.pictures.inputs.manifests import check_manifest, manifest_inputs
+from llama_adapter.app.pictures.inputs.prompts import read_question_sheet
 from llama_adapter.app.pictures.inputs.reading import list_inputs
-from llama_adapter.app.pictures.inputs.sheets import read_question_sheet
 from llama_adapter.app.pictures.reading.sources import FileSlice
 from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS, shown_name
 from llama_adapter.vision.errors import PictureError

@@ -13,8 +13,7 @@ from typing import Any, Final
 from llama_adapter.app.learning.labelled.example import Examples
 from llama_adapter.app.learning.labelled.pictures import METADATA
 from llama_adapter.app.learning.labelled.reading import read_examples
-from llama_adapter.app.pictures.inputs.items import InputsError
-from llama_adapter.app.pictures.inputs.left_out import LeftOut
+from llama_adapter.app.pictures.inputs.items import InputsError, LeftOut
 from llama_adapter.app.pictures.inputs.xmp import description_of, with_description
 from tests.app.pictures.inputs.files import tar_bytes
 from tests.fuzz.mutators import either, mutated_bytes, mutated_json, mutated_tar, words

@@ -14,7 +14,7 @@ import pytest
 from llama_adapter.app.learning.labelled.reading import read_examples
 from llama_adapter.app.learning.labelled.rows import Columns
 from llama_adapter.app.pictures.inputs import InputsError, InputSpec, read_inputs
-from llama_adapter.app.pictures.inputs.left_out import LeftOut
+from llama_adapter.app.pictures.inputs.items import LeftOut
 from tests.app.command import Run
 
 HERE = Path(__file__).parent

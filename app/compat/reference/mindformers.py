@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
-from llama_adapter.app.compat import mindformers_settings
-from llama_adapter.app.compat.infer import InferTask as OwnInferTask
+from llama_adapter.app.compat.importers import import_mindformers
 from llama_adapter.app.compat.infer_config import InferConfig
+from llama_adapter.app.compat.pipeline import InferTask as OwnInferTask
 from llama_adapter.app.compat.pipeline import Pipeline
 from llama_adapter.app.compat.pipeline import pipeline as open_pipeline
 from llama_adapter.app.compat.streamer import TextIteratorStreamer, TextStreamer
@@ -105,7 +105,7 @@ class InferTask(OwnInferTask):
 
 def _imported(data: Mapping[str, Any], *, source: str) -> dict[str, Any]:
     """Settings of this package, by section, for settings of MindFormers. Says notes. Raises UsageError."""
-    imported = mindformers_settings.import_settings(data)
+    imported = import_mindformers(data)
     for entry in imported.report:
         if entry.outcome == "refused":
             raise UsageError(f"{source}: `{entry.key}` is refused: {entry.text}")

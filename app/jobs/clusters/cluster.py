@@ -68,8 +68,7 @@ def joined_cluster(options: RayOptions, *, package: str = "ray.data", extra: str
         importlib.import_module(package)
     except ImportError as error:
         raise UsageError(
-            f"--engine ray needs the package ray, and {_missing(error)}",
-            hint=install_hint(extra),
+            f"--engine ray needs the package ray, and {_missing(error)}", hint=install_hint(extra)
         ) from error
     if ray.is_initialized():
         _quieten()

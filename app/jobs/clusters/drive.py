@@ -12,7 +12,7 @@ from llama_adapter.app.captioning.work_items import WorkItem
 from llama_adapter.app.jobs.clusters.actors import Crew
 from llama_adapter.app.jobs.clusters.chunks import AnsweredChunk, Chunk, Ledger
 from llama_adapter.app.jobs.clusters.cluster import WorkersFailedError, raise_problem
-from llama_adapter.app.jobs.clusters.pipeline import ReadingPipeline
+from llama_adapter.app.jobs.clusters.reading import ReadingPipeline
 from llama_adapter.app.jobs.clusters.worker import LoadedModel, NotLoaded
 from llama_adapter.app.jobs.job_planner import JobPlanner
 from llama_adapter.app.models.spec import ModelInfo

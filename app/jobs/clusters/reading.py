@@ -1,16 +1,26 @@
-"""Runs in the reading tasks: reads the pictures of a chunk, except those that an earlier run answered."""
+"""Reads chunks of pictures ahead of the captioners, with Ray Data on all machines.
+
+`ReadingPipeline` runs in a thread of the driver. `read_chunk` runs in the reading tasks; it leaves out pictures that an
+earlier run answered.
+"""
 
 import dataclasses
 import os
 import pickle
-from collections.abc import Callable
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from llama_adapter.app.captioning.pictures import RemotePicture
 from llama_adapter.app.captioning.work_items import WorkItem
 from llama_adapter.app.jobs.clusters.chunks import Chunk, Known, ReadChunk
+from llama_adapter.app.jobs.clusters.places import READING_CPUS
 from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.pictures.inputs.addresses import is_remote, read_remote
 from llama_adapter.app.pictures.reading.isolated import IsolatedReader
@@ -18,6 +28,9 @@ from llama_adapter.app.pictures.reading.reader import PictureReader, PictureRead
 from llama_adapter.app.pictures.reading.spec import ReadingSpec
 from llama_adapter.runtime.problems import describe
 from llama_adapter.vision.errors import PictureError
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
 
 # Remote storage is slow for each file, but serves many files at once. Local files are read one after another, because
 # there is one task for each processor.
@@ -82,3 +95,103 @@ def _reader(reading: Reading) -> Reader:
     if reading.kind == "thread":
         return PictureReader(reading.spec, size=reading.size)
     return IsolatedReader(reading.spec, size=reading.size, timeout_s=reading.timeout_s, num_processes=1)
+
+
+class ReadingPipeline:
+    """Takes windows of chunks, and returns references to read chunks in any order.
+
+    Each window is a separate Ray dataset, so the complete list of pictures is never needed. If a machine is lost, its
+    chunks are read again; the driver keeps them.
+    """
+
+    def __init__(self, reading: Reading, *, known: Known | None, num_tasks: int, ahead: int) -> None:
+        """`ahead` is the number of read chunks that may wait here, in addition to those that Ray Data keeps."""
+        import ray
+
+        self._read = partial(read_block, reading=reading, known=None if known is None else ray.put(known))
+        self._num_tasks = num_tasks
+        self._windows: queue.SimpleQueue[Sequence[Chunk] | None] = queue.SimpleQueue()
+        self._ready: queue.Queue[ObjectRef[Any] | BaseException | None] = queue.Queue(max(1, ahead))
+        self._num_pending = 0  # number of windows; used only by the thread that calls `take`
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="read-chunks", daemon=True)
+        self._thread.start()
+
+    @property
+    def num_pending(self) -> int:
+        """Number of windows that are not completely read."""
+        return self._num_pending
+
+    def add(self, window: Sequence[Chunk]) -> None:
+        """Read these chunks, after all earlier ones."""
+        self._num_pending += 1
+        self._windows.put(window)
+
+    def take(self, *, timeout_s: float) -> "ObjectRef[Any] | None":
+        """A read chunk, or None if none is ready within `timeout_s`. Raises the error that ended reading a window."""
+        while True:
+            try:
+                got = self._ready.get(timeout=timeout_s) if timeout_s else self._ready.get_nowait()
+            except queue.Empty:
+                return None
+            if got is None:
+                self._num_pending -= 1
+            elif isinstance(got, BaseException):
+                raise got
+            else:
+                return got
+
+    def close(self) -> None:
+        """Stop reading. May be called again."""
+        self._is_closed = True
+        self._windows.put(None)
+        while self._thread.is_alive():
+            while not self._ready.empty():
+                self._ready.get_nowait()
+            self._thread.join(0.05)
+
+    def _run(self) -> None:
+        while (window := self._windows.get()) is not None:
+            try:
+                for block in self._blocks(window):
+                    if self._is_closed:
+                        return
+                    self._ready.put(block)
+            except BaseException as error:
+                self._ready.put(error)
+            self._ready.put(None)
+
+    def _blocks(self, window: Sequence[Chunk]) -> "Iterator[ObjectRef[Any]]":
+        import ray.data
+
+        rows = [{"chunk": pickle.dumps(chunk, protocol=5)} for chunk in window]
+        dataset = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
+            self._read,
+            batch_size=1,
+            batch_format="numpy",
+            compute=ray.data.TaskPoolStrategy(size=min(self._num_tasks, len(rows))),
+            num_cpus=READING_CPUS,
+        )
+        for bundle in dataset.iter_internal_ref_bundles():
+            yield from bundle.block_refs
+
+
+def read_block(batch: dict[str, "np.ndarray[Any, Any]"], *, reading: Reading, known: Any) -> dict[str, Any]:
+    """Read a batch of one pickled `Chunk`; returns one pickled `ReadChunk`. `known` is a reference to a `Known`."""
+    import ray
+
+    found: Known | None = None if known is None else ray.get(known)
+    (payload,) = batch["chunk"]
+    read = np.empty(1, dtype=object)
+    read[0] = read_chunk(payload, reading=reading, known=found)
+    return {"payload": read}
+
+
+def prepare_context() -> None:
+    """Set Ray Data's options in this process."""
+    from ray.data import DataContext
+
+    context = DataContext.get_current()
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    context.enable_auto_log_stats = False

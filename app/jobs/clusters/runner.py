@@ -13,9 +13,8 @@ from llama_adapter.app.jobs.clusters.actors import IN_HAND, Crew
 from llama_adapter.app.jobs.clusters.chunks import AnsweredChunk, Known, in_chunks, sizes
 from llama_adapter.app.jobs.clusters.cluster import RayOptions, joined_cluster, machines
 from llama_adapter.app.jobs.clusters.drive import Drive, loaded
-from llama_adapter.app.jobs.clusters.pipeline import ReadingPipeline, prepare_context
 from llama_adapter.app.jobs.clusters.places import num_reading_tasks, plan_places
-from llama_adapter.app.jobs.clusters.reading import Reading
+from llama_adapter.app.jobs.clusters.reading import Reading, ReadingPipeline, prepare_context
 from llama_adapter.app.jobs.clusters.worker import LoadedModel
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.job_planner import JobPlanner
@@ -63,12 +62,7 @@ class RayRunner:
             yield
 
     def answer(
-        self,
-        items: Iterator[WorkItem],
-        planner: JobPlanner,
-        *,
-        say: Callable[[str], None],
-        stop: Callable[[], bool],
+        self, items: Iterator[WorkItem], planner: JobPlanner, *, say: Callable[[str], None], stop: Callable[[], bool]
     ) -> Generator[Event]:
         """See `Runner`. Captioners compile their programs when they are loaded."""
         num_captioners = len(self._crew.places)

@@ -18,6 +18,7 @@ from llama_adapter.app.jobs.exports.outputs import (
     KOHYA_NAME,
     METADATA_NAME,
     Decided,
+    Template,
     check_parts,
     jsonl_lines,
     kohya_lines,
@@ -29,11 +30,10 @@ from llama_adapter.app.jobs.exports.outputs import (
     write_parts,
 )
 from llama_adapter.app.jobs.exports.parquet import write_parquet
-from llama_adapter.app.jobs.exports.sidecars import Existing, PlainText, Refusals, SidecarFiles, XmpText
+from llama_adapter.app.jobs.exports.sidecars import PLAIN_TEXT, XMP, Existing, Refusals, SidecarFiles
 from llama_adapter.app.jobs.exports.survey import MAX_REMEMBERED, Selection, Survey, file_name, record_files, survey
-from llama_adapter.app.jobs.exports.template import Template
 from llama_adapter.app.jobs.records.manifest import runs_behind
-from llama_adapter.app.pictures.inputs.parquet_rows import check_pyarrow
+from llama_adapter.app.pictures.inputs.tables import check_pyarrow
 from llama_adapter.runtime.atomic_write import atomic_write, refuse_to_replace
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.partial import named_after
@@ -134,7 +134,7 @@ def _export_sidecars(job: ExportRecordsJob, paths: list[str], selection: Selecti
             is_added=is_xmp and job.suffix is None,
             is_beside=job.out is None,
         ),
-        text_format=XmpText() if is_xmp else PlainText(),
+        text_format=XMP if is_xmp else PLAIN_TEXT,
     )
     with files:
         found = survey(paths, selection, see=lambda record: files.see(file_name(record)))
@@ -194,8 +194,7 @@ def _writer(
             assert place is not None, "metadata has a file"
             folder, has_choices = os.path.dirname(place) or ".", bool(found.choices)
             return lambda rows, file: _write_all(
-                file,
-                metadata_lines(rows, folder=folder, has_choices=has_choices, template=template, refusals=refusals),
+                file, metadata_lines(rows, folder=folder, has_choices=has_choices, template=template, refusals=refusals)
             )
         case "kohya":
             return lambda rows, file: _write_all(file, kohya_lines(rows, template=template, refusals=refusals))

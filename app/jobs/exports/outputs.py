@@ -1,9 +1,11 @@
-"""Writes records, and the decisions on them, to exported files."""
+"""Writes records, the decisions on them, and texts made by templates, to exported files."""
 
 import json
 import os
 import re
+import string
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -12,10 +14,9 @@ from llama_adapter.app.captioning.decisions.decider import Decider, Decision
 from llama_adapter.app.jobs.exports.formats import CSV_COLUMNS, Cell, csv_cells, csv_lines
 from llama_adapter.app.jobs.exports.sidecars import Refusals, is_file
 from llama_adapter.app.jobs.exports.survey import file_name
-from llama_adapter.app.jobs.exports.template import Template
 from llama_adapter.app.jobs.records.key import RecordKey
 from llama_adapter.app.jobs.records.record import Record, json_line, read_records
-from llama_adapter.app.pictures.names import name_as_text
+from llama_adapter.app.pictures.names import name_as_text, place_of
 from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.text import shown_name
@@ -25,8 +26,37 @@ KOHYA_NAME: Final = "metadata.json"
 _DECISION_COLUMNS: Final = ("decision", "probability")
 _PART: Final = re.compile(r"part-\d{5,}\.[a-z]+")
 _NUM_FRONT: Final = 2  # columns before the decision: picture and text
+_FIELDS: Final = ("text", "stem", "parent")  # of templates
 
 Decided = tuple[Record, Decision | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """For example `shapeart, {text}`. `{stem}` is the picture's name without suffix, `{parent}` that of its folder."""
+
+    text: str = "{text}"
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for another field, or braces that are not closed or doubled."""
+        try:
+            parts = list(string.Formatter().parse(self.text))
+        except ValueError:
+            raise ValueError(f"template {self.text!r} has a brace alone: double a brace that is text") from None
+        if any(name is not None and (name not in _FIELDS or spec or conversion) for _, name, spec, conversion in parts):
+            names = ", ".join(f"{{{name}}}" for name in _FIELDS)
+            raise ValueError(f"wanted the fields {names} in a template, got {self.text!r}")
+
+    def fill(self, *, picture: str, text: str) -> str:
+        """The text for a picture of this name."""
+        if self.text == "{text}":
+            return text
+        try:
+            folder, name = os.path.split(place_of(picture))
+        except ValueError:  # a null character in it
+            folder, name = os.path.split(picture)
+        parent, stem = os.path.basename(folder), os.path.splitext(name)[0]
+        return self.text.format(text=text, stem=name_as_text(stem), parent=name_as_text(parent))
 
 
 def with_decisions(records: Iterable[Record], decider: Decider) -> Iterator[Decided]:

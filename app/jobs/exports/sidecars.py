@@ -3,10 +3,10 @@
 import errno
 import os
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, Literal, Protocol, Self
+from typing import Final, Literal, NamedTuple, Self
 
 from llama_adapter.app.jobs.exports.formats import SidecarNames, safe_path
 from llama_adapter.app.pictures.inputs.xmp import MAX_BYTES as MAX_TEXT_BYTES
@@ -49,47 +49,25 @@ class Refusals:
         return [f"error: {one}" for one in self.told] + ([f"error: and {more} more"] if more else [])
 
 
-class TextFormat(Protocol):
-    """How a text is kept in a file."""
+class TextFormat(NamedTuple):
+    """How a text is kept in a file. Both functions raise ValueError with the reason."""
 
     is_whole: bool  # whether a file is its text; otherwise it has more, which must not be lost
-
-    def read(self, data: bytes, /) -> str:
-        """The text in a file, "" for none. Raises ValueError with the reason if the file has another format."""
-
-    def write(self, text: str, data: bytes | None, /) -> bytes:
-        """The content of a file with this text; `data` is its present content. Raises ValueError with the reason."""
+    read: Callable[[bytes], str]  # the text in a file, "" for none
+    write: Callable[[str, bytes | None], bytes]  # the content of a file with this text, from its present content
 
 
-class PlainText:
-    """A file that is the text and a line feed."""
-
-    is_whole = True
-
-    def read(self, data: bytes, /) -> str:
-        """See `TextFormat`."""
-        try:
-            return data.decode("utf-8-sig").rstrip()
-        except UnicodeDecodeError:
-            raise ValueError("it is not UTF-8") from None
-
-    def write(self, text: str, data: bytes | None, /) -> bytes:
-        """See `TextFormat`."""
-        return text.encode(errors="backslashreplace") + b"\n"
+def _read_plain(data: bytes) -> str:
+    try:
+        return data.decode("utf-8-sig").rstrip()
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8") from None
 
 
-class XmpText:
-    """A file whose `dc:description` is the text. Everything else in it is kept."""
-
-    is_whole = False
-
-    def read(self, data: bytes, /) -> str:
-        """See `TextFormat`."""
-        return description_of(data)
-
-    def write(self, text: str, data: bytes | None, /) -> bytes:
-        """See `TextFormat`."""
-        return with_description(text, data)
+PLAIN_TEXT: Final = TextFormat(
+    is_whole=True, read=_read_plain, write=lambda text, data: text.encode(errors="backslashreplace") + b"\n"
+)
+XMP: Final = TextFormat(is_whole=False, read=description_of, write=with_description)  # the rest of a file is kept
 
 
 class SidecarFiles:
@@ -106,7 +84,7 @@ class SidecarFiles:
         existing: Existing = "refuse",
         below: Sequence[str] = (),
         names: SidecarNames | None = None,
-        text_format: TextFormat | None = None,
+        text_format: TextFormat = PLAIN_TEXT,
     ) -> None:
         """With `out`, texts are written into this folder, by `safe_path`, without following links.
 
@@ -119,7 +97,7 @@ class SidecarFiles:
         self.refusals = Refusals()
         self.num_outside = 0  # number of pictures outside of all allowed folders
         self.outside: str | None = None  # the common folder of these pictures
-        self._existing, self._format = existing, text_format or PlainText()
+        self._existing, self._format = existing, text_format
         self._names, self._is_beside = names or SidecarNames(), out is None
         if out is not None:
             os.makedirs(out, exist_ok=True)

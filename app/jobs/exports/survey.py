@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from llama_adapter.app.jobs.records.moves import Moves
+from llama_adapter.app.jobs.records.index import Moves
 from llama_adapter.app.jobs.records.record import Record, may_be_escaped, read_records, superseded_names
 from llama_adapter.app.pictures.inputs import natural_key
 from llama_adapter.app.pictures.names import escaped_name, find_escaped, name_key, picture_key

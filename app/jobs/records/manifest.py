@@ -74,11 +74,7 @@ def write_manifest(records_path: str | os.PathLike[str], *, manifest: RunManifes
     if not place.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(place))
     runs = {run.run: run for run in read_manifest(records_path)} | {manifest.run: manifest}
-    content = {
-        "format": MANIFEST_FORMAT,
-        "version": MANIFEST_VERSION,
-        "runs": [asdict(run) for run in runs.values()],
-    }
+    content = {"format": MANIFEST_FORMAT, "version": MANIFEST_VERSION, "runs": [asdict(run) for run in runs.values()]}
     # Surrogates (bytes that are not UTF-8) are written as escapes, and reading gives them back unchanged.
     text = json.dumps(content, indent=2, ensure_ascii=False)
     with atomic_write(place) as file:

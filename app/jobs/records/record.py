@@ -25,9 +25,8 @@ class Record(TypedDict):
 
     id: str
     picture: str  # the picture's name; bytes that are not UTF-8 are surrogates, as in `os.fsdecode`
-    exact_name: NotRequired[
-        bool
-    ]  # True for names with a backslash; if absent, the backslash may be an escape of an earlier version
+    # True for names with a backslash; if absent, the backslash may be an escape of an earlier version.
+    exact_name: NotRequired[bool]
     prompt: str
     text: str
     finish: str  # stop, length, choice or error

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from llama_adapter.app.pictures.inputs import InputsError, PictureInput, QuestionFields
-from llama_adapter.app.pictures.inputs.left_out import LeftOut
+from llama_adapter.app.pictures.inputs.items import LeftOut
 from llama_adapter.runtime.text import shown_text
 
 Task = Literal["choice", "answer", "caption"]  # one of a fixed set; a free answer; a description

@@ -18,7 +18,7 @@ from llama_adapter.app.pictures.inputs.folders import (
     is_folder,
     is_thumbnail_folder,
 )
-from llama_adapter.app.pictures.inputs.left_out import LeftOut
+from llama_adapter.app.pictures.inputs.items import LeftOut
 from llama_adapter.app.pictures.inputs.xmp import MAX_BYTES as MAX_XMP_BYTES
 from llama_adapter.app.pictures.inputs.xmp import description_of
 from llama_adapter.runtime.text import shown_name

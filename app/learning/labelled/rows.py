@@ -21,9 +21,9 @@ from llama_adapter.app.pictures.inputs.fields import (
     named,
     question_columns,
     question_fields,
+    row_picture,
 )
-from llama_adapter.app.pictures.inputs.left_out import LeftOut
-from llama_adapter.app.pictures.inputs.row_pictures import row_picture
+from llama_adapter.app.pictures.inputs.items import LeftOut
 from llama_adapter.runtime.text import shown_excerpt
 
 CLASS_COLUMNS = ("label", "cls")

@@ -2,6 +2,7 @@
 
 from llama_adapter.app.pictures.inputs.folders import count_in_sub_folders, expand_inputs, natural_key
 from llama_adapter.app.pictures.inputs.items import InputsError, InputSpec, PictureInput, QuestionFields
+from llama_adapter.app.pictures.inputs.prompts import read_question_sheet
 from llama_adapter.app.pictures.inputs.reading import (
     check_inputs,
     count_inputs,
@@ -9,7 +10,6 @@ from llama_adapter.app.pictures.inputs.reading import (
     may_wait,
     read_inputs,
 )
-from llama_adapter.app.pictures.inputs.sheets import read_question_sheet
 
 __all__ = [
     "InputSpec",

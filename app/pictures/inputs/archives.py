@@ -2,6 +2,7 @@
 
 import json
 import lzma
+import os
 import tarfile
 import zlib
 from collections.abc import Iterator
@@ -10,10 +11,9 @@ from dataclasses import dataclass, field, replace
 from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.pictures.inputs.fields import as_columns
 from llama_adapter.app.pictures.inputs.folders import has_picture_suffix, is_thumbnail_folder
-from llama_adapter.app.pictures.inputs.items import PictureInput
-from llama_adapter.app.pictures.inputs.left_out import LeftOut
-from llama_adapter.app.pictures.inputs.member_names import MemberNames
+from llama_adapter.app.pictures.inputs.items import LeftOut, PictureInput
 from llama_adapter.app.pictures.inputs.tar_members import TarMember, TarReader, opened_tar
+from llama_adapter.app.pictures.names import name_key
 from llama_adapter.runtime.text import shown_name
 
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tzst")
@@ -98,6 +98,26 @@ def _pictures_in(
         problem = problem or "it has none with the suffix of a picture."
         message = f"Wanted the pictures in the archive `{shown_name(path)}`, but {problem}"
         yield PictureInput.failed(path, "archive", message, root=path)
+
+
+class MemberNames:
+    """Gives each picture of one archive a unique name: `a.png`, then `a (2).png` for the next member `a.png`."""
+
+    def __init__(self) -> None:
+        self._taken: set[int] = set()  # digests, because an archive may have millions of names
+        self._numbers: dict[str, int] = {}  # by repeated name: the last number given
+
+    def take(self, name: str) -> str:
+        """The name, or the next numbered one if an earlier picture has it."""
+        candidate, number = name, self._numbers.get(name, 1)
+        while (digest := name_key(candidate)) in self._taken:
+            number += 1
+            stem, suffix = os.path.splitext(name)
+            candidate = f"{stem} ({number}){suffix}"
+        if candidate != name:
+            self._numbers[name] = number
+        self._taken.add(digest)
+        return candidate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

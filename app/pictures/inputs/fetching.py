@@ -110,10 +110,7 @@ async def _read_body(response: httpcore.Response, *, max_bytes: int) -> bytes:
         raise _failed(f"was answered with status {response.status}")
     media_type = (_header(response, b"content-type") or "").partition(";")[0].strip().lower()
     if not media_type.startswith("image/"):
-        raise FetchError(
-            "The content type of this URL is not image/....",
-            code="unsupported_image_media_type",
-        )
+        raise FetchError("The content type of this URL is not image/....", code="unsupported_image_media_type")
     if (_header(response, b"content-encoding") or "identity").strip().lower() != "identity":
         raise _failed("has a content encoding")
     announced = _header(response, b"content-length")

@@ -5,8 +5,7 @@ import re
 from collections.abc import Container, Iterable, Iterator
 from itertools import islice
 
-from llama_adapter.app.pictures.inputs.items import PictureInput
-from llama_adapter.app.pictures.inputs.left_out import LeftOut
+from llama_adapter.app.pictures.inputs.items import LeftOut, PictureInput
 from llama_adapter.vision.formats import PHONE_SUFFIXES, PICTURE_SUFFIXES
 
 _THUMBNAILS = frozenset(  # folders of NAS systems and of archives that macOS made, in lower case

@@ -15,10 +15,10 @@ from llama_adapter.app.pictures.inputs.fields import (
     named,
     question_columns,
     question_fields,
+    row_picture,
 )
 from llama_adapter.app.pictures.inputs.items import InputsError, PictureInput
 from llama_adapter.app.pictures.inputs.lines import can_read_again
-from llama_adapter.app.pictures.inputs.row_pictures import row_picture
 from llama_adapter.app.pictures.inputs.tables import JSON_SUFFIXES, check_table, read_rows
 from llama_adapter.runtime.text import shown_name
 

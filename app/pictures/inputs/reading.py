@@ -11,8 +11,7 @@ from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.pictures.inputs.addresses import check_remote, is_remote, remote_inputs
 from llama_adapter.app.pictures.inputs.archives import archive_inputs, is_archive_name
 from llama_adapter.app.pictures.inputs.folders import file_input, folder_inputs, is_folder
-from llama_adapter.app.pictures.inputs.items import InputsError, InputSpec, PictureInput
-from llama_adapter.app.pictures.inputs.left_out import LeftOut
+from llama_adapter.app.pictures.inputs.items import InputsError, InputSpec, LeftOut, PictureInput
 from llama_adapter.app.pictures.inputs.lines import (
     MAX_LINE_BYTES,
     STDIN,

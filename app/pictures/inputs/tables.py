@@ -27,6 +27,8 @@ from llama_adapter.app.pictures.inputs.lines import (
     read_beginning,
     split_lines,
 )
+from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.extras import install_hint
 from llama_adapter.runtime.text import shown_excerpt, shown_name
 
 _SHOWN_SUFFIXES = ".csv, .tsv, .json, .jsonl or .parquet"
@@ -39,6 +41,7 @@ _MOST_WITHOUT = 1_000  # objects that are read to find a known column
 _NO_OBJECT = "it is not a JSON object"
 _TOO_LONG = "\ud800"  # replaces a CSV line above the limit; this character never occurs in decoded bytes
 _TOO_LONG_REASON = f"it has more than {MAX_LINE_BYTES:,} bytes"
+_ROWS_AT_ONCE = 256  # of Parquet; each may hold a picture
 _SAVE_AGAIN = "save it as `CSV UTF-8`, or convert it: iconv -f WINDOWS-1252 -t UTF-8 IN >OUT"
 
 
@@ -60,8 +63,6 @@ def read_rows(
     """
     check_suffix(path, what=what)
     if _suffix(path) == ".parquet":
-        from llama_adapter.app.pictures.inputs.parquet_rows import parquet_rows
-
         yield from _known_rows(parquet_rows(path, what=what), path=path, what=what, wanted=wanted, known=known)
         return
     with opened_lines(path, what=what) as file:
@@ -325,3 +326,33 @@ def _is_utf8(path: str, *, what: str) -> bool:
     except UnicodeDecodeError:
         return False
     return True
+
+
+def check_pyarrow() -> None:
+    """Raise UsageError if pyarrow is not installed."""
+    try:
+        import pyarrow.parquet  # noqa: F401
+    except ImportError as error:
+        raise UsageError(
+            f"Parquet needs pyarrow, and it cannot be imported: {error}", hint=install_hint("parquet")
+        ) from None
+
+
+def parquet_rows(path: str, *, what: str) -> Iterator[Row]:
+    """The rows, in bounded memory. A picture inside is an object with its `bytes` and `path`. Raises `InputsError`."""
+    check_pyarrow()
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    number = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE):
+                for values in batch.to_pylist():
+                    number += 1
+                    yield Row(line=number, values=values)
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputsError(
+            f"Wanted to read the {what} `{shown_name(path)}`, but {reason}.", hint="copy it again"
+        ) from None

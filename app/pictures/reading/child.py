@@ -30,8 +30,7 @@ from llama_adapter.vision.errors import PICTURE_ERROR_CODES
 
 SEND_BUFFER_BYTES = 2**20  # large enough for a square of pixels, which is then sent by one write
 _TOO_LARGE = AnswerError(
-    code="too_large",
-    message="There is not enough memory to read this picture in a separate process; make it smaller.",
+    code="too_large", message="There is not enough memory to read this picture in a separate process; make it smaller."
 )
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.compat.infer import InferTask
 from llama_adapter.app.compat.infer_config import InferConfig
 from llama_adapter.app.compat.model_runner import ModelRunner
+from llama_adapter.app.compat.pipeline import InferTask
 from llama_adapter.app.jobs.records.manifest import read_manifest
 from llama_adapter.app.models.resources import embedded_model, sample_pictures
 from llama_adapter.app.models.spec import CaptionerSpec

@@ -175,9 +175,6 @@ def test_token_ids_in_every_form(text: Pipeline) -> None:
     assert text(np.array(ids), max_new_tokens=3) == [expected]
     assert text(torch.tensor(ids), max_new_tokens=3) == [expected]
     assert text([np.array(ids), torch.tensor(ids)], max_new_tokens=3) == [expected] * 2
-
-
-def test_bytes_are_no_token_ids(text: Pipeline) -> None:
     with pytest.raises(TypeError):
         text(b"Hello")
 

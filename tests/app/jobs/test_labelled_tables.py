@@ -46,12 +46,6 @@ def test_a_table_may_have_a_byte_order_mark_other_columns_and_prompts(table: Tab
     assert table.read(text) == [("a.png", 0, "Is it, say, red?"), ("b.png", 1, None)]
 
 
-def test_tabs_and_json_lines_are_tables_too(table: Table) -> None:
-    assert table.read("image\tlabel\na,b.png\tno\n", "labels.tsv") == [("a,b.png", 1, None)]
-    lines = '{"picture": "a.png", "label": "yes", "question": "Red?"}\n\n{"path": "b.png", "label": "no"}'
-    assert table.read(lines, "labels.jsonl") == [("a.png", 0, "Red?"), ("b.png", 1, None)]
-
-
 def test_the_same_line_again_counts_once(table: Table) -> None:
     assert len(table.read("picture,label\na.png,yes\na.png,Yes\n")) == 1
 

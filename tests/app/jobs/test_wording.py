@@ -46,11 +46,7 @@ def test_unfamiliar_pictures_are_said_once_with_the_first_names() -> None:
         r"a.png, b\n.png, c.png, ..."
     )
     assert "the picture does not look like" in unfamiliar_note(answers[:1])
-
-
-def test_questions_are_told_as_such() -> None:
     unfamiliar = Unfamiliar()
     unfamiliar.add(told("a.png", unfamiliar=True))
     unfamiliar.add(told("own.png", unfamiliar=False))
-
     assert "1 of 2 questions is about pictures that do not look like" in unfamiliar.note(what="question")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from llama_adapter.app.jobs.exports.formats import SidecarNames
-from llama_adapter.app.jobs.exports.sidecars import MAX_TOLD, SidecarFiles, XmpText
+from llama_adapter.app.jobs.exports.sidecars import MAX_TOLD, XMP, SidecarFiles
 from llama_adapter.app.pictures.inputs.xmp import MAX_BYTES, description_of, with_description
 
 
@@ -168,7 +168,7 @@ def test_a_linked_xmp_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "own.xmp").write_bytes(with_description("mine", None))
     (tmp_path / "a.xmp").symlink_to("own.xmp")
     names = SidecarNames(suffix=".xmp")
-    told = write(None, {picture: "x"}, names=names, text_format=XmpText(), existing="replace").refusals.told
+    told = write(None, {picture: "x"}, names=names, text_format=XMP, existing="replace").refusals.told
 
     assert told[0].endswith("it is a link or a folder")
     assert (tmp_path / "a.xmp").is_symlink()
@@ -190,13 +190,13 @@ def test_an_xmp_keeps_everything_but_its_description(tmp_path: Path) -> None:
     (tmp_path / "a.png.xmp").write_bytes(rating)
     (tmp_path / "b.png.xmp").write_bytes(b"<not>xmp</not>")
     names, wanted = SidecarNames(suffix=".xmp", is_added=True), dict.fromkeys([first, second, third], "a <star> & \x0b")
-    files = write(None, wanted, names=names, text_format=XmpText(), existing="replace")
+    files = write(None, wanted, names=names, text_format=XMP, existing="replace")
 
     changed = (tmp_path / "a.png.xmp").read_bytes()
     assert changed.startswith(rating[: rating.index(b"</rdf:RDF>")])
     assert description_of(changed) == description_of((tmp_path / "c.png.xmp").read_bytes()) == "a <star> & \ufffd"
     assert "it is not XMP" in files.refusals.told[0]
-    again = write(None, wanted, names=SidecarNames(suffix=".xmp", is_added=True), text_format=XmpText())
+    again = write(None, wanted, names=SidecarNames(suffix=".xmp", is_added=True), text_format=XMP)
     assert (again.num_same, again.num_written) == (2, 0)
 
 

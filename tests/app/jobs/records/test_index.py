@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from llama_adapter.app.jobs.records.file import RecordWriter
-from llama_adapter.app.jobs.records.index import Claim, RecordIndex
-from llama_adapter.app.jobs.records.moves import Moves
+from llama_adapter.app.jobs.records.index import Claim, Moves, RecordIndex
 from llama_adapter.app.jobs.records.record import Record, moved_record
 from llama_adapter.app.pictures.names import escaped_name
 from tests.app.recorded import failed, recorded
@@ -126,18 +125,17 @@ def test_a_record_under_an_escaped_name_belongs_to_the_picture_that_had_it(tmp_p
     assert index.claim_escaped("bb" * 16, literal["picture"]) is None
 
 
-def test_ids_of_another_form_are_found_too(tmp_path: Path) -> None:
-    index = index_of(tmp_path, recorded(picture="a.png", id="not hexadecimal"))
+@pytest.mark.parametrize(
+    ("own", "other"), [("not hexadecimal", "not hexadecimal either"), ("ab" * 8 + "00" * 8, "ab" * 8 + "11" * 8)]
+)
+def test_ids_of_another_form_are_found_and_those_that_agree_in_a_part_only_are_not(
+    own: str, other: str, tmp_path: Path
+) -> None:
+    index = index_of(tmp_path, recorded(picture="a.png", id=own))
 
-    assert state(index, "not hexadecimal either", "a.png") is None
-    assert state(index, "not hexadecimal", "a.png") == "answered"
-
-
-@pytest.mark.parametrize("suffix", ["", "x"])
-def test_ids_that_agree_in_the_first_half_only_do_not_match(suffix: str, tmp_path: Path) -> None:
-    index = index_of(tmp_path, recorded(picture="a.png", id="ab" * 8 + "00" * 8))
-
-    assert index.look_up("ab" * 8 + "11" * 8, f"a.png{suffix}") is None
+    assert [index.look_up(other, name) for name in ("a.png", "a.pngx")] == [None, None]
+    assert state(index, other, "a.png") is None
+    assert state(index, own, "a.png") == "answered"
 
 
 def test_it_agrees_with_a_multiset_over_many_records(tmp_path: Path) -> None:

@@ -1,12 +1,15 @@
 """Files and folders: each picture is one item."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
-from llama_adapter.app.pictures.inputs import PictureInput, count_in_sub_folders, expand_inputs
+from llama_adapter.app.pictures.inputs import PictureInput, count_in_sub_folders, expand_inputs, natural_key
 from llama_adapter.vision.errors import PictureError
 from llama_adapter.vision.image import load_picture
 from tests.app.pictures.inputs.files import fill
@@ -120,3 +123,25 @@ def test_a_sequence_of_avif_pictures_counts_and_its_first_frame_is_read(tmp_path
     assert found.label == str(tmp_path / "two.AVIFS")
     red, green, _ = load_picture(found.path).image.getpixel((12, 8))  # type: ignore[arg-type,misc]
     assert red > 200 > 100 > green
+
+
+# Natural order of names: numbers are compared by value
+
+# File names: any characters except the null character, with many digits.
+NAMES = st.text(st.one_of(st.sampled_from("0123456789aAß_. \x01"), st.characters(exclude_characters="\0")), max_size=12)
+
+
+def plain_key(name: str) -> tuple[list[tuple[int, int, str]], str]:
+    """The intended order: numbers before letters, numbers by value, letters without case, then the name itself."""
+    parts = re.findall(r"[0-9]+|[^0-9]+", name)
+    return [(0, int(part), "") if part[0] in "0123456789" else (1, 0, part.casefold()) for part in parts], name
+
+
+@given(NAMES, NAMES)
+def test_the_order_of_two_names_is_that_of_numbers_and_letters(one: str, other: str) -> None:
+    assert (natural_key(one) < natural_key(other)) == (plain_key(one) < plain_key(other))
+
+
+def test_numbers_count_by_value_whatever_their_length() -> None:
+    names = ["a0", "a00", "a1", "a2", "a02", "a10", "a" + "9" * 5000, "a1" + "0" * 5000]
+    assert sorted(set(names), key=natural_key) == ["a0", "a00", "a1", "a02", "a2", *names[5:]]

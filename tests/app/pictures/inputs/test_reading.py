@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from llama_adapter.app.pictures.inputs import InputsError, InputSpec, check_inputs, count_inputs, read_inputs
+from llama_adapter.app.pictures.inputs.items import LeftOut
 from tests.app.pictures.inputs.files import error_codes, fill, tar_bytes
 
 
@@ -75,3 +76,15 @@ def test_pictures_are_found_one_by_one(everything: InputSpec, tmp_path: Path) ->
     (tmp_path / "list.txt").unlink()
     with pytest.raises(InputsError, match="no such file"):
         list(items)
+
+
+def test_a_note_has_the_number_and_the_first_place_of_each_kind() -> None:
+    one, other = LeftOut(), LeftOut()
+    assert not one
+    one.add("pictures without text", "b.png")
+    one.add("pictures without text", "c.png", number=1_200)
+    other.add("pictures without text", "a.png")
+    other.add("texts without picture", "a\n.txt")
+    one.extend(other)
+
+    assert one.note() == "pictures without text: 1,202 (first: b.png), texts without picture: 1 (first: a\\n.txt)"

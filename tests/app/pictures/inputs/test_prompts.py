@@ -1,11 +1,13 @@
-"""Sheets of questions."""
+"""Sheets of questions, and files of prompts."""
 
+import os
 from pathlib import Path
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from llama_adapter.app.pictures.inputs import InputsError, QuestionFields, read_question_sheet
+from llama_adapter.app.pictures.inputs.prompts import check_prompts, prompt_inputs
 
 
 def sheet(folder: Path, content: str, *, name: str) -> tuple[QuestionFields, ...]:
@@ -17,11 +19,6 @@ def sheet(folder: Path, content: str, *, name: str) -> tuple[QuestionFields, ...
 def test_each_line_of_a_text_is_a_question(tmp_path: Path) -> None:
     questions = sheet(tmp_path, "\ufeffWhat is it?\r\n\n# about colours\n Is it red? \n#1?\n", name="q.txt")
     assert questions == tuple(QuestionFields(instruction=text) for text in ("What is it?", "Is it red?", "#1?"))
-
-
-def test_a_sheet_may_be_utf_16(tmp_path: Path) -> None:
-    (tmp_path / "wide.txt").write_bytes("Größe?".encode("utf-16"))
-    assert read_question_sheet(str(tmp_path / "wide.txt")) == (QuestionFields(instruction="Größe?"),)
 
 
 def test_tables_have_inputs_and_choices_too(tmp_path: Path) -> None:
@@ -62,3 +59,40 @@ def test_an_unusable_sheet_is_refused_with_the_line(tmp_path: Path, snapshot: Sn
 
 def test_a_question_may_be_asked_with_other_choices(tmp_path: Path) -> None:
     assert len(sheet(tmp_path, 'prompt,choices\nWhat?,"a,b"\nWhat?,"a,c"\nWhat?,\n', name="q.csv")) == 3
+
+
+# Files of prompts with the suffix .json: a list, or the JSON lines of PaddleNLP
+
+
+def test_a_json_of_lines_has_a_prompt_each(tmp_path: Path) -> None:
+    path = tmp_path / "dev.json"
+    path.write_text('{"src": "one", "tgt": ""}\n\n{"src": ["two"], "tgt": [""]}\n')
+
+    check_prompts(str(path))
+    assert [found.questions[0].raw for found in prompt_inputs(str(path), are_raw=True)] == ["one", "two"]
+
+
+@pytest.mark.parametrize("text", ['\ufeff["a\u2028b", "c"]', '\ufeff{"src": "a\u2028b"}\r\n{"src": "c"}\r\n'])
+def test_a_byte_order_mark_and_line_separators_inside_texts(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "dev.json"
+    path.write_text(text, encoding="utf-8", newline="")
+
+    check_prompts(str(path))
+    assert [found.questions[0].instruction for found in prompt_inputs(str(path))] == ["a\u2028b", "c"]
+
+
+def test_a_json_that_is_no_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "dev.json"
+    os.symlink("/dev/zero", path)
+
+    with pytest.raises(InputsError):
+        check_prompts(str(path))
+
+
+@pytest.mark.parametrize("text", ["", "{", '"text"', "1\n2", '{"src": "one"}\n{'])
+def test_other_content_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "dev.json"
+    path.write_text(text)
+
+    with pytest.raises(InputsError):
+        check_prompts(str(path))

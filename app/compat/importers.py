@@ -1,0 +1,586 @@
+"""Converts settings of MindFormers, MindSpore Lite, PaddleNLP and ModelRunner to settings of this package.
+
+`foreign_keys.toml` has the keys that are converted one by one. The rules here depend on values and on other keys.
+"""
+
+import shlex
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from llama_adapter.app.compat.imported import EXPORT, Import, Imported, Rule
+from llama_adapter.app.models.models_by_name import (
+    FOREIGN_WEIGHTS,
+    bundle_folder,
+    find_model,
+    foreign_weights,
+    model_settings,
+)
+from llama_adapter.llm.exported.card import CARD_FILE, read_card
+from llama_adapter.runtime.device_names import our_device
+from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.schemes import QUANTISED
+
+PADDLENLP_EXAMPLE = "hello world, how are you?"  # of predictor.py, which asks it if no data_file is named
+_ONLY_TENSOR_PARALLEL = "model_parallel splits a decoder; `parallel.engine: ray` gives pictures to several"
+_ROUNDED = {"computation.precision": "int8", "computation.operators": "w8a8"}  # weights and inputs of 8 bits
+_FRACTIONS = ("generation.repetition_penalty", "generation.temperature", "generation.top_p")
+
+
+_KEYS = tomllib.loads(Path(__file__).with_name("foreign_keys.toml").read_text(encoding="utf-8"))
+
+
+# Rules for one key
+
+
+def number(setting: str, note: str = "") -> Rule:
+    """A rule for a key that is a number and becomes a setting: any for `_FRACTIONS`, others are whole numbers."""
+    least = 0 if setting == "generation.seed" else 1
+
+    def rule(imported: Import, key: str, value: Any) -> None:
+        if setting in _FRACTIONS and (isinstance(value, bool) or not isinstance(value, (int, float))):
+            imported.refuse(key, f"wanted a number, got {value!r}")
+        elif setting not in _FRACTIONS and (type(value) is not int or value < least):
+            imported.refuse(key, f"wanted a whole number of at least {least}, got {value!r}")
+        else:
+            imported.take(key, {setting: value}, note)
+
+    return rule
+
+
+def one_of(values: Mapping[str, Mapping[str, Any]], *, otherwise: str) -> Rule:
+    """A rule for a key whose value stands for settings, as in `values`. Other values are refused."""
+
+    def rule(imported: Import, key: str, value: Any) -> None:
+        found = values.get(str(value)) if isinstance(value, (str, int)) else None
+        if found is None:
+            imported.refuse(key, f"wanted {' or '.join(values)}, got {value!r}; {otherwise}")
+        elif not found:
+            imported.ignore(key, f"{value!r} is the default")
+        else:
+            imported.take(key, found)
+
+    return rule
+
+
+def taken(settings: Callable[[Any], Mapping[str, Any]], note: str = "") -> Rule:
+    """A rule for a key that becomes the settings that `settings` returns for its value."""
+    return lambda imported, key, value: imported.take(key, settings(value), note)
+
+
+def ignored(reason: str) -> Rule:
+    """A rule for a key that has no effect."""
+    return lambda imported, key, value: imported.ignore(key, reason)
+
+
+def refused(reason: str) -> Rule:
+    """A rule for a key that is not supported. The reason may contain `{value!r}`."""
+    return lambda imported, key, value: imported.refuse(key, reason.format(value=value))
+
+
+def ignored_if(when: Callable[[Import, Any], bool], reason: str, otherwise: Rule) -> Rule:
+    """A rule for a key that has no effect if `when` returns True for its value; else the rule `otherwise` applies."""
+
+    def rule(imported: Import, key: str, value: Any) -> None:
+        (ignored(reason) if when(imported, value) else otherwise)(imported, key, value)
+
+    return rule
+
+
+def device(name_key: str, index_key: str | None = None) -> dict[str, Rule]:
+    """The rules for the keys of a device and its index."""
+
+    def by_name(imported: Import, key: str, value: Any) -> None:
+        ours = our_device(str(value), index=None if index_key is None else imported.value(index_key, 0))
+        if ours is None:
+            imported.refuse(key, f"there is no device named {value!r}: wanted Ascend, GPU or CPU")
+        else:
+            imported.take(key, {"computation.device": ours})
+
+    def by_index(imported: Import, key: str, value: Any) -> None:
+        if imported.value(name_key) is not None:
+            imported.ignore(key, "it is part of computation.device")
+        elif value == 0:
+            imported.ignore(key, "the first device is the default")
+        else:
+            imported.take(key, {"computation.device": our_device("Ascend", index=value)}, "Ascend is the default there")
+
+    return {name_key: by_name} if index_key is None else {name_key: by_name, index_key: by_index}
+
+
+def model(imported: Import, key: str, value: Any) -> None:
+    """The rule for a key that names the model, or the folder of an exported one."""
+    if not isinstance(value, str):
+        imported.refuse(key, f"wanted a path or a name, got {value!r}")
+        return
+    try:
+        place = find_model(value)
+        if not imported.is_export and (place / CARD_FILE).is_file():
+            _take_exported(imported, key, place)
+        else:
+            imported.take(key, {f"model.{name}": found for name, found in model_settings(place).items()})
+    except UsageError as error:
+        if value.endswith(FOREIGN_WEIGHTS):
+            imported.refuse(key, f"{error.message}: {error.hint}")
+        else:
+            imported.take(key, {"model.model": value}, error.message)
+
+
+def _take_exported(imported: Import, key: str, folder: Path) -> None:
+    """Take the folder of an exported decoder. Raises GraphError for a damaged card."""
+    backend = {"computation.decoder_backend": "mslite"} if read_card(folder).format == "mindir" else {}
+    imported.take(key, {"computation.decoder": str(folder), **backend})
+
+
+_DTYPES = one_of(
+    {name: {"computation.dtype": name} for name in ("float32", "bfloat16", "float16")},
+    otherwise="other dtypes are not supported",
+)
+
+
+# Rules for several keys
+
+
+def _rules(system: str, special: Mapping[str, Rule], *, sampling: Mapping[str, str] | None = None) -> dict[str, Rule]:
+    """The rules of a system: those of its tables in foreign_keys.toml, and `special` ones.
+
+    The keys of `sampling` are converted together, by `_take_sampling`.
+    """
+    tables = _KEYS[system]
+    notes = tables.get("notes", {})
+    rules = {key: number(setting, notes.get(key, "")) for key, setting in tables["numbers"].items()}
+    for key, values in tables["values"].items():
+        rules[key] = one_of(values, otherwise=values.pop("otherwise"))
+    for name, rule in (("ignored", ignored), ("refused", refused)):
+        for reason, keys in tables.get(name, {}).items():
+            rules |= dict.fromkeys(keys, rule(reason))
+    rules |= dict.fromkeys((sampling or {}).values(), lambda imported, key, value: None)
+    return rules | dict(special)
+
+
+def _take_sampling(imported: Import, paths: Mapping[str, str], *, is_sampled: bool) -> None:
+    """Convert the sampling keys at `paths` (name of our setting -> path of the key) to settings.
+
+    `do_sample` is the path of a switch. If it turns sampling off, this becomes temperature 0.
+    """
+    given = {name: path for name, path in paths.items() if imported.value(path) is not None}
+    if imported.is_export:
+        for path in given.values():
+            imported.ignore(path, "an export does not need it")
+        return
+    if (switch := given.pop("do_sample", None)) is not None:
+        temperature = imported.value(paths["temperature"], 1.0) if is_sampled else 0.0
+        imported.take(switch, {"generation.temperature": temperature})
+    if not is_sampled:
+        imported.set("generation.temperature", 0.0)
+        for path in given.values():
+            imported.ignore(path, "the most probable token is taken (generation.temperature: 0)")
+        return
+    for name, path in given.items():
+        number(f"generation.{name}")(imported, path, imported.value(path))
+    imported.set("generation.temperature", 1.0)
+    imported.set("generation.top_p", 1.0)
+
+
+# MindFormers: a YAML, with the `infer` table of MindSpore Lite; options of run_infer_main.py
+
+_CONFIG = "model.model_config"
+_MINDFORMERS_SAMPLING = {name: f"{_CONFIG}.{name}" for name in ("do_sample", "temperature", "top_k", "top_p")}
+_COMMANDS = {
+    "train": "`llama-adapter train` trains adapters",
+    "finetune": "`llama-adapter train` trains adapters",
+    "eval": "`llama-adapter eval` scores answers",
+}
+
+
+def _run_mode(imported: Import, key: str, value: Any) -> None:
+    if value == "predict":
+        imported.take(key, {"command": "generate"})
+    elif value == "export":
+        imported.take(key, {"command": EXPORT, "output.graph_format": "mindir"})
+    else:
+        command = _COMMANDS.get(str(value), "`llama-adapter --help` lists the commands")
+        imported.refuse(key, f"{value!r}: this file becomes settings of `generate`; {command}")
+
+
+def _prompts(imported: Import, key: str, value: Any) -> None:
+    texts = value if isinstance(value, list) else [value]
+    if len(texts) == 1 and str(texts[0]).endswith((".txt", ".json", ".jsonl")):
+        imported.take(key, {"prompt.prompt_file": [str(texts[0])], "prompt.raw": True})
+    elif len(texts) == 1:
+        imported.take(key, {"prompt.prompt": str(texts[0]), "prompt.raw": True}, "continued without a template")
+    else:
+        imported.refuse(key, "several prompts come in a .txt, one on each line")
+
+
+def _parallel(imported: Import, key: str, value: Any) -> None:
+    if value is not True:
+        imported.ignore(key, "one device is the default")
+        return
+    size, note = imported.value("parallel_config.model_parallel", 1), "parallel_config.model_parallel"
+    others = ["data_parallel", "pipeline_stage"]
+    if size == 1 and imported.value("worker_num") is not None:
+        size, note, others = imported.value("worker_num"), "the launcher's number of devices", ["pipeline_stage"]
+    for other in others:
+        if (parts := imported.value(f"parallel_config.{other}", 1)) != 1:
+            imported.refuse(key, f"parallel_config.{other} is {parts!r}: {_ONLY_TENSOR_PARALLEL}")
+            return
+    if type(size) is not int or size < 1:
+        imported.refuse(key, f"wanted a whole number of at least 1 as {note}, got {size!r}")
+    elif size == 1:
+        imported.ignore(key, f"{note} is 1")
+    else:
+        imported.take(key, {"computation.tensor_parallel": size}, note)
+
+
+def _graphs(imported: Import, key: str, value: Any) -> None:
+    folder = imported.beside(str(Path(str(value)).parent / CARD_FILE)).parent
+    if imported.is_export:
+        names = "NAME_prefill_graph.mindir and NAME_inc_graph.mindir"
+        imported.take(key, {"output.out": str(folder)}, f"both graphs are in this folder, as {names}")
+    elif imported.value("load_checkpoint") or imported.value("model_path"):
+        imported.ignore(key, "the checkpoint is run; `--decoder FOLDER` would run the graphs of a folder")
+    elif (folder / CARD_FILE).is_file():
+        _take_exported(imported, key, folder)
+    elif str(value).endswith(".mindir"):
+        message, hint = foreign_weights(value)
+        imported.refuse(key, f"{message}, and its folder has no {CARD_FILE}: {hint}")
+    else:
+        imported.refuse(key, f"`{value}` is no .mindir file")
+
+
+def _graph_length(imported: Import, key: str, value: Any) -> None:
+    if (length := imported.value(f"{_CONFIG}.seq_length")) in (None, value):
+        number("model.context")(imported, key, value)
+    else:
+        imported.ignore(key, f"model.context is {length} already")
+
+
+def _output_dir(imported: Import, key: str, value: Any) -> None:
+    if imported.is_export:
+        imported.take(key, {"output.out": f"{value}/mindir_full_checkpoint"}, "both graphs are in one folder")
+    else:
+        imported.ignore(key, "answers go to stdout, or to the file that --out names")
+
+
+def _context_mode(imported: Import, key: str, value: Any) -> None:
+    if value == 0 and str(imported.value("context.device_target", "ascend")).lower() != "cpu":
+        imported.take(key, {"computation.mode": "graph"}, "the device's first graph mode")
+    elif value in (0, 1):
+        imported.take(key, {"computation.mode": "eager"}, "a CPU has no graph mode" if value == 0 else "")
+    else:
+        imported.refuse(key, f"wanted 0 (graph) or 1 (eager), got {value!r}")
+
+
+def _sampling_in_graphs(imported: Import, key: str, value: Any) -> None:
+    if imported.is_export and value is False:
+        imported.take(key, {"output.without_sampling": True})
+    else:
+        imported.ignore(key, "tokens are chosen on the device, unless graphs were exported without sampling")
+
+
+_PARALLEL_TABLE = ignored_if(
+    lambda imported, value: imported.value("use_parallel") is True,
+    "use_parallel reports the part that is used",
+    ignored("use_parallel is not on"),
+)
+_GRAPH_ENGINE = ignored_if(
+    lambda imported, value: imported.setting("computation.decoder_backend") is None,
+    "it is for MindIR graphs, and none are run",
+    lambda imported, key, value: imported.take(key, {"computation.ge_config": str(imported.beside(str(value)))}),
+)
+_MINDFORMERS_RULES = _rules(
+    "MindFormers",
+    {
+        "run_mode": _run_mode,
+        "load_checkpoint": model,
+        "use_parallel": _parallel,
+        **dict.fromkeys(("parallel_config", "parallel"), _PARALLEL_TABLE),
+        "output_dir": _output_dir,
+        "predict_data": _prompts,
+        "seed": ignored_if(
+            lambda imported, value: imported.value(f"{_CONFIG}.do_sample") is not True,
+            "the most probable token is taken",
+            number("generation.seed"),
+        ),
+        f"{_CONFIG}.batch_size": ignored_if(
+            lambda imported, value: imported.value("predict_batch_size") is not None,
+            "predict_batch_size has precedence",
+            number("computation.batch_size"),
+        ),
+        f"{_CONFIG}.compute_dtype": _DTYPES,
+        f"{_CONFIG}.checkpoint_name_or_path": ignored_if(
+            lambda imported, value: bool(imported.value("load_checkpoint")), "load_checkpoint names the model", model
+        ),
+        f"{_CONFIG}.is_sample_acceleration": _sampling_in_graphs,
+        f"{_CONFIG}.extend_method": ignored_if(
+            lambda imported, value: str(value) in ("None", "none"),
+            "positions are not stretched",
+            refused("{value!r}: positions are not stretched here"),
+        ),
+        "infer.prefill_model_path": _graphs,
+        "infer.increment_model_path": _graphs,
+        "infer.infer_seq_length": _graph_length,
+        "infer.ge_config_path": _GRAPH_ENGINE,
+        "context.mode": _context_mode,
+        **device("context.device_target", "context.device_id"),
+    },
+    sampling=_MINDFORMERS_SAMPLING,
+)
+_INFER_MAIN_RULES = _rules(
+    "run_infer_main.py",
+    {
+        "model_path": model,
+        "prefill_model_path": _graphs,
+        "increment_model_path": _graphs,
+        "config_path": _GRAPH_ENGINE,
+        "is_sample_acceleration": _sampling_in_graphs,
+        **device("device", "device_id"),
+    },
+)
+
+
+def import_mindformers(data: Mapping[str, Any]) -> Imported:
+    """The settings of `generate` for a predict YAML, and those of `export decoder` for `run_mode: export`."""
+    imported = Import("MindFormers", data)
+    imported.set("command", EXPORT if data.get("run_mode") == "export" else "generate")
+    imported.run(_MINDFORMERS_RULES, first=("load_checkpoint", "infer"))
+    if imported.is_export and imported.setting("output.out") is None:
+        _output_dir(imported, "output_dir", "output")
+    imported.set("prompt.raw", True)
+    is_sampled = imported.value(_MINDFORMERS_SAMPLING["do_sample"]) is True
+    _take_sampling(imported, _MINDFORMERS_SAMPLING, is_sampled=is_sampled)
+    return _with_all_new_tokens(imported)
+
+
+def import_infer_main(data: Mapping[str, Any]) -> Imported:
+    """The settings of `generate` for the options of run_infer_main.py, which asks for prompts."""
+    imported = Import("MindFormers", data)
+    imported.set("command", "generate")
+    imported.run(_INFER_MAIN_RULES, first=("model_path", "prefill_model_path", "increment_model_path"))
+    if not any(imported.value(key) for key in ("model_path", "prefill_model_path")):
+        imported.refuse("model_path", "it is missing, and so is prefill_model_path: one of them names what is run")
+    prompts = {"prompt.prompt_file": ["-"], "prompt.raw": True}
+    imported.take("stdin", prompts, "each line is a prompt, continued without a template; Ctrl-D ends them")
+    imported.set("generation.temperature", 0.0)
+    imported.set("generation.max_length", 1024)
+    return _with_all_new_tokens(imported)
+
+
+def _with_all_new_tokens(imported: Import) -> Imported:
+    """The result, in which only the length of prompt and answer together limits an answer."""
+    longest = imported.setting("generation.max_length")
+    if longest is not None:
+        imported.set("generation.max_new_tokens", longest)
+    return imported.done()
+
+
+# PaddleNLP: options of predictor.py and export_model.py
+
+_PADDLENLP_SAMPLING = {name: name for name in ("temperature", "top_k", "top_p")}
+
+
+def _example(imported: Import, key: str, value: Any) -> None:
+    if imported.value("data_file") is None:
+        prompts = {"prompt.prompt": value, "prompt.raw": True}
+        imported.take(key, prompts, "predictor.py's own, because no data_file is named")
+
+
+def _output_file(imported: Import, key: str, value: Any) -> None:
+    records = f"{str(value).removesuffix('.json')}.jsonl"
+    note = f"src, tgt and output, written at the end; {records} has the answers before, and continues a run"
+    imported.take(key, {"output.paddlenlp_out": str(value), "output.out": records}, note)
+
+
+def _adapter(imported: Import, key: str, value: Any) -> None:
+    if isinstance(value, str) and value.endswith((".pth", ".safetensors")):
+        imported.take(key, {"model.adapter": value})
+    else:
+        imported.take(key, {"computation.past_key_values": value}, "the folder of pre_caches.npy")
+
+
+_WEIGHTS_ALONE = one_of(
+    {f"weight_only_{name}": {"computation.precision": name} for name in QUANTISED},
+    otherwise="weights are float, 8-bit or 4-bit here, and the cache is float",
+)
+
+
+def _bits(imported: Import, key: str, value: Any) -> None:
+    """a8w8, and ptq_int8, which refuses a model without calibrated scales; other names are of weights alone."""
+    if value not in ("a8w8", "ptq_int8"):
+        _WEIGHTS_ALONE(imported, key, value)
+        return
+    from llama_adapter.app.models.bundle_manifest import INPUT_SCALES  # imports torch
+
+    name = str(imported.value("model_name_or_path"))
+    calibrate = f"`llama-adapter quantize --model {shlex.quote(name)} --calibrate PICTURES --out BUNDLE`"
+    if (bundle_folder(name) / INPUT_SCALES).is_file():
+        imported.take(key, _ROUNDED, "with the scales of the bundle")
+    elif value == "a8w8":
+        imported.take(key, _ROUNDED, f"each row of inputs gets its own scale; {calibrate} makes scales for all rows")
+    else:
+        imported.refuse(key, f"`{name}` has no scales of inputs; name the bundle that {calibrate} makes of a float one")
+
+
+_PADDLENLP_RULES = _rules(
+    "PaddleNLP",
+    {
+        "model_name_or_path": model,
+        "lora_path": taken(lambda value: {"model.lora": [str(value)]}, "merged when the model is loaded"),
+        "prefix_path": _adapter,
+        "data_file": taken(
+            lambda value: {"prompt.prompt_file": [str(value)], "prompt.raw": True},
+            "`src` of each line, without a template",
+        ),
+        "output_file": _output_file,
+        "output_path": taken(lambda value: {"output.out": str(value)}),
+        "dtype": _DTYPES,
+        "quant_type": _bits,
+        "example": _example,
+        **device("device"),
+    },
+    sampling=_PADDLENLP_SAMPLING,
+)
+
+
+def import_paddlenlp(data: Mapping[str, Any]) -> Imported:
+    """The settings of `generate` for the predictor's options; with `output_path`, those of `export decoder`.
+
+    Omitted options get PaddleNLP's defaults.
+    """
+    imported = Import("PaddleNLP", data)
+    imported.set("command", EXPORT if "output_path" in data else "generate")
+    if not data.get("model_name_or_path"):
+        imported.refuse("model_name_or_path", "it is missing, and PaddleNLP has no default")
+    imported.run(_PADDLENLP_RULES, first=("model_name_or_path", "quant_type"))
+    # PaddleNLP's defaults: top_k 1, which is greedy; top_p and temperature 1; at most 1024 prompt tokens, 2048 in all.
+    is_greedy = imported.value("decode_strategy") == "greedy_search" or imported.value("top_k", 1) == 1
+    _take_sampling(imported, _PADDLENLP_SAMPLING, is_sampled=not is_greedy)
+    imported.set("prompt.raw", True)
+    imported.set("generation.max_prompt_tokens", 1024)
+    imported.set("generation.max_length", 2048)
+    imported.set("generation.max_new_tokens", imported.value("max_length", 2048))
+    return imported.done()
+
+
+# ModelRunner: `runner_settings`, a YAML of CANN's recipes
+
+_MODEL_RUNNER_SAMPLING = {name: f"data_config.{name}" for name in ("do_sample", "temperature", "top_k", "top_p")}
+_GRAPH_MODES = ("ge_graph", "acl_graph", "npugraph_ex")
+_MODES = one_of(
+    {mode: {"computation.mode": mode} for mode in ("eager", *_GRAPH_MODES)}, otherwise="ModelRunner has no other modes"
+)
+_BITS: Mapping[str, Mapping[str, str]] = {
+    name: settings
+    for names, settings in (
+        (("w8a16", "a16w8", "weight_only_int8", "int8"), {"computation.precision": "int8"}),
+        (("w4a16", "a16w4", "weight_only_int4", "int4"), {"computation.precision": "int4"}),
+        (("w8a8", "a8w8"), _ROUNDED),
+        (("w16a16", "a16w16", "none"), {}),
+    )
+    for name in names
+}
+
+
+def _few_bits(imported: Import, key: str, value: Any) -> None:
+    """The bits of weights and inputs, such as W8A16."""
+    if isinstance(value, Mapping):
+        imported.refuse(
+            key,
+            "weights that another program quantised cannot be read: name the float model, and give the bits by a name "
+            "such as w8a16, or as --precision",
+        )
+    else:
+        name = value.lower() if isinstance(value, str) else value
+        one_of(_BITS, otherwise="other numbers of bits are not supported")(imported, key, name)
+
+
+def _all_ranks(imported: Import, key: str, value: Any) -> None:
+    size = imported.value("world_size", 1)
+    if value == size:
+        imported.ignore(key, "one is the default" if size == 1 else "computation.tensor_parallel says it")
+    else:
+        imported.refuse(key, f"{value!r}: heads and feed-forward units are split over all ranks, world_size is {size}")
+
+
+def _one_or_all_ranks(imported: Import, key: str, value: Any) -> None:
+    if value == 1 and imported.value("world_size", 1) > 1:
+        imported.ignore(key, "it is split over all ranks, as attention is")
+    else:
+        _all_ranks(imported, key, value)
+
+
+_MODEL_RUNNER_RULES = _rules(
+    "ModelRunner",
+    {
+        "model_path": model,
+        "exe_mode": ignored_if(
+            lambda imported, value: value in _GRAPH_MODES and imported.value("world_size", 1) != 1,
+            "several ranks run operator by operator: no graph holds the sums over them",
+            _MODES,
+        ),
+        "world_size": ignored_if(
+            lambda imported, value: value == 1, "one is the default", number("computation.tensor_parallel")
+        ),
+        "quant_config": _few_bits,
+        "model_config.quant_config": _few_bits,
+        "model_config.mm_quant_mode": _few_bits,
+        "model_config.dtype": _DTYPES,
+        "model_config.enable_profiler": ignored_if(
+            lambda imported, value: value is not True,
+            "no profiler is the default",
+            taken(lambda value: {"profiling.trace": "prof"}, "its folder, as there"),
+        ),
+        "model_config.enable_online_split_weight": ignored_if(
+            lambda imported, value: imported.value("world_size", 1) == 1,
+            "one device holds all weights",
+            ignored_if(
+                lambda imported, value: value is True,
+                "each rank reads its own part of the weights",
+                refused("weights that were split offline, in rank_N folders, cannot be read: name the whole model"),
+            ),
+        ),
+        "model_config.with_ckpt": ignored_if(
+            lambda imported, value: value is True,
+            "loading the checkpoint is the default",
+            refused("a model without weights is what `llama-adapter bench` measures"),
+        ),
+        "parallel_config.attn_tp_size": _all_ranks,
+        "parallel_config.lmhead_tp_size": _one_or_all_ranks,
+        "parallel_config.embed_tp_size": _one_or_all_ranks,
+        "parallel_config.moe_tp_size": ignored_if(
+            lambda imported, value: value == 1,
+            "one is the default",
+            refused("{value!r}: the model has no experts to divide"),
+        ),
+    },
+    sampling=_MODEL_RUNNER_SAMPLING,
+)
+
+
+def import_model_runner(data: Mapping[str, Any]) -> Imported:
+    """The settings of this package for runner settings. They are of any command."""
+    imported = Import("ModelRunner", data)
+    imported.run(_MODEL_RUNNER_RULES)
+    if any(imported.value(path) is not None for path in _MODEL_RUNNER_SAMPLING.values()):
+        is_sampled = imported.value(_MODEL_RUNNER_SAMPLING["do_sample"]) is True
+        _take_sampling(imported, _MODEL_RUNNER_SAMPLING, is_sampled=is_sampled)
+    return imported.done()
+
+
+ImportSettings = Callable[[Mapping[str, Any]], Imported]
+_RUNNER_KEYS = {"model_name", "world_size", "model_config", "data_config", "parallel_config", "quant_config"}
+_MINDFORMERS_KEYS = {"run_mode", "load_checkpoint", "predict_data", "infer", "auto_trans_ckpt", "use_parallel"}
+
+
+def importer_of(data: Mapping[str, Any]) -> ImportSettings | None:
+    """The importer of the system that has these keys; None for no known system."""
+    if "exe_mode" in data or ("model_path" in data and _RUNNER_KEYS & data.keys()):
+        return import_model_runner
+    if "model_name_or_path" in data:
+        return import_paddlenlp
+    table = data.get("model")
+    if _MINDFORMERS_KEYS & data.keys() or (isinstance(table, Mapping) and "model_config" in table):
+        return import_mindformers
+    return None
