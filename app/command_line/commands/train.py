@@ -6,8 +6,7 @@ from typing import Any
 from llama_adapter.app.command_line.model_flags import SPEC, add_model, add_picture_reading, add_sample_fields
 from llama_adapter.app.command_line.parser import DEVICES, Parser, command, default
 from llama_adapter.app.command_line.values import parse_batch_sizes, parse_text, settings
-from llama_adapter.app.learning.training.choice import KINDS, TrainingChoice
-from llama_adapter.app.learning.training.job import LEARNING_RATES, Optimisation, TrainJob
+from llama_adapter.app.learning.training.job import KINDS, LEARNING_RATES, Optimisation, TrainingChoice, TrainJob
 from llama_adapter.app.models.parallel.launch import quieten_torch
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.errors import ExitCode, UsageError

@@ -11,9 +11,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from llama_adapter import Captioner, CheckpointError, UsageError
-from llama_adapter.app.learning.training.adapter_file import write_adapter
-from llama_adapter.app.learning.training.choice import ParameterSet
-from llama_adapter.app.learning.training.model import TrainableModel, TrainingChoice, open_trainable
+from llama_adapter.app.learning.training.job import ParameterSet, TrainingChoice
+from llama_adapter.app.learning.training.model import TrainableModel, open_trainable
+from llama_adapter.app.learning.training.results import write_adapter
 from llama_adapter.app.learning.training.sources import TrainingSources, new_adapter
 from llama_adapter.app.models.bundle import convert, load_bundle, save_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel, StoredQuestions, sources_of
@@ -186,7 +186,7 @@ def test_gradients_of_all_that_is_trained_equal_the_reference(
     model, limits = trainable(spec(adapter), *sets, has_kernels=has_kernels), loss_limits(adapter)
     for checkpoint_layers in (False, True):
         model.zero_grad()
-        model.checkpoint_layers = checkpoint_layers
+        model.decoder.checkpoint_layers = checkpoint_layers
         loss, loss_B = model(tokens, labels, model.encode(pictures))
         (loss / (labels[:, 1:] != 0).sum()).backward()
         mean = float(loss.detach() / (labels[:, 1:] != 0).sum())
