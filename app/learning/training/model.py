@@ -57,11 +57,6 @@ def open_trainable(
     parameters of `choice` cannot be trained.
     """
     sources = open_sources(spec, choice, seed=seed)
-    _check_choice(sources, choice)
-    return TrainableModel(sources, choice, dtype=dtype, device=torch.device(device), seed=seed, kernels=kernels)
-
-
-def _check_choice(sources: TrainingSources, choice: TrainingChoice) -> None:
     if not sources.adapter.sees_pictures and choice.kinds - {"queries", "gates"}:
         raise UsageError(
             "An adapter for texts has adaption prompts and gates only, but the sets to train are "
@@ -74,6 +69,7 @@ def _check_choice(sources: TrainingSources, choice: TrainingChoice) -> None:
             "would have no effect",
             hint="train `bias` or `adapter` too",
         )
+    return TrainableModel(sources, choice, dtype=dtype, device=torch.device(device), seed=seed, kernels=kernels)
 
 
 class TrainableModel(nn.Module):

@@ -119,8 +119,6 @@ class Validator:
 
     @torch.no_grad()
     def _loss(self) -> float | None:
-        if not self._examples:
-            return None
         parts = microbatches(
             self._examples,
             range(len(self._examples)),

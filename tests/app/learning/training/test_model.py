@@ -439,21 +439,19 @@ def test_a_bundle_stands_for_its_llama_with_its_biases_and_gates_of_one_are_said
 
 
 @pytest.mark.parametrize(
-    ("wanted", "sets", "message"),
+    ("wanted", "sets", "sizes", "message"),
     [
-        (ALONE, ("bias",), "adaption prompts and gates"),
-        (ALONE, ("adapter", "visual"), "adaption prompts and gates"),
-        (CaptionerSpec(decoder="x"), ("bias",), "exported"),
+        (ALONE, ("bias",), {}, "adaption prompts and gates"),
+        (ALONE, ("adapter", "visual"), {}, "adaption prompts and gates"),
+        (ALONE, ("visual",), NEW, "gates of a new adapter are closed"),
+        (CaptionerSpec(decoder="x"), ("bias",), {}, "exported"),
     ],
 )
-def test_what_cannot_be_trained_is_refused(wanted: CaptionerSpec, sets: tuple[ParameterSet, ...], message: str) -> None:
+def test_what_cannot_be_trained_is_refused(
+    wanted: CaptionerSpec, sets: tuple[ParameterSet, ...], sizes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
-        trainable(wanted, *sets)
-
-
-def test_closed_gates_that_stay_closed_are_refused() -> None:
-    with pytest.raises(UsageError, match="gates of a new adapter are closed"):
-        trainable(ALONE, "visual", **NEW)
+        trainable(wanted, *sets, **sizes)
 
 
 def test_queries_and_keys_return_to_the_order_of_meta() -> None:
