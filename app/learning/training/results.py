@@ -129,7 +129,8 @@ def write_model(job: TrainJob, model: TrainableModel) -> Path | None:
         return None
     loaded, tensors = model.loaded_model(dtype)
     loaded = dataclasses.replace(loaded, name=Path(job.out).stem)
-    return save_bundle(job.folder / BUNDLE, model=loaded, decoder_tensors=tensors, overwrite=True)
+    save_bundle(job.folder / BUNDLE, model=loaded, decoder_tensors=tensors, overwrite=True)
+    return job.folder / BUNDLE
 
 
 def _bundle_dtype(job: TrainJob, model: TrainableModel) -> torch.dtype | None:

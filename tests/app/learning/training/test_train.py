@@ -192,6 +192,7 @@ def test_a_model_trained_for_captions_is_asked_its_own_question(
     question = "Describe {{the}} picture."
     ran = run("train", "captions.jsonl", "--out", "a.pth", "--question", question, *QUICK, *encoded)
     assert ran.code == 0, ran.err
+    assert "wrote `a.pth` and `a.training/bundle`\n" in ran.err, "relative, as it was named"
     over = ["--llama-dir", str(embedded_model()), "--adapter", "a.pth"]
     for model in (["--model", "a.training/bundle"], over):
         picture = rows[0]["image"]
