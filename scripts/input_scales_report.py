@@ -20,8 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.learning.quantising.calibrated import quantise_calibrated
-from llama_adapter.app.learning.quantising.samples import SampleSpec
+from llama_adapter.app.learning.quantising.samples import SampleSpec, quantise_calibrated
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.input_scales import insert_scales
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle

@@ -15,15 +15,14 @@ import torch
 from llama_adapter.app.learning.labelled.example import Example
 from llama_adapter.app.learning.training.asking import TrainExample
 from llama_adapter.app.learning.training.batches import Microbatch
-from llama_adapter.app.learning.training.choice import TrainingChoice
 from llama_adapter.app.learning.training.distributing import Distributed
+from llama_adapter.app.learning.training.job import TrainingChoice
 from llama_adapter.app.learning.training.model import TrainableModel
-from llama_adapter.app.learning.training.optimiser import NamedAdamW
 from llama_adapter.app.learning.training.plan import Shapes, plan_step
 from llama_adapter.app.learning.training.planning import measured_rates
 from llama_adapter.app.learning.training.ranks import OneRank
 from llama_adapter.app.learning.training.sources import TrainingSources, new_adapter
-from llama_adapter.app.learning.training.stepping import Stepper
+from llama_adapter.app.learning.training.stepping import NamedAdamW, Stepper
 from llama_adapter.app.models.checkpoints import DEFAULT_CONTEXT
 from llama_adapter.app.models.random_model import VOCABULARY, WiderTokenizer, decoder_config, parse_size, vision_config
 from llama_adapter.app.pictures.inputs import PictureInput, QuestionFields
@@ -86,7 +85,7 @@ def main() -> None:
     model = TrainableModel(
         random_sources(options.size, choice), choice, dtype=dtype, device=backend.device, seed=0, kernels=kernels
     )
-    model.checkpoint_layers = options.checkpointing
+    model.decoder.checkpoint_layers = options.checkpointing
     # Real source tensors are mapped from files, so they are dropped here. The adapter stays, as in a real run.
     model.sources = dataclasses.replace(
         model.sources, llama=dataclasses.replace(model.sources.llama, tensors={}), clip=None

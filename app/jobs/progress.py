@@ -15,7 +15,37 @@ _WINDOW_S = 30.0  # the rate is measured over the last 30 s
 _CLEAR_LINE = "\r\x1b[K"
 
 
-class Progress:
+class StatusLine:
+    """One line, shown from time to time; on a terminal the next one replaces it. Not thread-safe."""
+
+    def __init__(self, *, visible: bool, terminal_s: float, elsewhere_s: float) -> None:
+        """It is shown at most every `terminal_s` seconds on a terminal, and every `elsewhere_s` seconds elsewhere."""
+        self._is_visible, self._is_terminal = visible, can_overwrite_lines()
+        self._interval_s = terminal_s if self._is_terminal else elsewhere_s
+        self._shown_at, self._is_on_line = time.monotonic(), False
+
+    def _is_due(self, now: float) -> bool:
+        """Whether a line is to be shown now, a time of `time.monotonic()`."""
+        if not self._is_visible or now - self._shown_at < self._interval_s:
+            return False
+        self._shown_at = now
+        return True
+
+    def _put(self, line: str) -> None:
+        if self._is_terminal:
+            say(f"{_CLEAR_LINE}{line[: _terminal_width()]}", end="")  # only a single line can be overwritten
+        else:
+            say(line)
+        self._is_on_line = self._is_terminal
+
+    def clear(self) -> None:
+        """Erase the line before something else is printed."""
+        if self._is_on_line:
+            say(_CLEAR_LINE, end="")
+            self._is_on_line = False
+
+
+class Progress(StatusLine):
     """Shows answers and failures, their rate and the time left. Not thread-safe."""
 
     def __init__(self, *, visible: bool, what: str = "picture", count: Callable[[], int | None] | None = None) -> None:
@@ -23,12 +53,9 @@ class Progress:
 
         `count` runs in its own thread. Its errors are ignored: the job meets and reports the same ones.
         """
-        self._is_visible, self._what = visible, what
-        self._is_terminal = can_overwrite_lines()
-        self._interval_s = _TERMINAL_S if self._is_terminal else _ELSEWHERE_S
-        self._started = self._shown_at = time.monotonic()
+        super().__init__(visible=visible, terminal_s=_TERMINAL_S, elsewhere_s=_ELSEWHERE_S)
+        self._what, self._started = what, self._shown_at
         self._seen: deque[tuple[float, int]] = deque([(self._started, 0)])
-        self._is_on_line = False
         self._total: int | None = None
         if visible and count is not None:
             threading.Thread(target=self._count, args=(count,), name="count", daemon=True).start()
@@ -36,15 +63,8 @@ class Progress:
     def show(self, *, answered: int, failed: int, known: int) -> None:
         """Print the line, at most every 0.2 s (terminal) or 60 s; `known` counts answers of earlier runs."""
         now = time.monotonic()
-        if not self._is_visible or now - self._shown_at < self._interval_s:
-            return
-        self._shown_at = now
-        line = self.line(answered=answered, failed=failed, known=known, now=now)
-        if self._is_terminal:
-            say(f"{_CLEAR_LINE}{line[: _terminal_width()]}", end="")  # only a single line can be overwritten
-        else:
-            say(line)
-        self._is_on_line = self._is_terminal
+        if self._is_due(now):
+            self._put(self.line(answered=answered, failed=failed, known=known, now=now))
 
     def line(self, *, answered: int, failed: int, known: int, now: float) -> str:
         """The line at `now`, a time of `time.monotonic()`."""
@@ -64,12 +84,6 @@ class Progress:
         if failed:
             parts.append(f"{failed:,} failed")
         return ", ".join(parts)
-
-    def clear(self) -> None:
-        """Erase the line before something else is printed."""
-        if self._is_on_line:
-            say(_CLEAR_LINE, end="")
-            self._is_on_line = False
 
     def _count(self, count: Callable[[], int | None]) -> None:
         with suppress(Exception):

@@ -76,14 +76,13 @@ def build_decoder(
             block, _, path = place.removeprefix("layers.").partition(".")
             adapted = _adapted(
                 weight,
-                device=device,
-                layer=int(block),
-                parts=PARTS[path],
+                PARTS[path],
+                prefix=f"layers.{block}.",
                 adapter=adapter,
                 num_heads=config.num_heads,
                 has_biases="biases" in trained,
                 rank=lora_rank if "LoRA factors" in trained else 0,
-                dtype=dtype,
+                device=device,
                 random=random,
             )
             setattr(decoder.get_submodule(parent), last, adapted)
@@ -101,9 +100,12 @@ def build_decoder(
 
 
 def kind_of(name: str) -> Kind | None:
-    """The kind of a parameter of the decoder, by its name; None for parameters that are never trained."""
+    """The kind of a parameter of the decoder, or of a tensor of `llama_tensors`, by its name.
+
+    None for parameters that are never trained.
+    """
     own = name.rpartition(".")[2]
-    if own in ("lora_in", "lora_out"):
+    if ".lora_" in name:
         return "LoRA factors"
     if own == "bias":
         return "biases"
@@ -116,18 +118,17 @@ def kind_of(name: str) -> Kind | None:
 
 def _adapted(
     weight: FrozenWeight,
-    *,
-    device: torch.device | str,
-    layer: int,
     parts: tuple[str, ...],
+    *,
+    prefix: str,
     adapter: AdapterFile,
     num_heads: int,
     has_biases: bool,
     rank: int,
-    dtype: torch.dtype,
+    device: torch.device | str,
     random: torch.Generator,
 ) -> AdaptedLinear:
-    file, prefix, outputs = adapter.llama, f"layers.{layer}.", len(weight) // len(parts)
+    file, outputs = adapter.llama, len(weight) // len(parts)
     biased = [name for name in parts if name in BIASED]
     bias = None
     if f"{prefix}{biased[0]}.bias" in file:
@@ -176,15 +177,12 @@ def _ours(name: str, rows: Tensor, num_heads: int) -> Tensor:
     return half_split(rows, num_heads) if name in ROTATED else rows.clone()
 
 
-def llama_tensors(trainable: TrainableDecoder) -> dict[str, Tensor]:
+def llama_tensors(trainable: TrainableDecoder) -> Iterator[tuple[str, Tensor]]:
     """The tensors of the LLaMA part of the adapter's file, by their names without `llama.`, float32 on the CPU.
 
     They include all norms. Gates of layers without adapter are zeros.
     """
-    return dict(_llama_tensors(trainable.decoder))
-
-
-def _llama_tensors(decoder: LlamaAdapterDecoder) -> Iterator[tuple[str, Tensor]]:
+    decoder = trainable.decoder
     config, adapter = decoder.config, decoder.adapter
     assert isinstance(adapter, TrainableAdapter)
     for layer, block in enumerate(decoder.layers):

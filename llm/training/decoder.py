@@ -14,8 +14,7 @@ from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.training.attention import Attend, attend, packed_attention
 from llama_adapter.llm.training.layout import Layout, layout_of
 from llama_adapter.llm.training.linear import AdaptedLinear
-from llama_adapter.llm.training.loss import cross_entropy
-from llama_adapter.llm.training.operators import TRAINING
+from llama_adapter.llm.training.operators import TRAINING, cross_entropy
 
 
 class TrainableDecoder(nn.Module):

@@ -4,9 +4,10 @@ Autograd would keep float32 intermediate results. Here they are computed again f
 of the weights.
 """
 
-# H head size
+# H head size, L labelled positions, K of them that are computed at once, D model width, V vocabulary
 
 import dataclasses
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,8 +15,52 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from llama_adapter.llm.training.rows import row_kernels
+from llama_adapter.llm.training.frozen import FrozenWeight, times, times_back
+from llama_adapter.runtime.kernels.library import KINDS, Library, find_library
+from llama_adapter.runtime.kernels.threads import num_threads
 from llama_adapter.runtime.operators import ATEN, Operators
+
+_TYPES = (torch.float32, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class RowKernels:
+    """Row-wise operations with the C kernels: forward if `grad` is None, else backward.
+
+    Tensors must be contiguous and have the same dtype.
+    """
+
+    library: Library
+
+    def swiglu(self, gate_up: Tensor, grad: Tensor | None) -> Tensor:
+        """(..., 2 F) -> (..., F): silu of the first half times the second. Backward: the gradient of `gate_up`."""
+        width = gate_up.shape[-1] // 2
+        out = torch.empty_like(gate_up) if grad is not None else gate_up.new_empty(*gate_up.shape[:-1], width)
+        count = gate_up.shape[:-1].numel()
+        kind, addresses = KINDS[gate_up.dtype], (gate_up.data_ptr(), _address(grad), out.data_ptr())
+        self.library.swiglu(kind, count, width, *addresses, num_threads())
+        return out
+
+    def rms_norm(self, x: Tensor, grad: Tensor | None, weight: Tensor, inverse: Tensor, eps: float) -> Tensor:
+        """(..., D) -> (..., D): the norm. Backward: the gradient of x.
+
+        `inverse`, float32 (..., 1), is written by the forward pass and read by the backward pass.
+        """
+        out, weight = torch.empty_like(x), weight.detach().float().contiguous()
+        addresses = (x.data_ptr(), _address(grad), weight.data_ptr(), inverse.data_ptr(), out.data_ptr())
+        count = inverse.numel()
+        self.library.rms_norm(KINDS[x.dtype], count, x.shape[-1], eps, *addresses, num_threads())
+        return out
+
+
+def row_kernels(x: Tensor) -> RowKernels | None:
+    """The kernels if they support the type and the device of `x`, else None."""
+    library = find_library().library if x.is_cpu and x.dtype in _TYPES else None
+    return None if library is None else RowKernels(library)
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 class _RmsNorm(torch.autograd.Function):
@@ -117,3 +162,41 @@ def _swiglu(gate_up: Tensor) -> Tensor:
 
 # Attention of packed rows is in `attention.py`.
 TRAINING: Operators = dataclasses.replace(ATEN, name="training", rms_norm=_rms_norm, swiglu=_swiglu)
+
+
+_MOST_LOGITS = 1 << 24  # in memory at once: 64 MiB in float32
+
+
+def cross_entropy(hidden_LD: Tensor, head_VD: FrozenWeight, labels_L: Tensor) -> Tensor:
+    """Negative log-likelihood of each label, float32 (L,). Only `hidden_LD` gets a gradient."""
+    loss_L: Tensor = _CrossEntropy.apply(hidden_LD, head_VD, labels_L)  # type: ignore[no-untyped-call]
+    return loss_L
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """The head is frozen, so the gradient of the hidden states is computed in the forward pass.
+
+    Memory then holds the logits of a part of the positions only, as in Liger Kernel (Hsu et al., 2024).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden_LD: Tensor, head_VD: FrozenWeight, labels_L: Tensor) -> Tensor:
+        losses, gradients = [], []
+        for first in range(0, len(hidden_LD), max(1, _MOST_LOGITS // len(head_VD))):
+            places = slice(first, first + max(1, _MOST_LOGITS // len(head_VD)))
+            labels_K1 = labels_L[places, None]
+            logs_KV = times(hidden_LD[places], head_VD).log_softmax(1, dtype=torch.float32)
+            losses.append(logs_KV.gather(1, labels_K1).neg().squeeze(1))
+            if ctx.needs_input_grad[0]:
+                error_KV = logs_KV.exp_()
+                error_KV.scatter_add_(1, labels_K1, torch.full_like(losses[-1], -1.0)[:, None])
+                gradients.append(times_back(error_KV.to(head_VD.dtype), head_VD))
+        if ctx.needs_input_grad[0]:
+            ctx.save_for_backward(torch.cat(gradients) if gradients else torch.zeros_like(hidden_LD))
+        return torch.cat(losses) if losses else hidden_LD.new_zeros(0, dtype=torch.float32)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_L: Tensor) -> tuple[Tensor, None, None]:
+        (gradient_LD,) = ctx.saved_tensors
+        return (gradient_LD * grad_L[:, None]).to(gradient_LD.dtype), None, None

@@ -144,7 +144,7 @@ def _copy_factors(model: Any, llama: LlamaSource, *, dtype: torch.dtype) -> None
     """Set peft's factors to the initial values of ours."""
     ours, _ = _ours(llama, dtype=dtype, has_pictures=False)
     assert isinstance(ours, TrainableDecoder)
-    factors: Mapping[str, Tensor] = llama_tensors(ours)
+    factors: Mapping[str, Tensor] = dict(llama_tensors(ours))
     for layer in range(llama.num_layers):
         for name in MATRICES:
             module = model.base_model.model.model.layers[layer].get_submodule(_MODULES[name])

@@ -13,17 +13,16 @@ from torch import Tensor, nn
 from llama_adapter.app.learning.training.cache import EncodedCache
 from llama_adapter.app.learning.training.checkpoint import (
     LoopState,
+    TrainingError,
     check_resumable,
     read_checkpoint,
     weight_shapes,
     weights_of,
     write_checkpoint,
 )
-from llama_adapter.app.learning.training.curves import _column
-from llama_adapter.app.learning.training.errors import TrainingError
-from llama_adapter.app.learning.training.optimiser import NamedAdamW
 from llama_adapter.app.learning.training.results import DATA, require_same_run
-from llama_adapter.app.learning.training.run_log import COLUMNS, LOG, RunLog, read_log
+from llama_adapter.app.learning.training.run_log import COLUMNS, LOG, RunLog, _column, read_log
+from llama_adapter.app.learning.training.stepping import NamedAdamW
 from llama_adapter.runtime.errors import CheckpointError, UsageError
 from tests.fuzz.mutators import either, flipped, mutated_bytes, mutated_json, mutated_lines, mutated_safetensors, words
 from tests.fuzz.target import Mutator, Target, refused, scratch

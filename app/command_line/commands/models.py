@@ -98,8 +98,7 @@ def run_quantize(options: argparse.Namespace) -> int:
 def _calibrated(job: "QuantiseJob", options: argparse.Namespace) -> Path:
     from llama_adapter.app.captioning.tasks.question import Question
     from llama_adapter.app.jobs.questions import complete
-    from llama_adapter.app.learning.quantising.calibrated import quantise_calibrated
-    from llama_adapter.app.learning.quantising.samples import SampleSpec
+    from llama_adapter.app.learning.quantising.samples import SampleSpec, quantise_calibrated
     from llama_adapter.app.pictures.inputs import read_question_sheet
 
     sheet = () if options.questions is None else read_question_sheet(options.questions)

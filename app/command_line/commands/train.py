@@ -6,8 +6,7 @@ from typing import Any
 from llama_adapter.app.command_line.flags import add_flags, command, fields_of
 from llama_adapter.app.command_line.parser import Parser
 from llama_adapter.app.command_line.values import settings
-from llama_adapter.app.learning.training.choice import KINDS, TrainingChoice
-from llama_adapter.app.learning.training.job import LEARNING_RATES, Optimisation, TrainJob
+from llama_adapter.app.learning.training.job import KINDS, LEARNING_RATES, Optimisation, TrainingChoice, TrainJob
 from llama_adapter.app.models.parallel.launch import quieten_torch
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.errors import ExitCode, UsageError

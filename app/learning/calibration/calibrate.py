@@ -10,14 +10,14 @@ from typing import cast
 
 import numpy as np
 
-from llama_adapter.app.captioning.captioner import Answer, Captioner, WorkItem, WorkQuestion
+from llama_adapter.app.captioning.captioner import Answer, Captioner
 from llama_adapter.app.captioning.decisions.calibration import Calibration, write_calibration
-from llama_adapter.app.captioning.tasks.choose import OneOf
 from llama_adapter.app.captioning.tasks.question import Question
-from llama_adapter.app.jobs.questions import complete, fill, picture_variables
 from llama_adapter.app.jobs.records.record import recorded_choice
 from llama_adapter.app.learning.calibration.fitting import Examples, calibrate
 from llama_adapter.app.learning.calibration.report import Mistake, format_calibration, write_plot
+from llama_adapter.app.learning.evaluating.answers import work_items
+from llama_adapter.app.learning.evaluating.outcomes import question_of
 from llama_adapter.app.learning.labelled.example import Example
 from llama_adapter.app.learning.labelled.reading import read_examples
 from llama_adapter.app.learning.labelled.rows import Columns
@@ -65,7 +65,7 @@ def run_calibration(job: CalibrationJob) -> int:
     """
     labelled = _chosen(job, read_labelled(job.calibrate, choices=job.choices))
     _check_outputs(job)
-    questions = [_question(job, one) for one in labelled]
+    questions = [question_of(one, question=job.question, input=job.input) for one in labelled]
     with Captioner.from_spec(job.spec) as captioner:
         default, digest = captioner.info.default_prompt, captioner.info.digest
         for question in dict.fromkeys(questions):
@@ -154,11 +154,6 @@ def _chosen(job: CalibrationJob, labelled: list[Example]) -> list[Example]:
     return list(itertools.chain.from_iterable(together.values()))
 
 
-def _question(job: CalibrationJob, one: Example) -> Question:
-    common = Question(instruction=job.question, input=job.input, task=OneOf(job.choices))
-    return fill(complete(common, one.question), picture_variables(one.item.label, one.item.columns))
-
-
 def _ask(
     job: CalibrationJob,
     captioner: Captioner,
@@ -168,22 +163,9 @@ def _ask(
     reader: Reader,
 ) -> Iterator[tuple[int, dict[str, float]]]:
     """Yield the index and the probabilities of each answered row. Each picture is one item with all its questions."""
-    default = captioner.info.default_prompt
-
-    def item(indices: list[int]) -> WorkItem:
-        picture = labelled[indices[0]].item
-        assert picture.source is not None, "examples without a picture are refused"
-        asked = (
-            WorkQuestion(index=index, prompt=questions[index].prompt(default), task=questions[index].task)
-            for index in indices
-        )
-        return WorkItem(picture=picture.source, label=picture.label, questions=tuple(asked))
-
-    groups = itertools.groupby(range(len(labelled)), key=lambda index: labelled[index].item.label)
     num_done = 0
-    for event in captioner.run(
-        (item(list(indices)) for _, indices in groups), sampling=SamplingParams(), reader=reader
-    ):
+    items = work_items(captioner, labelled, questions)
+    for event in captioner.run(items, sampling=SamplingParams(), reader=reader):
         if not isinstance(event, Answer):
             continue
         num_done += 1

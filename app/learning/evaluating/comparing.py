@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from llama_adapter.app.learning.evaluating.data import EvaluationData
-from llama_adapter.app.learning.evaluating.outcomes import SavedOutcomes, read_outcomes
-from llama_adapter.app.learning.evaluating.question import question_of
+from llama_adapter.app.learning.evaluating.outcomes import SavedOutcomes, question_of, read_outcomes
 from llama_adapter.app.learning.scores.compare import Comparison, compare
 from llama_adapter.app.learning.scores.intervals import Draws
 from llama_adapter.app.learning.scores.outcome import Outcome
@@ -102,29 +101,20 @@ def _paired(first: Sequence[Outcome], second: Sequence[Outcome]) -> _Pairs:
     Then examples are the same if their pictures, parts and right answers are the same. If several examples of a picture
     have the same right answers, they are left out.
     """
-    same = _Pairs(_common(first, second), _common(second, first), [])
-    if same.first:
-        return same
+    waiting: dict[tuple[object, ...], list[Outcome]] = {}  # the last one comes first
+    for one in reversed(second):
+        waiting.setdefault(one.example_key, []).append(one)
+    same = [(one, others.pop()) for one in first if (others := waiting.get(one.example_key))]
+    if same:
+        return _Pairs([one for one, _ in same], [other for _, other in same], [])
     keys = _lone(map(_key, first)) & _lone(map(_key, second))
-    others = {_key(one): one for one in second if _key(one) in keys}
-    ones = [one for one in first if _key(one) in keys]
-    pairs = [(one, others[_key(one)]) for one in ones]
+    of_key = {_key(one): one for one in second}
+    pairs = [(one, of_key[_key(one)]) for one in first if _key(one) in keys]
     return _Pairs(
         [replace(one, question=other.question) for one, other in pairs],
         [other for _, other in pairs],
         list(dict.fromkeys((one.question, other.question) for one, other in pairs)),
     )
-
-
-def _common(outcomes: Sequence[Outcome], others: Sequence[Outcome]) -> list[Outcome]:
-    """The outcomes whose example, including its question, is in `others`, and at most as often as there."""
-    left = Counter(one.example_key for one in others)
-    found = []
-    for one in outcomes:
-        if left[one.example_key]:
-            left[one.example_key] -= 1
-            found.append(one)
-    return found
 
 
 def _key(one: Outcome) -> _Key:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from llama_adapter.app.jobs.questions import TemplateError
-from llama_adapter.app.learning.evaluating.question import question_of
+from llama_adapter.app.learning.evaluating.outcomes import question_of, require_questions
 from llama_adapter.app.learning.labelled.checks import check_split_names, picture_key
 from llama_adapter.app.learning.labelled.example import Example, shown_problems
 from llama_adapter.app.learning.labelled.reading import read_examples
@@ -122,12 +122,7 @@ def _check_questions(examples: Sequence[Example], *, question: str | None) -> No
         and example.question.instruction is None
         and (example.task != "caption" or example.item.source is None)
     ]
-    if without:
-        raise UsageError(
-            f"Wanted a question for every example, but {len(without):,} of {len(examples):,} have none, such as "
-            f"{shown_excerpt(without[0].place)}",
-            hint="pass one for these as --question",
-        )
+    require_questions(without, count=len(examples))
     unfilled: list[tuple[Example, TemplateError]] = []
     for example in examples:
         try:

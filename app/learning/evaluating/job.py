@@ -19,11 +19,12 @@ from llama_adapter.app.learning.evaluating.outcomes import (
     MODEL_ERRORS,
     Reply,
     SavedOutcomes,
+    by_picture,
     outcome_of,
+    question_of,
     write_outcomes,
 )
-from llama_adapter.app.learning.evaluating.question import question_of
-from llama_adapter.app.learning.labelled.digests import data_digest
+from llama_adapter.app.learning.labelled.checks import data_digest
 from llama_adapter.app.learning.labelled.example import Example
 from llama_adapter.app.learning.scores.compare import Comparison
 from llama_adapter.app.learning.scores.intervals import Draws
@@ -146,10 +147,7 @@ def _asked(examples: Sequence[Example], *, question: str | None) -> Iterator[_As
 
     POPE has some questions in several parts; the model is asked once.
     """
-    groups: dict[object, list[int]] = {}
-    for index, example in enumerate(examples):
-        groups.setdefault(index if example.item.source is None else (example.item.source,), []).append(index)
-    for group in groups.values():
+    for group in by_picture(examples):
         places: dict[QuestionFields, int] = {}
         asking = []
         for index in group:

@@ -1,11 +1,14 @@
-"""Makes outcomes from examples and a model's answers, and writes and reads files of outcomes. Imports no model."""
+"""The questions of examples, outcomes from the answers to them, and files of outcomes. Imports no model."""
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final, cast, get_args
 
+from llama_adapter.app.captioning.tasks.choose import choosing
+from llama_adapter.app.captioning.tasks.question import Question
+from llama_adapter.app.jobs.questions import complete, fill, picture_variables
 from llama_adapter.app.learning.labelled.example import Example
 from llama_adapter.app.learning.scores.outcome import Outcome, Task
 from llama_adapter.runtime.atomic_write import atomic_write
@@ -105,3 +108,36 @@ def _outcome(values: dict[str, Any]) -> Outcome:
         choices=None if lists["choices"] is None else tuple(lists["choices"]),
         probabilities=None if probabilities is None else tuple(map(float, probabilities)),
     )
+
+
+def question_of(example: Example, *, question: str | None, input: str | None = None) -> Question:
+    """The question of an example; `question` and `input` are used for examples that have none.
+
+    In questions about pictures, variables are filled in. In questions without a picture, braces are plain text.
+
+    Raises TemplateError for an unknown variable.
+    """
+    common = Question(instruction=question, input=input, task=choosing(example.choices))
+    asked = complete(common, example.question)
+    if example.item.source is None:
+        return asked
+    return fill(asked, picture_variables(example.item.label, example.item.columns))
+
+
+def by_picture(examples: Sequence[Example]) -> Iterable[list[int]]:
+    """Indices of the examples of each picture, in order of appearance; each example without a picture is separate."""
+    groups: dict[object, list[int]] = {}
+    for index, example in enumerate(examples):
+        source = example.item.source
+        groups.setdefault(index if source is None else (source,), []).append(index)
+    return groups.values()
+
+
+def require_questions(without: Sequence[Example], *, count: int) -> None:
+    """Raise UsageError if some of `count` examples are `without` a question."""
+    if without:
+        raise UsageError(
+            f"Wanted a question for every example, but {len(without):,} of {count:,} have none, such as "
+            f"{shown_excerpt(without[0].place)}",
+            hint="pass one for these as --question",
+        )

@@ -11,19 +11,15 @@ from typing import Any, NamedTuple
 
 from llama_adapter.app.learning.labelled.example import Examples
 from llama_adapter.app.learning.labelled.pictures import sub_folders
-from llama_adapter.app.learning.labelled.rows import Columns, row_examples
+from llama_adapter.app.learning.labelled.rows import Columns, add_row
+from llama_adapter.app.learning.scores.scoring import MME_COGNITION, MME_PERCEPTION
 from llama_adapter.app.pictures.inputs import InputsError, natural_key
 from llama_adapter.app.pictures.inputs.folders import folder_inputs
 from llama_adapter.app.pictures.inputs.json_sets import coco_rows, find_picture, vqa_rows
 from llama_adapter.app.pictures.inputs.tables import load_json
 from llama_adapter.runtime.text import shown_name
 
-_MME_CATEGORIES = frozenset(
-    (
-        *("existence", "count", "position", "color", "posters", "celebrity", "scene", "landmark", "artwork", "ocr"),
-        *("commonsense_reasoning", "numerical_calculation", "text_translation", "code_reasoning"),
-    )
-)
+_MME_CATEGORIES = frozenset(name.lower() for name in (*MME_PERCEPTION, *MME_COGNITION))
 
 
 class _Row(NamedTuple):
@@ -75,10 +71,7 @@ def _examples(rows: Iterable[_Row], *, columns: Columns) -> Examples:
     found = Examples()
     own = Columns(choices=columns.choices, question=columns.question)
     for row in rows:
-        try:
-            found.examples += row_examples(row.values, columns=own, place=row.place, line=row.line)
-        except ValueError as error:
-            found.refuse(row.place, str(error))
+        add_row(found, row.values, columns=own, place=row.place, line=row.line)
     return found
 
 
@@ -103,7 +96,7 @@ def _mme(folder: str) -> Iterator[_Row]:
 def _pope(file: str, match: re.Match[str], folders: Sequence[str]) -> Iterator[_Row]:
     """POPE: one object per line, with image, text (the question) and label."""
     source, kind = match.groups()
-    for line, entry in enumerate(_objects(_loaded(file, of="POPE"), file, of="POPE"), start=1):
+    for line, entry in enumerate(_entries(file, of="POPE"), start=1):
         values = {
             "picture": find_picture(str(entry.get("image")), "val2014", "images", "", folders=folders),
             "question": entry.get("text"),
@@ -121,7 +114,8 @@ def _vqa(file: str, match: re.Match[str], folders: Sequence[str]) -> Iterator[_R
     near = Path(file).parent
     others = [near / name, *sorted(near.parent.glob(f"*/{name}"))]
     annotated = next(filter(Path.is_file, others), others[0])
-    answers, questions = _entries(str(annotated), "annotations", of="VQAv2"), _entries(file, "questions", of="VQAv2")
+    answers = _entries(str(annotated), of="VQAv2", under="annotations")
+    questions = _entries(file, of="VQAv2", under="questions")
     rows = vqa_rows(questions, answers, kind=f"{split}{year}", folders=folders)
     return _numbered(rows, file, "question", folders=folders, split=split)
 
@@ -129,7 +123,7 @@ def _vqa(file: str, match: re.Match[str], folders: Sequence[str]) -> Iterator[_R
 def _coco_captions(file: str, match: re.Match[str], folders: Sequence[str]) -> Iterator[_Row]:
     """COCO captions: `images` with `file_name`, and `annotations` with a `caption` for the picture `image_id`."""
     split, year = match.groups()
-    images, annotations = (_entries(file, name, of="captions of COCO") for name in ("images", "annotations"))
+    images, annotations = (_entries(file, of="captions of COCO", under=name) for name in ("images", "annotations"))
     rows = coco_rows(images, annotations, folders=folders, below=(f"{split}{year}", "images", ""))
     return _numbered(rows, file, "picture", folders=folders, split=split)
 
@@ -151,27 +145,18 @@ def _science(file: str, match: re.Match[str], folders: Sequence[str]) -> Iterato
         raise InputsError(f"Wanted the problems of ScienceQA by number, got `{shown_name(file)}`.", hint=hint)
     for number, entry in problems.items():
         choices, answer, image, split = (entry.get(name) for name in ("choices", "answer", "image", "split"))
+        below = (f"images/{split}/{number}", f"{split}/{number}", "images", "")
+        is_named = isinstance(choices, list) and isinstance(answer, int) and 0 <= answer < len(choices)
         values = {
-            "picture": _science_picture(str(image), f"{split}/{number}", folders) if image else None,
+            "picture": find_picture(str(image), *below, folders=folders) if image else None,
             "question": entry.get("question"),
             "input": entry.get("hint"),
             "choices": choices,
-            "answer": _item(choices, answer),
+            "answer": choices[answer] if is_named else None,
             "part": entry.get("subject"),
             "split": split,
         }
         yield _Row(f"{file}, problem {number}", values)
-
-
-def _science_picture(name: str, place: str, folders: Sequence[str]) -> str:
-    return find_picture(name, f"images/{place}", place, "images", "", folders=folders)
-
-
-def _item(values: object, index: object) -> object:
-    """The item at `index` of a list; None if `values` is no list or has no such item."""
-    if isinstance(values, list) and isinstance(index, int) and 0 <= index < len(values):
-        return values[index]
-    return None
 
 
 def _loaded(file: str, *, of: str) -> object:
@@ -183,13 +168,11 @@ def _loaded(file: str, *, of: str) -> object:
     return load_json(data, path=file, what=f"file of {of}")
 
 
-def _entries(file: str, name: str, *, of: str) -> list[dict[str, Any]]:
-    """The list `name` of a JSON file. Raises InputsError."""
-    data = _loaded(file, of=of)
-    return _objects(data.get(name) if isinstance(data, dict) else None, file, of=f"{of} with a list `{name}`")
-
-
-def _objects(found: object, file: str, *, of: str) -> list[dict[str, Any]]:
+def _entries(file: str, *, of: str, under: str | None = None) -> list[dict[str, Any]]:
+    """The objects of a JSON file, which are a list, or the list `under` a name. Raises InputsError."""
+    found = _loaded(file, of=of)
+    if under is not None:
+        found, of = found.get(under) if isinstance(found, dict) else None, f"{of} with a list `{under}`"
     found = [found] if isinstance(found, dict) else found
     if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
         raise InputsError(f"Wanted a file of {of}, got `{shown_name(file)}`.", hint="copy it again")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from llama_adapter.app.learning.labelled.example import Examples
-from llama_adapter.app.learning.labelled.rows import Columns, is_split_name, row_examples, similar_split, split_name
+from llama_adapter.app.learning.labelled.rows import Columns, add_row, is_split_name, similar_split, split_name
 from llama_adapter.app.pictures.inputs import InputsError, natural_key
 from llama_adapter.app.pictures.inputs.archives import MAX_TEXT_BYTES, archive_inputs, is_archive_name
 from llama_adapter.app.pictures.inputs.folders import (
@@ -90,12 +90,15 @@ def class_examples(folder: str, *, columns: Columns) -> Examples:
                 found.refuse(inside, "the folder of this class has no pictures")
                 continue
             for item in items:
-                try:
-                    found.examples += row_examples(
-                        {"label": name}, columns=columns, place=item.label, item=item, split=split
-                    )
-                except ValueError as error:
-                    found.refuse(inside, str(error))
+                if not add_row(
+                    found,
+                    {"label": name},
+                    columns=columns,
+                    place=item.label,
+                    item=item,
+                    split=split,
+                    told_at=inside,
+                ):
                     break
         num_outside = sum(item.source != place for item in folder_inputs(place, recursive=False))
         if num_outside:
@@ -155,20 +158,11 @@ def beside_examples(folder: str, *, columns: Columns, left_out: LeftOut) -> Exam
                 continue
             item, path = file_input(os.path.join(place, picture), root=folder), answered[0]
             values = values_of[path]
-            try:
-                if isinstance(values, ValueError):
-                    raise values
-                found.examples += row_examples(
-                    values,
-                    columns=columns,
-                    place=path,
-                    item=item,
-                    split=split,
-                    left_out=left_out,
-                    unanswered="texts without an answer",
-                )
-            except ValueError as error:
-                found.refuse(path, str(error))
+            if isinstance(values, ValueError):
+                found.refuse(path, str(values))
+                continue
+            kind = "texts without an answer"
+            add_row(found, values, columns=columns, place=path, item=item, split=split, unanswered=kind)
     return found
 
 
@@ -249,22 +243,19 @@ def archive_examples(path: str, *, columns: Columns, split: str = "") -> Example
         require_compressed(num_bytes, archive=path)
         if item.repeats:
             repeated.add(item.repeats)
-        try:
-            if item.error is not None:
-                raise ValueError(item.error.message)
-            picture = replace(item, columns={})
-            values = {name: value.splitlines() if name in _CAPTIONS else value for name, value in item.columns.items()}
-            found.examples += row_examples(
-                values,
-                columns=columns,
-                place=item.label,
-                item=picture,
-                split=split,
-                left_out=found.left_out,
-                unanswered="pictures without text",
-            )
-        except ValueError as error:
-            found.refuse(item.label, str(error))
+        if item.error is not None:
+            found.refuse(item.label, item.error.message)
+            continue
+        values = {name: value.splitlines() if name in _CAPTIONS else value for name, value in item.columns.items()}
+        add_row(
+            found,
+            values,
+            columns=columns,
+            place=item.label,
+            item=replace(item, columns={}),
+            split=split,
+            unanswered="pictures without text",
+        )
     if not found.examples and any("." in name for name in seen):
         raise InputsError(
             f"Wanted samples of a picture and a text of the same name in `{shown_name(path)}`, got samples with the "

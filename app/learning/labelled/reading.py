@@ -3,8 +3,7 @@
 import os
 from collections.abc import Sequence
 
-from llama_adapter.app.learning.labelled.checks import check_examples
-from llama_adapter.app.learning.labelled.digests import with_digests, without_missing
+from llama_adapter.app.learning.labelled.checks import check_examples, with_digests, without_missing
 from llama_adapter.app.learning.labelled.example import Examples
 from llama_adapter.app.learning.labelled.known_sets import known_examples
 from llama_adapter.app.learning.labelled.pictures import (

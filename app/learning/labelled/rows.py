@@ -23,7 +23,6 @@ from llama_adapter.app.pictures.inputs.fields import (
     question_fields,
     row_picture,
 )
-from llama_adapter.app.pictures.inputs.items import LeftOut
 from llama_adapter.runtime.text import shown_excerpt
 
 CLASS_COLUMNS = ("label", "cls")
@@ -83,7 +82,8 @@ def similar_split(name: str) -> str | None:
     return _SPLITS[found[0]] if found else None
 
 
-def row_examples(
+def add_row(
+    found: Examples,
     values: Mapping[str, object],
     *,
     columns: Columns,
@@ -92,39 +92,45 @@ def row_examples(
     item: PictureInput | None = None,
     root: str = "",
     split: str = "",
-    left_out: LeftOut | None = None,
-    unanswered: str = "rows without an answer",
-) -> list[Example]:
-    """The examples of a row: one, or one for each object in its list `questions` and each pair of its `conversations`.
+    unanswered: str | None = None,
+    told_at: str | None = None,
+) -> bool:
+    """Add the examples of a row: one, or one for each object in its list `questions` and each pair of `conversations`.
 
     The case of known column names is ignored. `item` is the picture. By default it is the picture that the row names,
     relative to the folder `root`; a row without a picture needs a question. A split in the row takes precedence over
-    `split`. An example of the task "choice" without choices has a class as its answer, see `with_classes`. `left_out`
-    counts rows without an answer, as `unanswered`, and questions of a conversation that nobody answers; without it,
-    they are errors.
+    `split`. An example of the task "choice" without choices has a class as its answer, see `with_classes`. Rows
+    without an answer are left out as `unanswered`, and so are questions of a conversation that nobody answers; if it is
+    None, they are errors.
 
-    Raises ValueError with the reason if the row is malformed.
+    If the row is malformed, this is a problem at `told_at`, by default at `place`, and the result is False.
     """
     row = {known_name(name, columns.known): value for name, value in values.items()}
     if row.keys() <= {_URL, *CAPTION_COLUMNS, _PART, _SPLIT} and _URL in row:
         row["picture"] = row.pop(_URL)
-    if item is None:
-        item = _picture(row, columns=columns, root=root, place=place)
-    rows = asked_rows(row, are_templates=item.source is not None)  # only questions about pictures are templates
-    has_turns = TURNS in row and TURNS not in rows[0]
-    if has_turns and left_out is not None and (answered := [one for one in rows if one["answer"] is not None]):
-        if len(answered) < len(rows):
-            left_out.add("questions of conversations without an answer", place, number=len(rows) - len(answered))
-        rows = answered
     examples = []
-    for one in rows:
-        try:
-            examples.append(_example(one, item=item, columns=columns, place=place, line=line, split=split))
-        except _NoAnswerError:
-            if left_out is None:
-                raise
-            left_out.add(unanswered, place)
-    return [replace(example, has_turns=has_turns) for example in examples]
+    try:
+        item = item or _picture(row, columns=columns, root=root, place=place)
+        rows = asked_rows(row, are_templates=item.source is not None)  # only questions about pictures are templates
+        has_turns = TURNS in row and TURNS not in rows[0]
+        if has_turns and unanswered and (answered := [one for one in rows if one["answer"] is not None]):
+            if num_open := len(rows) - len(answered):
+                found.left_out.add("questions of conversations without an answer", place, number=num_open)
+            rows = answered
+        for one in rows:
+            try:
+                example = _example(one, item=item, columns=columns, place=place, line=line, split=split)
+            except _NoAnswerError:
+                if unanswered is None:
+                    raise
+                found.left_out.add(unanswered, place)
+            else:
+                examples.append(replace(example, has_turns=has_turns))
+    except ValueError as error:
+        found.refuse(told_at or place, str(error))
+        return False
+    found.examples += examples
+    return True
 
 
 def with_classes(found: Examples, *, place: str) -> None:

@@ -1,10 +1,14 @@
-"""Reads tables of labelled pictures and texts, see `read_rows`."""
+"""Reads tables of labelled pictures and texts, see `read_rows`, and finds pictures that they name in archives."""
 
 import os
+from collections import defaultdict
+from dataclasses import replace
 
-from llama_adapter.app.learning.labelled.example import Examples
-from llama_adapter.app.learning.labelled.members import with_members
-from llama_adapter.app.learning.labelled.rows import Columns, row_examples, without_copies
+from llama_adapter.app.learning.labelled.example import Example, Examples
+from llama_adapter.app.learning.labelled.pictures import SAME_NAME, require_compressed
+from llama_adapter.app.learning.labelled.rows import Columns, add_row, without_copies
+from llama_adapter.app.pictures.inputs import PictureInput, natural_key
+from llama_adapter.app.pictures.inputs.archives import archive_inputs, is_archive_name
 from llama_adapter.app.pictures.inputs.items import InputsError
 from llama_adapter.app.pictures.inputs.tables import TABLE_SUFFIXES, read_rows
 from llama_adapter.runtime.text import shown_name
@@ -22,29 +26,27 @@ def table_examples(path: str, *, columns: Columns = _EVERYTHING, split: str = ""
     """The examples of a table, without duplicates.
 
     Paths of pictures are relative to the table's folder; missing pictures are not reported. A picture may be in an
-    archive: `shard.tar/000.jpg`. Malformed rows, and
-    different answers to the same question about the same picture, are problems with their line.
+    archive: `shard.tar/000.jpg`. Malformed rows, and different answers to the same question about the same
+    picture, are problems with their line.
 
     Raises InputsError if the file is unusable as a whole, and OSError.
     """
     found = Examples()
     for row in read_rows(path, what=_WHAT, wanted=columns.wanted, known=columns.known):
         place = f"{path}, line {row.line}"
-        try:
-            if row.problem:
-                raise ValueError(row.problem)
-            root = os.path.dirname(path)
-            found.examples += row_examples(
-                row.values,
-                columns=columns,
-                place=place,
-                line=row.line,
-                root=root,
-                split=split,
-                left_out=found.left_out,
-            )
-        except ValueError as error:
-            found.refuse(place, str(error))
+        if row.problem:
+            found.refuse(place, row.problem)
+            continue
+        add_row(
+            found,
+            row.values,
+            columns=columns,
+            place=place,
+            line=row.line,
+            root=os.path.dirname(path),
+            split=split,
+            unanswered="rows without an answer",
+        )
     captions = [one for one in found.examples if one.task == "caption"]
     if sum(one.answers[0].endswith("?") for one in captions) * 2 > len(captions) > 1:
         raise InputsError(
@@ -54,3 +56,55 @@ def table_examples(path: str, *, columns: Columns = _EVERYTHING, split: str = ""
     without_copies(found, question=columns.question, name_of=lambda example: f"line {example.line}")
     with_members(found)
     return found
+
+
+def with_members(found: Examples) -> None:
+    """Replace paths into archives by the pictures in the archives. Each archive is read once.
+
+    Pictures of a compressed archive are held in memory. If an archive lacks a name, the path stays, and the picture is
+    reported as missing later. A picture that cannot be extracted, a name that two pictures have, and a damaged archive
+    are errors. Raises InputsError if the pictures of a compressed archive have too many bytes.
+    """
+    wanted = defaultdict[str, set[str]](set)
+    for example in found.examples:
+        source = example.item.source
+        if isinstance(source, str) and (archive := archive_in(source)) is not None:
+            wanted[archive].add(source)
+    members: dict[str, PictureInput] = {}
+    repeated = set[str]()
+    for archive, names in wanted.items():
+        num_bytes = 0
+        for item in archive_inputs(archive):
+            if item.label == archive and item.error is not None:
+                found.refuse(archive, item.error.message)
+            elif item.repeats in names:
+                repeated.add(item.repeats)
+            elif item.label in names:
+                num_bytes += len(item.source) if isinstance(item.source, bytes) else 0
+                require_compressed(num_bytes, archive=archive)
+                members[item.label] = item
+    for label in sorted(repeated, key=natural_key):
+        found.refuse(label, SAME_NAME)
+    if not members:
+        return
+    kept: list[Example] = []
+    for example in found.examples:
+        if example.item.label in repeated:
+            continue
+        member = members.get(example.item.label)
+        if member is not None and member.error is not None:
+            found.refuse(example.place, member.error.message, unreadable=example)
+            continue
+        kept.append(example if member is None else _from(example, member))
+    found.examples[:] = kept
+
+
+def archive_in(path: str) -> str | None:
+    """The archive in a path, such as `a/shard.tar` in `a/shard.tar/b/c.jpg`; None if the path has no archive."""
+    parts = path.split("/")
+    places = (end for end in range(1, len(parts)) if is_archive_name(parts[end - 1]))
+    return next(filter(os.path.isfile, ("/".join(parts[:end]) for end in places)), None)
+
+
+def _from(example: Example, member: PictureInput) -> Example:
+    return replace(example, item=replace(example.item, source=member.source, root=member.root))

@@ -1,14 +1,21 @@
-"""Collects calibration samples: reads pictures, and lets the model answer the questions of a job about them."""
+"""Collects calibration samples, which the model answers, and writes a bundle that is rounded for their inputs."""
 
+import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
+
+from torch import Tensor
 
 from llama_adapter.app.captioning.captioner import Answer, Captioner, WorkItem, WorkQuestion
 from llama_adapter.app.captioning.tasks.question import Question
 from llama_adapter.app.jobs.questions import fill, picture_variables
-from llama_adapter.app.learning.quantising.rounding import Sample
+from llama_adapter.app.learning.quantising.rounding import Sample, round_model
+from llama_adapter.app.models.checkpoints import LoadedModel
+from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.pictures.inputs import InputSpec, PictureInput, read_inputs
 from llama_adapter.app.pictures.reading.isolated import open_reader
@@ -16,7 +23,7 @@ from llama_adapter.app.pictures.reading.reader import PictureReading, Reader
 from llama_adapter.app.pictures.reading.spec import ReaderKind
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.errors import UsageError
-from llama_adapter.runtime.terminal.stderr_lines import say
+from llama_adapter.runtime.terminal.stderr_lines import can_overwrite_lines, say
 from llama_adapter.vision.config import VisionConfig
 
 LEAST_PICTURES = 8
@@ -96,3 +103,25 @@ def _check_number(found: int) -> None:
             f"--calibrate needs at least {LEAST_PICTURES} pictures that can be read and answered, got {found}",
             hint="name a folder with a few hundred pictures like those of the job",
         )
+
+
+def quantise_calibrated(job: QuantiseJob, samples: SampleSpec) -> Path:
+    """As `quantise_bundle`, but rounded for the samples.
+
+    Raises the errors of `quantise_bundle` and `collect_samples`.
+    """
+    bundle = None if job.model is None else os.path.abspath(job.model)  # a path, not a name to search for
+
+    def round_weights(model: LoadedModel) -> tuple[LoadedModel, Iterator[tuple[str, Tensor]]]:
+        started = time.perf_counter()
+        found = collect_samples(samples, model=bundle, vision=model.vision_config)
+        num_tokens, elapsed_s = sum(len(sample.token_ids) for sample in found), time.perf_counter() - started
+        say(f"calibrating with {len(found)} pictures and {num_tokens:,} tokens, answered in {elapsed_s:,.0f} s")
+        return round_model(model, found, dtype=model.dtype, precision=job.precision, progress=_show)
+
+    return quantise_bundle(job, round_weights=round_weights)
+
+
+def _show(done: int, everything: int) -> None:
+    if can_overwrite_lines():
+        say(f"\r{done} of {everything} layers rounded\x1b[K", end="\n" if done == everything else "")

@@ -13,8 +13,6 @@ from llama_adapter.app.learning.scores.choices import Flags
 from llama_adapter.app.learning.scores.intervals import Draws, Figure, Statistics, figures
 from llama_adapter.app.learning.scores.outcome import Ints, Outcome, Task, picture_groups, task_of
 from llama_adapter.app.learning.scores.scoring import measure_outcomes
-from llama_adapter.runtime.errors import UsageError
-from llama_adapter.runtime.text import shown_excerpt, shown_name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,13 +50,14 @@ def compare(
     draws: Draws | None = None,
     note: str = "",
 ) -> Comparison:
-    """Compare two models. The outcomes may be in any order. `note` is for the reports.
+    """Compare two models, whose outcomes are of the same examples in the same order. `note` is for the reports.
 
-    Raises UsageError if the examples are not the same: picture, question, part and right answers.
+    Raises ValueError if the examples differ: picture, question, part and right answers.
     """
     draws = draws or Draws()
     task = task or task_of(one)
-    other = _aligned(one, other)
+    if [outcome.example_key for outcome in one] != [outcome.example_key for outcome in other]:
+        raise ValueError("the outcomes are not of the same examples in the same order")
     groups_N = picture_groups(one)
     mine, theirs = measure_outcomes(task, one), measure_outcomes(task, other)
     everything = np.arange(len(one), dtype=np.int64)
@@ -112,26 +111,3 @@ def _difference(one: Statistics[str], other: Statistics[str]) -> Statistics[str]
 
 def _minus(after: float | None, before: float | None) -> float | None:
     return None if after is None or before is None else after - before
-
-
-def _aligned(one: Sequence[Outcome], other: Sequence[Outcome]) -> list[Outcome]:
-    """The outcomes of `other` in the order of `one`. Outcomes of equal examples keep their order."""
-    waiting: dict[tuple[object, ...], list[Outcome]] = {}
-    for outcome in reversed(other):
-        waiting.setdefault(outcome.example_key, []).append(outcome)
-    found = []
-    for outcome in one:
-        same = waiting.get(outcome.example_key)
-        if not same:
-            raise UsageError(
-                f"Wanted the same examples for both models, but the second has no answer to "
-                f"“{shown_excerpt(outcome.question)}” about `{shown_name(outcome.picture)}`",
-                hint="evaluate both models on the same data, split and seed",
-            )
-        found.append(same.pop())
-    if len(found) < len(other):
-        raise UsageError(
-            f"Wanted the same examples for both models, got {len(one)} of the first and {len(other)} of the second",
-            hint="evaluate both models on the same data, split and seed",
-        )
-    return found

@@ -1,27 +1,179 @@
 """Reports of scores: JSON, Markdown, and an HTML page with the pictures of the worst answers. Writes no files."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from PIL import Image
 
+from llama_adapter.app.learning.scores.choices import Confusion
 from llama_adapter.app.learning.scores.compare import Comparison
+from llama_adapter.app.learning.scores.intervals import Draws, Figure
 from llama_adapter.app.learning.scores.outcome import Outcome
-from llama_adapter.app.learning.scores.scoring import Mistake, Scores
-from llama_adapter.app.learning.scores.tables import Table, comparison_tables, score_tables
+from llama_adapter.app.learning.scores.scoring import Scores
 from llama_adapter.app.pictures.reading.sources import FileSlice
 from llama_adapter.app.pictures.reading.views import data_address, view_pixels
-from llama_adapter.runtime.text import markdown_text, shown_text
+from llama_adapter.runtime.text import markdown_text, shown_excerpt, shown_name, shown_text
 from llama_adapter.vision.errors import PictureError
 from llama_adapter.vision.image import DEFAULT_MAX_BYTES, PictureSource, load_picture
+
+# Metrics that are shown as plain numbers, because they are not shares of examples. All others are shown in per cent.
+_PLAIN: Final = frozenset(("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "ROUGE-L", "CIDEr-D", "ROC-AUC", "ECE", "MME score"))
+_MAX_MATRIX: Final = 30  # most classes of a shown matrix, and most confusions in a list
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """A table of text; the first column has the names of the rows."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+
+
+def score_tables(scores: Scores) -> list[Table]:
+    """All metrics of one model as tables."""
+    tables = [
+        Table(
+            title="Figures",
+            header=("figure", "value", "95 % interval", "n"),
+            rows=tuple((name, *_cells(name, one), _counted(one.count)) for name, one in scores.figures.items()),
+            note=_drawn(scores.draws, scores.num_pictures),
+        )
+    ]
+    if scores.parts:
+        tables.append(_grid("Parts", "part", scores.parts, note=_totals(scores.totals)))
+    if scores.classes:
+        tables.append(_grid("Classes", "class", scores.classes))
+    if scores.confusion is not None:
+        tables.append(_confusion_table(scores.confusion))
+    return tables
+
+
+def comparison_tables(comparison: Comparison) -> list[Table]:
+    """The comparison of two models as tables."""
+    one, other = comparison.names
+    rows = []
+    for name, difference in comparison.differences.items():
+        before, after = comparison.values[name]
+        rows.append((name, _value(name, before), _value(name, after), *_cells(name, difference, sign="+")))
+    tables = [
+        Table(
+            title=f"{other} minus {one}",
+            header=("figure", one, other, "difference", "95 % interval"),
+            rows=tuple(rows),
+            note=" ".join(
+                filter(
+                    None,
+                    (
+                        _drawn(comparison.draws, comparison.num_pictures),
+                        f"n is {_counted(comparison.num_examples)}.",
+                        comparison.note,
+                    ),
+                )
+            ),
+        )
+    ]
+    found = comparison.mcnemar
+    if found is not None:
+        tables.append(
+            Table(
+                title="McNemar's exact test",
+                header=("", f"{other} right", f"{other} wrong"),
+                rows=(
+                    (f"{one} right", _counted(found.num_both_right), _counted(found.num_one_right)),
+                    (f"{one} wrong", _counted(found.num_other_right), _counted(found.num_both_wrong)),
+                ),
+                note=f"Two-sided p = {found.p_value:.3g}. It takes examples as independent; the intervals do not.",
+            )
+        )
+    return tables
+
+
+def _confusion_table(found: Confusion) -> Table:
+    """The confusion matrix; if it has many classes, the most frequent confusions instead."""
+    if len(found.rows) <= _MAX_MATRIX:
+        return Table(
+            title="Confusion matrix",
+            header=("right answer", *found.columns),
+            rows=tuple((name, *map(_counted, counts)) for name, counts in zip(found.rows, found.counts, strict=True)),
+            note="Rows are right answers, columns are given ones.",
+        )
+    confused = [
+        (-count, row, column)
+        for row, counts in zip(found.rows, found.counts, strict=True)
+        for column, count in zip(found.columns, counts, strict=True)
+        if count and row != column
+    ]
+    return Table(
+        title="Most frequent confusions",
+        header=("right answer", "given answer", "n"),
+        rows=tuple((row, column, _counted(-count)) for count, row, column in sorted(confused)[:_MAX_MATRIX]),
+        note=f"The whole matrix of {len(found.rows)} classes is in the JSON report.",
+    )
+
+
+def _grid(title: str, what: str, rows: Mapping[str, Mapping[str, Figure]], *, note: str = "") -> Table:
+    names = list(dict.fromkeys(name for own in rows.values() for name in own))
+    return Table(
+        title=title,
+        header=(what, *names, "n"),
+        rows=tuple(
+            (row, *(_with_interval(name, own.get(name)) for name in names), _counted(_most(own.values())))
+            for row, own in rows.items()
+        ),
+        note=note,
+    )
+
+
+def _most(found: Iterable[Figure]) -> int:
+    return max((one.count for one in found), default=0)
+
+
+def _cells(name: str, figure: Figure, *, sign: str = "") -> tuple[str, str]:
+    if figure.low is None or figure.high is None:
+        return _value(name, figure.value, sign=sign), "-"
+    ends = (_value(name, end, sign=sign) for end in (figure.low, figure.high))
+    return _value(name, figure.value, sign=sign), " to ".join(ends)
+
+
+def _with_interval(name: str, figure: Figure | None) -> str:
+    if figure is None:
+        return "-"
+    value, interval = _cells(name, figure)
+    return value if interval == "-" else f"{value} ({interval})"
+
+
+def _value(name: str, value: float | None, *, sign: str = "") -> str:
+    if value is None:
+        return "-"
+    if name == "MME score":
+        return f"{value:{sign}.1f}"
+    return f"{value:{sign}.3f}" if name in _PLAIN else f"{value:{sign}.1%}"
+
+
+def _counted(number: int) -> str:
+    return f"{number:,}"
+
+
+def _drawn(draws: Draws, num_pictures: int) -> str:
+    if not draws.count or num_pictures < 2:
+        return "No intervals: they need draws, and at least two pictures."
+    return f"Intervals: {draws.count:,} bootstrap draws of the {num_pictures:,} pictures, seed {draws.seed}."
+
+
+def _totals(totals: Mapping[str, float]) -> str:
+    return " ".join(f"MME {name}: {value:.1f}." for name, value in totals.items())
+
 
 SCORES: Final = "scores.json"  # file name of the JSON report
 SCORES_FORMAT: Final = "llama-adapter-scores"
 SCORES_VERSION: Final = 1
 THUMBNAIL_SIDE: Final = 160  # pixels
+_TEMPLATES: Final = Path(__file__).with_name("templates")
 _MAX_REFERENCES: Final = 5  # right answers that are shown per example
 
 # Gives a small RGB picture of an outcome, with sides up to THUMBNAIL_SIDE; None if it cannot be shown.
@@ -63,16 +215,8 @@ def as_json(scores: Scores, comparison: Comparison | None = None, *, thumbnail: 
 
 def as_markdown(scores: Scores, comparison: Comparison | None = None) -> str:
     """The metrics as Markdown tables, and the worst answers as a list."""
-    texts = contents(scores, comparison)
-    pieces = [
-        f"# {markdown_text(texts.title)}",
-        *map(markdown_text, texts.sentences),
-        *map(_markdown_table, texts.tables),
-    ]
-    if scores.worst:
-        pieces.append("## " + texts.worst_title)
-        pieces.append("\n".join(f"- {_markdown_mistake(one)}" for one in scores.worst))
-    return "\n\n".join(pieces) + "\n"
+    worst = [(one, one.outcome.references[:_MAX_REFERENCES]) for one in scores.worst]
+    return rendered(_TEMPLATES / "report.md", texts=contents(scores, comparison), worst=worst) + "\n"
 
 
 def as_html(scores: Scores, comparison: Comparison | None = None, *, thumbnail: Thumbnail | None = None) -> str:
@@ -80,23 +224,30 @@ def as_html(scores: Scores, comparison: Comparison | None = None, *, thumbnail: 
 
     `thumbnail` gives the picture of an outcome. By default, the outcome's `picture` is opened as a file.
     """
+    thumbnail = thumbnail or file_thumbnail
+    worst = [(one, _address(thumbnail(one.outcome)), one.outcome.references[:_MAX_REFERENCES]) for one in scores.worst]
+    texts = contents(scores, comparison)
+    return rendered(_TEMPLATES / "report.html", texts=texts, worst=worst, side=THUMBNAIL_SIDE)
+
+
+def rendered(template: Path, **values: Any) -> str:
+    """The text of a Jinja template, without a line feed at its end.
+
+    In HTML, all values are escaped. In Markdown, the filter `md` escapes; `name` and `excerpt` shorten values before.
+    """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+    is_html = template.suffix == ".html"
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).with_name("templates")),
-        autoescape=True,
+        loader=FileSystemLoader(template.parent),
+        autoescape=is_html,
         undefined=StrictUndefined,
-        finalize=_visible,
+        finalize=_visible if is_html else None,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    thumbnail = thumbnail or file_thumbnail
-    worst = [(one, _address(thumbnail(one.outcome)), one.outcome.references[:_MAX_REFERENCES]) for one in scores.worst]
-    return environment.get_template("report.html").render(
-        texts=contents(scores, comparison),
-        worst=worst,
-        side=THUMBNAIL_SIDE,
-    )
+    environment.filters |= {"md": markdown_text, "name": shown_name, "excerpt": shown_excerpt}
+    return environment.get_template(template.name).render(**values).rstrip("\n")
 
 
 def file_thumbnail(outcome: Outcome) -> Image.Image | None:
@@ -129,31 +280,6 @@ def _sentence(scores: Scores) -> str:
 
 def _address(image: Image.Image | None) -> str | None:
     return None if image is None else data_address(image)
-
-
-def _markdown_table(table: Table) -> str:
-    lines = [
-        f"## {markdown_text(table.title)}",
-        "",
-        _markdown_row(table.header),
-        _markdown_row(("---", *("---:" for _ in table.header[1:])), is_text=False),
-        *map(_markdown_row, table.rows),
-    ]
-    return "\n".join(lines + (["", markdown_text(table.note)] if table.note else []))
-
-
-def _markdown_row(cells: tuple[str, ...], *, is_text: bool = True) -> str:
-    texts = (markdown_text(cell) if is_text and cell != "-" else cell for cell in cells)  # "-" begins no list here
-    return f"| {' | '.join(texts)} |"
-
-
-def _markdown_mistake(one: Mistake) -> str:
-    outcome = one.outcome
-    about = " ".join(markdown_text(text) for text in (outcome.picture, outcome.question) if text)
-    sure = "" if one.confidence is None else f", probability {one.confidence:.2f}"
-    right = "; ".join(map(markdown_text, outcome.references[:_MAX_REFERENCES]))
-    answered = f"“{markdown_text(outcome.answer)}” (score {one.score:.2f}{sure}); right: {right}"
-    return f"{about}: {answered}" if about else answered
 
 
 def _visible(value: Any) -> Any:

@@ -19,7 +19,6 @@ from llama_adapter.app.learning.scores.choices import (
     part_figures,
     read_choices,
 )
-from llama_adapter.app.learning.scores.hints import threshold_hint
 from llama_adapter.app.learning.scores.intervals import Draws, Figure, Statistics, figures, means
 from llama_adapter.app.learning.scores.outcome import Floats, Ints, Outcome, Task, picture_groups, task_of
 
@@ -119,7 +118,6 @@ def score(
     model: str = "",
     task: Task | None = None,
     draws: Draws | None = None,
-    num_worst: int = NUM_WORST,
     notes: tuple[str, ...] = (),
 ) -> Scores:
     """All metrics of one model. By default the data determine `task`. `notes` are sentences for the reports.
@@ -144,7 +142,7 @@ def score(
         classes=_classes(table, groups_N, draws) if table else {},
         confusion=confusion(table) if table else None,
         totals=_totals(parts),
-        worst=_worst(measured, outcomes, num_worst),
+        worst=_worst(measured, outcomes),
         notes=notes if hint is None else (*notes, hint),
         hint=hint,
     )
@@ -190,7 +188,7 @@ def _totals(parts: Mapping[str, Mapping[str, Figure]]) -> dict[str, float]:
     }
 
 
-def _worst(measured: Measured, outcomes: Sequence[Outcome], count: int) -> tuple[Mistake, ...]:
+def _worst(measured: Measured, outcomes: Sequence[Outcome]) -> tuple[Mistake, ...]:
     """Wrong answers, the highest confidence first; captions by CIDEr-D, then ROUGE-L. Ties keep their order."""
     is_caption = measured.is_right_N is None
     order = [place for place in measured.order_N.tolist() if is_caption or measured.score_N[place] < 1.0]
@@ -200,5 +198,26 @@ def _worst(measured: Measured, outcomes: Sequence[Outcome], count: int) -> tuple
             score=float(measured.score_N[place]),
             confidence=max(outcomes[place].probabilities or (), default=None),
         )
-        for place in order[:count]
+        for place in order[:NUM_WORST]
+    )
+
+
+# Two normal distributions with equal variances have a ROC-AUC of A = Φ(d / √2), and the best threshold between them
+# has a balanced accuracy of Φ(d / 2). The difference is at most 0.084. If it is greater, the threshold is bad.
+LEAST_GAP: Final = 0.15
+
+
+def threshold_hint(figures: Mapping[str, Figure], *, num_classes: int) -> str | None:
+    """A sentence that recommends calibration, if another threshold between two choices would be right much more often.
+
+    This is the case if the ROC-AUC exceeds the balanced accuracy by `LEAST_GAP` or more. With more than two choices, a
+    calibration does not change the most probable choice, so the result is None.
+    """
+    area, share = (figures[name].value if name in figures else None for name in ("ROC-AUC", "balanced accuracy"))
+    if num_classes != 2 or area is None or share is None or area - share < LEAST_GAP:
+        return None
+    return (
+        f"The balanced accuracy is {share:.1%}, and a ROC-AUC of {area:.3f} says that another threshold between the "
+        "two choices would be right more often. `llama-adapter ask --calibrate` finds it with labelled pictures that "
+        "were not learned: see docs/choices.md."
     )

@@ -6,13 +6,11 @@ from dataclasses import dataclass
 
 from llama_adapter.app.captioning.tasks.prompts import Prompt, PromptEncoder
 from llama_adapter.app.jobs.questions import TemplateError
-from llama_adapter.app.learning.evaluating.question import question_of
-from llama_adapter.app.learning.labelled.checks import check_lengths
+from llama_adapter.app.learning.evaluating.outcomes import question_of
 from llama_adapter.app.learning.labelled.example import Example, Examples
 from llama_adapter.app.models.bundle_manifest import is_question
 from llama_adapter.app.models.checkpoints import StoredQuestions
 from llama_adapter.app.pictures.inputs.fields import as_template
-from llama_adapter.llm.conversation import Template
 from llama_adapter.llm.tokenizer import Tokenizer
 
 MOST_NAMED = 10  # choices that a default question lists
@@ -101,8 +99,8 @@ def _only(texts: set[str]) -> str | None:
 class Asker:
     """Makes the tokens of examples exactly as the captioner does when it answers."""
 
-    def __init__(self, tokenizer: Tokenizer, *, default_prompt: str, template: Template = "instruction") -> None:
-        self._encoder = PromptEncoder(tokenizer, check=lambda prompt, answers: None, template=template)
+    def __init__(self, tokenizer: Tokenizer, *, default_prompt: str) -> None:
+        self._encoder = PromptEncoder(tokenizer, check=lambda prompt, answers: None)
         self._eos_id, self._default = tokenizer.eos_id, default_prompt
 
     def ask(self, example: Example) -> TrainExample:
@@ -130,11 +128,15 @@ class Asker:
         kept = []
         for example in found.examples:
             try:
-                asked[id(example)] = self.ask(example)
+                one = self.ask(example)
             except TemplateError as error:
                 found.refuse(example.place, f"{error.message}; {error.hint}")
-            else:
-                kept.append(example)
+                continue
+            if one.num_tokens > context:
+                reason = f"its prompt and answer have {one.num_tokens:,} tokens, and the context {context:,}"
+                found.refuse(example.place, reason)
+                continue
+            asked[id(example)] = one
+            kept.append(example)
         found.examples[:] = kept
-        check_lengths(found, count_tokens=lambda example: asked[id(example)].num_tokens, context=context)
         return asked

@@ -15,12 +15,25 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from llama_adapter.app.learning.training.optimiser import SECOND_MOMENT, STEP
+from llama_adapter.app.learning.training.stepping import SECOND_MOMENT, STEP
 from llama_adapter.runtime.atomic_write import atomic_write
-from llama_adapter.runtime.errors import CheckpointError
+from llama_adapter.runtime.errors import CheckpointError, LlamaAdapterError, UsageError
 from llama_adapter.runtime.json_object import check_fields, read_object
 from llama_adapter.runtime.tensor_files.files import check_names, check_shapes, read_metadata, read_safetensors
-from llama_adapter.runtime.text import shown_excerpt
+from llama_adapter.runtime.text import shown_excerpt, shown_name
+
+
+class TrainingError(LlamaAdapterError):
+    """A run cannot continue: losses are not finite, the disk is full, or a file of it is damaged."""
+
+
+def other_run(folder: Path) -> UsageError:
+    """The error if `--resume` finds a run with other settings or data in the folder."""
+    return UsageError(
+        f"The run in `{shown_name(str(folder))}` has other data, examples or settings",
+        hint="resume with the same data and settings, or start again with --force",
+    )
+
 
 LAST, BEST = "last.safetensors", "best.safetensors"
 _FORMAT: Final = "llama-adapter training 1"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from llama_adapter.app.jobs.progress import Progress
+from llama_adapter.app.learning.training.batches import Encodings
 from llama_adapter.app.learning.training.cache import (
     EncodedCache,
     Unreadable,
@@ -13,7 +14,6 @@ from llama_adapter.app.learning.training.cache import (
     encode_pictures,
     pictures_of,
 )
-from llama_adapter.app.learning.training.feeding import Encodings
 from llama_adapter.app.learning.training.job import TrainJob
 from llama_adapter.app.learning.training.model import TrainableModel
 from llama_adapter.app.learning.training.plan import ENCODED_TOGETHER

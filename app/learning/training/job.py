@@ -4,12 +4,76 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
-from llama_adapter.app.learning.training.choice import TrainingChoice
 from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.runtime.errors import UsageError
+from llama_adapter.vision.config import QueryConfig
 
-Parallel = Literal["ddp", "fsdp"]
+ParameterSet = Literal["bias", "lora", "adapter", "visual"]
+
+# Set -> the kinds of parameters in it.
+KINDS: dict[ParameterSet, tuple[str, ...]] = {
+    "bias": ("queries", "gates", "norms", "biases", "visual blocks"),  # everything that a released BIAS adapter has
+    "lora": ("LoRA factors",),
+    "adapter": ("queries", "gates"),
+    "visual": ("visual blocks",),
+}
+_MOST_RANK = 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingChoice:
+    """The sets that are trained, and the sizes of new parameters.
+
+    `clip` and the sizes from `num_queries` on apply to a LLaMA without adapter. An existing adapter has its own sizes.
+    Raises UsageError for values out of range.
+    """
+
+    sets: tuple[ParameterSet, ...] = ("bias",)
+    lora_rank: int = 16  # rank of new factors; factors of a file keep their rank
+    clip: str | None = None  # path; if None, a LLaMA without adapter gets one for texts, as in LLaMA-Adapter V1
+    num_queries: int = 10  # per adapter layer
+    adapter_layers: int | None = None  # the last ones; None: all but the first
+    visual_width: int = 768
+    visual_depth: int = 8
+    visual_heads: int = 16
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.sets if name not in get_args(ParameterSet)]
+        if unknown or not self.sets:
+            known, found = ", ".join(get_args(ParameterSet)), ", ".join(unknown) or "none"
+            raise UsageError(f"What is trained must be some of {known}, got {found}")
+        for name in ("lora_rank", "num_queries", "visual_width", "visual_depth", "visual_heads"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.lora_rank > _MOST_RANK:
+            raise UsageError(f"lora_rank must be at most {_MOST_RANK}, got {self.lora_rank}")
+        if self.visual_width % self.visual_heads:
+            raise UsageError(f"visual_width {self.visual_width} must be a multiple of visual_heads {self.visual_heads}")
+
+    def num_adapter_layers(self, num_layers: int) -> int:
+        """Adapter layers of a new adapter for a LLaMA of `num_layers` layers."""
+        return num_layers - 1 if self.adapter_layers is None else self.adapter_layers
+
+    def query_config(self, *, output_dim: int) -> QueryConfig:
+        """The sizes of new visual blocks."""
+        return QueryConfig(
+            num_queries=self.num_queries,
+            width=self.visual_width,
+            depth=self.visual_depth,
+            num_heads=self.visual_heads,
+            mlp_dim=4 * self.visual_width,
+            output_dim=output_dim,
+        )
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The kinds of parameters that are trained."""
+        return frozenset(kind for name in self.sets for kind in KINDS[name])
+
+
+Parallel = Literal["ddp", "fsdp"]  # how ranks share the work
 ScoredBy = Literal["auto", "answers", "loss"]
 
 # The peak learning rate for each kind of parameters, for a LLaMA of width 4096. Narrower models use higher rates.
@@ -135,6 +199,18 @@ class TrainJob:
         """The peak learning rate; the run sets it with `with_rate`."""
         assert self.optimisation.lr is not None, "the width of the model is known"
         return self.optimisation.lr
+
+    def rate_at(self, step: int, *, num_steps: int) -> float:
+        """The learning rate of a step, which counts from 0: it rises linearly, then falls as a cosine.
+
+        Loshchilov and Hutter (2017).
+        """
+        optimisation = self.optimisation
+        num_warm = round(optimisation.warmup * num_steps)
+        if step < num_warm:
+            return self.lr * (step + 1) / num_warm
+        share = min((step - num_warm) / max(num_steps - num_warm, 1), 1.0)
+        return self.lr * (optimisation.final_lr + (1 - optimisation.final_lr) * 0.5 * (1 + math.cos(math.pi * share)))
 
     def rate_factor(self, kind: str) -> float:
         """Factor on the learning rate for a kind of parameters: 1 for the kind with the highest rate."""

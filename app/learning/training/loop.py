@@ -3,40 +3,149 @@
 A run that was interrupted and resumed gives bit-identical results.
 """
 
+import signal
+import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final
+from types import FrameType
+from typing import Any, Final
 
 import torch
 
+from llama_adapter.app.jobs.progress import StatusLine, duration
+from llama_adapter.app.learning.training.batches import Feeder
 from llama_adapter.app.learning.training.checkpoint import (
     BEST,
     LAST,
     WEIGHT,
     LoopState,
+    TrainingError,
     check_resumable,
     check_tensors,
+    other_run,
     read_checkpoint,
     weight_shapes,
     weights_of,
     write_checkpoint,
 )
 from llama_adapter.app.learning.training.distributing import Distributed, like
-from llama_adapter.app.learning.training.errors import TrainingError, other_run
-from llama_adapter.app.learning.training.feeding import Feeder
-from llama_adapter.app.learning.training.interrupting import Interruption
 from llama_adapter.app.learning.training.job import TrainJob
-from llama_adapter.app.learning.training.optimiser import STEP, NamedAdamW
-from llama_adapter.app.learning.training.progress import TrainProgress
 from llama_adapter.app.learning.training.ranks import OneRank
 from llama_adapter.app.learning.training.run_log import RunLog
-from llama_adapter.app.learning.training.schedule import rate_at
 from llama_adapter.app.learning.training.scoring import Validation
-from llama_adapter.app.learning.training.stepping import Step, Stepper
+from llama_adapter.app.learning.training.stepping import STEP, NamedAdamW, Step, Stepper
+from llama_adapter.app.models.parallel.errors import RankError
 from llama_adapter.runtime.terminal.stderr_lines import say
 from llama_adapter.runtime.text import shown_name
+
+_TERMINAL_S, _ELSEWHERE_S = 0.5, 30.0
+_WINDOW: Final = 50  # the rate is measured over this many steps
+_SMOOTH: Final = 0.95
+
+
+class TrainProgress(StatusLine):
+    """Shows step, loss, learning rate, examples per second and the time left."""
+
+    def __init__(self, *, visible: bool, num_steps: int) -> None:
+        super().__init__(visible=visible, terminal_s=_TERMINAL_S, elsewhere_s=_ELSEWHERE_S)
+        self._num_steps = num_steps
+        self._seen: deque[tuple[float, int]] = deque([(self._shown_at, 0)], maxlen=_WINDOW)
+        self._count, self._loss = 0, float("nan")
+
+    @property
+    def rate(self) -> float:
+        """Examples per second over the last steps, without evaluations."""
+        (first, before), (last, count) = self._seen[0], self._seen[-1]
+        return (count - before) / (last - first) if last > first else 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Duration of the last step."""
+        return self._seen[-1][0] - self._seen[-2][0] if len(self._seen) > 1 else 0.0
+
+    def resume(self) -> None:
+        """Restart the measurement, so that time spent on other work since the last step does not count."""
+        self._seen.clear()
+        self._seen.append((time.monotonic(), self._count))
+
+    def step(self, done: int, *, loss: float, lr: float, num_examples: int) -> None:
+        """Count a step; prints the line from time to time."""
+        now = time.monotonic()
+        self._count += num_examples
+        self._seen.append((now, self._count))
+        if loss == loss:
+            self._loss = loss if self._loss != self._loss else _SMOOTH * self._loss + (1 - _SMOOTH) * loss
+        if self._is_due(now):
+            self._put(self.line(done, lr=lr, num_examples=num_examples))
+
+    def line(self, done: int, *, lr: float, num_examples: int) -> str:
+        """The line after a step."""
+        parts = [f"step {done:,} of {self._num_steps:,}", f"loss {self._loss:.4f}", f"lr {lr:.2e}"]
+        if self.rate > 0:
+            left = (self._num_steps - done) * num_examples / self.rate
+            parts += [f"{self.rate:.1f} examples/s", f"{duration(left)} left"]
+        return ", ".join(parts)
+
+    def say(self, line: str) -> None:
+        """Print a line that is not replaced."""
+        self.clear()
+        if self._is_visible:
+            say(line)
+
+
+class Interruption:
+    """Notes whether the run was asked to end."""
+
+    def __init__(self, *, speaks: bool = True) -> None:
+        self.is_asked = False
+        self._speaks, self._raises = speaks, False
+
+    @contextmanager
+    def raised(self) -> Iterator[None]:
+        """Inside this context, the first request already raises KeyboardInterrupt."""
+        self._raises = True
+        try:
+            yield
+        finally:
+            self._raises = False
+
+    def ask(self) -> None:
+        """Ask the run to end after its present step.
+
+        Raises KeyboardInterrupt if this is the second request, or inside `raised`.
+        """
+        is_second, self.is_asked = self.is_asked, True
+        if is_second or self._raises:
+            raise KeyboardInterrupt
+        if self._speaks:
+            say("ending after this step; interrupt again to end at once")
+
+
+@contextmanager
+def interruptible(*, speaks: bool = True) -> Iterator[Interruption]:
+    """Inside this context, the first Ctrl-C, SIGTERM or SIGHUP is noted; the second one raises KeyboardInterrupt."""
+    found = Interruption(speaks=speaks)
+    if threading.current_thread() is not threading.main_thread():
+        yield found
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        found.ask()
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before: dict[int, Any] = {number: signal.signal(number, handle) for number in numbers}
+    try:
+        yield found
+    except RankError:
+        before[signal.SIGTERM] = signal.SIG_IGN  # torchrun sends it to all ranks now; the error is printed first
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
 
 _MOST_NAMED: Final = 5
 
@@ -57,20 +166,16 @@ class Loop:
         distributed: Distributed,
         *,
         job: TrainJob,
-        folder: Path,
         run: str,
         feeder: Feeder,
-        steps_per_epoch: int,
-        num_steps: int,
         validate: Callable[[], Validation] | None,
         ranks: OneRank,
-        progress: TrainProgress,
         interruption: Interruption,
     ) -> None:
         """`run` is the digest of everything the steps depend on. Without `validate`, the last weights are the best."""
-        self._distributed, self._job, self._folder, self._feeder = distributed, job, folder, feeder
-        self._steps_per_epoch, self._validate, self._ranks = steps_per_epoch, validate, ranks
-        self._progress, self._interruption = progress, interruption
+        self._distributed, self._job, self._folder, self._feeder = distributed, job, job.folder, feeder
+        self._validate, self._ranks, self._interruption = validate, ranks, interruption
+        self._progress = TrainProgress(visible=ranks.is_first and not job.quiet, num_steps=feeder.num_steps)
         model = distributed.model
         self._optimiser = NamedAdamW(
             model.trained(),
@@ -79,8 +184,8 @@ class Loop:
             factor_of=lambda name: job.rate_factor(model.kind_of(name)),
         )
         self._stepper = Stepper(distributed, self._optimiser, ranks=ranks, clip=job.optimisation.max_norm)
-        self._state = LoopState(num_steps=num_steps, run=run)
-        self._every = job.evaluate_every or max(steps_per_epoch, -(-num_steps // 20))
+        self._state = LoopState(num_steps=feeder.num_steps, run=run)
+        self._every = job.evaluate_every or max(feeder.steps_per_epoch, -(-feeder.num_steps // 20))
 
     def resume(self) -> None:
         """Continue from the last checkpoint. The best one is checked too, since the results are written from it.
@@ -156,14 +261,8 @@ class Loop:
         return bool(self._ranks.sum(torch.tensor([float(wanted and self._ranks.is_first)])).item())
 
     def _step(self, log: RunLog | None) -> Step:
-        state, optimisation = self._state, self._job.optimisation
-        lr = rate_at(
-            state.step,
-            num_steps=state.num_steps,
-            peak=self._job.lr,
-            warmup=optimisation.warmup,
-            final=optimisation.final_lr,
-        )
+        state = self._state
+        lr = self._job.rate_at(state.step, num_steps=state.num_steps)
         torch.manual_seed((self._job.seed << 32) + state.step)
         parts = self._feeder.at(state.step)
         num_labels, num_examples = self._feeder.counts(state.step)
@@ -178,7 +277,7 @@ class Loop:
             log.add(
                 state.step,
                 {
-                    "epoch": state.step / self._steps_per_epoch,
+                    "epoch": state.step / self._feeder.steps_per_epoch,
                     "loss": done.loss if done.is_done else None,
                     "lr": lr,
                     "gradient_norm": done.gradient_norm,

@@ -10,13 +10,12 @@ import functools
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from llama_adapter.app.learning.training.choice import ParameterSet, TrainingChoice
+from llama_adapter.app.learning.training.job import TrainingChoice
 from llama_adapter.app.learning.training.sources import NEW_ADAPTER, TrainingSources, open_sources
 from llama_adapter.app.models.bundle_manifest import is_question
 from llama_adapter.app.models.checkpoints import QUESTION_KEYS, LoadedModel, StreamedModel, no_vision
@@ -35,8 +34,6 @@ from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
 from llama_adapter.vision.pixels import zero_picture
 from llama_adapter.vision.weights import build_vision, visual_tensors
-
-__all__ = ["ParameterSet", "TrainableModel", "TrainingChoice", "open_trainable"]
 
 _VISUAL = "visual blocks"
 # Released files have these tensors in float16. Tensors of the file that a training starts from keep their dtype.
@@ -60,11 +57,6 @@ def open_trainable(
     parameters of `choice` cannot be trained.
     """
     sources = open_sources(spec, choice, seed=seed)
-    _check_choice(sources, choice)
-    return TrainableModel(sources, choice, dtype=dtype, device=torch.device(device), seed=seed, kernels=kernels)
-
-
-def _check_choice(sources: TrainingSources, choice: TrainingChoice) -> None:
     if not sources.adapter.sees_pictures and choice.kinds - {"queries", "gates"}:
         raise UsageError(
             "An adapter for texts has adaption prompts and gates only, but the sets to train are "
@@ -77,6 +69,7 @@ def _check_choice(sources: TrainingSources, choice: TrainingChoice) -> None:
             "would have no effect",
             hint="train `bias` or `adapter` too",
         )
+    return TrainableModel(sources, choice, dtype=dtype, device=torch.device(device), seed=seed, kernels=kernels)
 
 
 class TrainableModel(nn.Module):
@@ -158,15 +151,6 @@ class TrainableModel(nn.Module):
         """The device of the weights."""
         return self.decoder.device
 
-    @property
-    def checkpoint_layers(self) -> bool:
-        """Whether the activations of a layer are computed again in the backward pass."""
-        return self.decoder.checkpoint_layers
-
-    @checkpoint_layers.setter
-    def checkpoint_layers(self, value: bool) -> None:
-        self.decoder.checkpoint_layers = value
-
     def release(self) -> None:
         """Free the memory of all weights; afterwards the model cannot compute."""
         self.to("meta")
@@ -229,26 +213,14 @@ class TrainableModel(nn.Module):
         encoded = encoded.to(self.device, self.dtype)
         if self.encodes == "visual_query":
             return encoded
-        query = self.vision.query
-        if self.dtype == torch.float32:
-            visual_query_BQD: Tensor = query(encoded)
-        else:  # the float32 weights are used in the dtype of the frozen ones
-            cast = {name: weight.to(self.dtype) for name, weight in query.named_parameters()}
-            visual_query_BQD = torch.func.functional_call(query, cast, (encoded,))
-        return visual_query_BQD
+        return visual_query(self.vision.query, encoded)
 
     def trained(self) -> dict[str, nn.Parameter]:
         """Name -> parameter that requires gradients. The names are stable: checkpoints use them."""
-        return dict(self._trained())
-
-    def _trained(self) -> Iterator[tuple[str, nn.Parameter]]:
-        for name, parameter in self.decoder.decoder.named_parameters():
-            if parameter.requires_grad:
-                yield name, parameter
+        named = dict(self.decoder.decoder.named_parameters())
         if self.vision is not None:
-            for name, parameter in self.vision.query.named_parameters():
-                if parameter.requires_grad:
-                    yield f"visual.{name}", parameter
+            named |= {f"visual.{name}": one for name, one in self.vision.query.named_parameters()}
+        return {name: parameter for name, parameter in named.items() if parameter.requires_grad}
 
     def no_decay(self) -> set[str]:
         """Names in `trained` without weight decay: norms, biases, gates and queries."""
@@ -275,10 +247,9 @@ class TrainableModel(nn.Module):
         """
         sources, kinds = self.sources, self.choice.kinds
         found = _file_tensors(sources.adapter)
-        made = llama_tensors(self.decoder)
         prefix = "llama." if sources.adapter.sees_pictures else ""
-        for name, tensor in made.items():
-            kind, key = _kind_in_file(name), prefix + name
+        for name, tensor in llama_tensors(self.decoder):
+            kind, key = kind_of(name), prefix + name
             if kind in kinds or (key not in found and kind in ("gates", "LoRA factors")):
                 found[key] = _as_in_file(name, tensor, found.get(key))
         if "queries" in kinds:
@@ -310,11 +281,10 @@ class TrainableModel(nn.Module):
         asked = {key: getattr(self.questions, name) for name, key in QUESTION_KEYS.items()}
         return config | {key: text for key, text in asked.items() if is_question(text)}
 
-    def loaded_model(self, dtype: Dtype | None = None) -> StreamedModel:
+    def loaded_model(self, dtype: Dtype) -> StreamedModel:
         """The model with its present weights, in the form that loaders return.
 
-        A captioner gives the same answers with it as with the written adapter. Weights are in `dtype`, by default that
-        of the frozen weights.
+        A captioner gives the same answers with it as with the written adapter. Weights are in `dtype`.
         """
         sources = self.sources
         tensors = self.adapter_tensors()
@@ -324,7 +294,7 @@ class TrainableModel(nn.Module):
         llama = sources.llama
         config = plan_decoder(llama, adapter, vocab_size=self.tokenizer.vocab_size, context=sources.context)
         encoder = () if self.vision is None else self.vision.state_dict().values()
-        chosen = self.dtype if dtype is None else dtype_of(dtype, decoder=config, encoder=encoder)
+        chosen = dtype_of(dtype, decoder=config, encoder=encoder)
         vision_config, vision_state = self.vision_config, dict[str, Tensor]()
         if self.vision is not None:
             vision_config, vision_state = _vision(sources, adapter, dtype=chosen)
@@ -349,6 +319,14 @@ class TrainableModel(nn.Module):
         return model, decoder_tensors(config, source=llama, adapter=adapter, dtype=chosen)
 
 
+def visual_query(blocks: nn.Module, features_BTC: Tensor) -> Tensor:
+    """The visual query (B, Q, D) of float32 blocks, computed in the dtype of the features."""
+    dtype = features_BTC.dtype
+    cast = {} if dtype == torch.float32 else {name: one.to(dtype) for name, one in blocks.named_parameters()}
+    visual_query_BQD: Tensor = torch.func.functional_call(blocks, cast, (features_BTC,))
+    return visual_query_BQD
+
+
 def _vision(
     sources: TrainingSources, adapter: AdapterFile, *, dtype: torch.dtype
 ) -> tuple[VisionConfig, dict[str, Tensor]]:
@@ -371,14 +349,6 @@ def _file_tensors(adapter: AdapterFile) -> dict[str, Tensor]:
     return found | {"adapter_query.weight": adapter.queries}
 
 
-def _kind_in_file(name: str) -> str:
-    if ".lora_" in name:
-        return "LoRA factors"
-    if name.endswith(".bias"):
-        return "biases"
-    return "norms" if "norm" in name else "gates"
-
-
 def _as_in_file(name: str, tensor: Tensor, before: Tensor | None) -> Tensor:
     """A tensor in the shape and dtype of `before`, the tensor in the file; without it, in those of a released file."""
     if before is not None:
@@ -393,10 +363,8 @@ def _released_type(name: str) -> torch.dtype:
 
 
 def _rank(adapter: AdapterFile) -> int:
-    factors: Mapping[str, Tensor] = {
-        name: value for name, value in adapter.llama.items() if name.endswith("_l1.weight")
-    }
-    return next((len(factor) for factor in factors.values()), 0)
+    """The rank of the adapter's LoRA factors; 0 if it has none."""
+    return next((len(factor) for name, factor in adapter.llama.items() if name.endswith("_l1.weight")), 0)
 
 
 def _bytes(tensor: Tensor) -> bytes:

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from llama_adapter.app.learning.evaluating.question import question_of
+from llama_adapter.app.learning.evaluating.outcomes import question_of
 from llama_adapter.app.learning.labelled.example import Example
 from llama_adapter.app.learning.training.asking import MOST_NAMED
 from llama_adapter.app.learning.training.prepare import TrainingData

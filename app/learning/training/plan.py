@@ -3,14 +3,19 @@
 # B rows, S tokens, Q queries, D model width, T tokens of CLIP, C width of its features
 
 import dataclasses
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter, tree_map_only
+from torch.utils.flop_counter import flop_registry
 
-from llama_adapter.app.learning.training.counting import MetaCounter
+from llama_adapter.app.learning.training.job import Parallel
+from llama_adapter.app.learning.training.model import visual_query
 from llama_adapter.app.models.sketch import expected_forms, sketch
 from llama_adapter.llm.config import DecoderConfig, EngineConfig
 from llama_adapter.llm.load import planner_of
@@ -25,7 +30,6 @@ from llama_adapter.vision.encoder import PictureEncoder, VisualQueryBlocks, use_
 
 ENCODED_TOGETHER: Final = 16  # pictures in a batch of the encoder
 SCORED_ROWS: Final = 8  # rows of the captioner that answers examples for scores
-Sharing = Literal["ddp", "fsdp"]  # how ranks share the work
 _VISUAL: Final = "visual blocks"
 MOMENTS: Final = 2  # AdamW's moments for each trained scalar
 # How often an array of the size of all trained parameters is read or written: norm, clipping, update (fused on a CPU).
@@ -82,13 +86,13 @@ class StepPlan:
         return products + self.traffic / bytes_per_s
 
 
-def plan_step(shapes: Shapes, *, num_ranks: int = 1, kind: Sharing = "ddp") -> StepPlan:
+def plan_step(shapes: Shapes, *, num_ranks: int = 1, kind: Parallel = "ddp") -> StepPlan:
     """The plan of one rank, if each of `num_ranks` ranks computes `shapes.rows` rows at once."""
     [plan] = plan_steps(shapes, num_ranks=num_ranks, kinds=(kind,))
     return plan
 
 
-def plan_steps(shapes: Shapes, *, num_ranks: int, kinds: Sequence[Sharing]) -> list[StepPlan]:
+def plan_steps(shapes: Shapes, *, num_ranks: int, kinds: Sequence[Parallel]) -> list[StepPlan]:
     """Plans as of `plan_step`, one for each of `kinds`. The step is counted once: it is the same in all kinds."""
     decoder_kinds: set[Kind] = {kind for kind in DECODER_KINDS if kind in shapes.kinds}
     decoder = sketch_decoder(
@@ -138,7 +142,7 @@ class _Memory(NamedTuple):
     computing: int
 
 
-def _of_rank(whole: _Memory, decoder: TrainableDecoder, *, num_ranks: int, kind: Sharing) -> _Memory:
+def _of_rank(whole: _Memory, decoder: TrainableDecoder, *, num_ranks: int, kind: Parallel) -> _Memory:
     """The memory of one of `num_ranks` ranks.
 
     With FSDP a rank has its part of each parameter, gradient and moment, and the whole parameters of the present layer
@@ -204,30 +208,21 @@ def _computed(decoder: nn.Module, query: VisualQueryBlocks | None, shapes: Shape
     tokens_BS = torch.ones(rows, shapes.tokens, dtype=torch.int64)
     labels_BS = tokens_BS.clone()
     labels_BS[:, : shapes.tokens - shapes.labels] = 0
-    visual_query: Tensor = torch.empty(rows, config.num_queries, config.dim, dtype=shapes.dtype, device="meta")
+    visual_query_BQD: Tensor = torch.empty(rows, config.num_queries, config.dim, dtype=shapes.dtype, device="meta")
     features = None
     if query is not None and shapes.vision is not None:
         clip = shapes.vision.clip
         features = torch.empty(rows, clip.num_patches + 1, clip.output_dim, dtype=shapes.dtype, device="meta")
     with MetaCounter(frozen_weights(decoder)) as counter:
         if query is not None and features is not None:
-            visual_query = _cast_query(query, features)
-        loss, _ = decoder(tokens_BS, labels_BS, visual_query)
+            visual_query_BQD = visual_query(query, features)
+        loss, _ = decoder(tokens_BS, labels_BS, visual_query_BQD)
         loss.backward()
     flops = counter.flops
     if shapes.device_type != "cpu":  # fused attention, which is not counted: it computes half of the score matrix
         passes = 4 if shapes.checkpointing else 3
         flops += passes * 2 * rows * config.num_layers * config.dim * shapes.tokens * shapes.tokens
     return _Counted(counter.peak_bytes, flops, counter.frozen_flops, counter.traffic)
-
-
-def _cast_query(query: VisualQueryBlocks, features: Tensor) -> Tensor:
-    if features.dtype == torch.float32:
-        found: Tensor = query(features)
-        return found
-    cast = {name: weight.to(features.dtype) for name, weight in query.named_parameters()}
-    found = torch.func.functional_call(query, cast, (features,))
-    return found
 
 
 def _encoding_bytes(shapes: Shapes) -> int:
@@ -279,3 +274,59 @@ def smaller(shapes: Shapes, *, num_ranks: int, batch_size: int, rows: int | None
     own = -(-batch_size // num_ranks)
     together = min(own, rows or own)
     return dataclasses.replace(shapes, rows=together, parts=-(-own // together))
+
+
+class MetaCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of all tensors that are made inside the context, as long as they live.
+
+    `live_bytes` is the present sum and `peak_bytes` its maximum. `flops` are the floating-point operations of matrix
+    products, and `frozen_flops` those of products with `frozen` weights. `traffic` is the number of bytes that all
+    other operations read and write. If an operation mixes CPU tensors, such as indices, with meta tensors, the CPU
+    tensors are treated as meta tensors.
+    """
+
+    def __init__(self, frozen: Iterable[Tensor] = ()) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live_bytes = self.peak_bytes = self.flops = self.frozen_flops = self.traffic = 0
+        self._frozen = {id(one.untyped_storage()): one for one in frozen}
+        self._seen: dict[int, weakref.ref[Any]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tuple(args), kwargs or {}
+        given = [one for one in tree_iter((args, kwargs)) if isinstance(one, Tensor)]
+        if any(one.is_meta for one in given) and not all(one.is_meta for one in given):
+            args, kwargs = tree_map_only(Tensor, lambda one: one.to("meta"), (args, kwargs))
+        for one in given:
+            self._count(one, num_bytes=0)  # no effect on known tensors; the others were made outside
+        packet = func._overloadpacket
+        out = func(*args, **kwargs)
+        if packet in flop_registry:
+            flops = flop_registry[packet](*args, **kwargs, out_val=out)
+            self.flops += flops
+            if any(id(one.untyped_storage()) in self._frozen for one in given):
+                self.frozen_flops += flops
+        elif not func.is_view:
+            self.traffic += sum(
+                one.numel() * one.itemsize for one in tree_iter((args, kwargs, out)) if isinstance(one, Tensor)
+            )
+        for one in tree_iter(out):
+            if isinstance(one, Tensor):
+                self._count(one, num_bytes=one.untyped_storage().nbytes())
+        return out
+
+    def _count(self, tensor: Tensor, *, num_bytes: int) -> None:
+        storage = tensor.untyped_storage()
+        key = id(storage)
+        if key in self._seen and self._seen[key]() is storage:
+            return
+        self._seen[key] = weakref.ref(storage, self._forgetting(key, num_bytes))
+        self.live_bytes += num_bytes
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+
+    def _forgetting(self, key: int, num_bytes: int) -> Callable[[Any], None]:
+        def forget(reference: Any) -> None:
+            self.live_bytes -= num_bytes
+            if self._seen.get(key) is reference:
+                del self._seen[key]
+
+        return forget

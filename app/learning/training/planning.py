@@ -9,9 +9,8 @@ from typing import Any, Final
 import torch
 from torch.nn import functional
 
-from llama_adapter.app.learning.training.choice import TrainingChoice
-from llama_adapter.app.learning.training.job import TrainJob
-from llama_adapter.app.learning.training.plan import Shapes, Sharing, StepPlan, plan_steps, smaller
+from llama_adapter.app.learning.training.job import Parallel, TrainJob
+from llama_adapter.app.learning.training.plan import Shapes, StepPlan, plan_steps, smaller
 from llama_adapter.app.models.checkpoints import open_clip
 from llama_adapter.app.models.plan import PlanJob, PlannedModel, planned_model
 from llama_adapter.llm.config import DecoderConfig
@@ -19,7 +18,7 @@ from llama_adapter.llm.training.frozen import PackedWeight, find_kernels, times,
 from llama_adapter.runtime.ceilings import best_seconds
 from llama_adapter.runtime.devices import Backend
 from llama_adapter.runtime.schemes.scheme import dtype_name
-from llama_adapter.vision.config import QueryConfig, VisionConfig
+from llama_adapter.vision.config import VisionConfig
 
 _GB: Final = 1e9
 _TOKENS: Final = 512  # tokens in the measurement of rates
@@ -56,7 +55,7 @@ class PlannedRun:
     kind: str  # ddp or fsdp; "" for one device
     rows: int
     plan: StepPlan
-    seconds: float | None  # duration of a step; None: rates are unknown
+    seconds: float  # duration of a step
 
 
 def sizes_of(job: TrainJob, size: str = "") -> PlannedModel:
@@ -64,74 +63,58 @@ def sizes_of(job: TrainJob, size: str = "") -> PlannedModel:
 
     Raises ValueError for an unknown size, and CheckpointError if files of the model cannot be read.
     """
-    found = planned_model(PlanJob(spec=job.spec, size=size))
+    found, choice = planned_model(PlanJob(spec=job.spec, size=size)), job.choice
     if size or not job.spec.is_llama_alone:
         return found
-    return _with_new_adapter(found, job.choice)
-
-
-def _with_new_adapter(found: PlannedModel, choice: TrainingChoice) -> PlannedModel:
-    decoder = found.decoder
-    layers = decoder.num_layers - 1 if choice.adapter_layers is None else choice.adapter_layers
+    layers = choice.num_adapter_layers(found.decoder.num_layers)
+    decoder = dataclasses.replace(found.decoder, num_adapter_layers=layers, num_queries=choice.num_queries)
     vision = None
     if choice.clip is not None:
-        query = QueryConfig(
-            num_queries=choice.num_queries,
-            width=choice.visual_width,
-            depth=choice.visual_depth,
-            num_heads=choice.visual_heads,
-            mlp_dim=4 * choice.visual_width,
-            output_dim=decoder.dim,
-        )
+        query = choice.query_config(output_dim=decoder.dim)
         vision = VisionConfig(clip=open_clip(choice.clip).config, query=query)
-    decoder = dataclasses.replace(decoder, num_adapter_layers=layers, num_queries=choice.num_queries)
     return dataclasses.replace(found, decoder=decoder, vision=vision)
 
 
 def shapes_of(
     job: TrainJob,
+    model: PlannedModel,
     *,
-    decoder: DecoderConfig,
-    vision: VisionConfig | None,
     dtype: torch.dtype,
     device_type: str,
     tokens: int,
     labels: int,
     is_scored: bool,
 ) -> Shapes:
-    """The shapes of a run on one device."""
-    optimisation = job.optimisation
-    whole = Shapes(
-        decoder=decoder,
-        vision=vision,
+    """The shapes of a step that one device computes at once."""
+    return Shapes(
+        decoder=model.decoder,
+        vision=model.vision,
         kinds=job.choice.kinds,
         lora_rank=job.choice.lora_rank,
         dtype=dtype,
-        rows=optimisation.batch_size,
+        rows=job.optimisation.batch_size,
         tokens=tokens,
         labels=labels,
         checkpointing=job.checkpointing,
         is_scored=is_scored,
         device_type=device_type,
     )
-    return smaller(whole, num_ranks=1, batch_size=optimisation.batch_size, rows=optimisation.rows)
 
 
-def planned_runs(
-    job: TrainJob, shapes: Shapes, *, num_devices: Sequence[int], rates: Rates | None
-) -> Iterator[PlannedRun]:
+def planned_runs(job: TrainJob, shapes: Shapes, *, num_devices: Sequence[int], rates: Rates) -> Iterator[PlannedRun]:
     """A plan for each number of devices; with several devices, one for DDP and one for FSDP."""
     for count in num_devices:
         own = smaller(shapes, num_ranks=count, batch_size=job.optimisation.batch_size, rows=job.optimisation.rows)
-        kinds: tuple[Sharing, ...] = ("ddp", "fsdp") if count > 1 else ("ddp",)
+        kinds: tuple[Parallel, ...] = ("ddp", "fsdp") if count > 1 else ("ddp",)
         for kind, plain in zip(kinds, plan_steps(own, num_ranks=count, kinds=kinds), strict=True):
             is_packed = kind == "ddp" and find_kernels(shapes.device_type, shapes.dtype) is not None
             plan = plain.packed() if is_packed else plain
-            seconds = None
-            if rates is not None:
-                seconds = plan.seconds(**dataclasses.asdict(rates))
             yield PlannedRun(
-                num_devices=count, kind=kind if count > 1 else "", rows=own.rows, plan=plan, seconds=seconds
+                num_devices=count,
+                kind=kind if count > 1 else "",
+                rows=own.rows,
+                plan=plan,
+                seconds=plan.seconds(**dataclasses.asdict(rates)),
             )
 
 
@@ -164,8 +147,7 @@ def run_plan(job: TrainJob, request: PlanRequest, *, backend: Backend, as_json: 
     tokens = request.tokens or model.decoder.context
     shapes = shapes_of(
         job,
-        decoder=model.decoder,
-        vision=model.vision,
+        model,
         dtype=request.dtype,
         device_type=request.device_type,
         tokens=tokens,
@@ -209,8 +191,6 @@ def _lines(
     table = [heads]
     for one in runs:
         plan = one.plan
-        seconds = "-" if one.seconds is None else f"{one.seconds:.3g}"
-        rate = "-" if one.seconds is None else f"{batch / one.seconds:.3g}"
         sizes = (plan.frozen, plan.trained, plan.computing, plan.total)
         table.append(
             [
@@ -218,8 +198,8 @@ def _lines(
                 str(one.rows),
                 *(f"{size / _GB:.2f}" for size in sizes),
                 f"{plan.flops / 1e12:.3g}",
-                seconds,
-                rate,
+                f"{one.seconds:.3g}",
+                f"{batch / one.seconds:.3g}",
             ]
         )
     widths = [max(len(row[column]) for row in table) for column in range(len(heads))]

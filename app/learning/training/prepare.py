@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from llama_adapter.app.learning.labelled.checks import check_split_names
-from llama_adapter.app.learning.labelled.digests import data_digest
+from llama_adapter.app.learning.evaluating.outcomes import require_questions
+from llama_adapter.app.learning.labelled.checks import check_split_names, data_digest
 from llama_adapter.app.learning.labelled.example import Example, Examples, shown_problems
 from llama_adapter.app.learning.labelled.reading import read_examples
 from llama_adapter.app.learning.labelled.rows import Columns
@@ -19,7 +19,6 @@ from llama_adapter.app.learning.training.asking import Asker, TrainExample, defa
 from llama_adapter.app.learning.training.cache import Unreadable
 from llama_adapter.app.learning.training.job import TrainJob
 from llama_adapter.runtime.errors import UsageError
-from llama_adapter.runtime.text import shown_excerpt
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 PARTS: Final = (TRAIN, VALIDATION, TEST)
@@ -87,12 +86,7 @@ def read_data(job: TrainJob) -> Examples:
     found = read_examples(*job.data, columns=columns, pictures=job.pictures)
     found.examples[:] = [_with_question(example, given=job.question) for example in found.examples]
     without = [one for one in found.examples if one.task == "answer" and one.question.instruction is None]
-    if without:
-        raise UsageError(
-            f"Wanted a question for every example, but {len(without):,} of {len(found.examples):,} have none, such as "
-            f"{shown_excerpt(without[0].place)}",
-            hint="pass one for these as --question",
-        )
+    require_questions(without, count=len(found.examples))
     return found
 
 

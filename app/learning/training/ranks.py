@@ -16,7 +16,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from llama_adapter.app.models.parallel.errors import RankError
 from llama_adapter.app.models.parallel.launch import Launched, launched
 from llama_adapter.app.models.parallel.rendezvous import environment_store
-from llama_adapter.runtime.devices import Backend
+from llama_adapter.runtime.devices import Backend, open_backend
 from llama_adapter.runtime.problems import is_out_of_memory
 from llama_adapter.runtime.text import one_line
 
@@ -104,8 +104,6 @@ def device_name(wanted: str) -> str:
     place = launched()
     if place is None or place.size == 1 or wanted == "cpu" or ":" in wanted:
         return wanted
-    from llama_adapter.runtime.devices import open_backend
-
     kind = open_backend(wanted).device.type
     return kind if kind == "cpu" else f"{kind}:{place.local_rank}"
 

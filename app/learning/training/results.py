@@ -1,7 +1,10 @@
-"""The results of a run: the adapter's file, a bundle, scores of the test examples, curves and the model card."""
+"""The results of a run: the adapter's file, a bundle, test scores, curves, and the model card with its commands."""
 
 import dataclasses
 import json
+import os
+import re
+import shlex
 import shutil
 from collections import Counter
 from collections.abc import Sequence
@@ -11,40 +14,43 @@ from typing import Any, Final
 import torch
 
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.learning.scores.report import as_json, as_markdown
+from llama_adapter.app.learning.evaluating.outcomes import question_of
+from llama_adapter.app.learning.labelled.example import Example
+from llama_adapter.app.learning.scores.report import as_json, as_markdown, rendered
 from llama_adapter.app.learning.scores.scoring import Scores
-from llama_adapter.app.learning.training.adapter_file import write_adapter
+from llama_adapter.app.learning.training.asking import caption_prompts
 from llama_adapter.app.learning.training.cache import Unreadable
-from llama_adapter.app.learning.training.checkpoint import BEST, LAST, LoopState
-from llama_adapter.app.learning.training.commands import ask_command, calibrate_command, score_command
-from llama_adapter.app.learning.training.curves import draw_curves
-from llama_adapter.app.learning.training.errors import TrainingError, other_run
+from llama_adapter.app.learning.training.checkpoint import BEST, LAST, LoopState, TrainingError, other_run
 from llama_adapter.app.learning.training.job import TrainJob
+from llama_adapter.app.learning.training.loop import Ended
 from llama_adapter.app.learning.training.model import TrainableModel
 from llama_adapter.app.learning.training.part_tables import table_name, write_tables
 from llama_adapter.app.learning.training.plan import MOMENTS
-from llama_adapter.app.learning.training.prepare import TEST, TrainingData
-from llama_adapter.app.learning.training.run_log import LOG, read_log
+from llama_adapter.app.learning.training.prepare import TEST, TRAIN, VALIDATION, TrainingData
+from llama_adapter.app.learning.training.run_log import LOG, draw_curves, read_log
 from llama_adapter.app.learning.training.scoring import all_scores, answered
 from llama_adapter.app.models.bundle import check_target, save_bundle
 from llama_adapter.app.models.bundle_manifest import read_manifest
+from llama_adapter.app.models.checkpoints import QUESTION_KEYS
 from llama_adapter.app.models.sketch import expected_forms
 from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.pictures.inputs.fields import as_template
+from llama_adapter.llm.weights.adapter import check_fits, open_adapter
 from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.devices import DTYPES
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.json_object import read_object
 from llama_adapter.runtime.settings.shown import format_settings
 from llama_adapter.runtime.terminal.stderr_lines import say
-from llama_adapter.runtime.text import markdown_text, shown_excerpt, shown_name
+from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS, shown_name
 
 CARD, CURVES, BUNDLE, DATA, SETTINGS = "card.md", "curves.png", "bundle", "data.json", "settings.yaml"
+_V1 = re.compile(r"adapter_query\.weight|layers\.\d+\.attention\.gate")
 _MOST_ANSWERS: Final = 20  # rows in the card's table of answers
-_COMMANDS: Final = (ask_command, score_command, calibrate_command)
 _ENDS: Final = {"": "all steps", "early": "early, because the validation score did not improve"}
 
 
-def write_beginning(job: TrainJob, data: TrainingData, folder: Path, *, run: str) -> None:
+def write_beginning(job: TrainJob, data: TrainingData, *, run: str) -> None:
     """Write the settings, the digests of the data, and a table for each part of the data. Raises OSError.
 
     `run` is the `run_digest` computed before pictures were decoded.
@@ -53,9 +59,9 @@ def write_beginning(job: TrainJob, data: TrainingData, folder: Path, *, run: str
         (SETTINGS, format_settings(job.settings)),
         (DATA, json.dumps({"run": run, **data.to_dict()}, indent=1) + "\n"),
     ):
-        with atomic_write(folder / name) as file:
+        with atomic_write(job.folder / name) as file:
             file.write(text.encode(errors="backslashreplace"))
-    write_tables(data, folder)
+    write_tables(data, job.folder)
 
 
 def require_same_run(folder: Path, run: str) -> None:
@@ -71,25 +77,25 @@ def require_same_run(folder: Path, run: str) -> None:
         raise other_run(folder)
 
 
-def require_same_measure(state: LoopState, *, is_scored: bool, folder: Path) -> None:
+def require_same_measure(job: TrainJob, state: LoopState, *, is_scored: bool) -> None:
     """Raise UsageError if the evaluations of a resumed run are compared by another measure than its next ones."""
     if not state.best or len(state.best) == 1 + is_scored:  # see `Validation.key`
         return
     names = ("loss", "answers")
     began, now = names[not is_scored], names[is_scored]
     raise UsageError(
-        f"The run in `{shown_name(str(folder))}` compares its evaluations by {began}, and would go on by {now}",
+        f"The run in `{shown_name(str(job.folder))}` compares its evaluations by {began}, and would go on by {now}",
         hint=f"resume with --score {began}, or start again with --force",
     )
 
 
-def require_disk(job: TrainJob, model: TrainableModel, folder: Path) -> None:
+def require_disk(job: TrainJob, model: TrainableModel) -> None:
     """Raise TrainingError unless the disk has room for the files that a run writes.
 
     They are written one after another. The old file is deleted only after the new one is complete. Raises
     CheckpointError if the run cannot replace what is in the place of its bundle.
     """
-    weights = sum(one.nbytes for one in model.trained().values())
+    folder, weights = job.folder, sum(one.nbytes for one in model.trained().values())
     adapter = sum(tensor.nbytes for tensor in model.adapter_tensors().values())
     checkpoints = [(folder / LAST, (1 + MOMENTS) * weights), (folder / BEST, weights)]
     writes = [*checkpoints, *checkpoints, (Path(job.out), adapter)]
@@ -116,15 +122,15 @@ def _size(place: Path) -> int:
     return sum(path.stat().st_size for path in paths if path.is_file())
 
 
-def write_model(job: TrainJob, model: TrainableModel, folder: Path) -> Path | None:
+def write_model(job: TrainJob, model: TrainableModel) -> Path | None:
     """Write the adapter's file, and a bundle if the job wants one; returns the bundle's folder. Raises OSError."""
     write_adapter(model, job.out)
     if (dtype := _bundle_dtype(job, model)) is None:
         return None
     loaded, tensors = model.loaded_model(dtype)
     loaded = dataclasses.replace(loaded, name=Path(job.out).stem)
-    save_bundle(folder / BUNDLE, model=loaded, decoder_tensors=tensors, overwrite=True)
-    return folder / BUNDLE
+    save_bundle(job.folder / BUNDLE, model=loaded, decoder_tensors=tensors, overwrite=True)
+    return job.folder / BUNDLE
 
 
 def _bundle_dtype(job: TrainJob, model: TrainableModel) -> torch.dtype | None:
@@ -152,7 +158,7 @@ def trained_spec(job: TrainJob, model: TrainableModel) -> CaptionerSpec:
     return dataclasses.replace(spec, adapter=job.out, context=model.decoder_config.context, **changes)
 
 
-def score_test(job: TrainJob, spec: CaptionerSpec, data: TrainingData, folder: Path) -> list[Scores]:
+def score_test(job: TrainJob, spec: CaptionerSpec, data: TrainingData) -> list[Scores]:
     """Score the written adapter on the test examples, and write `test.json` and `test.md`.
 
     Raises the errors of `Captioner` and OSError.
@@ -164,29 +170,27 @@ def score_test(job: TrainJob, spec: CaptionerSpec, data: TrainingData, folder: P
     for one in found:
         kind = "" if len(found) == 1 else f"-{one.task}"
         for suffix, text in ((".json", as_json(one)), (".md", as_markdown(one))):
-            with atomic_write(folder / f"test{kind}{suffix}") as file:
+            with atomic_write(job.folder / f"test{kind}{suffix}") as file:
                 file.write(text.encode(errors="backslashreplace"))
     return found
 
 
-def draw(job: TrainJob, folder: Path) -> bool:
+def draw(job: TrainJob) -> bool:
     """Draw `curves.png`; returns False without matplotlib, and if another program has damaged the log."""
     try:
-        rows = read_log(folder / LOG)
+        rows = read_log(job.folder / LOG)
     except TrainingError as error:
         say(f"note: the curves are not drawn: {error.message}")
         return False
-    return draw_curves(rows, folder / CURVES, title=Path(job.out).stem)
+    return draw_curves(rows, job.folder / CURVES, title=Path(job.out).stem)
 
 
 def write_card(
     job: TrainJob,
     model: TrainableModel,
     data: TrainingData,
-    folder: Path,
     *,
-    state: LoopState,
-    why: str,
+    ended: Ended,
     unreadable: Sequence[Unreadable],
     scores: Sequence[Scores],
     unscored: str,
@@ -197,74 +201,138 @@ def write_card(
 
     `unscored` is the reason if there are no scores.
     """
-    optimisation = job.optimisation
-    lines = [
-        f"# {markdown_text(shown_name(Path(job.out).stem))}",
-        "",
-        f"An adapter for {markdown_text(shown_name(model.sources.name))}, trained with `llama-adapter train`.",
-        "",
-        "```bash",
-        *filter(None, (make(job, data, folder=folder, bundle=bundle) for make in _COMMANDS)),
-        "```",
-        "",
-        "## Data",
-        "",
-        f"- read from {', '.join(markdown_text(shown_name(place)) for place in job.data)}",
-        f"- SHA-256 of questions, answers and pictures: `{data.digest}`",
-        f"- split by picture with seed {job.seed}: {len(data.train):,} examples to learn, {len(data.validation):,} for "
-        f"validation, {len(data.test):,} for the test; `{DATA}` has the digests of all pictures, and a table such as "
-        f"`{table_name(TEST)}` the examples of each part",
-        f"- pictures that could not be read and are left out: {len(unreadable):,}",
-        "",
-        *_answers(data),
-        "## Training",
-        "",
-        "| | |",
-        "| --- | --- |",
-        *(f"| {what} | {markdown_text(value)} |" for what, value in _facts(job, model, data, state, why=why)),
-        f"| peak memory | {markdown_text(memory)} |",
-        f"| learning rate | {job.lr:g}, warm-up {optimisation.warmup:.0%} of the steps, then a cosine to "
-        f"{optimisation.final_lr:.0%} |",
-        f"| AdamW | weight decay {optimisation.weight_decay:g}, norm of gradients at most {optimisation.max_norm:g} |",
-        "",
-        "## Scores",
-        "",
-        *([] if scores else [f"The test examples are not scored: {markdown_text(unscored)}", ""]),
-    ]
-    text = "\n".join(lines) + "\n" + "\n".join(_nested(as_markdown(one)) for one in scores)
-    with atomic_write(folder / CARD) as file:
-        file.write((text.rstrip() + "\n").encode(errors="backslashreplace"))
+    counts = model.counts()
+    trained = ", ".join(f"{count:,} in {kind}" for kind, count in counts.items())
+    text = rendered(
+        Path(__file__).with_name("templates") / "card.md",
+        job=job,
+        model=model,
+        data=data,
+        state=ended.state,
+        end=_ENDS.get(ended.why, ended.why),
+        stem=lambda path: Path(path).stem,
+        commands=[make(job, data, bundle=bundle) for make in (ask_command, score_command, calibrate_command)],
+        answers=_answers(data),
+        trained=f"{sum(counts.values()):,}: {trained}",
+        unreadable=unreadable,
+        memory=memory,
+        reports=[_nested(as_markdown(one)) for one in scores],
+        unscored=unscored,
+    )
+    with atomic_write(job.folder / CARD) as file:
+        file.write(f"{text}\n".encode(errors="backslashreplace"))
 
 
-def _answers(data: TrainingData) -> list[str]:
-    parts = [Counter(one.example.answers[0] for one in part) for part in (data.train, data.validation, data.test)]
+def _answers(data: TrainingData) -> list[tuple[str, list[int]]]:
+    """The right answers with their numbers in each part; none if they are captions or many."""
+    parts = [Counter(one.example.answers[0] for one in part) for _, part in data.parts]
     if data.task == "caption" or len(parts[0]) > _MOST_ANSWERS:
         return []
-    rows = [
-        f"| {markdown_text(shown_excerpt(answer))} | {' | '.join(str(part[answer]) for part in parts)} |"
-        for answer in sorted(parts[0])
-    ]
-    return ["| answer | learn | validation | test |", "| --- | --- | --- | --- |", *rows, ""]
-
-
-def _facts(
-    job: TrainJob, model: TrainableModel, data: TrainingData, state: LoopState, *, why: str
-) -> list[tuple[str, str]]:
-    counts = ", ".join(f"{count:,} in {kind}" for kind, count in model.counts().items())
-    return [
-        ("sets of parameters", ", ".join(job.choice.sets)),
-        ("numbers that are trained", f"{sum(model.counts().values()):,}: {counts}"),
-        ("numbers of frozen weights", str(model.dtype).removeprefix("torch.")),
-        ("steps", f"{state.step:,} of {state.num_steps:,}, {_ENDS.get(why, why)}"),
-        ("best step", f"{state.best_step:,}"),
-        ("examples a step", f"{job.optimisation.step_size(len(data.train)):,}"),
-        ("examples learnt, each epoch counted", f"{state.num_examples:,}"),
-        ("steps skipped, because a loss was not finite", f"{len(state.skipped)}"),
-        ("seconds", f"{state.elapsed_s:.0f}"),
-        ("seed", f"{job.seed}"),
-    ]
+    return [(answer, [part[answer] for part in parts]) for answer in sorted(parts[0])]
 
 
 def _nested(markdown: str) -> str:
     """The Markdown with all headings two levels lower."""
     return "\n".join(f"##{line}" if line.startswith("#") else line for line in markdown.splitlines())
+
+
+def write_adapter(model: TrainableModel, path: str | os.PathLike[str]) -> None:
+    """Write {"model": tensors, "config": ...} as `torch.save` does.
+
+    An adapter of queries and gates for texts is written as those of LLaMA-Adapter V1 are, with the tensors at the top.
+    Its programs look for them there, and ignore a `config` beside them, which has the question, if one was learned.
+
+    The new file is read back with the usual loader before it replaces the file at `path`. Raises CheckpointError if
+    this fails, and OSError.
+    """
+    with atomic_write(path) as file:
+        torch.save(_content(model), file)
+        file.flush()
+        written = open_adapter(file.name, for_texts=model.vision is None)
+        check_fits(written, model.sources.llama)
+
+
+def _content(model: TrainableModel) -> dict[str, Any]:
+    tensors, config = model.adapter_tensors(), model.file_config()
+    is_v1 = model.vision is None and all(map(_V1.fullmatch, tensors))
+    if not is_v1:
+        return {"model": tensors, "config": config}
+    asked = {key: config[key] for key in (QUESTION_KEYS["question"],) if key in config}  # texts have no caption prompt
+    return {**tensors, **({"config": asked} if asked else {})}
+
+
+def ask_command(job: TrainJob, data: TrainingData, *, bundle: Path | None) -> str:
+    """A command that asks the trained model about a picture of the data, or an instruction without a picture."""
+    model = _model(job, bundle)
+    example = next((one.example for one in data.train if one.has_picture), None)
+    if example is None:
+        return f'llama-adapter generate --prompt "TEXT" {model}'
+    if example.question.instruction is None:
+        return f"llama-adapter caption PICTURE {model}"
+    if _needs_table(example):
+        return f"llama-adapter ask {_flag('manifest', job.folder / table_name(TRAIN))} {model}"
+    choices = "" if example.choices is None else " " + _flag("choices", ",".join(example.choices))
+    return f"llama-adapter ask PICTURE {model} {_flag('question', example.question.instruction)}{choices}"
+
+
+def score_command(job: TrainJob, data: TrainingData, *, bundle: Path | None) -> str | None:
+    """A command that scores the test examples; None if there are none."""
+    if not data.test:
+        return None
+    every, learned = caption_prompts(data.everything), caption_prompts(data.train)
+    is_asked = job.question is not None and (len(every) > 1 or every != learned)  # else the model stores it
+    question = f" {_flag('question', job.question or '')}" if is_asked else ""
+    table, out = _quoted(job.folder / table_name(TEST)), _flag("out", job.folder / "scores")
+    return f"llama-adapter eval {table} {_model(job, bundle)}{question} {out}"
+
+
+def calibrate_command(job: TrainJob, data: TrainingData, *, bundle: Path | None) -> str | None:
+    """A command that calibrates choices on the validation examples; None unless all have the same choices."""
+    choices = {one.example.choices for one in data.validation}
+    common = choices.pop() if len(choices) == 1 else None
+    if common is None or any("," in name for name in common) or not all(one.has_picture for one in data.validation):
+        return None
+    table, out = job.folder / table_name(VALIDATION), job.folder / "calibration.json"
+    return (
+        f"llama-adapter ask {_flag('calibrate', table)} {_model(job, bundle)} "
+        f"{_flag('choices', ','.join(common))} {_flag('calibration-out', out)}"
+    )
+
+
+def _needs_table(example: Example) -> bool:
+    """Whether the example can only be asked as a row of a table, not with flags.
+
+    Flags cannot give an input or a question with variables, and --choices splits its value at commas.
+    """
+    asked, question = question_of(example, question=None), example.question
+    is_fixed = question.input is None and as_template(asked.instruction or "") == question.instruction
+    return not is_fixed or any("," in choice for choice in example.choices or ())
+
+
+def _model(job: TrainJob, bundle: Path | None) -> str:
+    """The flags that name the model."""
+    if bundle is not None:
+        return _flag("model", bundle)
+    spec, clip = job.spec, job.spec.clip or job.choice.clip
+    given = (("llama-dir", spec.llama_dir), ("llama-type", spec.llama_type), ("adapter", job.out), ("clip", clip))
+    return " ".join(_flag(name, value) for name, value in given if value)
+
+
+def _flag(name: str, value: Path | str) -> str:
+    joint = "=" if str(value).startswith("-") else " "  # otherwise it is parsed as a flag
+    return f"--{name}{joint}{_quoted(value)}"
+
+
+def _quoted(value: Path | str) -> str:
+    text = str(value)
+    if not UNSAFE_ON_TERMINALS.search(text):
+        return shlex.quote(text)
+    literal = UNSAFE_ON_TERMINALS.sub(_escape, text.replace("\\", r"\\").replace("'", r"\'"))
+    return f"$'{literal}'"
+
+
+def _escape(unsafe: re.Match[str]) -> str:
+    """A character of `UNSAFE_ON_TERMINALS` in a string `$'...'` of the shell."""
+    code = ord(unsafe[0])
+    is_byte = code < 0x80 or 0xDC80 <= code < 0xDD00  # a name's byte that is not UTF-8 is a surrogate
+    return f"\\x{code & 0xFF:02x}" if is_byte else f"\\u{code:04x}"

@@ -3,16 +3,15 @@
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
 from llama_adapter.app.learning.scores.scoring import Scores
 from llama_adapter.app.learning.training.asking import Asker, learned_questions
-from llama_adapter.app.learning.training.batches import BatchOrder
+from llama_adapter.app.learning.training.batches import Encodings, Feeder
 from llama_adapter.app.learning.training.cache import Unreadable
 from llama_adapter.app.learning.training.checkpoint import (
     BEST,
@@ -22,26 +21,23 @@ from llama_adapter.app.learning.training.checkpoint import (
     weight_shapes,
     weights_of,
 )
-from llama_adapter.app.learning.training.commands import ask_command, score_command
 from llama_adapter.app.learning.training.distributing import Distributed, Kind
 from llama_adapter.app.learning.training.encoding import encode_all
-from llama_adapter.app.learning.training.feeding import Encodings, Feeder
-from llama_adapter.app.learning.training.interrupting import Interruption, interruptible
 from llama_adapter.app.learning.training.job import TrainJob
-from llama_adapter.app.learning.training.loop import Ended, Loop
+from llama_adapter.app.learning.training.loop import Ended, Interruption, Loop, interruptible
 from llama_adapter.app.learning.training.model import TrainableModel, open_trainable
-from llama_adapter.app.learning.training.peak import PeakMemory
 from llama_adapter.app.learning.training.plan import StepPlan, plan_step, require_memory, smaller
 from llama_adapter.app.learning.training.planning import shapes_of, sizes_of
 from llama_adapter.app.learning.training.prepare import TrainingData, prepare, read_data, run_digest
-from llama_adapter.app.learning.training.progress import TrainProgress
 from llama_adapter.app.learning.training.ranks import OneRank, device_name, meet, num_ranks_here
 from llama_adapter.app.learning.training.results import (
     CARD,
+    ask_command,
     draw,
     require_disk,
     require_same_measure,
     require_same_run,
+    score_command,
     score_test,
     trained_spec,
     write_beginning,
@@ -93,8 +89,8 @@ def train(job: TrainJob) -> int:
 
 
 def _run(job: TrainJob) -> int:
-    folder = _folder(job)
-    for place in (folder, folder.parent):  # they may take the space that is needed
+    _check_places(job)
+    for place in (job.folder, job.folder.parent):  # they may take the space that is needed
         remove_leftovers(place)
     tokenizer, context, prompt = model_texts(job.spec)
     found = read_data(job)
@@ -102,7 +98,7 @@ def _run(job: TrainJob) -> int:
     backend = open_backend(device_name(job.spec.device))
     ranks = meet(backend=backend, timeout_s=job.timeout_s)
     with contextlib.closing(ranks):
-        return _train(job, data, folder, backend=backend, ranks=ranks)
+        return _Training(job, backend=backend, ranks=ranks).run(data)
 
 
 def model_texts(spec: CaptionerSpec) -> tuple[Tokenizer, int, str]:
@@ -117,11 +113,8 @@ def model_texts(spec: CaptionerSpec) -> tuple[Tokenizer, int, str]:
     return Tokenizer.load(bundle / TOKENIZER), spec.context or decoder.context, str(manifest["prompt"])
 
 
-def _folder(job: TrainJob) -> Path:
-    """The run's folder, next to the adapter's file.
-
-    Raises UsageError if it has results of an earlier run, unless the job resumes or replaces them.
-    """
+def _check_places(job: TrainJob) -> None:
+    """Raise UsageError if the job cannot write its results, or would replace earlier ones unasked."""
     out = Path(job.out)
     if not out.absolute().parent.is_dir():
         raise UsageError(f"The folder of `{job.out}` does not exist", hint="make it first")
@@ -142,68 +135,6 @@ def _folder(job: TrainJob) -> Path:
             f"`{there}` exists already",
             hint="go on with that run with --resume, replace it with --force, or name another --out",
         )
-    return folder
-
-
-def _train(job: TrainJob, data: TrainingData, folder: Path, *, backend: Backend, ranks: OneRank) -> int:
-    tell = say if ranks.is_first else _nothing
-    dtype, kind = run_dtype(job, backend), _kind(job, ranks)
-    job = job.with_rate(width=sizes_of(job).decoder.dim)
-    run = run_digest(job, data)
-    if job.resume:
-        require_same_run(folder, run)
-    plan, is_scored, kernels = _planned(job, data, backend=backend, dtype=dtype, kind=kind, ranks=ranks)
-    if job.resume:
-        require_same_measure(read_checkpoint(folder / LAST)[1], is_scored=is_scored, folder=folder)
-    tell(f"predicted peak memory: {plan.total / 1e9:.2f} GB{' of each device' if ranks.size > 1 else ''}")
-    peak = PeakMemory(backend.device)
-    model = open_trainable(job.spec, job.choice, dtype=dtype, device=backend.device, seed=job.seed, kernels=kernels)
-    backend.empty_caches()
-    model.checkpoint_layers = job.checkpointing
-    if ranks.is_first:
-        require_disk(job, model, folder)
-    for note in model.notes:
-        tell(f"note: {note}")
-    if data.warnings:
-        tell(f"note: the data have these faults:\n{data.warnings}")
-    with terminated_as_interrupted():
-        encodings, unreadable = encode_all(job, model, data, ranks=ranks)
-    data = data.without({one.digest for one in unreadable if one.digest})
-    distributed = Distributed(model, kind=kind, ranks=ranks)
-    num_steps = job.optimisation.num_steps(len(data.train))
-    _announce(job, model, data, num_steps=num_steps, tell=tell)
-    with interruptible(speaks=ranks.is_first) as interruption:
-        ended = _run_loop(
-            job,
-            distributed,
-            data,
-            folder,
-            run=run,
-            encodings=encodings,
-            num_steps=num_steps,
-            is_scored=is_scored,
-            ranks=ranks,
-            interruption=interruption,
-        )
-        is_whole = _write(
-            job,
-            model,
-            data,
-            folder,
-            ended=ended,
-            unreadable=unreadable,
-            memory=_shown_memory(plan, peak.read()),
-            kind=kind,
-            ranks=ranks,
-            interruption=interruption,
-        )
-    if not is_whole:
-        return ExitCode.INTERRUPTED
-    return ExitCode.PICTURE_ERRORS if unreadable else ExitCode.OK
-
-
-def _nothing(text: str) -> None:
-    pass
 
 
 def run_dtype(job: TrainJob, backend: Backend) -> torch.dtype:
@@ -218,154 +149,188 @@ def run_dtype(job: TrainJob, backend: Backend) -> torch.dtype:
     return resolve_dtype(name, backend=backend)
 
 
-def _planned(
-    job: TrainJob, data: TrainingData, *, backend: Backend, dtype: torch.dtype, kind: Kind, ranks: OneRank
-) -> tuple[StepPlan, bool, Library | None]:
-    """The plan of this rank, whether answers are scored during the run, and the kernels if there is memory for them.
+class _Planned(NamedTuple):
+    """The plan of this rank."""
 
-    Raises TooLittleMemoryError.
-    """
-    sizes = sizes_of(job)
-    shapes = shapes_of(
-        job,
-        decoder=sizes.decoder,
-        vision=sizes.vision,
-        dtype=dtype,
-        device_type=backend.device.type,
-        tokens=data.longest,
-        labels=max(row.num_labels for one in data.everything for row in one.rows),
-        is_scored=True,
-    )
-    step_size = job.optimisation.step_size(len(data.train))
-    own = smaller(shapes, num_ranks=ranks.size, batch_size=step_size, rows=job.optimisation.rows)
-    plan = plan_step(own, num_ranks=ranks.size, kind="fsdp" if kind == "fsdp" else "ddp")
-    is_scored = job.score == "answers" or (
-        job.score == "auto"
-        and kind != "fsdp"
-        and plan.frozen <= _SCORED_BYTES
-        and bool(data.validation)
-        and num_compared(data.validation[:MOST_SCORED]) <= MOST_COMPARED
-    )
-    if not is_scored:
-        plan = dataclasses.replace(plan, scoring=0)
-    free = backend.free_bytes()
-    if free is not None and backend.device.type == "cpu":
-        free //= num_ranks_here()
-    kernels = None if kind == "fsdp" else find_kernels(backend.device.type, dtype)
-    packed = plan.packed()
-    if kernels is not None and (free is None or packed.total <= free):
-        return packed, is_scored, kernels
-    require_memory(plan, free=free, device=backend.name)
-    return plan, is_scored, None
+    plan: StepPlan
+    rows: int  # that this rank computes at once
+    is_scored: bool  # whether answers are scored during the run
+    kernels: Library | None  # if there is memory for them
 
 
-def _shown_memory(plan: StepPlan, measured: int | None) -> str:
-    found = "" if measured is None else f", measured {measured / 1e9:.2f} GB"
-    return f"predicted {plan.total / 1e9:.2f} GB{found}"
+class _Training:
+    """A run on this rank, from its data to its results."""
 
+    def __init__(self, job: TrainJob, *, backend: Backend, ranks: OneRank) -> None:
+        self._backend, self._ranks = backend, ranks
+        self._dtype = run_dtype(job, backend)
+        self._kind: Kind = "one" if ranks.size == 1 else job.parallel
+        self._sizes = sizes_of(job)
+        self._job = job.with_rate(width=self._sizes.decoder.dim)
 
-def _kind(job: TrainJob, ranks: OneRank) -> Kind:
-    if ranks.size == 1:
-        return "one"
-    return "fsdp" if job.parallel == "fsdp" else "ddp"
-
-
-def _announce(
-    job: TrainJob, model: TrainableModel, data: TrainingData, *, num_steps: int, tell: Callable[[str], None]
-) -> None:
-    counts = model.counts()
-    kinds = ", ".join(f"{kind} {count:,}" for kind, count in counts.items())
-    tell(f"trained: {sum(counts.values()):,} numbers ({kinds})")
-    each = -(-len(data.train) // job.optimisation.batch_size)
-    tell(
-        f"examples: {len(data.train):,} to learn, {len(data.validation):,} for validation, {len(data.test):,} for the "
-        f"test; {num_steps:,} steps of {job.optimisation.step_size(len(data.train)):,}, {num_steps / each:.4g} "
-        f"epochs, highest learning rate {job.lr:g}"
-    )
-    compared = num_compared(data.validation[:MOST_SCORED])
-    if job.score != "loss" and compared > MOST_COMPARED:
-        way = "which takes long; --score loss is faster" if job.score == "answers" else "so the loss alone decides"
-        tell(f"note: the validation examples have {compared:,} choices to compare in each evaluation, {way}")
-    if not data.validation:
-        tell("note: no examples are for validation, so the last weights are taken and the run does not end early")
-
-
-def _run_loop(
-    job: TrainJob,
-    distributed: Distributed,
-    data: TrainingData,
-    folder: Path,
-    *,
-    run: str,
-    encodings: Encodings,
-    num_steps: int,
-    is_scored: bool,
-    ranks: OneRank,
-    interruption: Interruption,
-) -> Ended:
-    model, optimisation = distributed.model, job.optimisation
-    order = BatchOrder([one.num_tokens for one in data.train], batch_size=optimisation.batch_size, seed=job.seed)
-    own = -(-optimisation.step_size(len(data.train)) // ranks.size)
-    rows = min(own, optimisation.rows or own)
-    validator = None
-    if data.validation:
-        opens = partial(captioner_of, model, job.spec) if is_scored else None
-        validator = Validator(
-            distributed, data.validation, encodings=encodings, rows=rows, ranks=ranks, open_captioner=opens
-        )
-    feeder = Feeder(
-        data.train, order=order, encodings=encodings, rows=rows, seed=job.seed, ranks=ranks, num_steps=num_steps
-    )
-    with contextlib.closing(feeder):
-        loop = Loop(
-            distributed,
-            job=job,
-            folder=folder,
-            run=run_digest(job, data),
-            feeder=feeder,
-            steps_per_epoch=order.steps_per_epoch,
-            num_steps=num_steps,
-            validate=validator,
-            ranks=ranks,
-            progress=TrainProgress(visible=ranks.is_first and not job.quiet, num_steps=num_steps),
-            interruption=interruption,
-        )
+    def run(self, data: TrainingData) -> int:
+        """Train on the data and write the results; returns the exit code."""
+        job, ranks = self._job, self._ranks
+        run = run_digest(job, data)
         if job.resume:
-            loop.resume()
-        if ranks.is_first:  # after `resume`, which refuses the folder of another run
-            write_beginning(job, data, folder, run=run)
-        return loop.run()
+            require_same_run(job.folder, run)
+        planned = self._planned(data)
+        if job.resume:
+            require_same_measure(job, read_checkpoint(job.folder / LAST)[1], is_scored=planned.is_scored)
+        plan = planned.plan
+        self._tell(f"predicted peak memory: {plan.total / 1e9:.2f} GB{' of each device' if ranks.size > 1 else ''}")
+        peak = _PeakMemory(self._backend.device)
+        model = self._open(self._backend.device, kernels=planned.kernels)
+        self._backend.empty_caches()
+        model.decoder.checkpoint_layers = job.checkpointing
+        if ranks.is_first:
+            require_disk(job, model)
+        for note in model.notes:
+            self._tell(f"note: {note}")
+        if data.warnings:
+            self._tell(f"note: the data have these faults:\n{data.warnings}")
+        with terminated_as_interrupted():
+            encodings, unreadable = encode_all(job, model, data, ranks=ranks)
+        data = data.without({one.digest for one in unreadable if one.digest})
+        distributed = Distributed(model, kind=self._kind, ranks=ranks)
+        self._announce(model, data)
+        with interruptible(speaks=ranks.is_first) as interruption:
+            ended = self._loop(
+                distributed, data, run=run, encodings=encodings, planned=planned, interruption=interruption
+            )
+            measured = peak.read()
+            memory = f"predicted {plan.total / 1e9:.2f} GB"
+            memory += "" if measured is None else f", measured {measured / 1e9:.2f} GB"
+            is_whole = ended.why != "interrupted"
+            if ranks.is_first:
+                is_whole &= self._write(
+                    model, data, ended=ended, unreadable=unreadable, memory=memory, interruption=interruption
+                )
+            ranks.wait()  # until the files are written
+        if not is_whole:
+            return ExitCode.INTERRUPTED
+        return ExitCode.PICTURE_ERRORS if unreadable else ExitCode.OK
 
+    def _tell(self, text: str) -> None:
+        if self._ranks.is_first:
+            say(text)
 
-def _write(
-    job: TrainJob,
-    model: TrainableModel,
-    data: TrainingData,
-    folder: Path,
-    *,
-    ended: Ended,
-    unreadable: list[Unreadable],
-    memory: str,
-    kind: Kind,
-    ranks: OneRank,
-    interruption: Interruption,
-) -> bool:
-    """Write all results on the first rank; the other ranks wait until the files are written.
+    def _open(self, device: torch.device | str, *, kernels: Library | None = None) -> TrainableModel:
+        job = self._job
+        return open_trainable(job.spec, job.choice, dtype=self._dtype, device=device, seed=job.seed, kernels=kernels)
 
-    Returns whether neither steps nor scores were interrupted.
-    """
-    is_whole = ended.why != "interrupted"
-    if ranks.is_first:
-        if kind == "fsdp":  # parameters are divided, but the adapter is written from whole ones
-            model = open_trainable(job.spec, job.choice, dtype=model.dtype, device="cpu", seed=job.seed)
-        path, own = folder / BEST, model.trained()
-        tensors, state = read_checkpoint(path)
-        check_tensors(tensors, weight_shapes(own), num_steps=state.step, path=path)
+    def _planned(self, data: TrainingData) -> _Planned:
+        """Raises TooLittleMemoryError."""
+        job, backend, is_divided = self._job, self._backend, self._kind == "fsdp"
+        shapes = shapes_of(
+            job,
+            self._sizes,
+            dtype=self._dtype,
+            device_type=backend.device.type,
+            tokens=data.longest,
+            labels=max(row.num_labels for one in data.everything for row in one.rows),
+            is_scored=True,
+        )
+        step_size, num_ranks = job.optimisation.step_size(len(data.train)), self._ranks.size
+        own = smaller(shapes, num_ranks=num_ranks, batch_size=step_size, rows=job.optimisation.rows)
+        plan = plan_step(own, num_ranks=num_ranks, kind=job.parallel)
+        is_scored = job.score == "answers" or (
+            job.score == "auto"
+            and not is_divided
+            and plan.frozen <= _SCORED_BYTES
+            and bool(data.validation)
+            and num_compared(data.validation[:MOST_SCORED]) <= MOST_COMPARED
+        )
+        if not is_scored:
+            plan = dataclasses.replace(plan, scoring=0)
+        free = backend.free_bytes()
+        if free is not None and backend.device.type == "cpu":
+            free //= num_ranks_here()
+        kernels = None if is_divided else find_kernels(backend.device.type, self._dtype)
+        packed = plan.packed()
+        if kernels is not None and (free is None or packed.total <= free):
+            return _Planned(packed, own.rows, is_scored, kernels)
+        require_memory(plan, free=free, device=backend.name)
+        return _Planned(plan, own.rows, is_scored, None)
+
+    def _announce(self, model: TrainableModel, data: TrainingData) -> None:
+        job, counts = self._job, model.counts()
+        kinds = ", ".join(f"{kind} {count:,}" for kind, count in counts.items())
+        self._tell(f"trained: {sum(counts.values()):,} numbers ({kinds})")
+        num_steps = job.optimisation.num_steps(len(data.train))
+        each = -(-len(data.train) // job.optimisation.batch_size)
+        self._tell(
+            f"examples: {len(data.train):,} to learn, {len(data.validation):,} for validation, {len(data.test):,} for "
+            f"the test; {num_steps:,} steps of {job.optimisation.step_size(len(data.train)):,}, {num_steps / each:.4g} "
+            f"epochs, highest learning rate {job.lr:g}"
+        )
+        compared = num_compared(data.validation[:MOST_SCORED])
+        if job.score != "loss" and compared > MOST_COMPARED:
+            way = "which takes long; --score loss is faster" if job.score == "answers" else "so the loss alone decides"
+            self._tell(f"note: the validation examples have {compared:,} choices to compare in each evaluation, {way}")
+        if not data.validation:
+            self._tell(
+                "note: no examples are for validation, so the last weights are taken and the run does not end early"
+            )
+
+    def _loop(
+        self,
+        distributed: Distributed,
+        data: TrainingData,
+        *,
+        run: str,
+        encodings: Encodings,
+        planned: _Planned,
+        interruption: Interruption,
+    ) -> Ended:
+        job, ranks = self._job, self._ranks
+        step_size = job.optimisation.step_size(len(data.train))
+        rows = min(planned.rows, -(-step_size // ranks.size))  # fewer examples are left if pictures are unreadable
+        validator = None
+        if data.validation:
+            opens = partial(captioner_of, distributed.model, job.spec) if planned.is_scored else None
+            validator = Validator(
+                distributed, data.validation, encodings=encodings, rows=rows, ranks=ranks, open_captioner=opens
+            )
+        feeder = Feeder(job, data.train, encodings=encodings, rows=rows, ranks=ranks)
+        with contextlib.closing(feeder):
+            loop = Loop(
+                distributed,
+                job=job,
+                run=run_digest(job, data),
+                feeder=feeder,
+                validate=validator,
+                ranks=ranks,
+                interruption=interruption,
+            )
+            if job.resume:
+                loop.resume()
+            if ranks.is_first:  # after `resume`, which refuses the folder of another run
+                write_beginning(job, data, run=run)
+            return loop.run()
+
+    def _write(
+        self,
+        model: TrainableModel,
+        data: TrainingData,
+        *,
+        ended: Ended,
+        unreadable: list[Unreadable],
+        memory: str,
+        interruption: Interruption,
+    ) -> bool:
+        """Write all results; returns whether the scoring was not interrupted."""
+        job, best = self._job, self._job.folder / BEST
+        if self._kind == "fsdp":  # parameters are divided, but the adapter is written from whole ones
+            model = self._open("cpu")
+        own = model.trained()
+        tensors, state = read_checkpoint(best)
+        check_tensors(tensors, weight_shapes(own), num_steps=state.step, path=best)
         with torch.no_grad():
             for name, tensor in weights_of(tensors).items():
                 own[name].copy_(tensor)
         model.questions = learned_questions(data.train, base=model.questions)
-        bundle = write_model(job, model, folder)
+        bundle = write_model(job, model)
         say(f"wrote `{shown_name(job.out)}`" + ("" if bundle is None else f" and `{shown_name(str(bundle))}`"))
         if ended.state.best and ended.state.best_step == 0 < ended.state.step:
             say(
@@ -373,18 +338,15 @@ def _write(
                 "training began with; more --epochs or another --lr may help"
             )
         spec = trained_spec(job, model)
-        if kind != "fsdp":
+        if self._kind != "fsdp":
             model.release()  # the captioner needs this memory
-        scores, unscored = _test_scores(job, spec, data, folder, ended=ended, interruption=interruption)
-        is_whole = is_whole and unscored != _INTERRUPTED
-        draw(job, folder)
+        scores, unscored = self._test_scores(spec, data, ended=ended, interruption=interruption)
+        draw(job)
         write_card(
             job,
             model,
             data,
-            folder,
-            state=ended.state,
-            why=ended.why,
+            ended=ended,
             unreadable=unreadable,
             scores=scores,
             unscored=unscored,
@@ -397,35 +359,60 @@ def _write(
             say(f"test: {HEADLINES[one.task]} {figure.value or 0.0:.3f}{interval} of {figure.count:,} examples")
             if one.hint is not None:
                 say(f"note: {one.hint}")
-        scoring = score_command(job, data, folder=folder, bundle=bundle)
+        scoring = score_command(job, data, bundle=bundle)
         if not scores and scoring is not None:
             say(f"note: the test examples are not scored: {unscored} Score them:\n{shown_text(scoring)}")
-        asking = ask_command(job, data, folder=folder, bundle=bundle)
-        say(f"`{shown_name(str(folder / CARD))}` has all figures, and more commands. Ask it:\n{shown_text(asking)}")
-    ranks.wait()
-    return is_whole
+        asking = shown_text(ask_command(job, data, bundle=bundle))
+        say(f"`{shown_name(str(job.folder / CARD))}` has all figures, and more commands. Ask it:\n{asking}")
+        return unscored != _INTERRUPTED
+
+    def _test_scores(
+        self, spec: CaptionerSpec, data: TrainingData, *, ended: Ended, interruption: Interruption
+    ) -> tuple[list[Scores], str]:
+        """Scores of the test examples, or no scores and the reason.
+
+        Errors are not raised, because the adapter is already written.
+        """
+        if not data.test:
+            return [], "there are none."
+        if ended.why == "interrupted" or interruption.is_asked:
+            return [], _INTERRUPTED
+        compared = num_compared(data.test)
+        if compared > _MOST_TEST_COMPARED:
+            return [], f"they have {compared:,} choices to compare, which takes long."
+        if not self._job.quiet:
+            say(f"scoring {len(data.test):,} test examples")
+        try:
+            with interruption.raised():
+                return score_test(self._job, spec, data), ""
+        except KeyboardInterrupt:
+            return [], _INTERRUPTED
+        except (LlamaAdapterError, RuntimeError, OSError) as error:
+            return [], f"{describe(error).sentence.rstrip('.')}."
 
 
-def _test_scores(
-    job: TrainJob, spec: CaptionerSpec, data: TrainingData, folder: Path, *, ended: Ended, interruption: Interruption
-) -> tuple[list[Scores], str]:
-    """Scores of the test examples, or no scores and the reason.
+class _PeakMemory:
+    """The peak since this object was made: of the device's allocator, or on a CPU of the process."""
 
-    Errors are not raised, because the adapter is already written.
-    """
-    if not data.test:
-        return [], "there are none."
-    if ended.why == "interrupted" or interruption.is_asked:
-        return [], _INTERRUPTED
-    compared = num_compared(data.test)
-    if compared > _MOST_TEST_COMPARED:
-        return [], f"they have {compared:,} choices to compare, which takes long."
-    if not job.quiet:
-        say(f"scoring {len(data.test):,} test examples")
-    try:
-        with interruption.raised():
-            return score_test(job, spec, data, folder), ""
-    except KeyboardInterrupt:
-        return [], _INTERRUPTED
-    except (LlamaAdapterError, RuntimeError, OSError) as error:
-        return [], f"{describe(error).sentence.rstrip('.')}."
+    def __init__(self, device: torch.device) -> None:
+        self._allocator: Any = None
+        if device.type != "cpu":
+            self._allocator = torch.get_device_module(device)
+            self._allocator.reset_peak_memory_stats(device)
+        self._device, self._before = device, _status("VmRSS:")
+
+    def read(self) -> int | None:
+        """The peak in bytes; None if the system does not report it."""
+        if self._allocator is not None:
+            return int(self._allocator.max_memory_allocated(self._device))
+        peak = _status("VmHWM:")
+        return None if peak is None or self._before is None else peak - self._before
+
+
+def _status(name: str) -> int | None:
+    """A value of /proc/self/status in bytes; None if it is missing."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+            if line.startswith(name):
+                return int(line.split()[1]) * 1024
+    return None

@@ -13,9 +13,8 @@ from llama_adapter.app.learning.evaluating.answers import ask_examples
 from llama_adapter.app.learning.scores.outcome import Outcome, Task, task_of
 from llama_adapter.app.learning.scores.scoring import Scores, measure_outcomes, score
 from llama_adapter.app.learning.training.asking import TrainExample
-from llama_adapter.app.learning.training.batches import microbatches
+from llama_adapter.app.learning.training.batches import Encodings, microbatches
 from llama_adapter.app.learning.training.distributing import Distributed
-from llama_adapter.app.learning.training.feeding import Encodings
 from llama_adapter.app.learning.training.model import TrainableModel
 from llama_adapter.app.learning.training.ranks import OneRank
 from llama_adapter.app.models.spec import CaptionerSpec
@@ -120,8 +119,6 @@ class Validator:
 
     @torch.no_grad()
     def _loss(self) -> float | None:
-        if not self._examples:
-            return None
         parts = microbatches(
             self._examples,
             range(len(self._examples)),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from llama_adapter.app.learning.training.choice import TrainingChoice
+from llama_adapter.app.learning.training.job import TrainingChoice
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.checkpoints import (
     DEFAULT_CONTEXT,
@@ -35,7 +35,7 @@ from llama_adapter.llm.weights.names import LlamaSource, meta_order
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.runtime.text import shown_name
-from llama_adapter.vision.config import ChannelOrder, QueryConfig
+from llama_adapter.vision.config import ChannelOrder
 from llama_adapter.vision.encoder import VisualQueryBlocks
 from llama_adapter.vision.weights import ClipSource, visual_tensors
 
@@ -189,7 +189,7 @@ def _bundle_adapter(model: LoadedModel, llama: LlamaSource, *, name: str) -> tup
 
 def new_adapter(llama: LlamaSource, choice: TrainingChoice, *, clip: ClipSource | None, seed: int) -> AdapterFile:
     """A new adapter, initialised like the reference implementation: its gates are 0, so it has no effect yet."""
-    num_layers = llama.num_layers - 1 if choice.adapter_layers is None else choice.adapter_layers
+    num_layers = choice.num_adapter_layers(llama.num_layers)
     if not 1 <= num_layers <= llama.num_layers:
         raise UsageError(f"adapter_layers must lie in 1..{llama.num_layers}, the layers of the LLaMA, got {num_layers}")
     if clip is None and choice.num_queries != TEXT_QUERIES:
@@ -202,14 +202,7 @@ def new_adapter(llama: LlamaSource, choice: TrainingChoice, *, clip: ClipSource 
         torch.manual_seed(seed)
         queries = torch.randn(num_layers * choice.num_queries, llama.dim)
         if clip is not None:
-            config = QueryConfig(
-                num_queries=choice.num_queries,
-                width=choice.visual_width,
-                depth=choice.visual_depth,
-                num_heads=choice.visual_heads,
-                mlp_dim=4 * choice.visual_width,
-                output_dim=llama.dim,
-            )
+            config = choice.query_config(output_dim=llama.dim)
             blocks = VisualQueryBlocks(config, input_dim=clip.config.output_dim)
             visual = visual_tensors(blocks.requires_grad_(False).state_dict(), depth=config.depth)
     gates = {

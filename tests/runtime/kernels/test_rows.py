@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from llama_adapter.llm.training.rows import RowKernels
+from llama_adapter.llm.training.operators import RowKernels
 from llama_adapter.runtime.kernels.instruction_sets import INSTRUCTION_SETS
 from tests.bounds import FACTOR, difference, largest, unit
 from tests.runtime.kernels.instruction_sets import library_for

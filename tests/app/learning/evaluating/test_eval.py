@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from llama_adapter.app.learning.evaluating.comparing import compare_with
 from llama_adapter.app.learning.evaluating.data import DataSettings, read_data
 from llama_adapter.app.learning.evaluating.outcomes import SavedOutcomes, read_outcomes, write_outcomes
+from llama_adapter.app.learning.scores.compare import Comparison
 from llama_adapter.app.learning.scores.intervals import Draws
 from llama_adapter.app.learning.scores.outcome import Outcome
 from llama_adapter.app.models.checkpoints import StoredQuestions
@@ -224,11 +226,14 @@ def outcome(question: str, right: str, *, digest: str = "a", part: str = "") -> 
 
 
 def test_examples_of_a_picture_are_told_apart_by_their_answers_where_questions_differ() -> None:
-    def compared(first: list[Outcome], second: list[Outcome]) -> tuple[int, str]:
+    def comparison(first: list[Outcome], second: list[Outcome]) -> Comparison:
         saved = [
             SavedOutcomes(model=name, task="open", outcomes=tuple(of)) for name, of in (("m", first), ("n", second))
         ]
-        found = compare_with(*saved, path="one", out="two", draws=Draws(count=0))
+        return compare_with(*saved, path="one", out="two", draws=Draws(count=0))
+
+    def compared(first: list[Outcome], second: list[Outcome]) -> tuple[int, str]:
+        found = comparison(first, second)
         return found.num_examples, found.note
 
     worded = [outcome("Red?", "yes"), outcome("Blue?", "no"), outcome("Red?", "yes", digest="b")]
@@ -237,6 +242,10 @@ def test_examples_of_a_picture_are_told_apart_by_their_answers_where_questions_d
         3,
         "The questions differ in 2 ways, such as: m was asked “Red?”, n was asked “Is it red?”.",
     )
+    in_other_order = [outcome("Blue?", "no"), replace(outcome("Red?", "yes"), answer="no"), outcome("Red?", "yes")]
+    mcnemar = comparison([outcome("Red?", "yes"), outcome("Blue?", "no")], in_other_order).mcnemar
+    assert mcnemar is not None
+    assert (mcnemar.num_one_right, mcnemar.num_other_right, mcnemar.num_both_wrong) == (1, 0, 1), "the first of two"
     twice = [*others, outcome("Is it round?", "yes")]
     assert compared(worded, twice)[0] == 2, "two questions with the same answer about one picture"
     assert compared(worded, [*others, outcome("Red?", "yes")]) == (1, ""), "the same question is enough"

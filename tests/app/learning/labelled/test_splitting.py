@@ -116,17 +116,19 @@ def test_shares_that_are_none_are_refused(shares: dict[str, float]) -> None:
         split_examples([], shares=shares, seed=1)
 
 
-@pytest.mark.parametrize("name", [*("train", "TRAIN", " Train ", "training"), *("val", "valid", "validation", "dev")])
-def test_usual_names_of_splits_are_known(name: str) -> None:
-    found = Examples([example(1, split=split_name(name)), example(2)])
+@pytest.mark.parametrize(
+    ("split", "names"),
+    [
+        ("train", ("train", "TRAIN", " Train ", "training")),
+        ("validation", ("val", "valid", "validation", "dev")),
+        ("test", ("test", "Testing", "EVAL", "evaluation\t")),
+    ],
+)
+def test_usual_names_of_splits_are_known(split: str, names: tuple[str, ...]) -> None:
+    found = Examples([example(1, split=split_name(name)) for name in names] + [example(2)])
     check_split_names(found, report=found.refuse)
     assert not found.problems
-    assert found.examples[0].split == ("train" if "tr" in name.lower() else "validation")
-
-
-@pytest.mark.parametrize("name", ["test", "Testing", "EVAL", "evaluation\t"])
-def test_names_of_test_splits_are_known(name: str) -> None:
-    assert split_name(name) == "test"
+    assert [one.split for one in found.examples] == [split] * 4 + [""]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from llama_adapter.app.captioning.tasks.choose import choosing
-from llama_adapter.app.learning.labelled.digests import data_digest
+from llama_adapter.app.learning.labelled.checks import data_digest
 from llama_adapter.app.learning.labelled.example import Choices, Example, Examples
 from llama_adapter.app.learning.labelled.reading import read_examples
 from llama_adapter.app.learning.labelled.rows import MAX_CHOICES, Columns, with_classes

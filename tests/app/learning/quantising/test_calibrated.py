@@ -10,9 +10,8 @@ from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.captioning.tasks.choose import OneOf
 from llama_adapter.app.captioning.tasks.question import Question
 from llama_adapter.app.command_line.doctor.model import diagnose
-from llama_adapter.app.learning.quantising import calibrated, samples
-from llama_adapter.app.learning.quantising.calibrated import quantise_calibrated
-from llama_adapter.app.learning.quantising.samples import SampleSpec, collect_samples
+from llama_adapter.app.learning.quantising import samples
+from llama_adapter.app.learning.quantising.samples import SampleSpec, collect_samples, quantise_calibrated
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.bundle_manifest import read_manifest
 from llama_adapter.app.models.quantised_model import QuantiseJob
@@ -164,7 +163,7 @@ def test_an_interrupted_calibration_leaves_nothing(tmp_path: Path, monkeypatch: 
         if done == 30:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(calibrated, "_show", stop)
+    monkeypatch.setattr(samples, "_show", stop)
     with pytest.raises(KeyboardInterrupt):
         quantise_calibrated(
             QuantiseJob(out=str(tmp_path / "bundle"), precision="int4"),

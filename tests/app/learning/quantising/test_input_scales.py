@@ -13,8 +13,7 @@ from torch import Tensor
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.command_line.doctor.model import diagnose
-from llama_adapter.app.learning.quantising.calibrated import quantise_calibrated
-from llama_adapter.app.learning.quantising.samples import SampleSpec, collect_samples
+from llama_adapter.app.learning.quantising.samples import SampleSpec, collect_samples, quantise_calibrated
 from llama_adapter.app.models.bundle import load_bundle, save_bundle, stream_bundle
 from llama_adapter.app.models.bundle_manifest import INPUT_SCALES, read_manifest
 from llama_adapter.app.models.packed_bundle import PackJob, pack_bundle, split_bundle

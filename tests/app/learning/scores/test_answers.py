@@ -7,11 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_adapter.app.learning.scores.answers import answer_scores, normalised, vqa_score
-from llama_adapter.app.learning.scores.outcome import Outcome
-
-
-def answered(answer: str, *references: str) -> Outcome:
-    return Outcome(picture="", question="", answer=answer, references=references)
+from tests.app.learning.scores.outcomes import outcome
 
 
 @pytest.mark.parametrize(
@@ -56,25 +52,19 @@ def test_vqas_score_is_the_mean_over_all_nines_of_ten_people(num_same: int) -> N
     assert vqa_score("2", references) == pytest.approx(sum(nines) / 10)
 
 
-def test_vqas_score_of_known_counts() -> None:
-    found = [vqa_score("x", ["x"] * count + ["y"] * (10 - count)) for count in range(5)]
-
-    assert found == pytest.approx([0.0, 0.3, 0.6, 0.9, 1.0])
-
-
 def test_exact_and_normalised_take_any_reference() -> None:
-    outcomes = [answered("The dog", "cat", "dog"), answered("cat ", "cat", "dog"), answered("bird", "cat")]
+    outcomes = [outcome("The dog", "cat", "dog"), outcome("cat ", "cat", "dog"), outcome("bird", "cat")]
     found = answer_scores(outcomes)
 
     assert {name: list(scores) for name, scores in found.items()} == {"exact": [0, 1, 0], "normalised": [1, 1, 0]}
 
 
 def test_vqas_score_is_there_if_all_have_ten_references() -> None:
-    ten = answered("red", *["red"] * 2, *["blue"] * 8)
+    ten = outcome("red", *["red"] * 2, *["blue"] * 8)
 
-    found = answer_scores([ten, answered("blue", *["red"] * 2, *["blue"] * 8)])
+    found = answer_scores([ten, outcome("blue", *["red"] * 2, *["blue"] * 8)])
     assert found["VQA"] == pytest.approx([0.6, 1.0])
-    assert "VQA" not in answer_scores([ten, answered("red", "red")])
+    assert "VQA" not in answer_scores([ten, outcome("red", "red")])
 
 
 def test_one_reference_is_not_enough_for_vqas_score() -> None:

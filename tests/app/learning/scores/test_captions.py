@@ -15,6 +15,7 @@ from llama_adapter.app.learning.scores.captions import (
     tokens_of,
 )
 from llama_adapter.app.learning.scores.outcome import Outcome
+from tests.app.learning.scores.outcomes import outcome
 
 REFERENCES = (
     (
@@ -40,10 +41,7 @@ CAPTIONS = (
 
 
 def captioned(order: tuple[int, ...] = (0, 1, 2, 3)) -> list[Outcome]:
-    return [
-        Outcome(picture=f"{index}.png", question="", answer=CAPTIONS[index], references=REFERENCES[index])
-        for index in order
-    ]
+    return [outcome(CAPTIONS[index], *REFERENCES[index], picture=f"{index}.png") for index in order]
 
 
 def all_figures(outcomes: list[Outcome]) -> dict[str, float | None]:
@@ -93,10 +91,7 @@ def test_rouge_l_of_the_papers_example() -> None:
 
 
 def test_a_caption_equal_to_its_only_reference_has_every_highest_score() -> None:
-    outcomes = [
-        Outcome(picture="", question="", answer=text, references=(text,))
-        for text in ("a small dog runs home", "two red cars on grass")
-    ]
+    outcomes = [outcome(text, text) for text in ("a small dog runs home", "two red cars on grass")]
 
     assert all_figures(outcomes) == pytest.approx(
         {"BLEU-1": 1, "BLEU-2": 1, "BLEU-3": 1, "BLEU-4": 1, "ROUGE-L": 1, "CIDEr-D": 10}
@@ -104,7 +99,7 @@ def test_a_caption_equal_to_its_only_reference_has_every_highest_score() -> None
 
 
 def test_an_empty_caption_has_zero_everywhere() -> None:
-    outcomes = [*captioned(), Outcome(picture="", question="", answer=" .", references=("a dog",))]
+    outcomes = [*captioned(), outcome(" .", "a dog")]
     found = caption_scores(outcomes)
 
     assert (found.rouge_N[-1], found.cider_N[-1]) == (0.0, 0.0)

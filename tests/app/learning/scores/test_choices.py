@@ -22,6 +22,7 @@ from llama_adapter.app.learning.scores.choices import (
 )
 from llama_adapter.app.learning.scores.outcome import Outcome
 from llama_adapter.runtime.errors import UsageError
+from tests.app.learning.scores.outcomes import outcome
 
 CLASSES = ("cat", "dog", "fox")
 # Drawn once at random. The tests hold scikit-learn's results for them.
@@ -39,11 +40,10 @@ SHARES = WEIGHTS / WEIGHTS.sum(axis=1, keepdims=True)
 
 def animals(order: Sequence[int] = range(len(LABELS))) -> list[Outcome]:
     return [
-        Outcome(
+        outcome(
+            CLASSES[int(SHARES[index].argmax())],
+            CLASSES[LABELS[index]],
             picture=f"{index}.png",
-            question="Which animal?",
-            answer=CLASSES[int(SHARES[index].argmax())],
-            references=(CLASSES[LABELS[index]],),
             choices=CLASSES,
             probabilities=tuple(map(float, SHARES[index])),
             digest=f"digest {index}",
@@ -55,14 +55,7 @@ def animals(order: Sequence[int] = range(len(LABELS))) -> list[Outcome]:
 def asked(*answers: tuple[str, str], digests: str = "") -> list[Outcome]:
     """Yes-or-no outcomes for (answer, right answer); `digests` has one letter per picture."""
     return [
-        Outcome(
-            picture="",
-            question=f"question {index}",
-            answer=answer,
-            references=(right,),
-            choices=("yes", "no"),
-            digest=digests[index : index + 1],
-        )
+        outcome(answer, right, question=f"question {index}", choices=("yes", "no"), digest=digests[index : index + 1])
         for index, (answer, right) in enumerate(answers)
     ]
 
@@ -136,14 +129,7 @@ def test_the_order_of_examples_changes_nothing(order: list[int]) -> None:
 
 def test_choices_in_another_order_are_the_same_classes() -> None:
     turned = [
-        Outcome(
-            picture=one.picture,
-            question=one.question,
-            answer=one.answer,
-            references=one.references,
-            choices=CLASSES if index % 2 else CLASSES[::-1],
-            probabilities=one.probabilities if index % 2 else (one.probabilities or ())[::-1],
-        )
+        one if index % 2 else replace(one, choices=CLASSES[::-1], probabilities=(one.probabilities or ())[::-1])
         for index, one in enumerate(animals())
     ]
 
@@ -155,12 +141,7 @@ def test_choices_in_another_order_are_the_same_classes() -> None:
 
 def test_examples_with_choices_of_their_own_have_accuracy_and_ece_alone() -> None:
     given = (("red", "red", ("red", "blue"), (0.8, 0.2)), ("1", "3", ("1", "2", "3"), (0.6, 0.3, 0.1)))
-    table = read_choices(
-        [
-            Outcome(picture="", question="", answer=one, references=(right,), choices=own, probabilities=shares)
-            for one, right, own, shares in given
-        ]
-    )
+    table = read_choices([outcome(one, right, choices=own, probabilities=shares) for one, right, own, shares in given])
 
     assert choice_figures(table, everything(table)) == pytest.approx({"accuracy": 0.5, "ECE": (0.2 + 0.6) / 2})
     assert confusion(table) is None
@@ -207,9 +188,7 @@ def test_a_right_answer_that_is_no_choice_is_named() -> None:
 
 
 def test_a_class_without_examples_and_answers_has_no_figures() -> None:
-    outcomes = [Outcome(picture="", question="", answer="cat", references=("cat",), choices=CLASSES)]
-    table = read_choices(outcomes)
-
+    table = read_choices([outcome("cat", "cat", choices=CLASSES)])
     found = class_figures(table, everything(table))
 
     assert [found["dog", name] for name in ("precision", "recall", "F1")] == [None] * 3

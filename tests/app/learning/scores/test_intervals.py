@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from llama_adapter.app.learning.scores.intervals import Draws, Figure, figures, means
-from llama_adapter.app.learning.scores.outcome import Ints, Outcome, picture_groups, task_of
+from llama_adapter.app.learning.scores.outcome import Ints, picture_groups, task_of
 from llama_adapter.runtime.errors import UsageError
+from tests.app.learning.scores.outcomes import outcome
 
 RIGHT = np.random.default_rng(3).random(200) < 0.7
 
@@ -62,48 +63,30 @@ def test_a_negative_number_of_draws_is_refused() -> None:
         Draws(count=-1)
 
 
-def outcome(
-    picture: str = "",
-    digest: str = "",
-    *,
-    reference: str = "x",
-    choices: tuple[str, ...] | None = None,
-    probabilities: tuple[float, ...] | None = None,
-) -> Outcome:
-    return Outcome(
-        picture=picture,
-        question="",
-        answer="",
-        references=(reference,) if reference else (),
-        choices=choices,
-        probabilities=probabilities,
-        digest=digest,
-    )
-
-
 def test_pictures_are_told_by_digest_then_name_and_texts_stand_alone() -> None:
-    given = [outcome("a", "1"), outcome("b", "1"), outcome("c"), outcome("c"), outcome(), outcome()]
+    named = (("a", "1"), ("b", "1"), ("c", ""), ("c", ""), ("", ""), ("", ""))
+    given = [outcome("", "x", picture=name, digest=digest) for name, digest in named]
 
     assert list(picture_groups(given)) == [0, 0, 1, 1, 2, 3]
 
 
 def test_the_task_is_known_by_the_data() -> None:
-    assert task_of([outcome(choices=("x", "y"))]) == "choices"
-    assert task_of([outcome(reference="red ball")]) == "open"
-    assert task_of([outcome(reference="a dog runs over grass")]) == "captions"
+    assert task_of([outcome("", "x", choices=("x", "y"))]) == "choices"
+    assert task_of([outcome("", "red ball")]) == "open"
+    assert task_of([outcome("", "a dog runs over grass")]) == "captions"
     with pytest.raises(UsageError, match="for all examples or for none, got them for 1 of 2"):
-        task_of([outcome(), outcome(choices=("x",))])
+        task_of([outcome("", "x"), outcome("", "x", choices=("x",))])
     with pytest.raises(UsageError, match="got none"):
         task_of([])
 
 
 def test_probabilities_belong_to_choices() -> None:
     with pytest.raises(UsageError, match=r"Wanted 2 probabilities for `a.png`, one for each choice, got 1"):
-        outcome("a.png", choices=("x", "y"), probabilities=(1.0,))
+        outcome("", "x", picture="a.png", choices=("x", "y"), probabilities=(1.0,))
     with pytest.raises(UsageError, match=r"probabilities from 0 to 1 for `a.png`"):
-        outcome("a.png", choices=("x", "y"), probabilities=(1.0, float("nan")))
+        outcome("", "x", picture="a.png", choices=("x", "y"), probabilities=(1.0, float("nan")))
 
 
 def test_an_example_needs_a_right_answer() -> None:
     with pytest.raises(UsageError, match=r"at least one right answer for `a.png`"):
-        outcome("a.png", reference="")
+        outcome("", picture="a.png")

@@ -16,6 +16,7 @@ from llama_adapter.app.learning.scores.intervals import Draws
 from llama_adapter.app.learning.scores.outcome import Outcome
 from llama_adapter.app.learning.scores.report import THUMBNAIL_SIDE, as_html, as_json, as_markdown, small_picture
 from llama_adapter.app.learning.scores.scoring import score
+from tests.app.learning.scores.outcomes import outcome
 
 DRAWS = Draws(count=200, seed=4)
 EVIL = "<script>alert('x')</script> | *\u202edog*"
@@ -40,11 +41,11 @@ class Page(HTMLParser):
 def asked(marks: str, *, name: str = "{}.png", right: tuple[str, str] = ("yes", "no")) -> list[Outcome]:
     """Yes-or-no outcomes, two per picture; `+` is a right answer, `-` a wrong one."""
     return [
-        Outcome(
+        outcome(
+            right[index % 2] if mark == "+" else {"yes": "no", "no": "yes"}[right[index % 2]],
+            right[index % 2],
             picture=name.format(index // 2),
             question=f"Is it {index % 2}?",
-            answer=right[index % 2] if mark == "+" else {"yes": "no", "no": "yes"}[right[index % 2]],
-            references=(right[index % 2],),
             choices=("yes", "no"),
             probabilities=(0.75, 0.25) if (mark == "+") == (right[index % 2] == "yes") else (0.125, 0.875),
             part="odd" if index % 4 > 1 else "even",
@@ -129,8 +130,8 @@ def test_pictures_can_come_from_elsewhere() -> None:
 
 
 def test_text_is_shown_and_never_run() -> None:
-    one = Outcome(picture=EVIL, question=EVIL, answer=EVIL, references=(EVIL + " cat",), part=EVIL)
-    scores = score([one, Outcome(picture="", question="", answer="", references=("red",))], model=EVIL, draws=DRAWS)
+    one = outcome(EVIL, EVIL + " cat", picture=EVIL, question=EVIL, part=EVIL)
+    scores = score([one, outcome("", "red")], model=EVIL, draws=DRAWS)
     markdown, html = as_markdown(scores), as_html(scores)
 
     assert "<script" not in html
@@ -142,8 +143,8 @@ def test_text_is_shown_and_never_run() -> None:
 
 def test_captions_have_a_report() -> None:
     outcomes = [
-        Outcome(picture="", question="", answer="a blue sky", references=("two red cars on grass",)),
-        Outcome(picture="", question="", answer="a small dog runs", references=("a small dog runs home", "a dog")),
+        outcome("a blue sky", "two red cars on grass"),
+        outcome("a small dog runs", "a small dog runs home", "a dog"),
     ]
     markdown = as_markdown(score(outcomes, draws=DRAWS))
 
@@ -164,7 +165,7 @@ def test_the_report_says_how_intervals_were_drawn(draws: int) -> None:
 def test_many_classes_have_a_list_of_confusions() -> None:
     names = tuple(f"class {index}" for index in range(31))
     outcomes = [
-        Outcome(picture="", question="", answer=answer, references=(right,), choices=names)
+        outcome(answer, right, choices=names)
         for right, answer in ((names[1], names[2]), (names[3], names[4]), (names[3], names[4]), (names[5], names[5]))
     ]
     markdown = as_markdown(score(outcomes, draws=DRAWS))

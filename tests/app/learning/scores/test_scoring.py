@@ -1,28 +1,32 @@
-"""All figures of a data set: parts, classes, MME's totals and the worst answers."""
+"""All figures of a data set: parts, classes, MME's totals, the worst answers, and a hint at a better threshold."""
 
+import json
+import math
 from dataclasses import replace
+from statistics import NormalDist
 
 import pytest
 
-from llama_adapter.app.learning.scores.intervals import Draws
+from llama_adapter.app.learning.scores import scoring
+from llama_adapter.app.learning.scores.intervals import Draws, Figure
 from llama_adapter.app.learning.scores.outcome import Outcome
-from llama_adapter.app.learning.scores.scoring import MME_COGNITION, MME_PERCEPTION, score
-from llama_adapter.runtime.errors import UsageError
+from llama_adapter.app.learning.scores.report import as_html, as_json, as_markdown
+from llama_adapter.app.learning.scores.scoring import (
+    LEAST_GAP,
+    MME_COGNITION,
+    MME_PERCEPTION,
+    Scores,
+    score,
+    threshold_hint,
+)
+from tests.app.learning.scores.outcomes import outcome
 
 FEW = Draws(count=20)
 
 
 def asked(answer: str, right: str, *, digest: str = "", part: str = "", sure: float | None = None) -> Outcome:
-    return Outcome(
-        picture="",
-        question="?",
-        answer=answer,
-        references=(right,),
-        choices=("yes", "no"),
-        probabilities=None if sure is None else ((sure, 1 - sure) if answer == "yes" else (1 - sure, sure)),
-        digest=digest,
-        part=part,
-    )
+    shares = None if sure is None else ((sure, 1 - sure) if answer == "yes" else (1 - sure, sure))
+    return outcome(answer, right, choices=("yes", "no"), probabilities=shares, digest=digest, part=part)
 
 
 def test_popes_table_has_a_row_for_each_part_and_one_for_all() -> None:
@@ -55,14 +59,15 @@ def test_mmes_totals_want_all_of_its_parts(parts: tuple[str, ...], totals: dict[
     assert score(outcomes, draws=FEW).totals == totals
 
 
-def test_the_surest_wrong_answers_are_the_worst() -> None:
+def test_the_surest_wrong_answers_are_the_worst(monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes = [
         asked("yes", "no", sure=0.6),
         asked("yes", "yes", sure=0.99),
         asked("no", "yes", sure=0.9),
         asked("yes", "no", sure=0.7),
     ]
-    found = score(outcomes, draws=FEW, num_worst=2).worst
+    monkeypatch.setattr(scoring, "NUM_WORST", 2)
+    found = score(outcomes, draws=FEW).worst
 
     assert [one.outcome for one in found] == [outcomes[2], outcomes[3]]
     assert [one.confidence for one in found] == [0.9, 0.7]
@@ -70,10 +75,7 @@ def test_the_surest_wrong_answers_are_the_worst() -> None:
 
 def test_the_worst_captions_have_the_least_cider() -> None:
     right = ("a small dog runs home", "two red cars on grass")
-    outcomes = [
-        Outcome(picture="", question="", answer=answer, references=(text,))
-        for text, answer in zip(right, (right[0], "a blue sky"), strict=True)
-    ]
+    outcomes = [outcome(answer, text) for text, answer in zip(right, (right[0], "a blue sky"), strict=True)]
     found = score(outcomes, draws=FEW).worst
 
     assert [one.outcome.answer for one in found] == ["a blue sky", right[0]]
@@ -81,21 +83,13 @@ def test_the_worst_captions_have_the_least_cider() -> None:
 
 
 def test_open_answers_have_parts_of_their_own_figures() -> None:
-    outcomes = [
-        Outcome(picture="", question="", answer="two", references=("2",), part="count"),
-        Outcome(picture="", question="", answer="red", references=("blue",), part="colour"),
-    ]
+    outcomes = [outcome("two", "2", part="count"), outcome("red", "blue", part="colour")]
     found = score(outcomes, draws=FEW)
 
     assert found.task == "open"
     assert found.parts["count"]["normalised"].value == 1.0
     assert found.parts["colour"]["exact"].value == 0.0
     assert [one.outcome for one in found.worst] == [outcomes[1]]
-
-
-def test_nothing_to_score_is_refused() -> None:
-    with pytest.raises(UsageError, match="Wanted answered examples to score, got none"):
-        score([])
 
 
 def test_a_part_has_the_figures_that_it_has_alone() -> None:
@@ -111,8 +105,54 @@ def test_a_part_has_the_figures_that_it_has_alone() -> None:
 
 
 def test_choices_that_differ_by_case_alone_are_told_apart() -> None:
-    one = Outcome(picture="", question="?", answer="ring", references=("Ring",), choices=("ring", "Ring"))
+    one = outcome("ring", "Ring", choices=("ring", "Ring"))
     found = score([one, replace(one, answer="Ring"), replace(one, answer="RING.")], draws=FEW)
 
     assert found.confusion is not None
     assert found.confusion.counts == ((0, 0), (2, 1)), "in other case, an answer names the first choice"
+
+
+def scored(*sure: float) -> Scores:
+    """Scores for an equal number of eights and then threes, given the probability of "eight" for each."""
+    outcomes = [
+        outcome(
+            "eight" if one > 0.5 else "three",
+            "eight" if index < len(sure) / 2 else "three",
+            picture=f"{index}.png",
+            choices=("eight", "three"),
+            probabilities=(one, 1 - one),
+        )
+        for index, one in enumerate(sure)
+    ]
+    return score(outcomes, draws=FEW)
+
+
+def test_a_name_that_always_loses_is_hinted_at_in_every_report() -> None:
+    found = scored(0.2, 0.3, 0.25, 0.1, 0.01, 0.02)
+
+    assert (found.figures["accuracy"].value, found.figures["ROC-AUC"].value) == (0.5, 1.0)
+    assert found.hint is not None
+    assert "balanced accuracy is 50.0%" in found.hint
+    assert "ask --calibrate" in found.hint
+    assert found.hint in json.loads(as_json(found))["notes"]
+    for report in (as_markdown(found).replace("\\", ""), as_html(found, thumbnail=lambda one: None)):
+        assert "ask --calibrate" in report
+
+
+def test_there_is_none_where_the_threshold_is_not_the_fault() -> None:
+    assert scored(0.9, 0.8, 0.7, 0.1, 0.2, 0.3).hint is None, "all are right"
+    assert scored(0.2, 0.3, 0.25, 0.3, 0.2, 0.26).hint is None, "chance"
+    assert scored(0.1, 0.2, 0.3, 0.9, 0.8, 0.7).hint is None, "all are wrong, and the order too"
+
+
+@pytest.mark.parametrize("distance", [0.0, 0.5, 1.0, 1.5, 2.0, 3.0])
+def test_there_is_none_for_the_best_threshold_between_two_normal_distributions(distance: float) -> None:
+    normal = NormalDist()
+    area, share = normal.cdf(distance / math.sqrt(2)), normal.cdf(distance / 2)
+    figures = {name: Figure(value=value, count=9) for name, value in (("ROC-AUC", area), ("balanced accuracy", share))}
+
+    assert threshold_hint(figures, num_classes=2) is None
+    assert 0 <= area - share < 0.084 < LEAST_GAP
+    worse = {**figures, "balanced accuracy": Figure(value=area - LEAST_GAP - 1e-9, count=9)}
+    assert threshold_hint(worse, num_classes=2) is not None
+    assert threshold_hint(worse, num_classes=3) is None

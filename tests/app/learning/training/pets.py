@@ -1,9 +1,15 @@
-"""Pictures in two classes for runs of `train`, and the flags that keep these runs short."""
+"""Pictures in two classes for runs of `train`, and the prepared data of a job."""
 
 import random
 from pathlib import Path
 
 from PIL import Image, ImageDraw
+
+from llama_adapter.app.learning.training.asking import Asker
+from llama_adapter.app.learning.training.job import TrainJob
+from llama_adapter.app.learning.training.prepare import TrainingData, prepare, read_data
+from llama_adapter.llm.tokenizer import Tokenizer
+from tests.app.golden import GOLDEN
 
 CLASSES = ("ring", "triangle")
 
@@ -24,3 +30,9 @@ def draw_pets(folder: Path, *, each: int, seed: int = 0) -> Path:
                 pen.polygon(((x, y + 30), (x + 15, y), (x + 30, y + 30)), fill=ink)
             picture.save(folder / name / f"{number}.png")
     return folder
+
+
+def prepared(job: TrainJob) -> TrainingData:
+    """The data of a job in tokens of the tiny model, whose context is 512."""
+    asker = Asker(Tokenizer.load(GOLDEN / "LLaMA/tokenizer.model"), default_prompt="Describe it")
+    return prepare(job, read_data(job), asker=asker, context=512)

@@ -12,16 +12,16 @@ from llama_adapter.app.captioning.tasks.prompts import PromptEncoder
 from llama_adapter.app.learning.labelled.example import Example, Examples
 from llama_adapter.app.learning.training.asking import Asker, default_question, learned_questions
 from llama_adapter.app.learning.training.batches import padded
-from llama_adapter.app.learning.training.commands import _quoted, ask_command, calibrate_command, score_command
 from llama_adapter.app.learning.training.job import Optimisation, TrainJob
-from llama_adapter.app.learning.training.prepare import prepare, read_data, run_digest
+from llama_adapter.app.learning.training.prepare import read_data, run_digest
+from llama_adapter.app.learning.training.results import _quoted, ask_command, calibrate_command, score_command
 from llama_adapter.app.models.checkpoints import StoredQuestions
 from llama_adapter.app.pictures.inputs import InputsError, PictureInput, QuestionFields
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.errors import UsageError
 from tests.app.golden import GOLDEN
 from tests.app.learning.labelled.tables import write_lines
-from tests.app.learning.training.pets import draw_pets
+from tests.app.learning.training.pets import draw_pets, prepared
 from tests.parity.golden import CASES, tensors
 
 
@@ -115,16 +115,18 @@ def test_a_model_stores_the_only_question_that_it_learned(
 
 
 def test_what_does_not_fit_the_context_is_named(asker: Asker) -> None:
-    found = Examples(examples=[example("yes"), example("yes " * 30), example("no", question={"input": "{gone}"})])
-    asker.ask_all(found, context=64)
+    short, long, unfilled = example("yes"), example("yes yes"), example("no", question={"input": "{gone}"})
+    context, too_many = (asker.ask(one).num_tokens for one in (short, long))
+    found = Examples(examples=[short, long, unfilled])
+    asker.ask_all(found, context=context)
 
-    assert [len(found.examples), len(found.problems)] == [1, 2]
-    reasons = sorted(one.reason for one in found.problems)
-    assert reasons[0].startswith("The prompt wants the variable {gone}")
-    assert "its prompt and answer have" in reasons[1]
+    assert found.examples == [short]
+    first, second = (one.reason for one in found.problems)
+    assert first == f"its prompt and answer have {too_many} tokens, and the context {context}"
+    assert second.startswith("The prompt wants the variable {gone}")
 
 
-def test_a_run_is_known_by_its_data_and_settings(asker: Asker, tmp_path: Path) -> None:
+def test_a_run_is_known_by_its_data_and_settings(tmp_path: Path) -> None:
     folder = draw_pets(tmp_path / "pets", each=10)
     digests = []
     for changes in (
@@ -134,7 +136,7 @@ def test_a_run_is_known_by_its_data_and_settings(asker: Asker, tmp_path: Path) -
         {"optimisation": Optimisation(rows=2)},
     ):
         job = TrainJob(data=(str(folder),), out="a.pth", **changes).with_rate(width=64)  # type: ignore[arg-type]
-        data = prepare(job, read_data(job), asker=asker, context=512)
+        data = prepared(job)
         digests.append(run_digest(job, data))
         assert [len(part) for part in (data.train, data.validation, data.test)] == [16, 2, 2]
 
@@ -145,8 +147,9 @@ def test_a_run_is_known_by_its_data_and_settings(asker: Asker, tmp_path: Path) -
 def test_open_answers_need_a_question(tmp_path: Path) -> None:
     draw_pets(tmp_path / "pets", each=1)
     table = write_lines(tmp_path / "a.jsonl", {"image": "pets/ring/0.png", "answer": "a ring"})
-    with pytest.raises(UsageError, match="Wanted a question for every example, but 1 of 1 have none"):
+    with pytest.raises(UsageError, match="Wanted a question for every example, but 1 of 1 have none") as refused:
         read_data(TrainJob(data=(str(table),), out="a.pth"))
+    assert "--question" in refused.value.hint
 
 
 def test_values_out_of_range_are_refused() -> None:
@@ -171,17 +174,16 @@ def test_rates_fall_with_the_width_and_differ_by_kind() -> None:
     assert (job.rate_factor("gates"), job.rate_factor("visual blocks")) == (1.0, pytest.approx(0.1))
 
 
-def test_commands_of_a_run_are_quoted_and_leave_out_what_a_flag_cannot_say(
-    tokenizer: Tokenizer, tmp_path: Path
-) -> None:
+def test_commands_of_a_run_are_quoted_and_leave_out_what_a_flag_cannot_say(tmp_path: Path) -> None:
     folder = draw_pets(tmp_path / "pets", each=10)
 
     def commands(question: str | None = None) -> list[str]:
         job = TrainJob(data=(str(folder),), out="my pets.pth", question=question)
-        found = read_data(job)
-        data = prepare(job, found, asker=Asker(tokenizer, default_prompt="Describe it"), context=512)
-        places = {"folder": Path("my pets.training"), "bundle": Path("my pets.training/bundle")}
-        made = (make(job, data, **places) for make in (ask_command, score_command, calibrate_command))
+        data = prepared(job)
+        made = (
+            make(job, data, bundle=Path("my pets.training/bundle"))
+            for make in (ask_command, score_command, calibrate_command)
+        )
         return [one for one in made if one is not None]
 
     asking, evaluating, calibrating = commands()
@@ -204,14 +206,12 @@ def test_commands_of_a_run_are_quoted_and_leave_out_what_a_flag_cannot_say(
 
 @pytest.mark.parametrize(("question", "is_told"), [(None, False), ("Describe.", False), ("Describe {hue}.", True)])
 def test_only_a_question_that_is_not_stored_is_told_for_scoring(
-    question: str | None, is_told: bool, tokenizer: Tokenizer, tmp_path: Path
+    question: str | None, is_told: bool, tmp_path: Path
 ) -> None:
     draw_pets(tmp_path / "pets", each=8)
     rows = ({"image": f"pets/ring/{number}.png", "text": "a ring", "hue": f"{number}"} for number in range(8))
     job = TrainJob(data=(str(write_lines(tmp_path / "a.jsonl", *rows)),), out="a.pth", question=question)
-    data = prepare(job, read_data(job), asker=Asker(tokenizer, default_prompt="Describe it"), context=512)
-
-    scoring = score_command(job, data, folder=Path("a.training"), bundle=None)
+    scoring = score_command(job, prepared(job), bundle=None)
     assert scoring is not None
     assert (f"--question '{question}'" in scoring) == is_told
 
@@ -226,13 +226,11 @@ def test_a_shell_reads_back_what_a_command_quotes(question: str) -> None:
 
 
 @pytest.mark.parametrize("own", [{"question": "Is it {hue}?", "hue": "red"}, {"question": "Read.", "input": "a"}])
-def test_what_flags_cannot_ask_is_asked_by_a_table(tokenizer: Tokenizer, tmp_path: Path, own: dict[str, str]) -> None:
+def test_what_flags_cannot_ask_is_asked_by_a_table(tmp_path: Path, own: dict[str, str]) -> None:
     draw_pets(tmp_path / "pets", each=8)
     rows = ({"image": f"pets/ring/{number}.png", "answer": "yes", **own} for number in range(8))
     job = TrainJob(data=(str(write_lines(tmp_path / "a.jsonl", *rows)),), out="a.pth")
-    data = prepare(job, read_data(job), asker=Asker(tokenizer, default_prompt="Describe it"), context=512)
-
-    asking = ask_command(job, data, folder=Path("a.training"), bundle=None)
+    asking = ask_command(job, prepared(job), bundle=None)
     assert asking == "llama-adapter ask --manifest a.training/train.jsonl --adapter a.pth"
 
 
@@ -249,11 +247,10 @@ def test_what_flags_cannot_ask_is_asked_by_a_table(tokenizer: Tokenizer, tmp_pat
     ],
 )
 def test_too_few_examples_and_unknown_splits_are_refused(
-    splits: list[str], shares: dict[str, float], told: str | None, tokenizer: Tokenizer, tmp_path: Path
+    splits: list[str], shares: dict[str, float], told: str | None, tmp_path: Path
 ) -> None:
     rows = ({"question": f"What is {index}?", "answer": "a", "split": split} for index, split in enumerate(splits))
     job = TrainJob(data=(str(write_lines(tmp_path / "a.jsonl", *rows)),), out="a.pth", **shares)
     refused = nullcontext() if told is None else pytest.raises((InputsError, UsageError), match=told)
     with refused:
-        data = prepare(job, read_data(job), asker=Asker(tokenizer, default_prompt=""), context=512)
-        assert len(data.everything) == len(splits)
+        assert len(prepared(job).everything) == len(splits)

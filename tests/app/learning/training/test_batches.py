@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from llama_adapter.app.learning.labelled.example import Example
 from llama_adapter.app.learning.training.asking import TokenRow, TrainExample
 from llama_adapter.app.learning.training.batches import BatchOrder, drawn_rows, microbatches, padded
-from llama_adapter.app.learning.training.schedule import rate_at
+from llama_adapter.app.learning.training.job import Optimisation, TrainJob
 from llama_adapter.app.pictures.inputs import PictureInput, QuestionFields
 
 
@@ -102,7 +102,8 @@ def test_several_right_answers_are_drawn_by_epoch() -> None:
 
 
 def test_the_rate_rises_then_falls_as_a_cosine() -> None:
-    rates = [rate_at(step, num_steps=100, peak=2.0, warmup=0.1, final=0.1) for step in range(100)]
+    job = TrainJob(data=("a",), out="a.pth", optimisation=Optimisation(lr=2.0, warmup=0.1, final_lr=0.1))
+    rates = [job.rate_at(step, num_steps=100) for step in range(100)]
 
     assert rates[:10] == pytest.approx([0.2 * (step + 1) for step in range(10)])
     assert rates[10] == 2.0

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from llama_adapter.app.learning.training.checkpoint import (
     LoopState,
+    TrainingError,
     check_tensors,
     read_checkpoint,
     weight_shapes,
     write_checkpoint,
 )
-from llama_adapter.app.learning.training.errors import TrainingError
-from llama_adapter.app.learning.training.optimiser import NamedAdamW
 from llama_adapter.app.learning.training.run_log import COLUMNS, RunLog, read_log
+from llama_adapter.app.learning.training.stepping import NamedAdamW
 from llama_adapter.runtime.errors import CheckpointError
 
 

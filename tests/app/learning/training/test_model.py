@@ -11,9 +11,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from llama_adapter import Captioner, CheckpointError, UsageError
-from llama_adapter.app.learning.training.adapter_file import write_adapter
-from llama_adapter.app.learning.training.choice import ParameterSet
-from llama_adapter.app.learning.training.model import TrainableModel, TrainingChoice, open_trainable
+from llama_adapter.app.learning.training.job import ParameterSet, TrainingChoice
+from llama_adapter.app.learning.training.model import TrainableModel, open_trainable
+from llama_adapter.app.learning.training.results import write_adapter
 from llama_adapter.app.learning.training.sources import TrainingSources, new_adapter
 from llama_adapter.app.models.bundle import convert, load_bundle, save_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel, StoredQuestions, sources_of
@@ -185,7 +185,7 @@ def test_gradients_of_all_that_is_trained_equal_the_reference(
     model, limits = trainable(spec(adapter), *sets, has_kernels=has_kernels), loss_limits(adapter)
     for checkpoint_layers in (False, True):
         model.zero_grad()
-        model.checkpoint_layers = checkpoint_layers
+        model.decoder.checkpoint_layers = checkpoint_layers
         loss, loss_B = model(tokens, labels, model.encode(pictures))
         (loss / (labels[:, 1:] != 0).sum()).backward()
         mean = float(loss.detach() / (labels[:, 1:] != 0).sum())
@@ -438,21 +438,19 @@ def test_a_bundle_stands_for_its_llama_with_its_biases_and_gates_of_one_are_said
 
 
 @pytest.mark.parametrize(
-    ("wanted", "sets", "message"),
+    ("wanted", "sets", "sizes", "message"),
     [
-        (ALONE, ("bias",), "adaption prompts and gates"),
-        (ALONE, ("adapter", "visual"), "adaption prompts and gates"),
-        (CaptionerSpec(decoder="x"), ("bias",), "exported"),
+        (ALONE, ("bias",), {}, "adaption prompts and gates"),
+        (ALONE, ("adapter", "visual"), {}, "adaption prompts and gates"),
+        (ALONE, ("visual",), NEW, "gates of a new adapter are closed"),
+        (CaptionerSpec(decoder="x"), ("bias",), {}, "exported"),
     ],
 )
-def test_what_cannot_be_trained_is_refused(wanted: CaptionerSpec, sets: tuple[ParameterSet, ...], message: str) -> None:
+def test_what_cannot_be_trained_is_refused(
+    wanted: CaptionerSpec, sets: tuple[ParameterSet, ...], sizes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
-        trainable(wanted, *sets)
-
-
-def test_closed_gates_that_stay_closed_are_refused() -> None:
-    with pytest.raises(UsageError, match="gates of a new adapter are closed"):
-        trainable(ALONE, "visual", **NEW)
+        trainable(wanted, *sets, **sizes)
 
 
 def test_queries_and_keys_return_to_the_order_of_meta() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from llama_adapter.app.learning.evaluating.question import question_of
+from llama_adapter.app.learning.evaluating.outcomes import question_of
 from llama_adapter.app.learning.labelled.example import Example
 from llama_adapter.app.learning.labelled.reading import read_examples
 from llama_adapter.app.learning.training.job import TrainJob

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from llama_adapter.app.learning.training import plan as plan_module
-from llama_adapter.app.learning.training.choice import ParameterSet, TrainingChoice
-from llama_adapter.app.learning.training.counting import MetaCounter
+from llama_adapter.app.learning.training.job import ParameterSet, TrainingChoice
 from llama_adapter.app.learning.training.model import open_trainable
-from llama_adapter.app.learning.training.plan import Shapes, plan_step, plan_steps, require_memory, smaller
+from llama_adapter.app.learning.training.plan import MetaCounter, Shapes, plan_step, plan_steps, require_memory, smaller
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.training.frozen import PackedWeight, find_kernels, packed_bytes
 from llama_adapter.llm.training.linear import AdaptedLinear
@@ -29,7 +28,7 @@ def counted(sets: tuple[ParameterSet, ...], *, checkpointing: bool) -> tuple[Met
     model = open_trainable(
         CaptionerSpec(**model_options("BIAS-TINY")), choice, dtype=torch.float32, device="cpu", seed=0
     )
-    model.checkpoint_layers = checkpointing
+    model.decoder.checkpoint_layers = checkpointing
     tokens_BS = torch.randint(3, 500, (ROWS, TOKENS), generator=torch.Generator().manual_seed(0))
     labels_BS = tokens_BS.clone()
     labels_BS[:, : TOKENS - LABELS] = 0

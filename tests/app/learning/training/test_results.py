@@ -11,23 +11,19 @@ import torch
 
 from llama_adapter.app.learning.scores.outcome import Outcome
 from llama_adapter.app.learning.scores.scoring import score
-from llama_adapter.app.learning.training.asking import Asker
-from llama_adapter.app.learning.training.checkpoint import BEST, LAST, LoopState, write_checkpoint
-from llama_adapter.app.learning.training.choice import ParameterSet, TrainingChoice
-from llama_adapter.app.learning.training.errors import TrainingError
-from llama_adapter.app.learning.training.job import TrainJob
+from llama_adapter.app.learning.training.checkpoint import BEST, LAST, LoopState, TrainingError, write_checkpoint
+from llama_adapter.app.learning.training.job import ParameterSet, TrainingChoice, TrainJob
+from llama_adapter.app.learning.training.loop import Ended
 from llama_adapter.app.learning.training.model import TrainableModel, open_trainable
 from llama_adapter.app.learning.training.plan import MOMENTS
-from llama_adapter.app.learning.training.prepare import prepare, read_data
 from llama_adapter.app.learning.training.results import CARD, require_disk, write_card, write_model
 from llama_adapter.app.models.bundle import convert
 from llama_adapter.app.models.checkpoints import sources_of
 from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.text import shown_text
-from tests.app.golden import GOLDEN, model_options
+from tests.app.golden import model_options
 from tests.app.learning.labelled.tables import write_lines
-from tests.app.learning.training.pets import draw_pets
+from tests.app.learning.training.pets import draw_pets, prepared
 from tests.markdown import NASTY, elements_of
 
 
@@ -39,8 +35,9 @@ def opened(job: TrainJob) -> TrainableModel:
     return open_trainable(job.spec, job.choice, dtype=torch.float32, device="cpu", seed=0)
 
 
-def write_results(job: TrainJob, model: TrainableModel, folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+def write_results(job: TrainJob, model: TrainableModel, monkeypatch: pytest.MonkeyPatch) -> int:
     """Write all large files of a run; returns the peak number of additional bytes on disk."""
+    folder = job.folder
     before, most = bytes_in(folder.parent), list[int]()
 
     def measured(source: Path, target: Path) -> None:
@@ -54,13 +51,13 @@ def write_results(job: TrainJob, model: TrainableModel, folder: Path, monkeypatc
         for _ in range(2):
             write_checkpoint(folder / LAST, weights | moments, LoopState())
             write_checkpoint(folder / BEST, weights, LoopState())
-        write_model(job, model, folder)
+        write_model(job, model)
     return max(most)
 
 
-def require(job: TrainJob, model: TrainableModel, folder: Path, *, free: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def require(job: TrainJob, model: TrainableModel, *, free: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=free))
-    require_disk(job, model, folder)
+    require_disk(job, model)
 
 
 @pytest.mark.parametrize("base", ["bundle", "files"])
@@ -78,16 +75,16 @@ def test_the_disk_must_have_room_for_all_files_and_for_a_bundle_beside_the_one_t
     folder.mkdir(parents=True)
     shutil.copytree(tmp_path / "run", empty)
 
-    grown = [write_results(job, model, folder, monkeypatch)]
+    grown = [write_results(job, model, monkeypatch)]
     shutil.copytree(tmp_path / "run", again)
-    grown.append(write_results(job, model, folder, monkeypatch))
+    grown.append(write_results(job, model, monkeypatch))
 
     assert grown[1] < grown[0]  # earlier checkpoints free space, an earlier bundle does not
     for place, most in zip((empty, again), grown, strict=True):
         moved = dataclasses.replace(job, out=str(place / "a.pth"))
         with pytest.raises(TrainingError, match="MB free"):
-            require(moved, model, place / "a.training", free=int(0.9 * most), monkeypatch=monkeypatch)
-        require(moved, model, place / "a.training", free=int(1.1 * most), monkeypatch=monkeypatch)
+            require(moved, model, free=int(0.9 * most), monkeypatch=monkeypatch)
+        require(moved, model, free=int(1.1 * most), monkeypatch=monkeypatch)
 
 
 def test_a_card_shows_labels_and_names_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,18 +98,16 @@ def test_a_card_shows_labels_and_names_as_text(tmp_path: Path, monkeypatch: pyte
     ]
     table = write_lines(tmp_path / f"{name}.jsonl", *rows)
     job = TrainJob(data=(str(table),), out=f"{name}.pth").with_rate(width=64)
-    asker = Asker(Tokenizer.load(GOLDEN / "LLaMA/tokenizer.model"), default_prompt="Describe it")
-    data = prepare(job, read_data(job), asker=asker, context=512)
+    data = prepared(job)
     outcomes = [Outcome(picture=one, question=one, answer="no", references=labels[:3], part=one) for one in labels]
+    job.folder.mkdir()
     model = SimpleNamespace(sources=SimpleNamespace(name=name), dtype=torch.float32, counts=dict)
 
     write_card(
         job,
         model,  # type: ignore[arg-type]
         data,
-        tmp_path,
-        state=LoopState(),
-        why=name,
+        ended=Ended(state=LoopState(), why=name),
         unreadable=(),
         scores=[score(outcomes, model=name)],
         unscored="",
@@ -120,7 +115,7 @@ def test_a_card_shows_labels_and_names_as_text(tmp_path: Path, monkeypatch: pyte
         bundle=None,
     )
 
-    elements, texts = elements_of((tmp_path / CARD).read_text())
+    elements, texts = elements_of((job.folder / CARD).read_text())
     table_elements = {"table", "thead", "tbody", "tr", "th", "td"}
     assert set(elements) == table_elements | {"h1", "h2", "h3", "h4", "p", "ul", "li", "code"}
     assert elements.count("h1") == 1
