@@ -24,7 +24,8 @@ from llama_adapter.app.models.sketch import Dtype
 from llama_adapter.app.models.spec import DEFAULT_BATCH_SIZE, CaptionerSpec
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.preprocess import preprocess
-from scripts.common import run_bench, sample_files, tell
+from scripts.bench import run_bench
+from scripts.common import sample_files, tell
 from scripts.engine_bench.batching import measure_batching
 from scripts.engine_bench.folder import measure_folders
 from scripts.engine_bench.mixed_step import measure_mixed_step

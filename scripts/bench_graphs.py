@@ -39,7 +39,8 @@ from llama_adapter.llm.load import place_decoder
 from llama_adapter.llm.runners.eager import EagerRunner
 from llama_adapter.runtime.devices import open_backend
 from llama_adapter.runtime.graphs.mindir_runtime import MindirRuntime
-from scripts.common import ROOT, in_turn, run_bench, sample_files, tell
+from scripts.bench import run_bench
+from scripts.common import ROOT, in_turn, sample_files, tell
 from scripts.peers.exported import ONNXRUNTIME_PACKAGES
 from scripts.peers.graphs import FOLDER
 from scripts.peers.rounds import Plan, run_rounds
@@ -240,14 +241,6 @@ def measure_rates(settings: Settings, *, threads: int) -> dict[str, Any]:
             entry["rates"][row.engine] = row.median
     missing = [{"engine": one.engine, "size": one.size, "reason": one.reason} for one in results.missing]
     return {"threads": threads, "rows": [table[place] for place in sorted(table)], "missing": missing}
-
-
-def page_context(figures: dict[str, Any]) -> dict[str, Any]:
-    """The variables of the page: parts that were not measured are empty."""
-    rates = [figures[name] for name in ("one_thread", "two_threads") if name in figures]
-    for part in rates:
-        part["engines"] = [name for name in ENGINES if any(name in row["rates"] for row in part["rows"])]
-    return {"exports": None, "formats": None, "processes": None, **figures, "rates": rates}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

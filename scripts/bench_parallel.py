@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from scripts import parallel_answers, parallel_cost
-from scripts.common import in_turn, process_mib, run_bench, tell
+from scripts.bench import run_bench
+from scripts.common import in_turn, process_mib, tell
 
 PROMPT_TOKENS = 55
 BATCHES = (1, 5)

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from llama_adapter.app.jobs.records.record import read_records
-from scripts.common import in_turn, run_bench, sample_files, tell, watched_job
+from scripts.bench import run_bench
+from scripts.common import in_turn, sample_files, tell, watched_job
 
 LEAD = 0.2  # share of the pictures that are answered while workers are still starting
 

@@ -21,7 +21,8 @@ from llama_adapter.app.pictures.reading.isolated import IsolatedReader
 from llama_adapter.app.pictures.reading.prefetch import Prefetcher
 from llama_adapter.app.pictures.reading.reader import PictureReader, Reader
 from llama_adapter.app.pictures.reading.spec import ReadingSpec
-from scripts.common import in_turn, process_cpu_s, run_bench, sample_files, tell
+from scripts.bench import run_bench
+from scripts.common import in_turn, process_cpu_s, sample_files, tell
 from scripts.photographs import write_photographs
 
 DRAWINGS = "drawings"

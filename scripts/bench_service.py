@@ -21,7 +21,8 @@ from typing import Any
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.models.spec import DEFAULT_BATCH_SIZE
 from llama_adapter.app.serving.online.types import ServiceLimits
-from scripts.common import in_turn, run_bench, tell
+from scripts.bench import run_bench
+from scripts.common import in_turn, tell
 from scripts.service_bench.attack import attack
 from scripts.service_bench.load import Sample, run_load, summary, warm_up
 from scripts.service_bench.process import ServerProcess

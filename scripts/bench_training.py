@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from scripts.common import in_turn, process_mib, run_bench, tell
+from scripts.bench import run_bench
+from scripts.common import in_turn, process_mib, tell
 
 PROGRAMS = {
     "bfloat16": ("ours", "ours, with pictures", "peft, sdpa", "peft, eager", "peft, eager, factors in bfloat16"),

@@ -41,7 +41,8 @@ from llama_adapter.runtime.schemes.state import linear_weights, quantise
 from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
 from llama_adapter.vision.image import PictureSource, load_picture
 from llama_adapter.vision.preprocess import preprocess
-from scripts.common import run_bench, sample_files, tell
+from scripts.bench import run_bench
+from scripts.common import sample_files, tell
 from scripts.train_embedded.score import Exam, answer_all, draw_exam, grade
 
 CAPTION_TOKENS = 48

@@ -32,7 +32,8 @@ from typing import Literal
 import torch
 
 from llama_adapter.app.jobs.report import circumstances, load_average
-from scripts.common import ROOT, add_out, parser_of, positive, tell
+from scripts.bench import positive
+from scripts.common import ROOT, add_out, parser_of, tell
 from scripts.pages.render import DOCS, read, save
 
 PAGE, PROCESSOR, GPU = "gpu-round", "h100", "H100"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from llama_adapter.app.captioning.captioner import Captioner
-from scripts.common import run_bench
+from scripts.bench import run_bench
 from scripts.job_proofs.disks import prove_disks
 from scripts.job_proofs.drawings import write_drawings, write_variations
 from scripts.job_proofs.kills import kill_again_and_again

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from llama_adapter.app.models.resources import embedded_model
-from scripts.common import Measure, run_bench
+from scripts.bench import Measure, run_bench
 from scripts.training_proofs.baselines import accuracies, inputs_of
 from scripts.training_proofs.commands import Training, bundle_of, evaluate, train
 from scripts.training_proofs.digits import CHOICES, KNOWN_WORDS, divide, load_scans, write_digits

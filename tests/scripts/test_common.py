@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.common import in_turn, parse_settings, run_bench
+from scripts.bench import parse_settings, run_bench
+from scripts.common import in_turn
 from scripts.pages.render import DOCS, read
 
 

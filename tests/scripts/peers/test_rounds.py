@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from scripts.bench_peers import main
+from scripts.bench_peers import load, main, save
 from scripts.pages.render import render
 from scripts.peers import rounds
 from scripts.peers.child import OPENERS, PRECISIONS, answer
 from scripts.peers.measuring import MemoryReader, measure_decoder, median_of_warm
 from scripts.peers.processes import Child, Children
-from scripts.peers.results import Missing, Results, Row, load, save
+from scripts.peers.results import Missing, Results, Row
 from scripts.peers.rounds import Plan, run_rounds
 from scripts.peers.shares import OURS as OUR_SHARES
 from scripts.peers.shares import share_of

@@ -12,7 +12,7 @@ from llama_adapter.app.learning.labelled.example import Example
 from llama_adapter.app.learning.labelled.reading import read_examples
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.pictures.inputs import PictureInput, QuestionFields
-from tests.fakes.exported import choice_limit
+from tests.parity.exported import choice_limit
 
 
 @pytest.fixture(scope="module")
