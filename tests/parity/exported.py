@@ -17,7 +17,7 @@ from llama_adapter.vision.export import export_onnx
 from tests.bounds import Float64, jittered, spread
 from tests.fakes.exported import embedded, embedded_encoder, made_once, sample_pixels
 from tests.llm.toys import forward
-from tests.parity.golden import GOLDEN, model
+from tests.parity.golden import GOLDEN, model, picture
 
 
 def golden_onnx() -> Path:
@@ -32,7 +32,7 @@ def golden_onnx() -> Path:
                 "--clip",
                 str(GOLDEN / "CLIP" / "tiny-vit-torchscript.pt"),
                 "--pictures",
-                str(GOLDEN / "images" / "shapes_200x300.jpg"),
+                picture(),
             ]
             said = {".out": io.StringIO(), ".err": io.StringIO()}
             with redirect_stdout(said[".out"]), redirect_stderr(said[".err"]):
