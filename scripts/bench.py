@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
 
 from llama_adapter.app.jobs.report import circumstances, load_average
 from scripts.common import DOCS, add_out, parser_of
@@ -22,11 +22,10 @@ def parse_settings(
     page: str,
     full: Settings,
     quick: Settings,
-    flags: Mapping[str, str],
     choices: Mapping[str, Collection[str]] | None = None,
     parts: Collection[str] = (),
 ) -> tuple[Settings, Path | None, list[str]]:
-    """Parse `--quick`, `--out`, `--part`, and a flag for each of `flags`: names of settings, and help texts.
+    """Parse `--quick`, `--out`, `--part`, and a flag for each setting that is annotated with a help text.
 
     Returns the settings, the folder for the results, and the chosen parts. The folder is created here, so that an
     unwritable path fails before the measurements. It is None with `--quick` and without `--out`.
@@ -36,6 +35,7 @@ def parse_settings(
     add_out(parser, page, default=None)
     if parts:
         parser.add_argument("--part", choices=parts, action="append", help="may be repeated (default: all)")
+    flags = flags_of(type(full))
     for name, text in flags.items():
         value = getattr(full, name)
         several = isinstance(value, tuple)
@@ -55,6 +55,12 @@ def parse_settings(
         folder.mkdir(parents=True, exist_ok=True)
     chosen: Any = quick if options.quick else full
     return dataclasses.replace(chosen, **given), folder, (options.part if parts else None) or list(parts)
+
+
+def flags_of(settings: type) -> dict[str, str]:
+    """The help text of each field whose type is `Annotated[type, text]`, by its name."""
+    hints = get_type_hints(settings, include_extras=True)
+    return {name: hint.__metadata__[0] for name, hint in hints.items() if get_origin(hint) is Annotated}
 
 
 def run_bench(

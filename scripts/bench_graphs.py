@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 import numpy as np
 import torch
@@ -96,24 +96,17 @@ assert main(["caption", *sys.argv[1:]]) == 0
 print(json.dumps({"peak_mb": round(peak_mb()), "torch": "torch" in sys.modules}), file=sys.stderr)
 """
 )
-FLAGS = {
-    "sizes": "sizes of models with random weights",
-    "rounds": "rounds of the parts that measure processes and rates",
-    "engines": "programs to compare",
-    "budget": "seconds for the repetitions of one figure",
-    "work": "working folder",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """What a run measures."""
 
-    sizes: tuple[str, ...] = ("160M", "1B")
-    rounds: int = 3
-    engines: tuple[str, ...] = ENGINES
-    budget: float = 2.5
-    work: str = str(Path(".work/graphs").absolute())
+    sizes: Annotated[tuple[str, ...], "sizes of models with random weights"] = ("160M", "1B")
+    rounds: Annotated[int, "rounds of the parts that measure processes and rates"] = 3
+    engines: Annotated[tuple[str, ...], "programs to compare"] = ENGINES
+    budget: Annotated[float, "seconds for the repetitions of one figure"] = 2.5
+    work: Annotated[str, "working folder"] = str(Path(".work/graphs").absolute())
 
 
 def measure_exports(settings: Settings) -> dict[str, Any]:
@@ -259,7 +252,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         },
         full=Settings(),
         quick=Settings(sizes=("tiny",), rounds=1, budget=0.1),
-        flags=FLAGS,
         choices={"sizes": ("tiny", "160M", "1B"), "engines": ENGINES},
     )
     return 0

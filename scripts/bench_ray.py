@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -28,9 +28,9 @@ LEAD = 0.2  # share of the pictures that are answered while workers are still st
 class Settings:
     """How much is measured."""
 
-    pictures: int = 2240
-    rounds: int = 3
-    actors: tuple[int, ...] = (1, 2)
+    pictures: Annotated[int, "pictures of each job"] = 2240
+    rounds: Annotated[int, "jobs of each variant"] = 3
+    actors: Annotated[tuple[int, ...], "numbers of captioners"] = (1, 2)
 
 
 QUICK = Settings(pictures=28, rounds=1, actors=(1,))
@@ -106,17 +106,7 @@ def _run_job(pictures: Path, *, actors: int | None) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    flags = {"pictures": "pictures of each job", "rounds": "jobs of each variant", "actors": "numbers of captioners"}
-    run_bench(
-        __doc__,
-        arguments,
-        measure=measure,
-        page="ray",
-        packages=("ray",),
-        full=Settings(),
-        quick=QUICK,
-        flags=flags,
-    )
+    run_bench(__doc__, arguments, measure=measure, page="ray", packages=("ray",), full=Settings(), quick=QUICK)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -38,8 +38,8 @@ MIN_PICTURES = 8  # per sample, so that the end of a sample, when some threads a
 class Settings:
     """How much is measured."""
 
-    seconds: float = 12.0  # for each row, all rounds together
-    rounds: int = 6
+    seconds: Annotated[float, "seconds of each row, all rounds together"] = 12.0
+    rounds: Annotated[int, "rounds that the seconds are divided into"] = 6
     kinds: tuple[str, ...] = KINDS
     at_once: tuple[int, ...] = (1, 2)
 
@@ -136,11 +136,7 @@ def _overhead(kind: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    flags = {
-        "seconds": "seconds of each row, all rounds together",
-        "rounds": "rounds that the seconds are divided into",
-    }
-    run_bench(__doc__, arguments, measure=measure, page="reading", full=Settings(), quick=QUICK, flags=flags)
+    run_bench(__doc__, arguments, measure=measure, page="reading", full=Settings(), quick=QUICK)
 
 
 if __name__ == "__main__":

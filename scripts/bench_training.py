@@ -7,17 +7,19 @@ The extra `peers` installs peft. Both programs train the same factors over the s
 with torch's AdamW. Every run has a separate process, and the programs run in turn.
 """
 
-import multiprocessing
+import os
 import statistics
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+import torch
 
 from scripts.bench import run_bench
-from scripts.common import in_turn, process_mib, tell
+from scripts.common import in_fresh_process, in_turn, process_mib, tell
+from scripts.training_programs import open_program, random_batch, random_llama
 
 PROGRAMS = {
     "bfloat16": ("ours", "ours, with pictures", "peft, sdpa", "peft, eager", "peft, eager, factors in bfloat16"),
@@ -30,10 +32,10 @@ LEARNING_RATE = 1e-3
 class Settings:
     """How much is measured."""
 
-    size: str = "160M"
-    rows: int = 8
-    steps: int = 3  # timed steps, after two warm-up steps
-    rounds: int = 2
+    size: Annotated[str, "size of the LLaMA"] = "160M"
+    rows: Annotated[int, "rows of the batch"] = 8
+    steps: Annotated[int, "steps that are timed, after two warm-up steps"] = 3
+    rounds: Annotated[int, "rounds, each with every program once"] = 2
 
 
 QUICK = Settings(size="tiny", rows=2, steps=2, rounds=1)
@@ -52,8 +54,7 @@ def measure(settings: Settings, *, dtype: str, threads: int) -> dict[str, Any]:
     """Run the steps of all programs in turn; gives losses, times, and the speed-up of ours."""
 
     def run(way: Way) -> dict[str, Any]:
-        with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as fresh:
-            measured = fresh.submit(time_steps, way, settings).result()
+        measured = in_fresh_process(time_steps, way, settings)
         tell(f"{dtype}, {way.program}, threads {threads}: {measured['step_s']:.3f} s")
         return measured
 
@@ -90,13 +91,6 @@ def _gain(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def time_steps(way: Way, settings: Settings) -> dict[str, Any]:
     """Train some steps; gives the median seconds of a step, first and last loss, and the process's peak memory."""
-    import os
-
-    import torch
-
-    from scripts.training_bench.batch import random_batch, random_llama
-    from scripts.training_bench.programs import open_program
-
     torch.set_num_threads(way.threads)
     llama, batch = random_llama(settings.size), random_batch(settings.rows)
     model, loss_of = open_program(way.program, llama, dtype=getattr(torch, way.dtype))  # type: ignore[arg-type]
@@ -137,12 +131,6 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         packages=("peft", "transformers"),
         full=Settings(),
         quick=QUICK,
-        flags={
-            "size": "size of the LLaMA",
-            "rows": "rows of the batch",
-            "steps": "steps that are timed",
-            "rounds": "rounds, each with every program once",
-        },
     )
 
 

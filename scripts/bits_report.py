@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -57,8 +57,8 @@ _OUTLIER_TOKENS = 64
 class Settings:
     """How much is measured."""
 
-    pictures: int = 500
-    outliers: str = "160M"  # size of a random decoder that gets outliers
+    pictures: Annotated[int, "number of fresh pictures of each kind"] = 500
+    outliers: Annotated[str, "size of the random decoder that gets outliers"] = "160M"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -344,12 +344,8 @@ def _bundle_bytes(precision: Precision) -> dict[str, int]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    flags = {
-        "pictures": "number of fresh pictures of each kind",
-        "outliers": "size of the random decoder that gets outliers",
-    }
     parts: dict[str, Any] = {name: functools.partial(measure, precision=name) for name in QUANTISED}
-    run_bench(__doc__, arguments, measure=parts, page="bits", full=Settings(), quick=Settings(pictures=4), flags=flags)
+    run_bench(__doc__, arguments, measure=parts, page="bits", full=Settings(), quick=Settings(pictures=4))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,15 @@
 """Shared code of scripts: parsers, progress on stderr, rounds in turn, processes, sample pictures."""
 
 import argparse
+import multiprocessing
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from llama_adapter.app.models.resources import sample_pictures
 
@@ -35,6 +37,12 @@ def in_turn(ways: Iterable[Way], measure: Callable[[Way], Result], *, rounds: in
         for way, found in results.items():
             found.append(measure(way))
     return results
+
+
+def in_fresh_process(work: Callable[..., Result], *arguments: Any) -> Result:
+    """The result of a call in a new process, which imports this program's main module."""
+    with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as fresh:
+        return fresh.submit(work, *arguments).result()
 
 
 def caption_command(folder: Path, out: Path) -> list[str]:

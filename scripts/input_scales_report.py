@@ -8,7 +8,6 @@ sample pictures. "GPU" means the layers of `cuda_linear.py`, run on the CPU. In 
 scales too, which this project does not give it.
 """
 
-import argparse
 import json
 import tempfile
 from collections.abc import Sequence
@@ -38,6 +37,7 @@ from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
 from llama_adapter.vision.image import PictureSource
 from llama_adapter.vision.inference import HostEncoder
 from scripts.bits_report import Halves, compare_logits
+from scripts.common import parser_of
 from scripts.train_embedded.score import draw_exam
 
 _SEED, _CALIBRATION_SEED = 3, 4  # of the drawings
@@ -144,7 +144,7 @@ def report(variants: Sequence[Variant], pictures: Sequence[PictureSource]) -> st
 
 def main() -> None:
     """Measure, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--calibration", type=int, default=256, help="drawings that give the scales")
     parser.add_argument("--pictures", type=int, default=200, help="drawings whose logits are compared")
     options = parser.parse_args()

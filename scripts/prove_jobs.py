@@ -8,20 +8,30 @@ together take about 15 minutes on two cores.
 """
 
 import dataclasses
+import itertools
+import statistics
+import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from llama_adapter.app.captioning.captioner import Captioner
-from scripts.bench import run_bench
-from scripts.job_proofs.disks import prove_disks
+from llama_adapter.app.captioning.stage_clock import StageClock
+from llama_adapter.app.captioning.tasks.answers import Answer
+from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
+from llama_adapter.app.jobs.records.index import RecordIndex
+from llama_adapter.app.jobs.records.record import Record, json_line, read_records
+from llama_adapter.app.pictures.reading.isolated import IsolatedReader
+from llama_adapter.app.pictures.reading.reader import PictureReader, Reader
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from scripts.bench import Measure, run_bench
+from scripts.common import ROOT, caption_command, in_turn, process_mib, watched_job
 from scripts.job_proofs.drawings import write_drawings, write_variations
 from scripts.job_proofs.kills import kill_again_and_again
-from scripts.job_proofs.memory import time_known, watch_memory
-from scripts.job_proofs.resuming import time_scan
-from scripts.job_proofs.waiting import measure_waiting
 from scripts.photographs import write_photographs
 
 
@@ -29,8 +39,8 @@ from scripts.photographs import write_photographs
 class Settings:
     """How much is measured, and where."""
 
-    work: Path
-    kills: int = 200
+    work: Annotated[Path, "working folder, kept afterwards"]
+    kills: Annotated[int, "number of kills"] = 200
     pictures: int = 300
     many: int = 10_000
     records: int = 100_000
@@ -70,7 +80,168 @@ def prove_waiting(settings: Settings) -> dict[str, Any]:
     return {"rounds": settings.rounds, "rows": rows}
 
 
-PARTS: dict[str, Callable[[Settings], dict[str, Any]]] = {
+@contextmanager
+def mounted(place: Path, options: str) -> Iterator[None]:
+    """Mount a file system in memory. Raises OSError without permission to mount."""
+    place.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)], capture_output=True, text=True)
+    if done.returncode:
+        raise OSError(f"mount: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def prove_disks(pictures: list[Path], place: Path) -> dict[str, Any]:
+    """Fill a disk with a job, enlarge the disk, resume the job; then try a read-only disk."""
+    out = place / "answers.jsonl"
+    command = caption_command(pictures[0].parent, out)
+    with mounted(place, "size=64k"):
+        full = _run_captured(command)
+        left = out.read_bytes()
+        kept = len(list(read_records(out)))
+        subprocess.run(["mount", "-o", "remount,size=16m", str(place)], check=True)
+        completed = _run_captured(command)
+        answered = [record["picture"] for record in read_records(out)]
+    with mounted(place, "ro"):
+        read_only = _run_captured(command)
+    return {
+        "num_pictures": len(pictures),
+        "full_exit_code": full.returncode,
+        "full_said": _error_line(full.stderr, place=place),
+        "records_kept": kept,
+        "is_whole": left.endswith(b"\n"),  # the file on the full disk ends with a whole record
+        "completed_exit_code": completed.returncode,
+        "lost": len({str(path) for path in pictures} - set(answered)),
+        "doubled": len(answered) - len(set(answered)),
+        "read_only_exit_code": read_only.returncode,
+        "read_only_said": _error_line(read_only.stderr, place=place),
+    }
+
+
+def _run_captured(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+def _error_line(said: str, *, place: Path) -> str:
+    told = next((line for line in said.splitlines() if line.startswith("error:")), "")
+    return told.replace(str(place), "/disk")
+
+
+def watch_memory(folder: Path, out: Path, *, every: int) -> list[dict[str, float]]:
+    """Run a job over a folder, and take a memory sample every `every` records. Raises RuntimeError if the job fails."""
+    samples: list[dict[str, float]] = []
+    due = every
+    for process, num_records in watched_job(folder, out):
+        if num_records >= due and Path(f"/proc/{process}").exists():
+            samples.append(_sample(process, num_records))
+            due = (num_records // every + 1) * every
+    return samples
+
+
+def time_known(folder: Path, out: Path) -> float:
+    """Seconds of a whole run of a finished job, startup included."""
+    started = time.perf_counter()
+    subprocess.run([*caption_command(folder, out), "--quiet"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - started
+
+
+def _sample(process: int, num_records: int) -> dict[str, float]:
+    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    return {
+        "num_records": num_records,
+        "own_mib": _resident_mib(process),
+        "readers_mib": sum(_resident_mib(int(child)) for child in children),
+    }
+
+
+def _resident_mib(process: int) -> float:
+    """Resident memory in MiB; 0 if the process has just ended."""
+    try:
+        return process_mib(process)
+    except OSError:
+        return 0.0
+
+
+def write_records(path: Path, count: int) -> None:
+    """Write `count` records like those of a job, for pictures that do not exist."""
+    with open(path, "w", encoding="utf-8") as file:
+        for number in range(count):
+            record = Record(
+                id=f"{number * 2654435761 % 2**128:032x}",
+                picture=f"/data/pictures/folder-{number // 1000:04d}/{number:08d}.jpg",
+                prompt="Generate caption of this image",
+                text="a large red star at the left, a small blue ring at the bottom",
+                finish="stop",
+                choice=None,
+                tokens=16,
+                error=None,
+                ms={"read": 1.192, "clip": 24.777, "first_token": 34.959, "total": 38.393},
+                run="20260101T000000Z-00000000",
+            )
+            file.write(json_line(record) + "\n")
+
+
+def time_scan(path: Path, count: int, *, rounds: int) -> dict[str, Any]:
+    """Write `count` records to `path`, and scan them `rounds` times."""
+    write_records(path, count)
+    taken = []
+    for _ in range(rounds):
+        started = time.perf_counter()
+        index = RecordIndex([path])
+        taken.append(time.perf_counter() - started)
+    assert len(index) == count
+    return {
+        "num_records": count,
+        "file_mb": path.stat().st_size / 1e6,
+        "seconds": statistics.median(taken),
+        "rounds": taken,
+        "index_mb": index.num_bytes / 1e6,
+    }
+
+
+def measure_waiting(captioner: Captioner, kinds: dict[str, Sequence[Path]], *, rounds: int) -> list[dict[str, Any]]:
+    """Caption each kind of picture with each reader, in turn."""
+    readers: dict[str, Reader] = {
+        "thread": PictureReader(captioner.spec.pictures, size=captioner.image_size),
+        "process": IsolatedReader(captioner.spec.pictures, size=captioner.image_size, timeout_s=60.0),
+    }
+    ways = list(itertools.product(kinds, readers))
+    with closing(readers["thread"]), closing(readers["process"]):
+        for kind, name in ways:  # warm up
+            _caption(captioner, kinds[kind], readers[name])
+        taken = in_turn(ways, lambda way: _caption(captioner, kinds[way[0]], readers[way[1]]), rounds=rounds)
+    return [
+        {
+            "pictures": kind,
+            "reader": name,
+            "pictures_per_s": statistics.median(rate for rate, _ in each),
+            "waited": statistics.median(waited for _, waited in each),  # share of the wall time without a picture
+            "rounds": [rate for rate, _ in each],
+        }
+        for (kind, name), each in taken.items()
+    ]
+
+
+def _caption(captioner: Captioner, paths: Sequence[Path], reader: Reader) -> tuple[float, float]:
+    """Pictures per second, and the share of the time spent waiting for pictures."""
+    prompt = captioner.info.default_prompt
+    items = (
+        WorkItem(picture=path, label=path.name, questions=(WorkQuestion(index=index, prompt=prompt),))
+        for index, path in enumerate(paths)
+    )
+    clock = StageClock()
+    started = time.perf_counter()
+    events = captioner.run(items, sampling=SamplingParams(), clock=clock, reader=reader)
+    answers = [event for event in events if isinstance(event, Answer)]
+    wall_s = time.perf_counter() - started
+    assert len(answers) == len(paths)
+    assert all(answer.error is None for answer in answers)
+    return len(paths) / wall_s, clock.seconds["read"] / wall_s
+
+
+PARTS: dict[str, Measure] = {
     "kills": prove_kills,
     "disks": prove_full_disk,
     "memory": prove_memory,
@@ -80,11 +251,10 @@ PARTS: dict[str, Callable[[Settings], dict[str, Any]]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    flags = {"kills": "number of kills", "work": "working folder, kept afterwards"}
     with tempfile.TemporaryDirectory(prefix="llama-adapter-jobs-", ignore_cleanup_errors=True) as work:
         full = Settings(work=Path(work))
         quick = dataclasses.replace(full, kills=4, pictures=24, many=100, records=1000, rounds=1)
-        run_bench(__doc__, arguments, measure=PARTS, page="jobs", full=full, quick=quick, flags=flags)
+        run_bench(__doc__, arguments, measure=PARTS, page="jobs", full=full, quick=quick)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import argparse
 import dataclasses
 import gc
 import json
+import os
 import time
 from pathlib import Path
 
@@ -31,7 +32,8 @@ from llama_adapter.llm.training.frozen import find_kernels
 from llama_adapter.runtime.devices import DTYPES, open_backend
 from llama_adapter.vision.encoder import ClipVisionTower
 from llama_adapter.vision.weights import ClipSource
-from scripts.training_bench.batch import random_llama
+from scripts.common import process_mib
+from scripts.training_programs import random_llama
 
 # D model width, F feed-forward width, V vocabulary; B rows, S tokens
 
@@ -82,7 +84,7 @@ def main() -> None:
     if kernels is not None:
         plan = plan.packed()
     rates = measured_rates(backend, decoder=shapes.decoder, dtype=dtype)
-    before = _resident_bytes()
+    before = _bytes("VmRSS")
     model = TrainableModel(
         random_sources(options.size, choice), choice, dtype=dtype, device=backend.device, seed=0, kernels=kernels
     )
@@ -93,10 +95,10 @@ def main() -> None:
     )
     gc.collect()
     backend.empty_caches()
-    loaded = _resident_bytes()
-    _forget_peak()
+    loaded = _bytes("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
     seconds = _train(model, options.steps, rows=options.rows, tokens=options.tokens, labels=options.labels)
-    peak = _peak_bytes()
+    peak = _bytes("VmHWM")
     seconds.sort()
     predicted_s = plan.seconds(**dataclasses.asdict(rates))
     found = {
@@ -168,24 +170,12 @@ def _train(model: TrainableModel, num_steps: int, *, rows: int, tokens: int, lab
     return seconds
 
 
-def _status() -> dict[str, int]:
-    lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
-    return {line[0]: int(line[1]) * 1024 for line in lines if len(line) == 3 and line[2] == "kB"}
+def _bytes(name: str) -> float:
+    """A size in /proc/self/status: `VmRSS` is the resident memory, `VmHWM` its peak."""
+    return process_mib(os.getpid(), name) * 2**20
 
 
-def _resident_bytes() -> int:
-    return _status()["VmRSS:"]
-
-
-def _peak_bytes() -> int:
-    return _status()["VmHWM:"]
-
-
-def _forget_peak() -> None:
-    Path("/proc/self/clear_refs").write_text("5")
-
-
-def _mb(num_bytes: int) -> float:
+def _mb(num_bytes: float) -> float:
     return round(num_bytes / 1e6, 1)
 
 

@@ -1,5 +1,6 @@
-"""Where the time of a decode step goes: linear layers, attention, other operators, and the host.
+"""Where the time of a decode step goes, and what a mixed step saves.
 
+The parts of a step are linear layers, attention, other operators, and the host.
 The kernels run a whole step in one call, so the parts are separated by measurement: the linear layers alone, and the
 extra time of a step that attends to many positions. The cost per position also gives the cost of the picture's
 positions.
@@ -17,10 +18,14 @@ from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import GenerateRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.prefix import Prefix
+from llama_adapter.llm.prompt import format_prompt
+from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, PrefillPlan
 from llama_adapter.llm.runners.eager import EagerRunner
+from scripts.common import in_turn
 
 NUM_PLACES = 88  # positions attended to: a prompt of 56 tokens and half a caption
 _NUM_STEPS = 32
+_HALF_ANSWER = 17  # tokens after a row's prompt: half of a mean caption of 4 to 64 tokens
 
 
 def measure_step(parts: Parts, *, rows: int, rounds: int) -> dict[str, Any]:
@@ -128,3 +133,31 @@ def _median(work: Callable[[], object], wait: Callable[[], None]) -> float:
         wait()
         seconds.append(time.perf_counter() - started)
     return statistics.median(seconds)
+
+
+def measure_mixed_step(parts: Parts, *, rows: int, rounds: int) -> dict[str, Any] | None:
+    """Median milliseconds of a prefill of one prompt, a decode step of the other rows, and both in one program.
+
+    `rows` slots are in use. None if the runner has no mixed steps."""
+    runner = parts.runner
+    if not runner.runs_mixed:
+        return None
+    prompt = tuple(parts.model.tokenizer.encode(format_prompt(parts.info.default_prompt)))
+    decode = DecodePlan(range(rows - 1), [len(prompt) + _HALF_ANSWER] * (rows - 1), [None] * (rows - 1))
+    prefill = PrefillPlan([rows - 1], [prompt], [runner.empty_prefix()], [None], first_slot=rows - 1)
+    ways: dict[str, Callable[[], object]] = {
+        "prefill_ms": lambda: runner.run(prefill),
+        "step_ms": lambda: runner.run(decode),
+        "mixed_ms": lambda: runner.run(MixedPlan(decode, prefill)),
+    }
+
+    def timed(way: str) -> float:
+        started = time.perf_counter()
+        ways[way]()
+        parts.backend.synchronise()
+        return (time.perf_counter() - started) * 1e3
+
+    taken = in_turn(ways, timed, rounds=5 * rounds + 1)
+    medians_ms = {way: statistics.median(times_ms[1:]) for way, times_ms in taken.items()}  # first round: warm-up
+    runner.reset()
+    return {"rows": rows, "prompt_tokens": len(prompt), **medians_ms}

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from scripts.peers.sizes import NUM_PROMPT_TOKENS, prompt_ids
-from scripts.peers.task import Figure, Rung
+from scripts.peers.table import Figure, Rung
 
 Encode = Callable[[NDArray[np.uint8]], object]  # encodes pixels (B, S, S, 3), and returns when the result is ready
 Result = TypeVar("Result")

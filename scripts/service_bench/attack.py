@@ -4,7 +4,6 @@ import asyncio
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,15 +28,14 @@ async def attack(
     attackers: int,
     calm_s: float,
     attack_s: float,
-    expected: Sequence[str],
 ) -> dict[str, Any]:
     """Run `good` clients alone for `calm_s` seconds, then for `attack_s` seconds with `attackers` that send `slow`."""
-    calm = await run_load(server, workload, clients=good, seconds=calm_s, expected=expected)
+    calm = await run_load(server, workload, clients=good, seconds=calm_s)
     memory_mb = [server.tree_mb()]
     replies: list[Reply] = []
     tasks = [asyncio.create_task(_send_slow(server, slow, number, replies)) for number in range(attackers)]
     tasks.append(asyncio.create_task(_watch_memory(server, memory_mb)))
-    under_attack = await run_load(server, workload, clients=good, seconds=attack_s, expected=expected)
+    under_attack = await run_load(server, workload, clients=good, seconds=attack_s)
     outcomes = Counter(shown_outcome(reply) for reply in replies)
     outcomes["under way"] = attackers - len(replies)
     for task in tasks:

@@ -32,10 +32,8 @@ class Sample:
     server_cpu_share: float
 
 
-async def run_load(
-    server: ServerProcess, workload: Workload, *, clients: int, seconds: float, expected: Sequence[str]
-) -> Sample:
-    """Measure; `expected` has the right answer to each question of the workload."""
+async def run_load(server: ServerProcess, workload: Workload, *, clients: int, seconds: float) -> Sample:
+    """Measure a load of `clients` that all ask for `seconds`."""
     replies: list[tuple[int, Reply]] = []
     server_cpu, client_cpu = server.cpu_s(), time.process_time()
     started = time.perf_counter()
@@ -48,7 +46,7 @@ async def run_load(
         clients=clients,
         seconds=seconds,
         num_answered=sum(reply.started + reply.total_s <= deadline for _, reply in answered),
-        num_wrong=sum(reply.text != expected[index] for index, reply in answered),
+        num_wrong=sum(reply.text != workload.expected[index] for index, reply in answered),
         first_token_s=[reply.first_token_s for _, reply in answered],
         total_s=[reply.total_s for _, reply in answered],
         others=dict(others),

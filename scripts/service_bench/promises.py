@@ -57,9 +57,7 @@ async def check_equality(
     return {"requests": len(questions), "different": different, "clients": clients}
 
 
-async def overload(
-    server: ServerProcess, workload: Workload, *, requests: int, expected: Sequence[str]
-) -> dict[str, Any]:
+async def overload(server: ServerProcess, workload: Workload, *, requests: int) -> dict[str, Any]:
     """Open a connection for each of `requests`, then send all requests at the same moment."""
     connections = [await Connection.open(server.host, server.port) for _ in range(requests)]
     bodies = [next(workload) for _ in connections]
@@ -75,7 +73,7 @@ async def overload(
     return {
         "requests": requests,
         "outcomes": dict(outcomes),
-        "num_wrong": sum(reply.text != expected[index] for index, reply in answered),
+        "num_wrong": sum(reply.text != workload.expected[index] for index, reply in answered),
         "num_without_retry_after": sum(not _says_when(reply) for reply in turned_away),
         "retry_after_s": sorted({int(reply.headers["retry-after"]) for reply in turned_away if _says_when(reply)}),
         "answered_ms": percentiles_ms([reply.total_s for _, reply in answered]),
@@ -89,9 +87,7 @@ def _says_when(reply: Reply) -> bool:
     return value.isdecimal() and int(value) >= 1
 
 
-async def end_under_load(
-    server: ServerProcess, workload: Workload, *, clients: int, after_s: float, expected: Sequence[str]
-) -> dict[str, Any]:
+async def end_under_load(server: ServerProcess, workload: Workload, *, clients: int, after_s: float) -> dict[str, Any]:
     """Send SIGTERM while `clients` send requests continuously; stop when no client gets a connection."""
     replies: list[tuple[int, Reply]] = []
     clients_at_work = asyncio.gather(*(keep_asking(server, workload, replies) for _ in range(clients)))
@@ -101,7 +97,7 @@ async def end_under_load(
     exit_code = await asyncio.to_thread(server.wait, timeout_s=TIMEOUT_S)
     drain_s = time.perf_counter() - ended_at
     await clients_at_work
-    return at_the_end(replies, ended_at=ended_at, expected=expected) | {
+    return at_the_end(replies, ended_at=ended_at, expected=workload.expected) | {
         "clients": clients,
         "exit_code": exit_code,
         "drain_s": drain_s,

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.weights.names import half_split
 from llama_adapter.runtime.devices import open_backend
 from llama_adapter.vision.encoder import encoder_from_state
-from scripts.peers.gguf_file import gguf_tensors, interleaved
+from scripts.peers.files import gguf_tensors, write_gguf
 from scripts.peers.huggingface import CacheKind, HuggingFaceDecoder, HuggingFaceVision
 from scripts.peers.measuring import DecoderEngine
 from scripts.peers.ours import OurDecoder
@@ -97,26 +98,21 @@ def test_hugging_face_gives_the_same_features() -> None:
         assert difference(theirs, ours) <= spread(ours, exact)
 
 
-def test_query_rows_go_from_halves_to_pairs() -> None:
-    rows = torch.tensor([[0.0], [1.0], [2.0], [3.0]])
-
-    assert interleaved(rows, num_heads=1).flatten().tolist() == [0.0, 2.0, 1.0, 3.0]
-    assert interleaved(torch.cat([rows, rows + 4]), num_heads=2).flatten().tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
-
-
 def test_every_weight_of_a_plain_llama_is_in_the_gguf_file() -> None:
     config, state = without_adapter()
 
-    written = sum(tensor.numel() for _, tensor in gguf_tensors(state, config))
+    named = dict(gguf_tensors(state, config))
 
     ours = {name: tensor for name, tensor in state.items() if not name.startswith("adapter.")}
+    written = sum(tensor.numel() for tensor in named.values())
     assert written == sum(tensor.numel() for name, tensor in ours.items() if not name.endswith("bias"))
+    rows = {part: named[f"blk.0.attn_{part}.weight"] for part in "qkv"}
+    in_our_order = [half_split(rows["q"], config.num_heads), half_split(rows["k"], config.num_heads), rows["v"]]
+    assert torch.equal(torch.cat(in_our_order), state["layers.0.attention.qkv.weight"])
 
 
 def test_a_gguf_file_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     import gguf
-
-    from scripts.peers.gguf_file import write_gguf
 
     config, state = without_adapter()
     write_gguf(state, config, tmp_path / "float32.gguf", dtype="f32")
@@ -134,7 +130,6 @@ def test_a_gguf_file_is_read_back_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("spread", [False, True])
 def test_llama_cpp_gives_the_same_tokens(tmp_path: Path, spread: bool) -> None:
     pytest.importorskip("llama_cpp", reason="llama-cpp-python is compiled for minutes; the peers' benchmark needs it")
-    from scripts.peers.gguf_file import write_gguf
     from scripts.peers.llama_cpp import LlamaCpp
 
     config, state = without_adapter()
