@@ -45,16 +45,10 @@ from scripts.peers.exported import ONNXRUNTIME_PACKAGES
 from scripts.peers.graphs import FOLDER
 from scripts.peers.rounds import Plan, run_rounds
 from scripts.peers.sizes import prompt_ids
+from scripts.peers.table import chosen_engines, engine_names
 
-ENGINES = (
-    "ours-float32",
-    "ours-bfloat16",
-    "ours-int8",
-    "ours-int4",
-    "graphs-float32",
-    "graphs-int8",
-    "graphs-int4",
-    "mindspore-float32",
+ENGINES = tuple(
+    engine.name for engine in chosen_engines(engine_names(), "decode") if engine.program in ("ours", "graphs")
 )
 # These programs run in separate processes, so that only their own imports are measured. Each program prints its figures
 # as JSON in the last line of stderr.

@@ -36,7 +36,7 @@ from llama_adapter.llm.runners.base import DecodePlan, PrefillPlan
 from llama_adapter.llm.tokenizer import Tokenizer
 from scripts import parallel_answers
 from scripts.bench import run_bench
-from scripts.common import in_fresh_process, in_turn, process_mib, tell
+from scripts.common import child_processes, in_fresh_process, in_turn, medians, process_mib, tell
 
 PROMPT_TOKENS = 55
 BATCHES = (1, 5)
@@ -153,19 +153,11 @@ def _widened(tokenizer: Any, num_pieces: int) -> Any:
 
 def row_of(way: Way, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Medians of the runs of one way."""
-
-    def median(value: Callable[[dict[str, Any]], float]) -> float:
-        return statistics.median(map(value, runs))
-
-    figures = ("prefill_ms", "decode_ms", "prefill_collectives", "decode_collectives", "calls")
     return {
         "ranks": way.ranks,
         "is_split": way.is_split,
-        "load_s": median(lambda run: run["load_s"]),
-        "batches": {
-            str(batch): {name: median(lambda run, b=batch, n=name: run["batches"][b][n]) for name in figures}  # type: ignore[misc]
-            for batch in BATCHES
-        },
+        "load_s": statistics.median(run["load_s"] for run in runs),
+        "batches": {str(batch): medians([run["batches"][batch] for run in runs]) for batch in BATCHES},
     }
 
 
@@ -358,12 +350,7 @@ def _timed(work: Callable[[], object], clock: _Clock, into: list[tuple[float, fl
 
 
 def _rank_processes(process: int) -> list[int]:
-    children = [
-        int(child)
-        for task in Path(f"/proc/{process}/task").iterdir()
-        for child in (task / "children").read_text(encoding="utf-8").split()
-    ]
-    return [child for child in children if b"rank_process" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return [pid for pid in child_processes(process) if b"rank_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

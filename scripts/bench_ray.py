@@ -72,9 +72,7 @@ def row_of(way: int | None, runs: Sequence[Mapping[str, Any]], expected: Counter
 def make_pictures(folder: Path, *, number: int) -> Path:
     """A folder of `number` pictures, copies of the samples."""
     folder.mkdir()
-    samples = sample_files()
-    for index in range(number):
-        sample = samples[index % len(samples)]
+    for index, sample in enumerate(sample_files(number)):
         shutil.copy(sample, folder / f"{index}{sample.suffix}")
     return folder
 

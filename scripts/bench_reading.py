@@ -22,7 +22,7 @@ from llama_adapter.app.pictures.reading.prefetch import Prefetcher
 from llama_adapter.app.pictures.reading.reader import PictureReader, Reader
 from llama_adapter.app.pictures.reading.spec import ReadingSpec
 from scripts.bench import run_bench
-from scripts.common import in_turn, process_cpu_s, sample_files, tell
+from scripts.common import in_turn, medians, process_cpu_s, sample_files, tell
 from scripts.photographs import write_photographs
 
 DRAWINGS = "drawings"
@@ -102,7 +102,7 @@ def _rows(kind: str, paths: Sequence[str], ways: Sequence[Way], settings: Settin
     number = max(MIN_PICTURES, int(settings.seconds / settings.rounds * alone["pictures_per_s"]))
     for way, samples in in_turn(ways, lambda way: _sample(way, paths, number=number), rounds=settings.rounds).items():
         row = {"pictures": kind, "reader": way.reader, "at_once": way.at_once, "num_pictures": number}
-        row |= {name: float(np.median([sample[name] for sample in samples])) for name in samples[0]}
+        row |= medians(samples)
         tell(f"{kind}, {way.at_once} {way.reader}: {row['pictures_per_s']:.1f} pictures/s")
         yield row | {"rounds": [sample["pictures_per_s"] for sample in samples]}
 

@@ -23,14 +23,13 @@ from llama_adapter.app.models.spec import DEFAULT_BATCH_SIZE
 from llama_adapter.app.serving.online.types import ServiceLimits
 from scripts.bench import run_bench
 from scripts.common import in_turn, tell
-from scripts.service_bench.attack import attack
+from scripts.service_bench.bad_files import SLOW_KINDS, progressive_jpeg
 from scripts.service_bench.load import Sample, run_load, summary, warm_up
 from scripts.service_bench.process import ServerProcess
-from scripts.service_bench.promises import check_equality, end_under_load, overload, own_answers, sampled
+from scripts.service_bench.promises import attack, check_equality, end_under_load, overload, own_answers, sampled
 from scripts.service_bench.questions import CAPTION, Question, Workload, all_questions, captions
 from scripts.service_bench.refused import measure_refusals
 from scripts.service_bench.replicas import measure_kill, measure_rates
-from scripts.service_bench.slow_files import KINDS, progressive_jpeg
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +43,7 @@ class Settings:
     num_questions: int | None = None  # compared with the captioner's answers; None means all
     times_too_many: int = 10
     end_after_s: float = 2.0
-    kinds: tuple[tuple[str, Callable[[], bytes]], ...] = KINDS  # of slow pictures
+    kinds: tuple[tuple[str, Callable[[], bytes]], ...] = SLOW_KINDS  # of slow pictures
     good: int = 32  # clients with good requests, next to 8 with slow pictures
     calm_s: float = 5.0
     attack_s: float = 20.0

@@ -34,9 +34,9 @@ from llama_adapter.llm.load import decoder_from_state
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.prompt import format_prompt
-from llama_adapter.runtime.devices import open_backend
+from llama_adapter.runtime.devices import Backend, open_backend
 from llama_adapter.runtime.devices.cpu_linear import NativeLinear
-from llama_adapter.runtime.schemes import QUANTISED, Precision
+from llama_adapter.runtime.schemes import QUANTISED, OperatorChoice, Precision
 from llama_adapter.runtime.schemes.state import linear_weights, quantise
 from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
 from llama_adapter.vision.image import PictureSource, load_picture
@@ -145,17 +145,17 @@ def agreement(answers: Sequence[Answer], expected: Sequence[Answer]) -> dict[str
 
 
 class Halves:
-    """Encoder and decoder of a variant, prepared by the CPU backend: the same linear layers, but all logits."""
+    """Encoder and decoder of a model, prepared by a CPU backend: the same linear layers, but all logits."""
 
-    def __init__(self, variant: Variant) -> None:
-        model = mixed_model(variant)
-        backend = open_backend("cpu")
+    def __init__(
+        self, model: LoadedModel, *, backend: Backend | None = None, operators: OperatorChoice = "auto"
+    ) -> None:
         self.tokenizer, self.prompt = model.tokenizer, model.prompt
         self.image_size = model.vision_config.clip.image_size
         self.encoder: PictureEncoder = encoder_from_state(model.vision_config, model.vision_state)
         self.decoder: LlamaAdapterDecoder = decoder_from_state(model.decoder_config, model.decoder_state)
-        backend.prepare(self.encoder)
-        backend.prepare(self.decoder)
+        for module in (self.encoder, self.decoder):
+            (backend or open_backend("cpu")).prepare(module, wanted=operators)
 
     @torch.inference_mode()
     def visual_queries(self, pictures: Sequence[PictureSource]) -> Tensor:
@@ -284,7 +284,7 @@ def measure_variants(
         None  # captions, visual queries, logits of float32
     )
     for variant in variants(precision):
-        halves = Halves(variant)
+        halves = Halves(mixed_model(variant))
         with open_captioner(variant) as captioner:
             answers = {
                 name: captioner.generate(files, max_new_tokens=CAPTION_TOKENS) for name, files in pictures.items()

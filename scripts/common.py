@@ -1,13 +1,16 @@
 """Shared code of scripts: parsers, progress on stderr, rounds in turn, processes, sample pictures."""
 
 import argparse
+import itertools
 import multiprocessing
 import os
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,9 +28,10 @@ def tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def sample_files() -> list[Path]:
-    """The sample pictures, by name."""
-    return sorted(path for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))
+def sample_files(count: int | None = None) -> list[Path]:
+    """The sample pictures, by name: all of them, or `count`, repeated if there are too few."""
+    files = sorted(path for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))
+    return list(itertools.islice(itertools.cycle(files), len(files) if count is None else count))
 
 
 def in_turn(ways: Iterable[Way], measure: Callable[[Way], Result], *, rounds: int) -> dict[Way, list[Result]]:
@@ -37,6 +41,11 @@ def in_turn(ways: Iterable[Way], measure: Callable[[Way], Result], *, rounds: in
         for way, found in results.items():
             found.append(measure(way))
     return results
+
+
+def medians(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The median of each figure; all rows have the figures of the first."""
+    return {name: statistics.median(row[name] for row in rows) for name in rows[0]}
 
 
 def in_fresh_process(work: Callable[..., Result], *arguments: Any) -> Result:
@@ -75,6 +84,15 @@ def process_cpu_s(pid: int) -> float:
     """Processor seconds of a process, all threads together. Raises OSError if it has ended."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def child_processes(pid: int) -> list[int]:
+    """The processes that a process has started and that have not ended. Raises OSError if it has ended itself."""
+    found: list[int] = []
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):  # the thread has ended
+            found += map(int, (thread / "children").read_text(encoding="ascii").split())
+    return found
 
 
 def process_mib(pid: int, name: str = "VmRSS") -> float:

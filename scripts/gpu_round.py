@@ -33,8 +33,8 @@ import torch
 
 from llama_adapter.app.jobs.report import circumstances, load_average
 from scripts.bench import positive
-from scripts.common import ROOT, add_out, parser_of, tell
-from scripts.pages.render import DOCS, read, save
+from scripts.common import DOCS, ROOT, add_out, parser_of, tell
+from scripts.pages.render import read, save
 
 PAGE, PROCESSOR, GPU = "gpu-round", "h100", "H100"
 WHEELS = ROOT / ".wheels"

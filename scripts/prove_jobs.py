@@ -29,7 +29,7 @@ from llama_adapter.app.pictures.reading.isolated import IsolatedReader
 from llama_adapter.app.pictures.reading.reader import PictureReader, Reader
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from scripts.bench import Measure, run_bench
-from scripts.common import ROOT, caption_command, in_turn, process_mib, watched_job
+from scripts.common import ROOT, caption_command, child_processes, in_turn, process_mib, watched_job
 from scripts.job_proofs.drawings import write_drawings, write_variations
 from scripts.job_proofs.kills import kill_again_and_again
 from scripts.photographs import write_photographs
@@ -148,11 +148,10 @@ def time_known(folder: Path, out: Path) -> float:
 
 
 def _sample(process: int, num_records: int) -> dict[str, float]:
-    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
     return {
         "num_records": num_records,
         "own_mib": _resident_mib(process),
-        "readers_mib": sum(_resident_mib(int(child)) for child in children),
+        "readers_mib": sum(map(_resident_mib, child_processes(process))),
     }
 
 

@@ -26,7 +26,14 @@ from llama_adapter.app.learning.training.ranks import OneRank
 from llama_adapter.app.learning.training.sources import TrainingSources, new_adapter
 from llama_adapter.app.learning.training.stepping import Stepper
 from llama_adapter.app.models.checkpoints import DEFAULT_CONTEXT
-from llama_adapter.app.models.random_model import VOCABULARY, WiderTokenizer, decoder_config, parse_size, vision_config
+from llama_adapter.app.models.random_model import (
+    VOCABULARY,
+    WiderTokenizer,
+    decoder_config,
+    parse_size,
+    random_tensors,
+    vision_config,
+)
 from llama_adapter.app.pictures.inputs import PictureInput, QuestionFields
 from llama_adapter.llm.training.frozen import find_kernels
 from llama_adapter.runtime.devices import DTYPES, open_backend
@@ -130,8 +137,8 @@ def random_sources(name: str, choice: TrainingChoice) -> TrainingSources:
     vision, llama = vision_config(size), random_llama(name)
     with torch.device("meta"):
         tower = ClipVisionTower(vision.clip)
-    state = {f"clip.{key}": _drawn(tuple(tensor.shape)) for key, tensor in tower.state_dict().items()}
-    clip = ClipSource(name="random CLIP", config=vision.clip, tensors=state)
+    drawn = random_tensors(tower.state_dict(prefix="clip."), dtype=torch.float32)
+    clip = ClipSource(name="random CLIP", config=vision.clip, tensors=dict(drawn))
     return TrainingSources(
         name=f"random {name}",
         llama=llama,
@@ -142,13 +149,6 @@ def random_sources(name: str, choice: TrainingChoice) -> TrainingSources:
         tokenizer=WiderTokenizer(VOCABULARY),
         context=DEFAULT_CONTEXT,
     )
-
-
-def _drawn(shape: tuple[int, ...]) -> torch.Tensor:
-    if len(shape) == 1:
-        return torch.ones(shape)
-    drawn: torch.Tensor = torch.randn(shape) * shape[-1] ** -0.5
-    return drawn
 
 
 def _train(model: TrainableModel, num_steps: int, *, rows: int, tokens: int, labels: int) -> list[float]:

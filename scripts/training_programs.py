@@ -79,7 +79,7 @@ def random_batch(num_rows: int) -> Batch:
 def random_llama(name: str) -> LlamaSource:
     """A LLaMA with the named size, in memory in float32; the rows of q and k are in Hugging Face's order."""
     size = parse_size(name)
-    sizes = sizes_of(decoder_config(size))
+    sizes: dict[str, Any] = {**sizes_of(decoder_config(size))}
     random = torch.Generator().manual_seed(0)
     tensors: dict[str, SplitTensor] = {}
     for key, shape in llama_shapes(**sizes).items():
@@ -154,8 +154,9 @@ def _ours(llama: LlamaSource, *, dtype: torch.dtype, has_pictures: bool) -> tupl
 
 
 def _config(llama: LlamaSource, *, num_adapter_layers: int) -> DecoderConfig:
+    sizes: dict[str, Any] = {**sizes_of(llama)}
     return DecoderConfig(
-        **sizes_of(llama),
+        **sizes,
         num_heads=llama.num_heads,
         norm_eps=llama.norm_eps,
         num_adapter_layers=num_adapter_layers,

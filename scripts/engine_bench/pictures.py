@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-import itertools
 import os
 import statistics
 import time
@@ -20,7 +19,7 @@ from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.vision.formats import Reading
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.preprocess import preprocess
-from scripts.common import in_turn, process_mib, sample_files
+from scripts.common import in_turn, medians, process_mib, sample_files
 from scripts.photographs import photograph
 
 SIZES = {1: (1152, 864), 12: (4000, 3000)}  # width and height, by megapixels
@@ -40,36 +39,34 @@ def measure_folders(parts: Parts, *, sizes: Sequence[int], rounds: int, least_pi
     found = in_turn(
         sorted(sizes), lambda size: _measure(captioner, size, repeats=max(1, least_pictures // size)), rounds=rounds
     )
-    results = []
-    for size in sizes:
-        rates, cpu_ms, resident_mb, peak_mb = zip(*found[size], strict=True)
-        results.append(
-            {
-                "pictures": size,
-                "pictures_per_s": statistics.median(rates),
-                "pictures_per_s_rounds": rates,
-                "cpu_ms": statistics.median(cpu_ms),
-                "resident_mb": resident_mb[0],
-                "peak_mb": peak_mb[0],
-            }
-        )
-    return results
+    return [
+        {
+            **medians(found[size]),
+            "pictures": size,
+            "pictures_per_s_rounds": [one["pictures_per_s"] for one in found[size]],
+            "resident_mb": found[size][0]["resident_mb"],
+            "peak_mb": found[size][0]["peak_mb"],
+        }
+        for size in sizes
+    ]
 
 
-def _measure(captioner: Captioner, size: int, *, repeats: int) -> tuple[float, float, float, float]:
-    """Pictures per second, processor ms per picture, resident and peak MB."""
+def _measure(captioner: Captioner, size: int, *, repeats: int) -> dict[str, float]:
+    """Rate, processor time per picture, and memory of this process."""
     started, cpu_started = time.perf_counter(), time.process_time()
     for _ in range(repeats):
         _answer(captioner, pictures=size)
-    rate = size * repeats / (time.perf_counter() - started)
-    cpu_ms = (time.process_time() - cpu_started) * 1e3 / (size * repeats)
-    resident_mb, peak_mb = (process_mib(os.getpid(), name) * _MB_PER_MIB for name in ("VmRSS", "VmHWM"))
-    return rate, cpu_ms, resident_mb, peak_mb
+    return {
+        "pictures_per_s": size * repeats / (time.perf_counter() - started),
+        "cpu_ms": (time.process_time() - cpu_started) * 1e3 / (size * repeats),
+        "resident_mb": process_mib(os.getpid()) * _MB_PER_MIB,
+        "peak_mb": process_mib(os.getpid(), "VmHWM") * _MB_PER_MIB,
+    }
 
 
 def _answer(captioner: Captioner, *, pictures: int) -> None:
     """Run a job as the command line does: drop answers as they arrive."""
-    chosen = list(itertools.islice(itertools.cycle(map(str, sample_files())), pictures))
+    chosen = list(map(str, sample_files(pictures)))
     items = work_items(chosen, None, default_prompt=captioner.info.default_prompt)
     answered = sum(isinstance(event, Answer) for event in captioner.run(items, sampling=SamplingParams()))
     if answered != pictures:

@@ -2,10 +2,8 @@
 
 import contextlib
 import dataclasses
-import itertools
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import torch
 
@@ -113,11 +111,6 @@ class JobResult:
     token_ids: tuple[tuple[int, ...], ...]
 
 
-def job_files(num_pictures: int) -> list[Path]:
-    """Sample pictures, repeated if there are too few."""
-    return list(itertools.islice(itertools.cycle(sample_files()), num_pictures))
-
-
 class OurJob:
     """The caption job, run by the captioner."""
 
@@ -136,7 +129,7 @@ class OurJob:
         clock = self._captioner.profile_clock(waits=not self._is_queued)  # waiting would empty the queue
         started = time.perf_counter()
         answers = self._captioner.generate(
-            [str(file) for file in job_files(len(ends))],
+            [str(file) for file in sample_files(len(ends))],
             prompts,
             clock=clock,
         )

@@ -95,6 +95,7 @@ def _ours(section: Section) -> tuple[Engine, ...]:
     )
 
 
+_KINDS: dict[str, Precision] = {"float32": "float", "int8": "int8", "int4": "int4"}
 _GROWING = "eager, growing cache"
 _GRAPHS = "exported decoder in onnxruntime"
 _DYNAMIC = "dynamic quantisation"
@@ -103,7 +104,7 @@ _ON_CPU: tuple[Engine, ...] = (
     *_ours("decode"),
     *(
         Engine(f"graphs-{precision}", "decode", "graphs", precision=kind, file=f"graphs-{precision}", note=_GRAPHS)
-        for precision, kind in (("float32", "float"), ("int8", "int8"), ("int4", "int4"))
+        for precision, kind in _KINDS.items()
     ),
     Engine("mindspore-float32", "decode", "graphs", file="mindir", note="exported decoder in MindSpore"),
     Engine("hf-float32", "decode", "hf-dynamic", note=_GROWING),

@@ -129,7 +129,7 @@ def huggingface_decoder(state: Mapping[str, Tensor], config: DecoderConfig) -> d
 
     The adapter's tensors are left out, and biases too: in random weights they are 0.
     """
-    named = {}
+    named: dict[str, Tensor] = {}
     for name, tensor in state.items():
         parts = [] if name.startswith("adapter.") else meta_parts(name, config)
         named |= {
@@ -140,7 +140,7 @@ def huggingface_decoder(state: Mapping[str, Tensor], config: DecoderConfig) -> d
 
 def huggingface_tower(state: Mapping[str, Tensor], *, num_layers: int) -> dict[str, Tensor]:
     """The state dict of `CLIPVisionModel` without the common prefix of its names; it has no projection."""
-    named = {}
+    named: dict[str, Tensor] = {}
     for ours, theirs in _HUGGINGFACE.names(num_layers).items():
         if not ours.startswith("projection"):
             parts = zip(theirs, state[f"clip.{ours}"].chunk(len(theirs)), strict=True)

@@ -1,8 +1,14 @@
-"""A light HTTP client for one kind of request. It takes little processor time from the server on the same machine."""
+"""Light HTTP clients: for one kind of request, and for requests that are invalid.
+
+They take little processor time from the server on the same machine.
+"""
 
 import asyncio
 import json
+import socket
 import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
@@ -14,6 +20,8 @@ Outcome = Literal[
     "hung",  # no answer within the timeout
 ]
 MAX_LINE = 2**20
+CHAT = "/v1/chat/completions"
+_PIECE = 2**20
 
 
 @dataclass(kw_only=True, slots=True)
@@ -72,7 +80,7 @@ class Connection:
 
     async def _send(self, body: bytes) -> None:
         head = (
-            f"POST /v1/chat/completions HTTP/1.1\r\nhost: {self._host}\r\n"
+            f"POST {CHAT} HTTP/1.1\r\nhost: {self._host}\r\n"
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         )
         self._writer.write(head.encode("ascii") + body)
@@ -142,3 +150,53 @@ async def ask_once(host: str, port: int, body: bytes, *, timeout_s: float) -> Re
         return await connection.ask(body, timeout_s=timeout_s)
     finally:
         await connection.close()
+
+
+# One exchange over a plain socket, so that invalid requests can be sent
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exchanged:
+    """The answer; status 0 and an empty code if there was none."""
+
+    status: int
+    code: str  # of the error
+    message: str
+    ms: float
+
+
+def request_head(
+    *, path: str = CHAT, method: str = "POST", length: int | None = None, headers: Mapping[str, str] | None = None
+) -> bytes:
+    """The head of a request; headers with an empty value are left out."""
+    named = {"host": "localhost", "content-type": "application/json", "connection": "close"}
+    named |= {} if length is None else {"content-length": str(length)}
+    named |= headers or {}
+    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in named.items() if value)]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+def exchange(host: str, port: int, pieces: Iterable[bytes], *, timeout_s: float = 120.0) -> Exchanged:
+    """Send the pieces of a request and read its answer."""
+    started = time.perf_counter()
+    received = b""
+    with socket.create_connection((host, port), timeout=timeout_s) as connection:
+        # The server may answer and close the connection while the request is still being sent.
+        with suppress(BrokenPipeError, ConnectionResetError):
+            for piece in pieces:
+                for start in range(0, len(piece), _PIECE):
+                    connection.sendall(memoryview(piece)[start : start + _PIECE])
+        with suppress(ConnectionResetError):
+            while more := connection.recv(65536):
+                received += more
+    return _exchanged(received, ms=(time.perf_counter() - started) * 1e3)
+
+
+def _exchanged(received: bytes, *, ms: float) -> Exchanged:
+    head, _, body = received.partition(b"\r\n\r\n")
+    words = head.split(b" ", 2)
+    status = int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
+    error: dict[str, str] = {}
+    with suppress(ValueError, KeyError, TypeError):
+        error = json.loads(body)["error"]
+    return Exchanged(status=status, code=error.get("code", ""), message=error.get("message", ""), ms=ms)

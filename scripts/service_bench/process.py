@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from scripts.common import process_cpu_s, process_mib
+from scripts.common import child_processes, process_cpu_s, process_mib
 
 READY = "serving on "
 
@@ -93,8 +93,7 @@ class ServerProcess:
         pids, total = [self.pid], 0.0
         for pid in pids:
             with suppress(OSError):  # the process has ended meanwhile
-                for children in Path(f"/proc/{pid}/task").glob("*/children"):
-                    pids += map(int, children.read_text(encoding="ascii").split())
+                pids += child_processes(pid)
                 lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()
                 total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
         return total

@@ -12,7 +12,7 @@ from typing import Any
 from llama_adapter.app.serving.online.types import ServiceLimits
 from scripts.common import tell
 from scripts.service_bench import bad_files
-from scripts.service_bench.exchange import exchange, request_head
+from scripts.service_bench.client import exchange, request_head
 from scripts.service_bench.load import warm_up
 from scripts.service_bench.process import ServerProcess
 from scripts.service_bench.questions import Workload, captions

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from llama_adapter.runtime.atomic_write import atomic_write
-from scripts.pages.render import DOCS, as_text
+from scripts.common import DOCS
+from scripts.pages.render import as_text
 
 PLACE = DOCS / "embedded-model.json"
 

@@ -7,8 +7,8 @@ from typing import Annotated
 import pytest
 
 from scripts.bench import parse_settings, run_bench
-from scripts.common import in_turn
-from scripts.pages.render import DOCS, read
+from scripts.common import DOCS, in_turn
+from scripts.pages.render import read
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The other programs' weights are our weights under other names, and they compute the same."""
+"""The other programs' weights are ours under other names. They and the reference's loop give our engine's answers."""
 
 import importlib
 from contextlib import AbstractContextManager, nullcontext
@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 
 from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.llm.engine.requests import GenerateRequest
+from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.weights.names import half_split
 from llama_adapter.runtime.devices import open_backend
 from llama_adapter.vision.encoder import encoder_from_state
@@ -17,12 +20,14 @@ from scripts.peers.files import gguf_tensors, write_gguf
 from scripts.peers.huggingface import CacheKind, HuggingFaceDecoder, HuggingFaceVision
 from scripts.peers.measuring import DecoderEngine
 from scripts.peers.ours import OurDecoder
+from scripts.peers.reference import ReferenceLoop
 from scripts.peers.sizes import prompt_ids
 from scripts.peers.weights import bare_tower, decoder_sizes, decoder_state, encoder_state
 from tests.bounds import Float64, difference, spread
-from tests.llm.toys import open_runner
+from tests.llm.toys import drain, open_runner
 
 EOS_ID = 2
+NUM_NEW_TOKENS = 8  # of the reference's loop
 
 
 def without_adapter() -> tuple[DecoderConfig, dict[str, Tensor]]:
@@ -137,3 +142,29 @@ def test_llama_cpp_gives_the_same_tokens(tmp_path: Path, spread: bool) -> None:
     theirs = LlamaCpp(tmp_path / "float32.gguf", num_rows=3, num_threads=1)
 
     assert some_steps(theirs, spread=spread) == some_steps(our_decoder(config, state), spread=spread)
+
+
+@pytest.mark.parametrize("lengths", [(9, 9, 9), (5, 12, 8)], ids=["equal", "ragged"])
+def test_the_reference_loop_gives_the_greedy_tokens_of_our_engine(lengths: tuple[int, ...]) -> None:
+    config = decoder_sizes("tiny")
+    state = decoder_state(config, eos_id=EOS_ID)
+    prompts = [tuple(prompt_ids(row, length=length)) for row, length in enumerate(lengths)]
+    visual_query_BQD = torch.randn(
+        len(prompts), config.num_queries, config.dim, generator=torch.Generator().manual_seed(1)
+    )
+
+    loop = ReferenceLoop(state, config, num_rows=len(prompts))
+    rows = loop.generate(prompts, visual_query_BQD, num_new_tokens=NUM_NEW_TOKENS)
+
+    engine = Engine(open_runner(config, state, backend=open_backend("cpu"), num_slots=len(prompts)), eos_id=EOS_ID)
+    prefixes = engine.project_prefix(visual_query_BQD)
+    for index, (prompt, prefix) in enumerate(zip(prompts, prefixes, strict=True)):
+        sampling = SamplingParams(max_new_tokens=NUM_NEW_TOKENS)
+        engine.submit(GenerateRequest(id=index, prompt_ids=prompt, prefix=prefix, sampling=sampling))
+    ours: list[list[int]] = [[] for _ in prompts]
+    for output in drain(engine):
+        assert output.token_id is not None
+        ours[output.request_id].append(output.token_id)
+
+    # Like the reference, the loop ends with its longest row, so rows with shorter prompts get more tokens.
+    assert [row[:NUM_NEW_TOKENS] for row in rows] == ours

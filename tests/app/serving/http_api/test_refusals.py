@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from scripts.service_bench.exchange import exchange
+from scripts.service_bench.client import exchange
 from scripts.service_bench.load import warm_up
 from scripts.service_bench.process import ServerProcess
 from scripts.service_bench.questions import Workload, captions
