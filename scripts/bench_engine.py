@@ -112,16 +112,8 @@ def _decoder_rows(parts: Parts, settings: Settings) -> Iterator[tuple[str, dict[
     """Figures of an open decoder, each with the table that it belongs to."""
     pixels_BHWC = _pixels(parts.vision.image_size)
     for with_encoder in (False, True):
-        yield (
-            "batching",
-            measure_batching(
-                parts,
-                pixels_BHWC=pixels_BHWC,
-                pictures=settings.pictures,
-                rounds=settings.rounds,
-                with_encoder=with_encoder,
-            ),
-        )
+        amount = {"pictures": settings.pictures, "rounds": settings.rounds}
+        yield "batching", measure_batching(parts, pixels_BHWC=pixels_BHWC, with_encoder=with_encoder, **amount)
     for num_rows in settings.step_rows:
         yield "steps", measure_step(parts, rows=num_rows, rounds=settings.rounds)
     for num_rows in settings.mixed_rows:

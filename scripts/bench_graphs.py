@@ -50,8 +50,8 @@ from scripts.peers.table import chosen_engines, engine_names
 ENGINES = tuple(
     engine.name for engine in chosen_engines(engine_names(), "decode") if engine.program in ("ours", "graphs")
 )
-# These programs run in separate processes, so that only their own imports are measured. Each program prints its figures
-# as JSON in the last line of stderr.
+# These programs run in separate processes, so that only their own imports are measured. Each begins with the first one,
+# and prints its figures as JSON in the last line of stderr.
 _PEAK = """
 import json, sys, time
 def peak_mb():
@@ -59,9 +59,7 @@ def peak_mb():
     return int(line.split()[1]) / 1e3
 started = time.perf_counter()
 """
-_OPEN = (
-    _PEAK
-    + """
+_OPEN = """
 from pathlib import Path
 from llama_adapter.llm.exported.card import read_card
 from llama_adapter.llm.exported.onnx_program import OnnxProgram
@@ -70,10 +68,7 @@ OnnxProgram(read_card(place), place, threads=int(sys.argv[2]), num_slots=1)
 seconds = time.perf_counter() - started
 print(json.dumps({"open_s": round(seconds, 2), "open_mb": round(peak_mb())}), file=sys.stderr)
 """
-)
-_EXPORT = (
-    _PEAK
-    + """
+_EXPORT = """
 from pathlib import Path
 from scripts.peers.graphs import export_random
 before_mb, started = peak_mb(), time.perf_counter()
@@ -81,15 +76,11 @@ export_random(Path(sys.argv[1]), sys.argv[2], eos_id=2)
 seconds = time.perf_counter() - started
 print(json.dumps({"export_s": round(seconds, 1), "export_mb": round(peak_mb() - before_mb)}), file=sys.stderr)
 """
-)
-_COMMAND = (
-    _PEAK
-    + """
+_COMMAND = """
 from llama_adapter.__main__ import main
 assert main(["caption", *sys.argv[1:]]) == 0
 print(json.dumps({"peak_mb": round(peak_mb()), "torch": "torch" in sys.modules}), file=sys.stderr)
 """
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +139,7 @@ def _logits(place: Path) -> np.ndarray:
 def _child(program: str, *arguments: str) -> dict[str, Any]:
     """Run a program in a separate process. Returns its figures, and the time of the whole process as `seconds`."""
     started = time.perf_counter()
-    command = [sys.executable, "-c", program, *arguments]
+    command = [sys.executable, "-c", _PEAK + program, *arguments]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     seconds = round(time.perf_counter() - started, 2)
     reply: dict[str, Any] = json.loads(ran.stderr.splitlines()[-1])

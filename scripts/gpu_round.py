@@ -180,10 +180,8 @@ def _outcomes(out: Path) -> dict[str, Outcome]:
 
 def _run(step: Step, left_s: float, *, toy: bool) -> tuple[State, float, tuple[str, ...]]:
     """Run a step for at most `left_s` seconds, and show its output. Returns its state, seconds, and last lines."""
-    command, environment = (
-        [sys.executable, *step.command],
-        {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"},
-    )
+    command = [sys.executable, *step.command]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
     if SITE.exists():
         environment["PYTHONPATH"] = str(SITE)
     if toy:

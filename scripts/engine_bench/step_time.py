@@ -34,8 +34,7 @@ def measure_step(parts: Parts, *, rows: int, rounds: int) -> dict[str, Any]:
     `other` is the rest of the device's program: norms, rotary positions, activations, embeddings, copies. `host` is the
     time of the engine outside the program: choosing tokens, scheduling.
     """
-    decoder = _decoder(parts)
-    measured = [_round(parts, decoder, rows=rows) for _ in range(rounds + 1)][1:]  # the first one is a warm-up
+    measured = [_round(parts, rows=rows) for _ in range(rounds + 1)][1:]  # the first one is a warm-up
     step, program, short, linears = (statistics.median(times) * 1e3 for times in zip(*measured, strict=True))
     config = parts.model.decoder_config
     picture_places = config.num_queries * config.num_adapter_layers / config.num_layers
@@ -54,15 +53,16 @@ def measure_step(parts: Parts, *, rows: int, rounds: int) -> dict[str, Any]:
     }
 
 
-def _round(parts: Parts, decoder: Any, *, rows: int) -> tuple[float, float, float, float]:
+def _round(parts: Parts, *, rows: int) -> tuple[float, float, float, float]:
     """Seconds of a whole step, of its program, of the program at one position, and of the linear layers."""
-    runner, wait = _eager(parts), parts.backend.synchronise
+    runner, wait = parts.runner, parts.backend.synchronise
+    assert isinstance(runner, EagerRunner), "its programs are called without plans"
     tokens = [index + 3 for index in range(rows)]
     return (
         _engine_step(parts, rows=rows),
         _median(lambda: runner.decode(tokens, [NUM_PLACES - 1] * rows), wait),
         _median(lambda: runner.decode(tokens, [0] * rows), wait),
-        _linears(decoder, parts, rows=rows),
+        _linears(runner._decoder, parts, rows=rows),
     )
 
 
@@ -105,16 +105,6 @@ def _linears(decoder: Any, parts: Parts, *, rows: int) -> float:
 
 def _input(parts: Parts, rows: int, size: int) -> torch.Tensor:
     return torch.randn(rows, size, device=parts.backend.device).to(parts.model.dtype)
-
-
-def _eager(parts: Parts) -> EagerRunner:
-    """The runner as an EagerRunner, whose programs can be called without plans."""
-    assert isinstance(parts.runner, EagerRunner)
-    return parts.runner
-
-
-def _decoder(parts: Parts) -> Any:
-    return _eager(parts)._decoder  # a private member, used only by this benchmark
 
 
 def _linear_layers(decoder: Any) -> list[Any]:

@@ -5,12 +5,13 @@ They take little processor time from the server on the same machine.
 
 import asyncio
 import json
+import re
 import socket
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 Outcome = Literal[
     "answered",  # status 200, complete
@@ -155,8 +156,7 @@ async def ask_once(host: str, port: int, body: bytes, *, timeout_s: float) -> Re
 # One exchange over a plain socket, so that invalid requests can be sent
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Exchanged:
+class Exchanged(NamedTuple):
     """The answer; status 0 and an empty code if there was none."""
 
     status: int
@@ -165,21 +165,18 @@ class Exchanged:
     ms: float
 
 
-def request_head(
-    *, path: str = CHAT, method: str = "POST", length: int | None = None, headers: Mapping[str, str] | None = None
-) -> bytes:
-    """The head of a request; headers with an empty value are left out."""
+def request_head(*, length: int | None = None, headers: Mapping[str, str] | None = None) -> bytes:
+    """The head of a chat request; headers with an empty value are left out."""
     named = {"host": "localhost", "content-type": "application/json", "connection": "close"}
     named |= {} if length is None else {"content-length": str(length)}
     named |= headers or {}
-    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in named.items() if value)]
+    lines = [f"POST {CHAT} HTTP/1.1", *(f"{name}: {value}" for name, value in named.items() if value)]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
 
 def exchange(host: str, port: int, pieces: Iterable[bytes], *, timeout_s: float = 120.0) -> Exchanged:
     """Send the pieces of a request and read its answer."""
-    started = time.perf_counter()
-    received = b""
+    started, received = time.perf_counter(), b""
     with socket.create_connection((host, port), timeout=timeout_s) as connection:
         # The server may answer and close the connection while the request is still being sent.
         with suppress(BrokenPipeError, ConnectionResetError):
@@ -189,14 +186,10 @@ def exchange(host: str, port: int, pieces: Iterable[bytes], *, timeout_s: float 
         with suppress(ConnectionResetError):
             while more := connection.recv(65536):
                 received += more
-    return _exchanged(received, ms=(time.perf_counter() - started) * 1e3)
-
-
-def _exchanged(received: bytes, *, ms: float) -> Exchanged:
+    ms = (time.perf_counter() - started) * 1e3
     head, _, body = received.partition(b"\r\n\r\n")
-    words = head.split(b" ", 2)
-    status = int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
+    status = re.match(rb"\S+ (\d+)", head)
     error: dict[str, str] = {}
     with suppress(ValueError, KeyError, TypeError):
         error = json.loads(body)["error"]
-    return Exchanged(status=status, code=error.get("code", ""), message=error.get("message", ""), ms=ms)
+    return Exchanged(int(status[1]) if status else 0, error.get("code", ""), error.get("message", ""), ms)
