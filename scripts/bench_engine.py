@@ -110,7 +110,8 @@ def measure_decoders(settings: Settings) -> dict[str, Any]:
 
 def _decoder_rows(parts: Parts, settings: Settings) -> Iterator[tuple[str, dict[str, Any]]]:
     """Figures of an open decoder, each with the table that it belongs to."""
-    pixels_BHWC = _pixels(parts.vision.image_size)
+    size = parts.vision.image_size
+    pixels_BHWC = np.stack([preprocess(load_picture(file).image, size=size) for file in sample_files(_NUM_SAMPLES)])
     for with_encoder in (False, True):
         amount = {"pictures": settings.pictures, "rounds": settings.rounds}
         yield "batching", measure_batching(parts, pixels_BHWC=pixels_BHWC, with_encoder=with_encoder, **amount)
@@ -136,11 +137,6 @@ def opened(name: ModelName, *, dtype: str, device: str, num_slots: int) -> Itera
         yield parts
     finally:
         parts.vision.close()
-
-
-def _pixels(size: int) -> np.ndarray:
-    """Sample pictures, (B, S, S, 3)."""
-    return np.stack([preprocess(load_picture(file).image, size=size) for file in sample_files()[:_NUM_SAMPLES]])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

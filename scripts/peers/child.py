@@ -260,16 +260,7 @@ def _our_vision(task: Task) -> Encode:
 
 
 def _our_parts(task: Task, decoder: DecoderConfig, vision: VisionConfig) -> Parts:
-    engine = task.engine
-    return open_parts(
-        decoder,
-        vision,
-        dtype=engine.dtype,
-        precision=engine.precision,
-        batch_size=task.num_rows,
-        device=task.device,
-        mode=engine.mode,
-    )
+    return open_parts(decoder, vision, task.engine, num_rows=task.num_rows, device=task.device)
 
 
 def _complete(task: Task, encode: Encode) -> Encode:

@@ -51,10 +51,6 @@ def _write_tower(place: Path, size: str, num_threads: int) -> None:
     export_tower(config, encoder_state(config), place)
 
 
-def _export_graphs(place: Path, size: str, num_threads: int) -> None:
-    export_random(place, size, eos_id=end_id(decoder_sizes(size).vocab_size))
-
-
 def end_id(vocab_size: int) -> int:
     """The id of the end token in the tokenizer for random weights."""
     return WiderTokenizer(vocab_size).eos_id
@@ -127,7 +123,10 @@ _MAKERS: Mapping[str, Callable[[Path, str, int], None]] = {
     "q8_0.gguf": _quantise("q8_0"),
     "q4_0.gguf": _quantise("q4_0"),
     "tokens.onnx": _write_tower,
-    **dict.fromkeys((MINDIR, *(f"{FOLDER}{precision}" for precision in get_args(ExportPrecision))), _export_graphs),
+    **dict.fromkeys(
+        (MINDIR, *(f"{FOLDER}{precision}" for precision in get_args(ExportPrecision))),
+        lambda place, size, threads: export_random(place, size, eos_id=end_id(decoder_sizes(size).vocab_size)),
+    ),
     "tokens-int8.onnx": lambda place, size, threads: quantise_onnx(place.with_name("tokens.onnx"), place),
     "tokens-int8.xml": lambda place, size, threads: quantise_openvino(place.with_name("tokens.onnx"), place),
 }

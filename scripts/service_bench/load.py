@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from scripts.common import process_cpu_s
 from scripts.service_bench.client import Connection, Reply, ask_once
 from scripts.service_bench.process import ServerProcess
 from scripts.service_bench.questions import Workload
@@ -35,7 +36,7 @@ class Sample:
 async def run_load(server: ServerProcess, workload: Workload, *, clients: int, seconds: float) -> Sample:
     """Measure a load of `clients` that all ask for `seconds`."""
     replies: list[tuple[int, Reply]] = []
-    server_cpu, client_cpu = server.cpu_s(), time.process_time()
+    server_cpu, client_cpu = process_cpu_s(server.pid), time.process_time()
     started = time.perf_counter()
     deadline = started + seconds
     await asyncio.gather(*(keep_asking(server, workload, replies, deadline=deadline) for _ in range(clients)))
@@ -51,7 +52,7 @@ async def run_load(server: ServerProcess, workload: Workload, *, clients: int, s
         total_s=[reply.total_s for _, reply in answered],
         others=dict(others),
         client_cpu_share=(time.process_time() - client_cpu) / wall,
-        server_cpu_share=(server.cpu_s() - server_cpu) / wall,
+        server_cpu_share=(process_cpu_s(server.pid) - server_cpu) / wall,
     )
 
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from scripts.common import child_processes, process_cpu_s, process_mib
+from scripts.common import child_processes
 
 READY = "serving on "
 
@@ -80,14 +80,6 @@ class ServerProcess:
         assert self._process.stderr is not None
         self._process.stderr.close()
 
-    def resident_mb(self) -> float:
-        """Memory in use now."""
-        return process_mib(self.pid)
-
-    def peak_mb(self) -> float:
-        """The peak memory since the start, or since `forget_peak`."""
-        return process_mib(self.pid, "VmHWM")
-
     def tree_mb(self) -> float:
         """Memory of the server and its child processes; shared memory counts once."""
         pids, total = [self.pid], 0.0
@@ -99,12 +91,8 @@ class ServerProcess:
         return total
 
     def forget_peak(self) -> None:
-        """Reset the peak to the current memory."""
+        """Reset the peak of the memory to what is in use now."""
         Path(f"/proc/{self.pid}/clear_refs").write_text("5")
-
-    def cpu_s(self) -> float:
-        """Processor seconds of all its threads."""
-        return process_cpu_s(self.pid)
 
     def __enter__(self) -> Self:
         return self

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llama_adapter.app.serving.online.types import ServiceLimits
-from scripts.common import tell
+from scripts.common import process_mib, tell
 from scripts.service_bench import bad_files
 from scripts.service_bench.client import exchange, request_head
 from scripts.service_bench.load import warm_up
@@ -195,10 +195,10 @@ def measure_refusals(settings: object) -> dict[str, Any]:
         hosts = [flag for host in allowed_hosts(site.port) for flag in ("--allow-url-host", host)]
         with ServerProcess(*hosts, command=COMMAND) as server:
             asyncio.run(warm_up(server, known, number=len(questions)))
-            resident_mb = server.resident_mb()
+            resident_mb = process_mib(server.pid)
             rows = [_row(server, case) for case in all_cases(site.port)]
             asyncio.run(warm_up(server, known, number=len(questions)))
-            resident_after_mb = server.resident_mb()
+            resident_after_mb = process_mib(server.pid)
             rows.append(_row(server, _largest()))
     return {"rows": rows, "resident_mb": resident_mb, "resident_after_mb": resident_after_mb}
 
@@ -215,12 +215,12 @@ def _largest() -> Case:
 
 def _row(server: ServerProcess, case: Case) -> dict[str, Any]:
     pieces = case.pieces()
-    before = server.resident_mb()
+    before = process_mib(server.pid)
     with suppress(OSError):  # without permission to reset the peak, growth is measured from the peak so far
         server.forget_peak()
-    peak_before = server.peak_mb()
+    peak_before = process_mib(server.pid, "VmHWM")
     came = exchange(server.host, server.port, pieces)
-    peak = server.peak_mb()
+    peak = process_mib(server.pid, "VmHWM")
     time.sleep(_SETTLE_S)
     is_right = (came.status, came.code) == (case.status, case.code)
     tell(f"{'ok' if is_right else 'WRONG'}: {case.name}: {came.status} {came.code} {came.message}")
@@ -231,5 +231,5 @@ def _row(server: ServerProcess, case: Case) -> dict[str, Any]:
         "is_right": is_right,
         "ms": came.ms,
         "peak_mb": max(0.0, peak - peak_before),
-        "left_mb": server.resident_mb() - before,
+        "left_mb": process_mib(server.pid) - before,
     }
