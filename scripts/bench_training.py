@@ -13,15 +13,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import torch
 
+from llama_adapter.runtime.devices import DTYPES
 from scripts.bench import run_bench
 from scripts.common import in_fresh_process, in_turn, process_mib, tell
-from scripts.training_programs import open_program, random_batch, random_llama
+from scripts.training_programs import Program, open_program, random_batch, random_llama
 
-PROGRAMS = {
+PROGRAMS: dict[str, tuple[Program, ...]] = {
     "bfloat16": ("ours", "ours, with pictures", "peft, sdpa", "peft, eager", "peft, eager, factors in bfloat16"),
     "float32": ("ours", "ours, with pictures", "peft, sdpa", "peft, eager"),
 }
@@ -42,25 +43,16 @@ QUICK = Settings(size="tiny", rows=2, steps=2, rounds=1)
 THREADS = (1, 2)
 
 
-class Way(NamedTuple):
-    """A program, the type of its frozen weights, and its threads."""
-
-    program: str
-    dtype: str
-    threads: int
-
-
 def measure(settings: Settings, *, dtype: str, threads: int) -> dict[str, Any]:
     """Run the steps of all programs in turn; gives losses, times, and the speed-up of ours."""
 
-    def run(way: Way) -> dict[str, Any]:
-        measured = in_fresh_process(time_steps, way, settings)
-        tell(f"{dtype}, {way.program}, threads {threads}: {measured['step_s']:.3f} s")
+    def run(program: Program) -> dict[str, Any]:
+        measured = in_fresh_process(time_steps, program, dtype, threads, settings)
+        tell(f"{dtype}, {program}, threads {threads}: {measured['step_s']:.3f} s")
         return measured
 
-    ways = [Way(program, dtype, threads) for program in PROGRAMS[dtype]]
-    found = in_turn(ways, run, rounds=settings.rounds)
-    rows = [{"program": way.program, **_row(runs)} for way, runs in found.items()]
+    found = in_turn(PROGRAMS[dtype], run, rounds=settings.rounds)
+    rows = [{"program": program, **_row(runs)} for program, runs in found.items()]
     first = rows[0]
     return {
         "dtype": dtype,
@@ -89,11 +81,11 @@ def _gain(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {"best": best, "gain": of[best] / of["ours"]}
 
 
-def time_steps(way: Way, settings: Settings) -> dict[str, Any]:
+def time_steps(program: Program, dtype: str, threads: int, settings: Settings) -> dict[str, Any]:
     """Train some steps; gives the median seconds of a step, first and last loss, and the process's peak memory."""
-    torch.set_num_threads(way.threads)
+    torch.set_num_threads(threads)
     llama, batch = random_llama(settings.size), random_batch(settings.rows)
-    model, loss_of = open_program(way.program, llama, dtype=getattr(torch, way.dtype))  # type: ignore[arg-type]
+    model, loss_of = open_program(program, llama, dtype=DTYPES[dtype])
     del llama
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE, fused=True)

@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,7 +29,7 @@ from llama_adapter.app.pictures.reading.isolated import IsolatedReader
 from llama_adapter.app.pictures.reading.reader import PictureReader, Reader
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from scripts.bench import Measure, run_bench
-from scripts.common import ROOT, caption_command, child_processes, in_turn, process_mib, watched_job
+from scripts.common import ROOT, caption_command, child_processes, in_turn, medians, process_mib, watched_job
 from scripts.job_proofs.drawings import write_drawings, write_variations
 from scripts.job_proofs.kills import kill_again_and_again
 from scripts.photographs import write_photographs
@@ -53,33 +53,6 @@ def prove_kills(settings: Settings) -> dict[str, Any]:
     return {**dataclasses.asdict(report), "most_begun_again": report.most_begun_again}
 
 
-def prove_full_disk(settings: Settings) -> dict[str, Any]:
-    return prove_disks(write_drawings(settings.work / "pictures", settings.pictures), settings.work / "disk")
-
-
-def prove_memory(settings: Settings) -> dict[str, Any]:
-    """Memory over many pictures, and the time to run the finished job again."""
-    folder, out = settings.work / "many", settings.work / "many.jsonl"
-    write_variations(folder, settings.many)
-    samples = watch_memory(folder, out, every=settings.many // 10)
-    known_s = time_known(folder, out)
-    return {"num_pictures": settings.many, "samples": samples, "known_s": known_s}
-
-
-def prove_waiting(settings: Settings) -> dict[str, Any]:
-    """The share of a job in which the device waits for pictures."""
-    kinds: dict[str, Sequence[Path]] = {
-        "drawings, 224 x 224": write_drawings(settings.work / "pictures", settings.pictures),
-        "JPEG, 1 megapixel": write_photographs(settings.work / "small", settings.pictures // 5, width=1152, height=864),
-        "JPEG, 12 megapixels": write_photographs(
-            settings.work / "large", settings.pictures // 12, width=4000, height=3000
-        ),
-    }
-    with Captioner.load() as captioner:
-        rows = measure_waiting(captioner, kinds, rounds=settings.rounds)
-    return {"rounds": settings.rounds, "rows": rows}
-
-
 @contextmanager
 def mounted(place: Path, options: str) -> Iterator[None]:
     """Mount a file system in memory. Raises OSError without permission to mount."""
@@ -93,8 +66,10 @@ def mounted(place: Path, options: str) -> Iterator[None]:
         subprocess.run(["umount", str(place)], check=True)
 
 
-def prove_disks(pictures: list[Path], place: Path) -> dict[str, Any]:
+def prove_disks(settings: Settings) -> dict[str, Any]:
     """Fill a disk with a job, enlarge the disk, resume the job; then try a read-only disk."""
+    pictures = write_drawings(settings.work / "pictures", settings.pictures)
+    place = settings.work / "disk"
     out = place / "answers.jsonl"
     command = caption_command(pictures[0].parent, out)
     with mounted(place, "size=64k"):
@@ -129,38 +104,23 @@ def _error_line(said: str, *, place: Path) -> str:
     return told.replace(str(place), "/disk")
 
 
-def watch_memory(folder: Path, out: Path, *, every: int) -> list[dict[str, float]]:
-    """Run a job over a folder, and take a memory sample every `every` records. Raises RuntimeError if the job fails."""
+def prove_memory(settings: Settings) -> dict[str, Any]:
+    """Memory of a job over many pictures, ten samples of it, and the time to run the finished job again."""
+    folder, out = settings.work / "many", settings.work / "many.jsonl"
+    write_variations(folder, settings.many)
     samples: list[dict[str, float]] = []
-    due = every
+    due = every = settings.many // 10
     for process, num_records in watched_job(folder, out):
-        if num_records >= due and Path(f"/proc/{process}").exists():
-            samples.append(_sample(process, num_records))
+        if num_records >= due:
             due = (num_records // every + 1) * every
-    return samples
-
-
-def time_known(folder: Path, out: Path) -> float:
-    """Seconds of a whole run of a finished job, startup included."""
+            with suppress(OSError):  # the job has just ended
+                readers_mib = sum(map(process_mib, child_processes(process)))
+                samples.append(
+                    {"num_records": num_records, "own_mib": process_mib(process), "readers_mib": readers_mib}
+                )
     started = time.perf_counter()
     subprocess.run([*caption_command(folder, out), "--quiet"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    return time.perf_counter() - started
-
-
-def _sample(process: int, num_records: int) -> dict[str, float]:
-    return {
-        "num_records": num_records,
-        "own_mib": _resident_mib(process),
-        "readers_mib": sum(map(_resident_mib, child_processes(process))),
-    }
-
-
-def _resident_mib(process: int) -> float:
-    """Resident memory in MiB; 0 if the process has just ended."""
-    try:
-        return process_mib(process)
-    except OSError:
-        return 0.0
+    return {"num_pictures": settings.many, "samples": samples, "known_s": time.perf_counter() - started}
 
 
 def write_records(path: Path, count: int) -> None:
@@ -200,31 +160,41 @@ def time_scan(path: Path, count: int, *, rounds: int) -> dict[str, Any]:
     }
 
 
-def measure_waiting(captioner: Captioner, kinds: dict[str, Sequence[Path]], *, rounds: int) -> list[dict[str, Any]]:
-    """Caption each kind of picture with each reader, in turn."""
-    readers: dict[str, Reader] = {
-        "thread": PictureReader(captioner.spec.pictures, size=captioner.image_size),
-        "process": IsolatedReader(captioner.spec.pictures, size=captioner.image_size, timeout_s=60.0),
+def prove_waiting(settings: Settings) -> dict[str, Any]:
+    """The share of a job in which the device waits for pictures: each kind of picture with each reader, in turn."""
+    small, large = settings.pictures // 5, settings.pictures // 12
+    kinds: dict[str, Sequence[Path]] = {
+        "drawings, 224 x 224": write_drawings(settings.work / "pictures", settings.pictures),
+        "JPEG, 1 megapixel": write_photographs(settings.work / "small", small, width=1152, height=864),
+        "JPEG, 12 megapixels": write_photographs(settings.work / "large", large, width=4000, height=3000),
     }
-    ways = list(itertools.product(kinds, readers))
-    with closing(readers["thread"]), closing(readers["process"]):
-        for kind, name in ways:  # warm up
-            _caption(captioner, kinds[kind], readers[name])
-        taken = in_turn(ways, lambda way: _caption(captioner, kinds[way[0]], readers[way[1]]), rounds=rounds)
-    return [
+    with Captioner.load() as captioner:
+        spec, size = captioner.spec.pictures, captioner.image_size
+        readers: dict[str, Reader] = {
+            "thread": PictureReader(spec, size=size),
+            "process": IsolatedReader(spec, size=size, timeout_s=60.0),
+        }
+        ways = list(itertools.product(kinds, readers))
+        with closing(readers["thread"]), closing(readers["process"]):
+            for kind, name in ways:  # warm up
+                _caption(captioner, kinds[kind], readers[name])
+            taken = in_turn(
+                ways, lambda way: _caption(captioner, kinds[way[0]], readers[way[1]]), rounds=settings.rounds
+            )
+    rows = [
         {
             "pictures": kind,
             "reader": name,
-            "pictures_per_s": statistics.median(rate for rate, _ in each),
-            "waited": statistics.median(waited for _, waited in each),  # share of the wall time without a picture
-            "rounds": [rate for rate, _ in each],
+            **medians(each),
+            "rounds": [one["pictures_per_s"] for one in each],
         }
         for (kind, name), each in taken.items()
     ]
+    return {"rounds": settings.rounds, "rows": rows}
 
 
-def _caption(captioner: Captioner, paths: Sequence[Path], reader: Reader) -> tuple[float, float]:
-    """Pictures per second, and the share of the time spent waiting for pictures."""
+def _caption(captioner: Captioner, paths: Sequence[Path], reader: Reader) -> dict[str, float]:
+    """Pictures per second, and the share of the wall time without a picture."""
     prompt = captioner.info.default_prompt
     items = (
         WorkItem(picture=path, label=path.name, questions=(WorkQuestion(index=index, prompt=prompt),))
@@ -237,12 +207,12 @@ def _caption(captioner: Captioner, paths: Sequence[Path], reader: Reader) -> tup
     wall_s = time.perf_counter() - started
     assert len(answers) == len(paths)
     assert all(answer.error is None for answer in answers)
-    return len(paths) / wall_s, clock.seconds["read"] / wall_s
+    return {"pictures_per_s": len(paths) / wall_s, "waited": clock.seconds["read"] / wall_s}
 
 
 PARTS: dict[str, Measure] = {
     "kills": prove_kills,
-    "disks": prove_full_disk,
+    "disks": prove_disks,
     "memory": prove_memory,
     "resuming": lambda settings: time_scan(settings.work / "records.jsonl", settings.records, rounds=settings.rounds),
     "waiting": prove_waiting,

@@ -127,10 +127,9 @@ def huggingface_decoder(state: Mapping[str, Tensor], config: DecoderConfig) -> d
     """
     named: dict[str, Tensor] = {}
     for name, tensor in state.items():
-        parts = [] if name.startswith("adapter.") else meta_parts(name, config)
-        named |= {
-            to_huggingface(part): rows for part, rows in zip(parts, tensor.chunk(max(len(parts), 1)), strict=False)
-        }
+        parts = meta_parts(name, config)
+        if parts and not name.startswith("adapter."):
+            named |= zip(map(to_huggingface, parts), tensor.chunk(len(parts)), strict=True)
     return named
 
 
@@ -139,6 +138,6 @@ def huggingface_tower(state: Mapping[str, Tensor], *, num_layers: int) -> dict[s
     named: dict[str, Tensor] = {}
     for ours, theirs in _HUGGINGFACE.names(num_layers).items():
         if not ours.startswith("projection"):
-            parts = zip(theirs, state[f"clip.{ours}"].chunk(len(theirs)), strict=True)
-            named |= {name.removeprefix("vision_model."): rows for name, rows in parts}
+            names = (name.removeprefix("vision_model.") for name in theirs)
+            named |= zip(names, state[f"clip.{ours}"].chunk(len(theirs)), strict=True)
     return named

@@ -130,9 +130,10 @@ def remote_cases(port: int) -> Iterator[Case]:
     )
 
 
-def allowed_hosts(port: int) -> list[str]:
-    """Values of `--allow-url-host` for these cases."""
-    return [f"http://{name}:{port}" for name in ("pictures.test", *_HOSTS)]
+def host_flags(port: int) -> list[str]:
+    """The flags `--allow-url-host` of a server for these cases."""
+    hosts = (f"http://{name}:{port}" for name in ("pictures.test", *_HOSTS))
+    return [flag for host in hosts for flag in ("--allow-url-host", host)]
 
 
 def body_cases() -> Iterator[Case]:
@@ -191,15 +192,13 @@ def measure_refusals(settings: object) -> dict[str, Any]:
     """Send every case to one server, between questions about all samples."""
     questions = captions()
     known = Workload(questions, is_new=False)
-    with RedirectingSite() as site:
-        hosts = [flag for host in allowed_hosts(site.port) for flag in ("--allow-url-host", host)]
-        with ServerProcess(*hosts, command=COMMAND) as server:
-            asyncio.run(warm_up(server, known, number=len(questions)))
-            resident_mb = process_mib(server.pid)
-            rows = [_row(server, case) for case in all_cases(site.port)]
-            asyncio.run(warm_up(server, known, number=len(questions)))
-            resident_after_mb = process_mib(server.pid)
-            rows.append(_row(server, _largest()))
+    with RedirectingSite() as site, ServerProcess(*host_flags(site.port), command=COMMAND) as server:
+        asyncio.run(warm_up(server, known, number=len(questions)))
+        resident_mb = process_mib(server.pid)
+        rows = [_row(server, case) for case in all_cases(site.port)]
+        asyncio.run(warm_up(server, known, number=len(questions)))
+        resident_after_mb = process_mib(server.pid)
+        rows.append(_row(server, _largest()))
     return {"rows": rows, "resident_mb": resident_mb, "resident_after_mb": resident_after_mb}
 
 

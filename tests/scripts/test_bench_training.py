@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from scripts.bench_training import QUICK, Way, _gain, time_steps
+from scripts.bench_training import QUICK, _gain, time_steps
 from scripts.peers.huggingface import llama_config
 from scripts.training_programs import _config, huggingface_state, open_program, random_batch, random_llama
 
@@ -11,7 +11,7 @@ from scripts.training_programs import _config, huggingface_state, open_program, 
 @pytest.mark.parametrize("program", ["ours", "ours, with pictures"])
 def test_steps_are_timed_and_lower_the_loss(program: str) -> None:
     threads = torch.get_num_threads()
-    measured = time_steps(Way(program, "float32", threads), QUICK)
+    measured = time_steps(program, "float32", threads, QUICK)
 
     assert measured["step_s"] > 0
     assert measured["last_loss"] < measured["first_loss"]
