@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -24,12 +24,11 @@ from llama_adapter.app.models.sketch import Dtype
 from llama_adapter.app.models.spec import DEFAULT_BATCH_SIZE, CaptionerSpec
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.preprocess import preprocess
-from scripts.common import run_bench, sample_files, tell
+from scripts.bench import run_bench
+from scripts.common import sample_files, tell
 from scripts.engine_bench.batching import measure_batching
-from scripts.engine_bench.folder import measure_folders
-from scripts.engine_bench.mixed_step import measure_mixed_step
-from scripts.engine_bench.reading import SIZES, measure_change, measure_reading
-from scripts.engine_bench.step_time import measure_step
+from scripts.engine_bench.pictures import SIZES, measure_change, measure_folders, measure_reading
+from scripts.engine_bench.step_time import measure_mixed_step, measure_step
 
 ModelName = Literal["embedded", "tiny", "160M", "1B"]  # all but the first with random weights
 FOLDER_DTYPE = "float32"
@@ -40,9 +39,9 @@ _NUM_SAMPLES = 28  # different pictures
 class Settings:
     """What is measured, and how much."""
 
-    device: str = "cpu"
-    dtypes: tuple[str, ...] = ("float32", "bfloat16")  # of the decoder
-    threads: tuple[int, ...] = (1, 2)  # of the decoder
+    device: Annotated[str, "device of all models"] = "cpu"
+    dtypes: Annotated[tuple[str, ...], "dtypes of the decoder"] = ("float32", "bfloat16")
+    threads: Annotated[tuple[int, ...], "numbers of threads of the decoder"] = (1, 2)
     model: ModelName = "160M"
     pictures: int = 64
     num_slots: int = 16
@@ -50,7 +49,7 @@ class Settings:
     step_rows: tuple[int, ...] = (1, 16)
     mixed_rows: tuple[int, ...] = (8, 16)
     megapixels: tuple[int, ...] = tuple(SIZES)
-    rounds: int = 3
+    rounds: Annotated[int, "rounds of every measurement"] = 3
     least_pictures: int = 100  # answered per round of a folder
     num_changed: int | None = None  # samples read in both ways; None means all
 
@@ -111,18 +110,11 @@ def measure_decoders(settings: Settings) -> dict[str, Any]:
 
 def _decoder_rows(parts: Parts, settings: Settings) -> Iterator[tuple[str, dict[str, Any]]]:
     """Figures of an open decoder, each with the table that it belongs to."""
-    pixels_BHWC = _pixels(parts.vision.image_size)
+    size = parts.vision.image_size
+    pixels_BHWC = np.stack([preprocess(load_picture(file).image, size=size) for file in sample_files(_NUM_SAMPLES)])
     for with_encoder in (False, True):
-        yield (
-            "batching",
-            measure_batching(
-                parts,
-                pixels_BHWC=pixels_BHWC,
-                pictures=settings.pictures,
-                rounds=settings.rounds,
-                with_encoder=with_encoder,
-            ),
-        )
+        amount = {"pictures": settings.pictures, "rounds": settings.rounds}
+        yield "batching", measure_batching(parts, pixels_BHWC=pixels_BHWC, with_encoder=with_encoder, **amount)
     for num_rows in settings.step_rows:
         yield "steps", measure_step(parts, rows=num_rows, rounds=settings.rounds)
     for num_rows in settings.mixed_rows:
@@ -147,21 +139,10 @@ def opened(name: ModelName, *, dtype: str, device: str, num_slots: int) -> Itera
         parts.vision.close()
 
 
-def _pixels(size: int) -> np.ndarray:
-    """Sample pictures, (B, S, S, 3)."""
-    return np.stack([preprocess(load_picture(file).image, size=size) for file in sample_files()[:_NUM_SAMPLES]])
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
-    flags = {
-        "device": "device of all models",
-        "dtypes": "dtypes of the decoder",
-        "threads": "numbers of threads of the decoder",
-        "rounds": "rounds of every measurement",
-    }
     # Pictures first: a process's peak memory never falls.
     measure = {"pictures": measure_pictures, "decoders": measure_decoders}
-    run_bench(__doc__, arguments, measure=measure, page="engine", full=Settings(), quick=QUICK, flags=flags)
+    run_bench(__doc__, arguments, measure=measure, page="engine", full=Settings(), quick=QUICK)
 
 
 if __name__ == "__main__":

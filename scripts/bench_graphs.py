@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 import numpy as np
 import torch
@@ -39,24 +39,19 @@ from llama_adapter.llm.load import place_decoder
 from llama_adapter.llm.runners.eager import EagerRunner
 from llama_adapter.runtime.devices import open_backend
 from llama_adapter.runtime.graphs.mindir_runtime import MindirRuntime
-from scripts.common import ROOT, in_turn, run_bench, sample_files, tell
+from scripts.bench import run_bench
+from scripts.common import ROOT, in_turn, sample_files, tell
 from scripts.peers.exported import ONNXRUNTIME_PACKAGES
 from scripts.peers.graphs import FOLDER
 from scripts.peers.rounds import Plan, run_rounds
 from scripts.peers.sizes import prompt_ids
+from scripts.peers.table import chosen_engines, engine_names
 
-ENGINES = (
-    "ours-float32",
-    "ours-bfloat16",
-    "ours-int8",
-    "ours-int4",
-    "graphs-float32",
-    "graphs-int8",
-    "graphs-int4",
-    "mindspore-float32",
+ENGINES = tuple(
+    engine.name for engine in chosen_engines(engine_names(), "decode") if engine.program in ("ours", "graphs")
 )
-# These programs run in separate processes, so that only their own imports are measured. Each program prints its figures
-# as JSON in the last line of stderr.
+# These programs run in separate processes, so that only their own imports are measured. Each begins with the first one,
+# and prints its figures as JSON in the last line of stderr.
 _PEAK = """
 import json, sys, time
 def peak_mb():
@@ -64,9 +59,7 @@ def peak_mb():
     return int(line.split()[1]) / 1e3
 started = time.perf_counter()
 """
-_OPEN = (
-    _PEAK
-    + """
+_OPEN = """
 from pathlib import Path
 from llama_adapter.llm.exported.card import read_card
 from llama_adapter.llm.exported.onnx_program import OnnxProgram
@@ -75,10 +68,7 @@ OnnxProgram(read_card(place), place, threads=int(sys.argv[2]), num_slots=1)
 seconds = time.perf_counter() - started
 print(json.dumps({"open_s": round(seconds, 2), "open_mb": round(peak_mb())}), file=sys.stderr)
 """
-)
-_EXPORT = (
-    _PEAK
-    + """
+_EXPORT = """
 from pathlib import Path
 from scripts.peers.graphs import export_random
 before_mb, started = peak_mb(), time.perf_counter()
@@ -86,33 +76,22 @@ export_random(Path(sys.argv[1]), sys.argv[2], eos_id=2)
 seconds = time.perf_counter() - started
 print(json.dumps({"export_s": round(seconds, 1), "export_mb": round(peak_mb() - before_mb)}), file=sys.stderr)
 """
-)
-_COMMAND = (
-    _PEAK
-    + """
+_COMMAND = """
 from llama_adapter.__main__ import main
 assert main(["caption", *sys.argv[1:]]) == 0
 print(json.dumps({"peak_mb": round(peak_mb()), "torch": "torch" in sys.modules}), file=sys.stderr)
 """
-)
-FLAGS = {
-    "sizes": "sizes of models with random weights",
-    "rounds": "rounds of the parts that measure processes and rates",
-    "engines": "programs to compare",
-    "budget": "seconds for the repetitions of one figure",
-    "work": "working folder",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """What a run measures."""
 
-    sizes: tuple[str, ...] = ("160M", "1B")
-    rounds: int = 3
-    engines: tuple[str, ...] = ENGINES
-    budget: float = 2.5
-    work: str = str(Path(".work/graphs").absolute())
+    sizes: Annotated[tuple[str, ...], "sizes of models with random weights"] = ("160M", "1B")
+    rounds: Annotated[int, "rounds of the parts that measure processes and rates"] = 3
+    engines: Annotated[tuple[str, ...], "programs to compare"] = ENGINES
+    budget: Annotated[float, "seconds for the repetitions of one figure"] = 2.5
+    work: Annotated[str, "working folder"] = str(Path(".work/graphs").absolute())
 
 
 def measure_exports(settings: Settings) -> dict[str, Any]:
@@ -160,7 +139,7 @@ def _logits(place: Path) -> np.ndarray:
 def _child(program: str, *arguments: str) -> dict[str, Any]:
     """Run a program in a separate process. Returns its figures, and the time of the whole process as `seconds`."""
     started = time.perf_counter()
-    command = [sys.executable, "-c", program, *arguments]
+    command = [sys.executable, "-c", _PEAK + program, *arguments]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     seconds = round(time.perf_counter() - started, 2)
     reply: dict[str, Any] = json.loads(ran.stderr.splitlines()[-1])
@@ -242,14 +221,6 @@ def measure_rates(settings: Settings, *, threads: int) -> dict[str, Any]:
     return {"threads": threads, "rows": [table[place] for place in sorted(table)], "missing": missing}
 
 
-def page_context(figures: dict[str, Any]) -> dict[str, Any]:
-    """The variables of the page: parts that were not measured are empty."""
-    rates = [figures[name] for name in ("one_thread", "two_threads") if name in figures]
-    for part in rates:
-        part["engines"] = [name for name in ENGINES if any(name in row["rates"] for row in part["rows"])]
-    return {"exports": None, "formats": None, "processes": None, **figures, "rates": rates}
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and write. The exit code is 2 for invalid flags."""
     run_bench(
@@ -266,7 +237,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         },
         full=Settings(),
         quick=Settings(sizes=("tiny",), rounds=1, budget=0.1),
-        flags=FLAGS,
         choices={"sizes": ("tiny", "160M", "1B"), "engines": ENGINES},
     )
     return 0

@@ -9,7 +9,6 @@ turn. Answers come from the embedded model and from the test cases of the refere
 """
 
 import dataclasses
-import multiprocessing
 import operator
 import os
 import statistics
@@ -17,14 +16,27 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from scripts import parallel_answers, parallel_cost
-from scripts.common import in_turn, process_mib, run_bench, tell
+import numpy as np
+import torch
+from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
+
+from llama_adapter.app.captioning.assemble import assemble_parts
+from llama_adapter.app.models.bundle import save_bundle
+from llama_adapter.app.models.packed_bundle import split_bundle
+from llama_adapter.app.models.random_model import LLAMA_SIZES, decoder_config, parse_size, stream_random, vision_config
+from llama_adapter.app.models.sketch import expected_forms
+from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.runners.base import DecodePlan, PrefillPlan
+from llama_adapter.llm.tokenizer import Tokenizer
+from scripts import parallel_answers
+from scripts.bench import run_bench
+from scripts.common import child_processes, in_fresh_process, in_turn, medians, process_mib, tell
 
 PROMPT_TOKENS = 55
 BATCHES = (1, 5)
@@ -36,9 +48,9 @@ COLLECTIVES = ("sum", "join", "from_first")
 class Settings:
     """How much is measured."""
 
-    size: str = "1B"
-    ranks: tuple[int, ...] = (1, 2, 4)
-    rounds: int = 3
+    size: Annotated[str, "size of the random model"] = "1B"
+    ranks: Annotated[tuple[int, ...], "numbers of ranks"] = (1, 2, 4)
+    rounds: Annotated[int, "rounds, each with all numbers of ranks"] = 3
     cases: int | None = None  # test cases of the reference; None means all
     pictures: int | None = None  # samples that the embedded model answers about; None means all
 
@@ -67,7 +79,7 @@ def measure_steps(settings: Settings) -> dict[str, Any]:
         bundles = make_bundles(Path(folder), settings)
 
         def run(way: Way) -> dict[str, Any]:
-            measured = _in_fresh_process(time_ranks, bundles[way.bundle], way.ranks)
+            measured = in_fresh_process(time_ranks, bundles[way.bundle], way.ranks)
             steps = ", ".join(f"batch {batch}: {row['decode_ms']:.1f} ms" for batch, row in measured["batches"].items())
             tell(f"{way}: loaded in {measured['load_s']:.1f} s, {steps}")
             return measured
@@ -88,7 +100,7 @@ def measure_memory(settings: Settings) -> dict[str, Any]:
         bundles = make_bundles(Path(folder), settings)
         rows = []
         for way in ways_of(settings):
-            rows.append({**way._asdict(), **_in_fresh_process(peaks_of_ranks, bundles[way.bundle], way.ranks)})
+            rows.append({**way._asdict(), **in_fresh_process(peaks_of_ranks, bundles[way.bundle], way.ranks)})
             peaks = ", ".join(f"{peak:.0f}" for peak in rows[-1]["peaks_mib"])
             tell(f"{way}: peaks of {peaks} MiB for {rows[-1]['share_mib']:.0f} MiB of weights")
     return {"size": settings.size, "rows": rows}
@@ -96,19 +108,17 @@ def measure_memory(settings: Settings) -> dict[str, Any]:
 
 def measure_answers(settings: Settings) -> dict[str, Any]:
     """Compare answers for each number of ranks with the reference, with one rank, and alone with in a batch."""
-    import numpy as np
-
     cases = parallel_answers.golden_cases()[: settings.cases]
-    rows, alone = [], _in_fresh_process(parallel_answers.embedded_answers, settings.pictures, 1)
+    rows, alone = [], in_fresh_process(parallel_answers.embedded_answers, settings.pictures, 1)
     for ranks in settings.ranks:
-        ours = alone if ranks == 1 else _in_fresh_process(parallel_answers.embedded_answers, settings.pictures, ranks)
+        ours = alone if ranks == 1 else in_fresh_process(parallel_answers.embedded_answers, settings.pictures, ranks)
         embedded = {
             "num_answers": len(ours["token_ids"]),
             "num_equal": sum(map(operator.eq, ours["token_ids"], alone["token_ids"])),
             "difference": float(np.abs(ours["logits"] - alone["logits"]).max()),
             "batch_difference": ours["batch_difference"],
         }
-        golden = _in_fresh_process(parallel_answers.golden_answers, cases, ranks)
+        golden = in_fresh_process(parallel_answers.golden_answers, cases, ranks)
         rows.append({"ranks": ranks, "golden": golden, "embedded": embedded})
         tell(f"{ranks} ranks: {golden}, {embedded}")
     return {"num_cases": len(cases), "rows": rows}
@@ -118,19 +128,8 @@ def ways_of(settings: Settings) -> list[Way]:
     return [Way(ranks, is_split) for ranks in settings.ranks for is_split in (False, True) if ranks > 1 or not is_split]
 
 
-def _in_fresh_process(work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
-    with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as fresh:
-        return fresh.submit(work, *arguments).result()
-
-
 def make_bundles(folder: Path, settings: Settings) -> dict[int, str]:
     """Write the bundles of a random model; returns their paths by number of ranks, 1 for the whole bundle."""
-    import torch
-
-    from llama_adapter.app.models.bundle import save_bundle
-    from llama_adapter.app.models.packed_bundle import split_bundle
-    from llama_adapter.app.models.random_model import LLAMA_SIZES, parse_size, stream_random, vision_config
-
     tiny, dim = vision_config(LLAMA_SIZES["tiny"]), parse_size(settings.size).dim
     vision = dataclasses.replace(tiny, query=dataclasses.replace(tiny.query, output_dim=dim))
     model, tensors = stream_random(settings.size, dtype=torch.float16, vision=vision)
@@ -144,10 +143,6 @@ def make_bundles(folder: Path, settings: Settings) -> dict[int, str]:
 
 def _widened(tokenizer: Any, num_pieces: int) -> Any:
     """The tokenizer, padded to `num_pieces` pieces with pieces that no text contains."""
-    from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
-
-    from llama_adapter.llm.tokenizer import Tokenizer
-
     proto: Any = sentencepiece_model_pb2  # its classes are created at import
     content = proto.ModelProto.FromString(tokenizer.data)
     for number in range(len(content.pieces), num_pieces):
@@ -158,42 +153,97 @@ def _widened(tokenizer: Any, num_pieces: int) -> Any:
 
 def row_of(way: Way, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Medians of the runs of one way."""
-
-    def median(value: Callable[[dict[str, Any]], float]) -> float:
-        return statistics.median(map(value, runs))
-
-    figures = ("prefill_ms", "decode_ms", "prefill_collectives", "decode_collectives", "calls")
     return {
         "ranks": way.ranks,
         "is_split": way.is_split,
-        "load_s": median(lambda run: run["load_s"]),
-        "batches": {
-            str(batch): {name: median(lambda run, b=batch, n=name: run["batches"][b][n]) for name in figures}  # type: ignore[misc]
-            for batch in BATCHES
-        },
+        "load_s": statistics.median(run["load_s"] for run in runs),
+        "batches": {str(batch): medians([run["batches"][batch] for run in runs]) for batch in BATCHES},
     }
 
 
-def paper() -> list[dict[str, Any]]:
-    """Estimated decode steps of large family members on accelerators, from `parallel_cost`."""
-    from llama_adapter.app.models.random_model import decoder_config, parse_size
+# The estimate. A step reads each rank's weights once. It sums the ranks' outputs twice in each layer and once for the
+# embedding, gathers the logits, and sends the chosen tokens. A ring over N ranks passes 2 (N - 1) / N of a tensor over
+# each link (Patarasuk and Yuan, 2009), and no collective is faster than its latency.
 
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """Published figures of a machine, in bytes per second; the latency of a collective is an assumption."""
+
+    name: str
+    memory: float  # bandwidth of one device
+    link: float  # bandwidth of one device in one direction
+
+
+H100 = Machine(name="H100, NVLink 4", memory=3.35e12, link=450e9)
+ASCEND_910B = Machine(name="Ascend 910B, HCCS", memory=1.6e12, link=196e9)
+LATENCIES_S = (10e-6, 20e-6, 40e-6)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One decode step, in seconds."""
+
+    weights: float
+    collectives: float
+
+    @property
+    def total(self) -> float:
+        return self.weights + self.collectives
+
+
+def num_weights(config: DecoderConfig) -> int:
+    """The number of weights that a step reads: all except the embedding, whose rows are too few to count."""
+    layer = 4 * config.dim**2 + 3 * config.dim * config.ffn_dim
+    return config.num_layers * layer + config.vocab_size * config.dim
+
+
+def num_sums(config: DecoderConfig) -> int:
+    """The number of tensors of model width that are summed over the ranks in a step."""
+    return 2 * config.num_layers + 1
+
+
+def link_bytes(config: DecoderConfig, *, ranks: int, rows: int, item_bytes: int) -> float:
+    """Bytes that a rank sends in a step with `rows` sequences; logits are gathered in float32."""
+    sums = num_sums(config) * 2 * (ranks - 1) / ranks * rows * config.dim * item_bytes
+    return sums + (ranks - 1) / ranks * rows * config.vocab_size * 4
+
+
+def step(
+    config: DecoderConfig,
+    machine: Machine,
+    *,
+    ranks: int,
+    rows: int,
+    latency_s: float,
+    weight_bytes: float = 2,
+    item_bytes: int = 2,
+) -> Step:
+    """The time of a step that is bound by memory and links; arithmetic and kernel launches are ignored."""
+    weights = num_weights(config) * weight_bytes / ranks / machine.memory
+    if ranks == 1:
+        return Step(weights=weights, collectives=0.0)
+    sent = link_bytes(config, ranks=ranks, rows=rows, item_bytes=item_bytes) / machine.link
+    return Step(weights=weights, collectives=(num_sums(config) + 2) * latency_s + sent)
+
+
+def paper() -> list[dict[str, Any]]:
+    """Estimated decode steps of large family members on accelerators."""
     rows = []
     for size in ("7B", "65B"):
         config = decoder_config(parse_size(size))
-        for machine in (parallel_cost.H100, parallel_cost.ASCEND_910B):
+        for machine in (H100, ASCEND_910B):
             for rows_at_once in (1, 16):
-                alone = parallel_cost.step(config, machine, ranks=1, rows=rows_at_once, latency_s=0.0)
+                alone = step(config, machine, ranks=1, rows=rows_at_once, latency_s=0.0)
                 split = [
-                    parallel_cost.step(config, machine, ranks=8, rows=rows_at_once, latency_s=latency)
-                    for latency in parallel_cost.LATENCIES_S
+                    step(config, machine, ranks=8, rows=rows_at_once, latency_s=latency) for latency in LATENCIES_S
                 ]
                 rows.append(
                     {
                         "size": size,
                         "machine": machine.name,
                         "batch": rows_at_once,
-                        "link_kib": parallel_cost.link_bytes(config, ranks=8, rows=rows_at_once, item_bytes=2) / 1024,
+                        "link_kib": link_bytes(config, ranks=8, rows=rows_at_once, item_bytes=2) / 1024,
                         "alone_ms": 1e3 * alone.total,
                         "weights_ms": 1e3 * split[0].weights,
                         "times": [{"total_ms": 1e3 * one.total, "gain": alone.total / one.total} for one in split],
@@ -219,10 +269,6 @@ def time_ranks(bundle: str, ranks: int) -> dict[str, Any]:
 
 def peaks_of_ranks(bundle: str, ranks: int) -> dict[str, Any]:
     """Sample each rank's private memory every 5 ms while it loads, without mapped files, in a fresh process."""
-    import torch
-
-    from llama_adapter.app.models.sketch import expected_forms
-
     own, peaks, is_loaded = os.getpid(), dict[int, float](), threading.Event()
     base_mib = process_mib(own, "RssAnon")
 
@@ -246,9 +292,6 @@ def peaks_of_ranks(bundle: str, ranks: int) -> dict[str, Any]:
 
 
 def _opened(bundle: str, ranks: int) -> Any:
-    from llama_adapter.app.captioning.assemble import assemble_parts
-    from llama_adapter.app.models.spec import CaptionerSpec
-
     return assemble_parts(CaptionerSpec(model=bundle, tensor_parallel=ranks, batch_size=max(BATCHES), dtype="float32"))
 
 
@@ -281,8 +324,6 @@ def _watch(runner: Any) -> _Clock:
 
 def _times(runner: Any, *, batch: int, clock: _Clock) -> dict[str, float]:
     """Median times of a prefill of `batch` prompts and of a decode step, and the share of collectives in each."""
-    from llama_adapter.llm.runners.base import DecodePlan, PrefillPlan
-
     rows, draws = list(range(batch)), [None] * batch
     prompts = [tuple(range(3 + row, 3 + row + PROMPT_TOKENS)) for row in rows]  # with different tokens
     prefixes = [runner.empty_prefix() for _ in rows]
@@ -309,22 +350,12 @@ def _timed(work: Callable[[], object], clock: _Clock, into: list[tuple[float, fl
 
 
 def _rank_processes(process: int) -> list[int]:
-    children = [
-        int(child)
-        for task in Path(f"/proc/{process}/task").iterdir()
-        for child in (task / "children").read_text(encoding="utf-8").split()
-    ]
-    return [child for child in children if b"rank_process" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return [pid for pid in child_processes(process) if b"rank_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    flags = {
-        "size": "size of the random model",
-        "ranks": "numbers of ranks",
-        "rounds": "rounds, each with all numbers of ranks",
-    }
     measure = {"steps": measure_steps, "memory": measure_memory, "answers": measure_answers}
-    run_bench(__doc__, arguments, measure=measure, page="parallel", full=Settings(), quick=QUICK, flags=flags)
+    run_bench(__doc__, arguments, measure=measure, page="parallel", full=Settings(), quick=QUICK)
 
 
 if __name__ == "__main__":

@@ -14,31 +14,17 @@ programs are listed on the page.
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from scripts.common import parse_settings, tell
-from scripts.peers.results import INSTRUCTIONS, PROCESSORS, Results, load, save
+from llama_adapter.runtime.atomic_write import atomic_write
+from scripts.bench import parse_settings
+from scripts.common import tell
+from scripts.pages.render import as_text, read, write
+from scripts.peers.results import INSTRUCTIONS, PROCESSORS, Results, from_json, to_json
 from scripts.peers.rounds import Plan, run_rounds
 from scripts.peers.sizes import DECODERS, ENCODERS
 from scripts.peers.table import DEVICES, engine_names
 
-FLAGS = {  # keys are fields of `Plan`
-    "threads": "threads of every engine",
-    "sizes": "sizes of models",
-    "sections": "sections to measure",
-    "engines": "engines to measure",
-    "job_sizes": "numbers of pictures of jobs",
-    "batch_sizes": "batch sizes of decode steps and of picture encoders",
-    "prefill_batch_sizes": "batch sizes of prefills",
-    "rounds": "each round starts every engine once",
-    "budget": "seconds for the repetitions of one figure",
-    "long": "seconds; figures that take longer are measured in one round only",
-    "work": "working folder",
-    "instructions": "instruction sets to use: the best of the processor, or AVX2 at most",
-    "processor": "a short name for the page, if the processor is not that of docs/peers.md",
-    "device": "the kind of device that computes",
-    "on": "the device that computes instead, to try the code",
-    "limit": "seconds after which no engine is started, and the running one is ended",
-}
 CHOICES = {
     "instructions": INSTRUCTIONS,
     "processor": PROCESSORS,
@@ -49,12 +35,23 @@ CHOICES = {
 }
 
 
+def load(folder: Path, nothing: Results) -> Results:
+    """Read what `save` wrote for the same instruction sets; returns `nothing` if there is no file."""
+    return from_json(read(nothing.page, folder)) if (folder / f"{nothing.page}.json").is_file() else nothing
+
+
+def save(results: Results, folder: Path) -> None:
+    """Write JSON atomically, with one row per line, and write the page."""
+    content = to_json(results)
+    with atomic_write(folder / f"{results.page}.json") as file:
+        file.write((as_text(content) + "\n").encode())
+    write(results.page, content, folder)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and write. The exit code is 1 if no engine could be measured, 2 for invalid flags."""
     quick = Plan(sections=("decode",), sizes=("tiny",), rounds=1)
-    plan, folder, _ = parse_settings(
-        __doc__, arguments, page="peers", full=Plan(), quick=quick, flags=FLAGS, choices=CHOICES
-    )
+    plan, folder, _ = parse_settings(__doc__, arguments, page="peers", full=Plan(), quick=quick, choices=CHOICES)
     nothing = Results(instructions=plan.instructions, processor=plan.processor)
     if nothing.device != plan.device:
         tell(f"error: --processor {plan.processor or '(none)'} is no page of --device {plan.device}")

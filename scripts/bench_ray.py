@@ -13,12 +13,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from llama_adapter.app.jobs.records.record import read_records
-from scripts.common import in_turn, run_bench, sample_files, tell, watched_job
+from scripts.bench import run_bench
+from scripts.common import in_turn, sample_files, tell, watched_job
 
 LEAD = 0.2  # share of the pictures that are answered while workers are still starting
 
@@ -27,9 +28,9 @@ LEAD = 0.2  # share of the pictures that are answered while workers are still st
 class Settings:
     """How much is measured."""
 
-    pictures: int = 2240
-    rounds: int = 3
-    actors: tuple[int, ...] = (1, 2)
+    pictures: Annotated[int, "pictures of each job"] = 2240
+    rounds: Annotated[int, "jobs of each variant"] = 3
+    actors: Annotated[tuple[int, ...], "numbers of captioners"] = (1, 2)
 
 
 QUICK = Settings(pictures=28, rounds=1, actors=(1,))
@@ -71,9 +72,7 @@ def row_of(way: int | None, runs: Sequence[Mapping[str, Any]], expected: Counter
 def make_pictures(folder: Path, *, number: int) -> Path:
     """A folder of `number` pictures, copies of the samples."""
     folder.mkdir()
-    samples = sample_files()
-    for index in range(number):
-        sample = samples[index % len(samples)]
+    for index, sample in enumerate(sample_files(number)):
         shutil.copy(sample, folder / f"{index}{sample.suffix}")
     return folder
 
@@ -105,17 +104,7 @@ def _run_job(pictures: Path, *, actors: int | None) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    flags = {"pictures": "pictures of each job", "rounds": "jobs of each variant", "actors": "numbers of captioners"}
-    run_bench(
-        __doc__,
-        arguments,
-        measure=measure,
-        page="ray",
-        packages=("ray",),
-        full=Settings(),
-        quick=QUICK,
-        flags=flags,
-    )
+    run_bench(__doc__, arguments, measure=measure, page="ray", packages=("ray",), full=Settings(), quick=QUICK)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -21,7 +21,8 @@ from llama_adapter.app.pictures.reading.isolated import IsolatedReader
 from llama_adapter.app.pictures.reading.prefetch import Prefetcher
 from llama_adapter.app.pictures.reading.reader import PictureReader, Reader
 from llama_adapter.app.pictures.reading.spec import ReadingSpec
-from scripts.common import in_turn, process_cpu_s, run_bench, sample_files, tell
+from scripts.bench import run_bench
+from scripts.common import in_turn, medians, process_cpu_s, sample_files, tell
 from scripts.photographs import write_photographs
 
 DRAWINGS = "drawings"
@@ -37,8 +38,8 @@ MIN_PICTURES = 8  # per sample, so that the end of a sample, when some threads a
 class Settings:
     """How much is measured."""
 
-    seconds: float = 12.0  # for each row, all rounds together
-    rounds: int = 6
+    seconds: Annotated[float, "seconds of each row, all rounds together"] = 12.0
+    rounds: Annotated[int, "rounds that the seconds are divided into"] = 6
     kinds: tuple[str, ...] = KINDS
     at_once: tuple[int, ...] = (1, 2)
 
@@ -101,7 +102,7 @@ def _rows(kind: str, paths: Sequence[str], ways: Sequence[Way], settings: Settin
     number = max(MIN_PICTURES, int(settings.seconds / settings.rounds * alone["pictures_per_s"]))
     for way, samples in in_turn(ways, lambda way: _sample(way, paths, number=number), rounds=settings.rounds).items():
         row = {"pictures": kind, "reader": way.reader, "at_once": way.at_once, "num_pictures": number}
-        row |= {name: float(np.median([sample[name] for sample in samples])) for name in samples[0]}
+        row |= medians(samples)
         tell(f"{kind}, {way.at_once} {way.reader}: {row['pictures_per_s']:.1f} pictures/s")
         yield row | {"rounds": [sample["pictures_per_s"] for sample in samples]}
 
@@ -135,11 +136,7 @@ def _overhead(kind: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    flags = {
-        "seconds": "seconds of each row, all rounds together",
-        "rounds": "rounds that the seconds are divided into",
-    }
-    run_bench(__doc__, arguments, measure=measure, page="reading", full=Settings(), quick=QUICK, flags=flags)
+    run_bench(__doc__, arguments, measure=measure, page="reading", full=Settings(), quick=QUICK)
 
 
 if __name__ == "__main__":

@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llama_adapter.app.command_line.measuring.bench_report import circumstance_lines, headline, number_types
+from llama_adapter.app.command_line.measuring.bench_report import number_types
 from scripts.pages import render
 
-STAGES = ("read", "encoder", "prefix", "prefill", "mixed", "step", "rest")
 Result = Mapping[str, Any]
 
 
@@ -24,24 +23,6 @@ def main(files: Sequence[str]) -> None:
     given = [json.loads(Path(file).read_text(encoding="utf-8")) for file in files]
     results = {_key(result): result for result in [*render.read("performance"), *given]}
     render.save("performance", [results[key] for key in sorted(results)])
-
-
-def page_context(results: Sequence[Result]) -> dict[str, Any]:
-    """What the template shows: results with their summaries, and docs/targets.md, which is written by hand."""
-    return {
-        "results": [
-            {
-                **result,
-                "types": number_types(result),
-                "threads": int(result["circumstances"]["threads"]),
-                "headline": headline(result),
-                "lines": circumstance_lines(result),
-            }
-            for result in results
-        ],
-        "stages": STAGES,
-        "targets": (render.DOCS / "targets.md").read_text(encoding="utf-8").rstrip(),
-    }
 
 
 def _key(result: Result) -> tuple[str, ...]:

@@ -13,37 +13,37 @@ import itertools
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.models.spec import DEFAULT_BATCH_SIZE
 from llama_adapter.app.serving.online.types import ServiceLimits
-from scripts.common import in_turn, run_bench, tell
-from scripts.service_bench.attack import attack
+from scripts.bench import run_bench
+from scripts.common import in_turn, tell
+from scripts.service_bench.bad_files import SLOW_KINDS, progressive_jpeg
 from scripts.service_bench.load import Sample, run_load, summary, warm_up
 from scripts.service_bench.process import ServerProcess
-from scripts.service_bench.promises import check_equality, end_under_load, overload, own_answers, sampled
+from scripts.service_bench.promises import attack, check_equality, end_under_load, overload, own_answers, sampled
 from scripts.service_bench.questions import CAPTION, Question, Workload, all_questions, captions
-from scripts.service_bench.refusals import measure_refusals
+from scripts.service_bench.refused import measure_refusals
 from scripts.service_bench.replicas import measure_kill, measure_rates
-from scripts.service_bench.slow_files import KINDS, progressive_jpeg
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
     """How much is measured."""
 
-    clients: tuple[int, ...] = (1, 8, 32)
-    seconds: float = 10.0  # for each load, all rounds together
-    rounds: int = 4
+    clients: Annotated[tuple[int, ...], "numbers of clients at once"] = (1, 8, 32)
+    seconds: Annotated[float, "seconds of each load, all rounds together"] = 10.0
+    rounds: Annotated[int, "rounds that the seconds are divided into"] = 4
     num_pictures: int | None = None  # None means all samples
     num_questions: int | None = None  # compared with the captioner's answers; None means all
     times_too_many: int = 10
     end_after_s: float = 2.0
-    kinds: tuple[tuple[str, Callable[[], bytes]], ...] = KINDS  # of slow pictures
+    kinds: tuple[tuple[str, Callable[[], bytes]], ...] = SLOW_KINDS  # of slow pictures
     good: int = 32  # clients with good requests, next to 8 with slow pictures
     calm_s: float = 5.0
     attack_s: float = 20.0
@@ -70,22 +70,21 @@ QUICK = Settings(
 
 def measure_load(settings: Settings) -> dict[str, Any]:
     """Rates and times, equality of answers, refusals when the server is full, and shutdown under load."""
-    questions = captions()[: settings.num_pictures]
     with Captioner.load() as captioner:
-        expected = [text for text, _, _ in own_answers(captioner, questions)]
+        workloads = _workloads(captioner, settings)
         # Each part gets a fresh server, so that earlier parts do not affect it.
         with ServerProcess() as server:
-            rows, alone = _loads(server, captioner, questions, settings=settings, expected=expected)
+            rows, alone = _loads(server, captioner, workloads, settings=settings)
         with ServerProcess() as server:
             equality = _equality(server, captioner, settings=settings)
     with ServerProcess() as server:
-        crowded = _overload(server, questions, settings=settings, expected=expected)
+        crowded = _overload(server, workloads["new"], settings=settings)
     with ServerProcess() as server:
-        end = _end(server, questions, settings=settings, expected=expected)
+        end = _end(server, workloads["new"], settings=settings)
     return {
         "rows": rows,
         "in_process": alone,
-        "num_pictures": len(questions),
+        "num_pictures": workloads["new"].num_questions,
         "batch_size": DEFAULT_BATCH_SIZE,
         "rounds": settings.rounds,
         "seconds": settings.seconds / settings.rounds,
@@ -95,27 +94,27 @@ def measure_load(settings: Settings) -> dict[str, Any]:
     }
 
 
+def _workloads(captioner: Captioner, settings: Settings) -> dict[str, Workload]:
+    """Caption questions about the samples, as new and as known pictures, with the captioner's answers."""
+    questions = captions()[: settings.num_pictures]
+    expected = [text for text, _, _ in own_answers(captioner, questions)]
+    return {name: Workload(questions, is_new=name == "new", expected=expected) for name in ("new", "known")}
+
+
 def _loads(
-    server: ServerProcess,
-    captioner: Captioner,
-    questions: list[Question],
-    *,
-    settings: Settings,
-    expected: Sequence[str],
+    server: ServerProcess, captioner: Captioner, workloads: Mapping[str, Workload], *, settings: Settings
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Rows of all loads, measured in turn, and the rate of the captioner alone."""
-    workloads = {name: Workload(questions, is_new=name == "new") for name in ("new", "known")}
     for workload in workloads.values():
-        asyncio.run(warm_up(server, workload, number=len(questions)))
+        asyncio.run(warm_up(server, workload, number=workload.num_questions))
     seconds = settings.seconds / settings.rounds
     ways = list(itertools.product(workloads, settings.clients))
 
     def run(way: tuple[str, int]) -> Sample | float:
         name, clients = way
         if not clients:
-            return _own_rate(captioner, questions, seconds=seconds)
-        load = run_load(server, workloads[name], clients=clients, seconds=seconds, expected=expected)
-        return asyncio.run(load)
+            return _own_rate(captioner, captions()[: settings.num_pictures], seconds=seconds)
+        return asyncio.run(run_load(server, workloads[name], clients=clients, seconds=seconds))
 
     alone = ("in process", 0)
     found: dict[tuple[str, int], list[Any]] = in_turn((*ways, alone), run, rounds=settings.rounds)
@@ -145,46 +144,37 @@ def _equality(server: ServerProcess, captioner: Captioner, *, settings: Settings
     return rows
 
 
-def _overload(
-    server: ServerProcess, questions: list[Question], *, settings: Settings, expected: Sequence[str]
-) -> dict[str, Any]:
+def _overload(server: ServerProcess, workload: Workload, *, settings: Settings) -> dict[str, Any]:
     """Send more requests than the server holds. All come from one address and share one client's part of the queue."""
     limits = ServiceLimits()
     holds = DEFAULT_BATCH_SIZE + min(limits.max_waiting, limits.max_waiting_per_client)
-    workload = Workload(questions, is_new=True)
     asyncio.run(warm_up(server, workload, number=5))
-    row = asyncio.run(overload(server, workload, requests=settings.times_too_many * holds, expected=expected))
+    row = asyncio.run(overload(server, workload, requests=settings.times_too_many * holds))
     tell(f"overload: {row['outcomes']}")
     return {"holds": holds} | row
 
 
-def _end(
-    server: ServerProcess, questions: list[Question], *, settings: Settings, expected: Sequence[str]
-) -> dict[str, Any]:
-    workload = Workload(questions, is_new=True)
+def _end(server: ServerProcess, workload: Workload, *, settings: Settings) -> dict[str, Any]:
     asyncio.run(warm_up(server, workload, number=5))
-    clients = max(settings.clients)
-    row = asyncio.run(
-        end_under_load(server, workload, clients=clients, after_s=settings.end_after_s, expected=expected)
-    )
+    ending = end_under_load(server, workload, clients=max(settings.clients), after_s=settings.end_after_s)
+    row = asyncio.run(ending)
     tell(f"SIGTERM: {row['num_lost']} lost, exit code {row['exit_code']}")
     return row
 
 
 def measure_attack(settings: Settings) -> dict[str, Any]:
     """Measure a fresh server for each kind of slow picture, under good requests at the same time."""
-    questions = captions()[: settings.num_pictures]
     with Captioner.load() as captioner:
-        expected = [text for text, _, _ in own_answers(captioner, questions)]
+        workload = _workloads(captioner, settings)["new"]
     given: dict[str, Any] = {"good": settings.good, "attackers": 8}
     given |= {"calm_s": settings.calm_s, "attack_s": settings.attack_s}
     rows, largest = [], 0
     for kind, make in settings.kinds:
-        slow, workload = make(), Workload(questions, is_new=True)
+        slow = make()
         largest = max(largest, len(slow))
         with ServerProcess() as server:
-            asyncio.run(warm_up(server, workload, number=len(questions)))
-            row = asyncio.run(attack(server, workload, slow=slow, expected=expected, **given))
+            asyncio.run(warm_up(server, workload, number=workload.num_questions))
+            row = asyncio.run(attack(server, workload, slow=slow, **given))
         rows.append({"kind": kind} | row)
         tell(f"{kind}: {row}")
     return {"rows": rows, **given, "largest_mb": largest / 1e6}
@@ -192,34 +182,17 @@ def measure_attack(settings: Settings) -> dict[str, Any]:
 
 def measure_replicas(settings: Settings) -> dict[str, Any]:
     """Rates through replicas, and the effect of killing one."""
-    questions = captions()[: settings.num_pictures]
     with Captioner.load() as captioner:
-        expected = [text for text, _, _ in own_answers(captioner, questions)]
-    seconds = settings.seconds / settings.rounds
-    rows = measure_rates(
-        questions,
-        numbers=settings.replicas,
-        clients=settings.clients,
-        rounds=settings.rounds,
-        seconds=seconds,
-        expected=expected,
-    )
-    killed = measure_kill(
-        questions,
-        clients=max(settings.clients),
-        seconds=settings.killed_s,
-        after_s=settings.killed_s / 5,
-        expected=expected,
-    )
+        workloads = _workloads(captioner, settings)
+    load: dict[str, Any] = {"rounds": settings.rounds, "seconds": settings.seconds / settings.rounds}
+    rows = measure_rates(workloads, numbers=settings.replicas, clients=settings.clients, **load)
+    seconds = settings.killed_s
+    killed = measure_kill(workloads["new"], clients=max(settings.clients), seconds=seconds, after_s=seconds / 5)
     tell(f"killed replica: {killed}")
-    return {"rows": rows, "killed": killed, "rounds": settings.rounds, "seconds": seconds}
+    return {"rows": rows, "killed": killed, **load}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    flags = {
-        "seconds": "seconds of each load, all rounds together",
-        "rounds": "rounds that the seconds are divided into",
-    }
     found = run_bench(
         __doc__,
         arguments,
@@ -233,7 +206,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         packages=("fastapi", "starlette", "uvicorn", "h11", "ray"),
         full=Settings(),
         quick=QUICK,
-        flags=flags | {"clients": "numbers of clients at once"},
     )
     attacks = [row["under_attack"] for row in found.get("attack", {"rows": []})["rows"]]
     is_right = [row["is_right"] for row in found.get("refusals", {"rows": []})["rows"]]

@@ -7,18 +7,22 @@ The extra `peers` installs peft. Both programs train the same factors over the s
 with torch's AdamW. Every run has a separate process, and the programs run in turn.
 """
 
-import multiprocessing
+import os
 import statistics
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any
 
-from scripts.common import in_turn, process_mib, run_bench, tell
+import torch
 
-PROGRAMS = {
+from llama_adapter.runtime.devices import DTYPES
+from scripts.bench import run_bench
+from scripts.common import in_fresh_process, in_turn, process_mib, tell
+from scripts.training_programs import Program, open_program, random_batch, random_llama
+
+PROGRAMS: dict[str, tuple[Program, ...]] = {
     "bfloat16": ("ours", "ours, with pictures", "peft, sdpa", "peft, eager", "peft, eager, factors in bfloat16"),
     "float32": ("ours", "ours, with pictures", "peft, sdpa", "peft, eager"),
 }
@@ -29,36 +33,26 @@ LEARNING_RATE = 1e-3
 class Settings:
     """How much is measured."""
 
-    size: str = "160M"
-    rows: int = 8
-    steps: int = 3  # timed steps, after two warm-up steps
-    rounds: int = 2
+    size: Annotated[str, "size of the LLaMA"] = "160M"
+    rows: Annotated[int, "rows of the batch"] = 8
+    steps: Annotated[int, "steps that are timed, after two warm-up steps"] = 3
+    rounds: Annotated[int, "rounds, each with every program once"] = 2
 
 
 QUICK = Settings(size="tiny", rows=2, steps=2, rounds=1)
 THREADS = (1, 2)
 
 
-class Way(NamedTuple):
-    """A program, the type of its frozen weights, and its threads."""
-
-    program: str
-    dtype: str
-    threads: int
-
-
 def measure(settings: Settings, *, dtype: str, threads: int) -> dict[str, Any]:
     """Run the steps of all programs in turn; gives losses, times, and the speed-up of ours."""
 
-    def run(way: Way) -> dict[str, Any]:
-        with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as fresh:
-            measured = fresh.submit(time_steps, way, settings).result()
-        tell(f"{dtype}, {way.program}, threads {threads}: {measured['step_s']:.3f} s")
+    def run(program: Program) -> dict[str, Any]:
+        measured = in_fresh_process(time_steps, program, dtype, threads, settings)
+        tell(f"{dtype}, {program}, threads {threads}: {measured['step_s']:.3f} s")
         return measured
 
-    ways = [Way(program, dtype, threads) for program in PROGRAMS[dtype]]
-    found = in_turn(ways, run, rounds=settings.rounds)
-    rows = [{"program": way.program, **_row(runs)} for way, runs in found.items()]
+    found = in_turn(PROGRAMS[dtype], run, rounds=settings.rounds)
+    rows = [{"program": program, **_row(runs)} for program, runs in found.items()]
     first = rows[0]
     return {
         "dtype": dtype,
@@ -87,18 +81,11 @@ def _gain(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {"best": best, "gain": of[best] / of["ours"]}
 
 
-def time_steps(way: Way, settings: Settings) -> dict[str, Any]:
+def time_steps(program: Program, dtype: str, threads: int, settings: Settings) -> dict[str, Any]:
     """Train some steps; gives the median seconds of a step, first and last loss, and the process's peak memory."""
-    import os
-
-    import torch
-
-    from scripts.training_bench.batch import random_batch, random_llama
-    from scripts.training_bench.programs import open_program
-
-    torch.set_num_threads(way.threads)
+    torch.set_num_threads(threads)
     llama, batch = random_llama(settings.size), random_batch(settings.rows)
-    model, loss_of = open_program(way.program, llama, dtype=getattr(torch, way.dtype))  # type: ignore[arg-type]
+    model, loss_of = open_program(program, llama, dtype=DTYPES[dtype])
     del llama
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE, fused=True)
@@ -136,12 +123,6 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         packages=("peft", "transformers"),
         full=Settings(),
         quick=QUICK,
-        flags={
-            "size": "size of the LLaMA",
-            "rows": "rows of the batch",
-            "steps": "steps that are timed",
-            "rounds": "rounds, each with every program once",
-        },
     )
 
 

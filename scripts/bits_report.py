@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -34,14 +34,15 @@ from llama_adapter.llm.load import decoder_from_state
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.prompt import format_prompt
-from llama_adapter.runtime.devices import open_backend
+from llama_adapter.runtime.devices import Backend, open_backend
 from llama_adapter.runtime.devices.cpu_linear import NativeLinear
-from llama_adapter.runtime.schemes import QUANTISED, Precision
+from llama_adapter.runtime.schemes import QUANTISED, OperatorChoice, Precision
 from llama_adapter.runtime.schemes.state import linear_weights, quantise
 from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
 from llama_adapter.vision.image import PictureSource, load_picture
 from llama_adapter.vision.preprocess import preprocess
-from scripts.common import run_bench, sample_files, tell
+from scripts.bench import run_bench
+from scripts.common import sample_files, tell
 from scripts.train_embedded.score import Exam, answer_all, draw_exam, grade
 
 CAPTION_TOKENS = 48
@@ -56,8 +57,8 @@ _OUTLIER_TOKENS = 64
 class Settings:
     """How much is measured."""
 
-    pictures: int = 500
-    outliers: str = "160M"  # size of a random decoder that gets outliers
+    pictures: Annotated[int, "number of fresh pictures of each kind"] = 500
+    outliers: Annotated[str, "size of the random decoder that gets outliers"] = "160M"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,17 +145,17 @@ def agreement(answers: Sequence[Answer], expected: Sequence[Answer]) -> dict[str
 
 
 class Halves:
-    """Encoder and decoder of a variant, prepared by the CPU backend: the same linear layers, but all logits."""
+    """Encoder and decoder of a model, prepared by a CPU backend: the same linear layers, but all logits."""
 
-    def __init__(self, variant: Variant) -> None:
-        model = mixed_model(variant)
-        backend = open_backend("cpu")
+    def __init__(
+        self, model: LoadedModel, *, backend: Backend | None = None, operators: OperatorChoice = "auto"
+    ) -> None:
         self.tokenizer, self.prompt = model.tokenizer, model.prompt
         self.image_size = model.vision_config.clip.image_size
         self.encoder: PictureEncoder = encoder_from_state(model.vision_config, model.vision_state)
         self.decoder: LlamaAdapterDecoder = decoder_from_state(model.decoder_config, model.decoder_state)
-        backend.prepare(self.encoder)
-        backend.prepare(self.decoder)
+        for module in (self.encoder, self.decoder):
+            (backend or open_backend("cpu")).prepare(module, wanted=operators)
 
     @torch.inference_mode()
     def visual_queries(self, pictures: Sequence[PictureSource]) -> Tensor:
@@ -283,7 +284,7 @@ def measure_variants(
         None  # captions, visual queries, logits of float32
     )
     for variant in variants(precision):
-        halves = Halves(variant)
+        halves = Halves(mixed_model(variant))
         with open_captioner(variant) as captioner:
             answers = {
                 name: captioner.generate(files, max_new_tokens=CAPTION_TOKENS) for name, files in pictures.items()
@@ -343,12 +344,8 @@ def _bundle_bytes(precision: Precision) -> dict[str, int]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    flags = {
-        "pictures": "number of fresh pictures of each kind",
-        "outliers": "size of the random decoder that gets outliers",
-    }
     parts: dict[str, Any] = {name: functools.partial(measure, precision=name) for name in QUANTISED}
-    run_bench(__doc__, arguments, measure=parts, page="bits", full=Settings(), quick=Settings(pictures=4), flags=flags)
+    run_bench(__doc__, arguments, measure=parts, page="bits", full=Settings(), quick=Settings(pictures=4))
 
 
 if __name__ == "__main__":

@@ -1,26 +1,26 @@
-"""Shared code of benchmarks: flags, progress on stderr, circumstances, rounds in turn, sample pictures."""
+"""Shared code of scripts: parsers, progress on stderr, rounds in turn, processes, sample pictures."""
 
 import argparse
-import dataclasses
+import itertools
+import multiprocessing
 import os
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from importlib import metadata
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from llama_adapter.app.jobs.report import circumstances, load_average
 from llama_adapter.app.models.resources import sample_pictures
-from scripts.pages.render import DOCS, save, save_part
 
 ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
 Tell = Callable[[str], None]
-Measure = Callable[[Any], dict[str, Any]]  # settings -> figures as JSON values
 Way = TypeVar("Way")
 Result = TypeVar("Result")
-Settings = TypeVar("Settings")
 
 
 def tell(line: str) -> None:
@@ -28,9 +28,10 @@ def tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def sample_files() -> list[Path]:
-    """The sample pictures, by name."""
-    return sorted(path for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))
+def sample_files(count: int | None = None) -> list[Path]:
+    """The sample pictures, by name: all of them, or `count`, repeated if there are too few."""
+    files = sorted(path for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))
+    return list(itertools.islice(itertools.cycle(files), len(files) if count is None else count))
 
 
 def in_turn(ways: Iterable[Way], measure: Callable[[Way], Result], *, rounds: int) -> dict[Way, list[Result]]:
@@ -40,6 +41,17 @@ def in_turn(ways: Iterable[Way], measure: Callable[[Way], Result], *, rounds: in
         for way, found in results.items():
             found.append(measure(way))
     return results
+
+
+def medians(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The median of each figure; all rows have the figures of the first."""
+    return {name: statistics.median(row[name] for row in rows) for name in rows[0]}
+
+
+def in_fresh_process(work: Callable[..., Result], *arguments: Any) -> Result:
+    """The result of a call in a new process, which imports this program's main module."""
+    with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as fresh:
+        return fresh.submit(work, *arguments).result()
 
 
 def caption_command(folder: Path, out: Path) -> list[str]:
@@ -74,6 +86,15 @@ def process_cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def child_processes(pid: int) -> list[int]:
+    """The processes that a process has started and that have not ended. Raises OSError if it has ended itself."""
+    found: list[int] = []
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):  # the thread has ended
+            found += map(int, (thread / "children").read_text(encoding="ascii").split())
+    return found
+
+
 def process_mib(pid: int, name: str = "VmRSS") -> float:
     """Resident memory of a process, or another size in /proc/PID/status. Raises OSError if it has ended."""
     lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
@@ -90,85 +111,3 @@ def add_out(parser: argparse.ArgumentParser, page: str, *, default: Path | None 
     parser.add_argument(
         "--out", type=Path, default=default, help=f"folder of {page}.json and {page}.md (default: docs)"
     )
-
-
-def parse_settings(
-    doc: str | None,
-    arguments: Sequence[str] | None,
-    *,
-    page: str,
-    full: Settings,
-    quick: Settings,
-    flags: Mapping[str, str],
-    choices: Mapping[str, Collection[str]] | None = None,
-    parts: Collection[str] = (),
-) -> tuple[Settings, Path | None, list[str]]:
-    """Parse `--quick`, `--out`, `--part`, and a flag for each of `flags`: names of settings, and help texts.
-
-    Returns the settings, the folder for the results, and the chosen parts. The folder is created here, so that an
-    unwritable path fails before the measurements. It is None with `--quick` and without `--out`.
-    """
-    parser = parser_of(doc)
-    parser.add_argument("--quick", action="store_true", help="a small run that only shows that it works")
-    add_out(parser, page, default=None)
-    if parts:
-        parser.add_argument("--part", choices=parts, action="append", help="may be repeated (default: all)")
-    for name, text in flags.items():
-        value = getattr(full, name)
-        several = isinstance(value, tuple)
-        kind = type(value[0] if several else value)
-        parser.add_argument(
-            f"--{name.replace('_', '-')}",
-            type=kind if kind is str or issubclass(kind, Path) else positive(kind),
-            nargs="+" if several else None,
-            choices=(choices or {}).get(name),
-            help=f"{text} (default: {' '.join(map(str, value)) if several else value})",
-        )
-    options = parser.parse_args(arguments)
-    given = {name: getattr(options, name) for name in flags if getattr(options, name) is not None}
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-    folder = options.out or (None if options.quick else DOCS)
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-    chosen: Any = quick if options.quick else full
-    return dataclasses.replace(chosen, **given), folder, (options.part if parts else None) or list(parts)
-
-
-def run_bench(
-    doc: str | None,
-    arguments: Sequence[str] | None,
-    *,
-    measure: Measure | Mapping[str, Measure],
-    page: str,
-    packages: Sequence[str] = (),
-    **options: Any,
-) -> dict[str, Any]:
-    """Parse flags, measure, and write the page or its parts; returns the figures, by part if `measure` has parts.
-
-    Each measurement is called with the settings. The circumstances of the machine and the versions of `packages` are
-    added to its figures. `options` are passed to `parse_settings`.
-    """
-    parts = measure if isinstance(measure, Mapping) else {"": measure}
-    names = tuple(filter(None, parts))
-    settings, folder, chosen = parse_settings(doc, arguments, page=page, parts=names, **options)
-    figures: dict[str, Any] = {}
-    for name in chosen or [""]:
-        load_before = load_average()
-        figures[name] = parts[name](settings)
-        about = figures[name]["circumstances"] = circumstances(load_before=load_before)
-        about["versions"] |= {package: metadata.version(package) for package in packages}
-        if folder is not None:
-            save_part(page, name, figures[name], folder) if name else save(page, figures[name], folder)
-    return figures if names else figures[""]
-
-
-def positive(kind: type[float]) -> Callable[[str], float]:
-    """The type of an option that is a number above 0."""
-
-    def number(text: str) -> float:
-        value = kind(text)
-        if not value > 0:
-            raise argparse.ArgumentTypeError(f"{text} is not above 0")
-        return value
-
-    return number

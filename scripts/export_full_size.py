@@ -40,7 +40,8 @@ NUM_PICTURES = 3
 def main() -> None:
     torch.manual_seed(0)
     state = PictureEncoder(CONFIG).state_dict()
-    encoder, pixels_BHWC = encoder_from_state(CONFIG, state), _pixels()
+    encoder = encoder_from_state(CONFIG, state)
+    pixels_BHWC = np.stack([preprocess(load_picture(file).image) for file in sample_files(NUM_PICTURES)])
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for dtype, opset in CASES:
@@ -79,10 +80,6 @@ def measure(
         "num_pictures": parity.num_pictures,
         "ok": parity.ok,
     }
-
-
-def _pixels() -> NDArray[np.uint8]:
-    return np.stack([preprocess(load_picture(file).image) for file in sample_files()[:NUM_PICTURES]])
 
 
 if __name__ == "__main__":

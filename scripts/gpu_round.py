@@ -32,8 +32,9 @@ from typing import Literal
 import torch
 
 from llama_adapter.app.jobs.report import circumstances, load_average
-from scripts.common import ROOT, add_out, parser_of, positive, tell
-from scripts.pages.render import DOCS, read, save
+from scripts.bench import positive
+from scripts.common import DOCS, ROOT, add_out, parser_of, tell
+from scripts.pages.render import read, save
 
 PAGE, PROCESSOR, GPU = "gpu-round", "h100", "H100"
 WHEELS = ROOT / ".wheels"
@@ -179,10 +180,8 @@ def _outcomes(out: Path) -> dict[str, Outcome]:
 
 def _run(step: Step, left_s: float, *, toy: bool) -> tuple[State, float, tuple[str, ...]]:
     """Run a step for at most `left_s` seconds, and show its output. Returns its state, seconds, and last lines."""
-    command, environment = (
-        [sys.executable, *step.command],
-        {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"},
-    )
+    command = [sys.executable, *step.command]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
     if SITE.exists():
         environment["PYTHONPATH"] = str(SITE)
     if toy:

@@ -8,7 +8,7 @@ sample pictures. "GPU" means the layers of `cuda_linear.py`, run on the CPU. In 
 scales too, which this project does not give it.
 """
 
-import argparse
+import dataclasses
 import json
 import tempfile
 from collections.abc import Sequence
@@ -25,7 +25,6 @@ from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.input_scales import insert_scales
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 from llama_adapter.app.models.resources import embedded_model, sample_pictures
-from llama_adapter.llm.load import decoder_from_state
 from llama_adapter.runtime import devices
 from llama_adapter.runtime.devices.base import Accelerator
 from llama_adapter.runtime.devices.cpu import CpuBackend
@@ -33,10 +32,11 @@ from llama_adapter.runtime.devices.cuda_linear import RoundedLinear
 from llama_adapter.runtime.schemes import OperatorChoice
 from llama_adapter.runtime.schemes.int8 import LARGEST
 from llama_adapter.runtime.schemes.layers import replace_quantised
-from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
+from llama_adapter.vision.encoder import PictureEncoder
 from llama_adapter.vision.image import PictureSource
 from llama_adapter.vision.inference import HostEncoder
 from scripts.bits_report import Halves, compare_logits
+from scripts.common import parser_of
 from scripts.train_embedded.score import draw_exam
 
 _SEED, _CALIBRATION_SEED = 3, 4  # of the drawings
@@ -72,24 +72,18 @@ class Variant:
     operators: OperatorChoice = "w8a8"
 
 
-class Prepared(Halves):
+def prepared(variant: Variant) -> Halves:
     """Encoder and decoder of a variant in float32."""
-
-    def __init__(self, variant: Variant) -> None:
-        model = load_bundle(variant.bundle, dtype=torch.float32)
-        self.tokenizer, self.prompt = model.tokenizer, model.prompt
-        self.image_size = model.vision_config.clip.image_size
-        scales = model.input_scales if variant.operators == "w8a8" else {}
-        decoder_state = dict(insert_scales(model.decoder_state.items(), scales))
-        self.encoder = encoder_from_state(model.vision_config, model.vision_state)
-        self.decoder = decoder_from_state(model.decoder_config, decoder_state)
-        for module in (self.encoder, self.decoder):
-            variant.backend.prepare(module, wanted=variant.operators)
+    model = load_bundle(variant.bundle, dtype=torch.float32)
+    scales = model.input_scales if variant.operators == "w8a8" else {}
+    state = dict(insert_scales(model.decoder_state.items(), scales))
+    model = dataclasses.replace(model, decoder_state=state)
+    return Halves(model, backend=variant.backend, operators=variant.operators)
 
 
 def largest_inputs(bundle: Path, pictures: Sequence[PictureSource]) -> list[Tensor]:
     """The scale of the inputs of each layer of the encoder, as `quantize --calibrate` finds those of the decoder."""
-    halves = Prepared(Variant(name="", bundle=bundle, backend=GpuLayers()))
+    halves = prepared(Variant(name="", bundle=bundle, backend=GpuLayers()))
     layers = rounded_layers(halves.encoder)
     largest: dict[nn.Module, Tensor] = {}
 
@@ -123,7 +117,7 @@ def report(variants: Sequence[Variant], pictures: Sequence[PictureSource]) -> st
     """The table of all variants; the first one is what the others are compared with."""
     with Captioner.load(variants[0].bundle, device="cpu", dtype="float32") as captioner:
         tokens = [answer.token_ids for answer in captioner.generate(pictures)]
-    plain = Prepared(variants[0])
+    plain = prepared(variants[0])
     queries = plain.visual_queries(pictures)
     logits = plain.answer_logits(queries, tokens)
     lines = [
@@ -131,7 +125,7 @@ def report(variants: Sequence[Variant], pictures: Sequence[PictureSource]) -> st
         "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for variant in variants:
-        halves = Prepared(variant)
+        halves = prepared(variant)
         seen = halves.visual_queries(pictures)
         errors = compare_logits(halves.answer_logits(seen, tokens), logits)
         asked, right, unfamiliar = sample_answers(variant)
@@ -143,7 +137,7 @@ def report(variants: Sequence[Variant], pictures: Sequence[PictureSource]) -> st
 
 def main() -> None:
     """Measure, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--calibration", type=int, default=256, help="drawings that give the scales")
     parser.add_argument("--pictures", type=int, default=200, help="drawings whose logits are compared")
     options = parser.parse_args()

@@ -12,15 +12,19 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import torch
+
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.command_line.measuring import scoring
+from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.resources import embedded_model
-from scripts.common import Measure, run_bench
+from scripts.bench import Measure, run_bench
+from scripts.train_embedded.score import ALL_TASKS, Exam, answer_all, draw_exam, in_other_words
 from scripts.training_proofs.baselines import accuracies, inputs_of
 from scripts.training_proofs.commands import Training, bundle_of, evaluate, train
 from scripts.training_proofs.digits import CHOICES, KNOWN_WORDS, divide, load_scans, write_digits
-from scripts.training_proofs.forgetting import old_scores
-from scripts.training_proofs.head import head_likeness
 from scripts.training_proofs.new_questions import write_drawings
 
 PAGE = "training-proofs"
@@ -29,15 +33,17 @@ NEW: tuple[tuple[str, float | None], ...] = (("corners", None), ("corners", 0.00
 PRECISION = "corners"  # the task of the part `precision`
 EPOCHS = 6  # of the shortest trainings on all scans; with fewer scans, more epochs for the same number of steps
 LONGER = 4
+EXAM_SEED = 22  # for drawings not used elsewhere
+BEFORE_ANSWER = "### Response:"  # the text before an answer in the prompt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
     """How much is measured, and where."""
 
-    work: Path
+    work: Annotated[Path, "working folder, kept afterwards"]
     sizes: tuple[int, ...] = (10, 50, 100)  # training scans per digit
-    seeds: int = 5  # of the baselines
+    seeds: Annotated[int, "seeds of the baselines"] = 5
     drawings: tuple[int, int, int] = (400, 100, 500)  # to train, to validate, to test
     old_drawings: int = 200  # drawings that the old questions are asked about
     steps: float = 1.0  # share of the steps of each training that is run
@@ -146,6 +152,36 @@ def _epochs(settings: Settings, count: float) -> tuple[str, ...]:
     return "--epochs", f"{count * settings.steps:.4g}"
 
 
+def head_likeness(bundle: Path, answers: Sequence[str]) -> float:
+    """Mean cosine between the head's rows for the first tokens of two different answers."""
+    model = load_bundle(bundle)
+    tokens = [model.tokenizer.encode_continuation(BEFORE_ANSWER, answer)[0] for answer in answers]
+    rows_AD = torch.nn.functional.normalize(model.decoder_state["head.weight"][tokens].float(), dim=1)
+    cosine_AA = rows_AD @ rows_AD.T
+    count = len(answers)
+    return float((cosine_AA.sum() - count) / (count * (count - 1)))
+
+
+def old_scores(bundle: Path, *, num_pictures: int) -> dict[str, dict[str, Any]]:
+    """Percent of right answers, by task and for `all`, in known words and in held-out ones, and the number asked."""
+    exam = draw_exam(num_pictures=num_pictures, seed=EXAM_SEED)
+    with Captioner.load(bundle, device="cpu", dtype="float32") as captioner:
+        return {
+            "known_words": _shares(captioner, exam),
+            "other_words": _shares(captioner, in_other_words(exam, seed=EXAM_SEED)),
+        }
+
+
+def _shares(captioner: Captioner, exam: Exam) -> dict[str, Any]:
+    asked = [question for _, question in exam.questions]
+    marks = scoring.grade(asked, answer_all(captioner, exam))
+    right = {task: 100 * marks[task].right / marks[task].asked for task in ALL_TASKS if task in marks}
+    total = sum(mark.right for mark in marks.values())
+    return {"asked": len(asked), "all": round(100 * total / len(asked), 2)} | {
+        task: round(share, 2) for task, share in right.items()
+    }
+
+
 PARTS: dict[str, Measure] = {
     "baselines": measure_baselines,
     "digits": measure_digits,
@@ -155,20 +191,11 @@ PARTS: dict[str, Measure] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    flags = {"work": "working folder, kept afterwards", "seeds": "seeds of the baselines"}
     with tempfile.TemporaryDirectory(prefix="llama-adapter-training-", ignore_cleanup_errors=True) as work:
         full = Settings(work=Path(work))
         quick = dataclasses.replace(full, sizes=(10,), seeds=1, drawings=(16, 8, 8), old_drawings=10, steps=0.05)
-        run_bench(
-            __doc__,
-            arguments,
-            measure=PARTS,
-            page=PAGE,
-            packages=("scikit-learn",),
-            full=full,
-            quick=quick,
-            flags=flags,
-        )
+        packages = ("scikit-learn",)
+        run_bench(__doc__, arguments, measure=PARTS, page=PAGE, packages=packages, full=full, quick=quick)
 
 
 if __name__ == "__main__":

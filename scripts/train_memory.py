@@ -7,6 +7,7 @@ import argparse
 import dataclasses
 import gc
 import json
+import os
 import time
 from pathlib import Path
 
@@ -24,13 +25,21 @@ from llama_adapter.app.learning.training.ranks import OneRank
 from llama_adapter.app.learning.training.sources import TrainingSources, new_adapter
 from llama_adapter.app.learning.training.stepping import NamedAdamW, Stepper
 from llama_adapter.app.models.checkpoints import DEFAULT_CONTEXT
-from llama_adapter.app.models.random_model import VOCABULARY, WiderTokenizer, decoder_config, parse_size, vision_config
+from llama_adapter.app.models.random_model import (
+    VOCABULARY,
+    WiderTokenizer,
+    decoder_config,
+    parse_size,
+    random_tensors,
+    vision_config,
+)
 from llama_adapter.app.pictures.inputs import PictureInput, QuestionFields
 from llama_adapter.llm.training.frozen import find_kernels
 from llama_adapter.runtime.devices import DTYPES, open_backend
 from llama_adapter.vision.encoder import ClipVisionTower
 from llama_adapter.vision.weights import ClipSource
-from scripts.training_bench.batch import random_llama
+from scripts.common import process_mib
+from scripts.training_programs import random_llama
 
 # D model width, F feed-forward width, V vocabulary; B rows, S tokens
 
@@ -81,7 +90,7 @@ def main() -> None:
     if kernels is not None:
         plan = plan.packed()
     rates = measured_rates(backend, decoder=shapes.decoder, dtype=dtype)
-    before = _resident_bytes()
+    before = _bytes("VmRSS")
     model = TrainableModel(
         random_sources(options.size, choice), choice, dtype=dtype, device=backend.device, seed=0, kernels=kernels
     )
@@ -92,10 +101,10 @@ def main() -> None:
     )
     gc.collect()
     backend.empty_caches()
-    loaded = _resident_bytes()
-    _forget_peak()
+    loaded = _bytes("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
     seconds = _train(model, options.steps, rows=options.rows, tokens=options.tokens, labels=options.labels)
-    peak = _peak_bytes()
+    peak = _bytes("VmHWM")
     seconds.sort()
     predicted_s = plan.seconds(**dataclasses.asdict(rates))
     found = {
@@ -127,8 +136,8 @@ def random_sources(name: str, choice: TrainingChoice) -> TrainingSources:
     vision, llama = vision_config(size), random_llama(name)
     with torch.device("meta"):
         tower = ClipVisionTower(vision.clip)
-    state = {f"clip.{key}": _drawn(tuple(tensor.shape)) for key, tensor in tower.state_dict().items()}
-    clip = ClipSource(name="random CLIP", config=vision.clip, tensors=state)
+    drawn = random_tensors(tower.state_dict(prefix="clip."), dtype=torch.float32)
+    clip = ClipSource(name="random CLIP", config=vision.clip, tensors=dict(drawn))
     return TrainingSources(
         name=f"random {name}",
         llama=llama,
@@ -139,13 +148,6 @@ def random_sources(name: str, choice: TrainingChoice) -> TrainingSources:
         tokenizer=WiderTokenizer(VOCABULARY),
         context=DEFAULT_CONTEXT,
     )
-
-
-def _drawn(shape: tuple[int, ...]) -> torch.Tensor:
-    if len(shape) == 1:
-        return torch.ones(shape)
-    drawn: torch.Tensor = torch.randn(shape) * shape[-1] ** -0.5
-    return drawn
 
 
 def _train(model: TrainableModel, num_steps: int, *, rows: int, tokens: int, labels: int) -> list[float]:
@@ -167,24 +169,12 @@ def _train(model: TrainableModel, num_steps: int, *, rows: int, tokens: int, lab
     return seconds
 
 
-def _status() -> dict[str, int]:
-    lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
-    return {line[0]: int(line[1]) * 1024 for line in lines if len(line) == 3 and line[2] == "kB"}
+def _bytes(name: str) -> float:
+    """A size in /proc/self/status: `VmRSS` is the resident memory, `VmHWM` its peak."""
+    return process_mib(os.getpid(), name) * 2**20
 
 
-def _resident_bytes() -> int:
-    return _status()["VmRSS:"]
-
-
-def _peak_bytes() -> int:
-    return _status()["VmHWM:"]
-
-
-def _forget_peak() -> None:
-    Path("/proc/self/clear_refs").write_text("5")
-
-
-def _mb(num_bytes: int) -> float:
+def _mb(num_bytes: float) -> float:
     return round(num_bytes / 1e6, 1)
 
 

@@ -1,5 +1,6 @@
-"""Where the time of a decode step goes: linear layers, attention, other operators, and the host.
+"""Where the time of a decode step goes, and what a mixed step saves.
 
+The parts of a step are linear layers, attention, other operators, and the host.
 The kernels run a whole step in one call, so the parts are separated by measurement: the linear layers alone, and the
 extra time of a step that attends to many positions. The cost per position also gives the cost of the picture's
 positions.
@@ -17,10 +18,14 @@ from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import GenerateRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.prefix import Prefix
+from llama_adapter.llm.prompt import format_prompt
+from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, PrefillPlan
 from llama_adapter.llm.runners.eager import EagerRunner
+from scripts.common import in_turn
 
 NUM_PLACES = 88  # positions attended to: a prompt of 56 tokens and half a caption
 _NUM_STEPS = 32
+_HALF_ANSWER = 17  # tokens after a row's prompt: half of a mean caption of 4 to 64 tokens
 
 
 def measure_step(parts: Parts, *, rows: int, rounds: int) -> dict[str, Any]:
@@ -29,8 +34,7 @@ def measure_step(parts: Parts, *, rows: int, rounds: int) -> dict[str, Any]:
     `other` is the rest of the device's program: norms, rotary positions, activations, embeddings, copies. `host` is the
     time of the engine outside the program: choosing tokens, scheduling.
     """
-    decoder = _decoder(parts)
-    measured = [_round(parts, decoder, rows=rows) for _ in range(rounds + 1)][1:]  # the first one is a warm-up
+    measured = [_round(parts, rows=rows) for _ in range(rounds + 1)][1:]  # the first one is a warm-up
     step, program, short, linears = (statistics.median(times) * 1e3 for times in zip(*measured, strict=True))
     config = parts.model.decoder_config
     picture_places = config.num_queries * config.num_adapter_layers / config.num_layers
@@ -49,15 +53,16 @@ def measure_step(parts: Parts, *, rows: int, rounds: int) -> dict[str, Any]:
     }
 
 
-def _round(parts: Parts, decoder: Any, *, rows: int) -> tuple[float, float, float, float]:
+def _round(parts: Parts, *, rows: int) -> tuple[float, float, float, float]:
     """Seconds of a whole step, of its program, of the program at one position, and of the linear layers."""
-    runner, wait = _eager(parts), parts.backend.synchronise
+    runner, wait = parts.runner, parts.backend.synchronise
+    assert isinstance(runner, EagerRunner), "its programs are called without plans"
     tokens = [index + 3 for index in range(rows)]
     return (
         _engine_step(parts, rows=rows),
         _median(lambda: runner.decode(tokens, [NUM_PLACES - 1] * rows), wait),
         _median(lambda: runner.decode(tokens, [0] * rows), wait),
-        _linears(decoder, parts, rows=rows),
+        _linears(runner._decoder, parts, rows=rows),
     )
 
 
@@ -102,16 +107,6 @@ def _input(parts: Parts, rows: int, size: int) -> torch.Tensor:
     return torch.randn(rows, size, device=parts.backend.device).to(parts.model.dtype)
 
 
-def _eager(parts: Parts) -> EagerRunner:
-    """The runner as an EagerRunner, whose programs can be called without plans."""
-    assert isinstance(parts.runner, EagerRunner)
-    return parts.runner
-
-
-def _decoder(parts: Parts) -> Any:
-    return _eager(parts)._decoder  # a private member, used only by this benchmark
-
-
 def _linear_layers(decoder: Any) -> list[Any]:
     """Linear layers of a step, of any class. The adapter's own layers are left out: they run once per picture."""
     of_prefixes = set(decoder.adapter.modules())
@@ -128,3 +123,31 @@ def _median(work: Callable[[], object], wait: Callable[[], None]) -> float:
         wait()
         seconds.append(time.perf_counter() - started)
     return statistics.median(seconds)
+
+
+def measure_mixed_step(parts: Parts, *, rows: int, rounds: int) -> dict[str, Any] | None:
+    """Median milliseconds of a prefill of one prompt, a decode step of the other rows, and both in one program.
+
+    `rows` slots are in use. None if the runner has no mixed steps."""
+    runner = parts.runner
+    if not runner.runs_mixed:
+        return None
+    prompt = tuple(parts.model.tokenizer.encode(format_prompt(parts.info.default_prompt)))
+    decode = DecodePlan(range(rows - 1), [len(prompt) + _HALF_ANSWER] * (rows - 1), [None] * (rows - 1))
+    prefill = PrefillPlan([rows - 1], [prompt], [runner.empty_prefix()], [None], first_slot=rows - 1)
+    ways: dict[str, Callable[[], object]] = {
+        "prefill_ms": lambda: runner.run(prefill),
+        "step_ms": lambda: runner.run(decode),
+        "mixed_ms": lambda: runner.run(MixedPlan(decode, prefill)),
+    }
+
+    def timed(way: str) -> float:
+        started = time.perf_counter()
+        ways[way]()
+        parts.backend.synchronise()
+        return (time.perf_counter() - started) * 1e3
+
+    taken = in_turn(ways, timed, rounds=5 * rounds + 1)
+    medians_ms = {way: statistics.median(times_ms[1:]) for way, times_ms in taken.items()}  # first round: warm-up
+    runner.reset()
+    return {"rows": rows, "prompt_tokens": len(prompt), **medians_ms}

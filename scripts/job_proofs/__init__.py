@@ -1,1 +1,1 @@
-"""Tests of folder jobs at full size, one module per part of `scripts.prove_jobs`."""
+"""Parts of `scripts.prove_jobs` that tests run too: folders of drawings, and kills at random moments."""

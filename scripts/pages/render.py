@@ -12,7 +12,8 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+from scripts.common import DOCS
+
 TEMPLATES = Path(__file__).parent
 PAGES = tuple(sorted(path.name.removesuffix(".md.jinja") for path in TEMPLATES.glob("*.md.jinja")))
 
@@ -68,18 +69,32 @@ def write(name: str, figures: Any, folder: Path = DOCS) -> None:
 def _context(name: str, figures: Any) -> dict[str, Any]:
     """The variables of the template: the figures, and what two pages compute from them."""
     if name == "performance":
-        from scripts.bench_report import page_context
+        return _performance(figures)
+    if name.startswith("peers"):
+        from scripts.peers.report import page_context
 
         return page_context(figures)
-    if name.startswith("peers"):
-        from scripts.peers.report import page_context as peers_context
-
-        return peers_context(figures)
-    if name == "graphs":
-        from scripts.bench_graphs import page_context as graphs_context
-
-        return graphs_context(figures)
     return dict(figures)
+
+
+def _performance(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Results of `llama-adapter bench` with their summaries, and docs/targets.md, which is written by hand."""
+    from llama_adapter.app.command_line.measuring.bench_report import circumstance_lines, headline, number_types
+
+    return {
+        "results": [
+            {
+                **result,
+                "types": number_types(result),
+                "threads": int(result["circumstances"]["threads"]),
+                "headline": headline(result),
+                "lines": circumstance_lines(result),
+            }
+            for result in results
+        ],
+        "stages": ("read", "encoder", "prefix", "prefill", "mixed", "step", "rest"),
+        "targets": (DOCS / "targets.md").read_text(encoding="utf-8").rstrip(),
+    }
 
 
 def _number(value: object, spec: str, unit: str = "") -> str:

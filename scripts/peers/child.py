@@ -9,6 +9,7 @@ import gc
 import hashlib
 import os
 import pickle
+import re
 import sys
 import time
 import warnings
@@ -36,13 +37,12 @@ from llama_adapter.vision.preprocess import preprocess
 from scripts.common import sample_files
 from scripts.peers import exported, graphs, huggingface, llama_cpp
 from scripts.peers.files import end_id, make_file
-from scripts.peers.gpu import gpu_circumstances
 from scripts.peers.measuring import Encode, MemoryReader, measure_decoder, measure_vision
 from scripts.peers.ours import OurDecoder, OurJob, open_parts
 from scripts.peers.packages import MissingPackage, versions
 from scripts.peers.reference import ReferenceJob
 from scripts.peers.sizes import ENCODERS, job_ends
-from scripts.peers.task import Figure, Reply, Task
+from scripts.peers.table import Figure, Reply, Task
 from scripts.peers.weights import (
     bare_tower,
     decoder_sizes,
@@ -67,6 +67,7 @@ PRECISIONS: Mapping[str, tuple[tuple[str, str, Precision], ...]] = {  # by devic
         ("int4", "bfloat16", "int4"),
     ),
 }
+_DRIVER = Path("/proc/driver/nvidia/version")
 PACKAGES: Mapping[str, tuple[str, ...]] = {  # of a program, by its name before the first dash
     "hf": huggingface.PACKAGES,
     "llama.cpp": llama_cpp.PACKAGES,
@@ -135,9 +136,20 @@ def _measured(task: Task, figures: list[Figure], *, send: Callable[[Figure], Non
 
 
 def _circumstances(task: Task) -> dict[str, Any]:
-    """Machine, versions and time, and the GPU if it computes."""
+    """Machine, versions and time; if a GPU computes, its name, its driver, and the version of CUDA that torch uses."""
     about = circumstances(load_before=load_average())
-    return about if task.device == "cpu" else {**about, **gpu_circumstances()}
+    if task.device != "cpu":
+        about |= {"gpu": torch.cuda.get_device_name(0), "cuda": str(torch.version.cuda), "driver": _driver()}
+    return about
+
+
+def _driver() -> str:
+    """The version of the GPU's driver, if the system states it."""
+    try:
+        found = re.search(r"\b\d+\.\d+(\.\d+)?\b", _DRIVER.read_text(encoding="utf-8"))
+    except OSError:
+        return ""
+    return "" if found is None else found[0]
 
 
 def _measure(task: Task, opened: Any) -> Iterator[Figure]:
@@ -248,16 +260,7 @@ def _our_vision(task: Task) -> Encode:
 
 
 def _our_parts(task: Task, decoder: DecoderConfig, vision: VisionConfig) -> Parts:
-    engine = task.engine
-    return open_parts(
-        decoder,
-        vision,
-        dtype=engine.dtype,
-        precision=engine.precision,
-        batch_size=task.num_rows,
-        device=task.device,
-        mode=engine.mode,
-    )
+    return open_parts(decoder, vision, task.engine, num_rows=task.num_rows, device=task.device)
 
 
 def _complete(task: Task, encode: Encode) -> Encode:

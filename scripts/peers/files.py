@@ -1,17 +1,30 @@
 """The files that other programs run. They are made once, in a work folder, from the shared weights."""
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
 
 from llama_adapter.app.models.random_model import WiderTokenizer
+from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.exported.weights_file import ExportPrecision
+from llama_adapter.llm.weights.names import meta_order
 from scripts.peers.exported import export_tower, quantise_onnx, quantise_openvino
-from scripts.peers.gguf_file import write_gguf
 from scripts.peers.graphs import FOLDER, MINDIR, export_random
 from scripts.peers.llama_cpp import Quantisation, quantise_gguf
+from scripts.peers.packages import require
 from scripts.peers.sizes import place_of
-from scripts.peers.weights import bare_tower, decoder_sizes, decoder_state, encoder_state, give_all_tokens
+from scripts.peers.weights import (
+    bare_tower,
+    decoder_sizes,
+    decoder_state,
+    encoder_state,
+    give_all_tokens,
+    huggingface_decoder,
+)
 
 
 def make_file(file: str, *, work: Path, size: str, num_threads: int) -> Path:
@@ -38,13 +51,57 @@ def _write_tower(place: Path, size: str, num_threads: int) -> None:
     export_tower(config, encoder_state(config), place)
 
 
-def _export_graphs(place: Path, size: str, num_threads: int) -> None:
-    export_random(place, size, eos_id=end_id(decoder_sizes(size).vocab_size))
-
-
 def end_id(vocab_size: int) -> int:
     """The id of the end token in the tokenizer for random weights."""
     return WiderTokenizer(vocab_size).eos_id
+
+
+def write_gguf(
+    state: Mapping[str, Tensor], config: DecoderConfig, path: str | os.PathLike[str], *, dtype: Literal["f32", "bf16"]
+) -> None:
+    """Write a decoder as a GGUF file, without adapter: matrices in `dtype`, norms in float32; no words of a vocabulary.
+
+    The file is written completely or not at all. Raises MissingPackage without the package `gguf`.
+    """
+    gguf = require("gguf", package="gguf")
+    place = Path(path)
+    partial = place.with_suffix(".partial")
+    writer = gguf.GGUFWriter(str(partial), "llama")
+    writer.add_name("random")
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_context_length(config.context)
+    writer.add_embedding_length(config.dim)
+    writer.add_block_count(config.num_layers)
+    writer.add_feed_forward_length(config.ffn_dim)
+    writer.add_head_count(config.num_heads)
+    writer.add_head_count_kv(config.num_heads)
+    writer.add_layer_norm_rms_eps(config.norm_eps)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(config.rope_theta)
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32 if dtype == "f32" else gguf.LlamaFileType.MOSTLY_BF16)
+    writer.add_tokenizer_model("no_vocab")
+    kind = gguf.GGMLQuantizationType.BF16
+    for name, tensor in gguf_tensors(state, config):
+        if tensor.ndim == 1 or dtype == "f32":
+            writer.add_tensor(name, tensor.numpy())
+        else:
+            # NumPy has no bfloat16, so the raw bytes are passed.
+            writer.add_tensor(name, tensor.to(torch.bfloat16).view(torch.uint8).numpy(), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    partial.replace(place)
+
+
+def gguf_tensors(state: Mapping[str, Tensor], config: DecoderConfig) -> Iterator[tuple[str, Tensor]]:
+    """Names and float32 tensors in the layout of llama.cpp's LLaMA, whose query and key rows are in Meta's order."""
+    gguf = require("gguf", package="gguf")
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_layers)
+    for theirs, tensor in huggingface_decoder(state, config).items():
+        name, rows = names.get_name(theirs, try_suffixes=(".weight",)), tensor.float()
+        is_rotated = name.endswith((".attn_q.weight", ".attn_k.weight"))
+        yield name, meta_order(rows, config.num_heads) if is_rotated else rows.contiguous()
 
 
 _SOURCES: Mapping[str, str] = {
@@ -66,7 +123,10 @@ _MAKERS: Mapping[str, Callable[[Path, str, int], None]] = {
     "q8_0.gguf": _quantise("q8_0"),
     "q4_0.gguf": _quantise("q4_0"),
     "tokens.onnx": _write_tower,
-    **dict.fromkeys((MINDIR, *(f"{FOLDER}{precision}" for precision in get_args(ExportPrecision))), _export_graphs),
+    **dict.fromkeys(
+        (MINDIR, *(f"{FOLDER}{precision}" for precision in get_args(ExportPrecision))),
+        lambda place, size, threads: export_random(place, size, eos_id=end_id(decoder_sizes(size).vocab_size)),
+    ),
     "tokens-int8.onnx": lambda place, size, threads: quantise_onnx(place.with_name("tokens.onnx"), place),
     "tokens-int8.xml": lambda place, size, threads: quantise_openvino(place.with_name("tokens.onnx"), place),
 }

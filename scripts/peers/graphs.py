@@ -23,8 +23,6 @@ from scripts.peers.packages import require
 from scripts.peers.weights import decoder_sizes, decoder_state, encoder_sizes, random_weights
 
 FOLDER = "graphs-"  # followed by the precision: the name of an export in the work folder
-
-
 MINDIR = "mindir"  # a folder of MindSpore's graphs
 
 

@@ -68,7 +68,8 @@ class HuggingFaceDecoder:
         settings = llama_config(config, dtype=dtype)
         with torch.device("meta"):
             self._model = transformers.LlamaForCausalLM(settings)
-        self._model.load_state_dict(huggingface_decoder(state, config, dtype=dtype), assign=True)
+        named = {name: tensor.to(dtype) for name, tensor in huggingface_decoder(state, config).items()}
+        self._model.load_state_dict(named, assign=True)
         inner = self._model.model
         # Its table is no weight, so it was a sketch.
         inner.rotary_emb = type(inner.rotary_emb)(settings).to(self._device)
@@ -147,10 +148,10 @@ class HuggingFaceVision:
         with torch.device("meta"):
             self._model = transformers.CLIPVisionModel(settings)
         device = next(iter(state.values())).device
-        named = huggingface_tower(state, num_layers=config.num_layers, dtype=dtype)
+        named = huggingface_tower(state, num_layers=config.num_layers)
         # The attribute name of the inner tower differs between releases.
         prefix = next(iter(self._model.state_dict())).partition("embeddings.")[0]
-        self._model.load_state_dict({prefix + name: tensor for name, tensor in named.items()}, assign=True)
+        self._model.load_state_dict({prefix + name: tensor.to(dtype) for name, tensor in named.items()}, assign=True)
         for module in self._model.modules():
             if "position_ids" in dict(module.named_buffers(recurse=False)):
                 module.position_ids = torch.arange(config.num_patches + 1, device=device)[None]

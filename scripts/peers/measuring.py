@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from scripts.peers.sizes import NUM_PROMPT_TOKENS, prompt_ids
-from scripts.peers.task import Figure, Rung
+from scripts.peers.table import Figure, Rung
 
 Encode = Callable[[NDArray[np.uint8]], object]  # encodes pixels (B, S, S, 3), and returns when the result is ready
 Result = TypeVar("Result")
@@ -79,16 +79,11 @@ def measure_decoder(
         engine.prefill([prompt_ids(0, length=_NUM_WARM_UP_TOKENS)])
         engine.step([5], _NUM_WARM_UP_TOKENS)
     for batch in dict.fromkeys(batch for _, batch in rungs):
-        started = time.perf_counter()
         token_ids: list[int] = []
         if ("prefill", batch) in rungs:
             prefill = functools.partial(engine.prefill, [prompt_ids(row) for row in range(batch)])
-            for _ in range(_NUM_REHEARSALS if rehearse else 0):
-                prefill()
-            seconds, token_ids = repeated(prefill, budget_s=budget_s)
-            spent_s = time.perf_counter() - started
-            rate = batch * NUM_PROMPT_TOKENS / median_of_warm(seconds)
-            yield Figure(part="prefill", batch=batch, rate=rate, spent_s=spent_s)
+            seconds, spent_s, token_ids = _repeated(prefill, budget_s=budget_s, rehearse=rehearse)
+            yield Figure(part="prefill", batch=batch, rate=batch * NUM_PROMPT_TOKENS / seconds, spent_s=spent_s)
         if ("decode", batch) in rungs:
             if not token_ids:
                 token_ids = _fill(engine, batch)
@@ -138,23 +133,22 @@ def measure_vision(
     if not rehearse:
         encode(pixels[: batches[0]])
     for batch in batches:
-        started = time.perf_counter()
         call = functools.partial(encode, pixels[:batch])
-        for _ in range(_NUM_REHEARSALS if rehearse else 0):
-            call()
-        seconds, _ = repeated(call, budget_s=budget_s)
-        spent_s = time.perf_counter() - started
-        yield Figure(part="vision", batch=batch, rate=batch / median_of_warm(seconds), spent_s=spent_s)
+        seconds, spent_s, _ = _repeated(call, budget_s=budget_s, rehearse=rehearse)
+        yield Figure(part="vision", batch=batch, rate=batch / seconds, spent_s=spent_s)
 
 
-def repeated(call: Callable[[], Result], *, budget_s: float) -> tuple[list[float], Result]:
-    """Call once or repeatedly within `budget_s`; returns the seconds of each call, and the last result."""
+def _repeated(call: Callable[[], Result], *, budget_s: float, rehearse: bool) -> tuple[float, float, Result]:
+    """Call once or repeatedly within `budget_s`: the median seconds of a call, all seconds, and the last result."""
+    begun = time.perf_counter()
+    for _ in range(_NUM_REHEARSALS if rehearse else 0):
+        call()
     seconds: list[float] = []
     while not seconds or (len(seconds) < _MAX_CALLS and sum(seconds) + seconds[-1] < budget_s):
         started = time.perf_counter()
         result = call()
         seconds.append(time.perf_counter() - started)
-    return seconds, result
+    return median_of_warm(seconds), time.perf_counter() - begun, result
 
 
 def median_of_warm(seconds: Sequence[float]) -> float:

@@ -2,10 +2,8 @@
 
 import contextlib
 import dataclasses
-import itertools
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import torch
 
@@ -23,39 +21,31 @@ from llama_adapter.llm.runners.eager import EagerRunner
 from llama_adapter.llm.runners.native import NativeRunner
 from llama_adapter.runtime.devices import DTYPES, EAGER, open_backend
 from llama_adapter.runtime.kernels.threads import torch_stands_aside
-from llama_adapter.runtime.schemes import Precision
 from llama_adapter.vision.config import VisionConfig
 from scripts.common import sample_files
+from scripts.peers import table
 from scripts.peers.packages import MissingPackage
 from scripts.peers.sizes import JOB_ENDS, NUM_PROMPT_TOKENS, prompt_ids
 from scripts.peers.weights import random_weights
 
 
 def open_parts(
-    decoder: DecoderConfig,
-    vision: VisionConfig,
-    *,
-    dtype: str,
-    precision: Precision,
-    batch_size: int,
-    device: str = "cpu",
-    mode: str = EAGER,
+    decoder: DecoderConfig, vision: VisionConfig, engine: table.Engine, *, num_rows: int, device: str
 ) -> Parts:
-    """A model of these sizes with random weights on a device, with `batch_size` slots.
+    """A model of these sizes with random weights on a device, as the engine has it, with `num_rows` slots.
 
     A device without graphs computes in mode eager. Raises MissingPackage if weights of few bits would be widened,
     because their figures would be those of floats.
     """
-    backend = open_backend(device)
-    if not backend.computes_in(precision, DTYPES[dtype]):
+    backend, dtype, precision = open_backend(device), DTYPES[engine.dtype], engine.precision
+    if not backend.computes_in(precision, dtype):
         raise MissingPackage(f"{precision} weights would be widened here: the kernels for them are not available")
-    mode = mode if backend.capabilities.graph_modes else EAGER
-    spec = CaptionerSpec(device=device, dtype=dtype, precision=precision, batch_size=batch_size, mode=mode)
+    mode = engine.mode if backend.capabilities.graph_modes else EAGER
+    spec = CaptionerSpec(device=device, dtype=engine.dtype, precision=precision, batch_size=num_rows, mode=mode)
     drawn_on = None if device == "cpu" else backend.device
 
     def load(_: Dtype) -> StreamedModel:
-        model = random_weights(decoder, vision, dtype=DTYPES[dtype], precision=precision, device=drawn_on)
-        return streamed(model)
+        return streamed(random_weights(decoder, vision, dtype=dtype, precision=precision, device=drawn_on))
 
     return assemble_parts(spec, load=load)
 
@@ -113,11 +103,6 @@ class JobResult:
     token_ids: tuple[tuple[int, ...], ...]
 
 
-def job_files(num_pictures: int) -> list[Path]:
-    """Sample pictures, repeated if there are too few."""
-    return list(itertools.islice(itertools.cycle(sample_files()), num_pictures))
-
-
 class OurJob:
     """The caption job, run by the captioner."""
 
@@ -136,7 +121,7 @@ class OurJob:
         clock = self._captioner.profile_clock(waits=not self._is_queued)  # waiting would empty the queue
         started = time.perf_counter()
         answers = self._captioner.generate(
-            [str(file) for file in job_files(len(ends))],
+            [str(file) for file in sample_files(len(ends))],
             prompts,
             clock=clock,
         )

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from scripts.common import ROOT
-from scripts.peers.task import Figure, Reply, Task
+from scripts.peers.table import Figure, Reply, Task
 
 Runner = Callable[[Task], Reply]
 

@@ -22,7 +22,8 @@ from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.encoder import encoder_from_state
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.preprocess import preprocess
-from scripts.peers.ours import JobResult, job_files
+from scripts.common import sample_files
+from scripts.peers.ours import JobResult
 from scripts.peers.sizes import prompt_ids
 
 
@@ -153,7 +154,7 @@ class ReferenceJob:
     def run(self, ends: Sequence[int]) -> JobResult:
         """Caption as many pictures as `ends`; tokens beyond the end of a caption are dropped."""
         started = time.perf_counter()
-        files = map(str, job_files(len(ends)))
+        files = map(str, sample_files(len(ends)))
         pixels = [preprocess(load_picture(file).image, size=self._image_size) for file in files]
         read = time.perf_counter()
         visual_query_BQD = self._encoder(torch.from_numpy(np.stack(pixels)).to(self._backend.device))

@@ -3,11 +3,8 @@
 import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
-from llama_adapter.runtime.atomic_write import atomic_write
-from scripts.pages.render import as_text, read, write
 from scripts.peers.table import Device
 
 GPUS = ("h100",)
@@ -115,11 +112,6 @@ class Results:
         )
 
 
-def load(folder: Path, nothing: Results) -> Results:
-    """Read what `save` wrote for the same instruction sets; returns `nothing` if there is no file."""
-    return from_json(read(nothing.page, folder)) if (folder / f"{nothing.page}.json").is_file() else nothing
-
-
 def from_json(values: Mapping[str, Any]) -> Results:
     """Parse the content of the file."""
     return Results(
@@ -133,18 +125,15 @@ def from_json(values: Mapping[str, Any]) -> Results:
     )
 
 
-def save(results: Results, folder: Path) -> None:
-    """Write JSON atomically, with one row per line, and write the page."""
-    content = {
+def to_json(results: Results) -> dict[str, Any]:
+    """The content of the file; `from_json` reads it."""
+    return {
         "runs": results.runs,
         "rows": [_stated(row) for row in results.rows],
         "missing": [_stated(one) for one in results.missing],
         "instructions": results.instructions,
         **({"processor": results.processor} if results.processor else {}),
     }
-    with atomic_write(folder / f"{results.page}.json") as file:
-        file.write((as_text(content) + "\n").encode())
-    write(results.page, content, folder)
 
 
 def _stated(one: Row | Missing) -> dict[str, Any]:

@@ -9,14 +9,24 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from scripts.common import ROOT, Tell
 from scripts.peers.processes import Children, Runner, run_child
 from scripts.peers.results import INSTRUCTIONS, Key, Missing, Results, Row
 from scripts.peers.sizes import ENCODERS, JOB_ENCODERS, JOB_ENDS, SMALL_JOB, num_steps, place_of
-from scripts.peers.table import DEVICES, MACHINES, Device, Engine, Section, chosen_engines, engine_names
-from scripts.peers.task import Reply, Rung, Task
+from scripts.peers.table import (
+    DEVICES,
+    MACHINES,
+    Device,
+    Engine,
+    Reply,
+    Rung,
+    Section,
+    Task,
+    chosen_engines,
+    engine_names,
+)
 
 _TIMEOUT_S: dict[Device, float] = {"cpu": 600.0, "cuda": 100.0}  # of one engine
 _LEAST_S = 15.0  # with less time left, no engine is started
@@ -28,22 +38,24 @@ _ENOUGH_S = 40.0  # after this time, no further batch size is compiled
 class Plan:
     """What a run measures, as plain values."""
 
-    sections: tuple[Section, ...] = ("decode", "job", "vision")
-    sizes: tuple[str, ...] = ("1B", "160M", "ViT-L/14")  # of decoders and encoders
-    engines: tuple[str, ...] = tuple(engine_names())
-    batch_sizes: tuple[int, ...] = (1, 5, 16)
-    prefill_batch_sizes: tuple[int, ...] = (1, 5)
-    job_sizes: tuple[int, ...] = (len(JOB_ENDS),)
-    rounds: int = 3
-    threads: int = 1
-    work: str = str(Path(".work/peers").absolute())
-    budget: float = 2.5  # seconds
-    long: float = 8.0  # seconds; a measurement that took longer in the first round is not repeated
-    instructions: str = INSTRUCTIONS[0]
-    processor: str = ""
-    device: Device = DEVICES[0]
-    on: str = ""
-    limit: float = math.inf  # seconds
+    sections: Annotated[tuple[Section, ...], "sections to measure"] = ("decode", "job", "vision")
+    sizes: Annotated[tuple[str, ...], "sizes of models"] = ("1B", "160M", "ViT-L/14")
+    engines: Annotated[tuple[str, ...], "engines to measure"] = tuple(engine_names())
+    batch_sizes: Annotated[tuple[int, ...], "batch sizes of decode steps and of picture encoders"] = (1, 5, 16)
+    prefill_batch_sizes: Annotated[tuple[int, ...], "batch sizes of prefills"] = (1, 5)
+    job_sizes: Annotated[tuple[int, ...], "numbers of pictures of jobs"] = (len(JOB_ENDS),)
+    rounds: Annotated[int, "each round starts every engine once"] = 3
+    threads: Annotated[int, "threads of every engine"] = 1
+    work: Annotated[str, "working folder"] = str(Path(".work/peers").absolute())
+    budget: Annotated[float, "seconds for the repetitions of one figure"] = 2.5
+    long: Annotated[float, "seconds; figures that take longer are measured in one round only"] = 8.0
+    instructions: Annotated[str, "instruction sets to use: the best of the processor, or AVX2 at most"] = INSTRUCTIONS[
+        0
+    ]
+    processor: Annotated[str, "a short name for the page, if the processor is not that of docs/peers.md"] = ""
+    device: Annotated[Device, "the kind of device that computes"] = DEVICES[0]
+    on: Annotated[str, "the device that computes instead, to try the code"] = ""
+    limit: Annotated[float, "seconds after which no engine is started, and the running one is ended"] = math.inf
 
     def tasks(self) -> Iterator[Task]:
         """All tasks of one round, in order: the ceilings of the machine before each size, and jobs last."""

@@ -1,17 +1,23 @@
-"""The engines by name. This module imports no vendor package."""
+"""The engines by name, and what the benchmark and its child processes send each other, pickled.
 
-from collections.abc import Collection
-from dataclasses import dataclass
+This module imports no vendor package.
+"""
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from llama_adapter.runtime.schemes import Precision
+from scripts.peers.sizes import Part
 
 Section = Literal["machine", "decode", "job", "vision"]  # what one child process measures
 Device = Literal["cpu", "cuda"]
 DEVICES: tuple[Device, ...] = ("cpu", "cuda")
+Rung = tuple[Part, int]  # a figure to measure: a part, at a batch size
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Engine:
     """One way of running a model: a program, a number type, and a file."""
 
@@ -28,19 +34,68 @@ class Engine:
     slots: int | Literal["most"] | None = None  # of large jobs; without it, a row for each picture of a small one
 
 
-def _engine(name: str, section: Section, program: str, **options: Any) -> Engine:
-    return Engine(name=name, section=section, program=program, **options)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """One engine and one size: what to open, and the batch sizes to measure."""
+
+    engine: Engine
+    size: str  # of a decoder or an encoder; of both for a job, such as `1B+ViT-L/14`
+    work: str  # folder of the files that other programs run
+    threads: int
+    rungs: tuple[Rung, ...]
+    num_rows: int = 16  # rows that an engine must hold
+    num_steps: int = 32
+    budget_s: float = 2.5
+    timeout_s: float = 600.0  # then the child process is ended
+    enough_s: float = math.inf  # after this time, no further figure is begun
+    on: str = ""  # a device that stands in for the engine's
+    instructions: str = "best"  # instruction sets to use, one of `results.INSTRUCTIONS`
+    only_files: bool = False  # only make the files that the engine needs
+
+    @property
+    def device(self) -> str:
+        """The device that computes."""
+        return self.on or self.engine.device
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figure:
+    """One result of one round: a rate per second, and the seconds spent on measuring it."""
+
+    part: Part
+    batch: int
+    rate: float
+    spent_s: float
+    engine: str = ""  # or the name of a ceiling
+    stages_s: Mapping[str, float] = field(default_factory=dict)  # for a job
+    answers: str = ""  # for a job: a digest of all captions
+    slots: int = 0  # for a job: rows that were computed together
+    error: float = 0.0  # for an encoder: relative error of its output for a sample picture
+    read: float = 0.0  # for steps of one row: memory bandwidth in bytes/s between the steps
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reply:
+    """Figures, or a problem."""
+
+    figures: list[Figure] = field(default_factory=list)
+    load_s: float = 0.0
+    problem: Literal["", "missing", "failed"] = ""
+    reason: str = ""
+    packages: dict[str, str] = field(default_factory=dict)  # versions of the engine's packages
+    circumstances: dict[str, Any] = field(default_factory=dict)  # for the section `machine`
 
 
 def _ours(section: Section) -> tuple[Engine, ...]:
     return (
-        _engine("ours-float32", section, "ours"),
-        _engine("ours-bfloat16", section, "ours", dtype="bfloat16"),
-        _engine("ours-int8", section, "ours", precision="int8"),
-        _engine("ours-int4", section, "ours", precision="int4"),
+        Engine("ours-float32", section, "ours"),
+        Engine("ours-bfloat16", section, "ours", dtype="bfloat16"),
+        Engine("ours-int8", section, "ours", precision="int8"),
+        Engine("ours-int4", section, "ours", precision="int4"),
     )
 
 
+_KINDS: dict[str, Precision] = {"float32": "float", "int8": "int8", "int4": "int4"}
 _GROWING = "eager, growing cache"
 _GRAPHS = "exported decoder in onnxruntime"
 _DYNAMIC = "dynamic quantisation"
@@ -48,30 +103,30 @@ _NNCF = "post-training quantisation by NNCF"
 _ON_CPU: tuple[Engine, ...] = (
     *_ours("decode"),
     *(
-        _engine(f"graphs-{precision}", "decode", "graphs", precision=kind, file=f"graphs-{precision}", note=_GRAPHS)
-        for precision, kind in (("float32", "float"), ("int8", "int8"), ("int4", "int4"))
+        Engine(f"graphs-{precision}", "decode", "graphs", precision=kind, file=f"graphs-{precision}", note=_GRAPHS)
+        for precision, kind in _KINDS.items()
     ),
-    _engine("mindspore-float32", "decode", "graphs", file="mindir", note="exported decoder in MindSpore"),
-    _engine("hf-float32", "decode", "hf-dynamic", note=_GROWING),
-    _engine("hf-bfloat16", "decode", "hf-dynamic", dtype="bfloat16", note=_GROWING),
-    _engine("hf-bfloat16-static", "decode", "hf-static", dtype="bfloat16", note="eager, static cache"),
-    _engine("llama.cpp-bf16", "decode", "llama.cpp", dtype="bfloat16", file="bf16.gguf"),
-    _engine("llama.cpp-q8_0", "decode", "llama.cpp", precision="int8", file="q8_0.gguf"),
-    _engine("llama.cpp-q4_0", "decode", "llama.cpp", precision="int4", file="q4_0.gguf"),
+    Engine("mindspore-float32", "decode", "graphs", file="mindir", note="exported decoder in MindSpore"),
+    Engine("hf-float32", "decode", "hf-dynamic", note=_GROWING),
+    Engine("hf-bfloat16", "decode", "hf-dynamic", dtype="bfloat16", note=_GROWING),
+    Engine("hf-bfloat16-static", "decode", "hf-static", dtype="bfloat16", note="eager, static cache"),
+    Engine("llama.cpp-bf16", "decode", "llama.cpp", dtype="bfloat16", file="bf16.gguf"),
+    Engine("llama.cpp-q8_0", "decode", "llama.cpp", precision="int8", file="q8_0.gguf"),
+    Engine("llama.cpp-q4_0", "decode", "llama.cpp", precision="int4", file="q4_0.gguf"),
     *_ours("job"),
-    _engine("reference-float32", "job", "reference", note="as the reference's loop does"),
+    Engine("reference-float32", "job", "reference", note="as the reference's loop does"),
     *_ours("vision"),
-    _engine("hf-float32", "vision", "hf", note="eager"),
-    _engine("hf-bfloat16", "vision", "hf", dtype="bfloat16", note="eager"),
-    _engine("onnxruntime-float32", "vision", "onnxruntime", file="tokens.onnx"),
-    _engine("onnxruntime-int8", "vision", "onnxruntime", precision="int8", file="tokens-int8.onnx", note=_DYNAMIC),
-    _engine("openvino-float32", "vision", "openvino", file="tokens.onnx"),
-    _engine("openvino-int8", "vision", "openvino", precision="int8", file="tokens-int8.xml", note=_NNCF),
+    Engine("hf-float32", "vision", "hf", note="eager"),
+    Engine("hf-bfloat16", "vision", "hf", dtype="bfloat16", note="eager"),
+    Engine("onnxruntime-float32", "vision", "onnxruntime", file="tokens.onnx"),
+    Engine("onnxruntime-int8", "vision", "onnxruntime", precision="int8", file="tokens-int8.onnx", note=_DYNAMIC),
+    Engine("openvino-float32", "vision", "openvino", file="tokens.onnx"),
+    Engine("openvino-int8", "vision", "openvino", precision="int8", file="tokens-int8.xml", note=_NNCF),
 )
 
 
 def _on_gpu(name: str, section: Section, program: str, **options: Any) -> Engine:
-    return Engine(name=name, section=section, program=program, **{"dtype": "bfloat16", **options, "device": "cuda"})
+    return Engine(name, section, program, **{"dtype": "bfloat16", **options, "device": "cuda"})
 
 
 _GRAPH: dict[str, Any] = {"mode": "cuda_graph"}
@@ -100,7 +155,7 @@ _ON_GPU: tuple[Engine, ...] = (  # the most important ones first
     *(_on_gpu(f"reference-{dtype}", "job", "reference", dtype=dtype, **_JOBS) for dtype in ("float16", "bfloat16")),
 )
 ENGINES = (*_ON_CPU, *_ON_GPU)
-MACHINES = {device: Engine(name="machine", section="machine", program="machine", device=device) for device in DEVICES}
+MACHINES = {device: Engine("machine", "machine", "machine", device=device) for device in DEVICES}
 
 
 def engine_names() -> list[str]:

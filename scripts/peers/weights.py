@@ -1,7 +1,7 @@
 """The random weights that every engine computes with, in our form and under the names and layouts of other programs."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -20,10 +20,12 @@ from llama_adapter.app.models.random_model import (
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
+from llama_adapter.llm.weights.names import meta_parts, to_huggingface
 from llama_adapter.runtime.schemes import Precision
 from llama_adapter.runtime.schemes.state import convert_precision
 from llama_adapter.vision.config import QueryConfig, VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder, VisualQueryBlocks
+from llama_adapter.vision.weights import _HUGGINGFACE
 from scripts.peers.sizes import CONTEXT
 
 
@@ -61,11 +63,7 @@ def give_all_tokens() -> None:
 
     A visual query without visual blocks would be the same for every picture.
     """
-    VisualQueryBlocks.forward = _features  # type: ignore[method-assign]
-
-
-def _features(self: VisualQueryBlocks, features_BTC: Tensor) -> Tensor:
-    return features_BTC
+    VisualQueryBlocks.forward = lambda self, features_BTC: features_BTC  # type: ignore[method-assign]
 
 
 def decoder_state(
@@ -122,64 +120,24 @@ def random_weights(
     )
 
 
-_TOP = {  # our module -> the modules of Hugging Face and llama.cpp
-    "embedding": ("model.embed_tokens", "token_embd"),
-    "norm": ("model.norm", "output_norm"),
-    "head": ("lm_head", "output"),
-}
-_LAYER = {
-    "attention_norm": (("input_layernorm", "attn_norm"),),
-    "attention.qkv": (
-        *(("self_attn.q_proj", "attn_q"), ("self_attn.k_proj", "attn_k")),
-        ("self_attn.v_proj", "attn_v"),
-    ),
-    "attention.out": (("self_attn.o_proj", "attn_output"),),
-    "feed_forward_norm": (("post_attention_layernorm", "ffn_norm"),),
-    "feed_forward.gate_up": (("mlp.gate_proj", "ffn_gate"), ("mlp.up_proj", "ffn_up")),
-    "feed_forward.down": (("mlp.down_proj", "ffn_down"),),
-}
+def huggingface_decoder(state: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
+    """The state dict of `LlamaForCausalLM`; its query and key rows are half-split like ours.
 
-
-def plain_llama(state: Mapping[str, Tensor], config: DecoderConfig) -> Iterator[tuple[str, str, Tensor]]:
-    """Yields each tensor with its Hugging Face name and llama.cpp name; the adapter's tensors are left out.
-
-    Biases are left out too: in random weights they are 0.
+    The adapter's tensors are left out, and biases too: in random weights they are 0.
     """
-    for ours, (huggingface, llama_cpp) in _TOP.items():
-        yield f"{huggingface}.weight", f"{llama_cpp}.weight", state[f"{ours}.weight"]
-    for layer in range(config.num_layers):
-        for ours, names in _LAYER.items():
-            parts = state[f"layers.{layer}.{ours}.weight"].chunk(len(names))
-            for (huggingface, llama_cpp), part in zip(names, parts, strict=True):
-                yield f"model.layers.{layer}.{huggingface}.weight", f"blk.{layer}.{llama_cpp}.weight", part
+    named: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        parts = meta_parts(name, config)
+        if parts and not name.startswith("adapter."):
+            named |= zip(map(to_huggingface, parts), tensor.chunk(len(parts)), strict=True)
+    return named
 
 
-def huggingface_decoder(state: Mapping[str, Tensor], config: DecoderConfig, *, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The state dict of `LlamaForCausalLM`; its query and key rows are half-split like ours."""
-    return {name: tensor.to(dtype) for name, _, tensor in plain_llama(state, config)}
-
-
-def huggingface_tower(state: Mapping[str, Tensor], *, num_layers: int, dtype: torch.dtype) -> dict[str, Tensor]:
+def huggingface_tower(state: Mapping[str, Tensor], *, num_layers: int) -> dict[str, Tensor]:
     """The state dict of `CLIPVisionModel` without the common prefix of its names; it has no projection."""
-    named = {
-        "embeddings.class_embedding": state["clip.class_embedding"],
-        "embeddings.patch_embedding.weight": state["clip.patch_embedding.weight"],
-        "embeddings.position_embedding.weight": state["clip.position_embedding"],
-    }
-    for part in ("weight", "bias"):
-        named[f"pre_layrnorm.{part}"] = state[f"clip.pre_norm.{part}"]
-        named[f"post_layernorm.{part}"] = state[f"clip.post_norm.{part}"]
-        for layer in range(num_layers):
-            ours, theirs = f"clip.blocks.{layer}", f"encoder.layers.{layer}"
-            q, k, v = state[f"{ours}.attention.qkv.{part}"].chunk(3)
-            named |= {
-                f"{theirs}.layer_norm1.{part}": state[f"{ours}.norm1.{part}"],
-                f"{theirs}.layer_norm2.{part}": state[f"{ours}.norm2.{part}"],
-                f"{theirs}.self_attn.q_proj.{part}": q,
-                f"{theirs}.self_attn.k_proj.{part}": k,
-                f"{theirs}.self_attn.v_proj.{part}": v,
-                f"{theirs}.self_attn.out_proj.{part}": state[f"{ours}.attention.out.{part}"],
-                f"{theirs}.mlp.fc1.{part}": state[f"{ours}.mlp.up.{part}"],
-                f"{theirs}.mlp.fc2.{part}": state[f"{ours}.mlp.down.{part}"],
-            }
-    return {name: tensor.to(dtype) for name, tensor in named.items()}
+    named: dict[str, Tensor] = {}
+    for ours, theirs in _HUGGINGFACE.names(num_layers).items():
+        if not ours.startswith("projection"):
+            names = (name.removeprefix("vision_model.") for name in theirs)
+            named |= zip(names, state[f"clip.{ours}"].chunk(len(theirs)), strict=True)
+    return named

@@ -1,4 +1,4 @@
-"""Invalid pictures: bombs, headers with huge sizes, damaged files, and other file types."""
+"""Invalid pictures: bombs, huge sizes, damaged files, other file types; and valid ones that are slow to read."""
 
 import io
 import struct
@@ -13,6 +13,7 @@ from llama_adapter.app.models.resources import sample_pictures
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _GREY = 0
 _BLOCK = 2**20
+_SIGNATURE_AND_HEADER = 33  # bytes of a PNG before the first chunk after the header
 
 
 @cache
@@ -59,17 +60,11 @@ def png_with_text_bomb(*, mebibytes: int = 1024) -> bytes:
 def jpeg_header(*, width: int, height: int) -> bytes:
     """The header of a JPEG, without any pixels."""
     frame = struct.pack(">BHHB", 8, height, width, 1) + b"\x01\x11\x00"
-    scan = b"\x01\x01\x00\x00\x3f\x00"
-    return (
-        b"\xff\xd8"
-        + b"\xff\xc0"
-        + struct.pack(">H", len(frame) + 2)
-        + frame
-        + b"\xff\xda"
-        + struct.pack(">H", len(scan) + 2)
-        + scan
-        + b"\xff\xd9"
-    )
+    return b"\xff\xd8" + _segment(0xC0, frame) + _segment(0xDA, b"\x01\x01\x00\x00\x3f\x00") + b"\xff\xd9"
+
+
+def _segment(kind: int, content: bytes) -> bytes:
+    return struct.pack(">BBH", 0xFF, kind, len(content) + 2) + content
 
 
 def truncated_jpeg() -> bytes:
@@ -110,3 +105,57 @@ def largest_picture(*, num_pixels: int) -> bytes:
 
 SVG = b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><image href="file:///etc/passwd"/></svg>'
 HTML = b"<!DOCTYPE html><html><body><script>alert(1)</script></body></html>"
+
+
+# Valid pictures in small files that cost a decoder minutes or gigabytes of memory
+
+
+@cache
+def progressive_jpeg(*, side: int = 7000, num_scans: int = 14_000) -> bytes:
+    """A grey square whose last scan is repeated; each scan is decoded over all pixels."""
+    content = _plain("JPEG", side=side, progressive=True)
+    scan = content[content.rindex(b"\xff\xda") : -2]
+    return content[:-2] + scan * num_scans + content[-2:]
+
+
+@cache
+def commented_gif(*, num_bytes: int = 31 * 2**20) -> bytes:
+    """A comment in blocks of one byte each, which Pillow concatenates one by one."""
+    content = _plain("GIF")
+    flags = content[10]
+    head = 13 + (3 * (2 << (flags & 7)) if flags & 0x80 else 0)  # header, screen, global colour table
+    return content[:head] + b"\x21\xfe" + b"\x01a" * (num_bytes // 2) + b"\x00" + content[head:]
+
+
+@cache
+def segmented_jpeg(*, num_bytes: int = 31 * 2**20) -> bytes:
+    """Millions of empty APP5 segments, which Pillow keeps in a list."""
+    content = _plain("JPEG")
+    return content[:2] + b"\xff\xe5\x00\x02" * (num_bytes // 4) + content[2:]
+
+
+@cache
+def chunked_png(*, num_bytes: int = 31 * 2**20) -> bytes:
+    """Millions of empty chunks of a private kind."""
+    content, empty = _plain("PNG"), chunk(b"abCd", b"")
+    head = content[:_SIGNATURE_AND_HEADER]
+    return head + empty * (num_bytes // len(empty)) + content[_SIGNATURE_AND_HEADER:]
+
+
+def changed(content: bytes, number: int) -> bytes:
+    """The same picture with a number appended, so that its digest is new."""
+    return content + struct.pack(">Q", number)
+
+
+SLOW_KINDS = (
+    ("progressive JPEG, 14,000 scans", progressive_jpeg),
+    ("GIF, a comment of 16 million blocks", commented_gif),
+    ("JPEG, 8 million APP segments", segmented_jpeg),
+    ("PNG, 2.7 million chunks", chunked_png),
+)
+
+
+def _plain(kind: str, *, side: int = 8, **options: bool) -> bytes:
+    file = io.BytesIO()
+    Image.new("L", (side, side), 128).save(file, kind, **options)
+    return file.getvalue()

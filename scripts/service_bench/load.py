@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from scripts.common import process_cpu_s
 from scripts.service_bench.client import Connection, Reply, ask_once
 from scripts.service_bench.process import ServerProcess
 from scripts.service_bench.questions import Workload
@@ -32,12 +33,10 @@ class Sample:
     server_cpu_share: float
 
 
-async def run_load(
-    server: ServerProcess, workload: Workload, *, clients: int, seconds: float, expected: Sequence[str]
-) -> Sample:
-    """Measure; `expected` has the right answer to each question of the workload."""
+async def run_load(server: ServerProcess, workload: Workload, *, clients: int, seconds: float) -> Sample:
+    """Measure a load of `clients` that all ask for `seconds`."""
     replies: list[tuple[int, Reply]] = []
-    server_cpu, client_cpu = server.cpu_s(), time.process_time()
+    server_cpu, client_cpu = process_cpu_s(server.pid), time.process_time()
     started = time.perf_counter()
     deadline = started + seconds
     await asyncio.gather(*(keep_asking(server, workload, replies, deadline=deadline) for _ in range(clients)))
@@ -48,12 +47,12 @@ async def run_load(
         clients=clients,
         seconds=seconds,
         num_answered=sum(reply.started + reply.total_s <= deadline for _, reply in answered),
-        num_wrong=sum(reply.text != expected[index] for index, reply in answered),
+        num_wrong=sum(reply.text != workload.expected[index] for index, reply in answered),
         first_token_s=[reply.first_token_s for _, reply in answered],
         total_s=[reply.total_s for _, reply in answered],
         others=dict(others),
         client_cpu_share=(time.process_time() - client_cpu) / wall,
-        server_cpu_share=(server.cpu_s() - server_cpu) / wall,
+        server_cpu_share=(process_cpu_s(server.pid) - server_cpu) / wall,
     )
 
 

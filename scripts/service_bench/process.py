@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from scripts.common import process_cpu_s, process_mib
+from scripts.common import child_processes
 
 READY = "serving on "
 
@@ -80,32 +80,19 @@ class ServerProcess:
         assert self._process.stderr is not None
         self._process.stderr.close()
 
-    def resident_mb(self) -> float:
-        """Memory in use now."""
-        return process_mib(self.pid)
-
-    def peak_mb(self) -> float:
-        """The peak memory since the start, or since `forget_peak`."""
-        return process_mib(self.pid, "VmHWM")
-
     def tree_mb(self) -> float:
         """Memory of the server and its child processes; shared memory counts once."""
         pids, total = [self.pid], 0.0
         for pid in pids:
             with suppress(OSError):  # the process has ended meanwhile
-                for children in Path(f"/proc/{pid}/task").glob("*/children"):
-                    pids += map(int, children.read_text(encoding="ascii").split())
+                pids += child_processes(pid)
                 lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()
                 total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
         return total
 
     def forget_peak(self) -> None:
-        """Reset the peak to the current memory."""
+        """Reset the peak of the memory to what is in use now."""
         Path(f"/proc/{self.pid}/clear_refs").write_text("5")
-
-    def cpu_s(self) -> float:
-        """Processor seconds of all its threads."""
-        return process_cpu_s(self.pid)
 
     def __enter__(self) -> Self:
         return self

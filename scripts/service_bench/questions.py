@@ -3,6 +3,7 @@
 import base64
 import itertools
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,9 +65,13 @@ def all_questions() -> list[Question]:
 
 
 class Workload:
-    """Endless request bodies; with `is_new`, each has a picture that the server has not seen before."""
+    """Endless request bodies; with `is_new`, each has a picture that the server has not seen before.
 
-    def __init__(self, questions: list[Question], *, is_new: bool) -> None:
+    `expected` has the right answer to each question.
+    """
+
+    def __init__(self, questions: Sequence[Question], *, is_new: bool, expected: Sequence[str] = ()) -> None:
+        self.expected, self.num_questions = expected, len(questions)
         self._bodies = [question.around() for question in questions]
         self._is_new = is_new
         self._numbers = itertools.count(1)

@@ -1,14 +1,24 @@
-"""Invalid requests, each with the expected status and code."""
+"""Invalid requests, each with the expected status and code, and what a server answers: status, time and memory."""
 
+import asyncio
 import base64
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from llama_adapter.app.serving.online.types import ServiceLimits
+from scripts.common import process_mib, tell
 from scripts.service_bench import bad_files
-from scripts.service_bench.exchange import request_head
+from scripts.service_bench.client import exchange, request_head
+from scripts.service_bench.load import warm_up
+from scripts.service_bench.process import ServerProcess
+from scripts.service_bench.questions import Workload, captions
+from scripts.service_bench.site import COMMAND, RedirectingSite
+
+_SETTLE_S = 0.3  # wait before measuring the memory that a request leaves behind
 
 _HOSTS = {  # allowed hosts of site.py that must not be fetched from: what each name resolves to, and the error code
     "private.test": ("its name leads to 10.0.0.1", "image_host_not_allowed"),
@@ -120,9 +130,10 @@ def remote_cases(port: int) -> Iterator[Case]:
     )
 
 
-def allowed_hosts(port: int) -> list[str]:
-    """Values of `--allow-url-host` for these cases."""
-    return [f"http://{name}:{port}" for name in ("pictures.test", *_HOSTS)]
+def host_flags(port: int) -> list[str]:
+    """The flags `--allow-url-host` of a server for these cases."""
+    hosts = (f"http://{name}:{port}" for name in ("pictures.test", *_HOSTS))
+    return [flag for host in hosts for flag in ("--allow-url-host", host)]
 
 
 def body_cases() -> Iterator[Case]:
@@ -175,3 +186,49 @@ def _never() -> Iterator[bytes]:
 def all_cases(port: int) -> list[Case]:
     """All cases; `port` is that of the site with redirects."""
     return [*picture_cases(), *url_cases(), *remote_cases(port), *body_cases()]
+
+
+def measure_refusals(settings: object) -> dict[str, Any]:
+    """Send every case to one server, between questions about all samples."""
+    questions = captions()
+    known = Workload(questions, is_new=False)
+    with RedirectingSite() as site, ServerProcess(*host_flags(site.port), command=COMMAND) as server:
+        asyncio.run(warm_up(server, known, number=len(questions)))
+        resident_mb = process_mib(server.pid)
+        rows = [_row(server, case) for case in all_cases(site.port)]
+        asyncio.run(warm_up(server, known, number=len(questions)))
+        resident_after_mb = process_mib(server.pid)
+        rows.append(_row(server, _largest()))
+    return {"rows": rows, "resident_mb": resident_mb, "resident_after_mb": resident_after_mb}
+
+
+def _largest() -> Case:
+    num_pixels = ServiceLimits().max_pixels
+    return Case(
+        name=f"not refused: the largest picture that is read, {num_pixels / 1e6:.0f} megapixels",
+        pieces=lambda: posted(chat(data_uri(bad_files.largest_picture(num_pixels=num_pixels)))),
+        status=200,
+        code="",
+    )
+
+
+def _row(server: ServerProcess, case: Case) -> dict[str, Any]:
+    pieces = case.pieces()
+    before = process_mib(server.pid)
+    with suppress(OSError):  # without permission to reset the peak, growth is measured from the peak so far
+        server.forget_peak()
+    peak_before = process_mib(server.pid, "VmHWM")
+    came = exchange(server.host, server.port, pieces)
+    peak = process_mib(server.pid, "VmHWM")
+    time.sleep(_SETTLE_S)
+    is_right = (came.status, came.code) == (case.status, case.code)
+    tell(f"{'ok' if is_right else 'WRONG'}: {case.name}: {came.status} {came.code} {came.message}")
+    return {
+        "name": case.name,
+        "status": came.status,
+        "code": came.code,
+        "is_right": is_right,
+        "ms": came.ms,
+        "peak_mb": max(0.0, peak - peak_before),
+        "left_mb": process_mib(server.pid) - before,
+    }

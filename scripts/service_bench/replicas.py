@@ -6,16 +6,25 @@ import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from scripts.common import in_turn, process_cpu_s, tell
 from scripts.service_bench.client import Reply
-from scripts.service_bench.load import TIMEOUT_S, keep_asking, percentiles_ms, run_load, shown_outcome, summary, warm_up
+from scripts.service_bench.load import (
+    TIMEOUT_S,
+    Sample,
+    keep_asking,
+    percentiles_ms,
+    run_load,
+    shown_outcome,
+    summary,
+    warm_up,
+)
 from scripts.service_bench.process import ServerProcess
-from scripts.service_bench.questions import Question, Workload
+from scripts.service_bench.questions import Workload
 
 READY = re.compile(r"replica (\S+) is ready: process (\d+) on ")
 READY_S = 180.0  # time limit for a replica to load the model
@@ -53,30 +62,22 @@ def wait_for_replicas(server: ServerProcess, number: int) -> None:
 
 
 def measure_rates(
-    questions: list[Question],
-    *,
-    numbers: Sequence[int],
-    clients: Sequence[int],
-    rounds: int,
-    seconds: float,
-    expected: Sequence[str],
+    workloads: Mapping[str, Workload], *, numbers: Sequence[int], clients: Sequence[int], rounds: int, seconds: float
 ) -> list[dict[str, Any]]:
-    """Rows of all loads. Each round starts a fresh server for each number of replicas."""
+    """Rows of all loads; `workloads` are of new and of known pictures. Each round starts fresh servers."""
 
-    def run(number: int) -> list[dict[str, Any]]:
+    def run(number: int) -> list[tuple[str, Sample, float]]:
         with ServerProcess(*flags_of(number)) as server:
             wait_for_replicas(server, number)
             pids = replicas_of(server).values()
             samples = []
-            for is_new in (True, False):
-                workload = Workload(questions, is_new=is_new)
-                asyncio.run(warm_up(server, workload, number=2 * len(questions)))
+            for pictures, workload in workloads.items():
+                asyncio.run(warm_up(server, workload, number=2 * workload.num_questions))
                 for count in clients:
                     before = sum(map(process_cpu_s, pids))
-                    load = run_load(server, workload, clients=count, seconds=seconds, expected=expected)
-                    sample = asyncio.run(load)
+                    sample = asyncio.run(run_load(server, workload, clients=count, seconds=seconds))
                     share = (sum(map(process_cpu_s, pids)) - before) / seconds
-                    samples.append({"is_new": is_new, "clients": count, "sample": sample, "replicas_cpu_share": share})
+                    samples.append((pictures, sample, share))
             if number:
                 end(server)
         return samples
@@ -85,9 +86,9 @@ def measure_rates(
     rows = []
     for number, per_round in found.items():
         for same in zip(*per_round, strict=True):
-            row = summary([one["sample"] for one in same])
-            row |= {"replicas": number, "pictures": "new" if same[0]["is_new"] else "known"}
-            row["replicas_cpu_share"] = sum(one["replicas_cpu_share"] for one in same) / len(same)
+            kinds, samples, shares = zip(*same, strict=True)
+            row = summary(samples) | {"replicas": number, "pictures": kinds[0]}
+            row["replicas_cpu_share"] = sum(shares) / len(shares)
             rows.append(row)
             tell(f"{number} replicas, {row['pictures']}, {row['clients']} clients: {row['requests_per_s']:.1f}/s")
     return rows
@@ -99,14 +100,11 @@ def end(server: ServerProcess) -> int:
     return server.wait(timeout_s=TIMEOUT_S)
 
 
-def measure_kill(
-    questions: list[Question], *, clients: int, seconds: float, after_s: float, expected: Sequence[str]
-) -> dict[str, Any]:
+def measure_kill(workload: Workload, *, clients: int, seconds: float, after_s: float) -> dict[str, Any]:
     """Run a load through two replicas, and kill one of them after `after_s`."""
-    workload = Workload(questions, is_new=True)
     with ServerProcess(*flags_of(2)) as server:
         wait_for_replicas(server, 2)
-        asyncio.run(warm_up(server, workload, number=2 * len(questions)))
+        asyncio.run(warm_up(server, workload, number=2 * workload.num_questions))
         pid = next(iter(replicas_of(server).values()))
         replies, killed_at, ready_at = asyncio.run(
             _kill_under_load(server, workload, pid=pid, clients=clients, seconds=seconds, after_s=after_s)
@@ -125,7 +123,9 @@ def measure_kill(
         "outcomes": dict(Counter(shown_outcome(reply) for _, reply in replies)),
         "across": dict(Counter(shown_outcome(reply) for reply in across)),
         "across_ms": percentiles_ms([reply.total_s for reply in across]),
-        "num_wrong": sum(reply.text != expected[index] for index, reply in replies if reply.outcome == "answered"),
+        "num_wrong": sum(
+            reply.text != workload.expected[index] for index, reply in replies if reply.outcome == "answered"
+        ),
         "rates": rates,
         "replaced_s": ready_at - killed_at,
         "exit_code": exit_code,

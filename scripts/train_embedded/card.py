@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from llama_adapter.runtime.atomic_write import atomic_write
-from scripts.common import add_out, parser_of
+from scripts.common import DOCS, add_out, parser_of
 from scripts.pages import render
 
-PLACE = render.DOCS / "embedded-model.json"
+PLACE = DOCS / "embedded-model.json"
 TYPES = ("float32", "int8")
 
 

@@ -77,22 +77,8 @@ def evaluate(
     if not report.exists():
         tell(f"evaluating {out.name}")
         model = [] if bundle is None else ["--model", str(bundle)]
-        _run(
-            [
-                "eval",
-                str(data),
-                "--split",
-                "test",
-                "--task",
-                task,
-                "--out",
-                str(out),
-                "--quiet",
-                "--reader",
-                "thread",
-                *model,
-            ]
-        )
+        flags = ["--split", "test", "--task", task, "--out", str(out), "--quiet", "--reader", "thread"]
+        _run(["eval", str(data), *flags, *model])
     figures: dict[str, dict[str, float]] = json.loads(report.read_text(encoding="utf-8"))["figures"]
     return figures
 

@@ -9,7 +9,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from scripts.pages.render import DOCS, read
+from scripts.common import DOCS
+from scripts.pages.render import read
 
 
 def draw(figures: Mapping[str, Any], path: Path) -> None:

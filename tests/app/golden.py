@@ -1,41 +1,20 @@
 """The golden checkpoints in the form that a user gives them, and the reference's answers."""
 
-import json
 from pathlib import Path
 from typing import Any
 
+from tests.parity.golden import GENERATE, GOLDEN, model_flags, picture
+from tests.parity.golden import model_options as model_options
+
 ROOT = Path(__file__).resolve().parents[2]
-GOLDEN = ROOT / "tests" / "golden"
 PICTURES = GOLDEN / "images"
 
-CASES: list[dict[str, Any]] = json.loads((GOLDEN / "cases.json").read_text(encoding="utf-8"))["generate"]
-
-
-def model_options(adapter: str = "BIAS-TINY", *, llama_type: str = "TINY") -> dict[str, Any]:
-    """The arguments of `Captioner.load`."""
-    return {
-        "llama_dir": str(GOLDEN / "LLaMA"),
-        "llama_type": llama_type,
-        "adapter": str(GOLDEN / "adapters" / f"{adapter}.pth"),
-        "clip": str(GOLDEN / "CLIP" / "tiny-vit-torchscript.pt"),
-        "visual_heads": 4,
-    }
-
-
-def model_flags(adapter: str = "BIAS-TINY", *, llama_type: str = "TINY") -> list[str]:
-    """The flags of the command line."""
-    options = model_options(adapter, llama_type=llama_type)
-    return [part for name, value in options.items() for part in ("--" + name.replace("_", "-"), str(value))]
-
-
-def picture(name: str = "shapes_200x300.jpg") -> str:
-    """The path of a golden picture."""
-    return str(PICTURES / name)
+CASES = list(GENERATE.values())
 
 
 def case(name: str) -> dict[str, Any]:
     """The reference's case with this name."""
-    return next(case for case in CASES if case["name"] == name)
+    return GENERATE[name]
 
 
 def case_runs(case: dict[str, Any], *, raw: bool = False) -> list[tuple[list[str], list[str]]]:

@@ -8,8 +8,8 @@ import pytest
 from llama_adapter.app.captioning.captioner import Captioner, TextDelta
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.serving.online.service import Ask, Service
+from tests.app.serving.web.browser import Gate
 from tests.cuda.device import DEVICE, GRAPHS, loaded
-from tests.e2e.browser import Gate
 
 CAPTION = "Generate caption of this image"
 PICTURE = sample_pictures() / "12-red-star.jpg"

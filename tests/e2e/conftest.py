@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.browser import Browser, ServedPage, Visit, chromium, serve_page
+from tests.app.serving.web.browser import Browser, ServedPage, Visit, chromium, serve_page
 
 
 @pytest.fixture(scope="module")

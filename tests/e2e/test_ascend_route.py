@@ -17,9 +17,10 @@ from llama_adapter.app.command_line.main import main
 from llama_adapter.app.jobs.wording import one_line
 from tests.app.exported import shared_encoder
 from tests.app.golden import GOLDEN, ROOT, model_options
-from tests.fakes.exported import embedded_onnx, golden_onnx
+from tests.fakes.exported import embedded_onnx
 from tests.npu import conftest
 from tests.npu.wheel import FakeNpu
+from tests.parity.exported import golden_onnx
 
 pytestmark = pytest.mark.slow
 

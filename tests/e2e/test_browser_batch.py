@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.browser import SAMPLES, ServedPage, Visit, expect, is_in_window, until
+from tests.app.serving.web.browser import SAMPLES, ServedPage, Visit, expect, is_in_window, until
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from llama_adapter.app.models.resources import sample_pictures
-from tests.e2e.browser import Browser, ServedPage, Visit, expect, is_in_window
+from tests.app.serving.web.browser import Browser, ServedPage, Visit, expect, is_in_window
 
 pytestmark = pytest.mark.slow
 

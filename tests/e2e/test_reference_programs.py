@@ -14,8 +14,8 @@ from llama_adapter import Captioner, RawPrompt
 from llama_adapter.app.command_line.main import main
 from llama_adapter.app.compat.reference import llama
 from tests.app.golden import GOLDEN, ROOT, model_options, picture
-from tests.fakes.exported import golden_onnx
 from tests.fakes.om_format import write_fake_om
+from tests.parity.exported import golden_onnx
 
 pytestmark = pytest.mark.slow
 

@@ -1,13 +1,11 @@
-"""Encoders of the embedded and the golden model as torch, ONNX and OM, made once per test run."""
+"""Encoders of the embedded model as torch, ONNX and OM, made once per test run."""
 
 import copy
 import fcntl
 import functools
-import io
 import os
-import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +14,8 @@ import onnx
 import torch
 from onnx import numpy_helper
 
-from llama_adapter.app.command_line.main import main
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel
-from llama_adapter.llm.load import decoder_from_state
-from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.runtime.graphs.card import GraphDtype
 from llama_adapter.runtime.graphs.open_session import GraphSpec
 from llama_adapter.runtime.graphs.sidecar import OmInput, OmSidecar, file_sha256, write_sidecar
@@ -30,11 +25,8 @@ from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
 from llama_adapter.vision.export import export_onnx
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.preprocess import preprocess
-from tests.app.golden import GOLDEN, picture
 from tests.bounds import Float64, jittered, rounding_module, spread
 from tests.fakes.om_format import write_fake_om
-from tests.llm.toys import forward
-from tests.parity.golden import model as golden_model
 
 ROOT = Path(__file__).resolve().parents[2]
 SOC = "Ascend310P3"
@@ -43,12 +35,12 @@ SOC = "Ascend310P3"
 @functools.cache
 def embedded_encoder() -> PictureEncoder:
     """The encoder of the embedded model, in float32."""
-    model = _embedded()
+    model = embedded()
     return encoder_from_state(model.vision_config, model.vision_state)
 
 
 @functools.cache
-def _embedded() -> LoadedModel:
+def embedded() -> LoadedModel:
     return load_bundle(ROOT / "assets" / "embedded", dtype=torch.float32)
 
 
@@ -58,38 +50,6 @@ def embedded_onnx(dtype: GraphDtype = "float32") -> Path:
         if is_missing:
             encoder = embedded_encoder()
             export_onnx(encoder.config, encoder.state_dict(), path, name="embedded", dtype=dtype)
-    return path
-
-
-def golden_onnx() -> Path:
-    """The encoder of BIAS-TINY in float32, made by the command. Files .out and .err next to it have stdout and stderr.
-
-    Tests must not change the file.
-    """
-    with made_once("golden.onnx") as (path, is_missing):
-        if is_missing:
-            flags = ["--adapter", str(GOLDEN / "adapters" / "BIAS-TINY.pth"), "--visual-heads", "4"]
-            flags += ["--clip", str(GOLDEN / "CLIP" / "tiny-vit-torchscript.pt"), "--pictures", picture()]
-            said = {".out": io.StringIO(), ".err": io.StringIO()}
-            with redirect_stdout(said[".out"]), redirect_stderr(said[".err"]):
-                assert main(["export", "onnx", *flags, "--out", str(path)]) == 0
-            for suffix, text in said.items():
-                path.with_suffix(suffix).write_text(text.getvalue())
-    return path
-
-
-def golden_bgr_onnx() -> Path:
-    """The encoder of BIAS-TINY as a BGR model, float16, opset 17, made without output.
-
-    Tests must not change the file.
-    """
-    with made_once("golden-bgr.onnx") as (path, is_missing):
-        if is_missing:
-            encoder = golden_model("BIAS-TINY", channel_order="bgr").encoder
-            with redirect_stdout(io.StringIO()) as said, redirect_stderr(said), warnings.catch_warnings():
-                warnings.simplefilter("error")
-                export_onnx(encoder.config, encoder.state_dict(), path, name="tiny", dtype="float16", opset=17)
-            assert said.getvalue() == ""
     return path
 
 
@@ -133,33 +93,6 @@ def query_limit(dtype: GraphDtype = "float32") -> float:
         return spread(rounding_module(encoder, torch.float16)(pixels), exact)
     # One of the pictures is several times as sensitive as the others.
     return spread(sample_queries(), exact, *(jittered(encoder, seed=seed)(pixels) for seed in range(4)))
-
-
-@functools.cache
-def choice_limit() -> float:
-    """How far apart the embedded model's probabilities of choices may be, relative to them, by two float32 programs.
-
-    They are softmax of the choices' log-probabilities, and a difference of two of these is the relative difference.
-    """
-    model, pixels = _embedded(), torch.from_numpy(sample_pixels())
-    encoder, decoder = embedded_encoder(), decoder_from_state(model.decoder_config, model.decoder_state)
-    prompt = model.tokenizer.encode("Is there a red star?")
-
-    def scores(encoder: PictureEncoder, decoder: LlamaAdapterDecoder) -> torch.Tensor:
-        prefix, found = decoder.project_prefix(encoder(pixels)), []
-        for choice in ("yes", "no"):
-            ids = torch.tensor([*prompt, *model.tokenizer.encode(choice)[1:], model.tokenizer.eos_id])
-            logprobs = decoder.logits(forward(decoder, ids.expand(len(pixels), -1), prefix)).log_softmax(-1)
-            found.append(
-                logprobs[:, len(prompt) - 1 : -1].gather(2, ids[len(prompt) :].expand(len(pixels), -1)[..., None])
-            )
-        return torch.stack([part.sum((1, 2)) for part in found])
-
-    others = [scores(jittered(encoder, seed=seed), jittered(decoder, seed=seed)) for seed in range(2)]
-    computed = scores(encoder, decoder)
-    with Float64():
-        exact = scores(copy.deepcopy(encoder).double(), copy.deepcopy(decoder).double())
-    return 2 * spread(computed, exact, *others)
 
 
 def without_card(encoder: Path, target: Path, *, is_ours: bool = False, green_std: float = 0.26130258) -> Path:

@@ -1,4 +1,4 @@
-"""The reference's data, and our models built from its checkpoints with the production converter."""
+"""The reference's data, its checkpoints as a user gives them, and our models built from them."""
 
 import copy
 import functools
@@ -105,6 +105,28 @@ def decoder_state(
     source = (open_huggingface if "HF" in llama else open_meta)(GOLDEN / llama)
     opened = None if adapter is None else open_adapter(GOLDEN / "adapters" / f"{adapter}.pth")
     return build_decoder(source, opened, dtype=dtype)
+
+
+def model_options(adapter: str = "BIAS-TINY", *, llama_type: str = "TINY") -> dict[str, Any]:
+    """The arguments of `Captioner.load`."""
+    return {
+        "llama_dir": str(GOLDEN / "LLaMA"),
+        "llama_type": llama_type,
+        "adapter": str(GOLDEN / "adapters" / f"{adapter}.pth"),
+        "clip": str(GOLDEN / "CLIP" / "tiny-vit-torchscript.pt"),
+        "visual_heads": 4,
+    }
+
+
+def model_flags(adapter: str = "BIAS-TINY", *, llama_type: str = "TINY") -> list[str]:
+    """The flags of the command line."""
+    options = model_options(adapter, llama_type=llama_type)
+    return [part for name, value in options.items() for part in ("--" + name.replace("_", "-"), str(value))]
+
+
+def picture(name: str = "shapes_200x300.jpg") -> str:
+    """The path of a golden picture."""
+    return str(GOLDEN / "images" / name)
 
 
 def max_difference(ours: Tensor, golden: Tensor) -> float:

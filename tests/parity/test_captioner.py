@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from llama_adapter import Captioner
-from tests.app.golden import model_options
-from tests.parity.golden import CASES, GENERATE, GOLDEN
+from tests.parity.golden import CASES, GENERATE, GOLDEN, model_options
 
 
 def load(adapter: str, **options: Any) -> Captioner:

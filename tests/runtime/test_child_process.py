@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from llama_adapter.runtime.child_process import ask_child, broken, ok
-from tests.app.golden import ROOT
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(

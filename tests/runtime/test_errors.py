@@ -32,9 +32,9 @@ from llama_adapter.runtime.partial import named_after, partial_folder
 from llama_adapter.runtime.problems import RULES, describe, rule_for
 from llama_adapter.runtime.terminal.run_guarded import format_problem, run_guarded, terminated_as_interrupted
 from llama_adapter.vision.errors import PictureError
-from tests.app.golden import ROOT
 
 # Errors that are always caught by our code, which then raises a public error.
+ROOT = Path(__file__).resolve().parents[2]
 INTERNAL = {
     *("PickleError", "ForeignObjectError", "CompressedError"),  # caught by `read_tensor_file`
     "CollectiveError",  # caught by `RankGroup`

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from llama_adapter.app.models.random_model import decoder_config, parse_size
-from scripts.bench_parallel import main
-from scripts.parallel_cost import H100, Machine, link_bytes, num_weights, step
+from scripts.bench_parallel import H100, Machine, link_bytes, main, num_weights, step
 
 
 @pytest.mark.slow

@@ -3,16 +3,15 @@
 import pytest
 import torch
 
-from scripts.bench_training import QUICK, Way, _gain, time_steps
+from scripts.bench_training import QUICK, _gain, time_steps
 from scripts.peers.huggingface import llama_config
-from scripts.training_bench.batch import random_batch, random_llama
-from scripts.training_bench.programs import _base_state, _config, open_program
+from scripts.training_programs import _config, huggingface_state, open_program, random_batch, random_llama
 
 
 @pytest.mark.parametrize("program", ["ours", "ours, with pictures"])
 def test_steps_are_timed_and_lower_the_loss(program: str) -> None:
     threads = torch.get_num_threads()
-    measured = time_steps(Way(program, "float32", threads), QUICK)
+    measured = time_steps(program, "float32", threads, QUICK)
 
     assert measured["step_s"] > 0
     assert measured["last_loss"] < measured["first_loss"]
@@ -29,7 +28,7 @@ def test_the_loss_is_that_of_transformers_over_the_same_weights() -> None:
     _, loss_of = open_program("ours", llama, dtype=torch.float32)
     settings = llama_config(_config(llama, num_adapter_layers=0), dtype=torch.float32)
     theirs = transformers.LlamaForCausalLM(settings)
-    theirs.load_state_dict(_base_state(llama))
+    theirs.load_state_dict(huggingface_state(llama))
     labels = batch.labels_BS.masked_fill(batch.labels_BS == 0, -100)
     expected = theirs(input_ids=batch.tokens_BS, labels=labels).loss
     assert float(loss_of(batch).detach()) == pytest.approx(float(expected.detach()), rel=1e-5)

@@ -68,7 +68,7 @@ def test_outliers_do_not_change_what_the_decoder_computes() -> None:
 def test_forced_logits_lead_to_the_greedy_answer() -> None:
     pictures = list(map(str, sample_files()[:3]))
     answers = Captioner.load().generate(pictures)
-    halves = Halves(Variant(name="float32"))
+    halves = Halves(mixed_model(Variant(name="float32")))
 
     logits = halves.answer_logits(halves.visual_queries(pictures), [answer.token_ids for answer in answers])
 

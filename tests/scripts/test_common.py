@@ -2,17 +2,19 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 
-from scripts.common import in_turn, parse_settings, run_bench
-from scripts.pages.render import DOCS, read
+from scripts.bench import parse_settings, run_bench
+from scripts.common import DOCS, in_turn
+from scripts.pages.render import read
 
 
 @dataclass(frozen=True)
 class Settings:
-    seconds: float = 2.5
-    clients: tuple[int, ...] = (1, 8)
+    seconds: Annotated[float, ""] = 2.5
+    clients: Annotated[tuple[int, ...], ""] = (1, 8)
     other: str = "kept"
 
 
@@ -20,8 +22,7 @@ FULL, QUICK = Settings(), Settings(seconds=0.5, clients=(1,))
 
 
 def parsed(*arguments: str) -> tuple[Settings, Path | None]:
-    flags = {"seconds": "", "clients": ""}
-    return parse_settings("", arguments, page="x", full=FULL, quick=QUICK, flags=flags)[:2]
+    return parse_settings("", arguments, page="x", full=FULL, quick=QUICK)[:2]
 
 
 def test_flags_replace_fields_of_the_settings() -> None:
@@ -39,7 +40,7 @@ def test_chosen_parts_are_measured_and_written_with_their_circumstances(tmp_path
     parts = {name: lambda settings, name=name: {"seconds": settings.seconds, "is": name} for name in "ab"}
     flags = ["--quick", "--out", str(tmp_path), "--part", "b"]
 
-    found = run_bench("", flags, measure=parts, page="jobs", packages=["numpy"], full=FULL, quick=QUICK, flags={})
+    found = run_bench("", flags, measure=parts, page="jobs", packages=["numpy"], full=FULL, quick=QUICK)
 
     assert found == read("jobs", tmp_path)
     assert found.keys() == {"b"}

@@ -6,7 +6,7 @@ import torch
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 from llama_adapter.runtime.devices.cpu_linear import NativeLinear
 from scripts.common import sample_files
-from scripts.input_scales_report import GpuLayers, Prepared, Variant, largest_inputs, rounded_layers
+from scripts.input_scales_report import GpuLayers, Variant, largest_inputs, prepared, rounded_layers
 
 
 @pytest.mark.slow
@@ -15,7 +15,7 @@ def test_the_encoder_can_have_scales_too(tmp_path_factory: pytest.TempPathFactor
     pictures = [str(file) for file in sample_files()[:4]]
 
     scales = largest_inputs(bundle, pictures)
-    dynamic, static = (Prepared(Variant(name="", bundle=bundle, backend=GpuLayers(given))) for given in ((), scales))
+    dynamic, static = (prepared(Variant(name="", bundle=bundle, backend=GpuLayers(given))) for given in ((), scales))
 
     layers = rounded_layers(static.encoder)
     assert [layer.input_scale for layer in layers] == scales

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from jinja2 import UndefinedError
 
-from scripts.pages.render import DOCS, PAGES, read, render, save_part
+from scripts.common import DOCS
+from scripts.pages.render import PAGES, read, render, save_part
 
 
 @pytest.mark.parametrize("name", PAGES)

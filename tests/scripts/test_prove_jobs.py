@@ -7,8 +7,8 @@ import pytest
 from llama_adapter.app.jobs.records.index import RecordIndex
 from llama_adapter.app.jobs.records.record import read_records
 from scripts.job_proofs.drawings import write_drawings, write_variations
-from scripts.job_proofs.resuming import time_scan
 from scripts.pages.render import read
+from scripts.prove_jobs import time_scan
 
 
 def test_committed_results_keep_the_promises() -> None:

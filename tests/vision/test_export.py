@@ -25,7 +25,8 @@ from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.encoder import PictureEncoder
 from llama_adapter.vision.export import BOUNDS, compare, export_onnx, judge
 from tests.bounds import sums
-from tests.fakes.exported import golden_bgr_onnx, golden_onnx, open_onnx
+from tests.fakes.exported import open_onnx
+from tests.parity.exported import golden_bgr_onnx, golden_onnx
 from tests.parity.golden import PICTURES, model, pixels
 
 pytestmark = pytest.mark.slow

@@ -19,33 +19,11 @@ from llama_adapter.llm.weights.build import decoder_tensors, plan_decoder
 from llama_adapter.llm.weights.meta import open_meta
 from llama_adapter.runtime.schemes import QUANTISED, Precision
 from tests.app.golden import GOLDEN, model_options, picture
+from tests.app.models.adapters import DIM, HEADS, LAYERS, chat_adapter
 
 LLAMA = {"llama_dir": str(GOLDEN / "LLaMA"), "llama_type": "TINY"}
-DIM, FFN, LAYERS, HEADS, EPS = 64, 192, 4, 4, 1e-6
-MATRICES = {
-    "attention.wq": (DIM, DIM),
-    "attention.wk": (DIM, DIM),
-    "attention.wv": (DIM, DIM),
-    "attention.wo": (DIM, DIM),
-    "feed_forward.w1": (FFN, DIM),
-    "feed_forward.w2": (DIM, FFN),
-    "feed_forward.w3": (FFN, DIM),
-}
+EPS = 1e-6
 PROMPTS = [[1, 5, 9, 200], [1, 44, 17]]
-
-
-def chat_adapter(place: Path, **changes: torch.Tensor) -> dict[str, torch.Tensor]:
-    """An adapter file in the form of the release: float32 vectors under "model"; `changes` replace or add tensors."""
-    generator = torch.Generator().manual_seed(0)
-    tensors: dict[str, torch.Tensor] = {}
-    for layer in range(LAYERS):
-        for name, (outputs, inputs) in MATRICES.items():
-            tensors[f"layers.{layer}.{name}_bias"] = torch.randn(outputs, generator=generator) * 0.1
-            tensors[f"layers.{layer}.{name}_scale"] = 1 + torch.randn(inputs, generator=generator) * 0.3
-        for name in ("attention_norm", "ffn_norm"):
-            tensors[f"layers.{layer}.{name}.weight"] = 1 + torch.randn(DIM, generator=generator) * 0.3
-    torch.save({"model": tensors | changes}, place)
-    return tensors
 
 
 def logits_of(adapter: dict[str, torch.Tensor], token_ids: list[int]) -> torch.Tensor:

@@ -17,7 +17,7 @@ from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.llm.exported.card import read_card
 from tests.app.exported import exported_embedded, exported_golden
 from tests.app.golden import model_options
-from tests.fakes.exported import choice_limit
+from tests.parity.exported import choice_limit
 from tests.parity.golden import GOLDEN, GROUPS, batch
 from tests.parity.test_captioner import answer
 

@@ -11,7 +11,7 @@ from llama_adapter import Captioner, GraphError, TextDelta
 from tests.app.captioning.test_exported import CHOICES, DRAWN, PROMPTS, SAMPLE_PROMPTS, SAMPLES
 from tests.app.exported import om_embedded, om_golden
 from tests.app.golden import model_options
-from tests.fakes.exported import choice_limit
+from tests.parity.exported import choice_limit
 from tests.parity.golden import GROUPS, batch
 from tests.parity.test_captioner import answer
 from tests.runtime.graphs import conftest

@@ -12,7 +12,7 @@ from llama_adapter import Captioner, CheckpointError
 from llama_adapter.__main__ import main
 from llama_adapter.app.models.resources import sample_pictures
 from tests.app.exported import exported_embedded
-from tests.fakes.exported import choice_limit
+from tests.parity.exported import choice_limit
 from tests.parity.golden import GOLDEN
 
 LLAMA = {"llama_dir": GOLDEN / "LLaMA-HF/TINY"}

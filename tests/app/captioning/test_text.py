@@ -24,6 +24,7 @@ from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.schemes import QUANTISED, Precision
 from llama_adapter.vision.pixels import zero_picture
 from tests.app.golden import GOLDEN, model_options, picture
+from tests.app.models.adapters import DIM, HEADS, LAYERS, v1_adapter
 
 PROMPTS: list[Prompt] = [
     "Name a colour.",
@@ -173,17 +174,6 @@ def test_llama_alone_answers_with_fewer_bits(precision: Precision) -> None:
 # Adapters of LLaMA-Adapter V1
 
 
-def v1_adapter(place: Path, *, heads: int = 4, num_layers: int = 2) -> dict[str, torch.Tensor]:
-    """An adapter in the form of V1's files: random queries for the last layers, and a gate for each layer."""
-    generator = torch.Generator().manual_seed(0)
-    tensors = {"adapter_query.weight": torch.randn(10 * num_layers, DIM, generator=generator)}
-    for layer in range(LAYERS):
-        gate = torch.randn(1, heads, 1, 1, generator=generator) if heads > 1 else torch.tensor([0.8])
-        tensors[f"layers.{layer}.attention.gate"] = gate
-    torch.save(tensors, place)
-    return tensors
-
-
 def logits_of_v1(adapter: dict[str, torch.Tensor], token_ids: list[int]) -> torch.Tensor:
     """Next-token logits of a plain float64 LLaMA with V1's attention, computed one head and one token at a time."""
     w = {
@@ -229,7 +219,6 @@ def logits_of_v1(adapter: dict[str, torch.Tensor], token_ids: list[int]) -> torc
 
 LLAMA_FOLDER = GOLDEN / "LLaMA" / "TINY"
 PARAMS = json.loads((LLAMA_FOLDER / "params.json").read_text(encoding="utf-8"))
-DIM, HEADS, LAYERS = PARAMS["dim"], PARAMS["n_heads"], PARAMS["n_layers"]
 
 
 @pytest.mark.proves("LLaMA-Adapter V1 for texts", "CPU")

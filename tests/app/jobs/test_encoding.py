@@ -24,7 +24,7 @@ from llama_adapter.app.pictures.prefixes.file import PrefixRow, StoredPicture, r
 from tests.app.command import Ran, Run
 from tests.app.exported import exported_embedded, exported_golden
 from tests.app.golden import ROOT, model_flags, model_options, picture
-from tests.fakes.exported import golden_onnx
+from tests.parity.exported import golden_onnx
 
 BROKEN = ROOT / "assets" / "broken"
 NAMES = ("shapes_200x300.jpg", "noise_128x96.png", "rgba_180x140.png")

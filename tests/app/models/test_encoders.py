@@ -26,7 +26,8 @@ from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.config import VisionConfig
 from tests.app.assembled import assemble_sources
 from tests.app.golden import model_options, picture
-from tests.fakes.exported import golden_bgr_onnx, golden_onnx, without_card
+from tests.fakes.exported import without_card
+from tests.parity.exported import golden_bgr_onnx, golden_onnx
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ import pytest
 from llama_adapter.app.command_line.main import main
 from llama_adapter.app.jobs.records.record import read_records
 from llama_adapter.runtime.terminal.stderr_lines import can_overwrite_lines, say
-from tests.app.golden import model_flags, picture
+from tests.parity.golden import model_flags, picture
 
 WAYS = ["reader gone", "disk full"]
 

@@ -8,20 +8,19 @@ from typing import Any
 
 import pytest
 
-from scripts.bench_peers import main
+from scripts.bench_peers import load, main, save
 from scripts.pages.render import render
 from scripts.peers import rounds
 from scripts.peers.child import OPENERS, PRECISIONS, answer
 from scripts.peers.measuring import MemoryReader, measure_decoder, median_of_warm
 from scripts.peers.processes import Child, Children
-from scripts.peers.results import Missing, Results, Row, load, save
+from scripts.peers.report import OURS as OUR_SHARES
+from scripts.peers.report import share_of
+from scripts.peers.results import Missing, Results, Row
 from scripts.peers.rounds import Plan, run_rounds
-from scripts.peers.shares import OURS as OUR_SHARES
-from scripts.peers.shares import share_of
 from scripts.peers.sizes import DECODERS, ENCODERS
-from scripts.peers.table import DEVICES, ENGINES, MACHINES, chosen_engines
+from scripts.peers.table import DEVICES, ENGINES, MACHINES, Figure, Reply, Task, chosen_engines
 from scripts.peers.targets import TARGETS, Target, check
-from scripts.peers.task import Figure, Reply, Task
 
 OURS, OURS_INT8, HUGGING_FACE = (
     chosen_engines([name], "decode")[0] for name in ("ours-float32", "ours-int8", "hf-float32")

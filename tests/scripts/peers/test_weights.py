@@ -1,4 +1,4 @@
-"""The other programs' weights are our weights under other names, and they compute the same."""
+"""The other programs' weights are ours under other names. They and the reference's loop give our engine's answers."""
 
 import importlib
 from contextlib import AbstractContextManager, nullcontext
@@ -10,18 +10,24 @@ import torch
 from torch import Tensor
 
 from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.llm.engine.requests import GenerateRequest
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.weights.names import half_split
 from llama_adapter.runtime.devices import open_backend
 from llama_adapter.vision.encoder import encoder_from_state
-from scripts.peers.gguf_file import gguf_tensors, interleaved
+from scripts.peers.files import gguf_tensors, write_gguf
 from scripts.peers.huggingface import CacheKind, HuggingFaceDecoder, HuggingFaceVision
 from scripts.peers.measuring import DecoderEngine
 from scripts.peers.ours import OurDecoder
+from scripts.peers.reference import ReferenceLoop
 from scripts.peers.sizes import prompt_ids
 from scripts.peers.weights import bare_tower, decoder_sizes, decoder_state, encoder_state
 from tests.bounds import Float64, difference, spread
-from tests.llm.toys import open_runner
+from tests.llm.toys import drain, open_runner
 
 EOS_ID = 2
+NUM_NEW_TOKENS = 8  # of the reference's loop
 
 
 def without_adapter() -> tuple[DecoderConfig, dict[str, Tensor]]:
@@ -97,26 +103,21 @@ def test_hugging_face_gives_the_same_features() -> None:
         assert difference(theirs, ours) <= spread(ours, exact)
 
 
-def test_query_rows_go_from_halves_to_pairs() -> None:
-    rows = torch.tensor([[0.0], [1.0], [2.0], [3.0]])
-
-    assert interleaved(rows, num_heads=1).flatten().tolist() == [0.0, 2.0, 1.0, 3.0]
-    assert interleaved(torch.cat([rows, rows + 4]), num_heads=2).flatten().tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
-
-
 def test_every_weight_of_a_plain_llama_is_in_the_gguf_file() -> None:
     config, state = without_adapter()
 
-    written = sum(tensor.numel() for _, tensor in gguf_tensors(state, config))
+    named = dict(gguf_tensors(state, config))
 
     ours = {name: tensor for name, tensor in state.items() if not name.startswith("adapter.")}
+    written = sum(tensor.numel() for tensor in named.values())
     assert written == sum(tensor.numel() for name, tensor in ours.items() if not name.endswith("bias"))
+    rows = {part: named[f"blk.0.attn_{part}.weight"] for part in "qkv"}
+    in_our_order = [half_split(rows["q"], config.num_heads), half_split(rows["k"], config.num_heads), rows["v"]]
+    assert torch.equal(torch.cat(in_our_order), state["layers.0.attention.qkv.weight"])
 
 
 def test_a_gguf_file_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     import gguf
-
-    from scripts.peers.gguf_file import write_gguf
 
     config, state = without_adapter()
     write_gguf(state, config, tmp_path / "float32.gguf", dtype="f32")
@@ -134,7 +135,6 @@ def test_a_gguf_file_is_read_back_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("spread", [False, True])
 def test_llama_cpp_gives_the_same_tokens(tmp_path: Path, spread: bool) -> None:
     pytest.importorskip("llama_cpp", reason="llama-cpp-python is compiled for minutes; the peers' benchmark needs it")
-    from scripts.peers.gguf_file import write_gguf
     from scripts.peers.llama_cpp import LlamaCpp
 
     config, state = without_adapter()
@@ -142,3 +142,29 @@ def test_llama_cpp_gives_the_same_tokens(tmp_path: Path, spread: bool) -> None:
     theirs = LlamaCpp(tmp_path / "float32.gguf", num_rows=3, num_threads=1)
 
     assert some_steps(theirs, spread=spread) == some_steps(our_decoder(config, state), spread=spread)
+
+
+@pytest.mark.parametrize("lengths", [(9, 9, 9), (5, 12, 8)], ids=["equal", "ragged"])
+def test_the_reference_loop_gives_the_greedy_tokens_of_our_engine(lengths: tuple[int, ...]) -> None:
+    config = decoder_sizes("tiny")
+    state = decoder_state(config, eos_id=EOS_ID)
+    prompts = [tuple(prompt_ids(row, length=length)) for row, length in enumerate(lengths)]
+    visual_query_BQD = torch.randn(
+        len(prompts), config.num_queries, config.dim, generator=torch.Generator().manual_seed(1)
+    )
+
+    loop = ReferenceLoop(state, config, num_rows=len(prompts))
+    rows = loop.generate(prompts, visual_query_BQD, num_new_tokens=NUM_NEW_TOKENS)
+
+    engine = Engine(open_runner(config, state, backend=open_backend("cpu"), num_slots=len(prompts)), eos_id=EOS_ID)
+    prefixes = engine.project_prefix(visual_query_BQD)
+    for index, (prompt, prefix) in enumerate(zip(prompts, prefixes, strict=True)):
+        sampling = SamplingParams(max_new_tokens=NUM_NEW_TOKENS)
+        engine.submit(GenerateRequest(id=index, prompt_ids=prompt, prefix=prefix, sampling=sampling))
+    ours: list[list[int]] = [[] for _ in prompts]
+    for output in drain(engine):
+        assert output.token_id is not None
+        ours[output.request_id].append(output.token_id)
+
+    # Like the reference, the loop ends with its longest row, so rows with shorter prompts get more tokens.
+    assert [row[:NUM_NEW_TOKENS] for row in rows] == ours

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from scripts.pages.render import DOCS, read
+from scripts.common import DOCS
+from scripts.pages.render import read
 from scripts.train_embedded.card import main, put_scores
 
 BUNDLE = DOCS.parent / "assets" / "embedded"

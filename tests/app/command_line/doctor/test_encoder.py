@@ -18,7 +18,8 @@ from llama_adapter.runtime.graphs.sidecar import OmInput, OmSidecar, file_sha256
 from llama_adapter.vision.card import EncoderCard
 from tests.app.assembled import assemble_sources
 from tests.app.golden import ROOT, model_options
-from tests.fakes.exported import golden_onnx, open_onnx, without_card
+from tests.fakes.exported import open_onnx, without_card
+from tests.parity.exported import golden_onnx
 
 pytestmark = pytest.mark.slow
 

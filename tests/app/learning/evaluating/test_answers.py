@@ -13,7 +13,7 @@ from llama_adapter.app.learning.labelled.reading import read_examples
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.pictures.inputs import PictureInput, QuestionFields
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from tests.fakes.exported import choice_limit
+from tests.parity.exported import choice_limit
 
 GREEDY = SamplingParams()
 

@@ -33,7 +33,7 @@ from llama_adapter.vision.preprocess import preprocess
 from scripts.pth2onnx import build_parser as build_script_parser
 from scripts.pth2onnx import main as script
 from tests.app.golden import GOLDEN, ROOT, picture
-from tests.fakes.exported import golden_onnx
+from tests.parity.exported import golden_onnx
 
 pytestmark = pytest.mark.slow
 

@@ -21,9 +21,8 @@ from llama_adapter.app.command_line.main import main
 from llama_adapter.app.models.parallel.errors import RankError
 from llama_adapter.app.models.random_model import RandomLoader
 from llama_adapter.runtime.errors import ExitCode, UsageError
-from tests.app.captioning.test_chat_adapter import chat_adapter
-from tests.app.captioning.test_text import v1_adapter
 from tests.app.golden import case, model_options, picture
+from tests.app.models.adapters import chat_adapter, v1_adapter
 from tests.app.models.parallel.processes import ranks_of
 
 pytestmark = pytest.mark.slow

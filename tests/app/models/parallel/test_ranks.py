@@ -19,7 +19,7 @@ from llama_adapter.app.serving.online.request_handle import Ask
 from llama_adapter.app.serving.online.service import Service
 from llama_adapter.runtime.errors import UsageError
 from tests.app.models.parallel.processes import listening, ranks_of
-from tests.fakes.exported import choice_limit
+from tests.parity.exported import choice_limit
 
 pytestmark = pytest.mark.slow
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from scripts.service_bench.exchange import exchange
+from scripts.service_bench.client import exchange
 from scripts.service_bench.load import warm_up
 from scripts.service_bench.process import ServerProcess
 from scripts.service_bench.questions import Workload, captions
-from scripts.service_bench.refused import all_cases, allowed_hosts
+from scripts.service_bench.refused import all_cases, host_flags
 from scripts.service_bench.site import COMMAND, RedirectingSite
 
 pytestmark = pytest.mark.slow
@@ -26,8 +26,7 @@ def site() -> Iterator[RedirectingSite]:
 
 @pytest.fixture(scope="module")
 def server(site: RedirectingSite) -> Iterator[ServerProcess]:
-    hosts = [flag for host in allowed_hosts(site.port) for flag in ("--allow-url-host", host)]
-    with ServerProcess(*hosts, command=COMMAND) as server:
+    with ServerProcess(*host_flags(site.port), command=COMMAND) as server:
         yield server
 
 

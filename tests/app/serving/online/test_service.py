@@ -32,7 +32,7 @@ from llama_adapter.app.serving.online.service import (
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptError, PromptTooLongError
 from llama_adapter.runtime.errors import UsageError
-from scripts.service_bench import slow_files
+from scripts.service_bench import bad_files
 from tests.app.golden import GOLDEN
 from tests.app.serving.online.waiting import WAIT_S, wait_for
 
@@ -636,7 +636,7 @@ SLOW_LIMITS = ServiceLimits(slow_after_s=0.1, max_slow_pictures=1, max_slow_wait
 
 
 def ask_slow(number: int, **options: Any) -> Ask:
-    picture = slow_files.changed(slow_files.progressive_jpeg(side=1024, num_scans=200_000), number)
+    picture = bad_files.changed(bad_files.progressive_jpeg(side=1024, num_scans=200_000), number)
     return Ask(picture=picture, label="slow.jpg", prompt=CAPTION, **options)
 
 
@@ -670,7 +670,7 @@ def test_read_timeout_is_an_error_answer(isolated: Starter) -> None:
 @pytest.mark.slow
 def test_a_picture_that_takes_more_memory_than_it_may_is_refused_and_the_next_one_is_read(isolated: Starter) -> None:
     service = isolated(limits=ServiceLimits(reading_memory_bytes=64 * 2**20))
-    picture = slow_files.segmented_jpeg(num_bytes=8 * 2**20)
+    picture = bad_files.segmented_jpeg(num_bytes=8 * 2**20)
     answer = service.submit(Ask(picture=picture, label="large.jpg", prompt=CAPTION)).result()
 
     assert code_of(answer) == "too_large"

@@ -25,7 +25,7 @@ from llama_adapter.app.serving.web.uploads import Upload, place_in_uploads, priv
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptError
 from llama_adapter.vision.errors import PictureError
-from tests.e2e.browser import SAMPLES, Gate, until
+from tests.app.serving.web.browser import SAMPLES, Gate, until
 
 pytestmark = pytest.mark.slow
 

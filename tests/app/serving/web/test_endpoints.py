@@ -10,7 +10,7 @@ from gradio_client.exceptions import AppError
 
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.serving.online.service import ServiceLimits
-from tests.e2e.browser import serve_page
+from tests.app.serving.web.browser import serve_page
 
 pytestmark = pytest.mark.slow
 

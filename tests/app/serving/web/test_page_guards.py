@@ -12,7 +12,7 @@ import pytest
 
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.serving.online.service import ServiceLimits
-from tests.e2e.browser import ServedPage, serve_page
+from tests.app.serving.web.browser import ServedPage, serve_page
 
 pytestmark = pytest.mark.slow
 

@@ -1,7 +1,8 @@
-"""Exact and fast reading: pictures per second at two sizes, and differences in pixels and captions."""
+"""Jobs from one picture to many, and exact and fast reading: rates, memory, differences in pixels and captions."""
 
 import dataclasses
 import io
+import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -12,17 +13,64 @@ import numpy as np
 import torch
 from PIL import Image
 
-from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.captioning.captioner import Answer, Captioner, work_items
 from llama_adapter.app.captioning.parts import Parts
+from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.vision.formats import Reading
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.preprocess import preprocess
-from scripts.common import in_turn
+from scripts.common import in_turn, medians, process_mib, sample_files
 from scripts.photographs import photograph
 
 SIZES = {1: (1152, 864), 12: (4000, 3000)}  # width and height, by megapixels
 READINGS: tuple[Reading, ...] = ("exact", "fast")
+_MB_PER_MIB = 2**20 / 1e6
 _SAMPLE_SIDE = 1600  # pixels, of enlarged samples
+
+
+def measure_folders(parts: Parts, *, sizes: Sequence[int], rounds: int, least_pictures: int) -> list[dict[str, Any]]:
+    """Run caption jobs of these sizes in turn over repeated samples, after a small warm-up job.
+
+    Jobs below `least_pictures` are repeated. Rates and times are medians. Memory is that of the process after the first
+    round, in which sizes increase.
+    """
+    captioner = Captioner(parts)
+    _answer(captioner, pictures=parts.runner.config.num_slots)
+    found = in_turn(
+        sorted(sizes), lambda size: _measure(captioner, size, repeats=max(1, least_pictures // size)), rounds=rounds
+    )
+    return [
+        {
+            **medians(found[size]),
+            "pictures": size,
+            "pictures_per_s_rounds": [one["pictures_per_s"] for one in found[size]],
+            "resident_mb": found[size][0]["resident_mb"],
+            "peak_mb": found[size][0]["peak_mb"],
+        }
+        for size in sizes
+    ]
+
+
+def _measure(captioner: Captioner, size: int, *, repeats: int) -> dict[str, float]:
+    """Rate, processor time per picture, and memory of this process."""
+    started, cpu_started = time.perf_counter(), time.process_time()
+    for _ in range(repeats):
+        _answer(captioner, pictures=size)
+    return {
+        "pictures_per_s": size * repeats / (time.perf_counter() - started),
+        "cpu_ms": (time.process_time() - cpu_started) * 1e3 / (size * repeats),
+        "resident_mb": process_mib(os.getpid()) * _MB_PER_MIB,
+        "peak_mb": process_mib(os.getpid(), "VmHWM") * _MB_PER_MIB,
+    }
+
+
+def _answer(captioner: Captioner, *, pictures: int) -> None:
+    """Run a job as the command line does: drop answers as they arrive."""
+    chosen = list(map(str, sample_files(pictures)))
+    items = work_items(chosen, None, default_prompt=captioner.info.default_prompt)
+    answered = sum(isinstance(event, Answer) for event in captioner.run(items, sampling=SamplingParams()))
+    if answered != pictures:
+        raise RuntimeError(f"{pictures} pictures got {answered} answers")
 
 
 def measure_reading(*, megapixels: int, rounds: int) -> dict[str, Any]:

@@ -1,40 +1,101 @@
 """A training step of LoRA over one frozen LLaMA: our program, and a plain one with Hugging Face's LLaMA and peft.
 
-Both begin with the same weights and factors and use the same batch. Factors have rank 16 and scale 1, on all seven
-matrices of each layer. Our program computes the head only at labelled positions, and computes no padding.
+Both begin with the same random weights and factors and use the same batch of random tokens. Factors have rank 16 and
+scale 1, on all seven matrices of each layer. Our program computes the head only at labelled positions, and computes no
+padding.
 """
 
+# B rows, S places
+
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from llama_adapter.app.models.random_model import VOCABULARY, decoder_config, parse_size
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.training.build import Kind, build_decoder, llama_tensors
 from llama_adapter.llm.training.decoder import TrainableDecoder
 from llama_adapter.llm.training.frozen import find_kernels
 from llama_adapter.llm.weights.adapter import AdapterFile, lora_names
-from llama_adapter.llm.weights.names import MATRICES, LlamaSource, half_split
+from llama_adapter.llm.weights.names import (
+    MATRICES,
+    ROTATED,
+    LlamaSource,
+    SplitTensor,
+    half_split,
+    llama_shapes,
+    sizes_of,
+    to_huggingface,
+)
 from scripts.peers.huggingface import llama_config
 from scripts.peers.packages import require
-from scripts.training_bench.batch import Batch
 
+LONGEST_PROMPT = 70
+ANSWER = (10, 20)  # minimum and maximum, in tokens
 Program = Literal["ours", "ours, with pictures", "peft, sdpa", "peft, eager", "peft, eager, factors in bfloat16"]
-Loss = Callable[[Batch], Tensor]  # the mean over labels that count
 
 RANK = 16
 NUM_QUERIES = 10
 _IGNORED = -100  # Hugging Face's label for positions that do not count
-_MODULES = {
-    "attention.wq": "self_attn.q_proj",
-    "attention.wk": "self_attn.k_proj",
-    "attention.wv": "self_attn.v_proj",
-    "attention.wo": "self_attn.o_proj",
-    "feed_forward.w1": "mlp.gate_proj",
-    "feed_forward.w2": "mlp.down_proj",
-    "feed_forward.w3": "mlp.up_proj",
-}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """Padded rows: tokens and labels int64 (B, S). Padding is 0, and so is every label that does not count."""
+
+    tokens_BS: Tensor
+    labels_BS: Tensor
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens in all rows, without padding."""
+        return int((self.tokens_BS != 0).sum())
+
+    @property
+    def num_labels(self) -> int:
+        """The number of labels that count."""
+        return int((self.labels_BS[:, 1:] != 0).sum())
+
+
+Loss = Callable[[Batch], Tensor]  # the mean over labels that count
+
+
+def random_batch(num_rows: int) -> Batch:
+    """A batch with prompts of 60 to 70 tokens and answers of 10 to 20 tokens."""
+    random = torch.Generator().manual_seed(0)
+    prompts = torch.randint(LONGEST_PROMPT - 10, LONGEST_PROMPT + 1, (num_rows,), generator=random).tolist()
+    answers = torch.randint(ANSWER[0], ANSWER[1] + 1, (num_rows,), generator=random).tolist()
+    length = max(prompt + answer for prompt, answer in zip(prompts, answers, strict=True))
+    tokens_BS, labels_BS = (torch.zeros(num_rows, length, dtype=torch.int64) for _ in range(2))
+    for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        tokens_BS[row, : prompt + answer] = torch.randint(3, VOCABULARY, (prompt + answer,), generator=random)
+        labels_BS[row, prompt : prompt + answer] = tokens_BS[row, prompt : prompt + answer]
+    return Batch(tokens_BS=tokens_BS, labels_BS=labels_BS)
+
+
+def random_llama(name: str) -> LlamaSource:
+    """A LLaMA with the named size, in memory in float32; the rows of q and k are in Hugging Face's order."""
+    size = parse_size(name)
+    sizes: dict[str, Any] = {**sizes_of(decoder_config(size))}
+    random = torch.Generator().manual_seed(0)
+    tensors: dict[str, SplitTensor] = {}
+    for key, shape in llama_shapes(**sizes).items():
+        is_norm = len(shape) == 1
+        values = torch.ones(shape) if is_norm else torch.randn(shape, generator=random) * shape[-1] ** -0.5
+        tensors[key] = SplitTensor((values,))
+    return LlamaSource(
+        name=f"random {name}",
+        num_heads=size.num_heads,
+        norm_eps=1e-6,
+        rope_theta=10000.0,
+        half_split=True,
+        tensors=tensors,
+        files=(),
+        **sizes,
+    )
 
 
 def open_program(program: Program, llama: LlamaSource, *, dtype: torch.dtype) -> tuple[nn.Module, Loss]:
@@ -93,12 +154,10 @@ def _ours(llama: LlamaSource, *, dtype: torch.dtype, has_pictures: bool) -> tupl
 
 
 def _config(llama: LlamaSource, *, num_adapter_layers: int) -> DecoderConfig:
+    sizes: dict[str, Any] = {**sizes_of(llama)}
     return DecoderConfig(
-        vocab_size=llama.vocab_size,
-        dim=llama.dim,
-        num_layers=llama.num_layers,
+        **sizes,
         num_heads=llama.num_heads,
-        ffn_dim=llama.ffn_dim,
         norm_eps=llama.norm_eps,
         num_adapter_layers=num_adapter_layers,
         num_queries=NUM_QUERIES if num_adapter_layers else 0,
@@ -111,8 +170,8 @@ def _peft(llama: LlamaSource, *, dtype: torch.dtype, attention: str, has_float_f
     peft = require("peft", package="peft")
     settings = llama_config(_config(llama, num_adapter_layers=0), dtype=dtype, attn_implementation=attention)
     base = transformers.LlamaForCausalLM(settings).to(dtype)
-    base.load_state_dict({name: value.to(dtype) for name, value in _base_state(llama).items()})
-    targets = [name.rpartition(".")[2] for name in _MODULES.values()]
+    base.load_state_dict({name: value.to(dtype) for name, value in huggingface_state(llama).items()})
+    targets = [_module(0, name).rpartition(".")[2] for name in MATRICES]
     lora = peft.LoraConfig(r=RANK, lora_alpha=RANK, lora_dropout=0.0, target_modules=targets)
     model = peft.get_peft_model(base, lora, autocast_adapter_dtype=has_float_factors)
     _copy_factors(model, llama, dtype=dtype)
@@ -125,18 +184,14 @@ def _peft(llama: LlamaSource, *, dtype: torch.dtype, attention: str, has_float_f
     return model, loss
 
 
-def _base_state(llama: LlamaSource) -> dict[str, Tensor]:
-    tops = {
-        "model.embed_tokens.weight": "tok_embeddings.weight",
-        "model.norm.weight": "norm.weight",
-        "lm_head.weight": "output.weight",
-    }
-    state = {theirs: llama.tensors[ours].read() for theirs, ours in tops.items()}
-    norms = {"input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm"}
-    for layer in range(llama.num_layers):
-        for ours, theirs in [*_MODULES.items(), *((ours, theirs) for theirs, ours in norms.items())]:
-            state[f"model.layers.{layer}.{theirs}.weight"] = llama.tensors[f"layers.{layer}.{ours}.weight"].read()
-    return state
+def huggingface_state(llama: LlamaSource) -> dict[str, Tensor]:
+    """The state dict of `LlamaForCausalLM`."""
+    return {to_huggingface(name): tensor.read() for name, tensor in llama.tensors.items()}
+
+
+def _module(layer: int, name: str) -> str:
+    """Hugging Face's path of a matrix of a layer."""
+    return to_huggingface(f"layers.{layer}.{name}.weight").removesuffix(".weight")
 
 
 @torch.no_grad()
@@ -147,8 +202,7 @@ def _copy_factors(model: Any, llama: LlamaSource, *, dtype: torch.dtype) -> None
     factors: Mapping[str, Tensor] = dict(llama_tensors(ours))
     for layer in range(llama.num_layers):
         for name in MATRICES:
-            module = model.base_model.model.model.layers[layer].get_submodule(_MODULES[name])
+            module = model.base_model.model.get_submodule(_module(layer, name))
             l1, l2 = (factors[one] for one in lora_names(f"layers.{layer}.{name}"))
             module.lora_A["default"].weight.copy_(l1)
-            is_rotated = name in ("attention.wq", "attention.wk")
-            module.lora_B["default"].weight.copy_(half_split(l2, llama.num_heads) if is_rotated else l2)
+            module.lora_B["default"].weight.copy_(half_split(l2, llama.num_heads) if name in ROTATED else l2)

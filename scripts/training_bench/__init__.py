@@ -1,1 +1,0 @@
-"""The two programs of `scripts.bench_training`, and their common training data."""
