@@ -156,6 +156,8 @@ def _declared(flag: dict[str, Any], dest: str, usual: Mapping[str, Any], texts: 
             flag["default"] = usual[dest]
         elif flag.get("action") == "append":
             flag["default"] = []
+    elif isinstance(flag.get("default"), list):
+        flag["default"] = tuple(flag["default"])
     if "type" in flag:
         flag["type"] = _TYPES[flag["type"]]
     if "choices" in flag:

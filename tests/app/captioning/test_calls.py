@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import typing
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 
@@ -20,12 +19,6 @@ from llama_adapter.app.models.spec import CaptionerSpec
 from tests.app.golden import GOLDEN, model_options
 
 PICTURES = sorted((GOLDEN / "images").iterdir())
-
-
-@pytest.fixture(scope="module")
-def captioner() -> Iterator[Captioner]:
-    with Captioner.load(**model_options(), batch_size=4) as loaded:
-        yield loaded
 
 
 def ids(answers: list[Answer]) -> list[tuple[int, ...]]:

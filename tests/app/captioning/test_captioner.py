@@ -20,18 +20,12 @@ from llama_adapter import Answer, Captioner, RawPrompt, TextDelta
 from llama_adapter.app.captioning.captioner import WorkItem, work_items
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptTooLongError
-from llama_adapter.llm.prompt import format_prompt
 from llama_adapter.runtime.errors import DeviceError
 from tests.app.golden import GOLDEN, model_options
 from tests.parity.test_decoder import logits_limit
 
 PICTURES = sorted((GOLDEN / "images").iterdir())
 PROMPTS = ["Describe the image.", ("Is it red?", "Look at the border."), "What is shown in this picture?", ("", "")]
-
-
-@pytest.fixture(scope="module")
-def captioner() -> Captioner:
-    return Captioner.load(**model_options(), batch_size=4)
 
 
 def jobs(count: int = 16) -> list[tuple[Path, object]]:
@@ -116,16 +110,6 @@ def test_streamed_pieces_put_together_are_the_answers(captioner: Captioner) -> N
     assert [streamed[index].token_ids for index in range(6)] == [answer.token_ids for answer in whole]
 
 
-def test_a_prompt_and_a_picture_may_come_in_four_forms(captioner: Captioner) -> None:
-    path, text = GOLDEN / "images/shapes_200x300.jpg", format_prompt("Describe the image.")
-    data = path.read_bytes()
-    pictures = [str(path), path, data, Image.open(io.BytesIO(data))]
-    prompts = ["Describe the image.", ("Describe the image.", None), RawPrompt(text), captioner.tokenizer.encode(text)]
-    answers = captioner.generate(pictures, prompts, max_new_tokens=8)
-    assert len({answer.token_ids for answer in answers}) == 1
-    assert [answer.picture for answer in answers] == [str(path), str(path), "picture 2", "picture 3"]
-
-
 def test_upright_orientation_is_the_default_and_changes_the_answer_of_a_turned_picture(
     captioner: Captioner,
 ) -> None:
@@ -184,25 +168,10 @@ def test_choices_weigh_what_greedy_decoding_says_first(captioner: Captioner) -> 
         assert scored.text == answer.text
 
 
-@pytest.mark.parametrize("choices", [["Yes"], ["Yes", "Yes"], [], ["Yes", ""], ["Yes", " "]])
-def test_choices_must_be_two_different_answers(captioner: Captioner, choices: list[str]) -> None:
-    with pytest.raises(ValueError, match="choices"):
-        captioner.generate(PICTURES[:1], choices=choices)
-
-
 def test_a_prompt_beyond_the_context_is_refused_before_any_picture_is_read() -> None:
     captioner = Captioner.load(**model_options(), context=40)
     with pytest.raises(PromptTooLongError, match="the context holds 40"):
         captioner.generate([Path("not read")])
-
-
-def test_a_closed_stream_leaves_the_captioner_usable(captioner: Captioner) -> None:
-    expected = captioner.generate(PICTURES[:3], max_new_tokens=6)
-    stream = captioner.stream(PICTURES[:6], max_new_tokens=30)
-    next(stream)
-    stream.close()
-    again = captioner.generate(PICTURES[:3], max_new_tokens=6)
-    assert [answer.token_ids for answer in again] == [answer.token_ids for answer in expected]
 
 
 def test_a_choice_that_another_begins_with_has_no_head_start(captioner: Captioner) -> None:
@@ -238,18 +207,12 @@ def test_a_second_call_is_refused_while_a_stream_is_open_and_the_stream_goes_on(
 
 
 @pytest.mark.parametrize(
-    "prompt", [b"hello", [1.7, 5.2], ["1", "5"], ([1, 2], None), RawPrompt(5), 7, ("a", 5), {1: 2}]
+    "prompts",
+    [[b"hello"], [[1.7, 5.2]], [["1", "5"]], [([1, 2], None)], [RawPrompt(5)], [7], [("a", 5)], [{1: 2}], {"Red?": 1}],  # type: ignore[arg-type]
 )
-def test_a_prompt_of_another_kind_is_refused_in_a_sentence(captioner: Captioner, prompt: object) -> None:
+def test_a_prompt_of_another_kind_is_refused_in_a_sentence(captioner: Captioner, prompts: Any) -> None:
     with pytest.raises(TypeError, match="A prompt must be text"):
-        captioner.generate(PICTURES[:1], [prompt])  # type: ignore[list-item]
-
-
-def test_a_dictionary_of_prompts_is_refused(captioner: Captioner) -> None:
-    with pytest.raises(TypeError, match="A prompt must be text"):
-        captioner.generate(PICTURES[:1], {"Is it red?": 1})  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="A prompt must be text"):
-        captioner.generate_text({"Is it red?": 1})  # type: ignore[arg-type]
+        captioner.generate(PICTURES[:1], prompts)
 
 
 def test_pictures_and_choices_may_come_from_iterators(captioner: Captioner) -> None:
@@ -276,33 +239,47 @@ def test_numbers_that_overflow_end_in_an_error_and_do_not_reach_the_next_picture
     assert [answer.token_ids for answer in captioner.generate(PICTURES[:4], max_new_tokens=6)] == expected
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"model": ""}, "model is empty"),
-        ({"batch_size": 2.5}, "batch_size"),
-        ({"batch_size": "3"}, "batch_size"),
-        ({"context": 0}, "context"),
-        ({"visual_heads": 4}, "go with llama_dir"),
-        ({"exif": "upside"}, "exif"),
-        ({"reading": "slow"}, "reading"),
-        ({"batch_size": True}, "batch_size must be a whole number of at least 1, got True"),
-        ({"parallel_timeout": "x"}, "parallel_timeout must be a number, got 'x'"),
-        ({"lora": 5}, "lora must be folders"),
-        ({"encoder": "a.onnx", "provider_option": 5}, "provider_option must be texts"),
-        ({"allowed_hosts": 5}, "allowed_hosts must be texts that are not empty, got 5"),
-        ({"allowed_hosts": [5]}, "allowed_hosts must be texts that are not empty, got .5."),
-        ({"allowed_hosts": "*"}, "A picture host is a name such as example.com, .* got '.'"),
-    ],
+LEAST = "must be a whole number of at least"
+OPTIONS: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"model": ""}, "model is empty"),
+    ({"batch_size": 2.5}, "batch_size"),
+    ({"batch_size": "3"}, "batch_size"),
+    ({"context": 0}, "context"),
+    ({"visual_heads": 4}, "go with llama_dir"),
+    ({"exif": "upside"}, "exif"),
+    ({"reading": "slow"}, "reading"),
+    ({"batch_size": True}, "batch_size must be a whole number of at least 1, got True"),
+    ({"parallel_timeout": "x"}, "parallel_timeout must be a number, got 'x'"),
+    ({"lora": 5}, "lora must be folders"),
+    ({"encoder": "a.onnx", "provider_option": 5}, "provider_option must be texts"),
+    ({"allowed_hosts": 5}, "allowed_hosts must be texts that are not empty, got 5"),
+    ({"allowed_hosts": [5]}, "allowed_hosts must be texts that are not empty, got .5."),
+    ({"allowed_hosts": "*"}, "A picture host is a name such as example.com, .* got '.'"),
+    ({"strict": "x"}, "strict must be True or False, got 'x'"),
 )
-def test_options_out_of_range_are_named(options: dict[str, object], named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        Captioner.load(**options)  # type: ignore[arg-type]
+ARGUMENTS: tuple[tuple[Callable[[Captioner], object], type[Exception], str], ...] = (
+    (lambda one: one.generate_text("a", text_prefix="x"), ValueError, "text_prefix must be none or zeros or"),  # type: ignore[arg-type]
+    (lambda one: one.caption(PICTURES[0], task="x"), TypeError, "task must be a Task, got 'x'"),  # type: ignore[arg-type]
+    (lambda one: one.caption(PICTURES[0], clock="x"), TypeError, "clock must be a StageClock"),  # type: ignore[arg-type]
+    (lambda one: one.caption(PICTURES[0], stop=5), ValueError, "stop must be texts that are not empty, got 5"),  # type: ignore[arg-type]
+    (lambda one: one.caption(PICTURES[0], prompt="x"), TypeError, "did you mean 'prompts'"),  # type: ignore[call-arg]
+    (lambda one: one.warm_up(max_new_tokens="x"), ValueError, f"max_new_tokens {LEAST} 0"),  # type: ignore[arg-type]
+    (lambda one: one.warm_up(max_new_tokens=-1), ValueError, f"max_new_tokens {LEAST} 0"),
+    (lambda one: one.encode_prompt("a", max_tokens="x"), ValueError, f"max_tokens {LEAST} 1"),  # type: ignore[arg-type]
+    (lambda one: one.encode_prompt("a", max_tokens=1.5), ValueError, f"max_tokens {LEAST} 1"),  # type: ignore[arg-type]
+    (lambda one: one.encode_prompt("a", max_tokens=-1), ValueError, f"max_tokens {LEAST} 1"),
+    (lambda one: one.generate_text({"Is it red?": 1}), TypeError, "A prompt must be text"),  # type: ignore[arg-type]
+    (lambda one: Captioner.from_spec(None), TypeError, r"Wanted a CaptionerSpec, got None: `Captioner\.load`"),  # type: ignore[arg-type]
+)
 
 
-def test_a_spec_is_wanted_by_from_spec() -> None:
-    with pytest.raises(TypeError, match=r"Wanted a CaptionerSpec, got None: `Captioner\.load`"):
-        Captioner.from_spec(None)  # type: ignore[arg-type]
+def test_arguments_out_of_range_or_of_another_kind_are_refused_in_a_sentence(captioner: Captioner) -> None:
+    for options, named in OPTIONS:
+        with pytest.raises(ValueError, match=named):
+            Captioner.load(**options)
+    for call, error, named in ARGUMENTS:
+        with pytest.raises(error, match=named):
+            call(captioner)
 
 
 def test_one_host_and_numbers_of_numpy_are_taken_by_load() -> None:
@@ -318,45 +295,6 @@ def test_numbers_of_numpy_are_taken_as_sampling_options(captioner: Captioner) ->
     options: dict[str, Any] = {"max_new_tokens": np.int64(3), "temperature": np.float32(0.5), "seed": np.uint8(1)}
     assert captioner.generate(PICTURES[:1], **options)[0].token_ids == plain[0].token_ids
     assert json.dumps(SamplingParams(**options).settings())
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "named"),
-    [
-        (lambda one: one.generate_text("a", text_prefix="x"), ValueError, "text_prefix must be none or zeros or"),
-        (lambda one: one.caption(PICTURES[0], task="x"), TypeError, "task must be a Task, got 'x'"),
-        (lambda one: one.caption(PICTURES[0], clock="x"), TypeError, "clock must be a StageClock"),
-        (lambda one: Captioner.load(strict="x"), ValueError, "strict must be True or False, got 'x'"),
-        (lambda one: one.caption(PICTURES[0], stop=5), ValueError, "stop must be texts that are not empty, got 5"),
-        (lambda one: one.caption(PICTURES[0], prompt="x"), TypeError, "did you mean 'prompts'"),
-        (
-            lambda one: one.warm_up(max_new_tokens="x"),
-            ValueError,
-            "max_new_tokens must be a whole number of at least 0",
-        ),
-        (lambda one: one.warm_up(max_new_tokens=-1), ValueError, "max_new_tokens must be a whole number of at least 0"),
-        (
-            lambda one: one.encode_prompt("a", max_tokens="x"),
-            ValueError,
-            "max_tokens must be a whole number of at least",
-        ),
-        (
-            lambda one: one.encode_prompt("a", max_tokens=1.5),
-            ValueError,
-            "max_tokens must be a whole number of at least",
-        ),
-        (
-            lambda one: one.encode_prompt("a", max_tokens=-1),
-            ValueError,
-            "max_tokens must be a whole number of at least",
-        ),
-    ],
-)
-def test_arguments_of_another_kind_are_refused_in_a_sentence(
-    captioner: Captioner, call: Callable[[Captioner], object], error: type[Exception], named: str
-) -> None:
-    with pytest.raises(error, match=named):
-        call(captioner)
 
 
 def test_devices_and_dtypes_may_be_torchs_own() -> None:

@@ -1,4 +1,7 @@
-"""Captioners on exported decoders give the same answers as torch, and refuse files that do not belong together."""
+"""Captioners on exported decoders give the same answers as torch, and refuse files that do not belong together.
+
+Decoders in OM files run on stand-ins for ATC and ais_bench.
+"""
 
 import dataclasses
 import json
@@ -15,40 +18,48 @@ import pytest
 from llama_adapter import Captioner, GraphError, LlamaAdapterError, TextDelta, UsageError
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.llm.exported.card import read_card
-from tests.app.exported import exported_embedded, exported_golden
+from tests.app.exported import exported_embedded, exported_golden, om_embedded, om_golden
 from tests.app.golden import model_options
 from tests.parity.exported import choice_limit
 from tests.parity.golden import GOLDEN, GROUPS, batch
 from tests.parity.test_captioner import answer
+from tests.runtime.graphs import conftest
 
 SAMPLES = sorted(sample_pictures().glob("*.[pj][np]g"))
 PROMPTS = ["Generate caption of this image", "What colour is the background?", "How many shapes are there?"]
 SAMPLE_PROMPTS = [PROMPTS[number % 3] for number in range(len(SAMPLES))]  # prompts of different lengths
-DRAWN: Any = {
-    "temperature": 5.0,
-    "top_p": 0.95,
-    "top_k": 50,
-    "seed": 4,
-    "max_new_tokens": 20,
-}  # so that other tokens than the most likely ones are drawn
+# Tokens other than the most likely ones are drawn.
+DRAWN: Any = {"temperature": 5.0, "top_p": 0.95, "top_k": 50, "seed": 4, "max_new_tokens": 20}
 CHOICES = ["red", "a very light grey", "white"]
+
+
+install = conftest.install  # a fixture
+
+
+@pytest.fixture(params=["onnx", "om"])
+def form(request: pytest.FixtureRequest, install: Callable[..., None]) -> str:
+    """The form of an exported decoder."""
+    if request.param == "om":
+        install("")
+    return str(request.param)
 
 
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("batch_size", [1, 5, 16])
-@pytest.mark.proves("token ids of the reference", "ONNX")
-@pytest.mark.proves("Meta LLaMA and adapter", "ONNX")
-@pytest.mark.proves("BIAS adapters", "ONNX")
-@pytest.mark.proves("LORA adapters", "ONNX")
-@pytest.mark.proves("CAPTION adapters (one query)", "ONNX")
-def test_golden_cases_have_the_ids_of_the_reference(group: str, batch_size: int) -> None:
+@pytest.mark.proves("token ids of the reference", "ONNX", "OM")
+@pytest.mark.proves("Meta LLaMA and adapter", "ONNX", "OM")
+@pytest.mark.proves("BIAS adapters", "ONNX", "OM")
+@pytest.mark.proves("LORA adapters", "ONNX", "OM")
+@pytest.mark.proves("CAPTION adapters (one query)", "ONNX", "OM")
+def test_golden_cases_have_the_ids_of_the_reference(form: str, group: str, batch_size: int) -> None:
     case = batch(group, num_rows=batch_size)
     options = {**model_options(case["adapter"]), "exif": "ignore", "transparency": "ignore"}
     options["context"] = case["max_seq_len"]
-    captioner = Captioner.load(decoder=exported_golden(case["adapter"]), batch_size=batch_size, **options)
+    decoder = (om_golden if form == "om" else exported_golden)(case["adapter"])
+    with Captioner.load(decoder=decoder, batch_size=batch_size, **options) as captioner:
+        made = answer(captioner, case, as_ids=False)
 
-    expected = list(zip(case["output_ids"], case["output_text"], strict=True))
-    assert answer(captioner, case, as_ids=False) == expected
+    assert made == list(zip(case["output_ids"], case["output_text"], strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -56,39 +67,51 @@ def torchs() -> Captioner:
     return Captioner.load(dtype="float32", batch_size=5)
 
 
+def answers(captioner: Captioner) -> tuple[list[Any], list[Any]]:
+    """Greedy tokens and unfamiliarity for each sample picture, sampled tokens for half of them, streamed text; choices.
+
+    Only probabilities of choices may differ a little.
+    """
+    best = [(one.token_ids, one.unfamiliar) for one in captioner.generate(SAMPLES, SAMPLE_PROMPTS)]
+    drawn = [one.token_ids for one in captioner.generate(SAMPLES[:16], SAMPLE_PROMPTS[:16], **DRAWN)]
+    pieces = [event.text for event in captioner.stream(SAMPLES[0], PROMPTS[1]) if isinstance(event, TextDelta)]
+    chosen = captioner.generate(SAMPLES[:7], PROMPTS[1], choices=CHOICES)
+    return [best, drawn, "".join(pieces)], [one.choice for one in chosen]
+
+
 @pytest.fixture(scope="module")
 def wanted(torchs: Captioner) -> tuple[list[Any], list[Any]]:
-    """torch's results: greedy tokens and unfamiliarity for each sample picture, and sampled tokens for half of them."""
-    best = torchs.generate(SAMPLES, SAMPLE_PROMPTS)
-    drawn = torchs.generate(SAMPLES[:16], SAMPLE_PROMPTS[:16], **DRAWN)
-    return [(one.token_ids, one.unfamiliar) for one in best], [one.token_ids for one in drawn]
+    return answers(torchs)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [1, 5, 16])
-@pytest.mark.proves("embedded model", "ONNX")
-@pytest.mark.proves("streaming", "ONNX")
-def test_sample_pictures_have_torchs_answers_streamed_or_not(
-    torchs: Captioner, wanted: tuple[list[Any], list[Any]], batch_size: int
-) -> None:
-    captioner = Captioner.load(decoder=exported_embedded(), batch_size=batch_size)
+@pytest.mark.proves("embedded model", "ONNX", "OM")
+@pytest.mark.proves("streaming", "ONNX", "OM")
+@pytest.mark.proves("continuous batching", "OM")
+@pytest.mark.proves("choices by scoring", "OM")
+def test_sample_pictures_have_torchs_answers(form: str, wanted: tuple[list[Any], list[Any]], batch_size: int) -> None:
+    decoder, encoder = om_embedded() if form == "om" else (exported_embedded(), None)
+    with Captioner.load(decoder=decoder, encoder=encoder, batch_size=batch_size) as captioner:
+        made, shares = answers(captioner)
 
-    made = captioner.generate(SAMPLES, SAMPLE_PROMPTS)
-    drawn = captioner.generate(SAMPLES[:16], SAMPLE_PROMPTS[:16], **DRAWN)
-    assert [(one.token_ids, one.unfamiliar) for one in made] == wanted[0]
-    assert [one.token_ids for one in drawn] == wanted[1]
-    pieces = [event.text for event in captioner.stream(SAMPLES[:1], PROMPTS[1]) if isinstance(event, TextDelta)]
-    assert "".join(pieces) == torchs.ask(SAMPLES[0], PROMPTS[1]).text
+    assert (captioner.info.device == "ais_bench (device 0)") == (form == "om")
+    assert made == wanted[0]
+    for share, other in zip(shares, wanted[1], strict=True):
+        assert share == pytest.approx(other, abs=choice_limit())
 
 
-def test_choices_have_torchs_probabilities(torchs: Captioner) -> None:
-    captioner = Captioner.load(decoder=exported_embedded(), batch_size=5)
+@pytest.mark.usefixtures("form")
+@pytest.mark.parametrize("form", ["om"], indirect=True)
+@pytest.mark.parametrize("name", ["decoder.om", "prefix.om"])
+def test_an_om_of_another_model_is_refused(name: str, tmp_path: Path) -> None:
+    """The other model has the same sizes."""
+    folder = shutil.copytree(om_golden("BIAS-TINY"), tmp_path / "mixed")
+    for file in (name, f"{name}.json"):
+        shutil.copy(Path(om_golden("training-checkpoint-0")) / file, folder)
 
-    wanted = torchs.generate(SAMPLES[:7], PROMPTS[1], choices=CHOICES)
-    made = captioner.generate(SAMPLES[:7], PROMPTS[1], choices=CHOICES)
-
-    for one, other in zip(made, wanted, strict=True):
-        assert one.choice == pytest.approx(other.choice, abs=choice_limit())
+    with pytest.raises(GraphError, match="compiled from another export"):
+        Captioner.load(decoder=str(folder), **model_options("BIAS-TINY"))
 
 
 @pytest.mark.slow
@@ -150,13 +173,6 @@ print(sorted(name for name in sys.modules if name.partition(".")[0] == "torch"))
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-def damaged(folder: Path, change: Callable[[Path], object]) -> str:
-    change(folder)
-    with pytest.raises(LlamaAdapterError) as caught:
-        Captioner.load(decoder=str(folder))
-    return f"{caught.value.message} [{caught.value.hint}]".replace(str(folder), "FOLDER")
-
-
 def with_card(**changes: Any) -> Callable[[Path], None]:
     return lambda folder: dataclasses.replace(read_card(folder), **changes).write(folder)
 
@@ -192,7 +208,10 @@ def test_damage_is_told(tmp_path: Path, snapshot: object) -> None:
     for name, change in changes.items():
         folder = tmp_path / name.replace(" ", "-")
         shutil.copytree(exported_embedded(), folder)
-        told[name] = damaged(folder, change)
+        change(folder)
+        with pytest.raises(LlamaAdapterError) as caught:
+            Captioner.load(decoder=str(folder))
+        told[name] = f"{caught.value.message} [{caught.value.hint}]".replace(str(folder), "FOLDER")
 
     assert told == snapshot
 
@@ -214,8 +233,3 @@ def test_parts_of_two_models_are_refused(snapshot: object) -> None:
         told[name] = shown
 
     assert told == snapshot
-
-
-def test_numbers_of_the_export_are_not_chosen_again() -> None:
-    with pytest.raises(ValueError, match="are those of its export"):
-        Captioner.load(decoder=exported_embedded(), precision="int8")

@@ -77,6 +77,12 @@ def quiet(captioner: Captioner) -> list[str]:
     return notes
 
 
+def narrowed(parts: Parts, device: Device) -> tuple[Captioner, list[str]]:
+    """A captioner on this device, and its notes about retries."""
+    captioner = narrow(parts, device)
+    return captioner, quiet(captioner)
+
+
 def read(events: Any) -> dict[int, Answer]:
     """Answers by index. Also checks that the streamed pieces of each answer add up to its text."""
     pieces: dict[int, str] = defaultdict(str)
@@ -105,8 +111,7 @@ def test_after_an_out_of_memory_step_fewer_rows_give_the_same_answers(
     expected = said(read(Captioner(parts).stream(PICTURES, max_new_tokens=9)))
     assert len({text for text, _, _ in expected.values()}) > 1
     device = Device(rows=3, programs=[program], shortage=SHORTAGES[shortage])
-    captioner = narrow(parts, device)
-    notes = quiet(captioner)
+    captioner, notes = narrowed(parts, device)
 
     assert said(read(captioner.stream(PICTURES, max_new_tokens=9))) == expected
     assert notes == ["out of memory with 8 rows: going on with 4", "out of memory with 4 rows: going on with 2"]
@@ -126,7 +131,6 @@ class Moody(Device):
         super().take(program, count, 1 if self._random.random() < 0.15 else None)
 
 
-@pytest.mark.slow  # many seeds
 @pytest.mark.parametrize("seed", range(12))
 def test_memory_may_be_short_at_any_step_of_any_program(
     queued_parts: Parts, parts: Parts, monkeypatch: pytest.MonkeyPatch, seed: int
@@ -152,8 +156,7 @@ def test_memory_may_be_short_at_any_step_of_any_program(
 
 def test_a_warm_up_without_memory_is_skipped(parts: Parts) -> None:
     expected = said(read(Captioner(parts).stream(PICTURES[:5], max_new_tokens=5)))
-    captioner = narrow(parts, Device(rows=4))
-    notes = quiet(captioner)
+    captioner, notes = narrowed(parts, Device(rows=4))
 
     assert captioner.warm_up().programs == 0
     assert said(read(captioner.stream(PICTURES[:5], max_new_tokens=5))) == expected
@@ -163,8 +166,7 @@ def test_a_warm_up_without_memory_is_skipped(parts: Parts) -> None:
 def test_choices_are_scored_in_smaller_batches(parts: Parts) -> None:
     choices = ["yes", "no", "not sure"]
     expected = Captioner(parts).generate(PICTURES, "Is it red?", choices=choices)
-    captioner = narrow(parts, Device(rows=1, programs=["score"]))
-    notes = quiet(captioner)
+    captioner, notes = narrowed(parts, Device(rows=1, programs=["score"]))
     answers = captioner.generate(PICTURES, "Is it red?", choices=choices)
 
     for answer, other in zip(answers, expected, strict=True):
@@ -176,8 +178,7 @@ def test_choices_are_scored_in_smaller_batches(parts: Parts) -> None:
 def test_requests_in_flight_go_on_behind_their_known_tokens(parts: Parts) -> None:
     undisturbed, device = Device(), Device()
     read(narrow(parts, undisturbed).stream(PICTURES[:8], max_new_tokens=12))
-    captioner = narrow(parts, device)
-    quiet(captioner)
+    captioner, _ = narrowed(parts, device)
     stream = captioner.stream(PICTURES[:8], max_new_tokens=12)
     next(event for event in stream if isinstance(event, TextDelta))
     device.rows = 4
@@ -199,8 +200,7 @@ def test_requests_in_flight_go_on_behind_their_known_tokens(parts: Parts) -> Non
     ],
 )
 def test_with_one_row_or_picture_the_out_of_memory_error_is_raised(parts: Parts, device: Device, note: str) -> None:
-    captioner = narrow(parts, device)
-    notes = quiet(captioner)
+    captioner, notes = narrowed(parts, device)
     with pytest.raises(torch.OutOfMemoryError, match=r"2\.00 GiB"):
         captioner.generate(PICTURES[:4])
     assert notes[-1] == note
@@ -213,8 +213,7 @@ def test_what_cannot_be_compiled_for_lack_of_memory_is_tried_with_fewer_rows(par
         error.__cause__.__context__ = torch.OutOfMemoryError("CUDA out of memory")
         return error
 
-    captioner = narrow(parts, Device(rows=4, programs=["decode"], shortage=refused))
-    notes = quiet(captioner)
+    captioner, notes = narrowed(parts, Device(rows=4, programs=["decode"], shortage=refused))
     assert all(answer.error is None for answer in captioner.generate(PICTURES, max_new_tokens=3))
     assert notes == ["out of memory with 8 rows: going on with 4"]
 
@@ -230,8 +229,7 @@ def test_errors_of_other_kinds_are_not_tried_again(parts: Parts) -> None:
 def test_an_encoder_that_lacks_memory_gets_fewer_pictures_at_once(parts: Parts) -> None:
     expected = said(read(Captioner(parts).stream(PICTURES, max_new_tokens=6)))
     device = Device(pictures=3)
-    captioner = narrow(parts, device)
-    notes = quiet(captioner)
+    captioner, notes = narrowed(parts, device)
     answers = read(captioner.stream(PICTURES, max_new_tokens=6))
 
     assert said(answers) == expected
@@ -257,21 +255,18 @@ def test_caches_are_emptied_and_later_runs_told_of_a_full_batch_only(parts: Part
         return "the disk is full"
 
     own = dataclasses.replace(parts, backend=Backend(), remember_rows=remember)
-    captioner = narrow(own, Device(rows=2))
-    notes = quiet(captioner)
+    captioner, notes = narrowed(own, Device(rows=2))
     captioner.generate(PICTURES[:3])
     assert (emptied, remembered, notes) == ([0], [], ["out of memory with 3 rows: going on with 1"])
 
-    captioner = narrow(own, Device(rows=4))
-    notes = quiet(captioner)
+    captioner, notes = narrowed(own, Device(rows=4))
     captioner.generate(PICTURES[:8])
     assert (emptied, remembered, notes[-1]) == ([0, 0], [4], "the disk is full")
 
 
 def test_no_more_pictures_are_taken_than_are_answered_at_once(parts: Parts) -> None:
     device = Device(rows=4)
-    captioner = narrow(parts, device)
-    quiet(captioner)
+    captioner, _ = narrowed(parts, device)
     captioner.generate(PICTURES, max_new_tokens=3)
 
     encoded = [count for program, count in device.calls if program == "encode"]
@@ -279,7 +274,6 @@ def test_no_more_pictures_are_taken_than_are_answered_at_once(parts: Parts) -> N
     assert max(encoded[1:]) == 4
 
 
-@pytest.mark.slow
 class Waiting(Device):
     """A device whose first program begins when all pictures are read, so that the following ones have many rows."""
 

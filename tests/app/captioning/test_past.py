@@ -54,13 +54,9 @@ def test_answers_behind_a_peft_adapter_are_those_of_transformers(tmp_path: Path)
     answers = captioner.generate_text(prompts, max_new_tokens=20)
 
     assert [list(answer.token_ids) for answer in answers] == expected
-    plain = Captioner.load(**LLAMA, dtype="float32").generate_text(prompts, max_new_tokens=20)
-    assert [list(answer.token_ids) for answer in plain] != expected
-    assert captioner.info.context == plain_context() - NUM_PAST
-
-
-def plain_context() -> int:
-    return Captioner.load(**LLAMA, dtype="float32").info.context
+    plain = Captioner.load(**LLAMA, dtype="float32")
+    assert [list(answer.token_ids) for answer in plain.generate_text(prompts, max_new_tokens=20)] != expected
+    assert captioner.info.context == plain.info.context - NUM_PAST
 
 
 @pytest.fixture(scope="module")
@@ -105,13 +101,10 @@ def test_records_with_and_without_a_past_differ(past: Path, tmp_path: Path, capf
 def test_what_is_wrong_with_a_past_is_told(past: Path, tmp_path: Path, snapshot: object) -> None:
     whole = np.load(past)
     layers, _, heads, _, width = whole.shape
-    (tmp_path / "lora").mkdir()
-    (tmp_path / "lora/adapter_config.json").write_text('{"peft_type": "LORA"}')
-    (tmp_path / "bare").mkdir()
-    (tmp_path / "bare/adapter_config.json").write_text('{"peft_type": "PREFIX_TUNING"}')
     (tmp_path / "empty").mkdir()
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other/adapter_config.json").write_text('{"peft_type": "PREFIX_TUNING"}')
+    for name, kind in {"lora": "LORA", "bare": "PREFIX_TUNING", "other": "PREFIX_TUNING"}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_config.json").write_text(json.dumps({"peft_type": kind}))
     save_file({"prompt_embeddings": np.zeros((4, 10), np.float32)}, tmp_path / "other/adapter_model.safetensors")
     arrays = {
         "layers.npy": whole[:-1],

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,12 +22,6 @@ from tests.app.golden import GOLDEN, model_options
 
 PICTURE = GOLDEN / "images" / "shapes_200x300.jpg"
 PREPROCESSED = np.asarray(Image.open(GOLDEN / "preprocessed" / "shapes_200x300.png").convert("RGB"))
-
-
-@pytest.fixture(scope="module")
-def captioner() -> Iterator[Captioner]:
-    with Captioner.load(**model_options(), batch_size=4) as loaded:
-        yield loaded
 
 
 @pytest.fixture(scope="module")
@@ -99,46 +94,35 @@ def test_folders_patterns_and_files_mix_and_prompts_are_paired_with_the_pictures
     assert [answer.error and answer.error.code for answer in answers] == codes
 
 
-@pytest.mark.parametrize("wrong", [5, None, {"a.jpg": 1}, [["a.jpg"]], [b"", 1.5], io.StringIO("text"), object()])
-def test_what_is_no_picture_is_a_type_error(wrong: object) -> None:
-    with pytest.raises(TypeError, match=r"picture"):
-        given_pictures(wrong)  # type: ignore[arg-type]
-
-
-def test_several_pictures_are_a_list_and_no_dictionary() -> None:
-    with pytest.raises(TypeError, match="got dict: give several as a list"):
-        given_pictures({"a.jpg": "b.jpg"})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("tensor", [torch.zeros(3, 5, 5).to_sparse(), torch.zeros(3, 5, 5, device="meta")])
-def test_a_tensor_without_a_value_for_each_pixel_is_a_type_error(tensor: torch.Tensor) -> None:
-    with pytest.raises(TypeError, match=r"A tensor of pixels is dense, got torch\..* on (cpu|meta): call `to_dense"):
-        given_pictures(tensor)
-
-
-@pytest.mark.parametrize("dtype", [np.int64, np.bool_, np.dtype("U5"), object])
-def test_pixels_of_another_type_are_a_type_error(dtype: np.dtype) -> None:
-    with pytest.raises(TypeError, match="uint8 or a float"):
-        given_pictures(np.zeros((8, 8, 3), dtype))
+DENSE = r"A tensor of pixels is dense, got torch\..* on (cpu|meta): call `to_dense"
+NO_PICTURES = (5, None, {"a.jpg": 1}, [["a.jpg"]], [b"", 1.5], io.StringIO("text"), object())
+WRONG_PIXELS = (
+    np.zeros(3),
+    np.zeros((2, 2)),
+    np.zeros((2, 8, 8)),
+    np.zeros((5, 5, 2), np.uint8),
+    np.zeros((5, 6, 5)),
+    np.zeros((1, 1, 8, 8, 3)),
+    np.full((8, 8, 3), -0.1),
+    np.full((8, 8, 3), 255.5),
+    np.full((8, 8, 3), np.nan),
+)
 
 
 @pytest.mark.parametrize(
-    "pixels",
+    ("wrong", "error", "told"),
     [
-        np.zeros(3),
-        np.zeros((2, 2)),
-        np.zeros((2, 8, 8)),
-        np.zeros((5, 5, 2), np.uint8),
-        np.zeros((5, 6, 5)),
-        np.zeros((1, 1, 8, 8, 3)),
-        np.full((8, 8, 3), -0.1),
-        np.full((8, 8, 3), 255.5),
-        np.full((8, 8, 3), np.nan),
+        *((wrong, TypeError, "picture") for wrong in NO_PICTURES),
+        ({"a.jpg": "b.jpg"}, TypeError, "got dict: give several as a list"),
+        (torch.zeros(3, 5, 5).to_sparse(), TypeError, DENSE),
+        (torch.zeros(3, 5, 5, device="meta"), TypeError, DENSE),
+        *((np.zeros((8, 8, 3), dtype), TypeError, "uint8 or a float") for dtype in (np.int64, np.bool_, "U5", object)),
+        *((pixels, ValueError, "shape|normalisation") for pixels in WRONG_PIXELS),
     ],
 )
-def test_pixels_of_another_shape_or_range_are_refused(pixels: np.ndarray) -> None:
-    with pytest.raises(ValueError, match=r"shape|normalisation"):
-        given_pictures(pixels)
+def test_what_is_no_picture_is_refused(wrong: Any, error: type[Exception], told: str) -> None:
+    with pytest.raises(error, match=told):
+        given_pictures(wrong)
 
 
 def test_one_picture_is_asked_about_at_a_time(captioner: Captioner) -> None:

@@ -43,11 +43,3 @@ def test_a_possible_beginning_of_a_stop_string_is_held_back() -> None:
 @pytest.mark.parametrize("stops", [[], [""]])
 def test_without_stops_everything_passes_at_once(stops: list[str]) -> None:
     assert StopStrings(stops).push("a #") == "a #"
-
-
-def test_nothing_passes_after_a_stop() -> None:
-    stopping = StopStrings(["."])
-
-    assert stopping.push("one. two") == "one"
-    assert stopping.push("three") == ""
-    assert stopping.flush() == ""

@@ -1,15 +1,19 @@
-"""The sources of the tiny model, and ways to damage its bundle."""
+"""The sources of the tiny model, comparisons of models, and ways to damage a bundle."""
 
+import dataclasses
 import hashlib
+import importlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from llama_adapter.app.models.checkpoints import ModelSources, file_digest
+from llama_adapter.app.models.checkpoints import LoadedModel, ModelSources, file_digest
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 PICTURE = GOLDEN / "images" / "tiny_10x10.png"
@@ -22,6 +26,42 @@ SOURCES = ModelSources(
 )
 
 Damage = Callable[[Path], object]
+
+
+def assert_same(ours: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+    """Tensors have the same names, types and values."""
+    assert ours.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert ours[name].dtype == tensor.dtype, name
+        assert torch.equal(ours[name], tensor), name
+
+
+def states(model: LoadedModel) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+    return model.vision_state, model.decoder_state
+
+
+def assert_same_weights(ours: LoadedModel, wanted: LoadedModel) -> None:
+    for one, other in zip(states(ours), states(wanted), strict=True):
+        assert_same(one, other)
+
+
+def another(model: LoadedModel) -> LoadedModel:
+    """A model `second` of the same form, with other weights."""
+    vision, decoder = ({name: tensor * 2 for name, tensor in state.items()} for state in states(model))
+    return dataclasses.replace(model, name="second", vision_state=vision, decoder_state=decoder)
+
+
+def before_first_call(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], object]) -> None:
+    """Let `act` happen when a function of `app.models` is called for the first time, before it begins."""
+    module, _, function = name.rpartition(".")
+    plain = getattr(importlib.import_module(f"llama_adapter.app.models.{module}"), function)
+
+    def late(*arguments: Any, **options: Any) -> Any:
+        monkeypatch.undo()
+        act()
+        return plain(*arguments, **options)
+
+    monkeypatch.setattr(f"llama_adapter.app.models.{name}", late)
 
 
 def edit(change: Callable[[dict[str, Any]], object]) -> Damage:

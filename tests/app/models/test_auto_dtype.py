@@ -75,23 +75,20 @@ SLOW = Capabilities(dtypes=("float32", "bfloat16", "float16"))
 
 
 @pytest.mark.parametrize(
-    ("capabilities", "model", "dtype"),
+    ("capabilities", "model", "packs", "dtype"),
     [
-        (FAST, sizes(), "bfloat16"),
-        (FAST, sizes(SMALL), "bfloat16"),  # its encoder is large
-        (FAST, sizes(SMALL, encoder=3_000_000), "float32"),
-        (SLOW, sizes(), "float32"),
-        (FAST, sizes(precision="int8"), "float32"),
+        (FAST, sizes(), True, "bfloat16"),
+        (FAST, sizes(SMALL), True, "bfloat16"),  # its encoder is large
+        (FAST, sizes(SMALL, encoder=3_000_000), True, "float32"),
+        (SLOW, sizes(), True, "float32"),
+        (FAST, sizes(precision="int8"), True, "float32"),
+        (FAST, sizes(precision="int8"), False, "bfloat16"),  # weights that are widened count as floats
     ],
 )
 def test_half_types_of_a_processor_are_for_large_models(
-    capabilities: Capabilities, model: ModelSizes, dtype: str
+    capabilities: Capabilities, model: ModelSizes, packs: bool, dtype: str
 ) -> None:
-    assert chosen(capabilities, model) == dtype
-
-
-def test_8_bit_weights_that_are_widened_count_as_floats() -> None:
-    assert chosen(FAST, sizes(precision="int8"), packs=False) == "bfloat16"
+    assert chosen(capabilities, model, packs=packs) == dtype
 
 
 def test_a_given_dtype_is_taken_or_refused() -> None:

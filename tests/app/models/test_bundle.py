@@ -2,11 +2,13 @@
 
 import dataclasses
 import errno
+import itertools
 import json
 import os
 import re
 import shutil
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,24 +34,22 @@ from tests.app.models.bundles import (
     PICTURE,
     SOURCES,
     Damage,
+    another,
+    assert_same_weights,
+    before_first_call,
     edit_config,
     edit_manifest,
     edit_tensors,
     name_a_file,
+    states,
 )
 from tests.llm.toys import is_mapped
-
-
-def states(model: LoadedModel) -> list[dict[str, Tensor]]:
-    return [dict(model.vision_state), dict(model.decoder_state)]
 
 
 @pytest.mark.proves("bundles", "CPU")
 def test_a_bundle_gives_back_exactly_what_was_saved(bundle: Path, model: LoadedModel) -> None:
     loaded = load_bundle(bundle)
-    for state, wanted in zip(states(loaded), states(model), strict=True):
-        assert state.keys() == wanted.keys()
-        assert [key for key in wanted if not torch.equal(state[key], wanted[key])] == []
+    assert_same_weights(loaded, model)
     assert (loaded.vision_config, loaded.decoder_config) == (model.vision_config, model.decoder_config)
     assert loaded.tokenizer.data == model.tokenizer.data
     assert (loaded.name, loaded.merged, loaded.prompt) == (model.name, model.merged, model.prompt)
@@ -70,12 +70,6 @@ def test_convert_writes_any_precision_and_loading_casts(tmp_path: Path, model: L
     for one, other, wanted in zip(states(stored), states(cast), states(model), strict=True):
         assert all(torch.equal(one[key], wanted[key].to(dtype)) for key in wanted)
         assert all(torch.equal(other[key], wanted[key].to(dtype).float()) for key in wanted)
-
-
-def test_a_streamed_conversion_writes_the_same_bytes_as_one_in_memory(tmp_path: Path, bundle: Path) -> None:
-    streamed = convert(SOURCES, tmp_path / "streamed", dtype=torch.float32)
-    for name in ("vision.safetensors", "llm.safetensors", "tokenizer.model"):
-        assert (streamed / name).read_bytes() == (bundle / name).read_bytes()
 
 
 def test_a_state_with_missing_or_unknown_tensors_is_not_saved(tmp_path: Path, model: LoadedModel) -> None:
@@ -170,72 +164,56 @@ def test_a_bundle_is_replaced_through_a_link_and_as_the_current_folder(
     assert sorted(path.name for path in bundle.parent.iterdir()) == ["bundle", "link"]
 
 
+def at_move(monkeypatch: pytest.MonkeyPatch, number: int, act: Callable[[], None]) -> None:
+    """Let `act` happen before the move of a folder with this number."""
+    moves, real = itertools.count(1), os.replace
+
+    def replace(source: Path, target: Path) -> None:
+        if Path(source).is_dir() and next(moves) == number:
+            act()
+        real(source, target)
+
+    monkeypatch.setattr("llama_adapter.runtime.atomic_write.os.replace", replace)
+
+
 @pytest.mark.parametrize("comes_at", [1, 2, 3])
 def test_of_two_that_replace_a_bundle_at_once_the_last_one_wins(
     bundle: Path, model: LoadedModel, monkeypatch: pytest.MonkeyPatch, comes_at: int
 ) -> None:
     """Between two renames of this process, the other one moves its own bundle to the path."""
-    other = save_bundle(bundle.parent / "other", model=dataclasses.replace(model, name="other"))
-    moves = []
+    other, replace = save_bundle(bundle.parent / "other", model=dataclasses.replace(model, name="other")), os.replace
 
-    def replace(source: Path, target: Path) -> None:
-        if Path(source).is_dir():
-            moves.append(target)
-            if len(moves) == comes_at:
-                shutil.rmtree(bundle, ignore_errors=True)
-                real(other, bundle)
-        real(source, target)
+    def come() -> None:
+        shutil.rmtree(bundle, ignore_errors=True)
+        replace(other, bundle)
 
-    real = os.replace
-    monkeypatch.setattr("llama_adapter.runtime.atomic_write.os.replace", replace)
+    at_move(monkeypatch, comes_at, come)
     save_bundle(bundle, model=dataclasses.replace(model, name="last"), overwrite=True)
 
     assert load_bundle(bundle).name == "last"
     assert [path.name for path in bundle.parent.iterdir()] == ["bundle"]
 
 
-@pytest.mark.parametrize("half", ["vision", "decoder"])
+@pytest.mark.parametrize("reader", ["read_half", "read_decoder"])
 def test_a_bundle_that_is_replaced_while_it_is_read_is_read_again(
-    bundle: Path, model: LoadedModel, monkeypatch: pytest.MonkeyPatch, half: str
+    bundle: Path, model: LoadedModel, monkeypatch: pytest.MonkeyPatch, reader: str
 ) -> None:
-    second = dataclasses.replace(
-        model,
-        name="second",
-        vision_state={name: tensor + 1 for name, tensor in model.vision_state.items()},
-        decoder_state={name: tensor + 1 for name, tensor in model.decoder_state.items()},
-    )
-    reader = {"vision": "read_half", "decoder": "read_decoder"}[half]
-    read = getattr(llama_adapter.app.models.bundle, reader)
-
-    def read_late(*arguments: Any, **options: Any) -> dict[str, Tensor]:
-        monkeypatch.undo()
-        save_bundle(bundle, model=second, overwrite=True)
-        found: dict[str, Tensor] = read(*arguments, **options)
-        return found
-
-    monkeypatch.setattr(llama_adapter.app.models.bundle, reader, read_late)
+    second = another(model)
+    before_first_call(monkeypatch, f"bundle.{reader}", lambda: save_bundle(bundle, model=second, overwrite=True))
     loaded = load_bundle(bundle)
 
     assert loaded.name == "second"
-    for found, expected in zip(states(loaded), states(second), strict=True):
-        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    assert_same_weights(loaded, second)
 
 
 @pytest.mark.parametrize("fails_at", [1, 2, 3])
 def test_after_a_failed_replacement_the_old_bundle_is_there(
     bundle: Path, model: LoadedModel, monkeypatch: pytest.MonkeyPatch, fails_at: int
 ) -> None:
-    moves = []
+    def fail() -> None:
+        raise OSError("busy")
 
-    def replace(source: Path, target: Path) -> None:
-        if Path(source).is_dir():
-            moves.append(target)
-            if len(moves) == fails_at:
-                raise OSError("busy")
-        real(source, target)
-
-    real = os.replace
-    monkeypatch.setattr("llama_adapter.app.models.bundle.os.replace", replace)
+    at_move(monkeypatch, fails_at, fail)
     with pytest.raises(OSError, match="busy"):
         save_bundle(bundle, model=dataclasses.replace(model, name="second"), overwrite=True)
     assert load_bundle(bundle).name == model.name
@@ -258,13 +236,9 @@ def test_shapes_are_known_without_memory_for_the_context(model: LoadedModel, mon
 
 
 def test_a_failure_while_writing_leaves_nothing_behind(tmp_path: Path, model: LoadedModel) -> None:
+    known = {"prompt": "?", "text": "!"}
     with pytest.raises(FileNotFoundError):
-        save_bundle(
-            tmp_path / "bundle",
-            model=model,
-            known_answer={"prompt": "?", "text": "!"},
-            known_picture=tmp_path / "absent.png",
-        )
+        save_bundle(tmp_path / "bundle", model=model, known_answer=known, known_picture=tmp_path / "absent.png")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -306,6 +280,15 @@ def break_header(place: Path) -> None:
     (place / "vision.safetensors").write_bytes(data)
 
 
+def edit_as_told(told: dict[str, Any]) -> Damage:
+    """The edit of an entry in the table of damaged manifests."""
+    [(part, entries)] = told.items()
+    if part == "file":
+        return name_a_file(entries)
+    return edit_manifest(**entries) if part == "manifest" else edit_config(part, **entries)
+
+
+MANIFESTS = json.loads(Path(__file__).with_name("damaged_manifests.json").read_text(encoding="utf-8"))
 DAMAGED: tuple[Damage, ...] = (
     lambda place: (place / "manifest.json").unlink(),
     lambda place: (place / "manifest.json").write_text("{"),
@@ -314,39 +297,7 @@ DAMAGED: tuple[Damage, ...] = (
     lambda place: (place / "manifest.json").write_text("[" * 200_000),
     lambda place: (place / "manifest.json").write_text("9" * 5000),
     break_header,
-    edit_manifest(sources=["x"]),
-    edit_manifest(sources=[None]),
-    edit_manifest(sources=[{"role": 1, "path": []}]),
-    edit_manifest(merged=[{}]),
-    name_a_file("../../etc/passwd"),
-    name_a_file("/etc/passwd"),
-    edit_config("llm", num_heads=0),
-    edit_config("llm", dim="96"),
-    edit_config("llm", context=2.5),
-    edit_config("llm", context=True),
-    edit_config("llm", rope_theta="x"),
-    edit_config("llm", rope_theta=0),
-    edit_config("llm", norm_eps=None),
-    edit_config("llm", norm_eps=float("nan")),
-    edit_config("llm", separate_adapter_kv="no"),
-    edit_config("llm", num_adapter_layers=-1),
-    edit_config("clip", width=2**80),
-    edit_config("clip", width=2**30),
-    edit_config("clip", patch_size=0),
-    edit_config("clip", width=-192),
-    edit_config("query", num_heads=0),
-    edit_config("query", depth=-1),
-    edit_manifest(format="zip"),
-    edit_manifest(version=5),
-    edit_manifest(version=True),
-    edit_manifest(version=2),
-    edit_manifest(dtype="int3"),
-    edit_manifest(files={}),
-    edit_manifest(digest=None),
-    edit_manifest(llm={"dim": 64}),
-    edit_manifest(dtype="float16"),
-    edit_manifest(question=["?"]),
-    edit_manifest(question=" "),
+    *map(edit_as_told, MANIFESTS),
     edit_manifest(question="?" * 100_001),
     edit_manifest(prompt="?" * 100_001),
     edit_tensors(lambda t: t.pop("norm.weight")),

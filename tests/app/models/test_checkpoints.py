@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import importlib
 import shutil
 from argparse import Namespace
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from llama_adapter.app.models.checkpoints import (
 from llama_adapter.llm.weights.adapter import open_adapter
 from llama_adapter.runtime.errors import CheckpointError
 from tests.app.assembled import assemble_sources
-from tests.app.models.bundles import GOLDEN, SOURCES
+from tests.app.models.bundles import GOLDEN, SOURCES, another, assert_same, assert_same_weights, before_first_call
 
 LLAMA = GOLDEN / "LLaMA"
 HUGGINGFACE = GOLDEN / "LLaMA-HF" / "TINY"
@@ -35,12 +34,6 @@ RELEASED = next(iter(llama_adapter.app.models.checkpoints.RELEASED_ADAPTERS))
 
 def sources(**changes: Any) -> ModelSources:
     return dataclasses.replace(SOURCES, **{"adapter": GOLDEN / "adapters" / "BIAS-TINY.pth", **changes})
-
-
-def assert_same_weights(one: Any, other: Any) -> None:
-    for state, wanted in ((one.vision_state, other.vision_state), (one.decoder_state, other.decoder_state)):
-        assert state.keys() == wanted.keys()
-        assert [key for key in wanted if not torch.equal(state[key], wanted[key])] == []
 
 
 def edited_adapter(tmp_path: Path, edit: Callable[[dict[str, Tensor]], object], name: str = "BIAS-TINY") -> Path:
@@ -162,23 +155,11 @@ def test_a_bundle_for_a_llama_that_is_replaced_while_it_is_read_is_read_again(
 ) -> None:
     adapter = sources().adapter
     first = assemble_sources(sources())
-    second = dataclasses.replace(
-        first,
-        vision_state={name: tensor + 1 for name, tensor in first.vision_state.items()},
-        decoder_state={**first.decoder_state, "norm.weight": first.decoder_state["norm.weight"] + 1},
-    )
+    second = another(first)
     place = find_llama(save_bundle(tmp_path / "bundle", model=first))
-    module, _, name = reader.partition(".")
-    read = getattr(importlib.import_module(f"llama_adapter.app.models.{module}"), name)
-
-    def read_late(*arguments: Any, **options: Any) -> Any:
-        monkeypatch.undo()
-        save_bundle(place.folder, model=second, overwrite=True)
-        return read(*arguments, **options)
-
-    monkeypatch.setattr(f"llama_adapter.app.models.{reader}", read_late)
+    before_first_call(monkeypatch, reader, lambda: save_bundle(place.folder, model=second, overwrite=True))
     parts = open_llama_parts(place, adapter=open_adapter(adapter))
 
     assert torch.equal(parts.llama.tensors["norm.weight"].read(), second.decoder_state["norm.weight"])
     assert parts.clip is not None
-    assert all(torch.equal(tensor, second.vision_state[name]) for name, tensor in parts.clip.tensors.items())
+    assert_same(parts.clip.tensors, {name: second.vision_state[name] for name in parts.clip.tensors})

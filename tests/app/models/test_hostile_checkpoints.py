@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from llama_adapter.runtime.errors import CheckpointError, ExitCode
 from llama_adapter.runtime.problems import describe
 from llama_adapter.runtime.tensor_files.files import read_tensor_file
 from tests.app.assembled import assemble_sources
-from tests.app.models.bundles import GOLDEN, SOURCES, Damage, edit_config, edit_manifest, name_a_file
+from tests.app.models.bundles import GOLDEN, SOURCES, edit_config, edit_manifest, name_a_file
 from tests.fakes.hostile_archive import write_hostile_archive
 
 CLIP = GOLDEN / "CLIP" / "tiny-vit-torchscript.pt"
@@ -69,38 +70,26 @@ def test_an_adapter_with_a_tensor_of_a_layer_far_out_is_refused(tmp_path: Path, 
     assert "999999999" in message
 
 
-def test_a_llama_with_a_tensor_of_a_layer_far_out_is_refused(tmp_path: Path) -> None:
-    tensors = read_tensor_file(GOLDEN / "LLaMA" / "TINY" / "consolidated.00.pth").tensors
-    tensors["layers.99999999.attention_norm.weight"] = torch.zeros(1)
-    torch.save(tensors, tmp_path / "consolidated.00.pth")
-    (tmp_path / "tokenizer.model").write_bytes((GOLDEN / "LLaMA" / "tokenizer.model").read_bytes())
-    params = json.loads((GOLDEN / "LLaMA" / "TINY" / "params.json").read_text())
-    (tmp_path / "params.json").write_text(json.dumps(params | {"n_layers": 100_000_000}))
-    sources = dataclasses.replace(SOURCES, llama_dir=tmp_path, llama_type=None)
-    assert "`layers.99999999.*`" in refused(lambda: assemble_sources(sources))
+@pytest.mark.parametrize("far", ["layer", "shard"])
+def test_a_llama_with_a_layer_or_shard_far_out_is_refused(tmp_path: Path, far: str) -> None:
+    llama = Path(shutil.copytree(GOLDEN / "LLaMA" / "TINY", tmp_path / "llama"))
+    shutil.copy(GOLDEN / "LLaMA" / "tokenizer.model", llama)
+    if far == "layer":
+        tensors = read_tensor_file(GOLDEN / "LLaMA" / "TINY" / "consolidated.00.pth").tensors
+        torch.save(tensors | {"layers.99999999.attention_norm.weight": torch.zeros(1)}, llama / "consolidated.00.pth")
+        params = json.loads((llama / "params.json").read_text())
+        (llama / "params.json").write_text(json.dumps(params | {"n_layers": 100_000_000}))
+    else:
+        (llama / "consolidated.999999999999.pth").write_bytes(b"x")
+    told = refused(lambda: assemble_sources(dataclasses.replace(SOURCES, llama_dir=llama, llama_type=None)))
+    assert ("`layers.99999999.*`" if far == "layer" else "lacks `consolidated.01.pth`") in told
 
 
-def test_a_shard_with_a_number_far_out_is_refused(tmp_path: Path) -> None:
-    for name in ("consolidated.00.pth", "params.json"):
-        (tmp_path / name).write_bytes((GOLDEN / "LLaMA" / "TINY" / name).read_bytes())
-    (tmp_path / "consolidated.999999999999.pth").write_bytes(b"x")
-    (tmp_path / "tokenizer.model").write_bytes((GOLDEN / "LLaMA" / "tokenizer.model").read_bytes())
-    sources = dataclasses.replace(SOURCES, llama_dir=tmp_path, llama_type=None)
-    assert "lacks `consolidated.01.pth`" in refused(lambda: assemble_sources(sources))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        edit_config("llm", num_layers=100_000_000),
-        edit_config("clip", num_layers=100_000_000),
-        edit_config("query", depth=100_000_000),
-    ],
-)
+@pytest.mark.parametrize(("half", "entry"), [("llm", "num_layers"), ("clip", "num_layers"), ("query", "depth")])
 def test_a_bundle_with_more_layers_than_tensors_is_refused_before_modules_are_built(
-    bundle: Path, change: Damage
+    bundle: Path, half: str, entry: str
 ) -> None:
-    change(bundle)
+    edit_config(half, **{entry: 100_000_000})(bundle)
     assert "its configuration speaks of 100,000,0" in refused(lambda: load_bundle(bundle))
     assert any("100,000,0" in finding.sentence for finding in diagnose(bundle))
 

@@ -23,9 +23,11 @@ from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.split import take
 from llama_adapter.llm.weights.build import decoder_tensors, plan_decoder
 from llama_adapter.llm.weights.lora import merged_source, open_loras
-from llama_adapter.runtime.ranks import Alone
 from tests.app.assembled import assemble_sources
+from tests.app.models.bundles import assert_same
+from tests.app.models.test_split_bundle import Place
 from tests.llm.toys import forward
+from tests.parity.exported import golden_onnx
 from tests.parity.golden import GOLDEN
 
 # `peft` uses names that transformers is about to remove, and warns about stored embeddings.
@@ -67,13 +69,6 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "dora of ends": {"r": 6, "target_modules": ["embed_tokens", "lm_head"], "use_dora": True, "use_rslora": True},
 }
-
-
-class Part(Alone):
-    """One of two ranks, which do not compute."""
-
-    def __init__(self, rank: int) -> None:
-        self.rank, self.size = rank, 2
 
 
 def peft_model(folders: Mapping[str, Path]) -> Any:
@@ -139,15 +134,32 @@ def plain(folders: Callable[[str], Path], tmp_path: Path) -> Path:
     return Path(shutil.copytree(folders("plain"), tmp_path / "plain"))
 
 
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of the tiny model without LoRA."""
+    out = tmp_path_factory.mktemp("lora") / "bare"
+    assert main(["convert", *CHECKPOINTS, "--out", str(out)]) == 0
+    return out
+
+
+@pytest.fixture
+def foreign(folders: Callable[[str], Path], tmp_path: Path) -> Path:
+    """A LoRA that names another base model."""
+    copy = Path(shutil.copytree(folders("plain"), tmp_path / "foreign"))
+    edited(base_model_name_or_path="meta-llama/Llama-2-7b-hf")(copy)
+    return copy
+
+
+NOTE = "was trained on `meta-llama/Llama-2-7b-hf`, and is merged into `"
+
+
 @pytest.mark.slow  # imports transformers
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.proves("LoRA of PEFT", "CPU")
 def test_logits_are_those_of_peft(kind: str, folders: Callable[[str], Path]) -> None:
     folder = folders(kind)
     theirs = peft_model({"default": folder})(IDS).logits.detach()
-    ours = our_logits(llama_dir=str(LLAMA), lora=[str(folder)])
-    print(f"{kind}: {distance(ours, theirs):.1e}")
-    assert distance(ours, theirs) < BOUND
+    assert distance(our_logits(llama_dir=str(LLAMA), lora=[str(folder)]), theirs) < BOUND
     assert distance(our_logits(llama_dir=str(LLAMA)), theirs) > 1e-2
     assert distance(our_logits(llama_dir=str(GOLDEN / "LLaMA"), llama_type="TINY", lora=[str(folder)]), theirs) < BOUND
 
@@ -163,9 +175,7 @@ def test_several_folders_are_summed_with_their_weights(folders: Callable[[str], 
             layer.set_scale(name, weight)
     theirs = model(IDS).logits.detach()
     texts = [str(places["one"]), f"{places['two']}=0.5", f"{places['three']}=1.75"]
-    ours = our_logits(llama_dir=str(LLAMA), lora=texts)
-    print(f"sum: {distance(ours, theirs):.1e}")
-    assert distance(ours, theirs) < BOUND
+    assert distance(our_logits(llama_dir=str(LLAMA), lora=texts), theirs) < BOUND
     assert distance(our_logits(llama_dir=str(LLAMA), lora=texts[:2]), theirs) > 1e-3
 
 
@@ -188,7 +198,7 @@ def test_an_adapter_sees_the_merged_llama(
 
     bundle = convert(sources, tmp_path / "bundle", dtype=torch.float32)
     stored = load_bundle(bundle)
-    assert all(torch.equal(stored.decoder_state[name], tensor) for name, tensor in ours.items())
+    assert_same(stored.decoder_state, ours)
     assert stored.merged[-1] == f"lora:{kind}=1"
     listed = [source for source in read_manifest(bundle)["sources"] if source["role"] == "lora"]
     assert [source["path"] for source in listed] == ["adapter_config.json", "adapter_model.safetensors"]
@@ -231,75 +241,58 @@ def test_ranks_read_their_part(kind: str, folders: Callable[[str], Path]) -> Non
 
 
 @pytest.mark.slow
-def test_commands_and_digests(folders: Callable[[str], Path], tmp_path: Path, capsys: Any) -> None:
-    lora, model = str(folders("plain")), ["--llama-dir", str(LLAMA), "--dtype", "float32"]
+def test_commands_and_digests(
+    folders: Callable[[str], Path], foreign: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lora = str(folders("plain"))
+    command = ["generate", "--prompt", "Hello", "--raw", "--max-new-tokens", "8", "--llama-dir", str(LLAMA)]
+    command += ["--dtype", "float32"]
     texts = {}
     for name, flags in {"none": [], "one": ["--lora", lora], "half": ["--lora", f"{lora}=0.5"]}.items():
-        assert main(["generate", "--prompt", "Hello", "--raw", "--max-new-tokens", "8", *model, *flags]) == 0
+        assert main([*command, *flags]) == 0
         texts[name] = capsys.readouterr().out
     assert len(set(texts.values())) == 3
     config = tmp_path / "run.yaml"
     config.write_text(json.dumps({"model": {"lora": [f"{lora}=0.25", f"{lora}=0.25"]}}))
-    assert (
-        main(["generate", "--prompt", "Hello", "--raw", "--max-new-tokens", "8", *model, "--config", str(config)]) == 0
-    )
+    assert main([*command, "--config", str(config)]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["text"] == json.loads(texts["half"])["text"]
     digests = {Captioner.load(llama_dir=LLAMA, lora=one).info.digest for one in ((), lora, f"{lora}=0.5")}
     assert len(digests) == 3
-    other = Path(shutil.copytree(lora, tmp_path / "other"))
-    edited(lambda config: config.update(base_model_name_or_path="meta-llama/Llama-2-7b-hf"))(other)
-    loras: list[Any] = [Path(lora), other]
-    notes = Captioner.load(llama_dir=LLAMA, lora=loras).info.notes
+    notes = Captioner.load(llama_dir=LLAMA, lora=[Path(lora), foreign]).info.notes
     [note] = [note for note in notes if "was trained on" in note]  # none for the folder of the same name
-    assert note.endswith("was trained on `meta-llama/Llama-2-7b-hf`, and is merged into `TINY`")
+    assert note.endswith(f"{NOTE}TINY`")
 
-    assert main(["convert", *CHECKPOINTS, "--out", str(tmp_path / "bare")]) == 0
+
+@pytest.mark.slow
+def test_a_bundle_is_merged_with_a_lora_as_checkpoints_are(
+    folders: Callable[[str], Path], bare: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lora = str(folders("plain"))
     assert main(["convert", *CHECKPOINTS, "--out", str(tmp_path / "both"), "--lora", lora]) == 0
-    again = ["convert", "--model", str(tmp_path / "bare"), "--lora", lora, "--no-known-answer"]
+    again = ["convert", "--model", str(bare), "--lora", lora, "--no-known-answer"]
     assert main([*again, "--out", str(tmp_path / "again")]) == 0
     both, once = load_bundle(tmp_path / "both"), load_bundle(tmp_path / "again")
     assert all(torch.allclose(both.decoder_state[name], one, atol=1e-6) for name, one in once.decoder_state.items())
     assert once.merged == both.merged
-    assert main(["doctor", "--model", str(tmp_path / "bare"), "--lora", lora]) == 0
-    checked = capsys.readouterr().out
-    assert "1 LoRA folder(s)" in checked
+    assert main(["doctor", "--model", str(bare), "--lora", lora]) == 0
+    assert "1 LoRA folder(s)" in capsys.readouterr().out
 
-    whole = dict(stream_merged_bundle(tmp_path / "bare", [lora])[1])
+    whole = dict(stream_merged_bundle(bare, [lora])[1])
     for rank in range(2):
-        loaded, part = stream_merged_bundle(tmp_path / "bare", [lora], ranks=Part(rank))
+        loaded, part = stream_merged_bundle(bare, [lora], ranks=Place(rank, 2))
         share = loaded.decoder_config.share(rank, 2)
         for name, tensor in part:
             assert torch.equal(tensor, take(name, whole[name], whole=loaded.decoder_config, share=share)), name
 
-    quantise_bundle(QuantiseJob(model=str(tmp_path / "bare"), out=str(tmp_path / "int8")))
+    quantise_bundle(QuantiseJob(model=str(bare), out=str(tmp_path / "int8")))
     with pytest.raises(CheckpointError, match="has int8 weights") as raised:
         stream_merged_bundle(tmp_path / "int8", [lora])
     assert "convert --model" in (raised.value.hint or "")
-    loaded, tensors = stream_model(
-        CaptionerSpec(model=str(tmp_path / "bare"), lora=lora, precision="int8"), dtype=torch.float32
-    )
+    spec = CaptionerSpec(model=str(bare), lora=lora, precision="int8")
+    loaded, tensors = stream_model(spec, dtype=torch.float32)
     assert loaded.precision == "int8"
     assert any(tensor.dtype == torch.int8 for _, tensor in tensors)
-
-
-@pytest.fixture(scope="module")
-def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle of the tiny model without LoRA."""
-    out = tmp_path_factory.mktemp("lora") / "bare"
-    assert main(["convert", *CHECKPOINTS, "--out", str(out)]) == 0
-    return out
-
-
-@pytest.fixture
-def foreign(folders: Callable[[str], Path], tmp_path: Path) -> Path:
-    """A LoRA that names another base model."""
-    copy = Path(shutil.copytree(folders("plain"), tmp_path / "foreign"))
-    edited(lambda config: config.update(base_model_name_or_path="meta-llama/Llama-2-7b-hf"))(copy)
-    return copy
-
-
-NOTE = "was trained on `meta-llama/Llama-2-7b-hf`, and is merged into `"
 
 
 @pytest.mark.slow
@@ -310,7 +303,7 @@ def test_commands_that_merge_a_lora_of_another_base_tell_it(
     commands = {
         "checkpoints": ["convert", *CHECKPOINTS, *lora, "--out", f"{out}-1"],
         "bundle": ["convert", *model, *lora, "--no-known-answer", "--out", f"{out}-2"],
-        "decoder": ["export", "decoder", *model, *lora, "--out", f"{out}-3"],
+        "decoder": ["export", "decoder", *model, *lora, "--without-encoder", "--out", f"{out}-3"],
     }
     for name, command in commands.items():
         assert main(command) == 0, name
@@ -327,9 +320,7 @@ def test_doctor_tells_a_missing_bundle_once_and_checks_a_lora_beside_an_encoder(
 ) -> None:
     assert main(["doctor", "--model", str(tmp_path / "missing"), "--lora", str(foreign)]) == 1
     assert " ".join(capsys.readouterr().out.split()).count("is no model bundle") == 1
-    encoder = str(tmp_path / "encoder.onnx")
-    assert main(["export", "onnx", "--model", str(bare), "--out", encoder]) == 0
-    assert main(["doctor", "--model", str(bare), "--encoder", encoder, "--lora", str(foreign)]) == 0
+    assert main(["doctor", "--model", str(bare), "--encoder", str(golden_onnx()), "--lora", str(foreign)]) == 0
     assert "1 LoRA folder(s) are known and fit" in " ".join(capsys.readouterr().out.split())
 
 
@@ -342,11 +333,10 @@ def test_fields_that_exclude_each_other() -> None:
         open_loras(["x=heavy"], **SIZES)
 
 
-def edited(edit: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+def edited(**entries: Any) -> Callable[[Path], None]:
     def damage(folder: Path) -> None:
         config = json.loads((folder / "adapter_config.json").read_text())
-        edit(config)
-        (folder / "adapter_config.json").write_text(json.dumps(config))
+        (folder / "adapter_config.json").write_text(json.dumps(config | entries))
 
     return damage
 
@@ -361,35 +351,16 @@ def retensored(edit: Callable[[dict[str, Tensor]], object]) -> Callable[[Path], 
 
 
 A, B = f"{PREFIX}0.self_attn.q_proj.lora_A.weight", f"{PREFIX}0.self_attn.q_proj.lora_B.weight"
+CONFIGS = json.loads(Path(__file__).with_name("damaged_peft_configs.json").read_text(encoding="utf-8"))
 DAMAGE: dict[str, Callable[[Path], object]] = {
+    **{name: edited(**entries) for name, entries in CONFIGS.items()},
     "no config": lambda folder: (folder / "adapter_config.json").unlink(),
     "no weights": lambda folder: (folder / "adapter_model.safetensors").unlink(),
     "a config that is a list": lambda folder: (folder / "adapter_config.json").write_text("[]"),
     "weights cut short": lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"\0" * 20),
-    "another type": edited(lambda config: config.update(peft_type="LOHA")),
-    "prefix tuning": edited(lambda config: config.update(peft_type="PREFIX_TUNING")),
-    "another task": edited(lambda config: config.update(task_type="SEQ_CLS")),
-    "an initialisation that changes the base": edited(lambda config: config.update(init_lora_weights="pissa")),
-    "biases of factors": edited(lambda config: config.update(lora_bias=True)),
-    "an unknown entry": edited(lambda config: config.update(layer_replication=[[0, 4], [2, 4]])),
-    "a rank of text": edited(lambda config: config.update(r="8")),
-    "a rank of 0": edited(lambda config: config.update(rank_pattern={"q_proj": 0})),
-    "an alpha that is no number": edited(lambda config: config.update(lora_alpha=float("nan"))),
-    "a pattern that is a list": edited(lambda config: config.update(alpha_pattern=[1])),
-    "targets that are numbers": edited(lambda config: config.update(target_modules=[1])),
-    "an expression that is none": edited(lambda config: config.update(target_modules="(q_proj")),
-    "targets that are not there": edited(lambda config: config.update(target_modules=["q_proj", "v_proj", "c_attn"])),
-    "layers that are text": edited(lambda config: config.update(layers_to_transform=["1"])),
-    "more targets than tensors": edited(lambda config: config.update(target_modules=["q_proj", "v_proj", "k_proj"])),
-    "fewer targets than tensors": edited(lambda config: config.update(target_modules=["q_proj"])),
-    "no targets": edited(lambda config: config.update(layers_to_transform=[9])),
-    "saved modules without tensors": edited(lambda config: config.update(modules_to_save=["lm_head"])),
-    "saved modules that are not there": edited(lambda config: config.update(modules_to_save=["score"])),
-    "DoRA without magnitudes": edited(lambda config: config.update(use_dora=True)),
-    "another rank": edited(lambda config: config.update(r=4)),
     "a lacking factor": retensored(lambda tensors: tensors.pop(B)),
     "an unused tensor": retensored(
-        lambda tensors: tensors.update({f"{PREFIX}0.self_attn.q_proj.bias": torch.ones(64)})
+        lambda tensors: tensors.update({B.replace("lora_B.weight", "bias"): torch.ones(64)})
     ),
     "another layer": retensored(lambda tensors: tensors.update({A.replace(".0.", ".7."): tensors[A].clone()})),
     "two adapters": retensored(lambda tensors: tensors.update({A.replace(".weight", ".x.weight"): tensors[A].clone()})),
@@ -409,10 +380,9 @@ def test_refusals(folders: Callable[[str], Path], tmp_path: Path, snapshot: Any)
         with pytest.raises(CheckpointError) as raised:
             open_loras([str(folder)], **SIZES)
         told[name] = [text.replace(str(tmp_path / name), "DIR") for text in (str(raised.value), raised.value.hint)]
-    foreign = tmp_path / "paddle"
-    foreign.mkdir()
-    (foreign / "lora_model_state.pdparams").write_bytes(b"\x80")
-    for name, place in {"absent": str(tmp_path / "absent"), "paddle": str(foreign)}.items():
+    (tmp_path / "paddle").mkdir()
+    (tmp_path / "paddle" / "lora_model_state.pdparams").write_bytes(b"\x80")
+    for name, place in {name: str(tmp_path / name) for name in ("absent", "paddle")}.items():
         with pytest.raises(CheckpointError) as raised:
             open_loras([place], **SIZES)
         told[name] = [text.replace(str(tmp_path), "DIR") for text in (str(raised.value), raised.value.hint)]
@@ -433,7 +403,7 @@ def test_tied_weights(folders: Callable[[str], Path], tmp_path: Path) -> None:
     config = json.loads((tied / "config.json").read_text())
     (tied / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
     lora = Path(shutil.copytree(folders("plain"), tmp_path / "lora"))
-    edited(lambda config: config.update(ensure_weight_tying=True))(lora)
+    edited(ensure_weight_tying=True)(lora)
     our_logits(llama_dir=str(LLAMA), lora=lora)  # nothing is tied
     with pytest.raises(CheckpointError, match="ensure_weight_tying"):
         our_logits(llama_dir=str(tied), lora=lora)

@@ -49,11 +49,6 @@ def lack_memory(monkeypatch: pytest.MonkeyPatch, *, most: int) -> list[int]:
     return tried
 
 
-def test_auto_is_a_number_once_the_model_is_loaded() -> None:
-    captioner = load()
-    assert captioner.spec.batch_size == captioner.batch_size == CpuBackend.capabilities.most_rows == 16
-
-
 def test_auto_leaves_a_tenth_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     class Backend(CpuBackend):
         free = 1 << 62

@@ -1,5 +1,6 @@
 """A precision without operators on a device: refused if it is requested, widened if the stored weights have it."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +9,13 @@ import pytest
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.jobs.picture_encoders import OpenEncoder
 from llama_adapter.app.jobs.torch_encoders import open_weights
-from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.models.spec import CaptionerSpec, EncoderSources
 from llama_adapter.runtime import devices
 from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.devices.base import Accelerator
 from llama_adapter.runtime.errors import DeviceError, UsageError
+from llama_adapter.runtime.schemes import Precision
 
 
 class Picky(CpuBackend):
@@ -53,10 +54,9 @@ def test_a_precision_that_is_asked_for_is_refused_before_the_model_is_read(
     assert caught.value.hint == f"pass {ways}; `--operators aten` widens the weights"
 
 
-def test_a_stored_precision_and_plain_operators_widen(tmp_path: Path) -> None:
-    bundle = quantise_bundle(QuantiseJob(out=str(tmp_path / "bundle"), precision="int4"))
+def test_a_stored_precision_and_plain_operators_widen(embedded: Callable[[Precision], Path]) -> None:
     picture = sorted(sample_pictures().glob("*.png"))[0]
-    stored = Captioner.load(bundle, device="toy:0")
+    stored = Captioner.load(embedded("int4"), device="toy:0")
     plain = Captioner.load(precision="int4", operators="aten", device="toy:0")
 
     widened = "4-bit weights are widened to float32 here, with its memory and speed"
@@ -65,9 +65,8 @@ def test_a_stored_precision_and_plain_operators_widen(tmp_path: Path) -> None:
     assert stored.generate([picture])[0].text == plain.generate([picture])[0].text
 
 
-def test_an_encoder_alone_is_refused_and_told_alike(tmp_path: Path) -> None:
-    bundle = quantise_bundle(QuantiseJob(out=str(tmp_path / "bundle"), precision="int4"))
-    sources = EncoderSources(model=str(bundle))
+def test_an_encoder_alone_is_refused_and_told_alike(embedded: Callable[[Precision], Path]) -> None:
+    sources = EncoderSources(model=str(embedded("int4")))
     how = {"exif": "upright", "reading": "exact", "keeps": "queries"}
 
     def opened(**options: Any) -> OpenEncoder:

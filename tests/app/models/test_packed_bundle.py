@@ -1,14 +1,12 @@
 """Packed bundles: `pack` writes files that are mapped and used directly, or unpacked to the same model elsewhere."""
 
-import json
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.command_line.doctor.model import diagnose
@@ -24,6 +22,7 @@ from llama_adapter.runtime.errors import CheckpointError, DeviceError
 from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.kernels.library import Finding, find_library
 from llama_adapter.runtime.schemes import PRECISIONS, Precision
+from tests.app.models.bundles import assert_same, assert_same_weights, edit
 
 PICTURE = sorted(sample_pictures().glob("*.png"))[0]
 AGAIN = "laid out again"
@@ -42,12 +41,6 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> dict[Precision, Path]:
         return {}
     folder = tmp_path_factory.mktemp("packed")
     return {name: pack_bundle(PackJob(out=str(folder / name), precision=name)).folder for name in PRECISIONS}
-
-
-def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(
-        torch.equal(tensor, other[name]) and tensor.dtype == other[name].dtype for name, tensor in one.items()
-    )
 
 
 def opened(**options: Any) -> Captioner:
@@ -75,14 +68,13 @@ def test_it_unpacks_to_the_plain_model(packed: Any, precision: Precision) -> Non
     plain = load_bundle(embedded_model(), dtype=torch.float32, precision=precision)
     unpacked = load_bundle(packed[precision])
 
-    assert same(unpacked.decoder_state, plain.decoder_state)
-    assert same(unpacked.vision_state, plain.vision_state)
+    assert_same_weights(unpacked, plain)
     assert (unpacked.precision, unpacked.packed) == (precision, None)
 
 
 def test_other_precisions_are_made_of_it(packed: Any, tmp_path: Path) -> None:
     plain = load_bundle(embedded_model(), dtype=torch.float32, precision="int8")
-    assert same(load_bundle(packed["float"], precision="int8").decoder_state, plain.decoder_state)
+    assert_same(load_bundle(packed["float"], precision="int8").decoder_state, plain.decoder_state)
     widened = load_bundle(packed["int8"], precision="float")
     assert {tensor.dtype for tensor in widened.decoder_state.values()} == {torch.float32}
     with pytest.raises(CheckpointError, match="8-bit weights already"):
@@ -129,24 +121,22 @@ def test_the_manifest_and_doctor_name_the_form(packed: Any, tmp_path: Path, monk
     assert "none here" in told
 
 
-def damage(bundle: Path, **changes: Any) -> None:
-    manifest = json.loads((bundle / "manifest.json").read_text())
-    manifest["packed"] |= changes
-    (bundle / "manifest.json").write_text(json.dumps(manifest))
-
-
-@pytest.mark.parametrize("changes", [{"block": 0}, {"block": 1 << 40}, {"version": 2}, {"int8_added": -1}])
-def test_a_layout_that_cannot_be_is_refused(packed: Any, tmp_path: Path, changes: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"block": 0}, "`packed`"),
+        ({"block": 1 << 40}, "`packed`"),
+        ({"version": 2}, "`packed`"),
+        ({"int8_added": -1}, "`packed`"),
+        ({"block": 96}, "weight_packed_int8"),  # not the layout of the file
+    ],
+)
+def test_a_layout_that_cannot_be_or_is_another_is_refused(
+    packed: Any, tmp_path: Path, changes: dict[str, int], named: str
+) -> None:
     bundle = Path(shutil.copytree(packed["int8"], tmp_path / "bundle"))
-    damage(bundle, **changes)
-    with pytest.raises(CheckpointError, match="`packed`"):
-        load_bundle(bundle)
-
-
-def test_another_layout_than_that_of_the_file_is_refused(packed: Any, tmp_path: Path) -> None:
-    bundle = Path(shutil.copytree(packed["int8"], tmp_path / "bundle"))
-    damage(bundle, block=96)
-    with pytest.raises(CheckpointError, match=r"weight_packed_int8"):
+    edit(lambda manifest: manifest["packed"].update(changes))(bundle)
+    with pytest.raises(CheckpointError, match=named):
         load_bundle(bundle)
 
 

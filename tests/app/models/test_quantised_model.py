@@ -3,14 +3,13 @@
 import itertools
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from syrupy.assertion import SnapshotAssertion
-from torch import Tensor
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.command_line.doctor.model import diagnose
@@ -22,38 +21,27 @@ from llama_adapter.app.models.resources import embedded_model, sample_pictures
 from llama_adapter.app.models.spec import EncoderSources
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.graphs.card import fingerprint
-from llama_adapter.runtime.schemes import QUANTISED
-from tests.app.models.bundles import Damage, edit_known_answer, edit_manifest, edit_tensors
+from llama_adapter.runtime.schemes import QUANTISED, Precision
+from tests.app.models.bundles import Damage, assert_same_weights, edit_known_answer, edit_manifest, edit_tensors
 from tests.llm.toys import is_mapped
 
 SAMPLES = sorted(str(path) for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))
 
 
-@pytest.fixture(scope="module")
-def int8_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The embedded model's int8 bundle. Tests must not change it."""
-    return quantise_bundle(QuantiseJob(out=str(tmp_path_factory.mktemp("int8") / "bundle")))
-
-
-@pytest.fixture(scope="module")
-def int4_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return quantise_bundle(QuantiseJob(out=str(tmp_path_factory.mktemp("int4") / "bundle"), precision="int4"))
+@pytest.fixture
+def int8_bundle(embedded: Callable[[Precision], Path]) -> Path:
+    return embedded("int8")
 
 
 @pytest.fixture(params=QUANTISED)
-def quantised(request: pytest.FixtureRequest) -> tuple[str, Path]:
+def quantised(request: pytest.FixtureRequest, embedded: Callable[[Precision], Path]) -> tuple[Precision, Path]:
     """A precision, and the embedded model's bundle with this precision."""
-    bundle: Path = request.getfixturevalue(f"{request.param}_bundle")
-    return request.param, bundle
+    return request.param, embedded(request.param)
 
 
 @pytest.fixture
 def own_bundle(tmp_path: Path, int8_bundle: Path) -> Path:
     return Path(shutil.copytree(int8_bundle, tmp_path / "bundle"))
-
-
-def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_a_quantised_bundle_equals_quantising_at_load(quantised: tuple[Any, Path]) -> None:
@@ -62,8 +50,7 @@ def test_a_quantised_bundle_equals_quantising_at_load(quantised: tuple[Any, Path
     rounded = load_bundle(embedded_model(), precision=precision)
 
     assert (stored.precision, stored.dtype) == (precision, torch.float16)
-    assert same(stored.decoder_state, rounded.decoder_state)
-    assert same(stored.vision_state, rounded.vision_state)
+    assert_same_weights(stored, rounded)
     assert stored.origin == rounded.origin
     # The encoder of the full model is accepted as the quantised model's encoder.
     assert stored.origin.fingerprint == fingerprint(plain.vision_state)
@@ -122,9 +109,9 @@ def test_captions_of_the_samples_are_those_of_float32(int8_bundle: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.proves("int4 weights", "CPU")
-def test_most_captions_of_the_samples_survive_4_bits(int4_bundle: Path) -> None:
+def test_most_captions_of_the_samples_survive_4_bits(embedded: Callable[[Precision], Path]) -> None:
     expected = [answer.text for answer in Captioner.load(dtype="float32").generate(SAMPLES)]
-    stored = Captioner.load(int4_bundle, dtype="float32")
+    stored = Captioner.load(embedded("int4"), dtype="float32")
 
     texts = [answer.text for answer in stored.generate(SAMPLES)]
 
@@ -189,7 +176,7 @@ def test_a_model_quantised_at_load_can_be_saved(tmp_path: Path) -> None:
 
     saved = load_bundle(save_bundle(tmp_path / "saved", model=model))
 
-    assert same(saved.decoder_state, model.decoder_state)
+    assert_same_weights(saved, model)
     assert saved.origin == model.origin
 
 

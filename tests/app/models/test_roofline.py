@@ -117,7 +117,4 @@ def test_unexplained_time_is_overhead() -> None:
     shares = explain([(4.0, 3.0, "memory"), (2.0, 2.5, "arithmetic")], read_s=1.0, wall_s=10.0)
 
     assert shares == pytest.approx({"memory": 0.3, "arithmetic": 0.2, "reading": 0.1, "overhead": 0.4})
-
-
-def test_a_run_of_no_time_has_no_shares() -> None:
     assert set(explain([], read_s=0.0, wall_s=0.0).values()) == {0.0}

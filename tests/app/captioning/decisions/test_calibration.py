@@ -1,7 +1,6 @@
 """A calibration is read back from its file unchanged, and decides on records as stated in it."""
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,33 +49,14 @@ def test_a_file_holds_all_of_it(tmp_path: Path) -> None:
     assert (content["format"], content["version"]) == ("llama-adapter-calibration", 1)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"format": "other"},
-        {"version": 2},
-        {"temperature": 0.0},
-        {"temperature": "nan"},
-        {"choices": ["Yes"]},
-        {"choices": ["Yes", 1]},
-        {"threshold": {"threshold": 2.0}},
-        {"before": None},
-        {"before": {"accuracy": "x", "nll": 1.0, "brier": 1.0, "ece": 1.0}},
-        {"after": {"accuracy": math.inf, "nll": 1.0, "brier": 1.0, "ece": 1.0}},
-        {"bins_after": [{"low": 0.0, "high": None, "count": 1, "confidence": None, "accuracy": None}]},
-        {"target_precision": "x"},
-        {"question": ["Is it?"]},
-        {"model_digest": 7},
-        {"num_examples": None},
-        {"further": 1},
-    ],
-)
-def test_an_invalid_calibration_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+def test_an_invalid_calibration_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "c.json"
     write_calibration(calibration(), str(path))
-    changed = json.dumps(json.loads(path.read_text()) | change).encode()
+    valid = json.loads(path.read_text())
+    changes = json.loads(Path(__file__).with_name("invalid_calibrations.json").read_text(encoding="utf-8"))
 
-    for data in (changed, b"", b"[]", b"null", b"\xff", b"{}", b"[" * 100_000):
+    changed = [json.dumps(valid | change).encode() for change in changes]
+    for data in (*changed, b"", b"[]", b"null", b"\xff", b"{}", b"[" * 100_000):
         path.write_bytes(data)
         with pytest.raises(UsageError):
             read_calibration(str(path))

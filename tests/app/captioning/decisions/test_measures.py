@@ -63,13 +63,6 @@ def test_no_other_temperature_is_better_than_the_one_that_is_found(
             assert nll(probabilities_NC, labels_N, float(other)) >= least - 1e-9
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
-def test_a_temperature_that_probabilities_were_spoilt_with_is_found_again(temperature: float) -> None:
-    probabilities_NC, labels_N = drawn(1, count=20_000, temperature=temperature)
-
-    assert fit_temperature(probabilities_NC, labels_N) == pytest.approx(temperature, rel=0.05)
-
-
 @pytest.mark.parametrize(
     ("shares", "labels", "temperature"),
     [
@@ -121,14 +114,6 @@ def test_measures_of_an_example_by_hand() -> None:
         measure(two(), np.array([], dtype=np.int64))
     with pytest.raises(ValueError, match="at least one"):
         calibration_error(np.array([]), np.array([], dtype=bool))
-
-
-def test_probabilities_that_happen_as_often_as_they_say_have_hardly_an_error_and_surer_ones_have() -> None:
-    probabilities_NC, labels_N = drawn(2, count=50_000)
-    surer_NC, _ = drawn(2, count=50_000, temperature=4.0)
-
-    assert measure(probabilities_NC, labels_N).ece < 0.01
-    assert measure(surer_NC, labels_N).ece > 0.1
 
 
 @given(seed=SEEDS)

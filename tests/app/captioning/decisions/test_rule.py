@@ -10,36 +10,47 @@ from llama_adapter.app.captioning.decisions.rule import Rule, decide, explain
 SHARES = st.floats(0.0, 1.0)
 
 
+def two(share: float) -> dict[str, float]:
+    return {"yes": share, "no": 1 - share}
+
+
+def three(green: float) -> dict[str, float]:
+    return {"red": 0.9 - green, "green": green, "blue": 0.1}
+
+
+BAND = Rule(threshold=0.5, band=0.1)  # of two choices, the band around the threshold stays undecided
+RANGE = Rule.from_flags(None, (0.3, 0.9))  # which need not be centred
+BOTH = Rule.from_flags(0.5, (0.2, 0.8))  # the range counts for two choices, and the threshold for more
+
+
 @pytest.mark.parametrize(
-    ("share", "decision"), [(0.0, "no"), (0.45, "no"), (0.46, None), (0.54, None), (0.55, "yes"), (1.0, "yes")]
+    ("rule", "shares", "decision"),
+    [
+        *((BAND, two(share), "no") for share in (0.0, 0.45)),
+        *((BAND, two(share), None) for share in (0.46, 0.54)),
+        *((BAND, two(share), "yes") for share in (0.55, 1.0)),
+        (BAND, three(0.58), "green"),
+        (Rule(threshold=0.6, band=0.0), three(0.58), None),  # the likeliest is not likely enough
+        *((RANGE, two(share), decided) for share, decided in ((0.3, "no"), (0.31, None), (0.89, None), (0.9, "yes"))),
+        (BOTH, two(0.6), None),
+        (BOTH, three(0.6), "green"),
+    ],
 )
-def test_of_two_choices_the_band_around_the_threshold_stays_undecided(share: float, decision: str | None) -> None:
-    assert decide({"yes": share, "no": 1 - share}, Rule(threshold=0.5, band=0.1)) == decision
+def test_a_rule_decides_where_a_share_is_clear(
+    rule: Rule | None, shares: dict[str, float], decision: str | None
+) -> None:
+    assert rule is not None
+    assert decide(shares, rule) == decision
 
 
 @given(share=SHARES, threshold=SHARES, narrow=SHARES, wide=SHARES)
 def test_a_wider_band_never_decides_more(share: float, threshold: float, narrow: float, wide: float) -> None:
     narrow, wide = sorted((narrow, wide))
-    by_wide = decide({"yes": share, "no": 1 - share}, Rule(threshold=threshold, band=wide))
-    by_narrow = decide({"yes": share, "no": 1 - share}, Rule(threshold=threshold, band=narrow))
+    by_wide = decide(two(share), Rule(threshold=threshold, band=wide))
+    by_narrow = decide(two(share), Rule(threshold=threshold, band=narrow))
 
     inside = wide / 2 < threshold < 1.0 - wide / 2  # outside, the band is cut off at 0 or 1
     assert not inside or by_wide in (None, by_narrow)
-
-
-def test_of_more_choices_the_likeliest_counts_when_it_is_likely_enough() -> None:
-    shares = {"red": 0.2, "green": 0.58, "blue": 0.22}
-
-    assert decide(shares, Rule(threshold=0.5, band=0.1)) == "green"
-    assert decide(shares, Rule(threshold=0.6, band=0.0)) is None
-
-
-@pytest.mark.parametrize(("share", "decision"), [(0.3, "no"), (0.31, None), (0.89, None), (0.9, "yes")])
-def test_a_range_of_no_decision_need_not_be_centred(share: float, decision: str | None) -> None:
-    rule = Rule.from_flags(None, (0.3, 0.9))
-
-    assert rule is not None
-    assert decide({"yes": share, "no": 1 - share}, rule) == decision
 
 
 @given(share=SHARES, threshold=SHARES)
@@ -47,16 +58,8 @@ def test_a_threshold_alone_decides_everything_of_two_choices(share: float, thres
     rule = Rule.from_flags(threshold)
 
     assert rule is not None
-    decided = decide({"yes": share, "no": 1 - share}, rule)
+    decided = decide(two(share), rule)
     assert decided == ("yes" if share >= threshold or share == pytest.approx(threshold, abs=1e-9) else "no")
-
-
-def test_with_both_a_range_counts_for_two_choices_and_the_threshold_for_more() -> None:
-    rule = Rule.from_flags(0.5, (0.2, 0.8))
-
-    assert rule is not None
-    assert decide({"yes": 0.6, "no": 0.4}, rule) is None
-    assert decide({"red": 0.6, "green": 0.3, "blue": 0.1}, rule) == "red"
 
 
 @pytest.mark.parametrize("wrong", [-0.1, 1.1, float("nan")])

@@ -8,16 +8,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from starlette.testclient import TestClient
 
 from llama_adapter import Captioner, UsageError, get_task, tasks
 from llama_adapter.app.captioning.tasks.registry import GROUP, installed
 from llama_adapter.app.jobs.records.record import read_records
-from llama_adapter.app.serving.http_api.api import ApiSettings, create_api
 from tests.app.command import Run
 from tests.app.golden import ROOT
-from tests.app.serving.http_api.live import StubService, answer
-from tests.app.serving.http_api.requests import chat
 
 EXAMPLE = ROOT / "docs" / "example-task"
 SAMPLE = str(ROOT / "assets" / "pictures" / "02-red-star-purple-star-white-circle.png")
@@ -73,10 +69,12 @@ def test_a_package_adds_a_task_to_the_command_line(run: Run, tmp_path: Path) -> 
 
     assert "what to count" in run("count", "--help").out
     assert run("count", SAMPLE).code == 2
-    ran = run("count", SAMPLE, "--things", "objects", "--out", str(out), "--reader", "thread")
+    common = ["count", SAMPLE, "--out", str(out), "--reader", "thread"]
+    assert [run(common, "--things", things).code for things in ("objects", "stars")] == [0, 0]
+    assert "1 answered by an earlier run" in run(common, "--things", "objects").err
 
-    assert ran.code == 0
-    (record,) = read_records(out)
+    record, other = read_records(out)
+    assert record["id"] != other["id"]
     assert record["choice"] is not None
     assert set(record["choice"]) == {"zero", "one", "two", "three"}
     assert 0 <= record["mean"] <= 3  # type: ignore[typeddict-item]
@@ -91,17 +89,6 @@ def test_a_package_adds_a_task_to_python() -> None:
 
     assert answer.text == "three"
     assert answer.details["mean"] > 2.5
-
-
-@pytest.mark.usefixtures("counting")
-def test_a_package_adds_a_task_to_http() -> None:
-    service = StubService(lambda handle: handle.deliver(answer(details={"mean": 1.5})))
-    client = TestClient(create_api(service, settings=ApiSettings()), base_url="http://localhost")  # type: ignore[arg-type]
-
-    reply = client.post("/v1/chat/completions", json=chat(count_things="red objects")).json()
-
-    assert service.asks[0].prompt == "How many red objects are there?"
-    assert reply["choices"][0]["answer_details"] == {"mean": 1.5}
 
 
 @pytest.mark.parametrize(

@@ -110,12 +110,31 @@ def launch(monkeypatch: pytest.MonkeyPatch, rank: int, *, address: str, port: in
 COMMAND = ("caption", str(SAMPLES[0]), "--tensor-parallel", "2", "--parallel-timeout", "1")
 
 
-def test_a_port_that_is_taken_is_named(run: Run, taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    launch(monkeypatch, 0, address="127.0.0.1", port=taken)
+@pytest.mark.parametrize(
+    ("rank", "address", "told"),
+    [
+        (
+            0,
+            "127.0.0.1",
+            "cannot listen on port {port}, which MASTER_PORT names: it is taken\n\nhint: set MASTER_PORT to",
+        ),
+        (1, "nowhere.invalid", "did not meet the others at nowhere.invalid, port {port}, within 1 s: "),
+        # torch alone would wait forever.
+        (
+            1,
+            "127.0.0.1",
+            "did not meet the others at {address}, port {port}, within 1 s: the server there does not answer",
+        ),
+    ],
+)
+def test_a_taken_port_a_wrong_name_and_a_silent_server_are_told(
+    rank: int, address: str, told: str, run: Run, taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch(monkeypatch, rank, address=address, port=taken)
+    monkeypatch.setattr(rendezvous, "_SPARE_S", 0.5)
     ran = run(*COMMAND)
     assert ran.code == ExitCode.FAILED
-    assert f"error: Rank 0 of 2 cannot listen on port {taken}, which MASTER_PORT names: it is taken" in ran.err
-    assert "hint: set MASTER_PORT to a free port" in ran.err
+    assert f"error: Rank {rank} of 2 {told.format(address=address, port=taken)}" in ran.err
 
 
 @pytest.mark.slow
@@ -134,23 +153,6 @@ def test_a_rank_that_meets_nobody_says_where_it_looked(rank: int, monkeypatch: p
     assert "\n" not in error + hint
 
 
-def test_a_wrong_name_of_the_first_machine_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    launch(monkeypatch, 1, address="no-such-machine.invalid", port=29500)
-    ran = run(*COMMAND)
-    assert ran.code == ExitCode.FAILED
-    assert "error: Rank 1 of 2 did not meet the others at no-such-machine.invalid, port 29500, within 1 s: " in ran.err
-
-
-def test_a_server_that_says_nothing_is_not_waited_for(run: Run, taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch alone would wait forever."""
-    launch(monkeypatch, 1, address="127.0.0.1", port=taken)
-    monkeypatch.setattr(rendezvous, "_SPARE_S", 0.5)
-    ran = run(*COMMAND)
-    assert ran.code == ExitCode.FAILED
-    where = f"at 127.0.0.1, port {taken}, within 1 s"
-    assert f"error: Rank 1 of 2 did not meet the others {where}: the server there does not answer" in ran.err
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -160,6 +162,7 @@ def test_a_server_that_says_nothing_is_not_waited_for(run: Run, taken: int, monk
         ({"RANK": "2"}, "RANK must be a whole number from 0 to 1, got '2'"),
         ({"RANK": "x"}, "RANK must be a whole number from 0 to 1, got 'x'"),
         ({"LOCAL_RANK": "-1"}, "LOCAL_RANK must be"),
+        ({"WORLD_SIZE": "3"}, "torchrun started 3 processes, and --tensor-parallel is 2"),
     ],
 )
 def test_variables_that_are_set_in_part_or_wrong_are_refused(

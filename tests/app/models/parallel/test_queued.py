@@ -81,7 +81,7 @@ def test_a_rank_chooses_its_device_before_it_joins(
     ]
 
 
-def test_the_libraries_get_the_time_limit_where_they_have_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_libraries_get_the_time_limit_where_they_have_one() -> None:
     assert LIBRARIES["gloo"].variables(60) == {}
     assert LIBRARIES["nccl"].variables(60) == {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
     for given, connect, execute in ((0.5, "120", "1"), (300.2, "301", "301"), (1e6, "7200", "17340")):

@@ -14,7 +14,10 @@ import numpy as np
 import pytest
 
 from llama_adapter import Captioner
+from llama_adapter.app.command_line.doctor.model import diagnose, write_known_answer
+from llama_adapter.app.models.packed_bundle import split_bundle
 from llama_adapter.app.models.parallel.errors import RankError
+from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.serving.online.request_handle import Ask
 from llama_adapter.app.serving.online.service import Service
 from llama_adapter.runtime.errors import UsageError
@@ -25,6 +28,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[4]
 SAMPLES = sorted((ROOT / "assets" / "pictures").glob("*.png"))[:6]
+QUESTION = "Is there a red circle?"
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +95,17 @@ def test_a_service_answers_on_ranks(alone: Captioner) -> None:
     assert answers == texts(alone) * 2
 
 
+@pytest.mark.usefixtures("no_pair")
+def test_a_split_bundle_answers_as_the_whole_one(alone: Captioner, tmp_path: Path) -> None:
+    split = split_bundle(embedded_model(), tmp_path / "split", num_ranks=2)
+    with Captioner.load(split, batch_size=4, tensor_parallel=2) as captioner:
+        assert texts(captioner) == texts(alone)
+    assert write_known_answer(split)
+    findings = diagnose(split)
+    assert {finding.level for finding in findings} == {"ok"}
+    assert any("about its own picture" in finding.sentence for finding in findings)
+
+
 def test_other_users_of_this_machine_reach_only_ports_that_ignore_them(
     alone: Captioner, pair: Captioner, shared_pair: Pair
 ) -> None:
@@ -113,29 +128,22 @@ def test_the_embedded_model_answers_as_on_one_rank(alone: Captioner, pair: Capti
     assert texts(pair) == texts(alone)
     drawn: dict[str, Any] = {"temperature": 0.8, "seed": 3, "repetition_penalty": 1.3, "max_new_tokens": 12}
     assert texts(pair, **drawn) == texts(alone, **drawn)
-    question = "Is there a red circle?"
-    for ours, theirs in zip(
-        pair.generate(SAMPLES, question, choices=["Yes", "No"]),
-        alone.generate(SAMPLES, question, choices=["Yes", "No"]),
-        strict=True,
-    ):
+    chosen = ((one.generate(SAMPLES, QUESTION, choices=["Yes", "No"])) for one in (pair, alone))
+    for ours, theirs in zip(*chosen, strict=True):
         assert ours.text == theirs.text
         np.testing.assert_allclose(list(ours.choice.values()), list(theirs.choice.values()), rtol=choice_limit())  # type: ignore[union-attr]
 
 
 def test_an_answer_does_not_depend_on_its_batch(pair: Captioner) -> None:
-    question = "Is there a red circle?"
-    together = list(pair.generate(SAMPLES, question, choices=["Yes", "No"]))
-    single = [pair.ask(sample, question, choices=["Yes", "No"]) for sample in SAMPLES]
+    together = pair.generate(SAMPLES, QUESTION, choices=["Yes", "No"])
+    single = [pair.ask(sample, QUESTION, choices=["Yes", "No"]) for sample in SAMPLES]
     assert [answer.choice for answer in together] == [answer.choice for answer in single]
 
 
 def test_texts_without_a_picture_reach_all_ranks(alone: Captioner, pair: Captioner) -> None:
     for prefix in ("zeros", "none"):
-        ours = [answer.text for answer in pair.generate_text(["a small red"], text_prefix=prefix, max_new_tokens=6)]
-        assert ours == [
-            answer.text for answer in alone.generate_text(["a small red"], text_prefix=prefix, max_new_tokens=6)
-        ]
+        ours, theirs = (one.generate_text("a small red", text_prefix=prefix, max_new_tokens=6) for one in (pair, alone))
+        assert ours[0].token_ids == theirs[0].token_ids
 
 
 def test_prefixes_that_nobody_needs_are_released_on_all_ranks(pair: Captioner, monkeypatch: pytest.MonkeyPatch) -> None:
