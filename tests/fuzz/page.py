@@ -140,14 +140,14 @@ def _batch(values: list[Any], event: Any) -> object:
     return count
 
 
-_TABS: dict[str, tuple[Callable[[list[Any], Any], object], int]] = {
-    "chat": (_chat, 8),
-    "batch": (_batch, 9),
-}
+_TABS: dict[str, tuple[Callable[[list[Any], Any], object], int]] = {"chat": (_chat, 8), "batch": (_batch, 9)}
 
 
 def event(data: bytes) -> str:
-    """One event as JSON: the tab, the values of its components, and the event's own data."""
+    """Values of events in the tabs Chat and Batch, through their guards and handlers.
+
+    An input is JSON: the tab, the values of its components, and the event's own data.
+    """
     with patch.dict(os.environ, GRADIO_TEMP_DIR=str(scratch() / "uploads")):
         return _event(data)
 
@@ -184,19 +184,10 @@ def _events() -> dict[str, bytes]:
     }
 
 
-TARGETS = (
-    Target(
-        name="page-event",
-        about="values of events in the tabs Chat and Batch, through their guards and handlers",
-        run=event,
-        seeds=_events,
-        mutate=mutated_json(
-            *words("path orig_name index event_data data url meta files refused"),
-            *(_UPLOAD, "a.zip", "/etc/passwd", "a\0b"),
-            *({"path": _UPLOAD}, {"path": _UPLOAD, "orig_name": "x.zip"}, [{"path": _UPLOAD}]),
-            *("9" * 50, 10**400, 1e400),
-        ),
-        instrumented=("llama_adapter.app",),
-        quick_rounds=60,
-    ),
+_mutate = mutated_json(
+    *words("path orig_name index event_data data url meta files refused"),
+    *(_UPLOAD, "a.zip", "/etc/passwd", "a\0b"),
+    *({"path": _UPLOAD}, {"path": _UPLOAD, "orig_name": "x.zip"}, [{"path": _UPLOAD}]),
+    *("9" * 50, 10**400, 1e400),
 )
+TARGETS = (Target("page-event", event, _events, _mutate, instrumented=("llama_adapter.app",), quick_rounds=60),)
