@@ -105,7 +105,3 @@ def decoder_state(
     source = (open_huggingface if "HF" in llama else open_meta)(GOLDEN / llama)
     opened = None if adapter is None else open_adapter(GOLDEN / "adapters" / f"{adapter}.pth")
     return build_decoder(source, opened, dtype=dtype)
-
-
-def max_difference(ours: Tensor, golden: Tensor) -> float:
-    return float((ours.detach().float() - golden.float()).abs().max())
