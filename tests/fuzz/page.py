@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -60,25 +59,14 @@ class _Service(StubService):
         return future
 
 
-@dataclass(frozen=True)
-class _Page:
-    service: _Service
-    chat: ChatEvents
-    batch: BatchEvents
-    upload: str
-
-
 @cache
-def _page() -> _Page:
+def _page() -> SimpleNamespace:
+    """The handlers of both tabs, and the path of an uploaded picture."""
     samples = sorted(sample_pictures().glob("*.jpg"))[:3]
     upload = place_in_uploads(samples[0])
-    service, runs = _Service(lambda handle: handle.deliver(answer("red"))), Runs()
-    return _Page(
-        service=service,
-        chat=ChatEvents(service, samples=samples, runs=runs),  # type: ignore[arg-type]
-        batch=BatchEvents(service, samples=samples, runs=runs),  # type: ignore[arg-type]
-        upload=upload,
-    )
+    service: Any = _Service(lambda handle: handle.deliver(answer("red")))
+    given = {"samples": samples, "runs": Runs()}
+    return SimpleNamespace(chat=ChatEvents(service, **given), batch=BatchEvents(service, **given), upload=upload)
 
 
 def _await(value: Any) -> Any:
@@ -130,7 +118,7 @@ def _batch(values: list[Any], event: Any) -> object:
     count = _drain(page.batch.start(_REQUEST, session, *values))
     page.batch.decide(session, band, threshold)
     page.batch.clear(session)
-    batch = BatchFiles(picked(event)[0], limits=page.service.limits, max_pictures=20)
+    batch = BatchFiles(picked(event)[0], limits=_Service.limits, max_pictures=20)
     with contextlib.closing(batch) as pictures:
         for picture in pictures.pictures:
             try:
