@@ -6,7 +6,7 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -333,11 +333,3 @@ def is_in_window(visit: Visit, selector: str) -> bool:
     box, window = visit.page.locator(selector).bounding_box(), visit.page.viewport_size
     right, bottom = box["x"] + box["width"], box["y"] + box["height"]
     return bool(box["x"] >= 0 and box["y"] >= 0 and right <= window["width"] and bottom <= window["height"])
-
-
-def until(condition: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
-    """Wait for a condition that another thread fulfils."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
