@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from llama_adapter.app.learning.labelled.reading import read_examples
 from llama_adapter.app.pictures.inputs import InputSpec, check_inputs, read_inputs
 from tests.app.pictures.inputs.files import tar_bytes
-from tests.outside.test_tables import answered
+from tests.outside.test_tables import answered, examples
 
 PICTURES = sorted((Path(__file__).parent / "json-sets").glob("*.png"))
 QUESTION = "What color is the circle, in one word?"
@@ -156,9 +155,7 @@ def test_every_kind_is_the_same_to_labelled_data_and_to_jobs(kind: str, tmp_path
 
 def test_a_set_is_known_by_any_of_its_entries(tmp_path: Path) -> None:
     """The first picture of a file may have no captions."""
-    path = tmp_path / "t.json"
-    path.write_text(json.dumps({"images": [{"filename": "a.png"}, *KARPATHY["images"]]}))
-    found = read_examples(str(path), digests=False, looks=False)
+    found = examples(tmp_path, {"images": [{"filename": "a.png"}, *KARPATHY["images"]]})
 
     assert len(found.examples) == len(ROWS)
     assert found.left_out.note().startswith("rows without an answer: 1")
