@@ -41,15 +41,8 @@ PROCESSORS: dict[str, dict[str, str]] = {
     },
 }
 RUNTIME = tuple(f"tests/runtime/{name}" for name in ("devices", "graphs", "kernels", "schemes"))
-APP = ("calibration", "captioning", "compat", "evaluating", "models", "quantising", "reference", "tasks", "training")
-FOLDERS = (
-    "tests/test_bounds.py",
-    "tests/parity",
-    "tests/llm",
-    "tests/vision",
-    *RUNTIME,
-    *(f"tests/app/{name}" for name in APP),
-)
+APP = tuple(f"tests/app/{name}" for name in ("captioning", "compat", "learning", "models"))
+FOLDERS = ("tests/test_bounds.py", "tests/parity", "tests/llm", "tests/vision", *RUNTIME, *APP)
 
 
 def pytest_configure() -> None:

@@ -1,10 +1,11 @@
 """The page docs/support.md: what is supported on which device, collected from the tests that prove it.
 
-A test states what it proves: `@pytest.mark.proves("int8", "cpu")`, a feature of `FEATURES` and at least one of
-`COLUMNS`. Usage: python -m tests.support
+A test states what it proves: `@pytest.mark.proves("int8", "cpu")`, a feature and at least one
+column of support.toml. Usage: python -m tests.support
 """
 
 import ast
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,106 +15,14 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "support.md"
 MARK = "pytest.mark.proves"
 
-# Columns, and what a passing test shows: `RUN`, it ran on the real device or program; `CONTRACT`, on a stand-in.
 RUN, CONTRACT = "run", "contract"
-COLUMNS = {"CPU": RUN, "CUDA": CONTRACT, "NPU": CONTRACT, "ONNX": RUN, "OM": CONTRACT, "MindSpore": RUN}
 ON_HARDWARE = "tests/cuda/"  # the tests in it show `RUN` in every column
-
-# Features that do not exist on a device.
-WITHOUT = {
-    ("graphs", "CPU"),
-    ("asynchronous read-back", "CPU"),
-    ("several batch sizes", "CPU"),
-    ("execution providers", "CPU"),
-    ("execution providers", "OM"),
-    ("execution providers", "MindSpore"),
-    *(
-        (feature, runs)
-        for feature in ("graphs", "asynchronous read-back", "traces", "tensor parallelism")
-        for runs in ("ONNX", "OM", "MindSpore")
-    ),
-}
-
-# Sections of the page, their features, and the columns that apply to them.
-EVERYWHERE, DECODER, ENCODER, HOST = tuple(COLUMNS), tuple(COLUMNS), ("CPU", "ONNX", "OM", "MindSpore"), ("CPU",)
+_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+COLUMNS: dict[str, str] = _TABLE["columns"]
+WITHOUT = {(feature, column) for column, features in _TABLE["without"].items() for feature in features}
 FEATURES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "Models": (
-        EVERYWHERE,
-        (
-            "embedded model",
-            "bundles",
-            "Meta LLaMA and adapter",
-            "Hugging Face LLaMA",
-            "BIAS adapters",
-            "LORA adapters",
-            "CAPTION adapters (one query)",
-            "adapters with CLIP inside",
-            "LLaMA without adapter",
-            "LLaMA-Adapter V1 for texts",
-            "LLaMA-Adapter V2 for chat",
-            "Meta's 2, 4 and 8 files",
-            "prefix tuning",
-            "LoRA of PEFT",
-        ),
-    ),
-    "Numbers": (EVERYWHERE, ("float32", "bfloat16", "float16", "int8 weights", "int4 weights")),
-    "Decoder": (
-        DECODER,
-        (
-            "token ids of the reference",
-            "continuous batching",
-            "fused operators or kernels",
-            "graphs",
-            "asynchronous read-back",
-            "choices by scoring",
-            "text without a picture",
-            "repetition penalty",
-            "streaming",
-            "fewer rows when memory is short",
-            "traces",
-            "tensor parallelism",
-        ),
-    ),
-    "Encoder": (
-        ENCODER,
-        (
-            "visual query of the reference",
-            "any number of pictures",
-            "several batch sizes",
-            "execution providers",
-            "prefix files",
-            "doctor",
-        ),
-    ),
-    "Programs": (
-        HOST,
-        (
-            "caption, ask: resume after kill -9",
-            "generate: resume after kill -9",
-            "encode: resume after kill -9",
-            "demo_bsz.py",
-            "settings from files and the environment",
-            "pipeline, InferTask",
-            "ModelRunner",
-            "settings of other systems",
-            "serve: OpenAI's API",
-            "serve: batch files",
-            "serve: replicas",
-            "web: chat and batches",
-            "run-reference",
-            "calibration of choices",
-            "training",
-            "train: resume after kill -9",
-            "train: several ranks",
-            "train: early stopping",
-            "train: memory plan",
-            "train: TensorBoard",
-            "train: tables of parts",
-            "eval",
-            "Ray clusters",
-            "exports",
-        ),
-    ),
+    section["title"]: (tuple(section.get("columns", COLUMNS)), tuple(section["features"]))
+    for section in _TABLE["sections"]
 }
 
 

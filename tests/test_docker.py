@@ -23,6 +23,11 @@ GUIDE = (ROOT / "docs" / "ascend.md").read_text(encoding="utf-8")
 SENT = [line[2:] for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines() if line[:2] == "!/"]
 
 
+@pytest.fixture(params=FILES, ids=lambda file: file.stem)
+def file(request: pytest.FixtureRequest) -> Path:
+    return Path(request.param)
+
+
 class Instruction(NamedTuple):
     name: str
     value: str
@@ -43,7 +48,6 @@ def test_there_is_one_for_the_cpu_and_one_for_ascend() -> None:
     assert [file.stem for file in FILES] == ["ascend", "cpu"]
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_instructions_are_known_and_lists_are_json(file: Path) -> None:
     names = {name for name, _ in instructions(file)}
     known = {"ARG", "FROM", "SHELL", "RUN", "COPY", "WORKDIR", "USER", "EXPOSE", "HEALTHCHECK", "ENTRYPOINT", "CMD"}
@@ -56,7 +60,6 @@ def test_instructions_are_known_and_lists_are_json(file: Path) -> None:
         assert all("--no-cache-dir" in part for part in value.split("&&") if "pip install" in part)
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_copied_files_exist_and_are_sent_to_docker(file: Path) -> None:
     copied = [source for value in values(file, "COPY") for source in shlex.split(value)[:-1]]
 
@@ -74,7 +77,6 @@ def test_nothing_else_is_sent_to_docker() -> None:
     assert (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()[1] == "*"
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_versions_are_those_of_the_project(file: Path) -> None:
     defaults = dict(value.split("=", 1) for value in values(file, "ARG") if "=" in value)
 
@@ -89,7 +91,6 @@ def test_versions_are_those_of_the_project(file: Path) -> None:
         assert set(re.findall(r"torch(?:-npu)?==([\d.]+\d)", GUIDE)) == {defaults["TORCH"]}
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_extras_exist(file: Path) -> None:
     extras = re.findall(r'"[^"]+\[([\w,]+)\]"', " ".join(values(file, "RUN")))
 
@@ -97,7 +98,6 @@ def test_extras_exist(file: Path) -> None:
     assert {extra for listed in extras for extra in listed.split(",")} <= EXTRAS.keys()
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_user_who_is_not_root_serves_where_the_health_is_asked(file: Path) -> None:
     names = [name for name, _ in instructions(file)]
     assert names.index("USER") > max(index for index, name in enumerate(names) if name == "RUN")

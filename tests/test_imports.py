@@ -68,26 +68,18 @@ def test_devices_are_named_in_their_rooms_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "source",
+    ("source", "names", "file"),
     [
-        "import torch\ntorch.cuda.synchronize()",
-        "device = f'cuda:{0}'",
-        "def to(*, npu=0): pass",
-        "import onnxruntime",
-        "from ais_bench.infer import interface",
-        "if device.startswith('NPU'): pass",
+        ("import torch\ntorch.cuda.synchronize()", ["cuda"], "llm/engine/engine.py"),
+        ("device = f'cuda:{0}'", ["cuda"], "llm/engine/engine.py"),
+        ("def to(*, npu=0): pass", ["npu"], "llm/engine/engine.py"),
+        ("import onnxruntime", ["onnxruntime"], "llm/engine/engine.py"),
+        ("from ais_bench.infer import interface", ["ais_bench"], "llm/engine/engine.py"),
+        ("if device.startswith('NPU'): pass", ["NPU"], "llm/engine/engine.py"),
+        *((text, [], "llm/engine/engine.py") for text in ('"""Not for cuda."""', "# cuda", "'input'", "barracuda = 1")),
+        *(("help='cpu or cuda'", [], file) for file in TEXTS_FOR_PEOPLE),
+        *(("torch.cuda", ["cuda"], file) for file in TEXTS_FOR_PEOPLE),
     ],
 )
-def test_the_name_of_a_device_is_found(source: str) -> None:
-    assert device_names(source, file="llm/engine/engine.py")
-
-
-@pytest.mark.parametrize("source", ['"""Not for cuda."""', "# cuda", "inputs = 'an input'", "barracuda = 1"])
-def test_words_about_devices_are_fine(source: str) -> None:
-    assert device_names(source, file="llm/engine/engine.py") == []
-
-
-@pytest.mark.parametrize("file", TEXTS_FOR_PEOPLE)
-def test_help_texts_may_name_devices(file: str) -> None:
-    assert device_names("help='cpu or cuda'", file=file) == []
-    assert device_names("torch.cuda", file=file)
+def test_names_of_devices_are_found_and_words_about_them_are_fine(source: str, names: list[str], file: str) -> None:
+    assert device_names(source, file=file) == names

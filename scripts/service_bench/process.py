@@ -56,6 +56,11 @@ class ServerProcess:
         self._addresses.put(None)
 
     @property
+    def url(self) -> str:
+        """The address in URLs, without a slash at the end."""
+        return f"http://{self.host}:{self.port}"
+
+    @property
     def pid(self) -> int:
         """The process id, valid also after the process has ended."""
         return self._process.pid

@@ -4,7 +4,7 @@ import json
 from typing import Literal
 
 import instructor
-from asked import CAPTION, LOOK, PICTURE, QUESTION, URL, Count, Scene
+from asked import CAPTION, LOOK, PICTURE, QUESTION, URL, Count, Scene, refusal
 from instructor.core import InstructorRetryException
 from pydantic import BaseModel
 
@@ -22,14 +22,7 @@ def asked(text: str) -> dict:
     return {"messages": messages, "max_retries": 1}
 
 
-def refusal(mode: instructor.Mode, schema: type) -> str:
-    try:
-        return f"answered: {client(mode).create(response_model=schema, **asked(LOOK))}"
-    except InstructorRetryException as error:
-        return str(error)
-
-
-json_schema = client(instructor.Mode.JSON_SCHEMA)
+json_schema, tools = client(instructor.Mode.JSON_SCHEMA), client(instructor.Mode.TOOLS)
 results = {
     "`Mode.JSON_SCHEMA`": {
         "route": "/v1/chat/completions",
@@ -38,8 +31,8 @@ results = {
         "pieces": [partial.caption for partial in json_schema.create_partial(response_model=Scene, **asked(LOOK))],
         "structured": json_schema.create(response_model=Scene, **asked(LOOK)).model_dump(),
         "refused": {
-            "integers": refusal(instructor.Mode.JSON_SCHEMA, Count),
-            "tools": refusal(instructor.Mode.TOOLS, Scene),
+            "integers": refusal(InstructorRetryException, json_schema.create, response_model=Count, **asked(LOOK)),
+            "tools": refusal(InstructorRetryException, tools.create, response_model=Scene, **asked(LOOK)),
         },
     },
 }

@@ -3,26 +3,26 @@
 import json
 
 import openai
-from asked import CAPTION, LOOK, QUESTION, URL, Count, Scene, chat_messages
+from asked import CAPTION, LOOK, QUESTION, URL, Count, Scene, chat_messages, refusal
 from langchain_openai import ChatOpenAI
 
 
 def results_of(route: str, **settings) -> dict:
     model = ChatOpenAI(model="default", base_url=URL, api_key="none", max_retries=0, **settings)
 
-    def refusal(**output) -> str:
-        try:
-            return f"answered: {model.with_structured_output(**output).invoke(chat_messages(LOOK))}"
-        except openai.BadRequestError as error:
-            return error.message
+    def look(**output):
+        return model.with_structured_output(**output).invoke(chat_messages(LOOK))
 
     return {
         "route": route,
         "caption": model.invoke(chat_messages(CAPTION)).text,
         "answer": model.invoke(chat_messages(QUESTION)).text,
         "pieces": [chunk.text for chunk in model.stream(chat_messages(CAPTION))],
-        "structured": model.with_structured_output(Scene).invoke(chat_messages(LOOK)).model_dump(),
-        "refused": {"integers": refusal(schema=Count), "tools": refusal(schema=Scene, method="function_calling")},
+        "structured": look(schema=Scene).model_dump(),
+        "refused": {
+            "integers": refusal(openai.BadRequestError, look, schema=Count),
+            "tools": refusal(openai.BadRequestError, look, schema=Scene, method="function_calling"),
+        },
     }
 
 

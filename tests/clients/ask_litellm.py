@@ -3,7 +3,7 @@
 import json
 import os
 
-from asked import CAPTION, LOOK, QUESTION, URL, Count, Scene, chat_messages, response_items
+from asked import CAPTION, LOOK, QUESTION, URL, Count, Scene, chat_messages, refusal, response_items
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # otherwise litellm downloads prices
 import litellm
@@ -20,28 +20,17 @@ def respond(text: str, **settings) -> str:
     return litellm.responses(input=response_items(text), **target, **settings).output_text
 
 
-def refusal(ask, **settings) -> str:
-    try:
-        return f"answered: {ask(LOOK, **settings)}"
-    except litellm.BadRequestError as error:
-        return str(error)
-
-
-def chat_pieces() -> list:
-    return [
-        chunk.choices[0].delta.content
-        for chunk in litellm.completion(messages=chat_messages(CAPTION), stream=True, **target)
-    ]
-
-
 results = {
     "`completion`": {
         "route": "/v1/chat/completions",
         "caption": chat(CAPTION),
         "answer": chat(QUESTION),
-        "pieces": chat_pieces(),
+        "pieces": [
+            chunk.choices[0].delta.content
+            for chunk in litellm.completion(messages=chat_messages(CAPTION), stream=True, **target)
+        ],
         "structured": json.loads(chat(LOOK, response_format=Scene)),
-        "refused": {"integers": refusal(chat, response_format=Count)},
+        "refused": {"integers": refusal(litellm.BadRequestError, chat, LOOK, response_format=Count)},
     },
     "`responses`": {
         "route": "/v1/responses",
@@ -53,7 +42,7 @@ results = {
             if event.type == "response.output_text.delta"
         ],
         "structured": json.loads(respond(LOOK, text_format=Scene)),
-        "refused": {"integers": refusal(respond, text_format=Count)},
+        "refused": {"integers": refusal(litellm.BadRequestError, respond, LOOK, text_format=Count)},
     },
 }
 print(json.dumps(results))

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 import openai
-from asked import CAPTION, LOOK, PICTURE, QUESTION, URL, Count, Scene
+from asked import CAPTION, LOOK, PICTURE, QUESTION, URL, Count, Scene, refusal
 
 # JSON is YAML.
 MODEL = {"model_name": "default", "api_base": URL, "vision": True, "supports_schema": True}
@@ -20,19 +20,16 @@ def results_of(name: str, route: str) -> dict:
     def ask(text: str, **settings):
         return llm.get_model(name).prompt(text, attachments=[picture], **settings)
 
-    def refusal(schema: type) -> str:
-        try:
-            return f"answered: {ask(LOOK, schema=schema).text()}"
-        except openai.BadRequestError as error:
-            return error.message
+    def look(schema: type) -> str:
+        return ask(LOOK, schema=schema).text()
 
     return {
         "route": route,
         "caption": ask(CAPTION, stream=False).text(),
         "answer": ask(QUESTION, stream=False).text(),
         "pieces": list(ask(CAPTION)),
-        "structured": json.loads(ask(LOOK, schema=Scene).text()),
-        "refused": {"integers": refusal(Count)},
+        "structured": json.loads(look(Scene)),
+        "refused": {"integers": refusal(openai.BadRequestError, look, Count)},
     }
 
 

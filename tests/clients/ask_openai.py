@@ -3,7 +3,7 @@
 import json
 
 import openai
-from asked import CAPTION, LOOK, QUESTION, URL, Count, Scene, chat_messages, response_items
+from asked import CAPTION, LOOK, QUESTION, URL, Count, Scene, chat_messages, refusal, response_items
 
 client = openai.OpenAI(base_url=URL, api_key="none", max_retries=0)
 
@@ -16,21 +16,14 @@ def respond(text: str) -> str:
     return client.responses.create(model="default", input=response_items(text)).output_text
 
 
-def parse(schema: type, text: str = LOOK) -> dict:
-    said = client.chat.completions.parse(model="default", messages=chat_messages(text), response_format=schema)
+def parse(schema: type) -> dict:
+    said = client.chat.completions.parse(model="default", messages=chat_messages(LOOK), response_format=schema)
     return said.choices[0].message.parsed.model_dump()
 
 
-def parse_response(schema: type, text: str = LOOK) -> dict:
-    said = client.responses.parse(model="default", input=response_items(text), text_format=schema)
+def parse_response(schema: type) -> dict:
+    said = client.responses.parse(model="default", input=response_items(LOOK), text_format=schema)
     return said.output_parsed.model_dump()
-
-
-def refusal(ask, schema: type) -> str:
-    try:
-        return f"answered: {ask(schema)}"
-    except openai.BadRequestError as error:
-        return error.message
 
 
 def chat_pieces() -> list:
@@ -50,7 +43,7 @@ results = {
         "answer": chat(QUESTION),
         "pieces": chat_pieces(),
         "structured": parse(Scene),
-        "refused": {"integers": refusal(parse, Count)},
+        "refused": {"integers": refusal(openai.BadRequestError, parse, Count)},
     },
     "`responses`": {
         "route": "/v1/responses",
@@ -58,7 +51,7 @@ results = {
         "answer": respond(QUESTION),
         "pieces": response_pieces(),
         "structured": parse_response(Scene),
-        "refused": {"integers": refusal(parse_response, Count)},
+        "refused": {"integers": refusal(openai.BadRequestError, parse_response, Count)},
     },
 }
 print(json.dumps(results))

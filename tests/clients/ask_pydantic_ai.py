@@ -4,7 +4,7 @@ import json
 import os
 from typing import Any
 
-from asked import CAPTION, LOOK, PICTURE, QUESTION, URL, Count, Scene
+from asked import CAPTION, LOOK, PICTURE, QUESTION, URL, Count, Scene, refusal
 from pydantic_ai import Agent, BinaryContent, ModelHTTPError, NativeOutput
 
 os.environ |= {"OPENAI_BASE_URL": URL, "OPENAI_API_KEY": "none"}
@@ -15,19 +15,19 @@ def asked(text: str) -> list[Any]:
 
 
 def results_of(model: str, route: str) -> dict:
-    def refusal(output: Any) -> str:
-        try:
-            return f"answered: {Agent(model, output_type=output).run_sync(asked(LOOK)).output}"
-        except ModelHTTPError as error:
-            return str(error)
+    def ask(text: str, output: Any = str) -> Any:
+        return Agent(model, output_type=output).run_sync(asked(text)).output
 
     return {
         "route": route,
-        "caption": Agent(model).run_sync(asked(CAPTION)).output,
-        "answer": Agent(model).run_sync(asked(QUESTION)).output,
+        "caption": ask(CAPTION),
+        "answer": ask(QUESTION),
         "pieces": list(Agent(model).run_stream_sync(asked(CAPTION)).stream_text(delta=True, debounce_by=None)),
-        "structured": Agent(model, output_type=NativeOutput(Scene)).run_sync(asked(LOOK)).output.model_dump(),
-        "refused": {"integers": refusal(NativeOutput(Count)), "tools": refusal(Scene)},
+        "structured": ask(LOOK, NativeOutput(Scene)).model_dump(),
+        "refused": {
+            "integers": refusal(ModelHTTPError, ask, LOOK, NativeOutput(Count)),
+            "tools": refusal(ModelHTTPError, ask, LOOK, Scene),
+        },
     }
 
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
@@ -26,6 +27,14 @@ class Count(BaseModel):
     """A schema that the server refuses."""
 
     number: int
+
+
+def refusal(error: type[Exception], ask: Callable[..., Any], *given: Any, **settings: Any) -> str:
+    """The message of the error that the client raises, or a text that begins with "answered"."""
+    try:
+        return f"answered: {ask(*given, **settings)}"
+    except error as refused:
+        return getattr(refused, "message", None) or str(refused)
 
 
 def chat_messages(text: str) -> list[Any]:

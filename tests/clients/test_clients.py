@@ -56,9 +56,9 @@ def asked(server: ServerProcess) -> Any:
 
     @functools.cache
     def ask(client: Client) -> tuple[dict[str, dict[str, Any]], list[str]]:
-        url, before = f"http://{server.host}:{server.port}", len(server.lines)
-        results = run(client, url=url)
-        with urllib.request.urlopen(f"{url}/v1/models"):  # this request is logged after those of the client
+        before = len(server.lines)
+        results = run(client, url=server.url)
+        with urllib.request.urlopen(f"{server.url}/v1/models"):  # this request is logged after those of the client
             wait_for(lambda: any(" GET /v1/models " in line for line in server.lines[before:]))
         return results, [match[1] for line in server.lines[before:] if (match := POST.search(line))]
 

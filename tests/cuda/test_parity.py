@@ -6,8 +6,9 @@ import torch
 from llama_adapter.llm.model.llama import use_operators
 from llama_adapter.runtime.devices import open_backend
 from llama_adapter.runtime.schemes import OperatorChoice
+from tests.bounds import difference
 from tests.cuda.device import DEVICE, GRAPHS
-from tests.parity.golden import ADAPTERS, GENERATE, PICTURES, max_difference, model, pixels, query_limit, tensors
+from tests.parity.golden import ADAPTERS, GENERATE, PICTURES, model, pixels, query_limit, tensors
 from tests.parity.test_captioner import answer, load
 from tests.parity.test_decoder import WITH_STEPS, logits_along, logits_limit
 
@@ -24,7 +25,7 @@ def _backend() -> None:
 def test_the_visual_query_is_near_the_reference(adapter: str, dtype: torch.dtype) -> None:
     ours = model(adapter, dtype=dtype, device=DEVICE).encoder(pixels(PICTURES).to(DEVICE))
 
-    assert max_difference(ours.cpu(), tensors(f"vision_{adapter}")["visual_query"]) <= query_limit(adapter, dtype=dtype)
+    assert difference(ours, tensors(f"vision_{adapter}")["visual_query"]) <= query_limit(adapter, dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -39,7 +40,7 @@ def test_logits_are_near_the_reference(name: str, wanted: OperatorChoice, dtype:
     )
     pairs = logits_along(case, parts, device=DEVICE)
 
-    assert max(max_difference(ours, golden) for ours, golden in pairs) <= logits_limit(name, dtype=dtype)
+    assert max(difference(ours, golden) for ours, golden in pairs) <= logits_limit(name, dtype=dtype)
 
 
 @pytest.mark.parametrize("name", list(GENERATE))

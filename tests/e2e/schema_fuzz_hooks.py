@@ -16,20 +16,21 @@ QUESTION = "What color is the square?"
 @schemathesis.hook
 def before_call(context: schemathesis.HookContext, case: schemathesis.Case, kwargs: dict[str, Any]) -> None:
     """Change requests that were generated as valid, and keep those that were generated as invalid."""
-    is_valid = case.meta is not None and case.meta.generation.mode.is_positive
-    if is_valid and case.operation.label == "POST /v1/chat/completions" and isinstance(case.body, dict):
-        case.body = mended_chat(case.body)
-    elif is_valid and case.operation.label == "POST /v1/responses" and isinstance(case.body, dict):
-        case.body = mended_responses(case.body)
-    elif is_valid and case.operation.label == "POST /v1/completions" and isinstance(case.body, dict):
-        case.body = mended_completions(case.body)
-    elif is_valid and case.operation.label == "GET /v1/models/{model}":
+    if case.meta is None or not case.meta.generation.mode.is_positive:
+        return
+    mended = {
+        "POST /v1/chat/completions": mended_chat,
+        "POST /v1/responses": mended_responses,
+        "POST /v1/completions": mended_completions,
+    }.get(case.operation.label)
+    if mended is not None and isinstance(case.body, dict):
+        case.body = mended(copy.deepcopy(case.body))
+    elif case.operation.label == "GET /v1/models/{model}":
         case.path_parameters["model"] = "default"
 
 
 def mended_chat(body: dict[str, Any]) -> dict[str, Any]:
     """The same request, changed to ask the loaded model about a real picture with a short answer."""
-    body = copy.deepcopy(body)
     _shorten(body["messages"])
     picture = {"type": "image_url", "image_url": {"url": EXAMPLE_PICTURE}}
     body["messages"].append({"role": "user", "content": [picture, {"type": "text", "text": QUESTION}]})
@@ -44,7 +45,6 @@ def mended_chat(body: dict[str, Any]) -> dict[str, Any]:
 
 def mended_responses(body: dict[str, Any]) -> dict[str, Any]:
     """Like `mended_chat`, for a responses request."""
-    body = copy.deepcopy(body)
     items = body["input"] if isinstance(body["input"], list) else []
     _shorten(items)
     picture = {"type": "input_image", "image_url": EXAMPLE_PICTURE}
@@ -62,7 +62,6 @@ def mended_responses(body: dict[str, Any]) -> dict[str, Any]:
 
 def mended_completions(body: dict[str, Any]) -> dict[str, Any]:
     """Like `mended_chat`, for a completions request."""
-    body = copy.deepcopy(body)
     body["prompt"] = [QUESTION, QUESTION] if isinstance(body["prompt"], list) else QUESTION
     if body.get("image_url"):
         body["image_url"] = EXAMPLE_PICTURE

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.app.serving.web.browser import SAMPLES, ServedPage, Visit, expect, is_in_window, until
+from tests.app.serving.online.waiting import wait_for
+from tests.app.serving.web.browser import SAMPLES, ServedPage, Visit, expect, is_in_window
 
 pytestmark = pytest.mark.slow
 
@@ -240,7 +241,7 @@ def test_cancelling_keeps_the_answers_so_far(visit: Visit, served: ServedPage) -
     expect(running.get_by_role("progressbar")).not_to_have_attribute("aria-valuenow", "0")
     expect(visit.page.locator("#batch-start")).to_have_count(0)
     visit.page.locator("#batch-cancel").click()
-    until(lambda: served.service.status().num_waiting == 0)
+    wait_for(lambda: served.service.status().num_waiting == 0)
     served.gate.open()
     finished(visit, "cancelled")
 
@@ -274,11 +275,7 @@ def test_runs_and_measurements_of_this_visitor_are_plotted_and_downloaded(
     expect(report.get_by_role("img", name="Stage times: 1 in flight: read")).to_be_visible()
     expect(report.get_by_role("img", name="Pictures/s: 1 in flight")).to_be_visible()
     runs = json.loads(download(visit, "#throughput-download"))["runs"]
-    assert [(run["kind"], run["in_flight"]) for run in runs] == [
-        ("batch", 5),
-        ("measure", 1),
-        ("measure", 5),
-        ("measure", 16),
-    ]
+    expected = [("batch", 5), ("measure", 1), ("measure", 5), ("measure", 16)]
+    assert [(run["kind"], run["in_flight"]) for run in runs] == expected
     assert report.locator("tbody tr").count() == len(runs)
     visit.screenshot("throughput")

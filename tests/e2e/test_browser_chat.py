@@ -38,6 +38,17 @@ def last_answer(visit: Visit) -> Any:
     return visit.page.locator("#chat-log .la-text").last
 
 
+def ask_and_hold(visit: Visit) -> None:
+    """Ask for a caption, and stop its answer after the first word."""
+    visit.served.gate.close()
+    ask(visit)
+    expect(last_answer(visit)).to_have_text("a")
+
+
+def expect_turns(visit: Visit, number: int) -> None:
+    expect(visit.page.locator("#chat-log .la-turn")).to_have_count(number)
+
+
 def converted(kind: str, **options: Any) -> bytes:
     """The picture of the moon in another format."""
     file = io.BytesIO()
@@ -111,18 +122,16 @@ def test_stop_keeps_what_was_written_and_retry_and_clear_follow(visit: Visit) ->
 
     visit.press("Retry")
     expect(last_answer(visit)).to_have_text(CAPTION)
-    expect(visit.page.locator("#chat-log .la-turn")).to_have_count(1)
+    expect_turns(visit, 1)
 
     visit.press("Clear")
-    expect(visit.page.locator("#chat-log .la-turn")).to_have_count(0)
+    expect_turns(visit, 0)
     expect(visit.page.locator("#chat-log .la-empty")).to_be_visible()
 
 
 def test_closing_the_page_cancels_its_question(served: ServedPage, visit: Visit) -> None:
     choose_sample(visit, "yellow moon green cross")
-    served.gate.close()
-    ask(visit)
-    expect(last_answer(visit)).to_have_text("a")
+    ask_and_hold(visit)
     before = served.gate.num_steps
     served.service.cancelled.clear()
     visit.page.close()
@@ -140,7 +149,7 @@ def test_a_sample_and_a_suggested_question_need_no_keyboard(visit: Visit) -> Non
     expect(last_answer(visit)).to_have_text("red")
 
     choose_sample(visit, "blue moon")
-    expect(visit.page.locator("#chat-log .la-turn")).to_have_count(0)
+    expect_turns(visit, 0)
     visit.press("Where?")
     expect(visit.page.locator("#chat-log .la-question")).to_contain_text("Where is the moon?")
     visit.press("Ask")
@@ -164,7 +173,7 @@ def test_a_reload_keeps_the_conversation_and_a_new_visitor_has_none(
 
     other = open_page()
     expect(other.page.locator("#chat-log .la-empty")).to_be_visible()
-    expect(other.page.locator("#chat-log .la-turn")).to_have_count(0)
+    expect_turns(other, 0)
 
 
 def tab(visit: Visit, place: str, *, most: int, key: str = "Tab") -> int:
@@ -204,7 +213,7 @@ def test_the_keyboard_alone_is_enough(visit: Visit) -> None:
     visit.page.keyboard.press("ArrowRight")
     expect(focused).to_have_text("How many?")
     visit.page.keyboard.press("Enter")
-    expect(visit.page.locator("#chat-log .la-turn")).to_have_count(2)
+    expect_turns(visit, 2)
     expect(last_answer(visit)).to_have_text("two")
 
 
@@ -222,7 +231,7 @@ def test_buttons_that_are_replaced_keep_the_focus(visit: Visit) -> None:
     second = visit.page.locator("#chat-starters button").nth(1)
     second.focus()
     visit.page.keyboard.press("Enter")
-    expect(visit.page.locator("#chat-log .la-turn")).to_have_count(2)
+    expect_turns(visit, 2)
     visit.wait_for_events()
     expect(second).to_be_focused()
 
@@ -247,9 +256,7 @@ def test_buttons_that_are_replaced_keep_the_focus(visit: Visit) -> None:
 @pytest.mark.parametrize("change", ["sample", "upload", "remove"])
 def test_an_answer_that_is_left_does_not_come_back(visit: Visit, change: str) -> None:
     choose_sample(visit, "red star")
-    visit.served.gate.close()
-    ask(visit)
-    expect(last_answer(visit)).to_have_text("a")
+    ask_and_hold(visit)
     if change == "sample":
         choose_sample(visit, "yellow moon green cross")
     elif change == "upload":
@@ -258,10 +265,10 @@ def test_an_answer_that_is_left_does_not_come_back(visit: Visit, change: str) ->
     else:
         visit.page.get_by_role("button", name="Remove", exact=True).click()
         expect(visit.page.locator("#chat-picture-line")).to_contain_text("No picture yet")
-    expect(visit.page.locator("#chat-log .la-turn")).to_have_count(0)
+    expect_turns(visit, 0)
     visit.served.gate.open()
     visit.wait_for_events()
-    expect(visit.page.locator("#chat-log .la-turn")).to_have_count(0)
+    expect_turns(visit, 0)
 
 
 def test_broken_and_missing_pictures_are_explained(visit: Visit) -> None:
@@ -288,9 +295,7 @@ def test_wrong_files_leave_the_picture_the_questions_and_a_growing_answer(visit:
     choose_sample(visit, "red star")
     ask(visit)
     expect(last_answer(visit)).to_contain_text("red star")
-    visit.served.gate.close()
-    ask(visit)
-    expect(last_answer(visit)).to_have_text("a")
+    ask_and_hold(visit)
     visit.bring(kind, text, broken)
     told = visit.page.locator("#chat-picture-line [role=alert]")
     expect(told.locator("code")).to_have_text(["notes.txt", "broken.png"])
@@ -299,7 +304,7 @@ def test_wrong_files_leave_the_picture_the_questions_and_a_growing_answer(visit:
     visit.screenshot(f"wrong-files-{kind}")
     visit.served.gate.open()
     expect(last_answer(visit)).to_contain_text("red star")
-    expect(visit.page.locator("#chat-log .la-turn")).to_have_count(2)
+    expect_turns(visit, 2)
 
     visit.bring(kind, text, MOON, broken)
     expect(visit.page.locator("#chat-picture-line")).to_contain_text(MOON.name)
@@ -323,7 +328,7 @@ def test_a_slow_upload_shows_its_percentage_and_a_question_waits_for_it(visit: V
         question.press("Enter")
         waits = visit.page.get_by_text("The question waits for the upload")
         expect(waits).to_be_visible()
-        expect(visit.page.locator("#chat-log .la-turn")).to_have_count(0)
+        expect_turns(visit, 0)
         visit.screenshot("slow-upload")
     expect(visit.page.locator("#chat-log .la-question")).to_contain_text("What is it?")
     expect(last_answer(visit)).not_to_be_empty()
@@ -339,7 +344,7 @@ def test_a_slow_upload_shows_its_percentage_and_a_question_waits_for_it(visit: V
     expect(upload_).to_have_text("The upload was cancelled.")
     expect(picture.get_by_text("640 × 480 pixels")).to_have_count(1)
     expect(visit.page.get_by_text("the question was not sent")).to_be_visible()
-    expect(visit.page.locator("#chat-log .la-turn")).to_have_count(1)
+    expect_turns(visit, 1)
 
     with visit.slow_uploads():
         visit.bring("drop", {"name": "other.png", "buffer": noise()})
@@ -364,7 +369,7 @@ def test_a_reload_during_an_answer_asks_the_question_again(visit: Visit, open_pa
     visit.served.gate.open()
 
     expect(last_answer(visit)).to_have_text(CAPTION)
-    expect(visit.page.locator("#chat-log .la-turn")).to_have_count(1)
+    expect_turns(visit, 1)
     expect(visit.page.get_by_text("Stopped")).to_have_count(0)
     expect(visit.page.locator("#chat-ask")).to_be_visible()
     visit.page.goto(f"{visit.served.url}/robots.txt")

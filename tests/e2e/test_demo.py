@@ -59,13 +59,27 @@ def threads_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def demo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Demo:
+def embedded_demo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Demo:
+    """The demo with no other variables than those that are given."""
+
     def demo(*flags: str, **variables: str) -> Ran:
-        for name, value in (VARIABLES | variables).items():
+        for name in VARIABLES:
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        asked = [] if "--question" in flags else PROMPT
-        monkeypatch.setattr(sys, "argv", ["demo_bsz.py", *FLAGS, *asked, *flags])
+        monkeypatch.setattr(sys, "argv", ["demo_bsz.py", *flags])
         return Ran(run_guarded(demo_bsz.main), *capsys.readouterr())
+
+    return demo
+
+
+@pytest.fixture
+def demo(embedded_demo: Demo) -> Demo:
+    """The demo with the golden checkpoints."""
+
+    def demo(*flags: str, **variables: str) -> Ran:
+        asked = [] if "--question" in flags else PROMPT
+        return embedded_demo(*FLAGS, *asked, *flags, **VARIABLES | variables)
 
     return demo
 
@@ -137,14 +151,6 @@ def test_a_mistake_is_told_in_a_sentence(demo: Demo, variables: dict[str, str], 
     assert sentence in told
 
 
-def test_an_empty_variable_counts_as_not_set(demo: Demo) -> None:
-    ran = demo(DEVICE_ID="", IMG_SIZE="", BATCH_SIZE="", INFER_LOOP="", PIC_FILE_PATH=picture())
-
-    assert ran.code == 0
-    assert ran.out.count("[trial time]") == 1
-    assert "batch size 5" in ran.out
-
-
 def test_infer_loop_is_the_number_of_batches_and_starts_again_after_the_last_picture(demo: Demo) -> None:
     few, many = demo(INFER_LOOP="2"), demo(INFER_LOOP="5")
 
@@ -156,9 +162,13 @@ def test_infer_loop_is_the_number_of_batches_and_starts_again_after_the_last_pic
     assert many.ms("avg_time") == pytest.approx(many.ms("trial time") / 5, abs=0.1)
 
 
-def test_dtype_is_a_variable_and_what_was_chosen_is_told(demo: Demo) -> None:
-    usual, half = demo(PIC_FILE_PATH=picture()), demo(PIC_FILE_PATH=picture(), DTYPE="bfloat16")
+def test_dtype_is_a_variable_what_was_chosen_is_told_and_an_empty_variable_counts_as_not_set(demo: Demo) -> None:
+    usual = demo(DEVICE_ID="", IMG_SIZE="", BATCH_SIZE="", INFER_LOOP="", PIC_FILE_PATH=picture())
+    half = demo(PIC_FILE_PATH=picture(), DTYPE="bfloat16")
 
+    assert usual.code == 0
+    assert usual.out.count("[trial time]") == 1
+    assert "batch size 5" in usual.out
     assert "note: computing on cpu in float32: no accelerator is installed; the model is small" in usual.err
     assert "cpu, float32, eager" in usual.out
     assert "cpu, bfloat16, eager" in half.out
@@ -221,19 +231,6 @@ def test_without_any_variable_the_embedded_model_captions_the_sample_pictures() 
     assert sum(int(asked) for _, asked, _ in marks) == len(known)
     assert sum(int(right) for _, _, right in marks) >= 0.95 * len(known)
     assert re.search(rf"^\d+ of {len(known)} answers exactly right, in [\d.]+ s$", score, re.MULTILINE)
-
-
-@pytest.fixture
-def embedded_demo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Demo:
-    """The demo without any variables."""
-
-    def demo(*flags: str) -> Ran:
-        for name in VARIABLES:
-            monkeypatch.delenv(name, raising=False)
-        monkeypatch.setattr(sys, "argv", ["demo_bsz.py", *flags])
-        return Ran(run_guarded(demo_bsz.main), *capsys.readouterr())
-
-    return demo
 
 
 @pytest.fixture

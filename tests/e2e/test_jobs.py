@@ -1,38 +1,42 @@
-"""Jobs as separate processes that are killed, run out of disk space, lose their input, or read hostile files."""
+"""Jobs as processes: they are killed, interrupted, lose their disk, reader or terminal, or read hostile files."""
 
+import json
 import os
+import pty
 import resource
+import select
 import shutil
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from llama_adapter.app.command_line.main import main
 from llama_adapter.app.jobs.records.manifest import read_manifest
 from llama_adapter.app.jobs.records.record import Record, read_records
 from llama_adapter.app.models.resources import sample_pictures
 from scripts.job_proofs.drawings import write_drawings
 from scripts.job_proofs.kills import kill_again_and_again
-from tests.app.command import Ran, Run
-from tests.app.golden import ROOT, model_flags, picture
+from tests.app.command import Run
+from tests.app.conftest import run as run
+from tests.app.golden import ROOT, case, model_flags, picture
 from tests.odd_pictures import write_odd_pictures
 
 pytestmark = pytest.mark.slow
 
 COMMAND = [sys.executable, "-m", "llama_adapter"]
+# Runs a script of a shell; returns the exit code and the lines of the file of records.
+Interrupted = Callable[..., tuple[int, list[bytes]]]
 
 
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a command in this process."""
-
-    def run(*arguments: str) -> Ran:
-        return Ran(main(arguments), *capsys.readouterr())
-
-    return run
+def start(*arguments: str, **options: Any) -> Any:
+    """The command line as a process. Its streams are pipes; standard input is that of the tests, if not given."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([*COMMAND, *arguments], **pipes | options, cwd=ROOT)
 
 
 def records_in(path: Path) -> list[Record]:
@@ -65,13 +69,14 @@ def test_a_full_disk_ends_the_job_with_whole_records_and_a_later_run_completes_i
     def no_room() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (8_000, resource.RLIM_INFINITY))
 
-    full = subprocess.run([*COMMAND, *command], stderr=subprocess.PIPE, text=True, cwd=ROOT, preexec_fn=no_room)
+    full = start(*command, preexec_fn=no_room)
+    _, said = full.communicate()
     kept = out.read_bytes()
     completed = run(*command)
 
     assert full.returncode == 1
-    assert "File too large" in full.stderr
-    assert "Traceback" not in full.stderr
+    assert b"File too large" in said
+    assert b"Traceback" not in said
     assert 0 < len(kept) <= 8_000
     assert kept.endswith(b"\n")
     assert completed.code == 0
@@ -94,16 +99,7 @@ def test_a_place_where_nothing_can_be_written_is_told_at_once(drawings: list[Pat
 def test_who_interrupts_a_job_is_told_how_to_go_on(drawings: list[Path], tmp_path: Path, run: Run) -> None:
     out = tmp_path / "answers.jsonl"
     command = ["caption", str(drawings[0].parent), "--batch-size", "8", "--out", str(out)]
-    process = subprocess.Popen(
-        [*COMMAND, *command, "--format", "jsonl"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd=ROOT,
-        start_new_session=True,
-        # Handle Ctrl-C even if the tests run in the background of a shell, which makes its children ignore it.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
-    )
-    assert process.stdout is not None
+    process = start(*command, "--format", "jsonl", start_new_session=True)
     process.stdout.readline()
     os.killpg(process.pid, signal.SIGINT)  # like a terminal, which sends it to the whole process group
     _, said = process.communicate()
@@ -146,7 +142,7 @@ def test_a_folder_of_broken_and_odd_files_has_a_record_for_each_and_sound_answer
     listed.write_bytes(b"".join(os.fsencode(name) + b"\0" for name in mixed))
     alone = run("caption", *sound)
 
-    ran = run("caption", "--list", str(listed), "--out", str(out), "--quiet")
+    ran = run("caption", "--list", str(listed), "--out", str(out), "--quiet", "--reader", "process")
 
     assert ran.code == 3
     records = records_in(out)
@@ -162,3 +158,101 @@ def test_a_folder_of_broken_and_odd_files_has_a_record_for_each_and_sound_answer
     for bad in files:
         error = of_odd[bad.path]["error"]
         assert bad.expected == "either" or (error is None) == (bad.expected == "readable"), (bad.why, error)
+
+
+@pytest.fixture
+def many_pictures(tmp_path: Path) -> Path:
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for number in range(200):
+        shutil.copy(picture("noise_128x96.png"), folder / f"{number}.png")
+    return folder
+
+
+def test_a_reader_that_goes_away_ends_the_run_quietly(many_pictures: Path) -> None:
+    with start("caption", str(many_pictures), *model_flags(), "--quiet") as process:
+        json.loads(process.stdout.readline())
+        process.stdout.close()
+        said = process.stderr.read()
+
+    assert process.returncode == 0
+    assert said == b""
+
+
+def test_help_into_a_closed_pipe_is_quiet() -> None:
+    script = f"{sys.executable} -m llama_adapter caption --help | true"
+    ran = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=ROOT)
+
+    assert ran.stderr == ""
+
+
+@pytest.fixture
+def interrupted(many_pictures: Path, tmp_path: Path) -> Interrupted:
+    """Runs a shell script (in it "$@" is the command with its `flags`), and sends SIGINT after the first record.
+
+    Returns the exit code, and the lines of the file.
+    """
+
+    def interrupted(script: str, *flags: str) -> tuple[int, list[bytes]]:
+        out = tmp_path / "answers.jsonl"
+        arguments = ["caption", str(many_pictures), *model_flags(), "--max-new-tokens", "8", "--out", str(out), *flags]
+        command = ["bash", "-c", script, "bash", *COMMAND, *arguments, "--quiet"]
+        process = subprocess.Popen(command, cwd=ROOT)
+        while process.poll() is None and not (out.exists() and out.stat().st_size):
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        return process.wait(), out.read_bytes().splitlines()
+
+    return interrupted
+
+
+def test_ctrl_c_with_stderr_closed_leaves_records_only(interrupted: Interrupted) -> None:
+    code, lines = interrupted('exec "$@" 2>&-')
+
+    assert code == 130
+    assert 0 < len(lines) < 200
+    assert all(json.loads(line)["finish"] for line in lines)
+
+
+def test_ctrl_c_that_was_ignored_before_is_still_ignored(interrupted: Interrupted) -> None:
+    code, lines = interrupted('trap "" INT; exec "$@"', "--limit", "60")
+
+    assert code == 0
+    assert len(lines) == 60
+
+
+def test_a_list_that_comes_slowly_is_answered_line_by_line_and_ctrl_c_does_not_wait_for_its_next() -> None:
+    arguments = ["caption", "--list", "-", *model_flags(), "--max-new-tokens", "4", "--quiet"]
+    process = start(*arguments, stdin=subprocess.PIPE)
+    for name in ("noise_128x96.png", "shapes_200x300.jpg"):
+        process.stdin.write(f"{picture(name)}\n".encode())
+        process.stdin.flush()
+        assert json.loads(process.stdout.readline())["picture"] == picture(name)
+
+    process.send_signal(signal.SIGINT)
+    code = process.wait()  # while stdin is still open
+    left, said = process.communicate()
+
+    assert code == 130
+    assert left == b""
+    assert said == b"\nfinishing what is begun; Ctrl-C again stops at once\n"
+
+
+def test_a_terminal_gets_lines_of_text() -> None:
+    main, follower = pty.openpty()
+    arguments = ["caption", picture(), *model_flags(), "--prompt", "Describe the image.", "--max-new-tokens", "16"]
+    process = start(*arguments, stdout=follower)
+    os.close(follower)
+    _, said = process.communicate()
+    shown = b""
+    while select.select([main], [], [], 0)[0]:
+        try:
+            shown += os.read(main, 4096)
+        except OSError:  # the other end is closed
+            break
+    os.close(main)
+
+    assert process.returncode == 0
+    assert shown.decode() == f"{picture()}: {case('bias_b1')['output_text'][0]}\r\n"
+    assert said.startswith(b"note: computing on cpu in float32")
+    assert said.count(b"\n") == 1

@@ -25,7 +25,7 @@ def row(number: int, question: str) -> str:
 
 
 def client_of(server: ServerProcess) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"http://{server.host}:{server.port}/v1", api_key="none", max_retries=0, timeout=60)
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
 
 
 def wait_for(client: openai.OpenAI, batch_id: str, is_there: Callable[[Any], bool]) -> Any:

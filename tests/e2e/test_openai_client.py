@@ -1,12 +1,9 @@
 """OpenAI's client and the API with the embedded model: answers, streams and errors."""
 
-import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Literal
 
-import httpx
 import openai
 import pytest
 from pydantic import BaseModel, Field
@@ -273,27 +270,6 @@ def test_a_response_streams(client: openai.OpenAI) -> None:
     assert [event.sequence_number for event in events] == list(range(len(events)))
 
 
-def test_what_needs_stored_responses_is_refused_by_name(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.responses.create(model="default", input="And?", previous_response_id="resp_1")
-    with pytest.raises(openai.NotFoundError) as missing:
-        client.responses.retrieve("resp_1")
-
-    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "previous_response_id")
-    assert missing.value.code == "response_not_found"
-
-
-def test_a_follow_up_asks_about_the_same_picture_and_says_what_was_ignored(client: openai.OpenAI) -> None:
-    messages = star("What color is the star?")
-    first = client.chat.completions.create(model="default", messages=messages)
-    messages += [first.choices[0].message.model_dump(), {"role": "user", "content": "What shape is the red object?"}]
-
-    said = client.chat.completions.with_raw_response.create(model="default", messages=messages)
-
-    assert said.parse().choices[0].message.content == "star"
-    assert said.headers["x-ignored-turns"] == "2"
-
-
 def test_a_system_text_that_the_template_has_no_place_for_changes_no_answer(client: openai.OpenAI) -> None:
     question = "Where is the star?"
     system: Any = {"role": "system", "content": "You are a helpful assistant."}
@@ -306,16 +282,6 @@ def test_a_system_text_that_the_template_has_no_place_for_changes_no_answer(clie
 
     assert said.parse().choices[0].message.content == response.output_text == plain
     assert said.headers["x-ignored-turns"] == "1"
-
-
-@pytest.mark.parametrize("name", ["null-detail", "octet-stream", "system-picture", "tool-turn"])
-def test_requests_as_other_programs_send_them_are_answered(url: str, name: str) -> None:
-    body = json.loads((Path(__file__).parent / "chat_shapes" / f"{name}.json").read_text())
-
-    came = httpx.post(f"{url}/chat/completions", json=body, headers={"authorization": f"Bearer {KEY}"}, trust_env=False)
-
-    assert came.json()["choices"][0]["message"]["content"] == "red"
-    assert came.headers["x-ignored-turns"] == ("3" if name == "tool-turn" else "0")
 
 
 def test_what_the_client_s_helpers_make_of_an_answer_can_be_sent_back(client: openai.OpenAI) -> None:
@@ -331,21 +297,24 @@ def test_what_the_client_s_helpers_make_of_an_answer_can_be_sent_back(client: op
 
 
 def test_errors_are_those_that_the_client_knows(client: openai.OpenAI) -> None:
-    create = client.chat.completions.create
-
-    with pytest.raises(openai.NotFoundError) as not_found:
-        create(model="gpt-4o", messages=star("What?"))
-    with pytest.raises(openai.BadRequestError) as unsupported:
-        create(model="default", messages=star("What?"), frequency_penalty=1)
-    with pytest.raises(openai.BadRequestError) as unreadable:
-        create(model="default", messages=[user(image(data_uri(RED_STAR.read_bytes()[:900])))])
-    with pytest.raises(openai.BadRequestError) as too_long:
-        create(model="default", messages=star("What? " * 2000))
-
-    assert not_found.value.code == "model_not_found"
-    assert (unsupported.value.code, unsupported.value.param) == ("unsupported_parameter", "frequency_penalty")
-    assert unreadable.value.code == "truncated"
-    assert too_long.value.code == "context_length_exceeded"
+    asking: dict[str, Any] = {"model": "default", "messages": star("What?")}
+    unreadable, too_long = [user(image(data_uri(RED_STAR.read_bytes()[:900])))], star("What? " * 2000)
+    create, respond = client.chat.completions.create, client.responses.create
+    for kind, code, ask in (
+        (openai.NotFoundError, "model_not_found", lambda: create(**asking | {"model": "gpt-4o"})),
+        (openai.BadRequestError, "unsupported_parameter", lambda: create(**asking, frequency_penalty=1)),
+        (openai.BadRequestError, "truncated", lambda: create(**asking | {"messages": unreadable})),
+        (openai.BadRequestError, "context_length_exceeded", lambda: create(**asking | {"messages": too_long})),
+        (
+            openai.BadRequestError,
+            "unsupported_parameter",
+            lambda: respond(model="default", input="And?", previous_response_id="r"),
+        ),
+        (openai.NotFoundError, "response_not_found", lambda: client.responses.retrieve("resp_1")),
+    ):
+        with pytest.raises(kind) as caught:
+            ask()
+        assert caught.value.code == code
 
 
 def test_a_foreign_key_is_refused(client: openai.OpenAI) -> None:

@@ -8,32 +8,23 @@ import shlex
 import shutil
 import signal
 import socket
-import ssl
 import subprocess
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from llama_adapter.app.command_line.main import build_parser
 from llama_adapter.app.models.resources import sample_pictures
 from scripts.service_bench.process import ServerProcess
 from tests.app.serving.http_api.requests import chat, data_uri, image, user
+from tests.app.serving.online.waiting import wait_for
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "operating"
 PICTURE = sorted(sample_pictures().glob("*.png"))[0]
 NAME = "pictures.example"
 pytestmark = pytest.mark.slow
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +40,11 @@ def server() -> Iterator[ServerProcess]:
 @pytest.fixture(scope="module")
 def proxy(server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """The port of nginx with the file of the documentation: its ports and certificates are replaced, nothing else."""
-    folder, port = tmp_path_factory.mktemp("nginx"), free_port()
+    folder = tmp_path_factory.mktemp("nginx")
     folder.chmod(0o755)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
     subject = ["-subj", f"/CN={NAME}", "-addext", f"subjectAltName=DNS:{NAME},DNS:localhost"]
     files = ["-keyout", str(folder / "own.key"), "-out", str(folder / "own.pem")]
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
@@ -60,7 +54,7 @@ def proxy(server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> It
         ("listen 443 ssl", f"listen 127.0.0.1:{port} ssl"),
         ("/etc/ssl/certs/pictures.example.pem", str(folder / "own.pem")),
         ("/etc/ssl/private/pictures.example.key", str(folder / "own.key")),
-        ("http://127.0.0.1:8000;", f"http://{server.host}:{server.port};"),
+        ("http://127.0.0.1:8000;", f"{server.url};"),
     ):
         assert old in text
         text = text.replace(old, new)
@@ -73,15 +67,13 @@ def proxy(server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> It
     assert nginx is not None, "scripts/get_programs.sh installs it"
     options = ["-p", str(folder), "-c", str(folder / "nginx.conf"), "-e", str(folder / "error.log")]
     process = subprocess.Popen([nginx, *options, "-g", "daemon off;"], stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=5).close()
-            break
-        except OSError:
-            assert process.poll() is None, (folder / "error.log").read_text()
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+
+    def listens() -> bool:
+        assert process.poll() is None, (folder / "error.log").read_text()
+        with socket.socket() as one:
+            return one.connect_ex(("127.0.0.1", port)) == 0
+
+    wait_for(listens)
     yield port
     process.send_signal(signal.SIGTERM)
     process.wait(timeout=60)
@@ -89,16 +81,10 @@ def proxy(server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> It
 
 def ask(port: int, path: str, body: object = None) -> tuple[int, str]:
     """Status and text of a request to `pictures.example` through the proxy."""
-    data = None if body is None else json.dumps(body).encode()
-    headers = {"Host": NAME, "Content-Type": "application/json"}
-    request = urllib.request.Request(f"https://localhost:{port}{path}", data=data, headers=headers)
-    trust = ssl.create_default_context()
-    trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE  # a certificate of this test
-    try:
-        with urllib.request.urlopen(request, timeout=120, context=trust) as reply:
-            return reply.status, reply.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
+    method, url = "GET" if body is None else "POST", f"https://localhost:{port}{path}"
+    # The certificate is one of this test.
+    reply = httpx.request(method, url, json=body, headers={"Host": NAME}, timeout=120, verify=False, trust_env=False)
+    return reply.status_code, reply.text
 
 
 def test_behind_nginx_the_api_and_the_page_are_at_the_path(server: ServerProcess, proxy: int) -> None:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from llama_adapter.app.jobs.run import run_job
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.pictures.inputs import InputSpec
 from llama_adapter.runtime.errors import ExitCode
+from tests.app.models.parallel.processes import children_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -125,20 +127,13 @@ def at_records(monkeypatch: pytest.MonkeyPatch, actions: dict[int, Callable[[], 
     monkeypatch.setattr(RecordWriter, "write", counting)
 
 
-def captioner_processes() -> list[int]:
-    """The processes of captioners on this machine. Ray names its processes after their work."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if (process / "cmdline").read_bytes().startswith(b"ray::CaptionWorker"):
-                found.append(int(process.name))
-        except OSError:  # the process has ended meanwhile
-            continue
-    return found
-
-
 def kill_a_captioner() -> None:
-    os.kill(captioner_processes()[0], signal.SIGKILL)
+    """Kill one of the captioners on this machine. Ray names its processes after their work."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # the process has ended meanwhile
+            if (process / "cmdline").read_bytes().startswith(b"ray::CaptionWorker"):
+                return os.kill(int(process.name), signal.SIGKILL)
+    raise AssertionError("there is no captioner")
 
 
 @pytest.mark.proves("Ray clusters", "CPU")
@@ -148,13 +143,8 @@ def test_a_lost_process_and_a_lost_machine_cost_and_repeat_nothing(
     out = tmp_path / "answers.jsonl"
     doomed = cluster.add_node(**MACHINE)
     lost = []
-    at_records(
-        monkeypatch,
-        {
-            16: kill_a_captioner,
-            60: lambda: lost.append(cluster.remove_node(doomed, allow_graceful=False)),
-        },
-    )
+    lose = {16: kill_a_captioner, 60: lambda: lost.append(cluster.remove_node(doomed, allow_graceful=False))}
+    at_records(monkeypatch, lose)
 
     code = run_job(job_of(pictures, out=out), RayRunner(RayOptions(address=cluster.address)))
 
@@ -207,19 +197,6 @@ def test_pictures_are_read_from_an_address_and_what_is_not_there_is_told(
     assert all(record["picture"].startswith(address) for record in read_records(out))
 
 
-def children_of(process: int) -> dict[int, str]:
-    """Command lines of the processes that `process` started."""
-    found = {}
-    for place in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == process:
-                found[int(place.name)] = (place / "cmdline").read_text()
-        except OSError:  # the process has ended meanwhile
-            continue
-    return found
-
-
 def test_the_death_of_the_driver_s_own_node_is_told_and_the_same_command_goes_on(
     pictures: Path, tmp_path: Path
 ) -> None:
@@ -235,7 +212,7 @@ def test_the_death_of_the_driver_s_own_node_is_told_and_the_same_command_goes_on
     )
     while driver.poll() is None and (not out.exists() or out.read_bytes().count(b"\n") < 4):
         time.sleep(0.02)
-    raylets = [process for process, line in children_of(driver.pid).items() if line.split("\0")[0].endswith("/raylet")]
+    raylets = [one for one, line in children_of(driver.pid).items() if line.split(b"\0")[0].endswith(b"/raylet")]
     for process in raylets:
         os.kill(process, signal.SIGKILL)
     _, said = driver.communicate(timeout=120)

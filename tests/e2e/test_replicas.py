@@ -13,12 +13,12 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 
@@ -29,7 +29,7 @@ from scripts.service_bench.load import shown_outcome
 from scripts.service_bench.process import ServerProcess
 from scripts.service_bench.questions import Question, captions
 from scripts.service_bench.replicas import READY_S, ever_ready, flags_of, is_alive, replicas_of, wait_for_replicas
-from tests.app.models.parallel.processes import descendants, listening
+from tests.app.models.parallel.processes import descendants, listening, ranks_of
 from tests.app.serving.online.waiting import wait_for
 from tests.e2e import test_openai_client as openai_client
 
@@ -148,7 +148,7 @@ captioner = openai_client.captioner
 
 @pytest.fixture
 def url(server: ServerProcess) -> str:
-    return f"http://{server.host}:{server.port}/v1"
+    return f"{server.url}/v1"
 
 
 @pytest.fixture
@@ -169,10 +169,8 @@ test_errors = openai_client.test_errors_are_those_that_the_client_knows
 
 def metric(server: ServerProcess, name: str, **labels: str) -> Counter[str]:
     """The values of a metric, summed by replica."""
-    with urllib.request.urlopen(f"http://{server.host}:{server.port}/metrics", timeout=30) as answer:
-        text = answer.read().decode()
     found = Counter[str]()
-    for match in SAMPLE.finditer(text):
+    for match in SAMPLE.finditer(httpx.get(f"{server.url}/metrics", timeout=30, trust_env=False).text):
         given = dict(re.findall(r'(\w+)="([^"]*)"', match[2]))
         if match[1] == name and labels.items() <= given.items():
             found[given["replica"]] += float(match[3])  # type: ignore[assignment]
@@ -253,11 +251,6 @@ def test_all_ports_are_on_loopback(server: ServerProcess) -> None:
 
     assert {address for found in places.values() for address, _ in found} == {"127.0.0.1"}
     assert all(places[pid] for pid in replicas_of(server).values())
-
-
-def ranks_of(process: int) -> list[int]:
-    """The rank processes that `process` has started."""
-    return [pid for pid in descendants(process) if b"rank_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 @pytest.mark.proves("serve: replicas", "CPU")

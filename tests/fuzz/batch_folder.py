@@ -1,8 +1,6 @@
 """The folder of `serve --batch-folder`: a server starts with any content, and each batch that it serves ends."""
 
 import json
-import shutil
-from random import Random
 
 from llama_adapter.app.serving.http_api.api import ApiSettings, open_batches
 from llama_adapter.app.serving.http_api.file_routes import FileObject, _batch_object
@@ -10,7 +8,7 @@ from llama_adapter.app.serving.http_api.file_store import FileLimits
 from tests.app.serving.http_api.live import StubService
 from tests.app.serving.http_api.requests import chat
 from tests.fuzz.mutators import either, mutated_bytes, mutated_json, mutated_lines, words
-from tests.fuzz.target import Target, scratch
+from tests.fuzz.target import Target, new_folder
 
 
 class _Service(StubService):
@@ -22,12 +20,12 @@ _CHAT = "/v1/chat/completions"
 
 
 def run(data: bytes) -> str:
-    """The first line is the state of a batch, the second one the description of its file, the rest its journal."""
+    """A batch's state on the first line, the description of its file on the second one, and its journal."""
     state, description, journal = (*data.split(b"\n", 2), b"", b"")[:3]
-    folder = scratch() / "batch-folder"
-    shutil.rmtree(folder, ignore_errors=True)
-    for part in (folder, folder / "files", folder / "batches"):
-        part.mkdir(mode=0o700)
+    folder = new_folder("batch-folder")
+    folder.chmod(0o700)
+    for part in ("files", "batches"):
+        (folder / part).mkdir(mode=0o700)
     kept = {folder / "batches" / f"{_BATCH}.json": state, folder / "files" / f"{_FILE}.json": description}
     files = {folder / "files" / _FILE: _rows(), folder / "batches" / f"{_BATCH}.jsonl": journal, **kept}
     for path, content in files.items():
@@ -81,17 +79,5 @@ _WORDS = (
 )
 
 
-def _mutate(data: bytes, random: Random) -> bytes:
-    return either(mutated_lines(mutated_json(*_WORDS)), mutated_lines(mutated_bytes(b"\0", b"\n", b"{")))(data, random)
-
-
-TARGETS = (
-    Target(
-        name="batch-folder",
-        about="a batch's state, the description of its file, and its journal",
-        run=run,
-        seeds=_folders,
-        mutate=_mutate,
-        quick_rounds=30,
-    ),
-)
+_mutate = either(mutated_lines(mutated_json(*_WORDS)), mutated_lines(mutated_bytes(b"\0", b"\n", b"{")))
+TARGETS = (Target("batch-folder", run, _folders, _mutate, quick_rounds=30),)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import SystemRandom
@@ -91,16 +92,13 @@ def _work(target: Target, tally: Tally, folder: Path, *, seconds: float, by_outc
             process = subprocess.Popen(
                 command, cwd=_ROOT, env=environment, stdout=log, stderr=log, start_new_session=True
             )
+            code: int | None = None
             try:
-                code: int | None = process.wait(timeout=seconds + _START_S + 4 * target.limit_s)
-            except subprocess.TimeoutExpired:  # the worker's own timeout could not end it
+                with suppress(subprocess.TimeoutExpired):  # the worker's own timeout could not end it
+                    code = process.wait(timeout=seconds + _START_S + 4 * target.limit_s)
+            finally:
                 process.kill()
                 process.wait()
-                code = None
-            except BaseException:
-                process.kill()
-                process.wait()
-                raise
             log.seek(0)
             said = log.read().decode(errors="replace")
     finally:

@@ -31,7 +31,7 @@ from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder
 from llama_adapter.vision.out_of_distribution import read_familiarity
 from tests.fuzz.mutators import either, flipped, mutated_bytes, mutated_json, mutated_safetensors, mutated_zip, words
-from tests.fuzz.target import Mutator, Target, refused, scratch
+from tests.fuzz.target import Target, refused, scratch, written
 
 _GOLDEN = Path(__file__).parents[1] / "golden"
 _REFUSALS = (CheckpointError, GraphError)
@@ -40,18 +40,16 @@ _DIM, _VOCAB, _LAYERS, _FFN = 4, 6, 2, 8
 
 def _opened(folder: str, files: Mapping[str, bytes], open_it: Callable[[Path], str]) -> str:
     """The outcome of opening a scratch folder with these files."""
-    place = scratch() / folder
-    place.mkdir(exist_ok=True)
     for name, data in files.items():
-        (place / name).write_bytes(data)
+        written(f"{folder}/{name}", data)
     try:
-        return f"ok {open_it(place)}"
+        return f"ok {open_it(scratch() / folder)}"
     except _REFUSALS as error:
         return refused(error)
 
 
 def meta_weights(data: bytes) -> str:
-    """`consolidated.00.pth` of a LLaMA in Meta's form."""
+    """`consolidated.00.pth` of a LLaMA in Meta's form: zip, pickle and tensors."""
     files = {"consolidated.00.pth": data, "params.json": _params()}
     return _opened("meta", files, lambda place: str(open_meta(place).num_layers))
 
@@ -63,7 +61,7 @@ def meta_params(data: bytes) -> str:
 
 
 def huggingface_weights(data: bytes) -> str:
-    """`model.safetensors` of a LLaMA in Hugging Face's form."""
+    """`model.safetensors` of a LLaMA in Hugging Face's form: the header, and tensors by their names."""
     files = {"model.safetensors": data, "config.json": _config()}
     return _opened("hf", files, lambda place: str(open_huggingface(place).num_layers))
 
@@ -145,7 +143,7 @@ def ood_detector(data: bytes) -> str:
 
 
 def tokenizer(data: bytes) -> str:
-    """A SentencePiece model. A loaded model must encode and decode."""
+    """`tokenizer.model`: a protobuf, read by SentencePiece. A loaded model must encode and decode."""
     try:
         found = Tokenizer.from_bytes(data)
     except CheckpointError as error:
@@ -191,6 +189,10 @@ def _torch(content: Any, **options: Any) -> bytes:
     file = io.BytesIO()
     torch.save(content, file, **options)
     return file.getvalue()
+
+
+def _metas() -> dict[str, bytes]:
+    return {"new": _torch(_llama()), "old": _torch(_llama(), _use_new_zipfile_serialization=False)}
 
 
 def _adapters() -> dict[str, bytes]:
@@ -249,14 +251,16 @@ def _clips() -> dict[str, bytes]:
     return {"state-dict": _torch(state), "safetensors": save(state), "torchscript": _archive(state)}
 
 
+TINY_VISION = VisionConfig(
+    clip=ClipConfig(image_size=4, patch_size=2, width=64, num_layers=1, num_heads=1, output_dim=4),
+    query=QueryConfig(num_queries=2, width=4, depth=1, num_heads=1, mlp_dim=4, output_dim=4),
+)
+
+
 def _made_card() -> GraphCard:
-    vision = VisionConfig(
-        clip=ClipConfig(image_size=4, patch_size=2, width=64, num_layers=1, num_heads=1, output_dim=4),
-        query=QueryConfig(num_queries=2, width=4, depth=1, num_heads=1, mlp_dim=4, output_dim=4),
-    )
-    assert PictureEncoder(vision)
+    assert PictureEncoder(TINY_VISION)
     return EncoderCard(
-        name="tiny", vision=vision, dtype="float16", opset=17, fingerprint={"clip": "ab 1", "query": "cd 2"}
+        name="tiny", vision=TINY_VISION, dtype="float16", opset=17, fingerprint={"clip": "ab 1", "query": "cd 2"}
     ).to_graph()
 
 
@@ -325,44 +329,27 @@ _SIZES = (
     *(0, 1, 2, 4, 100_000_000, 2**40),
     *words("dim n_layers n_kv_heads rope_theta num_hidden_layers hidden_size"),
 )
-_ROWS: tuple[tuple[str, str, Callable[[bytes], str], Callable[[], Mapping[str, bytes]], Mutator], ...] = (
-    (
-        *("meta-weights", "consolidated.00.pth: zip, pickle and tensors", meta_weights),
-        lambda: {"new": _torch(_llama()), "old": _torch(_llama(), _use_new_zipfile_serialization=False)},
-        _zipped,
-    ),
-    ("meta-params", "params.json", meta_params, lambda: {"small": _params()}, mutated_json(*_SIZES)),
-    (
-        *("huggingface-weights", "model.safetensors: the header, and tensors by their names", huggingface_weights),
-        *(lambda: {"small": save(_as_huggingface())}, _tensors),
-    ),
-    (
-        *("huggingface-config", "config.json of a LLaMA", huggingface_config, lambda: {"small": _config()}),
-        mutated_json(*_SIZES, "rope_scaling", "rope_parameters", "llama", {"rope_type": "default"}),
-    ),
-    ("adapter", "an adapter file", adapter, _adapters, _zipped),
-    ("clip", "CLIP in three containers", clip, _clips, _mutate_clip),
-    (
-        *("bundle", "the manifest of a bundle", bundle),
-        lambda: {"embedded": (Path(embedded_model()) / MANIFEST).read_bytes()},
-        mutated_json(*_SIZES, *words("files llm vision precision int8 float16 ../x DecoderConfig")),
-    ),
-    (
-        *("card", "the card of an exported encoder", card, lambda: {"tiny": _made_card().to_json().encode()}),
+_tokens = mutated_bytes(b"\x0a", b"\x12", b"\x80\x80\x80\x80\x10", b"<0x", b"\xe2\x96\x81")
+_hf_config = mutated_json(*_SIZES, "rope_scaling", "rope_parameters", "llama", {"rope_type": "default"})
+_manifest = mutated_json(*_SIZES, *words("files llm vision precision int8 float16 ../x DecoderConfig"))
+_sidecar = mutated_json(*words("card input shape batch_sizes NHWC NCHW"), [1, 2], [2, 1], [0])
+_target = partial(Target, max_bytes=2**18, quick_rounds=60)
+TARGETS = (
+    _target("meta-weights", meta_weights, _metas, _zipped),
+    _target("meta-params", meta_params, lambda: {"small": _params()}, mutated_json(*_SIZES)),
+    _target("huggingface-weights", huggingface_weights, lambda: {"small": save(_as_huggingface())}, _tensors),
+    _target("huggingface-config", huggingface_config, lambda: {"small": _config()}, _hf_config),
+    _target("adapter", adapter, _adapters, _zipped),
+    _target("clip", clip, _clips, _mutate_clip),
+    _target("bundle", bundle, lambda: {"embedded": (Path(embedded_model()) / MANIFEST).read_bytes()}, _manifest),
+    _target(
+        *("card", card, lambda: {"tiny": _made_card().to_json().encode()}),
         mutated_json(*words("clip query version fingerprint rgb bgr")),
     ),
-    (
-        *("sidecar", "the side-car of an OM", sidecar, _sidecars),
-        mutated_json(*words("card input shape batch_sizes NHWC NCHW"), [1, 2], [2, 1], [0]),
+    _target("sidecar", sidecar, _sidecars, _sidecar),
+    _target("ood_detector", ood_detector, _familiar, _tensors),
+    _target(
+        *("tokenizer", tokenizer, lambda: {"golden": (_GOLDEN / "LLaMA/tokenizer.model").read_bytes()}),
+        either(flipped, flipped, _tokens),
     ),
-    ("ood_detector", "familiar.safetensors", ood_detector, _familiar, _tensors),
-    (
-        *("tokenizer", "tokenizer.model: a protobuf, read by SentencePiece", tokenizer),
-        lambda: {"golden": (_GOLDEN / "LLaMA/tokenizer.model").read_bytes()},
-        either(flipped, flipped, mutated_bytes(b"\x0a", b"\x12", b"\x80\x80\x80\x80\x10", b"<0x", b"\xe2\x96\x81")),
-    ),
-)
-TARGETS = tuple(
-    Target(name=name, about=about, run=run, seeds=seeds, mutate=mutate, max_bytes=2**18, quick_rounds=60)
-    for name, about, run, seeds, mutate in _ROWS
 )

@@ -2,9 +2,6 @@
 
 import dataclasses
 import io
-import json
-import struct
-from random import Random
 from typing import Final
 
 import numpy as np
@@ -22,9 +19,17 @@ from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.weights.past import read_past, write_pre_caches
 from llama_adapter.runtime.errors import CheckpointError
-from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
 from llama_adapter.vision.errors import PictureError
-from tests.fuzz.mutators import either, flipped, mutated_bytes, mutated_json, mutated_safetensors, words
+from tests.fuzz.checkpoints import TINY_VISION
+from tests.fuzz.mutators import (
+    either,
+    flipped,
+    mutated_bytes,
+    mutated_json,
+    mutated_metadata,
+    mutated_safetensors,
+    words,
+)
 from tests.fuzz.target import Target, refused, scratch, written
 from tests.llm import toys
 
@@ -33,7 +38,7 @@ _SHAPE = _CONFIG.num_layers, _CONFIG.num_heads, 3, _CONFIG.head_dim
 
 
 def prefix_file(data: bytes) -> str:
-    """A prefix file. Each of its rows is a picture of finite numbers, or an error of that picture."""
+    """A file of encoded pictures. Each of its rows is a picture of finite numbers, or an error of that picture."""
     path = written("prefixes.safetensors", data)
     prefix_files._read_head.cache_clear()  # files of one size that are written at once have the same time
     try:
@@ -65,14 +70,10 @@ def past(data: bytes) -> str:
 
 def _prefixes() -> dict[str, bytes]:
     """One file of visual queries, and one that has keys and values too."""
-    vision = VisionConfig(
-        clip=ClipConfig(image_size=4, patch_size=2, width=64, num_layers=1, num_heads=1, output_dim=4),
-        query=QueryConfig(num_queries=2, width=4, depth=1, num_heads=1, mlp_dim=4, output_dim=4),
-    )
     encoding = Encoding(
         name="tiny",
         digest="ab" * 32,
-        vision=vision,
+        vision=TINY_VISION,
         fingerprint={"clip": "ab 1", "query": "cd 2"},
         dtype="float32",
         precision="float",
@@ -102,21 +103,8 @@ def _pasts() -> dict[str, bytes]:
     return {"whole": file.getvalue()}
 
 
-def _mutated_encoding(data: bytes, random: Random) -> bytes:
-    """Mutate the encoding or the list of pictures, which are JSON in texts of the header's JSON."""
-    try:
-        (size,) = struct.unpack_from("<Q", data)
-        header = json.loads(data[8 : 8 + size])
-        metadata = header["__metadata__"]
-        key = random.choice(sorted(metadata))
-        metadata[key] = _INNER(metadata[key].encode(), random).decode(errors="replace")
-        changed = json.dumps(header).encode()
-    except (struct.error, ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError):
-        return flipped(data, random)
-    return struct.pack("<Q", len(changed)) + changed + data[8 + size :]
-
-
-_INNER: Final = mutated_json(
+# The encoding and the list of pictures.
+_METADATA: Final = mutated_metadata(
     *words("name digest dtype precision exif reading keeps encoder vision fingerprint clip query version"),
     *words("float16 bfloat16 int8 upright ignore exact fast keys_values queries ../x"),
     *("1" * 64, [], {}, ["1" * 64, "a.png", 0], 2, -1, 2**63),
@@ -128,18 +116,6 @@ _NPY: Final = mutated_bytes(
     b"<f8", b"<f2", b">f4", b"|O", b"True", b"(3, 2, 4, 3, 8)", b"99999999999", b"(", b",", b"'V9'"
 )
 TARGETS = (
-    Target(
-        name="prefix-file",
-        about="a file of encoded pictures",
-        run=prefix_file,
-        seeds=_prefixes,
-        mutate=either(_mutated_encoding, _HEADER, flipped),
-    ),
-    Target(
-        name="past",
-        about="a .npy file of past keys and values",
-        run=past,
-        seeds=_pasts,
-        mutate=either(_NPY, flipped),
-    ),
+    Target("prefix-file", prefix_file, _prefixes, either(_METADATA, _HEADER, flipped)),
+    Target("past", past, _pasts, either(_NPY, flipped)),
 )

@@ -6,7 +6,7 @@ import io
 import itertools
 import json
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 from llama_adapter.app.learning.labelled.reading import read_examples
@@ -21,7 +21,7 @@ from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS, shown_name
 from llama_adapter.vision.errors import PictureError
 from tests.app.pictures.inputs.files import tar_bytes
 from tests.fuzz.mutators import either, mutated_bytes, mutated_json, mutated_lines, mutated_tar, words
-from tests.fuzz.target import Mutator, Target, refused, written
+from tests.fuzz.target import Target, refused, written
 
 _MOST_ITEMS = 10_000  # per input; more than the bytes of an input can name
 _CODES = ("manifest", "list", "archive", "unsupported", "too_large")
@@ -45,9 +45,9 @@ def _checked(items: Iterator[PictureInput], *, num_bytes: int) -> str:
 
 
 def table(data: bytes, *, suffix: str) -> str:
-    """A manifest, read like by a job: first as a whole, then item by item.
+    """A table as a manifest, as a sheet of questions, and as labelled data.
 
-    The file is also read as a sheet of questions and as labelled data.
+    The manifest is read like by a job: first as a whole, then item by item.
     """
     path = str(written(f"table.{suffix}", data))
     outcomes = []
@@ -83,7 +83,10 @@ def sheet(data: bytes) -> str:
 
 
 def names(data: bytes) -> str:
-    """A list. Names are taken as they are, without expanding them, so that this machine's files are not accessed."""
+    """A list of names, with line feeds or null characters.
+
+    Names are taken as they are, without expanding them, so that this machine's files are not accessed.
+    """
     path = str(written("list.txt", data))
     try:
         return _checked(list_inputs(path, expand=lambda name: iter((file_input(name),))), num_bytes=len(data))
@@ -92,7 +95,10 @@ def names(data: bytes) -> str:
 
 
 def tar(data: bytes) -> str:
-    """The members of an archive. Members that are slices of an uncompressed archive are also read."""
+    """The members of a tar archive, plain or compressed, and their columns.
+
+    Members that are slices of an uncompressed archive are also read.
+    """
     path = str(written("archive.tar", data))
     items = list(itertools.islice(archive_inputs(path, max_bytes=2**20), _MOST_ITEMS))
     for item in items[:200]:
@@ -175,49 +181,16 @@ _cells = either(
 _text = mutated_lines(
     mutated_bytes(b"# ", b"#", b"\0", b"\r", b"\xff", b"\xef\xbb\xbf", b"\xff\xfe", b" ", b"./", b"\x1b[2J")
 )
-_TABLES: dict[str, tuple[str, Callable[[], bytes], Mutator]] = {
-    "jsonl": ("a manifest and a sheet of questions as JSON lines", _as_jsonl, mutated_lines(mutated_json(*_WORDS))),
-    "csv": ("the same with commas", lambda: _as_cells(","), _cells),
-    "tsv": ("the same with tabs", lambda: _as_cells("\t"), _cells),
-}
+_SHEET = "Is it red?\n# a comment\n\nWhat is größer?\n".encode()
+_LISTS = {"lines": b"a.png\n# no\n\xff.png\r\n./# 1.jpg\n", "find": b"a.png\0b\nc.png\0"}
+_LAYOUT_WORDS = words("images annotations sentences raw questions image_id conversations from")
+_table = {suffix: partial(table, suffix=suffix) for suffix in ("jsonl", "csv", "tsv", "json")}
 TARGETS = (
-    *(
-        Target(
-            name=f"table-{suffix}",
-            about=about,
-            run=partial(table, suffix=suffix),
-            seeds=lambda rows=rows: {"rows": rows()},
-            mutate=mutate,
-        )
-        for suffix, (about, rows, mutate) in _TABLES.items()
-    ),
-    Target(
-        name="table-json",
-        about="the same as JSON in the layouts of known sets",
-        run=partial(table, suffix="json"),
-        seeds=_json_layouts,
-        mutate=mutated_json(*_WORDS, *words("images annotations sentences raw questions image_id conversations from")),
-    ),
-    Target(
-        name="sheet",
-        about="a sheet of questions as text",
-        run=sheet,
-        seeds=lambda: {"questions": "Is it red?\n# a comment\n\nWhat is größer?\n".encode()},
-        mutate=_text,
-    ),
-    Target(
-        name="list",
-        about="a list of names, with line feeds or null characters",
-        run=names,
-        seeds=lambda: {"lines": b"a.png\n# no\n\xff.png\r\n./# 1.jpg\n", "find": b"a.png\0b\nc.png\0"},
-        mutate=_text,
-    ),
-    Target(
-        name="tar",
-        about="the members of a tar archive, plain or compressed, and their columns",
-        run=tar,
-        seeds=_archives,
-        mutate=mutated_tar,
-        limit_s=20.0,
-    ),
+    Target("table-jsonl", _table["jsonl"], lambda: {"rows": _as_jsonl()}, mutated_lines(mutated_json(*_WORDS))),
+    Target("table-csv", _table["csv"], lambda: {"rows": _as_cells(",")}, _cells),
+    Target("table-tsv", _table["tsv"], lambda: {"rows": _as_cells("\t")}, _cells),
+    Target("table-json", _table["json"], _json_layouts, mutated_json(*_WORDS, *_LAYOUT_WORDS)),
+    Target("sheet", sheet, lambda: {"questions": _SHEET}, _text),
+    Target("list", names, lambda: _LISTS, _text),
+    Target("tar", tar, _archives, mutated_tar, limit_s=20.0),
 )

@@ -3,11 +3,9 @@
 import json
 import lzma
 import os
-import shutil
 import tarfile
 import zlib
 from pathlib import Path
-from random import Random
 from typing import Any, Final
 
 from llama_adapter.app.learning.labelled.example import Examples
@@ -17,7 +15,7 @@ from llama_adapter.app.pictures.inputs.items import InputsError, LeftOut
 from llama_adapter.app.pictures.inputs.xmp import description_of, with_description
 from tests.app.pictures.inputs.files import tar_bytes
 from tests.fuzz.mutators import either, mutated_bytes, mutated_json, mutated_tar, words
-from tests.fuzz.target import Target, refused, scratch, written
+from tests.fuzz.target import Target, new_folder, refused, written
 
 _MOST_FILES: Final = 40
 _TEXT = "a <star> & \x0b \ufffe"
@@ -60,9 +58,7 @@ def folder(data: bytes) -> str:
         files = json.loads(data)
     except (ValueError, RecursionError):
         return "ok: no object"
-    place = scratch() / "tree"
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir()
+    place = new_folder("tree")
     pictures = _write(place, files) if isinstance(files, dict) else []
     try:
         found = read_examples(str(place), digests=False)
@@ -165,32 +161,24 @@ _XMP_WORDS = (
 )
 
 
-def _as_tree(data: bytes, random: Random) -> bytes:
-    names = words("a.png b.jpg a.txt b.json a.json metadata.csv c/ red/ train/ .hid @eaDir/ A.PNG a.png.xmp x.tar")
-    return mutated_json(*names, *words("text caption answer label question"), {"text": "x"}, [1])(data, random)
+_TREE_WORDS = (
+    *words("a.png b.jpg a.txt b.json a.json metadata.csv c/ red/ train/ .hid @eaDir/ A.PNG a.png.xmp x.tar"),
+    *(*words("text caption answer label question"), {"text": "x"}, [1]),
+)
+_LANGUAGES = '<dc:description><rdf:Alt><rdf:li xml:lang="x-default">a</rdf:li></rdf:Alt></dc:description>'
+
+
+def _xmps() -> dict[str, bytes]:
+    return {
+        "new": with_description("a star", None),
+        "alt": _XMP.format(_LANGUAGES).encode(),
+        "none": _XMP.format("<dc:subject><rdf:Bag><rdf:li>tag</rdf:li></rdf:Bag></dc:subject>").encode(),
+        "plain": _XMP.format("<dc:description>a &gt; b</dc:description>").encode(),
+    }
 
 
 TARGETS = (
-    Target(
-        name="xmp",
-        about="the description of an .xmp: read, and changed alone",
-        run=xmp,
-        seeds=lambda: {
-            "new": with_description("a star", None),
-            "alt": _XMP.format(
-                '<dc:description><rdf:Alt><rdf:li xml:lang="x-default">a</rdf:li></rdf:Alt></dc:description>'
-            ).encode(),
-            "none": _XMP.format("<dc:subject><rdf:Bag><rdf:li>tag</rdf:li></rdf:Bag></dc:subject>").encode(),
-            "plain": _XMP.format("<dc:description>a &gt; b</dc:description>").encode(),
-        },
-        mutate=mutated_bytes(*_XMP_WORDS),
-    ),
-    Target(name="folder", about="a folder of labelled pictures", run=folder, seeds=_trees, mutate=_as_tree),
-    Target(
-        name="samples",
-        about="an archive of samples as labelled data",
-        run=samples,
-        seeds=_archives,
-        mutate=either(mutated_tar, mutated_bytes()),
-    ),
+    Target("xmp", xmp, _xmps, mutated_bytes(*_XMP_WORDS)),
+    Target("folder", folder, _trees, mutated_json(*_TREE_WORDS)),
+    Target("samples", samples, _archives, either(mutated_tar, mutated_bytes())),
 )

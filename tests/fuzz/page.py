@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -60,25 +59,14 @@ class _Service(StubService):
         return future
 
 
-@dataclass(frozen=True)
-class _Page:
-    service: _Service
-    chat: ChatEvents
-    batch: BatchEvents
-    upload: str
-
-
 @cache
-def _page() -> _Page:
+def _page() -> SimpleNamespace:
+    """The handlers of both tabs, and the path of an uploaded picture."""
     samples = sorted(sample_pictures().glob("*.jpg"))[:3]
     upload = place_in_uploads(samples[0])
-    service, runs = _Service(lambda handle: handle.deliver(answer("red"))), Runs()
-    return _Page(
-        service=service,
-        chat=ChatEvents(service, samples=samples, runs=runs),  # type: ignore[arg-type]
-        batch=BatchEvents(service, samples=samples, runs=runs),  # type: ignore[arg-type]
-        upload=upload,
-    )
+    service: Any = _Service(lambda handle: handle.deliver(answer("red")))
+    given = {"samples": samples, "runs": Runs()}
+    return SimpleNamespace(chat=ChatEvents(service, **given), batch=BatchEvents(service, **given), upload=upload)
 
 
 def _await(value: Any) -> Any:
@@ -130,7 +118,7 @@ def _batch(values: list[Any], event: Any) -> object:
     count = _drain(page.batch.start(_REQUEST, session, *values))
     page.batch.decide(session, band, threshold)
     page.batch.clear(session)
-    batch = BatchFiles(picked(event)[0], limits=page.service.limits, max_pictures=20)
+    batch = BatchFiles(picked(event)[0], limits=_Service.limits, max_pictures=20)
     with contextlib.closing(batch) as pictures:
         for picture in pictures.pictures:
             try:
@@ -140,14 +128,14 @@ def _batch(values: list[Any], event: Any) -> object:
     return count
 
 
-_TABS: dict[str, tuple[Callable[[list[Any], Any], object], int]] = {
-    "chat": (_chat, 8),
-    "batch": (_batch, 9),
-}
+_TABS: dict[str, tuple[Callable[[list[Any], Any], object], int]] = {"chat": (_chat, 8), "batch": (_batch, 9)}
 
 
 def event(data: bytes) -> str:
-    """One event as JSON: the tab, the values of its components, and the event's own data."""
+    """Values of events in the tabs Chat and Batch, through their guards and handlers.
+
+    An input is JSON: the tab, the values of its components, and the event's own data.
+    """
     with patch.dict(os.environ, GRADIO_TEMP_DIR=str(scratch() / "uploads")):
         return _event(data)
 
@@ -184,19 +172,10 @@ def _events() -> dict[str, bytes]:
     }
 
 
-TARGETS = (
-    Target(
-        name="page-event",
-        about="values of events in the tabs Chat and Batch, through their guards and handlers",
-        run=event,
-        seeds=_events,
-        mutate=mutated_json(
-            *words("path orig_name index event_data data url meta files refused"),
-            *(_UPLOAD, "a.zip", "/etc/passwd", "a\0b"),
-            *({"path": _UPLOAD}, {"path": _UPLOAD, "orig_name": "x.zip"}, [{"path": _UPLOAD}]),
-            *("9" * 50, 10**400, 1e400),
-        ),
-        instrumented=("llama_adapter.app",),
-        quick_rounds=60,
-    ),
+_mutate = mutated_json(
+    *words("path orig_name index event_data data url meta files refused"),
+    *(_UPLOAD, "a.zip", "/etc/passwd", "a\0b"),
+    *({"path": _UPLOAD}, {"path": _UPLOAD, "orig_name": "x.zip"}, [{"path": _UPLOAD}]),
+    *("9" * 50, 10**400, 1e400),
 )
+TARGETS = (Target("page-event", event, _events, _mutate, instrumented=("llama_adapter.app",), quick_rounds=60),)

@@ -31,7 +31,10 @@ _TOKENS = (
 
 
 def read(data: bytes) -> str:
-    """Read one picture in a way that depends on its bytes: for the encoder or, in one of eight cases, as a view."""
+    """Bytes of a picture through `PictureReader`: header, decoder, orientation, resizing.
+
+    Their checksum chooses how: for the encoder or, in one of eight cases, as a view.
+    """
     choice = zlib.crc32(data)
     reader, side = _READERS[choice % len(_READERS)], VIEW_SIDE if choice % 64 < 8 else None
     reading = reader.read(data, name="picture", side=side)
@@ -83,11 +86,7 @@ def _mutate(data: bytes, random: Random) -> bytes:
 
 TARGETS = (
     Target(
-        name="picture",
-        about="bytes of a picture through `PictureReader`: header, decoder, orientation, resizing",
-        run=read,
-        seeds=_seeds,
-        mutate=_mutate,
+        *("picture", read, _seeds, _mutate),
         limit_s=20.0,
         memory_bytes=2 * 2**30,
         quick_rounds=100,

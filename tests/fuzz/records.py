@@ -3,9 +3,10 @@
 import contextlib
 import io
 import json
-import shutil
 import zlib
 from typing import Any
+
+import pytest
 
 from llama_adapter.app.captioning.decisions.calibration import read_calibration, write_calibration
 from llama_adapter.app.jobs.exports.job import ExportRecordsJob, run_export_records
@@ -18,24 +19,21 @@ from llama_adapter.runtime.record_lines import RecordFileError
 from tests.app.captioning.decisions.test_calibration import calibration as fitted
 from tests.app.recorded import failed, recorded
 from tests.fuzz.mutators import either, mutated_bytes, mutated_json, mutated_lines, words
-from tests.fuzz.target import Target, refused, scratch, written
+from tests.fuzz.target import Target, new_folder, refused, scratch, written
 
 NEW = recorded(picture="new.png", digest="ef" * 32)
 _NEW_LINE = json_line(NEW).encode() + b"\n"
 
 
 def resume(data: bytes) -> str:
-    """Read the file, index it, then append a record like a resumed run."""
+    """A file of answers: read, indexed, and appended to like by a resumed run."""
     path = written("answers.jsonl", data)
     try:
         before: list[Record] | None = list(read_records(path))
     except RecordFileError as error:
         outcome, before = refused(error), None
-        try:
+        with pytest.raises(RecordFileError):
             RecordIndex([path])
-            raise AssertionError("the index takes a file that reading refuses")
-        except RecordFileError:
-            pass
     else:
         outcome = f"ok {min(len(before), 9)}"
         index = RecordIndex([path])
@@ -77,10 +75,8 @@ def _begins_with_record(tail: bytes) -> bool:
 
 
 def export(data: bytes) -> str:
-    """Export the file in a form that depends on its bytes."""
-    path, out = written("answers.jsonl", data), scratch() / "out"
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir()
+    """A file of answers through `export-records`, to the form that its bytes choose."""
+    path, out = written("answers.jsonl", data), new_folder("out")
     kind = ("csv", "jsonl", "metadata", "sidecars", "parquet")[zlib.crc32(data) % 5]
     place = str(out if kind in ("metadata", "sidecars") else out / f"answers.{kind}")
     job = ExportRecordsJob(records=(str(path),), to=kind, out=place, quiet=True)
@@ -95,7 +91,7 @@ def export(data: bytes) -> str:
 
 
 def manifest(data: bytes) -> str:
-    """Read the manifest of an answer file, and write it again with one more run."""
+    """The manifest of runs beside a file of answers: read, and written again with one more run."""
     records = scratch() / "told.jsonl"
     path = written("told.jsonl.manifest.json", data)
     try:
@@ -109,7 +105,7 @@ def manifest(data: bytes) -> str:
 
 
 def calibration(data: bytes) -> str:
-    """Read a calibration, and use it for decisions."""
+    """A calibration, and decisions by it."""
     try:
         found = read_calibration(str(written("calibration.json", data)))
     except UsageError as error:
@@ -169,33 +165,11 @@ _as_lines = either(
     mutated_lines(_as_json), mutated_lines(_as_json), mutated_lines(mutated_bytes(b"\n", b"\r", b'{"id": "'))
 )
 TARGETS = (
+    Target("records-resume", resume, _files, _as_lines),
+    Target("records-export", export, _files, _as_lines, quick_rounds=60),
+    Target("runs", manifest, _manifests, mutated_json("runs", "run", "spec", "counts", "llama-adapter-runs", 1, 2)),
     Target(
-        name="records-resume",
-        about="a file of answers: read, indexed, and appended to",
-        run=resume,
-        seeds=_files,
-        mutate=_as_lines,
-    ),
-    Target(
-        name="records-export",
-        about="a file of answers through `export-records` to all five forms",
-        run=export,
-        seeds=_files,
-        mutate=_as_lines,
-        quick_rounds=60,
-    ),
-    Target(
-        name="runs",
-        about="the manifest of runs beside a file of answers",
-        run=manifest,
-        seeds=_manifests,
-        mutate=mutated_json("runs", "run", "spec", "counts", "llama-adapter-runs", 1, 2),
-    ),
-    Target(
-        name="calibration",
-        about="a calibration, and decisions by it",
-        run=calibration,
-        seeds=_calibrations,
-        mutate=mutated_json("temperature", "threshold", "choices", "bins_after", "yes", 0.5, 1.0),
+        *("calibration", calibration, _calibrations),
+        mutated_json("temperature", "threshold", "choices", "bins_after", "yes", 0.5, 1.0),
     ),
 )

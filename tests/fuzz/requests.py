@@ -93,7 +93,7 @@ def _checked(status: int, headers: dict[bytes, bytes], body: bytes) -> str:
 
 
 def body(data: bytes) -> str:
-    """The body of a chat request, or of a responses request."""
+    """The body of a chat or responses request, through the whole application with a stub of the engine."""
     _service().asks.clear()
     path = _RESPONSES if b'"input"' in data else _CHAT
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json"), (b"content-length", b"%d" % len(data))]
@@ -108,7 +108,7 @@ def body(data: bytes) -> str:
 
 
 def request(data: bytes) -> str:
-    """A complete request as on the wire: request line, head and body."""
+    """Method, path, headers and body of any request, as on the wire."""
     head, _, content = data.partition(b"\n\n")
     first, *lines = head.split(b"\n")
     method, _, target = first.decode("latin-1").partition(" ")
@@ -131,8 +131,11 @@ def request(data: bytes) -> str:
 
 
 def picture_url(data: bytes) -> str:
-    """The `image_url` of a message part. No host is allowed, so nothing is fetched."""
-    url = data.decode(errors="surrogatepass") if _is_text(data) else data.decode("latin-1")
+    """The URL of a picture in a message part: data URIs and addresses. No host is allowed, so nothing is fetched."""
+    try:
+        url = data.decode(errors="surrogatepass")
+    except UnicodeDecodeError:
+        url = data.decode("latin-1")
     try:
         parsed = PictureUrl.parse(url)
         assert f"{parsed.host}{parsed.target}".isascii()
@@ -151,16 +154,8 @@ def picture_url(data: bytes) -> str:
     return "ok"
 
 
-def _is_text(data: bytes) -> bool:
-    try:
-        data.decode(errors="surrogatepass")
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
 def upload_zip(data: bytes) -> str:
-    """A zip file that was dropped on the page."""
+    """A zip of pictures that was dropped on the page."""
     limits = ArchiveLimits(max_entry_bytes=100_000, max_entries=50, max_total_bytes=2**20, max_directory_bytes=2**16)
     try:
         archive = Archive(written("pictures.zip", data), name="pictures.zip", limits=limits)
@@ -186,6 +181,7 @@ def upload_zip(data: bytes) -> str:
 
 
 def _bodies() -> dict[str, bytes]:
+    parts = [{"type": "input_image", "image_url": EXAMPLE_PICTURE}, {"type": "input_text", "text": "What?"}]
     asked = {
         "plain": chat(),
         "all": chat(
@@ -204,13 +200,7 @@ def _bodies() -> dict[str, bytes]:
             "input": [
                 {"role": "system", "content": "Answer."},
                 {"role": "assistant", "id": "msg_1", "content": [{"type": "output_text", "text": "Red."}]},
-                {
-                    "role": "user",
-                    "content": [
-                        {"type": "input_image", "image_url": EXAMPLE_PICTURE},
-                        {"type": "input_text", "text": "What?"},
-                    ],
-                },
+                {"role": "user", "content": parts},
             ],
             "text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "boolean"}}},
             "include": ["message.output_text.logprobs"],
@@ -262,51 +252,23 @@ def _mutate_request(data: bytes, random: Random) -> bytes:
     return _as_head(head, random) + gap + content
 
 
+_URLS = {
+    "data": b"data:image/png;base64,aGVsbG8=",
+    "http": b"https://example.com:8443/a%20b.png?c=d",
+    "parameters": b"data:image/jpeg;charset=utf-8;base64,AAAA",
+}
+_mutate_url = mutated_bytes(
+    *b"data: image/png ;base64, = == http:// HTTPS:// @ [::1] : # ?".split(),
+    *b"\\ %00 127.0.0.1 xn-- \xe3\x80\x82 file:// . 0x7f.1".split(),
+    *(b"\r\n", b"\x00"),
+)
+_mutate_zip = either(
+    mutated_zip({"": mutated_bytes()}, names=("a.png", "/a.png", "..\\..\\x.png", "\0.png", "x" * 300 + ".png")),
+    mutated_bytes(b"PK\x01\x02", b"PK\x05\x06", b"PK\x06\x06"),
+)
 TARGETS = (
-    Target(
-        name="http-body",
-        about="the body of a chat or responses request, through the whole application with a stub of the engine",
-        run=body,
-        seeds=_bodies,
-        mutate=_as_body,
-        quick_rounds=100,
-    ),
-    Target(
-        name="http-request",
-        about="method, path, headers and body of any request",
-        run=request,
-        seeds=_requests,
-        mutate=_mutate_request,
-        quick_rounds=100,
-    ),
-    Target(
-        name="picture-url",
-        about="the URL of a picture: data URIs and addresses",
-        run=picture_url,
-        seeds=lambda: {
-            "data": b"data:image/png;base64,aGVsbG8=",
-            "http": b"https://example.com:8443/a%20b.png?c=d",
-            "parameters": b"data:image/jpeg;charset=utf-8;base64,AAAA",
-        },
-        mutate=mutated_bytes(
-            *b"data: image/png ;base64, = == http:// HTTPS:// @ [::1] : # ?".split(),
-            *b"\\ %00 127.0.0.1 xn-- \xe3\x80\x82 file:// . 0x7f.1".split(),
-            *(b"\r\n", b"\x00"),
-        ),
-        quick_rounds=400,
-        max_bytes=20_000,
-    ),
-    Target(
-        name="upload-zip",
-        about="a zip of pictures that was dropped on the page",
-        run=upload_zip,
-        seeds=_zips,
-        mutate=either(
-            mutated_zip(
-                {"": mutated_bytes()}, names=("a.png", "/a.png", "..\\..\\x.png", "\0.png", "x" * 300 + ".png")
-            ),
-            mutated_bytes(b"PK\x01\x02", b"PK\x05\x06", b"PK\x06\x06"),
-        ),
-        max_bytes=2**17,
-    ),
+    Target("http-body", body, _bodies, _as_body, quick_rounds=100),
+    Target("http-request", request, _requests, _mutate_request, quick_rounds=100),
+    Target("picture-url", picture_url, lambda: _URLS, _mutate_url, quick_rounds=400, max_bytes=20_000),
+    Target("upload-zip", upload_zip, _zips, _mutate_zip, max_bytes=2**17),
 )

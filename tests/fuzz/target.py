@@ -7,7 +7,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -22,7 +22,7 @@ _QUOTED = re.compile(r"`[^`]*`|'[^']*'|\"[^\"]*\"|\([^)]*\)")
 _NUMBER = re.compile(r"[-+]?\d[\d.,e+-]*")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Target:
     """One reader under test.
 
@@ -31,15 +31,20 @@ class Target:
     """
 
     name: str
-    about: str
     run: Callable[[bytes], str]
     seeds: Callable[[], Mapping[str, bytes]]
     mutate: Mutator
+    _: KW_ONLY
     max_bytes: int = 2**16
     limit_s: float = 10.0  # per input in a campaign; the tests have no time limit
     memory_bytes: int = 2**30  # address space in addition to that of the imports, in a campaign
     quick_rounds: int = 150  # mutations tried by `make test`
     instrumented: tuple[str, ...] = ("llama_adapter",)  # packages whose branches guide a campaign
+
+    @property
+    def about(self) -> str:
+        """The first line of the docstring of `run`."""
+        return str(getattr(self.run, "func", self.run).__doc__).partition("\n")[0]
 
     def corpus(self) -> Mapping[str, bytes]:
         """Seeds and earlier findings, by name."""
@@ -66,10 +71,19 @@ def event_loop() -> asyncio.AbstractEventLoop:
 
 
 def written(name: str, data: bytes) -> Path:
-    """Write the data to the scratch file with this name; returns its path."""
+    """Write the data to the scratch file with this name, which may be in a folder; returns its path."""
     path = scratch() / name
+    path.parent.mkdir(exist_ok=True)
     path.write_bytes(data)
     return path
+
+
+def new_folder(name: str) -> Path:
+    """An empty scratch folder with this name."""
+    folder = scratch() / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    return folder
 
 
 def refused(error: BaseException, *, is_shown: bool = True) -> str:

@@ -1,34 +1,13 @@
 """The list of all targets, for tests, campaigns and replays."""
 
-from tests.fuzz import (
-    batch_folder,
-    checkpoints,
-    encoded,
-    inputs,
-    labelled,
-    page,
-    pictures,
-    records,
-    requests,
-    training,
-    wire,
-)
+from importlib import import_module
+
 from tests.fuzz.target import Target
 
+ROOMS = (
+    *("batch_folder", "pictures", "records", "inputs", "labelled", "checkpoints", "encoded", "requests", "page"),
+    *("training", "wire"),
+)
 TARGETS: dict[str, Target] = {
-    target.name: target
-    for room in (
-        batch_folder,
-        pictures,
-        records,
-        inputs,
-        labelled,
-        checkpoints,
-        encoded,
-        requests,
-        page,
-        training,
-        wire,
-    )
-    for target in room.TARGETS
+    target.name: target for room in ROOMS for target in import_module(f"tests.fuzz.{room}").TARGETS
 }

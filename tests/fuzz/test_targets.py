@@ -1,4 +1,4 @@
-"""Every target handles its seeds, earlier findings, and a fixed number of mutations.
+"""Every target handles its seeds, earlier findings, and a fixed number of mutations; a campaign finds and reports.
 
 The mutations are the same each time. A failure prints the replay command.
 """
@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 
+from tests.fuzz.__main__ import main
 from tests.fuzz.campaign import _ended_by
 from tests.fuzz.findings import Finding, finding_of, minimised
 from tests.fuzz.target import CORPUS, Target
@@ -58,7 +59,7 @@ def test_corpus_files_are_small_and_belong_to_targets() -> None:
             assert path.stat().st_size <= 16_384
 
 
-def toy(name: str = "toy") -> Target:
+def toy() -> Target:
     """A target with a bug: it raises KeyError for inputs with an X."""
 
     def run(data: bytes) -> str:
@@ -66,7 +67,7 @@ def toy(name: str = "toy") -> Target:
             raise KeyError("X")
         return "ok"
 
-    return Target(name=name, about="", run=run, seeds=dict, mutate=lambda data, random: data)
+    return Target("toy", run, dict, lambda data, random: data)
 
 
 def test_findings_are_minimised_and_replayable(tmp_path: Path) -> None:
@@ -91,3 +92,20 @@ def test_timeout_is_a_finding_at_its_place(tmp_path: Path) -> None:
 
     assert found.data == b"slow"
     assert found.signature == 'takes more than 10 s: File "vision/image.py", line 9 in load_picture'
+
+
+@pytest.mark.slow
+def test_campaign_counts_inputs_and_keeps_new_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--minutes", "0.05", "--target", "wire-reply", "--by-outcome", "--folder", str(tmp_path)]
+
+    assert main(["run", *flags]) == 0
+
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("| wire-reply | outcome"))
+    assert int(row.split("|")[4].replace(",", "")) > 20
+    assert list((tmp_path / "wire-reply" / "corpus").iterdir())
+
+
+def test_unknown_target_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["run", "--target", "nothing"])
+    assert "wire-reply" in capsys.readouterr().err

@@ -1,11 +1,8 @@
 """What a resumed training reads back: it is used as it was written, or refused with a sentence and left unchanged."""
 
 import json
-import struct
-from collections.abc import Callable, Mapping
-from functools import cache
-from pathlib import Path
-from random import Random
+from collections.abc import Mapping
+from functools import cache, partial
 
 import torch
 from torch import Tensor, nn
@@ -24,22 +21,27 @@ from llama_adapter.app.learning.training.results import DATA, require_same_run
 from llama_adapter.app.learning.training.run_log import COLUMNS, LOG, RunLog, _column, read_log
 from llama_adapter.app.learning.training.stepping import NamedAdamW
 from llama_adapter.runtime.errors import CheckpointError, UsageError
-from tests.fuzz.mutators import either, flipped, mutated_bytes, mutated_json, mutated_lines, mutated_safetensors, words
-from tests.fuzz.target import Mutator, Target, refused, scratch
+from tests.fuzz.mutators import (
+    either,
+    flipped,
+    mutated_bytes,
+    mutated_json,
+    mutated_lines,
+    mutated_metadata,
+    mutated_safetensors,
+    words,
+)
+from tests.fuzz.target import Target, refused, scratch, written
 
 _DIGEST, _SHAPE, _RUN, _FROM_STEP = "ab" * 32, (2, 3), "0" * 64, 2
 
 
-def _folder(name: str) -> Path:
-    place = scratch() / name
-    place.mkdir(exist_ok=True)
-    return place
-
-
 def checkpoint(data: bytes) -> str:
-    """`last.safetensors`. If it is accepted, a step can be made from it, and it is written again unchanged."""
-    path = _folder("run") / "last.safetensors"
-    path.write_bytes(data)
+    """`last.safetensors` of a training run.
+
+    If it is accepted, a step can be made from it, and it is written again unchanged.
+    """
+    path = written("run/last.safetensors", data)
     parameters, optimiser = _begun()
     weights, moments = weight_shapes(parameters), optimiser.shapes()
     try:
@@ -66,9 +68,8 @@ def checkpoint(data: bytes) -> str:
 
 
 def log(data: bytes) -> str:
-    """`log.csv`. A resumed run keeps the rows up to its checkpoint."""
-    path = _folder("logged") / LOG
-    path.write_bytes(data)
+    """`log.csv` of a training run. A resumed run keeps the rows up to its checkpoint."""
+    path = written(f"logged/{LOG}", data)
     try:
         before = read_log(path)
         RunLog(path.parent, from_step=_FROM_STEP).close()
@@ -83,9 +84,8 @@ def log(data: bytes) -> str:
 
 
 def data_of_run(data: bytes) -> str:
-    """`data.json`."""
-    path = _folder("data") / DATA
-    path.write_bytes(data)
+    """`data.json` of a training run."""
+    path = written(f"data/{DATA}", data)
     try:
         require_same_run(path.parent, _RUN)
     except UsageError as error:
@@ -108,7 +108,7 @@ def encoding(data: bytes) -> str:
 
 
 def _open_cache() -> EncodedCache:
-    return EncodedCache(_folder("encoded"), encoder="a", shape=_SHAPE, dtype=torch.bfloat16)
+    return EncodedCache(scratch() / "encoded", encoder="a", shape=_SHAPE, dtype=torch.bfloat16)
 
 
 def _encoded() -> Tensor:
@@ -133,7 +133,7 @@ def _step(parameters: Mapping[str, nn.Parameter], optimiser: NamedAdamW) -> None
 @cache
 def _checkpoints() -> dict[str, bytes]:
     parameters, optimiser = _begun()
-    path, made = _folder("made") / "last.safetensors", {}
+    path, made = written("made/last.safetensors", b""), {}
     scaler = torch.amp.GradScaler("cpu").state_dict()
     best = {"best": [0.5, -1.25], "best_step": 1, "least_loss": 1.25, "elapsed_s": 0.5}
     for name, state in {
@@ -161,24 +161,12 @@ def _encodings() -> dict[str, bytes]:
     return {"whole": cache._path(_DIGEST).read_bytes()}
 
 
-_mutated_state = mutated_json(
+_state = mutated_metadata(
     *words("step num_steps run best best_step least_loss num_worse skipped elapsed_s num_examples scaler"),
     *words("scale growth_factor backoff_factor growth_interval _growth_tracker"),
     *([], {}, [1, 2], 0, 1, 2, 3, 6, -1, 0.5, 10**12, 2**53, float("nan"), float("inf")),
+    only="state",
 )
-
-
-def _mutated_metadata(data: bytes, random: Random) -> bytes:
-    """Mutate the state, which is JSON in a text of the header's JSON."""
-    try:
-        (size,) = struct.unpack_from("<Q", data)
-        header = json.loads(data[8 : 8 + size])
-        state = _mutated_state(header["__metadata__"]["state"].encode(), random)
-        header["__metadata__"]["state"] = state.decode(errors="replace")
-        changed = json.dumps(header).encode()
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
-        return flipped(data, random)
-    return struct.pack("<Q", len(changed)) + changed + data[8 + size :]
 
 
 _header = mutated_safetensors(
@@ -189,20 +177,14 @@ _header = mutated_safetensors(
     )
 )
 _cells = mutated_bytes(*"step loss nan inf -1 1e999 0x1 ²".encode().split(), b",", b'"', b"\r", b"\xff", b"9" * 30)
-_ROWS: tuple[tuple[str, str, Callable[[bytes], str], Callable[[], Mapping[str, bytes]], Mutator], ...] = (
-    (
-        *("training-checkpoint", "last.safetensors of a training run", checkpoint, _checkpoints),
-        either(_mutated_metadata, _mutated_metadata, _header, flipped),
-    ),
-    ("training-log", "log.csv of a training run", log, _logs, either(_cells, mutated_lines(_cells))),
-    (
-        *("training-data", "data.json of a training run", data_of_run),
-        lambda: {"same": json.dumps({"run": _RUN, "digest": _RUN, "parts": {}}).encode()},
+_RUN_DATA = json.dumps({"run": _RUN, "digest": _RUN, "parts": {}}).encode()
+_target = partial(Target, max_bytes=2**16, quick_rounds=60)
+TARGETS = (
+    _target("training-checkpoint", checkpoint, _checkpoints, either(_state, _state, _header, flipped)),
+    _target("training-log", log, _logs, either(_cells, mutated_lines(_cells))),
+    _target(
+        *("training-data", data_of_run, lambda: {"same": _RUN_DATA}),
         mutated_json(*words("run digest parts"), _RUN, None, 1),
     ),
-    ("training-encoding", "a file of the cache of encodings", encoding, _encodings, either(flipped, _header)),
-)
-TARGETS = tuple(
-    Target(name=name, about=about, run=run, seeds=seeds, mutate=mutate, max_bytes=2**16, quick_rounds=60)
-    for name, about, run, seeds, mutate in _ROWS
+    _target("training-encoding", encoding, _encodings, either(flipped, _header)),
 )

@@ -23,7 +23,7 @@ PIXEL_BYTES = SIDE * SIDE * 3
 
 
 def reply(data: bytes) -> str:
-    """A reply's head, and the following bytes as a message."""
+    """The head of a reading process's reply, and the following bytes as its message."""
     head, rest = data[:REPLY_HEAD_BYTES].ljust(REPLY_HEAD_BYTES, b"\0"), data[REPLY_HEAD_BYTES:]
     shown = decode_message(rest)
     assert not UNSAFE_ON_TERMINALS.search(shown)
@@ -38,7 +38,7 @@ def reply(data: bytes) -> str:
 
 
 def request(data: bytes) -> str:
-    """A request built from these bytes is received as it was sent."""
+    """A request to a reading process, built from these bytes, is received as it was sent."""
     name = data[:200].decode(errors="surrogateescape")
     offset, size = struct.unpack("<QQ", data[-16:].rjust(16, b"\0"))
     sources = (name, data, FileSlice(path=name, offset=offset, num_bytes=size, header=size & 0xFFFFFFFF))
@@ -68,21 +68,8 @@ def _replies() -> dict[str, bytes]:
     return {name: head.encode() + "né\x1b[1m\ud7ff".encode() for name, head in heads.items()}
 
 
+_TEXTS = {"name": "bilder/été.png".encode(), "bytes": bytes(range(256)), "not-utf-8": b"\xff\xfe.png"}
 TARGETS = (
-    Target(
-        name="wire-reply",
-        about="the head of a reading process's reply, and its message",
-        run=reply,
-        seeds=_replies,
-        mutate=mutated_bytes(),
-        max_bytes=4096,
-    ),
-    Target(
-        name="wire-request",
-        about="a request to a reading process, there and back",
-        run=request,
-        seeds=lambda: {"name": "bilder/été.png".encode(), "bytes": bytes(range(256)), "not-utf-8": b"\xff\xfe.png"},
-        mutate=mutated_bytes(b"\xed\xa0\x80", b'"', b"\\", b"\0"),
-        max_bytes=4096,
-    ),
+    Target("wire-reply", reply, _replies, mutated_bytes(), max_bytes=4096),
+    Target("wire-request", request, lambda: _TEXTS, mutated_bytes(b"\xed\xa0\x80", b'"', b"\\", b"\0"), max_bytes=4096),
 )

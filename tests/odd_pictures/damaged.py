@@ -110,16 +110,10 @@ def _beginnings() -> Iterator[OddFile]:
 
 
 def _other_kinds() -> Iterator[OddFile]:
-    sound = sound_files()
-    for suffix, wrong in (
-        ("png", "jpg"),
-        ("jpg", "png"),
-        ("gif", "webp"),
-        ("webp", "gif"),
-        ("tif", "bmp"),
-        ("bmp", "tif"),
-    ):
-        yield OddFile(f"{suffix}-inside.{wrong}", sound[suffix], "readable", "a picture of another format")
+    for suffix, other in (("png", "jpg"), ("gif", "webp"), ("tif", "bmp")):
+        for inside, name in ((suffix, other), (other, suffix)):
+            content = sound_files()[inside]
+            yield OddFile(f"{inside}-inside.{name}", content, "readable", "a picture of another format")
     for name, content in (
         ("text.png", b"These are words.\n"),
         ("page.jpg", HTML),

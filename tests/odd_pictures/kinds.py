@@ -14,6 +14,8 @@ from tests.odd_pictures.samples import OddFile, saved, scene, sound_files
 
 _RGB, _PALETTE = 2, 3
 _ORIENTATION = 0x0112
+_DEEP = np.linspace(0, 65535, 1200).astype(np.uint16).reshape(30, 40)
+_FLOATS = np.linspace(0, 1, 1200, dtype=np.float32).reshape(30, 40)
 
 
 def kinds() -> Iterator[OddFile]:
@@ -53,7 +55,7 @@ def _pngs() -> Iterator[tuple[str, bytes, str]]:
     yield "all-transparent.png", saved(Image.new("RGBA", (40, 30)), "PNG"), "nothing to be seen"
     yield "grey-transparent.png", saved(scene("L"), "PNG", transparency=7), "grey with a transparent value"
     yield "rgb-transparent.png", saved(scene(), "PNG", transparency=(1, 2, 3)), "a transparent colour"
-    yield "16-bit.png", saved(_deep(), "PNG"), "16 bits, grey"
+    yield "16-bit.png", saved(Image.fromarray(_DEEP), "PNG"), "16 bits, grey"
     yield "16-bit-rgb.png", _deep_png(), "16 bits, colours"
     yield "interlaced.png", _interlaced_png(), "interlaced"
     yield "many-chunks.png", _rechunked(sound_files()["png"]), "data in chunks of one byte"
@@ -63,18 +65,13 @@ def _tiffs() -> Iterator[tuple[str, bytes, str]]:
     for compression in ("raw", "packbits", "tiff_lzw", "tiff_adobe_deflate", "jpeg", "tiff_deflate"):
         yield f"{compression}.tif", saved(scene(), "TIFF", compression=compression), f"compressed by {compression}"
     yield "fax.tif", saved(scene("1"), "TIFF", compression="group4"), "one bit a pixel, as faxes are"
-    yield "16-bit.tif", saved(_deep(), "TIFF"), "16 bits, grey"
-    yield (
-        "16-bit-big-endian.tif",
-        saved(Image.fromarray(np.asarray(_deep()).astype(">u2")), "TIFF"),
-        "the same, swapped",
-    )
-    yield "32-bit.tif", saved(Image.fromarray(np.asarray(_deep()).astype(np.int32)), "TIFF"), "32 bits, grey"
-    yield (
-        "float.tif",
-        saved(Image.fromarray(np.linspace(0, 1, 1200, dtype=np.float32).reshape(30, 40)), "TIFF"),
-        "floats",
-    )
+    for name, pixels, why in (
+        ("16-bit", _DEEP, "16 bits, grey"),
+        ("16-bit-big-endian", _DEEP.astype(">u2"), "the same, swapped"),
+        ("32-bit", _DEEP.astype(np.int32), "32 bits, grey"),
+        ("float", _FLOATS, "floats"),
+    ):
+        yield f"{name}.tif", saved(Image.fromarray(pixels), "TIFF"), why
     yield "cmyk.tif", saved(scene("CMYK"), "TIFF"), "CMYK"
     yield "palette.tif", saved(scene("P"), "TIFF"), "a palette"
     yield "alpha.tif", saved(scene("RGBA"), "TIFF"), "colours with opacity"
@@ -92,11 +89,7 @@ def _others() -> Iterator[tuple[str, bytes, str]]:
     yield "grey.pgm", saved(scene("L"), "PPM"), "plain grey"
     yield "1-bit.pbm", saved(scene("1"), "PPM"), "plain bits"
     yield "text.ppm", b"P3\n# a comment\n2 2\n255\n255 0 0 0 255 0 0 0 255 9 9 9\n", "numbers as text"
-    yield (
-        "float.pfm",
-        saved(Image.fromarray(np.linspace(0, 1, 1200, dtype=np.float32).reshape(30, 40)), "PPM"),
-        "floats",
-    )
+    yield "float.pfm", saved(Image.fromarray(_FLOATS), "PPM"), "floats"
     if features.check("avif"):
         yield "sound.avif", saved(scene(), "AVIF"), "AVIF"
         yield "alpha.avif", saved(scene("RGBA"), "AVIF"), "AVIF with opacity"
@@ -118,9 +111,7 @@ def _orientations() -> Iterator[OddFile]:
     for tag in range(10):
         exif = Image.Exif()
         exif[_ORIENTATION] = tag
-        for suffix, kind in (
-            (("jpg", "JPEG"), ("webp", "WEBP"), ("png", "PNG")) if tag in (0, 6, 9) else (("jpg", "JPEG"),)
-        ):
+        for suffix, kind in (("jpg", "JPEG"), ("webp", "WEBP"), ("png", "PNG"))[: 3 if tag in (0, 6, 9) else 1]:
             content = saved(scene(), kind, exif=exif.tobytes())
             yield OddFile(f"orientation-{tag}.{suffix}", content, "readable", "turned by its metadata")
     for name, block in (
@@ -139,8 +130,7 @@ def _orientations() -> Iterator[OddFile]:
 
 def _out_of_range() -> Iterator[OddFile]:
     """Valid files with values that look like errors, or of kinds that cannot be displayed."""
-    floats = np.linspace(0, 1, 1200, dtype=np.float32).reshape(30, 40)
-    for name, values in (("nan", floats * np.float32("nan")), ("large", floats * 1e6), ("negative", floats - 1)):
+    for name, values in (("nan", _FLOATS * np.float32("nan")), ("large", _FLOATS * 1e6), ("negative", _FLOATS - 1)):
         yield OddFile(f"float-{name}.tif", saved(Image.fromarray(values), "TIFF"), "error", "floats out of range")
     negative = np.full((30, 40), -5, np.int32)
     yield OddFile("integer-negative.tif", saved(Image.fromarray(negative), "TIFF"), "error", "integers out of range")
@@ -154,10 +144,6 @@ def _out_of_range() -> Iterator[OddFile]:
     yield OddFile("arithmetic.jpg", arithmetic, "either", "says that it is coded arithmetically, and is not")
     deep = jpeg[: frame + 4] + b"\x0c" + jpeg[frame + 5 :]
     yield OddFile("12-bit.jpg", deep, "error", "says that it has 12 bits")
-
-
-def _deep() -> Image.Image:
-    return Image.fromarray(np.linspace(0, 65535, 1200).astype(np.uint16).reshape(30, 40))
 
 
 def _png(width: int, height: int, *, bits: int, colours: int, rows: bytes, interlaced: bool = False) -> bytes:

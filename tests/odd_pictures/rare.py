@@ -54,9 +54,8 @@ def _jpegs() -> Iterator[RareFile]:
     ):
         yield RareFile(f"rare-{marker:x}-{bits}.jpg", jpeg_of_kind(marker, bits=bits), kind)
     jpeg = sound_files()["jpg"]
-    at = next(start for marker, start, _ in jpeg_markers(jpeg) if marker == _FRAME)
+    at, end = next((start, end) for marker, start, end in jpeg_markers(jpeg) if marker == _FRAME)
     frame = b"\xff\xc0" + struct.pack(">HBHHB", 14, 8, HEIGHT, WIDTH, 2) + b"\x01\x11\0\x02\x11\0"
-    end = next(end for marker, _, end in jpeg_markers(jpeg) if marker == _FRAME)
     yield RareFile("rare-2-components.jpg", jpeg[:at] + frame + jpeg[end:], "baseline JPEG (2 components of 8 bits)")
 
 
@@ -92,16 +91,8 @@ def _tiffs() -> Iterator[RareFile]:
     yield RareFile("rare-10-bits.tif", tiff(grey.astype("u2"), bits=10), "10-bit unsigned integers")
     yield RareFile("rare-ycbcr.tif", tiff(colours.astype("u1"), photometric=6), "YCbCr")
     yield RareFile("rare-raw.tif", tiff(grey.astype("u1"), photometric=32803), "colour filter array")
-    for compression, name in (
-        (34661, "JBIG"),
-        (34712, "JPEG 2000"),
-        (34887, "LERC"),
-        (34933, "PNG"),
-        (34934, "JPEG XR"),
-        (50001, "WebP"),
-        (50002, "JPEG XL"),
-        (12345, "12345"),
-    ):
+    known = {34661: "JBIG", 34712: "JPEG 2000", 34887: "LERC", 34933: "PNG", 34934: "JPEG XR", 50001: "WebP"}
+    for compression, name in (known | {50002: "JPEG XL", 12345: "12345"}).items():
         content = tiff(colours.astype("u1"), compression=compression)
         yield RareFile(f"rare-compression-{compression}.tif", content, f"compression {name})")
 
@@ -137,22 +128,22 @@ def tiff(
         279: ("I", [strip] * num_strips),
         339: ("H", [sample_format] * num_values),
     }
-    page_size = struct.calcsize(order + count) + len(values) * struct.calcsize(order + entry + place)
-    page_size += struct.calcsize(order + place)
+    width_of_place = struct.calcsize(order + place)
+    page_size = struct.calcsize(order + count) + len(values) * struct.calcsize(order + entry + place) + width_of_place
     behind = len(head) + page_size
-    sizes = {tag: struct.calcsize(f"{order}{len(numbers)}{code}") for tag, (code, numbers) in values.items()}
-    first_strip = behind + sum(size for size in sizes.values() if size > struct.calcsize(order + place))
+    sizes = [struct.calcsize(f"{order}{len(numbers)}{code}") for code, numbers in values.values()]
+    first_strip = behind + sum(size for size in sizes if size > width_of_place)
     values[273] = ("I", [first_strip + strip * number for number in range(num_strips)])
     page, more = struct.pack(order + count, len(values)), b""
     for tag, (code, numbers) in values.items():
         packed = struct.pack(f"{order}{len(numbers)}{code}", *numbers)
         page += struct.pack(order + entry, tag, {"H": 3, "I": 4}[code], len(numbers))
-        if len(packed) > struct.calcsize(order + place):
+        if len(packed) > width_of_place:
             page += struct.pack(order + place, behind + len(more))
             more += packed
         else:
-            page += packed.ljust(struct.calcsize(order + place), b"\0")
-    return head + page + bytes(struct.calcsize(order + place)) + more + data
+            page += packed.ljust(width_of_place, b"\0")
+    return head + page + bytes(width_of_place) + more + data
 
 
 # BMP

@@ -5,8 +5,6 @@ import os
 import random
 import re
 import shutil
-import tarfile
-from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ from llama_adapter.app.learning.labelled.rows import Columns
 from llama_adapter.app.pictures.inputs import InputsError, InputSpec, read_inputs
 from llama_adapter.app.pictures.inputs.items import LeftOut
 from tests.app.command import Run
+from tests.app.pictures.inputs.files import tar_bytes
 
 HERE = Path(__file__).parent
 COLORS = ("red", "blue", "green")
@@ -88,24 +87,11 @@ def tree(folder: Path, **files: str | bytes) -> Path:
 
 
 def test_texts_beside_pictures_are_their_captions_and_no_classes(tmp_path: Path) -> None:
-    files = {
-        "cats__1.png": b"1",
-        "cats__1.txt": "a cat, sitting",
-        "10_dog__2.jpg": b"2",
-        "10_dog__2.caption": "a dog\nit sits",
-    }
-    more = {"10_dog__3.webp": b"3", "10_dog__3.json": json.dumps({"question": "What?", "answer": "a dog"})}
-    others = {
-        "cats__4.png": b"4",
-        "cats__readme.txt": "all mine",
-        "1.png": b"5",
-        "1.txt": "a cow",
-        "1.json": json.dumps({"text": "a mouse"}),
-        "4.json": "{}",
-        "4.png": b"7",
-        "1.jpg": b"6",
-    }
-    found = read_examples(str(tree(tmp_path, **files, **more, **others)))
+    cats = {"cats__1.png": b"1", "cats__1.txt": "a cat, sitting", "cats__4.png": b"4", "cats__readme.txt": "all mine"}
+    dogs = {"10_dog__2.jpg": b"2", "10_dog__2.caption": "a dog\nit sits", "10_dog__3.webp": b"3"}
+    dogs["10_dog__3.json"] = json.dumps({"question": "What?", "answer": "a dog"})
+    others = {"1.png": b"5", "1.txt": "a cow", "1.json": json.dumps({"text": "a mouse"}), "1.jpg": b"6"}
+    found = read_examples(str(tree(tmp_path, **cats, **dogs, **others, **{"4.json": "{}", "4.png": b"7"})))
 
     assert {os.path.basename(one.item.label): one.answers for one in found.examples} == {
         "1.jpg": ("a cow",),
@@ -114,14 +100,8 @@ def test_texts_beside_pictures_are_their_captions_and_no_classes(tmp_path: Path)
         "3.webp": ("a dog",),
     }
     note = found.left_out.note()
-    for part in (
-        "pictures without text: 3",
-        "texts without an answer: 1",
-        "texts without picture: 1",
-        "repeats in",
-        "second texts",
-    ):
-        assert part in note
+    counts = ("pictures without text: 3", "texts without an answer: 1", "texts without picture: 1")
+    assert all(part in note for part in (*counts, "repeats in", "second texts")), note
     assert "names of folders, such as 10_dog, are not" in " ".join(map(str, found.problems))
 
 
@@ -150,11 +130,8 @@ def test_every_file_is_an_example_an_error_or_in_the_note(as_tar: bool, seed: in
         name: name if not name.endswith("json") else '{"text": "x"}' for name in sorted({*names, "z.png", "z.txt"})
     }
     if as_tar:
-        with tarfile.open(tmp_path / "t.tar", "w") as tar:
-            for name, content in files.items():
-                member = tarfile.TarInfo(name)
-                member.size = len(content)
-                tar.addfile(member, BytesIO(content.encode()))
+        members = {name: content.encode() for name, content in files.items()}
+        (tmp_path / "t.tar").write_bytes(tar_bytes(members))
     else:
         tree(tmp_path, **files)
     found = read_examples(str(tmp_path / "t.tar" if as_tar else tmp_path), digests=False)

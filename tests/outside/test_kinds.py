@@ -2,16 +2,15 @@
 
 import json
 import shutil
-import tarfile
 from collections.abc import Callable
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from llama_adapter.app.learning.labelled.reading import read_examples
 from llama_adapter.app.pictures.inputs import InputSpec, check_inputs, read_inputs
+from tests.app.pictures.inputs.files import tar_bytes
+from tests.outside.test_tables import answered, examples
 
 PICTURES = sorted((Path(__file__).parent / "json-sets").glob("*.png"))
 QUESTION = "What color is the circle, in one word?"
@@ -65,29 +64,20 @@ def parquet(folder: Path) -> Path:
     import pyarrow
     import pyarrow.parquet
 
-    columns = {
-        "image": [row[0] for row in ROWS],
-        "question": [row[1] for row in ROWS],
-        "answer": [row[2] for row in ROWS],
-    }
+    columns = dict(zip(("image", "question", "answer"), zip(*ROWS, strict=True), strict=True))
     pyarrow.parquet.write_table(pyarrow.table(columns), folder / "t.parquet")
     return folder / "t.parquet"
 
 
 def archive(mode: str, *, text: bool) -> Writer:
     def write(folder: Path) -> Path:
-        path = folder / ("t.tar" if mode == "w" else "t.tar.gz")
-        with tarfile.open(path, mode) as tar:  # type: ignore[call-overload]
-            for name, question, color in ROWS:
-                stem = Path(name).stem
-                row = {"question": question, "answer": color}
-                told = (f"{stem}.txt", color) if text else (f"{stem}.json", json.dumps(row))
-                for member, content in ((name, (folder / name).read_bytes()), (told[0], told[1].encode())):
-                    info = tarfile.TarInfo(member)
-                    info.size = len(content)
-                    tar.addfile(info, BytesIO(content))
-        for name, *_ in ROWS:
+        path, members = folder / ("t.tar" if mode == "w" else "t.tar.gz"), {}
+        for name, question, color in ROWS:
+            stem, row = Path(name).stem, {"question": question, "answer": color}
+            suffix, told = ("txt", color) if text else ("json", json.dumps(row))
+            members |= {name: (folder / name).read_bytes(), f"{stem}.{suffix}": told.encode()}
             (folder / name).unlink()
+        path.write_bytes(tar_bytes(members, mode=mode))
         return path
 
     return write
@@ -147,10 +137,7 @@ def test_every_kind_is_the_same_to_labelled_data_and_to_jobs(kind: str, tmp_path
         shutil.copy(picture, tmp_path)
     write, right = KINDS[kind]
     path = write(tmp_path)
-    found = read_examples(str(path))  # of `eval` and `train`
-    assert not [problem for problem in found.problems if not problem.is_warning]
-    answered = [(Path(one.item.label).name, one.question.instruction, one.answers[0]) for one in found.examples]
-    assert sorted(answered, key=str) == sorted(right, key=str)
+    assert sorted(answered(path), key=str) == sorted(right, key=str)  # of `eval` and `train`
 
     is_table = path.is_file() and ".tar" not in path.name
     spec = InputSpec(manifests=(str(path),)) if is_table else InputSpec(paths=(str(path),))
@@ -168,9 +155,7 @@ def test_every_kind_is_the_same_to_labelled_data_and_to_jobs(kind: str, tmp_path
 
 def test_a_set_is_known_by_any_of_its_entries(tmp_path: Path) -> None:
     """The first picture of a file may have no captions."""
-    path = tmp_path / "t.json"
-    path.write_text(json.dumps({"images": [{"filename": "a.png"}, *KARPATHY["images"]]}))
-    found = read_examples(str(path), digests=False, looks=False)
+    found = examples(tmp_path, {"images": [{"filename": "a.png"}, *KARPATHY["images"]]})
 
     assert len(found.examples) == len(ROWS)
     assert found.left_out.note().startswith("rows without an answer: 1")

@@ -21,6 +21,7 @@ def test_a_request_asks_its_question_about_its_picture(file: Path) -> None:
     came = api.post("/v1/chat/completions", json=body)
 
     assert came.status_code == 200, came.text
+    assert came.headers["x-ignored-turns"] == ("3" if file.stem == "tool-turn" else "0")
     (ask,) = service.asks
     parts = [part for message in body["messages"] for part in message["content"] or () if isinstance(part, dict)]
     (url,) = (part["image_url"]["url"] for part in parts if "image_url" in part)

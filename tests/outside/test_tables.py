@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from llama_adapter.app.learning.labelled.example import Examples
 from llama_adapter.app.learning.labelled.reading import read_examples
 from llama_adapter.app.pictures.inputs import InputsError, InputSpec, check_inputs, read_inputs
 from tests.app.command import Run
@@ -59,6 +60,12 @@ def answered(path: Path) -> list[tuple[str, str | None, str]]:
     found = read_examples(str(path))
     assert not [problem for problem in found.problems if not problem.is_warning]
     return [(Path(one.item.label).name, one.question.instruction, one.answers[0]) for one in found.examples]
+
+
+def examples(folder: Path, data: object) -> Examples:
+    """What labelled data read from this JSON, without looking at pictures."""
+    (folder / "t.json").write_text(json.dumps(data))
+    return read_examples(str(folder / "t.json"), digests=False, looks=False)
 
 
 @pytest.mark.parametrize(("name", "right"), QUESTIONS.items(), ids=QUESTIONS)
@@ -151,33 +158,26 @@ def test_pictures_may_be_inside_parquet(tmp_path: Path) -> None:
     ],
 )
 def test_a_question_is_no_description(row: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "t.json").write_text(json.dumps([row, {**row, "image": "b.png", "label": "no"}]))
-    found = read_examples(str(tmp_path / "t.json"), digests=False, looks=False).examples
+    found = examples(tmp_path, [row, {**row, "image": "b.png", "label": "no"}]).examples
     assert [(one.question.instruction, one.answers, one.task) for one in found] == [
         (row["text"], ("yes",), "choice"),
         (row["text"], ("no",), "choice"),
     ]
-    (tmp_path / "t.json").write_text(json.dumps([{"image": f"{name}.png", "text": "Is it red?"} for name in "ab"]))
     with pytest.raises(InputsError, match="most of its descriptions are questions"):
-        read_examples(str(tmp_path / "t.json"), digests=False, looks=False)
+        examples(tmp_path, [{"image": f"{name}.png", "text": "Is it red?"} for name in "ab"])
 
 
 def test_captions_and_questions_are_not_lost_in_silence(tmp_path: Path) -> None:
-    coco = {"images": [{"id": 1, "file_name": "a.png"}], "annotations": [{"image_id": 1, "caption": "a"}] * 1}
-    coco["annotations"].append({"image_id": 2, "caption": "b"})
-    (tmp_path / "t.json").write_text(json.dumps(coco))
-    found = read_examples(str(tmp_path / "t.json"), digests=False, looks=False)
+    captions = [{"image_id": number, "caption": caption} for number, caption in ((1, "a"), (2, "b"))]
+    found = examples(tmp_path, {"images": [{"id": 1, "file_name": "a.png"}], "annotations": captions})
     assert [len(found.examples), len(found.problems)] == [1, 1]
 
     turns = [{"from": role, "value": text} for role, text in (("human", "What?"), ("gpt", "red"), ("human", "Why?"))]
-    (tmp_path / "t.json").write_text(json.dumps([{"image": "a.png", "conversations": turns}]))
-    found = read_examples(str(tmp_path / "t.json"), digests=False, looks=False)
+    found = examples(tmp_path, [{"image": "a.png", "conversations": turns}])
     assert [one.answers for one in found.examples] == [("red",)]
     assert found.left_out.note().startswith("questions of conversations without an answer: 1")
-    (tmp_path / "t.json").write_text(json.dumps([{"image": "a.png", "conversations": [*turns[:2], turns[1]]}]))
-    assert "are no list of turns" in str(
-        read_examples(str(tmp_path / "t.json"), looks=False, digests=False).problems[0]
-    )
+    found = examples(tmp_path, [{"image": "a.png", "conversations": [*turns[:2], turns[1]]}])
+    assert "are no list of turns" in str(found.problems[0])
 
 
 def test_lines_of_json_in_another_encoding_are_said_once_for_the_file(tmp_path: Path) -> None:

@@ -127,7 +127,3 @@ def model_flags(adapter: str = "BIAS-TINY", *, llama_type: str = "TINY") -> list
 def picture(name: str = "shapes_200x300.jpg") -> str:
     """The path of a golden picture."""
     return str(GOLDEN / "images" / name)
-
-
-def max_difference(ours: Tensor, golden: Tensor) -> float:
-    return float((ours.detach().float() - golden.float()).abs().max())

@@ -22,7 +22,6 @@ from tests.parity.golden import (
     GoldenModel,
     decoder_state,
     exact_model,
-    max_difference,
     measured_model,
     model,
     pixels,
@@ -76,7 +75,7 @@ def test_hidden_states_of_every_layer_equal_the_reference(adapter: str) -> None:
     with Float64():
         exact = states_of(exact_model(adapter), golden["tokens"])
     for name in sorted(set(golden) - {"tokens", "layer_1.adapter_input"}):
-        assert max_difference(ours[name], golden[name]) <= spread(ours[name], exact[name]), name
+        assert difference(ours[name], golden[name]) <= spread(ours[name], exact[name]), name
 
 
 def logits_along(case: dict[str, Any], parts: GoldenModel, *, device: str = "cpu") -> list[tuple[Tensor, Tensor]]:
@@ -108,7 +107,7 @@ def logits_limit(name: str, *, dtype: torch.dtype = torch.float32) -> float:
 @pytest.mark.parametrize("name", WITH_STEPS)
 def test_logits_of_every_step_equal_the_reference(name: str) -> None:
     for ours, golden in logits_along(GENERATE[name], model(GENERATE[name]["adapter"])):
-        assert max_difference(ours, golden) <= logits_limit(name)
+        assert difference(ours, golden) <= logits_limit(name)
 
 
 @pytest.mark.parametrize("name", WITH_STEPS)
@@ -126,7 +125,7 @@ def test_no_rounding_changes_a_token_of_the_reference(name: str) -> None:
 def test_half_precision_logits_stay_near_the_reference(name: str, dtype: torch.dtype) -> None:
     for ours, golden in logits_along(GENERATE[name], model(GENERATE[name]["adapter"], dtype=dtype)):
         assert ours.dtype == torch.float32
-        assert max_difference(ours, golden) <= logits_limit(name, dtype=dtype)
+        assert difference(ours, golden) <= logits_limit(name, dtype=dtype)
 
 
 def logits_and_limit(decoder: LlamaAdapterDecoder, tokens: Tensor, visual_query: Tensor) -> tuple[Tensor, float]:
@@ -143,7 +142,7 @@ def test_llama_alone_equals_the_reference() -> None:
     decoder = decoder_from_state(*decoder_state("LLaMA/TINY", adapter=None))
     nothing = torch.zeros(len(golden["tokens"]), 0, 64)
     ours, limit = logits_and_limit(decoder, golden["tokens"], nothing)
-    assert max_difference(ours[:, -1], golden["logits_last"]) <= limit
+    assert difference(ours[:, -1], golden["logits_last"]) <= limit
 
 
 @pytest.mark.slow  # imports transformers
@@ -160,7 +159,7 @@ def test_llama_alone_equals_hugging_face_transformers() -> None:
     tokens = torch.tensor([GENERATE["bias_b1"]["prompts"][0]["ids"]])
     logits, limit = logits_and_limit(ours, tokens, torch.randn(1, 10, 64, generator=torch.Generator().manual_seed(0)))
     with torch.no_grad():
-        assert max_difference(logits, theirs(tokens).logits) <= limit
+        assert difference(logits, theirs(tokens).logits) <= limit
 
 
 def loss_and_gradients(adapter: str, parts: GoldenModel) -> dict[str, Tensor]:
@@ -206,7 +205,7 @@ def test_loss_and_gradients_equal_the_reference(adapter: str) -> None:
     compared = {"loss", "logits_row0"} & golden.keys() | {name for name in golden if name.startswith("grad/")}
     assert len(compared) >= 11
     for name in sorted(compared):
-        assert max_difference(ours[name].reshape(golden[name].shape), golden[name]) <= loss_limits(adapter)[name], name
+        assert difference(ours[name].reshape(golden[name].shape), golden[name]) <= loss_limits(adapter)[name], name
 
 
 def reference_gradients(adapter: str, encoder: Any, decoder: Any) -> dict[str, Tensor]:

@@ -7,13 +7,12 @@ from torch import Tensor
 from llama_adapter.vision.encoder import PictureEncoder
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.preprocess import preprocess
-from tests.bounds import Float64, largest, spread, unit
+from tests.bounds import Float64, difference, largest, spread, unit
 from tests.parity.golden import (
     ADAPTERS,
     GOLDEN,
     PICTURES,
     exact_model,
-    max_difference,
     model,
     pixels,
     query_limit,
@@ -24,14 +23,14 @@ from tests.parity.golden import (
 def test_normalised_pixels_equal_the_reference() -> None:
     for name, corner in tensors("preprocess").items():
         normalised = model("BIAS-TINY").encoder.normalise(pixels([name.removeprefix("corner/")]))
-        assert max_difference(normalised[0, :, :8, :8], corner) <= 4 * unit(torch.float32) * largest(corner)
+        assert difference(normalised[0, :, :8, :8], corner) <= 4 * unit(torch.float32) * largest(corner)
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
 @pytest.mark.proves("visual query of the reference", "CPU")
 def test_the_visual_query_equals_the_reference(adapter: str) -> None:
     ours = model(adapter).encoder(pixels(PICTURES))
-    assert max_difference(ours, tensors(f"vision_{adapter}")["visual_query"]) <= query_limit(adapter)
+    assert difference(ours, tensors(f"vision_{adapter}")["visual_query"]) <= query_limit(adapter)
 
 
 def test_clip_features_of_all_tokens_equal_the_reference() -> None:
@@ -40,7 +39,7 @@ def test_clip_features_of_all_tokens_equal_the_reference() -> None:
         features = model("BIAS-TINY").encoder.features(pixels([picture]))[0]
         with Float64():
             exact = exact_model("BIAS-TINY").encoder.features(pixels([picture]))[0]
-        assert max_difference(features, golden[f"clip_features/{picture}"]) <= spread(features, exact)
+        assert difference(features, golden[f"clip_features/{picture}"]) <= spread(features, exact)
 
 
 def stages_of(encoder: PictureEncoder) -> dict[str, Tensor]:
@@ -75,7 +74,7 @@ def test_every_stage_inside_the_encoder_equals_the_reference() -> None:
     golden["trace/queries"] = golden["trace/visual_block_1"][: encoder.query.num_queries]
     for name, stage in ours.items():
         expected = golden[f"trace/{name}"]
-        assert max_difference(stage[: len(expected)], expected) <= spread(stage, exact[name]), name
+        assert difference(stage[: len(expected)], expected) <= spread(stage, exact[name]), name
 
 
 @pytest.mark.parametrize("picture", PICTURES)
@@ -85,7 +84,7 @@ def test_bgr_order_equals_the_reference_fed_as_by_opencv(picture: str) -> None:
     image = load_picture(GOLDEN / "images" / picture, orientation="upright", transparency="ignore").image
     ours = encoder(torch.from_numpy(preprocess(image, convert="first"))[None])[0]
     golden = tensors("vision_BIAS-TINY")["visual_query_opencv_style"][PICTURES.index(picture)]
-    assert max_difference(ours, golden) <= query_limit("BIAS-TINY", channel_order="bgr")
+    assert difference(ours, golden) <= query_limit("BIAS-TINY", channel_order="bgr")
 
 
 def test_pixels_may_come_as_bytes_or_as_floats() -> None:
@@ -97,4 +96,4 @@ def test_pixels_may_come_as_bytes_or_as_floats() -> None:
 def test_half_precision_stays_near_the_reference(dtype: torch.dtype) -> None:
     ours = model("BIAS-TINY", dtype=dtype).encoder(pixels(PICTURES))
     assert ours.dtype == dtype
-    assert max_difference(ours, tensors("vision_BIAS-TINY")["visual_query"]) <= query_limit("BIAS-TINY", dtype=dtype)
+    assert difference(ours, tensors("vision_BIAS-TINY")["visual_query"]) <= query_limit("BIAS-TINY", dtype=dtype)

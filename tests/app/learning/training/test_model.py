@@ -32,7 +32,7 @@ from llama_adapter.vision.weights import ClipSource
 from tests.app.golden import GOLDEN, model_options
 from tests.bounds import Float64, difference, largest, spread, unit
 from tests.llm.toys import forward
-from tests.parity.golden import CASES, GENERATE, max_difference, pixels, tensors
+from tests.parity.golden import CASES, GENERATE, pixels, tensors
 from tests.parity.test_decoder import loss_limits
 
 CLIP = str(GOLDEN / "CLIP/tiny-vit-torchscript.pt")
@@ -199,7 +199,7 @@ def test_gradients_of_all_that_is_trained_equal_the_reference(
         for name in compared:
             ours = gradients[name.removeprefix("grad/")].reshape(golden[name].shape)
             written = unit(ours.dtype) * largest(golden[name])  # gates and factors are written in float16
-            assert max_difference(ours, golden[name]) <= limits[name] + written, name
+            assert difference(ours, golden[name]) <= limits[name] + written, name
 
 
 def reference_gradients(model: TrainableModel) -> dict[str, Tensor]:

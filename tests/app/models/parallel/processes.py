@@ -6,14 +6,19 @@ from contextlib import suppress
 from pathlib import Path
 
 
+def children_of(process: int) -> dict[int, bytes]:
+    """The command lines of the processes that `process` has started, with null characters between words."""
+    found = {}
+    for children in Path(f"/proc/{process}/task").glob("*/children"):
+        with suppress(OSError):  # the thread, or a child, has ended meanwhile
+            for one in children.read_text(encoding="ascii").split():
+                found[int(one)] = Path(f"/proc/{one}/cmdline").read_bytes()
+    return found
+
+
 def ranks_of(process: int) -> list[int]:
     """The rank processes that `process` has started."""
-    found = []
-    for task in Path(f"/proc/{process}/task").iterdir():
-        with suppress(FileNotFoundError):  # the thread, or a child, has ended meanwhile
-            children = (task / "children").read_text(encoding="ascii").split()
-            found += [int(one) for one in children if b"rank_process" in Path(f"/proc/{one}/cmdline").read_bytes()]
-    return sorted(found)
+    return sorted(one for one, command in children_of(process).items() if b"rank_process" in command)
 
 
 def descendants(process: int) -> list[int]:

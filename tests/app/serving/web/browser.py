@@ -2,12 +2,13 @@
 
 import asyncio
 import os
+import queue
 import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.serving.online.request_handle import RequestHandle
 from llama_adapter.app.serving.online.service import Ask, Observer, Service, ServiceLimits
+from tests.app.serving.online.waiting import wait_for
 
 _PROGRAMS = (os.environ.get("CHROMIUM"), "chromium", "chromium-browser", "google-chrome")
 SAMPLES = sorted(path for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))
@@ -118,55 +120,42 @@ def serve_page(*, limits: ServiceLimits | None = None) -> Iterator[ServedPage]:
     service = WatchedService(Captioner.load, limits=limits, observer=gate)
     service.start()
     service.wait_until_ready(60)
-    with private_uploads(), bounded_uploads(), socket.socket() as listener:
+    with closing(service), private_uploads(), bounded_uploads(), socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        serving = _Serving(service, listener)
-        try:
-            serving.start()
-            yield ServedPage(url=f"http://127.0.0.1:{listener.getsockname()[1]}", service=service, gate=gate)
-        finally:
-            gate.open()
-            serving.stop()
-            service.close()
+        with _served_by_thread(service, listener):
+            try:
+                yield ServedPage(url=f"http://127.0.0.1:{listener.getsockname()[1]}", service=service, gate=gate)
+            finally:
+                gate.open()
 
 
-class _Serving:
-    """A thread that builds and serves the page. If another thread built it, Gradio would leave an event loop open."""
+@contextmanager
+def _served_by_thread(service: Service, listener: socket.socket) -> Iterator[None]:
+    """Build and serve the page in one thread. If another thread built it, Gradio would leave an event loop open."""
+    import fastapi
+    import uvicorn
 
-    def __init__(self, service: Service, listener: socket.socket) -> None:
-        self._service, self._listener = service, listener
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
-        self._begun = threading.Event()
-        self._server: Any = None
+    from llama_adapter.app.serving.web.page import build_page, mount_page
 
-    def start(self) -> None:
-        self._thread.start()
-        assert self._begun.wait(60), "the page was not served"
+    servers: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
-    def stop(self) -> None:
-        if self._server is not None:
-            self._server.should_exit = True
-        self._thread.join(30)
-
-    async def _serve(self) -> None:
-        import fastapi
-        import uvicorn
-
-        from llama_adapter.app.serving.web.page import build_page, mount_page
-
-        page = build_page(self._service, samples=SAMPLES)
+    async def serve() -> None:
+        page = build_page(service, samples=SAMPLES)
         app = fastapi.FastAPI(openapi_url=None)
-        mount_page(app, page, self._service)
+        mount_page(app, page, service)
         server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="on", timeout_graceful_shutdown=1))
-        startup = server.startup
+        servers.put(server)
+        await server.serve(sockets=[listener])
 
-        async def start_and_tell(sockets: list[socket.socket] | None = None) -> None:
-            await startup(sockets)
-            self._begun.set()
-
-        server.startup = start_and_tell  # type: ignore[method-assign]
-        self._server = server
-        await server.serve(sockets=[self._listener])
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
+    thread.start()
+    server = servers.get(timeout=60)
+    try:
+        wait_for(lambda: server.started)
+        yield
+    finally:
+        server.should_exit = True
+        thread.join(30)
 
 
 class Browser:
@@ -333,11 +322,3 @@ def is_in_window(visit: Visit, selector: str) -> bool:
     box, window = visit.page.locator(selector).bounding_box(), visit.page.viewport_size
     right, bottom = box["x"] + box["width"], box["y"] + box["height"]
     return bool(box["x"] >= 0 and box["y"] >= 0 and right <= window["width"] and bottom <= window["height"])
-
-
-def until(condition: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
-    """Wait for a condition that another thread fulfils."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)

@@ -25,7 +25,8 @@ from llama_adapter.app.serving.web.uploads import Upload, place_in_uploads, priv
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptError
 from llama_adapter.vision.errors import PictureError
-from tests.app.serving.web.browser import SAMPLES, Gate, until
+from tests.app.serving.online.waiting import wait_for
+from tests.app.serving.web.browser import SAMPLES, Gate
 
 pytestmark = pytest.mark.slow
 
@@ -162,7 +163,7 @@ def test_closing_the_results_early_cancels_what_is_in_flight() -> None:
         gate.close()
         results = batch(service, files_of(SAMPLES)).results()
         await anext(results)
-        await asyncio.to_thread(until, lambda: service.status().num_running > 0)
+        await asyncio.to_thread(wait_for, lambda: service.status().num_running > 0)
         await results.aclose()
 
     with started(gate=gate) as service:
