@@ -203,20 +203,14 @@ def test_redirects_are_followed_to_hosts_that_are_allowed(status: str) -> None:
         "file:///etc/passwd",
         "data:image/png;base64,AAAA",
         "http://pictures.test:{port}/a b",
+        "http://other.test:{port}/",  # an allowed name of a private address
     ],
 )
 def test_a_redirect_leads_nowhere_that_a_url_may_not(location: str) -> None:
     site = Site({"/": redirect(location)})
-
-    assert site.refused().code in ("image_host_not_allowed", "invalid_image_url")
-    assert len(site.heads) == 1
-
-
-def test_a_redirect_to_an_allowed_name_of_a_private_address_is_refused() -> None:
-    site = Site({"/": redirect("http://other.test:{port}/")})
     site.names["other.test"] = ["192.168.1.1"]
 
-    assert site.refused().code == "image_host_not_allowed"
+    assert site.refused().code in ("image_host_not_allowed", "invalid_image_url")
     assert len(site.heads) == 1
 
 
@@ -233,17 +227,16 @@ def test_a_picture_that_is_announced_too_large_is_not_read() -> None:
     assert (error.code, error.http_status) == ("image_file_too_large", 413)
 
 
-@pytest.mark.parametrize("framing", [{"transfer_encoding": "chunked"}, {"connection": "close"}])
-def test_a_picture_that_turns_out_too_large_is_dropped_on_the_way(framing: dict[str, str]) -> None:
-    chunk = b"3e8\r\n" + bytes(1000) + b"\r\n"
-    page = answer(b"", content_length="", **framing) + chunk * 2000
-
-    assert Site({"/": page}).refused().code == "image_file_too_large"
+def endless(**framing: str) -> bytes:
+    """An answer with many chunks and no length."""
+    return answer(b"", content_length="", **framing) + (b"3e8\r\n" + bytes(1000) + b"\r\n") * 2000
 
 
 @pytest.mark.parametrize(
     ("page", "code"),
     [
+        (endless(transfer_encoding="chunked"), "image_file_too_large"),
+        (endless(connection="close"), "image_file_too_large"),
         (answer(content_type="text/html"), "unsupported_image_media_type"),
         (answer(content_type=""), "unsupported_image_media_type"),
         (answer(content_type="text/html; image/png"), "unsupported_image_media_type"),

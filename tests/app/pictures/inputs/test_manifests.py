@@ -18,7 +18,7 @@ from llama_adapter.app.pictures.inputs import (
     read_inputs,
 )
 from llama_adapter.app.pictures.inputs.lines import MAX_LINE_BYTES
-from tests.app.pictures.inputs.files import error_codes
+from tests.app.pictures.inputs.files import error_codes, message
 
 
 def manifest(folder: Path, content: str | bytes, *, name: str = "m.jsonl") -> list[PictureInput]:
@@ -27,11 +27,6 @@ def manifest(folder: Path, content: str | bytes, *, name: str = "m.jsonl") -> li
     spec = InputSpec(manifests=(str(path),))
     check_inputs(spec)
     return list(read_inputs(spec))
-
-
-def message(item: PictureInput) -> str:
-    assert item.error is not None
-    return item.error.message
 
 
 @pytest.mark.parametrize("column", ["picture", "image", "file_name", "filename", "path"])
