@@ -1,5 +1,8 @@
 """Fixtures of the tests of `app`."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 
 from llama_adapter.app.command_line.main import main
@@ -18,3 +21,15 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
         return Ran(code, out, err)
 
     return run
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with three pictures."""
+    from tests.app.golden import NAMES, picture  # this imports torch, which other tests of the room do without
+
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for name in NAMES:
+        shutil.copy(picture(name), folder / name)
+    return folder

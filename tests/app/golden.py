@@ -8,6 +8,7 @@ from tests.parity.golden import model_options as model_options
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = GOLDEN / "images"
+NAMES = ("shapes_200x300.jpg", "noise_128x96.png", "rgba_180x140.png")  # those in the fixture `folder`
 
 CASES = list(GENERATE.values())
 

@@ -10,8 +10,8 @@ from llama_adapter.app.pictures.answer_error import AnswerError
 SAMPLING = {"max_new_tokens": 16, "temperature": 0.0, "choices": ["Yes", "No"]}
 
 
-def recorded(*, id: str | None = None, run: str = "run-1", model_digest: str = "model", **changes: Any) -> Record:
-    """The record of an answer with these fields."""
+def answered(**changes: Any) -> Answer:
+    """An answer with these fields."""
     usual: dict[str, Any] = {
         "index": 0,
         "picture": "pics/été.jpg",
@@ -22,7 +22,12 @@ def recorded(*, id: str | None = None, run: str = "run-1", model_digest: str = "
         "finish": "stop",
         "ms": {"clip": 1.23456, "total": 9.0},
     }
-    answer = Answer(**{**usual, **changes})
+    return Answer(**{**usual, **changes})
+
+
+def recorded(*, id: str | None = None, run: str = "run-1", model_digest: str = "model", **changes: Any) -> Record:
+    """The record of an answer with these fields."""
+    answer = answered(**changes)
     key = RecordKey(picture=answer.picture, prompt=answer.prompt, model_digest=model_digest, settings=SAMPLING)
     record = answer_to_record(answer, key=key, run=run)
     return record if id is None else {**record, "id": id}

@@ -79,9 +79,6 @@ def test_a_model_on_several_devices_becomes_ranks_without_graphs(text: str, size
     assert ("several ranks run operator by operator" in found.format_report()) == ("ge_graph" in text)
 
 
-RUNNER, PREDICT, OPTIONS = "model_path: x", "run_mode: predict", "model_name_or_path: a"
-
-
 @pytest.mark.parametrize(("text", "number", "told"), yaml.safe_load((SETTINGS / "refused.yaml").read_text()))
 def test_what_cannot_be_served_is_refused_with_its_line_and_what_does_it(
     text: str, number: int, told: str, tmp_path: Path
@@ -96,19 +93,7 @@ def test_what_cannot_be_served_is_refused_with_its_line_and_what_does_it(
         importer(data, source="run.yaml")
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (f"{OPTIONS}\nquant_type: weight_only_int8", {"precision": "int8"}),
-        (f"{OPTIONS}\nquant_type: weight_only_int4", {"precision": "int4"}),
-        (f"{OPTIONS}\nquant_type: a8w8", {"precision": "int8", "operators": "w8a8"}),
-        (f"{RUNNER}\nquant_config: W8A16", {"precision": "int8"}),
-        (f"{RUNNER}\nmodel_config: {{quant_config: int4}}", {"precision": "int4"}),
-        (f"{RUNNER}\nmodel_config: {{mm_quant_mode: A8W8}}", {"precision": "int8", "operators": "w8a8"}),
-        (f"{RUNNER}\nmodel_config: {{mm_quant_mode: a16w16}}", {}),
-        (f"{RUNNER}\nquant_config:", {}),
-    ],
-)
+@pytest.mark.parametrize(("text", "expected"), yaml.safe_load((SETTINGS / "bits.yaml").read_text()))
 def test_names_of_bits_are_our_precision(text: str, expected: dict[str, str], tmp_path: Path) -> None:
     found = imported(tmp_path, "run.yaml", text)
 
@@ -151,7 +136,7 @@ def test_the_checkpoint_of_the_model_config_is_the_second_choice(load: str, expe
     assert imported(tmp_path, "predict.yaml", text).settings["model"]["model"] == expected
 
 
-@pytest.mark.parametrize("text", [PREDICT, OPTIONS])
+@pytest.mark.parametrize("text", ["run_mode: predict", "model_name_or_path: a"])
 def test_prompts_of_the_command_line_are_continued_too(text: str, tmp_path: Path) -> None:
     assert imported(tmp_path, "run.yaml", text).settings["prompt"] == {"raw": True}
 
@@ -271,7 +256,10 @@ def test_a_folder_with_a_yaml_and_a_checkpoint_is_exported(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("graph_format", ["onnx", "mindir"])
 def test_an_exported_folder_is_run_and_determines_its_numbers(graph_format: str, tmp_path: Path) -> None:
-    card_of(tmp_path / "inference", graph_format)
+    (tmp_path / "inference").mkdir()
+    own: dict[str, Any] = dict.fromkeys(("name", "digest", "prompt", "channel_order"), "x")
+    own |= {"format": graph_format, "dtype": "float32", "precision": "float", "has_sampling": True}
+    ExportCard(**own, decoder=CONFIG.to_dict(), fingerprint={}, files={}).write(tmp_path / "inference")
     backend = {"decoder_backend": "mslite"} if graph_format == "mindir" else {}
     paddle = line(f"python predictor.py --mode static --dtype float16 --model_name_or_path {tmp_path}/inference")
     assert paddle.settings["computation"] == {"decoder": f"{tmp_path}/inference", **backend}
@@ -294,20 +282,10 @@ def test_an_exported_folder_is_run_and_determines_its_numbers(graph_format: str,
     assert (yaml.settings["computation"], yaml.settings.get("model")) == (paddle.settings["computation"], None)
 
 
-def card_of(folder: Path, graph_format: str) -> None:
-    folder.mkdir()
-    own: dict[str, Any] = dict.fromkeys(("name", "digest", "prompt", "channel_order"), "x")
-    own |= {"format": graph_format, "dtype": "float32", "precision": "float", "has_sampling": True}
-    ExportCard(**own, decoder=CONFIG.to_dict(), fingerprint={}, files={}).write(folder)
-
-
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (
-            "python run_infer_main.py --device cpu",
-            "`model_path` is refused: it is missing, and so is",
-        ),
+        ("python run_infer_main.py --device cpu", "`model_path` is refused: it is missing, and so is"),
         ("python run_infer_main.py --model_path x --model_name bloom", "this program runs LLaMA"),
         ("python run_infer_main.py --model_path x --add_special_tokens False", "add_special_tokens=False"),
         ("python predictor.py --dtype float16", "PaddleNLP's `model_name_or_path` is refused: it is missing"),

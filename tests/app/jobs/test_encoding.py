@@ -23,24 +23,13 @@ from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.pictures.prefixes.file import PrefixRow, StoredPicture, read_prefix_file, write_prefixes
 from tests.app.command import Ran, Run
 from tests.app.exported import exported_embedded, exported_golden
-from tests.app.golden import ROOT, model_flags, model_options, picture
+from tests.app.golden import NAMES, ROOT, model_flags, model_options
 from tests.parity.exported import golden_onnx
 
 BROKEN = ROOT / "assets" / "broken"
-NAMES = ("shapes_200x300.jpg", "noise_128x96.png", "rgba_180x140.png")
 HERE = ["--reader", "thread"]
 ENCODER = model_flags()[4:]  # adapter and CLIP, without LLaMA
 DECODER = [*model_flags()[:6], "--max-new-tokens", "6"]  # LLaMA and adapter, without CLIP
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder with three pictures."""
-    folder = tmp_path / "pictures"
-    folder.mkdir()
-    for name in NAMES:
-        shutil.copy(picture(name), folder / name)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -91,17 +80,6 @@ def test_a_run_over_prefixes_continues_one_over_the_pictures(
 
     assert len(rest.records) == 1
     assert again.records == []
-
-
-def test_the_decoder_needs_no_clip_and_the_encoder_no_llama(run: Run, folder: Path, tmp_path: Path) -> None:
-    prefixes = str(tmp_path / "prefixes")
-
-    assert run("encode", str(folder), ENCODER, "--out", prefixes, HERE).code == 0
-    ours = run("caption", prefixes, DECODER)
-    theirs = run("caption", str(folder), model_flags(), "--max-new-tokens", "6")
-
-    assert (ours.code, theirs.code) == (0, 0)
-    assert ours.texts() == theirs.texts()
 
 
 def test_streams_are_those_over_the_pictures(run: Run, folder: Path, bundle: Path, tmp_path: Path) -> None:

@@ -13,41 +13,31 @@ from llama_adapter.app.pictures.inputs import InputsError
 CHOICES = ("Yes", "No")
 
 
-class Table:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def read(self, text: str | bytes, name: str = "labels.csv") -> list[tuple[str, int, str | None]]:
-        path = self.folder / name
-        path.write_bytes(text.encode() if isinstance(text, str) else text)
-        labelled = read_labelled(str(path), choices=CHOICES)
-        return [
-            (
-                str(Path(one.item.label).relative_to(self.folder)),
-                CHOICES.index(one.answers[0]),
-                one.question.instruction,
-            )
-            for one in labelled
-        ]
+def read(folder: Path, text: str, name: str = "labels.csv") -> list[tuple[str, str, str | None]]:
+    """The picture, answer and prompt of each row of a table."""
+    (folder / name).write_text(text, encoding="utf-8", newline="")
+    return [
+        (str(Path(one.item.label).relative_to(folder)), one.answers[0], one.question.instruction)
+        for one in read_labelled(str(folder / name), choices=CHOICES)
+    ]
 
 
-@pytest.fixture
-def table(tmp_path: Path) -> Table:
-    return Table(tmp_path)
-
-
-def test_pictures_are_relative_to_the_table_and_labels_may_be_of_any_case(table: Table) -> None:
-    assert table.read("picture,label\na.png,yes\nsub/b.png, NO \n") == [("a.png", 0, None), ("sub/b.png", 1, None)]
-
-
-def test_a_table_may_have_a_byte_order_mark_other_columns_and_prompts(table: Table) -> None:
-    text = '\ufeffwho,Label,Prompt,file_name\r\nme,Yes,"Is it, say, red?",a.png\r\nyou,No,,b.png\r\n'
-
-    assert table.read(text) == [("a.png", 0, "Is it, say, red?"), ("b.png", 1, None)]
-
-
-def test_the_same_line_again_counts_once(table: Table) -> None:
-    assert len(table.read("picture,label\na.png,yes\na.png,Yes\n")) == 1
+@pytest.mark.parametrize(
+    ("text", "labelled"),
+    [
+        ("picture,label\na.png,yes\nsub/b.png, NO \n", [("a.png", "Yes", None), ("sub/b.png", "No", None)]),
+        (
+            '\ufeffwho,Label,Prompt,file_name\r\nme,Yes,"Is it, say, red?",a.png\r\nyou,No,,b.png\r\n',
+            [("a.png", "Yes", "Is it, say, red?"), ("b.png", "No", None)],
+        ),
+        ("picture,label\na.png,yes\na.png,Yes\n", [("a.png", "Yes", None)]),  # the same line again counts once
+    ],
+    ids=["labels of any case", "byte order mark, other columns and prompts", "repeated"],
+)
+def test_pictures_are_relative_to_the_table(
+    text: str, labelled: list[tuple[str, str, str | None]], tmp_path: Path
+) -> None:
+    assert read(tmp_path, text) == labelled
 
 
 def test_names_that_are_not_utf8_lead_to_their_files(tmp_path: Path) -> None:
@@ -56,8 +46,8 @@ def test_names_that_are_not_utf8_lead_to_their_files(tmp_path: Path) -> None:
     assert read_labelled(str(tmp_path / "labels.csv"), choices=CHOICES)[0].item.source == str(tmp_path / "\udcff.png")
 
 
-def test_rows_without_a_label_are_noted(table: Table, capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(table.read('picture,label\n"a\nb.png",yes\nb.png,\n')) == 1
+def test_rows_without_a_label_are_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(read(tmp_path, 'picture,label\n"a\nb.png",yes\nb.png,\n')) == 1
     assert "note: left out of the data: rows without an answer: 1" in capsys.readouterr().err
 
 
@@ -78,12 +68,12 @@ REFUSED = {
 }
 
 
-def test_unusable_tables_are_refused_with_the_line(table: Table, snapshot: SnapshotAssertion) -> None:
+def test_unusable_tables_are_refused_with_the_line(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     said = {}
     for text, name in REFUSED.items():
         with pytest.raises(InputsError) as refused:
-            table.read(text, name)
-        said[text] = refused.value.message.replace(f"{table.folder}/", "")
+            read(tmp_path, text, name)
+        said[text] = refused.value.message.replace(f"{tmp_path}/", "")
     assert said == snapshot
 
 

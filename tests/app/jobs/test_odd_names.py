@@ -86,31 +86,8 @@ def test_prompts_are_asked_with_the_true_name(run: Run, folder: Path) -> None:
 OLD_MODEL = (
     "04574909292f3cccbc0886d1744e420080729f23b94cfc90bcba41d975b6502f"  # the digest of the golden files at that time
 )
-OLD_RUN = {
-    "prompt": "Generate caption of this image",
-    "choice": None,
-    "ms": {"total": 1.0},
-    "run": "20261122T104920Z-4c65867b",
-}
-OLD = [
-    {"id": "a47cae73acd2c4e0aaae7c99f36347ab", "picture": r"pictures/bad\xa0one.png", "text": ""},
-    {"id": "cb8baa1bded5ab9d583719400c15947e", "picture": r"pictures/gone\u3000.png", "text": ""},
-    {"id": "cf627634a407d61ac611995fcc487bc0", "picture": r"pictures/inv\xff\xfe\x80.png", "text": "h u e h"},
-    {"id": "23ddf0f75f4cd7861755951741d17782", "picture": r"pictures/inv\xff\xfe\x80.png", "text": "eorner m u"},
-    {"id": "31b9954bd4b7657fa0fd2d5b6891f580", "picture": r"pictures/Shot 9.41\u202fAM.jpg", "text": "m h le m"},
-]
-OLD_TEMPLATE = {
-    "id": "5f3798fdce7c73c5b24feb2b051899d9",
-    "picture": r"pictures/Shot 9.41\u202fAM.jpg",
-    "prompt": r"What is Shot 9.41\u202fAM?",
-    "text": "h e u image",
-}
-
-
-def old_line(values: dict[str, str]) -> str:
-    failed = {"finish": "error", "tokens": 0, "error": {"code": "missing", "message": "It is not there."}}
-    answered = {"finish": "length", "tokens": 4, "error": None}
-    return json.dumps({**OLD_RUN, **(answered if values["text"] else failed), **values})
+# The last record is of a question with the name filled in.
+OLD = Path(__file__).with_name("old_records.jsonl").read_text().splitlines(keepends=True)
 
 
 @pytest.fixture
@@ -127,7 +104,7 @@ def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ):
         shutil.copy(picture(source), tmp_path / "pictures" / name)
     (tmp_path / "pictures" / "bad\u00a0one.png").write_text("no picture")
-    (tmp_path / "old.jsonl").write_text("".join(old_line(one) + "\n" for one in OLD))
+    (tmp_path / "old.jsonl").write_text("".join(OLD[:-1]))
     return tmp_path
 
 
@@ -145,7 +122,7 @@ def test_old_records_are_gone_on_with(run: Run, old: Path) -> None:
 
 
 def test_a_question_with_an_old_name_filled_in_is_not_asked_again(run: Run, old: Path) -> None:
-    Path("stem.jsonl").write_text(old_line(OLD_TEMPLATE) + "\n")
+    Path("stem.jsonl").write_text(OLD[-1])
     shot = "pictures/Shot 9.41\u202fAM.jpg"
     ran = run("caption", shot, *COMMON, "--prompt", "What is {stem}?", "--out", "stem.jsonl")
 

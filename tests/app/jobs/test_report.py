@@ -25,21 +25,13 @@ from llama_adapter.app.jobs.report import (
 )
 from llama_adapter.app.pictures.answer_error import AnswerError
 from tests.app.golden import PICTURES, model_options
+from tests.app.recorded import answered
 from tests.app.toys import INFO
 
 
 def answer(*, num_tokens: int = 3, total_ms: float = 1.0, is_bad: bool = False) -> Answer:
-    return Answer(
-        index=0,
-        picture="",
-        digest="",
-        prompt="",
-        text="",
-        token_ids=(0,) * num_tokens,
-        finish="stop",
-        error=AnswerError(code="empty", message="") if is_bad else None,
-        ms={"total": total_ms},
-    )
+    error = AnswerError(code="empty", message="") if is_bad else None
+    return answered(token_ids=(0,) * num_tokens, error=error, ms={"total": total_ms})
 
 
 MODEL = dataclasses.replace(INFO, name="toy", digest="d" * 64, default_prompt="")

@@ -2,10 +2,9 @@
 
 import pytest
 
-from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.jobs.wording import Unfamiliar, text_line, unfamiliar_note
 from llama_adapter.app.pictures.answer_error import AnswerError
-from tests.app.recorded import recorded
+from tests.app.recorded import answered, recorded
 
 
 @pytest.mark.parametrize(
@@ -22,24 +21,12 @@ def test_a_prompt_is_told_apart_from_its_answer(prompt: str, line: str) -> None:
     assert text_line(record) == "a.png: no"
 
 
-def told(name: str, *, unfamiliar: bool | None, error: AnswerError | None = None) -> Answer:
-    return Answer(
-        index=0,
-        picture=name,
-        digest="",
-        prompt="",
-        text="",
-        token_ids=(),
-        finish="stop" if error is None else "error",
-        unfamiliar=unfamiliar,
-        error=error,
-    )
-
-
 def test_unfamiliar_pictures_are_said_once_with_the_first_names() -> None:
     names = ["a.png", "a.png", "b\n.png", "c.png", "d.png"]
-    answers = [told(name, unfamiliar=True) for name in names] + [told("own.png", unfamiliar=False)]
-    answers.append(told("bad.png", unfamiliar=True, error=AnswerError(code="not_finite", message="")))
+    strange = [answered(picture=name, unfamiliar=True) for name in names]
+    own = answered(picture="own.png", unfamiliar=False)
+    error = AnswerError(code="not_finite", message="")
+    answers = [*strange, own, answered(picture="bad.png", unfamiliar=True, finish="error", error=error)]
 
     assert unfamiliar_note(answers) == (
         "note: 5 of 6 pictures do not look like what this model was trained on, and the answers may mean nothing: "
@@ -47,6 +34,6 @@ def test_unfamiliar_pictures_are_said_once_with_the_first_names() -> None:
     )
     assert "the picture does not look like" in unfamiliar_note(answers[:1])
     unfamiliar = Unfamiliar()
-    unfamiliar.add(told("a.png", unfamiliar=True))
-    unfamiliar.add(told("own.png", unfamiliar=False))
+    unfamiliar.add(strange[0])
+    unfamiliar.add(own)
     assert "1 of 2 questions is about pictures that do not look like" in unfamiliar.note(what="question")

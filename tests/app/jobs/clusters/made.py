@@ -16,6 +16,7 @@ from llama_adapter.app.jobs.records.key import RecordKey
 from llama_adapter.app.jobs.records.record import Record, answer_to_record
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.pictures.inputs import InputSpec, PictureInput
+from tests.app.recorded import answered
 from tests.app.toys import INFO
 
 SPEC = CaptionerSpec(batch_size=8)
@@ -49,20 +50,7 @@ def record_of(answer: Answer) -> Record:
 
 
 def answer_to(question: WorkQuestion, label: str, digest: str) -> Answer:
-    return Answer(
-        index=question.index,
-        picture=label,
-        digest=digest,
-        prompt="",
-        text="a",
-        token_ids=(1,),
-        finish="stop",
-        tag=question.tag,
-    )
-
-
-def known_of(index: RecordIndex) -> Known:
-    return Known(index=index, retry_errors=False)
+    return answered(index=question.index, picture=label, digest=digest, tag=question.tag)
 
 
 def known_after(folder: Path, *, digest: str, num_questions: int) -> Known:
@@ -72,4 +60,4 @@ def known_after(folder: Path, *, digest: str, num_questions: int) -> Known:
     with RecordWriter(folder / "answers.jsonl") as file:
         for question in work.questions[:num_questions]:
             file.write(record_of(answer_to(question, "a.png", digest)))
-    return known_of(RecordIndex([folder / "answers.jsonl"]))
+    return Known(index=RecordIndex([folder / "answers.jsonl"]), retry_errors=False)

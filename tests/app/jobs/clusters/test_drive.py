@@ -20,15 +20,15 @@ from llama_adapter.app.jobs.records.index import RecordIndex
 from llama_adapter.app.pictures.inputs import PictureInput
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.problems import Problem
-from tests.app.jobs.clusters.made import FIRST, INFO, QUESTIONS, answer_to, known_of, planner_of, record_of
+from tests.app.jobs.clusters.made import FIRST, INFO, QUESTIONS, answer_to, planner_of, record_of
 
 
 class FakeReaders:
     """Reads at once. It loses some chunks, and fails for some windows."""
 
-    def __init__(self, chance: random.Random, *, loss: float, known: Known | None = None) -> None:
+    def __init__(self, chance: random.Random, *, loss: float) -> None:
         self.num_pending = 0
-        self._chance, self._loss, self._known = chance, loss, known
+        self._chance, self._loss = chance, loss
         self._ready: deque[Any] = deque()
 
     def add(self, window: Sequence[Chunk]) -> None:
@@ -109,7 +109,7 @@ def run_job(
     chance = random.Random(seed)
     with RecordWriter(folder / "answers.jsonl") as file:
         index = RecordIndex([file.path]) or None
-        known = None if index is None else known_of(RecordIndex([file.path]))
+        known = None if index is None else Known(index=RecordIndex([file.path]), retry_errors=False)
         planner = planner_of(index)
         crew = FakeCrew(chance, loss=loss, poison=poison, known=known)
         fakes: Any = crew, FakeReaders(chance, loss=loss)

@@ -9,18 +9,17 @@ from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.pictures.inputs import InputSpec
 
-JOB = Job(spec=CaptionerSpec(), inputs=InputSpec(paths=("a",)), questions=(Question(),), out="answers.jsonl")
-
 
 def said(end: Callable[[], object]) -> tuple[str, int]:
     """The stderr and exit code of a fork of this process that sets its last words and calls `end`."""
+    job = Job(spec=CaptionerSpec(), inputs=InputSpec(paths=("a",)), questions=(Question(),), out="answers.jsonl")
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
         try:
             os.dup2(writer, 2)
             os.close(writer)
-            with last_words(JOB):
+            with last_words(job):
                 end()
             os._exit(0)
         finally:

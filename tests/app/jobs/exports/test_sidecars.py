@@ -130,8 +130,12 @@ def test_existing_texts_are_kept_replaced_or_extended(
         "c.txt": "a star",
     }
     assert (files.num_written, files.num_same, files.num_kept) == counts
+    written = {path.name: path.stat() for path in tmp_path.iterdir()}
     again = write(None, dict.fromkeys([first, other, third], "a star"), existing=existing)
-    assert (again.num_written, again.refusals.count) == (0, 0)
+    assert (again.num_written, again.num_same, again.refusals.count) == (0, 3 - again.num_kept, 0)
+    for name, before in written.items():
+        after = (tmp_path / name).stat()
+        assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
 
 
 @pytest.mark.parametrize(
@@ -198,16 +202,6 @@ def test_an_xmp_keeps_everything_but_its_description(tmp_path: Path) -> None:
     assert "it is not XMP" in files.refusals.told[0]
     again = write(None, wanted, names=SidecarNames(suffix=".xmp", is_added=True), text_format=XMP)
     assert (again.num_same, again.num_written) == (2, 0)
-
-
-def test_what_is_there_already_is_not_written_again(tmp_path: Path) -> None:
-    (picture,) = pictures(tmp_path, "a.png")
-    write(None, {picture: "one"})
-    before = (tmp_path / "a.txt").stat()
-
-    assert write(None, {picture: "one"}, existing="replace").num_same == 1
-    after = (tmp_path / "a.txt").stat()
-    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
 
 
 def test_a_folder_in_the_place_of_a_text_and_a_name_too_long_cost_no_other_text(tmp_path: Path) -> None:

@@ -73,7 +73,9 @@ def test_a_link_in_the_same_folder_gets_its_own_answer(link: object, tmp_path: P
     assert state(index, ID, second, path=second) == "answered"
 
 
-def test_look_up_claims_nothing_and_reads_no_file(tmp_path: Path) -> None:
+def test_look_up_claims_nothing_and_reads_no_file_and_a_failure_is_claimed_unless_it_was_answered_later(
+    tmp_path: Path,
+) -> None:
     bad, mended = failed(picture="bad.png", id="bb" * 16), recorded(picture="mended.png", id="cc" * 16)
     raw = recorded(picture="a\udcff.png")
     index = index_of(tmp_path, bad, failed(picture="mended.png", id="cc" * 16), mended, raw)
@@ -85,12 +87,6 @@ def test_look_up_claims_nothing_and_reads_no_file(tmp_path: Path) -> None:
         assert index.look_up(ID, "a\udcff.png") == "answered"
         assert index.look_up(ID, "a\udcfe.png") == "elsewhere"  # undecoded bytes distinguish names
         assert index.look_up("00" * 16, "bad.png") is None
-
-
-def test_a_failure_is_claimed_unless_it_was_answered_later(tmp_path: Path) -> None:
-    bad, mended = failed(picture="bad.png", id="bb" * 16), failed(picture="mended.png", id="cc" * 16)
-    index = index_of(tmp_path, bad, mended, recorded(picture="mended.png", id="cc" * 16))
-
     assert state(index, "bb" * 16, "bad.png") == "failed"
     assert [state(index, "cc" * 16, "mended.png") for _ in range(2)] == ["answered", None]
 

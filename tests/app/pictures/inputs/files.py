@@ -1,8 +1,11 @@
 """Files for the tests of inputs."""
 
 import io
+import os
 import tarfile
 from pathlib import Path
+
+import pytest
 
 from llama_adapter.app.pictures.inputs import InputSpec, PictureInput, read_inputs
 
@@ -21,16 +24,36 @@ def named(*paths: str | Path, recursive: bool = False) -> list[PictureInput]:
     return list(read_inputs(InputSpec(paths=tuple(map(str, paths)), recursive=recursive)))
 
 
+def locked(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Refuse to list folders of this name."""
+    scandir = os.scandir
+
+    def refuse(path: str) -> object:
+        if path.endswith(name):
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+
+
+def message(item: PictureInput) -> str:
+    """The message of an item that is an error."""
+    assert item.error is not None
+    return item.error.message
+
+
 def error_codes(items: list[PictureInput]) -> list[str | None]:
     """The error code of each item."""
     return [None if item.error is None else item.error.code for item in items]
 
 
-def tar_bytes(members: dict[str, bytes], *, mode: str = "w", format: int = tarfile.PAX_FORMAT) -> bytes:
+def tar_bytes(
+    members: dict[str, bytes] | list[tuple[str, bytes]], *, mode: str = "w", format: int = tarfile.PAX_FORMAT
+) -> bytes:
     """A tar archive with these files."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode=mode, format=format) as tar:  # type: ignore[call-overload]
-        for name, data in members.items():
+        for name, data in members.items() if isinstance(members, dict) else members:
             header = tarfile.TarInfo(name)
             header.size = len(data)
             tar.addfile(header, io.BytesIO(data))

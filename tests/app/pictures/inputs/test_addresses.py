@@ -51,15 +51,12 @@ def test_storage_of_other_kinds_is_read_through_fsspec() -> None:
     assert read_remote(str(item.source)) == b"picture"
 
 
-def test_a_missing_address_is_one_item(tmp_path: Path) -> None:
+def test_a_missing_address_is_one_item_and_a_folder_without_pictures_one_with_an_error(tmp_path: Path) -> None:
     address = (tmp_path / "none").as_uri()
 
     (item,) = remote_inputs(address, recursive=False)
 
     assert (item.source, item.error) == (address, None)
-
-
-def test_a_folder_without_pictures_is_one_item_with_an_error(tmp_path: Path) -> None:
     assert error_codes(list(remote_inputs(tmp_path.as_uri(), recursive=False))) == ["not_a_file"]
 
 

@@ -15,7 +15,7 @@ from llama_adapter.app.pictures.inputs import InputSpec, PictureInput, read_inpu
 from llama_adapter.app.pictures.inputs.archives import MAX_TEXT_BYTES, archive_inputs
 from llama_adapter.app.pictures.inputs.tar_members import opened_tar
 from llama_adapter.vision.errors import PictureError
-from tests.app.pictures.inputs.files import error_codes, tar_bytes
+from tests.app.pictures.inputs.files import error_codes, message, tar_bytes
 
 SAMPLES = {
     "0001.jpg": b"one",
@@ -41,11 +41,6 @@ def content(item: PictureInput) -> bytes:
     source = item.source
     assert not isinstance(source, str)
     return source if isinstance(source, bytes) else source.read(max_bytes=10**6)
-
-
-def message(item: PictureInput) -> str:
-    assert item.error is not None
-    return item.error.message
 
 
 def header(name: str, *, kind: bytes = tarfile.REGTYPE, size: int = 0, target: str = "") -> bytes:
@@ -238,13 +233,7 @@ def test_a_name_that_thousands_share_is_not_kept_to_its_end(tmp_path: Path) -> N
 @pytest.mark.parametrize("mode", ["w", "w:gz"])
 def test_pictures_of_one_name_are_numbered(tmp_path: Path, mode: str) -> None:
     names = ["x/a.png", "b.png", "./x/a.png", "a.png", "x/a.png", "b (2).png", "b.png", "noise.txt", "noise.txt"]
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode=mode) as tar:  # type: ignore[call-overload]
-        for number, name in enumerate(names):
-            info = tarfile.TarInfo(name)
-            info.size = 1
-            tar.addfile(info, io.BytesIO(b"%d" % number))
-    path = archive(tmp_path, buffer.getvalue())
+    path = archive(tmp_path, tar_bytes([(name, b"%d" % number) for number, name in enumerate(names)], mode=mode))
     items = items_of(path)
 
     place = f"{path}/"

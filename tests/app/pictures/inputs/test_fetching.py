@@ -9,10 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import yaml
 
 from llama_adapter.app.pictures.inputs.fetching import MAX_REDIRECTS, Network, fetch_picture
 from llama_adapter.app.pictures.inputs.urls import AllowedHost, FetchError, PictureUrl, is_public
 
+REDIRECTS = yaml.safe_load(Path(__file__).with_name("urls.yaml").read_text(encoding="utf-8"))["no redirects"]
 PICTURE = b"\x89PNG and so on"
 
 
@@ -46,20 +48,16 @@ class Site:
         assert task is not None
         self.tasks.append(task)
         with suppress(OSError):  # clients are expected to disconnect
-            await self.serve_one(reader, writer)
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            self.heads.append(head)
+            content = self.pages.get(head.split(" ")[1], answer(b"", status="404 Not Found"))
+            if content is None:
+                await reader.read()
+            for start in range(0, len(content or b""), 4096):  # in several pieces, like a network
+                writer.write(content[start : start + 4096])
+                await writer.drain()
             writer.close()
             await writer.wait_closed()
-
-    async def serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        self.heads.append(head)
-        content = self.pages.get(head.split(" ")[1], answer(b"", status="404 Not Found"))
-        if content is None:
-            await reader.read()
-            return
-        for start in range(0, len(content), 4096):  # in several pieces, like a network
-            writer.write(content[start : start + 4096])
-            await writer.drain()
 
     def fetch(
         self,
@@ -186,37 +184,12 @@ def test_redirects_are_followed_to_hosts_that_are_allowed(status: str) -> None:
     assert site.asked == ["pictures.test", "other.test", "other.test"]
 
 
-@pytest.mark.parametrize(
-    "location",
-    [
-        "http://evil.test:{port}/",
-        "//evil.test:{port}/",
-        "http://127.0.0.1:{port}/",
-        "http://2130706433:{port}/",
-        "http://[::1]:{port}/",
-        "http://[::ffff:127.0.0.1]:{port}/",
-        "http://169.254.169.254/latest/meta-data/",
-        "http://pictures.test:1/",
-        "https://pictures.test:{port}/",
-        "http://pictures.test@evil.test:{port}/",
-        "http://user:word@pictures.test:{port}/",
-        "file:///etc/passwd",
-        "data:image/png;base64,AAAA",
-        "http://pictures.test:{port}/a b",
-    ],
-)
+@pytest.mark.parametrize("location", REDIRECTS)
 def test_a_redirect_leads_nowhere_that_a_url_may_not(location: str) -> None:
     site = Site({"/": redirect(location)})
-
-    assert site.refused().code in ("image_host_not_allowed", "invalid_image_url")
-    assert len(site.heads) == 1
-
-
-def test_a_redirect_to_an_allowed_name_of_a_private_address_is_refused() -> None:
-    site = Site({"/": redirect("http://other.test:{port}/")})
     site.names["other.test"] = ["192.168.1.1"]
 
-    assert site.refused().code == "image_host_not_allowed"
+    assert site.refused().code in ("image_host_not_allowed", "invalid_image_url")
     assert len(site.heads) == 1
 
 
@@ -233,17 +206,16 @@ def test_a_picture_that_is_announced_too_large_is_not_read() -> None:
     assert (error.code, error.http_status) == ("image_file_too_large", 413)
 
 
-@pytest.mark.parametrize("framing", [{"transfer_encoding": "chunked"}, {"connection": "close"}])
-def test_a_picture_that_turns_out_too_large_is_dropped_on_the_way(framing: dict[str, str]) -> None:
-    chunk = b"3e8\r\n" + bytes(1000) + b"\r\n"
-    page = answer(b"", content_length="", **framing) + chunk * 2000
-
-    assert Site({"/": page}).refused().code == "image_file_too_large"
+def endless(**framing: str) -> bytes:
+    """An answer with many chunks and no length."""
+    return answer(b"", content_length="", **framing) + (b"3e8\r\n" + bytes(1000) + b"\r\n") * 2000
 
 
 @pytest.mark.parametrize(
     ("page", "code"),
     [
+        (endless(transfer_encoding="chunked"), "image_file_too_large"),
+        (endless(connection="close"), "image_file_too_large"),
         (answer(content_type="text/html"), "unsupported_image_media_type"),
         (answer(content_type=""), "unsupported_image_media_type"),
         (answer(content_type="text/html; image/png"), "unsupported_image_media_type"),

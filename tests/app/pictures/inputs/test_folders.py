@@ -12,7 +12,7 @@ from PIL import Image
 from llama_adapter.app.pictures.inputs import PictureInput, count_in_sub_folders, expand_inputs, natural_key
 from llama_adapter.vision.errors import PictureError
 from llama_adapter.vision.image import load_picture
-from tests.app.pictures.inputs.files import fill
+from tests.app.pictures.inputs.files import fill, locked
 
 
 def names_below(folder: Path, *, recursive: bool = False) -> list[str]:
@@ -91,14 +91,7 @@ def test_what_a_folder_lists_but_cannot_give_stays_an_item(tmp_path: Path, monke
 
 def test_a_folder_that_cannot_be_listed_stays_an_item(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path, "a.png", "locked/b.png")
-    real = os.scandir
-
-    def refuse_locked(path: str) -> object:
-        if path.endswith("locked"):
-            raise PermissionError(13, "Permission denied")
-        return real(path)
-
-    monkeypatch.setattr(os, "scandir", refuse_locked)
+    locked(monkeypatch, "locked")
     assert names_below(tmp_path, recursive=True) == ["a.png", "locked"]
     assert names_below(tmp_path / "locked") == ["."]
 

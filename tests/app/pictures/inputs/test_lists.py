@@ -20,7 +20,7 @@ from llama_adapter.app.pictures.inputs import (
     read_inputs,
 )
 from llama_adapter.app.pictures.inputs.lines import MAX_LINE_BYTES, Unmarked, split_lines
-from tests.app.pictures.inputs.files import error_codes, fill, tar_bytes
+from tests.app.pictures.inputs.files import error_codes, fill, message, tar_bytes
 
 
 class Dripping(io.BytesIO):
@@ -40,32 +40,10 @@ def listed(folder: Path, content: bytes, *, recursive: bool = False) -> list[Pic
     return list(read_inputs(InputSpec(lists=(str(path),), recursive=recursive)))
 
 
-def paths(items: list[PictureInput]) -> list[str]:
-    return [item.path for item in items]
-
-
-@pytest.mark.parametrize(
-    ("content", "names"),
-    [
-        (b"b.jpg\nno/such file .png \n\na.jpg\n  \n*.png", ["b.jpg", "no/such file .png ", "a.jpg", "*.png"]),
-        (b"# pictures\n#1.jpg\n#\n./# 2.jpg\na # b.jpg\n", ["#1.jpg", "./# 2.jpg", "a # b.jpg"]),  # comments: `# `
-        (b"two\nlines.jpg\0# a.jpg\0 b.jpg\r\0", ["two\nlines.jpg", "# a.jpg", " b.jpg\r"]),  # like find -print0
-        (b"\xef\xbb\xbfa.jpg\r\nb.jpg\r\n", ["a.jpg", "b.jpg"]),
-        ("a.jpg\r\nü.jpg\r\n".encode("utf-16"), ["a.jpg", "ü.jpg"]),
-        (b"a.jpg\rb.jpg\r", ["a.jpg", "b.jpg"]),
-    ],
-)
-def test_each_line_is_a_name_as_it_stands(tmp_path: Path, content: bytes, names: list[str]) -> None:
-    items = listed(tmp_path, content)
-    assert paths(items) == names
-    assert {item.root for item in items} <= {None}
-
-
 @pytest.mark.parametrize("content", [b"", b"\n# nothing\n"])
 def test_a_list_without_names_is_an_error(tmp_path: Path, content: bytes) -> None:
     (item,) = listed(tmp_path, content)
-    assert item.error is not None
-    assert "which has none" in item.error.message
+    assert "which has none" in message(item)
 
 
 def test_names_that_are_not_utf8_stay_as_they_are(tmp_path: Path) -> None:
@@ -121,17 +99,25 @@ def drip(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], list[PictureInput
 @pytest.mark.parametrize(
     ("content", "names"),
     [
-        (b"a.jpg\0two\nlines.jpg\0", ["a.jpg", "two\nlines.jpg"]),
-        (b"\xef\xbb\xbfa.jpg\nb.jpg\n", ["a.jpg", "b.jpg"]),
-        ("a.jpg\nü.jpg".encode("utf-16"), ["a.jpg", "ü.jpg"]),
+        (b"b.jpg\nno/such file .png \n\na.jpg\n  \n*.png", ["b.jpg", "no/such file .png ", "a.jpg", "*.png"]),
+        (b"# pictures\n#1.jpg\n#\n./# 2.jpg\na # b.jpg\n", ["#1.jpg", "./# 2.jpg", "a # b.jpg"]),  # comments: `# `
+        (b"a.jpg\0two\nlines.jpg\0# a.jpg\0 b.jpg\r\0", ["a.jpg", "two\nlines.jpg", "# a.jpg", " b.jpg\r"]),
+        (b"\xef\xbb\xbfa.jpg\r\nb.jpg\r\n", ["a.jpg", "b.jpg"]),
+        ("a.jpg\r\nü.jpg\r\n".encode("utf-16"), ["a.jpg", "ü.jpg"]),
+        (b"a.jpg\rb.jpg\r", ["a.jpg", "b.jpg"]),
         (b"a.jpg", ["a.jpg"]),
     ],
-    ids=["null characters", "byte order mark", "UTF-16", "one line"],
 )
-def test_a_list_means_the_same_however_its_bytes_come(
-    drip: Callable[[bytes], list[PictureInput]], content: bytes, names: list[str]
+def test_each_line_is_a_name_as_it_stands_however_its_bytes_come(
+    drip: Callable[[bytes], list[PictureInput]], tmp_path: Path, content: bytes, names: list[str]
 ) -> None:
-    assert paths(drip(content)) == names
+    for items in (listed(tmp_path, content), drip(content)):
+        assert [item.path for item in items] == names
+        assert {item.root for item in items} == {None}
+
+
+def test_a_null_character_after_a_line_end_makes_both_parts_of_one_name(tmp_path: Path) -> None:
+    assert [item.path for item in listed(tmp_path, b"two\nlines.jpg\0")] == ["two\nlines.jpg"]  # like find -print0
 
 
 PICTURES = (b"\xff\xd8\xff\xe0\0\x10JFIF\0\n", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR")

@@ -18,7 +18,7 @@ from llama_adapter.app.pictures.inputs import (
     read_inputs,
 )
 from llama_adapter.app.pictures.inputs.lines import MAX_LINE_BYTES
-from tests.app.pictures.inputs.files import error_codes
+from tests.app.pictures.inputs.files import error_codes, message
 
 
 def manifest(folder: Path, content: str | bytes, *, name: str = "m.jsonl") -> list[PictureInput]:
@@ -27,11 +27,6 @@ def manifest(folder: Path, content: str | bytes, *, name: str = "m.jsonl") -> li
     spec = InputSpec(manifests=(str(path),))
     check_inputs(spec)
     return list(read_inputs(spec))
-
-
-def message(item: PictureInput) -> str:
-    assert item.error is not None
-    return item.error.message
 
 
 @pytest.mark.parametrize("column", ["picture", "image", "file_name", "filename", "path"])
@@ -104,19 +99,9 @@ def test_one_item_has_no_more_than_a_thousand_questions_or_so(tmp_path: Path) ->
 
 
 HEAD = "picture,prompt\n"
-BAD_LINES: dict[str, list[str | bytes]] = {
+BAD_LINES = {
     "m.jsonl": [
-        "{",
-        '["a.png"]',
-        '{"picture_": "a.png"}',
-        '{"image": {"name": "a.png"}}',
-        '{"image": " "}',
-        '{"image": "a.png", "prompt": 5}',
-        '{"image": "a.png", "prompt": "\\ud800"}',
-        '{"image": "a.png", "choices": "Yes"}',
-        '{"image": "a.png", "choices": ["a", "a "]}',
-        '{"image": "a.png", "choices": [1, 2]}',
-        '{"image": "a.png", "choices": "[oops"}',
+        *Path(__file__).with_name("bad.jsonl").read_text().splitlines(),
         "[" * 100_000,
         '{"image": "a.png", "n": ' + "9" * 5000 + "}",
         "x" * (MAX_LINE_BYTES + 1),
@@ -141,11 +126,10 @@ def test_an_unusable_line_is_an_item_with_an_error(tmp_path: Path, snapshot: Sna
         )
         head = "" if name == "m.jsonl" else HEAD
         for line in lines:
-            bad = line.encode() if isinstance(line, str) else line
-            items = manifest(tmp_path, (head + first).encode() + bad + b"\n\n" + last.encode(), name=name)
+            items = manifest(tmp_path, f"{head}{first}{line}\n\n{last}", name=name)
             assert error_codes(items) == [None, "manifest", None]
             assert items[1].label == f"{tmp_path}/{name}:{2 if name == 'm.jsonl' else 4}"
-            said.append(f"{bad[:40]!r}: {message(items[1]).partition(', but ')[2]}")
+            said.append(f"{line[:40].encode()!r}: {message(items[1]).partition(', but ')[2]}")
     assert said == snapshot
 
 

@@ -64,21 +64,21 @@ def test_a_question_may_be_asked_with_other_choices(tmp_path: Path) -> None:
 # Files of prompts with the suffix .json: a list, or the JSON lines of PaddleNLP
 
 
-def test_a_json_of_lines_has_a_prompt_each(tmp_path: Path) -> None:
-    path = tmp_path / "dev.json"
-    path.write_text('{"src": "one", "tgt": ""}\n\n{"src": ["two"], "tgt": [""]}\n')
-
-    check_prompts(str(path))
-    assert [found.questions[0].raw for found in prompt_inputs(str(path), are_raw=True)] == ["one", "two"]
-
-
-@pytest.mark.parametrize("text", ['\ufeff["a\u2028b", "c"]', '\ufeff{"src": "a\u2028b"}\r\n{"src": "c"}\r\n'])
-def test_a_byte_order_mark_and_line_separators_inside_texts(text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "prompts"),
+    [
+        ('{"src": "one", "tgt": ""}\n\n{"src": ["two"], "tgt": [""]}\n', ["one", "two"]),
+        ('\ufeff["a\u2028b", "c"]', ["a\u2028b", "c"]),
+        ('\ufeff{"src": "a\u2028b"}\r\n{"src": "c"}\r\n', ["a\u2028b", "c"]),
+    ],
+)
+def test_a_json_has_its_prompts_in_a_list_or_in_lines(text: str, prompts: list[str], tmp_path: Path) -> None:
     path = tmp_path / "dev.json"
     path.write_text(text, encoding="utf-8", newline="")
 
     check_prompts(str(path))
-    assert [found.questions[0].instruction for found in prompt_inputs(str(path))] == ["a\u2028b", "c"]
+    assert [found.questions[0].instruction for found in prompt_inputs(str(path))] == prompts
+    assert [found.questions[0].raw for found in prompt_inputs(str(path), are_raw=True)] == prompts
 
 
 def test_a_json_that_is_no_file_is_refused(tmp_path: Path) -> None:

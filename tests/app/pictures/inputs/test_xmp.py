@@ -18,37 +18,29 @@ def xmp(inside: str = "", *, attribute: str = "") -> bytes:
     return (_HEAD % attribute + inside + _TAIL).encode()
 
 
-@pytest.mark.parametrize(
-    ("data", "text"),
-    [
-        (xmp(), ""),
-        (xmp("<dc:description/>"), ""),
-        (xmp("<dc:description>a &lt;star&gt;</dc:description>"), "a <star>"),
-        (xmp(_ALT % '<rdf:li xml:lang="x-default">ein Stern</rdf:li>'), "ein Stern"),
-        (xmp(_ALT % '<rdf:li xml:lang="de">de</rdf:li><rdf:li xml:lang="x-default">a star</rdf:li>'), "a star"),
-        (xmp(_ALT % '<rdf:li xml:lang="de">ein Stern</rdf:li>'), "ein Stern"),
-        (xmp(_ALT % '<rdf:li xml:lang="x-default"/>'), ""),
-        (
-            xmp(
-                f"<lr:x><rdf:Bag><rdf:li>{_ALT % '<rdf:li>inner</rdf:li>'}</rdf:li></rdf:Bag></lr:x>"
-                + _ALT % "<rdf:li>mine</rdf:li>"
-            ),
-            "mine",
+DESCRIPTIONS = {
+    "none": (xmp(), ""),
+    "empty": (xmp("<dc:description/>"), ""),
+    "plain": (xmp("<dc:description>a &lt;star&gt;</dc:description>"), "a <star>"),
+    "default language": (xmp(_ALT % '<rdf:li xml:lang="x-default">ein Stern</rdf:li>'), "ein Stern"),
+    "two languages": (
+        xmp(_ALT % '<rdf:li xml:lang="de">de</rdf:li><rdf:li xml:lang="x-default">a star</rdf:li>'),
+        "a star",
+    ),
+    "another language": (xmp(_ALT % '<rdf:li xml:lang="de">ein Stern</rdf:li>'), "ein Stern"),
+    "empty item": (xmp(_ALT % '<rdf:li xml:lang="x-default"/>'), ""),
+    "another one inside": (
+        xmp(
+            f"<lr:x><rdf:Bag><rdf:li>{_ALT % '<rdf:li>inner</rdf:li>'}</rdf:li></rdf:Bag></lr:x>"
+            + _ALT % "<rdf:li>mine</rdf:li>"
         ),
-        (b"\xef\xbb\xbf" + xmp(_ALT % "<rdf:li><![CDATA[a & b]]></rdf:li>"), "a & b"),
-    ],
-    ids=[
-        "none",
-        "empty",
-        "plain",
-        "default language",
-        "two languages",
-        "another language",
-        "empty item",
-        "another one inside",
-        "CDATA",
-    ],
-)
+        "mine",
+    ),
+    "CDATA": (b"\xef\xbb\xbf" + xmp(_ALT % "<rdf:li><![CDATA[a & b]]></rdf:li>"), "a & b"),
+}
+
+
+@pytest.mark.parametrize(("data", "text"), DESCRIPTIONS.values(), ids=DESCRIPTIONS)
 def test_a_description_is_found_and_changed_alone(data: bytes, text: str) -> None:
     assert description_of(data) == text
     changed = with_description("one & two", data)

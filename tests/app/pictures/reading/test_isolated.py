@@ -146,20 +146,23 @@ def test_a_damaged_picture_shows_nothing_of_the_pictures_before_it(alone: Isolat
     assert len(seen) == 1
 
 
-def test_files_of_the_current_folder_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_the_current_folder_are_not_imported(
+    alone: IsolatedReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("json.py", "numpy.py", "PIL.py"):
         (tmp_path / name).write_text("raise AssertionError('imported from the current folder')")
     monkeypatch.chdir(tmp_path)
-    with IsolatedReader(ReadingSpec(), size=SIZE, timeout_s=30, num_processes=1) as reader:
-        assert reader.read(PICTURES[0]).error is None
+    assert alone.read(PICTURES[0]).error is None  # its process starts here
 
 
 def test_a_picture_that_hangs_has_an_error_and_the_next_one_is_fine() -> None:
     with IsolatedReader(ReadingSpec(), size=SIZE, timeout_s=3.0, num_processes=1) as reader:
         reader.read(PICTURES[0])
+        waited = reader.read(PICTURES[0], wants_pixels=lambda digest: threading.Event().wait(1.2) or True)
         hung = reader.read(PICTURES[0], wants_pixels=to_all(reader, signal.SIGSTOP))
         after = reader.read(PICTURES[1])
 
+    assert waited.error is None  # the time that the caller takes does not count
     assert hung.error is not None
     assert (hung.error.code, hung.digest) == ("timeout", after.digest and read_here(PICTURES[0]).digest)
     assert str(PICTURES[0]) in hung.error.message
@@ -184,12 +187,6 @@ def test_processes_that_stay_stopped_are_replaced_and_no_picture_is_lost(monkeyp
         os.close(descriptor)
     for path, reading in zip([*PICTURES[:4], PICTURES[0], *PICTURES[:4]], [*started, amid, *idle], strict=True):
         assert is_same(reading, read_here(path))
-
-
-def test_the_time_that_the_caller_takes_does_not_count() -> None:
-    with IsolatedReader(ReadingSpec(), size=SIZE, timeout_s=3.0, num_processes=1) as reader:
-        reader.read(PICTURES[0])
-        assert reader.read(PICTURES[0], wants_pixels=lambda digest: threading.Event().wait(1.2) or True).error is None
 
 
 @pytest.mark.parametrize(
@@ -256,11 +253,10 @@ def test_a_picture_for_which_memory_is_short_has_an_error_and_the_next_one_is_fi
     ("behaviour", "said"), [("talks_nonsense", "malformed"), ("has_a_fault", "RuntimeError: a fault of ours")]
 )
 def test_a_process_that_was_taken_over_or_has_a_fault_costs_its_picture(
-    monkeypatch: pytest.MonkeyPatch, behaviour: str, said: str
+    alone: IsolatedReader, monkeypatch: pytest.MonkeyPatch, behaviour: str, said: str
 ) -> None:
     monkeypatch.setattr("llama_adapter.app.pictures.reading.process.ENTRY", entry(behaviour))
-    with IsolatedReader(ReadingSpec(), size=SIZE, timeout_s=30, num_processes=1) as reader:
-        reading = reader.read(PICTURES[0])
+    reading = alone.read(PICTURES[0])
 
     assert reading.error is not None
     assert reading.error.code == "crashed"
@@ -268,22 +264,21 @@ def test_a_process_that_was_taken_over_or_has_a_fault_costs_its_picture(
 
 
 def test_a_decoder_that_writes_much_is_not_held_up_by_it_and_not_shown(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    alone: IsolatedReader, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("llama_adapter.app.pictures.reading.process.ENTRY", entry("writes_a_lot"))
-    with IsolatedReader(ReadingSpec(), size=SIZE, timeout_s=30, num_processes=1) as reader:
-        assert all(reader.read(PICTURES[0]).error is None for _ in range(3))
+    assert all(alone.read(PICTURES[0]).error is None for _ in range(3))
+    alone.close()
     assert capfd.readouterr() == ("", "")
 
 
-def test_processes_that_cannot_start_are_an_error_that_says_what_they_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_cannot_start_are_an_error_that_says_what_they_said(
+    alone: IsolatedReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("llama_adapter.app.pictures.reading.process.ENTRY", entry("ends_at_once"))
     monkeypatch.setattr("llama_adapter.app.pictures.reading.process_pool.START_PAUSE_S", 0.0)
-    with (
-        IsolatedReader(ReadingSpec(), size=SIZE, timeout_s=30, num_processes=1) as reader,
-        pytest.raises(ReadingProcessError, match="no luck today"),
-    ):
-        reader.read(PICTURES[0])
+    with pytest.raises(ReadingProcessError, match="no luck today"):
+        alone.read(PICTURES[0])
 
 
 def test_reading_stops_when_too_many_processes_cannot_be_ended(
