@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.app.serving.web.browser import SAMPLES, ServedPage, Visit, expect, is_in_window, until
+from tests.app.serving.online.waiting import wait_for
+from tests.app.serving.web.browser import SAMPLES, ServedPage, Visit, expect, is_in_window
 
 pytestmark = pytest.mark.slow
 
@@ -240,7 +241,7 @@ def test_cancelling_keeps_the_answers_so_far(visit: Visit, served: ServedPage) -
     expect(running.get_by_role("progressbar")).not_to_have_attribute("aria-valuenow", "0")
     expect(visit.page.locator("#batch-start")).to_have_count(0)
     visit.page.locator("#batch-cancel").click()
-    until(lambda: served.service.status().num_waiting == 0)
+    wait_for(lambda: served.service.status().num_waiting == 0)
     served.gate.open()
     finished(visit, "cancelled")
 

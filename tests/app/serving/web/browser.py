@@ -6,7 +6,7 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.serving.online.request_handle import RequestHandle
 from llama_adapter.app.serving.online.service import Ask, Observer, Service, ServiceLimits
+from tests.app.serving.online.waiting import started, wait_for
 
 _PROGRAMS = (os.environ.get("CHROMIUM"), "chromium", "chromium-browser", "google-chrome")
 SAMPLES = sorted(path for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))
@@ -111,62 +112,36 @@ class ServedPage:
 @contextmanager
 def serve_page(*, limits: ServiceLimits | None = None) -> Iterator[ServedPage]:
     """Serve the page of a new service with the embedded model, mounted as in the product."""
+    import fastapi
+    import uvicorn
+
     from llama_adapter.app.serving.web.guards import bounded_uploads
+    from llama_adapter.app.serving.web.page import build_page, mount_page
     from llama_adapter.app.serving.web.uploads import private_uploads
 
     gate = Gate()
     service = WatchedService(Captioner.load, limits=limits, observer=gate)
-    service.start()
-    service.wait_until_ready(60)
-    with private_uploads(), bounded_uploads(), socket.socket() as listener:
+    servers: list[uvicorn.Server] = []
+
+    async def serve() -> None:  # builds the page as well: if another thread did, Gradio would leave an event loop open
+        app = fastapi.FastAPI(openapi_url=None)
+        mount_page(app, build_page(service, samples=SAMPLES), service)
+        config = uvicorn.Config(app, log_level="critical", lifespan="on", timeout_graceful_shutdown=1)
+        servers.append(uvicorn.Server(config))
+        await servers[0].serve(sockets=[listener])
+
+    with started(service), private_uploads(), bounded_uploads(), socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        serving = _Serving(service, listener)
+        thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
+        thread.start()
         try:
-            serving.start()
+            wait_for(lambda: servers and servers[0].started)
             yield ServedPage(url=f"http://127.0.0.1:{listener.getsockname()[1]}", service=service, gate=gate)
         finally:
             gate.open()
-            serving.stop()
-            service.close()
-
-
-class _Serving:
-    """A thread that builds and serves the page. If another thread built it, Gradio would leave an event loop open."""
-
-    def __init__(self, service: Service, listener: socket.socket) -> None:
-        self._service, self._listener = service, listener
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
-        self._begun = threading.Event()
-        self._server: Any = None
-
-    def start(self) -> None:
-        self._thread.start()
-        assert self._begun.wait(60), "the page was not served"
-
-    def stop(self) -> None:
-        if self._server is not None:
-            self._server.should_exit = True
-        self._thread.join(30)
-
-    async def _serve(self) -> None:
-        import fastapi
-        import uvicorn
-
-        from llama_adapter.app.serving.web.page import build_page, mount_page
-
-        page = build_page(self._service, samples=SAMPLES)
-        app = fastapi.FastAPI(openapi_url=None)
-        mount_page(app, page, self._service)
-        server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="on", timeout_graceful_shutdown=1))
-        startup = server.startup
-
-        async def start_and_tell(sockets: list[socket.socket] | None = None) -> None:
-            await startup(sockets)
-            self._begun.set()
-
-        server.startup = start_and_tell  # type: ignore[method-assign]
-        self._server = server
-        await server.serve(sockets=[self._listener])
+            for server in servers:
+                server.should_exit = True
+            thread.join(30)
 
 
 class Browser:
@@ -333,11 +308,3 @@ def is_in_window(visit: Visit, selector: str) -> bool:
     box, window = visit.page.locator(selector).bounding_box(), visit.page.viewport_size
     right, bottom = box["x"] + box["width"], box["y"] + box["height"]
     return bool(box["x"] >= 0 and box["y"] >= 0 and right <= window["width"] and bottom <= window["height"])
-
-
-def until(condition: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
-    """Wait for a condition that another thread fulfils."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)

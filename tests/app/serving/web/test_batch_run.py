@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,25 +25,12 @@ from llama_adapter.app.serving.web.uploads import Upload, place_in_uploads, priv
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptError
 from llama_adapter.vision.errors import PictureError
-from tests.app.serving.web.browser import SAMPLES, Gate, until
+from tests.app.serving.online.waiting import started, wait_for
+from tests.app.serving.web.browser import SAMPLES, Gate
 
 pytestmark = pytest.mark.slow
 
 CAPTION = Question()
-
-
-@contextmanager
-def started(*, limits: ServiceLimits | None = None, gate: Gate | None = None) -> Iterator[Service]:
-    """A separate service for this test."""
-    service = Service(Captioner.load, limits=limits, observer=gate)
-    service.start()
-    try:
-        service.wait_until_ready(60)
-        yield service
-    finally:
-        if gate is not None:
-            gate.open()
-        service.close()
 
 
 def files_of(paths: Sequence[Path]) -> list[PictureFile]:
@@ -124,7 +111,8 @@ def test_no_more_requests_are_in_flight_than_the_window_takes(
 
 
 def test_a_busy_service_is_asked_again_until_every_picture_is_answered() -> None:
-    with started(limits=ServiceLimits(max_waiting=2, max_waiting_per_client=1)) as service:
+    limits = ServiceLimits(max_waiting=2, max_waiting_per_client=1)
+    with started(Service(Captioner.load, limits=limits)) as service:
         results = asyncio.run(collect(batch(service, files_of(SAMPLES[:5]), window=5)))
 
     assert sorted(result.index for result in results) == list(range(5))
@@ -146,7 +134,7 @@ def test_stopping_keeps_what_is_done_and_frees_the_engine() -> None:
                 gate.open()
         return held, results
 
-    with started(gate=gate) as service:
+    with started(Service(Captioner.load, observer=gate)) as service:
         held, results = asyncio.run(main(service))
         assert service.wait_until_idle(60)
 
@@ -162,10 +150,10 @@ def test_closing_the_results_early_cancels_what_is_in_flight() -> None:
         gate.close()
         results = batch(service, files_of(SAMPLES)).results()
         await anext(results)
-        await asyncio.to_thread(until, lambda: service.status().num_running > 0)
+        await asyncio.to_thread(wait_for, lambda: service.status().num_running > 0)
         await results.aclose()
 
-    with started(gate=gate) as service:
+    with started(Service(Captioner.load, observer=gate)) as service:
         asyncio.run(main(service))
         gate.open()
         assert service.wait_until_idle(60)
@@ -221,7 +209,7 @@ def test_a_service_that_closes_ends_the_run_and_keeps_what_is_done() -> None:
         assert closed.figures(kind="batch").num_pictures == 4
         return kept
 
-    with started() as service:
+    with started(Service(Captioner.load)) as service:
         assert [result.index for result in asyncio.run(main(service))] == [0, 1, 2, 3]
 
 

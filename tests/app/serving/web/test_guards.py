@@ -123,6 +123,7 @@ def test_every_answer_keeps_the_page_to_itself(path: str) -> None:
     assert b"frame-ancestors 'none'" in headers[b"content-security-policy"]
     assert b"http" not in headers[b"content-security-policy"], "no other server is named"
     assert headers[b"x-content-type-options"] == b"nosniff"
+    assert headers[b"cross-origin-resource-policy"] == b"same-origin"
     assert headers[b"referrer-policy"] == b"no-referrer"
 
 
