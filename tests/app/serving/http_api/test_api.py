@@ -245,14 +245,22 @@ def test_the_log_has_a_line_a_request_and_nothing_of_what_was_asked(
     assert SECRET.lower() not in "".join(record.getMessage() for record in caplog.records).lower()
 
 
-def test_the_log_names_the_key(service: StubService, caplog: pytest.LogCaptureFixture) -> None:
+def test_with_keys_only_the_api_asks_for_one_and_the_log_names_it(
+    service: StubService, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, logger="llama_adapter")
-    service.on_submit = lambda handle: handle.deliver(answer("yes"))
     guards = GuardSettings(api_keys=("a-long-key", "another-key"), key_names=("alice", "bob"))
     with client_of(service, guards=guards) as client:
-        client.post(CHAT, json=chat(), headers={"authorization": "Bearer another-key"})
-        client.post(CHAT, json=chat(), headers={"authorization": "Bearer a-wrong-key"})
+        open_paths = [client.get(path).status_code for path in ("/health", "/ready", "/metrics")]
+        schema = client.get("/openapi.json").json()
+        taken = client.post(CHAT, json=chat(), headers={"Authorization": "Bearer another-key"})
+        refused = client.post(CHAT, json=chat(), headers={"Authorization": "Bearer a-wrong-key"})
 
+    assert open_paths == [200, 200, 200]
+    assert schema["paths"][CHAT]["post"]["security"] == [{"key": []}]
+    assert taken.status_code == 200
+    assert service.asks[0].client.startswith("key:")
+    assert (refused.status_code, envelope(refused)["code"]) == (401, "invalid_api_key")
     fields = [getattr(record, FIELDS) for record in caplog.records if record.name == "llama_adapter.access"][-2:]
     assert [(one.get("key"), one.get("error")) for one in fields] == [("bob", None), (None, "invalid_api_key")]
 
@@ -434,20 +442,6 @@ def test_the_schema_says_how_errors_look_and_none_of_the_framework_s_own(client:
     assert '"422"' not in json.dumps(schema)
     assert schema["components"]["schemas"]["Choice"]["properties"].keys() >= {"answer_probabilities", "unfamiliar"}
     assert "security" not in schema["paths"][CHAT]["post"]
-
-
-def test_with_keys_only_the_api_asks_for_one(service: StubService) -> None:
-    with client_of(service, guards=GuardSettings(api_keys=("a-long-key",))) as client:
-        refused = client.post(CHAT, json=chat())
-        taken = client.post(CHAT, json=chat(), headers={"Authorization": "Bearer a-long-key"})
-        open_paths = [client.get(path).status_code for path in ("/health", "/ready", "/metrics")]
-        schema = client.get("/openapi.json").json()
-
-    assert (refused.status_code, envelope(refused)["code"]) == (401, "invalid_api_key")
-    assert taken.status_code == 200
-    assert service.asks[0].client.startswith("key:")
-    assert open_paths == [200, 200, 200]
-    assert schema["paths"][CHAT]["post"]["security"] == [{"key": []}]
 
 
 def test_metrics_observe_what_the_service_tells() -> None:
