@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 import pytest
 from starlette.responses import PlainTextResponse
-from starlette.types import ASGIApp
 
 from llama_adapter.app.captioning.tasks.answers import TextDelta
 from llama_adapter.app.captioning.tasks.prompts import Dialogue
@@ -61,14 +60,7 @@ def test_an_answer_has_text_counts_and_the_number_of_ignored_turns(client: httpx
     content = response.json()
     assert response.status_code == 200
     check_documented(content, "ChatCompletion")
-    assert content["choices"] == [
-        {
-            "index": 0,
-            "message": {"role": "assistant", "content": "red", "refusal": None},
-            "finish_reason": "stop",
-            "logprobs": None,
-        }
-    ]
+    assert content["choices"][0]["message"]["content"] == "red"
     assert content["usage"] == {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6}
     assert content["model"] == "stub"
     assert response.headers["x-ignored-turns"] == "2"
@@ -354,16 +346,11 @@ def test_a_response_is_answered_and_counted(client: httpx.Client, service: StubS
     assert response.headers["x-ignored-turns"] == "0"
 
 
-def with_page(service: StubService) -> ASGIApp:
-    """The API, and an application mounted at the root that takes all other paths."""
-    application = create_api(service, settings=ApiSettings())
-    application.mount("/", PlainTextResponse("the page"))
-    return application
-
-
 def test_a_page_at_the_root_gets_nothing_of_what_is_asked_of_the_api(service: StubService) -> None:
     headers = {"Origin": "http://localhost:3000", "Access-Control-Request-Method": "POST"}
-    with served(with_page(service)) as url, httpx.Client(base_url=url, trust_env=False) as client:
+    application = create_api(service, settings=ApiSettings())  # type: ignore[arg-type]
+    application.mount("/", PlainTextResponse("the page"))
+    with served(application) as url, httpx.Client(base_url=url, trust_env=False) as client:
         assert client.get("/else").text == "the page"
         schema = client.get("/openapi.json").json()
         assert len(schema["paths"]) == 8
