@@ -1,17 +1,20 @@
 """The guards around Gradio: which routes are open, what a failed event writes into the log, the limits of uploads."""
 
 import asyncio
+import inspect
 import logging
 import shutil
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import gradio as gr
 import httpx
 import pytest
 from gradio import route_utils
+from gradio.component_meta import create_or_modify_pyi
 from starlette.applications import Starlette
 from starlette.datastructures import FormData, Headers
 from starlette.formparsers import MultiPartException
@@ -20,7 +23,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from llama_adapter.app.serving.web import guards
+from llama_adapter.app.serving.web import guards, no_stub_files
 from llama_adapter.app.serving.web.guards import (
     LEFT_FREE_BYTES,
     MAX_EVENT_BYTES,
@@ -278,3 +281,15 @@ def test_the_body_of_an_event_is_bounded(path: str) -> None:
 
 def test_an_upload_is_not_held_in_memory_to_be_measured() -> None:
     assert post("/gradio_api/upload", MAX_EVENT_BYTES + 1).status_code == 200
+
+
+# Import
+
+
+def test_no_stub_files_are_written_and_other_sources_are_found() -> None:
+    with mock.patch.object(Path, "read_text", side_effect=AssertionError("a stub file is made")):
+        with no_stub_files():
+            create_or_modify_pyi(gr.Button, "Button", [])
+            assert inspect.getfile(Path) == str(Path(inspect.__file__).with_name("pathlib.py"))
+        with pytest.raises(AssertionError, match="a stub file"):  # otherwise this test would prove nothing
+            create_or_modify_pyi(gr.Button, "Button", [])
