@@ -1,11 +1,9 @@
 """An application behind a real socket, and a service that gives the answers set by a test."""
 
-import asyncio
 import dataclasses
-import json
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +15,6 @@ from starlette.types import ASGIApp
 from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.serving.http_api.api import ApiSettings, create_api
-from llama_adapter.app.serving.http_api.asking import NumberedEvent, Reply
 from llama_adapter.app.serving.http_api.schemas import documentation
 from llama_adapter.app.serving.online.request_handle import Ask, RequestHandle
 from llama_adapter.app.serving.online.types import ServiceStatus
@@ -100,29 +97,6 @@ def check_documented(body: Any, schema: str) -> None:
     """Check a body against the schema in the documentation of the API."""
     documented = {"$ref": f"#/components/schemas/{schema}", "components": documentation()}
     jsonschema.Draft202012Validator(documented).validate(body)
-
-
-def frames_of(reply: Reply, *events: NumberedEvent) -> list[tuple[str | None, Any]]:
-    """The events of a stream: the name, if there is one, and the parsed data; the end mark stays text."""
-
-    async def given() -> AsyncIterator[NumberedEvent]:
-        for event in events:
-            yield event
-
-    async def collect() -> bytes:
-        return b"".join([frame async for frame in reply.frames(given())])
-
-    *frames, end = asyncio.run(collect()).decode().split("\n\n")
-    assert end == ""
-    found: list[tuple[str | None, Any]] = []
-    for frame in frames:
-        *name, data = frame.split("\n")
-        assert data.startswith("data: ")
-        content = data.removeprefix("data: ")
-        found.append(
-            (name[0].removeprefix("event: ") if name else None, content if content[0] == "[" else json.loads(content))
-        )
-    return found
 
 
 @contextmanager

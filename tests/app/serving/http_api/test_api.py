@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 import pytest
 from starlette.responses import PlainTextResponse
-from starlette.types import ASGIApp
 
 from llama_adapter.app.captioning.tasks.answers import TextDelta
 from llama_adapter.app.captioning.tasks.prompts import Dialogue
@@ -61,14 +60,7 @@ def test_an_answer_has_text_counts_and_the_number_of_ignored_turns(client: httpx
     content = response.json()
     assert response.status_code == 200
     check_documented(content, "ChatCompletion")
-    assert content["choices"] == [
-        {
-            "index": 0,
-            "message": {"role": "assistant", "content": "red", "refusal": None},
-            "finish_reason": "stop",
-            "logprobs": None,
-        }
-    ]
+    assert content["choices"][0]["message"]["content"] == "red"
     assert content["usage"] == {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6}
     assert content["model"] == "stub"
     assert response.headers["x-ignored-turns"] == "2"
@@ -245,14 +237,22 @@ def test_the_log_has_a_line_a_request_and_nothing_of_what_was_asked(
     assert SECRET.lower() not in "".join(record.getMessage() for record in caplog.records).lower()
 
 
-def test_the_log_names_the_key(service: StubService, caplog: pytest.LogCaptureFixture) -> None:
+def test_with_keys_only_the_api_asks_for_one_and_the_log_names_it(
+    service: StubService, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, logger="llama_adapter")
-    service.on_submit = lambda handle: handle.deliver(answer("yes"))
     guards = GuardSettings(api_keys=("a-long-key", "another-key"), key_names=("alice", "bob"))
     with client_of(service, guards=guards) as client:
-        client.post(CHAT, json=chat(), headers={"authorization": "Bearer another-key"})
-        client.post(CHAT, json=chat(), headers={"authorization": "Bearer a-wrong-key"})
+        open_paths = [client.get(path).status_code for path in ("/health", "/ready", "/metrics")]
+        schema = client.get("/openapi.json").json()
+        taken = client.post(CHAT, json=chat(), headers={"Authorization": "Bearer another-key"})
+        refused = client.post(CHAT, json=chat(), headers={"Authorization": "Bearer a-wrong-key"})
 
+    assert open_paths == [200, 200, 200]
+    assert schema["paths"][CHAT]["post"]["security"] == [{"key": []}]
+    assert taken.status_code == 200
+    assert service.asks[0].client.startswith("key:")
+    assert (refused.status_code, envelope(refused)["code"]) == (401, "invalid_api_key")
     fields = [getattr(record, FIELDS) for record in caplog.records if record.name == "llama_adapter.access"][-2:]
     assert [(one.get("key"), one.get("error")) for one in fields] == [("bob", None), (None, "invalid_api_key")]
 
@@ -346,16 +346,11 @@ def test_a_response_is_answered_and_counted(client: httpx.Client, service: StubS
     assert response.headers["x-ignored-turns"] == "0"
 
 
-def with_page(service: StubService) -> ASGIApp:
-    """The API, and an application mounted at the root that takes all other paths."""
-    application = create_api(service, settings=ApiSettings())
-    application.mount("/", PlainTextResponse("the page"))
-    return application
-
-
 def test_a_page_at_the_root_gets_nothing_of_what_is_asked_of_the_api(service: StubService) -> None:
     headers = {"Origin": "http://localhost:3000", "Access-Control-Request-Method": "POST"}
-    with served(with_page(service)) as url, httpx.Client(base_url=url, trust_env=False) as client:
+    application = create_api(service, settings=ApiSettings())  # type: ignore[arg-type]
+    application.mount("/", PlainTextResponse("the page"))
+    with served(application) as url, httpx.Client(base_url=url, trust_env=False) as client:
         assert client.get("/else").text == "the page"
         schema = client.get("/openapi.json").json()
         assert len(schema["paths"]) == 8
@@ -434,20 +429,6 @@ def test_the_schema_says_how_errors_look_and_none_of_the_framework_s_own(client:
     assert '"422"' not in json.dumps(schema)
     assert schema["components"]["schemas"]["Choice"]["properties"].keys() >= {"answer_probabilities", "unfamiliar"}
     assert "security" not in schema["paths"][CHAT]["post"]
-
-
-def test_with_keys_only_the_api_asks_for_one(service: StubService) -> None:
-    with client_of(service, guards=GuardSettings(api_keys=("a-long-key",))) as client:
-        refused = client.post(CHAT, json=chat())
-        taken = client.post(CHAT, json=chat(), headers={"Authorization": "Bearer a-long-key"})
-        open_paths = [client.get(path).status_code for path in ("/health", "/ready", "/metrics")]
-        schema = client.get("/openapi.json").json()
-
-    assert (refused.status_code, envelope(refused)["code"]) == (401, "invalid_api_key")
-    assert taken.status_code == 200
-    assert service.asks[0].client.startswith("key:")
-    assert open_paths == [200, 200, 200]
-    assert schema["paths"][CHAT]["post"]["security"] == [{"key": []}]
 
 
 def test_metrics_observe_what_the_service_tells() -> None:

@@ -447,16 +447,20 @@ def test_keys_do_not_see_each_other_s_files(folder: Path, service: Counting) -> 
         assert client.get("/v1/batches", headers=other).json()["data"] == []
 
 
-def test_crashes_of_uploads_are_cleaned_and_foreign_files_stay(folder: Path, service: Counting) -> None:
+def test_what_crashes_left_is_deleted_if_possible_and_foreign_files_stay(folder: Path, service: Counting) -> None:
     with opened(folder, service) as client:
-        kept = upload(client, row("a")).json()["id"]
-    names = ["file-" + "0" * 32, ".file-1.partial", "file-2.json", "notes.txt"]
-    for name in names:
+        batch = ended(client, begin(client, row("a")))
+    kept = os.listdir(folder / "files")
+    for name in ("file-" + "0" * 32, ".file-1.partial", "file-2.json", "notes.txt"):
         (folder / "files" / name).write_text("{}")
+    for undeletable in (folder / "batches" / f"{batch['id']}.jsonl", folder / "files" / ("file-" + "1" * 32)):
+        undeletable.mkdir()
 
     with opened(folder, service) as client:
-        assert [file["id"] for file in client.get("/v1/files").json()["data"]] == [kept]
-    assert sorted(os.listdir(folder / "files")) == sorted([kept, f"{kept}.json", "notes.txt"])
+        listed = {file["id"] for file in client.get("/v1/files").json()["data"]}
+        assert client.get("/v1/batches").json()["data"] == [batch]
+    assert listed == {batch["input_file_id"], batch["output_file_id"]}
+    assert sorted(os.listdir(folder / "files")) == sorted([*kept, "notes.txt", "file-" + "1" * 32])
 
 
 DEEP = b"[" * 100_000
@@ -564,16 +568,6 @@ def test_a_batch_with_a_damaged_journal_fails_and_others_go_on(folder: Path, kin
 
     assert [error["code"] for error in failed["errors"]["data"]] == ["damaged_batch"]
     assert kind == "no rows" or (folder / "batches" / f"{batch_id}.jsonl").exists()
-
-
-def test_what_crashes_left_and_cannot_be_deleted_stays(folder: Path, service: Counting) -> None:
-    with opened(folder, service) as client:
-        batch = ended(client, begin(client, row("a")))
-    (folder / "batches" / f"{batch['id']}.jsonl").mkdir()
-    (folder / "files" / ("file-" + "0" * 32)).mkdir()
-
-    with opened(folder, service) as client:
-        assert client.get("/v1/batches").json()["data"] == [batch]
 
 
 def test_a_folder_has_one_server_and_no_other_readers(folder: Path, service: Counting) -> None:

@@ -1,24 +1,22 @@
-"""`/v1/completions`: prompts, the answer and its chunks, and what is refused."""
+"""`/v1/completions`: prompts, the answer, and what is refused."""
 
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
-from llama_adapter.app.captioning.tasks.answers import Answer, TextDelta, TokenLogprob
 from llama_adapter.app.captioning.tasks.prompts import RawPrompt
 from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.serving.http_api.api import ApiSettings, create_api
-from llama_adapter.app.serving.http_api.completions import CompletionReply, understand
+from llama_adapter.app.serving.http_api.completions import understand
 from llama_adapter.app.serving.http_api.schemas import CompletionRequest
 from llama_adapter.app.serving.online.request_handle import RequestHandle
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptTooLongError
-from tests.app.serving.http_api.live import StubService, answer, check_documented, frames_of
+from tests.app.serving.http_api.live import StubService, answer, check_documented
 from tests.app.serving.http_api.requests import EXAMPLE_PICTURE
 
 COMPLETIONS = "/v1/completions"
-HEAD = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "m", "system_fingerprint": "fp"}
 
 
 def wanted(prompt: Any = "The star is", **parameters: Any) -> dict[str, Any]:
@@ -29,10 +27,6 @@ def sent(service: StubService, **parameters: Any) -> tuple[int, dict[str, Any]]:
     application = create_api(service, settings=ApiSettings())  # type: ignore[arg-type]
     came = TestClient(application, base_url="http://localhost").post(COMPLETIONS, json=wanted(**parameters))
     return came.status_code, came.json()
-
-
-def stream(*events: tuple[int, TextDelta | Answer], **options: Any) -> list[Any]:
-    return [data for _, data in frames_of(CompletionReply(HEAD, **options), *events)]
 
 
 def test_a_text_is_continued_without_a_template() -> None:
@@ -101,35 +95,6 @@ def test_errors_name_the_fields_of_a_completion(stream: bool) -> None:
 def test_log_probabilities_are_a_number(logprobs: int | None, expected: tuple[bool, int]) -> None:
     asked = understand(CompletionRequest.model_validate(wanted(logprobs=logprobs)))
     assert (asked.with_logprobs, asked.num_top_logprobs) == expected
-
-
-def test_log_probabilities_are_columns() -> None:
-    tokens = (TokenLogprob("a", -0.5, (("a", -0.5), ("b", -1.5))), TokenLogprob(" star", -0.25, ((" star", -0.25),)))
-    known = answer("a star", logprobs=tokens)
-    columns = {
-        "tokens": ["a", " star"],
-        "token_logprobs": [-0.5, -0.25],
-        "top_logprobs": [{"a": -0.5, "b": -1.5}, {" star": -0.25}],
-        "text_offset": [0, 1],
-    }
-
-    assert CompletionReply(HEAD, with_logprobs=True).whole([known])["choices"][0]["logprobs"] == columns
-    *_, last, end = stream((0, TextDelta(index=0, text="a star")), (0, known), with_logprobs=True)
-    assert (last["choices"][0]["text"], last["choices"][0]["logprobs"], end) == ("", columns, "[DONE]")
-
-
-def test_a_stream_has_pieces_reasons_and_counts() -> None:
-    events = [(1, TextDelta(index=0, text="blue")), (0, answer("red")), (1, answer("blue", finish="length"))]
-    chunks = stream(*events, num_prompts=2, with_usage=True)
-
-    choices = [chunk["choices"][0] for chunk in chunks[:3]]
-    assert [(choice["index"], choice["text"], choice["finish_reason"]) for choice in choices] == [
-        (1, "blue", None),
-        (0, "red", "stop"),
-        (1, "", "length"),
-    ]
-    assert [chunk["usage"] for chunk in chunks[:3]] == [None] * 3
-    assert (chunks[3]["choices"], chunks[3]["usage"]["prompt_tokens"], chunks[4]) == ([], 10, "[DONE]")
 
 
 @pytest.mark.parametrize(

@@ -253,15 +253,6 @@ def test_a_compressed_body_is_refused(encoding: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["localhost", "localhost:8000", "LOCALHOST:1", "127.0.0.1:8000", "[::1]", "[::1]:8000"]
-)
-def test_a_loopback_server_answers_to_its_own_names(host: str) -> None:
-    app = access(Application(), host_names=host_names_for("127.0.0.1"))
-
-    assert Client(host=host).ask(app).status == 200
-
-
-@pytest.mark.parametrize(
     "host",
     ["", "evil.test", "evil.test:8000", "localhost.evil.test", "127.0.0.1.evil.test", "127.0.0.2", "[::2]", "::1"],
 )
@@ -311,7 +302,10 @@ def test_closed_paths_are_not_found(path: str) -> None:
     assert Client(path="/health", method="GET").ask(app).status == 200
 
 
-def test_names_can_be_added_and_other_addresses_answer_to_any() -> None:
+def test_a_server_answers_to_its_own_names_and_to_added_ones() -> None:
+    own = access(Application(), host_names=host_names_for("127.0.0.1"))
+    for host in ("localhost", "localhost:8000", "LOCALHOST:1", "127.0.0.1:8000", "[::1]", "[::1]:8000"):
+        assert Client(host=host).ask(own).status == 200
     assert host_names_for("0.0.0.0") is None
     assert host_names_for("192.168.1.5", more=["Pictures.Example"]) == ("pictures.example",)
     assert "pictures.example" in (host_names_for("::1", more=["Pictures.Example"]) or ())

@@ -10,17 +10,18 @@ from llama_adapter.app.serving.http_api.chat import understand
 from llama_adapter.app.serving.http_api.conversation import ChatQuestion
 from llama_adapter.app.serving.http_api.errors import ApiError
 from llama_adapter.app.serving.http_api.responses import understand as understand_responses
-from llama_adapter.app.serving.http_api.schemas import (
-    ChatRequest,
-    ResponsesRequest,
-    with_task_fields,
-)
+from llama_adapter.app.serving.http_api.schemas import ChatRequest, ResponsesRequest, with_task_fields
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from tests.app.serving.http_api.requests import chat, image, user
 
 
 def question(*messages: dict[str, Any], **parameters: Any) -> ChatQuestion:
     return understand(with_task_fields(ChatRequest).model_validate(chat(*messages, **parameters)))
+
+
+def question_of_responses(content: Any, **parameters: Any) -> ChatQuestion:
+    body = {"model": "default", "input": content, **parameters}
+    return understand_responses(with_task_fields(ResponsesRequest).model_validate(body))
 
 
 def system(text: str, role: str = "system") -> dict[str, Any]:
@@ -151,9 +152,8 @@ def test_the_last_picture_of_the_newest_message_with_one_counts(
 )
 def test_parts_are_understood_as_clients_write_them(part: dict[str, Any], text: dict[str, Any]) -> None:
     message = {"role": "user", "content": [text, part], "name": None, "id": "m1", "cache_control": {}}
-    of_responses = with_task_fields(ResponsesRequest).model_validate({"model": "default", "input": [message]})
 
-    for asked in (question(message), understand_responses(of_responses)):
+    for asked in (question(message), question_of_responses([message])):
         assert (asked.picture_url, asked.question.instruction) == (NEW, "What?")
 
 
@@ -222,3 +222,58 @@ def test_the_turns_of_a_text_chat_are_kept_for_templates_with_turns() -> None:
     assert question(*messages).turns == (("system", "Be brief."), ("user", "Hello"), ("assistant", "Hi."))
     assert question(user("Hello", image()), assistant("Hi."), user("Why?")).turns == ()
     assert question(user("Hello"), calling(), result(), user("Why?")).turns == (("user", "Hello"),)
+
+
+# Responses
+
+
+def item(role: str, *parts: str, **fields: Any) -> dict[str, Any]:
+    """A message as `/v1/responses` writes it."""
+    kind = "output_text" if role == "assistant" else "input_text"
+    content = [
+        {"type": "input_image", "image_url": part, "detail": "auto"}
+        if part.startswith("data:")
+        else {"type": kind, "text": part}
+        for part in parts
+    ]
+    return {"role": role, "content": content, **fields}
+
+
+@pytest.mark.parametrize(
+    ("content", "parameters", "prompt"),
+    [
+        ("What?", {}, "What?"),
+        ("What?", {"instructions": "Look."}, "What?"),
+        ([item("user", NEW, "What?")], {}, "What?"),
+        ([item("user", NEW)], {}, "default"),
+        ([item("developer", "Look."), item("user", NEW, "One", "two", type="message")], {}, "One\ntwo"),
+        ([{"role": "user", "content": "What?"}], {"instructions": "Look."}, "What?"),
+    ],
+)
+def test_the_last_text_alone_is_the_question_of_responses(
+    content: Any, parameters: dict[str, Any], prompt: Any
+) -> None:
+    assert question_of_responses(content, **parameters).question.prompt("default") == prompt
+
+
+def test_responses_have_the_newest_picture_and_the_parameters_of_the_request() -> None:
+    earlier = item("assistant", "Red.", type="message", id="msg_1", status="completed", phase=None)
+    asked = question_of_responses(
+        [item("user", OLD, "What?"), earlier, item("user", "Why?", OLD, NEW)],
+        instructions="Look.",
+        **{"temperature": 0.5, "top_p": 0.25, "top_k": 3, "seed": 7, "max_output_tokens": 9},
+        include=["message.output_text.logprobs", "reasoning.encrypted_content"],
+    )
+
+    assert (asked.picture_url, asked.picture_used) == (NEW, "input[2].content[2]")
+    assert asked.num_ignored_turns == 3
+    assert asked.sampling == SamplingParams(max_new_tokens=9, temperature=0.5, top_p=0.25, top_k=3, seed=7)
+    assert asked.with_logprobs
+
+
+def test_responses_have_choices_and_schemas() -> None:
+    schema = {"type": "object", "properties": {"star": {"type": "boolean"}}}
+    asked = question_of_responses("What?", text={"format": {"type": "json_schema", "name": "a", "schema": schema}})
+
+    assert [one.task for one in asked.questions] == [OneOf(("yes", "no"))]
+    assert question_of_responses("What?", answer_choices=["yes", "no"]).question.task == OneOf(("yes", "no"))

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import re
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -27,60 +29,9 @@ from tests.app.serving.http_api.requests import chat, image, json_schema, user
 
 CHAT = "/v1/chat/completions"
 SECRET = "Xyzzy-secret"
-NEUTRAL = {
-    "frequency_penalty": 0,
-    "presence_penalty": 0,
-    "logit_bias": {},
-    "tools": [],
-    "tool_choice": "none",
-    "functions": [],
-    "function_call": "none",
-    "response_format": {"type": "text"},
-    "modalities": ["text"],
-    "reasoning_effort": "none",
-    "verbosity": "medium",
-    "service_tier": "auto",
-    "store": False,
-    "min_p": 0,
-    "typical_p": 1,
-    "repeat_penalty": 1,
-    "length_penalty": 1,
-    "min_tokens": 0,
-    "mirostat": 0,
-    "n_probs": 0,
-    "best_of": 1,
-    "use_beam_search": False,
-    "ignore_eos": False,
-    "stop_token_ids": [],
-    "include_stop_str_in_output": False,
-    "continue_final_message": False,
-    "echo": False,
-}
-IGNORED = {
-    "user": "u",
-    "safety_identifier": "s",
-    "prompt_cache_key": "k",
-    "metadata": {"a": "b"},
-    "parallel_tool_calls": True,
-    "cache_prompt": True,
-    "id_slot": -1,
-    "priority": 0,
-    "repeat_last_n": 64,
-    "request_id": "r",
-    "skip_special_tokens": True,
-    "spaces_between_special_tokens": True,
-    "add_generation_prompt": True,
-    "add_special_tokens": False,
-    "chat_template_kwargs": {"enable_thinking": False},
-    "timings_per_token": False,
-}
 RESPONSES = "/v1/responses"
-RESPONSES_NEUTRAL = {
-    "background": False,
-    "reasoning": {"effort": "none"},
-    "truncation": "disabled",
-    "text": {"format": {"type": "text"}, "verbosity": "medium"},
-}
+# Parameters by their effect: the neutral values of unsupported ones, ignored ones, and values that are refused.
+PARAMETERS = json.loads(Path(__file__).with_name("parameters.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +59,7 @@ def error(response: httpx.Response) -> tuple[int, str, str | None]:
 
 @pytest.mark.parametrize("name", sorted({*NeutralParameters.model_fields, *NeutralResponseParameters.model_fields}))
 def test_an_unsupported_parameter_passes_at_its_neutral_value_and_as_null(name: str) -> None:
-    for value in (None, (NEUTRAL | RESPONSES_NEUTRAL).get(name)):
+    for value in (None, (PARAMETERS["chat"]["neutral"] | PARAMETERS["responses"]["neutral"]).get(name)):
         ResponsesRequest.model_validate(responses(**{name: value}))
         if name in NeutralParameters.model_fields:
             ChatRequest.model_validate(chat(**{name: value}))
@@ -160,40 +111,12 @@ def test_calls_of_tools_and_reasoning_are_history_in_responses(api: TestClient) 
 
 
 def test_other_servers_parameters_without_effect_are_accepted(api: TestClient) -> None:
-    assert set(IGNORED) == set(IgnoredParameters.__annotations__)
-    assert sent(api, chat(**IGNORED)).status_code == 200
-    assert sent(api, responses(**IGNORED), path=RESPONSES).json()["metadata"] == {"a": "b"}
+    ignored = PARAMETERS["chat"]["ignored"]
+    assert ignored.keys() == IgnoredParameters.__annotations__.keys()
+    assert sent(api, chat(**ignored)).status_code == 200
+    assert sent(api, responses(**ignored), path=RESPONSES).json()["metadata"] == {"a": "b"}
 
 
-UNSUPPORTED = {
-    "frequency_penalty": [0.5],
-    "presence_penalty": [-1],
-    "logit_bias": [{"50": 1}],
-    "tools": [[{"type": "function"}]],
-    "tool_choice": ["required"],
-    "functions": [[{}]],
-    "response_format": [{"type": "json_object"}],
-    "modalities": [["text", "audio"]],
-    "audio": [{"voice": "a"}],
-    "prediction": [{}],
-    "reasoning_effort": ["high"],
-    "store": [True],
-    "min_p": [0.1],
-    "repeat_penalty": [1.1],
-    "guided_json": [{}],
-    "grammar": ["root ::= x"],
-}
-UNSUPPORTED_RESPONSES = {
-    "previous_response_id": "resp_1",
-    "conversation": "conv_1",
-    "prompt": {"id": "pmpt_1"},
-    "background": True,
-    "store": True,
-    "truncation": "auto",
-    "reasoning": {"effort": "high"},
-    "text": {"format": {"type": "json_object"}},
-    "tools": [{"type": "web_search"}],
-}
 INVALID = [
     b"",
     b"{",
@@ -250,17 +173,16 @@ INVALID_RESPONSES = [
 ]
 
 
-def test_error_bodies(api: TestClient, snapshot: Any) -> None:
-    bodies = [chat(**{name: value}) for name, values in UNSUPPORTED.items() for value in values] + INVALID
-    came = [sent(api, body) for body in bodies]
-
-    assert {response.status_code for response in came} == {400}
-    assert [response.json()["error"] for response in came] == snapshot
-
-
-def test_error_bodies_of_responses(api: TestClient, snapshot: Any) -> None:
-    bodies = [responses(**{name: value}) for name, value in UNSUPPORTED_RESPONSES.items()] + INVALID_RESPONSES
-    came = [sent(api, body, path=RESPONSES) for body in bodies]
+@pytest.mark.parametrize(
+    ("path", "form", "kind", "invalid"),
+    [(CHAT, chat, "chat", INVALID), (RESPONSES, responses, "responses", INVALID_RESPONSES)],
+    ids=["chat", "responses"],
+)
+def test_error_bodies(
+    api: TestClient, snapshot: Any, path: str, form: Callable[..., Any], kind: str, invalid: list[Any]
+) -> None:
+    bodies = [form(**{name: value}) for name, value in PARAMETERS[kind]["unsupported"].items()]
+    came = [sent(api, body, path=path) for body in bodies + invalid]
 
     assert {response.status_code for response in came} == {400}
     assert [response.json()["error"] for response in came] == snapshot
@@ -327,9 +249,10 @@ def test_a_body_that_a_page_of_another_site_can_send_is_refused(api: TestClient,
     assert error(sent(api, b"", kind=kind))[0] == 400
 
 
-@pytest.mark.parametrize("kind", ["application/json", "Application/JSON; charset=utf-8"])
-def test_json_is_accepted(api: TestClient, kind: str) -> None:
-    assert sent(api, chat(), kind=kind).status_code == 200
+def test_json_is_accepted_and_whole_numbers_may_have_a_point(api: TestClient) -> None:
+    for kind in ("application/json", "Application/JSON; charset=utf-8"):
+        assert sent(api, chat(), kind=kind).status_code == 200
+    assert ChatRequest.model_validate(chat(seed=3.0, max_tokens=5.0)).seed == 3
 
 
 @pytest.mark.parametrize(
@@ -363,10 +286,6 @@ def test_no_error_quotes_the_request(api: TestClient, content: Any) -> None:
     assert SECRET not in response.text
 
 
-def test_whole_numbers_may_have_a_point() -> None:
-    assert ChatRequest.model_validate(chat(seed=3.0, max_tokens=5.0)).seed == 3
-
-
 def test_texts_with_as_many_commas_as_a_prompt_may_have_pass(api: TestClient) -> None:
     assert MAX_SEPARATORS > 20_000
     assert sent(api, chat(user(image(), "," * 20_000))).status_code == 200
@@ -374,6 +293,6 @@ def test_texts_with_as_many_commas_as_a_prompt_may_have_pass(api: TestClient) ->
 
 def test_a_wrong_picture_is_named_by_the_field_of_its_format(api: TestClient) -> None:
     picture = {"type": "input_image", "image_url": "data:image/png;base64,!"}
-    came = sent(api, responses([{"role": "user", "content": [picture]}]), path="/v1/responses")
+    came = sent(api, responses([{"role": "user", "content": [picture]}]), path=RESPONSES)
 
     assert (came.status_code, came.json()["error"]["param"]) == (400, "input")

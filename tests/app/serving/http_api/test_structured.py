@@ -122,15 +122,17 @@ def test_other_schemas_are_refused_by_the_place_that_is_not_supported(schema: di
     assert (caught.value.http_status, caught.value.code, caught.value.param) == (400, "unsupported_schema", place)
 
 
-def test_questions_of_a_request_are_bounded() -> None:
+@pytest.mark.parametrize(
+    ("properties", "parameters", "param"),
+    [
+        ({f"p{i}": STAR for i in range(MAX_PROPERTIES)}, {"n": 3}, "n"),  # the questions of a request are bounded
+        ({"colour": COLOUR}, {"answer_choices": ["a", "b"]}, None),
+    ],
+)
+def test_parameters_that_do_not_go_with_a_schema_are_refused(
+    properties: dict[str, Any], parameters: dict[str, Any], param: str | None
+) -> None:
     with pytest.raises(ApiError) as caught:
-        asked({f"p{i}": STAR for i in range(MAX_PROPERTIES)}, n=3)
+        asked(properties, **parameters)
 
-    assert (caught.value.code, caught.value.param) == ("invalid_value", "n")
-
-
-def test_a_schema_and_choices_exclude_each_other() -> None:
-    with pytest.raises(ApiError) as caught:
-        asked({"colour": COLOUR}, answer_choices=["a", "b"])
-
-    assert caught.value.code == "invalid_value"
+    assert (caught.value.code, caught.value.param) == ("invalid_value", param)

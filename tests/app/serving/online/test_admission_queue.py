@@ -19,6 +19,14 @@ def add(queue: AdmissionQueue, number: int, **options: Any) -> None:
     queue.make_ready(entry)
 
 
+def test_clients_take_turns() -> None:
+    queue = AdmissionQueue(ServiceLimits())
+    for number, client in enumerate("aaab"):
+        add(queue, number, client=client)
+
+    assert [entry.ask.client for entry in queue.take_ready(100, most_background=0)] == [*"abaa"]
+
+
 def test_background_requests_go_last_but_do_not_wait_for_ever() -> None:
     queue = AdmissionQueue(ServiceLimits())
     for number in range(20):

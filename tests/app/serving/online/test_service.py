@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -34,7 +35,7 @@ from llama_adapter.llm.errors import PromptError, PromptTooLongError
 from llama_adapter.runtime.errors import UsageError
 from scripts.service_bench import bad_files
 from tests.app.golden import GOLDEN
-from tests.app.serving.online.waiting import WAIT_S, wait_for
+from tests.app.serving.online.waiting import WAIT_S, started, wait_for
 
 PICTURES = sorted(path for path in sample_pictures().iterdir() if path.suffix != ".jsonl")
 BYTES = [path.read_bytes() for path in PICTURES]
@@ -68,22 +69,12 @@ class Gate(Observer):
         self.num_restarts += 1
 
 
-class Starter:
+class Starter(ExitStack):
     """Creates services, and closes them after the test."""
-
-    def __init__(self) -> None:
-        self._services: list[Service] = []
 
     def __call__(self, *, load: Callable[[], Captioner] | None = None, batch_size: int = 4, **options: Any) -> Service:
         service = Service(load or (lambda: Captioner.load(batch_size=batch_size)), **options)
-        self._services.append(service)
-        service.start()
-        service.wait_until_ready(WAIT_S)
-        return service
-
-    def close(self) -> None:
-        for service in self._services:
-            service.close()
+        return self.enter_context(started(service))
 
 
 class InlineReader(PictureReader):
@@ -107,9 +98,8 @@ class InlineReader(PictureReader):
 @pytest.fixture
 def isolated() -> Iterator[Starter]:
     """Like `start`, but pictures are read by processes."""
-    starter = Starter()
-    yield starter
-    starter.close()
+    with Starter() as starter:
+        yield starter
 
 
 @pytest.fixture
@@ -121,9 +111,8 @@ def start(isolated: Starter, monkeypatch: pytest.MonkeyPatch) -> Starter:
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Service]:
     """A service for tests that do not change its state."""
-    starter = Starter()
-    yield starter()
-    starter.close()
+    with Starter() as starter:
+        yield starter()
 
 
 @pytest.fixture(scope="module")
@@ -231,23 +220,17 @@ def test_log_probabilities_come_with_the_texts_of_their_tokens(shared: Service, 
     assert scored.logprobs == shared.submit(ask(0)).result().logprobs == ()
 
 
-def test_text_comes_in_pieces_that_make_the_answer(shared: Service) -> None:
-    events = list(shared.submit(ask(0)).events())
-    pieces = [event.text for event in events if isinstance(event, TextDelta)]
-
-    assert len(pieces) > 3
-    assert isinstance(events[-1], Answer)
-    assert "".join(pieces) == events[-1].text
-
-
-def test_an_event_loop_reads_the_same_and_is_not_blocked(shared: Service) -> None:
+def test_text_comes_in_pieces_to_threads_and_event_loops(shared: Service) -> None:
     async def read() -> list[str]:
         async def one(number: int) -> str:
             return "".join([event.text async for event in shared.submit(ask(number)) if isinstance(event, TextDelta)])
 
         return await asyncio.gather(*(one(number) for number in range(4)))
 
-    assert asyncio.run(read()) == [shared.submit(ask(number)).result().text for number in range(4)]
+    events = [[*shared.submit(ask(number)).events()] for number in range(4)]
+    assert all(len(each) > 4 and isinstance(each[-1], Answer) for each in events)
+    texts = ["".join(event.text for event in each[:-1]) for each in events]
+    assert texts == [each[-1].text for each in events] == asyncio.run(read())
 
 
 def test_a_stop_text_ends_the_answer_before_it(shared: Service) -> None:
@@ -326,26 +309,6 @@ def test_waiting_pictures_have_a_byte_limit(start: Starter) -> None:
     with pytest.raises(BusyError):
         service.submit(ask(2))
     gate.open()
-
-
-def test_clients_take_turns_in_the_queue(start: Starter) -> None:
-    service, gate, first = held(start, batch_size=1)
-    order: list[str] = []
-    handles = {f"many {number}": service.submit(ask(number, client="many")) for number in range(1, 6)}
-    handles["single"] = service.submit(ask(6, client="single"))
-    wait_for(lambda: len(service._queue._ready) == 6)
-    finished = service._observer.finished
-
-    def noting(answer: Answer, seconds: float) -> None:
-        order.append(next((name for name, handle in handles.items() if handle.id == answer.index), "first"))
-        finished(answer, seconds)
-
-    service._observer.finished = noting  # type: ignore[method-assign]
-    gate.open()
-    for handle in [first, *handles.values()]:
-        handle.result()
-
-    assert order.index("single") <= 2
 
 
 def test_background_requests_leave_a_row_to_others_and_wait_without_a_deadline(start: Starter) -> None:
@@ -578,26 +541,16 @@ def test_close_answers_all_requests(start: Starter, hangs: bool, monkeypatch: py
     gate.open()
 
 
-def test_stage_times_grow_with_the_work(start: Starter) -> None:
-    service = start()
-    before = service.stage_seconds()
-    service.submit(ask(0)).result()
-    wait_for(lambda: service.stage_seconds()["decode"] > 0)
-    after = service.stage_seconds()
-
-    assert set(before.values()) == {0.0}
-    assert all(after[stage] > 0 for stage in ("read", "clip", "pre", "forward", "post", "decode"))
-
-
-def test_the_observer_is_told_of_every_request(start: Starter) -> None:
+def test_stage_times_and_the_observer_follow_every_request(start: Starter) -> None:
     gate = Gate()
     gate.open()
     service = start(observer=gate)
-    handles = [service.submit(ask(0)), service.submit(Ask(picture=b"no", prompt=CAPTION))]
-    for handle in handles:
-        handle.result()
-    wait_for(lambda: len(gate.finished_codes) == 2)
+    assert set(service.stage_seconds().values()) == {0.0}
+    for asked in (ask(0), Ask(picture=b"no", prompt=CAPTION)):
+        service.submit(asked).result()
+    wait_for(lambda: len(gate.finished_codes) == 2 and service.stage_seconds()["decode"] > 0)
 
+    assert all(service.stage_seconds()[stage] > 0 for stage in ("read", "clip", "pre", "forward", "post", "decode"))
     assert sorted(map(str, gate.finished_codes)) == ["None", "not_a_picture"]
     assert gate.num_first_tokens == 1
 

@@ -1,10 +1,25 @@
-"""Waiting for other threads in tests, with a time limit."""
+"""Services that run in other threads, and waiting for them with a time limit."""
 
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from llama_adapter.app.serving.online.service import Service
 
 WAIT_S = 30.0
+S = TypeVar("S", bound=Service)
+
+
+@contextmanager
+def started(service: S) -> Iterator[S]:
+    """Start a service and wait until it is ready; close it at the end."""
+    try:
+        service.start()
+        service.wait_until_ready(2 * WAIT_S)
+        yield service
+    finally:
+        service.close()
 
 
 def wait_for(condition: Callable[[], Any]) -> None:

@@ -173,23 +173,14 @@ def test_a_request_is_not_tried_for_ever() -> None:
     assert len(replicas.asked) == MAX_TRIES
 
 
-def test_a_replica_whose_engine_restarts_leaves_its_pictures_to_others() -> None:
-    restarting = answer("", error=AnswerError(code="unavailable", message="The engine failed and is restarting."))
-    replicas = StubReplicas(failures([restarting]))
-    with service_of(replicas) as service:
-        assert service.submit(ask()).result().error is None
-
-    assert [bool(session) for _, session in replicas.asked] == [True, False]
-
-
-def test_a_request_whose_replica_lost_a_rank_is_tried_elsewhere_unless_its_text_has_begun() -> None:
-    lost = answer("", error=AnswerError(code="unavailable", message="The engine failed during this request."))
+def test_a_request_whose_replica_lost_its_engine_or_a_rank_is_tried_elsewhere_unless_its_text_has_begun() -> None:
+    lost = answer("", error=AnswerError(code="unavailable", message="The engine failed and is restarting."))
     replicas = StubReplicas(failures([TextDelta(index=0, text="red"), lost], [lost]))
     with service_of(replicas) as service:
         assert error_of(service.submit(ask()).result()) == "unavailable"
         assert service.submit(ask()).result().error is None
 
-    assert len(replicas.asked) == 3
+    assert [bool(session) for _, session in replicas.asked] == [True, True, False]
 
 
 def test_requests_wait_here_until_a_replica_has_room_and_clients_take_turns() -> None:

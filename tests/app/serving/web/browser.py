@@ -2,13 +2,12 @@
 
 import asyncio
 import os
-import queue
 import shutil
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.serving.online.request_handle import RequestHandle
 from llama_adapter.app.serving.online.service import Ask, Observer, Service, ServiceLimits
-from tests.app.serving.online.waiting import wait_for
+from tests.app.serving.online.waiting import started, wait_for
 
 _PROGRAMS = (os.environ.get("CHROMIUM"), "chromium", "chromium-browser", "google-chrome")
 SAMPLES = sorted(path for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))
@@ -113,49 +112,36 @@ class ServedPage:
 @contextmanager
 def serve_page(*, limits: ServiceLimits | None = None) -> Iterator[ServedPage]:
     """Serve the page of a new service with the embedded model, mounted as in the product."""
+    import fastapi
+    import uvicorn
+
     from llama_adapter.app.serving.web.guards import bounded_uploads
+    from llama_adapter.app.serving.web.page import build_page, mount_page
     from llama_adapter.app.serving.web.uploads import private_uploads
 
     gate = Gate()
     service = WatchedService(Captioner.load, limits=limits, observer=gate)
-    service.start()
-    service.wait_until_ready(60)
-    with closing(service), private_uploads(), bounded_uploads(), socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        with _served_by_thread(service, listener):
-            try:
-                yield ServedPage(url=f"http://127.0.0.1:{listener.getsockname()[1]}", service=service, gate=gate)
-            finally:
-                gate.open()
+    servers: list[uvicorn.Server] = []
 
-
-@contextmanager
-def _served_by_thread(service: Service, listener: socket.socket) -> Iterator[None]:
-    """Build and serve the page in one thread. If another thread built it, Gradio would leave an event loop open."""
-    import fastapi
-    import uvicorn
-
-    from llama_adapter.app.serving.web.page import build_page, mount_page
-
-    servers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-
-    async def serve() -> None:
-        page = build_page(service, samples=SAMPLES)
+    async def serve() -> None:  # builds the page as well: if another thread did, Gradio would leave an event loop open
         app = fastapi.FastAPI(openapi_url=None)
-        mount_page(app, page, service)
-        server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="on", timeout_graceful_shutdown=1))
-        servers.put(server)
-        await server.serve(sockets=[listener])
+        mount_page(app, build_page(service, samples=SAMPLES), service)
+        config = uvicorn.Config(app, log_level="critical", lifespan="on", timeout_graceful_shutdown=1)
+        servers.append(uvicorn.Server(config))
+        await servers[0].serve(sockets=[listener])
 
-    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
-    thread.start()
-    server = servers.get(timeout=60)
-    try:
-        wait_for(lambda: server.started)
-        yield
-    finally:
-        server.should_exit = True
-        thread.join(30)
+    with started(service), private_uploads(), bounded_uploads(), socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
+        thread.start()
+        try:
+            wait_for(lambda: servers and servers[0].started)
+            yield ServedPage(url=f"http://127.0.0.1:{listener.getsockname()[1]}", service=service, gate=gate)
+        finally:
+            gate.open()
+            for server in servers:
+                server.should_exit = True
+            thread.join(30)
 
 
 class Browser:

@@ -7,12 +7,10 @@ import pytest
 import llama_adapter.app.serving.web  # noqa: F401 - imports Gradio as the product does, before a test module imports it
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.serving.online.service import Service
+from tests.app.serving.online.waiting import started
 
 
 @pytest.fixture(scope="session")
 def service() -> Iterator[Service]:
-    service = Service(Captioner.load)
-    service.start()
-    service.wait_until_ready(60)
-    yield service
-    service.close()
+    with started(Service(Captioner.load)) as service:
+        yield service

@@ -113,12 +113,12 @@ def test_another_page_goes_on_with_a_chat_whose_picture_is_there(uploads: Path) 
     assert not ChatSession().resume(before)
 
 
-@pytest.mark.parametrize("path", ["/etc/passwd", "/nowhere", "", "a\0b"])
-def test_a_picture_from_elsewhere_is_a_problem_and_not_read(uploads: Path, path: str) -> None:
-    last = turns_of(Service(Captioner.load), path)[-1]
+@pytest.mark.parametrize("path", ["/etc/passwd", "/nowhere", "", "a\0b", None])
+def test_a_picture_from_elsewhere_and_a_service_that_is_not_ready_are_problems(uploads: Path, path: str | None) -> None:
+    last = turns_of(Service(Captioner.load), place_in_uploads(MOON) if path is None else path)[-1]
 
     assert last.problem is not None
-    assert "no longer on the server" in last.problem.sentence
+    assert ("The model is being loaded." if path is None else "no longer on the server") in last.problem.sentence
 
 
 @pytest.mark.slow
@@ -127,13 +127,6 @@ def test_a_question_that_is_too_long_is_a_problem(service: Service, uploads: Pat
 
     assert last.problem is not None
     assert (last.problem.http_status, bool(last.problem.sentence)) == (400, True)
-
-
-def test_a_service_that_is_not_ready_is_a_problem(uploads: Path) -> None:
-    last = turns_of(Service(Captioner.load), place_in_uploads(MOON))[-1]
-
-    assert last.problem is not None
-    assert last.problem.sentence == "The model is being loaded."
 
 
 def test_values_are_files_only_if_they_have_a_path() -> None:

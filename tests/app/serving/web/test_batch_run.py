@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,26 +25,12 @@ from llama_adapter.app.serving.web.uploads import Upload, place_in_uploads, priv
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptError
 from llama_adapter.vision.errors import PictureError
-from tests.app.serving.online.waiting import wait_for
+from tests.app.serving.online.waiting import started, wait_for
 from tests.app.serving.web.browser import SAMPLES, Gate
 
 pytestmark = pytest.mark.slow
 
 CAPTION = Question()
-
-
-@contextmanager
-def started(*, limits: ServiceLimits | None = None, gate: Gate | None = None) -> Iterator[Service]:
-    """A separate service for this test."""
-    service = Service(Captioner.load, limits=limits, observer=gate)
-    service.start()
-    try:
-        service.wait_until_ready(60)
-        yield service
-    finally:
-        if gate is not None:
-            gate.open()
-        service.close()
 
 
 def files_of(paths: Sequence[Path]) -> list[PictureFile]:
@@ -71,9 +57,11 @@ def answered(service: Service, files: Sequence[PictureFile], question: Question 
     return sorted(asyncio.run(collect(batch(service, files, question))), key=lambda result: result.index)
 
 
-def test_every_file_becomes_a_record_and_a_bad_one_says_why(service: Service) -> None:
+def test_every_file_becomes_a_record_with_a_thumbnail_and_a_bad_one_says_why(service: Service) -> None:
     cut_off = PictureFile(name="cut off.jpg", read=lambda: SAMPLES[3].read_bytes()[:400])
-    results = answered(service, [*files_of(SAMPLES[:3]), cut_off, unreadable(), *files_of(SAMPLES[3:6])])
+    files = [*files_of(SAMPLES[:3]), cut_off, unreadable(), *files_of(SAMPLES[3:6])]
+    results = asyncio.run(collect(batch(service, files, has_thumbnails=True)))
+    results.sort(key=lambda result: result.index)
 
     assert [result.record["picture"] for result in results] == [
         *(path.name for path in SAMPLES[:3]),
@@ -85,7 +73,10 @@ def test_every_file_becomes_a_record_and_a_bad_one_says_why(service: Service) ->
     assert [error["code"] for error in errors if error is not None] == ["truncated", "missing"]
     assert errors[3] is not None
     assert "`cut off.jpg`" in errors[3]["message"]
-    assert all(result.record["text"] for result in results if result.record["error"] is None)
+    for result in results:
+        is_answered = result.record["error"] is None
+        assert bool(result.record["text"]) == is_answered
+        assert (result.thumbnail or "").startswith("data:image/jpeg;base64,") == is_answered
 
 
 @pytest.mark.parametrize("choices", [None, ("yes", "no")])
@@ -125,7 +116,8 @@ def test_no_more_requests_are_in_flight_than_the_window_takes(
 
 
 def test_a_busy_service_is_asked_again_until_every_picture_is_answered() -> None:
-    with started(limits=ServiceLimits(max_waiting=2, max_waiting_per_client=1)) as service:
+    limits = ServiceLimits(max_waiting=2, max_waiting_per_client=1)
+    with started(Service(Captioner.load, limits=limits)) as service:
         results = asyncio.run(collect(batch(service, files_of(SAMPLES[:5]), window=5)))
 
     assert sorted(result.index for result in results) == list(range(5))
@@ -147,7 +139,7 @@ def test_stopping_keeps_what_is_done_and_frees_the_engine() -> None:
                 gate.open()
         return held, results
 
-    with started(gate=gate) as service:
+    with started(Service(Captioner.load, observer=gate)) as service:
         held, results = asyncio.run(main(service))
         assert service.wait_until_idle(60)
 
@@ -166,7 +158,7 @@ def test_closing_the_results_early_cancels_what_is_in_flight() -> None:
         await asyncio.to_thread(wait_for, lambda: service.status().num_running > 0)
         await results.aclose()
 
-    with started(gate=gate) as service:
+    with started(Service(Captioner.load, observer=gate)) as service:
         asyncio.run(main(service))
         gate.open()
         assert service.wait_until_idle(60)
@@ -222,30 +214,26 @@ def test_a_service_that_closes_ends_the_run_and_keeps_what_is_done() -> None:
         assert closed.figures(kind="batch").num_pictures == 4
         return kept
 
-    with started() as service:
+    with started(Service(Captioner.load)) as service:
         assert [result.index for result in asyncio.run(main(service))] == [0, 1, 2, 3]
 
 
-def test_figures_count_what_was_answered(service: Service) -> None:
+@pytest.mark.parametrize("num_others", [0, 1])
+def test_figures_count_what_was_answered_and_note_requests_of_others(
+    service: Service, monkeypatch: pytest.MonkeyPatch, num_others: int
+) -> None:
+    alone = service.status
+    monkeypatch.setattr(service, "status", lambda: replace(alone(), num_running=alone().num_running + num_others))
     run = batch(service, [*files_of(SAMPLES[10:14]), unreadable()], window=4)
     asyncio.run(collect(run))
     figures = run.figures(kind="batch")
     assert (figures.num_pictures, figures.num_failed, figures.in_flight) == (4, 1, 4)
     assert figures.num_tokens > 4
-    assert not figures.was_shared
+    assert figures.was_shared is bool(num_others)
     assert figures.wall_s > 0
     assert figures.stages_s["forward"] > 0
     assert figures.circumstances.device == "cpu"
     assert run.progress.remaining_s == 0
-
-
-def test_figures_note_requests_of_other_clients(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = service.status
-    monkeypatch.setattr(service, "status", lambda: replace(alone(), num_running=alone().num_running + 1))
-
-    run = batch(service, files_of(SAMPLES[14:15]))
-    asyncio.run(collect(run))
-    assert run.figures(kind="batch").was_shared
 
 
 def test_measuring_gives_a_run_of_new_pictures_for_each_number_in_flight(service: Service) -> None:
@@ -274,14 +262,6 @@ def test_a_measurement_that_is_stopped_measures_no_more(service: Service) -> Non
     asyncio.run(main())
     assert [figures.in_flight for figures in history.runs()] in ([], [1])
     assert service.wait_until_idle(60)
-
-
-def test_thumbnails_come_with_answers_and_not_with_errors(service: Service) -> None:
-    results = asyncio.run(collect(batch(service, [*files_of(SAMPLES[:2]), unreadable()], has_thumbnails=True)))
-    shown = {result.record["error"] is None: result.thumbnail for result in results}
-    assert shown[False] is None
-    assert shown[True] is not None
-    assert shown[True].startswith("data:image/jpeg;base64,")
 
 
 def test_bytes_wait_until_there_is_room_and_a_large_file_goes_alone() -> None:

@@ -31,6 +31,8 @@ def test_the_named_endpoints_are_the_only_ones(client: Client) -> None:
         name: [one["parameter_name"] for one in endpoint["parameters"]]
         for name, endpoint in told["named_endpoints"].items()
     } == {"/ask": ["picture", "question"], "/caption": ["picture"]}
+    shown = [one["api_name"] for one in client.config["dependencies"] if one["api_visibility"] != "private"]
+    assert sorted(shown) == ["ask", "caption"]
 
 
 def test_a_picture_is_described_and_asked_about(client: Client) -> None:

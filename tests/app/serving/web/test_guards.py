@@ -1,24 +1,29 @@
 """The guards around Gradio: which routes are open, what a failed event writes into the log, the limits of uploads."""
 
 import asyncio
+import inspect
 import logging
 import shutil
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import gradio as gr
 import httpx
 import pytest
 from gradio import route_utils
+from gradio.component_meta import create_or_modify_pyi
 from starlette.applications import Starlette
 from starlette.datastructures import FormData, Headers
 from starlette.formparsers import MultiPartException
-from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope, Send
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from starlette.testclient import TestClient
 
-from llama_adapter.app.serving.web import guards
+from llama_adapter.app.serving.web import guards, no_stub_files
 from llama_adapter.app.serving.web.guards import (
     LEFT_FREE_BYTES,
     MAX_EVENT_BYTES,
@@ -74,7 +79,6 @@ def test_paths_are_those_below_the_mount() -> None:
 
 
 HOST = "127.0.0.1:7860"
-NAVIGATED = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
 
 
 @pytest.mark.parametrize(
@@ -110,7 +114,7 @@ def test_a_page_of_another_origin_can_neither_read_nor_send(
 
 
 def test_a_link_on_another_page_opens_the_page_but_a_form_there_sends_nothing() -> None:
-    headers = tuple((name.encode(), value.encode()) for name, value in NAVIGATED.items())
+    headers = ((b"sec-fetch-site", b"cross-site"), (b"sec-fetch-mode", b"navigate"))
     assert ask("GET", "/", headers=headers)[0] == 200
     assert ask("POST", "/gradio_api/upload", headers=headers)[0] == 403
 
@@ -123,6 +127,7 @@ def test_every_answer_keeps_the_page_to_itself(path: str) -> None:
     assert b"frame-ancestors 'none'" in headers[b"content-security-policy"]
     assert b"http" not in headers[b"content-security-policy"], "no other server is named"
     assert headers[b"x-content-type-options"] == b"nosniff"
+    assert headers[b"cross-origin-resource-policy"] == b"same-origin"
     assert headers[b"referrer-policy"] == b"no-referrer"
 
 
@@ -257,29 +262,34 @@ def test_nothing_stays_of_an_upload_that_breaks_off(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-async def _echo_size(scope: Scope, receive: Receive, send: Send) -> None:
-    size, is_whole = 0, False
-    while not is_whole:
-        message = await receive()
-        size += len(message.get("body", b""))
-        is_whole = not message.get("more_body", False)
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": str(size).encode()})
+def post(path: str, size: int) -> httpx.Response:
+    """The answer to a body of this size, by an application that answers with the size it got."""
 
+    async def told(request: Request) -> PlainTextResponse:
+        return PlainTextResponse(str(len(await request.body())))
 
-async def _post(path: str, size: int) -> httpx.Response:
-    application = Starlette()
-    application.mount("/", _echo_size)
+    application = Starlette(routes=[Route("/{path:path}", told, methods=["POST"])])
     add_page_guards(application)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(application), base_url="http://localhost") as client:
-        return await client.post(path, content=bytes(size))
+    return TestClient(application, base_url="http://localhost").post(path, content=bytes(size))
 
 
 @pytest.mark.parametrize("path", ["queue/join", "queue/join/", "run/predict", "cancel", "reset"])
 def test_the_body_of_an_event_is_bounded(path: str) -> None:
-    assert asyncio.run(_post(f"/gradio_api/{path}", MAX_EVENT_BYTES)).text == str(MAX_EVENT_BYTES)
-    assert asyncio.run(_post(f"/gradio_api/{path}", MAX_EVENT_BYTES + 1)).status_code == 413
+    assert post(f"/gradio_api/{path}", MAX_EVENT_BYTES).text == str(MAX_EVENT_BYTES)
+    assert post(f"/gradio_api/{path}", MAX_EVENT_BYTES + 1).status_code == 413
 
 
 def test_an_upload_is_not_held_in_memory_to_be_measured() -> None:
-    assert asyncio.run(_post("/gradio_api/upload", MAX_EVENT_BYTES + 1)).status_code == 200
+    assert post("/gradio_api/upload", MAX_EVENT_BYTES + 1).status_code == 200
+
+
+# Import
+
+
+def test_no_stub_files_are_written_and_other_sources_are_found() -> None:
+    with mock.patch.object(Path, "read_text", side_effect=AssertionError("a stub file is made")):
+        with no_stub_files():
+            create_or_modify_pyi(gr.Button, "Button", [])
+            assert inspect.getfile(Path) == str(Path(inspect.__file__).with_name("pathlib.py"))
+        with pytest.raises(AssertionError, match="a stub file"):  # otherwise this test would prove nothing
+            create_or_modify_pyi(gr.Button, "Button", [])

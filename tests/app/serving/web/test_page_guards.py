@@ -88,14 +88,6 @@ def test_no_page_of_another_origin_reads_or_sends_anything(client: httpx.Client,
         assert [name for name in answer.headers if name.startswith("access-control")] == [], path
 
 
-def test_the_page_itself_sends_its_own_origin(client: httpx.Client) -> None:
-    answer = client.get("/config", headers={"origin": str(client.base_url).rstrip("/")})
-
-    assert answer.status_code == 200
-    assert answer.headers["cross-origin-resource-policy"] == "same-origin"
-    assert [name for name in answer.headers if name.startswith("access-control")] == []
-
-
 @pytest.mark.parametrize("secret", SECRETS)
 @pytest.mark.parametrize("form", ["{}", "{}%00.png", "/tmp/..{}", "%2e%2e/%2e%2e/%2e%2e{}"])
 def test_no_file_of_the_machine_is_served(client: httpx.Client, secret: str, form: str) -> None:
@@ -207,14 +199,6 @@ def test_an_uploaded_page_is_not_shown_as_one(client: httpx.Client) -> None:
         assert answer.headers["content-disposition"].startswith("attachment")
         assert answer.headers["content-type"] == "application/octet-stream"
         assert answer.headers["x-content-type-options"] == "nosniff"
-
-
-def test_the_page_shows_programs_two_calls_only(client: httpx.Client, config: dict[str, Any]) -> None:
-    shown = [one["api_name"] for one in config["dependencies"] if one["api_visibility"] != "private"]
-    assert sorted(shown) == ["ask", "caption"]  # of gradio_client
-    for route in ("/gradio_api/openapi.json", "/docs", "/redoc", "/openapi.json", "/monitoring"):
-        assert client.get(route).status_code == 404
-    assert "default-src 'self'" in client.get("/").headers["content-security-policy"]
 
 
 def test_the_page_names_no_other_server(client: httpx.Client) -> None:

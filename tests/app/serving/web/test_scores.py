@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from llama_adapter.app.serving.web.scores import SavedReport, read_report, repor
 from llama_adapter.runtime.errors import UsageError
 from tests.app.golden import model_options
 from tests.app.learning.scores.test_report import EVIL, Page, asked
+from tests.app.serving.online.waiting import started
 
 SAMPLE = "assets/pictures/12-red-star.jpg"
 
@@ -95,9 +95,7 @@ def test_the_page_has_a_tab_for_reports_where_there_are_some(folder: Path) -> No
     assert any(one["props"].get("elem_id") == "scores-report-0" for one in shown["components"])
 
     alone = {"llama_dir": model_options()["llama_dir"], "llama_type": "TINY"}
-    with closing(Service(lambda: Captioner.load(**alone))) as service:
-        service.start()
-        service.wait_until_ready()
+    with started(Service(lambda: Captioner.load(**alone))) as service:
         assert tabs(asyncio.run(config(service=service))) == ["Chat", "About"]
         shown = asyncio.run(config(read_report(str(folder)), service=service))
     assert tabs(shown) == ["Chat", "Scores", "About"], "a LLaMA alone sees no pictures"

@@ -63,14 +63,6 @@ def test_a_restart_between_two_readings_gives_no_negative_times() -> None:
     assert stage_differences({"clip": 5.0, "read": 1.0}, {"clip": 2.0, "read": 1.5}) == {"clip": 0.0, "read": 0.5}
 
 
-def test_the_oldest_run_makes_room() -> None:
-    history = RunHistory(max_runs=2)
-    for number in (1, 2, 3):
-        history.add(replace(RUN, in_flight=number))
-
-    assert [run.in_flight for run in history.runs()] == [2, 3]
-
-
 def test_the_newest_run_of_each_number_is_compared_and_repeated_pictures_stand_apart() -> None:
     runs = [
         replace(RUN, in_flight=16),
@@ -83,11 +75,13 @@ def test_the_newest_run_of_each_number_is_compared_and_repeated_pictures_stand_a
     assert to_compare(runs) == [runs[1], runs[2], runs[3]]
 
 
-def test_the_report_is_json_with_the_derived_figures() -> None:
-    history = RunHistory()
-    history.add(RUN)
+def test_the_history_keeps_the_newest_runs_and_is_json_with_the_derived_figures() -> None:
+    history = RunHistory(max_runs=2)
+    for number in (1, 2, 3):
+        history.add(replace(RUN, in_flight=number))
     runs = json.loads(json.dumps(history.to_dict(), allow_nan=False))["runs"]
 
+    assert [run["in_flight"] for run in runs] == [run.in_flight for run in history.runs()] == [2, 3]
     assert runs[0]["pictures_per_s"] == 25.0
     assert runs[0]["stage_ms_per_picture"]["clip"] == pytest.approx(20.0)
     assert runs[0]["circumstances"]["threads"] == 2

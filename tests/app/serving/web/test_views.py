@@ -13,7 +13,7 @@ from llama_adapter.app.captioning.decisions.rule import Rule
 from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.jobs.records.record import ErrorRecord, Record
 from llama_adapter.app.pictures.answer_error import AnswerError
-from llama_adapter.app.serving.online.service import Service, ServiceStatus, UnavailableError
+from llama_adapter.app.serving.online.service import Service, UnavailableError
 from llama_adapter.app.serving.web.batch_run import Progress, Result
 from llama_adapter.app.serving.web.batch_view import State, cards, decisions, failures, progress_view
 from llama_adapter.app.serving.web.chat import conversation
@@ -22,24 +22,14 @@ from llama_adapter.app.serving.web.html import duration, milliseconds, named, pe
 from llama_adapter.app.serving.web.page import about, head
 from llama_adapter.runtime.errors import ExitCode
 from llama_adapter.runtime.problems import Problem
+from tests.app.serving.http_api import live
 
 EVIL = '<img src=x onerror=alert(1)>"\' ${alert(2)} {{3}} `4` & " onclick="5\u202egnp.exe'
 PICTURE = PickedPicture(source="/a.png", shown="/a.png", name="a.png", width=4, height=3, num_bytes=2000)
 PROGRESS = Progress(
     num_pictures=28, num_done=12, num_failed=1, elapsed_s=3.0, pictures_per_s=4.0, remaining_s=4.0, waits_for=""
 )
-STATUS = ServiceStatus(
-    state="ready",
-    is_stalled=False,
-    num_running=1,
-    num_waiting=2,
-    num_reading=2,
-    num_slow_reading=1,
-    num_encoded=3,
-    restarts=0,
-    last_error=None,
-    uptime_s=3725.0,
-)
+STATUS = live.status(num_running=1, num_waiting=2, num_reading=2, num_slow_reading=1, num_encoded=3, uptime_s=3725.0)
 
 
 class Elements(HTMLParser):
@@ -66,18 +56,9 @@ def words(html: str) -> str:
     return " ".join(re.sub(r"<[^>]+>", " ", html).split())
 
 
-def answer(**changes: object) -> Answer:
-    fields: dict[str, object] = {
-        "index": 0,
-        "picture": "a.png",
-        "digest": "d",
-        "prompt": "p",
-        "text": "a red star",
-        "token_ids": (1, 2, 3),
-        "finish": "stop",
-        "ms": {"queue": 0.2, "read": 1.0, "clip": 4.0, "first_token": 10.0, "total": 30.0},
-    }
-    return Answer(**{**fields, **changes})  # type: ignore[arg-type]
+def answer(text: str = "a red star", **changes: Any) -> Answer:
+    ms = {"queue": 0.2, "read": 1.0, "clip": 4.0, "first_token": 10.0, "total": 30.0}
+    return live.answer(text, **{"picture": "a.png", "ms": ms, **changes})
 
 
 def shown(**turn: Any) -> str:

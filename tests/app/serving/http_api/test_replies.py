@@ -1,0 +1,116 @@
+"""Answers in each of OpenAI's formats: whole, and as the events of a stream."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from starlette.types import Message
+
+from llama_adapter.app.captioning.tasks.answers import Answer, TextDelta, TokenLogprob
+from llama_adapter.app.pictures.answer_error import AnswerError
+from llama_adapter.app.serving.http_api import replying, responses
+from llama_adapter.app.serving.http_api.access import VISIT, Visit
+from llama_adapter.app.serving.http_api.asking import NumberedEvent, Pending, Reply
+from llama_adapter.app.serving.http_api.chat import ChatReply
+from llama_adapter.app.serving.http_api.completions import CompletionReply
+from llama_adapter.app.serving.http_api.replying import AnswerResponse
+from llama_adapter.app.serving.http_api.responses import ResponsesReply, parameters_of, understand
+from llama_adapter.app.serving.http_api.schemas import ResponsesRequest, with_task_fields
+from llama_adapter.app.serving.online.request_handle import RequestHandle
+from tests.app.serving.http_api.live import answer, check_documented
+
+HEAD = {"id": "chatcmpl-1", "created": 1, "model": "m", "system_fingerprint": "fp"}
+ASKED = with_task_fields(ResponsesRequest).model_validate(
+    {"model": "default", "input": "What?", "metadata": {"a": "b"}}
+)
+RESPONSES_HEAD = {"id": "resp_1", "model": "m", "created_at": 1, **parameters_of(ASKED, understand(ASKED))}
+REPLIES: dict[str, Any] = {"ChatCompletion": ChatReply, "Completion": CompletionReply, "ResponseBody": ResponsesReply}
+
+KNOWN = answer(
+    "é star",
+    logprobs=(
+        TokenLogprob("", -0.5),
+        TokenLogprob("é", -0.25, (("é", -0.25), ("e", -1.5))),
+        TokenLogprob(" star", -0.125, ((" star", -0.125),)),
+    ),
+)
+SCORED = answer("yes", finish="choice", choice={"yes": 0.75, "no": 0.25})
+FAILED = answer("a", error=AnswerError(code="engine_failed", message="It failed."))
+
+
+def piece(text: str, index: int = 0) -> TextDelta:
+    return TextDelta(index=index, text=text)
+
+
+CASES: dict[str, tuple[list[TextDelta | Answer], dict[str, Any]]] = {
+    "pieces": ([piece("a "), piece("star\n\n"), answer("a star", unfamiliar=False)], {}),
+    "no text": ([answer("")], {}),
+    "cut": ([piece("a"), answer("a", finish="length", unfamiliar=True)], {}),
+    "scored": ([SCORED], {}),
+    "failed": ([piece("a "), FAILED], {}),
+    "log-probabilities": ([piece("é star"), KNOWN], {"with_logprobs": True}),
+    "log-probabilities without a wish": ([KNOWN], {}),
+    "scored with log-probabilities": ([SCORED], {"with_logprobs": True}),
+}
+SEVERAL: list[TextDelta | Answer] = [
+    *(piece("blue", 1), piece("a star"), answer("blue", index=1, finish="length"), answer("a star"))
+]
+CASES_OF_SEVERAL = {
+    "answers": (SEVERAL, {"num_answers": 2, "with_usage": True}),
+    "prompts": (SEVERAL, {"num_prompts": 2, "with_usage": True}),
+}
+
+
+def streamed(reply: Reply, events: list[TextDelta | Answer]) -> list[str]:
+    """The lines of a stream. An event's index is that of its answer."""
+
+    async def given() -> AsyncIterator[NumberedEvent]:
+        for event in events:
+            yield event.index, event
+
+    async def collect() -> bytes:
+        return b"".join([frame async for frame in reply.frames(given())])
+
+    return asyncio.run(collect()).decode().split("\n")
+
+
+@pytest.mark.parametrize("schema", REPLIES)
+def test_answers_whole_and_streamed(schema: str, snapshot: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(responses, "time", SimpleNamespace(time=lambda: 2.5))
+    is_response = schema == "ResponseBody"
+    head, cases = (RESPONSES_HEAD, CASES) if is_response else (HEAD, CASES | CASES_OF_SEVERAL)
+    for name, (events, options) in cases.items():
+        reply = REPLIES[schema](head, **options)
+        assert streamed(reply, events) == snapshot(name=f"{schema} {name}")
+        if FAILED not in events:
+            body = reply.whole(sorted((one for one in events if isinstance(one, Answer)), key=lambda one: one.index))
+            check_documented(body, schema)
+            assert json.dumps(body) == snapshot(name=f"{schema} {name}, whole")
+
+
+def test_reader_stalled_at_the_end_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replying, "STALLED_READER_S", 0.05)
+    handle = RequestHandle(0, cancel=lambda handle: None)
+    handle.deliver(answer())
+
+    async def send(message: Message) -> None:
+        if message.get("more_body") is False:
+            await asyncio.Event().wait()
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def stream_it() -> None:
+        reply = AnswerResponse(Pending(answering=[handle], reply=ChatReply(HEAD)), is_stream=True)
+        scope = {"type": "http", VISIT: Visit()}
+        streaming_it = asyncio.create_task(reply(scope, receive, send))
+        assert (await asyncio.wait({streaming_it}, timeout=20))[0]
+        with pytest.raises(TimeoutError):
+            await streaming_it
+
+    asyncio.run(stream_it())
+    assert handle.is_cancelled
