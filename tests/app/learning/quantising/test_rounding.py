@@ -23,6 +23,7 @@ from llama_adapter.runtime.schemes.scheme import Parts, TensorForm, find_scheme
 from llama_adapter.vision.encoder import encoder_from_state
 from tests.app.assembled import assemble_sources
 from tests.app.golden import model_options
+from tests.llm.toys import forward
 
 FILES = sorted(str(path) for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))
 
@@ -54,10 +55,8 @@ def outputs(
     visual_queries = encoder(torch.from_numpy(np.stack([sample.pixels for sample in samples])))
     logits = []
     for sample, visual_query in zip(samples, visual_queries, strict=True):
-        length = len(sample.token_ids)
-        mask = torch.ones(1, 1, length, length, dtype=torch.bool).tril()
         prefix = decoder.project_prefix(visual_query[None])
-        hidden = decoder(torch.tensor([sample.token_ids]), torch.arange(length)[None], mask, prefix)
+        hidden = forward(decoder, torch.tensor([sample.token_ids]), prefix)
         logits.append(decoder.logits(hidden[0, sample.num_prompt_tokens - 1 :]))
     return visual_queries, torch.cat(logits)
 

@@ -46,15 +46,11 @@ def encode(pixels_BHWC: torch.Tensor) -> torch.Tensor:
     return pixels_BHWC[:, 0, 0, 0].float()[:, None, None].expand(-1, *SHAPE)
 
 
-def items() -> dict[str, PictureInput]:
-    return {digest: PictureInput(source=str(number), label=f"{number}.png") for number, digest in enumerate(DIGESTS)}
-
-
 def test_pictures_are_encoded_once_for_all_runs_and_bad_ones_are_named(tmp_path: Path) -> None:
     reader, seen = Pictures(), list[tuple[int, int]]()
     unreadable = encode_pictures(
         open_cache(tmp_path),
-        items(),
+        {digest: PictureInput(source=str(number), label=f"{number}.png") for number, digest in enumerate(DIGESTS)},
         reader=reader,
         encode=encode,
         batch_size=2,
