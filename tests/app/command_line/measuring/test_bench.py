@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from syrupy.assertion import SnapshotAssertion
 
 from llama_adapter.app.command_line.main import main
 from llama_adapter.app.command_line.measuring.bench import BenchJob, run_bench
@@ -119,25 +118,6 @@ def test_rates_are_medians_and_shares_follow_the_fullest_calls() -> None:
     assert batch.bound_by == "overhead"
     assert batch.busy_cpus == pytest.approx(0.5)
     assert (batch.latency_p50_ms, batch.latency_p95_ms) == (2, 3)
-
-
-def test_flags_that_are_usage_errors(
-    capsys: pytest.CaptureFixture[str], snapshot: SnapshotAssertion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for flags in (
-        ["--random", "14B"],
-        ["--random", "tiny", "--model", "bundle"],
-        ["--rounds", "0"],
-        ["--pictures", "0"],
-        ["--batch-sizes", "0"],
-        ["--workload", "caption", "--question", "Why?"],
-        ["--plot", "plot.jpeg"],
-        ["--plot", "nowhere/plot.png"],
-        ["--out", "nowhere/result.json"],
-    ):
-        assert main(["bench", *flags]) == 2
-    assert capsys.readouterr().err == snapshot
 
 
 def test_the_command_prints_json_and_writes_the_same_to_a_file(
