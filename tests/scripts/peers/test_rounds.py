@@ -150,7 +150,7 @@ def test_child_process_replies_on_stdout(tmp_path: Path) -> None:
     assert all(figure.rate > 0 for figure in reply.figures)
 
 
-def test_new_run_replaces_its_own_rows_only(tmp_path: Path) -> None:
+def test_new_run_replaces_what_it_measures_only(tmp_path: Path) -> None:
     before = results(row("hf-float32", (1.0,)), row("ours-float32", (2.0,)))
     after = Results(runs={"second": {}}, rows=(row("ours-float32", (3.0, 4.0), run="second"),))
     everything = Results(runs={"third": {}}, rows=tuple(replace(one, run="third") for one in before.rows))
@@ -161,6 +161,11 @@ def test_new_run_replaces_its_own_rows_only(tmp_path: Path) -> None:
     assert [(one.engine, one.rates) for one in merged.rows] == [("hf-float32", (1.0,)), ("ours-float32", (3.0, 4.0))]
     assert set(merged.runs) == {"first", "second"}
     assert set(before.merged(everything).runs) == {"third"}  # a run without rows is dropped
+    # An engine that is measured is no longer missing.
+    gone = Missing(engine="hf-float32", size="1B", section="decode", threads=1, problem="missing", reason="none")
+    lacking = replace(results(), missing=(gone,))
+    assert lacking.merged(results()).missing == (gone,)
+    assert lacking.merged(results(row("hf-float32", (1.0,)))).missing == ()
 
 
 def test_figures_with_other_instructions_have_a_page_of_their_own(tmp_path: Path) -> None:
@@ -171,14 +176,6 @@ def test_figures_with_other_instructions_have_a_page_of_their_own(tmp_path: Path
     assert [load(tmp_path, one).rows[0].rates for one in (Results(), capped)] == [(2.0,), (1.0,)]
     assert load(tmp_path, capped).instructions == "avx2"
     assert "--instructions avx2" in (tmp_path / "peers-avx2.md").read_text()
-
-
-def test_measured_engine_is_no_longer_missing() -> None:
-    gone = Missing(engine="hf-float32", size="1B", section="decode", threads=1, problem="missing", reason="none")
-    before = replace(results(), missing=(gone,))
-
-    assert before.merged(results()).missing == (gone,)
-    assert before.merged(results(row("hf-float32", (1.0,)))).missing == ()
 
 
 def test_target_is_a_ratio_of_medians_to_the_best_peer() -> None:
@@ -336,9 +333,7 @@ def test_engines_of_a_gpu_run_by_importance() -> None:
     assert {task.size for task in tasks if task.engine.program == "llama.cpp"} == {"1B"}
     compiled = next(task for task in tasks if task.engine.program == "hf-compiled")
     assert compiled.rungs == (("decode", 1), ("decode", 16), ("decode", 5), ("decode", 64))
-
-
-def test_the_cpu_can_stand_in_for_a_gpu() -> None:
+    # The CPU can stand in for a GPU.
     assert {task.device for task in replace(GPU_PLAN, on="cpu").tasks()} == {"cpu"}
 
 
