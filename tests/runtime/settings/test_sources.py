@@ -35,8 +35,7 @@ def parse() -> Parse:
         if file is not None:
             Path("run.yaml").write_text(file, encoding="utf-8")
             words += ("--config", "run.yaml")
-        options: Namespace = build_parser().parse_args(words)
-        return options
+        return build_parser().parse_args(words)
 
     return parse
 

@@ -158,7 +158,6 @@ def test_the_reference_loop_gives_the_greedy_tokens_of_our_engine(lengths: tuple
         engine.submit(GenerateRequest(id=index, prompt_ids=prompt, prefix=prefix, sampling=sampling))
     ours: list[list[int]] = [[] for _ in prompts]
     for output in drain(engine):
-        assert output.token_id is not None
         ours[output.request_id].append(output.token_id)
 
     # Like the reference, the loop ends with its longest row, so rows with shorter prompts get more tokens.

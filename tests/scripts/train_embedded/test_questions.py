@@ -63,7 +63,6 @@ def test_half_of_the_existence_questions_are_answered_no() -> None:
     for _ in range(1000):
         scene = sample_scene(rng, placed=False)
         question = ask(scene, "exist", rng)
-        assert question is not None
         answers[question.answer] += 1
         if question.answer == "no":
             words = question.text.rstrip("?").split()

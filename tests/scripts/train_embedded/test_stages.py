@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.llm.tokenizer import Tokenizer
@@ -29,15 +28,10 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.load(BUNDLE / "tokenizer.model")
 
 
-def _labels(count: int) -> Tensor:
-    rng = np.random.default_rng(0)
-    return torch.from_numpy(
-        np.stack([scene_to_labels(sample_scene(rng, placed=False)) for _ in range(count)]).astype(np.int64)
-    )
-
-
 def test_the_scene_code_can_be_read_back_and_its_slot_loss_is_small() -> None:
-    code, labels = SceneCode(), _labels(64)
+    rng, code = np.random.default_rng(0), SceneCode()
+    scenes = [scene_to_labels(sample_scene(rng, placed=False)) for _ in range(64)]
+    labels = torch.from_numpy(np.stack(scenes).astype(np.int64))
     right, noise = code(labels), torch.randn(64, 10, 192)
     for scores, label in code.readings(right, labels):
         assert torch.equal(scores.argmax(-1), label)

@@ -20,8 +20,6 @@ from scripts.pages.render import render
 
 pytestmark = pytest.mark.slow
 
-CEILINGS = Ceilings(bytes_per_s=1e9, decoder_flops_per_s=1e9, encoder_flops_per_s=2e9)
-
 
 @pytest.fixture(autouse=True)
 def _small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +105,12 @@ def test_rates_are_medians_and_shares_follow_the_fullest_calls() -> None:
         for wall_s in (15.0, 20.0, 30.0)
     ]
 
-    batch = summarise(rounds, batch_size=2, ceilings=CEILINGS, warm_up_s=0.0)
+    batch = summarise(
+        rounds,
+        batch_size=2,
+        ceilings=Ceilings(bytes_per_s=1e9, decoder_flops_per_s=1e9, encoder_flops_per_s=2e9),
+        warm_up_s=0.0,
+    )
 
     assert (batch.pictures_per_s, batch.tokens_per_s) == pytest.approx((0.15, 1.5))
     assert batch.programs["step"].bandwidth_share == pytest.approx(0.5)

@@ -45,13 +45,11 @@ class Folder:
         out = self.path.parent / f"{self.path.name}-scores"
         ran = self._run("eval", str(self.path), "--out", str(out), "--reader", "thread", *flags)
         assert ran.code == code, ran.err
-        found: dict[str, Any] = json.loads((out / "scores.json").read_text())
-        return found
+        return json.loads((out / "scores.json").read_text())
 
 
 def value(figures: dict[str, Any], name: str) -> float:
-    found: float = figures[name]["value"]
-    return found
+    return figures[name]["value"]
 
 
 @pytest.mark.slow
@@ -240,7 +238,6 @@ def test_examples_of_a_picture_are_told_apart_by_their_answers_where_questions_d
     )
     in_other_order = [outcome("Blue?", "no"), replace(outcome("Red?", "yes"), answer="no"), outcome("Red?", "yes")]
     mcnemar = comparison([outcome("Red?", "yes"), outcome("Blue?", "no")], in_other_order).mcnemar
-    assert mcnemar is not None
     assert (mcnemar.num_one_right, mcnemar.num_other_right, mcnemar.num_both_wrong) == (1, 0, 1), "the first of two"
     twice = [*others, outcome("Is it round?", "yes")]
     assert compared(worded, twice)[0] == 2, "two questions with the same answer about one picture"

@@ -16,10 +16,10 @@ def write_lines(path: Path, *rows: dict[str, Any]) -> Path:
     return path
 
 
-def example(*answers: str, source: str | None = None, instruction: str | None = None, **fields: Any) -> Example:
-    """An example of open answers about a picture, or about none; `fields` are those of `Example`."""
-    item = PictureInput(source=source, label=source or "line 1", columns=fields.pop("columns", {}))
-    question = QuestionFields(instruction=instruction)
+def example(*answers: str, source: str | None = None, columns: dict[str, str] | None = None, **fields: Any) -> Example:
+    """An example of open answers about a picture or none; `fields` are those of its question and of `Example`."""
+    item = PictureInput(source=source, label=source or "line 1", columns=columns or {})
+    question = QuestionFields(instruction=fields.pop("instruction", None), input=fields.pop("input", None))
     return Example(
         **{"item": item, "question": question, "task": "answer", "answers": answers, "place": "data", **fields}
     )

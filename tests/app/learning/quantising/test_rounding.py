@@ -102,7 +102,6 @@ def test_every_linear_layer_of_a_model_is_rounded(adapter: str) -> None:
         forms = expected_forms(config, dtype=torch.float32, precision="int4")
         assert {name: TensorForm(tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()} == forms
     assert seen == [(number + 1, len(seen)) for number in range(len(seen))]
-    assert vision.origin is not None
     assert vision.origin.calibration_pictures == 8
 
 

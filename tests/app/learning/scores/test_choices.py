@@ -76,7 +76,6 @@ def test_figures_are_those_of_scikit_learn() -> None:
     for name, shares in EXPECTED["classes"].items():
         assert [of_classes[one, name] for one in CLASSES] == pytest.approx(shares)
     counted = confusion(table)
-    assert counted is not None
     assert counted.columns == CLASSES
     assert counted.counts == ((9, 1, 1), (2, 3, 2), (0, 1, 5)), "right answers in rows"
 
@@ -84,7 +83,6 @@ def test_figures_are_those_of_scikit_learn() -> None:
 def test_an_answer_that_names_no_choice_is_wrong_and_has_a_column() -> None:
     counted = confusion(read_choices(asked(("perhaps", "no"), ("yes", "yes"))))
 
-    assert counted is not None
     assert counted.columns == ("yes", "no", "(other)")
     assert counted.counts == ((1, 0, 0), (0, 0, 1))
     assert figures_of(asked(("perhaps", "no"), ("yes", "yes")))["accuracy"] == 0.5

@@ -17,8 +17,6 @@ def one_figure(values: np.ndarray, groups: Ints | None = None, *, count: int = 1
 
 
 def width(figure: Figure) -> float:
-    assert figure.low is not None
-    assert figure.high is not None
     return figure.high - figure.low
 
 

@@ -77,10 +77,6 @@ def replaced(path: Path, make: Callable[[Path], object]) -> None:
     make(path)
 
 
-def with_content(path: Path) -> None:
-    (path / "more").mkdir(parents=True)
-
-
 WRONG: list[Callable[[Path], object]] = [
     lambda path: path.write_bytes(path.read_bytes()[:-3]),
     lambda path: path.write_bytes(b""),
@@ -91,7 +87,7 @@ WRONG: list[Callable[[Path], object]] = [
     lambda path: save_file({"encoded": torch.ones(SHAPE, dtype=torch.bfloat16)}, path),  # without a digest
     lambda path: save_file({"encoded": torch.ones(SHAPE), "sha256": torch.zeros(32, dtype=torch.uint8)}, path),
     partial(replaced, make=Path.mkdir),
-    partial(replaced, make=with_content),
+    partial(replaced, make=lambda path: (path / "more").mkdir(parents=True)),
     partial(replaced, make=os.mkfifo),
     partial(replaced, make=lambda path: path.symlink_to("nowhere")),
 ]
