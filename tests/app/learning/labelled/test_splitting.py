@@ -84,16 +84,17 @@ def test_a_split_of_the_data_wins_and_parts_that_it_lacks_are_taken_from_its_tra
     assert {one.split for one in parts["validation"] + parts["train"]} == {"train"}
 
 
-def test_copies_of_a_held_out_picture_are_held_out_too() -> None:
+def test_copies_of_a_held_out_picture_are_held_out_too_unless_the_data_say_otherwise() -> None:
     examples = [
         example(1, split="test", question="?"),
         example(1, question="!"),
+        example(1, question=".", split="train"),
         example(2),
         example(3, split="dev set"),
     ]
     parts = split_examples(examples, shares={"train": 0.9, "test": 0.1}, seed=1)
 
-    assert sizes(parts) == {"train": 1, "test": 2, "dev set": 1}
+    assert sizes(parts) == {"train": 2, "test": 2, "dev set": 1}
 
 
 @pytest.mark.parametrize("shares", [{}, {"train": 1.0, "test": 0.0}, {"train": 0.5, "test": 0.6}])
