@@ -25,13 +25,10 @@ def parsed(*arguments: str) -> tuple[Settings, Path | None]:
     return parse_settings("", arguments, page="x", full=FULL, quick=QUICK)[:2]
 
 
-def test_flags_replace_fields_of_the_settings() -> None:
+def test_flags_replace_fields_and_a_quick_run_writes_only_into_a_given_folder(tmp_path: Path) -> None:
     assert parsed() == (FULL, DOCS)
     assert parsed("--clients", "2", "3") == (Settings(clients=(2, 3)), DOCS)
     assert parsed("--quick", "--seconds", "1") == (Settings(seconds=1.0, clients=(1,)), None)
-
-
-def test_a_quick_run_writes_only_into_a_given_folder(tmp_path: Path) -> None:
     assert parsed("--quick", "--out", str(tmp_path / "new")) == (QUICK, tmp_path / "new")
     assert (tmp_path / "new").is_dir()
 

@@ -35,8 +35,7 @@ def parse() -> Parse:
         if file is not None:
             Path("run.yaml").write_text(file, encoding="utf-8")
             words += ("--config", "run.yaml")
-        options: Namespace = build_parser().parse_args(words)
-        return options
+        return build_parser().parse_args(words)
 
     return parse
 
@@ -56,30 +55,30 @@ def test_flag_then_variable_then_file_then_default(parse: Parse, monkeypatch: py
     assert source(parse("caption", "--batch-size", "4", file=file), "batch_size") == (4, "--batch-size")
 
 
-FORMS = [
-    ("computation: {batch_size: auto}", "batch_size", "auto"),
-    ("computation: {encoder_process: yes}", "encoder_process", True),
-    ("model: {llama_type: 7}", "llama_type", "7"),
-    ("model: {channel_order: auto}", "channel_order", "auto"),
-    ("prompt: {prompt: no}", "prompt", "no"),
-    ("generation: {temperature: 1e-3}", "temperature", 0.001),
-    ("generation: {seed: null}", "seed", None),
-    ("input: {pictures: a.png}", "pictures", ["a.png"]),
-    ("input: {pictures: [a.png, b.png]}", "pictures", ["a.png", "b.png"]),
-    ("input: {shard: 1/4}", "shard", (1, 4)),
-    ("input: {shard: [1, 4]}", "shard", (1, 4)),
-    ("output: {overwrite: true}", "overwrite", True),
-    ("profiling: {profile: marks}", "profile", "marks"),
-]
-
-
-@pytest.mark.parametrize(("file", "key", "value"), FORMS)
+@pytest.mark.parametrize(
+    ("file", "key", "value"),
+    [
+        ("computation: {batch_size: auto}", "batch_size", "auto"),
+        ("computation: {encoder_process: yes}", "encoder_process", True),
+        ("model: {llama_type: 7}", "llama_type", "7"),
+        ("model: {channel_order: auto}", "channel_order", "auto"),
+        ("prompt: {prompt: no}", "prompt", "no"),
+        ("generation: {temperature: 1e-3}", "temperature", 0.001),
+        ("generation: {seed: null}", "seed", None),
+        ("input: {pictures: a.png}", "pictures", ["a.png"]),
+        ("input: {pictures: [a.png, b.png]}", "pictures", ["a.png", "b.png"]),
+        ("input: {shard: 1/4}", "shard", (1, 4)),
+        ("input: {shard: [1, 4]}", "shard", (1, 4)),
+        ("output: {overwrite: true}", "overwrite", True),
+        ("profiling: {profile: marks}", "profile", "marks"),
+    ],
+)
 def test_a_file_gives_the_value_that_the_flag_would_give(parse: Parse, file: str, key: str, value: object) -> None:
     assert source(parse("caption", file=file), key)[0] == value
 
 
 def test_choices_in_a_file_are_texts(parse: Parse) -> None:
-    for choices in ("[Yes, No]", "Yes,No"):
+    for choices in ("[Yes, No]", "Yes,No", "Yes, No"):
         assert parse("ask", file=f"prompt:\n  choices: {choices}").choices == ("Yes", "No")
     for texts in (["yes", "no, it is not"], ["[a]", "b"], ["[a", 'b]"']):
         given = json.dumps(texts)

@@ -13,8 +13,6 @@ from llama_adapter.app.jobs.records.record import read_records
 from llama_adapter.runtime.terminal.stderr_lines import can_overwrite_lines, say
 from tests.parity.golden import model_flags, picture
 
-WAYS = ["reader gone", "disk full"]
-
 
 @contextmanager
 def deaf_stderr(way: str) -> Iterator[None]:
@@ -35,7 +33,7 @@ def deaf_stderr(way: str) -> Iterator[None]:
         stream.close()
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["reader gone", "disk full"])
 def test_work_and_exit_codes_do_not_depend_on_stderr(way: str, tmp_path: Path) -> None:
     out = tmp_path / "answers.jsonl"
     flags = [*model_flags(), "--max-new-tokens", "2", "--reader", "thread", "--out", str(out)]

@@ -150,7 +150,7 @@ def test_child_process_replies_on_stdout(tmp_path: Path) -> None:
     assert all(figure.rate > 0 for figure in reply.figures)
 
 
-def test_new_run_replaces_its_own_rows_only(tmp_path: Path) -> None:
+def test_new_run_replaces_what_it_measures_only(tmp_path: Path) -> None:
     before = results(row("hf-float32", (1.0,)), row("ours-float32", (2.0,)))
     after = Results(runs={"second": {}}, rows=(row("ours-float32", (3.0, 4.0), run="second"),))
     everything = Results(runs={"third": {}}, rows=tuple(replace(one, run="third") for one in before.rows))
@@ -161,6 +161,11 @@ def test_new_run_replaces_its_own_rows_only(tmp_path: Path) -> None:
     assert [(one.engine, one.rates) for one in merged.rows] == [("hf-float32", (1.0,)), ("ours-float32", (3.0, 4.0))]
     assert set(merged.runs) == {"first", "second"}
     assert set(before.merged(everything).runs) == {"third"}  # a run without rows is dropped
+    # An engine that is measured is no longer missing.
+    gone = Missing(engine="hf-float32", size="1B", section="decode", threads=1, problem="missing", reason="none")
+    lacking = replace(results(), missing=(gone,))
+    assert lacking.merged(results()).missing == (gone,)
+    assert lacking.merged(results(row("hf-float32", (1.0,)))).missing == ()
 
 
 def test_figures_with_other_instructions_have_a_page_of_their_own(tmp_path: Path) -> None:
@@ -173,21 +178,12 @@ def test_figures_with_other_instructions_have_a_page_of_their_own(tmp_path: Path
     assert "--instructions avx2" in (tmp_path / "peers-avx2.md").read_text()
 
 
-def test_measured_engine_is_no_longer_missing() -> None:
-    gone = Missing(engine="hf-float32", size="1B", section="decode", threads=1, problem="missing", reason="none")
-    before = replace(results(), missing=(gone,))
-
-    assert before.merged(results()).missing == (gone,)
-    assert before.merged(results(row("hf-float32", (1.0,)))).missing == ()
-
-
 def test_target_is_a_ratio_of_medians_to_the_best_peer() -> None:
     target = Target(part="decode", ours="ours-int8", peers=("slow", "fast", "absent"), size="1B", batch=1, wanted=1.5)
     found = results(row("ours-int8", (9.0, 30.0, 28.0)), row("slow", (5.0,)), row("fast", (20.0, 10.0, 21.0)))
 
     reached = check(target, found, threads=1)
 
-    assert reached.peer is not None
     assert reached.peer.engine == "fast"
     assert reached.ratio == pytest.approx(28.0 / 20.0)
     assert reached.is_met is False
@@ -218,7 +214,6 @@ def test_page_marks_missed_targets_their_bound_and_other_runs() -> None:
 
     assert "| 1B decode, batch 1 | ours-bfloat16 | llama.cpp-bf16 | 1.0x | 0.80x | **missed** | memory: 8" in page
     share = share_of(found.rows[0], found)
-    assert share is not None
     assert share.memory == pytest.approx(0.81, abs=0.04)
     assert share_of(found.rows[1], found) is None
 
@@ -249,8 +244,6 @@ def test_share_of_one_row_is_of_the_bandwidth_between_its_steps() -> None:
 
     shares = [share_of(one, results(one, *ceilings)) for one in (beside, alone)]
 
-    assert shares[0] is not None
-    assert shares[1] is not None
     assert shares[0].memory / shares[1].memory == pytest.approx((30 / 60) / (20 / 80))
 
 
@@ -336,9 +329,7 @@ def test_engines_of_a_gpu_run_by_importance() -> None:
     assert {task.size for task in tasks if task.engine.program == "llama.cpp"} == {"1B"}
     compiled = next(task for task in tasks if task.engine.program == "hf-compiled")
     assert compiled.rungs == (("decode", 1), ("decode", 16), ("decode", 5), ("decode", 64))
-
-
-def test_the_cpu_can_stand_in_for_a_gpu() -> None:
+    # The CPU can stand in for a GPU.
     assert {task.device for task in replace(GPU_PLAN, on="cpu").tasks()} == {"cpu"}
 
 

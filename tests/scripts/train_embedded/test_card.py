@@ -10,11 +10,9 @@ from scripts.common import DOCS
 from scripts.pages.render import read
 from scripts.train_embedded.card import main, put_scores
 
-BUNDLE = DOCS.parent / "assets" / "embedded"
-
 
 def test_the_scores_are_those_of_the_model_in_the_repository() -> None:
-    manifest = json.loads((BUNDLE / "manifest.json").read_text(encoding="utf-8"))
+    manifest = json.loads((DOCS.parent / "assets" / "embedded" / "manifest.json").read_text(encoding="utf-8"))
 
     assert read("embedded-model")["scores"]["float32"]["model"] == manifest["digest"]
 

@@ -10,17 +10,13 @@ from PIL import Image
 from scripts.pages.render import as_text
 from scripts.train_embedded.card import PLACE, put, read
 from scripts.train_embedded.curves import MOST_POINTS, collect, draw, main, mean_of_tasks, thin
+from tests.app.learning.labelled.tables import write_lines
 
 TASKS = {"caption": 0.5, "exist": 0.75, "pair-caption": 0.25}
 
 
 def point(step: int, **values: dict[str, float]) -> dict[str, Any]:
     return {"step": step, "num_steps": 400, "processor_s": step * 0.3, **values}
-
-
-def write_curve(run: Path, name: str, points: list[dict[str, Any]]) -> None:
-    run.mkdir(exist_ok=True)
-    (run / f"{name}.curve.jsonl").write_text("".join(json.dumps(one) + "\n" for one in points))
 
 
 def test_thinned_series_keeps_its_ends() -> None:
@@ -63,7 +59,7 @@ def test_collecting_keeps_known_figures_and_plots_are_drawn_from_them(
     run, into = tmp_path / "run", tmp_path / "figures.json"
     put(into, "training", "vision", value={"steps": 7})
     put(into, "ablation", value={"caption": 50.0})
-    write_curve(run, "code", [point(25, figures={"loss": 1.0}), point(200, scores=TASKS)])
+    write_lines(run / "code.curve.jsonl", point(25, figures={"loss": 1.0}), point(200, scores=TASKS))
 
     collect(run, into)
 

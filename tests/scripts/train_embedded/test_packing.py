@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 
+from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.prompt import format_prompt
 from llama_adapter.llm.tokenizer import Tokenizer
@@ -14,6 +15,7 @@ from scripts.train_embedded.questions import Question
 from scripts.train_embedded.sizes import build_decoder
 from scripts.train_embedded.tokens import train_tokenizer
 from tests.bounds import Float64, difference, spread
+from tests.llm.toys import forward
 
 QUESTIONS = [
     Question(task="color", text="What color is the star?", answer="red"),
@@ -51,11 +53,17 @@ def test_packed_tokens_are_those_of_prompt_and_answer_encoded_together(tokenizer
         assert tokenizer.decode(targets[:-1]).strip() == question.answer
 
 
-def test_packing_does_not_change_hidden_states(tokenizer: Tokenizer) -> None:
+@pytest.fixture
+def decoder() -> LlamaAdapterDecoder:
+    """A random decoder with open gates."""
     torch.manual_seed(0)
     decoder = build_decoder()
     with torch.no_grad():
         decoder.adapter.gates.fill_(0.5)
+    return decoder
+
+
+def test_packing_does_not_change_hidden_states(tokenizer: Tokenizer, decoder: LlamaAdapterDecoder) -> None:
     prefix = decoder.project_prefix(torch.randn(1, 10, 192))
 
     def answer_states(questions: list[Question], index: int) -> torch.Tensor:
@@ -71,11 +79,7 @@ def test_packing_does_not_change_hidden_states(tokenizer: Tokenizer) -> None:
     assert difference(torch.cat(together), torch.cat(apart)) <= spread(torch.cat(apart), torch.cat(exact))
 
 
-def test_the_training_pass_gives_the_states_of_the_decoder(tokenizer: Tokenizer) -> None:
-    torch.manual_seed(0)
-    decoder = build_decoder()
-    with torch.no_grad():
-        decoder.adapter.gates.fill_(0.5)
+def test_the_training_pass_gives_the_states_of_the_decoder(tokenizer: Tokenizer, decoder: LlamaAdapterDecoder) -> None:
     visual_query = torch.randn(2, 10, 192)
     packed = Packer(tokenizer).pack([QUESTIONS, QUESTIONS[1:]])
     prefix = decoder.project_prefix(visual_query)
@@ -98,10 +102,8 @@ def test_an_untrained_decoder_is_not_scored_as_right(tokenizer: Tokenizer) -> No
 
 def test_biases_of_keys_and_values_get_no_gradient() -> None:
     decoder = build_decoder()
-    tokens = torch.randint(0, 1024, (1, 6))
-    mask = torch.ones(6, 6, dtype=torch.bool).tril()[None, None]
-    hidden = decoder(tokens, torch.arange(6)[None], mask, decoder.project_prefix(torch.randn(1, 10, 192)))
-    hidden.square().sum().backward()
+    prefix = decoder.project_prefix(torch.randn(1, 10, 192))
+    forward(decoder, torch.randint(0, 1024, (1, 6)), prefix).square().sum().backward()
     gradient = decoder.layers[0].attention.qkv.bias.grad
     assert gradient[:192].abs().max() > 0
     assert not gradient[192:].any()

@@ -4,8 +4,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
-from scripts.train_embedded.questions import CLASSES, NOT_ASKED, ask, caption, focus_words
+from scripts.train_embedded.questions import CLASSES, NOT_ASKED, TASKS, ask, caption, focus_words
 from scripts.train_embedded.world import COLOR_NAMES, SHAPES, SIZES, Scene, sample_scene, scene_from_words
 
 STAR = ("small", "red", "star", "top left")
@@ -33,39 +34,10 @@ def _asked(scene: Scene, task: str, count: int = 200) -> dict[str, str]:
     return {question.text: question.answer for question in questions if question is not None}
 
 
-@pytest.mark.parametrize(
-    ("task", "wanted"),
-    [
-        ("count", {"How many objects are there?": "three", "How many objects are in the picture?": "three"}),
-        ("color", {"What color is the star?": "red", "What color is the cross?": "orange"}),
-        ("shape", {"What shape is the orange object?": "cross", "What shape is the blue object?": "ring"}),
-        ("size", {"Is the ring large or small?": "large", "Is the star large or small?": "small"}),
-        ("where", {"Where is the star?": "at the top left", "Where is the cross?": "at the right"}),
-        ("count_shape", {"How many crosses are there?": "one", "How many moons are there?": "zero"}),
-        ("count_color", {"How many red objects are there?": "one", "How many black objects are there?": "zero"}),
-        ("exist", {"Is there an orange cross?": "yes", "Is there a red star?": "yes", "Is there a red ring?": "no"}),
-        (
-            "rel_yn",
-            {
-                "Is the star to the left of the cross?": "yes",
-                "Is the star to the right of the cross?": "no",
-                "Is the ring below the star?": "yes",
-                "Is the ring above the star?": "no",
-            },
-        ),
-        (
-            "rel_what",
-            {
-                "What is to the right of the ring?": "a large orange cross",
-                "What is above the cross?": "a small red star",
-                "What is below the cross?": "a large blue ring",
-            },
-        ),
-    ],
-)
-def test_questions_have_their_one_right_answer(task: str, wanted: dict[str, str]) -> None:
+@pytest.mark.parametrize("task", [task for task in TASKS if task != "caption"])
+def test_questions_have_their_one_right_answer(task: str, snapshot: SnapshotAssertion) -> None:
     asked = _asked(scene_from_words([STAR, RING, CROSS]), task)
-    assert wanted.items() <= asked.items()
+    assert [f"{text} {answer}" for text, answer in sorted(asked.items())] == snapshot
 
 
 def test_things_that_are_not_unique_are_not_asked_about() -> None:
@@ -91,7 +63,6 @@ def test_half_of_the_existence_questions_are_answered_no() -> None:
     for _ in range(1000):
         scene = sample_scene(rng, placed=False)
         question = ask(scene, "exist", rng)
-        assert question is not None
         answers[question.answer] += 1
         if question.answer == "no":
             words = question.text.rstrip("?").split()

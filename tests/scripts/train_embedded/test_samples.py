@@ -8,22 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from PIL import Image
 
 from llama_adapter.vision.errors import PictureError
 from llama_adapter.vision.image import load_picture
 from scripts.train_embedded.questions import CAPTION_QUESTIONS, COUNT_QUESTIONS, NUMBERS, RELATIONS, at
 from scripts.train_embedded.samples import WHOLE, Sample, draw_samples, samples
-from scripts.train_embedded.world import (
-    COLOR_NAMES,
-    NEVER_DRAWN,
-    PICTURE_SIZE,
-    POSITIONS,
-    SHAPES,
-    SIZES,
-    Scene,
-)
+from scripts.train_embedded.world import COLOR_NAMES, NEVER_DRAWN, PICTURE_SIZE, POSITIONS, SHAPES, SIZES
 
 ASSETS = Path(__file__).parents[3] / "assets"
 PICTURES, BROKEN = ASSETS / "pictures", ASSETS / "broken"
@@ -38,11 +29,6 @@ def drawn() -> list[Sample]:
     return list(samples())
 
 
-@pytest.fixture(scope="module")
-def scenes(drawn: Sequence[Sample]) -> list[Scene]:
-    return [sample.scene for sample in drawn]
-
-
 def test_samples_have_a_caption_and_the_size_of_clip() -> None:
     captions = {line["picture"] for line in _lines(PICTURES) if line["task"] == "caption"}
     files = {path.name for path in PICTURES.iterdir() if path.suffix in (".png", ".jpg")}
@@ -53,7 +39,8 @@ def test_samples_have_a_caption_and_the_size_of_clip() -> None:
             assert image.mode == "RGB"
 
 
-def test_samples_cover_all_attributes_and_numbers(scenes: Sequence[Scene]) -> None:
+def test_samples_cover_all_attributes_numbers_relations_and_faults(drawn: Sequence[Sample]) -> None:
+    scenes = [sample.scene for sample in drawn]
     things = [thing for scene in scenes for thing in scene]
     assert {(thing.shape, thing.size) for thing in things} == set(product(SHAPES, SIZES))
     assert {(thing.color, thing.size) for thing in things} == set(product(COLOR_NAMES, SIZES))
@@ -63,16 +50,11 @@ def test_samples_cover_all_attributes_and_numbers(scenes: Sequence[Scene]) -> No
     for attribute in ("shape", "color"):
         alike = [Counter(getattr(thing, attribute) for thing in scene) for scene in scenes]
         assert {number for counts in alike for number in counts.values()} == {1, 2, 3}
-
-
-def test_pairs_cover_all_relations(scenes: Sequence[Scene]) -> None:
-    """They cover every way in which a caption of two objects can be right or wrong."""
+    # Every way in which a caption of two objects can be right or wrong.
     pairs = [scene for scene in scenes if len(scene) == 2]
     ways = {(first.column == second.column, np.sign(first.row - second.row)) for first, second in pairs}
     assert ways == {(True, -1), (False, -1), (False, 0), (False, 1)}
-
-
-def test_some_pictures_have_one_shape_in_both_sizes(scenes: Sequence[Scene]) -> None:
+    # One shape in both sizes.
     contrasts = [
         (first.shape, first.color == second.color)
         for scene in scenes
@@ -81,9 +63,7 @@ def test_some_pictures_have_one_shape_in_both_sizes(scenes: Sequence[Scene]) -> 
     ]
     assert len({shape for shape, _ in contrasts}) >= 4
     assert {has_one_color for _, has_one_color in contrasts} == {True, False}
-
-
-def test_some_pictures_are_blurred_noisy_and_compressed(drawn: Sequence[Sample]) -> None:
+    # Blurred, noisy and compressed pictures.
     assert any(sample.faults.blur == 1.0 for sample in drawn)
     assert sum(sample.faults.noise == 1.0 for sample in drawn) >= 5
     assert sum(sample.name.endswith(".jpg") for sample in drawn) >= 5
@@ -124,7 +104,8 @@ def test_drawing_again_gives_the_shipped_samples(drawn: Sequence[Sample]) -> Non
     asked = [(sample.name, each.task, each.text, each.answer) for sample in drawn for each in sample.questions]
     assert asked == [tuple(line.values()) for line in _lines(PICTURES)]
     for sample in drawn:
-        difference = np.abs(sample.pixels.astype(int) - _shipped(sample)).mean()
+        with Image.open(PICTURES / sample.name) as image:
+            difference = np.abs(sample.pixels.astype(int) - np.asarray(image)).mean()
         assert difference < (6 if sample.name.endswith(".jpg") else 0.1), sample.name  # JPEG removes some of the noise
 
 
@@ -142,11 +123,6 @@ def test_writing_samples_and_broken_files(
     assert {path.name for path in (tmp_path / "broken").iterdir()} == {path.name for path in BROKEN.iterdir()}
     whole = (tmp_path / "pictures" / WHOLE).read_bytes()
     assert (tmp_path / "broken" / "truncated.png").read_bytes() == whole[: len(whole) // 2]
-
-
-def _shipped(sample: Sample) -> NDArray[np.uint8]:
-    with Image.open(PICTURES / sample.name) as image:
-        return np.asarray(image)
 
 
 @pytest.mark.parametrize(

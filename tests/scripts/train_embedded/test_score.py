@@ -7,12 +7,9 @@ from scripts.train_embedded.questions import TASKS, Question
 from scripts.train_embedded.score import OTHER_WORDS, draw_exam, grade, in_other_words, prior, refused
 
 
-def test_only_exactly_right_answers_count_after_strip() -> None:
+def test_scores_are_percent_of_exactly_right_answers_and_of_the_most_frequent_one() -> None:
     questions = [Question(task="exist", text="?", answer="yes")] * 4
     assert grade(questions, ["yes", " yes\n", "Yes", "yes."]) == {"exist": 50.0}
-
-
-def test_the_prior_is_the_share_of_the_most_frequent_answer() -> None:
     answers = ("red", "red", "blue", "green")
     questions = [Question(task="color", text="?", answer=answer) for answer in answers]
     assert prior(questions) == {"color": 50.0}

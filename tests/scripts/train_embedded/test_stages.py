@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.llm.tokenizer import Tokenizer
@@ -29,32 +28,17 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.load(BUNDLE / "tokenizer.model")
 
 
-def _labels(count: int) -> Tensor:
-    rng = np.random.default_rng(0)
-    return torch.from_numpy(
-        np.stack([scene_to_labels(sample_scene(rng, placed=False)) for _ in range(count)]).astype(np.int64)
-    )
-
-
-def test_the_scene_code_can_be_read_back() -> None:
-    code, labels = SceneCode(), _labels(64)
-    for scores, label in code.readings(code(labels), labels):
-        assert torch.equal(scores.argmax(-1), label)
-
-
-def test_slot_loss_is_small_for_the_code_and_large_for_noise() -> None:
-    code, labels = SceneCode(), _labels(64)
+def test_the_scene_code_can_be_read_back_and_its_slot_loss_is_small() -> None:
+    rng, code = np.random.default_rng(0), SceneCode()
+    scenes = [scene_to_labels(sample_scene(rng, placed=False)) for _ in range(64)]
+    labels = torch.from_numpy(np.stack(scenes).astype(np.int64))
     right, noise = code(labels), torch.randn(64, 10, 192)
+    for scores, label in code.readings(right, labels):
+        assert torch.equal(scores.argmax(-1), label)
     assert slot_loss(code, right, labels) < 1.0 < slot_loss(code, noise, labels)
-
-
-def test_unnamed_kinds_do_not_enter_the_slot_loss() -> None:
-    code, labels = SceneCode(), _labels(8)
-    spoken = code(labels)
-    hidden = labels.clone()
+    hidden = labels[:8].clone()
     hidden[0, 0, 0] = UNKNOWN
-    assert torch.isfinite(slot_loss(code, spoken, hidden))
-    assert slot_loss(code, spoken, hidden) < 1.0
+    assert slot_loss(code, right[:8], hidden) < 1.0, "unnamed kinds do not enter it"
 
 
 def test_closed_gates_are_the_tanh_of_the_trained_ones() -> None:

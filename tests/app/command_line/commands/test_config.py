@@ -61,11 +61,6 @@ def test_config_show_says_where_settings_come_from_and_is_a_file(
     assert run("config", "show").out.startswith("command: caption")
 
 
-@pytest.mark.parametrize("words", [["captoin"], ["config", "schema"], ["caption", "--blue"]])
-def test_config_show_of_what_has_no_settings(run: Run, words: list[str]) -> None:
-    assert run("config", "show", *words).code == 2
-
-
 def test_config_schema_prints_a_schema(run: Run) -> None:
     jsonschema.Draft202012Validator.check_schema(json.loads(run("config", "schema").out))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import llama_adapter.app.command_line.commands.run_server
+from llama_adapter.app.command_line.commands import run_server
 from llama_adapter.app.command_line.commands.run_server import API_KEY_VARIABLE, ServeJob, check_packages, read_api_keys
 from llama_adapter.app.command_line.doctor.environment import PAGE_PACKAGES, SERVER_PACKAGES
 from llama_adapter.app.command_line.doctor.probes import IMPORT_NAMES
@@ -71,12 +71,7 @@ def test_a_level_above_info_leaves_notes_out_and_quiet_keeps_the_address(capsys:
 def jobs(monkeypatch: pytest.MonkeyPatch) -> list[ServeJob]:
     """The jobs that would have been served."""
     served: list[ServeJob] = []
-
-    def note(job: ServeJob) -> int:
-        served.append(job)
-        return ExitCode.OK
-
-    monkeypatch.setattr(llama_adapter.app.command_line.commands.run_server, "run_serve", note)
+    monkeypatch.setattr(run_server, "run_serve", lambda job: served.append(job) or ExitCode.OK)  # type: ignore[func-returns-value]
     return served
 
 
@@ -104,7 +99,7 @@ def test_flags_reach_the_job(jobs: list[ServeJob]) -> None:
     assert (job.host, job.port, job.drain_s, job.quiet) == ("0.0.0.0", 0, 1.0, True)
     assert (job.host_names, job.allowed_hosts) == (("a.example", "b.example"), ("pictures.example",))
     assert (job.model_names, job.cors_origins) == (("a", "b"), ("https://a.example",))
-    settings = llama_adapter.app.command_line.commands.run_server.api_settings(job, keys={"a-long-key": "alice"})
+    settings = run_server.api_settings(job, keys={"a-long-key": "alice"})
     assert (settings.model_names, settings.guards.cors_origins) == (("a", "b"), ("https://a.example",))
     assert (settings.guards.api_keys, settings.guards.key_names) == (("a-long-key",), ("alice",))
     assert (job.log_level, job.log_format) == ("debug", "json")

@@ -460,27 +460,21 @@ def test_machines_with_the_real_torch_npu(npu: wheel.FakeNpu) -> None:
 
 # CANN, found by its files
 
-INSTALL_INFO = "package_name=Ascend-cann-{name}\nversion={version}\ninnerversion=V100R001\narch=x86_64\n"
-
-
-def install_toolkit(home: Path, **versions: str) -> dict[str, str]:
-    """Create CANN's folders with these packages; returns the variables that its set_env.sh sets."""
-    for folder in ("lib64", "opp", "runtime", "compiler", "x86_64-linux"):
-        (home / folder).mkdir(parents=True)
-    (home / "lib64" / "libascendcl.so").touch()
-    for name, version in versions.items():
-        text = INSTALL_INFO.format(name=name, version=version)
-        (home / "x86_64-linux" / f"ascend_{name}_install.info").write_text(text)
-    return {
-        "ASCEND_HOME_PATH": str(home),
-        "ASCEND_OPP_PATH": str(home / "opp"),
-        "LD_LIBRARY_PATH": f"/elsewhere:{home / 'lib64'}",
-    }
-
 
 @pytest.mark.usefixtures("bare")
 def test_a_toolkit_is_found_with_its_packages_or_its_fault(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
-    environ = install_toolkit(tmp_path / "cann", toolkit="8.5.0", ops="8.5.1")
+    cann = tmp_path / "cann"
+    for folder in ("lib64", "opp", "runtime", "compiler", "x86_64-linux"):
+        (cann / folder).mkdir(parents=True)
+    (cann / "lib64" / "libascendcl.so").touch()
+    for name, version in {"toolkit": "8.5.0", "ops": "8.5.1"}.items():
+        text = f"package_name=Ascend-cann-{name}\nversion={version}\ninnerversion=V100R001\narch=x86_64\n"
+        (cann / "x86_64-linux" / f"ascend_{name}_install.info").write_text(text)
+    environ = {  # as set_env.sh sets it
+        "ASCEND_HOME_PATH": str(cann),
+        "ASCEND_OPP_PATH": str(cann / "opp"),
+        "LD_LIBRARY_PATH": f"/elsewhere:{cann / 'lib64'}",
+    }
     home, library = {"ASCEND_HOME_PATH": ""}, {"LD_LIBRARY_PATH": ""}
     changes = [{}, home, {"ASCEND_HOME_PATH": "/no/where"}, {"ASCEND_OPP_PATH": "/no/where"}, library, home | library]
     found = [look_at_cann({**environ, **change}, works=False) for change in changes]

@@ -128,10 +128,6 @@ def truncated(folder: Path, kept: int) -> ModelSources:
     return changed(adapter=folder / ADAPTER.name, clip=folder / CLIP.name)
 
 
-def released_name(folder: Path) -> ModelSources:
-    return changed(adapter=shutil.copy(ADAPTER, folder / f"{next(iter(RELEASED_ADAPTERS))}_BIAS-7B.pth"))
-
-
 def edited_adapter(folder: Path, edit: Callable[[dict[str, Any]], object], source: Path = ADAPTER) -> ModelSources:
     with torch.serialization.safe_globals([Namespace]):
         content = torch.load(source, weights_only=True)
@@ -163,7 +159,9 @@ FAULTY: dict[str, Callable[[Path], ModelSources | Path]] = {
     "more layers": more_layers,
     "no tokenizer": no_tokenizer,
     "number of heads unknown": lambda folder: changed(visual_heads=None),
-    "digest of another file": released_name,
+    "digest of another file": lambda folder: changed(
+        adapter=shutil.copy(ADAPTER, folder / f"{next(iter(RELEASED_ADAPTERS))}_BIAS-7B.pth")
+    ),
     "empty": lambda folder: truncated(folder, 0),
     "first 1000 bytes": lambda folder: truncated(folder, 1000),
     "cut short": lambda folder: truncated(folder, 200_000),

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from syrupy.assertion import SnapshotAssertion
 
 from llama_adapter.app.command_line.main import main
 from llama_adapter.app.command_line.measuring.bench import BenchJob, run_bench
@@ -20,8 +19,6 @@ from llama_adapter.runtime.plots import check_plot
 from scripts.pages.render import render
 
 pytestmark = pytest.mark.slow
-
-CEILINGS = Ceilings(bytes_per_s=1e9, decoder_flops_per_s=1e9, encoder_flops_per_s=2e9)
 
 
 @pytest.fixture(autouse=True)
@@ -108,7 +105,12 @@ def test_rates_are_medians_and_shares_follow_the_fullest_calls() -> None:
         for wall_s in (15.0, 20.0, 30.0)
     ]
 
-    batch = summarise(rounds, batch_size=2, ceilings=CEILINGS, warm_up_s=0.0)
+    batch = summarise(
+        rounds,
+        batch_size=2,
+        ceilings=Ceilings(bytes_per_s=1e9, decoder_flops_per_s=1e9, encoder_flops_per_s=2e9),
+        warm_up_s=0.0,
+    )
 
     assert (batch.pictures_per_s, batch.tokens_per_s) == pytest.approx((0.15, 1.5))
     assert batch.programs["step"].bandwidth_share == pytest.approx(0.5)
@@ -119,25 +121,6 @@ def test_rates_are_medians_and_shares_follow_the_fullest_calls() -> None:
     assert batch.bound_by == "overhead"
     assert batch.busy_cpus == pytest.approx(0.5)
     assert (batch.latency_p50_ms, batch.latency_p95_ms) == (2, 3)
-
-
-def test_flags_that_are_usage_errors(
-    capsys: pytest.CaptureFixture[str], snapshot: SnapshotAssertion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for flags in (
-        ["--random", "14B"],
-        ["--random", "tiny", "--model", "bundle"],
-        ["--rounds", "0"],
-        ["--pictures", "0"],
-        ["--batch-sizes", "0"],
-        ["--workload", "caption", "--question", "Why?"],
-        ["--plot", "plot.jpeg"],
-        ["--plot", "nowhere/plot.png"],
-        ["--out", "nowhere/result.json"],
-    ):
-        assert main(["bench", *flags]) == 2
-    assert capsys.readouterr().err == snapshot
 
 
 def test_the_command_prints_json_and_writes_the_same_to_a_file(

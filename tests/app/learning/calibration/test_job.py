@@ -56,7 +56,6 @@ def test_the_embedded_model_is_right_about_its_sample_pictures(
 
     found = read_calibration(str(labels.folder / "c.json"))
     assert (found.num_examples, found.before.accuracy, found.question) == (len(labels.rows), 1.0, None)
-    assert found.threshold is not None
     assert (found.threshold.precision, found.threshold.recall) == (1.0, 1.0)
     assert (labels.folder / "plot.png").read_bytes().startswith(b"\x89PNG")
     assert "100.0% right" in capsys.readouterr().out

@@ -11,8 +11,8 @@ from llama_adapter.app.learning.evaluating.answers import ask_examples
 from llama_adapter.app.learning.labelled.example import Example
 from llama_adapter.app.learning.labelled.reading import read_examples
 from llama_adapter.app.models.resources import sample_pictures
-from llama_adapter.app.pictures.inputs import PictureInput, QuestionFields
 from llama_adapter.llm.engine.sampling_params import SamplingParams
+from tests.app.learning.labelled import tables
 from tests.parity.exported import choice_limit
 
 GREEDY = SamplingParams()
@@ -26,9 +26,7 @@ def captioner() -> Iterator[Captioner]:
 
 def example(instruction: str | None, answer: str, *, name: str | None = "12-red-star.jpg") -> Example:
     source = None if name is None else str(sample_pictures() / name)
-    item = PictureInput(source=source, label=source or "line 1", columns={"color": "red"})
-    question = QuestionFields(instruction=instruction)
-    return Example(item=item, question=question, task="answer", answers=(answer,), place="line 1")
+    return tables.example(answer, source=source, instruction=instruction, columns={"color": "red"})
 
 
 def test_choices_are_scored_and_other_answers_generated_in_the_order_of_the_examples(captioner: Captioner) -> None:
@@ -45,7 +43,6 @@ def test_choices_are_scored_and_other_answers_generated_in_the_order_of_the_exam
         "Say {x}",  # no picture, so no variables
     ]
     direct = captioner.ask(str(chosen.item.source), "Is there a red star?", choices=["no", "yes"])
-    assert direct.choice is not None
     assert found[0].probabilities == pytest.approx(tuple(direct.choice.values()), rel=choice_limit())
     assert found[0].choices == ("no", "yes")
     assert found[2].probabilities is None

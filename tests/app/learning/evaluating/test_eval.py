@@ -45,13 +45,11 @@ class Folder:
         out = self.path.parent / f"{self.path.name}-scores"
         ran = self._run("eval", str(self.path), "--out", str(out), "--reader", "thread", *flags)
         assert ran.code == code, ran.err
-        found: dict[str, Any] = json.loads((out / "scores.json").read_text())
-        return found
+        return json.loads((out / "scores.json").read_text())
 
 
 def value(figures: dict[str, Any], name: str) -> float:
-    found: float = figures[name]["value"]
-    return found
+    return figures[name]["value"]
 
 
 @pytest.mark.slow
@@ -163,10 +161,6 @@ def test_other_words_of_a_question_are_compared_and_named(tmp_path: Path, run: R
     assert "not compared" not in ran.err
 
 
-def asked(place: str) -> set[str]:
-    return {one.question for one in read_outcomes(Path(place) / "outcomes.jsonl").outcomes}
-
-
 def test_the_model_is_asked_for_its_question_only_for_examples_of_the_chosen_split(tmp_path: Path) -> None:
     shutil.copy(STAR, tmp_path / "star.jpg")
     asked = {"picture": "star.jpg", "question": IS_STAR, "answer": "yes", "split": "test"}
@@ -196,14 +190,14 @@ def test_the_question_that_a_model_stores_is_asked_where_there_is_no_other(
     write_lines(tmp_path / "own.jsonl", {**star, "question": IS_STAR, "answer": "yes", "choices": ["yes", "no"]})
     write_lines(tmp_path / "captions.jsonl", {**star, "text": "a star of a red colour"})
     stored, prompt = "What is {this}?", "Describe the picture."
-    change = edit_manifest(question=stored, prompt=prompt)
-    change(tmp_path / "tuned")
+    edit_manifest(question=stored, prompt=prompt)(tmp_path / "tuned")
 
     def scored(data: str, *flags: str) -> tuple[set[str], bool, bool]:
         ran = run("eval", data, *flags, "--model", "tuned", "--out", "scores", "--overwrite", "--reader", "thread")
         assert ran.code == ExitCode.OK, ran.err
         said = "without a question are asked “"
-        return asked("scores"), f"note: {told}" in ran.err, said in ran.out
+        asked = {one.question for one in read_outcomes(Path("scores/outcomes.jsonl")).outcomes}
+        return asked, f"note: {told}" in ran.err, said in ran.out
 
     told = f"examples without a question are asked “{stored}”, the default question of `tuned`"
     assert scored("classes") == ({stored}, True, True), "braces are no variables"
@@ -244,7 +238,6 @@ def test_examples_of_a_picture_are_told_apart_by_their_answers_where_questions_d
     )
     in_other_order = [outcome("Blue?", "no"), replace(outcome("Red?", "yes"), answer="no"), outcome("Red?", "yes")]
     mcnemar = comparison([outcome("Red?", "yes"), outcome("Blue?", "no")], in_other_order).mcnemar
-    assert mcnemar is not None
     assert (mcnemar.num_one_right, mcnemar.num_other_right, mcnemar.num_both_wrong) == (1, 0, 1), "the first of two"
     twice = [*others, outcome("Is it round?", "yes")]
     assert compared(worded, twice)[0] == 2, "two questions with the same answer about one picture"

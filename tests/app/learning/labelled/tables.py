@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from llama_adapter.app.learning.labelled.example import Example, Examples
+from llama_adapter.app.learning.labelled.reading import read_examples
+from llama_adapter.app.pictures.inputs import PictureInput, QuestionFields
 
 
 def write_lines(path: Path, *rows: dict[str, Any]) -> Path:
@@ -12,6 +14,20 @@ def write_lines(path: Path, *rows: dict[str, Any]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+def example(*answers: str, source: str | None = None, columns: dict[str, str] | None = None, **fields: Any) -> Example:
+    """An example of open answers about a picture or none; `fields` are those of its question and of `Example`."""
+    item = PictureInput(source=source, label=source or "line 1", columns=columns or {})
+    question = QuestionFields(instruction=fields.pop("instruction", None), input=fields.pop("input", None))
+    return Example(
+        **{"item": item, "question": question, "task": "answer", "answers": answers, "place": "data", **fields}
+    )
+
+
+def read(path: Path, **settings: Any) -> Examples:
+    """Read labelled data without digests of pictures, which may be empty files then."""
+    return read_examples(str(path), digests=False, **settings)
 
 
 def brief(example: Example, *, folder: Path) -> tuple[str | None, str | None, str, tuple[str, ...]]:

@@ -8,21 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_adapter.app.learning.labelled.example import Examples
 from llama_adapter.app.learning.labelled.reading import read_examples
 from llama_adapter.app.pictures.inputs import InputsError
 from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS
-from tests.app.learning.labelled.tables import brief, reasons, write_lines
+from tests.app.learning.labelled.tables import brief, read, reasons, write_lines
 from tests.app.pictures.inputs.files import fill
 
 
 def write(path: Path, data: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(data))
-
-
-def read(path: Path, **settings: Any) -> Examples:
-    return read_examples(str(path), digests=False, **settings)
 
 
 def pope(folder: Path, *, pictures: str = "val2014") -> Path:
@@ -52,14 +47,10 @@ def test_pictures_may_lie_elsewhere(tmp_path: Path) -> None:
     assert not read(tmp_path / "set", pictures=str(tmp_path / "elsewhere")).problems
 
 
-def test_a_file_of_a_set_is_data_too(tmp_path: Path) -> None:
+def test_a_file_of_a_set_is_data_too_and_its_name_gives_the_part(tmp_path: Path) -> None:
     found = read(pope(tmp_path) / "coco" / "coco_pope_random.json")
 
     assert [one.part for one in found.examples] == ["random"]
-
-
-def test_pope_of_other_sets_has_parts_of_their_names(tmp_path: Path) -> None:
-    pope(tmp_path)
     (tmp_path / "coco" / "coco_pope_random.json").rename(tmp_path / "coco" / "gqa_pope_random.json")
 
     assert [one.part for one in read(tmp_path).examples] == ["adversarial", "gqa random"]

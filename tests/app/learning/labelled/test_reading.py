@@ -1,13 +1,11 @@
 """Every form of data becomes examples, and each problem in the data is reported by name."""
 
 import hashlib
-import json
 from pathlib import Path
 
 import pytest
 
 from llama_adapter.app.learning.labelled.checks import data_digest
-from llama_adapter.app.learning.labelled.example import Example
 from llama_adapter.app.learning.labelled.reading import read_examples
 from llama_adapter.app.learning.labelled.rows import Columns
 from llama_adapter.app.pictures.inputs import InputsError
@@ -24,15 +22,11 @@ def pictures(folder: Path, *names: str) -> Path:
     return folder
 
 
-def briefs(folder: Path, examples: list[Example]) -> list[object]:
-    return [brief(example, folder=folder) for example in examples]
-
-
 def test_folders_are_classes(tmp_path: Path) -> None:
     pictures(tmp_path, "cat/2.png", "cat/10.png", "dog/deep/a.jpg", "dog/b.jpg")
     found = read_examples(str(tmp_path))
 
-    assert briefs(tmp_path, found.examples) == [
+    assert [brief(one, folder=tmp_path) for one in found.examples] == [
         ("cat/2.png", None, "choice", ("cat",)),
         ("cat/10.png", None, "choice", ("cat",)),
         ("dog/b.jpg", None, "choice", ("dog",)),
@@ -116,7 +110,7 @@ def test_archives_have_samples(tmp_path: Path, mode: str) -> None:
     path.write_bytes(tar_bytes(members, mode=mode))
     found = read_examples(str(path))
 
-    assert briefs(path, found.examples) == [
+    assert [brief(one, folder=path) for one in found.examples] == [
         ("1.png", None, "caption", ("A red star.",)),
         ("2.png", "Colour?", "answer", ("red",)),
     ]
@@ -233,15 +227,6 @@ def test_other_paths_are_refused(tmp_path: Path, name: str) -> None:
         read_examples(str(tmp_path / name))
 
 
-def test_several_paths_are_read_one_after_the_other(tmp_path: Path) -> None:
-    pictures(tmp_path, "classes/cat/a.png", "classes/dog/b.png")
-    table = tmp_path / "text.json"
-    table.write_text(json.dumps([{"question": "2 + 2?", "answer": 4}]))
-
-    found = read_examples(str(tmp_path / "classes"), str(table))
-    assert [example.answers[0] for example in found.examples] == ["cat", "dog", "4"]
-
-
 def test_a_table_beside_pictures_is_to_be_named_itself(tmp_path: Path) -> None:
     pictures(tmp_path, "images/a.png")
     write_lines(tmp_path / "labels.jsonl", {"picture": "images/a.png", "label": "cat"})
@@ -289,15 +274,6 @@ def test_large_compressed_archives_are_to_be_decompressed(tmp_path: Path, monkey
     assert len(read_examples(str(tmp_path / "a.tar")).examples) == 2
     with pytest.raises(InputsError, match="at most 5 bytes"):
         read_examples(str(tmp_path / "a.tar.gz"))
-
-
-def test_a_picture_may_have_a_caption_and_an_answer(tmp_path: Path) -> None:
-    pictures(tmp_path, "a.png")
-    rows = [{"picture": "a.png", "caption": "A star."}, {"picture": "a.png", "answer": "star"}]
-    found = read_examples(str(write_lines(tmp_path / "data.jsonl", *rows)))
-
-    assert [example.task for example in found.examples] == ["caption", "answer"]
-    assert not found.problems
 
 
 def test_the_digest_of_data_goes_by_pictures_and_answers(tmp_path: Path) -> None:

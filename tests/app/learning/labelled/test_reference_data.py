@@ -6,15 +6,10 @@ from typing import Any
 
 import pytest
 
-from llama_adapter.app.learning.labelled.example import Examples
 from llama_adapter.app.learning.labelled.reading import read_examples
 from llama_adapter.app.pictures.inputs import InputsError
-from tests.app.learning.labelled.tables import brief, reasons
+from tests.app.learning.labelled.tables import brief, read, reasons
 from tests.app.pictures.inputs.files import fill
-
-
-def read(path: Path, **settings: Any) -> Examples:
-    return read_examples(str(path), digests=False, **settings)
 
 
 def turns(*texts: str) -> list[dict[str, str]]:

@@ -12,21 +12,15 @@ from llama_adapter.app.learning.labelled.checks import check_split_names
 from llama_adapter.app.learning.labelled.example import Example, Examples
 from llama_adapter.app.learning.labelled.rows import split_name
 from llama_adapter.app.learning.labelled.splitting import split_examples
-from llama_adapter.app.pictures.inputs import InputsError, PictureInput, QuestionFields
+from llama_adapter.app.pictures.inputs import InputsError
+from tests.app.learning.labelled import tables
 
 SHARES = {"train": 0.8, "validation": 0.1, "test": 0.1}
 
 
-def example(picture: int | str, answer: str = "yes", *, split: str = "", question: str | None = None) -> Example:
-    return Example(
-        item=PictureInput(source=f"{picture}.png", label=f"{picture}.png"),
-        question=QuestionFields(instruction=question),
-        task="answer",
-        answers=(answer,),
-        split=split,
-        place="data.jsonl",
-        digest=hashlib.sha256(str(picture).encode()).hexdigest(),
-    )
+def example(picture: int, answer: str = "yes", *, split: str = "", question: str | None = None) -> Example:
+    digest = hashlib.sha256(str(picture).encode()).hexdigest()
+    return tables.example(answer, source=f"{picture}.png", instruction=question, split=split, digest=digest)
 
 
 def digests(parts: dict[str, list[Example]]) -> dict[str, set[str]]:
@@ -81,33 +75,26 @@ def test_the_split_is_the_same_on_every_machine() -> None:
     assert [one.item.label.removesuffix(".png") for one in parts["test"]] == ["2", "5", "11", "17", "18", "19"]
 
 
-def test_a_split_of_the_data_wins() -> None:
-    marked = [example(number, split="test" if number % 2 else "train") for number in range(100)]
-    parts = split_examples(marked, shares={"train": 0.9, "test": 0.1}, seed=1)
-
-    assert {one.split for one in parts["train"]} == {"train"}
-    assert {one.split for one in parts["test"]} == {"test"}
-
-
-def test_parts_that_the_data_lack_are_taken_from_their_train() -> None:
+def test_a_split_of_the_data_wins_and_parts_that_it_lacks_are_taken_from_its_train() -> None:
     marked = [example(number, split="test" if number < 20 else "train") for number in range(110)]
     parts = split_examples(marked, shares=SHARES, seed=1)
 
     assert sizes(parts) == {"train": 80, "validation": 10, "test": 20}
     assert {one.split for one in parts["test"]} == {"test"}
-    assert {one.split for one in parts["validation"]} == {"train"}
+    assert {one.split for one in parts["validation"] + parts["train"]} == {"train"}
 
 
-def test_copies_of_a_held_out_picture_are_held_out_too() -> None:
+def test_copies_of_a_held_out_picture_are_held_out_too_unless_the_data_say_otherwise() -> None:
     examples = [
         example(1, split="test", question="?"),
         example(1, question="!"),
+        example(1, question=".", split="train"),
         example(2),
         example(3, split="dev set"),
     ]
     parts = split_examples(examples, shares={"train": 0.9, "test": 0.1}, seed=1)
 
-    assert sizes(parts) == {"train": 1, "test": 2, "dev set": 1}
+    assert sizes(parts) == {"train": 2, "test": 2, "dev set": 1}
 
 
 @pytest.mark.parametrize("shares", [{}, {"train": 1.0, "test": 0.0}, {"train": 0.5, "test": 0.6}])

@@ -13,8 +13,8 @@ from llama_adapter.app.learning.labelled.example import Choices, Example, Exampl
 from llama_adapter.app.learning.labelled.reading import read_examples
 from llama_adapter.app.learning.labelled.rows import MAX_CHOICES, Columns, with_classes
 from llama_adapter.app.learning.labelled.tables import table_examples
-from llama_adapter.app.pictures.inputs import InputsError, PictureInput, QuestionFields
-from tests.app.learning.labelled.tables import brief, reasons, write_lines
+from llama_adapter.app.pictures.inputs import InputsError
+from tests.app.learning.labelled.tables import brief, example, reasons, write_lines
 
 
 def read(folder: Path, *rows: dict[str, Any], **columns: Any) -> Examples:
@@ -50,17 +50,16 @@ def test_a_row_is_one_example(tmp_path: Path, row: dict[str, Any], wanted: tuple
     assert brief(only(tmp_path, row), folder=tmp_path) == wanted
 
 
-def test_choices_make_a_choice_and_answers_are_spelt_as_they_are(tmp_path: Path) -> None:
-    example = only(tmp_path, {"picture": "a.png", "question": "Red?", "answer": "YES", "choices": "yes,no"})
+def test_choices_make_a_choice_and_other_columns_are_kept(tmp_path: Path) -> None:
+    row = {"picture": "a.png", "question": "Red?", "answer": "YES", "choices": "yes,no", "part": "hard", "split": "Val"}
+    example = only(tmp_path, row)
 
-    assert (example.task, example.answers, example.choices) == ("choice", ("yes",), ("yes", "no"))
+    assert (example.task, example.answers, example.choices) == ("choice", ("yes",), ("yes", "no")), (
+        "as choices are spelt"
+    )
     assert example.question.choices is None
-
-
-def test_choices_of_the_command_win(tmp_path: Path) -> None:
-    row = {"picture": "a.png", "answer": "no", "choices": ["yes", "never"]}
-
-    assert only(tmp_path, row, choices=("no", "yes")).choices == ("no", "yes")
+    assert (example.part, example.split, example.line) == ("hard", "validation", 1)
+    assert only(tmp_path, row, choices=("never", "yes")).choices == ("never", "yes"), "those of the command win"
 
 
 def test_labels_have_all_labels_of_the_table_as_choices(tmp_path: Path) -> None:
@@ -99,12 +98,6 @@ def test_columns_are_for_templates_and_tell_questions_apart(tmp_path: Path) -> N
     assert [example.item.columns for example in found.examples] == [{"what": "cat"}, {"what": "dog"}]
     assert not found.problems
     assert len(read(tmp_path, *rows, question="Is there an animal?").problems) == 1
-
-
-def test_parts_and_splits_are_kept(tmp_path: Path) -> None:
-    example = only(tmp_path, {"picture": "a.png", "answer": "red", "part": "hard", "split": "Val"})
-
-    assert (example.part, example.split, example.line) == ("hard", "validation", 1)
 
 
 @pytest.mark.parametrize("as_lines", [True, False])
@@ -214,9 +207,7 @@ def test_choices_of_many_examples_are_one_value_with_one_hash() -> None:
 
 def test_the_digest_of_data_has_all_choices() -> None:
     def digest(*choices: str) -> str:
-        item = PictureInput(source=None, label="a")
-        one = Example(item=item, question=QuestionFields(), task="choice", answers=("0",), choices=choices, place="a")
-        return data_digest([one])
+        return data_digest([example("0", task="choice", choices=choices)])
 
     many = [str(number) for number in range(200)]
     assert len({digest("0", "1"), digest("0", "2"), digest(*many), digest(*many[::-1]), digest(*many, "x")}) == 5

@@ -36,6 +36,7 @@ from tests.app.models.bundles import edit
 from tests.app.models.test_split_bundle import Place
 from tests.fakes.cuda_graphs import FakeCuda, HostCuda
 from tests.fakes.cuda_linear import LinearOps
+from tests.llm.toys import forward
 
 FILES = sorted(str(path) for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))
 SAMPLES = SampleSpec(pictures=tuple(FILES[:8]), reader="thread")
@@ -93,9 +94,7 @@ def test_a_scale_is_the_largest_input_of_any_sample(bundle: Path) -> None:
         decoder.get_submodule(name).register_forward_pre_hook(watch(f"{name}.weight"))
     for sample in collect_samples(SAMPLES, model=None, vision=stored.vision_config):
         prefix = decoder.project_prefix(encoder(torch.from_numpy(sample.pixels)[None]))
-        length = len(sample.token_ids)
-        mask = torch.ones(1, 1, length, length, dtype=torch.bool).tril()
-        hidden = decoder(torch.tensor([sample.token_ids]), torch.arange(length)[None], mask, prefix)
+        hidden = forward(decoder, torch.tensor([sample.token_ids]), prefix)
         decoder.logits(hidden[0, sample.num_prompt_tokens - 1 :])
 
     assert len(largest) == 4

@@ -23,6 +23,7 @@ from llama_adapter.runtime.schemes.scheme import Parts, TensorForm, find_scheme
 from llama_adapter.vision.encoder import encoder_from_state
 from tests.app.assembled import assemble_sources
 from tests.app.golden import model_options
+from tests.llm.toys import forward
 
 FILES = sorted(str(path) for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))
 
@@ -54,10 +55,8 @@ def outputs(
     visual_queries = encoder(torch.from_numpy(np.stack([sample.pixels for sample in samples])))
     logits = []
     for sample, visual_query in zip(samples, visual_queries, strict=True):
-        length = len(sample.token_ids)
-        mask = torch.ones(1, 1, length, length, dtype=torch.bool).tril()
         prefix = decoder.project_prefix(visual_query[None])
-        hidden = decoder(torch.tensor([sample.token_ids]), torch.arange(length)[None], mask, prefix)
+        hidden = forward(decoder, torch.tensor([sample.token_ids]), prefix)
         logits.append(decoder.logits(hidden[0, sample.num_prompt_tokens - 1 :]))
     return visual_queries, torch.cat(logits)
 
@@ -103,7 +102,6 @@ def test_every_linear_layer_of_a_model_is_rounded(adapter: str) -> None:
         forms = expected_forms(config, dtype=torch.float32, precision="int4")
         assert {name: TensorForm(tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()} == forms
     assert seen == [(number + 1, len(seen)) for number in range(len(seen))]
-    assert vision.origin is not None
     assert vision.origin.calibration_pictures == 8
 
 

@@ -1,7 +1,9 @@
 """Figures of choices equal those of scikit-learn 1.9 for the same examples, and the definitions of POPE and MME."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,16 +27,11 @@ from llama_adapter.runtime.errors import UsageError
 from tests.app.learning.scores.outcomes import outcome
 
 CLASSES = ("cat", "dog", "fox")
-# Drawn once at random. The tests hold scikit-learn's results for them.
-LABELS = [2, 2, 0, 2, 1, 1, 1, 0, 2, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 2, 0, 1, 2, 0]
-WEIGHTS = np.array(
-    [
-        *[[3, 4, 6], [8, 2, 11], [10, 7, 1], [4, 6, 7], [6, 9, 6], [1, 11, 5], [8, 6, 3], [11, 2, 1]],
-        *[[3, 6, 4], [10, 3, 2], [8, 8, 8], [7, 6, 1], [7, 9, 7], [1, 4, 5], [6, 4, 8], [5, 5, 3]],
-        *[[6, 7, 2], [6, 1, 2], [6, 6, 5], [4, 2, 10], [10, 2, 1], [3, 5, 7], [5, 5, 6], [8, 8, 2]],
-    ],
-    dtype=np.float64,
-)
+# Labels and weights of classes, drawn once at random, and scikit-learn's figures for them;
+# its ROC-AUC is of one class against the others.
+EXPECTED = json.loads(Path(__file__).with_name("scikit_learn.json").read_text(encoding="utf-8"))
+LABELS = EXPECTED["labels"]
+WEIGHTS = np.array(EXPECTED["weights"], dtype=np.float64)
 SHARES = WEIGHTS / WEIGHTS.sum(axis=1, keepdims=True)
 
 
@@ -70,40 +67,22 @@ def figures_of(outcomes: list[Outcome]) -> dict[str, float | None]:
 
 
 def test_figures_are_those_of_scikit_learn() -> None:
-    found = figures_of(animals())
-
-    assert found["accuracy"] == pytest.approx(0.7083333333333334)
-    assert found["balanced accuracy"] == pytest.approx(0.6933621933621934)
-    assert found["macro F1"] == pytest.approx(0.6774891774891776)
-    assert found["ROC-AUC"] == pytest.approx(0.8565693565693566)  # one class against the others
-    assert found["ECE"] == pytest.approx(measure(SHARES, np.array(LABELS)).ece)
-
-
-def test_figures_of_classes_are_those_of_scikit_learn() -> None:
     table = read_choices(animals())
-    found = class_figures(table, everything(table))
+    found = choice_figures(table, everything(table))
 
-    expected = {
-        "precision": [0.81818182, 0.6, 0.625],
-        "recall": [0.81818182, 0.42857143, 0.83333333],
-        "F1": [0.81818182, 0.5, 0.71428571],
-    }
-    for name, shares in expected.items():
-        assert [found[one, name] for one in CLASSES] == pytest.approx(shares)
-
-
-def test_the_confusion_matrix_has_right_answers_in_rows() -> None:
-    counted = confusion(read_choices(animals()))
-
-    assert counted is not None
+    assert {name: found[name] for name in EXPECTED["figures"]} == pytest.approx(EXPECTED["figures"])
+    assert found["ECE"] == pytest.approx(measure(SHARES, np.array(LABELS)).ece)
+    of_classes = class_figures(table, everything(table))
+    for name, shares in EXPECTED["classes"].items():
+        assert [of_classes[one, name] for one in CLASSES] == pytest.approx(shares)
+    counted = confusion(table)
     assert counted.columns == CLASSES
-    assert counted.counts == ((9, 1, 1), (2, 3, 2), (0, 1, 5))
+    assert counted.counts == ((9, 1, 1), (2, 3, 2), (0, 1, 5)), "right answers in rows"
 
 
 def test_an_answer_that_names_no_choice_is_wrong_and_has_a_column() -> None:
     counted = confusion(read_choices(asked(("perhaps", "no"), ("yes", "yes"))))
 
-    assert counted is not None
     assert counted.columns == ("yes", "no", "(other)")
     assert counted.counts == ((1, 0, 0), (0, 0, 1))
     assert figures_of(asked(("perhaps", "no"), ("yes", "yes")))["accuracy"] == 0.5
@@ -169,17 +148,17 @@ def test_accuracy_plus_wants_every_question_of_a_picture_right() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "label"), [("Yes", 0), ("no.", 1), ("Yes, there is.", 0), ("nothing", None), ("", None), ("No dog", 1)]
+    ("choices", "answers"),
+    [
+        (("yes", "no"), {"Yes": 0, "no.": 1, "Yes, there is.": 0, "nothing": None, "": None, "No dog": 1}),
+        (("red", "red ring"), {"Red ring, I think": 1, "red, I think": 0}),  # of two, the longer one is meant
+    ],
 )
-def test_an_answer_names_the_choice_that_it_is_or_begins_with(answer: str, label: int | None) -> None:
-    assert asked((answer, "yes"))[0].chosen(answer) == label
-
-
-def test_of_two_choices_that_an_answer_begins_with_the_longer_one_is_meant() -> None:
-    one = Outcome(picture="", question="", answer="", references=("red",), choices=("red", "red ring"))
-
-    assert one.chosen("Red ring, I think") == 1
-    assert one.chosen("red, I think") == 0
+def test_an_answer_names_the_choice_that_it_is_or_begins_with(
+    choices: tuple[str, str], answers: dict[str, int | None]
+) -> None:
+    one = outcome("", choices[0], choices=choices)
+    assert {answer: one.chosen(answer) for answer in answers} == answers
 
 
 def test_a_right_answer_that_is_no_choice_is_named() -> None:

@@ -17,8 +17,6 @@ def one_figure(values: np.ndarray, groups: Ints | None = None, *, count: int = 1
 
 
 def width(figure: Figure) -> float:
-    assert figure.low is not None
-    assert figure.high is not None
     return figure.high - figure.low
 
 
@@ -48,6 +46,8 @@ def test_the_seed_decides_the_interval() -> None:
 def test_one_picture_and_no_draws_have_no_interval() -> None:
     assert one_figure(RIGHT, np.zeros(200, dtype=np.int64)) == Figure(value=float(RIGHT.mean()), count=200)
     assert one_figure(RIGHT, count=0).low is None
+    with pytest.raises(ValueError, match="at least 0, got -1"):
+        Draws(count=-1)
 
 
 def test_draws_without_the_figure_are_left_out() -> None:
@@ -56,11 +56,6 @@ def test_draws_without_the_figure_are_left_out() -> None:
 
     found = figures(share_of_first, np.arange(4), Draws(count=50))["it"]
     assert (found.value, found.low, found.high) == (0.25, 0.25, 0.25)
-
-
-def test_a_negative_number_of_draws_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 0, got -1"):
-        Draws(count=-1)
 
 
 def test_pictures_are_told_by_digest_then_name_and_texts_stand_alone() -> None:
@@ -80,13 +75,10 @@ def test_the_task_is_known_by_the_data() -> None:
         task_of([])
 
 
-def test_probabilities_belong_to_choices() -> None:
+def test_probabilities_belong_to_choices_and_an_example_needs_a_right_answer() -> None:
     with pytest.raises(UsageError, match=r"Wanted 2 probabilities for `a.png`, one for each choice, got 1"):
         outcome("", "x", picture="a.png", choices=("x", "y"), probabilities=(1.0,))
     with pytest.raises(UsageError, match=r"probabilities from 0 to 1 for `a.png`"):
         outcome("", "x", picture="a.png", choices=("x", "y"), probabilities=(1.0, float("nan")))
-
-
-def test_an_example_needs_a_right_answer() -> None:
     with pytest.raises(UsageError, match=r"at least one right answer for `a.png`"):
         outcome("", picture="a.png")

@@ -2,8 +2,8 @@
 
 import subprocess
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,25 +16,16 @@ from llama_adapter.app.learning.training.job import Optimisation, TrainJob
 from llama_adapter.app.learning.training.prepare import read_data, run_digest
 from llama_adapter.app.learning.training.results import _quoted, ask_command, calibrate_command, score_command
 from llama_adapter.app.models.checkpoints import StoredQuestions
-from llama_adapter.app.pictures.inputs import InputsError, PictureInput, QuestionFields
+from llama_adapter.app.pictures.inputs import InputsError
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.errors import UsageError
 from tests.app.golden import GOLDEN
+from tests.app.learning.labelled import tables
 from tests.app.learning.labelled.tables import write_lines
 from tests.app.learning.training.pets import draw_pets, prepared
 from tests.parity.golden import CASES, tensors
 
-
-def example(*answers: str, task: Any = "answer", **changes: Any) -> Example:
-    fields = {"instruction": "What is it?", **changes.pop("question", {})}
-    return Example(
-        item=PictureInput(source=changes.pop("source", "a.png"), label="photos/a.png", columns={"place": "Rome"}),
-        question=QuestionFields(**fields),
-        task=task,
-        answers=answers,
-        place="data.jsonl, line 1",
-        **changes,
-    )
+example = partial(tables.example, source="a.png", instruction="What is it?", columns={"place": "Rome"})
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +43,7 @@ def test_tokens_and_labels_are_the_references(asker: Asker) -> None:
     case = next(case for case in CASES["loss"] if case["name"] == "BIAS-TINY")
     golden = tensors("loss_BIAS-TINY")
     rows = [
-        asker.ask(example(answer, question={"instruction": asked["instruction"], "input": asked["input"]})).rows[0]
+        asker.ask(example(answer, instruction=asked["instruction"], input=asked["input"])).rows[0]
         for asked, answer in zip(case["prompts"], case["answers"], strict=True)
     ]
     tokens_BS, labels_BS = padded(rows)
@@ -64,12 +55,12 @@ def test_tokens_and_labels_are_the_references(asker: Asker) -> None:
 
 def test_the_prompt_is_that_of_an_answering_model(asker: Asker, tokenizer: Tokenizer) -> None:
     encoder = PromptEncoder(tokenizer, check=lambda prompt, answers: None)
-    asked = asker.ask(example("in Rome", question={"instruction": "Where is {stem}, {place}?"}))
+    asked = asker.ask(example("in Rome", instruction="Where is {stem}, {place}?"))
     encoded = encoder.encode("Where is a, Rome?", ("in Rome",))
 
     assert asked.rows[0].token_ids == (*encoded.token_ids, *encoded.continuations[0], tokenizer.eos_id)
     assert asked.rows[0].num_prompt == len(encoded.token_ids)
-    text = asker.ask(example("4", source=None, question={"instruction": "Is {2} + {2} four?"}))
+    text = asker.ask(example("4", source=None, instruction="Is {2} + {2} four?"))
     assert text.prompt == "Is {2} + {2} four?", "braces of texts are plain"
 
 
@@ -88,7 +79,7 @@ def test_classes_make_a_question() -> None:
 
 
 def caption(instruction: str | None = None) -> Example:
-    return example("a cat on a mat", task="caption", question={"instruction": instruction})
+    return example("a cat on a mat", task="caption", instruction=instruction)
 
 
 BASE = StoredQuestions(prompt="Describe it", question="Which hue is it?")
@@ -98,10 +89,10 @@ BASE = StoredQuestions(prompt="Describe it", question="Which hue is it?")
     ("examples", "learned"),
     [
         ([example("a"), example("b")], ("Describe it", "What is it?")),
-        ([example("a"), example("b", question={"input": "a text"})], ("Describe it", "What is it?")),
-        ([example("a"), example("b", question={"instruction": "Why?"})], ("Describe it", None)),
-        ([example("a", question={"instruction": "Is {{it}} in {place}?"})], ("Describe it", "Is {it} in Rome?")),
-        ([example("a", question={"instruction": " "})], ("Describe it", None)),
+        ([example("a"), example("b", input="a text")], ("Describe it", "What is it?")),
+        ([example("a"), example("b", instruction="Why?")], ("Describe it", None)),
+        ([example("a", instruction="Is {{it}} in {place}?")], ("Describe it", "Is {it} in Rome?")),
+        ([example("a", instruction=" ")], ("Describe it", None)),
         ([caption(), caption()], ("Describe it", "Which hue is it?")),
         ([caption("Say {{it}}."), example("a")], ("Say {it}.", "What is it?")),
         ([caption("Say a."), caption("Say b.")], ("Describe it", "Which hue is it?")),
@@ -115,7 +106,7 @@ def test_a_model_stores_the_only_question_that_it_learned(
 
 
 def test_what_does_not_fit_the_context_is_named(asker: Asker) -> None:
-    short, long, unfilled = example("yes"), example("yes yes"), example("no", question={"input": "{gone}"})
+    short, long, unfilled = example("yes"), example("yes yes"), example("no", input="{gone}")
     context, too_many = (asker.ask(one).num_tokens for one in (short, long))
     found = Examples(examples=[short, long, unfilled])
     asker.ask_all(found, context=context)
@@ -212,7 +203,6 @@ def test_only_a_question_that_is_not_stored_is_told_for_scoring(
     rows = ({"image": f"pets/ring/{number}.png", "text": "a ring", "hue": f"{number}"} for number in range(8))
     job = TrainJob(data=(str(write_lines(tmp_path / "a.jsonl", *rows)),), out="a.pth", question=question)
     scoring = score_command(job, prepared(job), bundle=None)
-    assert scoring is not None
     assert (f"--question '{question}'" in scoring) == is_told
 
 

@@ -7,23 +7,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_adapter.app.learning.labelled.example import Example
 from llama_adapter.app.learning.training.asking import TokenRow, TrainExample
 from llama_adapter.app.learning.training.batches import BatchOrder, drawn_rows, microbatches, padded
 from llama_adapter.app.learning.training.job import Optimisation, TrainJob
-from llama_adapter.app.pictures.inputs import PictureInput, QuestionFields
+from tests.app.learning.labelled import tables
 
 
 def example(*lengths: int) -> TrainExample:
-    place = "/".join(map(str, lengths))
+    texts = [str(length) for length in lengths]
     return TrainExample(
-        example=Example(
-            item=PictureInput(source=None, label=place),
-            question=QuestionFields(instruction="?"),
-            task="caption",
-            answers=tuple(map(str, lengths)),
-            place=place,
-        ),
+        example=tables.example(*texts, instruction="?", task="caption", place="/".join(texts)),
         prompt="?",
         rows=tuple(TokenRow(tuple(range(1, length + 1)), 2) for length in lengths),
     )
@@ -58,13 +51,10 @@ def test_rows_of_similar_length_are_together() -> None:
     shuffled = sum(max(lengths) * 16 - sum(lengths[at : at + 16]) for at in range(0, 512, 16))
     assert padding < 0.25 * shuffled
     assert [max(batch) for batch in batches] != sorted(max(batch) for batch in batches)
-
-
-def test_answers_of_different_length_are_learnt_together() -> None:
+    # Answers of slightly different length are learnt together.
     lengths = [60 + 3 * (index % 2) for index in range(96)]
     order = BatchOrder(lengths, batch_size=8, seed=0)
     kinds = [{lengths[index] for index in order.at(step)} for step in range(order.steps_per_epoch)]
-
     assert sum(len(kind) == 2 for kind in kinds) >= len(kinds) - 1
 
 

@@ -46,15 +46,11 @@ def encode(pixels_BHWC: torch.Tensor) -> torch.Tensor:
     return pixels_BHWC[:, 0, 0, 0].float()[:, None, None].expand(-1, *SHAPE)
 
 
-def items() -> dict[str, PictureInput]:
-    return {digest: PictureInput(source=str(number), label=f"{number}.png") for number, digest in enumerate(DIGESTS)}
-
-
 def test_pictures_are_encoded_once_for_all_runs_and_bad_ones_are_named(tmp_path: Path) -> None:
     reader, seen = Pictures(), list[tuple[int, int]]()
     unreadable = encode_pictures(
         open_cache(tmp_path),
-        items(),
+        {digest: PictureInput(source=str(number), label=f"{number}.png") for number, digest in enumerate(DIGESTS)},
         reader=reader,
         encode=encode,
         batch_size=2,
@@ -81,10 +77,6 @@ def replaced(path: Path, make: Callable[[Path], object]) -> None:
     make(path)
 
 
-def with_content(path: Path) -> None:
-    (path / "more").mkdir(parents=True)
-
-
 WRONG: list[Callable[[Path], object]] = [
     lambda path: path.write_bytes(path.read_bytes()[:-3]),
     lambda path: path.write_bytes(b""),
@@ -95,7 +87,7 @@ WRONG: list[Callable[[Path], object]] = [
     lambda path: save_file({"encoded": torch.ones(SHAPE, dtype=torch.bfloat16)}, path),  # without a digest
     lambda path: save_file({"encoded": torch.ones(SHAPE), "sha256": torch.zeros(32, dtype=torch.uint8)}, path),
     partial(replaced, make=Path.mkdir),
-    partial(replaced, make=with_content),
+    partial(replaced, make=lambda path: (path / "more").mkdir(parents=True)),
     partial(replaced, make=os.mkfifo),
     partial(replaced, make=lambda path: path.symlink_to("nowhere")),
 ]

@@ -31,10 +31,6 @@ def bytes_in(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def opened(job: TrainJob) -> TrainableModel:
-    return open_trainable(job.spec, job.choice, dtype=torch.float32, device="cpu", seed=0)
-
-
 def write_results(job: TrainJob, model: TrainableModel, monkeypatch: pytest.MonkeyPatch) -> int:
     """Write all large files of a run; returns the peak number of additional bytes on disk."""
     folder = job.folder
@@ -70,7 +66,8 @@ def test_the_disk_must_have_room_for_all_files_and_for_a_bundle_beside_the_one_t
         spec = CaptionerSpec(model=str(convert(sources_of(spec), tmp_path / "base")))
     job = TrainJob(data=("a",), out=str(tmp_path / "run/a.pth"), spec=spec, choice=TrainingChoice(sets=sets))
     job = dataclasses.replace(job, bundle=base == "files")
-    model, folder = opened(job), tmp_path / "run/a.training"
+    model = open_trainable(job.spec, job.choice, dtype=torch.float32, device="cpu", seed=0)
+    folder = tmp_path / "run/a.training"
     empty, again = tmp_path / "empty", tmp_path / "again"
     folder.mkdir(parents=True)
     shutil.copytree(tmp_path / "run", empty)
