@@ -46,14 +46,6 @@ def test_outputs_are_closer_than_with_nearest_rounding(num_inputs: int, num_rows
     assert output_error(weight, parts, x) < 0.75 * output_error(weight, INT4.quantise(weight), x)
 
 
-def test_what_was_learned_from_some_inputs_holds_for_others() -> None:
-    weight, x = numbers(48, 96), correlated(2000, 96)
-
-    parts = calibrate(weight, x[:1000])
-
-    assert output_error(weight, parts, x[1000:]) < 0.75 * output_error(weight, INT4.quantise(weight), x[1000:])
-
-
 def test_outliers_in_a_few_channels_take_nothing_from_the_others() -> None:
     weight, x = numbers(48, 96), correlated(1000, 96)
     plain = output_error(weight, calibrate(weight, x), x)
