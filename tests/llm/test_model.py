@@ -1,11 +1,14 @@
 """The decoder's ways of running compared with each other; tests/parity compares its mathematics with the reference."""
 
+import os
 from dataclasses import replace
 
 import pytest
 import torch
 
+from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.model.kv import DecodeView, KVCache
+from scripts.common import process_mib
 from tests.bounds import difference
 from tests.llm.toys import CONFIG, forward, rounding, toy_decoder, toy_visual_queries
 
@@ -49,3 +52,16 @@ def test_equal_prompts_share_computation_before_the_adapter(num_adapter_layers: 
     # The first adapter layer's projections do not depend on the picture yet.
     num_shared = min(config.first_adapter_layer + 1, config.num_layers)
     assert rows_of_layers == [3, 3, 3] + [1] * num_shared + [3] * (config.num_layers - num_shared)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_slots_take_memory_when_rows_are_written(dtype: torch.dtype) -> None:
+    values = CONFIG.to_dict() | {"context": 65536}
+    before = process_mib(os.getpid())
+    cache = KVCache(DecoderConfig.from_dict(values), num_slots=16, dtype=dtype, device="cpu")
+    assert (cache.k.dtype, cache.v.shape) == (dtype, cache.k.shape)
+    assert cache.k.nbytes > 2**27
+    assert process_mib(os.getpid()) - before < 16
+    cache.k[:, 3, :, :100] = 1
+    assert cache.k.sum() == cache.k[:, 3, :, :100].numel()
+    assert not cache.v[:, 3].any()

@@ -16,6 +16,8 @@ from llama_adapter.llm.runners.graph import GraphRunner
 from llama_adapter.llm.runners.shapes import BUCKETED, EXACT, STEPPED
 from llama_adapter.runtime.devices import Capabilities, CpuBackend, resolve_mode
 from llama_adapter.runtime.errors import DeviceError
+from llama_adapter.runtime.operators import ATEN, Operators
+from llama_adapter.runtime.schemes import OperatorChoice
 from tests.bounds import difference
 from tests.llm.toys import (
     CONFIG,
@@ -129,3 +131,29 @@ def test_compiler_failure_is_a_device_error(monkeypatch: pytest.MonkeyPatch) -> 
         runner.decode([5], [20])
     assert caught.value.hint == "pass `--mode eager`; `--operators aten` may help too"
     assert runner._programs == {}
+
+
+def test_a_device_may_bring_its_own_operators() -> None:
+    calls: list[str] = []
+
+    def counted_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        calls.append("rms_norm")
+        return ATEN.rms_norm(x, weight, eps)
+
+    def counted_store(cache_BNPH: Tensor, positions_B: Tensor, new_BN1H: Tensor) -> None:
+        calls.append("store")
+        ATEN.store(cache_BNPH, positions_B, new_BN1H)
+
+    class OwnOperators(CpuBackend):
+        def choose_operators(
+            self, config: object, *, dtype: torch.dtype, wanted: OperatorChoice, mode: str
+        ) -> Operators:
+            return ATEN if wanted == "aten" else replace(ATEN, rms_norm=counted_norm, store=counted_store)
+
+    state = toy_decoder().state_dict()
+    for wanted, expected in (("auto", {"rms_norm", "store"}), ("aten", set())):
+        calls.clear()
+        runner = open_runner(CONFIG, state, backend=OwnOperators(), num_slots=2, operators=wanted)
+        runner.prefill([PROMPTS[0][:20]], runner.project_prefix(toy_visual_queries(1)), first_slot=0)
+        runner.decode([5], [20])
+        assert set(calls) == expected

@@ -1,6 +1,7 @@
 """The kernels' linear layers compute the same as plain ones, and each row as if it were alone."""
 
 import copy
+import ctypes
 import os
 import threading
 import weakref
@@ -323,6 +324,17 @@ def test_plain_weights_are_released_one_by_one(library: Library, monkeypatch: py
     install_kernels(module, library=library)
 
     assert alive == [5, 4, 3, 2, 1]
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_part_of_a_layer_is_a_layer_in_the_same_memory(kind: torch.dtype, library: Library) -> None:
+    native = NativeLinear(layer(kind, num_in=64, num_out=192), library=library)
+    x = torch.randn(3, 64)
+    part, out = native.part(64, 100), torch.empty(3, 100)
+
+    library.linear(ctypes.addressof(part), x.data_ptr(), 0, 3, out.data_ptr(), 1)
+
+    assert torch.equal(out, native(x)[:, 64:164])
 
 
 def test_only_supported_linear_layers_are_replaced(library: Library) -> None:
