@@ -298,3 +298,13 @@ def test_calibrated_8_bit_weights_are_the_nearest_and_know_the_largest_input(lar
     assert all(torch.equal(parts[suffix], part) for suffix, part in scheme.quantise(weight).items())
     with pytest.raises(ValueError, match="infinite or NaN"):
         scheme.calibrate(weight, torch.tensor([float("nan")]))
+
+
+def test_rows_are_rounded_alone() -> None:
+    x = torch.cat([weights(3), torch.zeros(1, 40), 1000 * weights(1, seed=1)])
+
+    values, scales = quantise_rows(x.bfloat16())
+
+    assert (values.dtype, scales.dtype, scales.shape) == (torch.int8, torch.float32, (5, 1))
+    assert (values.abs().amax(1) == torch.tensor([127, 127, 127, 0, 127])).all()
+    assert ((values * scales - x.bfloat16().float()).abs() <= scales * 0.5001).all()
