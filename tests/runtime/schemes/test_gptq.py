@@ -46,6 +46,18 @@ def test_outputs_are_closer_than_with_nearest_rounding(num_inputs: int, num_rows
     assert output_error(weight, parts, x) < 0.75 * output_error(weight, INT4.quantise(weight), x)
 
 
+def test_outliers_in_a_few_channels_take_nothing_from_the_others() -> None:
+    weight, x = numbers(48, 96), correlated(1000, 96)
+    plain = output_error(weight, calibrate(weight, x), x)
+    x[:, ::31] *= 100
+    weight[:, ::31] /= 100  # as after a norm with outliers in its weights; the outputs stay the same
+
+    parts, nearest = calibrate(weight, x), INT4.quantise(weight)
+
+    assert output_error(weight, parts, x) < 2 * plain
+    assert output_error(weight, parts, x) < 0.5 * output_error(weight, nearest, x)
+
+
 def test_inputs_without_correlation_give_nearest_rounding() -> None:
     weight = numbers(48, 96)
     assert INT4.calibrate is not None
