@@ -175,29 +175,6 @@ def test_step_that_reads_from_the_device_is_refused(cuda: FakeCuda) -> None:
     assert caught.value.hint == "pass `--mode eager`; `--operators aten` may help too"
 
 
-def test_graph_computes_with_its_current_inputs(cuda: FakeCuda) -> None:
-    graphs = CudaGraphs(torch.device("cpu"))
-    held = torch.zeros(3)
-
-    def program(x: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        held[places] = x
-        return held * 2, x.sort()[1]
-
-    def other_program(x: torch.Tensor) -> tuple[torch.Tensor]:
-        return (x + 1,)
-
-    recorded, other = graphs.capture_at_first_call(program), graphs.capture_at_first_call(other_program)
-    for values, places in (([1.0, 5.0], [0, 2]), ([7.0, 3.0], [1, 0])):
-        x, at = torch.tensor(values), torch.tensor(places)
-        expected = held.clone()
-        expected[at] = x
-        doubled, best = recorded(x, at)
-        assert doubled.tolist() == (expected * 2).tolist()
-        assert best.tolist() == x.sort()[1].tolist()
-        (more,) = other(x)
-        assert more.tolist() == (x + 1).tolist()
-
-
 def test_results_of_all_graphs_lie_in_one_place(cuda: FakeCuda) -> None:
     graphs = CudaGraphs(torch.device("cpu"))
 

@@ -6,20 +6,13 @@ from typing import Any
 
 import pytest
 
-from llama_adapter.llm.exported.card import CARD_FILE, ExportCard, read_card
+from llama_adapter.llm.exported.card import CARD_FILE, read_card
 from llama_adapter.runtime.errors import GraphError
-from tests.llm import toys
+from tests.llm import exported, toys
 
-CARD = ExportCard(
-    format="onnx",
-    name="tiny",
-    digest="0" * 64,
+CARD = dataclasses.replace(
+    exported.CARD,
     decoder=toys.CONFIG.to_dict(),
-    dtype="float32",
-    precision="float",
-    has_sampling=True,
-    prompt="Describe it.",
-    channel_order="rgb",
     fingerprint={"clip": "0 1"},
     files={"decoder.onnx": "0"},
     gears=({"rows": 1},),

@@ -4,6 +4,7 @@ import dataclasses
 import io
 import pickle
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,32 +33,24 @@ TEXT = (1, 17, 250, 33, 8)  # the tokens of the past
 MakeRunner = Callable[..., Runner]
 
 
-def chosen(*, num_slots: int, past: PastKeyValues | None, folder: Path, mode: str = "eager") -> Runner:
-    options: Any = {"num_slots": num_slots, "past": past, "mode": mode}
-    return open_runner(CONFIG, DECODER.state_dict(), backend=CpuBackend(), **options)
+def chosen(*, folder: Path, **options: Any) -> Runner:
+    """The runner that the product chooses."""
+    runner: Runner = open_runner(CONFIG, DECODER.state_dict(), backend=CpuBackend(), **options)
+    return runner
 
 
-def plain(*, num_slots: int, past: PastKeyValues | None, folder: Path, **options: Any) -> Runner:
-    return eager(DECODER, num_slots=num_slots, past=past, **options)
+def plain(*, folder: Path, **options: Any) -> Runner:
+    return eager(DECODER, **options)
 
 
-def bucketed(**options: Any) -> Runner:
-    return plain(**options, shapes=BUCKETED)
+def onnx(*, folder: Path, **options: Any) -> Runner:
+    return onnx_runner(DECODER, folder, **options)
 
 
-def stepped(**options: Any) -> Runner:
-    return plain(**options, shapes=STEPPED)
-
-
-def onnx(*, num_slots: int, past: PastKeyValues | None, folder: Path) -> Runner:
-    return onnx_runner(DECODER, folder, num_slots=num_slots, past=past)
-
-
-def onnx_on_device(*, num_slots: int, past: PastKeyValues | None, folder: Path) -> Runner:
-    return onnx_runner(DECODER, folder, num_slots=num_slots, past=past, on_device=True)
-
-
-RUNNERS = [chosen, plain, bucketed, stepped, onnx, onnx_on_device]
+RUNNERS = [
+    *(chosen, plain, partial(plain, shapes=BUCKETED), partial(plain, shapes=STEPPED)),
+    *(onnx, partial(onnx, on_device=True)),
+]
 SETTINGS = [SamplingParams(max_new_tokens=11), SamplingParams(max_new_tokens=9, temperature=0.8, seed=3)]
 
 

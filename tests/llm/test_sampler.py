@@ -66,15 +66,6 @@ def test_extreme_draws_stay_on_kept_tokens() -> None:
         assert kept[token] > 0
 
 
-def test_rows_with_different_settings_do_not_influence_each_other() -> None:
-    logits = torch.randn(4, 30, generator=torch.Generator().manual_seed(0))
-    draws = [None, Draw(0.7, 0.75, 0, 0.6), Draw(1.3, 1.0, 3, 0.6), None]
-    alone = [sample(logits[row : row + 1], [draw])[0] for row, draw in enumerate(draws)]
-    assert sample(logits, draws) == alone
-    assert alone[0] == int(logits[0].argmax())
-    assert alone[3] == int(logits[3].argmax())
-
-
 @pytest.mark.proves("repetition penalty", "CPU")
 def test_repetition_penalty_is_that_of_transformers() -> None:
     logits = torch.randn(3, 30, generator=torch.Generator().manual_seed(0))

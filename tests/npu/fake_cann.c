@@ -4,7 +4,6 @@
  *
  * FAKE_SOC      name of the chip, for example Ascend310P3; unset: no device, and aclInit fails
  * FAKE_DEVICES  number of devices, 1 when unset
- * FAKE_HBM_MB   memory of all devices together, 4096 when unset
  */
 #include "fake_streams.h"
 
@@ -17,6 +16,7 @@
 
 enum { OK = 0, NO_DEVICE = 507033, BAD_DEVICE = 107001, NO_CONTEXT = 107002, NO_MEMORY = 207001 };
 
+static const size_t TOTAL_BYTES = (size_t)4 << 30; /* of all devices together */
 static _Thread_local int current_device = -1;
 static char contexts[64];
 static atomic_size_t used_bytes;
@@ -25,11 +25,6 @@ static uint32_t num_devices(void) {
     const char *count = getenv("FAKE_DEVICES");
     if (getenv("FAKE_SOC") == NULL) return 0;
     return count ? (uint32_t)atoi(count) : 1;
-}
-
-static size_t total_bytes(void) {
-    const char *megabytes = getenv("FAKE_HBM_MB");
-    return (size_t)(megabytes ? atol(megabytes) : 4096) << 20;
 }
 
 /* Initialisation and shutdown. */
@@ -68,7 +63,7 @@ int aclrtDeviceCanAccessPeer(int32_t *can, int32_t device, int32_t peer) { (void
 
 /* Device memory is host memory, so that a test can read through a device pointer. */
 static int take(void **pointer, size_t size) {
-    if (atomic_load(&used_bytes) + size > total_bytes()) return NO_MEMORY;
+    if (atomic_load(&used_bytes) + size > TOTAL_BYTES) return NO_MEMORY;
     if (posix_memalign(pointer, 512, size ? size : 512)) return NO_MEMORY;
     memset(*pointer, 0xA5, size); /* memory that was never written must not contain zeros */
     atomic_fetch_add(&used_bytes, malloc_usable_size(*pointer));
@@ -88,7 +83,7 @@ int aclrtFreeHost(void *pointer) { free(pointer); return OK; }
 int aclrtGetMemInfo(int kind, size_t *free_bytes, size_t *total) {
     (void)kind;
     size_t used = atomic_load(&used_bytes);
-    *total = total_bytes();
+    *total = TOTAL_BYTES;
     *free_bytes = used < *total ? *total - used : 0;
     return OK;
 }

@@ -151,12 +151,6 @@ def test_control_characters_of_a_message_do_not_reach_the_terminal(capsys: pytes
     assert capsys.readouterr().err.replace("\n", "").isprintable()
 
 
-def test_a_full_disk_is_named_with_its_file() -> None:
-    problem = describe(OSError(errno.ENOSPC, "No space left on device", "answers.jsonl"))
-
-    assert problem.sentence == "No space left on device: `answers.jsonl`"
-
-
 @pytest.mark.parametrize("writer", [atomic_write, partial_folder, named_after])
 def test_a_write_that_fails_names_the_file_that_the_user_asked_for(
     tmp_path: Path, writer: Callable[[Path], AbstractContextManager[object]]
@@ -192,15 +186,24 @@ def test_each_kind_of_failure_of_the_device_has_a_sentence_and_a_hint(snapshot: 
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "failure", "status"),
     [
-        "call aclnnRmsNorm failed",
-        "ACL stream synchronize failed.",
-        "x.size() mismatch\n[ERROR] 2026-08-01-09:48:12 (PID:1, Device:0, RankID:-1) ERR01001 OPS invalid parameter",
+        ("call aclnnRmsNorm failed", OTHER, 500),
+        ("ACL stream synchronize failed.", OTHER, 500),
+        (
+            "x.size() mismatch\n[ERROR] 2026-08-01-09:48:12 (PID:1, Device:0, RankID:-1) ERR01001 OPS invalid",
+            OTHER,
+            500,
+        ),
+        ("NPU out of memory. Tried to allocate 2 GiB", MEMORY, 503),
+        ("NPU error, error code is 500002\nEL0004: no memory", MEMORY, 503),
     ],
 )
-def test_an_error_of_the_device_without_a_code_is_recognised(text: str) -> None:
-    assert explain_device_error(text) is OTHER
+def test_an_error_of_the_device_without_a_known_code_is_recognised_by_its_words(
+    text: str, failure: object, status: int
+) -> None:
+    assert explain_device_error(text) is failure
+    assert describe(RuntimeError(text)).http_status == status
 
 
 def test_a_long_error_of_the_device_is_shortened() -> None:
@@ -210,30 +213,27 @@ def test_a_long_error_of_the_device_is_shortened() -> None:
     assert sentence.endswith("error code is 507015 / EZ9999: Inner Error!")
 
 
-@pytest.mark.parametrize(
-    "text", ["NPU out of memory. Tried to allocate 2 GiB", "NPU error, error code is 500002\nEL0004: no memory"]
-)
-def test_out_of_memory_on_the_device_is_recognised_by_its_words(text: str) -> None:
-    assert explain_device_error(text) is MEMORY
-    assert describe(RuntimeError(text)).http_status == 503
-
-
 @pytest.mark.parametrize("error", [ValueError("ERR00100"), RuntimeError("ERR1"), RuntimeError("error code is 507015")])
 def test_other_errors_are_not_those_of_the_device(error: Exception) -> None:
     assert "NPU" not in describe(error).sentence
 
 
-def test_an_unexpected_error_is_reported_as_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_guarded(lambda: [][1]) == ExitCode.FAILED
-    assert capsys.readouterr().err.startswith("error: Unexpected IndexError: list index out of range\n\nhint: ")
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (IndexError("no place"), ExitCode.FAILED, "error: Unexpected IndexError: no place\n\nhint: "),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+    ],
+)
+def test_an_unexpected_error_is_reported_as_one_and_an_interruption_in_one_word(
+    error: BaseException, code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> int:
+        raise error
 
-
-def test_an_interruption_is_reported_in_one_word(capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupted() -> int:
-        raise KeyboardInterrupt
-
-    assert run_guarded(interrupted) == 130
-    assert capsys.readouterr().err == "interrupted\n"
+    assert run_guarded(fail) == code
+    told = capsys.readouterr().err
+    assert told == said if code == 130 else told.startswith(said)
 
 
 CLOSED = ["<&-", ">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"]

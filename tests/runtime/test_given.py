@@ -21,16 +21,17 @@ def test_any_real_number_is_a_float(value: Any) -> None:
     assert type(real_number("p", value)) is float
 
 
-@pytest.mark.parametrize("value", [True, np.bool_(True), 2.0, "3", None, np.ones(3, int)])
-def test_other_values_are_no_whole_numbers(value: Any) -> None:
-    with pytest.raises(ValueError, match="k must be a whole number, got"):
-        whole_number("k", value)
-
-
-@pytest.mark.parametrize("value", [True, np.bool_(True), 1j, "0.5", None])
-def test_other_values_are_no_numbers(value: Any) -> None:
-    with pytest.raises(ValueError, match="p must be a number, got"):
-        real_number("p", value)
+@pytest.mark.parametrize(
+    ("check", "kind", "values"),
+    [
+        (whole_number, "a whole number", [True, np.bool_(True), 2.0, "3", None, np.ones(3, int)]),
+        (real_number, "a number", [True, np.bool_(True), 1j, "0.5", None]),
+    ],
+)
+def test_other_values_are_no_numbers(check: Any, kind: str, values: list[Any]) -> None:
+    for value in values:
+        with pytest.raises(ValueError, match=f"k must be {kind}, got"):
+            check("k", value)
 
 
 def test_a_text_is_one_of_several() -> None:

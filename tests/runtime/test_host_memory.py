@@ -17,15 +17,15 @@ def group(folder: Path, *, limit: str, used: int = GIB, inactive: int = 0, activ
     return folder
 
 
-def test_a_container_has_the_rest_of_its_limit(tmp_path: Path) -> None:
-    small = group(tmp_path, limit=str(GIB), used=GIB // 2, inactive=GIB // 8, active=GIB // 16)
+@pytest.mark.parametrize(
+    ("used", "caches", "free"),
+    [(GIB // 2, (GIB // 8, GIB // 16), GIB // 2 + GIB // 8 + GIB // 16), (GIB + 1, (0, 0), 0)],
+)
+def test_a_container_has_the_rest_of_its_limit(used: int, caches: tuple[int, int], free: int, tmp_path: Path) -> None:
+    small = group(tmp_path, limit=str(GIB), used=used, inactive=caches[0], active=caches[1])
 
-    assert free_host_bytes(small) == GIB // 2 + GIB // 8 + GIB // 16
+    assert free_host_bytes(small) == free
     assert total_host_bytes(small) == GIB
-
-
-def test_a_full_container_has_no_memory(tmp_path: Path) -> None:
-    assert free_host_bytes(group(tmp_path, limit=str(GIB), used=GIB + 1)) == 0
 
 
 def test_without_a_limit_the_machine_counts(tmp_path: Path) -> None:

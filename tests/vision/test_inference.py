@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 import torch
 
-from llama_adapter.vision.block import fused_attention, plain_attention, quick_gelu
+from llama_adapter.vision.block import fused_attention, plain_attention
 from llama_adapter.vision.config import ChannelOrder, ClipConfig, QueryConfig, VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder
-from llama_adapter.vision.inference import FoldedPatches, HostEncoder, attention_for, bfloat16_attention, quick_gelu_
+from llama_adapter.vision.inference import FoldedPatches, HostEncoder, attention_for, bfloat16_attention
 from llama_adapter.vision.pixels import zero_picture
 from tests.bounds import FACTOR, Float64, largest, sums, unit
 from tests.fakes.exported import sample_pixels
@@ -62,12 +62,6 @@ def test_the_original_encoder_stays_unchanged_and_shares_its_tensors() -> None:
     assert [(block.mlp.activation, block.attention.attend) for block in encoder.clip.blocks] == parts
     assert ours.clip.blocks[0].mlp.up.weight is encoder.clip.blocks[0].mlp.up.weight
     assert ours.query.queries is encoder.query.queries
-
-
-def test_in_place_activation_is_quick_gelu() -> None:
-    x = torch.linspace(-20, 20, 401)
-
-    torch.testing.assert_close(quick_gelu_(x.clone()), quick_gelu(x))
 
 
 def test_products_of_bfloat16_are_softmax_attention() -> None:

@@ -52,11 +52,17 @@ def random_encoder(config: VisionConfig, dtype: torch.dtype) -> PictureEncoder:
 def encoders(config: VisionConfig, dtype: torch.dtype) -> tuple[HostEncoder, HostEncoder]:
     """An encoder by the kernels, and one by torch."""
     encoder = random_encoder(config, dtype)
-    ours, plain, backend = HostEncoder(copy.deepcopy(encoder)), HostEncoder(encoder), CpuBackend()
+    return prepared(copy.deepcopy(encoder), encoder)
+
+
+def prepared(one: PictureEncoder, other: PictureEncoder) -> tuple[HostEncoder, HostEncoder]:
+    """The first encoder by the kernels, and the second one by torch."""
+    ours, plain, backend = HostEncoder(one), HostEncoder(other), CpuBackend()
     backend.prepare(plain, wanted="aten")
     backend.prepare(ours)
     assert backend.kernels is not None
-    assert install_block_kernels(ours, library=backend.kernels) == config.clip.num_layers + config.query.depth
+    num_blocks = one.config.clip.num_layers + one.config.query.depth
+    assert install_block_kernels(ours, library=backend.kernels) == num_blocks
     return ours, plain
 
 
@@ -84,14 +90,9 @@ def few_bits(
     torch.manual_seed(0)
     plain_state = plain_state or PictureEncoder(config).state_dict()
     state = convert_precision(plain_state, PictureEncoder(config), dtype=torch.float32, wanted=precision)
-    stored, widened, backend = encoder_from_state(config, state), encoder_from_state(config, state), CpuBackend()
+    stored, widened = encoder_from_state(config, state), encoder_from_state(config, state)
     dequantise_linears(widened)
-    ours, plain = HostEncoder(stored), HostEncoder(widened)
-    backend.prepare(plain, wanted="aten")
-    backend.prepare(ours)
-    assert backend.kernels is not None
-    assert install_block_kernels(ours, library=backend.kernels) == config.clip.num_layers + config.query.depth
-    return ours, plain
+    return prepared(stored, widened)
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from llama_adapter.app.models.checkpoints import open_clip
 from llama_adapter.runtime.errors import CheckpointError
-from llama_adapter.vision.encoder import PictureEncoder
 from llama_adapter.vision.weights import ClipSource, build_vision, read_clip
 from tests.llm.toys import adapter_tensors
 
@@ -90,32 +89,6 @@ def test_huggingface_clip_is_the_same_clip(tmp_path: Path, openai: dict[str, Ten
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "clip", "vision_config": {}}))
     assert_same(open_clip(tmp_path / file), CLIP)
     assert_same(open_clip(tmp_path), CLIP)
-
-
-def test_sizes_are_read_off_the_tensors() -> None:
-    config = CLIP.config
-    assert (config.image_size, config.patch_size, config.width) == (224, 14, 128)
-    assert (config.num_layers, config.num_heads, config.output_dim) == (2, 2, 48)
-
-
-@pytest.mark.parametrize("adapter", ["BIAS-TINY", "LORA-BIAS-TINY", "CAPTION-TINY", "training-checkpoint-0"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_every_adapter_gives_exactly_the_encoders_state(adapter: str, dtype: torch.dtype) -> None:
-    config, state = build_vision(visual_of(adapter), name=adapter, clip=CLIP, visual_heads=4, dtype=dtype)
-    PictureEncoder(config).load_state_dict(state, strict=True)
-    assert {tensor.dtype for tensor in state.values()} == {dtype}
-    query = config.query
-    assert (query.num_queries, query.width, query.depth, query.mlp_dim, query.output_dim) == (10, 48, 2, 192, 64)
-
-
-def test_clip_of_a_trainer_checkpoint_is_read_without_its_text_tower() -> None:
-    tensors = adapter_tensors("training-checkpoint-0")
-    inside = {key.removeprefix("clip."): tensor for key, tensor in tensors.items() if key.startswith("clip.")}
-    clip = read_clip(inside, name="training-checkpoint-0")
-    assert clip.config == CLIP.config
-    projection = tensors["clip.visual.proj"]
-    assert torch.equal(clip.tensors["clip.projection.weight"], projection.T)
-    assert not torch.equal(clip.tensors["clip.projection.weight"], CLIP.tensors["clip.projection.weight"])
 
 
 @pytest.mark.parametrize("heads", [None, 5, -4])

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from syrupy.assertion import SnapshotAssertion
 
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.atc import AtcRequest, AtcSettings, adopt_om, command, make_om, plan
@@ -69,66 +70,28 @@ def script(folder: Path, text: str) -> Path:
     return path
 
 
-def test_each_batch_size_gets_its_own_om(file: Path) -> None:
-    first, second = planned(file, Path("out/encoder"))
-
-    assert (first.output, second.output) == (Path("out/encoder_bs1.om"), Path("out/encoder_bs4.om"))
-    assert command(second) == [
-        "--framework=5",
-        f"--model={file}",
-        "--output=out/encoder_bs4",
-        "--input_format=ND",
-        "--input_shape=input:4,4,4,3",
-        "--output_type=FP16",
-        "--soc_version=Ascend310P3",
-        "--precision_mode_v2=mixed_float16",
-        "--log=error",
-        "--op_select_implmode=high_performance",
-        "--optypelist_for_implmode=Sigmoid,Gelu",
-    ]
+COMMANDS: dict[str, dict[str, Any]] = {
+    "each batch size has its own OM": {},
+    "gears share one OM": {
+        "gears": True,
+        "precision_mode": "force_fp16",
+        "log_level": "info",
+        "extra": ("--x=1", "--y=2"),
+    },
+    "activations are compiled for speed on a 310P only": {"soc_version": "Ascend910B3"},
+    "precision": {"op_select_implmode": "high_precision"},
+    "own flags": {"extra": ("--op_precision_mode=my.ini",)},
+    "precision of some": {"op_select_implmode": "high_precision", "optypelist_for_implmode": "Gelu", "device": 1},
+}
 
 
-@pytest.mark.parametrize(
-    ("settings", "flags"),
-    [
-        ({"soc_version": "Ascend910B3"}, []),
-        ({"op_select_implmode": "high_precision"}, ["--op_select_implmode=high_precision"]),
-        ({"extra": ("--op_precision_mode=my.ini",)}, ["--op_precision_mode=my.ini"]),
-        (
-            {"op_select_implmode": "high_precision", "optypelist_for_implmode": "Gelu", "device": 1},
-            ["--op_select_implmode=high_precision", "--optypelist_for_implmode=Gelu", "--device=1"],
-        ),
-    ],
-)
-def test_activations_are_compiled_for_speed_on_a_310p_unless_said_otherwise(
-    file: Path, settings: dict[str, Any], flags: list[str]
-) -> None:
-    (_, second) = planned(file, Path("clip"), **settings)
-
-    assert command(second)[command(second).index("--log=error") + 1 :] == flags
-
-
-def test_gears_share_one_om(file: Path) -> None:
-    settings: dict[str, Any] = {"precision_mode": "force_fp16", "log_level": "info", "extra": ("--x=1", "--y=2")}
-    (request,) = planned(file, Path("out/v1.2.om"), gears=True, **settings)
-
-    assert request.output == Path("out/v1.2.om")
-    assert command(request) == [
-        "--framework=5",
-        f"--model={file}",
-        "--output=out/v1.2",
-        "--input_format=ND",
-        "--input_shape=input:-1,4,4,3",
-        "--dynamic_batch_size=1,4",
-        "--output_type=FP16",
-        "--soc_version=Ascend310P3",
-        "--precision_mode=force_fp16",
-        "--log=info",
-        "--op_select_implmode=high_performance",
-        "--optypelist_for_implmode=Sigmoid,Gelu",
-        "--x=1",
-        "--y=2",
-    ]
+def test_the_command_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = write_onnx(Path("clip.onnx"))
+    told = {name: [command(one) for one in planned(file, Path("out/v1.2.om"), **how)] for name, how in COMMANDS.items()}
+    assert told == snapshot
+    assert planned(file, Path("out/v1.2.om"), gears=True)[0].output == Path("out/v1.2.om")
+    assert planned(file, Path("out/encoder"))[1].output == Path("out/encoder_bs4.om")
 
 
 @pytest.mark.parametrize(

@@ -37,21 +37,6 @@ def test_no_other_choice_of_calls_is_cheaper(num_pictures: int, sizes: list[int]
     assert sum(size + CALL_OVERHEAD for size, _ in calls) == cheapest
 
 
-@pytest.mark.parametrize(
-    ("num_pictures", "calls"),
-    [
-        (1, [(1, 1)]),
-        (3, [(4, 3)]),
-        (5, [(4, 4), (1, 1)]),
-        (8, [(8, 8)]),
-        (21, [(8, 8), (8, 8), (4, 4), (1, 1)]),
-    ],
-)
-def test_padding_is_chosen_if_another_call_costs_more(num_pictures: int, calls: list[tuple[int, int]]) -> None:
-    assert split(num_pictures, (1, 4, 8)) == calls
-    assert split(num_pictures, None) == [(num_pictures, num_pictures)]
-
-
 @pytest.mark.parametrize(("num_pictures", "sizes"), [(-1, [1]), (1, []), (1, [0, 4])])
 def test_impossible_numbers_are_refused(num_pictures: int, sizes: list[int]) -> None:
     with pytest.raises(ValueError, match="must be"):

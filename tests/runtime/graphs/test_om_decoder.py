@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from llama_adapter.llm.config import DecoderConfig, EngineConfig
 from llama_adapter.llm.engine.engine import Engine
@@ -20,7 +19,6 @@ from llama_adapter.llm.exported.program import stacked
 from llama_adapter.llm.exported.runner import ExportedRunner
 from llama_adapter.llm.exported.step import layer_ports, stacked_ports
 from llama_adapter.llm.past import PastKeyValues
-from llama_adapter.llm.prefix import Prefix
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.atc import AtcSettings, make_om, plan_dims
 from llama_adapter.runtime.graphs.card import Port
@@ -35,7 +33,6 @@ from tests.llm.toys import (
     CONFIG,
     EOS_ID,
     drain,
-    forward,
     rounding,
     toy_decoder,
     toy_engine,
@@ -58,47 +55,6 @@ def compiled(file: Path, gears: Sequence[Gear]) -> Path:
     return make_om(plan_dims(graph, file, file.with_suffix(""), settings, gears), atc=find_atc(), graph=graph)
 
 
-def test_prefill_and_increment_of_one_file_give_torchs_logits(tmp_path: Path) -> None:
-    decoder = toy_decoder()
-    exported_card(decoder, tmp_path, storing="stacked")
-    file = tmp_path / DECODER_FILE
-    assert {one.sentence for one in lint_graph(read_graph(file), has_dims=True) if one.level == "error"} == set()
-    om = compiled(file, [PREFILL, INCREMENT])
-    prompts = [[3, 9, 4, 1, 7], [2, 2, 8]]
-    with torch.inference_mode():
-        prefix = decoder.project_prefix(toy_visual_queries(ROWS))
-    # (A, B, N, Q, H) -> (B, A * N, Q, H)
-    shape = (ROWS, -1, CONFIG.num_queries, CONFIG.head_dim)
-    prefixes = [part.numpy().swapaxes(0, 1).reshape(shape) for part in (prefix.k, prefix.v)]
-    sampling = [np.zeros(ROWS, np.int32 if name == "top_k" else np.float32) for name in ("t", "p", "top_k", "u")]
-    sizes = (ROWS, CONFIG.num_layers * CONFIG.num_heads, CACHED, CONFIG.head_dim)
-    empty = [np.zeros(sizes, np.float32) for _ in range(2)]
-
-    with closing(OmDimsSession(om)) as session:
-        ids = np.array([[*prompt, *[0] * (TOKENS - len(prompt))] for prompt in prompts], np.int32)
-        positions = np.broadcast_to(np.arange(TOKENS, dtype=np.int32), ids.shape)
-        mask = np.zeros((ROWS, TOKENS, CACHED + TOKENS), bool)
-        mask[:, :, CACHED:] = np.tri(TOKENS, dtype=bool)
-        last = np.array([row * TOKENS + len(prompt) - 1 for row, prompt in enumerate(prompts)], np.int32)
-        assert session.pick({"R": 2, "S": 5, "P": 1, "T": 2}) == PREFILL
-        tokens, logits, *new = session.run([ids, positions, mask, last, *sampling, *prefixes, *empty])
-
-        lengths = np.array([[len(prompt)] for prompt in prompts], np.int32)
-        mask = np.arange(CACHED + 1) < lengths[:, :, None]
-        mask[:, :, CACHED] = True
-        wanted = np.arange(ROWS, dtype=np.int32)
-        assert session.pick({"R": 2, "S": 1, "P": 5, "T": 2}) == INCREMENT
-        _, after, *_ = session.run([tokens[:, None], lengths, mask, wanted, *sampling, *prefixes, *new])
-
-    for row, prompt in enumerate(prompts):
-        own = Prefix(prefix.k[:, row : row + 1], prefix.v[:, row : row + 1])
-        hidden = forward(decoder, torch.tensor([[*prompt, int(tokens[row])]]), own)
-        reference = decoder.logits(hidden)[0]
-        assert np.allclose(logits[row], reference[-2].numpy(), atol=rounding(), rtol=0)
-        assert np.allclose(after[row], reference[-1].numpy(), atol=rounding(), rtol=0)
-        assert tokens[row] == int(reference[-2].argmax())
-
-
 @pytest.mark.parametrize(
     ("config", "sampling"), [(CONFIG, True), (dataclasses.replace(CONFIG, num_adapter_layers=0, num_queries=0), False)]
 )
@@ -108,6 +64,7 @@ def test_steps_of_any_size_are_padded_to_a_gear(config: DecoderConfig, sampling:
     reference = open_inference_session(tmp_path / "returned" / DECODER_FILE, threads=1)
     exported_card(decoder, tmp_path / "stacked", storing="stacked", sampling=sampling)
     file = tmp_path / "stacked" / DECODER_FILE
+    assert {one.sentence for one in lint_graph(read_graph(file), has_dims=True) if one.level == "error"} == set()
     om = compiled(file, [PREFILL, INCREMENT, {**INCREMENT, "R": 4, "T": 4}, {**PREFILL, "T": 9}])
     draw = np.random.default_rng(0)
 

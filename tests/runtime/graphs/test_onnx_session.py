@@ -42,14 +42,6 @@ def test_all_sample_pictures_get_the_visual_query_of_torch(dtype: Any) -> None:
     assert backend.card.vision == embedded_encoder().config
 
 
-@pytest.mark.parametrize("num_pictures", [1, 3])
-def test_the_batch_does_not_change_a_picture(num_pictures: int) -> None:
-    backend = open_onnx(embedded_onnx(), threads=1)
-    together = backend.encode(np.asfortranarray(sample_pixels()[:6]))
-    apart = [backend.encode(sample_pixels()[i : i + num_pictures]) for i in range(0, 6, num_pictures)]
-    assert float((torch.cat(apart) - together).abs().max()) <= query_limit()
-
-
 @pytest.mark.proves("any number of pictures", "ONNX")
 def test_a_foreign_file_with_a_fixed_batch_runs_any_number_of_pictures(tmp_path: Path) -> None:
     backend = open_onnx(foreign_onnx(tmp_path / "a.onnx", (4, 2, 2, 3), output_shape=(4, 2, 3)))

@@ -10,31 +10,24 @@ from llama_adapter.runtime.kernels import instruction_sets
 from llama_adapter.runtime.kernels.instruction_sets import CHOICE, INSTRUCTION_SETS, choose_instructions
 
 
-def test_a_processor_gets_the_best_instruction_set_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    avx512, avx2, neon = INSTRUCTION_SETS
-    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    monkeypatch.delenv(CHOICE, raising=False)
-    for flags, expected in [
-        ({*avx512.needed, *avx2.needed}, avx512),
-        ({*avx512.needed, *avx2.needed} - {"avx512_vnni"}, avx2),
-        ({*avx2.needed}, avx2),
-    ]:
-        monkeypatch.setattr(instruction_sets, "processor_flags", lambda flags=flags: frozenset(flags))
-        assert choose_instructions() == expected
-    monkeypatch.setattr(instruction_sets, "processor_flags", lambda: frozenset({*avx2.needed, "avx_vnni"}))
-    assert avx2.options(avx2.extras()) == ["-mavx2", "-mfma", "-mf16c", "-mavxvnni"]
+@pytest.mark.parametrize(
+    ("name", "optional", "options"),
+    [
+        ("avx2", {"avx_vnni"}, ["-mavx2", "-mfma", "-mf16c", "-mavxvnni"]),
+        ("neon", set(), ["-mcpu=generic"]),
+        ("neon", {"asimddp"}, ["-mcpu=generic+dotprod"]),
+        ("neon", {"asimddp", "bf16"}, ["-mcpu=generic+dotprod"]),  # not known, so no wheel has kernels for it
+        ("neon", {"asimddp", "i8mm"}, ["-mcpu=generic+dotprod+i8mm"]),
+        ("neon", {"asimddp", "i8mm", "bf16"}, ["-mcpu=generic+dotprod+i8mm+bf16"]),
+    ],
+)
+def test_optional_features_are_options_of_the_compiler(
+    name: str, optional: set[str], options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instructions = next(one for one in INSTRUCTION_SETS if one.name == name)
+    monkeypatch.setattr(instruction_sets, "processor_flags", lambda: frozenset({*instructions.needed, *optional}))
 
-    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    for flags, processor in [
-        ((), "generic"),
-        (("asimddp",), "generic+dotprod"),
-        (("asimddp", "bf16"), "generic+dotprod"),  # no such processor is known, so no wheel has kernels for it
-        (("asimddp", "i8mm"), "generic+dotprod+i8mm"),
-        (("bf16", "i8mm", "asimddp"), "generic+dotprod+i8mm+bf16"),
-    ]:
-        monkeypatch.setattr(instruction_sets, "processor_flags", lambda flags=flags: frozenset({"fp", "asimd", *flags}))
-        assert choose_instructions() == neon
-        assert neon.options(neon.extras())[-1] == f"-mcpu={processor}"
+    assert instructions.options(instructions.extras())[-len(options) :] == options
 
 
 @pytest.mark.parametrize(

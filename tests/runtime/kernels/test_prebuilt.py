@@ -181,6 +181,7 @@ def test_each_processor_has_a_library_of_its_own(folder: Path, monkeypatch: pyte
     assert found(*avx2.needed) == "avx2"
     assert found(*avx2.needed, "avx_vnni") == "avx2+avx_vnni"
     assert found(*avx512.needed, *avx2.needed) == "avx512"
+    assert found(*{*avx512.needed, *avx2.needed} - {"avx512_vnni"}) == "avx2"
     assert found(*everything) == "avx512+avx512_bf16"
     assert found(*everything, wanted="avx2") == "avx2"
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")

@@ -46,14 +46,6 @@ def test_outputs_are_closer_than_with_nearest_rounding(num_inputs: int, num_rows
     assert output_error(weight, parts, x) < 0.75 * output_error(weight, INT4.quantise(weight), x)
 
 
-def test_what_was_learned_from_some_inputs_holds_for_others() -> None:
-    weight, x = numbers(48, 96), correlated(2000, 96)
-
-    parts = calibrate(weight, x[:1000])
-
-    assert output_error(weight, parts, x[1000:]) < 0.75 * output_error(weight, INT4.quantise(weight), x[1000:])
-
-
 def test_outliers_in_a_few_channels_take_nothing_from_the_others() -> None:
     weight, x = numbers(48, 96), correlated(1000, 96)
     plain = output_error(weight, calibrate(weight, x), x)
@@ -142,16 +134,11 @@ def test_without_a_cholesky_factor_scales_are_chosen_by_the_size_of_inputs() -> 
 
 
 @pytest.mark.parametrize("damaged", [float("nan"), float("inf")])
-def test_numbers_that_are_not_finite_are_refused(damaged: float) -> None:
-    weight, x = numbers(4, 64), numbers(8, 64)
-    for broken in (weight, x):
-        was = float(broken[2, 5])
-        broken[2, 5] = damaged
+def test_numbers_that_are_not_finite_and_scales_beyond_float16_are_refused(damaged: float) -> None:
+    weight, x, at = numbers(4, 64), numbers(8, 64), (torch.tensor(2), torch.tensor(5))
+    wrong = torch.tensor(damaged)
+    for pair in ((weight.index_put(at, wrong), x), (weight, x.index_put(at, wrong))):
         with pytest.raises(ValueError, match="infinite"):
-            calibrate(weight, x)
-        broken[2, 5] = was
-
-
-def test_scales_beyond_float16_are_refused() -> None:
+            calibrate(*pair)
     with pytest.raises(ValueError, match="large"):
-        calibrate(1e8 * numbers(4, 64), correlated(50, 64))
+        calibrate(1e8 * weight, correlated(50, 64))

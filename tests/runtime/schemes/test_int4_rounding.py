@@ -168,14 +168,3 @@ def test_the_largest_weights_that_float16_scales(
     assert not asked_of_torch
     assert ours[1].abs().tolist() == [[65504.0]] * 2
     assert all(map(torch.equal, ours, by_torch(weight)))
-
-
-def test_without_kernels_torch_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(int4, "find_library", lambda: Finding(library=None, reason="no compiler"))
-    weight = normal(70, 130)
-
-    parts = find_scheme("int4").quantise(weight)
-
-    assert (parts[""].shape, parts["_scale"].shape) == ((70, 65), (70, 5))
-    error = (find_scheme("int4").dequantise(parts) - weight).abs()
-    assert float(error.max()) < 0.7

@@ -24,6 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from llama_adapter.runtime.errors import CheckpointError
+from llama_adapter.runtime.problems import describe
 from llama_adapter.runtime.tensor_files.files import check_dense, count_blocks, read_tensor_file
 from llama_adapter.runtime.tensor_files.pickles import PickleError, read_pickle
 from tests.fakes.hostile_archive import write_hostile_archive
@@ -425,3 +426,28 @@ def test_a_block_number_beyond_all_keys_is_refused() -> None:
     assert count_blocks(["layers.3.a", "layers.12.b", "layersX", "layers.x.a"] * 3, "layers.", what="it") == 13
     with pytest.raises(CheckpointError, match="too few for so many blocks"):
         count_blocks(["layers.999999999999.a"], "layers.", what="it")
+
+
+@pytest.mark.parametrize(
+    ("name", "opener", "error"),
+    [
+        (
+            "a.safetensors",
+            "arrays.safe_open",
+            RuntimeError("unable to mmap 4 bytes from file <a>: Cannot allocate memory (12)"),
+        ),
+        ("a.pth", "files.TorchFile", OSError(12, "Cannot allocate memory")),
+    ],
+)
+def test_a_file_that_cannot_be_mapped_is_not_called_damaged(
+    name: str, opener: str, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    save_file({"a": torch.zeros(1)}, tmp_path / name)
+    monkeypatch.setattr(f"llama_adapter.runtime.tensor_files.{opener}", fail)
+    with pytest.raises(type(error)) as raised:
+        read_tensor_file(tmp_path / name)
+
+    assert describe(raised.value).sentence.startswith("The memory is not enough")
