@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from llama_adapter.llm.past import PastKeyValues
+from llama_adapter.runtime.given import require_least
 from llama_adapter.runtime.schemes import OperatorChoice
 
 _MAY_BE_ZERO = ("num_adapter_layers", "num_queries", "rank", "all_heads")  # the first two: a LLaMA without adapter
@@ -136,8 +137,7 @@ class EngineConfig:
     past: PastKeyValues | None = field(default=None, compare=False, repr=False)  # precedes every prompt
 
     def __post_init__(self) -> None:
-        if self.num_slots < 1:
-            raise ValueError(f"num_slots must be at least 1, got {self.num_slots}")
+        require_least(self, "num_slots")
 
     @property
     def context(self) -> int:

@@ -42,6 +42,16 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             os.unlink(file.name)
 
 
+def sync_folder(folder: Path) -> None:
+    """Sync the file names in a folder to disk, if its file system supports that."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 def refuse_to_replace(paths: Sequence[Path], *, force: bool, other: str = ", or name another one as --out") -> None:
     """Raise UsageError if one of the paths exists, unless `force`. `other` is the end of the hint."""
     there = [path for path in paths if path.exists()]

@@ -1,7 +1,7 @@
 """Checks values that users give as settings, and makes them plain. All raise ValueError, which names the setting."""
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from numbers import Integral, Real
 from typing import Any
 
@@ -28,3 +28,30 @@ def texts(name: str, value: Any) -> tuple[str, ...]:
     if not all(isinstance(text, str) and text for text in several):
         raise ValueError(f"{name} must be texts that are not empty, got {value!r}")
     return several
+
+
+def require_one_of(name: str, value: str | None, known: Collection[str | None]) -> None:
+    """One of the `known` texts; None among them is not named in the message."""
+    if value not in known:
+        raise ValueError(f"{name} must be {' or '.join(filter(None, known))}, got {value!r}")
+
+
+def require_least(settings: object, *names: str, least: int = 1) -> None:
+    """The fields `names` of `settings` are at least `least`, or None."""
+    for name in names:
+        if (value := getattr(settings, name)) is not None and not value >= least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
+def require_above_zero(settings: object, *names: str) -> None:
+    """The fields `names` of `settings` are above 0."""
+    for name in names:
+        if not (value := getattr(settings, name)) > 0:
+            raise ValueError(f"{name} must be above 0, got {value}")
+
+
+def require_named(settings: object, *names: str, hint: str) -> None:
+    """The fields `names` of `settings`, which are paths or None, are no empty texts."""
+    for name in names:
+        if getattr(settings, name) == "":
+            raise ValueError(f"{name} is empty: {hint}")

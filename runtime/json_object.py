@@ -4,6 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+from llama_adapter.runtime.text import shown_excerpt
+
 _KINDS: Final[Mapping[type, str]] = {
     bool: "true or false",
     dict: "an object",
@@ -42,6 +44,20 @@ def check_fields(values: Any, fields: Mapping[str, type | tuple[type, ...]], *, 
         if type(values[name]) not in kinds:
             told = " or ".join(_KINDS[kind] for kind in kinds)
             raise ValueError(f"{name} of {what} must be {told}, and is {told_kind(values[name])}")
+
+
+def check_mapping(values: Any, kind: type, *, what: str) -> None:
+    """Raise ValueError unless `values`, called `what`, is an object whose fields have any names and this type."""
+    check_fields(values, dict.fromkeys(values, kind) if type(values) is dict else {}, what=what)
+
+
+def take_version(values: dict[str, Any], known: int) -> None:
+    """Remove `version` from `values`. Raise ValueError unless it equals `known`."""
+    version = values.pop("version", None)
+    if version is None:
+        raise ValueError("it has no version")
+    if type(version) is not int or version != known:
+        raise ValueError(f"its version is {shown_excerpt(repr(version))}, and this program reads {known}")
 
 
 def told_kind(value: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from llama_adapter.app.captioning.parts import Parts
-from llama_adapter.app.models.exported_encoder import encoder_graph
+from llama_adapter.app.models.exported_encoder import decoder_provider, encoder_graph
 from llama_adapter.app.models.exported_model import (
     FOR_ATC,
     MINDIR,
@@ -16,7 +16,6 @@ from llama_adapter.app.models.exported_model import (
     check_fingerprint,
     read_exported_model,
 )
-from llama_adapter.app.models.providers import decoder_provider
 from llama_adapter.app.models.spec import AUTO, DEFAULT_BATCH_SIZE, EXPORTED, CaptionerSpec, ModelInfo
 from llama_adapter.app.pictures.prefixes.file import Encoding, check_keys_values, read_first_file
 from llama_adapter.llm.config import EngineConfig

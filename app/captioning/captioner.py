@@ -105,13 +105,18 @@ class SamplingOptions(TypedDict, total=False):
     max_prompt_tokens: int | None
 
 
-class AskOptions(SamplingOptions, total=False):
+class RunOptions(SamplingOptions, total=False):
+    """The keyword arguments of every answering method, all optional."""
+
+    clock: StageClock | None
+    progress: bool
+
+
+class AskOptions(RunOptions, total=False):
     """The keyword arguments of `Captioner.generate`, all optional."""
 
     choices: Sequence[str] | None
     task: Task | None
-    clock: StageClock | None
-    progress: bool
 
 
 class TextOptions(AskOptions, total=False):
@@ -341,12 +346,7 @@ class Captioner:
         self,
         pictures: Pictures,
         prompts: Sequence[Prompt] | str | RawPrompt | None = None,
-        *,
-        choices: Sequence[str] | None = None,
-        task: Task | None = None,
-        clock: StageClock | None = None,
-        progress: bool = False,
-        **sampling: Unpack[SamplingOptions],
+        **options: Unpack[AskOptions],
     ) -> list[Answer]:
         """Answer a prompt about each picture; returns the answers in the order of the pictures.
 
@@ -384,8 +384,7 @@ class Captioner:
         for arguments out of range or counts that do not match, PromptTooLongError for a prompt longer than the context,
         PromptError for a prompt that cannot be encoded, and ImportError for `progress` without tqdm.
         """
-        events = self.stream(pictures, prompts, choices=choices, task=task, clock=clock, progress=progress, **sampling)
-        return _in_order([event for event in events if isinstance(event, Answer)])
+        return _in_order([event for event in self.stream(pictures, prompts, **options) if isinstance(event, Answer)])
 
     async def agenerate(
         self,
@@ -441,9 +440,7 @@ class Captioner:
         *,
         choices: Sequence[str] | None = None,
         task: Task | None = None,
-        clock: StageClock | None = None,
-        progress: bool = False,
-        **sampling: Unpack[SamplingOptions],
+        **options: Unpack[RunOptions],
     ) -> Generator[Event]:
         """As `generate`, token by token: yields a `TextDelta` for each new piece of text, and each complete `Answer`.
 
@@ -454,19 +451,9 @@ class Captioner:
         self.info.require_adapter()
         task = _task_of(task, choices)
         items = work_items(pictures, prompts, default_prompt=self.info.default_prompt, task=task, allowed=self._allowed)
-        return self._stream_items(items, clock=clock, progress=progress, **sampling)
+        return self._stream_items(items, **options)
 
-    def generate_text(
-        self,
-        prompts: Prompt | Iterable[Prompt],
-        *,
-        text_prefix: TextPrefix | None = None,
-        choices: Sequence[str] | None = None,
-        task: Task | None = None,
-        clock: StageClock | None = None,
-        progress: bool = False,
-        **sampling: Unpack[SamplingOptions],
-    ) -> list[Answer]:
+    def generate_text(self, prompts: Prompt | Iterable[Prompt], **options: Unpack[TextOptions]) -> list[Answer]:
         """Answer prompts without a picture; returns the answers in the order of the prompts.
 
         Parameters:
@@ -479,10 +466,7 @@ class Captioner:
         The other parameters are those of `generate`. As in `generate`, ValueError, TypeError, PromptTooLongError,
         PromptError and ImportError are raised before anything is computed.
         """
-        events = self.stream_text(
-            prompts, text_prefix=text_prefix, choices=choices, task=task, clock=clock, progress=progress, **sampling
-        )
-        return _in_order([event for event in events if isinstance(event, Answer)])
+        return _in_order([event for event in self.stream_text(prompts, **options) if isinstance(event, Answer)])
 
     def stream_text(
         self,
@@ -491,13 +475,11 @@ class Captioner:
         text_prefix: TextPrefix | None = None,
         choices: Sequence[str] | None = None,
         task: Task | None = None,
-        clock: StageClock | None = None,
-        progress: bool = False,
-        **sampling: Unpack[SamplingOptions],
+        **options: Unpack[RunOptions],
     ) -> Generator[Event]:
         """As `generate_text`, token by token: yields a `TextDelta` for each new text, and each complete `Answer`."""
         items = text_items(prompts, text_prefix=self.info.text_prefix(text_prefix), task=_task_of(task, choices))
-        return self._stream_items(items, clock=clock, progress=progress, **sampling)
+        return self._stream_items(items, **options)
 
     async def agenerate_text(self, prompts: Prompt | Iterable[Prompt], **options: Unpack[TextOptions]) -> list[Answer]:
         """As `generate_text`, for an event loop; see `agenerate`."""
@@ -512,8 +494,8 @@ class Captioner:
         self,
         items: Sequence[WorkItem],
         *,
-        clock: StageClock | None,
-        progress: bool,
+        clock: StageClock | None = None,
+        progress: bool = False,
         **sampling: Unpack[SamplingOptions],
     ) -> Generator[Event]:
         self._require_open()

@@ -159,7 +159,8 @@ class EncodeRunner:
             ms = {"read": reading.elapsed_ms, "clip": one.clip_ms, "total": reading.elapsed_ms + one.clip_ms}
             place: dict[str, Any] = {"digest": reading.digest, "file": path.name, "row": row}
             place |= dict.fromkeys(reading.notes, True)
-            yield _answer(one.looked, text=f"{path.name} row {row}", details=place, ms=ms)
+            text = f"{path.name} row {row}"
+            yield Answer(prompt="", text=text, token_ids=(), finish="stop", details=place, ms=ms, **_fields(one.looked))
 
     def waited_s(self, wall_s: float) -> float:
         """See `Runner`."""
@@ -170,33 +171,20 @@ class EncodeRunner:
         return ""
 
 
-def _answer(
-    looked: Looked,
-    *,
-    text: str = "",
-    details: Mapping[str, Any],
-    ms: dict[str, float],
-    error: AnswerError | None = None,
-) -> Answer:
+def _fields(looked: Looked) -> dict[str, Any]:
+    """Fields of the answer that identify its picture."""
     question = looked.questions[0]  # the only one; it stands for encoding the picture
-    return Answer(
-        index=question.index,
-        picture=looked.item.label,
-        digest=looked.picture.digest,
-        prompt="",
-        text=text,
-        token_ids=(),
-        finish="stop" if error is None else "error",
-        details=details,
-        error=error,
-        ms=ms,
-        tag=question.tag,
-    )
+    return {
+        "index": question.index,
+        "picture": looked.item.label,
+        "digest": looked.picture.digest,
+        "tag": question.tag,
+    }
 
 
 def _failed(looked: Looked, error: AnswerError) -> Answer:
     known = {"digest": looked.picture.digest} if looked.picture.digest else {}
-    return _answer(looked, details=known, ms={"total": looked.picture.elapsed_ms}, error=error)
+    return Answer.failed(error, details=known, ms={"total": looked.picture.elapsed_ms}, **_fields(looked))
 
 
 def _is_large(waiting: Sequence[_Kept]) -> bool:

@@ -12,6 +12,7 @@ from llama_adapter.app.pictures.inputs import InputSpec, PictureInput
 from llama_adapter.app.pictures.reading.spec import DEFAULT_PICTURE_TIMEOUT_S, DEFAULT_READER, ReaderKind
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.prefix import TextPrefix
+from llama_adapter.runtime.given import require_least
 
 MAX_TIMEOUT_S = 1_000_000  # eleven days; the operating system refuses timeouts about a thousand times longer
 
@@ -74,8 +75,7 @@ class Job:
             if os.path.realpath(self.paddlenlp_out) in map(os.path.realpath, (self.out, *self.inputs.prompt_files)):
                 raise ValueError(f"paddlenlp_out would replace {self.paddlenlp_out}, which this run needs")
         Rule.from_flags(self.threshold, self.abstain)  # raises for numbers out of range
-        if self.max_errors is not None and self.max_errors < 1:
-            raise ValueError(f"max_errors must be at least 1, got {self.max_errors}")
+        require_least(self, "max_errors")
         if not 0 < self.picture_timeout_s <= MAX_TIMEOUT_S:
             raise ValueError(
                 f"picture_timeout_s must be above 0 and at most {MAX_TIMEOUT_S:,}, got {self.picture_timeout_s}"

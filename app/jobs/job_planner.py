@@ -185,18 +185,8 @@ class JobPlanner:
 
 def failed_answer(index: int, asked: Asked, error: AnswerError) -> Answer:
     """The answer to a question that failed before it reached a captioner."""
-    return Answer(
-        index=index,
-        picture=asked.key.picture,
-        digest="",
-        prompt=asked.key.prompt,
-        text="",
-        token_ids=(),
-        finish="error",
-        error=error,
-        ms={"total": 0.0},
-        tag=asked,
-    )
+    key = asked.key
+    return Answer.failed(error, index=index, picture=key.picture, prompt=key.prompt, ms={"total": 0.0}, tag=asked)
 
 
 def _nothing_asked(picture: PictureInput) -> AnswerError:

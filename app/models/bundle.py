@@ -58,6 +58,7 @@ from llama_adapter.app.models.checkpoints import (
     claimed_digest,
     file_digest,
     stream_sources,
+    whole,
 )
 from llama_adapter.app.models.input_scales import read_scales, write_scales
 from llama_adapter.app.models.packed_weights import TakePacked
@@ -261,27 +262,6 @@ def add_familiarity(directory: str | os.PathLike[str], ood_detector: OodDetector
     _write_json(place / MANIFEST, manifest)
 
 
-def load_bundle(
-    directory: str | os.PathLike[str],
-    *,
-    dtype: Dtype | None = None,
-    context: int | None = None,
-    channel_order: ChannelOrder | None = None,
-    cast_vision: bool = True,
-    precision: Precision | None = None,
-) -> LoadedModel:
-    """Load a bundle as memory-mapped tensors, the decoder's too. Arguments and errors are those of `stream_bundle`."""
-    model, tensors = stream_bundle(
-        directory,
-        dtype=dtype,
-        context=context,
-        channel_order=channel_order,
-        cast_vision=cast_vision,
-        precision=precision,
-    )
-    return dataclasses.replace(model, decoder_state=dict(tensors))
-
-
 @again_if_replaced
 def stream_bundle(
     directory: str | os.PathLike[str],
@@ -396,6 +376,9 @@ def stream_bundle(
     return model, tensors
 
 
+load_bundle = whole(stream_bundle)
+
+
 def _part(name: str, tensor: Tensor, *, whole: DecoderConfig, share: DecoderConfig, model: str) -> Tensor:
     """A rank's part of a tensor. Raises CheckpointError if the tensor cannot be divided."""
     try:
@@ -428,6 +411,13 @@ def _writers(path: Path) -> str:
     if status.st_mode & stat.S_IWGRP and status.st_gid not in {os.getegid(), *os.getgroups()}:
         return "a group"
     return ""
+
+
+def check_other_target(target: Path, source: Path, *, to: str, overwrite: bool) -> None:
+    """Raise CheckpointError unless a bundle made of `source` may be written to `target`. `to` says what is done."""
+    if target.resolve() == source.resolve():
+        raise CheckpointError(f"`{target}` is the bundle to {to} itself", hint="write to another place")
+    check_target(target, overwrite=overwrite)
 
 
 def check_target(directory: str | os.PathLike[str], *, overwrite: bool) -> None:

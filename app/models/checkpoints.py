@@ -4,14 +4,15 @@ Only `llm.weights` and `vision.weights` know the names inside the files.
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, ParamSpec
 
 import torch
 from torch import Tensor
@@ -67,6 +68,8 @@ RELEASED_ADAPTERS = {
     "d26d107eec32127ac86ef1997cf7169de1c56a59c539fc1258c6798b969e289c": "LORA-BIAS-7B-v21",
 }
 _RELEASED_WIDTH = 4096  # all of them extend LLaMA-7B
+
+_P = ParamSpec("_P")
 
 LlamaForm = Literal["meta", "huggingface", "mindspore", "bundle"]
 _OPENERS = {"meta": open_meta, "huggingface": open_huggingface, "mindspore": open_mindspore, "bundle": open_bundle}
@@ -153,6 +156,17 @@ class LoadedModel:
 # A model with an empty `decoder_state`, and an iterator that makes the decoder's tensors, for models larger than
 # memory.
 StreamedModel = tuple[LoadedModel, Iterator[tuple[str, Tensor]]]
+
+
+def whole(stream: Callable[_P, StreamedModel]) -> Callable[_P, LoadedModel]:
+    """`stream`, but with the decoder's tensors in the model's `decoder_state`."""
+
+    @functools.wraps(stream)
+    def load(*arguments: _P.args, **options: _P.kwargs) -> LoadedModel:
+        model, tensors = stream(*arguments, **options)
+        return dataclasses.replace(model, decoder_state=dict(tensors))
+
+    return load
 
 
 def streamed(model: LoadedModel) -> StreamedModel:

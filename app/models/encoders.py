@@ -9,6 +9,7 @@ import torch
 
 from llama_adapter.app.models.checkpoints import LoadedModel, read_encoder
 from llama_adapter.app.models.exported_encoder import encoder_files, encoder_graph
+from llama_adapter.app.models.exported_model import HALVES
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.pictures.prefixes.file import Encoding
 from llama_adapter.runtime.devices import EAGER, Backend
@@ -26,7 +27,6 @@ from llama_adapter.vision.pixels import PIXEL_STD
 
 _EXPORT_AGAIN = "export this model's encoder with `llama-adapter export onnx`, and for an OM go on with `export om`"
 _ENCODE_AGAIN = "name the model that encoded them, or encode the pictures again with this one by `llama-adapter encode`"
-_HALVES = {"clip": "CLIP", "query": "visual blocks"}
 # The export script of the ModelZoo's demo uses another standard deviation for green than CLIP.
 _MODEL_ZOO_STD: Final = (PIXEL_STD[0], 0.24130258, PIXEL_STD[2])
 # Relative differences of visual queries. Rounding to float16 causes less than the first. Above the second, the encoders
@@ -84,14 +84,8 @@ def check_card(card: EncoderCard, model: LoadedModel, *, spec: CaptionerSpec) ->
     own_halves = fingerprint(model.vision_state) if model.origin is None else model.origin.fingerprint
     for half, own in own_halves.items():
         if not is_same(card.fingerprint.get(half), own):
-            if are_prefixes:
-                raise GraphError(
-                    f"{they} {came_from}, and its {_HALVES[half]} are not those of the model {model_name}", hint=hint
-                )
             raise GraphError(
-                f"The encoder `{spec.encoder}` was exported from {card.name}, and its {_HALVES[half]} are not those of "
-                f"the model {model_name}",
-                hint=hint,
+                f"{they} {came_from}, and its {HALVES[half]} are not those of the model {model_name}", hint=hint
             )
     if card.vision.channel_order != model.vision_config.channel_order:
         raise GraphError(

@@ -1,14 +1,28 @@
-"""The exported encoder that a spec names: its files, identity and graph. Imports no torch."""
+"""The exported encoder that a spec names: its files, identity, graph and execution provider. Imports no torch."""
 
 import hashlib
 from pathlib import Path
 
-from llama_adapter.app.models.providers import encoder_provider
-from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.models.spec import AUTO, CaptionerSpec
 from llama_adapter.runtime.device_names import om_device_id
 from llama_adapter.runtime.errors import GraphError
+from llama_adapter.runtime.graphs.onnx_provider import CPU, OnnxProvider, provider_of_device
 from llama_adapter.runtime.graphs.open_session import GraphKind, GraphSpec
 from llama_adapter.vision.config import ChannelOrder
+
+
+def decoder_provider(spec: CaptionerSpec) -> OnnxProvider:
+    """The execution provider of an ONNX decoder. Raises UsageError for options that the provider does not know."""
+    device = "cpu" if spec.device == AUTO else spec.device
+    return provider_of_device(device, options=spec.provider_option, config=spec.provider_config)
+
+
+def encoder_provider(spec: CaptionerSpec) -> OnnxProvider:
+    """The execution provider of an ONNX encoder. Raises UsageError for options that the provider does not know."""
+    if spec.vision_kind != "onnx":
+        return CPU
+    device = "cpu" if spec.encoder_device is None else str(spec.encoder_device)
+    return provider_of_device(device, options=spec.provider_option, config=spec.provider_config)
 
 
 def encoder_graph(spec: CaptionerSpec, *, device_id: int = 0, own_process: bool = False) -> GraphSpec:

@@ -13,7 +13,7 @@ from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.card import is_same
 from llama_adapter.vision.out_of_distribution import OodDetector, read_familiarity
 
-_HALVES: Final = {"clip": "CLIP", "query": "visual blocks"}
+HALVES: Final = {"clip": "CLIP", "query": "visual blocks"}
 ENCODER_FILE: Final = "encoder.onnx"
 MINDIR: Final = "mindir"  # format of graphs for MindSpore
 FOR_ATC: Final = "onnx-atc"  # format of graphs that ATC compiles to OMs
@@ -66,7 +66,7 @@ def check_fingerprint(found: Mapping[str, str], exported: ExportedModel, *, what
     for half, own in exported.card.fingerprint.items():
         if half in found and not is_same(found[half], own):
             raise GraphError(
-                f"{what} is that of {name}, and its {_HALVES.get(half, half)} are not those that the decoder in "
+                f"{what} is that of {name}, and its {HALVES.get(half, half)} are not those that the decoder in "
                 f"`{exported.folder}`, of {exported.card.name}, was trained with",
                 hint="export both from one model",
             )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from llama_adapter.app.models.bundle import check_target, known_answer_of, save_bundle, stream_bundle
+from llama_adapter.app.models.bundle import check_other_target, known_answer_of, save_bundle, stream_bundle
 from llama_adapter.app.models.checkpoints import Origin
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.number_formats import DtypeChoice
@@ -21,7 +21,8 @@ from llama_adapter.app.models.spec import AUTO, CaptionerSpec
 from llama_adapter.app.models.stream_model import stream_merged_bundle
 from llama_adapter.runtime.devices import EAGER, open_backend
 from llama_adapter.runtime.devices.cpu_linear import pack_weight
-from llama_adapter.runtime.errors import CheckpointError, DeviceError
+from llama_adapter.runtime.errors import DeviceError
+from llama_adapter.runtime.given import require_named, require_one_of
 from llama_adapter.runtime.graphs.card import fingerprint
 from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.kernels.library import Library, find_library
@@ -43,11 +44,8 @@ class PackJob:
     force: bool = False
 
     def __post_init__(self) -> None:
-        if self.precision not in (None, *PRECISIONS):
-            raise ValueError(f"precision must be {' or '.join(PRECISIONS)}, got {self.precision!r}")
-        for name in ("model", "out"):
-            if getattr(self, name) == "":
-                raise ValueError(f"{name} is empty: name a folder")
+        require_one_of("precision", self.precision, (None, *PRECISIONS))
+        require_named(self, "model", "out", hint="name a folder")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,9 +64,7 @@ def pack_bundle(job: PackJob) -> PackedBundle:
     damaged bundle, and if `out` may not be written.
     """
     source, target = Path(bundle_folder(job.model)), Path(job.out)
-    if target.resolve() == source.resolve():
-        raise CheckpointError(f"`{target}` is the bundle to pack itself", hint="write to another place")
-    check_target(target, overwrite=job.force)
+    check_other_target(target, source, to="pack", overwrite=job.force)
     found = find_library()
     if found.library is None:
         raise DeviceError(f"Weights are packed for the kernels, and there are none here: {found.reason}")
@@ -144,9 +140,7 @@ def split_bundle(
     note about the model. Raises CheckpointError for a bundle that is damaged, and the errors of `save_bundle`.
     """
     source, target = Path(bundle_folder(bundle)), Path(directory)
-    if target.resolve() == source.resolve():
-        raise CheckpointError(f"`{target}` is the bundle to read itself", hint="write to another place")
-    check_target(target, overwrite=overwrite)
+    check_other_target(target, source, to="read", overwrite=overwrite)
     model, tensors = stream_merged_bundle(source, lora)
     for note in model.notes:
         tell(f"note: {note}")

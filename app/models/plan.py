@@ -1,8 +1,10 @@
 """`doctor --plan`: the memory that a model needs on each of several devices, by number format. Reads no weights."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -111,17 +113,9 @@ def device_plans(
 
     `padding` is passed to `plan_memory`: 2 is for devices that round shapes up, which is the more cautious assumption.
     """
-    for dtype, precision in NUMBERS:
-        for parts in num_devices:
-            yield device_plan(
-                model,
-                dtype=dtype,
-                precision=precision,
-                parts=parts,
-                device_bytes=device_bytes,
-                num_rows=num_rows,
-                padding=padding,
-            )
+    plan = partial(device_plan, model, device_bytes=device_bytes, num_rows=num_rows, padding=padding)
+    for (dtype, precision), parts in itertools.product(NUMBERS, num_devices):
+        yield plan(dtype=dtype, precision=precision, parts=parts)
 
 
 def device_plan(

@@ -8,11 +8,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from llama_adapter.app.models.bundle import check_target, known_answer_of, load_bundle, require_space, save_bundle
+from llama_adapter.app.models.bundle import check_other_target, known_answer_of, load_bundle, require_space, save_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel, Origin, StreamedModel
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.sketch import sketch
 from llama_adapter.runtime.errors import CheckpointError
+from llama_adapter.runtime.given import require_named, require_one_of
 from llama_adapter.runtime.graphs.card import fingerprint
 from llama_adapter.runtime.schemes import FLOAT, QUANTISED, Precision
 from llama_adapter.runtime.schemes.scheme import find_scheme
@@ -32,11 +33,8 @@ class QuantiseJob:
     force: bool = False
 
     def __post_init__(self) -> None:
-        if self.precision not in QUANTISED:
-            raise ValueError(f"precision must be {' or '.join(QUANTISED)}, got {self.precision!r}")
-        for name in ("model", "out"):
-            if getattr(self, name) == "":
-                raise ValueError(f"{name} is empty: name a folder")
+        require_one_of("precision", self.precision, QUANTISED)
+        require_named(self, "model", "out", hint="name a folder")
 
 
 def quantise_model(
@@ -79,9 +77,7 @@ def quantise_bundle(job: QuantiseJob, *, round_weights: RoundWeights | None = No
     """
     source = Path(embedded_model() if job.model is None else job.model)
     target = Path(job.out)
-    if target.resolve() == source.resolve():
-        raise CheckpointError(f"`{target}` is the bundle to quantise itself", hint="write to another place")
-    check_target(target, overwrite=job.force)
+    check_other_target(target, source, to="quantise", overwrite=job.force)
     model = load_bundle(source)
     if round_weights is None:
         dtype, precision = model.dtype, job.precision

@@ -1,6 +1,5 @@
 """Models of any size with random weights, for measurements. Only the embedded model's tokenizer is read from disk."""
 
-import dataclasses
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from llama_adapter.app.models.checkpoints import DEFAULT_CONTEXT, LoadedModel, StreamedModel
+from llama_adapter.app.models.checkpoints import DEFAULT_CONTEXT, LoadedModel, StreamedModel, whole
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.sketch import Dtype, HalfConfig, dtype_of, expected_forms, sketch
 from llama_adapter.llm.config import DecoderConfig
@@ -96,22 +95,6 @@ def vision_config(size: LlamaSize, *, channel_order: ChannelOrder = "rgb") -> Vi
     )
 
 
-def random_model(
-    name: str,
-    *,
-    dtype: Dtype,
-    context: int | None = None,
-    channel_order: ChannelOrder = "rgb",
-    precision: Precision = FLOAT,
-    vision: VisionConfig | None = None,
-) -> LoadedModel:
-    """As `stream_random`, but with the decoder's tensors in the model's `decoder_state`."""
-    model, tensors = stream_random(
-        name, dtype=dtype, context=context, channel_order=channel_order, precision=precision, vision=vision
-    )
-    return dataclasses.replace(model, decoder_state=dict(tensors))
-
-
 def stream_random(
     name: str,
     *,
@@ -147,6 +130,9 @@ def stream_random(
         precision=precision,
     )
     return model, _drawn_decoder(decoder, dtype=dtype, precision=precision, eos_id=tokenizer.eos_id)
+
+
+random_model = whole(stream_random)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,7 +10,7 @@ from llama_adapter.llm.conversation import Template
 from llama_adapter.llm.prefix import TextPrefix
 from llama_adapter.runtime.device_names import om_device_id, split_device
 from llama_adapter.runtime.errors import UsageError
-from llama_adapter.runtime.given import real_number, texts, whole_number
+from llama_adapter.runtime.given import real_number, require_named, require_one_of, texts, whole_number
 from llama_adapter.runtime.graphs.defaults import MindirBackend
 from llama_adapter.runtime.graphs.onnx_provider import split_option
 from llama_adapter.runtime.schemes import FLOAT, OPERATORS, PRECISIONS, OperatorChoice, Precision
@@ -23,6 +23,7 @@ EXPORTED: Final = "exported"  # the mode of an exported decoder
 PLAIN_MODES: Final = ("eager", EXPORTED)  # modes in which nothing is compiled before the first picture
 AUTO: Final = "auto"  # a device, dtype, mode or batch size that is chosen when the model is loaded
 DEFAULT_BATCH_SIZE = 8
+_NAME_A_PATH: Final = "name a path, or leave it out"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,11 +104,9 @@ class CaptionerSpec:
     def __post_init__(self) -> None:
         paths = ("model", "llama_dir", "llama_type", "adapter", "clip", "past_key_values", "decoder", "encoder")
         for name in (*paths, "ge_config", "provider_config"):
-            value = getattr(self, name)
-            if not isinstance(value, str | None):
+            if not isinstance(value := getattr(self, name), str | None):
                 raise ValueError(f"{name} must be a path as text, got {value!r}")
-            if value == "":
-                raise ValueError(f"{name} is empty: name a path, or leave it out")
+            require_named(self, name, hint=_NAME_A_PATH)
         for name, other in (("batch_size", AUTO), ("context", None), ("visual_heads", None), ("tensor_parallel", 1)):
             if (value := getattr(self, name)) != other or isinstance(value, bool):
                 object.__setattr__(self, name, whole_number(name, value, least=1))
@@ -124,8 +123,7 @@ class CaptionerSpec:
             ("operators", tuple(OPERATORS)),
             ("decoder_backend", (None, *get_args(MindirBackend))),
         ):
-            if (value := getattr(self, name)) not in known:
-                raise ValueError(f"{name} must be {' or '.join(filter(None, known))}, got {value!r}")
+            require_one_of(name, getattr(self, name), known)
         kind = self.vision_kind
         if kind != "torch" and self.encoder is None and (self.decoder is None or kind == "prefixes"):
             maker = "encode" if kind == "prefixes" else f"export {kind}"
@@ -209,9 +207,7 @@ class EncoderSources:
             raise ValueError("model and adapter exclude each other: give a bundle, or the files it is made of")
         if self.adapter is None and (self.clip is not None or self.visual_heads is not None):
             raise ValueError("clip and visual_heads go with adapter, which is missing")
-        for name in ("model", "adapter", "clip"):
-            if getattr(self, name) == "":
-                raise ValueError(f"{name} is empty: name a path, or leave it out")
+        require_named(self, "model", "adapter", "clip", hint=_NAME_A_PATH)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -259,6 +255,5 @@ class ModelInfo:
             raise ValueError("text_prefix zeros needs a model with adapter")
         if wanted == "learned" and not self.has_text_adapter:
             raise ValueError("text_prefix learned needs an adapter for texts, of LLaMA-Adapter V1")
-        if wanted not in (None, *get_args(TextPrefix)):
-            raise ValueError(f"text_prefix must be {' or '.join(get_args(TextPrefix))}, got {wanted!r}")
+        require_one_of("text_prefix", wanted, (None, *get_args(TextPrefix)))
         return wanted or ("zeros" if self.has_adapter else "learned" if self.has_text_adapter else "none")

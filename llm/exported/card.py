@@ -11,7 +11,7 @@ from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.conversation import Template
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.sidecar import file_mark
-from llama_adapter.runtime.json_object import check_fields, read_object
+from llama_adapter.runtime.json_object import check_fields, check_mapping, read_object, take_version
 
 CARD_FILE: Final = "decoder.json"
 TOKENIZER_FILE: Final = "tokenizer.model"
@@ -62,17 +62,15 @@ def read_card(folder: Path) -> ExportCard:
     path = folder / CARD_FILE
     try:
         values = read_object(path.read_text(encoding="utf-8"))
-        version = values.pop("version", None)
-        if version != VERSION:
-            raise ValueError(f"its version is {version!r}, and this program reads {VERSION}")
-        if values.pop("mark", None) != _mark({"version": version, **values}):
+        take_version(values, VERSION)
+        if values.pop("mark", None) != _mark({"version": VERSION, **values}):
             raise ValueError("it was changed after the export")
         values.setdefault("template", "instruction")  # early exports do not have it
         check_fields(values, _FIELDS, what="the card")
         for name in ("files", "fingerprint"):
-            check_fields(values[name], dict.fromkeys(values[name], str), what=name)
+            check_mapping(values[name], str, what=name)
         for gear in values["gears"]:
-            check_fields(gear, dict.fromkeys(gear, int) if isinstance(gear, dict) else {}, what="a gear")
+            check_mapping(gear, int, what="a gear")
         if values["dtype"] not in ("float32", "float16"):
             raise ValueError(f"its dtype is {values['dtype']!r}, and float32 or float16 is wanted")
         if values["template"] not in get_args(Template):
@@ -85,9 +83,7 @@ def read_card(folder: Path) -> ExportCard:
             f"`{folder}` {problem}, so it is no exported decoder",
             hint="`llama-adapter export decoder --out FOLDER` writes one",
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise GraphError(f"The card `{path}` cannot be read: {error}", hint=_HINT) from None
-    except (ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise GraphError(f"The card `{path}` cannot be read: {error}", hint=_HINT) from None
     return card
 

@@ -30,14 +30,8 @@ def _do(command: dict[str, Any], runner: Runner, channel: Channel, prefixes: dic
             prefixes[command["number"]] = runner.stored_prefix(k_ANQH, v_ANQH)
         case "empty":
             prefixes[command["number"]] = runner.empty_prefix()
-        case "move":
-            runner.move(command["source"], command["target"], num_tokens=command["num_tokens"])
-        case "clear":
-            runner.clear(command["slot"], position=command["position"])
-        case "reset":
-            runner.reset()
-        case "warm_up":
-            runner.warm_up(prompt_tokens=command["prompt_tokens"], new_tokens=command["new_tokens"])
+        case "call":
+            getattr(runner, command["method"])(**command["arguments"])
         case _:
             runner.run(_plan(command, prefixes))
 

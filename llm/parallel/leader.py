@@ -102,19 +102,22 @@ class LeadingRunner:
         return self._together(_command(plan), lambda: self._runner.run(plan))
 
     def move(self, source: int, target: int, *, num_tokens: int) -> None:
-        command = {"do": "move", "source": source, "target": target, "num_tokens": num_tokens}
-        self._together(command, lambda: self._runner.move(source, target, num_tokens=num_tokens))
+        self._call("move", source=source, target=target, num_tokens=num_tokens)
 
     def clear(self, slot: int, *, position: int | None = None) -> None:
-        command = {"do": "clear", "slot": slot, "position": position}
-        self._together(command, lambda: self._runner.clear(slot, position=position))
+        self._call("clear", slot=slot, position=position)
 
     def reset(self) -> None:
-        self._together({"do": "reset"}, self._runner.reset)
+        self._call("reset")
 
     def warm_up(self, *, prompt_tokens: int, new_tokens: int) -> WarmUp:
-        command = {"do": "warm_up", "prompt_tokens": prompt_tokens, "new_tokens": new_tokens}
-        return self._together(command, lambda: self._runner.warm_up(prompt_tokens=prompt_tokens, new_tokens=new_tokens))
+        warm_up: WarmUp = self._call("warm_up", prompt_tokens=prompt_tokens, new_tokens=new_tokens)
+        return warm_up
+
+    def _call(self, method: str, **arguments: int | None) -> Any:
+        """Call a method, whose arguments are plain values, of every rank's runner."""
+        command = {"do": "call", "method": method, "arguments": arguments}
+        return self._together(command, lambda: getattr(self._runner, method)(**arguments))
 
     def _together(
         self, command: dict[str, Any], call: Callable[[], _Value], *, payload: Sequence[Tensor] = ()

@@ -1,7 +1,8 @@
 """Runs the decoder operator by operator; the base of the other runners."""
 
-# A adapter layers, R rows, S tokens, Q queries, N heads, H head size, V vocabulary
+# A adapter layers, R rows, S tokens, D model width, Q queries, N heads, H head size, V vocabulary
 
+import itertools
 import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
@@ -11,18 +12,18 @@ import torch
 from torch import Tensor
 
 from llama_adapter.llm.config import EngineConfig
-from llama_adapter.llm.model.kv import DecodeView, KVCache, NoCache
-from llama_adapter.llm.model.llama import LlamaAdapterDecoder
+from llama_adapter.llm.model.kv import DecodeView, KVCache, LayerViews, NoCache
+from llama_adapter.llm.model.llama import LlamaAdapterDecoder, linears_of
 from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.async_readback import AsyncReadback
 from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, Plan, PrefillPlan, Result, ScorePlan, Scores, WarmUp
-from llama_adapter.llm.runners.fused_step import FusedDecoder
 from llama_adapter.llm.runners.sampler import Prediction, logprobs, predict, sum_scores
 from llama_adapter.llm.runners.score_layout import lay_out, layout_mask, layout_positions
 from llama_adapter.llm.runners.shapes import EXACT, Shapes
 from llama_adapter.runtime.devices import Backend
-from llama_adapter.runtime.operators import ATEN, Operators
+from llama_adapter.runtime.operators import ATEN, Operators, StepOperators
+from llama_adapter.runtime.ranks import ALONE
 
 _MAX_TARGETS = 1 << 20  # limit of scored tokens in one call; never reached
 
@@ -34,6 +35,48 @@ DecodeProgram = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 PromptProgram = Callable[..., tuple[Tensor, ...]]
 
 _Value = TypeVar("_Value")
+
+
+class FusedDecoder:
+    """A decode step by fused operators: five calls for each layer. For devices on which each operator costs time.
+
+    It has the weights of a decoder as the operators read them. They are shared with the decoder.
+    """
+
+    def __init__(self, decoder: LlamaAdapterDecoder, step: StepOperators) -> None:
+        self.decoder, self.step = decoder, step
+        self.layers: Sequence[tuple[Any, ...]] = [
+            tuple(map(step.weights, linears_of(layer)))  # type: ignore[arg-type]
+            for layer in decoder.layers
+        ]
+        self.head = step.weights(decoder.head)
+
+    @property
+    def can_run(self) -> bool:
+        """Whether the operators can read all layers, and the decoder is whole."""
+        weights = (*itertools.chain.from_iterable(self.layers), self.head)
+        return all(each is not None for each in weights) and self.decoder.ranks is ALONE
+
+    def run(self, tokens_R: Tensor, positions_R: Tensor, cache: LayerViews, prefix: Prefix) -> tuple[Tensor, Tensor]:
+        """One token of each row at its position -> the parts of a Prediction."""
+        decoder, step, config = self.decoder, self.step, self.decoder.config
+        table = decoder.rotary_cos, decoder.rotary_sin
+        hidden = step.embed(tokens_R, decoder.embedding.weight)
+        for index, (layer, weights) in enumerate(zip(decoder.layers, self.layers, strict=True)):
+            qkv, out, gate_up, down = weights
+            j = index - config.first_adapter_layer
+            norm, next_norm = layer.attention_norm, layer.feed_forward_norm
+            projected = step.project(hidden, qkv, norm=norm.weight, eps=norm.eps)  # type: ignore[arg-type, union-attr]
+            own_prefix = (prefix.k[j], prefix.v[j]) if j >= 0 else None
+            heads = step.attend(projected, table, cache[index], positions_R, own_prefix)
+            hidden = step.add(hidden.x, heads, out)
+            units = step.project(hidden, gate_up, norm=next_norm.weight, eps=next_norm.eps, with_swiglu=True)  # type: ignore[arg-type, union-attr]
+            hidden = step.add(hidden.x, units, down)
+        norm = decoder.norm
+        dtype = decoder.rotary_cos.dtype  # float32
+        logits_RV = step.project(hidden, self.head, norm=norm.weight, eps=norm.eps, dtype=dtype)
+        prediction = predict(logits_RV)
+        return prediction.logits_RV, prediction.best_R
 
 
 class EagerRunner:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 import numpy as np
 
 from llama_adapter.runtime.errors import GraphError
-from llama_adapter.runtime.json_object import check_fields, read_object
-from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS, shown_excerpt
+from llama_adapter.runtime.json_object import check_fields, check_mapping, read_object, take_version
+from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -98,22 +98,13 @@ class GraphCard:
         """Inverse of `to_json`. Raises GraphError, which names `file`, for damage and for other versions."""
         try:
             values = read_object(text)
-            check_version(values, FORMAT_VERSION)
+            take_version(values, FORMAT_VERSION)
             part = next((part for part in METADATA_KEYS if part in values), "vision")
             check_fields(values, {**_FIELDS, part: dict}, what="the card")
-            check_fields(values["fingerprint"], dict.fromkeys(values["fingerprint"], str), what="fingerprint")
+            check_mapping(values["fingerprint"], str, what="fingerprint")
             return cls(part=part, config=values.pop(part), **values)
         except ValueError as error:
             raise card_error(file, error) from None
-
-
-def check_version(values: dict[str, Any], known: int) -> None:
-    """Remove `version` from `values`. Raise ValueError unless it equals `known`."""
-    version = values.pop("version", None)
-    if version is None:
-        raise ValueError("it has no version")
-    if type(version) is not int or version != known:
-        raise ValueError(f"its version is {shown_excerpt(repr(version))}, and this program reads {known}")
 
 
 def card_error(file: str, error: ValueError) -> GraphError:

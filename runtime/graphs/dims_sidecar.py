@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from llama_adapter.runtime.errors import GraphError
-from llama_adapter.runtime.graphs.card import Port, check_version
+from llama_adapter.runtime.graphs.card import Port
 from llama_adapter.runtime.graphs.gears import Gear, check_gears
-from llama_adapter.runtime.graphs.sidecar import file_sha256, read_text, sidecar_path
-from llama_adapter.runtime.json_object import check_fields, read_object
+from llama_adapter.runtime.graphs.sidecar import check_digest, read_text, sidecar_path
+from llama_adapter.runtime.json_object import check_fields, check_mapping, read_object, take_version
 
 FORMAT_VERSION: Final = 3  # the side-cars of OMs with one input have version 2
 WEIGHTS_FOLDER: Final = "weight"  # the folder next to the OM where ACL looks for external weights
@@ -66,13 +66,13 @@ class DimsSidecar:
         """Inverse of `to_json`. Raises GraphError, which names `file`, for damage and for other versions."""
         try:
             values = read_object(text)
-            check_version(values, FORMAT_VERSION)
+            take_version(values, FORMAT_VERSION)
             values = {"sources": {}, **values}  # early side-cars do not have `sources`
             check_fields(values, _FIELDS, what="the side-car")
             for gear in values["gears"]:
-                check_fields(gear, dict.fromkeys(gear, int), what="a gear")
-            check_fields(values["weights"], dict.fromkeys(values["weights"], int), what="weights")
-            check_fields(values["sources"], dict.fromkeys(values["sources"], str), what="sources")
+                check_mapping(gear, int, what="a gear")
+            check_mapping(values["weights"], int, what="weights")
+            check_mapping(values["sources"], str, what="sources")
             ports = {name: tuple(map(_port_from_json, values.pop(name))) for name in ("inputs", "outputs")}
             return cls(inputs=ports["inputs"], outputs=ports["outputs"], gears=tuple(values.pop("gears")), **values)
         except (TypeError, ValueError) as error:
@@ -91,11 +91,7 @@ def read_dims_sidecar(om_path: str) -> DimsSidecar:
             hint=f"copy it too, it is written with the OM; or {_AGAIN}",
         )
     sidecar = DimsSidecar.from_json(text, file=str(path))
-    if file_sha256(om_path) != sidecar.sha256:
-        raise GraphError(
-            f"The side-car `{path.name}` is that of another file than `{om_path}`: the digests differ",
-            hint=f"copy both again, they are written together; or {_AGAIN}",
-        )
+    check_digest(om_path, sidecar.sha256, again=_AGAIN)
     for name, size in sidecar.weights.items():
         file = Path(om_path).parent / WEIGHTS_FOLDER / name
         if not file.is_file() or file.stat().st_size != size:

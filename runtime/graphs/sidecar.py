@@ -13,8 +13,8 @@ from typing import Any, Final, Protocol
 
 from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.errors import GraphError
-from llama_adapter.runtime.graphs.card import GraphCard, Port, check_version
-from llama_adapter.runtime.json_object import check_fields, read_object
+from llama_adapter.runtime.graphs.card import GraphCard, Port
+from llama_adapter.runtime.json_object import check_fields, read_object, take_version
 
 FORMAT_VERSION: Final = 2
 MAX_OM_BYTES: Final = 10 * 1024**3
@@ -99,7 +99,7 @@ class OmSidecar:
         """Inverse of `to_json`. Raises GraphError, which names `file`, for damage and for other versions."""
         try:
             values = read_object(text)
-            check_version(values, FORMAT_VERSION)
+            take_version(values, FORMAT_VERSION)
             check_fields(values, _FIELDS, what="the side-car")
             stored = values.pop("card")
             card = None if stored is None else GraphCard.from_json(json.dumps(stored), file=file)
@@ -157,12 +157,18 @@ def read_text(path: Path) -> str | None:
 def read_valid_sidecar(om_path: str | os.PathLike[str]) -> OmSidecar | None:
     """As `read_sidecar`, and raises GraphError if the OM has a different digest. Reads the whole OM."""
     sidecar = read_sidecar(om_path)
-    if sidecar is not None and file_sha256(om_path) != sidecar.sha256:
+    if sidecar is not None:
+        check_digest(om_path, sidecar.sha256, again=_AGAIN)
+    return sidecar
+
+
+def check_digest(om_path: str | os.PathLike[str], sha256: str, *, again: str) -> None:
+    """Raise GraphError unless the OM has the digest in its side-car. Reads the whole OM."""
+    if file_sha256(om_path) != sha256:
         raise GraphError(
             f"The side-car `{sidecar_path(om_path).name}` is that of another file than `{om_path}`: the digests differ",
-            hint=f"copy both again, they are written together; or {_AGAIN}",
+            hint=f"copy both again, they are written together; or {again}",
         )
-    return sidecar
 
 
 def file_sha256(*paths: str | os.PathLike[str]) -> str:

@@ -21,6 +21,12 @@ def can_overwrite_lines() -> bool:
     return sys.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
 
 
+def say_count(done: int, everything: int, what: str) -> None:
+    """On a terminal, show a count in one line, which the next count replaces."""
+    if can_overwrite_lines():
+        say(f"\r{done} of {everything} {what}\x1b[K", end="\n" if done == everything else "")
+
+
 def forget(stream: TextIO) -> None:
     """Redirect a standard stream to the null device, so that the interpreter's last flush does not fail."""
     with suppress(OSError, ValueError):

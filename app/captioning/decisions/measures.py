@@ -119,29 +119,29 @@ def measure(probabilities_NC: Floats, labels_N: Ints) -> Metrics:
     )
 
 
-def calibration_error(confidence_N: Floats, is_right_N: NDArray[np.bool_], *, num_bins: int = NUM_BINS) -> float:
+def calibration_error(confidence_N: Floats, is_right_N: NDArray[np.bool_]) -> float:
     """The expected calibration error: the mean gap between confidence and accuracy over bins, weighted by examples.
 
     `confidence_N` are the probabilities of the answers. Raises ValueError without examples.
     """
     if not len(confidence_N):
         raise ValueError("Wanted at least one labelled example, got none")
-    bins = _binned(confidence_N, is_right_N, num_bins=num_bins)
+    bins = _binned(confidence_N, is_right_N)
     gaps = (one.count * abs((one.confidence or 0.0) - (one.accuracy or 0.0)) for one in bins)
     return sum(gaps) / len(confidence_N)
 
 
-def reliability(probabilities_NC: Floats, labels_N: Ints, *, num_bins: int = NUM_BINS) -> tuple[Bin, ...]:
+def reliability(probabilities_NC: Floats, labels_N: Ints) -> tuple[Bin, ...]:
     """Confidence and accuracy in bins of equal width."""
     is_right_N = probabilities_NC.argmax(axis=1) == labels_N
-    return _binned(probabilities_NC.max(axis=1), is_right_N, num_bins=num_bins)
+    return _binned(probabilities_NC.max(axis=1), is_right_N)
 
 
-def _binned(confidence_N: Floats, is_right_N: NDArray[np.bool_], *, num_bins: int) -> tuple[Bin, ...]:
-    edges = np.linspace(0.0, 1.0, num_bins + 1)
-    bin_N = np.clip(np.searchsorted(edges, confidence_N, side="left") - 1, 0, num_bins - 1)
+def _binned(confidence_N: Floats, is_right_N: NDArray[np.bool_]) -> tuple[Bin, ...]:
+    edges = np.linspace(0.0, 1.0, NUM_BINS + 1)
+    bin_N = np.clip(np.searchsorted(edges, confidence_N, side="left") - 1, 0, NUM_BINS - 1)
     bins = []
-    for index in range(num_bins):
+    for index in range(NUM_BINS):
         is_in = bin_N == index
         count = int(is_in.sum())
         bins.append(
@@ -156,7 +156,7 @@ def _binned(confidence_N: Floats, is_right_N: NDArray[np.bool_], *, num_bins: in
     return tuple(bins)
 
 
-def folds(groups_N: Ints, *, num_folds: int = NUM_FOLDS) -> Iterator[NDArray[np.bool_]]:
+def folds(groups_N: Ints) -> Iterator[NDArray[np.bool_]]:
     """Yield, for each fold, the mask of held-out examples. Examples of a group (one picture) are in the same fold.
 
     The folds are deterministic. With fewer than two groups, there are no folds.
@@ -165,7 +165,7 @@ def folds(groups_N: Ints, *, num_folds: int = NUM_FOLDS) -> Iterator[NDArray[np.
     if len(names) < 2:
         return
     shuffled = np.random.default_rng(0).permutation(names)
-    for held in np.array_split(shuffled, min(num_folds, len(names))):
+    for held in np.array_split(shuffled, min(NUM_FOLDS, len(names))):
         yield np.isin(groups_N, held)
 
 

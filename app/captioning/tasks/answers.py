@@ -44,6 +44,12 @@ class Answer:
     tag: Any = None  # the `tag` of the question
     logprobs: tuple[TokenLogprob, ...] = ()  # of the generated tokens, if requested
 
+    @classmethod
+    def failed(cls, error: AnswerError, **fields: Any) -> "Answer":
+        """The answer, without text, to a question that failed before a model had it; `fields` are further ones."""
+        empty: dict[str, Any] = {"index": 0, "digest": "", "prompt": "", "text": "", "token_ids": ()}
+        return cls(finish="error", error=error, **empty | fields)
+
     def __repr__(self) -> str:
         names = (
             "picture",

@@ -23,6 +23,7 @@ from llama_adapter.app.serving.online.types import Observer, ServiceLimits
 from llama_adapter.app.serving.replicas.types import DeploymentSettings
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.extras import install_hint
+from llama_adapter.runtime.given import require_least
 from llama_adapter.runtime.terminal.logs import Log, LogFormat, LogLevel
 from llama_adapter.vision.formats import PICTURE_SUFFIXES
 
@@ -68,11 +69,8 @@ class ServeJob:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port is 0 (a free one) to 65535, got {self.port}")
-        for name in ("max_body_mib", "max_file_mib", "max_files", "max_files_mib"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not self.drain_s >= 0:
-            raise ValueError(f"drain_s must be at least 0, got {self.drain_s}")
+        require_least(self, "max_body_mib", "max_file_mib", "max_files", "max_files_mib")
+        require_least(self, "drain_s", least=0)
 
 
 def run_serve(job: ServeJob) -> int:

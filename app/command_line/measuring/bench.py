@@ -32,6 +32,7 @@ from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.prompt import format_prompt
 from llama_adapter.runtime.ceilings import measure_bandwidth, measure_matmul
 from llama_adapter.runtime.devices import EAGER, resolve_dtype
+from llama_adapter.runtime.given import require_least
 from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.vision.config import ChannelOrder
 
@@ -55,9 +56,7 @@ class BenchJob:
     trace: str | None = None  # a folder for a trace of one more round of each batch size
 
     def __post_init__(self) -> None:
-        for name in ("pictures", "rounds"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        require_least(self, "pictures", "rounds")
         if self.question != QUESTION and self.workload != "yesno":
             raise ValueError("question is for yesno, and caption has the model's own instruction")
         if self.random is not None:

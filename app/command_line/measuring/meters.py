@@ -18,7 +18,7 @@ from llama_adapter.app.models.roofline import (
     weight_bytes,
 )
 from llama_adapter.llm.prefix import Prefix
-from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, Plan, Result, Runner, ScorePlan, WarmUp
+from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, Plan, Result, Runner, ScorePlan
 from llama_adapter.vision.backends.base import VisionBackend, VisualQuery
 from llama_adapter.vision.config import VisionConfig
 
@@ -84,17 +84,10 @@ class MeteredRunner:
             raise ValueError(f"num_slots must lie in 1..{inner.config.num_slots}, got {num_slots}")
         self._inner, self._meter, self._sizes = inner, meter, sizes
         self.config = replace(inner.config, num_slots=num_slots)
-
-    @property
-    def operators_name(self) -> str:
-        return self._inner.operators_name
-
-    @property
-    def runs_mixed(self) -> bool:
-        return self._inner.runs_mixed
-
-    def empty_prefix(self) -> Prefix:
-        return self._inner.empty_prefix()
+        self.operators_name, self.runs_mixed = inner.operators_name, inner.runs_mixed
+        # These are not measured.
+        self.empty_prefix, self.stored_prefix = inner.empty_prefix, inner.stored_prefix
+        self.move, self.clear, self.reset, self.warm_up = inner.move, inner.clear, inner.reset, inner.warm_up
 
     def project_prefix(self, visual_query_BQD: Any) -> list[Prefix]:
         num_pictures = len(visual_query_BQD)
@@ -102,27 +95,12 @@ class MeteredRunner:
         with self._meter.note("prefix", num_pictures, work):
             return self._inner.project_prefix(visual_query_BQD)
 
-    def stored_prefix(self, k_ANQH: np.ndarray, v_ANQH: np.ndarray) -> Prefix:
-        return self._inner.stored_prefix(k_ANQH, v_ANQH)
-
     def run(self, plan: Plan) -> Result:
         """Run a plan, and record its program together with the choice of tokens."""
         if not plan.rows:
             return self._inner.run(plan)
         with self._note(plan):
             return self._inner.run(plan)
-
-    def move(self, source: int, target: int, *, num_tokens: int) -> None:
-        self._inner.move(source, target, num_tokens=num_tokens)
-
-    def clear(self, slot: int, *, position: int | None = None) -> None:
-        self._inner.clear(slot, position=position)
-
-    def reset(self) -> None:
-        self._inner.reset()
-
-    def warm_up(self, *, prompt_tokens: int, new_tokens: int) -> WarmUp:
-        return self._inner.warm_up(prompt_tokens=prompt_tokens, new_tokens=new_tokens)
 
     def _note(self, plan: Plan) -> AbstractContextManager[None]:
         program: Program = "step" if isinstance(plan, DecodePlan) else "prefill"

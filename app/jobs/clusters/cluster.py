@@ -15,6 +15,7 @@ from llama_adapter.app.jobs.clusters.own_cluster import kept_on_this_machine
 from llama_adapter.app.jobs.clusters.places import Machine
 from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError, UsageError
 from llama_adapter.runtime.extras import install_hint
+from llama_adapter.runtime.given import require_least
 from llama_adapter.runtime.host_memory import free_host_bytes
 from llama_adapter.runtime.problems import Problem
 
@@ -39,8 +40,7 @@ class RayOptions:
     address: str | None = None  # HOST:PORT of a running cluster; None: RAY_ADDRESS if set, else only this machine
 
     def __post_init__(self) -> None:
-        if self.actors is not None and self.actors < 1:
-            raise ValueError(f"actors must be at least 1, got {self.actors}")
+        require_least(self, "actors")
         if self.address is not None and self.address.startswith("ray://"):
             raise ValueError(
                 f"address must be HOST:PORT of the cluster itself, got {self.address!r}: a job is started on one "

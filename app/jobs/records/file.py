@@ -11,10 +11,10 @@ from llama_adapter.app.jobs.records.loss import (
     has_name,
     is_at,
     is_standard_output,
-    sync_folder,
 )
 from llama_adapter.app.jobs.records.manifest import read_manifest
 from llama_adapter.app.jobs.records.record import Record, json_line, parse_record
+from llama_adapter.runtime.atomic_write import sync_folder
 from llama_adapter.runtime.locking import open_locked
 from llama_adapter.runtime.record_lines import (
     MAX_RECORD_BYTES,

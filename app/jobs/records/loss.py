@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from llama_adapter.runtime.atomic_write import sync_folder
 from llama_adapter.runtime.partial import create_partial
 from llama_adapter.runtime.record_lines import RecordFileError
 
@@ -130,16 +131,6 @@ def _takes_name(file: Path, name: Path) -> bool:
             return False
         file.rename(name)
     return True
-
-
-def sync_folder(folder: Path) -> None:
-    """Sync the file names in a folder to disk, if its file system supports that."""
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _num_records(file: BinaryIO) -> int:

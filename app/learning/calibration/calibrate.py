@@ -30,7 +30,7 @@ from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.atomic_write import refuse_to_replace
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.plots import check_plot
-from llama_adapter.runtime.terminal.stderr_lines import can_overwrite_lines, say
+from llama_adapter.runtime.terminal.stderr_lines import say, say_count
 from llama_adapter.runtime.text import shown_name
 
 
@@ -174,9 +174,8 @@ def _ask(
         # Rounded as in records, because calibrations are applied to records.
         elif (choice := recorded_choice(event)) is not None and None not in choice.values():
             yield event.index, cast(dict[str, float], choice)
-        if not job.quiet and can_overwrite_lines() and (num_done % 64 == 0 or num_done == len(labelled)):
-            end = "\n" if num_done == len(labelled) else ""
-            say(f"\r{num_done} of {len(labelled)} answered\x1b[K", end=end)
+        if not job.quiet and (num_done % 64 == 0 or num_done == len(labelled)):
+            say_count(num_done, len(labelled), "answered")
 
 
 def _mistakes(answered: Sequence[tuple[Example, dict[str, float]]], calibration: Calibration) -> list[Mistake]:

@@ -15,6 +15,7 @@ from llama_adapter.app.learning.labelled.rows import ANSWER_COLUMNS, Columns, sp
 from llama_adapter.app.learning.scores.outcome import Task, are_captions
 from llama_adapter.app.pictures.inputs.fields import as_template
 from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.given import require_least
 from llama_adapter.runtime.text import shown_excerpt
 
 if TYPE_CHECKING:  # data are read without torch
@@ -40,8 +41,7 @@ class DataSettings:
     task: Task | None = None  # None: determined by the data
 
     def __post_init__(self) -> None:
-        if self.limit is not None and self.limit < 1:
-            raise ValueError(f"limit must be at least 1, got {self.limit}")
+        require_least(self, "limit")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from llama_adapter.app.pictures.reading.reader import PictureReading, Reader
 from llama_adapter.app.pictures.reading.spec import ReaderKind
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.errors import UsageError
-from llama_adapter.runtime.terminal.stderr_lines import can_overwrite_lines, say
+from llama_adapter.runtime.terminal.stderr_lines import say, say_count
 from llama_adapter.vision.config import VisionConfig
 
 LEAST_PICTURES = 8
@@ -117,11 +118,8 @@ def quantise_calibrated(job: QuantiseJob, samples: SampleSpec) -> Path:
         found = collect_samples(samples, model=bundle, vision=model.vision_config)
         num_tokens, elapsed_s = sum(len(sample.token_ids) for sample in found), time.perf_counter() - started
         say(f"calibrating with {len(found)} pictures and {num_tokens:,} tokens, answered in {elapsed_s:,.0f} s")
-        return round_model(model, found, dtype=model.dtype, precision=job.precision, progress=_show)
+        return round_model(
+            model, found, dtype=model.dtype, precision=job.precision, progress=partial(say_count, what="layers rounded")
+        )
 
     return quantise_bundle(job, round_weights=round_weights)
-
-
-def _show(done: int, everything: int) -> None:
-    if can_overwrite_lines():
-        say(f"\r{done} of {everything} layers rounded\x1b[K", end="\n" if done == everything else "")

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, get_args
 
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.given import require_least
 from llama_adapter.vision.config import QueryConfig
 
 ParameterSet = Literal["bias", "lora", "adapter", "visual"]
@@ -104,10 +105,7 @@ class Optimisation:
     skip: int = 10  # the run fails after more than this many steps whose loss or gradient is not finite
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "rows"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        require_least(self, "batch_size", "rows")
         for name in ("epochs", "lr"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
@@ -179,11 +177,8 @@ class TrainJob:
             )
         if not 0 <= self.most_unreadable <= 1:
             raise ValueError(f"most_unreadable must lie in 0..1, got {self.most_unreadable}")
-        if self.evaluate_every is not None and self.evaluate_every < 1:
-            raise ValueError(f"evaluate_every must be at least 1, got {self.evaluate_every}")
-        for name in ("seed", "patience"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        require_least(self, "evaluate_every")
+        require_least(self, "seed", "patience", least=0)
         if not (self.save_every_s > 0 and self.timeout_s > 0):
             raise ValueError("save_every_s and timeout_s must be seconds above 0")
         if self.resume and self.force:

@@ -34,6 +34,7 @@ from llama_adapter.llm.runners.eager import EagerRunner
 from llama_adapter.runtime.atomic_write import refuse_to_replace, replace_folder
 from llama_adapter.runtime.devices import open_backend
 from llama_adapter.runtime.errors import GraphError, UsageError
+from llama_adapter.runtime.given import require_one_of
 from llama_adapter.runtime.graphs.card import fingerprint
 from llama_adapter.runtime.graphs.mindir_runtime import MindirRuntime
 from llama_adapter.runtime.graphs.sidecar import file_mark
@@ -70,10 +71,8 @@ class DecoderJob:
     force: bool = False
 
     def __post_init__(self) -> None:
-        if self.format not in get_args(DecoderFormat):
-            raise ValueError(f"format must be {' or '.join(get_args(DecoderFormat))}, got {self.format!r}")
-        if self.precision not in get_args(ExportPrecision):
-            raise ValueError(f"precision must be {' or '.join(get_args(ExportPrecision))}, got {self.precision!r}")
+        require_one_of("format", self.format, get_args(DecoderFormat))
+        require_one_of("precision", self.precision, get_args(ExportPrecision))
         if self.format != "onnx" and self.precision not in ("float32", "float16"):
             raise ValueError("precision int8 and int4 are onnxruntime's: other formats take float32 or float16")
         self.spec  # noqa: B018 - checks for fields that exclude each other

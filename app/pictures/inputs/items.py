@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Self
 
 from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError
+from llama_adapter.runtime.given import require_least
 from llama_adapter.runtime.text import shown_name
 
 if TYPE_CHECKING:  # imports Pillow
@@ -36,8 +37,7 @@ class InputSpec:
     shard: tuple[int, int] | None = None  # (i, n): part i of n, counted from 0, by the digest of the label
 
     def __post_init__(self) -> None:
-        if self.limit is not None and self.limit < 1:
-            raise ValueError(f"limit must be at least 1, got {self.limit}")
+        require_least(self, "limit")
         if self.shard is not None:
             index, count = self.shard
             if not 0 <= index < count:

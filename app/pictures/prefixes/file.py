@@ -18,9 +18,9 @@ import numpy as np
 
 from llama_adapter.app.pictures.prefixes import FIRST_FILE
 from llama_adapter.llm.config import DecoderConfig
-from llama_adapter.runtime.atomic_write import atomic_write
+from llama_adapter.runtime.atomic_write import atomic_write, sync_folder
 from llama_adapter.runtime.errors import LlamaAdapterError
-from llama_adapter.runtime.json_object import check_fields, read_object
+from llama_adapter.runtime.json_object import check_fields, check_mapping, read_object, take_version
 from llama_adapter.runtime.schemes import PRECISIONS, Precision
 from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS, shown_excerpt, shown_name
 from llama_adapter.vision.card import EncoderCard, read_vision_config
@@ -100,11 +100,9 @@ class Encoding:
     def from_json(cls, text: str) -> "Encoding":
         """Inverse of `to_json`. Raises ValueError for invalid content and for another version."""
         values = {"transparency": "ignore", **read_object(text)}
-        version = values.pop("version", None)
-        if version != _VERSION:
-            raise ValueError(f"its version is {shown_excerpt(repr(version))}, and this program reads {_VERSION}")
+        take_version(values, _VERSION)
         check_fields(values, _FIELDS, what="the encoding")
-        check_fields(values["fingerprint"], dict.fromkeys(values["fingerprint"], str), what="fingerprint")
+        check_mapping(values["fingerprint"], str, what="fingerprint")
         return cls(**{**values, "vision": read_vision_config(values["vision"])})
 
 
@@ -181,11 +179,7 @@ def write_prefixes(path: Path, encoding: Encoding, rows: Sequence[tuple[str, str
         file.write(struct.pack("<Q", len(text)) + text)
         for name in rows[0][2].tensors:
             file.writelines(parts[name] for parts in stored)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_folder(path.parent)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

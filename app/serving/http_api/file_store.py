@@ -15,10 +15,10 @@ from typing import Annotated, BinaryIO, Final, Literal, Self, TypeVar
 
 import pydantic
 
-from llama_adapter.app.jobs.records.loss import sync_folder
 from llama_adapter.app.serving.http_api.errors import ApiError
-from llama_adapter.runtime.atomic_write import atomic_write
+from llama_adapter.runtime.atomic_write import atomic_write, sync_folder
 from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.given import require_least
 from llama_adapter.runtime.locking import take_lock
 from llama_adapter.runtime.text import shown_excerpt, shown_name
 
@@ -43,9 +43,7 @@ class FileLimits:
     max_total_bytes: int = 4 * 2**30  # all files, and the answers of unfinished batches
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            if getattr(self, field.name) < 1:
-                raise ValueError(f"{field.name} must be at least 1, got {getattr(self, field.name)}")
+        require_least(self, *(field.name for field in dataclasses.fields(self)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from llama_adapter.app.serving.http_api.access import VISIT
 from llama_adapter.app.serving.http_api.bodies import BodyLimit, path_of, refuse
 from llama_adapter.app.serving.http_api.errors import ApiError, of_status
+from llama_adapter.runtime.given import require_above_zero
 
 API_PREFIX: Final = "/v1/"
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
@@ -45,9 +46,7 @@ class GuardSettings:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)*", self.root_path):
             raise ValueError(f"A root path is /NAME, without a slash at its end, got {self.root_path!r}")
-        for name in ("max_body_bytes", "max_bytes_under_way", "body_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        require_above_zero(self, "max_body_bytes", "max_bytes_under_way", "body_timeout_s")
         if any(not re.fullmatch(r"[\x21-\x7e]{8,}", key) for key in self.api_keys):
             raise ValueError("An API key must have at least 8 characters, ASCII without spaces")
         if len(self.key_names) not in (0, len(self.api_keys)):

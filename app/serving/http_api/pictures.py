@@ -8,6 +8,7 @@ from urllib.parse import unquote_to_bytes
 
 from llama_adapter.app.pictures.inputs.urls import AllowedHost, FetchError, PictureUrl, check_allowed
 from llama_adapter.app.serving.http_api.errors import PictureRefusedError, picture_too_large
+from llama_adapter.runtime.given import require_above_zero, require_least
 
 MAX_HEADER_LENGTH = 256  # characters of a data URI, including its comma
 _PIECE_CHARS = 256 * 2**10
@@ -25,10 +26,8 @@ class PictureSettings:
     allowed: tuple[AllowedHost, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.max_picture_bytes < 1:
-            raise ValueError(f"max_picture_bytes must be at least 1, got {self.max_picture_bytes}")
-        if not self.fetch_timeout_s > 0:
-            raise ValueError(f"fetch_timeout_s must be above 0, got {self.fetch_timeout_s}")
+        require_least(self, "max_picture_bytes")
+        require_above_zero(self, "fetch_timeout_s")
         object.__setattr__(self, "allowed", tuple(AllowedHost.parse(entry) for entry in self.allowed_hosts))
 
 

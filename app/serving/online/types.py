@@ -5,6 +5,7 @@ from typing import Literal
 
 from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.runtime.errors import LlamaAdapterError
+from llama_adapter.runtime.given import require_above_zero
 
 State = Literal["loading", "ready", "restarting", "draining", "failed", "closed"]
 
@@ -59,10 +60,8 @@ class ServiceLimits:
         return self.max_waiting_bytes // 4
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not (value > 0 or (value == 0 and field.name == "encoded_bytes")):
-                raise ValueError(f"{field.name} must be above 0, got {value}")
+        may_be_zero = ("encoded_bytes",) if self.encoded_bytes == 0 else ()
+        require_above_zero(self, *(field.name for field in fields(self) if field.name not in may_be_zero))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

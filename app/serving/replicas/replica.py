@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.captioning.tasks.answers import Event
+from llama_adapter.app.captioning.tasks.answers import Answer, Event
 from llama_adapter.app.jobs.clusters.places import HOST
 from llama_adapter.app.jobs.clusters.reading import enter_folder
 from llama_adapter.app.pictures.answer_error import AnswerError
@@ -21,7 +21,7 @@ from llama_adapter.app.serving.http_api.errors import of_refusal
 from llama_adapter.app.serving.http_api.metrics import Metrics
 from llama_adapter.app.serving.online.request_handle import Ask
 from llama_adapter.app.serving.online.service import Service, load_warm
-from llama_adapter.app.serving.replicas.types import MemoryShare, ReplicaReport, ReplicaSettings, failed
+from llama_adapter.app.serving.replicas.types import MemoryShare, ReplicaReport, ReplicaSettings
 from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError, TooLittleMemoryError
 from llama_adapter.runtime.host_memory import plan_with
 from llama_adapter.runtime.problems import Problem, describe
@@ -115,7 +115,7 @@ class Replica:
             handle = await asyncio.to_thread(self._service.submit, ask)  # may tokenise a long text
         except (LlamaAdapterError, ValueError) as error:
             refusal = of_refusal(error)
-            yield [failed(ask, AnswerError(code=refusal.code, message=refusal.message))]
+            yield [Answer.failed(AnswerError(code=refusal.code, message=refusal.message), picture=ask.label)]
             return
         try:
             if not ask.with_pieces:

@@ -24,7 +24,7 @@ from llama_adapter.app.serving.online.admission_queue import Accepted
 from llama_adapter.app.serving.online.base import CANCELLED, LATE_S, REPLICA_LOST, QueuedService, late
 from llama_adapter.app.serving.online.request_handle import Ask, RequestHandle
 from llama_adapter.app.serving.online.types import Observer, ServiceLimits, ServiceStatus, State, UnavailableError
-from llama_adapter.app.serving.replicas.types import ReplicaLostError, ReplicaReport, Replicas, failed
+from llama_adapter.app.serving.replicas.types import ReplicaLostError, ReplicaReport, Replicas
 from llama_adapter.runtime.problems import describe
 
 if TYPE_CHECKING:
@@ -51,7 +51,9 @@ class _Entry(Accepted):
     def failed(self, error: AnswerError) -> Answer:
         """The answer to this request with an error."""
         total_ms = (time.perf_counter() - self.handle.submitted) * 1e3
-        return failed(self.ask, error, index=self.handle.id, digest=self.digest, ms={"total": total_ms})
+        return Answer.failed(
+            error, picture=self.ask.label, index=self.handle.id, digest=self.digest, ms={"total": total_ms}
+        )
 
 
 class ReplicatedService(QueuedService[_Entry]):

@@ -2,13 +2,13 @@
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from llama_adapter.app.captioning.tasks.answers import Answer, Event
+from llama_adapter.app.captioning.tasks.answers import Event
 from llama_adapter.app.models.spec import CaptionerSpec, ModelInfo
-from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.serving.online.request_handle import Ask
 from llama_adapter.app.serving.online.types import ServiceLimits, ServiceStatus
+from llama_adapter.runtime.given import require_least
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -16,12 +16,6 @@ if TYPE_CHECKING:
 
 class ReplicaLostError(Exception):
     """A replica ended before its answer was complete."""
-
-
-def failed(ask: Ask, error: AnswerError, **fields: Any) -> Answer:
-    """The answer to a request with an error; `fields` are further ones of the answer."""
-    empty: dict[str, Any] = {"index": 0, "digest": "", "prompt": "", "text": "", "token_ids": (), **fields}
-    return Answer(picture=ask.label, finish="error", error=error, **empty)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,8 +49,7 @@ class DeploymentSettings:
     graceful_shutdown_timeout_s: float = 60.0  # time for a replica to answer its requests before it is killed
 
     def __post_init__(self) -> None:
-        if self.replicas < 1:
-            raise ValueError(f"replicas must be at least 1, got {self.replicas}")
+        require_least(self, "replicas")
         if self.max_replicas is not None and self.max_replicas < self.replicas:
             raise ValueError(f"max_replicas must be at least replicas ({self.replicas}), got {self.max_replicas}")
 

@@ -206,7 +206,9 @@ class BatchRun:
                 data = await asyncio.to_thread(file.read)
                 await self._budget.acquire(len(data))
         except PictureError as error:
-            return self._result(index, _unread(index, file.name, self._question.shown(self._default_prompt), error))
+            reason, asked = AnswerError(code=error.code, message=error.message), self._question
+            prompt = asked.shown(self._default_prompt)
+            return self._result(index, Answer.failed(reason, index=index, picture=file.name, prompt=prompt))
         try:
             handle = await self._submit(file.name, data)
             return None if handle is None else await self._follow(index, handle, file.name, data)
@@ -292,20 +294,6 @@ def circumstances_of(service: Service) -> Circumstances:
         operators=info.operators,
         threads=torch.get_num_threads(),
         batch_size=service.batch_size,
-    )
-
-
-def _unread(index: int, name: str, prompt: str, error: PictureError) -> Answer:
-    """The answer for a file that could not be read."""
-    return Answer(
-        index=index,
-        picture=name,
-        digest="",
-        prompt=prompt,
-        text="",
-        token_ids=(),
-        finish="error",
-        error=AnswerError(code=error.code, message=error.message),
     )
 
 

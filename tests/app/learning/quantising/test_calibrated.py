@@ -157,11 +157,11 @@ def test_more_pictures_than_fit_are_left_out(
 
 @pytest.mark.slow
 def test_an_interrupted_calibration_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(done: int, everything: int) -> None:
+    def stop(done: int, everything: int, what: str) -> None:
         if done == 30:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(samples, "_show", stop)
+    monkeypatch.setattr(samples, "say_count", stop)
     with pytest.raises(KeyboardInterrupt):
         quantise_calibrated(
             QuantiseJob(out=str(tmp_path / "bundle"), precision="int4"),
