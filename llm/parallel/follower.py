@@ -30,8 +30,8 @@ def _do(command: dict[str, Any], runner: Runner, channel: Channel, prefixes: dic
             prefixes[command["number"]] = runner.stored_prefix(k_ANQH, v_ANQH)
         case "empty":
             prefixes[command["number"]] = runner.empty_prefix()
-        case "call":
-            getattr(runner, command["method"])(**command["arguments"])
+        case "move" | "clear" | "reset" | "warm_up" as method:
+            getattr(runner, method)(**command["arguments"])
         case _:
             runner.run(_plan(command, prefixes))
 

@@ -116,7 +116,7 @@ class LeadingRunner:
 
     def _call(self, method: str, **arguments: int | None) -> Any:
         """Call a method, whose arguments are plain values, of every rank's runner."""
-        command = {"do": "call", "method": method, "arguments": arguments}
+        command = {"do": method, "arguments": arguments}
         return self._together(command, lambda: getattr(self._runner, method)(**arguments))
 
     def _together(
