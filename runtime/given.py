@@ -1,5 +1,6 @@
 """Checks values that users give as settings, and makes them plain. All raise ValueError, which names the setting."""
 
+import json
 import operator
 from collections.abc import Collection, Iterable
 from numbers import Integral, Real
@@ -55,3 +56,17 @@ def require_named(settings: object, *names: str, hint: str) -> None:
     for name in names:
         if getattr(settings, name) == "":
             raise ValueError(f"{name} is empty: {hint}")
+
+
+def split_choices(text: str) -> list[Any]:
+    """The texts between the commas of `Yes, No`, or the items of a JSON list, which may contain commas.
+
+    Raises ValueError for a text that begins with `[` and is not valid JSON.
+    """
+    if not text.lstrip().startswith("["):
+        return text.split(",")
+    try:
+        items: list[Any] = json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    return items

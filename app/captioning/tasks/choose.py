@@ -13,7 +13,7 @@ from llama_adapter.app.captioning.tasks.entry import Option, RequestField, TaskE
 from llama_adapter.app.captioning.tasks.prompts import EncodedPrompt
 from llama_adapter.app.captioning.tasks.question import Question
 from llama_adapter.app.captioning.tasks.task import FREE_TEXT, Task
-from llama_adapter.app.pictures.inputs.fields import split_choices
+from llama_adapter.runtime.given import split_choices
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,10 @@
 import json
 import os
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 from llama_adapter.app.pictures.inputs.addresses import ADDRESS
 from llama_adapter.app.pictures.inputs.items import PictureInput, QuestionFields
+from llama_adapter.runtime.given import split_choices
 
 PICTURE_COLUMNS = ("picture", "image", "file_name", "filename", "path")
 PROMPT_COLUMNS = ("prompt", "question", "instruction")
@@ -151,20 +151,6 @@ def _is_encodable(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def split_choices(text: str) -> list[Any]:
-    """The texts between the commas of `Yes, No`, or the items of a JSON list, which may contain commas.
-
-    Raises ValueError for a text that begins with `[` and is not valid JSON.
-    """
-    if not text.lstrip().startswith("["):
-        return text.split(",")
-    try:
-        items: list[Any] = json.loads(text)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    return items
 
 
 def row_picture(values: Mapping[str, object], *, root: str, place: str) -> PictureInput | None:
