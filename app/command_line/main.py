@@ -18,6 +18,7 @@ from llama_adapter.app.command_line.commands.doctor import run_doctor
 from llama_adapter.app.command_line.commands.encode import run_encode
 from llama_adapter.app.command_line.commands.evaluate import run_bench, run_eval
 from llama_adapter.app.command_line.commands.export import add_export
+from llama_adapter.app.command_line.commands.label import run_label
 from llama_adapter.app.command_line.commands.models import run_convert, run_pack, run_quantize
 from llama_adapter.app.command_line.commands.reference import add_reference
 from llama_adapter.app.command_line.commands.serve import add_serving
@@ -102,6 +103,7 @@ def build_parser() -> Parser:
     command(commands, "encode", run_encode, parts=("pictures", "encode"))
     command(commands, "export-records", run_export_records)
     command(commands, "eval", run_eval)
+    command(commands, "label", run_label, parts=("label", "model"))
     add_train(commands)
     command(commands, "convert", run_convert)
     command(commands, "quantize", run_quantize)

@@ -19,6 +19,7 @@ EMBEDDED_TEXT = "the embedded model knows pictures only, and its answers to prom
 EMBEDDED_TEXT_NOTE = f"note: {EMBEDDED_TEXT}; pass --model or --llama-dir"
 
 _MAX_NAMED: Final = 3
+_NOTABLE: Final = 0.03  # share of unfamiliar pictures; a model marks 1 or 2 % of familiar ones too
 
 
 class Unfamiliar:
@@ -37,9 +38,12 @@ class Unfamiliar:
         if answer.unfamiliar and answer.picture not in self._names and len(self._names) <= _MAX_NAMED:
             self._names.append(answer.picture)
 
-    def note(self, *, what: str = "picture") -> str:
-        """The note, "" if there is none; `what` is the word for what is counted: `picture` or `question`."""
-        if not self._num_unfamiliar:
+    def note(self, *, what: str = "picture", has_records: bool = False) -> str:
+        """The note, "" if at most 3 % are unfamiliar.
+
+        `what` is the word for what is counted: `picture` or `question`. `has_records`: the answers are in a file.
+        """
+        if self._num_unfamiliar <= _NOTABLE * self._num_answers:
             return ""
         is_one = self._num_unfamiliar == 1
         if is_one and self._num_answers == 1:
@@ -52,6 +56,7 @@ class Unfamiliar:
         said = f"{self._num_unfamiliar:,} of {self._num_answers:,} {what}s {about}{looks}"
         named = ", ".join(shown_name(name) for name in self._names[:_MAX_NAMED])
         more = ", ..." if len(self._names) > _MAX_NAMED else ""
+        more += ' (`"unfamiliar": true` in their records)' if more and has_records else ""
         return f"note: {said} like what this model was trained on, and the answers may mean nothing: {named}{more}"
 
 

@@ -1,16 +1,19 @@
 """Logistic regression on pixels, on features of the embedded model's picture tower, and on its visual queries."""
 
+import itertools
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.vision.encoder import encoder_from_state
+from llama_adapter.vision.preprocess import preprocess
 from scripts.training_proofs.digits import CHOICES, Scans, divide, picture
 
 # N scans, T tokens (the class token first), C features, Q queries, D width
@@ -21,27 +24,34 @@ STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)  # C of scikit-learn: the invers
 _AT_ONCE = 20
 
 
-@torch.no_grad()
 def inputs_of(scans: Scans, bundle: Path) -> dict[str, Floats]:
     """The inputs of the regressions for each scan, by name: float32 arrays (N, F)."""
-    model = load_bundle(bundle)
-    encoder = encoder_from_state(
-        model.vision_config, {name: tensor.float() for name, tensor in model.vision_state.items()}
-    )
-    features, queries = [], []
-    for start in range(0, len(scans.ink_NHW), _AT_ONCE):
-        pixels_BHWC = np.stack([np.asarray(picture(ink)) for ink in scans.ink_NHW[start : start + _AT_ONCE]])
-        features_BTC = encoder.features(torch.from_numpy(pixels_BHWC))
-        features.append(features_BTC.numpy())
-        queries.append(encoder.query(features_BTC).flatten(1).numpy())
-    features_NTC = np.concatenate(features)
+    features_NTC, queries_NF = tower_outputs(map(picture, scans.ink_NHW), bundle)
     return {
         "pixels of the scan": scans.ink_NHW.reshape(len(scans.ink_NHW), -1).astype(np.float32),
         "features, class token": features_NTC[:, 0],
         "features, mean of all tokens": features_NTC.mean(axis=1),
         "features, all tokens": features_NTC.reshape(len(features_NTC), -1),
-        "visual queries": np.concatenate(queries),
+        "visual queries": queries_NF,
     }
+
+
+@torch.no_grad()
+def tower_outputs(pictures: Iterable[Image.Image], bundle: Path) -> tuple[Floats, Floats]:
+    """Features of a bundle's frozen picture tower (N, T, C), and its visual queries (N, Q * D), as float32."""
+    model = load_bundle(bundle)
+    encoder = encoder_from_state(
+        model.vision_config, {name: tensor.float() for name, tensor in model.vision_state.items()}
+    )
+    side = model.vision_config.clip.image_size
+    features, queries = [], []
+    remaining = iter(pictures)
+    while some := list(itertools.islice(remaining, _AT_ONCE)):
+        pixels_BHWC = np.stack([preprocess(one, size=side) for one in some])
+        features_BTC = encoder.features(torch.from_numpy(pixels_BHWC))
+        features.append(features_BTC.numpy())
+        queries.append(encoder.query(features_BTC).flatten(1).numpy())
+    return np.concatenate(features), np.concatenate(queries)
 
 
 def accuracies(

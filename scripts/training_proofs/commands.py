@@ -2,9 +2,11 @@
 
 import csv
 import json
+import os
 import resource
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -29,7 +31,7 @@ def train(run: Training, folder: Path) -> dict[str, Any]:
     if not done.exists():
         flags = ["--resume"] if (results / "last.safetensors").exists() else ["--force"]
         tell(f"training {run.name}")
-        seconds = _run(["train", str(run.data), "--out", str(out), "--quiet", *run.flags, *flags])
+        seconds = run_command(["train", str(run.data), "--out", str(out), "--quiet", *run.flags, *flags])
         state = json.loads((results / "last.json").read_text(encoding="utf-8"))
         figures = {
             "command": " ".join(["llama-adapter train", run.data.name, "--out", out.name, *run.flags]),
@@ -69,26 +71,29 @@ def read_curve(log: Path) -> list[dict[str, float | None]]:
 def evaluate(
     bundle: Path | None, data: Path, out: Path, *, task: Literal["choices", "open"]
 ) -> dict[str, dict[str, float]]:
-    """The figures of `eval` on the test split, by name: value, low and high of the 95 % interval, count.
+    """The figures of `eval`, by name: value, low and high of the 95 % interval, count.
 
-    If `bundle` is None, the embedded model is evaluated.
+    The data's test split is evaluated, or everything if they name no splits. If `bundle` is None, the embedded model
+    is evaluated.
     """
     report = out / "scores.json"
     if not report.exists():
         tell(f"evaluating {out.name}")
         model = [] if bundle is None else ["--model", str(bundle)]
-        flags = ["--split", "test", "--task", task, "--out", str(out), "--quiet", "--reader", "thread"]
-        _run(["eval", str(data), *flags, *model])
+        flags = ["--task", task, "--out", str(out), "--quiet", "--reader", "thread"]
+        run_command(["eval", str(data), *flags, *model])
     figures: dict[str, dict[str, float]] = json.loads(report.read_text(encoding="utf-8"))["figures"]
     return figures
 
 
-def _run(arguments: list[str]) -> float:
-    """Run a command. Returns the processor seconds of it and its child processes.
+def run_command(arguments: Sequence[str], *, threads: int | None = None) -> float:
+    """Run a command, with `threads` threads if given. Returns the processor seconds of it and its child processes.
 
     Raises CalledProcessError if it fails.
     """
+    environment = os.environ | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, "-m", "llama_adapter", *arguments], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    command = [sys.executable, "-m", "llama_adapter", *arguments]
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

@@ -33,7 +33,24 @@ _SCALARS: Final[Mapping[str, type | tuple[type, ...]]] = {
     "num_examples": int,
     "num_unreadable": int,
 }
-_Measures = TypeVar("_Measures", Bin, Metrics, Threshold)
+_MAY_BE_MISSING: Final = {"confidence", "accuracy", "num_needed"}  # of `Bin` and `Promise`
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Promise:
+    """What holds for new pictures like the labelled ones, apart from a share `1 - confidence` of calibrations."""
+
+    bound: float  # the precision of the threshold is at least this
+    confidence: float  # of `bound`, which is valid although the threshold was chosen by the same examples
+    taken_low: float  # 95 % interval of the share of pictures that reach the threshold
+    taken_high: float
+    num_needed: (
+        int | None
+    )  # labelled examples that would promise the target; None: it is promised, or cannot be guessed
+    num_pictures: int  # of the examples
+
+
+_Measures = TypeVar("_Measures", Bin, Metrics, Threshold, Promise)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +74,12 @@ class Calibration:
     held_out: Metrics | None  # cross-validated
     bins_before: tuple[Bin, ...]
     bins_after: tuple[Bin, ...]
+    promise: Promise | None = None  # None without a threshold, and in files of earlier versions
+
+    @property
+    def is_promised(self) -> bool:
+        """Whether the threshold has the target precision on new pictures too, with the confidence of the promise."""
+        return self.promise is not None and self.promise.bound >= self.target_precision
 
     @property
     def rule(self) -> Rule | None:
@@ -110,7 +133,7 @@ def _calibration(parts: dict[str, Any]) -> Calibration:
     temperature = float(parts.pop("temperature"))
     if not MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE:  # NaN is refused too
         raise ValueError(f"temperature {temperature}")
-    held_out = parts.pop("held_out")
+    held_out, promise = parts.pop("held_out"), parts.pop("promise", None)
     check_fields({name: parts.get(name) for name in _SCALARS}, _SCALARS, what="the calibration")
     return Calibration(
         choices=choices,
@@ -122,15 +145,16 @@ def _calibration(parts: dict[str, Any]) -> Calibration:
         held_out=None if held_out is None else _made(Metrics, held_out),
         bins_before=tuple(_made(Bin, one) for one in parts.pop("bins_before")),
         bins_after=tuple(_made(Bin, one) for one in parts.pop("bins_after")),
+        promise=None if promise is None else _made(Promise, promise),
         **parts,
     )
 
 
 def _made(kind: type[_Measures], parts: dict[str, Any]) -> _Measures:
-    """Make measures. Raises ValueError unless they are finite numbers; only those of an empty bin may be missing."""
+    """Make measures. Raises ValueError unless they are finite numbers, or fields that may be None."""
     made = kind(**parts)
     for name, value in asdict(made).items():
-        is_missing = value is None and kind is Bin and name in ("confidence", "accuracy")
+        is_missing = value is None and kind in (Bin, Promise) and name in _MAY_BE_MISSING
         if not is_missing and (type(value) not in (int, float) or not math.isfinite(value)):
             raise ValueError(f"{name} {value!r}")
     return made

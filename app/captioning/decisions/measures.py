@@ -5,7 +5,7 @@ error. N examples, C choices.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -53,6 +53,11 @@ class Threshold:
     precision_low: float  # lower end of Wilson's 95 % interval
     recall: float  # share of the right examples that are taken
     count: int
+
+    @property
+    def num_right(self) -> int:
+        """The number of right examples that are taken."""
+        return round(self.precision * self.count)
 
 
 def apply_temperature(probabilities_NC: Floats, temperature: float) -> Floats:
@@ -196,16 +201,21 @@ def find_threshold(scores_N: Floats, is_right_N: NDArray[np.bool_], *, precision
 
     Among thresholds with equal recall, it is the highest one, which takes the fewest wrong examples.
     """
-    enough = [one for one in _thresholds(scores_N, is_right_N) if one.precision >= precision - 1e-12]
-    return max(enough, key=lambda one: (one.recall, one.threshold), default=None)
+    enough = [one for one in thresholds(scores_N, is_right_N) if one.precision >= precision - 1e-12]
+    return highest_recall(enough)
+
+
+def highest_recall(found: Iterable[Threshold]) -> Threshold | None:
+    """The threshold with the highest recall, and the highest one among equals; None if there is none."""
+    return max(found, key=lambda one: (one.recall, one.threshold), default=None)
 
 
 def best_precision(scores_N: Floats, is_right_N: NDArray[np.bool_]) -> Threshold | None:
     """The threshold with the highest precision; among equal ones, the one with most examples; None without examples."""
-    return max(_thresholds(scores_N, is_right_N), key=lambda one: (one.precision, one.count), default=None)
+    return max(thresholds(scores_N, is_right_N), key=lambda one: (one.precision, one.count), default=None)
 
 
-def _thresholds(scores_N: Floats, is_right_N: NDArray[np.bool_]) -> Iterator[Threshold]:
+def thresholds(scores_N: Floats, is_right_N: NDArray[np.bool_]) -> Iterator[Threshold]:
     """Yield a threshold below each distinct score, halfway to the next lower score, in descending order."""
     order = np.argsort(-scores_N, kind="stable")
     right_N = np.cumsum(is_right_N[order])

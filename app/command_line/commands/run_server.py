@@ -9,6 +9,7 @@ import socket
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from llama_adapter.app.command_line.doctor.environment import PAGE_PACKAGES, SERVER_PACKAGES
@@ -73,8 +74,14 @@ class ServeJob:
         require_least(self, "drain_s", least=0)
 
 
-def run_serve(job: ServeJob) -> int:
+# Mounts a page on the application of a service, and closes what the page holds at the end of the context.
+AddPage = Callable[["FastAPI", Service], AbstractContextManager[object]]
+
+
+def run_serve(job: ServeJob, *, add_page: AddPage | None = None) -> int:
     """Serve until SIGTERM or SIGHUP (drains, exit code 0) or Ctrl-C (drains, 130).
+
+    With `job.has_page`, `add_page` adds the page; by default that of `web`.
 
     Raises LlamaAdapterError for problems with the model, the address or the keys, and for missing packages.
     """
@@ -112,7 +119,7 @@ def run_serve(job: ServeJob) -> int:
             batches = stack.enter_context(open_batches(job.batch_folder, service, settings=settings, limits=limits))
         application = create_api(service, settings=settings, metrics=metrics, batches=batches)
         if local is not None and job.has_page:
-            stack.enter_context(add_page(application, local, reports=reports))
+            stack.enter_context((add_page or partial(add_chat_page, reports=reports))(application, local))
         ended_by = run(
             application,
             listener=listener,
@@ -151,16 +158,16 @@ def _opened_replicas(
         yield service
 
 
-def check_packages(*, has_page: bool) -> None:
-    """Raise UsageError if packages of the extra are missing."""
+def check_packages(*, has_page: bool, command: str = "") -> None:
+    """Raise UsageError if packages of the extra are missing. `command` is that of the message, if not the extra's."""
     for name in (*SERVER_PACKAGES, *(PAGE_PACKAGES if has_page else ())):
         try:
             importlib.import_module(IMPORT_NAMES.get(name, name))
         except ImportError as error:
-            command = "web" if has_page else "serve"
+            extra = "web" if has_page else "serve"
             raise UsageError(
-                f"`llama-adapter {command}` needs the package {name}, which cannot be imported: {error}",
-                hint=install_hint(command),
+                f"`llama-adapter {command or extra}` needs the package {name}, which cannot be imported: {error}",
+                hint=install_hint(extra),
             ) from None
 
 
@@ -200,21 +207,19 @@ def _read_reports(folders: tuple[str, ...]) -> "tuple[SavedReport, ...]":
     return tuple(map(read_report, folders))
 
 
-def add_page(
+@contextmanager
+def add_chat_page(
     application: "FastAPI", service: Service, *, reports: "tuple[SavedReport, ...]" = ()
-) -> AbstractContextManager[object]:
-    """Mount the page at the root. Uploads go to a folder that is removed at the end."""
+) -> Iterator[None]:
+    """Mount the page of `web` at the root. Uploads go to a folder that is removed at the end."""
     from llama_adapter.app.serving.web.guards import bounded_uploads
     from llama_adapter.app.serving.web.page import build_page, mount_page
     from llama_adapter.app.serving.web.uploads import private_uploads
 
-    with ExitStack() as stack:
-        stack.enter_context(private_uploads())
-        stack.enter_context(bounded_uploads())
+    with private_uploads(), bounded_uploads():
         samples = sorted(path for path in sample_pictures().iterdir() if path.suffix in PICTURE_SUFFIXES)
-        page = build_page(service, samples=samples, reports=reports)
-        mount_page(application, page, service)
-        return stack.pop_all()
+        mount_page(application, build_page(service, samples=samples, reports=reports), service)
+        yield
 
 
 def read_api_keys(path: str | None) -> dict[str, str]:

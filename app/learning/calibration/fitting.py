@@ -18,6 +18,7 @@ from llama_adapter.app.captioning.decisions.measures import (
     measure,
     reliability,
 )
+from llama_adapter.app.learning.calibration.promising import choose
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,19 +39,31 @@ def calibrate(
     target_precision: float,
     num_unreadable: int = 0,
 ) -> Calibration:
-    """Fit a temperature, find the threshold, and measure both. Raises ValueError without examples."""
+    """Fit a temperature, choose the threshold, and measure both. Raises ValueError without examples.
+
+    The threshold promises the target precision for new pictures if the examples suffice for that (see `promising`).
+    Otherwise it is the one of highest recall with that precision on the examples.
+    """
     raw_NC, labels_N = examples.probabilities_NC, examples.labels_N
     temperature = fit_temperature(raw_NC, labels_N)
     scaled_NC = apply_temperature(raw_NC, temperature)
     held_out_NC = cross_fitted(raw_NC, labels_N, examples.groups_N)
     scores_N, is_right_N = _decisive(scaled_NC, labels_N)
+    is_likely_N = scaled_NC.argmax(axis=1) == 0 if len(choices) == 2 else np.ones(len(labels_N), dtype=bool)
+    threshold, promise = choose(
+        scores_N,
+        is_right_N,
+        target_precision=target_precision,
+        num_likely=int(is_likely_N.sum()),
+        num_pictures=len(np.unique(examples.groups_N)),
+    )
     return Calibration(
         question=question,
         choices=choices,
         model_digest=model_digest,
         temperature=temperature,
         target_precision=target_precision,
-        threshold=find_threshold(scores_N, is_right_N, precision=target_precision),
+        threshold=threshold,
         held_out_precision=_held_out_precision(examples, target_precision),
         best=best_precision(scores_N, is_right_N),
         num_examples=len(labels_N),
@@ -60,6 +73,7 @@ def calibrate(
         held_out=None if held_out_NC is None else measure(held_out_NC, labels_N),
         bins_before=reliability(raw_NC, labels_N),
         bins_after=reliability(scaled_NC, labels_N),
+        promise=promise,
     )
 
 
@@ -71,7 +85,7 @@ def _decisive(probabilities_NC: Floats, labels_N: Ints) -> tuple[Floats, NDArray
 
 
 def _held_out_precision(examples: Examples, target_precision: float) -> float | None:
-    """The cross-validated precision: each threshold is measured on other pictures than it was found on."""
+    """The cross-validated precision of thresholds with this precision on the examples that they were found on."""
     num_taken = num_right = 0
     for held_N in folds(examples.groups_N):
         temperature = fit_temperature(examples.probabilities_NC[~held_N], examples.labels_N[~held_N])

@@ -1,5 +1,6 @@
 """Shows a calibration as text, and as a reliability diagram with matplotlib."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,10 +31,12 @@ class Mistake:
 
 
 def format_calibration(calibration: Calibration, *, mistakes: Sequence[Mistake] = ()) -> str:
-    """The measures, the threshold, notes and mistakes as text."""
+    """The promise as a headline, then the measures, the threshold, notes and mistakes as text."""
     found = calibration
     unreadable = f", {found.num_unreadable} could not be answered" if found.num_unreadable else ""
     lines = [
+        headline(found),
+        "",
         f"{found.question or 'several questions'} ({', '.join(found.choices)})",
         f"{found.num_examples} labelled examples{unreadable}; {found.before.accuracy:.1%} right; "
         f"temperature {found.temperature:.3f}",
@@ -44,7 +47,8 @@ def format_calibration(calibration: Calibration, *, mistakes: Sequence[Mistake] 
     ]
     if found.held_out is not None:
         lines.append(_row("after, cross-validated", found.held_out))
-    lines += ["", *_threshold_lines(found), *(f"note: {note}" for note in _notes(found))]
+    if more := [*_threshold_lines(found), *(f"note: {note}" for note in _notes(found))]:
+        lines += ["", *more]
     if mistakes:
         lines += ["", f"{len(mistakes)} answers differ from their labels, the most confident first:"]
         for one in mistakes[:_NUM_MISTAKES]:
@@ -57,23 +61,60 @@ def _row(name: str, metrics: Metrics) -> str:
     return f"{name:<34} {metrics.nll:>8.4f} {metrics.brier:>8.4f} {metrics.ece:>8.4f}"
 
 
+def headline(found: Calibration) -> str:
+    """What holds for new pictures, in a sentence: the promised bound, and how many pictures reach the threshold."""
+    target, threshold, promise = _share(found.target_precision), found.threshold, found.promise
+    if threshold is None:
+        best = "" if found.best is None else f"; the best: {_figures(found, found.best)}"
+        return f"{_what(found)} reaches no precision of {target} on these examples{best}"
+    on_these = f"{_share(threshold.precision)} on these examples"
+    if promise is None:
+        return f"{_what(found)} has {on_these}; nothing is promised for other pictures"
+    low, high, taken = promise.taken_low, promise.taken_high, threshold.count / found.num_examples
+    if len(found.choices) == 2:
+        among = f"answers {_what(found)}"
+        share = f"given to {_percent(taken)} % ({_percent(low)} to {_percent(high)} %) of the pictures"
+    else:
+        among = "answered"
+        share = f"abstains on {_percent(1 - taken)} % ({_percent(1 - high)} to {_percent(1 - low)} %)"
+    bound = (
+        f"at least {_share(math.floor(promise.bound * 1000 + 1e-9) / 1000)} right among the {among} "
+        f"({_percent(promise.confidence)} % confidence; {on_these}), {share}"
+    )
+    if found.is_promised:
+        return bound
+    needed = f" (about {_rounded(promise.num_needed):,} would do)" if promise.num_needed is not None else ""
+    return f"{found.num_examples} examples are too few to promise {target}{needed}; they promise: {bound}"
+
+
 def _threshold_lines(found: Calibration) -> list[str]:
-    target = f"precision of {found.target_precision:.1%}"
     if found.threshold is None:
-        best = "" if found.best is None else f"; the best is {_figures(found, found.best)}"
-        return [f"{_what(found)} reaches no {target} on these examples{best}"]
-    lines = [f"for a {target}: {_figures(found, found.threshold)}"]
-    if found.held_out_precision is not None:
+        return []
+    lines = [_figures(found, found.threshold)]
+    if found.held_out_precision is not None and not found.is_promised:
         lines.append(f"cross-validated precision of the threshold: {found.held_out_precision:.1%}")
     return lines
 
 
 def _figures(found: Calibration, threshold: Threshold) -> str:
     return (
-        f"{_what(found)} from {threshold.threshold:.4f} on has {threshold.precision:.1%} "
-        f"(at least {threshold.precision_low:.1%} with 95 % confidence), recall {threshold.recall:.1%}, "
-        f"{threshold.count} of {found.num_examples} pictures"
+        f"{_what(found)} from {threshold.threshold:.4f} on has {threshold.precision:.1%}, "
+        f"recall {threshold.recall:.1%}, {threshold.count} of {found.num_examples} examples"
     )
+
+
+def _share(share: float) -> str:
+    return f"{share * 100:.1f} %"
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.0f}"
+
+
+def _rounded(number: int) -> int:
+    """A number with two significant digits, rounded up."""
+    unit: int = 10 ** max(len(str(number)) - 2, 0)
+    return -(-number // unit) * unit
 
 
 def _what(found: Calibration) -> str:
@@ -87,6 +128,11 @@ def _notes(found: Calibration) -> list[str]:
     elif found.temperature in (MIN_TEMPERATURE, MAX_TEMPERATURE):
         notes.append(
             f"the temperature is at its limit, {found.temperature:g}: the probabilities carry little information"
+        )
+    if found.promise is not None and found.promise.num_pictures < found.num_examples:
+        notes.append(
+            f"the bound takes the {found.num_examples} examples as independent, and they are about "
+            f"{found.promise.num_pictures} pictures: it is too high if the answers about a picture are right together"
         )
     if found.num_examples < _FEW_EXAMPLES:
         notes.append(f"{found.num_examples} examples are few: the figures are imprecise")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from llama_adapter.app.learning.scores.binomial import at_most
 from llama_adapter.app.learning.scores.choices import Flags
 from llama_adapter.app.learning.scores.intervals import Draws, Figure, Statistics, figures
 from llama_adapter.app.learning.scores.outcome import Ints, Outcome, Task, picture_groups, task_of
@@ -77,13 +78,7 @@ def compare(
 
 def mcnemar_p(num_one_right: int, num_other_right: int) -> float:
     """The two-sided exact p-value for the numbers of examples that only one model answers right; 1 if both are 0."""
-    total = num_one_right + num_other_right
-    if num_one_right == num_other_right:
-        return 1.0
-    log_factorials = np.concatenate(([0.0], np.cumsum(np.log(np.arange(1, total + 1)))))
-    less = np.arange(min(num_one_right, num_other_right) + 1)
-    log_terms = log_factorials[total] - log_factorials[less] - log_factorials[total - less] - total * np.log(2.0)
-    return min(1.0, 2.0 * float(np.exp(log_terms).sum()))
+    return min(1.0, 2.0 * at_most(min(num_one_right, num_other_right), num_one_right + num_other_right, 0.5))
 
 
 def _mcnemar(one: Flags | None, other: Flags | None) -> McNemar | None:

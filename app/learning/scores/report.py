@@ -21,6 +21,8 @@ from llama_adapter.vision.image import DEFAULT_MAX_BYTES, PictureSource, load_pi
 
 # Metrics that are shown as plain numbers, because they are not shares of examples. All others are shown in per cent.
 _PLAIN: Final = frozenset(("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "ROUGE-L", "CIDEr-D", "ROC-AUC", "ECE", "MME score"))
+_DECISIVE: Final = ("accuracy", "normalised", "CIDEr-D")  # metrics that decide between two models: one for each task
+_LEVEL: Final = 0.05  # a p-value below it is a difference
 _MAX_MATRIX: Final = 30  # most classes of a shown matrix, and most confusions in a list
 
 
@@ -91,6 +93,31 @@ def comparison_tables(comparison: Comparison) -> list[Table]:
             )
         )
     return tables
+
+
+def verdict(comparison: Comparison) -> str:
+    """Which model is better, in two sentences with the difference, its interval and the p-value.
+
+    With one example per picture, McNemar's p below 0.05 decides. Otherwise the interval decides, which does not take
+    the examples of a picture as independent.
+    """
+    name = next(one for one in _DECISIVE if one in comparison.differences)
+    difference, found = comparison.differences[name], comparison.mcnemar
+    (one, other), (before, after) = comparison.names, comparison.values[name]
+    low, high = difference.low, difference.high
+    is_apart = low is not None and high is not None and not low <= 0 <= high
+    if found is not None and comparison.num_pictures == comparison.num_examples:
+        is_apart = found.p_value < _LEVEL
+    better, worse = (other, one) if (difference.value or 0) > 0 else (one, other)
+    said = f"{better} is better than {worse}" if is_apart else f"It is open whether {one} or {other} is better"
+    value, interval = _cells(name, difference, sign="+")
+    evidence = [] if interval == "-" else [f"95 % interval {interval}"]
+    evidence += [] if found is None else [f"McNemar's p = {found.p_value:.3g}"]
+    shown = f" ({'; '.join(evidence)})" if evidence else ""
+    return (
+        f"{said}. The {name} of {other} is {_value(name, after)}, that of {one} {_value(name, before)}: "
+        f"a difference of {value}{shown}."
+    )
 
 
 def _confusion_table(found: Confusion) -> Table:
@@ -188,6 +215,7 @@ class Contents:
     sentences: tuple[str, ...]
     tables: tuple[Table, ...]
     worst_title: str
+    verdict: str = ""  # on two models
 
 
 def contents(scores: Scores, comparison: Comparison | None = None) -> Contents:
@@ -197,6 +225,7 @@ def contents(scores: Scores, comparison: Comparison | None = None) -> Contents:
         sentences=(_sentence(scores), *scores.notes),
         tables=(*score_tables(scores), *(comparison_tables(comparison) if comparison else ())),
         worst_title="Worst captions" if scores.task == "captions" else "Worst errors",
+        verdict=verdict(comparison) if comparison else "",
     )
 
 

@@ -61,10 +61,13 @@ def default_question(example: Example) -> str | None:
     """
     if example.choices is None:
         return None
-    if len(example.choices) > MOST_NAMED:
-        return "Which class is this?"
-    question = f"Which of these is it: {', '.join(example.choices)}?"
+    question = class_question(example.choices)
     return question if example.item.source is None else as_template(question)
+
+
+def class_question(choices: Sequence[str]) -> str:
+    """The default question for these choices."""
+    return "Which class is this?" if len(choices) > MOST_NAMED else f"Which of these is it: {', '.join(choices)}?"
 
 
 def caption_prompts(examples: Iterable[TrainExample]) -> set[str]:

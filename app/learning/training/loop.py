@@ -4,6 +4,7 @@ A run that was interrupted and resumed gives bit-identical results.
 """
 
 import signal
+import statistics
 import threading
 import time
 from collections import deque
@@ -42,52 +43,68 @@ from llama_adapter.runtime.terminal.stderr_lines import say
 from llama_adapter.runtime.text import shown_name
 
 _TERMINAL_S, _ELSEWHERE_S = 0.5, 30.0
-_WINDOW: Final = 50  # the rate is measured over this many steps
+_WINDOW: Final = 50  # the rate and the time left are measured over this many steps
+_SLOW: Final = 2  # the first steps, which take longer than others
+_LEAST_STEPS: Final = 5  # before the time left is shown
 _SMOOTH: Final = 0.95
 
 
 class TrainProgress(StatusLine):
     """Shows step, loss, learning rate, examples per second and the time left."""
 
-    def __init__(self, *, visible: bool, num_steps: int) -> None:
+    def __init__(self, *, visible: bool, num_steps: int, every: int | None) -> None:
+        """`every` is the number of steps between evaluations; None: there are none."""
         super().__init__(visible=visible, terminal_s=_TERMINAL_S, elsewhere_s=_ELSEWHERE_S)
-        self._num_steps = num_steps
-        self._seen: deque[tuple[float, int]] = deque([(self._shown_at, 0)], maxlen=_WINDOW)
-        self._count, self._loss = 0, float("nan")
+        self._num_steps, self._every = num_steps, every
+        self._took: deque[tuple[float, int]] = deque(maxlen=_WINDOW)  # seconds and examples of the last steps
+        self._began, self._count, self._evaluation_s, self._loss = self._shown_at, 0, 0.0, float("nan")
 
     @property
     def rate(self) -> float:
-        """Examples per second over the last steps, without evaluations."""
-        (first, before), (last, count) = self._seen[0], self._seen[-1]
-        return (count - before) / (last - first) if last > first else 0.0
+        """Examples per second over the last steps, without other work."""
+        seconds = sum(one for one, _ in self._took)
+        return sum(count for _, count in self._took) / seconds if seconds > 0 else 0.0
 
     @property
     def seconds(self) -> float:
         """Duration of the last step."""
-        return self._seen[-1][0] - self._seen[-2][0] if len(self._seen) > 1 else 0.0
+        return self._took[-1][0] if self._took else 0.0
 
-    def resume(self) -> None:
-        """Restart the measurement, so that time spent on other work since the last step does not count."""
-        self._seen.clear()
-        self._seen.append((time.monotonic(), self._count))
+    def resume(self, *, is_evaluated: bool) -> None:
+        """Begin the next step after other work, which was an evaluation or not. Its time does not count for steps."""
+        now = time.monotonic()
+        if is_evaluated:
+            self._evaluation_s = now - self._began
+        self._began = now
 
     def step(self, done: int, *, loss: float, lr: float, num_examples: int) -> None:
         """Count a step; prints the line from time to time."""
         now = time.monotonic()
-        self._count += num_examples
-        self._seen.append((now, self._count))
+        if self._count <= _SLOW:  # only the last one of these counts
+            self._took.clear()
+        self._took.append((now - self._began, num_examples))
+        self._began, self._count = now, self._count + 1
         if loss == loss:
             self._loss = loss if self._loss != self._loss else _SMOOTH * self._loss + (1 - _SMOOTH) * loss
         if self._is_due(now):
-            self._put(self.line(done, lr=lr, num_examples=num_examples))
+            self._put(self.line(done, lr=lr))
 
-    def line(self, done: int, *, lr: float, num_examples: int) -> str:
+    def line(self, done: int, *, lr: float) -> str:
         """The line after a step."""
         parts = [f"step {done:,} of {self._num_steps:,}", f"loss {self._loss:.4f}", f"lr {lr:.2e}"]
         if self.rate > 0:
-            left = (self._num_steps - done) * num_examples / self.rate
-            parts += [f"{self.rate:.1f} examples/s", f"{duration(left)} left"]
+            parts.append(f"{self.rate:.1f} examples/s")
+        if self._count >= _LEAST_STEPS:
+            parts.append(f"{duration(self._left(done))} left")
         return ", ".join(parts)
+
+    def _left(self, done: int) -> float:
+        """Seconds for the steps after `done`, and for the evaluations from `done` on."""
+        left = (self._num_steps - done) * statistics.median(seconds for seconds, _ in self._took)
+        if self._every is None:
+            return left
+        num_evaluations = -(-self._num_steps // self._every) - (done - 1) // self._every
+        return left + num_evaluations * self._evaluation_s
 
     def say(self, line: str) -> None:
         """Print a line that is not replaced."""
@@ -175,7 +192,12 @@ class Loop:
         """`run` is the digest of everything the steps depend on. Without `validate`, the last weights are the best."""
         self._distributed, self._job, self._folder, self._feeder = distributed, job, job.folder, feeder
         self._validate, self._ranks, self._interruption = validate, ranks, interruption
-        self._progress = TrainProgress(visible=ranks.is_first and not job.quiet, num_steps=feeder.num_steps)
+        self._every = job.evaluate_every or max(feeder.steps_per_epoch, -(-feeder.num_steps // 20))
+        self._progress = TrainProgress(
+            visible=ranks.is_first and not job.quiet,
+            num_steps=feeder.num_steps,
+            every=None if validate is None else self._every,
+        )
         model = distributed.model
         self._optimiser = NamedAdamW(
             model.trained(),
@@ -185,7 +207,6 @@ class Loop:
         )
         self._stepper = Stepper(distributed, self._optimiser, ranks=ranks, clip=job.optimisation.max_norm)
         self._state = LoopState(num_steps=feeder.num_steps, run=run)
-        self._every = job.evaluate_every or max(feeder.steps_per_epoch, -(-feeder.num_steps // 20))
 
     def resume(self) -> None:
         """Continue from the last checkpoint. The best one is checked too, since the results are written from it.
@@ -211,6 +232,8 @@ class Loop:
         if state.scaler:
             self._stepper.scaler.load_state_dict(state.scaler)
         self._state = state
+        path = shown_name(str(self._folder / LAST))
+        self._progress.say(f"goes on after step {state.step:,} of {state.num_steps:,}, from `{path}`")
 
     def _read(self, name: str) -> tuple[dict[str, torch.Tensor], LoopState]:
         """A checkpoint of this run; its tensors are not checked. Raises the errors of `resume`."""
@@ -228,9 +251,10 @@ class Loop:
         patience = self._job.patience
         why = "early" if patience and state.num_worse >= patience else ""  # the resumed run had ended
         try:
+            self._progress.resume(is_evaluated=False)
             if state.step == 0 and self._validate is not None:
                 self._log(log, validation=self._evaluate())
-                self._progress.resume()
+                self._progress.resume(is_evaluated=True)
             while state.step < state.num_steps and not why:
                 done = self._step(log)
                 state.elapsed_s = before_s + time.monotonic() - started
@@ -243,11 +267,11 @@ class Loop:
                     is_evaluated = True
                     if patience and state.num_worse >= patience:
                         why = "early"
-                    self._progress.resume()
                 is_due = time.monotonic() - saved_at > self._job.save_every_s
                 if self._agree(is_due) or is_evaluated or is_end or why:
                     self._save()
                     saved_at = time.monotonic()
+                    self._progress.resume(is_evaluated=is_evaluated)
         finally:
             self._progress.clear()
             if log is not None:
@@ -314,7 +338,7 @@ class Loop:
         state = self._state
         if log is not None:
             log.add(state.step, {"validation_loss": validation.loss, "validation_score": validation.score})
-        shown = "" if validation.score is None else f", score {validation.score:.4f}"
+        shown = "" if validation.score is None else f", {validation.measure} {validation.score:.4f}"
         loss = float("nan") if validation.loss is None else validation.loss
         best = "" if state.best_step != state.step else " (best so far)"
         self._progress.say(f"after step {state.step:,}: validation loss {loss:.4f}{shown}{best}")

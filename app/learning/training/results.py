@@ -39,6 +39,7 @@ from llama_adapter.llm.weights.adapter import check_fits, open_adapter
 from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.devices import DTYPES
 from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.extras import install_hint
 from llama_adapter.runtime.json_object import read_object
 from llama_adapter.runtime.settings.shown import format_settings
 from llama_adapter.runtime.terminal.stderr_lines import say
@@ -176,13 +177,16 @@ def score_test(job: TrainJob, spec: CaptionerSpec, data: TrainingData) -> list[S
 
 
 def draw(job: TrainJob) -> bool:
-    """Draw `curves.png`; returns False without matplotlib, and if another program has damaged the log."""
+    """Draw `curves.png`; returns False, after a note, without matplotlib or if another program has damaged the log."""
     try:
         rows = read_log(job.folder / LOG)
     except TrainingError as error:
         say(f"note: the curves are not drawn: {error.message}")
         return False
-    return draw_curves(rows, job.folder / CURVES, title=Path(job.out).stem)
+    is_drawn = draw_curves(rows, job.folder / CURVES, title=Path(job.out).stem)
+    if not is_drawn:
+        say(f"note: `{CURVES}` is not drawn, because matplotlib is not installed. Install it:\n{install_hint('train')}")
+    return is_drawn
 
 
 def write_card(

@@ -23,6 +23,7 @@ from llama_adapter.runtime.schemes.scheme import dtype_name
 
 # Task -> the metric for early stopping.
 HEADLINES: Final[dict[Task, str]] = {"choices": "accuracy", "open": "normalised", "captions": "CIDEr-D"}
+SHOWN: Final[dict[Task, str]] = {"choices": "accuracy", "open": "right answers", "captions": "CIDEr-D"}  # in messages
 MOST_SCORED: Final = 1000  # examples of one evaluation during a run
 MOST_COMPARED: Final = 100_000  # choices that the examples of one evaluation are compared with, if not asked for
 _SAMPLING: Final = SamplingParams(max_new_tokens=64)
@@ -34,6 +35,7 @@ class Validation:
 
     loss: float | None  # mean over labels
     score: float | None  # None: answers are not scored
+    measure: str = "score"  # what the score is, for messages
 
     @property
     def key(self) -> list[float]:
@@ -57,16 +59,20 @@ def num_compared(examples: Sequence[TrainExample]) -> int:
     return sum(len(one.example.choices or ()) for one in examples)
 
 
-def headline(outcomes: dict[Task, list[Outcome]]) -> float | None:
-    """The mean of the tasks' `HEADLINES`, weighted by their numbers of examples; None without any."""
-    values, weights = [], []
+def headline(outcomes: dict[Task, list[Outcome]]) -> tuple[float, str]:
+    """The mean of the tasks' `HEADLINES`, weighted by their numbers of examples, and its name; 0 without any."""
+    values, weights, names = [], [], []
     for task, of_task in outcomes.items():
         statistics = measure_outcomes(task, of_task).statistics(np.arange(len(of_task)))
         value = statistics[HEADLINES[task]]
         if value is not None:
             values.append(value)
             weights.append(len(of_task))
-    return float(np.average(values, weights=weights)) if values else None
+            names.append(SHOWN[task])
+    if not values:
+        return 0.0, "score"
+    name = names[0] if len(names) == 1 else f"mean of {' and '.join(names)}"
+    return float(np.average(values, weights=weights)), name
 
 
 def all_scores(outcomes: dict[Task, list[Outcome]], *, model: str) -> list[Scores]:
@@ -109,13 +115,14 @@ class Validator:
 
     def __call__(self) -> Validation:
         """Evaluate the model. Raises the errors of a captioner."""
-        score_now = 0.0
+        score_now, measure = 0.0, ""
         if self._open_captioner is not None and self._ranks.is_first:
             with self._open_captioner() as captioner:
-                score_now = headline(answered(captioner, self._examples[:MOST_SCORED])) or 0.0
+                score_now, measure = headline(answered(captioner, self._examples[:MOST_SCORED]))
         loss = self._loss()
         of_first = self._ranks.sum(torch.tensor([score_now], dtype=torch.float64))
-        return Validation(loss=loss, score=None if self._open_captioner is None else float(of_first))
+        score = None if self._open_captioner is None else float(of_first)
+        return Validation(loss=loss, score=score, measure=measure)
 
     @torch.no_grad()
     def _loss(self) -> float | None:

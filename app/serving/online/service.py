@@ -14,6 +14,8 @@ from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 
+import numpy as np
+
 from llama_adapter.app.captioning.caption_loop import CaptionLoop
 from llama_adapter.app.captioning.captioner import Captioner, ModelInfo
 from llama_adapter.app.captioning.encoded_pictures import EncodedPicture, EncodedPictures
@@ -43,6 +45,7 @@ from llama_adapter.app.serving.online.types import (
     UnavailableError,
 )
 from llama_adapter.runtime.problems import describe, is_out_of_memory
+from llama_adapter.vision.backends.base import as_array
 
 _WATCH_S = 0.1  # interval between checks of deadlines
 _READERS_FAILED_S = 10.0  # for this long after a reader failure, the service counts as stalled
@@ -173,6 +176,15 @@ class Service(QueuedService[Entry]):
             )
         )
         return future
+
+    def visual_features(self, digest: str) -> np.ndarray | None:
+        """Numbers that are close for pictures that look alike to the model: float32 (N * H,).
+
+        They are the gated values of the last adapter layer, averaged over the visual queries. None if the picture with
+        this SHA-256 is not in the cache.
+        """
+        picture = self._encoded.find(digest)
+        return None if picture is None else as_array(picture.prefix.v[-1, 0].mean(-2)).ravel()
 
     def status(self) -> ServiceStatus:
         """The current status."""

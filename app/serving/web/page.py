@@ -80,6 +80,11 @@ def build_page(service: Service, *, samples: Sequence[Path], reports: tuple[Save
     if sees_pictures:
         with page:
             add_endpoints(service)
+    return limited(page)
+
+
+def limited(page: gr.Blocks) -> gr.Blocks:
+    """The page itself, with limits on its sessions and events."""
     page.state_session_capacity = MAX_SESSIONS
     page.max_threads = MAX_STREAMING
     page.queue(max_size=MAX_QUEUED, api_open=False)

@@ -37,3 +37,19 @@ def test_unfamiliar_pictures_are_said_once_with_the_first_names() -> None:
     unfamiliar.add(strange[0])
     unfamiliar.add(own)
     assert "1 of 2 questions is about pictures that do not look like" in unfamiliar.note(what="question")
+    for name in names[1:]:
+        unfamiliar.add(answered(picture=name, unfamiliar=True))
+    assert unfamiliar.note(has_records=True).endswith(
+        r'a.png, b\n.png, c.png, ... (`"unfamiliar": true` in their records)'
+    )
+
+
+def test_as_many_unfamiliar_pictures_as_among_familiar_ones_are_not_worth_a_note() -> None:
+    unfamiliar = Unfamiliar()
+    for index in range(100):
+        unfamiliar.add(answered(picture=f"{index}.png", unfamiliar=index < 4))
+    assert unfamiliar.note().startswith("note: 4 of 100 pictures")
+    for index in range(40):
+        unfamiliar.add(answered(picture=f"more {index}.png", unfamiliar=False))
+    assert not unfamiliar.note()
+    assert not Unfamiliar().note()

@@ -42,11 +42,16 @@ def test_a_calibration_makes_too_sure_probabilities_less_so() -> None:
 
 
 def test_a_file_holds_all_of_it(tmp_path: Path) -> None:
-    for found in (calibration(), calibration(target_precision=1.0), replace(calibration(), held_out=None)):
+    earlier = replace(calibration(), promise=None)  # as in files without promises
+    for found in (calibration(), calibration(target_precision=1.0), replace(calibration(), held_out=None), earlier):
         write_calibration(found, str(tmp_path / "c.json"))
         assert read_calibration(str(tmp_path / "c.json")) == found
     content = json.loads((tmp_path / "c.json").read_text())
     assert (content["format"], content["version"]) == ("llama-adapter-calibration", 1)
+    del content["promise"]
+    (tmp_path / "c.json").write_text(json.dumps(content))
+    assert read_calibration(str(tmp_path / "c.json")) == earlier
+    assert "nothing is promised" in format_calibration(earlier)
 
 
 def test_an_invalid_calibration_is_refused(tmp_path: Path) -> None:
@@ -102,7 +107,7 @@ def test_of_more_choices_the_threshold_is_on_the_likeliest() -> None:
     decisions = [Decider(calibration=found).decide(dict(zip("abc", row.tolist(), strict=True))).text for row in true_NC]
     decided = [(text, label) for text, label in zip(decisions, labels_N, strict=True) if text != UNDECIDED]
     assert np.mean([text == "abc"[label] for text, label in decided]) >= 0.9
-    assert "the likeliest choice from" in format_calibration(found)
+    assert "right among the answered (95 % confidence; " in format_calibration(found)
 
 
 # Deciding
@@ -150,8 +155,9 @@ def test_the_report(snapshot: SnapshotAssertion) -> None:
     assert format_calibration(calibration(), mistakes=mistakes) == snapshot(name="mistakes")
     of_a_folder = format_calibration(calibration(), mistakes=[replace(mistakes[0], line=0)])
     assert "\n  a.png: No (0.93), labelled Yes" in of_a_folder
-    for name, one in (("unreachable", unreachable), ("all right", right), ("all wrong", wrong)):
-        found = calibrate(one, choices=("Yes", "No"), question=None, model_digest="", target_precision=0.99)
+    many = replace(asked, labels_N=(asked.probabilities_NC[:, 0] < 0.5).astype(np.int64), groups_N=np.arange(200) // 4)
+    for name, one in (("unreachable", unreachable), ("all right", right), ("all wrong", wrong), ("promised", many)):
+        found = calibrate(one, choices=("Yes", "No"), question=None, model_digest="", target_precision=0.95)
         assert format_calibration(found) == snapshot(name=name)
 
 

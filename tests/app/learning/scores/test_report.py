@@ -2,7 +2,7 @@
 
 import base64
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from io import BytesIO
 from pathlib import Path
@@ -73,6 +73,39 @@ def test_json_holds_every_figure_and_the_worst_answers() -> None:
     assert found["worst"][0]["outcome"]["question"] == "Is it 0?"
     assert found["comparison"]["mcnemar"]["p_value"] == 0.5
     assert found["draws"] == {"count": 200, "seed": 4}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "has_own_pictures", "said"),
+    [
+        ("-" * 12, "+" * 12, True, "b is better than a. The accuracy of b is 100.0%, that of a 0.0%: a difference of"),
+        ("+" * 12, "-" * 11 + "+", True, "a is better than b."),
+        ("-" * 12, "+++++-------", True, "It is open whether a or b is better."),  # p = 0.0625
+        ("-" * 12, "+++++-------", False, "b is better than a."),  # two questions a picture: the interval decides
+        ("+-" * 6, "-+" * 6, False, "It is open whether a or b is better."),
+    ],
+)
+def test_a_comparison_ends_with_the_better_model(one: str, other: str, has_own_pictures: bool, said: str) -> None:
+    first, second = (
+        [replace(each, picture=f"{index}.png") if has_own_pictures else each for index, each in enumerate(asked(marks))]
+        for marks in (one, other)
+    )
+    compared, scores = compare(first, second, names=("a", "b"), draws=DRAWS), score(second, draws=DRAWS)
+    last = as_markdown(replace(scores, worst=()), compared).splitlines()[-1]
+
+    assert last.startswith(f"**{said}")
+    assert compared.mcnemar is not None
+    assert last.endswith(f"; McNemar's p = {compared.mcnemar.p_value:.3g}).**")
+    assert said[:20] in Page(as_html(scores, compared)).words
+
+
+def test_captions_are_compared_by_cider() -> None:
+    one = [outcome("a sky", "two red cars on grass", picture=f"{index}.png") for index in range(5)]
+    other = [replace(each, answer="two red cars on grass") for each in one]
+    others = [outcome("a dog", "a dog runs", picture="9.png")]
+    compared = compare([*one, *others], [*other, *others], names=("a", "b"), draws=DRAWS)
+
+    assert "**b is better than a. The CIDEr-D of b is" in as_markdown(score(other, draws=DRAWS), compared)
 
 
 def test_undefined_figures_are_null_and_a_dash() -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+import sys
 from os import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from llama_adapter.app.learning.training.job import ParameterSet, TrainingChoice
 from llama_adapter.app.learning.training.loop import Ended
 from llama_adapter.app.learning.training.model import TrainableModel, open_trainable
 from llama_adapter.app.learning.training.plan import MOMENTS
-from llama_adapter.app.learning.training.results import CARD, require_disk, write_card, write_model
+from llama_adapter.app.learning.training.results import CARD, draw, require_disk, write_card, write_model
 from llama_adapter.app.models.bundle import convert
 from llama_adapter.app.models.checkpoints import sources_of
 from llama_adapter.app.models.spec import CaptionerSpec
@@ -120,3 +121,13 @@ def test_a_card_shows_labels_and_names_as_text(tmp_path: Path, monkeypatch: pyte
     assert {label: texts.count(label) >= 2 for label in shown} == dict.fromkeys(shown, True)  # an answer and a part
     assert texts.count(name) == 2  # title and memory
     assert f"An adapter for {name}, trained with llama-adapter train." in texts
+
+
+def test_without_matplotlib_a_note_says_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert not draw(TrainJob(data=("a",), out=str(tmp_path / "a.pth")))
+    said = capsys.readouterr().err
+    assert said.startswith("note: `curves.png` is not drawn, because matplotlib is not installed. Install it:\n")
+    assert "[train]'" in said

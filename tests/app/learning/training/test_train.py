@@ -160,7 +160,9 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(
     assert "other data, examples or settings" in train("--lr", "1e-4", "--resume").err, "the checkpoint says so too"
     assert (folder / "train.jsonl").read_bytes() == kept, "the run's own division"
 
-    assert train("--resume").code == 0
+    resumed = train("--resume")
+    assert resumed.code == 0
+    assert f"goes on after step 3 of 6, from `{folder / 'last.safetensors'}`" in resumed.err
     assert_same_bits(tensors(folder), tensors(whole))
     assert losses(folder) == losses(whole)
     assert_same_bits(read_safetensors(folder / "best.safetensors"), read_safetensors(whole / "best.safetensors"))
@@ -309,7 +311,7 @@ def test_a_run_ends_early_with_its_best_weights(tmp_path: Path, train: Train, mo
     def validate(self: Validator) -> Validation:
         held.append({name: one.detach().clone() for name, one in self._distributed.model.trained().items()})
         score, loss = next(given)
-        return Validation(score=score, loss=loss)
+        return Validation(score=score, loss=loss, measure="accuracy")
 
     monkeypatch.setattr(Validator, "__call__", validate)
     out = tmp_path / "pets.pth"
@@ -326,7 +328,7 @@ def test_a_run_ends_early_with_its_best_weights(tmp_path: Path, train: Train, mo
     card = (folder / "card.md").read_text()
     assert "| steps | 4 of 6, early, because the validation score did not improve |" in card
     assert "| best step | 1 |" in card
-    assert "after step 1: validation loss 2.0000, score 0.7000 (best so far)" in ran.err
+    assert "after step 1: validation loss 2.0000, accuracy 0.7000 (best so far)" in ran.err
     written = open_trainable(
         CaptionerSpec(llama_dir=str(embedded_model()), adapter=str(out)),
         TrainingChoice(),

@@ -1,6 +1,7 @@
 """The service answers like the captioner, gives clients turns, refuses excess requests, survives engine failures."""
 
 import asyncio
+import io
 import math
 import threading
 import time
@@ -10,7 +11,9 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import llama_adapter.app.serving.online.service
 from llama_adapter.app.captioning.caption_loop import CaptionLoop
@@ -163,6 +166,18 @@ def test_a_picture_is_encoded_once_for_all_questions_about_it(start: Starter) ->
     assert [answer.is_reused for answer in answers].count(False) == 1
     assert {answer.text for answer in answers} == {"a large red star, a large purple star and a large white circle"}
     assert service.status().num_encoded == 2
+
+
+def test_features_are_close_for_pictures_that_look_alike(shared: Service) -> None:
+    with Image.open(PICTURES[8]) as image:
+        image.convert("RGB").save(copy := io.BytesIO(), "JPEG", quality=60)
+    asked = [ask(8), replace(ask(8), picture=copy.getvalue()), ask(20)]
+    digests = [handle.result().digest for handle in map(shared.submit, asked)]
+    circle, same, star = (np.asarray(shared.visual_features(digest)) for digest in digests)
+
+    assert circle.ndim == 1
+    assert 4 * np.linalg.norm(circle - same) < np.linalg.norm(circle - star)
+    assert shared.visual_features("0" * 64) is None
 
 
 def test_what_was_transparent_is_said_of_a_picture_in_the_cache_too(start: Starter) -> None:

@@ -1,0 +1,99 @@
+"""Chooses a threshold whose precision holds on new pictures, not on the labelled examples alone.
+
+A threshold that is chosen among many looks better on its examples than it is. Two bounds allow for the choice. Together
+they are wrong in at most `LEVEL` of all calibrations:
+
+- Fixed-sequence testing, as in Angelopoulos et al., "Learn then Test" (2021, arXiv:2110.01052). From the most certain
+  examples down, each threshold is tested with the exact binomial test against the target precision, until the first
+  failure. All thresholds before it have the target precision. No correction for their number is needed, because the
+  order does not depend on the labels. It is assumed that more certain answers are right at least as often.
+- If no threshold passes: the exact bound (Clopper and Pearson 1934) of the threshold with the target precision on the
+  examples, at a level that is divided by the number of thresholds (Bonferroni).
+
+Examples are taken as independent. N examples.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llama_adapter.app.captioning.decisions.calibration import Promise
+from llama_adapter.app.captioning.decisions.measures import (
+    Floats,
+    Threshold,
+    find_threshold,
+    highest_recall,
+    thresholds,
+)
+from llama_adapter.app.learning.scores.binomial import at_most, exact_interval, exact_low
+
+LEVEL: Final = 0.05  # how often a promise may be broken
+_SEQUENCE_LEVEL: Final = 0.04  # the part of `LEVEL` that the tests in sequence use; the other bound uses the rest
+_FIRST_SHARE: Final = 4  # the first test has at least one in so many of the examples, so that it allows for errors
+_MOST_NEEDED: Final = 100_000  # a larger number is no help
+_Z_LEVEL: Final = 1.751  # quantile of the normal distribution for `_SEQUENCE_LEVEL`
+_Z_POWER: Final = 1.0  # and for 84 % of the cases
+
+
+def choose(
+    scores_N: Floats, is_right_N: NDArray[np.bool_], *, target_precision: float, num_likely: int, num_pictures: int
+) -> tuple[Threshold | None, Promise | None]:
+    """The threshold for a target precision, and what it promises; None if none has it on the examples.
+
+    `num_likely` is the number of examples whose answer is the one that the threshold decides about. `num_pictures` is
+    the number of pictures of the examples.
+    """
+    found = list(thresholds(scores_N, is_right_N))
+    start = max(num_likely // _FIRST_SHARE, 1)
+    tested = [one for one in found if one.count >= start and _passes(0, one.count, target_precision)]
+    chosen, bound, num_needed = highest_recall(_passed(tested, target_precision)), target_precision, None
+    if chosen is None:
+        chosen = find_threshold(scores_N, is_right_N, precision=target_precision)
+        if chosen is None:
+            return None, None
+        # Whether something is tested in sequence depends on no label, so without tests the whole level is left.
+        level = (LEVEL - _SEQUENCE_LEVEL if tested else LEVEL) / len(found)
+        bound = exact_low(chosen.num_right, chosen.count, level=level)
+        num_needed = _num_needed(found, target_precision)
+    low, high = exact_interval(chosen.count, len(scores_N))
+    return chosen, Promise(
+        bound=bound,
+        confidence=1 - LEVEL,
+        taken_low=low,
+        taken_high=high,
+        num_needed=num_needed,
+        num_pictures=num_pictures,
+    )
+
+
+def _passes(num_wrong: int, count: int, precision: float) -> bool:
+    """Whether so few wrong ones of `count` are unlikely if the share of right ones is below `precision`."""
+    return at_most(num_wrong, count, 1 - precision) <= _SEQUENCE_LEVEL
+
+
+def _passed(tested: Sequence[Threshold], precision: float) -> list[Threshold]:
+    """The thresholds before the first one that does not pass."""
+    passed = []
+    for one in tested:
+        if not _passes(one.count - one.num_right, one.count, precision):
+            break
+        passed.append(one)
+    return passed
+
+
+def _num_needed(found: Sequence[Threshold], precision: float) -> int | None:
+    """About how many examples suffice for a test to pass in most cases, if the share of a threshold's examples stays.
+
+    This is the sample size of a one-sided test with the normal approximation. The share of wrong ones is Jeffreys'
+    estimate, (wrong + 1/2) / (count + 1). None if no threshold is precise enough for any number.
+    """
+    total, allowed, needed = max(one.count for one in found), 1 - precision, []
+    for one in found:
+        wrong = (one.count - one.num_right + 0.5) / (one.count + 1)
+        if wrong < allowed:
+            spread = _Z_LEVEL * math.sqrt(allowed * precision) + _Z_POWER * math.sqrt(wrong * (1 - wrong))
+            needed.append((spread / (allowed - wrong)) ** 2 * total / one.count)
+    return min((math.ceil(number) for number in needed if number <= _MOST_NEEDED), default=None)

@@ -1,0 +1,1 @@
+"""Small ordinary sets of pictures, other methods that learn them, and the network that is trained from scratch."""

@@ -1,0 +1,149 @@
+"""The table of labels: rows are stored at once, the last one can be removed, and a later run goes on."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from llama_adapter.app.learning.evaluating.outcomes import question_of
+from llama_adapter.app.learning.labelled.label_table import (
+    LabelTable,
+    LabelTableChangedError,
+    picture_cell,
+    picture_path,
+)
+from llama_adapter.app.learning.labelled.reading import read_examples
+from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.locking import OutputLockedError
+
+CHOICES = ("cat", "catfish", "a, b")
+HEAD = "picture,label\n"
+
+
+def opened(path: Path, *, question: str | None = None) -> LabelTable:
+    return LabelTable(path, choices=CHOICES, question=question)
+
+
+def labels(table: LabelTable) -> list[tuple[str, str]]:
+    return [(row.picture, row.label) for row in table.rows]
+
+
+def test_rows_are_stored_at_once_and_a_second_run_goes_on_and_removes_the_last(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "labels.csv"
+    opened(path).close()
+    assert not path.exists(), "a run without labels leaves no file"
+    first = opened(path)
+    first.add("a.png", "cat")
+    first.add('b "2", é.png', "a, b")
+    assert path.read_text() == HEAD + 'a.png,cat\n"b ""2"", é.png","a, b"\n'
+    with pytest.raises(OutputLockedError):
+        opened(path)
+    first.close()
+
+    second = opened(path)
+    assert labels(second) == [("a.png", "cat"), ('b "2", é.png', "a, b")]
+    assert second.remove_last().label == "a, b"
+    second.add("c.png", "catfish")
+    second.remove_last()
+    second.remove_last()
+    assert path.read_text() == HEAD
+    with pytest.raises(IndexError):
+        second.remove_last()
+    second.close()
+
+
+@pytest.mark.parametrize(
+    ("left", "repaired", "rows"),
+    [
+        ("", HEAD, []),
+        ("pictu", HEAD, []),
+        ("picture,label", HEAD, []),
+        (HEAD + "a.png,cat\nb.png", HEAD + "a.png,cat\n", ["a.png"]),
+        (HEAD + "a.png,cat\nb.png,", HEAD + "a.png,cat\n", ["a.png"]),
+        (HEAD + "a.png,cat", HEAD, []),  # may be a beginning of catfish
+        (HEAD + "a.png,catfish", HEAD + "a.png,catfish\n", ["a.png"]),
+        (HEAD + 'a.png,"a, b', HEAD, []),
+        (HEAD + "a.png,catfish\0\0", HEAD, []),
+        (HEAD + "a.png,catfish\n\0\0\0", HEAD + "a.png,catfish\n", ["a.png"]),
+        ("\ufeffPicture, Label\r\na.png , cat\r\n\r\n", None, ["a.png"]),  # as spreadsheets save it
+        (HEAD + "a.png,horse", HEAD + "a.png,horse\n", ["a.png"]),  # a label of an earlier run
+    ],
+)
+def test_what_a_crash_or_a_spreadsheet_leaves_is_read(
+    tmp_path: Path, left: str, repaired: str | None, rows: list[str]
+) -> None:
+    path = tmp_path / "labels.csv"
+    path.write_bytes(left.encode())
+    table = opened(path)
+    assert [row.picture for row in table.rows] == rows
+    assert path.read_bytes().decode() == (left if repaired is None else repaired)
+    table.add("z.png", "cat")
+    table.close()
+    again = opened(path)
+    assert labels(again)[-1] == ("z.png", "cat")
+    again.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("labels.csv", b"name,size\n", "columns picture,label"),
+        ("labels.csv", b"picture;label\n", "columns picture,label"),
+        ("labels.csv", b"GIF89a\xff\0", "not CSV in UTF-8"),
+        ("labels.csv", b"\0\0\0\0", "columns picture,label"),
+        ("labels.csv", HEAD.encode() + b"a.png,cat,3\n", "2 cells"),
+        ("labels.csv", HEAD.encode() + b"\xe9.png,cat\n", "not CSV in UTF-8"),
+        ("photo.png", b"", r"called \.csv"),
+    ],
+)
+def test_other_files_are_refused_and_unchanged(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=message):
+        opened(path)
+    assert path.read_bytes() == content
+
+
+def test_a_table_that_another_program_changes_is_not_written(tmp_path: Path) -> None:
+    path, moved = tmp_path / "labels.csv", tmp_path / "moved.csv"
+    table = opened(path)
+    table.add("a.png", "cat")
+    os.rename(path, moved)
+    with pytest.raises(LabelTableChangedError):
+        table.add("b.png", "cat")
+    os.rename(moved, path)
+    with path.open("a") as file:
+        file.write("b.png,cat\n")
+    with pytest.raises(LabelTableChangedError):
+        table.remove_last()
+    table.close()
+    assert path.read_text() == HEAD + "a.png,cat\nb.png,cat\n"
+
+
+def test_train_and_eval_read_the_table(tmp_path: Path) -> None:
+    samples = sorted(sample_pictures().glob("*.png"))[:2]
+    (tmp_path / "in, side.png").write_bytes(samples[0].read_bytes())
+    table = opened(tmp_path / "labels.csv", question="Which {animal}, please?")
+    for picture, label in ((tmp_path / "in, side.png", "cat"), (samples[1], "a, b")):
+        table.add(picture_cell(str(picture), folder=tmp_path), label)
+    table.close()
+
+    found = read_examples(str(table.path))
+    assert [(one.answers, one.choices, one.task) for one in found.examples] == [
+        (("cat",), ("a, b", "cat"), "choice"),
+        (("a, b",), ("a, b", "cat"), "choice"),
+    ]
+    assert {question_of(one, question=None).instruction for one in found.examples} == {"Which {animal}, please?"}
+    assert [one.item.path for one in found.examples] == [str(tmp_path / "in, side.png"), str(samples[1].absolute())]
+
+
+def test_a_picture_has_one_name_in_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("link").symlink_to("photos")
+    assert picture_cell("photos/../photos/a.png", folder="") == "photos/a.png"
+    assert picture_cell("shard.tar/a.png", folder="tables") == str(tmp_path / "shard.tar" / "a.png")
+    assert picture_path("link/a.png", folder="") == picture_path(str(tmp_path / "photos/a.png"), folder="x")
+    for name in (" a.png", "a\n.png", "\udcff.png"):
+        with pytest.raises(ValueError, match="rename it"):
+            picture_cell(name, folder=tmp_path)
