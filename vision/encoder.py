@@ -142,8 +142,8 @@ def encoder_from_state(config: VisionConfig, state: Mapping[str, Tensor]) -> Pic
     return encoder
 
 
-def use_attention(encoder: PictureEncoder, attend: AttentionFunction) -> None:
-    """Set the attention function of every block of `encoder`."""
+def use_attention(encoder: nn.Module, attend: AttentionFunction) -> None:
+    """Set the attention function of every block of an encoder, or of a part of it."""
     for module in encoder.modules():
         if isinstance(module, SelfAttention):
             module.attend = attend

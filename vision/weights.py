@@ -183,6 +183,12 @@ def visual_tensors(state: Mapping[str, Tensor], *, depth: int) -> dict[str, Tens
     return {theirs: state[ours] for ours, (theirs,) in _QUERY.names(depth).items()}
 
 
+def clip_tensors(state: Mapping[str, Tensor], *, depth: int) -> dict[str, Tensor]:
+    """Inverse of `read_clip`: the state dict of `ClipVisionTower` with OpenAI's names, as adapter files hold it."""
+    found = {theirs: state[ours] for ours, (theirs,) in _OPENAI.names(depth).items()}
+    return found | {"visual.proj": found["visual.proj"].t().contiguous()}
+
+
 def _translate(found: Mapping[str, Tensor], names: Names, *, what: str) -> dict[str, Tensor]:
     """The tensors listed in `names`, and no others, under our names.
 

@@ -31,7 +31,7 @@ from llama_adapter.llm.weights.names import (
 )
 from llama_adapter.runtime.kernels.library import Library
 
-Kind = Literal["queries", "gates", "norms", "biases", "LoRA factors"]
+Kind = Literal["queries", "gates", "norms", "biases", "LoRA factors", "output head"]
 DECODER_KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
 
@@ -64,6 +64,10 @@ def build_decoder(
         module = decoder.get_submodule(place)
         if place == "adapter" or own == "bias":
             continue  # read from the adapter's file below
+        if place == "head" and "output head" in trained:
+            whole = tensor.to(device, torch.float32, copy=True)
+            decoder.register_module("head", AdaptedLinear(whole, bias=None, lora=None))
+            continue
         if isinstance(module, nn.Linear):
             tensor = tensor.to(device, dtype)
             weight: FrozenWeight = tensor
@@ -105,6 +109,8 @@ def kind_of(name: str) -> Kind | None:
     None for parameters that are never trained.
     """
     own = name.rpartition(".")[2]
+    if name in ("head.weight", "output.weight"):
+        return "output head"
     if ".lora_" in name:
         return "LoRA factors"
     if own == "bias":
@@ -180,7 +186,7 @@ def _ours(name: str, rows: Tensor, num_heads: int) -> Tensor:
 def llama_tensors(trainable: TrainableDecoder) -> Iterator[tuple[str, Tensor]]:
     """The tensors of the LLaMA part of the adapter's file, by their names without `llama.`, float32 on the CPU.
 
-    They include all norms. Gates of layers without adapter are zeros.
+    They include all norms, and the output head if it is trained. Gates of layers without adapter are zeros.
     """
     decoder = trainable.decoder
     config, adapter = decoder.config, decoder.adapter
@@ -197,6 +203,9 @@ def llama_tensors(trainable: TrainableDecoder) -> Iterator[tuple[str, Tensor]]:
         for path, parts in PARTS.items():
             yield from _of_linear(block.get_submodule(path), parts, prefix=prefix, num_heads=config.num_heads)
     yield "norm.weight", _file(decoder.norm.weight)
+    head = decoder.head.weight
+    if isinstance(head, Tensor) and head.requires_grad:
+        yield "output.weight", _file(head)
 
 
 def _of_linear(

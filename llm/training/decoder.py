@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder, use_operators
@@ -58,14 +59,19 @@ class TrainableDecoder(nn.Module):
         """
         layout = layout_of(tokens_BS, labels_BS)
         hidden_LD = self._hidden(tokens_BS, visual_query_BQD, layout=layout, kept=layout.labelled_L)
-        loss_L = cross_entropy(hidden_LD, self.decoder.head.weight, layout.target_L)
+        head = self.decoder.head.weight
+        if isinstance(head, Tensor) and head.requires_grad:
+            logits_LV = F.linear(hidden_LD, head.to(hidden_LD.dtype)).float()
+            loss_L = F.cross_entropy(logits_LV, layout.target_L, reduction="none")
+        else:
+            loss_L = cross_entropy(hidden_LD, head, layout.target_L)
         loss_B = torch.zeros(len(tokens_BS), device=loss_L.device).index_add(0, layout.row_L, loss_L)
         return loss_B.sum(), loss_B
 
     def logits(self, tokens_BS: Tensor, visual_query_BQD: Tensor) -> Tensor:
         """Float32 logits (B, S, V) of all positions."""
         hidden_TD = self._hidden(tokens_BS, visual_query_BQD, layout=layout_of(tokens_BS, None), kept=None)
-        return self.decoder.logits(hidden_TD).view(*tokens_BS.shape, -1)
+        return self.decoder.logits(hidden_TD.to(self.decoder.head.weight.dtype)).view(*tokens_BS.shape, -1)
 
     def _hidden(self, tokens_BS: Tensor, visual_query_BQD: Tensor, *, layout: Layout, kept: Tensor | None) -> Tensor:
         """Final hidden states, after the last norm, of the packed tokens `kept`, or of all if it is None."""

@@ -50,6 +50,7 @@ _MATRIX = r"layers\.\d+\.(?:attention\.w[qkvo]|feed_forward\.w[123])"
 _NORM = r"(?:layers\.\d+\.(?:attention|ffn)_norm|norm)"
 _BASE = re.compile(rf"(?:{_MATRIX}|{_NORM}|tok_embeddings|output)\.weight")
 _CHAT = re.compile(rf"({_MATRIX})_(bias|scale)")  # of every linear layer: added to its outputs, multiplies its inputs
+HEAD = "output.weight"
 _MEANING = "the file is damaged, or belongs to another version of the adapter"
 
 
@@ -231,8 +232,10 @@ def check_fits(adapter: AdapterFile, llama: LlamaSource) -> None:
     sides = {"D": dim, "F": llama.ffn_dim}
     wanted = _wanted(adapter, sides=sides, num_layers=num_layers, num_heads=llama.num_heads)
     base = llama_shapes(**sizes_of(llama))
-    if any(name in adapter.llama for name in base if "norm" not in name):
+    if any(name in adapter.llama for name in base if "norm" not in name and name != HEAD):
         wanted |= base
+    elif HEAD in adapter.llama:  # the adapter was trained together with the output head
+        wanted[HEAD] = base[HEAD]
     what = f"The LLaMA part of the adapter `{adapter.name}`"
     # Gates of layers without adapter have no effect and are optional.
     idle = [f"layers.{layer}.attention.gate" for layer in range(num_layers - adapter.num_adapter_layers)]

@@ -14,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from llama_adapter.app.learning.training.muon import Muon
+
 CHECKPOINT_EVERY_S = 60.0
 REPORT_EVERY_S = 20.0
 CURVE_EVERY = 25  # steps
@@ -32,41 +34,6 @@ def autocast() -> torch.autocast:
     return torch.autocast("cpu", dtype=torch.bfloat16, enabled=fast_type() is torch.bfloat16)
 
 
-class Muon(torch.optim.Optimizer):
-    """Muon (Jordan et al., 2024) with updates scaled to AdamW's size.
-
-    It computes in `fast_type`; torch's Muon uses bfloat16.
-    """
-
-    def __init__(self, params: Any, *, momentum: float = 0.95, weight_decay: float = 0.01) -> None:
-        super().__init__(params, {"lr": 0.0, "momentum": momentum, "weight_decay": weight_decay})
-
-    @torch.no_grad()
-    def step(self) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is None:
-                    continue
-                state = self.state[weight]
-                if not state:
-                    state["momentum_buffer"] = torch.zeros_like(weight)
-                mean = state["momentum_buffer"].lerp_(weight.grad, 1 - group["momentum"])
-                update = _orthogonal(weight.grad.lerp(mean, group["momentum"]))
-                weight.mul_(1 - group["lr"] * group["weight_decay"])
-                weight.add_(update, alpha=-group["lr"] * 0.2 * max(weight.shape) ** 0.5)
-
-
-def _orthogonal(matrix: Tensor, *, steps: int = 5) -> Tensor:
-    """The nearest matrix whose singular values are about 1, by Newton-Schulz iterations."""
-    x = matrix.to(fast_type())
-    x = x.T if len(matrix) > matrix.shape[1] else x
-    x = x / x.norm().clamp(min=1e-7)
-    for _ in range(steps):
-        gram = x @ x.T
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=-4.7750, alpha=2.0315), x, beta=3.4445)
-    return x.T if len(matrix) > matrix.shape[1] else x
-
-
 def is_hidden(name: str, weight: Tensor) -> bool:
     """Whether a parameter is a matrix inside a transformer block."""
     return ("blocks." in name or "layers." in name) and name.endswith("weight") and weight.ndim == 2
@@ -80,7 +47,11 @@ class Optimizers:
         others = [weight for name, weight in named if not is_hidden(name, weight)]
         self._optimizers: tuple[torch.optim.Optimizer, ...] = (
             torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.01),
-            Muon(weight for name, weight in named if is_hidden(name, weight)),
+            Muon(
+                {f"{number}": weight for number, (name, weight) in enumerate(named) if is_hidden(name, weight)},
+                weight_decay=0.01,
+                dtype=fast_type(),
+            ),
         )
         self._weights = [weight for _, weight in named]
         self._rates = (lr, 2 * lr)

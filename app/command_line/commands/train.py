@@ -22,7 +22,7 @@ def add_train(commands: Any) -> None:
 
 
 def _declare(train: Parser) -> None:
-    defaults = fields_of(_OPTIMISATION, _JOB, _CHOICE) | {"sets": ",".join(_CHOICE.sets), "visual_heads": None}
+    defaults = fields_of(_OPTIMISATION, _JOB, _CHOICE) | {"visual_heads": None}
     texts = {
         "sets": "; ".join(f"{name}: {', '.join(kinds)}" for name, kinds in KINDS.items()),
         "rates": ", ".join(f"{kind} {rate:g}" for kind, rate in LEARNING_RATES.items()),

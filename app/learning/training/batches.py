@@ -141,8 +141,11 @@ class Encodings:
         """`nothing` (1, T, C) is for rows without a picture. Both are None if the model sees no pictures."""
         self._cache, self._nothing = cache, nothing
 
-    def of(self, examples: Sequence[TrainExample]) -> Tensor | None:
-        """Encodings (B, T, C), or (1, T, C) if no row has a picture; None if the model sees no pictures."""
+    def of(self, examples: Sequence[TrainExample], *, random: torch.Generator | None = None) -> Tensor | None:
+        """Encodings (B, T, C), or (1, T, C) if no row has a picture; None if the model sees no pictures.
+
+        With `random`, for training, subclasses give a changed form of each picture.
+        """
         if self._cache is None or self._nothing is None:
             return None
         if not any(one.has_picture for one in examples):
@@ -155,7 +158,13 @@ class Feeder:
     """Makes the parts of one step ahead, in a thread, while the device computes the step before it."""
 
     def __init__(
-        self, job: TrainJob, examples: Sequence[TrainExample], *, encodings: Encodings, rows: int, ranks: OneRank
+        self,
+        job: TrainJob,
+        examples: Sequence[TrainExample],
+        *,
+        encodings: Encodings,
+        rows: int,
+        ranks: OneRank,
     ) -> None:
         """A part has at most `rows` rows."""
         self._examples, self._encodings, self._rows, self._ranks, self._seed = (
@@ -196,4 +205,5 @@ class Feeder:
             rank=self._ranks.rank,
             num_ranks=self._ranks.size,
         )
-        return tuple((part, self._encodings.of(part.examples)) for part in parts)
+        random = torch.Generator().manual_seed((self._seed << 32) + step * self._ranks.size + self._ranks.rank)
+        return tuple((part, self._encodings.of(part.examples, random=random)) for part in parts)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from llama_adapter.app.jobs.progress import Progress
+from llama_adapter.app.learning.training.augmentation import ChangedPixels
 from llama_adapter.app.learning.training.batches import Encodings
 from llama_adapter.app.learning.training.cache import (
     EncodedCache,
@@ -104,4 +105,5 @@ def encode_all(
     for line in check_unreadable(unreadable, num_pictures=num_pictures, most=job.most_unreadable):
         if ranks.is_first:
             say(line)
-    return Encodings(cache, nothing), unreadable
+    kind = ChangedPixels if model.encodes == "pixels" else Encodings
+    return kind(cache, nothing), unreadable

@@ -11,7 +11,7 @@ from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.given import require_least
 from llama_adapter.vision.config import QueryConfig
 
-ParameterSet = Literal["bias", "lora", "adapter", "visual"]
+ParameterSet = Literal["bias", "lora", "adapter", "visual", "vision", "head"]
 
 # Set -> the kinds of parameters in it.
 KINDS: dict[ParameterSet, tuple[str, ...]] = {
@@ -19,6 +19,8 @@ KINDS: dict[ParameterSet, tuple[str, ...]] = {
     "lora": ("LoRA factors",),
     "adapter": ("queries", "gates"),
     "visual": ("visual blocks",),
+    "vision": ("visual blocks", "picture tower"),
+    "head": ("output head",),
 }
 _MOST_RANK = 1024
 
@@ -31,7 +33,7 @@ class TrainingChoice:
     Raises UsageError for values out of range.
     """
 
-    sets: tuple[ParameterSet, ...] = ("bias",)
+    sets: tuple[ParameterSet, ...] | None = None  # None: a run chooses by model and data, see `with_sets`
     lora_rank: int = 16  # rank of new factors; factors of a file keep their rank
     clip: str | None = None  # path; if None, a LLaMA without adapter gets one for texts, as in LLaMA-Adapter V1
     num_queries: int = 10  # per adapter layer
@@ -41,8 +43,8 @@ class TrainingChoice:
     visual_heads: int = 16
 
     def __post_init__(self) -> None:
-        unknown = [name for name in self.sets if name not in get_args(ParameterSet)]
-        if unknown or not self.sets:
+        unknown = [name for name in self.sets or () if name not in get_args(ParameterSet)]
+        if unknown or self.sets == ():
             known, found = ", ".join(get_args(ParameterSet)), ", ".join(unknown) or "none"
             raise UsageError(f"What is trained must be some of {known}, got {found}")
         for name in ("lora_rank", "num_queries", "visual_width", "visual_depth", "visual_heads"):
@@ -71,7 +73,12 @@ class TrainingChoice:
     @property
     def kinds(self) -> frozenset[str]:
         """The kinds of parameters that are trained."""
-        return frozenset(kind for name in self.sets for kind in KINDS[name])
+        return frozenset(kind for name in self.known_sets for kind in KINDS[name])
+
+    @property
+    def known_sets(self) -> tuple[ParameterSet, ...]:
+        """The sets, which the run has chosen if they were not given: `bias` before that."""
+        return ("bias",) if self.sets is None else self.sets
 
 
 Parallel = Literal["ddp", "fsdp"]  # how ranks share the work
@@ -85,9 +92,12 @@ LEARNING_RATES: Final[Mapping[str, float]] = {
     "biases": 1.5e-3,
     "LoRA factors": 3e-4,
     "visual blocks": 1.5e-4,
+    "picture tower": 5e-5,
+    "output head": 5e-4,
 }
 _WIDTH = 4096
-_LEAST_STEPS, _FEWEST_EPOCHS, _MOST_EPOCHS = 300, 3, 200
+_FEWEST_EPOCHS, _MOST_EPOCHS = 3, 200
+_STEPS_OVER_TRAINED_EYE = 120  # its visual queries are clear, so the decoder needs fewer steps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,11 +105,13 @@ class Optimisation:
     """Parameters of the optimisation. None means a default that depends on the sets of parameters or on the data."""
 
     epochs: float | None = None  # passes over the training examples
+    least_steps: int = 300  # if `epochs` is None
     batch_size: int = 16  # examples per step, over all ranks
     rows: int | None = None  # examples that a device computes at once; None: the batch divided by the number of ranks
     lr: float | None = None  # peak learning rate
     warmup: float = 0.05  # share of the steps in which the rate rises from 0 to its peak
     final_lr: float = 0.0  # rate at the last step, as a share of the peak
+    tower_epochs: int | None = None  # passes in which a small picture tower learns classes; None: by their number
     weight_decay: float = 0.02
     max_norm: float = 1.0  # gradients with a larger norm are clipped to it; 0: no clipping
     skip: int = 10  # the run fails after more than this many steps whose loss or gradient is not finite
@@ -128,11 +140,11 @@ class Optimisation:
         return min(self.batch_size, num_examples)
 
     def num_steps(self, num_examples: int) -> int:
-        """Steps of the whole run. By default 3 epochs, or more epochs if 3 are fewer than 300 steps."""
+        """Steps of the whole run. By default 3 epochs, or more if these are fewer than `least_steps`."""
         each = math.ceil(num_examples / self.batch_size)
         if self.epochs is not None:
             return max(1, round(self.epochs * each))
-        return each * min(max(math.ceil(_LEAST_STEPS / each), _FEWEST_EPOCHS), _MOST_EPOCHS)
+        return each * min(max(math.ceil(self.least_steps / each), _FEWEST_EPOCHS), _MOST_EPOCHS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -210,6 +222,17 @@ class TrainJob:
     def rate_factor(self, kind: str) -> float:
         """Factor on the learning rate for a kind of parameters: 1 for the kind with the highest rate."""
         return LEARNING_RATES[kind] / max(LEARNING_RATES[one] for one in self.choice.kinds)
+
+    def with_sets(self, *, learns_tower: bool) -> "TrainJob":
+        """The job with its sets chosen if they were not given: `bias`, and `vision` and `head` if the tower learns."""
+        if self.choice.sets is not None:
+            return self
+        sets: tuple[ParameterSet, ...] = ("bias", "vision", "head") if learns_tower else ("bias",)
+        return replace(self, choice=replace(self.choice, sets=sets))
+
+    def with_trained_eye(self) -> "TrainJob":
+        """The job if the encoder is trained before the other parameters: these then need fewer steps."""
+        return replace(self, optimisation=replace(self.optimisation, least_steps=_STEPS_OVER_TRAINED_EYE))
 
     def with_rate(self, *, width: int) -> "TrainJob":
         """The job with its learning rate set, for a LLaMA of this width."""

@@ -31,11 +31,12 @@ from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.kernels.library import Library
 from llama_adapter.vision.block import plain_attention
 from llama_adapter.vision.config import VisionConfig
-from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
+from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state, use_attention
 from llama_adapter.vision.pixels import zero_picture
-from llama_adapter.vision.weights import build_vision, visual_tensors
+from llama_adapter.vision.weights import build_vision, clip_tensors, read_clip, visual_tensors
 
-_VISUAL = "visual blocks"
+_VISUAL, _TOWER = "visual blocks", "picture tower"
+_CLIP = "clip."  # prefix of the picture tower's names, here and in an adapter's file
 # Released files have these tensors in float16. Tensors of the file that a training starts from keep their dtype.
 _HALF = (".gate", ".new_gate", "_l1.weight", "_l2.weight")
 
@@ -60,13 +61,13 @@ def open_trainable(
     if not sources.adapter.sees_pictures and choice.kinds - {"queries", "gates"}:
         raise UsageError(
             "An adapter for texts has adaption prompts and gates only, but the sets to train are "
-            f"{', '.join(choice.sets)}",
+            f"{', '.join(choice.known_sets)}",
             hint="train `adapter`, or name a CLIP as --clip for an adapter that sees pictures",
         )
     if sources.adapter.name == NEW_ADAPTER and "gates" not in choice.kinds:
         raise UsageError(
-            f"The gates of a new adapter are closed and {', '.join(choice.sets)} does not train them, so pictures "
-            "would have no effect",
+            f"The gates of a new adapter are closed and {', '.join(choice.known_sets)} does not train them, so "
+            "pictures would have no effect",
             hint="train `bias` or `adapter` too",
         )
     return TrainableModel(sources, choice, dtype=dtype, device=torch.device(device), seed=seed, kernels=kernels)
@@ -91,6 +92,7 @@ class TrainableModel(nn.Module):
         """Made by `open_trainable`."""
         super().__init__()
         self.sources, self.choice = sources, choice
+        self.is_eye_trained = False  # see `freeze_vision`
         self.questions = sources.questions  # a run replaces them by those that it learned
         self.tokenizer: Tokenizer = sources.tokenizer
         adapter, vocab_size = sources.adapter, sources.tokenizer.vocab_size
@@ -112,33 +114,37 @@ class TrainableModel(nn.Module):
         if adapter.sees_pictures:
             self.vision_config, state = _vision(sources, adapter, dtype=dtype)
             check_halves(self.vision_config, planned, adapter=adapter.name)
-            if _VISUAL in choice.kinds:
-                own = {name: value.float().clone() for name, value in state.items() if name.startswith("query.")}
-                state |= own
+            trained = {"query": _VISUAL in choice.kinds, "clip": _TOWER in choice.kinds}
+            state |= {name: value.float().clone() for name, value in state.items() if trained[name.partition(".")[0]]}
             self.vision = encoder_from_state(self.vision_config, {k: v.to(device) for k, v in state.items()})
             self.vision.mean, self.vision.std = self.vision.mean.to(device), self.vision.std.to(device)
-            self.vision.query.requires_grad_(_VISUAL in choice.kinds)
-            if _VISUAL in choice.kinds and device.type == "cpu":
-                for block in self.vision.query.blocks:
-                    block.attention.attend = plain_attention  # type: ignore[union-attr]
+            for part, is_trained in trained.items():
+                module = self.vision.get_submodule(part).requires_grad_(is_trained)
+                if is_trained and device.type == "cpu":
+                    use_attention(module, plain_attention)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Messages to the user about the model that the training starts from."""
         notes = self.sources.notes
         rank = _rank(self.sources.adapter)
-        if "lora" in self.choice.sets and rank not in (0, self.choice.lora_rank):
+        if "lora" in self.choice.known_sets and rank not in (0, self.choice.lora_rank):
             notes += (f"the LoRA factors of `{self.sources.adapter.name}` have rank {rank}, and keep it",)
         return notes
 
     @property
-    def encodes(self) -> Literal["features", "visual_query", "nothing"]:
-        """What `encode` returns: CLIP's features if the visual blocks are trained, otherwise the visual query.
+    def encodes(self) -> Literal["pixels", "features", "visual_query", "nothing"]:
+        """What `encode` returns: what the first trained part of the encoder reads, or the visual query.
 
-        "nothing" for an adapter for texts.
+        These are pixels if the picture tower is trained, and CLIP's features if only the visual blocks are. "nothing"
+        for an adapter for texts.
         """
         if self.vision is None:
             return "nothing"
+        if self.is_eye_trained:
+            return "visual_query"
+        if _TOWER in self.choice.kinds:
+            return "pixels"
         return "features" if _VISUAL in self.choice.kinds else "visual_query"
 
     @property
@@ -160,7 +166,7 @@ class TrainableModel(nn.Module):
     def encoder_digest(self) -> str:
         """SHA-256 over the frozen weights, dtype and sizes that `encode` uses."""
         digest = hashlib.sha256(json.dumps([self.encodes, str(self.dtype), self.vision_config.to_dict()]).encode())
-        state = {} if self.vision is None else self.vision.state_dict()
+        state = {} if self.vision is None or self.encodes == "pixels" else self.vision.state_dict()
         for name in sorted(state):
             if self.encodes == "visual_query" or not name.startswith("query."):
                 digest.update(name.encode())
@@ -171,11 +177,13 @@ class TrainableModel(nn.Module):
     def encode(self, pixels_BHWC: Tensor) -> Tensor:
         """RGB pixels uint8 (B, S, S, 3) -> CLIP's features (B, T, C) or the visual query (B, Q, D), see `encodes`.
 
-        The result has no gradients, and has the dtype and device of the frozen weights. Raises ValueError for an
-        adapter for texts.
+        The result has no gradients, and has the dtype and device of the frozen weights. Pixels stay as they are. Raises
+        ValueError for an adapter for texts.
         """
         if self.vision is None:
             raise ValueError("an adapter for texts encodes no pictures")
+        if self.encodes == "pixels":
+            return pixels_BHWC.round().to(torch.uint8)
         pixels_BHWC = pixels_BHWC.to(self.device)
         compute = self.vision.features if self.encodes == "features" else self.vision
         encoded: Tensor = compute(pixels_BHWC)
@@ -196,36 +204,49 @@ class TrainableModel(nn.Module):
         labels at t + 1; label 0 has no loss. `encoded` is the result of `encode`, with a row for each row of tokens or
         one row for all; None for an adapter for texts.
         """
-        loss, loss_B = self.decoder(tokens_BS, labels_BS, self._visual_query(encoded))
+        loss, loss_B = self.decoder(tokens_BS, labels_BS, self.visual_query(encoded))
         return loss, loss_B
 
     @torch.no_grad()
     def logits(self, tokens_BS: Tensor, encoded: Tensor | None) -> Tensor:
         """Float32 logits (B, S, V) of all positions, without gradients."""
-        return self.decoder.logits(tokens_BS, self._visual_query(encoded))
+        return self.decoder.logits(tokens_BS, self.visual_query(encoded))
 
-    def _visual_query(self, encoded: Tensor | None) -> Tensor:
+    def visual_query(self, encoded: Tensor | None) -> Tensor:
+        """Result of `encode` -> visual query (B, Q, D), zeros for an adapter for texts."""
         config = self.decoder_config
         if self.vision is None:
             return torch.zeros(1, config.num_queries, config.dim, dtype=self.dtype, device=self.device)
         if encoded is None:
             raise ValueError("a model that sees pictures needs `encoded`, for texts alone `encode_nothing()`")
+        if self.encodes == "pixels":
+            pixels_BCSS = self.vision.normalise(encoded.to(self.device)).to(self.dtype)
+            encoded = in_dtype_of(pixels_BCSS, self.vision.clip)
         encoded = encoded.to(self.device, self.dtype)
         if self.encodes == "visual_query":
             return encoded
-        return visual_query(self.vision.query, encoded)
+        return in_dtype_of(encoded, self.vision.query)
+
+    def freeze_vision(self) -> None:
+        """Train the encoder no further. Its weights are still part of the adapter's file."""
+        assert self.vision is not None, "the model sees pictures"
+        self.vision.requires_grad_(False)
+        self.is_eye_trained = True
 
     def trained(self) -> dict[str, nn.Parameter]:
         """Name -> parameter that requires gradients. The names are stable: checkpoints use them."""
         named = dict(self.decoder.decoder.named_parameters())
         if self.vision is not None:
             named |= {f"visual.{name}": one for name, one in self.vision.query.named_parameters()}
+            named |= {f"{_CLIP}{name}": one for name, one in self.vision.clip.named_parameters()}
         return {name: parameter for name, parameter in named.items() if parameter.requires_grad}
 
     def no_decay(self) -> set[str]:
         """Names in `trained` without weight decay: norms, biases, gates and queries."""
         return {
-            name for name, weight in self.trained().items() if weight.ndim < 2 or name.endswith(("queries", "gate"))
+            name
+            for name, weight in self.trained().items()
+            if weight.ndim < 2 or name.endswith(("queries", "gate", "position_embedding"))
         }
 
     def counts(self) -> dict[str, int]:
@@ -237,6 +258,8 @@ class TrainableModel(nn.Module):
 
     def kind_of(self, name: str) -> str:
         """The kind of a parameter of `trained`."""
+        if name.startswith(_CLIP):
+            return _TOWER
         return _VISUAL if name.startswith("visual.") else str(kind_of(name))
 
     def adapter_tensors(self) -> dict[str, Tensor]:
@@ -259,6 +282,11 @@ class TrainableModel(nn.Module):
             state = self.vision.query.state_dict()
             for name, tensor in visual_tensors(state, depth=self.vision_config.query.depth).items():
                 found[name] = tensor.to("cpu", sources.adapter.visual[name].dtype, copy=True)
+        if self.vision is not None and _TOWER in kinds:
+            found = {name: tensor for name, tensor in found.items() if not name.startswith(_CLIP)}
+            state = self.vision.clip.state_dict()
+            for name, tensor in clip_tensors(state, depth=self.vision_config.clip.num_layers).items():
+                found[f"{_CLIP}{name}"] = tensor.to("cpu", torch.float32, copy=True)
         if sources.has_adapter_file:
             return found
         return {name: tensor.to(_released_type(name)) for name, tensor in found.items()}
@@ -319,12 +347,11 @@ class TrainableModel(nn.Module):
         return model, decoder_tensors(config, source=llama, adapter=adapter, dtype=chosen)
 
 
-def visual_query(blocks: nn.Module, features_BTC: Tensor) -> Tensor:
-    """The visual query (B, Q, D) of float32 blocks, computed in the dtype of the features."""
-    dtype = features_BTC.dtype
-    cast = {} if dtype == torch.float32 else {name: one.to(dtype) for name, one in blocks.named_parameters()}
-    visual_query_BQD: Tensor = torch.func.functional_call(blocks, cast, (features_BTC,))
-    return visual_query_BQD
+def in_dtype_of(x: Tensor, module: nn.Module) -> Tensor:
+    """The result of a module with float32 weights for `x`, computed in the dtype of `x`."""
+    cast = {} if x.dtype == torch.float32 else {name: one.to(x.dtype) for name, one in module.named_parameters()}
+    computed: Tensor = torch.func.functional_call(module, cast, (x,))
+    return computed
 
 
 def _vision(
@@ -333,7 +360,7 @@ def _vision(
     return build_vision(
         adapter.visual,
         name=adapter.name,
-        clip=sources.clip,
+        clip=read_clip(adapter.clip, name=adapter.name) if adapter.clip else sources.clip,
         visual_heads=sources.visual_heads,
         channel_order=sources.channel_order,
         dtype=dtype,

@@ -4,7 +4,7 @@
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_iter, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from llama_adapter.app.learning.training.job import Parallel
-from llama_adapter.app.learning.training.model import visual_query
+from llama_adapter.app.learning.training.model import in_dtype_of
 from llama_adapter.app.models.sketch import expected_forms, sketch
 from llama_adapter.llm.config import DecoderConfig, EngineConfig
 from llama_adapter.llm.load import planner_of
@@ -26,11 +26,12 @@ from llama_adapter.runtime.errors import TooLittleMemoryError
 from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.vision.block import plain_attention
 from llama_adapter.vision.config import VisionConfig
-from llama_adapter.vision.encoder import PictureEncoder, VisualQueryBlocks, use_attention
+from llama_adapter.vision.encoder import PictureEncoder, use_attention
 
 ENCODED_TOGETHER: Final = 16  # pictures in a batch of the encoder
 SCORED_ROWS: Final = 8  # rows of the captioner that answers examples for scores
-_VISUAL: Final = "visual blocks"
+_VISUAL, _TOWER = "visual blocks", "picture tower"
+_PARTS: Final = {_VISUAL: "query", _TOWER: "clip"}  # kind -> the part of the encoder
 MOMENTS: Final = 2  # AdamW's moments for each trained scalar
 # How often an array of the size of all trained parameters is read or written: norm, clipping, update (fused on a CPU).
 _PASSES: Final = {"cpu": 10}
@@ -103,12 +104,11 @@ def plan_steps(shapes: Shapes, *, num_ranks: int, kinds: Sequence[Parallel]) -> 
         device_type=shapes.device_type,
     )
     decoder.checkpoint_layers = shapes.checkpointing
-    has_visual = _VISUAL in shapes.kinds and shapes.vision is not None
-    query = _query(shapes) if has_visual else None
-    frozen = _bytes(decoder, trained=False) + _buffers(decoder) + _vision_bytes(shapes, is_query_trained=has_visual)
-    trained = _bytes(decoder, trained=True) + (0 if query is None else _bytes(query, trained=True))
-    counted = _computed(decoder, query, shapes)
-    largest = max(one.nbytes for one in (*decoder.parameters(), *(() if query is None else query.parameters())))
+    encoder = _encoder(shapes)
+    frozen = _bytes(decoder, trained=False) + _buffers(decoder) + _vision_bytes(shapes, trained=shapes.kinds)
+    trained = _bytes(decoder, trained=True) + (0 if encoder is None else _bytes(encoder, trained=True))
+    counted = _computed(decoder, encoder, shapes)
+    largest = max(one.nbytes for one in (*decoder.parameters(), *(() if encoder is None else encoder.parameters())))
     if shapes.device_type == "cpu":
         frozen += trained  # the initial adapter is kept in host memory
     encoding, scoring = _encoding_bytes(shapes), _scoring_bytes(shapes) if shapes.is_scored else 0
@@ -178,12 +178,16 @@ def require_memory(plan: StepPlan, *, free: int | None, device: str) -> None:
     )
 
 
-def _query(shapes: Shapes) -> VisualQueryBlocks:
-    assert shapes.vision is not None, "the model sees pictures"
+def _encoder(shapes: Shapes) -> PictureEncoder | None:
+    """The encoder if a part of it is trained."""
+    if shapes.vision is None or not shapes.kinds & _PARTS.keys():
+        return None
     with torch.device("meta"):
         encoder = PictureEncoder(shapes.vision)
+    for kind, name in _PARTS.items():
+        encoder.get_submodule(name).requires_grad_(kind in shapes.kinds)
     use_attention(encoder, plain_attention if shapes.device_type == "cpu" else attend_fused)
-    return encoder.query
+    return encoder
 
 
 class _Counted(NamedTuple):
@@ -195,11 +199,11 @@ class _Counted(NamedTuple):
     traffic: int
 
 
-def _computed(decoder: nn.Module, query: VisualQueryBlocks | None, shapes: Shapes) -> _Counted:
+def _computed(decoder: nn.Module, encoder: PictureEncoder | None, shapes: Shapes) -> _Counted:
     """Memory and work of the forward and backward pass of one part of a step."""
     if shapes.rows > _COUNTED_ROWS:
         half, whole = (
-            _computed(decoder, query, dataclasses.replace(shapes, rows=rows))
+            _computed(decoder, encoder, dataclasses.replace(shapes, rows=rows))
             for rows in (_COUNTED_ROWS // 2, _COUNTED_ROWS)
         )
         times = (shapes.rows - _COUNTED_ROWS) / (_COUNTED_ROWS // 2)
@@ -209,13 +213,18 @@ def _computed(decoder: nn.Module, query: VisualQueryBlocks | None, shapes: Shape
     labels_BS = tokens_BS.clone()
     labels_BS[:, : shapes.tokens - shapes.labels] = 0
     visual_query_BQD: Tensor = torch.empty(rows, config.num_queries, config.dim, dtype=shapes.dtype, device="meta")
-    features = None
-    if query is not None and shapes.vision is not None:
+    encoded: Tensor | None = None
+    if encoder is not None and shapes.vision is not None:
         clip = shapes.vision.clip
-        features = torch.empty(rows, clip.num_patches + 1, clip.output_dim, dtype=shapes.dtype, device="meta")
+        sizes = (clip.num_patches + 1, clip.output_dim)
+        if _TOWER in shapes.kinds:
+            sizes = (3 * clip.image_size, clip.image_size)
+        encoded = torch.empty(rows, *sizes, dtype=shapes.dtype, device="meta")
     with MetaCounter(frozen_weights(decoder)) as counter:
-        if query is not None and features is not None:
-            visual_query_BQD = visual_query(query, features)
+        if encoder is not None and encoded is not None:
+            if _TOWER in shapes.kinds:
+                encoded = in_dtype_of(encoded.view(rows, 3, sizes[1], sizes[1]), encoder.clip)
+            visual_query_BQD = in_dtype_of(encoded, encoder.query)
         loss, _ = decoder(tokens_BS, labels_BS, visual_query_BQD)
         loss.backward()
     flops = counter.flops
@@ -227,7 +236,7 @@ def _computed(decoder: nn.Module, query: VisualQueryBlocks | None, shapes: Shape
 
 def _encoding_bytes(shapes: Shapes) -> int:
     """Peak bytes while pictures are encoded, without weights."""
-    if shapes.vision is None:
+    if shapes.vision is None or _TOWER in shapes.kinds:
         return 0
     with torch.device("meta"):
         encoder = PictureEncoder(shapes.vision).to(shapes.dtype)
@@ -244,17 +253,18 @@ def _scoring_bytes(shapes: Shapes) -> int:
     sizes = {name: form.num_bytes for name, form in forms.items()}
     config = EngineConfig(decoder=shapes.decoder, dtype=shapes.dtype, num_slots=SCORED_ROWS)
     planned = planner_of(config, forms, sizes, padding=1, reserved=0)(SCORED_ROWS)
-    return planned.total + _vision_bytes(shapes, is_query_trained=False)
+    return planned.total + _vision_bytes(shapes, trained=())
 
 
-def _vision_bytes(shapes: Shapes, *, is_query_trained: bool) -> int:
-    """Bytes of the encoder's frozen weights: without the visual blocks if these are trained."""
+def _vision_bytes(shapes: Shapes, *, trained: Collection[str]) -> int:
+    """Bytes of the encoder's frozen weights, if the kinds `trained` are not frozen."""
     if shapes.vision is None:
         return 0
+    parts = {_PARTS[kind] for kind in trained if kind in _PARTS}
     return sum(
         tensor.numel() * shapes.dtype.itemsize
         for name, tensor in sketch(shapes.vision).state_dict().items()
-        if not (is_query_trained and name.startswith("query."))
+        if name.partition(".")[0] not in parts
     )
 
 

@@ -175,7 +175,7 @@ def _lines(
     yield f"{model.name}: width {config.dim}, {layers}"
     again = ", activations computed twice" if job.checkpointing else ""
     yield (
-        f"training {','.join(job.choice.sets)} in {dtype_name(shapes.dtype)}{again}: {batch} examples a step, of "
+        f"training {','.join(job.choice.known_sets)} in {dtype_name(shapes.dtype)}{again}: {batch} examples a step, of "
         f"{shapes.tokens} tokens each"
     )
     source = "as measured here" if is_measured else "as given"

@@ -29,6 +29,7 @@ from llama_adapter.app.learning.training.plan import MOMENTS
 from llama_adapter.app.learning.training.prepare import TEST, TRAIN, VALIDATION, TrainingData
 from llama_adapter.app.learning.training.run_log import LOG, draw_curves, read_log
 from llama_adapter.app.learning.training.scoring import all_scores, answered
+from llama_adapter.app.learning.training.yardstick import Yardstick
 from llama_adapter.app.models.bundle import check_target, save_bundle
 from llama_adapter.app.models.bundle_manifest import read_manifest
 from llama_adapter.app.models.checkpoints import QUESTION_KEYS
@@ -44,6 +45,7 @@ from llama_adapter.runtime.json_object import read_object
 from llama_adapter.runtime.settings.shown import format_settings
 from llama_adapter.runtime.terminal.stderr_lines import say
 from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS, shown_name
+from llama_adapter.vision.out_of_distribution import OodDetector
 
 CARD, CURVES, BUNDLE, DATA, SETTINGS = "card.md", "curves.png", "bundle", "data.json", "settings.yaml"
 _V1 = re.compile(r"adapter_query\.weight|layers\.\d+\.attention\.gate")
@@ -123,13 +125,16 @@ def _size(place: Path) -> int:
     return sum(path.stat().st_size for path in paths if path.is_file())
 
 
-def write_model(job: TrainJob, model: TrainableModel) -> Path | None:
-    """Write the adapter's file, and a bundle if the job wants one; returns the bundle's folder. Raises OSError."""
+def write_model(job: TrainJob, model: TrainableModel, *, detector: OodDetector | None) -> Path | None:
+    """Write the adapter's file, and a bundle if the job wants one; returns the bundle's folder. Raises OSError.
+
+    The bundle gets `detector`, which marks pictures unlike those of the training.
+    """
     write_adapter(model, job.out)
     if (dtype := _bundle_dtype(job, model)) is None:
         return None
     loaded, tensors = model.loaded_model(dtype)
-    loaded = dataclasses.replace(loaded, name=Path(job.out).stem)
+    loaded = dataclasses.replace(loaded, name=Path(job.out).stem, ood_detector=detector)
     save_bundle(job.folder / BUNDLE, model=loaded, decoder_tensors=tensors, overwrite=True)
     return job.folder / BUNDLE
 
@@ -199,6 +204,8 @@ def write_card(
     scores: Sequence[Scores],
     unscored: str,
     memory: str,
+    yardstick: Yardstick | None,
+    verdict: str | None,
     bundle: Path | None,
 ) -> None:
     """Write `card.md`: the base model, the data, the settings and the scores of the adapter.
@@ -220,6 +227,8 @@ def write_card(
         trained=f"{sum(counts.values()):,}: {trained}",
         unreadable=unreadable,
         memory=memory,
+        yardstick=yardstick,
+        verdict=verdict,
         reports=[_nested(as_markdown(one)) for one in scores],
         unscored=unscored,
     )

@@ -11,6 +11,7 @@ import torch
 
 from llama_adapter.app.learning.scores.scoring import Scores
 from llama_adapter.app.learning.training.asking import Asker, learned_questions
+from llama_adapter.app.learning.training.baseline import familiarity_of, yardstick_of
 from llama_adapter.app.learning.training.batches import Encodings, Feeder
 from llama_adapter.app.learning.training.cache import Unreadable
 from llama_adapter.app.learning.training.checkpoint import (
@@ -23,8 +24,9 @@ from llama_adapter.app.learning.training.checkpoint import (
 )
 from llama_adapter.app.learning.training.distributing import Distributed, Kind
 from llama_adapter.app.learning.training.encoding import encode_all
+from llama_adapter.app.learning.training.eye import EYE, Eye, classes_of, is_small, num_epochs
 from llama_adapter.app.learning.training.job import TrainJob
-from llama_adapter.app.learning.training.loop import Ended, Interruption, Loop, interruptible
+from llama_adapter.app.learning.training.loop import Ended, Interruption, Loop, TrainProgress, interruptible
 from llama_adapter.app.learning.training.model import TrainableModel, open_trainable
 from llama_adapter.app.learning.training.plan import StepPlan, plan_step, require_memory, smaller
 from llama_adapter.app.learning.training.planning import shapes_of, sizes_of
@@ -52,6 +54,7 @@ from llama_adapter.app.learning.training.scoring import (
     captioner_of,
     num_compared,
 )
+from llama_adapter.app.learning.training.yardstick import Yardstick
 from llama_adapter.app.models.bundle_manifest import TOKENIZER, read_configs, read_manifest
 from llama_adapter.app.models.checkpoints import DEFAULT_CONTEXT, find_llama
 from llama_adapter.app.models.models_by_name import bundle_folder
@@ -98,7 +101,7 @@ def _run(job: TrainJob) -> int:
     backend = open_backend(device_name(job.spec.device))
     ranks = meet(backend=backend, timeout_s=job.timeout_s)
     with contextlib.closing(ranks):
-        return _Training(job, backend=backend, ranks=ranks).run(data)
+        return _Training(job, data=data, backend=backend, ranks=ranks).run(data)
 
 
 def model_texts(spec: CaptionerSpec) -> tuple[Tokenizer, int, str]:
@@ -124,7 +127,7 @@ def _check_places(job: TrainJob) -> None:
         raise UsageError(f"Wanted to write a {wanted} `{place}`, and a {got} is there", hint="name another --out")
     if not os.access(out.absolute().parent, os.W_OK):
         raise UsageError(f"The folder of `{job.out}` cannot be written to", hint="name another --out")
-    has_checkpoint = (folder / LAST).is_file()
+    has_checkpoint = (folder / LAST).is_file() or (folder / EYE).is_file()
     if job.resume and not has_checkpoint:
         raise UsageError(
             f"--resume goes on from `{folder / LAST}`, which does not exist", hint="leave --resume out to begin"
@@ -161,12 +164,16 @@ class _Planned(NamedTuple):
 class _Training:
     """A run on this rank, from its data to its results."""
 
-    def __init__(self, job: TrainJob, *, backend: Backend, ranks: OneRank) -> None:
+    def __init__(self, job: TrainJob, *, data: TrainingData, backend: Backend, ranks: OneRank) -> None:
         self._backend, self._ranks = backend, ranks
         self._dtype = run_dtype(job, backend)
         self._kind: Kind = "one" if ranks.size == 1 else job.parallel
         self._sizes = sizes_of(job)
-        self._job = job.with_rate(width=self._sizes.decoder.dim)
+        self._seeing: dict[str, torch.Tensor] | None = None  # a trained encoder, if parameters are divided afterwards
+        learns_tower = is_small(self._sizes.vision) and classes_of(data.train) is not None
+        job = job.with_sets(learns_tower=learns_tower).with_rate(width=self._sizes.decoder.dim)
+        self._has_eye = learns_tower and "picture tower" in job.choice.kinds and num_epochs(job, len(data.train)) > 0
+        self._job = job.with_trained_eye() if self._has_eye else job
 
     def run(self, data: TrainingData) -> int:
         """Train on the data and write the results; returns the exit code."""
@@ -175,7 +182,7 @@ class _Training:
         if job.resume:
             require_same_run(job.folder, run)
         planned = self._planned(data)
-        if job.resume:
+        if job.resume and (job.folder / LAST).is_file():
             require_same_measure(job, read_checkpoint(job.folder / LAST)[1], is_scored=planned.is_scored)
         plan = planned.plan
         self._tell(f"predicted peak memory: {plan.total / 1e9:.2f} GB{' of each device' if ranks.size > 1 else ''}")
@@ -192,9 +199,18 @@ class _Training:
         with terminated_as_interrupted():
             encodings, unreadable = encode_all(job, model, data, ranks=ranks)
         data = data.without({one.digest for one in unreadable if one.digest})
-        distributed = Distributed(model, kind=self._kind, ranks=ranks)
-        self._announce(model, data)
+        yardstick = yardstick_of(model, data, encodings) if ranks.is_first else None
+        for line in yardstick.lines() if yardstick is not None else ():
+            self._tell(line)
         with interruptible(speaks=ranks.is_first) as interruption:
+            seen = self._train_eye(model, data, run=run, encodings=encodings, interruption=interruption)
+            if seen is None:
+                return ExitCode.INTERRUPTED
+            encodings = seen
+            if self._kind == "fsdp" and model.is_eye_trained and model.vision is not None:
+                self._seeing = {name: tensor.cpu().clone() for name, tensor in model.vision.state_dict().items()}
+            distributed = Distributed(model, kind=self._kind, ranks=ranks)
+            self._announce(model, data)
             ended = self._loop(
                 distributed, data, run=run, encodings=encodings, planned=planned, interruption=interruption
             )
@@ -204,7 +220,14 @@ class _Training:
             is_whole = ended.why != "interrupted"
             if ranks.is_first:
                 is_whole &= self._write(
-                    model, data, ended=ended, unreadable=unreadable, memory=memory, interruption=interruption
+                    model,
+                    data,
+                    ended=ended,
+                    unreadable=unreadable,
+                    memory=memory,
+                    encodings=encodings,
+                    yardstick=yardstick,
+                    interruption=interruption,
                 )
             ranks.wait()  # until the files are written
         if not is_whole:
@@ -218,6 +241,38 @@ class _Training:
     def _open(self, device: torch.device | str, *, kernels: Library | None = None) -> TrainableModel:
         job = self._job
         return open_trainable(job.spec, job.choice, dtype=self._dtype, device=device, seed=job.seed, kernels=kernels)
+
+    def _train_eye(
+        self,
+        model: TrainableModel,
+        data: TrainingData,
+        *,
+        run: str,
+        encodings: Encodings,
+        interruption: Interruption,
+    ) -> Encodings | None:
+        """Train a small encoder, if the examples are classes; returns the encodings for the other parameters.
+
+        None if it was asked to end before.
+        """
+        job, ranks, classes = self._job, self._ranks, classes_of(data.train)
+        if not self._has_eye or classes is None:
+            return encodings
+        if ranks.is_first:
+            write_beginning(job, data, run=run)
+        digest = run_digest(job, data)
+        eye = Eye(model, data.train, classes=classes, encodings=encodings, job=job, run=digest, ranks=ranks)
+        if job.resume:
+            eye.resume()
+        progress = TrainProgress(visible=ranks.is_first and not job.quiet, num_steps=eye.num_steps, every=None)
+        self._tell(f"training the picture tower: {eye.num_steps:,} steps")
+        if not eye.train(progress, is_asked_to_end=lambda: interruption.is_asked):
+            self._tell("interrupted while the picture tower is trained; --resume goes on from here")
+            return None
+        if data.validation:
+            right = eye.accuracy(data.validation)
+            self._tell(f"the picture tower tells {right:.1%} of {len(data.validation):,} validation examples apart")
+        return eye.finished(data)
 
     def _planned(self, data: TrainingData) -> _Planned:
         """Raises TooLittleMemoryError."""
@@ -303,7 +358,7 @@ class _Training:
                 ranks=ranks,
                 interruption=interruption,
             )
-            if job.resume:
+            if job.resume and (job.folder / LAST).is_file():
                 loop.resume()
             if ranks.is_first:  # after `resume`, which refuses the folder of another run
                 write_beginning(job, data, run=run)
@@ -317,12 +372,17 @@ class _Training:
         ended: Ended,
         unreadable: list[Unreadable],
         memory: str,
+        encodings: Encodings,
+        yardstick: Yardstick | None,
         interruption: Interruption,
     ) -> bool:
         """Write all results; returns whether the scoring was not interrupted."""
         job, best = self._job, self._job.folder / BEST
         if self._kind == "fsdp":  # parameters are divided, but the adapter is written from whole ones
             model = self._open("cpu")
+            if self._seeing is not None and model.vision is not None:
+                model.vision.load_state_dict(self._seeing)
+                model.freeze_vision()
         own = model.trained()
         tensors, state = read_checkpoint(best)
         check_tensors(tensors, weight_shapes(own), num_steps=state.step, path=best)
@@ -330,7 +390,7 @@ class _Training:
             for name, tensor in weights_of(tensors).items():
                 own[name].copy_(tensor)
         model.questions = learned_questions(data.train, base=model.questions)
-        bundle = write_model(job, model)
+        bundle = write_model(job, model, detector=familiarity_of(model, data, encodings))
         say(f"wrote `{shown_name(job.out)}`" + ("" if bundle is None else f" and `{shown_name(str(bundle))}`"))
         if ended.state.best and ended.state.best_step == 0 < ended.state.step:
             say(
@@ -341,6 +401,8 @@ class _Training:
         if self._kind != "fsdp":
             model.release()  # the captioner needs this memory
         scores, unscored = self._test_scores(spec, data, ended=ended, interruption=interruption)
+        judged = [one for one in scores if yardstick is not None and one.task == yardstick.task]
+        verdict = yardstick.verdict(judged[0].figures[HEADLINES[judged[0].task]]) if judged and yardstick else None
         draw(job)
         write_card(
             job,
@@ -351,8 +413,12 @@ class _Training:
             scores=scores,
             unscored=unscored,
             memory=memory,
+            yardstick=yardstick,
+            verdict=verdict,
             bundle=bundle,
         )
+        if verdict is not None:
+            say(f"warning: {verdict}")
         for one in scores:
             figure = one.figures[HEADLINES[one.task]]
             interval = "" if figure.low is None else f" (95 % interval {figure.low:.3f} to {figure.high:.3f})"

@@ -18,6 +18,7 @@ from llama_adapter.app.learning.training.loop import Ended
 from llama_adapter.app.learning.training.model import TrainableModel, open_trainable
 from llama_adapter.app.learning.training.plan import MOMENTS
 from llama_adapter.app.learning.training.results import CARD, draw, require_disk, write_card, write_model
+from llama_adapter.app.learning.training.yardstick import measure_answers
 from llama_adapter.app.models.bundle import convert
 from llama_adapter.app.models.checkpoints import sources_of
 from llama_adapter.app.models.spec import CaptionerSpec
@@ -48,7 +49,7 @@ def write_results(job: TrainJob, model: TrainableModel, monkeypatch: pytest.Monk
         for _ in range(2):
             write_checkpoint(folder / LAST, weights | moments, LoopState())
             write_checkpoint(folder / BEST, weights, LoopState())
-        write_model(job, model)
+        write_model(job, model, detector=None)
     return max(most)
 
 
@@ -110,16 +111,18 @@ def test_a_card_shows_labels_and_names_as_text(tmp_path: Path, monkeypatch: pyte
         scores=[score(outcomes, model=name)],
         unscored="",
         memory=name,
+        yardstick=measure_answers([labels], [labels]),
+        verdict=name,
         bundle=None,
     )
 
     elements, texts = elements_of((job.folder / CARD).read_text())
     table_elements = {"table", "thead", "tbody", "tr", "th", "td"}
-    assert set(elements) == table_elements | {"h1", "h2", "h3", "h4", "p", "ul", "li", "code"}
+    assert set(elements) == table_elements | {"h1", "h2", "h3", "h4", "p", "ul", "li", "code", "strong"}
     assert elements.count("h1") == 1
     shown = [shown_text(label).strip(" ") for label in labels]
     assert {label: texts.count(label) >= 2 for label in shown} == dict.fromkeys(shown, True)  # an answer and a part
-    assert texts.count(name) == 2  # title and memory
+    assert texts.count(name) == 3  # title, memory and verdict
     assert f"An adapter for {name}, trained with llama-adapter train." in texts
 
 

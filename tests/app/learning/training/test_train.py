@@ -40,7 +40,20 @@ from tests.app.learning.training.pets import draw_pets
 
 pytestmark = pytest.mark.slow
 
-QUICK = ["--score", "loss", "--evaluate-every", "3", "--epochs", "2", "--batch-size", "8", "--lr", "1e-3"]
+QUICK = [
+    "--score",
+    "loss",
+    "--evaluate-every",
+    "3",
+    "--epochs",
+    "2",
+    "--batch-size",
+    "8",
+    "--lr",
+    "1e-3",
+    "--sets",
+    "bias",
+]
 # AdamW's first steps have the same size for a gradient of rounding errors as for any other. With a tiny rate the
 # weights hardly move, so that results computed differently stay comparable.
 STEADY = [*QUICK, "--lr", "1e-7"]
@@ -118,9 +131,7 @@ def test_a_folder_of_two_classes_becomes_an_adapter_that_answers(
     pets: Path, encoded: list[str], tmp_path: Path, run: Run
 ) -> None:
     out = tmp_path / "pets.pth"
-    ran = run(
-        "train", str(pets), "--out", str(out), "--epochs", "40", "--batch-size", "8", "--evaluate-every", "40", *encoded
-    )
+    ran = run(*("train", str(pets), "--out", str(out), "--tower-epochs", "12", "--evaluate-every", "40", *encoded))
     assert ran.code == 0, ran.err
     folder = tmp_path / "pets.training"
     question = "Which of these is it: ring, triangle?"

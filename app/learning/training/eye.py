@@ -1,0 +1,305 @@
+"""Trains a small encoder to tell classes apart, before the decoder learns to name them.
+
+First the picture tower learns: a linear layer on the mean of CLIP's tokens predicts the class of an augmented picture.
+Then the visual blocks learn over the finished tower, with a linear layer on the mean of the visual queries. Both layers
+are thrown away. The decoder is not computed, so the same minutes allow several times as many steps as training through
+it. It learns afterwards from the visual queries of several views of each picture.
+"""
+
+# B pictures, N pictures of all, S pixels a side, P patches, T tokens, C width of CLIP's features, K classes
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from llama_adapter.app.learning.training.asking import TrainExample
+from llama_adapter.app.learning.training.augmentation import Views, augmented
+from llama_adapter.app.learning.training.batches import Encodings
+from llama_adapter.app.learning.training.checkpoint import (
+    WEIGHT,
+    LoopState,
+    check_tensors,
+    other_run,
+    read_checkpoint,
+    write_checkpoint,
+)
+from llama_adapter.app.learning.training.job import TrainJob
+from llama_adapter.app.learning.training.loop import TrainProgress
+from llama_adapter.app.learning.training.model import TrainableModel
+from llama_adapter.app.learning.training.muon import Muon
+from llama_adapter.app.learning.training.prepare import TrainingData
+from llama_adapter.app.learning.training.ranks import OneRank
+from llama_adapter.app.learning.training.stepping import NamedAdamW
+from llama_adapter.vision.config import VisionConfig
+
+EYE = "tower.safetensors"  # its state, in the folder of a run
+_SMALL: Final = 20_000_000  # weights of a tower that is trained by default
+_MOST_CLASSES: Final = 1000
+_BATCH: Final = 32
+_PASSES, _FEWEST_EPOCHS, _MOST_EPOCHS = 16_000, 6, 150  # pictures that a run learns from, each epoch counted
+_MATRIX_RATE, _RATE, _WARMUP = 5e-3, 1e-3, 0.1  # of Muon and AdamW
+_DECAY, _SMOOTHING = 0.05, 0.1
+_BLOCK_SHARE, _FEWEST_BLOCK_STEPS = 0.12, 60  # steps of the visual blocks, as a share of those of the tower
+_VIEWS: Final = 4  # of each training picture, for the decoder
+_SAVE_EVERY_S: Final = 60.0
+_TOGETHER: Final = 64  # pictures encoded at once
+
+
+def is_small(config: VisionConfig | None) -> bool:
+    """Whether a tower has few enough weights to be trained by default: at most 20 million."""
+    if config is None:
+        return False
+    clip = config.clip
+    return 12 * clip.num_layers * clip.width**2 + 3 * clip.width * clip.patch_size**2 <= _SMALL
+
+
+def classes_of(examples: Sequence[TrainExample]) -> tuple[str, ...] | None:
+    """The classes, if the examples are pictures that one question sorts into classes; else None."""
+    first = examples[0].example if examples else None
+    if first is None or first.choices is None or not 2 <= len(first.choices) <= _MOST_CLASSES:
+        return None
+    is_one = all(
+        one.has_picture and one.example.choices == first.choices and one.prompt == examples[0].prompt
+        for one in examples
+    )
+    return first.choices if is_one and len({one.example.answers[0] for one in examples}) > 1 else None
+
+
+def num_epochs(job: TrainJob, num_examples: int) -> int:
+    """Passes over the pictures: `tower_epochs`, or as many as give 16,000 pictures, between 6 and 150."""
+    given = job.optimisation.tower_epochs
+    return min(max(_PASSES // num_examples, _FEWEST_EPOCHS), _MOST_EPOCHS) if given is None else given
+
+
+class _Stage:
+    """Parameters that learn together, for a number of steps: matrices of blocks by Muon, others by AdamW."""
+
+    def __init__(self, parameters: dict[str, nn.Parameter], *, num_steps: int) -> None:
+        self.parameters, self.num_steps = parameters, num_steps
+        matrices = {name: one for name, one in parameters.items() if ".blocks." in name and one.ndim == 2}
+        others = {name: one for name, one in parameters.items() if name not in matrices}
+        is_plain = {name for name, one in others.items() if one.ndim < 2}
+        self._muon = Muon(matrices, weight_decay=_DECAY)
+        self._adamw = NamedAdamW(others, no_decay=is_plain, weight_decay=_DECAY)
+
+    def rate(self, step: int) -> float:
+        """The factor on the learning rates at a step, which counts from 0: it rises, then falls as a cosine."""
+        share = (step + 1) / self.num_steps
+        return min(share / _WARMUP, 1.0) * 0.5 * (1 + math.cos(math.pi * max(0.0, share - _WARMUP) / (1 - _WARMUP)))
+
+    def update(self, step: int, *, max_norm: float) -> None:
+        """Update the parameters by their gradients, and delete these."""
+        nn.utils.clip_grad_norm_(list(self.parameters.values()), max_norm or math.inf)
+        for group in self._muon.param_groups:
+            group["lr"] = _MATRIX_RATE * self.rate(step)
+        self._adamw.set_rate(_RATE * self.rate(step))
+        self._muon.step()
+        self._adamw.torch.step()
+        self._muon.zero_grad(set_to_none=True)
+        self._adamw.zero_grad()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Weights, and the state of the optimisers if there was a step."""
+        weights: dict[str, Tensor] = {f"{WEIGHT}{name}": one.detach() for name, one in self.parameters.items()}
+        return {**weights, **self._muon.named_state(), **self._adamw.state()}
+
+    def shapes(self, *, has_begun: bool) -> dict[str, tuple[int, ...]]:
+        """The names and shapes of `tensors`, before or after the first step."""
+        weights = {f"{WEIGHT}{name}": tuple(one.shape) for name, one in self.parameters.items()}
+        return {**weights, **self._muon.shapes(), **self._adamw.shapes()} if has_begun else weights
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, Tensor], *, has_begun: bool) -> None:
+        """Set weights and optimisers to tensors with these names and shapes."""
+        for name, parameter in self.parameters.items():
+            parameter.copy_(tensors[f"{WEIGHT}{name}"])
+        if has_begun:
+            self._muon.load_named(tensors)
+            self._adamw.load_state(tensors)
+
+
+class Eye:
+    """The encoder in training. All ranks make the same steps together."""
+
+    def __init__(
+        self,
+        model: TrainableModel,
+        examples: Sequence[TrainExample],
+        *,
+        classes: Sequence[str],
+        encodings: Encodings,
+        job: TrainJob,
+        run: str,
+        ranks: OneRank,
+    ) -> None:
+        """`encodings` are pixels. `run` is the digest of what the steps depend on."""
+        assert model.vision is not None, "the model sees pictures"
+        self._model, self._vision, self._device = model, model.vision, model.device
+        self._examples, self._encodings, self._job, self._ranks = list(examples), encodings, job, ranks
+        self._classes, numbers = tuple(classes), {name: number for number, name in enumerate(classes)}
+        self._label_N = torch.tensor([numbers[one.example.answers[0]] for one in examples])
+        clip, config = model.vision.clip, model.vision_config
+        # Sums of a patch's weights over 2 x 2 pixels compute the same from a picture of half the size.
+        self._pixel = 2 if config.clip.patch_size % 2 == 0 else 1
+        side = config.clip.patch_size // self._pixel
+        whole = clip.patch_embedding.weight.detach().view(-1, 3, side, self._pixel, side, self._pixel)
+        self._patch = nn.Parameter(whole.sum((3, 5)).contiguous())
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(job.seed)
+            widths = config.clip.output_dim, config.query.output_dim
+            heads = [nn.Sequential(nn.LayerNorm(width), nn.Linear(width, len(classes))) for width in widths]
+        self._tower_head, self._query_head = (head.to(self._device) for head in heads)
+        tower = {f"clip.{name}": one for name, one in clip.named_parameters() if not name.startswith("patch_embedding")}
+        tower |= {"patches": self._patch, **_named(self._tower_head, "tower_head")}
+        blocks = _named(model.vision.query, "query") | _named(self._query_head, "query_head")
+        self._each = max(1, round(len(self._examples) / _BATCH))
+        num_steps = self._each * num_epochs(job, len(self._examples))
+        num_of_blocks = max(round(num_steps * _BLOCK_SHARE), _FEWEST_BLOCK_STEPS) if num_steps else 0
+        self._tower, self._blocks = _Stage(tower, num_steps=num_steps), _Stage(blocks, num_steps=num_of_blocks)
+        self._path = job.folder / EYE
+        self._state = LoopState(num_steps=num_steps + num_of_blocks, run=run)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the whole training."""
+        return self._state.num_steps
+
+    def resume(self) -> None:
+        """Continue from the state in the run's folder, if there is one. Raises CheckpointError and UsageError."""
+        if not self._path.is_file():
+            return
+        tensors, state = read_checkpoint(self._path)
+        if (state.run, state.num_steps) != (self._state.run, self._state.num_steps):
+            raise other_run(self._job.folder)
+        begun = (state.step > 0, state.step > self._tower.num_steps)
+        stages = tuple(zip((self._tower, self._blocks), begun, strict=True))
+        shapes = {name: shape for stage, has in stages for name, shape in stage.shapes(has_begun=has).items()}
+        check_tensors(tensors, shapes, num_steps=state.step, path=self._path)
+        for stage, has_begun in stages:
+            stage.load(tensors, has_begun=has_begun)
+        self._state = state
+        self._adopt()
+
+    def train(self, progress: TrainProgress, *, is_asked_to_end: Callable[[], bool]) -> bool:
+        """Train to the end; returns False if it was asked to end.
+
+        The state is saved each minute and at the end. Raises OSError.
+        """
+        state, began, saved = self._state, time.monotonic() - self._state.elapsed_s, time.monotonic()
+        is_whole = True
+        while state.step < state.num_steps and is_whole:
+            loss, num_examples = self._step()
+            state.step += 1
+            state.num_examples += num_examples
+            state.elapsed_s = time.monotonic() - began
+            flags = torch.tensor([float(is_asked_to_end()), float(time.monotonic() - saved > _SAVE_EVERY_S)])
+            asked, due = self._ranks.sum(flags).tolist()
+            is_whole = not asked
+            if state.step == self._tower.num_steps:
+                self._adopt()
+            if due or asked or state.step == state.num_steps:
+                self._save()
+                saved = time.monotonic()
+            progress.step(state.step, loss=loss, lr=self._rate(state.step - 1), num_examples=num_examples)
+        progress.clear()
+        return is_whole
+
+    @torch.no_grad()
+    def accuracy(self, examples: Sequence[TrainExample]) -> float:
+        """The share of the examples whose class the linear layer finds in the visual query."""
+        query_BQD = self._queries(examples, random=None)
+        found = self._query_head(query_BQD.to(self._device, torch.float32).mean(1)).argmax(1).tolist()
+        right = [self._classes[at] in one.example.answers for at, one in zip(found, examples, strict=True)]
+        return float(np.mean(right))
+
+    def finished(self, data: TrainingData) -> Encodings:
+        """Freeze the encoder; returns the encodings for the rest of the training: visual queries of several views."""
+        self._model.freeze_vision()
+        random = torch.Generator().manual_seed(self._job.seed)
+        views: dict[str, Tensor] = {}
+        for examples, count in ((data.train, _VIEWS), (data.validation, 1)):
+            kinds = (None, *[random] * (count - 1))
+            views_VBQD = torch.stack([self._queries(examples, random=one) for one in kinds]) if examples else ()
+            for place, one in enumerate(examples):
+                views[one.example.digest] = views_VBQD[:, place]  # type: ignore[call-overload]
+        return Views(views)
+
+    @torch.no_grad()
+    def _queries(self, examples: Sequence[TrainExample], *, random: torch.Generator | None) -> Tensor:
+        """The visual queries of pictures, with `random` of changed ones, (B, Q, D) on the CPU."""
+        parts = [examples[at : at + _TOGETHER] for at in range(0, len(examples), _TOGETHER)]
+        found = [self._vision(self._encodings.of(part, random=random).to(self._device)) for part in parts]  # type: ignore[union-attr]
+        return torch.cat(found).cpu()
+
+    def _rate(self, step: int) -> float:
+        tower = self._tower
+        return _RATE * (tower.rate(step) if step < tower.num_steps else self._blocks.rate(step - tower.num_steps))
+
+    def _step(self) -> tuple[float, int]:
+        """One step; returns the loss, and the number of examples of all ranks."""
+        step, tower = self._state.step, self._tower
+        epoch, place = divmod(step, self._each)
+        order = torch.randperm(len(self._examples), generator=torch.Generator().manual_seed(_mixed(self._job, epoch)))
+        chosen = order[place :: self._each]
+        random = torch.Generator().manual_seed(_mixed(self._job, step))
+        own = slice(self._ranks.rank, None, self._ranks.size)
+        is_tower = step < tower.num_steps
+        pixels = augmented(self._pixels([self._examples[index] for index in chosen]), random=random)[own]
+        loss = torch.zeros((), device=self._device)
+        if len(pixels):
+            with nullcontext() if is_tower else torch.no_grad():
+                features_BTC = self._features(pixels)
+            head = self._tower_head if is_tower else self._query_head
+            logits_BK = head((features_BTC if is_tower else self._vision.query(features_BTC)).mean(1))
+            labels_B = self._label_N[chosen[own]].to(self._device)
+            loss = F.cross_entropy(logits_BK, labels_B, label_smoothing=_SMOOTHING, reduction="sum") / len(chosen)
+            loss.backward()  # type: ignore[no-untyped-call]
+        stage, step = (tower, step) if is_tower else (self._blocks, step - tower.num_steps)
+        if self._ranks.size > 1:
+            for parameter in stage.parameters.values():
+                own_grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                parameter.grad = self._ranks.sum(own_grad)
+        stage.update(step, max_norm=self._job.optimisation.max_norm)
+        return float(self._ranks.sum(loss.detach().double()[None]).item()), len(chosen)
+
+    def _pixels(self, examples: Sequence[TrainExample]) -> Tensor:
+        """Float pixels (B, 3, S, S) in 0..255, at the size at which the tower is trained."""
+        pixels_BHWC = self._encodings.of(examples)
+        assert pixels_BHWC is not None, "the model sees pictures"
+        pixels_BCSS = pixels_BHWC.to(self._device).permute(0, 3, 1, 2).float()
+        return F.avg_pool2d(pixels_BCSS, self._pixel) if self._pixel > 1 else pixels_BCSS
+
+    def _features(self, pixels_BCSS: Tensor) -> Tensor:
+        """CLIP's features (B, T, C)."""
+        side = self._patch.shape[-1]
+        normal_BCSS = self._vision.normalise(pixels_BCSS.permute(0, 2, 3, 1))
+        grid = normal_BCSS.shape[2] // side
+        cut = normal_BCSS.reshape(-1, 3, grid, side, grid, side)
+        patches_BPF = cut.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+        features_BTC: Tensor = self._vision.clip.tower(patches_BPF @ self._patch.flatten(1).T)
+        return features_BTC
+
+    @torch.no_grad()
+    def _adopt(self) -> None:
+        """Write the patches' weights into the tower, at its own size."""
+        whole = self._patch.repeat_interleave(self._pixel, 2).repeat_interleave(self._pixel, 3) / self._pixel**2
+        self._vision.clip.patch_embedding.weight.copy_(whole)
+
+    def _save(self) -> None:
+        if self._ranks.is_first:
+            write_checkpoint(self._path, {**self._tower.tensors(), **self._blocks.tensors()}, self._state)
+
+
+def _named(module: nn.Module, prefix: str) -> dict[str, nn.Parameter]:
+    return {f"{prefix}.{name}": one for name, one in module.named_parameters()}
+
+
+def _mixed(job: TrainJob, number: int) -> int:
+    return (job.seed << 32) + number

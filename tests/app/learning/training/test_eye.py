@@ -1,0 +1,183 @@
+"""The encoder of a small model learns classes: from which data, with the same bits after an interruption."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from llama_adapter import UsageError
+from llama_adapter.app.learning.training import eye
+from llama_adapter.app.learning.training.asking import TrainExample
+from llama_adapter.app.learning.training.augmentation import Views, augmented
+from llama_adapter.app.learning.training.batches import Encodings
+from llama_adapter.app.learning.training.eye import Eye, classes_of, is_small
+from llama_adapter.app.learning.training.job import Optimisation, TrainingChoice, TrainJob
+from llama_adapter.app.learning.training.loop import TrainProgress
+from llama_adapter.app.learning.training.model import TrainableModel, open_trainable
+from llama_adapter.app.learning.training.muon import Muon
+from llama_adapter.app.learning.training.prepare import TrainingData
+from llama_adapter.app.learning.training.ranks import OneRank
+from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.vision.config import VIT_L_14, QueryConfig, VisionConfig
+from llama_adapter.vision.weights import clip_tensors, read_clip
+from tests.app.learning.training.pets import CLASSES, draw_pets, prepared
+
+SIZE = 224
+
+
+class Pictures(Encodings):
+    """Pixels of files, without a cache."""
+
+    def __init__(self) -> None:
+        super().__init__(None, None)
+
+    def of(self, examples: Sequence[TrainExample], *, random: torch.Generator | None = None) -> Tensor:
+        pixels_BSSC = torch.stack([read(one) for one in examples])
+        if random is None:
+            return pixels_BSSC
+        return augmented(pixels_BSSC.permute(0, 3, 1, 2).float(), random=random).permute(0, 2, 3, 1)
+
+
+def read(example: TrainExample) -> Tensor:
+    source = example.example.item.source
+    assert isinstance(source, str)
+    return torch.from_numpy(np.array(Image.open(source).resize((SIZE, SIZE))))
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainJob:
+    monkeypatch.setattr(eye, "_FEWEST_BLOCK_STEPS", 2)
+    draw_pets(tmp_path / "pets", each=5)
+    choice, optimisation = TrainingChoice(sets=("bias", "vision", "head")), Optimisation(tower_epochs=3)
+    job = TrainJob(
+        data=(str(tmp_path / "pets"),), out=str(tmp_path / "a.pth"), choice=choice, optimisation=optimisation
+    ).with_rate(width=192)
+    job.folder.mkdir()
+    return job
+
+
+@pytest.fixture
+def data(job: TrainJob) -> TrainingData:
+    return prepared(job)
+
+
+def opened(job: TrainJob, data: TrainingData, *, run: str = "run") -> tuple[TrainableModel, Eye]:
+    model = open_trainable(CaptionerSpec(), job.choice, dtype=torch.float32, device="cpu", seed=0)
+    found = Eye(model, data.train, classes=CLASSES, encodings=Pictures(), job=job, run=run, ranks=OneRank())
+    return model, found
+
+
+def train(found: Eye, *, asked: Callable[[], bool] = lambda: False) -> bool:
+    return found.train(TrainProgress(visible=False, num_steps=found.num_steps, every=None), is_asked_to_end=asked)
+
+
+def weights(model: TrainableModel) -> dict[str, Tensor]:
+    assert model.vision is not None
+    return {name: tensor.clone() for name, tensor in model.vision.state_dict().items()}
+
+
+def test_an_interrupted_training_goes_on_with_the_same_bits(job: TrainJob, data: TrainingData) -> None:
+    model, whole = opened(job, data)
+    before = weights(model)
+    assert train(whole)
+    trained = weights(model)
+    assert all(not torch.equal(before[name], trained[name]) for name in trained if name.endswith("qkv.weight"))
+    for num_steps in (2, 4):  # in the tower, and in the visual blocks
+        eye_file = job.folder / eye.EYE
+        eye_file.unlink()
+        _, first = opened(job, data)
+        left = iter([False] * (num_steps - 1))
+        assert not train(first, asked=lambda left=left: next(left, True))  # type: ignore[misc]
+        assert eye_file.is_file()
+        again, second = opened(job, data)
+        second.resume()
+        assert train(second)
+        assert all(torch.equal(one, trained[name]) for name, one in weights(again).items())
+    with pytest.raises(UsageError, match="other data, examples or settings"):
+        opened(job, data, run="another")[1].resume()
+
+
+def test_the_tower_computes_the_same_at_both_sizes(job: TrainJob, data: TrainingData) -> None:
+    model, found = opened(job, data)
+    train(found)
+    assert model.vision is not None
+    with torch.no_grad():
+        whole_BTC = model.vision.features(Pictures().of(data.train))
+        half_BTC = found._features(found._pixels(data.train))
+    error = (whole_BTC - half_BTC).abs().max() / whole_BTC.abs().max()
+    assert error < 1e-4  # sums of 2,352 products in another order
+    views = found.finished(data)
+    assert isinstance(views, Views)
+    assert model.encodes == "visual_query"
+    assert not any(name.startswith(("clip.", "visual.")) for name in model.trained())
+    with torch.no_grad():
+        assert torch.equal(views.of(data.train), model.vision(Pictures().of(data.train)))
+    drawn = [views.of(data.train, random=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)]
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+
+
+def test_a_trained_tower_is_written_with_openais_names(job: TrainJob, data: TrainingData) -> None:
+    model, found = opened(job, data)
+    train(found)
+    found.finished(data)
+    written = model.adapter_tensors()
+    clip = {name.removeprefix("clip."): one for name, one in written.items() if name.startswith("clip.")}
+    assert "visual.transformer.resblocks.0.attn.in_proj_weight" in clip
+    assert "llama.output.weight" in written
+    state = {name.removeprefix("clip."): one for name, one in weights(model).items() if name.startswith("clip.")}
+    again = read_clip(clip, name="a.pth").tensors
+    assert all(torch.equal(again[f"clip.{name}"], one) for name, one in state.items())
+    assert clip_tensors(state, depth=model.vision_config.clip.num_layers).keys() == clip.keys()
+
+
+def test_classes_are_found_if_one_question_sorts_all_pictures(data: TrainingData) -> None:
+    def changed(**changes: object) -> list[TrainExample]:
+        first, *others = data.train
+        return [dataclasses.replace(first, example=dataclasses.replace(first.example, **changes)), *others]  # type: ignore[arg-type]
+
+    assert classes_of(data.train) == CLASSES
+    for other in (changed(choices=("ring", "square")), changed(choices=None), [data.train[0]], []):
+        assert classes_of(other) is None
+    asked = dataclasses.replace(data.train[0], prompt="Another question?")
+    assert classes_of([asked, *data.train[1:]]) is None
+
+
+def test_towers_of_at_most_20_million_weights_are_small() -> None:
+    query = QueryConfig(num_queries=10, width=64, depth=1, num_heads=1, mlp_dim=64, output_dim=64)
+    assert not is_small(None)
+    assert not is_small(VisionConfig(clip=VIT_L_14, query=query))
+    assert is_small(VisionConfig(clip=dataclasses.replace(VIT_L_14, width=192, num_layers=4), query=query))
+
+
+def test_augmentation_depends_on_the_generator_and_keeps_a_plain_picture_plain() -> None:
+    plain_BCSS = torch.full((4, 3, 32, 32), 100.0)
+    changed = [augmented(plain_BCSS, random=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)]
+    assert torch.equal(changed[0], changed[1])
+    assert not torch.equal(changed[0], changed[2])
+    assert changed[0].flatten(1).std(1).max() < 1e-3
+    assert changed[0].min() >= 0
+    assert changed[0].max() <= 255
+    random = torch.Generator().manual_seed(0)
+    noise_BCSS = torch.rand(2, 3, 32, 32, generator=random) * 255
+    assert (augmented(noise_BCSS, random=random) - noise_BCSS).abs().mean() > 10
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (4, 6), (5, 5)])
+def test_muon_updates_as_torchs_does(shape: tuple[int, int]) -> None:
+    random = torch.Generator().manual_seed(0)
+    weights = [torch.nn.Parameter(torch.ones(shape)) for _ in range(2)]
+    ours = Muon({"weight": weights[0]}, weight_decay=0.01)
+    ours.param_groups[0]["lr"] = 0.1
+    theirs = torch.optim.Muon(weights[1:], lr=0.1, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
+    for _ in range(3):
+        gradient = torch.randn(shape, generator=random)
+        for weight, optimizer in zip(weights, (ours, theirs), strict=True):
+            weight.grad = gradient.clone()
+            optimizer.step()
+    torch.testing.assert_close(weights[0], weights[1], rtol=0.02, atol=0.02)  # torch computes in bfloat16
