@@ -584,11 +584,11 @@ def test_answers_with_many_choices_are_not_scored_unless_asked_for(
         monkeypatch.setattr(f"llama_adapter.app.learning.training.run.{name}", 1)
     ran = train("--epochs", "1", "--score", "auto")
     assert re.search(r"have \d choices to compare in each evaluation, so the loss alone decides", ran.err)
-    assert ", accuracy 0" not in ran.err
+    assert ", accuracy " not in ran.err
     assert re.search(r"not scored: they have \d choices to compare, .*Score them:\nllama-adapter eval", ran.err)
     asked = train("--epochs", "1", "--score", "answers", "--force")
     assert "--score loss is faster" in asked.err
-    assert ", accuracy 0" in asked.err
+    assert ", accuracy " in asked.err
 
 
 def test_pictures_that_cannot_be_decoded_are_left_out(pets: Path, tmp_path: Path, train: Train) -> None:
