@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from llama_adapter.app.learning.training import probes
 from scripts.training_proofs.baselines import tower_outputs
 
 # N pictures to learn, M pictures to classify, F inputs, K classes
@@ -21,8 +22,6 @@ Ints = NDArray[np.int64]
 PIXELS, MEAN, TOKENS = "grey pixels", "mean feature", "all features"
 NEAREST: Final = "nearest neighbour"
 GREY_SIDE = 24  # of the pictures that pixels are taken from
-# The weight of the penalty, relative to the mean eigenvalue of the Gram matrix.
-STRENGTHS = tuple(10.0**power for power in range(-5, 3))
 
 
 def inputs_of(pictures: Sequence[Image.Image], bundle: Path) -> dict[str, Floats]:
@@ -56,27 +55,8 @@ def nearest(learn_NF: Floats, labels_N: Ints, held_MF: Floats) -> Ints:
 
 
 def ridge(learn_NF: Floats, labels_N: Ints, held_MF: Floats) -> Ints:
-    """The class (M,) with the highest output of a ridge regression of one-hot targets.
-
-    The penalty is that with the highest leave-one-out accuracy, and among equals that with the least squared error. The
-    outputs for left-out pictures have a closed form (Hastie, Tibshirani, Friedman, "The Elements of Statistical
-    Learning", 7.10); means are those of all pictures.
-    """
-    centre_F = learn_NF.mean(axis=0)
-    values_N, vectors_NN = np.linalg.eigh((learn_NF - centre_F) @ (learn_NF - centre_F).T)
-    targets_NK = np.eye(int(labels_N.max()) + 1)[labels_N]
-    means_K = targets_NK.mean(axis=0)
-    rotated_NK = vectors_NN.T @ (targets_NK - means_K)
-    found = list[tuple[float, float, Floats]]()
-    for strength in STRENGTHS:
-        inverse_N = 1 / (np.maximum(values_N, 0) + strength * values_N.mean())
-        dual_NK = vectors_NN @ (inverse_N[:, None] * rotated_NK)
-        errors_NK = dual_NK / (vectors_NN**2 @ inverse_N)[:, None]
-        accuracy = float(((targets_NK - errors_NK).argmax(axis=1) == labels_N).mean())
-        found.append((accuracy, -float((errors_NK**2).sum()), dual_NK))
-    _, _, best_NK = max(found, key=lambda one: one[:2])
-    outputs_MK: Floats = (held_MF - centre_F) @ (learn_NF - centre_F).T @ best_NK + means_K
-    likeliest_M: Ints = outputs_MK.argmax(axis=1)
+    """The class (M,) with the highest output of a ridge regression of one-hot targets, as in a run's yardstick."""
+    likeliest_M: Ints = probes.ridge(learn_NF, np.eye(int(labels_N.max()) + 1)[labels_N], held_MF).argmax(axis=1)
     return likeliest_M
 
 

@@ -250,10 +250,13 @@ class TrainableModel(nn.Module):
         }
 
     def counts(self) -> dict[str, int]:
-        """Kind -> number of trained scalars."""
+        """Kind -> number of trained scalars, with those of an encoder that was trained before."""
         counted: Counter[str] = Counter()
         for name, weight in self.trained().items():
             counted[self.kind_of(name)] += weight.numel()
+        if self.is_eye_trained and self.vision is not None:
+            for kind, part in ((_VISUAL, self.vision.query), (_TOWER, self.vision.clip)):
+                counted[kind] += sum(weight.numel() for weight in part.parameters())
         return dict(counted)
 
     def kind_of(self, name: str) -> str:

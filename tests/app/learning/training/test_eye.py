@@ -124,8 +124,10 @@ def test_the_tower_computes_the_same_at_both_sizes(job: TrainJob, data: Training
 
 def test_a_trained_tower_is_written_with_openais_names(job: TrainJob, data: TrainingData) -> None:
     model, found = opened(job, data)
+    counts = model.counts()
     train(found)
     found.finished(data)
+    assert model.counts() == counts
     written = model.adapter_tensors()
     clip = {name.removeprefix("clip."): one for name, one in written.items() if name.startswith("clip.")}
     assert "visual.transformer.resblocks.0.attn.in_proj_weight" in clip
