@@ -132,7 +132,7 @@ def _check_places(job: TrainJob) -> None:
         raise UsageError(
             f"--resume goes on from `{folder / LAST}`, which does not exist", hint="leave --resume out to begin"
         )
-    there = next((path for path in (folder / LAST, out) if path.exists()), None)
+    there = next((path for path in (folder / LAST, folder / EYE, out) if path.exists()), None)
     if there is not None and not job.resume and not job.force:
         raise UsageError(
             f"`{there}` exists already",
@@ -259,6 +259,9 @@ class _Training:
         if not self._has_eye or classes is None:
             return encodings
         if ranks.is_first:
+            if not job.resume:  # a run that is replaced must not be continued after this one is interrupted
+                for name in (EYE, LAST, BEST):
+                    (job.folder / name).unlink(missing_ok=True)
             write_beginning(job, data, run=run)
         digest = run_digest(job, data)
         eye = Eye(model, data.train, classes=classes, encodings=encodings, job=job, run=digest, ranks=ranks)

@@ -21,9 +21,10 @@ from torch import Tensor
 
 from llama_adapter import Captioner
 from llama_adapter.app.learning.scores.scoring import Scores
-from llama_adapter.app.learning.training import stepping
+from llama_adapter.app.learning.training import eye, stepping
 from llama_adapter.app.learning.training.cache import EncodedCache
 from llama_adapter.app.learning.training.checkpoint import read_checkpoint, write_checkpoint
+from llama_adapter.app.learning.training.eye import Eye
 from llama_adapter.app.learning.training.job import TrainingChoice
 from llama_adapter.app.learning.training.model import open_trainable
 from llama_adapter.app.learning.training.scoring import Validation, Validator
@@ -478,6 +479,29 @@ def test_sigterm_keeps_the_best_so_far(tmp_path: Path, train: Train, monkeypatch
     assert ran.code == 130
     assert (tmp_path / "pets.pth").is_file()
     assert "1 of 6, interrupted" in (tmp_path / "pets.training" / "card.md").read_text()
+
+
+def test_an_encoder_that_was_interrupted_is_not_lost_and_no_earlier_run_goes_on_in_its_place(
+    whole: Path, pets: Path, encoded: list[str], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(whole, tmp_path / "pets.training")  # of other sets, and replaced
+    step = Eye._step
+
+    def asked(self: Eye) -> tuple[float, int]:
+        signal.raise_signal(signal.SIGTERM)
+        return step(self)
+
+    command = ["train", str(pets), "--out", str(tmp_path / "pets.pth"), "--tower-epochs", "1", "--epochs", "1"]
+    command += ["--score", "loss", *encoded]
+    monkeypatch.setattr(eye, "_FEWEST_BLOCK_STEPS", 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(Eye, "_step", asked)
+        assert run(*command, "--force").code == ExitCode.INTERRUPTED
+    refused = run(*command)
+    assert refused.code == ExitCode.USAGE
+    assert "tower.safetensors` exists already" in refused.err
+    resumed = run(*command, "--resume")
+    assert resumed.code == 0, resumed.err
 
 
 def test_one_interrupt_ends_the_scoring_and_keeps_the_adapter(
