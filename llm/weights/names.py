@@ -59,7 +59,7 @@ _HUGGINGFACE_TOP = {
 }
 
 
-def sizes_of(model: "LlamaSource | DecoderConfig") -> dict[str, int]:
+def sizes_of(model: "LlamaSource | DecoderConfig") -> dict[str, Any]:
     """The arguments of `llama_shapes` for a model."""
     return {name: getattr(model, name) for name in ("vocab_size", "dim", "num_layers", "ffn_dim")}
 

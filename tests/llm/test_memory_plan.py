@@ -102,7 +102,9 @@ def test_tensors_that_are_missing_or_unknown_are_named(name: str) -> None:
 def test_a_plan_counts_what_the_layers_of_a_gpu_hold(precision: Precision, monkeypatch: pytest.MonkeyPatch) -> None:
     FakeCuda().install(monkeypatch)
     LinearOps().install(monkeypatch)
-    sizes = replace(CONFIG, dim=128, ffn_dim=192, vocab_size=304)  # sizes that the operators accept
+    sizes = replace(
+        CONFIG, head_dim=0, num_kv_heads=0, dim=128, ffn_dim=192, vocab_size=304
+    )  # sizes that the operators accept
     config = EngineConfig(decoder=sizes, dtype=torch.bfloat16, num_slots=1)
     plain = toy_decoder(sizes)
     state = convert_precision(plain.state_dict(), plain, dtype=torch.bfloat16, wanted=precision)

@@ -21,7 +21,7 @@ from tests.llm.test_async_readback import HARMFUL_IDS, Schedule, play_on, schedu
 from tests.llm.test_native_runner import CONFIG, CONFIGS, DTYPES, open_native, prefixes, runners
 from tests.llm.toys import EOS_ID, SMALL, answer, answers, drain, toy_decoder, toy_prompts, toy_requests
 
-NATIVE_SMALL = dataclasses.replace(SMALL, dim=128, ffn_dim=192)
+NATIVE_SMALL = dataclasses.replace(SMALL, head_dim=0, num_kv_heads=0, dim=128, ffn_dim=192)
 
 pytestmark = pytest.mark.skipif(find_library().library is None, reason=find_library().reason or "there are kernels")
 

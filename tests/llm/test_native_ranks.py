@@ -29,7 +29,9 @@ from tests.llm.toys import rounding, toy_decoder, toy_prompts, toy_visual_querie
 pytestmark = pytest.mark.skipif(find_library().library is None, reason=find_library().reason or "there are kernels")
 
 TIMEOUT_S = 120.0
-WIDE = dataclasses.replace(CONFIG, dim=512, ffn_dim=384)  # heads of 128, as in LLaMA: shares begin at whole groups
+WIDE = dataclasses.replace(
+    CONFIG, head_dim=0, num_kv_heads=0, dim=512, ffn_dim=384
+)  # heads of 128, as in LLaMA: shares begin at whole groups
 
 
 class Meeting:

@@ -36,12 +36,12 @@ from tests.llm.toys import (
     toy_visual_queries,
 )
 
-CONFIG = dataclasses.replace(toys.CONFIG, dim=128, ffn_dim=192)
+CONFIG = dataclasses.replace(toys.CONFIG, head_dim=0, num_kv_heads=0, dim=128, ffn_dim=192)
 CONFIGS = {
     "heads of 32": CONFIG,
-    "heads of 64": dataclasses.replace(CONFIG, num_heads=2),
-    "heads of 96": dataclasses.replace(CONFIG, dim=192, num_heads=2),
-    "heads of 128": dataclasses.replace(CONFIG, dim=256, num_heads=2),
+    "heads of 64": dataclasses.replace(CONFIG, head_dim=0, num_kv_heads=0, num_heads=2),
+    "heads of 96": dataclasses.replace(CONFIG, head_dim=0, num_kv_heads=0, dim=192, num_heads=2),
+    "heads of 128": dataclasses.replace(CONFIG, head_dim=0, num_kv_heads=0, dim=256, num_heads=2),
     "no adapter": dataclasses.replace(CONFIG, num_adapter_layers=0, num_queries=0),
     "no queries": dataclasses.replace(CONFIG, num_queries=0),
     "one layer": dataclasses.replace(CONFIG, num_layers=1, num_adapter_layers=1),
@@ -246,7 +246,7 @@ def test_prefill_equals_single_steps_bitwise(config: DecoderConfig, dtype: torch
 
 
 def test_unsupported_decoders_run_in_torch() -> None:
-    narrow = dataclasses.replace(CONFIG, num_heads=16)
+    narrow = dataclasses.replace(CONFIG, head_dim=0, num_kv_heads=0, num_heads=16)
     state = toy_decoder(narrow).state_dict()
 
     runner = open_runner(narrow, state, backend=CpuBackend(), num_slots=2)

@@ -27,7 +27,9 @@ from tests.llm import toys
 from tests.llm.exported import onnx_runner
 from tests.llm.toys import EOS_ID, answer, drain, eager, open_runner, rounding, toy_decoder, toy_prompts, toy_requests
 
-CONFIG = dataclasses.replace(toys.CONFIG, dim=128, ffn_dim=192)  # sizes that the kernels accept
+CONFIG = dataclasses.replace(
+    toys.CONFIG, head_dim=0, num_kv_heads=0, dim=128, ffn_dim=192
+)  # sizes that the kernels accept
 DECODER = toy_decoder(CONFIG)
 TEXT = (1, 17, 250, 33, 8)  # the tokens of the past
 MakeRunner = Callable[..., Runner]

@@ -64,7 +64,7 @@ def test_shares_divide_heads_units_and_tokens_without_rest(config: DecoderConfig
 
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_7b_is_divided_between_activations_that_share_a_scale(size: int) -> None:
-    llama_7b = dataclasses.replace(CONFIG, dim=4096, num_heads=32, ffn_dim=11008)
+    llama_7b = dataclasses.replace(CONFIG, head_dim=0, num_kv_heads=0, dim=4096, num_heads=32, ffn_dim=11008)
     parts = shares(llama_7b, size)
     assert sum(part.ffn_dim for part in parts) == 11008
     assert all(part.ffn_dim % 128 == 0 and part.heads.start * part.head_dim % 128 == 0 for part in parts)
@@ -82,7 +82,7 @@ def test_7b_is_divided_between_activations_that_share_a_scale(size: int) -> None
     ],
 )
 def test_units_are_divided_in_the_largest_blocks_that_all_ranks_get(ffn_dim: int, size: int, widths: list[int]) -> None:
-    config = dataclasses.replace(CONFIG, dim=64, num_heads=8, ffn_dim=ffn_dim)
+    config = dataclasses.replace(CONFIG, head_dim=0, num_kv_heads=0, dim=64, num_heads=8, ffn_dim=ffn_dim)
     assert [part.ffn_dim for part in shares(config, size)] == widths
 
 
@@ -127,7 +127,7 @@ def test_the_shares_of_a_state_dict_are_its_parts(config: DecoderConfig, size: i
 
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 def test_quantised_weights_are_divided_as_they_are_stored(precision: Any) -> None:
-    config = dataclasses.replace(CONFIG, dim=128, num_heads=4, ffn_dim=256)
+    config = dataclasses.replace(CONFIG, head_dim=0, num_kv_heads=0, dim=128, num_heads=4, ffn_dim=256)
     decoder = toy_decoder(config)
     state = dict(quantise(decoder.state_dict().items(), decoder, dtype=torch.float32, precision=precision))
     parts = [dict(take_all(state.items(), whole=config, share=share)) for share in shares(config, 2)]
@@ -136,7 +136,7 @@ def test_quantised_weights_are_divided_as_they_are_stored(precision: Any) -> Non
 
 
 def test_a_group_of_4_bit_weights_is_not_torn_apart() -> None:
-    config = dataclasses.replace(CONFIG, dim=96, num_heads=4, ffn_dim=192)
+    config = dataclasses.replace(CONFIG, head_dim=0, num_kv_heads=0, dim=96, num_heads=4, ffn_dim=192)
     scales = torch.ones(96, 3, dtype=torch.float16)
     with pytest.raises(ValueError, match="groups are larger"):
         take("layers.0.attention.out.weight_scale", scales, whole=config, share=config.share(0, 4))

@@ -74,7 +74,7 @@ def test_plain_torch_can_be_chosen(family: str) -> None:
 
 
 def test_an_operator_that_refuses_the_heads_or_the_dtype_is_plain_torch() -> None:
-    small_heads = dataclasses.replace(LLAMA_7B, num_heads=128)
+    small_heads = dataclasses.replace(LLAMA_7B, head_dim=0, num_kv_heads=0, num_heads=128)
     operators, _, reasons = implementations(BY_NAME["A2"], config=small_heads)
     assert operators.rotate is ATEN.rotate
     assert operators.rms_norm is not ATEN.rms_norm

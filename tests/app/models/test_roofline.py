@@ -22,7 +22,7 @@ from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder
 from tests.llm.toys import CONFIG
 
-DECODER = replace(CONFIG, vocab_size=10, dim=4, num_heads=2, ffn_dim=8, context=16)
+DECODER = replace(CONFIG, head_dim=0, num_kv_heads=0, vocab_size=10, dim=4, num_heads=2, ffn_dim=8, context=16)
 # 4 patches of 2 x 2 pixels with 3 colours.
 VISION = VisionConfig(
     clip=ClipConfig(image_size=4, patch_size=2, width=2, num_layers=1, num_heads=1, output_dim=3),

@@ -21,8 +21,10 @@ from tests.llm.toys import CONFIG, drain, open_runner, toy_decoder, toy_prompts,
 from tests.npu.inside.host_ops import HostOps, MixedDevicesError
 
 # Heads of 64, as the fused rotation needs them, and heads of 16, which it refuses.
-FUSED = dataclasses.replace(CONFIG, dim=128, num_layers=2, num_heads=2, ffn_dim=80, num_adapter_layers=1)
-SMALL = dataclasses.replace(FUSED, num_heads=8)
+FUSED = dataclasses.replace(
+    CONFIG, head_dim=0, num_kv_heads=0, dim=128, num_layers=2, num_heads=2, ffn_dim=80, num_adapter_layers=1
+)
+SMALL = dataclasses.replace(FUSED, head_dim=0, num_kv_heads=0, num_heads=8)
 NUM_REQUESTS = 5  # on 3 slots, so that lengths differ, slots are freed and rows are moved
 PROMPTS = ["Generate caption of this image", "How many shapes are there?"]  # prompts of different lengths
 

@@ -29,7 +29,9 @@ from llama_adapter.runtime.schemes.layers import store_parts
 from tests.llm import toys
 from tests.llm.toys import open_runner, toy_decoder, toy_prompts, toy_visual_queries
 
-CONFIG = dataclasses.replace(toys.CONFIG, dim=128, num_layers=2, ffn_dim=192, num_adapter_layers=1)
+CONFIG = dataclasses.replace(
+    toys.CONFIG, head_dim=0, num_kv_heads=0, dim=128, num_layers=2, ffn_dim=192, num_adapter_layers=1
+)
 ROOT = Path(__file__).resolve().parents[3]
 
 pytestmark = pytest.mark.skipif(find_library().library is None, reason=find_library().reason or "there are kernels")
@@ -219,7 +221,7 @@ from llama_adapter.runtime.device_failures import tells_shortage
 from tests.llm.toys import CONFIG, open_runner, toy_decoder, toy_visual_queries
 
 torch.set_num_threads(1)
-config = dataclasses.replace(CONFIG, dim=64, num_layers=1, num_heads=2, ffn_dim=65536, num_adapter_layers=1)
+config = dataclasses.replace(CONFIG, head_dim=0, num_kv_heads=0, dim=64, num_layers=1, num_heads=2, ffn_dim=65536, num_adapter_layers=1)
 runner = open_runner(config, toy_decoder(config).state_dict(), backend=CpuBackend(), num_slots=32)
 prefixes = runner.project_prefix(toy_visual_queries(32, config=config))
 prompts = [[3] * 60] * 32

@@ -177,7 +177,7 @@ def test_keys_and_values_fit_the_model_and_all_files_are_alike(tmp_path: Path) -
     )
     check_keys_values(str(tmp_path), decoder)
 
-    for other in (replace(decoder, num_adapter_layers=3), replace(decoder, num_heads=1)):
+    for other in (replace(decoder, num_adapter_layers=3), replace(decoder, head_dim=0, num_kv_heads=0, num_heads=1)):
         with pytest.raises(
             PrefixFileError, match=r"prefixes-00000.safetensors` holds keys and values of 4 layers, 2 h"
         ):
