@@ -221,7 +221,8 @@ from llama_adapter.runtime.device_failures import tells_shortage
 from tests.llm.toys import CONFIG, open_runner, toy_decoder, toy_visual_queries
 
 torch.set_num_threads(1)
-config = dataclasses.replace(CONFIG, head_dim=0, num_kv_heads=0, dim=64, num_layers=1, num_heads=2, ffn_dim=65536, num_adapter_layers=1)
+sizes = {"dim": 64, "num_layers": 1, "num_heads": 2, "num_kv_heads": 0, "head_dim": 0}
+config = dataclasses.replace(CONFIG, **sizes, ffn_dim=65536, num_adapter_layers=1)
 runner = open_runner(config, toy_decoder(config).state_dict(), backend=CpuBackend(), num_slots=32)
 prefixes = runner.project_prefix(toy_visual_queries(32, config=config))
 prompts = [[3] * 60] * 32
