@@ -3,35 +3,53 @@
 Inputs are grey pixels, and features of the embedded model's frozen picture tower.
 """
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 
 from llama_adapter.app.learning.training import probes
-from scripts.training_proofs.baselines import tower_outputs
+from llama_adapter.app.models.bundle import load_bundle
+from llama_adapter.vision.encoder import encoder_from_state
+from llama_adapter.vision.preprocess import preprocess
 
-# N pictures to learn, M pictures to classify, F inputs, K classes
+# N pictures to learn, M pictures to classify, F inputs, K classes, T tokens, C features
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 PIXELS, MEAN, TOKENS = "grey pixels", "mean feature", "all features"
 NEAREST: Final = "nearest neighbour"
+_AT_ONCE = 20  # pictures in one pass of the tower
 GREY_SIDE = 24  # of the pictures that pixels are taken from
 
 
 def inputs_of(pictures: Sequence[Image.Image], bundle: Path) -> dict[str, Floats]:
     """The inputs of the baselines by name: arrays (N, F)."""
-    features_NTC, _ = tower_outputs(pictures, bundle)
+    features_NTC = tower_features(pictures, bundle)
     return {
         PIXELS: np.stack([_grey(picture) for picture in pictures]),
         MEAN: features_NTC.mean(axis=1).astype(np.float64),
         TOKENS: features_NTC.reshape(len(features_NTC), -1).astype(np.float64),
     }
+
+
+@torch.no_grad()
+def tower_features(pictures: Iterable[Image.Image], bundle: Path) -> NDArray[np.float32]:
+    """Features of a bundle's frozen picture tower, float32 (N, T, C)."""
+    model = load_bundle(bundle)
+    state = {name: tensor.float() for name, tensor in model.vision_state.items()}
+    encoder = encoder_from_state(model.vision_config, state)
+    side, features, remaining = model.vision_config.clip.image_size, [], iter(pictures)
+    while some := list(itertools.islice(remaining, _AT_ONCE)):
+        pixels_BHWC = np.stack([preprocess(one, size=side) for one in some])
+        features.append(encoder.features(torch.from_numpy(pixels_BHWC)).numpy())
+    return np.concatenate(features)
 
 
 def accuracies(

@@ -11,7 +11,7 @@ import numpy as np
 
 from scripts.common import tell
 from scripts.training_proofs.commands import run_command
-from scripts.training_proofs.digits import write_table
+from scripts.training_proofs.new_questions import write_table
 
 UNDECIDED = "undecided"  # the decision of `export-records` below the threshold
 

@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageFont, ImageOps
 
 from scripts.own_pictures.drawn_pages import PAGES, draw_page
 from scripts.own_pictures.drawn_tools import TOOLS, between, draw_tool
-from scripts.training_proofs.digits import MOST_INK, load_scans
+from scripts.own_pictures.scans import MOST_INK, load_scans
 
 PER_CLASS = 60  # pictures of each of the ten classes
 HELD_OUT = 20  # of them are not learned

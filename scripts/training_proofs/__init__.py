@@ -1,1 +1,1 @@
-"""What training teaches the embedded model: data of the experiments, baselines, runs of `train` and `eval`, scores."""
+"""What training teaches the embedded model: data of the experiments, runs of `train` and `eval`, scores."""

@@ -3,8 +3,9 @@
 Each drawing comes with one new question and some old ones. The column `part` of the tables marks them `new` or `old`.
 """
 
+import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from scripts.train_embedded.questions import TASKS, Question, ask, describe
 from scripts.train_embedded.render import draw_scene
 from scripts.train_embedded.wordings import outside, reword
 from scripts.train_embedded.world import Scene, Thing, in_order, place, sample_scene
-from scripts.training_proofs.digits import write_table
 
 WARM, COLD = ("red", "orange", "yellow"), ("green", "blue", "purple")  # white and black are neither
 CORNERS = (0, 2, 6, 8)  # cells of the grid of 3 x 3
@@ -136,3 +136,8 @@ def _asked_scene(task: str, rng: np.random.Generator) -> tuple[Scene, Question]:
 
 def _asked(question: Question, *, part: str) -> dict[str, str]:
     return {"question": question.text, "answer": question.answer, "part": part}
+
+
+def write_table(path: Path, rows: Sequence[object]) -> None:
+    """Write one JSON object per line."""
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")

@@ -13,9 +13,9 @@ from PIL import Image
 
 from scripts.own_pictures import sets, small_network
 from scripts.own_pictures.baselines import accuracies, ridge
+from scripts.own_pictures.scans import Scans
 from scripts.own_pictures.sets import fewer, read_part, sets_of, write_set
 from scripts.pages.render import render
-from scripts.training_proofs.digits import Scans
 
 FIGURE = {"value": 0.9, "low": 0.85, "high": 0.95}
 ABOUT = {
