@@ -31,7 +31,7 @@ def locate_names(options: argparse.Namespace) -> None:
         values.pop("model", None)
     found = located(
         values,
-        consent="yes" if options.yes else "no" if command in _SERVICES else "ask",
+        consent="yes" if values.get("yes") else "no" if command in _SERVICES else "ask",
         tell=(lambda line: None) if values.get("quiet") else say,
         from_checkpoints=command in _FROM_CHECKPOINTS,
     )

@@ -18,6 +18,7 @@ Kind = Literal["llama", "adapter", "clip"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
+_FILE = re.compile(r"https?://.+/[\w+-][\w.+-]*")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -49,11 +50,17 @@ class Part:
         named: dict[Kind, str | None] = {"llama": self.llama, "clip": self.clip}
         return {kind: name for kind, name in named.items() if name is not None}
 
+    def is_at(self, *, repo: str, file: str) -> bool:
+        """Whether these are weights of the repository `repo`, or of the file `file`."""
+        return (self.hub or "").partition("@")[0] == repo != "" or (self.url or "").rpartition("/")[2] == file
+
     def __post_init__(self) -> None:
         if (self.hub is None) == (self.url is None):
             raise ValueError("wanted either hub or url")
         if self.url is not None and not (self.page and _DIGEST.fullmatch(self.sha256 or "")):
             raise ValueError("a url needs its sha256, 64 hexadecimal digits, and the page of its licence")
+        if self.url is not None and not _FILE.fullmatch(self.url):
+            raise ValueError("wanted a url that ends with the name of a file")
 
 
 Catalogue = Mapping[Kind, Mapping[str, Part]]

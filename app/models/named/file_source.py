@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
-from urllib.parse import unquote, urlsplit
 
 from llama_adapter.app.models.named.errors import DownloadError
 from llama_adapter.app.models.named.source import Check, Missing, require_space
@@ -35,7 +34,7 @@ class FileSource:
     @property
     def name(self) -> str:
         """The name of the file, here and there."""
-        return unquote(urlsplit(self.url).path.rpartition("/")[2])
+        return self.url.rpartition("/")[2]
 
     def folder(self) -> Path:
         """The folder that the file is fetched into. Raises OSError if the user's cache cannot be used."""

@@ -62,16 +62,14 @@ def terms(paths: Iterable[object]) -> str:
     told = []
     for path in (path for path in paths if isinstance(path, str)):
         folders = Path(path).parts
-        repo = next((name for name in folders if name.startswith(CACHED)), "")
-        for part in (part for entries in read_catalogue().values() for part in entries.values()):
-            weights = Weights.of_part(part)
-            if (isinstance(weights.source, FileSource) and weights.source.name == folders[-1]) or (
-                isinstance(weights.source, HubSource) and repo == weights.source.cached_name
-            ):
-                told.append(f"{part.name}: {part.licence}, {weights.page}")
-                break
-        else:
-            told += [HubSource(repo=repo.removeprefix(CACHED).replace("--", "/", 1)).page] if repo else []
+        cached = next((name for name in folders if name.startswith(CACHED)), "")
+        repo = cached.removeprefix(CACHED).replace("--", "/", 1)
+        parts = [part for entries in read_catalogue().values() for part in entries.values()]
+        meant = (one for one in parts if one.is_at(repo=repo, file=folders[-1]))
+        if (part := next(meant, None)) is not None:
+            told.append(f"{part.name}: {part.licence}, {Weights.of_part(part).page}")
+        elif repo:
+            told.append(HubSource(repo=repo).page)
     return "; ".join(told)
 
 

@@ -56,7 +56,7 @@ def located(
         paths = obtain(wanted, name=name, consent=consent, tell=tell)
         return {field: str(path) for field, path in paths.items()} | _heads(parts.get("adapter"), values)
 
-    if "adapter" not in parts or from_checkpoints or values.get("lora") or values.get("tensor_parallel", 1) > 1:
+    if "adapter" not in parts or from_checkpoints or values.get("lora") or (values.get("tensor_parallel") or 1) > 1:
         return found | {"model": None} | checkpoints()
     from llama_adapter.app.models.named.ready import ready_bundle
 

@@ -58,6 +58,10 @@ def test_the_catalogue_of_the_package_is_right(monkeypatch: pytest.MonkeyPatch) 
         ("llama:\n  a: {title: A, licence: x, hub: a/b, bytes: many}", "`bytes` is no key of an entry, or has"),
         ("llama:\n  a: {title: A, licence: x, hub: a/b, name: b}", "`name` is no key"),
         ("clip:\n  a: {title: A, licence: x, url: 'http://a/b', sha256: '12', page: x}", "64 hexadecimal digits"),
+        (
+            f"clip:\n  a: {{title: A, licence: x, url: 'http://a/..', sha256: '{'1' * 64}', page: x}}",
+            "the name of a file",
+        ),
         ("adapter:\n  a: {title: A, licence: x, hub: a/b, llama: c}", "has no llama `c`"),
     ],
 )
