@@ -77,9 +77,7 @@ class HubSource:
     @property
     def page(self) -> str:
         """The page of the repository, where access is asked for too."""
-        from huggingface_hub import constants
-
-        return f"{constants.ENDPOINT}/{self.repo}"
+        return f"{_hub().constants.ENDPOINT}/{self.repo}"
 
     @property
     def cached_name(self) -> str:
@@ -88,9 +86,7 @@ class HubSource:
 
     def folder(self) -> Path:
         """The cache of the Hub."""
-        from huggingface_hub import constants
-
-        return Path(constants.HF_HUB_CACHE)
+        return Path(_hub().constants.HF_HUB_CACHE)
 
     def here(self) -> Path | None:
         """The file, or a folder with all that is needed, in the cache."""
@@ -117,9 +113,7 @@ class HubSource:
         return sorted(set(map(str, shards.values() if isinstance(shards, dict) else ())) - set(names))
 
     def _cached(self, name: str) -> Path | None:
-        from huggingface_hub import try_to_load_from_cache
-
-        found = try_to_load_from_cache(self.repo, name, revision=self.revision)
+        found = _hub().try_to_load_from_cache(self.repo, name, revision=self.revision)
         return Path(found) if isinstance(found, str) else None
 
     def missing(self, *, ask: bool) -> Missing:
@@ -137,10 +131,8 @@ class HubSource:
 
     def _needed(self) -> tuple[Any, Sequence[str]]:
         """What the Hub says about the repository, and the names of the needed files."""
-        from huggingface_hub import HfApi
-
         with self._errors():
-            info = HfApi().model_info(self.repo, revision=self.revision, files_metadata=True)
+            info = _hub().HfApi().model_info(self.repo, revision=self.revision, files_metadata=True)
         names = [one.rfilename for one in info.siblings or ()]
         if self.file is not None and self.file not in names:
             raise DownloadError(f"{self.page} has no file `{self.file}`", hint=f"it has {_some(names)}")
@@ -163,21 +155,18 @@ class HubSource:
 
         Raises DownloadError, also for a file that has not the digest that the Hub states: that file is removed.
         """
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.utils import disable_progress_bars
-
         info, names = self._needed()
         missing = [name for name in names if self._cached(name) is None]
         sizes = {one.rfilename: one.size or 0 for one in info.siblings}
         require_space(self.folder(), sum(sizes[name] for name in missing))
         if not can_overwrite_lines():
-            disable_progress_bars()
+            _hub().utils.disable_progress_bars()
         # Weights come last: a folder with weights is complete, also after an interruption.
         patterns = [glob.escape(name) for name in names]
         small = [glob.escape(name) for name in names if sizes[name] < _SMALL]
         with self._errors():
-            snapshot_download(self.repo, revision=self.revision, allow_patterns=small or patterns)
-            folder = Path(snapshot_download(self.repo, revision=self.revision, allow_patterns=patterns))
+            _hub().snapshot_download(self.repo, revision=self.revision, allow_patterns=small or patterns)
+            folder = Path(_hub().snapshot_download(self.repo, revision=self.revision, allow_patterns=patterns))
         damaged = [one for one in _checks(folder / name for name in missing) if one.fault]
         for one in damaged:
             os.unlink(os.path.realpath(one.path))
@@ -202,8 +191,7 @@ class HubSource:
     @contextmanager
     def _errors(self) -> Iterator[None]:
         """Turns errors of `huggingface_hub` into those of this package."""
-        from huggingface_hub import errors
-
+        errors = _hub().errors
         try:
             yield
         except errors.GatedRepoError:
@@ -233,6 +221,16 @@ class HubSource:
             return DownloadError(f"{self.page} was answered with status {status}: access is refused", hint=hint)
         reason = f"answered with status {status}" if status else str(error).splitlines()[0] or type(error).__name__
         return DownloadError(f"{self.repo} could not be fetched from the Hub: {reason}")
+
+
+def _hub() -> Any:
+    """The package `huggingface_hub`. Its telemetry is off, unless the user's environment says otherwise."""
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    import huggingface_hub.constants
+    import huggingface_hub.errors
+    import huggingface_hub.utils
+
+    return huggingface_hub
 
 
 def _matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:

@@ -5,9 +5,13 @@ import io
 import os
 import re
 import shlex
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
+from time import sleep
 
 import pytest
 
@@ -153,3 +157,36 @@ def test_get_prints_paths_and_check_finds_damage(hub: Hub, capsys: pytest.Captur
     assert main(["get", "--check", "clip-vit-l-14"]) == 1
     assert capsys.readouterr().out.splitlines() == [f"right: {clip}", f"not the published SHA-256: {clip}"]
     assert COMMIT in config
+
+
+def test_a_terminated_download_goes_on_where_it_ended(hub: Hub) -> None:
+    command = [sys.executable, "-m", "llama_adapter", "get", "clip-vit-l-14", "--yes"]
+    hub.waits = Event()
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        part = Path(os.environ["XDG_CACHE_HOME"], "llama-adapter", "weights", "ViT-L-14.pt.part")
+        while process.poll() is None and not (part.exists() and part.stat().st_size > 0):
+            sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        assert process.communicate(timeout=60)[1].endswith("interrupted\n")
+    assert process.returncode == 130
+    size = part.stat().st_size
+    hub.waits.set()
+
+    assert main(command[3:]) == 0
+    assert hub.contents() == ["", f"bytes={size}-"]
+
+
+def test_the_hub_s_variables_count(hub: Hub) -> None:
+    command = [sys.executable, "-m", "llama_adapter", "get", "hf:huggyllama/llama-7b", "--yes"]
+
+    def run(**variables: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, **variables})
+
+    offline = run(HF_HUB_OFFLINE="1")
+    assert (offline.returncode, hub.asked) == (1, [])
+    assert "HF_HUB_OFFLINE forbids it" in offline.stderr
+    fetched = run(HF_TOKEN="hf_mine")
+    assert fetched.returncode == 0
+    assert fetched.stdout.startswith(f"model   {os.environ['HF_HUB_CACHE']}/models--huggyllama--llama-7b/snapshots/")
+    assert ("GET", "/api/models/huggyllama/llama-7b", "", "Bearer hf_mine") in hub.asked
+    assert run(HF_HUB_OFFLINE="1").stdout == fetched.stdout
