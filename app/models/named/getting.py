@@ -99,6 +99,7 @@ def _require_consent(
             f"`{shown_text(name)}` is not on this machine: {', '.join(weights.title for _, weights in absent)}, {size}",
             hint=f"`llama-adapter get {shown_text(name)}` shows licences and fetches it; with `--yes`, unasked",
         )
+    show = tell if consent == "yes" else say  # a question always shows what it is about
     lines, sizes = [], dict[Path, list[int | None]]()
     for role, weights in absent:
         missing = weights.source.missing(ask=True)
@@ -107,10 +108,10 @@ def _require_consent(
         asks = ", access must be asked for there" if weights.asks or missing.asks else ""
         lines.append(f"  {role:8}{shown_bytes(missing.bytes):>10}  {weights.title}; {licence}: {weights.page}{asks}")
     for line in (f"{name} is not on this machine. To fetch:", *lines):
-        tell(shown_text(line))
+        show(shown_text(line))
     for folder, several in sizes.items():
         total = _sum(several)
-        tell(shown_text(f"{shown_bytes(total)} into {folder}"))
+        show(shown_text(f"{shown_bytes(total)} into {folder}"))
         require_space(folder, total or 0)
     if consent == "yes":
         return

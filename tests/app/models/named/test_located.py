@@ -13,7 +13,7 @@ import pytest
 from llama_adapter import Captioner
 from llama_adapter.app.compat.pipeline import pipeline
 from llama_adapter.app.models.checkpoints import RELEASED_ADAPTERS
-from llama_adapter.app.models.named import catalogue, getting, ready
+from llama_adapter.app.models.named import catalogue, ready
 from llama_adapter.app.models.named.catalogue import CATALOGUE, find_parts, read_catalogue
 from llama_adapter.app.models.named.errors import NotHereError
 from llama_adapter.app.models.named.getting import Consent, terms
@@ -129,10 +129,10 @@ def test_a_terminal_is_asked(answer: str, is_fetched: bool, hub: Hub, monkeypatc
     monkeypatch.setattr(sys, "stdin", Terminal(answer))
     monkeypatch.setattr(sys, "stderr", said := Terminal())
     if is_fetched:
-        assert Path(locate("ask", getting.say, clip="clip-vit-l-14")["clip"]).is_file()
+        assert Path(locate("ask", clip="clip-vit-l-14")["clip"]).is_file()
     else:
         with pytest.raises(LlamaAdapterError, match="Nothing was fetched") as refused:
-            locate("ask", getting.say, clip="clip-vit-l-14")
+            locate("ask", clip="clip-vit-l-14")
         assert refused.value.exit_code == 1
     shown = said.getvalue()
     assert f"9 kB  CLIP; MIT: {hub.address}/c\n" in shown
