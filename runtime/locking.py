@@ -3,7 +3,7 @@
 import errno
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -79,3 +79,18 @@ def locked_output(path: str | os.PathLike[str]) -> Iterator[None]:
         finally:
             with suppress(OSError):
                 lock.unlink()  # before the lock is released
+
+
+@contextmanager
+def awaited_lock(path: Path, *, waits: Callable[[], None]) -> Iterator[None]:
+    """Inside this context, other processes wait that enter it with the same lock file, which stays.
+
+    `waits` is called before this process waits. Where no lock can be made, the context has no effect. Raises OSError.
+    """
+    with open(path, "ab") as file:
+        try:
+            take_lock(file)
+        except BlockingIOError:
+            waits()
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX)
+        yield

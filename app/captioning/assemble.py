@@ -17,6 +17,7 @@ from llama_adapter.app.models.encoders import (
 )
 from llama_adapter.app.models.exported_encoder import check_encoder_exists, encoder_identity
 from llama_adapter.app.models.memory_fit import place_model
+from llama_adapter.app.models.named.getting import terms
 from llama_adapter.app.models.number_formats import DtypeChoice, check_asked_precision, check_rounding, widening_note
 from llama_adapter.app.models.parallel.group import RankGroup
 from llama_adapter.app.models.random_model import RandomLoader
@@ -173,6 +174,7 @@ def assemble_parts(
             has_adapter=has_adapter and not is_for_texts,
             has_text_adapter=has_adapter and is_for_texts,
             template=model.template,
+            card=model.card or terms((spec.llama_dir, spec.adapter, spec.clip)),
             past=None if runner.config.past is None else runner.config.past.digest,
         ),
         model=dataclasses.replace(model, vision_state={}),

@@ -45,6 +45,7 @@ from llama_adapter.app.captioning.work_items import (
     text_items,
     work_items,
 )
+from llama_adapter.app.models.named.located import located_spec
 from llama_adapter.app.models.oom_retry import OomRetry, attempt
 from llama_adapter.app.models.parallel.errors import RankError
 from llama_adapter.app.models.spec import PLAIN_MODES, BatchSize, CaptionerSpec, ModelInfo, VisionKind
@@ -193,8 +194,9 @@ class Captioner:
         """Load a model onto a device.
 
         Parameters:
-            model: folder of a bundle. None: the embedded model, or the checkpoints at `llama_dir`.
-            llama_dir: folder of LLaMA as Meta ships it, or of a Hugging Face model. Needs `adapter`.
+            model: folder of a bundle, or a name such as `"bias-7b"`, which `llama-adapter get` fetched. None: the
+                embedded model, or the checkpoints at `llama_dir`.
+            llama_dir: folder of LLaMA as Meta ships it, or of a Hugging Face model, or a name. Needs `adapter`.
             llama_type: sub-folder of `llama_dir`, such as `"7B"`.
             adapter: adapter file, such as `BIAS-7B.pth`.
             clip: CLIP file, such as `ViT-L-14.pt`. None: the adapter file contains CLIP, or an `encoder` replaces it.
@@ -688,6 +690,7 @@ class Captioner:
 
 def _open_parts(spec: CaptionerSpec) -> Parts:
     """Load the model of a spec onto its device. Torch is imported only for models that need it."""
+    spec = located_spec(spec)
     if spec.decoder is not None:
         from llama_adapter.app.captioning.assemble_exported import assemble_exported
 

@@ -15,6 +15,7 @@ from typing import Any, Final, get_args
 
 from llama_adapter.app.captioning.tasks.choose import parse_choices
 from llama_adapter.app.command_line import values
+from llama_adapter.app.command_line.names import add_yes
 from llama_adapter.app.command_line.parser import EXIT_CODES, Group, Parser, add_config, read_table
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.pictures.reading.spec import DEFAULT_PICTURE_TIMEOUT_S, DEFAULT_READER
@@ -98,6 +99,7 @@ def command(
             add_flags(parser, *(parts or (name,)), defaults=defaults)
         else:
             declare(parser)
+        add_yes(parser)
         parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
         if any(getattr(action, "section", None) for action in parser._actions):
             add_config(parser)

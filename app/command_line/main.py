@@ -18,12 +18,14 @@ from llama_adapter.app.command_line.commands.doctor import run_doctor
 from llama_adapter.app.command_line.commands.encode import run_encode
 from llama_adapter.app.command_line.commands.evaluate import run_bench, run_eval
 from llama_adapter.app.command_line.commands.export import add_export
+from llama_adapter.app.command_line.commands.get import run_get
 from llama_adapter.app.command_line.commands.label import run_label
 from llama_adapter.app.command_line.commands.models import run_convert, run_pack, run_quantize
 from llama_adapter.app.command_line.commands.reference import add_reference
 from llama_adapter.app.command_line.commands.serve import add_serving
 from llama_adapter.app.command_line.commands.train import add_train
 from llama_adapter.app.command_line.flags import command, description
+from llama_adapter.app.command_line.names import locate_names
 from llama_adapter.app.command_line.parser import EXIT_CODES, Parser, check_required, help_hint
 from llama_adapter.app.command_line.values import spec_from
 from llama_adapter.app.models.parallel.launch import Launched, launched_follower, quieten_torch, refuse_launch
@@ -47,6 +49,7 @@ def _dispatch(arguments: Sequence[str]) -> int:
     run: Callable[[argparse.Namespace], int] = options.command
     try:
         check_required(options)
+        locate_names(options)
         num_ranks = vars(options).get("tensor_parallel")
         if isinstance(num_ranks, int) and num_ranks > 1:
             quieten_torch()
@@ -105,6 +108,7 @@ def build_parser() -> Parser:
     command(commands, "eval", run_eval)
     command(commands, "label", run_label, parts=("label", "model"))
     add_train(commands)
+    command(commands, "get", run_get)
     command(commands, "convert", run_convert)
     command(commands, "quantize", run_quantize)
     command(commands, "pack", run_pack)

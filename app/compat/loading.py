@@ -12,6 +12,7 @@ from llama_adapter.app.compat.foreign import recognise
 from llama_adapter.app.compat.infer_config import lite_settings
 from llama_adapter.app.compat.mindir import captioner_settings, mindir_settings, names_graphs
 from llama_adapter.app.models.models_by_name import FOREIGN_WEIGHTS, find_model, foreign_weights, model_settings
+from llama_adapter.app.models.named.located import is_named
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.exported.card import CARD_FILE
@@ -75,7 +76,7 @@ def _settings_of(model: Any) -> dict[str, Any]:
         case None:
             return {}
         case str() | os.PathLike():
-            return _of_path(find_model(os.fspath(model)))
+            return {"model": name} if is_named(name := os.fspath(model)) else _of_path(find_model(name))
         case Mapping():
             return _of_mapping(model)
         case tuple() | list():

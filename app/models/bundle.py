@@ -56,7 +56,6 @@ from llama_adapter.app.models.checkpoints import (
     SourceFile,
     StreamedModel,
     claimed_digest,
-    file_digest,
     stream_sources,
     whole,
 )
@@ -69,6 +68,7 @@ from llama_adapter.llm.split import dense, share_of, shares_of, take
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.atomic_write import atomic_write, replace_folder
 from llama_adapter.runtime.devices import DTYPES
+from llama_adapter.runtime.digests import file_digest
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.graphs.card import fingerprint
 from llama_adapter.runtime.kernels.layout import PackedLayout

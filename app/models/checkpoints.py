@@ -33,6 +33,7 @@ from llama_adapter.llm.weights.lora import LoraFolder, merged_source, open_loras
 from llama_adapter.llm.weights.meta import open_meta
 from llama_adapter.llm.weights.mindspore import open_mindspore
 from llama_adapter.llm.weights.names import LlamaSource, sizes_of
+from llama_adapter.runtime.digests import file_digest
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.ranks import ALONE, Alone
@@ -232,7 +233,7 @@ def stream_sources(
     adapter = None if sources.adapter is None else open_adapter(sources.adapter, for_texts=True)
     tokenizer, llama, clip = open_llama_parts(place, adapter=adapter, clip=sources.clip)
     llama, loras = merge_loras(sources.lora, llama, adapter)
-    base = place.folder.resolve().name
+    base = _base_name(place.folder.resolve())
     is_chat = adapter is not None and adapter.is_chat
     usual = CHAT_CONTEXT if is_chat else DEFAULT_CONTEXT
     context = usual if sources.context is None else sources.context
@@ -284,6 +285,12 @@ def stream_sources(
     share = share_of(decoder_config, ranks)
     tensors = decoder_tensors(decoder_config, source=llama, adapter=adapter, dtype=chosen, share=share)
     return with_loras(model, loras, base=base), tensors
+
+
+def _base_name(folder: Path) -> str:
+    """A LLaMA's name for display: its folder's, and in the cache of the Hugging Face Hub the repository's."""
+    repository = folder.parent.parent.name if folder.parent.name == "snapshots" else ""
+    return repository.rpartition("--")[2] or folder.name
 
 
 def merge_loras(
@@ -533,12 +540,6 @@ def claimed_digest(path: str | os.PathLike[str]) -> str | None:
 def adapter_name(path: str | os.PathLike[str]) -> str:
     """An adapter's name for display: its file name without digest and suffix."""
     return shown_name(re.sub(r"^[0-9a-f]{64}_", "", Path(path).name).removesuffix(".pth") or Path(path).name)
-
-
-def file_digest(path: str | os.PathLike[str]) -> str:
-    """SHA-256 of a file, read in pieces, in hexadecimal."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _form_of(folder: Path) -> LlamaForm | None:

@@ -36,9 +36,9 @@ class DtypeChoice:
             return sizes.packed_in
         name, self.reason = self._best(sizes)
         if DTYPES[name].itemsize > 2 and (free := self._backend.free_bytes()) is not None:
-            needed = self._needed_bytes(sizes, name)
+            needed = self.needed_bytes(sizes, name)
             halves = [other for other in self._backend.capabilities.dtypes if DTYPES[other].itemsize == 2]
-            if needed > free and (half := next((one for one in halves if self._needed_bytes(sizes, one) <= free), "")):
+            if needed > free and (half := next((one for one in halves if self.needed_bytes(sizes, one) <= free), "")):
                 self.reason = f"{name} needs {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
                 name = half
         return DTYPES[name]
@@ -59,7 +59,7 @@ class DtypeChoice:
             return first, "its weights have 8 bits"
         return large, f"faster for {num_weights / 1e9:.1f} billion weights"
 
-    def _needed_bytes(self, sizes: ModelSizes, name: str) -> int:
+    def needed_bytes(self, sizes: ModelSizes, name: str) -> int:
         """Memory for the model in this dtype, with the batch size of the spec, or with one row if that is `auto`."""
         spec, backend, dtype = self._spec, self._backend, DTYPES[name]
         own_bytes = sizes.num_encoder_weights * dtype.itemsize

@@ -13,7 +13,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from llama_adapter.app.models.bundle import check_other_target, known_answer_of, save_bundle, stream_bundle
-from llama_adapter.app.models.checkpoints import Origin
+from llama_adapter.app.models.checkpoints import LoadedModel, Origin, StreamedModel
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.number_formats import DtypeChoice
 from llama_adapter.app.models.sketch import HalfConfig, sketch
@@ -71,23 +71,27 @@ def pack_bundle(job: PackJob) -> PackedBundle:
     spec = CaptionerSpec(model=str(source), device="cpu", dtype=job.dtype, precision=job.precision)
     dtype = DtypeChoice(spec, backend=open_backend("cpu"), mode=EAGER)
     model, tensors = stream_bundle(source, dtype=dtype, precision=job.precision)
+    model, tensors = pack_model(model, tensors, library=found.library)
+    folder = save_bundle(target, model=model, decoder_tensors=tensors, **known_answer_of(source), overwrite=job.force)
+    numbers = dtype_name(model.dtype) if model.precision == FLOAT else model.precision
+    return PackedBundle(folder=folder, layout=found.library.layout, numbers=numbers)
+
+
+def pack_model(model: LoadedModel, tensors: Iterable[tuple[str, Tensor]], *, library: Library) -> StreamedModel:
+    """A model with plain weights, laid out for the kernels of `library`; the decoder's are packed one by one.
+
+    Raises DeviceError for a dtype in which no kernel computes.
+    """
     kind = kind_of(model.precision, model.dtype)
     if kind is None:
         raise DeviceError(
             f"The kernels do not compute in {dtype_name(model.dtype)}", hint="pass --dtype float32 or bfloat16"
         )
-    packer = _Packer(library=found.library, kind=kind, precision=model.precision)
+    packer = _Packer(library=library, kind=kind, precision=model.precision)
     origin = model.origin or Origin(digest=model.digest, fingerprint=fingerprint(model.vision_state))
     vision = dict(packer.packed(model.vision_state.items(), model.vision_config))
-    folder = save_bundle(
-        target,
-        model=dataclasses.replace(model, vision_state=vision, origin=origin, packed=found.library.layout),
-        decoder_tensors=packer.packed(tensors, model.decoder_config),
-        **known_answer_of(source),
-        overwrite=job.force,
-    )
-    numbers = dtype_name(model.dtype) if model.precision == FLOAT else model.precision
-    return PackedBundle(folder=folder, layout=found.library.layout, numbers=numbers)
+    packed = dataclasses.replace(model, vision_state=vision, origin=origin, packed=library.layout)
+    return packed, packer.packed(tensors, model.decoder_config)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

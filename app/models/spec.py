@@ -230,6 +230,7 @@ class ModelInfo:
     has_text_adapter: bool = False  # of LLaMA-Adapter V1
     template: Template = "instruction"  # of its prompts; conversation: an adapter for chat
     past: str | None = None  # digest of the past keys and values
+    card: str = ""  # what its weights are, and their licences, as far as known
 
     def require_adapter(self) -> None:
         """Raise UsageError if the model takes no pictures: LLaMA alone, or with an adapter for texts."""

@@ -37,7 +37,6 @@ from llama_adapter.app.models.checkpoints import (
     LlamaForm,
     ModelSources,
     claimed_digest,
-    file_digest,
     find_clip,
     find_llama,
     lora_notes,
@@ -57,6 +56,7 @@ from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights.adapter import AdapterFile, check_fits, open_adapter
 from llama_adapter.llm.weights.build import plan_decoder
 from llama_adapter.llm.weights.names import LlamaSource
+from llama_adapter.runtime.digests import file_digest
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.kernels.library import find_library

@@ -22,6 +22,7 @@ from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.captioning.tasks.prompts import RawPrompt
 from llama_adapter.app.compat.reference.pictures import SessionEncoder, clip_transform, encoder_pixels
 from llama_adapter.app.models.checkpoints import RELEASED_ADAPTERS, find_llama
+from llama_adapter.app.models.named.located import find_weights
 from llama_adapter.app.models.spec import DEFAULT_BATCH_SIZE, CaptionerSpec
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.prompt import format_prompt
@@ -33,7 +34,6 @@ from llama_adapter.runtime.terminal.stderr_lines import say
 
 __all__ = ["LLaMA_adapter", "Tokenizer", "available_models", "format_prompt", "load"]
 
-RELEASES: Final = "https://github.com/OpenGVLab/LLaMA-Adapter/releases/download"
 CACHED_CLIP: Final = Path("~/.cache/clip/ViT-L-14.pt")  # where OpenAI's package stores it
 STAGES: Final = ("clip", "pre", "forward", "post", "decode")
 _OF_ENCODER: Final = ("clip", "vision", "encoder", "provider")  # prefixes of the encoder's settings
@@ -352,9 +352,11 @@ def _find_adapter(name: str, folder: str | os.PathLike[str]) -> str:
     for file in (f"{digest}_{released}.pth", f"{released}.pth"):
         if os.path.isfile(os.path.join(folder, file)):
             return os.path.join(folder, file)
-    version = "v.2.1.0" if released.endswith("-v21") else "v.2.0.0"
+    weights = find_weights(released, "adapter")
+    if weights is not None and (found := weights.source.here()) is not None:
+        return str(found)
     raise CheckpointError(
         f"The adapter {released} is not in `{folder}`, and nothing is downloaded here",
-        hint=f"download {RELEASES}/{version}/{digest}_{released}.pth (its SHA-256 begins with {digest[:12]}) into "
-        f"`{os.path.abspath(folder)}`, or pass `run-reference --adapter FILE`",
+        hint=f"`llama-adapter get {released}` downloads it; or put it into `{os.path.abspath(folder)}`, or pass "
+        "`run-reference --adapter FILE`",
     )

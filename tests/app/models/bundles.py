@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from llama_adapter.app.models.checkpoints import LoadedModel, ModelSources, file_digest
+from llama_adapter.app.models.checkpoints import LoadedModel, ModelSources
+from llama_adapter.runtime.digests import file_digest
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 PICTURE = GOLDEN / "images" / "tiny_10x10.png"

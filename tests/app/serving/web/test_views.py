@@ -243,6 +243,7 @@ def test_about_has_the_model_its_limits_and_what_it_cannot_do(service: Service) 
     for expected in (service.info.name, service.info.digest, service.info.dtype, "512 tokens", "50 million pixels"):
         assert expected in text
     assert "It knows nothing else." in text
+    assert "weights A tiny LLaMA-Adapter V2 model" in text
     assert f"{service.info.name} on {service.info.device}" in head(service)
     assert "is-ready" in head(service)
 

@@ -1,0 +1,39 @@
+"""Names of published weights on the command line: they become paths before a command runs."""
+
+import argparse
+from typing import Final
+
+from llama_adapter.app.models.named.located import FIELDS, located
+from llama_adapter.runtime.terminal.stderr_lines import say
+
+_FROM_CHECKPOINTS: Final = ("train", "export decoder", "export onnx")  # they need weights with nothing merged
+_OF_BUNDLES: Final = ("convert", "quantize", "pack")  # their --model is a bundle of the user's
+_SERVICES: Final = ("serve", "web")  # nobody answers a question of theirs
+
+
+def add_yes(parser: argparse.ArgumentParser) -> None:
+    """Add `--yes` to a command that takes names of weights. It is consent, so it is no setting of files."""
+    if {"model", *FIELDS} & {action.dest for action in parser._actions}:
+        text = "fetch weights that --model, --llama-dir, --adapter or --clip name, without a question"
+        parser.add_argument("--yes", action="store_true", help=text)
+
+
+def locate_names(options: argparse.Namespace) -> None:
+    """Put paths in place of the names and addresses of weights among the options; missing weights are fetched.
+
+    A question is asked on a terminal, unless `--yes` was given, and never by a service. Raises the errors of `located`.
+    """
+    values = dict(vars(options))
+    if not {"model", *FIELDS} & values.keys():
+        return
+    command = options.parser.name
+    if command in _OF_BUNDLES:
+        values.pop("model", None)
+    found = located(
+        values,
+        consent="yes" if values.get("yes") else "no" if command in _SERVICES else "ask",
+        tell=(lambda line: None) if values.get("quiet") else say,
+        from_checkpoints=command in _FROM_CHECKPOINTS,
+    )
+    for field, value in found.items():
+        setattr(options, field, value)

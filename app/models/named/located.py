@@ -1,0 +1,112 @@
+"""From names and addresses to paths: `--model bias-7b`, `--llama-dir hf:OWNER/NAME`, `--clip clip-vit-l-14`.
+
+A file or folder of that name comes first, then a folder in LLAMA_ADAPTER_HOME, then the catalogue.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from llama_adapter.app.models.models_by_name import find_model, model_settings
+from llama_adapter.app.models.named.catalogue import Kind, Part, find_part, find_parts
+from llama_adapter.app.models.named.getting import Consent, Weights, obtain
+from llama_adapter.app.models.named.hub_source import SCHEME
+from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.runtime.errors import UsageError
+
+FIELDS: Final[Mapping[str, Kind]] = {"llama_dir": "llama", "adapter": "adapter", "clip": "clip"}
+# Fields of a spec that decide which number format fits the memory.
+_COMPUTING: Final = ("device", "dtype", "precision", "operators", "batch_size")
+
+
+def located(
+    values: Mapping[str, Any],
+    *,
+    consent: Consent = "no",
+    tell: Callable[[str], None] = lambda line: None,
+    from_checkpoints: bool = False,
+) -> dict[str, Any]:
+    """The fields of a spec among `values` that name weights, with paths in place of names; empty if none does.
+
+    Parts without a field in `values` are left out: an encoder needs no LLaMA.
+
+    The model of an adapter becomes a bundle in the user's cache; with `from_checkpoints`, or if LoRA or ranks ask for
+    it, the checkpoints themselves. A LLaMA is always checkpoints. What is missing is fetched with `consent`; `tell`
+    gets lines on what is done. Raises UsageError, NotHereError, DownloadError and OSError.
+    """
+    found: dict[str, Any] = {}
+    for field, kind in FIELDS.items():
+        if isinstance(name := values.get(field), str) and (weights := find_weights(name, kind)) is not None:
+            found[field] = str(obtain({kind: weights}, name=name, consent=consent, tell=tell)[kind])
+            found |= _heads(find_part(kind, name), values)
+    if not isinstance(name := values.get("model"), str) or _is_path(name):
+        return found
+    if name.startswith(SCHEME):
+        weights = Weights.of_address(name, needs_tokenizer=True)
+        folder = obtain({"model": weights}, name=name, consent=consent, tell=tell)["model"]
+        return found | {"model": None} | model_settings(folder)
+    parts = find_parts(name)
+    if "llama" not in parts:
+        return found
+
+    def checkpoints() -> dict[str, Any]:
+        wanted = {field: Weights.of_part(parts[kind]) for field, kind in FIELDS.items() if kind in parts}
+        wanted = {field: weights for field, weights in wanted.items() if field in values}
+        paths = obtain(wanted, name=name, consent=consent, tell=tell)
+        return {field: str(path) for field, path in paths.items()} | _heads(parts.get("adapter"), values)
+
+    if "adapter" not in parts or from_checkpoints or values.get("lora") or (values.get("tensor_parallel") or 1) > 1:
+        return found | {"model": None} | checkpoints()
+    from llama_adapter.app.models.named.ready import ready_bundle
+
+    spec = CaptionerSpec(**{field: values[field] for field in _COMPUTING if values.get(field) is not None})
+    return found | {"model": str(ready_bundle(parts, spec, obtain=checkpoints, tell=tell))}
+
+
+def located_spec(spec: CaptionerSpec) -> CaptionerSpec:
+    """The spec with paths in place of names. Nothing is fetched: raises NotHereError for missing weights."""
+    values = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
+    return dataclasses.replace(spec, **located(values))
+
+
+def find_weights(name: str, kind: Kind) -> Weights | None:
+    """The weights that a name or an address stands for; None for a path. Raises UsageError for a wrong address."""
+    if Path(name).expanduser().exists():
+        return None
+    if name.startswith(SCHEME):
+        return Weights.of_address(name, needs_tokenizer=kind == "llama")
+    part = find_part(kind, name)
+    return None if part is None else Weights.of_part(part)
+
+
+def _heads(part: Part | None, values: Mapping[str, Any]) -> dict[str, int]:
+    """The heads of the visual blocks of an adapter, if the catalogue has them and the user gave none."""
+    heads = None if part is None or values.get("visual_heads") is not None else part.visual_heads
+    return {} if heads is None else {"visual_heads": heads}
+
+
+def is_named(name: str) -> bool:
+    """Whether a model's name is an address of the Hub or in the catalogue, and no path."""
+    return not _is_path(name) and (name.startswith(SCHEME) or "llama" in find_parts(name))
+
+
+def _is_path(name: str) -> bool:
+    try:
+        find_model(name)
+    except UsageError:
+        return False
+    return True
+
+
+def parts_of(name: str) -> dict[str, Weights]:
+    """All weights that `get NAME` fetches, by kind. Raises UsageError if there is no such name or address."""
+    if name.startswith(SCHEME):
+        return {"model": Weights.of_address(name, needs_tokenizer=False)}
+    parts: Mapping[Kind, Part] = find_parts(name)
+    if not parts:
+        raise UsageError(
+            f"The catalogue has no model `{name}`",
+            hint="`llama-adapter get --list` lists its names; hf:OWNER/NAME is a repository of the Hugging Face Hub",
+        )
+    return {kind: Weights.of_part(part) for kind, part in parts.items()}

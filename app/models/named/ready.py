@@ -1,0 +1,132 @@
+"""Bundles of models by name: written once into the user's cache, in the number format that fits the memory."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llama_adapter.app.models.bundle import save_bundle
+from llama_adapter.app.models.bundle_manifest import MANIFEST
+from llama_adapter.app.models.checkpoints import sources_of, stream_sources
+from llama_adapter.app.models.named.catalogue import Kind, Part
+from llama_adapter.app.models.named.getting import terms
+from llama_adapter.app.models.number_formats import DtypeChoice
+from llama_adapter.app.models.packed_bundle import pack_model
+from llama_adapter.app.models.random_model import decoder_config, parse_size, vision_config
+from llama_adapter.app.models.sketch import ModelSizes, sketch
+from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.models.stream_model import stream_model
+from llama_adapter.runtime.devices import DTYPES, EAGER, Backend, open_backend, open_best
+from llama_adapter.runtime.errors import TooLittleMemoryError
+from llama_adapter.runtime.kernels.library import find_library
+from llama_adapter.runtime.locking import awaited_lock
+from llama_adapter.runtime.schemes import FLOAT, QUANTISED, Precision
+from llama_adapter.runtime.schemes.scheme import dtype_name
+from llama_adapter.runtime.user_cache import cache_folder
+
+Obtain = Callable[[], Mapping[str, Any]]  # fetches what is missing; the checkpoint fields of a spec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Numbers:
+    """A number format, and the memory that a model needs in it."""
+
+    precision: Precision
+    dtype: str
+    bytes: int
+
+    @property
+    def name(self) -> str:
+        """Its common name."""
+        return self.dtype if self.precision == FLOAT else self.precision
+
+    @property
+    def need(self) -> str:
+        """Its memory in words."""
+        return f"{self.name} needs {self.bytes / 1e9:.1f} GB"
+
+
+def ready_bundle(
+    parts: Mapping[Kind, Part], spec: CaptionerSpec, *, obtain: Obtain, tell: Callable[[str], None]
+) -> Path:
+    """The bundle of an adapter of the catalogue, in the number format of `spec` or the best that fits the memory.
+
+    `spec` says what computes it. A bundle that was written before and fits is taken. `obtain` is called if none was
+    written, or if the sizes of the model are not known before. `tell` gets a line with the choice and its reason.
+    Raises TooLittleMemoryError, the errors of `obtain` and of reading checkpoints, and OSError.
+    """
+    name = parts["adapter"].name
+    backend = open_best()[0] if spec.device == "auto" else open_backend(spec.device)
+    folder = cache_folder() / "models"
+    folder.mkdir(exist_ok=True)
+    key = hashlib.sha256(json.dumps([dataclasses.asdict(part) for part in parts.values()]).encode()).hexdigest()[:12]
+
+    def place(numbers: Numbers) -> Path:
+        return folder / f"{name}-{numbers.precision}-{numbers.dtype}-{key}"
+
+    tried = _candidates(_sizes(parts, obtain), spec, backend=backend)
+    free = backend.free_bytes()
+    fitting = [one for one in tried if free is None or one.bytes <= free]
+    there = "" if free is None else f", and {free / 1e9:.1f} GB are free"
+    if not fitting:
+        raise TooLittleMemoryError(
+            f"`{name}` does not fit into the memory of {backend.name}: {tried[-1].need}{there}",
+            hint="close other programs, or pass --batch-size 1 and a smaller --precision",
+        )
+    chosen = next((one for one in fitting if (place(one) / MANIFEST).is_file()), fitting[0])
+    why = (tried[0].need if chosen in (tried[0], fitting[0]) else "written before") + there
+    target = place(chosen)
+    if (target / MANIFEST).is_file():
+        tell(f"{name} in {chosen.name}: {why}")
+        return target
+    sources = obtain()
+    with awaited_lock(folder / f".{target.name}.lock", waits=lambda: tell(f"waiting for `{target.name}`")):
+        if not (target / MANIFEST).is_file():
+            tell(f"{name} in {chosen.name}: {why}. It is written once to {target}")
+            _write(target, spec, sources, chosen, backend=backend)
+    return target
+
+
+def _sizes(parts: Mapping[Kind, Part], obtain: Obtain) -> ModelSizes:
+    """The sizes of a model, from the catalogue, or from its files."""
+    if (llama := parts.get("llama")) is not None and llama.size is not None:
+        size = parse_size(llama.size)
+        weights = sketch(vision_config(size)).state_dict().values()
+        decoder = decoder_config(size)
+    else:
+        model, _ = stream_sources(sources_of(CaptionerSpec(**obtain())), dtype=None)
+        weights, decoder = model.vision_state.values(), model.decoder_config
+    num_weights = sum(tensor.numel() for tensor in weights)
+    return ModelSizes(decoder=decoder, num_encoder_weights=num_weights, precision=FLOAT)
+
+
+def _candidates(sizes: ModelSizes, spec: CaptionerSpec, *, backend: Backend) -> list[Numbers]:
+    """The number formats to choose from, from the most to the least exact."""
+    wanted: Precision | None = "int8" if spec.operators == "w8a8" else spec.precision
+    usual: tuple[Precision, ...] = (
+        FLOAT,
+        *(one for one in QUANTISED if not backend.refusal(one, wanted=spec.operators)),
+    )
+    found = []
+    for precision in usual if wanted is None else (wanted,):
+        own = dataclasses.replace(sizes, precision=precision)
+        choice = DtypeChoice(dataclasses.replace(spec, precision=precision), backend=backend, mode=EAGER)
+        dtype = dtype_name(choice(own))
+        found.append(Numbers(precision=precision, dtype=dtype, bytes=choice.needed_bytes(own, dtype)))
+    return found
+
+
+def _write(
+    target: Path, spec: CaptionerSpec, sources: Mapping[str, Any], numbers: Numbers, *, backend: Backend
+) -> None:
+    dtype = DTYPES[numbers.dtype]
+    checkpoints = CaptionerSpec(precision=numbers.precision, **sources)
+    model, tensors = stream_model(checkpoints, dtype=dtype)
+    library = find_library().library
+    if library is not None and backend.packed_layout(numbers.precision, dtype, wanted=spec.operators) is not None:
+        model, tensors = pack_model(model, tensors, library=library)
+    model = dataclasses.replace(model, card=terms(sources.values()))
+    save_bundle(target, model=model, decoder_tensors=tensors)

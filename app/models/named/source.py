@@ -1,0 +1,72 @@
+"""What the sources of weights have in common: one file at an address, or the files of a repository."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from llama_adapter.app.models.named.errors import DownloadError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Missing:
+    """What is to be fetched of a source. What its server was not asked for is None or ""."""
+
+    bytes: int | None
+    licence: str = ""
+    asks: bool = False  # whether access must be asked for
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    """A file of a source, and its fault; "" if it has the published digest."""
+
+    path: Path
+    fault: str
+
+
+class Source(Protocol):
+    """Where weights come from. All methods may raise DownloadError and OSError."""
+
+    @property
+    def page(self) -> str:
+        """The page that people look at."""
+
+    def folder(self) -> Path:
+        """The folder that files are fetched into."""
+
+    def here(self) -> Path | None:
+        """The file or folder on this machine; None if it is missing or incomplete. Asks no server."""
+
+    def missing(self, *, ask: bool) -> Missing:
+        """What is to be fetched; with `ask`, as the server says."""
+
+    def fetch(self, *, tell: Callable[[str], None]) -> Path:
+        """Fetch what is missing; the path of the file or folder. `tell` gets a line while it waits."""
+
+    def check(self) -> Iterator[Check]:
+        """The files that should be on this machine, compared with their digests. Asks no server."""
+
+
+def require_space(folder: Path, num_bytes: int) -> None:
+    """Raise DownloadError if the disk of a folder, which need not exist, has less space than that."""
+    place = next(one for one in (folder, *folder.parents) if one.is_dir())
+    free = shutil.disk_usage(place).free
+    if num_bytes > free:
+        raise DownloadError(
+            f"{shown_bytes(num_bytes)} are to be fetched into `{folder}`, and its disk has {shown_bytes(free)} free",
+            hint="make room, or name other folders with HF_HOME and XDG_CACHE_HOME",
+        )
+
+
+def shown_bytes(num_bytes: int | None) -> str:
+    """A size for people, such as `13.5 GB`."""
+    if num_bytes is None:
+        return "of unknown size"
+    size = float(num_bytes)
+    for unit in ("bytes", "kB", "MB"):
+        if size < 999.5:
+            return f"{size:.0f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
