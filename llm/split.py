@@ -16,7 +16,7 @@ from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.ranks import Alone
 
-Unit = Literal["heads", "ffn", "vocabulary"]
+Unit = Literal["heads", "kv_heads", "ffn", "vocabulary"]
 
 
 class Cut(NamedTuple):
@@ -43,8 +43,8 @@ _OURS = {
 _ADDED_ONCE = re.compile(r"layers\.\d+\.(attention\.out|feed_forward\.down)\.bias")  # added after sums over ranks
 META_CUTS = {
     "attention.wq": Cut(0, "heads"),
-    "attention.wk": Cut(0, "heads"),
-    "attention.wv": Cut(0, "heads"),
+    "attention.wk": Cut(0, "kv_heads"),
+    "attention.wv": Cut(0, "kv_heads"),
     "attention.wo": Cut(1, "heads"),
     "feed_forward.w1": Cut(0, "ffn"),
     "feed_forward.w3": Cut(0, "ffn"),
@@ -78,8 +78,9 @@ def is_added_once(name: str) -> bool:
 
 def span(cut: Cut, *, whole: DecoderConfig, share: DecoderConfig) -> tuple[range, int]:
     """The rows or columns (`cut.axis`) of a rank in one part of a matrix, and the number of them in the whole part."""
-    if cut.unit == "heads":
-        return range(share.heads.start * share.head_dim, share.heads.stop * share.head_dim), whole.dim
+    if cut.unit in ("heads", "kv_heads"):
+        heads, count = (share.heads, whole.num_heads) if cut.unit == "heads" else (share.kv_heads, whole.num_kv_heads)
+        return range(heads.start * share.head_dim, heads.stop * share.head_dim), count * whole.head_dim
     if cut.unit == "ffn":
         return whole.ffn_range(share.rank, share.num_ranks), whole.ffn_dim
     return share.vocab_rows, whole.vocab_size

@@ -28,6 +28,7 @@ from llama_adapter.llm.weights.names import (
     LlamaSource,
     half_split,
     meta_order,
+    norm_shapes,
 )
 from llama_adapter.runtime.kernels.library import Library
 
@@ -198,8 +199,8 @@ def llama_tensors(trainable: TrainableDecoder) -> Iterator[tuple[str, Tensor]]:
         if adapter.new_gate is not None:
             new_gate = adapter.new_gate[j] if j >= 0 else torch.ones(())
             yield f"{prefix}attention.new_gate", _file(new_gate).reshape(1, 1, 1, 1)
-        for theirs, ours in LAYER_NORMS.items():
-            yield f"{prefix}{theirs}.weight", _file(getattr(block, ours).weight)
+        for name in norm_shapes(config):
+            yield f"{prefix}{name}.weight", _file(block.get_parameter(f"{LAYER_NORMS[name]}.weight"))
         for path, parts in PARTS.items():
             yield from _of_linear(block.get_submodule(path), parts, prefix=prefix, num_heads=config.num_heads)
     yield "norm.weight", _file(decoder.norm.weight)
