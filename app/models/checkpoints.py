@@ -28,6 +28,7 @@ from llama_adapter.llm.split import share_of
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights.adapter import AdapterFile, open_adapter
 from llama_adapter.llm.weights.build import decoder_tensors, plan_decoder
+from llama_adapter.llm.weights.gguf import open_gguf
 from llama_adapter.llm.weights.huggingface import open_huggingface
 from llama_adapter.llm.weights.lora import LoraFolder, merged_source, open_loras
 from llama_adapter.llm.weights.meta import open_meta
@@ -71,8 +72,14 @@ _RELEASED_WIDTH = 4096  # all of them extend LLaMA-7B
 
 _P = ParamSpec("_P")
 
-LlamaForm = Literal["meta", "huggingface", "mindspore", "bundle"]
-_OPENERS = {"meta": open_meta, "huggingface": open_huggingface, "mindspore": open_mindspore, "bundle": open_bundle}
+LlamaForm = Literal["meta", "huggingface", "mindspore", "gguf", "bundle"]
+_OPENERS = {
+    "meta": open_meta,
+    "huggingface": open_huggingface,
+    "mindspore": open_mindspore,
+    "gguf": open_gguf,
+    "bundle": open_bundle,
+}
 
 Role = Literal["llama", "tokenizer", "adapter", "clip", "lora"]
 

@@ -95,8 +95,8 @@ class _Merge:
         if cast.data_ptr() != head.data_ptr():
             return cast
         # Tied weights become two parameters, so that training one does not change the other.
-        is_changed = self.source.tensors["tok_embeddings.weight"].change is not None
-        is_tied = not is_changed and head.data_ptr() == self._base("tok_embeddings.weight").data_ptr()
+        is_made = self.source.tensors["tok_embeddings.weight"].is_made
+        is_tied = not is_made and head.data_ptr() == self._base("tok_embeddings.weight").data_ptr()
         return cast.clone() if is_tied else cast
 
     def _cast(self, tensor: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ class GgufTokenizer:
 
     data: bytes
     bos_id: int | None
-    end_ids: tuple[int, ...]  # any of them ends an answer
+    end_ids: tuple[int, ...]  # any of them ends an answer; the first is the one that the file names
     template: str | None  # of chats, in Jinja
 
 
@@ -100,7 +100,7 @@ def gguf_tokenizer(keys: Mapping[str, Any], *, name: str) -> GgufTokenizer:
     return GgufTokenizer(
         data=json.dumps(content, ensure_ascii=False).encode(),
         bos_id=bos_id,
-        end_ids=tuple(sorted({end for end in (*named, *spelled) if end is not None})),
+        end_ids=tuple(dict.fromkeys(end for end in (*named, *spelled) if end is not None)),
         template=template if isinstance(template, str) else None,
     )
 

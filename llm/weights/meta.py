@@ -84,7 +84,7 @@ def open_meta(folder: str | os.PathLike[str]) -> LlamaSource:
     source = checked_source(
         place, files, tensors, config=config, stated_in="params.json", meaning=_MEANING, half_split=False
     )
-    _check_no_copies(files, tensors["layers.0.attention.wq.weight"])
+    _check_no_copies(files, [shard["layers.0.attention.wq.weight"] for shard in shards])
     return source
 
 
@@ -163,9 +163,9 @@ def _check_shard_count(shards: list[dict[str, Tensor]], *, dim: int, place: Path
         )
 
 
-def _check_no_copies(files: list[Path], split: SplitTensor) -> None:
+def _check_no_copies(files: list[Path], parts: list[Tensor]) -> None:
     """Refuse two copies of one shard, whose names and shapes are all correct. Comparing one matrix is enough."""
-    for (one, part), (other, its) in itertools.combinations(zip(files, split.parts, strict=True), 2):
+    for (one, part), (other, its) in itertools.combinations(zip(files, parts, strict=True), 2):
         if torch.equal(part, its):
             raise CheckpointError(
                 f"`{other}` holds the same part of the model as `{one.name}`",

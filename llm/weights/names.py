@@ -13,6 +13,7 @@ from torch import Tensor
 from llama_adapter.llm.config import DecoderConfig, Norms
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.files import Shape, check_names, check_shapes, count_blocks
+from llama_adapter.runtime.tensor_files.gguf_files import Blocks
 
 # Matrices of a layer, with the sizes of their rows and columns: D model width, F feed-forward width, Q width of all
 # query heads together, K of all heads of keys.
@@ -192,7 +193,7 @@ Change = Callable[[Tensor], Tensor]
 class SplitTensor:
     """A tensor in one or several parts that are joined along `axis`. Nothing is copied before `read`."""
 
-    parts: tuple[Tensor, ...]
+    parts: tuple[Tensor | Blocks, ...]
     axis: int = 0
     change: Change | None = None  # makes a tensor in float32 of the joined one
 
@@ -200,6 +201,11 @@ class SplitTensor:
         """The tensor with another change after its own."""
         both = change if self.change is None or change is None else partial(_in_order, self.change, change)
         return replace(self, change=both or self.change)
+
+    @property
+    def is_made(self) -> bool:
+        """Whether every `read` computes new numbers. Otherwise they may be a view of the file."""
+        return self.change is not None or isinstance(self.parts[0], Blocks)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -225,7 +231,7 @@ class SplitTensor:
             return changed if cut is None else narrowed(changed, cut)
         pieces = list(self.parts)
         if cut is not None and cut[0] != self.axis:
-            pieces = [narrowed(part, cut) for part in self.parts]
+            pieces = [part.narrow(cut[0], cut[1].start, len(cut[1])) for part in self.parts]
         elif cut is not None:
             pieces, start = [], 0
             for part in self.parts:
@@ -234,7 +240,8 @@ class SplitTensor:
                 if first < last:
                     pieces.append(part.narrow(self.axis, first - start, last - first))
                 start = stop
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=self.axis)
+        values = [piece.read() if isinstance(piece, Blocks) else piece for piece in pieces]
+        return values[0] if len(values) == 1 else torch.cat(values, dim=self.axis)
 
 
 def _in_order(first: Change, second: Change, tensor: Tensor) -> Tensor:

@@ -47,6 +47,10 @@ class Blocks:
             return self.read().narrow(axis, start, length)
         return Blocks(self.data.narrow(0, start, length), self.kind, (length, *self.shape[1:]))
 
+    def data_ptr(self) -> int:
+        """The address of the bytes, as that of a tensor."""
+        return self.data.data_ptr()
+
     def read(self) -> Tensor:
         """The values, float32. Beside the result, memory holds a few megabytes."""
         from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType

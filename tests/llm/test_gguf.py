@@ -1,5 +1,6 @@
 """GGUF files: blocks, keys and tokenizers equal those of the packages that define them; damaged files are refused."""
 
+import dataclasses
 import json
 import random
 from collections.abc import Callable
@@ -12,17 +13,22 @@ import numpy as np
 import pytest
 import sentencepiece
 import tokenizers
+import torch
+import transformers
 from gguf import GGMLQuantizationType as Kind
 from gguf.quants import dequantize, quantize
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
 from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
 
+from llama_adapter.llm.weights.build import decoder_tensors
+from llama_adapter.llm.weights.gguf import open_gguf
 from llama_adapter.llm.weights.gguf_tokenizer import gguf_tokenizer
+from llama_adapter.llm.weights.huggingface import open_huggingface
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.schemes.scheme import find_scheme
 from llama_adapter.runtime.tensor_files.gguf_files import Blocks, read_gguf
-from tests.llm.gguf_files import write_gguf
+from tests.llm.gguf_files import write_gguf, write_model
 from tests.llm.toys import GOLDEN
 
 ROWS, COLUMNS = 6, 512
@@ -224,3 +230,73 @@ def test_tokenizers_that_cannot_be_built_are_refused(changes: dict[str, Any], me
     keys = {f"tokenizer.ggml.{key}": value for key, value in (good | changes).items() if value is not None}
     with pytest.raises(CheckpointError, match=message):
         gguf_tokenizer(keys, name="m.gguf")
+
+
+SIZES = {
+    **{"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4},
+    **{"num_key_value_heads": 2, "vocab_size": 80, "max_position_embeddings": 128},
+    **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+}
+ORIGINAL = {"original_max_position_embeddings": 32}
+# Class of the configuration -> entries that differ from `SIZES`, and its rotary embedding.
+MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "LlamaConfig": (
+        {"tie_word_embeddings": True},
+        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **ORIGINAL},
+    ),
+    "MistralConfig": ({"sliding_window": 16, "head_dim": 32}, {"rope_theta": 500.0}),
+    "Qwen2Config": ({}, {"rope_type": "yarn", "factor": 4.0, **ORIGINAL}),
+    "Qwen3Config": ({"head_dim": 32}, {"rope_type": "linear", "factor": 2.0}),
+    "Gemma2Config": ({"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 16}, {}),
+    "Gemma3TextConfig": (
+        {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 9, "num_hidden_layers": 7},
+        {},
+    ),
+    "Phi3Config": (
+        {**ORIGINAL, "head_dim": 16},
+        {"rope_type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [2.0, 4.0], "partial_rotary_factor": 0.25},
+    ),
+    "SmolLM3Config": ({}, {"rope_theta": 2e6}),
+    "Olmo2Config": ({}, {}),
+    "GraniteConfig": (
+        {
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.01,
+            "logits_scaling": 8.0,
+        },
+        {"rope_theta": 1e7},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_equal_those_in_the_format_of_hugging_face(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(len(name))
+    entries, rotary = MODELS[name]
+    if rotary:
+        entries = {**entries, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, **rotary}}
+    config = getattr(transformers, name)(**(SIZES | entries))
+    model = transformers.AutoModelForCausalLM.from_config(config).float()
+    for tensor in model.parameters():
+        torch.nn.init.normal_(tensor, std=0.5)
+    model.save_pretrained(tmp_path / "folder")
+    ours = open_gguf(write_model(tmp_path / "m.gguf", model, {}))
+    theirs = open_huggingface(tmp_path / "folder")
+    tables = [
+        [
+            None if rotary is None else rotary.frequencies(source.config.head_dim, context=context)
+            for layer in range(source.config.num_layers)
+            for context in (16, 100)
+            for rotary in [source.config.rotary_of(layer)]
+        ]
+        for source in (ours, theirs)
+    ]
+    np.testing.assert_equal([one is None for one in tables[0]], [one is None for one in tables[1]])
+    for one, other in zip(*tables, strict=True):
+        np.testing.assert_allclose(one or (), other or (), rtol=1e-6)
+    plain = {"rotaries": (), "layer_rotaries": (), "rope_theta": 1.0}
+    assert dataclasses.replace(ours.config, **plain) == dataclasses.replace(theirs.config, **plain)
+    mine, yours = (dict(decoder_tensors(ours.config, source=one, adapter=None, dtype=None)) for one in (ours, theirs))
+    assert mine.keys() == yours.keys()
+    assert [key for key in mine if not torch.equal(mine[key].float(), yours[key].float())] == []
