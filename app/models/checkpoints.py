@@ -40,6 +40,7 @@ from llama_adapter.runtime.ranks import ALONE, Alone
 from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.schemes.state import drained
 from llama_adapter.runtime.tensor_files.files import list_keys, read_tensor_file
+from llama_adapter.runtime.tensor_files.gguf_files import is_gguf, only_gguf
 from llama_adapter.runtime.text import shown_excerpt, shown_name
 from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.config import VIT_L_14, ChannelOrder, QueryConfig, VisionConfig
@@ -184,11 +185,11 @@ def streamed(model: LoadedModel) -> StreamedModel:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LlamaFolder:
-    """The paths of a LLaMA folder and its tokenizer, before they are read."""
+    """The paths of a LLaMA folder and its tokenizer, before they are read. A GGUF file is its own folder."""
 
     folder: Path
     form: LlamaForm
-    tokenizer: Path | None  # None if neither the folder nor the one above has it
+    tokenizer: Path | None  # None if neither the folder nor the one above has it; a GGUF file has its own inside
 
     def require_tokenizer(self) -> Path:
         """The tokenizer's file. Raises CheckpointError if there is none."""
@@ -443,15 +444,21 @@ def _usual_clip(adapter: AdapterFile) -> Path:
 
 def find_llama(llama_dir: str | os.PathLike[str], *, llama_type: str | None = None) -> LlamaFolder:
     """Find the LLaMA folder and its tokenizer: `llama_dir` itself, its sub-folder `llama_type`, or its only model
-    folder.
+    folder. A GGUF file, or the only one of a folder, stands for a folder.
 
-    Raises CheckpointError if there is no such folder.
+    Raises CheckpointError if there is no such folder or file.
     """
     root = Path(llama_dir)
+    if is_gguf(root) and not root.is_dir():
+        if llama_type:
+            raise CheckpointError(
+                f"`{root}` is a file, so it has no sub-folder `{llama_type}`", hint="leave out --llama-type"
+            )
+        return LlamaFolder(folder=root, form="gguf", tokenizer=root)
     if not root.is_dir():
-        problem = "is a file" if root.exists() else "does not exist"
+        problem = "is another file" if root.exists() else "does not exist"
         raise CheckpointError(
-            f"The LLaMA folder `{root}` {problem}", hint="pass the folder with the weights as --llama-dir"
+            f"The LLaMA folder or .gguf file `{root}` {problem}", hint="pass the folder with the weights as --llama-dir"
         )
     models = sorted(entry.name for entry in root.iterdir() if entry.is_dir() and _form_of(entry))
     if llama_type:
@@ -469,13 +476,16 @@ def find_llama(llama_dir: str | os.PathLike[str], *, llama_type: str | None = No
     if form is None:
         hint = (
             "wanted: params.json with consolidated.00.pth (Meta), config.json with safetensors (Hugging Face), a "
-            ".ckpt with its YAML (MindFormers), or a bundle"
+            ".ckpt with its YAML (MindFormers), a .gguf file, or a bundle"
         )
         if models and not llama_type:
             hint = f"name one of its models as --llama-type; there {_enumerate(models)}"
         elif any(folder.glob("consolidated.*.pth")):
             hint = "it has the weights, but their params.json is missing; copy it too"
         raise CheckpointError(f"`{folder}` is no LLaMA folder", hint=hint)
+    if form == "gguf":
+        file = only_gguf(folder)
+        return LlamaFolder(folder=file, form=form, tokenizer=file)
     beside = folder if folder == root else root
     candidates = (place / "tokenizer.model" for place in (folder, beside, folder.parent))
     tokenizer = next((candidate for candidate in candidates if candidate.is_file()), None)
@@ -566,7 +576,9 @@ def _form_of(folder: Path) -> LlamaForm | None:
     has_meta, has_huggingface = (folder / "params.json").is_file(), (folder / "config.json").is_file()
     if has_meta and (not has_huggingface or any(folder.glob("consolidated.*.pth"))):
         return "meta"
-    return "huggingface" if has_huggingface else "mindspore" if any(folder.glob("*.ckpt")) else None
+    if has_huggingface:
+        return "huggingface"
+    return "mindspore" if any(folder.glob("*.ckpt")) else "gguf" if any(folder.glob("*.gguf")) else None
 
 
 def _enumerate(names: list[str]) -> str:

@@ -137,6 +137,11 @@ def _configuration(keys: _Keys, file: GgufFile) -> dict[str, Any]:
             f"`{keys.name}` holds a mixture of experts, which is not supported", hint="take a dense model"
         )
     config = {entry: value for key, entry in _ENTRIES.items() if (value := keys.get(key)) is not None}
+    heads, width = config.get("num_attention_heads"), config.get("hidden_size")
+    # What a file leaves out is not what the family's configuration leaves out.
+    config = {"rope_theta": 10000.0, "num_key_value_heads": heads} | config
+    if "head_dim" not in config and type(heads) is type(width) is int and heads > 0:
+        config["head_dim"] = width // heads
     config |= {"model_type": _FAMILIES[keys.architecture], "tie_word_embeddings": "output.weight" not in file.tensors}
     if "token_embd.weight" in file.tensors:
         config["vocab_size"] = file.tensors["token_embd.weight"].shape[0]

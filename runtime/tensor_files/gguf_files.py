@@ -18,6 +18,7 @@ from torch import Tensor
 
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.arrays import damaged, require_file
+from llama_adapter.runtime.tensor_files.files import list_keys
 from llama_adapter.runtime.text import shown_excerpt
 
 _MAX_TENSORS: Final = 100_000
@@ -87,6 +88,17 @@ def gguf_parts(path: Path) -> list[Path]:
     if match is None or not int(match[3]):
         return [path]
     return [path.with_name(f"{match[1]}-{number:05d}-of-{match[3]}.gguf") for number in range(1, int(match[3]) + 1)]
+
+
+def only_gguf(folder: Path) -> Path:
+    """The GGUF file of a folder; of a split model, its first file. Raises CheckpointError if there are several."""
+    found = sorted({gguf_parts(path)[0] for path in folder.glob("*.gguf")})
+    if len(found) != 1:
+        raise CheckpointError(
+            f"`{folder}` has {len(found)} GGUF models: {list_keys([path.name for path in found])}",
+            hint="name the file",
+        )
+    return found[0]
 
 
 def read_gguf(path: Path) -> GgufFile:

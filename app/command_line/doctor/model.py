@@ -173,7 +173,8 @@ def _check_sources(report: Report, sources: ModelSources, *, exported: bool, enc
 
 
 def _check_llama(report: Report, llama: LlamaSource, tokenizer: Tokenizer | None, *, form: LlamaForm) -> None:
-    shown = "a bundle's" if form == "bundle" else "Hugging Face's" if llama.half_split else "Meta's"
+    names = {"bundle": "a bundle's", "gguf": "GGUF's"}
+    shown = names.get(form, "Hugging Face's" if llama.half_split else "Meta's")
     contents = f"{len(llama.files)} file(s), {len(llama.tensors)} tensors, none missing or unknown"
     config = llama.config
     heads = f"{config.num_heads} heads"
