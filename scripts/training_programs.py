@@ -19,6 +19,7 @@ from llama_adapter.app.models.random_model import VOCABULARY, decoder_config, pa
 from llama_adapter.llm.training.build import Kind, build_decoder, llama_tensors
 from llama_adapter.llm.training.decoder import TrainableDecoder
 from llama_adapter.llm.training.frozen import find_kernels
+from llama_adapter.llm.training.layout import IGNORED
 from llama_adapter.llm.weights.adapter import AdapterFile, lora_names
 from llama_adapter.llm.weights.names import (
     MATRICES,
@@ -37,12 +38,11 @@ Program = Literal["ours", "ours, with pictures", "peft, sdpa", "peft, eager", "p
 
 RANK = 16
 NUM_QUERIES = 10
-_IGNORED = -100  # Hugging Face's label for positions that do not count
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """Padded rows: tokens and labels int64 (B, S). Padding is 0, and so is every label that does not count."""
+    """Padded rows: tokens and labels int64 (B, S). Padding is 0, and labels that do not count are `IGNORED`."""
 
     tokens_BS: Tensor
     labels_BS: Tensor
@@ -55,7 +55,7 @@ class Batch:
     @property
     def num_labels(self) -> int:
         """The number of labels that count."""
-        return int((self.labels_BS[:, 1:] != 0).sum())
+        return int((self.labels_BS[:, 1:] != IGNORED).sum())
 
 
 Loss = Callable[[Batch], Tensor]  # the mean over labels that count
@@ -67,7 +67,8 @@ def random_batch(num_rows: int) -> Batch:
     prompts = torch.randint(LONGEST_PROMPT - 10, LONGEST_PROMPT + 1, (num_rows,), generator=random).tolist()
     answers = torch.randint(ANSWER[0], ANSWER[1] + 1, (num_rows,), generator=random).tolist()
     length = max(prompt + answer for prompt, answer in zip(prompts, answers, strict=True))
-    tokens_BS, labels_BS = (torch.zeros(num_rows, length, dtype=torch.int64) for _ in range(2))
+    tokens_BS = torch.zeros(num_rows, length, dtype=torch.int64)
+    labels_BS = torch.full_like(tokens_BS, IGNORED)
     for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         tokens_BS[row, : prompt + answer] = torch.randint(3, VOCABULARY, (prompt + answer,), generator=random)
         labels_BS[row, prompt : prompt + answer] = tokens_BS[row, prompt : prompt + answer]
@@ -156,8 +157,7 @@ def _peft(llama: LlamaSource, *, dtype: torch.dtype, attention: str, has_float_f
     _copy_factors(model, llama, dtype=dtype)
 
     def loss(batch: Batch) -> Tensor:
-        labels_BS = batch.labels_BS.masked_fill(batch.labels_BS == 0, _IGNORED)
-        mean: Tensor = model(input_ids=batch.tokens_BS, labels=labels_BS, use_cache=False).loss
+        mean: Tensor = model(input_ids=batch.tokens_BS, labels=batch.labels_BS, use_cache=False).loss
         return mean
 
     return model, loss

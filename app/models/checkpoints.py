@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, ParamSpec
+from typing import Final, Literal, NamedTuple, ParamSpec, get_args
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from llama_adapter.app.models.sketch import Dtype, check_halves, dtype_of
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.conversation import Template
+from llama_adapter.llm.pieces.folder import find_tokenizer, read_settings
 from llama_adapter.llm.split import share_of
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights.adapter import AdapterFile, open_adapter
@@ -57,6 +58,7 @@ from llama_adapter.vision.weights import (
 DEFAULT_CONTEXT = 512
 CHAT_CONTEXT = 2048  # as in the published chat demo, whose example alone has about 400 tokens
 DEFAULT_PROMPT = "Generate caption of this image"  # the instruction used in the caption pre-training of the adapters
+TEMPLATE_KEY: Final = "template"  # in the config of an adapter's file
 # `StoredQuestions` -> its entries in the config of an adapter's file.
 QUESTION_KEYS: Final[Mapping[str, str]] = {"prompt": "caption_prompt", "question": "question"}
 CLIP_FILE = "ViT-L-14.pt"  # the name under which OpenAI publishes it
@@ -195,12 +197,15 @@ class LlamaFolder:
         """The tokenizer's file. Raises CheckpointError if there is none."""
         if self.tokenizer is not None:
             return self.tokenizer
-        only_fast = (self.folder / "tokenizer.json").is_file()
         raise CheckpointError(
-            f"There is no tokenizer.model in `{self.folder}` or in the folder above it"
-            + (", only a tokenizer.json" if only_fast else ""),
-            hint="copy the `tokenizer.model` that came with the LLaMA weights there",
+            f"There is no tokenizer.model or tokenizer.json in `{self.folder}` or in the folder above it",
+            hint="copy the one that came with the LLaMA weights there",
         )
+
+    def open_tokenizer(self) -> Tokenizer:
+        """Read the tokenizer. Raises CheckpointError if there is none, or if it cannot be read."""
+        file = self.require_tokenizer()
+        return Tokenizer.load(file, read_settings(file.parent, self.folder))
 
 
 class LlamaParts(NamedTuple):
@@ -243,8 +248,9 @@ def stream_sources(
     folded = llama.merged
     llama, loras = merge_loras(sources.lora, llama, adapter)
     base = place.folder.resolve().name
-    is_chat = adapter is not None and adapter.is_chat
-    usual = CHAT_CONTEXT if is_chat else DEFAULT_CONTEXT
+    has_chats = adapter is None and tokenizer.settings.chat_template is not None
+    template: Template = "chat" if has_chats else "instruction" if adapter is None else declared_template(adapter)
+    usual = DEFAULT_CONTEXT if template == "instruction" else CHAT_CONTEXT
     context = usual if sources.context is None else sources.context
     decoder_config = plan_decoder(llama, adapter, vocab_size=tokenizer.vocab_size, context=context)
     files = [
@@ -289,7 +295,7 @@ def stream_sources(
         merged=(*folded, *(() if adapter is None else _merged(adapter))),
         prompt=questions.prompt,
         question=questions.question,
-        template="conversation" if is_chat else "instruction",
+        template=template,
     )
     share = share_of(decoder_config, ranks)
     tensors = decoder_tensors(decoder_config, source=llama, adapter=adapter, dtype=chosen, share=share)
@@ -376,6 +382,21 @@ def declared_heads(adapter: AdapterFile) -> int | None:
     """Number of heads that the adapter's file declares; only files written by this program's `train` declare it."""
     heads = adapter.declares.get("visual_heads")
     return heads if type(heads) is int else None
+
+
+def declared_template(adapter: AdapterFile) -> Template:
+    """The template of prompts that an adapter was trained with; files of `train` declare it.
+
+    Raises CheckpointError for an unknown one.
+    """
+    declared: Template = adapter.declares.get(TEMPLATE_KEY, "conversation" if adapter.is_chat else "instruction")
+    if declared not in get_args(Template):
+        raise CheckpointError(
+            f"The config in `{adapter.name}` has {shown_excerpt(repr(declared))} as `{TEMPLATE_KEY}`, which is none of "
+            f"{', '.join(get_args(Template))}",
+            hint="a newer release has written it: install that, or train the adapter again",
+        )
+    return declared
 
 
 def declared_questions(adapter: AdapterFile) -> StoredQuestions:
@@ -487,8 +508,7 @@ def find_llama(llama_dir: str | os.PathLike[str], *, llama_type: str | None = No
         file = only_gguf(folder)
         return LlamaFolder(folder=file, form=form, tokenizer=file)
     beside = folder if folder == root else root
-    candidates = (place / "tokenizer.model" for place in (folder, beside, folder.parent))
-    tokenizer = next((candidate for candidate in candidates if candidate.is_file()), None)
+    tokenizer = next(filter(None, map(find_tokenizer, (folder, beside, folder.parent))), None)
     return LlamaFolder(folder=folder, form=form, tokenizer=tokenizer)
 
 
@@ -508,7 +528,7 @@ def open_llama_parts(
 
     @again_if_replaced
     def read(_folder: str | os.PathLike[str]) -> LlamaParts:
-        tokenizer = Tokenizer.load(place.require_tokenizer())
+        tokenizer = place.open_tokenizer()
         llama = open_llama(place)
         if adapter is None or not adapter.sees_pictures:
             return LlamaParts(tokenizer, llama, None)

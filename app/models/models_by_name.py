@@ -39,7 +39,8 @@ def _faults_of_ckpt(place: Path) -> list[str]:
     for pattern, what in (("*.ckpt", ".ckpt files"), ("*.y*ml", "YAML files with the sizes of the model")):
         if (number := len(list(folder.glob(pattern)))) != 1:
             faults.append(f"{number} {what} instead of one")
-    if not any((one / "tokenizer.model").is_file() for one in (folder, folder.absolute().parent)):
+    places = (folder, folder.absolute().parent)
+    if not any((place / name).is_file() for place in places for name in ("tokenizer.model", "tokenizer.json")):
         faults.append("no tokenizer.model")
     return faults
 

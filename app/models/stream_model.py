@@ -12,6 +12,7 @@ from llama_adapter.app.models.checkpoints import (
     StoredQuestions,
     StreamedModel,
     declared_questions,
+    declared_template,
     folded_error,
     sources_of,
     stream_sources,
@@ -24,6 +25,7 @@ from llama_adapter.app.models.quantised_model import quantise_model
 from llama_adapter.app.models.random_model import RandomLoader, decoder_config, parse_size
 from llama_adapter.app.models.sketch import Dtype, dtype_of, sketch
 from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.llm.conversation import Template
 from llama_adapter.llm.exported.card import read_card
 from llama_adapter.llm.split import share_of, shares_of, take_all
 from llama_adapter.llm.weights.adapter import open_adapter
@@ -105,6 +107,16 @@ def stored_questions(spec: CaptionerSpec) -> StoredQuestions:
     if spec.adapter is None:
         return StoredQuestions()
     return declared_questions(open_adapter(spec.adapter, for_texts=True))
+
+
+def training_template(spec: CaptionerSpec) -> Template:
+    """The template of prompts for a training that starts from the model of a spec. Raises CheckpointError."""
+    if spec.template is not None:
+        return spec.template
+    if spec.llama_dir is None:
+        template: Template = read_manifest(bundle_folder(spec.model)).get("template", "instruction")
+        return template
+    return "instruction" if spec.adapter is None else declared_template(open_adapter(spec.adapter, for_texts=True))
 
 
 def stream_merged_bundle(

@@ -54,7 +54,7 @@ class TrainableDecoder(nn.Module):
     def forward(self, tokens_BS: Tensor, labels_BS: Tensor, visual_query_BQD: Tensor) -> tuple[Tensor, Tensor]:
         """Float32 sums of the loss over all counted labels, (), and over those of each row, (B,).
 
-        Logits at t are scored against labels at t + 1. Label 0 does not count. The visual query may have one
+        Logits at t are scored against labels at t + 1. `IGNORED` labels do not count. The visual query may have one
         row for all rows.
         """
         layout = layout_of(tokens_BS, labels_BS)

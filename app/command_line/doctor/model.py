@@ -16,7 +16,6 @@ from llama_adapter.app.command_line.doctor.findings import Finding, Report
 from llama_adapter.app.models.bundle import add_known_answer
 from llama_adapter.app.models.bundle_manifest import (
     KNOWN_ANSWER,
-    TOKENIZER,
     VISION,
     check_sizes,
     decoder_file,
@@ -53,6 +52,7 @@ from llama_adapter.app.models.sketch import HalfConfig
 from llama_adapter.app.models.spec import AUTO
 from llama_adapter.app.models.stream_model import stream_merged_bundle
 from llama_adapter.app.pictures.reading.isolated import open_reader
+from llama_adapter.llm.pieces.folder import stored_name
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights.adapter import AdapterFile, open_adapter
 from llama_adapter.llm.weights.build import plan_decoder
@@ -133,7 +133,7 @@ def _check_sources(report: Report, sources: ModelSources, *, exported: bool, enc
     place = report.attempt("llama", lambda: find_llama(sources.llama_dir, llama_type=sources.llama_type))
     tokenizer = llama = None
     if place is not None:
-        tokenizer = report.attempt("tokenizer", lambda: Tokenizer.load(place.require_tokenizer()))
+        tokenizer = report.attempt("tokenizer", place.open_tokenizer)
         llama = report.attempt("llama", lambda: open_llama(place))
     assert sources.adapter is not None, "the command line checks it"
     adapter_file = sources.adapter
@@ -156,7 +156,8 @@ def _check_sources(report: Report, sources: ModelSources, *, exported: bool, enc
     if place is not None:
         _check_listed_digests(report, place)
     if tokenizer is not None:
-        report.add("ok", "tokenizer", f"The tokenizer has {tokenizer.vocab_size} pieces")
+        template = "" if tokenizer.settings.chat_template is None else " and a chat template"
+        report.add("ok", "tokenizer", f"The tokenizer has {tokenizer.vocab_size} pieces{template}")
     if place is not None and llama is not None:
         _check_llama(report, llama, tokenizer, form=place.form)
     if adapter is not None:
@@ -336,11 +337,12 @@ def _check_bundle(report: Report, place: Path, *, precision: Precision | None, d
             plain = partial(stored_tensors(manifest).plain, state, config)
             _check_finite(report, name, name, plain())
             _check_foreign(report, name, plain())
-    tokenizer = report.attempt(TOKENIZER, lambda: Tokenizer.load(place / TOKENIZER))
+    name = stored_name(manifest["files"])
+    tokenizer = report.attempt(name, lambda: Tokenizer.load_stored(place, manifest["files"]))
     vocab_size = decoder.vocab_size
     if tokenizer is not None and tokenizer.vocab_size != vocab_size:
         sentence = f"The tokenizer has {tokenizer.vocab_size} pieces, and the model has {vocab_size} tokens"
-        report.add("error", TOKENIZER, sentence, "another model's tokenizer was copied into the bundle")
+        report.add("error", name, sentence, "another model's tokenizer was copied into the bundle")
     if not report.has_errors:
         _check_known_answer(report, place, manifest, precision=precision, device=device)
 

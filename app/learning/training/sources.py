@@ -30,6 +30,8 @@ from llama_adapter.app.models.llama_bundle import open_bundle, open_bundle_clip
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.models.stream_model import training_template
+from llama_adapter.llm.conversation import Template
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights.adapter import TEXT_QUERIES, AdapterFile, open_adapter
 from llama_adapter.llm.weights.names import BIASED, LlamaSource, matrix_shapes, to_meta_order
@@ -57,6 +59,7 @@ class TrainingSources:
     tokenizer: Tokenizer
     context: int
     questions: StoredQuestions = field(default_factory=StoredQuestions)
+    template: Template = "instruction"  # of prompts
     files: tuple[SourceFile, ...] = ()
     bundle: str | None = None  # the bundle's folder, if the model is a bundle
     has_adapter_file: bool = True  # False: the adapter is new, or was in a bundle
@@ -116,6 +119,7 @@ def open_sources(spec: CaptionerSpec, choice: TrainingChoice, *, seed: int) -> T
         tokenizer=tokenizer,
         context=context,
         questions=questions,
+        template=training_template(spec),
         files=files,
         bundle=str(place.folder) if place.form == "bundle" else None,
         has_adapter_file=spec.adapter is not None,
@@ -156,6 +160,7 @@ def _of_bundle(folder: str | os.PathLike[str], spec: CaptionerSpec) -> TrainingS
         tokenizer=model.tokenizer,
         context=model.decoder_config.context,
         questions=StoredQuestions(prompt=model.prompt, question=model.question),
+        template=training_template(spec),
         files=model.sources,
         bundle=str(folder),
         has_adapter_file=False,
