@@ -41,7 +41,8 @@ def can_run(decoder: LlamaAdapterDecoder) -> bool:
     config = decoder.config
     linears = [module for layer in decoder.layers for module in linears_of(layer)]  # type: ignore[arg-type]
     return (
-        all(isinstance(linear, NativeLinear) for linear in (*linears, decoder.head))
+        not config.differences
+        and all(isinstance(linear, NativeLinear) for linear in (*linears, decoder.head))
         and decoder.embedding.weight.dtype in (torch.float32, torch.bfloat16)
         and config.head_dim % (2 * _LANES) == 0
         and config.head_dim <= 16 * _LANES
@@ -126,6 +127,8 @@ class NativeRunner(EagerRunner):
 
     def _describe(self, decoder: LlamaAdapterDecoder) -> DecoderStruct:
         config, embedding_VD = decoder.config, decoder.embedding.weight.detach().contiguous()
+        rotary = decoder.table_of(0)
+        assert rotary is not None  # see `can_run`
         self._kept.append(embedding_VD)
         layers = (LayerStruct * config.num_layers)(*(self._describe_layer(layer) for layer in decoder.layers))  # type: ignore[arg-type]
         return DecoderStruct(
@@ -141,8 +144,8 @@ class NativeRunner(EagerRunner):
             kept_type=KINDS[self._cache.k.dtype],
             embedding_type=KINDS[embedding_VD.dtype],
             embedding=embedding_VD.data_ptr(),
-            rotary_cos=self._floats(decoder.rotary_cos),
-            rotary_sin=self._floats(decoder.rotary_sin),
+            rotary_cos=self._floats(rotary.cos),
+            rotary_sin=self._floats(rotary.sin),
             layers=layers,
             norm=self._floats(decoder.norm.weight),
             head=_native(decoder.head).struct,
@@ -154,8 +157,8 @@ class NativeRunner(EagerRunner):
         qkv, out, gate_up, down = map(_native, linears_of(layer))
         width = gate_up.out_features // 2
         return LayerStruct(
-            attention_norm=self._floats(layer.attention_norm.weight),
-            feed_forward_norm=self._floats(layer.feed_forward_norm.weight),
+            attention_norm=self._floats(layer.attention_norm.weight),  # type: ignore[arg-type]
+            feed_forward_norm=self._floats(layer.feed_forward_norm.weight),  # type: ignore[arg-type]
             qkv=qkv.struct,
             out=out.struct,
             gate=gate_up.part(0, width),

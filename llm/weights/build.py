@@ -143,7 +143,7 @@ class _Merge:
         cut = meta_cut(re.sub(r"^layers\.\d+\.", "", matrix))
         if cut is None:
             return None
-        part = span(cut, whole=self.whole, share=self.config)[0]
+        part = span(cut.units[0], whole=self.whole, share=self.config)[0]
         return (cut.axis, part) if len(part) < self.source.tensors[f"{matrix}.weight"].shape[cut.axis] else None
 
     def _num_rows(self, prefix: str, name: str) -> int:
