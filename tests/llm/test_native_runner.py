@@ -14,6 +14,7 @@ from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.prefix import Prefix
+from llama_adapter.llm.rotary import Rotary
 from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, PrefillPlan, ScorePlan
 from llama_adapter.llm.runners.eager import EagerRunner
 from llama_adapter.llm.runners.native import NativeRunner
@@ -46,6 +47,36 @@ CONFIGS = {
     "no queries": dataclasses.replace(CONFIG, num_queries=0),
     "one layer": dataclasses.replace(CONFIG, num_layers=1, num_adapter_layers=1),
     "adapter everywhere": dataclasses.replace(CONFIG, num_adapter_layers=3, separate_adapter_kv=True),
+    # As families of decoders differ. Windows are shorter than prompts, caps near the size of scores and logits.
+    "groups of 3": dataclasses.replace(CONFIG, num_heads=6, num_kv_heads=2, head_dim=64),
+    "groups of 7, heads of 80": dataclasses.replace(CONFIG, num_heads=7, num_kv_heads=1, head_dim=80),
+    "Qwen 3": dataclasses.replace(CONFIG, num_heads=2, num_kv_heads=1, head_dim=128, qk_norm="head", rope_theta=1e6),
+    "Gemma 2": dataclasses.replace(
+        *(CONFIG,),
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=96,
+        norms="both",
+        activation="gelu_tanh",
+        score_cap=1.5,
+        logit_cap=4.0,
+        layer_windows=(6, 0, 6),
+    ),
+    "Gemma 3": dataclasses.replace(
+        *(CONFIG,),
+        num_heads=4,
+        num_kv_heads=1,
+        head_dim=256,
+        norms="both",
+        activation="gelu_tanh",
+        qk_norm="head",
+        rotaries=(Rotary(theta=1e6, scaling="linear", factor=8.0), Rotary()),
+        layer_rotaries=(1, 1, 0),
+        layer_windows=(7, 7, 0),
+    ),
+    "OLMo 2": dataclasses.replace(CONFIG, num_kv_heads=2, norms="after", qk_norm="all"),
+    "SmolLM 3": dataclasses.replace(CONFIG, num_heads=8, num_kv_heads=2, head_dim=16, layer_rotaries=(0, -1, 0)),
+    "Phi 3": dataclasses.replace(CONFIG, rotaries=(Rotary(share=0.75),), layer_windows=(9, 9, 9)),
 }
 DTYPES = (torch.float32, torch.bfloat16)
 
