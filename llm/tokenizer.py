@@ -17,9 +17,11 @@ from llama_adapter.llm.pieces.folder import (
     stored_name,
     stored_settings,
 )
+from llama_adapter.llm.pieces.gguf_keys import keys_to_json
 from llama_adapter.llm.pieces.json_pieces import JsonPieces
 from llama_adapter.llm.pieces.sentence_pieces import SentencePieces
 from llama_adapter.runtime.errors import CheckpointError
+from llama_adapter.runtime.tensor_files.gguf_files import is_gguf, read_gguf
 
 
 class Tokenizer:
@@ -43,11 +45,16 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], settings: TokenizerSettings | None = None) -> "Tokenizer":
-        """Read a `tokenizer.model` or `tokenizer.json`. `settings` are those of `read_settings`.
+        """Read a `tokenizer.model`, a `tokenizer.json` or a GGUF file, which has settings of its own inside.
 
-        Raises CheckpointError if the file is missing, unreadable or no tokenizer, or if no token ends a text.
+        `settings` are those of `read_settings`. Raises CheckpointError if the file is missing, unreadable or no
+        tokenizer, or if no token ends a text.
         """
-        return cls.from_bytes(read_bytes(Path(path)), name=str(path), settings=settings)
+        if is_gguf(Path(path)):
+            data, settings = keys_to_json(read_gguf(Path(path)).keys, name=str(path))
+        else:
+            data = read_bytes(Path(path))
+        return cls.from_bytes(data, name=str(path), settings=settings)
 
     @classmethod
     def load_stored(cls, folder: str | os.PathLike[str], names: Collection[str]) -> "Tokenizer":

@@ -6,6 +6,7 @@ import json
 from typing import Final
 
 from llama_adapter.llm.pieces.json_pieces import LETTERS
+from llama_adapter.llm.pieces.made_json import LLAMA_3, added_token, begun_by, byte_level, merges_of
 from llama_adapter.runtime.errors import CheckpointError
 
 END_IDS: Final = (128_001, 128_008, 128_009)  # of a text, a message and a turn
@@ -17,10 +18,6 @@ _NAMES: Final = {
     **{0: "begin_of_text", 1: "end_of_text", 4: "finetune_right_pad_id", 5: "step_id", 6: "start_header_id"},
     **{7: "end_header_id", 8: "eom_id", 9: "eot_id", 10: "python_tag"},
 }
-_PATTERN: Final = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-    r"|\s+(?!\S)|\s+"
-)
 
 
 def is_byte_ranks(data: bytes) -> bool:
@@ -44,33 +41,12 @@ def ranks_to_json(data: bytes, *, name: str, num_pieces: int = _NUM_PIECES) -> b
             f"`{name}` is a table of {len(ranks):,} byte ranks, and that of Llama 3 has {num_pieces:,}",
             hint="use the `tokenizer.json` of the model's Hugging Face folder",
         )
-    spelled = {piece: "".join(LETTERS[byte] for byte in piece) for piece in ranks}
-    merges: list[str] = []
-    for piece in sorted(ranks, key=lambda piece: ranks[piece]):
-        cuts = [(piece[:at], piece[at:]) for at in range(1, len(piece))]
-        known = [cut for cut in cuts if cut[0] in ranks and cut[1] in ranks]
-        known.sort(key=lambda cut: (ranks[cut[0]], ranks[cut[1]]))
-        merges += (f"{spelled[left]} {spelled[right]}" for left, right in known)
-    names = [_NAMES.get(place, f"reserved_special_token_{place}") for place in range(_NUM_MARKS)]
-    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    marks = [{"id": num_pieces + n, "content": f"<|{own}|>", **plain} for n, own in enumerate(names)]
-    by_bytes = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    split = {"type": "Split", "pattern": {"Regex": _PATTERN}, "behavior": "Isolated", "invert": False}
-    begin, text = {"SpecialToken": {"id": marks[0]["content"], "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
-    pair = [begin, text, {"Sequence": {"id": "B", "type_id": 0}}]
-    begin_of = {"id": marks[0]["content"], "ids": [num_pieces], "tokens": [marks[0]["content"]]}
+    spelled = {"".join(LETTERS[byte] for byte in piece): ranks[piece] for piece in sorted(ranks, key=ranks.__getitem__)}
+    names = [f"<|{_NAMES.get(place, f'reserved_special_token_{place}')}|>" for place in range(_NUM_MARKS)]
     content = {
         "version": "1.0",
-        "added_tokens": marks,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, by_bytes]},
-        "post_processor": {
-            **{"type": "TemplateProcessing", "single": [begin, text], "pair": pair},
-            "special_tokens": {marks[0]["content"]: begin_of},
-        },
-        "decoder": by_bytes,
-        "model": {
-            **{"type": "BPE", "ignore_merges": True, "merges": merges},
-            "vocab": {spelled[piece]: rank for piece, rank in ranks.items()},
-        },
+        "added_tokens": [added_token(own, num_pieces + place) for place, own in enumerate(names)],
+        "post_processor": begun_by(names[0], num_pieces),
+        **byte_level(spelled, merges_of(spelled, spelled), pattern=LLAMA_3, ignore_merges=True),
     }
     return json.dumps(content, ensure_ascii=False).encode()

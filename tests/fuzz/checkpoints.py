@@ -25,13 +25,11 @@ from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights import names
 from llama_adapter.llm.weights.adapter import open_adapter
 from llama_adapter.llm.weights.gguf import open_gguf
-from llama_adapter.llm.weights.gguf_tokenizer import gguf_tokenizer
 from llama_adapter.llm.weights.huggingface import open_huggingface
 from llama_adapter.llm.weights.meta import open_meta
 from llama_adapter.runtime.errors import CheckpointError, GraphError
 from llama_adapter.runtime.graphs.card import GraphCard
 from llama_adapter.runtime.graphs.sidecar import OmInput, OmSidecar
-from llama_adapter.runtime.tensor_files.gguf_files import read_gguf
 from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder
@@ -83,7 +81,7 @@ def gguf(data: bytes) -> str:
     """A GGUF file: keys, tensors and the tokenizer. All tensors of an opened file are read."""
 
     def open_it(place: Path) -> str:
-        tokenizer = gguf_tokenizer(read_gguf(place / "m.gguf").keys, name="m.gguf")
+        tokenizer = Tokenizer.load(place / "m.gguf")
         source = open_gguf(place / "m.gguf")
         for tensor in source.tensors.values():
             assert tuple(tensor.read().shape) == tensor.shape

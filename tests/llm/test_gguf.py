@@ -21,9 +21,10 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
 from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
 
+from llama_adapter.llm.pieces.folder import TokenizerSettings
+from llama_adapter.llm.pieces.gguf_keys import keys_to_json
 from llama_adapter.llm.weights.build import decoder_tensors
 from llama_adapter.llm.weights.gguf import open_gguf
-from llama_adapter.llm.weights.gguf_tokenizer import gguf_tokenizer
 from llama_adapter.llm.weights.huggingface import open_huggingface
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.schemes.scheme import find_scheme
@@ -157,8 +158,8 @@ def test_byte_level_tokenizers_equal_those_of_transformers(pre: str) -> None:
         **{"tokenizer.ggml.bos_token_id": len(tokens) - 4, "tokenizer.ggml.eos_token_id": len(tokens) - 3},
         **{"tokenizer.ggml.add_bos_token": False, "tokenizer.chat_template": "{{ messages }}"},
     }
-    found = gguf_tokenizer(keys, name="m.gguf")
-    ours = tokenizers.Tokenizer.from_str(found.data.decode())
+    data, settings = keys_to_json(keys, name="m.gguf")
+    ours = tokenizers.Tokenizer.from_str(data.decode())
     described = {
         "tokenizer_type": "gpt2",
         "pre_tokenizer_type": pre,
@@ -178,7 +179,9 @@ def test_byte_level_tokenizers_equal_those_of_transformers(pre: str) -> None:
         ids = ours.encode(text).ids
         assert ids == theirs.encode(text, add_special_tokens=False).ids, text
         assert pre == "qwen2" or ours.decode(ids, skip_special_tokens=False) == text
-    assert (found.bos_id, found.end_ids, found.template) == (len(tokens) - 4, (len(tokens) - 3,), "{{ messages }}")
+    names = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+    expected = TokenizerSettings(end_ids=(len(tokens) - 3,), chat_template="{{ messages }}", names=names)
+    assert settings == expected
 
 
 def sentencepiece_keys(processor: Any, **more: Any) -> dict[str, Any]:
@@ -197,15 +200,16 @@ def sentencepiece_keys(processor: Any, **more: Any) -> dict[str, Any]:
 
 def test_pieces_of_sentencepiece_are_joined_as_it_joins_them() -> None:
     processor = sentencepiece.SentencePieceProcessor(model_file=str(GOLDEN / "LLaMA" / "tokenizer.model"))
-    found = gguf_tokenizer(sentencepiece_keys(processor), name="m.gguf")
-    ours = tokenizers.Tokenizer.from_str(found.data.decode())
+    data, settings = keys_to_json(sentencepiece_keys(processor), name="m.gguf")
+    ours = tokenizers.Tokenizer.from_str(data.decode())
     for text in texts():
         ids = ours.encode(text).ids
         assert ids == [processor.bos_id(), *processor.encode(text)], text
         assert ours.decode(ids) == text
-    assert (found.bos_id, found.end_ids, found.template) == (1, (2,), None)
-    bare = gguf_tokenizer(sentencepiece_keys(processor, add_space_prefix=False, add_bos_token=False), name="m.gguf")
-    unprefixed = tokenizers.Tokenizer.from_str(bare.data.decode())
+    names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    assert settings == TokenizerSettings(end_ids=(2,), names=names)
+    bare, _ = keys_to_json(sentencepiece_keys(processor, add_space_prefix=False, add_bos_token=False), name="m.gguf")
+    unprefixed = tokenizers.Tokenizer.from_str(bare.decode())
     whole = processor.encode("\n" + "a b")
     assert unprefixed.encode("a b").ids == whole[len(processor.encode("\n")) :]
     assert isinstance(unprefixed.decoder, decoders.Sequence)
@@ -215,7 +219,7 @@ def test_pieces_of_sentencepiece_are_joined_as_it_joins_them() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"pre": "bloom"}, "pre-tokenizer 'bloom', and known are"),
+        ({"pre": "bloom"}, "pre-tokenizer 'bloom'; supported are"),
         ({"model": "bert"}, "tokenizer of the kind 'bert'"),
         ({"model": None}, "no text as tokenizer.ggml.model"),
         ({"tokens": ["a", "a"]}, "a token twice"),
@@ -229,7 +233,7 @@ def test_tokenizers_that_cannot_be_built_are_refused(changes: dict[str, Any], me
     good: dict[str, Any] = {"model": "gpt2", "pre": "gpt-2", "tokens": ["a", "b"], "merges": ["a b"]}
     keys = {f"tokenizer.ggml.{key}": value for key, value in (good | changes).items() if value is not None}
     with pytest.raises(CheckpointError, match=message):
-        gguf_tokenizer(keys, name="m.gguf")
+        keys_to_json(keys, name="m.gguf")
 
 
 SIZES = {
