@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from llama_adapter.llm.config import DecoderConfig
-from llama_adapter.llm.model.llama import LlamaAdapterDecoder, RmsNorm
+from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.training.adapter import TrainableAdapter
 from llama_adapter.llm.training.decoder import TrainableDecoder
 from llama_adapter.llm.training.frozen import FrozenWeight, PackedWeight, fits
@@ -22,12 +22,13 @@ from llama_adapter.llm.weights.adapter import AdapterFile, lora_names
 from llama_adapter.llm.weights.build import decoder_tensors
 from llama_adapter.llm.weights.names import (
     BIASED,
+    LAYER_NORMS,
     PARTS,
-    ROTATED,
     LlamaSource,
-    half_split,
-    meta_order,
+    norm_shapes,
     part_rows,
+    to_half_split,
+    to_meta_order,
 )
 from llama_adapter.runtime.kernels.library import Library
 
@@ -56,7 +57,7 @@ def build_decoder(
     random = torch.Generator().manual_seed(seed)
     plain = dataclasses.replace(config, separate_adapter_kv=False)
     kept = {k: v for k, v in adapter.llama.items() if ".lora_" not in k and not k.endswith(("bias", "_scale"))}
-    bare, source = dataclasses.replace(adapter, llama=kept), dataclasses.replace(source, biases={})
+    bare = dataclasses.replace(adapter, llama=kept)
     with torch.device("meta"):
         decoder = LlamaAdapterDecoder(plain)
     tensors = decoder_tensors(plain, source=source, adapter=bare, dtype=None)
@@ -143,8 +144,8 @@ def _adapted(
 ) -> AdaptedLinear:
     file, parts, rows = adapter.llama, PARTS[path], part_rows(path, config)
     biased = [name for name in parts if name in BIASED]
-    bias, is_new = None, f"{prefix}{biased[0]}.bias" not in file
-    if not is_new:
+    bias = None
+    if f"{prefix}{biased[0]}.bias" in file:
         bias = torch.cat([_ours(name, file[f"{prefix}{name}.bias"], config) for name in biased])
     elif has_biases:
         bias = torch.zeros(sum(rows[: len(biased)]))
@@ -159,7 +160,6 @@ def _adapted(
         weight,
         rows=rows,
         bias=None if bias is None else bias.to(device),
-        begins_anew=is_new,
         lora=None if lora is None else (lora[0].to(device), lora[1].to(device)),
     )
 
@@ -188,12 +188,8 @@ def _adapter(
 
 
 def _ours(name: str, rows: Tensor, config: DecoderConfig) -> Tensor:
-    rows = rows.float()
-    return half_split(rows, _heads_of(name, config)) if name in ROTATED else rows.clone()
-
-
-def _heads_of(name: str, config: DecoderConfig) -> int:
-    return config.num_heads if name == "attention.wq" else config.num_kv_heads
+    ours = to_half_split(name, rows.float(), config)
+    return ours.clone() if ours.data_ptr() == rows.data_ptr() else ours
 
 
 def llama_tensors(trainable: TrainableDecoder) -> Iterator[tuple[str, Tensor]]:
@@ -211,9 +207,8 @@ def llama_tensors(trainable: TrainableDecoder) -> Iterator[tuple[str, Tensor]]:
         if adapter.new_gate is not None:
             new_gate = adapter.new_gate[j] if j >= 0 else torch.ones(())
             yield f"{prefix}attention.new_gate", _file(new_gate).reshape(1, 1, 1, 1)
-        for path, module in block.named_modules():
-            if isinstance(module, RmsNorm):
-                yield f"{prefix}{path.replace('feed_forward_', 'ffn_')}.weight", _file(module.weight)
+        for name in norm_shapes(config):
+            yield f"{prefix}{name}.weight", _file(block.get_parameter(f"{LAYER_NORMS[name]}.weight"))
         for path, parts in PARTS.items():
             yield from _of_linear(block.get_submodule(path), parts, prefix=prefix, config=config)
     yield "norm.weight", _file(decoder.norm.weight)
@@ -229,7 +224,7 @@ def _of_linear(
     if linear.bias is not None:
         biased = [name for name in parts if name in BIASED]
         for name, bias in zip(biased, torch.split(_file(linear.bias), list(linear.rows[: len(biased)])), strict=True):
-            yield f"{prefix}{name}.bias", _theirs(name, bias, config)
+            yield f"{prefix}{name}.bias", to_meta_order(name, bias.clone(), config)
     if linear.lora_in is None or linear.lora_out is None:
         return
     pairs = zip(
@@ -238,11 +233,7 @@ def _of_linear(
     for name, (l1, l2) in zip(parts, pairs, strict=True):
         names = lora_names(prefix + name)
         yield names[0], l1
-        yield names[1], _theirs(name, l2.clone(), config)
-
-
-def _theirs(name: str, rows: Tensor, config: DecoderConfig) -> Tensor:
-    return meta_order(rows, _heads_of(name, config)) if name in ROTATED else rows
+        yield names[1], to_meta_order(name, l2.clone(), config)
 
 
 def _file(tensor: Tensor) -> Tensor:
