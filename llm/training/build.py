@@ -50,10 +50,9 @@ def build_decoder(
 ) -> TrainableDecoder:
     """The decoder of `source` and `adapter` on `device`, with frozen weights in `dtype` and `trained` kinds in float32.
 
-    `config` comes from `plan_decoder`. If biases are trained and the adapter has none, they begin with those of the
-    LLaMA, or at 0. If LoRA factors are trained and the adapter has none, updates of rank `lora_rank` begin at 0;
-    factors of the file keep their rank. With `kernels`, frozen weights of linear layers are packed for the kernels, and
-    the plain weights are not kept.
+    `config` comes from `plan_decoder`. If biases are trained and the adapter has none, they begin at 0. If LoRA factors
+    are trained and the adapter has none, updates of rank `lora_rank` begin at 0; factors of the file keep their rank.
+    With `kernels`, frozen weights of linear layers are packed for the kernels, and the plain weights are not kept.
     """
     random = torch.Generator().manual_seed(seed)
     plain = dataclasses.replace(config, separate_adapter_kv=False)
@@ -145,8 +144,8 @@ def _adapted(
 ) -> AdaptedLinear:
     file, parts, rows = adapter.llama, PARTS[path], part_rows(path, config)
     biased = [name for name in parts if name in BIASED]
-    bias, is_new = None, f"{prefix}{biased[0]}.bias" not in file
-    if not is_new:
+    bias = None
+    if f"{prefix}{biased[0]}.bias" in file:
         bias = torch.cat([to_half_split(name, file[f"{prefix}{name}.bias"].float(), config) for name in biased])
     elif has_biases:
         bias = torch.zeros(sum(rows[: len(biased)]))
@@ -161,7 +160,6 @@ def _adapted(
         weight,
         rows=rows,
         bias=None if bias is None else bias.to(device),
-        begins_anew=is_new,
         lora=None if lora is None else (lora[0].to(device), lora[1].to(device)),
     )
 
@@ -221,7 +219,7 @@ def _of_linear(
     if linear.bias is not None:
         biased = [name for name in parts if name in BIASED]
         for name, bias in zip(biased, torch.split(_file(linear.bias), list(linear.rows[: len(biased)])), strict=True):
-            yield f"{prefix}{name}.bias", to_meta_order(name, bias, config)
+            yield f"{prefix}{name}.bias", to_meta_order(name, bias.clone(), config)
     if linear.lora_in is None or linear.lora_out is None:
         return
     pairs = zip(
