@@ -26,6 +26,7 @@ from llama_adapter.llm.pieces.gguf_keys import keys_to_json
 from llama_adapter.llm.weights.build import decoder_tensors
 from llama_adapter.llm.weights.gguf import open_gguf
 from llama_adapter.llm.weights.huggingface import open_huggingface
+from llama_adapter.llm.weights.names import SplitTensor
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.schemes.scheme import find_scheme
 from llama_adapter.runtime.tensor_files.gguf_files import Blocks, read_gguf
@@ -64,6 +65,8 @@ def test_tensors_of_every_type_equal_those_of_the_package(kind: str, tmp_path: P
     assert np.array_equal(values(tensor), expected)
     assert np.isfinite(expected).all()
     assert np.array_equal(values(tensor.narrow(0, 2, 3)), expected[2:5])
+    assert np.array_equal(values(SplitTensor((tensor,)).read((0, range(1, 4)))), expected[1:4])
+    assert np.array_equal(values(SplitTensor((tensor, tensor), 1).read()), np.concatenate([expected] * 2, 1))
     assert np.array_equal(values(tensor.narrow(1, 100, 60)), expected[:, 100:160])
 
 
