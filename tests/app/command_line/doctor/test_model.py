@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import sentencepiece
 import torch
-import transformers
 from syrupy.assertion import SnapshotAssertion
 
 from llama_adapter.app.captioning.captioner import Captioner
@@ -60,6 +59,8 @@ def test_an_intact_model_has_no_faults(adapter: str) -> None:
 
 
 def test_an_intact_gguf_file_has_no_faults(tmp_path: Path) -> None:
+    import transformers
+
     processor = sentencepiece.SentencePieceProcessor(model_file=str(GOLDEN / "LLaMA" / "tokenizer.model"))
     model = transformers.LlamaForCausalLM.from_pretrained(GOLDEN / "LLaMA-HF" / "TINY")
     file = write_model(tmp_path / "tiny.gguf", model, sentencepiece_keys(processor))
