@@ -127,8 +127,9 @@ def test_prefill_and_steps_give_the_plain_decoders_logits(config: DecoderConfig,
     assert difference(*logits) <= limit
 
 
-def test_rows_are_bitwise_independent_of_the_batch() -> None:
-    ours, _ = runners()
+@pytest.mark.parametrize("name", ["heads of 32", "groups of 7, heads of 80", "Gemma 2", "Gemma 3"])
+def test_rows_are_bitwise_independent_of_the_batch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, _ = runners(CONFIGS[name])
     prompts, pictures = toy_prompts(6), prefixes(ours, 6)
     positions = [len(prompt) for prompt in prompts]
     together = (
@@ -136,6 +137,8 @@ def test_rows_are_bitwise_independent_of_the_batch() -> None:
         ours.decode([5] * 6, positions).logits_RV.clone(),
     )
 
+    # Alone, a row's query heads are divided over more threads.
+    monkeypatch.setattr("llama_adapter.llm.runners.native.num_threads", lambda: 5)
     for row in range(6):
         alone = ours.prefill([prompts[row]], [pictures[row]], first_slot=0).logits_RV
         assert torch.equal(alone[0], together[0][row])
