@@ -438,6 +438,9 @@ static int64_t forward(const decoder_t *decoder, const batch_t *batch, scratch_t
         most_places = most(most_places, seen);
     }
     int64_t most_rows = most(num_tokens, batch->num_logits), heads_at_once = least(group, HEADS_AT_ONCE);
+    /* Fewer heads at once if threads would have nothing to do. */
+    while (heads_at_once > 1 && batch->num_runs * decoder->num_kv_heads * parts_of(group, heads_at_once) < num_threads)
+        heads_at_once--;
     int64_t scores_each = round_up(most_places + decoder->num_queries, LANES);
     float *normed = scratch_take(&scratch, 4 * most_rows * dim);
     float *qkv = scratch_take(&scratch, 4 * num_tokens * qkv_width(decoder));
