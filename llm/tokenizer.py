@@ -1,100 +1,134 @@
-"""LLaMA's SentencePiece tokenizer: text to ids and back, as a whole or as a stream."""
+"""A model's tokenizer: text to ids and back, as a whole or as a stream, and what its folder says about its use."""
 
 import codecs
+import dataclasses
+import functools
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-import sentencepiece
-
+from llama_adapter.llm.pieces.base import Mark, Pieces
+from llama_adapter.llm.pieces.byte_ranks import END_IDS, is_byte_ranks, ranks_to_json
+from llama_adapter.llm.pieces.folder import (
+    SETTINGS_FILE,
+    TokenizerSettings,
+    read_bytes,
+    stored_name,
+    stored_settings,
+)
+from llama_adapter.llm.pieces.gguf_keys import keys_to_json
+from llama_adapter.llm.pieces.json_pieces import JsonPieces
+from llama_adapter.llm.pieces.sentence_pieces import SentencePieces
 from llama_adapter.runtime.errors import CheckpointError
-
-_MAX_BYTES = 64 << 20  # the largest tokenizers in use have 5 MB
-
-
-def _replace_byte(error: UnicodeError) -> tuple[str, int]:
-    """As in SentencePiece, every byte that is not part of a character becomes U+FFFD."""
-    assert isinstance(error, UnicodeDecodeError)
-    return "\ufffd", error.start + 1
-
-
-codecs.register_error("replace-byte", _replace_byte)
+from llama_adapter.runtime.tensor_files.gguf_files import is_gguf, read_gguf
 
 
 class Tokenizer:
-    """A loaded SentencePiece model. Immutable and thread-safe.
+    """A tokenizer of any kind. Immutable and thread-safe.
 
-    `data` is the content of its file, `vocab_size` is the number of pieces, `bos_id` and `eos_id` begin and end a text.
+    `data` is the content of its file, `vocab_size` is its highest id and one. `bos_id` begins a text; None if texts
+    begin with no token. Each of `end_ids` ends a text.
     """
 
-    def __init__(self, processor: sentencepiece.SentencePieceProcessor, data: bytes) -> None:
-        """Wrap a processor and the bytes it was loaded from; use `load` or `from_bytes`."""
-        self._processor = processor
-        self.data = data
-        self.vocab_size: int = processor.get_piece_size()
-        self.bos_id: int = processor.bos_id()
-        self.eos_id: int = processor.eos_id()
-        self._unk_id: int = processor.unk_id()
-        self._unk_length = len(processor.decode([self._unk_id]))
-        self._byte_of_id: dict[int, int] = {
-            piece_id: int(processor.id_to_piece(piece_id)[3:5], 16)
-            for piece_id in range(self.vocab_size)
-            if processor.is_byte(piece_id)
-        }
+    def __init__(self, pieces: Pieces, data: bytes, settings: TokenizerSettings | None = None) -> None:
+        """Wrap the pieces of a file with the content `data`; use `load` or `from_bytes`."""
+        self.pieces, self.data, self.settings = pieces, data, settings or TokenizerSettings()
+        self.vocab_size, self.bos_id = pieces.num_ids, pieces.bos_id
+        ids = dict.fromkeys((*pieces.end_ids, *self.settings.end_ids))
+        named = self.settings.names.get("eos_token")
+        if named is not None and (named_id := pieces.id_of(named)) is not None:
+            ids[named_id] = None
+        known = [one for one in ids if 0 <= one < self.vocab_size]
+        # Some old configurations call the begin id an end. It is one only where both are the same token.
+        self.end_ids: tuple[int, ...] = tuple(one for one in known if one != self.bos_id) or tuple(known)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "Tokenizer":
-        """Read a `tokenizer.model` file.
+    def load(cls, path: str | os.PathLike[str], settings: TokenizerSettings | None = None) -> "Tokenizer":
+        """Read a `tokenizer.model`, a `tokenizer.json` or a GGUF file, which has settings of its own inside.
 
-        Raises CheckpointError if the file is missing, unreadable or not a SentencePiece model.
+        `settings` are those of `read_settings`. Raises CheckpointError if the file is missing, unreadable or no
+        tokenizer, or if no token ends a text.
         """
-        place = Path(path)
-        try:
-            if place.exists() and not place.is_file():  # reading a pipe or a device may never end
-                raise CheckpointError(f"The tokenizer `{place}` is not a regular file")
-            if place.exists() and place.stat().st_size > _MAX_BYTES:
-                raise CheckpointError(f"The tokenizer `{place}` has {place.stat().st_size:,} bytes: not a tokenizer")
-            data = place.read_bytes()
-        except FileNotFoundError:
-            raise CheckpointError(
-                f"No tokenizer at `{place}`",
-                hint="LLaMA comes with a file `tokenizer.model`; put it into the model's folder or beside it",
-            ) from None
-        except OSError as error:
-            raise CheckpointError(f"Cannot read the tokenizer `{place}`: {error.strerror}") from None
-        return cls.from_bytes(data, name=str(place))
+        if is_gguf(Path(path)):
+            data, settings = keys_to_json(read_gguf(Path(path)).keys, name=str(path))
+        else:
+            data = read_bytes(Path(path))
+        return cls.from_bytes(data, name=str(path), settings=settings)
 
     @classmethod
-    def from_bytes(cls, data: bytes, *, name: str = "tokenizer.model") -> "Tokenizer":
-        """Tokenizer from the bytes of a `tokenizer.model`. `name` is used in messages.
+    def load_stored(cls, folder: str | os.PathLike[str], names: Collection[str]) -> "Tokenizer":
+        """The tokenizer whose `files` were written into a folder that has the files `names`.
 
-        Raises CheckpointError if the bytes are not a SentencePiece model with begin and end pieces.
+        Raises the CheckpointError of `load`.
         """
-        reason = _why_not_sentencepiece(data)
-        processor = None
-        if reason is None:
-            try:
-                processor = sentencepiece.SentencePieceProcessor(model_proto=data)
-            except (RuntimeError, ValueError, OSError):
-                reason = f"its {len(data):,} bytes are not a SentencePiece model"
-        if processor is None:
+        place = Path(folder)
+        settings = stored_settings(place) if SETTINGS_FILE in names else None
+        return cls.load(place / stored_name(names), settings)
+
+    @classmethod
+    def from_bytes(
+        cls, data: bytes, *, name: str = "tokenizer.model", settings: TokenizerSettings | None = None
+    ) -> "Tokenizer":
+        """Tokenizer from the bytes of a file: a SentencePiece model, a `tokenizer.json`, or Llama 3's table of ranks.
+
+        `name` is used in messages. Raises CheckpointError if the bytes are none of these, or if no token ends a text.
+        """
+        settings = settings or TokenizerSettings()
+        if is_byte_ranks(data):
+            data = ranks_to_json(data, name=name)
+            settings = dataclasses.replace(settings, end_ids=settings.end_ids or END_IDS)
+        pieces: Pieces
+        if data.lstrip()[:1] == b"{":
+            pieces = JsonPieces(data, name=name, chat_template=settings.chat_template)
+        else:
+            pieces = SentencePieces(data, name=name)
+        tokenizer = cls(pieces, data, settings)
+        if not tokenizer.end_ids:
             raise CheckpointError(
-                f"`{name}` is not a LLaMA tokenizer: {reason}",
-                hint="the file is damaged, truncated or another model's; copy `tokenizer.model` again "
-                "(LLaMA-7B's has 499,723 bytes)",
+                f"Nothing says which token of `{name}` ends a text",
+                hint="copy the model's `generation_config.json` and `tokenizer_config.json` into its folder too",
             )
-        if processor.bos_id() < 0 or processor.eos_id() < 0:
-            raise CheckpointError(
-                f"`{name}` is a SentencePiece model without begin or end piece, so not LLaMA's tokenizer",
-                hint="use the `tokenizer.model` that came with the LLaMA weights",
-            )
-        return cls(processor, data)
+        return tokenizer
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """The files from which `load_stored` makes this tokenizer: name -> content."""
+        found = {self.pieces.file_name: self.data}
+        if self.settings.chat_template is not None or self.end_ids != self.pieces.end_ids:
+            chat = {} if self.settings.chat_template is None else {"chat_template": self.settings.chat_template}
+            content = {"eos_token_id": self.end_ids, **chat, **self.settings.names}
+            found[SETTINGS_FILE] = json.dumps(content, ensure_ascii=False, indent=1).encode()
+        return found
+
+    @property
+    def eos_id(self) -> int:
+        """The id that ends what the model learns."""
+        return self.end_ids[0]
+
+    @property
+    def marks(self) -> Mapping[str, Mark]:
+        """The tokens that a chat template writes, by name. No text becomes one of them in `encode`."""
+        return self.pieces.marks
+
+    @functools.cached_property
+    def template_names(self) -> dict[str, str]:
+        """Names of special tokens, as variables of the chat template: bos_token, eos_token and others."""
+        own = {"eos_token": self.pieces.name_of(self.eos_id)}
+        if self.bos_id is not None:
+            own["bos_token"] = self.pieces.name_of(self.bos_id)
+        return {**own, **self.settings.names}
 
     def encode(self, text: str, *, bos: bool = True) -> list[int]:
-        """Ids of a text, after the begin id unless `bos` is False, and without an end id.
+        """Ids of a text, after the begin ids unless `bos` is False, and without an end id.
 
-        Raises ValueError for text that UTF-8 cannot encode (half a surrogate pair).
+        Names of special tokens are ordinary text. Raises ValueError for text that UTF-8 cannot encode (half a surrogate
+        pair).
         """
+        return [*(self.pieces.begin_ids if bos else ()), *self.encode_run(text)]
+
+    def encode_run(self, text: str, *, is_inner: bool = False) -> list[int]:
+        """Ids of a text without begin and end. `is_inner`: it follows a special token. Raises as `encode`."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -102,33 +136,30 @@ class Tokenizer:
                 f"The text cannot be encoded: character {error.start} is half a surrogate pair "
                 f"(U+{ord(text[error.start]):04X}), which UTF-8 does not have"
             ) from None
-        ids: list[int] = self._processor.encode(text)
-        return [self.bos_id, *ids] if bos else ids
+        return self.pieces.encode(text, is_inner=is_inner)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids. Control pieces give no text, the unknown piece gives " \u2047 ", and invalid bytes give U+FFFD.
+        """Text of ids. Control tokens give no text, and invalid bytes give U+FFFD.
 
         Raises ValueError for an id outside the vocabulary.
         """
         whole = [int(piece_id) for piece_id in ids]
         self.check(whole)
-        text: str = self._processor.decode(whole) if whole else ""
-        return text
+        if self.pieces.is_exact:
+            return self.pieces.decode(whole)
+        stream = IncrementalDetokenizer(self)
+        return "".join([*map(stream.push, whole), stream.flush()])
 
-    def decode_inner(self, piece_id: int) -> str:
-        """Text of one piece, not a byte piece, inside a text, where SentencePiece keeps its leading space."""
-        # The unknown piece stands for the text before. Every SentencePiece model has one.
-        return self.decode([self._unk_id, piece_id])[self._unk_length :]
-
-    def encode_continuation(self, prompt: str | None, text: str) -> list[int]:
+    def encode_continuation(self, prompt: str | None, text: str, *, is_inner: bool = False) -> list[int]:
         """Ids of `text` after `prompt`, without begin or end id.
 
         Both are encoded together and the prompt's ids are removed, as in training. If a piece spans the border, or if
         there is no prompt, `text` is encoded alone, without the space that SentencePiece puts before a text.
+        `is_inner`: the prompt follows a special token.
         """
         if prompt is not None:
-            alone = self.encode(prompt, bos=False)
-            joint = self.encode(prompt + text, bos=False)
+            alone = self.encode_run(prompt, is_inner=is_inner) if prompt else []
+            joint = self.encode_run(prompt + text, is_inner=is_inner)
             if joint[: len(alone)] == alone:
                 return joint[len(alone) :]
         # A line feed is a byte piece in LLaMA's vocabulary, so no piece spans it.
@@ -147,26 +178,21 @@ class Tokenizer:
                     f"(0 to {self.vocab_size - 1})"
                 )
 
-    def byte_of(self, piece_id: int) -> int | None:
-        """The byte of a byte piece; None for other pieces."""
-        return self._byte_of_id.get(piece_id)
-
     def name_of(self, piece_id: int) -> str:
         """The name of a piece in the vocabulary, such as </s> or <0x0A>."""
-        name: str = self._processor.id_to_piece(piece_id)
-        return name
+        return self.pieces.name_of(piece_id)
 
 
 class IncrementalDetokenizer:
     """Turns one stream of ids into text piece by piece. Not thread-safe.
 
-    The texts of `push` and `flush` together equal `Tokenizer.decode` of the ids. Bytes of an unfinished character are
-    held back until it is complete or invalid.
+    The texts of `push` and `flush` together equal `Tokenizer.decode` of the ids. Bytes of an unfinished character, at
+    most three, are held back until it is complete or invalid.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._bytes = codecs.getincrementaldecoder("utf-8")("replace-byte")
+        self._tokenizer, self._pieces = tokenizer, tokenizer.pieces
+        self._bytes = codecs.getincrementaldecoder("utf-8")(self._pieces.byte_errors)
         # Ids that have given no text so far. SentencePiece drops a space at the start of a text, so the next piece
         # depends on these ids. After the first text, pieces are independent.
         self._silent: list[int] = []
@@ -177,9 +203,10 @@ class IncrementalDetokenizer:
 
         Raises ValueError for an id outside the vocabulary.
         """
-        byte = self._tokenizer.byte_of(piece_id)
-        if byte is not None:
-            return self._emit(self._bytes.decode(bytes([byte])))
+        self._tokenizer.check((piece_id,))
+        content = self._pieces.bytes_of(piece_id)
+        if content is not None:
+            return self._emit(self._bytes.decode(content))
         before = self._bytes.decode(b"", final=True)
         if before:
             self._started = True
@@ -188,16 +215,12 @@ class IncrementalDetokenizer:
     def peek(self, piece_id: int) -> str:
         """What `push` would add, without adding it; the name of a piece that adds no text, such as </s>."""
         state = self._bytes.getstate()
-        byte = self._tokenizer.byte_of(piece_id)
-        text = self._bytes.decode(b"" if byte is None else bytes([byte]), final=byte is None)
+        content = self._pieces.bytes_of(piece_id)
+        text = self._bytes.decode(content or b"", final=content is None)
         self._bytes.setstate(state)
-        if byte is None:
+        if content is None:
             is_inside = self._started or bool(text)
-            text += (
-                self._tokenizer.decode_inner(piece_id)
-                if is_inside
-                else self._tokenizer.decode([*self._silent, piece_id])
-            )
+            text += self._pieces.text_inside(piece_id) if is_inside else self._pieces.decode([*self._silent, piece_id])
         return text or self._tokenizer.name_of(piece_id)
 
     def flush(self) -> str:
@@ -212,20 +235,7 @@ class IncrementalDetokenizer:
 
     def _piece_text(self, piece_id: int) -> str:
         if not self._started:
-            text = self._tokenizer.decode([*self._silent, piece_id])
+            text = self._pieces.decode([*self._silent, piece_id])
             self._silent.append(piece_id)
             return text
-        return self._tokenizer.decode_inner(piece_id)
-
-
-def _why_not_sentencepiece(data: bytes) -> str | None:
-    """The reason if `data` is a file that is often passed instead of a SentencePiece model; else None."""
-    if not data:
-        return "the file is empty"
-    if data.startswith(b"version https://git-lfs"):
-        return "it is a Git LFS pointer; the file itself was not downloaded"
-    if data.lstrip()[:1] == b"{":
-        return "it is JSON (perhaps `tokenizer.json`), not SentencePiece's binary form"
-    if data.startswith(b"IQ== 0"):
-        return "it is LLaMA 3's table of byte ranks, not SentencePiece's binary form"
-    return None
+        return self._pieces.text_inside(piece_id)

@@ -5,6 +5,7 @@ import importlib
 import io
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -147,6 +148,16 @@ class ChildProcess:
         """Give up the child in a process that was forked: only the parent of the child can wait for it."""
         self.release()
         self.process.returncode = 0
+
+
+def limit_memory(num_bytes: int) -> None:
+    """Limit the address space of this process to its current size plus `num_bytes`."""
+    with suppress(OSError, ValueError):
+        with open("/proc/self/statm") as file:
+            taken = int(file.read().split()[0]) * resource.getpagesize()
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        limit = taken + num_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
 
 def _signal_name(number: int) -> str:

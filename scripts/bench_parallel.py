@@ -23,7 +23,7 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
-from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
+from sentencepiece import sentencepiece_model_pb2
 
 from llama_adapter.app.captioning.assemble import assemble_parts
 from llama_adapter.app.models.bundle import save_bundle
@@ -147,8 +147,7 @@ def _widened(tokenizer: Any, num_pieces: int) -> Any:
     content = proto.ModelProto.FromString(tokenizer.data)
     for number in range(len(content.pieces), num_pieces):
         content.pieces.add(piece=f"\uf8ff{number}", score=-1e6)
-    data = content.SerializeToString()
-    return Tokenizer(SentencePieceProcessor(model_proto=data), data)
+    return Tokenizer.from_bytes(content.SerializeToString())
 
 
 def row_of(way: Way, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from llama_adapter.app.models.random_model import (
 )
 from llama_adapter.app.pictures.inputs import PictureInput, QuestionFields
 from llama_adapter.llm.training.frozen import find_kernels
+from llama_adapter.llm.training.layout import IGNORED
 from llama_adapter.runtime.devices import DTYPES, open_backend
 from llama_adapter.vision.encoder import ClipVisionTower
 from llama_adapter.vision.weights import ClipSource
@@ -161,7 +162,7 @@ def _train(model: TrainableModel, num_steps: int, *, rows: int, tokens: int, lab
     for _ in range(num_steps):
         tokens_BS = torch.randint(3, VOCABULARY, (rows, tokens), generator=generator)
         labels_BS = tokens_BS.clone()
-        labels_BS[:, : tokens - labels] = 0
+        labels_BS[:, : tokens - labels] = IGNORED
         part = Microbatch(examples=(_EXAMPLE,) * rows, rows=(), tokens_BS=tokens_BS, labels_BS=labels_BS)
         started = time.perf_counter()
         stepper.step([(part, encoded)], num_labels=rows * labels, lr=1e-4)

@@ -22,7 +22,7 @@ from llama_adapter.app.models.number_formats import DtypeChoice, check_asked_pre
 from llama_adapter.app.models.parallel.group import RankGroup
 from llama_adapter.app.models.random_model import RandomLoader
 from llama_adapter.app.models.sketch import Dtype
-from llama_adapter.app.models.spec import AUTO, CaptionerSpec, ModelInfo
+from llama_adapter.app.models.spec import AUTO, CaptionerSpec, ModelInfo, template_id
 from llama_adapter.app.models.stream_model import check_split, stream_model
 from llama_adapter.app.pictures.prefixes.file import Encoding, check_keys_values, read_first_file
 from llama_adapter.runtime.devices import open_backend, open_best, settle_mode
@@ -140,6 +140,7 @@ def assemble_parts(
         chosen_note = reasons and f"computing on {backend.name} in {dtype}: {reasons}"
         widened_note = widening_note(model.precision, model.dtype, operators=spec.operators, backend=backend)
         stack.pop_all()
+    template = spec.template or model.template
     spec = dataclasses.replace(
         spec,
         vision=spec.vision_kind,
@@ -173,7 +174,8 @@ def assemble_parts(
             default_prompt=model.prompt,
             has_adapter=has_adapter and not is_for_texts,
             has_text_adapter=has_adapter and is_for_texts,
-            template=model.template,
+            template=template,
+            template_id=template_id(template, own=model.template, chat_template=model.tokenizer.settings.chat_template),
             card=model.card or terms((spec.llama_dir, spec.adapter, spec.clip)),
             past=None if runner.config.past is None else runner.config.past.digest,
         ),

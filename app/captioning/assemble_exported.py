@@ -16,7 +16,7 @@ from llama_adapter.app.models.exported_model import (
     check_fingerprint,
     read_exported_model,
 )
-from llama_adapter.app.models.spec import AUTO, DEFAULT_BATCH_SIZE, EXPORTED, CaptionerSpec, ModelInfo
+from llama_adapter.app.models.spec import AUTO, DEFAULT_BATCH_SIZE, EXPORTED, CaptionerSpec, ModelInfo, template_id
 from llama_adapter.app.pictures.prefixes.file import Encoding, check_keys_values, read_first_file
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.exported.mindir_program import open_mindir_program
@@ -140,7 +140,12 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
         default_prompt=card.prompt,
         has_adapter=bool(card.fingerprint),
         has_text_adapter=config.num_adapter_layers > 0 and not card.fingerprint,
-        template=card.template,
+        template=spec.template or card.template,
+        template_id=template_id(
+            spec.template or card.template,
+            own=card.template,
+            chat_template=exported.tokenizer.settings.chat_template,
+        ),
         past=None if past is None else past.digest,
     )
     backend = GraphBackend(program.name)

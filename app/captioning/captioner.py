@@ -54,6 +54,7 @@ from llama_adapter.app.pictures.inputs.urls import AllowedHost
 from llama_adapter.app.pictures.prefixes.file import StoredPicture
 from llama_adapter.app.pictures.reading.prefetch import Prefetcher
 from llama_adapter.app.pictures.reading.reader import PictureReader, Reader
+from llama_adapter.llm.conversation import Template
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptError, PromptTooLongError
@@ -140,7 +141,7 @@ class Captioner:
         self.oom_retry = OomRetry(empty_caches=parts.backend.empty_caches, remember=parts.remember_rows)
         self._backend, self._vision, self._ood_detector = parts.backend, parts.vision, parts.model.ood_detector
         self._close_parts, self._is_closed = parts.close, False
-        self._engine = engine or Engine(parts.runner, eos_id=self.tokenizer.eos_id)
+        self._engine = engine or Engine(parts.runner, eos_id=self.tokenizer.end_ids)
         self._trace: Trace | None = None
         self._turn = threading.Lock()  # held while a loop is open
         self._running_in: int | None = None  # the thread that opened it
@@ -166,6 +167,7 @@ class Captioner:
         visual_heads: int | None = DEFAULTS.visual_heads,
         channel_order: Literal["auto", "rgb", "bgr"] = DEFAULTS.channel_order,
         context: int | None = DEFAULTS.context,
+        template: Template | None = DEFAULTS.template,
         vision: VisionKind | None = DEFAULTS.vision,
         past_key_values: StrPath | None = DEFAULTS.past_key_values,
         decoder: StrPath | None = DEFAULTS.decoder,
@@ -196,7 +198,8 @@ class Captioner:
         Parameters:
             model: folder of a bundle, or a name such as `"bias-7b"`, which `llama-adapter get` fetched. None: the
                 embedded model, or the checkpoints at `llama_dir`.
-            llama_dir: folder of LLaMA as Meta ships it, or of a Hugging Face model, or a name. Needs `adapter`.
+            llama_dir: folder of LLaMA as Meta ships it, or of a Hugging Face model, a GGUF file, or a name. Needs
+                `adapter`.
             llama_type: sub-folder of `llama_dir`, such as `"7B"`.
             adapter: adapter file, such as `BIAS-7B.pth`.
             clip: CLIP file, such as `ViT-L-14.pt`. None: the adapter file contains CLIP, or an `encoder` replaces it.
@@ -205,6 +208,9 @@ class Captioner:
             visual_heads: attention heads of the visual blocks, at least 1. Default: 16 for width 768.
             channel_order: colour order in training: `"auto"` (default), `"rgb"` or `"bgr"`.
             context: tokens of prompt and answer together, at least 1. Default: the bundle's, else 512, 2048 for chat.
+            template: the format of prompts: `"instruction"` as the adapters were trained, `"conversation"` of the chat
+                adapters, or `"chat"`, the chat template of the model's own files. Default: that of the training;
+                without adapter `"chat"` if the model has one, else `"instruction"`.
             vision: what runs the picture encoder: `"torch"` (default), `"onnx"` or `"om"`; `"prefixes"` if all pictures
                 come from prefix files, so that no encoder is needed.
             past_key_values: keys and values in front of every prompt, as prefix tuning and P-Tuning v2 learn them:

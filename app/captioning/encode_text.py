@@ -22,7 +22,7 @@ def encode_text(spec: CaptionerSpec, text: str, path: Path) -> int:
     parts = assemble_parts(dataclasses.replace(spec, batch_size=1), vision=NoEncoder())
     runner = parts.runner
     assert isinstance(runner, EagerRunner), "so are all that compute with torch"
-    engine = Engine(runner, eos_id=parts.model.tokenizer.eos_id)
+    engine = Engine(runner, eos_id=parts.model.tokenizer.end_ids)
     ids = tuple(parts.model.tokenizer.encode(text))
     engine.check(ids)
     prefix = engine.learned_prefix() if parts.info.has_text_adapter else engine.empty_prefix()

@@ -3,7 +3,7 @@
 manifest.json        format, version, configs, number types, sizes and digests of the files, sources
 vision.safetensors   state dict of `PictureEncoder`
 llm.safetensors      state dict of `LlamaAdapterDecoder`; if it is split, llm-rank-R-of-N.safetensors for each rank
-tokenizer.model      LLaMA's tokenizer
+tokenizer.model      LLaMA's tokenizer; or tokenizer.json, with its settings in tokenizer_config.json
 known_answer.json    optional: a picture of the folder, a prompt and the expected answer
 familiar.safetensors optional: statistics for out-of-distribution detection, see `vision.out_of_distribution`
 input_scales.safetensors  optional: scales of the inputs of calibrated 8-bit layers, see `input_scales.py`
@@ -33,7 +33,6 @@ from llama_adapter.app.models.bundle_manifest import (
     MANIFEST,
     PACKED_VERSION,
     SPLIT_VERSION,
-    TOKENIZER,
     VISION,
     check_sizes,
     decoder_file,
@@ -154,11 +153,12 @@ def save_bundle(
             _write_half(partial / LLM, decoder, tensors, model)
         else:
             _write_shares(partial, tensors, model, num_ranks=num_ranks)
-        files: tuple[str, ...] = (VISION, *decoder_files(num_ranks), TOKENIZER)
+        files: tuple[str, ...] = (VISION, *decoder_files(num_ranks), *model.tokenizer.files)
         if model.input_scales:
             files += (INPUT_SCALES,)
             write_scales(partial / INPUT_SCALES, model.input_scales, decoder)
-        (partial / TOKENIZER).write_bytes(model.tokenizer.data)
+        for name, content in model.tokenizer.files.items():
+            (partial / name).write_bytes(content)
         manifest: dict[str, Any] = {
             "format": FORMAT,
             "version": find_scheme(model.precision).bundle_version,
@@ -175,6 +175,8 @@ def save_bundle(
         }
         if model.question is not None:
             manifest |= {"question": model.question}
+        if model.template != "instruction":
+            manifest |= {"template": model.template}
         if packed is not None:
             manifest |= {"version": PACKED_VERSION, "packed": dataclasses.asdict(packed) | {"source": model.digest}}
         if num_ranks > 1:
@@ -332,7 +334,7 @@ def stream_bundle(
             f"the weights of `{place}` are packed in {has_packed}, which this model cannot use directly on this "
             "processor: they are laid out again at every start",
         )
-    tokenizer = Tokenizer.load(place / TOKENIZER)
+    tokenizer = Tokenizer.load_stored(place, manifest["files"])
     if tokenizer.vocab_size != decoder.vocab_size:
         raise CheckpointError(
             f"The bundle `{place}` has a tokenizer of {tokenizer.vocab_size} pieces for a model of "
@@ -365,6 +367,7 @@ def stream_bundle(
         merged=tuple(manifest["merged"]),
         prompt=str(manifest["prompt"]),
         question=manifest.get("question"),
+        template=manifest.get("template", "instruction"),
         card=str(manifest["card"]),
         precision=precision,
         origin=origin,

@@ -6,13 +6,15 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from torch import Tensor
 
 from llama_adapter.app.models.packed_weights import Stored, TakePacked
 from llama_adapter.app.models.sketch import DAMAGED, HalfConfig, check_halves, expected_forms, num_layers
 from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.conversation import Template
+from llama_adapter.llm.pieces.folder import SETTINGS_FILE, stored_name
 from llama_adapter.runtime.devices import DTYPES
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.kernels.layout import PackedLayout
@@ -27,11 +29,10 @@ from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS, shown_excerpt, shown
 from llama_adapter.vision.config import VisionConfig
 
 FORMAT = "llama-adapter-bundle"
-MANIFEST, VISION, LLM, TOKENIZER, KNOWN_ANSWER, FAMILIAR, INPUT_SCALES = (
+MANIFEST, VISION, LLM, KNOWN_ANSWER, FAMILIAR, INPUT_SCALES = (
     "manifest.json",
     "vision.safetensors",
     "llm.safetensors",
-    "tokenizer.model",
     "known_answer.json",
     "familiar.safetensors",
     "input_scales.safetensors",
@@ -105,6 +106,7 @@ def _faults(manifest: Mapping[str, Any]) -> list[str]:
     faults += [key for key in ("name", "digest") if not _is_label(manifest[key])]
     faults += [] if len(manifest["prompt"]) <= _LONGEST_QUESTION else ["prompt"]
     faults += [] if is_question(manifest.get("question", "?")) else ["question"]  # only some bundles have it
+    faults += [] if manifest.get("template", "instruction") in get_args(Template) else ["template"]  # likewise
     if manifest["dtype"] not in DTYPES:
         return [*faults, "dtype"]
     faults += [] if manifest.get("precision", FLOAT) == precision else ["precision"]
@@ -233,7 +235,9 @@ def decoder_files(num_ranks: int) -> tuple[str, ...]:
 def model_files(manifest: Mapping[str, Any]) -> tuple[str, ...]:
     """Names of the files that answers depend on."""
     scales = (INPUT_SCALES,) if INPUT_SCALES in manifest["files"] else ()
-    return VISION, *decoder_files(num_ranks_of(manifest)), TOKENIZER, *scales
+    settings = (SETTINGS_FILE,) if SETTINGS_FILE in manifest["files"] else ()
+    tokenizer = stored_name(manifest["files"])
+    return VISION, *decoder_files(num_ranks_of(manifest)), tokenizer, *settings, *scales
 
 
 def files_for(manifest: Mapping[str, Any], ranks: Alone, *, place: Path) -> dict[str, Any]:

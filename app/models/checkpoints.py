@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, ParamSpec
+from typing import Final, Literal, NamedTuple, ParamSpec, get_args
 
 import torch
 from torch import Tensor
@@ -24,15 +24,17 @@ from llama_adapter.app.models.sketch import Dtype, check_halves, dtype_of
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.conversation import Template
+from llama_adapter.llm.pieces.folder import find_tokenizer, read_settings
 from llama_adapter.llm.split import share_of
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights.adapter import AdapterFile, open_adapter
 from llama_adapter.llm.weights.build import decoder_tensors, plan_decoder
+from llama_adapter.llm.weights.gguf import open_gguf
 from llama_adapter.llm.weights.huggingface import open_huggingface
 from llama_adapter.llm.weights.lora import LoraFolder, merged_source, open_loras
 from llama_adapter.llm.weights.meta import open_meta
 from llama_adapter.llm.weights.mindspore import open_mindspore
-from llama_adapter.llm.weights.names import LlamaSource, sizes_of
+from llama_adapter.llm.weights.names import LlamaSource
 from llama_adapter.runtime.digests import file_digest
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.kernels.layout import PackedLayout
@@ -40,6 +42,7 @@ from llama_adapter.runtime.ranks import ALONE, Alone
 from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.schemes.state import drained
 from llama_adapter.runtime.tensor_files.files import list_keys, read_tensor_file
+from llama_adapter.runtime.tensor_files.gguf_files import is_gguf, only_gguf
 from llama_adapter.runtime.text import shown_excerpt, shown_name
 from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.config import VIT_L_14, ChannelOrder, QueryConfig, VisionConfig
@@ -56,6 +59,7 @@ from llama_adapter.vision.weights import (
 DEFAULT_CONTEXT = 512
 CHAT_CONTEXT = 2048  # as in the published chat demo, whose example alone has about 400 tokens
 DEFAULT_PROMPT = "Generate caption of this image"  # the instruction used in the caption pre-training of the adapters
+TEMPLATE_KEY: Final = "template"  # in the config of an adapter's file
 # `StoredQuestions` -> its entries in the config of an adapter's file.
 QUESTION_KEYS: Final[Mapping[str, str]] = {"prompt": "caption_prompt", "question": "question"}
 CLIP_FILE = "ViT-L-14.pt"  # the name under which OpenAI publishes it
@@ -72,8 +76,14 @@ _RELEASED_WIDTH = 4096  # all of them extend LLaMA-7B
 
 _P = ParamSpec("_P")
 
-LlamaForm = Literal["meta", "huggingface", "mindspore", "bundle"]
-_OPENERS = {"meta": open_meta, "huggingface": open_huggingface, "mindspore": open_mindspore, "bundle": open_bundle}
+LlamaForm = Literal["meta", "huggingface", "mindspore", "gguf", "bundle"]
+_OPENERS = {
+    "meta": open_meta,
+    "huggingface": open_huggingface,
+    "mindspore": open_mindspore,
+    "gguf": open_gguf,
+    "bundle": open_bundle,
+}
 
 Role = Literal["llama", "tokenizer", "adapter", "clip", "lora"]
 
@@ -140,7 +150,8 @@ class LoadedModel:
     tokenizer: Tokenizer
     dtype: torch.dtype
     sources: tuple[SourceFile, ...]
-    # What was merged into the weights: "gates", "lora" and "scales" of an adapter, "lora:NAME=WEIGHT" of PEFT.
+    # What was merged into the weights: "gates", "lora" and "scales" of an adapter, "lora:NAME=WEIGHT" of PEFT, and
+    # "folded": factors of a family.
     merged: tuple[str, ...]
     prompt: str = DEFAULT_PROMPT
     question: str | None = None  # as in `StoredQuestions`
@@ -177,22 +188,25 @@ def streamed(model: LoadedModel) -> StreamedModel:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LlamaFolder:
-    """The paths of a LLaMA folder and its tokenizer, before they are read."""
+    """The paths of a LLaMA folder and its tokenizer, before they are read. A GGUF file is its own folder."""
 
     folder: Path
     form: LlamaForm
-    tokenizer: Path | None  # None if neither the folder nor the one above has it
+    tokenizer: Path | None  # None if neither the folder nor the one above has it; a GGUF file has its own inside
 
     def require_tokenizer(self) -> Path:
         """The tokenizer's file. Raises CheckpointError if there is none."""
         if self.tokenizer is not None:
             return self.tokenizer
-        only_fast = (self.folder / "tokenizer.json").is_file()
         raise CheckpointError(
-            f"There is no tokenizer.model in `{self.folder}` or in the folder above it"
-            + (", only a tokenizer.json" if only_fast else ""),
-            hint="copy the `tokenizer.model` that came with the LLaMA weights there",
+            f"There is no tokenizer.model or tokenizer.json in `{self.folder}` or in the folder above it",
+            hint="copy the one that came with the LLaMA weights there",
         )
+
+    def open_tokenizer(self) -> Tokenizer:
+        """Read the tokenizer. Raises CheckpointError if there is none, or if it cannot be read."""
+        file = self.require_tokenizer()
+        return Tokenizer.load(file, read_settings(file.parent, self.folder))
 
 
 class LlamaParts(NamedTuple):
@@ -232,10 +246,12 @@ def stream_sources(
     tokenizer_file = place.require_tokenizer()
     adapter = None if sources.adapter is None else open_adapter(sources.adapter, for_texts=True)
     tokenizer, llama, clip = open_llama_parts(place, adapter=adapter, clip=sources.clip)
+    folded = llama.merged
     llama, loras = merge_loras(sources.lora, llama, adapter)
     base = _base_name(place.folder.resolve())
-    is_chat = adapter is not None and adapter.is_chat
-    usual = CHAT_CONTEXT if is_chat else DEFAULT_CONTEXT
+    has_chats = adapter is None and tokenizer.settings.chat_template is not None
+    template: Template = "chat" if has_chats else "instruction" if adapter is None else declared_template(adapter)
+    usual = DEFAULT_CONTEXT if template == "instruction" else CHAT_CONTEXT
     context = usual if sources.context is None else sources.context
     decoder_config = plan_decoder(llama, adapter, vocab_size=tokenizer.vocab_size, context=context)
     files = [
@@ -277,10 +293,10 @@ def stream_sources(
         tokenizer=tokenizer,
         dtype=chosen or torch.float32,
         sources=tuple(files),
-        merged=() if adapter is None else _merged(adapter),
+        merged=(*folded, *(() if adapter is None else _merged(adapter))),
         prompt=questions.prompt,
         question=questions.question,
-        template="conversation" if is_chat else "instruction",
+        template=template,
     )
     share = share_of(decoder_config, ranks)
     tensors = decoder_tensors(decoder_config, source=llama, adapter=adapter, dtype=chosen, share=share)
@@ -297,7 +313,9 @@ def merge_loras(
     texts: Sequence[str], llama: LlamaSource, adapter: AdapterFile | None = None
 ) -> tuple[LlamaSource, tuple[LoraFolder, ...]]:
     """Merge LoRA folders into a LLaMA. Raises CheckpointError also if the adapter's file replaces what they change."""
-    loras = open_loras(texts, **sizes_of(llama))
+    if texts and llama.is_folded:
+        raise folded_error(llama.name)
+    loras = open_loras(texts, llama.config)
     for lora in loras:
         if adapter is not None and (replaced := [name for name in lora.changes if name in adapter.llama]):
             raise CheckpointError(
@@ -305,6 +323,14 @@ def merge_loras(
                 hint="leave out --lora, or use an adapter's file without these tensors",
             )
     return merged_source(llama, loras), loras
+
+
+def folded_error(name: object) -> CheckpointError:
+    """The refusal of LoRA for a bundle with `Folds` in its weights."""
+    return CheckpointError(
+        f"The weights of the bundle `{name}` contain factors of its family of models, so LoRA is not merged into them",
+        hint="name the folder that the bundle was made of as --llama-dir",
+    )
 
 
 def with_loras(model: LoadedModel, loras: Sequence[LoraFolder], *, base: str) -> LoadedModel:
@@ -363,6 +389,21 @@ def declared_heads(adapter: AdapterFile) -> int | None:
     """Number of heads that the adapter's file declares; only files written by this program's `train` declare it."""
     heads = adapter.declares.get("visual_heads")
     return heads if type(heads) is int else None
+
+
+def declared_template(adapter: AdapterFile) -> Template:
+    """The template of prompts that an adapter was trained with; files of `train` declare it.
+
+    Raises CheckpointError for an unknown one.
+    """
+    declared: Template = adapter.declares.get(TEMPLATE_KEY, "conversation" if adapter.is_chat else "instruction")
+    if declared not in get_args(Template):
+        raise CheckpointError(
+            f"The config in `{adapter.name}` has {shown_excerpt(repr(declared))} as `{TEMPLATE_KEY}`, which is none of "
+            f"{', '.join(get_args(Template))}",
+            hint="a newer release has written it: install that, or train the adapter again",
+        )
+    return declared
 
 
 def declared_questions(adapter: AdapterFile) -> StoredQuestions:
@@ -431,15 +472,22 @@ def _usual_clip(adapter: AdapterFile) -> Path:
 
 def find_llama(llama_dir: str | os.PathLike[str], *, llama_type: str | None = None) -> LlamaFolder:
     """Find the LLaMA folder and its tokenizer: `llama_dir` itself, its sub-folder `llama_type`, or its only model
-    folder.
+    folder. A GGUF file, or the only one of a folder, stands for a folder.
 
-    Raises CheckpointError if there is no such folder.
+    Raises CheckpointError if there is no such folder or file.
     """
     root = Path(llama_dir)
+    if is_gguf(root) and not root.is_dir():
+        if llama_type:
+            raise CheckpointError(
+                f"`{root}` is a file, so it has no sub-folder `{llama_type}`", hint="leave out --llama-type"
+            )
+        return LlamaFolder(folder=root, form="gguf", tokenizer=root)
     if not root.is_dir():
-        problem = "is a file" if root.exists() else "does not exist"
+        problem = "is a file, and no .gguf file" if root.exists() else "does not exist"
         raise CheckpointError(
-            f"The LLaMA folder `{root}` {problem}", hint="pass the folder with the weights as --llama-dir"
+            f"The LLaMA folder `{root}` {problem}",
+            hint="pass the folder with the weights, or a .gguf file, as --llama-dir",
         )
     models = sorted(entry.name for entry in root.iterdir() if entry.is_dir() and _form_of(entry))
     if llama_type:
@@ -457,16 +505,18 @@ def find_llama(llama_dir: str | os.PathLike[str], *, llama_type: str | None = No
     if form is None:
         hint = (
             "wanted: params.json with consolidated.00.pth (Meta), config.json with safetensors (Hugging Face), a "
-            ".ckpt with its YAML (MindFormers), or a bundle"
+            ".ckpt with its YAML (MindFormers), a .gguf file, or a bundle"
         )
         if models and not llama_type:
             hint = f"name one of its models as --llama-type; there {_enumerate(models)}"
         elif any(folder.glob("consolidated.*.pth")):
             hint = "it has the weights, but their params.json is missing; copy it too"
         raise CheckpointError(f"`{folder}` is no LLaMA folder", hint=hint)
+    if form == "gguf":
+        file = only_gguf(folder)
+        return LlamaFolder(folder=file, form=form, tokenizer=file)
     beside = folder if folder == root else root
-    candidates = (place / "tokenizer.model" for place in (folder, beside, folder.parent))
-    tokenizer = next((candidate for candidate in candidates if candidate.is_file()), None)
+    tokenizer = next(filter(None, map(find_tokenizer, (folder, beside, folder.parent))), None)
     return LlamaFolder(folder=folder, form=form, tokenizer=tokenizer)
 
 
@@ -486,7 +536,7 @@ def open_llama_parts(
 
     @again_if_replaced
     def read(_folder: str | os.PathLike[str]) -> LlamaParts:
-        tokenizer = Tokenizer.load(place.require_tokenizer())
+        tokenizer = place.open_tokenizer()
         llama = open_llama(place)
         if adapter is None or not adapter.sees_pictures:
             return LlamaParts(tokenizer, llama, None)
@@ -548,7 +598,9 @@ def _form_of(folder: Path) -> LlamaForm | None:
     has_meta, has_huggingface = (folder / "params.json").is_file(), (folder / "config.json").is_file()
     if has_meta and (not has_huggingface or any(folder.glob("consolidated.*.pth"))):
         return "meta"
-    return "huggingface" if has_huggingface else "mindspore" if any(folder.glob("*.ckpt")) else None
+    if has_huggingface:
+        return "huggingface"
+    return "mindspore" if any(folder.glob("*.ckpt")) else "gguf" if any(folder.glob("*.gguf")) else None
 
 
 def _enumerate(names: list[str]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from llama_adapter.llm.exported.card import CARD_FILE, TOKENIZER_FILE, ExportCard, check_files, read_card
+from llama_adapter.llm.exported.card import CARD_FILE, ExportCard, check_files, read_card
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.card import is_same
@@ -48,12 +48,12 @@ def read_exported_model(folder: str | Path) -> ExportedModel:
     place = Path(folder)
     card = read_card(place)
     check_files(card, place)
-    tokenizer = Tokenizer.load(place / TOKENIZER_FILE)
+    tokenizer = Tokenizer.load_stored(place, card.files)
     config = card.config
     if tokenizer.vocab_size != config.vocab_size:
         raise GraphError(
             f"The tokenizer in `{place}` has {tokenizer.vocab_size} pieces, and its decoder {config.vocab_size} tokens",
-            hint=f"{CARD_FILE} and {TOKENIZER_FILE} are of two exports: copy the whole folder again",
+            hint=f"{CARD_FILE} and {tokenizer.pieces.file_name} are of two exports: copy the whole folder again",
         )
     detector = None
     if FAMILIAR_FILE in card.files:

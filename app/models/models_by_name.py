@@ -6,6 +6,7 @@ from pathlib import Path
 
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.tensor_files.gguf_files import is_gguf
 
 HOME = "LLAMA_ADAPTER_HOME"  # folders in which models are found by name, separated as in PATH
 
@@ -38,7 +39,8 @@ def _faults_of_ckpt(place: Path) -> list[str]:
     for pattern, what in (("*.ckpt", ".ckpt files"), ("*.y*ml", "YAML files with the sizes of the model")):
         if (number := len(list(folder.glob(pattern)))) != 1:
             faults.append(f"{number} {what} instead of one")
-    if not any((one / "tokenizer.model").is_file() for one in (folder, folder.absolute().parent)):
+    places = (folder, folder.absolute().parent)
+    if not any((place / name).is_file() for place in places for name in ("tokenizer.model", "tokenizer.json")):
         faults.append("no tokenizer.model")
     return faults
 
@@ -63,7 +65,7 @@ def find_model(name: str) -> Path:
     searched = f"nor in {HOME} ({os.pathsep.join(folders)})" if folders else f"and {HOME} names no folders"
     raise UsageError(
         f"No model `{name}`: there is no such file or folder, {searched}",
-        hint=f"name a bundle, a LLaMA folder, or a folder inside one of {HOME}",
+        hint=f"name a bundle, a LLaMA folder or .gguf file, or a folder inside one of {HOME}",
     )
 
 
@@ -84,13 +86,14 @@ def bundle_folder(name: str | os.PathLike[str] | None) -> Path:
 
 
 def model_settings(place: Path) -> dict[str, str]:
-    """The model settings of a folder: a bundle, or LLaMA as Meta or Hugging Face ship it.
+    """The model settings of a folder or GGUF file: a bundle, or LLaMA as Meta or Hugging Face ship it.
 
     Raises UsageError for anything else.
     """
     if (place / "manifest.json").is_file():
         return {"model": str(place)}
-    if any((place / name).is_file() for name in ("config.json", "params.json")) or any(place.glob("*.ckpt")):
+    is_model = any((place / name).is_file() for name in ("config.json", "params.json")) or is_gguf(place)
+    if is_model or any(any(place.glob(pattern)) for pattern in ("*.ckpt", "*.gguf")):
         return {"llama_dir": str(place)}
     types = sorted(params.parent.name for params in place.glob("*/params.json"))
     if len(types) == 1:
@@ -100,6 +103,6 @@ def model_settings(place: Path) -> dict[str, str]:
             f"`{place}` holds several models: {', '.join(types)}", hint=f"name one of them: `{place / types[0]}`"
         )
     raise UsageError(
-        f"`{place}` is no model: it has no manifest.json, config.json or params.json",
+        f"`{place}` is no model: it has no manifest.json, config.json, params.json or .gguf file",
         hint="name a bundle that `llama-adapter convert` wrote, or a LLaMA folder of Meta's or Hugging Face's form",
     )

@@ -12,6 +12,7 @@ from llama_adapter.app.models.checkpoints import DEFAULT_CONTEXT, LoadedModel, S
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.sketch import Dtype, HalfConfig, dtype_of, expected_forms, sketch
 from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.pieces.sentence_pieces import SentencePieces
 from llama_adapter.llm.split import share_of, take_all
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.devices import open_backend
@@ -271,12 +272,15 @@ class WiderTokenizer(Tokenizer):
     """The embedded model's tokenizer with `vocab_size` ids. Ids beyond its pieces are decoded as its last piece."""
 
     def __init__(self, vocab_size: int) -> None:
-        inner = Tokenizer.load(embedded_model() / "tokenizer.model")
-        super().__init__(inner._processor, inner.data)
-        self._last = self.vocab_size - 1
-        self.vocab_size = max(vocab_size, self.vocab_size)
+        data = (embedded_model() / SentencePieces.file_name).read_bytes()
+        super().__init__(_WiderPieces(data, vocab_size), data)
+
+
+class _WiderPieces(SentencePieces):
+    def __init__(self, data: bytes, vocab_size: int) -> None:
+        super().__init__(data, name=SentencePieces.file_name)
+        self._last = self.num_ids - 1
+        self.num_ids = max(vocab_size, self.num_ids)
 
     def decode(self, ids: Sequence[int]) -> str:
-        whole = [int(piece) for piece in ids]
-        self.check(whole)
-        return super().decode([min(piece, self._last) for piece in whole])
+        return super().decode([min(piece, self._last) for piece in ids])

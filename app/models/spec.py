@@ -1,5 +1,6 @@
 """The specification of a captioner, as plain values. All its defaults are defined here."""
 
+import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ class CaptionerSpec:
     visual_heads: int | None = None
     channel_order: Literal["auto", "rgb", "bgr"] = "auto"
     context: int | None = None  # tokens; None: the bundle's own, else 512, or 2048 for chat
+    template: Template | None = None  # of prompts; None: as the model was trained, else its own chat template
     past_key_values: str | None = None  # prefix tuning: a .npy file or PEFT folder, in front of every prompt
     decoder: str | None = None  # folder of an exported decoder, used instead of the model's own
     decoder_backend: MindirBackend | None = None  # what runs MindIR graphs; None: ms, MindSpore
@@ -119,6 +121,7 @@ class CaptionerSpec:
             ("damaged", get_args(Damaged)),
             ("reading", get_args(Reading)),
             ("vision", (None, *get_args(VisionKind))),
+            ("template", (None, *get_args(Template))),
             ("precision", (None, *PRECISIONS)),
             ("operators", tuple(OPERATORS)),
             ("decoder_backend", (None, *get_args(MindirBackend))),
@@ -183,6 +186,13 @@ class CaptionerSpec:
             raise ValueError(f"encoder_device for vision {self.vision_kind}: {error}") from None
 
 
+def template_id(template: Template, *, own: Template, chat_template: str | None) -> str | None:
+    """How records name the template of prompts; None for the instructions or conversations of the model's training."""
+    if template == "chat":
+        return f"chat {hashlib.sha256((chat_template or '').encode()).hexdigest()[:16]}"
+    return None if template == own else template
+
+
 def _folders(given: Sequence[str] | str | os.PathLike[str]) -> tuple[str, ...]:
     """The texts FOLDER[=WEIGHT] of one or several LoRA. Raises ValueError for other values."""
     several = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
@@ -228,13 +238,19 @@ class ModelInfo:
     notes: tuple[str, ...] = ()  # for the user, on what may be unexpected about the model
     has_adapter: bool = True  # False: LLaMA alone or with an adapter for texts; takes no pictures
     has_text_adapter: bool = False  # of LLaMA-Adapter V1
-    template: Template = "instruction"  # of its prompts; conversation: an adapter for chat
+    template: Template = "instruction"  # of its prompts
+    template_id: str | None = None  # in records: a template that was asked for, or the model's own for chats
     past: str | None = None  # digest of the past keys and values
     card: str = ""  # what its weights are, and their licences, as far as known
 
+    @property
+    def has_turns(self) -> bool:
+        """Whether the template of prompts has earlier turns of a conversation."""
+        return self.template != "instruction"
+
     def require_adapter(self) -> None:
         """Raise UsageError if the model takes no pictures: LLaMA alone, or with an adapter for texts."""
-        if self.has_text_adapter or self.template == "conversation":
+        if self.has_text_adapter or (self.template == "conversation" and not self.has_adapter):
             kind = "LLaMA-Adapter V1 for texts" if self.has_text_adapter else "LLaMA-Adapter V2 for chat"
             raise UsageError(
                 f"The adapter `{self.name}` is one of {kind}, and sees no pictures",

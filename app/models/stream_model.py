@@ -12,6 +12,8 @@ from llama_adapter.app.models.checkpoints import (
     StoredQuestions,
     StreamedModel,
     declared_questions,
+    declared_template,
+    folded_error,
     sources_of,
     stream_sources,
     with_loras,
@@ -23,11 +25,12 @@ from llama_adapter.app.models.quantised_model import quantise_model
 from llama_adapter.app.models.random_model import RandomLoader, decoder_config, parse_size
 from llama_adapter.app.models.sketch import Dtype, dtype_of, sketch
 from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.llm.conversation import Template
 from llama_adapter.llm.exported.card import read_card
 from llama_adapter.llm.split import share_of, shares_of, take_all
 from llama_adapter.llm.weights.adapter import open_adapter
 from llama_adapter.llm.weights.lora import merged_state, open_loras
-from llama_adapter.llm.weights.names import sizes_of
+from llama_adapter.llm.weights.names import FOLDED
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.ranks import ALONE, Alone
 from llama_adapter.runtime.schemes import FLOAT
@@ -106,6 +109,16 @@ def stored_questions(spec: CaptionerSpec) -> StoredQuestions:
     return declared_questions(open_adapter(spec.adapter, for_texts=True))
 
 
+def training_template(spec: CaptionerSpec) -> Template:
+    """The template of prompts for a training that starts from the model of a spec. Raises CheckpointError."""
+    if spec.template is not None:
+        return spec.template
+    if spec.llama_dir is None:
+        template: Template = read_manifest(bundle_folder(spec.model)).get("template", "instruction")
+        return template
+    return "instruction" if spec.adapter is None else declared_template(open_adapter(spec.adapter, for_texts=True))
+
+
 def stream_merged_bundle(
     directory: str | os.PathLike[str],
     lora: Sequence[str],
@@ -130,9 +143,11 @@ def stream_merged_bundle(
             hint="merge LoRA into the bundle of floats that it was made of (`llama-adapter convert --model BUNDLE "
             "--lora FOLDER --out MERGED`), then quantize, pack or split the result",
         )
+    if FOLDED in manifest["merged"]:
+        raise folded_error(place)
     model, _ = stream_bundle(place, **options)
     config = model.decoder_config
-    loras = open_loras(lora, **sizes_of(config))
+    loras = open_loras(lora, config)
     share = share_of(config, ranks)
     # Merged before they are converted, so that weights are rounded only once.
     tensors = merged_state(lambda: stream_bundle(place)[1], loras, config)

@@ -4,7 +4,7 @@ To understand it, read `submit`, `step`, `_settle` and `_end` in this order.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -20,12 +20,12 @@ from llama_adapter.llm.runners.base import Result, Runner, Scores, WarmUp
 class Engine:
     """Continuous batching on one runner. Not thread-safe: one thread must call all methods."""
 
-    def __init__(self, runner: Runner, *, eos_id: int) -> None:
-        """`eos_id` is the token that ends an answer."""
+    def __init__(self, runner: Runner, *, eos_id: int | Collection[int]) -> None:
+        """`eos_id` is the token that ends an answer, or several that each end one."""
         # Called when a stage of a step begins, with `pre`, `forward` or `post`.
         self.enter_stage: Callable[[str], None] = lambda stage: None
         self._runner = runner
-        self._eos_id = eos_id
+        self._end_ids = frozenset([eos_id] if isinstance(eos_id, int) else eos_id)
         self._scheduler = Scheduler(runner.config, mixes=runner.runs_mixed)
         self._early: list[Output] = []  # requests that end without a step
 
@@ -139,7 +139,7 @@ class Engine:
             sequence = self._scheduler.find(row)
             if sequence is None:  # it ended or was cancelled after this step was started
                 continue
-            finish = sequence.take(token_id, eos_id=self._eos_id)
+            finish = sequence.take(token_id, end_ids=self._end_ids)
             text_id = None if finish in ("not_finite", "stop") else token_id
             wants_logprob = sequence.request.with_logprobs and text_id is not None
             logprobs = (result.logprobs[index],) if wants_logprob else ()

@@ -1,6 +1,7 @@
 """The state of one generating request between its steps."""
 
 import random
+from collections.abc import Collection
 
 from llama_adapter.llm.engine.requests import Finish, GenerateRequest
 from llama_adapter.llm.runners.draw import NO_TOKEN, Draw
@@ -68,12 +69,12 @@ class Sequence:
         drawn = sampling.temperature, sampling.top_p, sampling.top_k, self._uniform()
         return Draw(*drawn, sampling.repetition_penalty, seen)
 
-    def take(self, token_id: int, *, eos_id: int) -> Finish | None:
+    def take(self, token_id: int, *, end_ids: Collection[int]) -> Finish | None:
         """Append a token that was read. Returns why the sequence ends with it, or None if it continues."""
         if token_id == NO_TOKEN:
             return "not_finite"
         self.token_ids.append(token_id)
-        if token_id == eos_id or token_id in self.request.sampling.stop_token_ids:
+        if token_id in end_ids or token_id in self.request.sampling.stop_token_ids:
             return "stop"
         return "length" if len(self.token_ids) == self.max_new_tokens else None
 

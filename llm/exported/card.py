@@ -14,7 +14,6 @@ from llama_adapter.runtime.graphs.sidecar import file_mark
 from llama_adapter.runtime.json_object import check_fields, check_mapping, read_object, take_version
 
 CARD_FILE: Final = "decoder.json"
-TOKENIZER_FILE: Final = "tokenizer.model"
 VERSION: Final = 1
 _FIELDS: Final[Mapping[str, type | tuple[type, ...]]] = {
     **dict.fromkeys(("format", "name", "digest", "dtype", "precision", "prompt", "template", "channel_order"), str),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-IGNORED = 0  # label of a position that does not count, as in the reference
+IGNORED = -100  # label of a position that does not count
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +46,7 @@ def layout_of(tokens_BS: Tensor, labels_BS: Tensor | None) -> Layout:
     """
     num_rows, length = tokens_BS.shape
     if labels_BS is None:
-        labels_BS = torch.zeros_like(tokens_BS)
+        labels_BS = torch.full_like(tokens_BS, IGNORED)
         is_kept_BS = torch.ones_like(tokens_BS, dtype=torch.bool)
     else:
         columns_S = torch.arange(length, device=labels_BS.device)

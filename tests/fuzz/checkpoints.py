@@ -10,7 +10,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import torch
+from gguf import GGMLQuantizationType
 from safetensors.torch import save
 from torch import Tensor, nn
 
@@ -18,9 +20,11 @@ from llama_adapter.app.models.bundle_manifest import LLM, MANIFEST, VISION, chec
 from llama_adapter.app.models.bundle_manifest import read_manifest as read_bundle
 from llama_adapter.app.models.checkpoints import open_clip
 from llama_adapter.app.models.resources import embedded_model
+from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights import names
 from llama_adapter.llm.weights.adapter import open_adapter
+from llama_adapter.llm.weights.gguf import open_gguf
 from llama_adapter.llm.weights.huggingface import open_huggingface
 from llama_adapter.llm.weights.meta import open_meta
 from llama_adapter.runtime.errors import CheckpointError, GraphError
@@ -32,6 +36,7 @@ from llama_adapter.vision.encoder import PictureEncoder
 from llama_adapter.vision.out_of_distribution import read_familiarity
 from tests.fuzz.mutators import either, flipped, mutated_bytes, mutated_json, mutated_safetensors, mutated_zip, words
 from tests.fuzz.target import Target, refused, scratch, written
+from tests.llm.gguf_files import write_gguf
 
 _GOLDEN = Path(__file__).parents[1] / "golden"
 _REFUSALS = (CheckpointError, GraphError)
@@ -51,25 +56,38 @@ def _opened(folder: str, files: Mapping[str, bytes], open_it: Callable[[Path], s
 def meta_weights(data: bytes) -> str:
     """`consolidated.00.pth` of a LLaMA in Meta's form: zip, pickle and tensors."""
     files = {"consolidated.00.pth": data, "params.json": _params()}
-    return _opened("meta", files, lambda place: str(open_meta(place).num_layers))
+    return _opened("meta", files, lambda place: str(open_meta(place).config.num_layers))
 
 
 def meta_params(data: bytes) -> str:
     """`params.json` of a LLaMA in Meta's form."""
     files = {"consolidated.00.pth": _torch(_llama()), "params.json": data}
-    return _opened("params", files, lambda place: f"{open_meta(place).rope_theta:g}"[:5])
+    return _opened("params", files, lambda place: f"{open_meta(place).config.rope_theta:g}"[:5])
 
 
 def huggingface_weights(data: bytes) -> str:
     """`model.safetensors` of a LLaMA in Hugging Face's form: the header, and tensors by their names."""
     files = {"model.safetensors": data, "config.json": _config()}
-    return _opened("hf", files, lambda place: str(open_huggingface(place).num_layers))
+    return _opened("hf", files, lambda place: str(open_huggingface(place).config.num_layers))
 
 
 def huggingface_config(data: bytes) -> str:
     """`config.json` of a LLaMA in Hugging Face's form."""
     files = {"model.safetensors": save(_as_huggingface()), "config.json": data}
-    return _opened("config", files, lambda place: f"{open_huggingface(place).rope_theta:g}"[:5])
+    return _opened("config", files, lambda place: f"{open_huggingface(place).config.rope_theta:g}"[:5])
+
+
+def gguf(data: bytes) -> str:
+    """A GGUF file: keys, tensors and the tokenizer. All tensors of an opened file are read."""
+
+    def open_it(place: Path) -> str:
+        tokenizer = Tokenizer.load(place / "m.gguf")
+        source = open_gguf(place / "m.gguf")
+        for tensor in source.tensors.values():
+            assert tuple(tensor.read().shape) == tensor.shape
+        return f"{source.config.num_layers} {len(tokenizer.end_ids)}"
+
+    return _opened("gguf", {"m.gguf": data}, open_it)
 
 
 def adapter(data: bytes) -> str:
@@ -162,13 +180,12 @@ def _ones(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
 
 
 def _llama() -> dict[str, Tensor]:
-    return _ones(names.llama_shapes(vocab_size=_VOCAB, dim=_DIM, num_layers=_LAYERS, ffn_dim=_FFN))
+    sizes = DecoderConfig(vocab_size=_VOCAB, dim=_DIM, num_layers=_LAYERS, num_heads=1, ffn_dim=_FFN, norm_eps=1e-6)
+    return _ones(names.llama_shapes(sizes))
 
 
 def _as_huggingface() -> dict[str, Tensor]:
-    keys = [f"model.layers.{layer}.{part}.weight" for layer in range(_LAYERS) for part in names._HUGGINGFACE_LAYER]
-    ours = _llama()
-    return {key: ours[str(names.from_huggingface(key))] for key in (*names._HUGGINGFACE_TOP, *keys)}
+    return {names.to_huggingface(name): tensor for name, tensor in _llama().items()}
 
 
 @cache
@@ -189,6 +206,33 @@ def _torch(content: Any, **options: Any) -> bytes:
     file = io.BytesIO()
     torch.save(content, file, **options)
     return file.getvalue()
+
+
+def _ggufs() -> dict[str, bytes]:
+    """Models with blocks of weights, and tokenizers of both kinds."""
+    tokens = {"tokens": ["<unk>", "<s>", "</s>", "a", "b", "ab"], "token_type": np.array([2, 3, 3, 1, 1, 1])}
+    kinds = {"llama": {"scores": np.arange(6.0)}, "gpt2": {"pre": "qwen2", "merges": ["a b"], "eos_token_id": 2}}
+    made = {}
+    for (architecture, kind), more in zip((("llama", "llama"), ("qwen2", "gpt2")), kinds.values(), strict=True):
+        sizes = {"block_count": 1, "context_length": 8, "embedding_length": 32, "feed_forward_length": 32}
+        sizes |= {"attention.head_count": 2, "attention.layer_norm_rms_epsilon": 1e-6, "rope.dimension_count": 16}
+        stored = {**tokens, **more, "model": kind}
+        keys = {f"{architecture}.{key}": value for key, value in sizes.items()}
+        keys |= {f"tokenizer.ggml.{key}": value for key, value in stored.items()}
+        matrix = (np.ones((32, 34), np.uint8), GGMLQuantizationType.Q8_0)
+        blocks = {f"blk.0.{name}.weight": matrix for name in ("attn_q", "attn_k", "attn_v", "attn_output")}
+        blocks |= {f"blk.0.{name}.weight": matrix for name in ("ffn_gate", "ffn_up", "ffn_down")}
+        ones = np.ones(32, np.float32)
+        blocks |= dict.fromkeys(("blk.0.attn_norm.weight", "blk.0.ffn_norm.weight", "output_norm.weight"), ones)
+        if architecture == "qwen2":
+            blocks |= {f"blk.0.{name}.bias": ones for name in ("attn_q", "attn_k", "attn_v")}
+        path = write_gguf(
+            scratch() / "seed.gguf",
+            {"general.architecture": architecture, **keys},
+            {"token_embd.weight": np.ones((6, 32), np.float16), **blocks},
+        )
+        made[architecture] = path.read_bytes()
+    return made
 
 
 def _metas() -> dict[str, bytes]:
@@ -329,6 +373,10 @@ _SIZES = (
     *(0, 1, 2, 4, 100_000_000, 2**40),
     *words("dim n_layers n_kv_heads rope_theta num_hidden_layers hidden_size"),
 )
+_GGUF_PIECES = (
+    *(b"GGUF", b"llama.", b"tokenizer.ggml.", b"\x08\0\0\0", b"\x09\0\0\0", b"\x0c\0\0\0", b"\xff" * 8),
+    *(b"rope.scaling.type", b"attention.key_length", b"output.weight", b"rope_freqs.weight", b"\0\0\0\x80\0\0\0\0"),
+)
 _tokens = mutated_bytes(b"\x0a", b"\x12", b"\x80\x80\x80\x80\x10", b"<0x", b"\xe2\x96\x81")
 _hf_config = mutated_json(*_SIZES, "rope_scaling", "rope_parameters", "llama", {"rope_type": "default"})
 _manifest = mutated_json(*_SIZES, *words("files llm vision precision int8 float16 ../x DecoderConfig"))
@@ -339,6 +387,7 @@ TARGETS = (
     _target("meta-params", meta_params, lambda: {"small": _params()}, mutated_json(*_SIZES)),
     _target("huggingface-weights", huggingface_weights, lambda: {"small": save(_as_huggingface())}, _tensors),
     _target("huggingface-config", huggingface_config, lambda: {"small": _config()}, _hf_config),
+    _target("gguf", gguf, _ggufs, mutated_bytes(*_GGUF_PIECES)),
     _target("adapter", adapter, _adapters, _zipped),
     _target("clip", clip, _clips, _mutate_clip),
     _target("bundle", bundle, lambda: {"embedded": (Path(embedded_model()) / MANIFEST).read_bytes()}, _manifest),

@@ -108,8 +108,8 @@ def test_continuation_of_no_prompt_has_no_space_in_front() -> None:
     [
         (b"", "the file is empty"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "Git LFS pointer"),
-        (b'{"version": "1.0"}', "it is JSON"),
-        (b"IQ== 0\nIg== 1\n", "table of byte ranks"),
+        (b'{"version": "1.0"}', "is no tokenizer.json: Model missing"),
+        (b"IQ== 0\nIg== 1\n", "a table of 2 byte ranks, and that of Llama 3 has 128,000"),
         (b"\x00garbage" * 40, "not a SentencePiece model"),
         (MODEL.read_bytes()[:3000], "not a SentencePiece model"),
     ],

@@ -4,12 +4,15 @@ import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from llama_adapter.llm.conversation import SEPARATOR, Template, Turn, format_conversation
 from llama_adapter.llm.prompt import format_prompt
 
 if TYPE_CHECKING:  # the command line imports prompts without a tokenizer
+    from llama_adapter.llm.chat import ChatFormat
     from llama_adapter.llm.tokenizer import Tokenizer
 
 TokenIds = tuple[int, ...]
@@ -48,7 +51,8 @@ class EncodedPrompt:
     text: str  # the prompt as shown in records
     token_ids: TokenIds = ()
     continuations: tuple[TokenIds, ...] = ()
-    has_end: bool = False  # whether each continuation ends with the end-of-sequence token
+    has_end: bool = False  # whether each continuation ends with `end_id`
+    end_id: int | None = None  # the token that ends an answer to this prompt; None without continuations
     num_cut: int = 0  # tokens that were cut after the first because of `max_tokens`
     stop: tuple[str, ...] = ()  # texts of the template that end an answer
 
@@ -67,24 +71,30 @@ class PromptEncoder:
         check: Callable[[TokenIds, tuple[TokenIds, ...]], None],
         template: Template = "instruction",
     ) -> None:
-        """`check` raises for a prompt or continuations that the engine cannot take. `template` is the model's."""
+        """`check` raises for a prompt or continuations that the engine cannot take. `template` is the model's.
+
+        Raises UsageError for the template `chat` if the tokenizer has none.
+        """
         self._tokenizer, self._check, self._template = tokenizer, check, template
-        self._encoded: dict[tuple[Prompt, tuple[str, ...], int | None], EncodedPrompt] = {}
+        self._chat = _open_chat(tokenizer) if template == "chat" else None
+        self._encoded: dict[tuple[Prompt, tuple[str, ...], int | None, date | None], EncodedPrompt] = {}
         self._num_tokens = 0  # in all cached prompts
         self._lock = threading.Lock()
 
     def encode(
         self, prompt: Prompt, continuations: tuple[str, ...] = (), *, max_tokens: int | None = None
     ) -> EncodedPrompt:
-        """Encode a prompt and its continuations. Raises TypeError for an invalid prompt, and the errors of `check`.
+        """Encode a prompt and its continuations.
 
-        A prompt of more than `max_tokens` tokens keeps its begin token and its end. `num_cut` is the number of tokens
-        cut.
+        Raises TypeError for an invalid prompt, PromptError for one that the chat template refuses, and the errors of
+        `check`. A prompt of more than `max_tokens` tokens keeps its begin token and its end. `num_cut` is the number of
+        tokens cut.
         """
-        key = _hashable(prompt), continuations, max_tokens
+        day = date.today() if self._chat is not None and self._chat.changes_daily else None
+        key = _hashable(prompt), continuations, max_tokens, day
         encoded = self._encoded.get(key)
         if encoded is None:
-            encoded = self._tokenise(*key)
+            encoded = self._tokenise(*key[:3])
             num_tokens = len(encoded.token_ids) + sum(map(len, encoded.continuations))
             with self._lock:
                 if (
@@ -98,37 +108,43 @@ class PromptEncoder:
         return encoded
 
     def _tokenise(self, prompt: Prompt, continuations: tuple[str, ...], max_tokens: int | None) -> EncodedPrompt:
-        shown = shown_prompt(prompt)
-        model_text = self._text(prompt)
-        token_ids = tuple(_as_token_ids(prompt) if model_text is None else self._tokenizer.encode(model_text))
+        shown, turns = shown_prompt(prompt), _turns(prompt)
+        end_id = self._tokenizer.eos_id
+        if self._chat is not None and turns is not None:
+            chat = self._chat.encode(turns)
+            token_ids, encode_answer = (*chat.ids, *chat.rest_ids), partial(self._chat.continue_chat, chat)
+            end_id = self._chat.end_id if continuations else end_id
+        else:
+            text = self._text(prompt, turns)
+            token_ids = tuple(_as_token_ids(prompt) if text is None else self._tokenizer.encode(text))
+            encode_answer = partial(self._tokenizer.encode_continuation, text)
         num_cut = 0 if max_tokens is None else max(0, len(token_ids) - max_tokens)
         num_first = int(token_ids[:1] == (self._tokenizer.bos_id,) and max_tokens != 1)
         token_ids = token_ids[:num_first] + token_ids[num_first + num_cut :]
         self._check(token_ids, ())  # before continuations, which are tokenised together with the prompt
-        ids = tuple(tuple(self._tokenizer.encode_continuation(model_text, text)) for text in continuations)
+        ids = tuple(tuple(encode_answer(text)) for text in continuations)
         # If one choice begins another, as "1" begins "10", it would always be at least as likely. With the end token,
         # each choice is scored as a whole answer.
         has_end = any(one != other and one == other[: len(one)] for one in ids for other in ids)
         if has_end:
-            ids = tuple((*one, self._tokenizer.eos_id) for one in ids)
+            ids = tuple((*one, end_id) for one in ids)
         if ids:
             self._check(token_ids, ids)
-        if model_text is None:
-            shown = self._tokenizer.decode(token_ids)
-        is_templated = model_text is not None and not isinstance(prompt, RawPrompt)
-        stop = (SEPARATOR,) if is_templated and self._template == "conversation" else ()
+        is_ids = turns is None and not isinstance(prompt, RawPrompt)
         return EncodedPrompt(
-            text=shown, token_ids=token_ids, continuations=ids, has_end=has_end, num_cut=num_cut, stop=stop
+            text=self._tokenizer.decode(token_ids) if is_ids else shown,
+            token_ids=token_ids,
+            continuations=ids,
+            has_end=has_end,
+            end_id=end_id if ids else None,
+            num_cut=num_cut,
+            stop=(SEPARATOR,) if turns is not None and self._template == "conversation" else (),
         )
 
-    def _text(self, prompt: Prompt) -> str | None:
-        """The prompt in the model's template; None for token ids."""
-        if self._template == "conversation":
-            match prompt:
-                case Dialogue(turns, question):
-                    return format_conversation((*turns, ("user", question)))
-                case str() | (str(), str() | None):
-                    return format_conversation([("user", shown_prompt(prompt))])
+    def _text(self, prompt: Prompt, turns: tuple[Turn, ...] | None) -> str | None:
+        """The prompt in the template of instructions or conversations; None for token ids."""
+        if turns is not None and self._template == "conversation":
+            return format_conversation(turns)
         match prompt:
             case str(instruction) | (str(instruction), None) | Dialogue(question=str(instruction)):
                 return format_prompt(instruction)
@@ -138,6 +154,12 @@ class PromptEncoder:
                 return text
             case _:
                 return None
+
+
+def _open_chat(tokenizer: "Tokenizer") -> "ChatFormat":
+    from llama_adapter.llm.chat import ChatFormat
+
+    return ChatFormat(tokenizer)
 
 
 def prompt_length(prompt: Prompt) -> int:
@@ -162,6 +184,17 @@ def shown_prompt(prompt: Prompt) -> str:
             return f"{instruction}\n{given}"
         case _:
             return ""
+
+
+def _turns(prompt: Prompt) -> tuple[Turn, ...] | None:
+    """The prompt as turns of a conversation, the last one the user's; None for text without template and token ids."""
+    match prompt:
+        case Dialogue(turns, question):
+            return (*(turn for turn in turns if turn[1]), ("user", question))
+        case str() | (str(), str() | None):
+            return (("user", shown_prompt(prompt)),)
+        case _:
+            return None
 
 
 def _hashable(prompt: Prompt) -> Prompt:

@@ -60,4 +60,5 @@ def record_settings(
         **({} if info.precision == "float" else {"precision": info.precision}),
         **({} if info.encoder is None else {"encoder": info.encoder}),
         **({} if info.past is None else {"past_key_values": info.past}),
+        **({} if info.template_id is None else {"template": info.template_id}),
     }

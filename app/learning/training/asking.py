@@ -11,6 +11,7 @@ from llama_adapter.app.learning.labelled.example import Example, Examples
 from llama_adapter.app.models.bundle_manifest import is_question
 from llama_adapter.app.models.checkpoints import StoredQuestions
 from llama_adapter.app.pictures.inputs.fields import as_template
+from llama_adapter.llm.conversation import Template
 from llama_adapter.llm.tokenizer import Tokenizer
 
 MOST_NAMED = 10  # choices that a default question lists
@@ -23,11 +24,12 @@ class TokenRow:
 
     token_ids: TokenIds
     num_prompt: int  # tokens before the answer; they have no loss
+    unknown_id: int | None = None  # the unknown token, which has no loss either, as in the reference
 
     @property
     def num_labels(self) -> int:
-        """The number of tokens with a loss: those of the answer, except the unknown token, id 0."""
-        return sum(token != 0 for token in self.token_ids[self.num_prompt :])
+        """The number of tokens with a loss: those of the answer, except the unknown token."""
+        return sum(token != self.unknown_id for token in self.token_ids[self.num_prompt :])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,9 +104,9 @@ def _only(texts: set[str]) -> str | None:
 class Asker:
     """Makes the tokens of examples exactly as the captioner does when it answers."""
 
-    def __init__(self, tokenizer: Tokenizer, *, default_prompt: str) -> None:
-        self._encoder = PromptEncoder(tokenizer, check=lambda prompt, answers: None)
-        self._eos_id, self._default = tokenizer.eos_id, default_prompt
+    def __init__(self, tokenizer: Tokenizer, *, default_prompt: str, template: Template = "instruction") -> None:
+        self._encoder = PromptEncoder(tokenizer, check=lambda prompt, answers: None, template=template)
+        self._unknown_id, self._default = tokenizer.pieces.unknown_id, default_prompt
 
     def ask(self, example: Example) -> TrainExample:
         """The example with its tokens. A caption has a row for each right answer, other tasks one for the first answer.
@@ -118,8 +120,9 @@ class Asker:
     def row(self, prompt: Prompt, answer: str) -> TokenRow:
         """Begin, prompt, answer and end; the answer is tokenised together with the prompt."""
         encoded = self._encoder.encode(prompt, (answer,))
-        ids = (*encoded.token_ids, *encoded.continuations[0], self._eos_id)
-        return TokenRow(ids, len(encoded.token_ids))
+        assert encoded.end_id is not None, "there is an answer"
+        ids = (*encoded.token_ids, *encoded.continuations[0], encoded.end_id)
+        return TokenRow(ids, len(encoded.token_ids), self._unknown_id)
 
     def ask_all(self, found: Examples, *, context: int) -> dict[int, TrainExample]:
         """id(example) -> the example with its tokens.

@@ -17,6 +17,7 @@ from llama_adapter.app.learning.training.asking import TokenRow, TrainExample
 from llama_adapter.app.learning.training.cache import EncodedCache
 from llama_adapter.app.learning.training.job import TrainJob
 from llama_adapter.app.learning.training.ranks import OneRank
+from llama_adapter.llm.training.layout import IGNORED
 
 # B rows, S tokens
 _NOISE_TOKENS, _NOISE_SHARE = 16, 0.25  # the noise on a length is below 16 tokens plus a quarter of the length
@@ -31,13 +32,13 @@ class Microbatch:
     examples: tuple[TrainExample, ...]
     rows: tuple[TokenRow, ...]
     tokens_BS: Tensor  # int64, padded with 0
-    labels_BS: Tensor  # int64, 0 at positions without loss
+    labels_BS: Tensor  # int64, `IGNORED` at positions without loss
     weight: float = 1.0  # 0: does not count; it is computed only because all ranks must compute equally many parts
 
     @property
     def num_labels(self) -> int:
         """Tokens with a loss. The first token of a row has none, because no position predicts it."""
-        return 0 if self.weight == 0 else int((self.labels_BS[:, 1:] != 0).sum())
+        return 0 if self.weight == 0 else int((self.labels_BS[:, 1:] != IGNORED).sum())
 
 
 class BatchOrder:
@@ -119,14 +120,17 @@ def _microbatch(drawn: Sequence[tuple[TrainExample, TokenRow]], *, counts: bool)
 
 
 def padded(rows: Sequence[TokenRow]) -> tuple[Tensor, Tensor]:
-    """Tokens and labels (B, S), int64, padded with 0 to the longest row. Labels are 0 before the answer."""
+    """Tokens and labels (B, S), int64, padded to the longest row. Labels are `IGNORED` outside of the answer."""
     width = max(len(row.token_ids) for row in rows)
     tokens_BS = torch.zeros(len(rows), width, dtype=torch.int64)
     for tokens_S, row in zip(tokens_BS, rows, strict=True):
         tokens_S[: len(row.token_ids)] = torch.tensor(row.token_ids)
-    labels_BS = tokens_BS.clone()
-    for labels_S, row in zip(labels_BS, rows, strict=True):
-        labels_S[: row.num_prompt] = 0
+    labels_BS = torch.full_like(tokens_BS, IGNORED)
+    for labels_S, tokens_S, row in zip(labels_BS, tokens_BS, rows, strict=True):
+        answer = slice(row.num_prompt, len(row.token_ids))
+        labels_S[answer] = tokens_S[answer]
+        if row.unknown_id is not None:
+            labels_S[labels_S == row.unknown_id] = IGNORED
     return tokens_BS, labels_BS
 
 

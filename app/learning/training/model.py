@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from llama_adapter.app.learning.training.job import TrainingChoice
 from llama_adapter.app.learning.training.sources import NEW_ADAPTER, TrainingSources, open_sources
 from llama_adapter.app.models.bundle_manifest import is_question
-from llama_adapter.app.models.checkpoints import QUESTION_KEYS, LoadedModel, StreamedModel, no_vision
+from llama_adapter.app.models.checkpoints import QUESTION_KEYS, TEMPLATE_KEY, LoadedModel, StreamedModel, no_vision
 from llama_adapter.app.models.sketch import Dtype, check_halves, dtype_of
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig
@@ -297,8 +297,8 @@ class TrainableModel(nn.Module):
     def file_config(self) -> dict[str, Any]:
         """The `config` of the adapter's file, as in the released files.
 
-        Entries are added that other programs do not read: number of heads of the visual blocks, channel order, and
-        questions.
+        Entries are added that other programs do not read: number of heads of the visual blocks, channel order,
+        questions, and the template of prompts.
         """
         adapter, kinds = self.sources.adapter, self.choice.kinds
         config: dict[str, Any] = {
@@ -309,6 +309,8 @@ class TrainableModel(nn.Module):
         if self.vision is not None:
             heads, order = self.vision_config.query.num_heads, self.vision_config.channel_order
             config |= {"visual_heads": heads, "channel_order": order}
+        if self.sources.template != "instruction":
+            config[TEMPLATE_KEY] = self.sources.template
         asked = {key: getattr(self.questions, name) for name, key in QUESTION_KEYS.items()}
         return config | {key: text for key, text in asked.items() if is_question(text)}
 
@@ -343,9 +345,10 @@ class TrainableModel(nn.Module):
             tokenizer=self.tokenizer,
             dtype=chosen,
             sources=sources.files,
-            merged=("gates", "lora") if adapter.has_lora else ("gates",),
+            merged=(*llama.merged, *(("gates", "lora") if adapter.has_lora else ("gates",))),
             prompt=self.questions.prompt,
             question=self.questions.question,
+            template=sources.template,
         )
         return model, decoder_tensors(config, source=llama, adapter=adapter, dtype=chosen)
 

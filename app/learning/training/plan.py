@@ -21,6 +21,7 @@ from llama_adapter.llm.config import DecoderConfig, EngineConfig
 from llama_adapter.llm.load import planner_of
 from llama_adapter.llm.training.build import DECODER_KINDS, Kind
 from llama_adapter.llm.training.decoder import TrainableDecoder
+from llama_adapter.llm.training.layout import IGNORED
 from llama_adapter.llm.training.sketch import attend_fused, frozen_weights, packed_more, sketch_decoder
 from llama_adapter.runtime.errors import TooLittleMemoryError
 from llama_adapter.runtime.schemes import FLOAT
@@ -211,7 +212,7 @@ def _computed(decoder: nn.Module, encoder: PictureEncoder | None, shapes: Shapes
     rows, config = shapes.rows, shapes.decoder
     tokens_BS = torch.ones(rows, shapes.tokens, dtype=torch.int64)
     labels_BS = tokens_BS.clone()
-    labels_BS[:, : shapes.tokens - shapes.labels] = 0
+    labels_BS[:, : shapes.tokens - shapes.labels] = IGNORED
     visual_query_BQD: Tensor = torch.empty(rows, config.num_queries, config.dim, dtype=shapes.dtype, device="meta")
     encoded: Tensor | None = None
     if encoder is not None and shapes.vision is not None:

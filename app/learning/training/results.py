@@ -32,7 +32,7 @@ from llama_adapter.app.learning.training.scoring import all_scores, answered
 from llama_adapter.app.learning.training.yardstick import Yardstick
 from llama_adapter.app.models.bundle import check_target, save_bundle
 from llama_adapter.app.models.bundle_manifest import read_manifest
-from llama_adapter.app.models.checkpoints import QUESTION_KEYS
+from llama_adapter.app.models.checkpoints import QUESTION_KEYS, TEMPLATE_KEY
 from llama_adapter.app.models.sketch import expected_forms
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.pictures.inputs.fields import as_template
@@ -151,7 +151,9 @@ def _bundle_bytes(model: TrainableModel, dtype: torch.dtype) -> int:
     has_lora = "LoRA factors" in model.choice.kinds or model.sources.adapter.has_lora
     decoder = dataclasses.replace(model.decoder_config, separate_adapter_kv=has_lora)
     halves = (expected_forms(config, dtype=dtype) for config in (decoder, model.vision_config))
-    return sum(form.num_bytes for forms in halves for form in forms.values()) + len(model.tokenizer.data)
+    return sum(form.num_bytes for forms in halves for form in forms.values()) + sum(
+        map(len, model.tokenizer.files.values())
+    )
 
 
 def trained_spec(job: TrainJob, model: TrainableModel) -> CaptionerSpec:
@@ -253,7 +255,8 @@ def write_adapter(model: TrainableModel, path: str | os.PathLike[str]) -> None:
     """Write {"model": tensors, "config": ...} as `torch.save` does.
 
     An adapter of queries and gates for texts is written as those of LLaMA-Adapter V1 are, with the tensors at the top.
-    Its programs look for them there, and ignore a `config` beside them, which has the question, if one was learned.
+    Its programs look for them there, and ignore a `config` beside them, which has the question, if one was learned,
+    and the template.
 
     The new file is read back with the usual loader before it replaces the file at `path`. Raises CheckpointError if
     this fails, and OSError.
@@ -262,7 +265,7 @@ def write_adapter(model: TrainableModel, path: str | os.PathLike[str]) -> None:
         torch.save(_content(model), file)
         file.flush()
         written = open_adapter(file.name, for_texts=model.vision is None)
-        check_fits(written, model.sources.llama)
+        check_fits(written, model.decoder_config, llama=model.sources.llama.name)
 
 
 def _content(model: TrainableModel) -> dict[str, Any]:
@@ -270,7 +273,8 @@ def _content(model: TrainableModel) -> dict[str, Any]:
     is_v1 = model.vision is None and all(map(_V1.fullmatch, tensors))
     if not is_v1:
         return {"model": tensors, "config": config}
-    asked = {key: config[key] for key in (QUESTION_KEYS["question"],) if key in config}  # texts have no caption prompt
+    kept = (QUESTION_KEYS["question"], TEMPLATE_KEY)  # texts have no caption prompt
+    asked = {key: config[key] for key in kept if key in config}
     return {**tensors, **({"config": asked} if asked else {})}
 
 

@@ -55,12 +55,12 @@ from llama_adapter.app.learning.training.scoring import (
     num_compared,
 )
 from llama_adapter.app.learning.training.yardstick import Yardstick
-from llama_adapter.app.models.bundle_manifest import TOKENIZER, read_configs, read_manifest
+from llama_adapter.app.models.bundle_manifest import read_configs, read_manifest
 from llama_adapter.app.models.checkpoints import DEFAULT_CONTEXT, find_llama
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.parallel.launch import launched
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec
-from llama_adapter.app.models.stream_model import stored_questions
+from llama_adapter.app.models.stream_model import stored_questions, training_template
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.training.frozen import find_kernels
 from llama_adapter.runtime.devices import Backend, open_backend, resolve_dtype
@@ -96,8 +96,9 @@ def _run(job: TrainJob) -> int:
     for place in (job.folder, job.folder.parent):  # they may take the space that is needed
         remove_leftovers(place)
     tokenizer, context, prompt = model_texts(job.spec)
+    asker = Asker(tokenizer, default_prompt=prompt, template=training_template(job.spec))
     found = read_data(job)
-    data = prepare(job, found, asker=Asker(tokenizer, default_prompt=prompt), context=context)
+    data = prepare(job, found, asker=asker, context=context)
     backend = open_backend(device_name(job.spec.device))
     ranks = meet(backend=backend, timeout_s=job.timeout_s)
     with contextlib.closing(ranks):
@@ -109,11 +110,11 @@ def model_texts(spec: CaptionerSpec) -> tuple[Tokenizer, int, str]:
     if spec.llama_dir is not None:
         place = find_llama(spec.llama_dir, llama_type=spec.llama_type)
         prompt = stored_questions(spec).prompt
-        return Tokenizer.load(place.require_tokenizer()), spec.context or DEFAULT_CONTEXT, prompt
+        return place.open_tokenizer(), spec.context or DEFAULT_CONTEXT, prompt
     bundle = bundle_folder(spec.model)
     manifest = read_manifest(bundle)
     _, decoder = read_configs(bundle, manifest)
-    return Tokenizer.load(bundle / TOKENIZER), spec.context or decoder.context, str(manifest["prompt"])
+    return Tokenizer.load_stored(bundle, manifest["files"]), spec.context or decoder.context, str(manifest["prompt"])
 
 
 def _check_places(job: TrainJob) -> None:

@@ -3,6 +3,7 @@
 # A adapter layers, N heads, Q queries, D model width
 
 import dataclasses
+import itertools
 import os
 from dataclasses import dataclass, field
 
@@ -29,9 +30,11 @@ from llama_adapter.app.models.llama_bundle import open_bundle, open_bundle_clip
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.models.stream_model import training_template
+from llama_adapter.llm.conversation import Template
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights.adapter import TEXT_QUERIES, AdapterFile, open_adapter
-from llama_adapter.llm.weights.names import LlamaSource, meta_order
+from llama_adapter.llm.weights.names import BIASED, LlamaSource, matrix_shapes, to_meta_order
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.runtime.text import shown_name
@@ -56,6 +59,7 @@ class TrainingSources:
     tokenizer: Tokenizer
     context: int
     questions: StoredQuestions = field(default_factory=StoredQuestions)
+    template: Template = "instruction"  # of prompts
     files: tuple[SourceFile, ...] = ()
     bundle: str | None = None  # the bundle's folder, if the model is a bundle
     has_adapter_file: bool = True  # False: the adapter is new, or was in a bundle
@@ -115,6 +119,7 @@ def open_sources(spec: CaptionerSpec, choice: TrainingChoice, *, seed: int) -> T
         tokenizer=tokenizer,
         context=context,
         questions=questions,
+        template=training_template(spec),
         files=files,
         bundle=str(place.folder) if place.form == "bundle" else None,
         has_adapter_file=spec.adapter is not None,
@@ -122,18 +127,21 @@ def open_sources(spec: CaptionerSpec, choice: TrainingChoice, *, seed: int) -> T
 
 
 def _with_biases(adapter: AdapterFile, llama: LlamaSource) -> AdapterFile:
-    """The adapter. If it has no biases and `llama` is a bundle with biases, it gets these."""
-    if not llama.biases or any(name.endswith(".bias") for name in adapter.llama):
+    """The adapter. If it has no biases and `llama` has some, it gets these."""
+    if any(name.endswith(".bias") for name in adapter.llama):
         return adapter
     return dataclasses.replace(adapter, llama={**adapter.llama, **_biases(llama)})
 
 
 def _biases(llama: LlamaSource) -> dict[str, Tensor]:
-    """The biases of a bundle in float32, in Meta's order."""
-    return {
-        name: meta_order(bias.float(), llama.num_heads) if name.endswith("wq.bias") else bias.float()
-        for name, bias in llama.biases.items()
-    }
+    """The biases of a LLaMA that an adapter's file holds, in float32 and Meta's order; empty if there are none."""
+    found: dict[str, Tensor] = {}
+    shapes = matrix_shapes(llama.config)
+    for layer, matrix in itertools.product(range(llama.config.num_layers), BIASED):
+        name = f"layers.{layer}.{matrix}.bias"
+        stored = llama.tensors[name].read().float() if name in llama.tensors else torch.zeros(shapes[matrix][0])
+        found[name] = to_meta_order(matrix, stored, llama.config) if llama.half_split else stored
+    return found if any(name in llama.tensors for name in found) else {}
 
 
 @again_if_replaced
@@ -152,6 +160,7 @@ def _of_bundle(folder: str | os.PathLike[str], spec: CaptionerSpec) -> TrainingS
         tokenizer=model.tokenizer,
         context=model.decoder_config.context,
         questions=StoredQuestions(prompt=model.prompt, question=model.question),
+        template=training_template(spec),
         files=model.sources,
         bundle=str(folder),
         has_adapter_file=False,
@@ -189,9 +198,10 @@ def _bundle_adapter(model: LoadedModel, llama: LlamaSource, *, name: str) -> tup
 
 def new_adapter(llama: LlamaSource, choice: TrainingChoice, *, clip: ClipSource | None, seed: int) -> AdapterFile:
     """A new adapter, initialised like the reference implementation: its gates are 0, so it has no effect yet."""
-    num_layers = choice.num_adapter_layers(llama.num_layers)
-    if not 1 <= num_layers <= llama.num_layers:
-        raise UsageError(f"adapter_layers must lie in 1..{llama.num_layers}, the layers of the LLaMA, got {num_layers}")
+    most, dim = llama.config.num_layers, llama.config.dim
+    num_layers = choice.num_adapter_layers(most)
+    if not 1 <= num_layers <= most:
+        raise UsageError(f"adapter_layers must lie in 1..{most}, the layers of the LLaMA, got {num_layers}")
     if clip is None and choice.num_queries != TEXT_QUERIES:
         raise UsageError(
             f"An adapter for texts has {TEXT_QUERIES} queries in each layer, got {choice.num_queries}",
@@ -200,12 +210,10 @@ def new_adapter(llama: LlamaSource, choice: TrainingChoice, *, clip: ClipSource 
     visual: dict[str, Tensor] = {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        queries = torch.randn(num_layers * choice.num_queries, llama.dim)
+        queries = torch.randn(num_layers * choice.num_queries, dim)
         if clip is not None:
-            config = choice.query_config(output_dim=llama.dim)
+            config = choice.query_config(output_dim=dim)
             blocks = VisualQueryBlocks(config, input_dim=clip.config.output_dim)
             visual = visual_tensors(blocks.requires_grad_(False).state_dict(), depth=config.depth)
-    gates = {
-        f"layers.{layer}.attention.gate": torch.zeros(1, llama.num_heads, 1, 1) for layer in range(llama.num_layers)
-    }
+    gates = {f"layers.{layer}.attention.gate": torch.zeros(1, llama.config.num_heads, 1, 1) for layer in range(most)}
     return AdapterFile(name=NEW_ADAPTER, queries=queries, visual=visual, llama=gates, clip={}, declares={})

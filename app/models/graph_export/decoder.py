@@ -22,7 +22,7 @@ from llama_adapter.app.models.roofline import decoder_weights
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.models.stream_model import stream_merged_bundle, stream_model
 from llama_adapter.llm.config import EngineConfig
-from llama_adapter.llm.exported.card import CARD_FILE, TOKENIZER_FILE, ExportCard, read_card
+from llama_adapter.llm.exported.card import CARD_FILE, ExportCard, read_card
 from llama_adapter.llm.exported.export import DECODER_FILE, Written, export_decoder
 from llama_adapter.llm.exported.mindir_program import open_mindir_program
 from llama_adapter.llm.exported.onnx_program import OnnxProgram
@@ -159,8 +159,9 @@ def _write(job: DecoderJob, model: LoadedModel, tensors: Iterable[tuple[str, Ten
         written = export_decoder(
             config, tensors, folder, precision=job.precision, storing=storing, sampling=job.sampling
         )
-    files = [*written.files, TOKENIZER_FILE]
-    (folder / TOKENIZER_FILE).write_bytes(model.tokenizer.data)
+    files = [*written.files, *model.tokenizer.files]
+    for name, content in model.tokenizer.files.items():
+        (folder / name).write_bytes(content)
     if model.ood_detector is not None:
         model.ood_detector.save(folder / FAMILIAR_FILE)
         files.append(FAMILIAR_FILE)
@@ -176,7 +177,7 @@ def _write(job: DecoderJob, model: LoadedModel, tensors: Iterable[tuple[str, Ten
         precision=written.precision,
         has_sampling=job.sampling,
         prompt=model.prompt,
-        template=model.template,
+        template=job.spec.template or model.template,
         channel_order=model.vision_config.channel_order,
         fingerprint=own if config.num_adapter_layers else {},
         files={name: file_mark(folder / name) for name in files},

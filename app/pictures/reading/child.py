@@ -26,6 +26,7 @@ from llama_adapter.app.pictures.reading.wire import (
     encode_message,
     request_sizes,
 )
+from llama_adapter.runtime.child_process import limit_memory
 from llama_adapter.vision.errors import PICTURE_ERROR_CODES
 
 SEND_BUFFER_BYTES = 2**20  # large enough for a square of pixels, which is then sent by one write
@@ -57,16 +58,6 @@ def run(*arguments: str) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     with suppress(_ParentHasGone, BrokenPipeError, ConnectionResetError):
         serve(connection, reader)
-
-
-def limit_memory(num_bytes: int) -> None:
-    """Limit the address space of this process to its current size plus `num_bytes`."""
-    with suppress(OSError, ValueError):
-        with open("/proc/self/statm") as file:
-            taken = int(file.read().split()[0]) * resource.getpagesize()
-        _, hard = resource.getrlimit(resource.RLIMIT_AS)
-        limit = taken + num_bytes
-        resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
 
 def serve(connection: socket.socket, reader: PictureReader) -> None:

@@ -128,7 +128,7 @@ class Asker:
         info = model_info(self.service)
         name = shown_name(request.model, info=info, names=self.model_names)
         asked = form.understand(request)
-        if info.template == "conversation" and asked.turns:
+        if info.has_turns and asked.turns:
             question = dataclasses.replace(asked.question, turns=asked.turns)
             num_ignored = asked.num_ignored_turns - len(asked.turns)
             asked = dataclasses.replace(asked, question=question, num_ignored_turns=num_ignored)

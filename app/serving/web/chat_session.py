@@ -180,7 +180,7 @@ async def answer_turns(
     yield turn
     try:
         prompt: Prompt = question
-        if picture is None and service.info.template == "conversation":
+        if picture is None and service.info.has_turns:
             prompt = Dialogue(_said(earlier), question)
         ask = Ask(picture=None, prompt=prompt, sampling=sampling, client=client)
         if picture is not None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sentencepiece
 import torch
 from syrupy.assertion import SnapshotAssertion
 
@@ -23,6 +24,7 @@ from llama_adapter.app.models.bundle_manifest import read_configs
 from llama_adapter.app.models.checkpoints import RELEASED_ADAPTERS, ModelSources
 from tests.app.assembled import assemble_sources
 from tests.app.models.bundles import edit, edit_known_answer
+from tests.llm.gguf_files import sentencepiece_keys, write_model
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 ADAPTER = GOLDEN / "adapters" / "BIAS-TINY.pth"
@@ -54,6 +56,19 @@ def test_an_intact_model_has_no_faults(adapter: str) -> None:
     findings = diagnose(changed(adapter=GOLDEN / "adapters" / f"{adapter}.pth"))
     assert {finding.level for finding in findings} == {"ok"}
     assert {"llama", "tokenizer", "adapter", "clip", "vision"} <= {finding.what for finding in findings}
+
+
+def test_an_intact_gguf_file_has_no_faults(tmp_path: Path) -> None:
+    import transformers
+
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(GOLDEN / "LLaMA" / "tokenizer.model"))
+    model = transformers.LlamaForCausalLM.from_pretrained(GOLDEN / "LLaMA-HF" / "TINY")
+    file = write_model(tmp_path / "tiny.gguf", model, sentencepiece_keys(processor))
+    findings = diagnose(changed(llama_dir=file, llama_type=None))
+    assert {finding.level for finding in findings} == {"ok"}
+    assert any("LLaMA in GGUF's form, 1 file(s)" in finding.sentence for finding in findings)
+    file.write_bytes(file.read_bytes()[:-100])
+    assert {finding.what for finding in errors(changed(llama_dir=file, llama_type=None))} == {"llama", "tokenizer"}
 
 
 def test_an_intact_bundle_has_no_faults_and_without_a_known_answer_it_is_not_run(bundle: Path) -> None:

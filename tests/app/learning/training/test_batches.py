@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from llama_adapter.app.learning.training.asking import TokenRow, TrainExample
 from llama_adapter.app.learning.training.batches import BatchOrder, drawn_rows, microbatches, padded
 from llama_adapter.app.learning.training.job import Optimisation, TrainJob
+from llama_adapter.llm.training.layout import IGNORED
 from tests.app.learning.labelled import tables
 
 
@@ -74,11 +75,12 @@ def test_parts_of_all_ranks_are_the_whole_step(lengths: list[int], rows: int, nu
     assert sum(part.num_labels for parts in ranks for part in parts) == wanted
 
 
-def test_labels_begin_at_the_answer_and_padding_is_zero() -> None:
-    tokens_BS, labels_BS = padded((TokenRow((1, 7, 8, 9, 2), 3), TokenRow((1, 7, 2), 2)))
+def test_labels_begin_at_the_answer_and_the_unknown_token_and_padding_have_none() -> None:
+    tokens_BS, labels_BS = padded((TokenRow((1, 7, 8, 0, 2), 3), TokenRow((1, 7, 0, 2), 2, unknown_id=0)))
 
-    assert tokens_BS.tolist() == [[1, 7, 8, 9, 2], [1, 7, 2, 0, 0]]
-    assert labels_BS.tolist() == [[0, 0, 0, 9, 2], [0, 0, 2, 0, 0]]
+    no = IGNORED
+    assert tokens_BS.tolist() == [[1, 7, 8, 0, 2], [1, 7, 0, 2, 0]]
+    assert labels_BS.tolist() == [[no, no, no, 0, 2], [no, no, no, 2, no]]
     assert tokens_BS.dtype == torch.int64
 
 

@@ -17,12 +17,13 @@ from llama_adapter.app.learning.training.results import write_adapter
 from llama_adapter.app.learning.training.sources import TrainingSources, new_adapter
 from llama_adapter.app.models.bundle import convert, load_bundle, save_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel, StoredQuestions, sources_of
-from llama_adapter.app.models.random_model import LLAMA_SIZES, WiderTokenizer
+from llama_adapter.app.models.random_model import LLAMA_SIZES, WiderTokenizer, decoder_config
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.models.stream_model import stored_questions, stream_model
 from llama_adapter.llm.load import decoder_from_state
 from llama_adapter.llm.training.frozen import find_kernels
+from llama_adapter.llm.training.layout import IGNORED
 from llama_adapter.llm.weights.adapter import adapter_of, check_fits
 from llama_adapter.llm.weights.names import LlamaSource, SplitTensor, half_split, llama_shapes, meta_order
 from llama_adapter.runtime.tensor_files.files import read_tensor_file
@@ -65,7 +66,8 @@ def batch(adapter: str = "BIAS-TINY") -> tuple[Tensor, Tensor, Tensor]:
     """The tokens, labels and pictures of the reference."""
     golden = tensors(f"loss_{adapter}")
     case = next(case for case in CASES["loss"] if case["name"] == adapter)
-    return golden["tokens"], golden["labels"], pixels(case["images"])
+    labels = golden["labels"]
+    return golden["tokens"], labels.masked_fill(labels == 0, IGNORED), pixels(case["images"])
 
 
 def encoded(model: TrainableModel, pixels_BHWC: Tensor) -> Tensor | None:
@@ -105,7 +107,7 @@ def step(model: TrainableModel, *, count: int = 4, lr: float = 3e-3) -> list[flo
     losses = []
     for _ in range(count):
         loss, _ = model(tokens, labels, inputs)
-        (loss / (labels[:, 1:] != 0).sum()).backward()
+        (loss / (labels[:, 1:] != IGNORED).sum()).backward()
         optimizer.step()
         optimizer.zero_grad()
         losses.append(float(loss.detach()))
@@ -189,8 +191,8 @@ def test_gradients_of_all_that_is_trained_equal_the_reference(
         model.zero_grad()
         model.decoder.checkpoint_layers = checkpoint_layers
         loss, loss_B = model(tokens, labels, model.encode(pictures))
-        (loss / (labels[:, 1:] != 0).sum()).backward()
-        mean = float(loss.detach() / (labels[:, 1:] != 0).sum())
+        (loss / (labels[:, 1:] != IGNORED).sum()).backward()
+        mean = float(loss.detach() / (labels[:, 1:] != IGNORED).sum())
         assert mean == pytest.approx(float(golden["loss"]), abs=limits["loss"])
         assert float(loss_B.detach().sum()) == pytest.approx(float(loss.detach()), rel=1e-6)
         gradients = reference_gradients(model)
@@ -225,14 +227,14 @@ def test_the_loss_is_that_of_all_positions_and_rows_add_up() -> None:
     model = trainable(spec(), "bias")
     inputs = model.encode(pictures)
     logits = model.logits(tokens, inputs)[:, :-1].transpose(1, 2)
-    expected_B = F.cross_entropy(logits, labels[:, 1:], ignore_index=0, reduction="none").sum(1)
+    expected_B = F.cross_entropy(logits, labels[:, 1:], ignore_index=IGNORED, reduction="none").sum(1)
     loss, loss_B = model(tokens, labels, inputs)
     torch.testing.assert_close(loss_B.detach(), expected_B)
     torch.testing.assert_close(loss.detach(), expected_B.sum())
     # Padding after a row, and other rows in the batch, change nothing.
-    padded = F.pad(tokens[:1], (0, 9)), F.pad(labels[:1], (0, 9))
+    padded = F.pad(tokens[:1], (0, 9)), F.pad(labels[:1], (0, 9), value=IGNORED)
     torch.testing.assert_close(model(*padded, inputs[:1])[0].detach(), expected_B[0])
-    nothing, _ = model(tokens, torch.zeros_like(labels), inputs)
+    nothing, _ = model(tokens, torch.full_like(labels, IGNORED), inputs)
     nothing.backward()
     assert float(nothing.detach()) == 0.0 == float(tensors("loss_BIAS-TINY")["loss_labels_all_zero"])
     assert all(not weight.grad.count_nonzero() for weight in model.trained().values() if weight.grad is not None)
@@ -292,18 +294,15 @@ def adapter_path(name: str) -> Path:
 @pytest.mark.parametrize(("sets", "num_keys"), [(("bias",), 363), (("bias", "lora"), 843)])
 def test_an_adapter_of_7b_has_the_keys_of_the_releases(sets: tuple[ParameterSet, ...], num_keys: int) -> None:
     choice, size = TrainingChoice(sets=sets), LLAMA_SIZES["7B"]
-    sizes = {"vocab_size": 32000, "dim": size.dim, "num_layers": size.num_layers, "ffn_dim": size.ffn_dim}
+    config = dataclasses.replace(decoder_config(size), num_adapter_layers=0, num_queries=0)
     with FakeTensorMode():  # shapes without values
-        shapes = llama_shapes(**sizes)
+        shapes = llama_shapes(config)
         llama = LlamaSource(
             name="7B",
-            num_heads=size.num_heads,
-            norm_eps=1e-6,
-            rope_theta=1e4,
+            config=config,
             half_split=False,
             files=(),
             tensors={name: SplitTensor((torch.empty(shape, dtype=torch.float16),)) for name, shape in shapes.items()},
-            **sizes,
         )
         tower = ClipVisionTower(VIT_L_14).state_dict()
         clip = ClipSource(name="CLIP", config=VIT_L_14, tensors={f"clip.{name}": t for name, t in tower.items()})
@@ -320,7 +319,7 @@ def test_an_adapter_of_7b_has_the_keys_of_the_releases(sets: tuple[ParameterSet,
         )
         model = TrainableModel(sources, choice, dtype=torch.bfloat16, device=torch.device("cpu"), seed=0)
         written = model.adapter_tensors()
-        check_fits(adapter_of(written, name="7B", declares=model.file_config()), llama)
+        check_fits(adapter_of(written, name="7B", declares=model.file_config()), config, llama="7B")
     assert len(written) == num_keys
     without_lora = {name: value for name, value in written.items() if ".lora_" not in name and "new_gate" not in name}
     assert sum(value.numel() for value in without_lora.values()) == 63_095_552  # as in a released BIAS-7B

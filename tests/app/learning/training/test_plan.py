@@ -12,6 +12,7 @@ from llama_adapter.app.learning.training.model import open_trainable
 from llama_adapter.app.learning.training.plan import MetaCounter, Shapes, plan_step, plan_steps, require_memory, smaller
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.training.frozen import PackedWeight, find_kernels, packed_bytes
+from llama_adapter.llm.training.layout import IGNORED
 from llama_adapter.llm.training.linear import AdaptedLinear
 from llama_adapter.llm.training.sketch import frozen_weights
 from llama_adapter.runtime.errors import TooLittleMemoryError
@@ -31,7 +32,7 @@ def counted(sets: tuple[ParameterSet, ...], *, checkpointing: bool) -> tuple[Met
     model.decoder.checkpoint_layers = checkpointing
     tokens_BS = torch.randint(3, 500, (ROWS, TOKENS), generator=torch.Generator().manual_seed(0))
     labels_BS = tokens_BS.clone()
-    labels_BS[:, : TOKENS - LABELS] = 0
+    labels_BS[:, : TOKENS - LABELS] = IGNORED
     encoded = model.encode_nothing().expand(ROWS, -1, -1).clone()
     with MetaCounter(frozen_weights(model.decoder)) as counter:
         loss, _ = model(tokens_BS, labels_BS, encoded)

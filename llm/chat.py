@@ -1,0 +1,139 @@
+"""Chats in the format of a model's own template, as token ids. No text of a user becomes a special token."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import Final
+
+from llama_adapter.llm.chat_template import Message, TemplateProcess
+from llama_adapter.llm.conversation import Turn
+from llama_adapter.llm.errors import PromptError
+from llama_adapter.llm.pieces.base import Mark
+from llama_adapter.llm.tokenizer import Tokenizer
+from llama_adapter.runtime.errors import UsageError
+
+# Characters of no language. `_PLACE` stands for a text of a chat; `_TEXT` before a name of a mark says that it is text.
+_TEXT, _END = "\ue000", "\ue001"
+_PLACE: Final = re.compile(f"{_TEXT}([0-9]+){_END}")
+
+_Part = tuple[str, bool]  # a text, and whether the template has written it
+
+
+@dataclass(frozen=True, slots=True)
+class ChatIds:
+    """A chat as token ids. An answer is encoded together with `rest`, the text after the last special token."""
+
+    ids: tuple[int, ...]  # up to the last special token
+    rest: str
+    rest_ids: tuple[int, ...]
+
+
+class ChatFormat:
+    """A tokenizer and its chat template. Thread-safe."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Raises UsageError if there is no chat template."""
+        template = tokenizer.settings.chat_template
+        if template is None:
+            raise UsageError(
+                "This model has no chat template",
+                hint="leave out --template, or put the `chat_template.jinja` or `tokenizer_config.json` of its Hugging "
+                "Face folder beside its tokenizer",
+            )
+        self._tokenizer = tokenizer
+        self._process = TemplateProcess(template, tokenizer.template_names)
+        names = sorted(tokenizer.marks, key=len, reverse=True)  # of two that begin alike, the longer one is meant
+        self._mark = re.compile("|".join(map(re.escape, names)) or "(?!)")
+        self._border = re.compile(f"{_TEXT}({self._mark.pattern})|[{_TEXT}{_END}]")
+        self.changes_daily = "strftime_now" in template
+
+    @cached_property
+    def end_id(self) -> int:
+        """The end id with which the template ends an assistant's turn; the tokenizer's if it writes none."""
+        try:
+            [text] = self._process.render([_messages([("user", "?"), ("assistant", f"{_TEXT}0{_END}")])], asks=False)
+        except PromptError:
+            return self._tokenizer.eos_id
+        ends = self._mark.finditer(_PLACE.split(text)[-1])
+        ids = (self._tokenizer.marks[found[0]].id for found in ends)
+        return next((one for one in ids if one in self._tokenizer.end_ids), self._tokenizer.eos_id)
+
+    def encode(self, turns: Sequence[Turn], *, now: datetime | None = None) -> ChatIds:
+        """The ids of a chat and of the beginning of the assistant's turn.
+
+        `now` is the time that the template sees; default: the present. Raises PromptError if the template fails or
+        refuses the chat, and ValueError for text that UTF-8 cannot encode.
+        """
+        texts = [text for _, text in turns]
+        places = [(role, f"{_TEXT}{number}{_END}") for number, (role, _) in enumerate(turns)]
+        whole, pattern = self._process.render([_messages(turns), _messages(places)], now=now)
+        parts = _parts(whole, pattern, texts)
+        if parts is None:  # the template changes texts, so where they stand in `whole` is unknown
+            [whole] = self._process.render([_messages([(role, self._marked(text)) for role, text in turns])], now=now)
+            # Every second piece is a name of a mark in a text.
+            parts = [(piece, number % 2 == 0) for number, piece in enumerate(self._border.split(whole)) if piece]
+        return self._ids(parts)
+
+    def continue_chat(self, chat: ChatIds, text: str) -> list[int]:
+        """Ids of the beginning of the assistant's answer, without an end id."""
+        return self._tokenizer.encode_continuation(chat.rest, text, is_inner=bool(chat.ids))
+
+    def _ids(self, parts: Iterable[_Part]) -> ChatIds:
+        """Encode parts. They are divided at the template's special tokens; what is between is encoded as one text.
+
+        Text is never divided elsewhere, because a piece may span the border of two parts.
+        """
+        marks = self._tokenizer.marks
+        ids: list[int] = []
+        text, last = "", Mark(id=-1)
+        for part, is_template in parts:
+            place = 0
+            for found in self._mark.finditer(part) if is_template else ():
+                text += part[place : found.start()]
+                place, mark = found.end(), marks[found[0]]
+                ids += self._run(text.rstrip() if mark.takes_left else text, last)
+                ids.append(mark.id)
+                text, last = "", mark
+            text += part[place:]
+        rest = text.lstrip() if last.takes_right else text
+        return ChatIds(tuple(ids), rest, tuple(self._run(rest, last)))
+
+    def _run(self, text: str, before: Mark) -> list[int]:
+        """The ids of text after the special token `before`, or at the beginning if its id is negative."""
+        text = text.lstrip() if before.takes_right else text
+        return self._tokenizer.encode_run(text, is_inner=before.id >= 0) if text else []
+
+    def _marked(self, text: str) -> str:
+        """A text in which no name of a mark is read as the template's.
+
+        Special tokens are broken. Others are marked in front, because templates look for some, such as `</think>`.
+        """
+
+        def as_text(found: re.Match[str]) -> str:
+            name = found[0]
+            return name[0] + _END + name[1:] if self._tokenizer.marks[name].is_special else _TEXT + name
+
+        return self._mark.sub(as_text, text.replace(_TEXT, "").replace(_END, ""))
+
+
+def _messages(turns: Sequence[Turn]) -> list[Message]:
+    return [{"role": role, "content": text} for role, text in turns]
+
+
+def _parts(whole: str, pattern: str, texts: Sequence[str]) -> list[_Part] | None:
+    """The parts of a rendered chat, if it is `pattern` with each place replaced by its text or the stripped text."""
+    parts: list[_Part] = []
+    at = 0
+    for number, piece in enumerate(_PLACE.split(pattern)):
+        is_template = number % 2 == 0
+        if not is_template and int(piece) >= len(texts):
+            return None
+        ways = (piece,) if is_template else (texts[int(piece)], texts[int(piece)].strip())
+        found = next((way for way in ways if whole.startswith(way, at)), None)
+        if found is None:
+            return None
+        parts.append((found, is_template))
+        at += len(found)
+    return parts if at == len(whole) else None

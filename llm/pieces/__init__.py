@@ -1,0 +1,4 @@
+"""Kinds of tokenizer files: SentencePiece models, `tokenizer.json`, and tables of byte ranks.
+
+In: the bytes of a file. Out: `Pieces`, from which `llm/tokenizer.py` makes a `Tokenizer`. Read `base.py` first.
+"""

@@ -1,0 +1,116 @@
+"""What a model's folder holds for its tokenizer: the file, and settings in the files beside it."""
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from llama_adapter.llm.pieces.json_pieces import JsonPieces
+from llama_adapter.llm.pieces.sentence_pieces import SentencePieces
+from llama_adapter.runtime.errors import CheckpointError
+from llama_adapter.runtime.tensor_files.arrays import read_json
+
+TOKENIZER_FILES: Final = (SentencePieces.file_name, JsonPieces.file_name)
+SETTINGS_FILE: Final = "tokenizer_config.json"
+_TEMPLATE_FILE: Final = "chat_template.jinja"
+_MAX_BYTES: Final = 64 << 20  # the largest tokenizers in use have 34 MB
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenizerSettings:
+    """What the files beside a tokenizer say about its use."""
+
+    end_ids: tuple[int, ...] = ()  # each ends an answer; the first is learned as the end
+    chat_template: str | None = None  # Jinja, as Hugging Face's models carry it
+    names: Mapping[str, str] = field(default_factory=dict)  # of special tokens, for the template: bos_token, ...
+
+
+def stored_name(names: Collection[str]) -> str:
+    """Which of the files of a bundle or an export is its tokenizer; `tokenizer.model` if none is."""
+    return next((name for name in TOKENIZER_FILES if name in names), TOKENIZER_FILES[0])
+
+
+def find_tokenizer(folder: Path) -> Path | None:
+    """The tokenizer's file in a folder; None if it has none.
+
+    Beside a SentencePiece model, a `tokenizer.json` is used only if it has tokens that the model lacks, or that the
+    model finds in any text. Raises CheckpointError for a file that cannot be read.
+    """
+    model, other = (folder / name for name in TOKENIZER_FILES)
+    if not model.is_file() or not other.is_file():
+        return next((file for file in (model, other) if file.is_file()), None)
+    try:
+        marks = SentencePieces(read_bytes(model), name=str(model)).marks
+    except CheckpointError:
+        return other
+    config = folder / "config.json"
+    most = read_json(config).get("vocab_size") if config.is_file() else None
+    try:
+        added = [(str(one["content"]), int(one["id"])) for one in json.loads(read_bytes(other))["added_tokens"]]
+    except (ValueError, KeyError, TypeError):
+        return model
+    used = [(name, one) for name, one in added if not isinstance(most, int) or one < most]
+    return model if all(name in marks and marks[name].id == one for name, one in used) else other
+
+
+def read_settings(*folders: Path) -> TokenizerSettings:
+    """The settings in the files of a model's folders, as Hugging Face writes them.
+
+    `chat_template.jinja` precedes the template in `tokenizer_config.json`. Raises CheckpointError for damaged files.
+    """
+    configs = [_read(folder / name) for name in ("generation_config.json", "config.json") for folder in folders]
+    own = stored_settings(*folders)
+    templates = (folder / _TEMPLATE_FILE for folder in folders)
+    beside = next((read_bytes(file).decode(errors="replace") for file in templates if file.is_file()), None)
+    return TokenizerSettings(
+        end_ids=(*(one for config in configs for one in _end_ids(config)), *own.end_ids),
+        chat_template=beside or own.chat_template,
+        names=own.names,
+    )
+
+
+def stored_settings(*folders: Path) -> TokenizerSettings:
+    """The settings in `tokenizer_config.json` alone. Bundles and exports have the end ids there too."""
+    content: dict[str, Any] = {}
+    for folder in reversed(folders):
+        content |= _read(folder / SETTINGS_FILE)
+    template = content.get("chat_template")
+    if isinstance(template, list):  # several, by name
+        named = {one.get("name"): one.get("template") for one in template if isinstance(one, Mapping)}
+        template = named.get("default")
+    texts = {name: one.get("content") if isinstance(one, Mapping) else one for name, one in content.items()}
+    return TokenizerSettings(
+        end_ids=_end_ids(content),
+        chat_template=template if isinstance(template, str) and template else None,
+        names={name: text for name, text in texts.items() if name.endswith("_token") and isinstance(text, str)},
+    )
+
+
+def _read(file: Path) -> dict[str, Any]:
+    return read_json(file) if file.is_file() else {}
+
+
+def _end_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """The end ids of a configuration, or of the decoder inside that of a larger model."""
+    inner = config.get("text_config")
+    found = config.get("eos_token_id", inner.get("eos_token_id") if isinstance(inner, Mapping) else None)
+    return tuple(one for one in (found if isinstance(found, list) else [found]) if type(one) is int)
+
+
+def read_bytes(place: Path) -> bytes:
+    """The content of a tokenizer's file. Raises CheckpointError if it is missing, unreadable or no such file."""
+    try:
+        if place.exists() and not place.is_file():  # reading a pipe or a device may never end
+            raise CheckpointError(f"The tokenizer `{place}` is not a regular file")
+        if place.exists() and place.stat().st_size > _MAX_BYTES:
+            raise CheckpointError(f"The tokenizer `{place}` has {place.stat().st_size:,} bytes: not a tokenizer")
+        return place.read_bytes()
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"No tokenizer at `{place}`",
+            hint="LLaMA comes with a file `tokenizer.model`, newer models with `tokenizer.json`; put it into the "
+            "model's folder or beside it",
+        ) from None
+    except OSError as error:
+        raise CheckpointError(f"Cannot read the tokenizer `{place}`: {error.strerror}") from None

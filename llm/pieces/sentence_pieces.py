@@ -1,0 +1,106 @@
+"""SentencePiece models: `tokenizer.model` of LLaMA 1 and 2, Mistral, TinyLlama and others."""
+
+import codecs
+from collections.abc import Mapping, Sequence
+
+import sentencepiece
+
+from llama_adapter.llm.pieces.base import Mark
+from llama_adapter.runtime.errors import CheckpointError
+
+
+def _replace_byte(error: UnicodeError) -> tuple[str, int]:
+    """As in SentencePiece, every byte that is not part of a character becomes U+FFFD."""
+    assert isinstance(error, UnicodeDecodeError)
+    return "\ufffd", error.start + 1
+
+
+codecs.register_error("replace-byte", _replace_byte)
+
+
+class SentencePieces:
+    """The pieces of a SentencePiece model. See `Pieces`."""
+
+    file_name = "tokenizer.model"
+    byte_errors = "replace-byte"
+    is_exact = True
+
+    def __init__(self, data: bytes, *, name: str) -> None:
+        """Read a model. `name` is used in messages.
+
+        Raises CheckpointError if the bytes are not a SentencePiece model with begin and end pieces.
+        """
+        reason = _why_not_sentencepiece(data)
+        processor = None
+        if reason is None:
+            try:
+                processor = sentencepiece.SentencePieceProcessor(model_proto=data)
+            except (RuntimeError, ValueError, OSError):
+                reason = f"its {len(data):,} bytes are not a SentencePiece model"
+        if processor is None:
+            raise CheckpointError(
+                f"`{name}` is not a LLaMA tokenizer: {reason}",
+                hint="the file is damaged, truncated or another model's; copy `tokenizer.model` again "
+                "(LLaMA-7B's has 499,723 bytes)",
+            )
+        if processor.bos_id() < 0 or processor.eos_id() < 0:
+            raise CheckpointError(
+                f"`{name}` is a SentencePiece model without begin or end piece, so not LLaMA's tokenizer",
+                hint="use the `tokenizer.model` that came with the LLaMA weights",
+            )
+        self._processor = processor
+        self.num_ids: int = processor.get_piece_size()
+        self.bos_id: int | None = processor.bos_id()
+        self.begin_ids: tuple[int, ...] = (processor.bos_id(),)
+        self.end_ids: tuple[int, ...] = (processor.eos_id(),)
+        self.unknown_id: int | None = processor.unk_id()
+        self._unknown_length = len(processor.decode([self.unknown_id]))
+        self._byte_of_id: dict[int, bytes] = {
+            piece_id: bytes.fromhex(processor.id_to_piece(piece_id)[3:5])
+            for piece_id in range(self.num_ids)
+            if processor.is_byte(piece_id)
+        }
+        self.marks: Mapping[str, Mark] = {
+            self.name_of(piece_id): Mark(id=piece_id)
+            for piece_id in range(self.num_ids)
+            if processor.is_control(piece_id) or processor.is_unknown(piece_id)
+        }
+
+    def encode(self, text: str, *, is_inner: bool = False) -> list[int]:
+        """As `Pieces.encode`. Every text gets the model's leading space, also behind a mark, as in LLaMA's chats."""
+        ids: list[int] = self._processor.encode(text)
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """As `Pieces.decode`. The unknown piece gives " \u2047 ", and invalid bytes give U+FFFD."""
+        text: str = self._processor.decode(list(ids)) if ids else ""
+        return text
+
+    def text_inside(self, piece_id: int) -> str:
+        """As `Pieces.text_inside`."""
+        # The unknown piece stands for the text before. Every SentencePiece model has one.
+        assert self.unknown_id is not None
+        return self.decode([self.unknown_id, piece_id])[self._unknown_length :]
+
+    def bytes_of(self, piece_id: int) -> bytes | None:
+        """As `Pieces.bytes_of`."""
+        return self._byte_of_id.get(piece_id)
+
+    def id_of(self, name: str) -> int | None:
+        """As `Pieces.id_of`."""
+        found: int = self._processor.piece_to_id(name)
+        return found if self.name_of(found) == name else None
+
+    def name_of(self, piece_id: int) -> str:
+        """As `Pieces.name_of`."""
+        name: str = self._processor.id_to_piece(piece_id)
+        return name
+
+
+def _why_not_sentencepiece(data: bytes) -> str | None:
+    """The reason if `data` is a file that is often passed instead of a SentencePiece model; else None."""
+    if not data:
+        return "the file is empty"
+    if data.startswith(b"version https://git-lfs"):
+        return "it is a Git LFS pointer; the file itself was not downloaded"
+    return None

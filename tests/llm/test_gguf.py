@@ -1,0 +1,295 @@
+"""GGUF files: blocks, keys and tokenizers equal those of the packages that define them; damaged files are refused."""
+
+import dataclasses
+import json
+import random
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import sentencepiece
+import tokenizers
+import torch
+import transformers
+from gguf import GGMLQuantizationType as Kind
+from gguf.quants import dequantize, quantize
+from tokenizers import decoders, models, pre_tokenizers, trainers
+from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
+from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
+
+from llama_adapter.llm.pieces.folder import TokenizerSettings
+from llama_adapter.llm.pieces.gguf_keys import keys_to_json
+from llama_adapter.llm.weights.build import decoder_tensors
+from llama_adapter.llm.weights.gguf import open_gguf
+from llama_adapter.llm.weights.huggingface import open_huggingface
+from llama_adapter.llm.weights.names import SplitTensor
+from llama_adapter.runtime.errors import CheckpointError
+from llama_adapter.runtime.schemes.scheme import find_scheme
+from llama_adapter.runtime.tensor_files.gguf_files import Blocks, read_gguf
+from tests.llm.gguf_files import sentencepiece_keys, write_gguf, write_model
+from tests.llm.toys import GOLDEN
+
+ROWS, COLUMNS = 6, 512
+QUANTISED = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")  # that the package can make
+# Types that it can only read: where a block has its scales, float16 numbers. Other bytes may have any value.
+SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,)}
+TEXTS = (*Path("docs").glob("*.md"), *Path("llm").glob("*.py"))
+
+
+def made(kind: str, rng: np.random.Generator) -> np.ndarray:
+    """The bytes of random blocks, or plain numbers."""
+    if kind in QUANTISED:
+        return np.asarray(quantize(rng.standard_normal((ROWS, COLUMNS), np.float32), Kind[kind]))
+    numbers, size = gguf.GGML_QUANT_SIZES[Kind[kind]]
+    blocks = rng.integers(0, 256, (ROWS * COLUMNS // numbers, size), dtype=np.uint8)
+    for place in SCALES[kind]:
+        blocks[:, place : place + 2] = rng.standard_normal((len(blocks), 1)).astype(np.float16).view(np.uint8)
+    return blocks.reshape(ROWS, -1)
+
+
+@pytest.mark.parametrize("kind", [*QUANTISED, *SCALES])
+def test_tensors_of_every_type_equal_those_of_the_package(kind: str, tmp_path: Path) -> None:
+    stored = made(kind, np.random.default_rng(len(kind)))
+    expected = dequantize(stored, Kind[kind])
+    path = write_gguf(tmp_path / "one.gguf", {"a.b": 1}, {"before": np.ones(3, np.float32), "w": (stored, Kind[kind])})
+    tensor = read_gguf(path).tensors["w"]
+
+    def values(part: Any) -> Any:
+        return (part.read() if isinstance(part, Blocks) else part).float().numpy()
+
+    assert tuple(tensor.shape) == expected.shape == (ROWS, COLUMNS)
+    assert np.array_equal(values(tensor), expected)
+    assert np.isfinite(expected).all()
+    assert np.array_equal(values(tensor.narrow(0, 2, 3)), expected[2:5])
+    assert np.array_equal(values(SplitTensor((tensor,)).read((0, range(1, 4)))), expected[1:4])
+    assert np.array_equal(values(SplitTensor((tensor, tensor), 1).read()), np.concatenate([expected] * 2, 1))
+    assert np.array_equal(values(tensor.narrow(1, 100, 60)), expected[:, 100:160])
+
+
+def test_blocks_of_4_bits_are_rounded_once(tmp_path: Path) -> None:
+    stored = made("Q4_0", np.random.default_rng(1))
+    tensor = read_gguf(write_gguf(tmp_path / "one.gguf", {}, {"w": (stored, Kind.Q4_0)})).tensors["w"]
+    assert isinstance(tensor, Blocks)
+    int4 = find_scheme("int4")
+    assert np.array_equal(int4.dequantise(int4.quantise(tensor.read())).numpy(), dequantize(stored, Kind.Q4_0))
+
+
+def test_keys_equal_those_of_the_package_in_one_file_and_in_parts(tmp_path: Path) -> None:
+    keys = {"x.text": "é", "x.whole": 7, "x.real": 0.5, "x.yes": True, "x.texts": ["a", "", "ü"]}
+    arrays = {"x.numbers": np.array([1, 2, 3]), "x.reals": np.array([0.5, 1.5])}
+    first, second = (tmp_path / f"m-0000{number}-of-00002.gguf" for number in (1, 2))
+    write_gguf(first, keys | arrays, {"a": np.zeros((2, 3), np.float32)})
+    write_gguf(second, {"split.no": 1}, {"b": np.arange(4, dtype=np.float32)})
+    for path in (first, second):
+        found = read_gguf(path)
+        assert {key: found.keys[key] for key in keys} == keys
+        assert all(np.array_equal(found.keys[key], value) for key, value in arrays.items())
+        assert list(found.tensors) == ["a", "b"]
+        assert found.paths == (first, second)
+    second.unlink()
+    with pytest.raises(CheckpointError, match=r"There is no file .*m-00002-of-00002"):
+        read_gguf(first)
+
+
+_ENTRY = b"\x01\0\0\0\0\0\0\0w"  # of the table of tensors: then the number of dimensions, two dimensions, and the type
+
+
+def changed(at: int, value: bytes, data: bytes, *, after: bytes = b"") -> bytes:
+    at += data.index(after) + len(after)
+    return data[:at] + value + data[at + len(value) :]
+
+
+DAMAGE: tuple[tuple[str, Callable[[bytes], bytes], str], ...] = (
+    ("magic", partial(changed, 0, b"GGML"), "does not begin with GGUF"),
+    ("version", partial(changed, 4, b"\x01\0\0\0"), "of version 1"),
+    ("byte order", partial(changed, 4, b"\0\0\0\x03"), "big-endian"),
+    ("number of tensors", partial(changed, 8, b"\xff" * 8), "tensors"),
+    ("number of keys", partial(changed, 16, b"\xff" * 8), "beyond the file"),
+    ("length of a text", partial(changed, 24, b"\xff" * 8), "beyond the file"),
+    ("end of the file", lambda data: data[:-40], "tensor w ends beyond the file"),
+    ("end of the table", lambda data: data[:60], "beyond the file"),
+    ("type of a tensor", partial(changed, 20, b"\x63", after=_ENTRY), "type 99"),
+    ("width of a row", partial(changed, 4, b"\x21", after=_ENTRY), "within a block"),
+)
+
+
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
+    data = write_gguf(
+        tmp_path / "good.gguf", {"a.text": "word"}, {"w": (made("Q8_0", np.random.default_rng(0))[:, :34], Kind.Q8_0)}
+    ).read_bytes()
+    for name, damage, message in DAMAGE:
+        path = tmp_path / "bad.gguf"
+        path.write_bytes(damage(data))
+        with pytest.raises(CheckpointError, match=message):
+            print(name, read_gguf(path).tensors)
+
+
+def texts() -> list[str]:
+    """Texts with all that pre-tokenizers treat in their own way."""
+    chance = random.Random(7)
+    pieces = ["the", "THE", "don't", "I'LL", "hello", "World", "1", "23", "4567", "...", "!?", "/a", "_b", "é", "ñÑ"]
+    pieces += ["图", "图片", "ß", "İ", "👍🏽", "ё", "े", "-", "'", " ", "  ", "   ", "\n", "\n\n", " \n", "\r\n", "\t"]
+    made = ["".join(chance.choice(pieces) for _ in range(chance.randint(1, 12))) for _ in range(3000)]
+    return ["", " ", "  a", "a  ", "\n\n1", *made]
+
+
+@pytest.mark.parametrize("pre", ["gpt-2", "smollm", "llama-bpe", "qwen2", "gpt-4o", "tekken"])
+def test_byte_level_tokenizers_equal_those_of_transformers(pre: str) -> None:
+    trained = tokenizers.Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=900, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    trained.train([str(path) for path in TEXTS], trainer)
+    model = json.loads(trained.to_str())["model"]
+    tokens = [
+        *sorted(model["vocab"], key=model["vocab"].__getitem__),
+        "<|im_start|>",
+        "<|im_end|>",
+        "<think>",
+        "[PAD3]",
+    ]
+    merges = [" ".join(merge) for merge in model["merges"]]
+    types = np.array([1] * (len(tokens) - 4) + [3, 3, 4, 5])
+    keys = {
+        **{"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, "tokenizer.ggml.tokens": tokens},
+        **{"tokenizer.ggml.token_type": types, "tokenizer.ggml.merges": merges},
+        **{"tokenizer.ggml.bos_token_id": len(tokens) - 4, "tokenizer.ggml.eos_token_id": len(tokens) - 3},
+        **{"tokenizer.ggml.add_bos_token": False, "tokenizer.chat_template": "{{ messages }}"},
+    }
+    data, settings = keys_to_json(keys, name="m.gguf")
+    ours = tokenizers.Tokenizer.from_str(data.decode())
+    described = {
+        "tokenizer_type": "gpt2",
+        "pre_tokenizer_type": pre,
+        "tokens": tokens,
+        "merges": merges,
+        "token_type": types.tolist(),
+    }
+    theirs, _ = convert_gguf_tokenizer("llama", described)
+    if pre == "qwen2":  # the model's own class, with its normalizer
+        theirs.normalizer = Qwen2Tokenizer(vocab=model["vocab"], merges=[]).backend_tokenizer.normalizer
+    if pre == "smollm":  # not known to transformers; as in the model's tokenizer.json
+        digits, words = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
+        theirs.pre_tokenizer = pre_tokenizers.Sequence([digits, words])
+    theirs.model.ignore_merges = pre in ("llama-bpe", "tekken")
+    marked = ["<|im_start|>user\n1<|im_end|>", "<think>\n\n</think>", "e\u0301<|im_end|>"]
+    for text in [*texts(), *marked]:
+        ids = ours.encode(text).ids
+        assert ids == theirs.encode(text, add_special_tokens=False).ids, text
+        assert pre == "qwen2" or ours.decode(ids, skip_special_tokens=False) == text
+    names = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+    expected = TokenizerSettings(end_ids=(len(tokens) - 3,), chat_template="{{ messages }}", names=names)
+    assert settings == expected
+
+
+def test_pieces_of_sentencepiece_are_joined_as_it_joins_them() -> None:
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(GOLDEN / "LLaMA" / "tokenizer.model"))
+    data, settings = keys_to_json(sentencepiece_keys(processor), name="m.gguf")
+    ours = tokenizers.Tokenizer.from_str(data.decode())
+    for text in texts():
+        ids = ours.encode(text).ids
+        assert ids == [processor.bos_id(), *processor.encode(text)], text
+        assert ours.decode(ids) == text
+    names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    assert settings == TokenizerSettings(end_ids=(2,), names=names)
+    bare, _ = keys_to_json(sentencepiece_keys(processor, add_space_prefix=False, add_bos_token=False), name="m.gguf")
+    unprefixed = tokenizers.Tokenizer.from_str(bare.decode())
+    whole = processor.encode("\n" + "a b")
+    assert unprefixed.encode("a b").ids == whole[len(processor.encode("\n")) :]
+    assert isinstance(unprefixed.decoder, decoders.Sequence)
+    assert unprefixed.decode([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"pre": "bloom"}, "pre-tokenizer 'bloom'; supported are"),
+        ({"model": "bert"}, "tokenizer of the kind 'bert'"),
+        ({"model": None}, "no text as tokenizer.ggml.model"),
+        ({"tokens": ["a", "a"]}, "a token twice"),
+        ({"tokens": None}, "no list of texts as tokenizer.ggml.tokens"),
+        ({"token_type": np.array([1])}, "no number for each token as tokenizer.ggml.token_type"),
+        ({"merges": ["abc"]}, "merges that are not two tokens"),
+        ({"eos_token_id": 2}, "eos_token_id outside its vocabulary"),
+    ],
+)
+def test_tokenizers_that_cannot_be_built_are_refused(changes: dict[str, Any], message: str) -> None:
+    good: dict[str, Any] = {"model": "gpt2", "pre": "gpt-2", "tokens": ["a", "b"], "merges": ["a b"]}
+    keys = {f"tokenizer.ggml.{key}": value for key, value in (good | changes).items() if value is not None}
+    with pytest.raises(CheckpointError, match=message):
+        keys_to_json(keys, name="m.gguf")
+
+
+SIZES = {
+    **{"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4},
+    **{"num_key_value_heads": 2, "vocab_size": 80, "max_position_embeddings": 128},
+    **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+}
+ORIGINAL = {"original_max_position_embeddings": 32}
+# Class of the configuration -> entries that differ from `SIZES`, and its rotary embedding.
+MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "LlamaConfig": (
+        {"tie_word_embeddings": True},
+        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **ORIGINAL},
+    ),
+    "MistralConfig": ({"sliding_window": 16, "head_dim": 32}, {"rope_theta": 500.0}),
+    "Qwen2Config": ({}, {"rope_type": "yarn", "factor": 4.0, **ORIGINAL}),
+    "Qwen3Config": ({"head_dim": 32}, {"rope_type": "linear", "factor": 2.0}),
+    "Gemma2Config": ({"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 16}, {}),
+    "Gemma3TextConfig": (
+        {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 9, "num_hidden_layers": 7},
+        {},
+    ),
+    "Phi3Config": (
+        {**ORIGINAL, "head_dim": 16},
+        {"rope_type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [2.0, 4.0], "partial_rotary_factor": 0.25},
+    ),
+    "SmolLM3Config": ({}, {"rope_theta": 2e6}),
+    "Olmo2Config": ({}, {}),
+    "GraniteConfig": (
+        {
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.01,
+            "logits_scaling": 8.0,
+        },
+        {"rope_theta": 1e7},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_equal_those_in_the_format_of_hugging_face(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(len(name))
+    entries, rotary = MODELS[name]
+    if rotary:
+        entries = {**entries, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, **rotary}}
+    config = getattr(transformers, name)(**(SIZES | entries))
+    model = transformers.AutoModelForCausalLM.from_config(config).float()
+    for tensor in model.parameters():
+        torch.nn.init.normal_(tensor, std=0.5)
+    model.save_pretrained(tmp_path / "folder")
+    ours = open_gguf(write_model(tmp_path / "m.gguf", model, {}))
+    theirs = open_huggingface(tmp_path / "folder")
+    tables = [
+        [
+            None if rotary is None else rotary.frequencies(source.config.head_dim, context=context)
+            for layer in range(source.config.num_layers)
+            for context in (16, 100)
+            for rotary in [source.config.rotary_of(layer)]
+        ]
+        for source in (ours, theirs)
+    ]
+    np.testing.assert_equal([one is None for one in tables[0]], [one is None for one in tables[1]])
+    for one, other in zip(*tables, strict=True):
+        np.testing.assert_allclose(one or (), other or (), rtol=1e-6)
+    plain = {"rotaries": (), "layer_rotaries": (), "rope_theta": 1.0}
+    assert dataclasses.replace(ours.config, **plain) == dataclasses.replace(theirs.config, **plain)
+    mine, yours = (dict(decoder_tensors(ours.config, source=one, adapter=None, dtype=None)) for one in (ours, theirs))
+    assert mine.keys() == yours.keys()
+    assert [key for key in mine if not torch.equal(mine[key].float(), yours[key].float())] == []
