@@ -50,9 +50,10 @@ def build_decoder(
 ) -> TrainableDecoder:
     """The decoder of `source` and `adapter` on `device`, with frozen weights in `dtype` and `trained` kinds in float32.
 
-    `config` comes from `plan_decoder`. If biases are trained and the adapter has none, they begin at 0. If LoRA factors
-    are trained and the adapter has none, updates of rank `lora_rank` begin at 0; factors of the file keep their rank.
-    With `kernels`, frozen weights of linear layers are packed for the kernels, and the plain weights are not kept.
+    `config` comes from `plan_decoder`. If biases are trained and the adapter has none, they begin with those of the
+    LLaMA, or at 0. If LoRA factors are trained and the adapter has none, updates of rank `lora_rank` begin at 0;
+    factors of the file keep their rank. With `kernels`, frozen weights of linear layers are packed for the kernels, and
+    the plain weights are not kept.
     """
     random = torch.Generator().manual_seed(seed)
     plain = dataclasses.replace(config, separate_adapter_kv=False)
@@ -146,13 +147,13 @@ def _adapted(
     biased = [name for name in parts if name in BIASED]
     bias = None
     if f"{prefix}{biased[0]}.bias" in file:
-        bias = torch.cat([_ours(name, file[f"{prefix}{name}.bias"], config) for name in biased])
+        bias = torch.cat([to_half_split(name, file[f"{prefix}{name}.bias"].float(), config) for name in biased])
     elif has_biases:
         bias = torch.zeros(sum(rows[: len(biased)]))
     names = [lora_names(prefix + name) for name in parts]
     lora = None
     if names[0][0] in file:
-        outs = [_ours(name, file[l2], config) for name, (_, l2) in zip(parts, names, strict=True)]
+        outs = [to_half_split(name, file[l2].float(), config) for name, (_, l2) in zip(parts, names, strict=True)]
         lora = torch.cat([file[l1].float() for l1, _ in names]), torch.cat(outs)
     elif rank:
         lora = new_factors(weight.shape[1], rows, rank=rank, random=random)
@@ -187,11 +188,6 @@ def _adapter(
         )
 
 
-def _ours(name: str, rows: Tensor, config: DecoderConfig) -> Tensor:
-    ours = to_half_split(name, rows.float(), config)
-    return ours.clone() if ours.data_ptr() == rows.data_ptr() else ours
-
-
 def llama_tensors(trainable: TrainableDecoder) -> Iterator[tuple[str, Tensor]]:
     """The tensors of the LLaMA part of the adapter's file, by their names without `llama.`, float32 on the CPU.
 
@@ -224,7 +220,7 @@ def _of_linear(
     if linear.bias is not None:
         biased = [name for name in parts if name in BIASED]
         for name, bias in zip(biased, torch.split(_file(linear.bias), list(linear.rows[: len(biased)])), strict=True):
-            yield f"{prefix}{name}.bias", to_meta_order(name, bias.clone(), config)
+            yield f"{prefix}{name}.bias", to_meta_order(name, bias, config)
     if linear.lora_in is None or linear.lora_out is None:
         return
     pairs = zip(
@@ -233,7 +229,7 @@ def _of_linear(
     for name, (l1, l2) in zip(parts, pairs, strict=True):
         names = lora_names(prefix + name)
         yield names[0], l1
-        yield names[1], to_meta_order(name, l2.clone(), config)
+        yield names[1], to_meta_order(name, l2, config)
 
 
 def _file(tensor: Tensor) -> Tensor:

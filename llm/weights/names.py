@@ -140,19 +140,18 @@ def meta_parts(name: str, config: DecoderConfig) -> list[str]:
     return [f"{match[1] or ''}{part}.{match[3]}" for part in parts] if match else []
 
 
-def meta_tensors(name: str, tensor: Tensor, config: DecoderConfig) -> dict[str, Tensor]:
-    """The rows of a tensor of a whole decoder's state dict by the names of `meta_parts`, as views."""
-    parts, shapes = meta_parts(name, config), matrix_shapes(config)
-    if len(parts) < 2:
-        return dict.fromkeys(parts, tensor)
-    rows = [shapes[re.sub(r"^layers\.\d+\.|\.(weight|bias)$", "", part)][0] for part in parts]
-    return dict(zip(parts, torch.split(tensor, rows), strict=True))
-
-
 def part_rows(path: str, config: DecoderConfig) -> tuple[int, ...]:
     """The rows of each part of a fused layer, see `PARTS`."""
     shapes = matrix_shapes(config)
-    return tuple(shapes[name][0] for name in PARTS[path])
+    return tuple(shapes[part][0] for part in PARTS[path])
+
+
+def meta_tensors(name: str, tensor: Tensor, config: DecoderConfig) -> dict[str, Tensor]:
+    """The rows of a tensor of a whole decoder's state dict by the names of `meta_parts`, as views."""
+    parts, path = meta_parts(name, config), re.sub(r"^layers\.\d+\.|\.(weight|bias)$", "", name)
+    if path in PARTS:
+        return dict(zip(parts, torch.split(tensor, list(part_rows(path, config))), strict=True))
+    return dict(zip(parts, tensor.chunk(max(1, len(parts))), strict=False))
 
 
 def half_split(rows: Tensor, num_heads: int) -> Tensor:
