@@ -219,7 +219,7 @@ def _of_linear(
     if linear.bias is not None:
         biased = [name for name in parts if name in BIASED]
         for name, bias in zip(biased, torch.split(_file(linear.bias), list(linear.rows[: len(biased)])), strict=True):
-            yield f"{prefix}{name}.bias", to_meta_order(name, bias.clone(), config)
+            yield f"{prefix}{name}.bias", to_meta_order(name, bias, config)
     if linear.lora_in is None or linear.lora_out is None:
         return
     pairs = zip(
@@ -228,7 +228,7 @@ def _of_linear(
     for name, (l1, l2) in zip(parts, pairs, strict=True):
         names = lora_names(prefix + name)
         yield names[0], l1
-        yield names[1], to_meta_order(name, l2.clone(), config)
+        yield names[1], to_meta_order(name, l2, config)
 
 
 def _file(tensor: Tensor) -> Tensor:
