@@ -25,6 +25,7 @@ _SWITCHES: Final[Mapping[str, Any]] = {
     "layer_rotaries": (),
     "layer_windows": (),
 }
+SHARED_KEYS: Final = "heads that share keys and values"
 QkNorm = Literal["none", "head", "all"]
 Norms = Literal["before", "both", "after"]
 Activation = Literal["silu", "gelu_tanh"]
@@ -126,7 +127,7 @@ class DecoderConfig:
         layers = range(self.num_layers)
         rotaries = {self.rotary_of(layer) for layer in layers}
         found = {
-            "heads that share keys and values": self.group > 1,
+            SHARED_KEYS: self.group > 1,
             "heads of another width": self.dim != (self.all_heads or self.num_heads) * self.head_dim,
             "norms of queries and keys": self.qk_norm != "none",
             f"norms {self.norms} its blocks": self.norms != "before",

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from torch import Tensor
 
-from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.config import SHARED_KEYS, DecoderConfig
 from llama_adapter.llm.weights.names import LlamaSource, SplitTensor, checked_config, checked_source, meta_tensors
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.ckpt_files import read_ckpt, write_ckpt
@@ -68,13 +68,14 @@ def open_mindspore(folder: str | os.PathLike[str]) -> LlamaSource:
 def write_mindspore(path: str | os.PathLike[str], config: DecoderConfig, state: Mapping[str, Tensor]) -> None:
     """Write a decoder without adapter in MindFormers' format, in the dtypes of `state`.
 
-    Raises CheckpointError for a decoder with an adapter or with biases, for which MindFormers has no names.
+    Raises CheckpointError for a decoder with an adapter, with biases, or of another family than LLaMA.
     """
     biased = [name for name, tensor in state.items() if name.endswith(".bias") and bool(tensor.any())]
-    if config.num_adapter_layers or biased:
-        what = f"biases ({list_keys(biased)})" if biased else "an adapter"
+    foreign = [*(["an adapter"] if config.num_adapter_layers else []), *config.differences]
+    foreign += [f"biases ({list_keys(biased)})"] if biased else []
+    if foreign := [one for one in foreign if one != SHARED_KEYS]:
         raise CheckpointError(
-            f"The decoder has {what}, for which MindFormers' LLaMA has no names", hint="write LLaMA alone"
+            f"The decoder has {', '.join(foreign)}, which MindFormers' LLaMA has not", hint="write LLaMA alone"
         )
     write_ckpt(Path(path), _unpacked(config, state))
 

@@ -184,8 +184,8 @@ def what_is(keys: Collection[str]) -> str | None:
 def require_numbers(
     content: Mapping[str, Any], *, path: Path, whole: Sequence[str], real: Sequence[str], hint: str
 ) -> None:
-    """Raise CheckpointError unless the entries `whole` are integers and `real` are finite numbers, all above 0."""
-    wrong = [name for name in whole if type(content.get(name)) is not int or content[name] < 1]
+    """Raise CheckpointError unless the entries `whole` are integers of 64 bits and `real` finite, all above 0."""
+    wrong = [name for name in whole if type(content.get(name)) is not int or not 0 < content[name] < _LARGEST]
     for name in real:
         if type(content.get(name)) not in (int, float) or not 0 < content[name] <= sys.float_info.max:
             wrong.append(name)

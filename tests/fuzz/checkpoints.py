@@ -24,6 +24,7 @@ from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights import names
 from llama_adapter.llm.weights.adapter import open_adapter
+from llama_adapter.llm.weights.families import FAMILIES
 from llama_adapter.llm.weights.gguf import open_gguf
 from llama_adapter.llm.weights.huggingface import open_huggingface
 from llama_adapter.llm.weights.meta import open_meta
@@ -378,7 +379,10 @@ _GGUF_PIECES = (
     *(b"rope.scaling.type", b"attention.key_length", b"output.weight", b"rope_freqs.weight", b"\0\0\0\x80\0\0\0\0"),
 )
 _tokens = mutated_bytes(b"\x0a", b"\x12", b"\x80\x80\x80\x80\x10", b"<0x", b"\xe2\x96\x81")
-_hf_config = mutated_json(*_SIZES, "rope_scaling", "rope_parameters", "llama", {"rope_type": "default"})
+_hf_config = mutated_json(
+    *(*_SIZES, *FAMILIES, *FAMILIES["gemma3_text"].defaults, "rope_scaling", "rope_parameters", 10**400),
+    *({"rope_type": "default"}, {"type": "yarn", "factor": 2}, {"full_attention": {"rope_type": "linear"}}),
+)
 _manifest = mutated_json(*_SIZES, *words("files llm vision precision int8 float16 ../x DecoderConfig"))
 _sidecar = mutated_json(*words("card input shape batch_sizes NHWC NCHW"), [1, 2], [2, 1], [0])
 _target = partial(Target, max_bytes=2**18, quick_rounds=60)

@@ -9,11 +9,13 @@ import torch
 import yaml
 
 from llama_adapter import Captioner
+from llama_adapter.llm.weights.huggingface import open_huggingface
 from llama_adapter.llm.weights.meta import open_meta
 from llama_adapter.llm.weights.mindspore import open_mindspore, write_mindspore
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files import ckpt_files
 from llama_adapter.runtime.tensor_files.ckpt_files import read_ckpt, write_ckpt
+from tests.llm.test_sources_of_families import made
 from tests.llm.toys import GOLDEN, build_decoder
 
 META = GOLDEN / "LLaMA" / "TINY"
@@ -136,6 +138,22 @@ def test_incomplete_folders_are_refused(problem: str, tmp_path: Path) -> None:
         write_ckpt(folder / "llama.ckpt", tensors.items())
     with pytest.raises(CheckpointError):
         open_mindspore(folder)
+
+
+def test_heads_that_share_keys_are_written_and_other_families_refused(tmp_path: Path) -> None:
+    made("llama", num_attention_heads=6, num_key_value_heads=2).save_pretrained(tmp_path / "llama")
+    made("gemma3").save_pretrained(tmp_path / "gemma")
+    config, state = build_decoder(open_huggingface(tmp_path / "llama"), None, vocab_size=48)
+    write_mindspore(tmp_path / "grouped.ckpt", config, state)
+    settings = {"hidden_size": 24, "num_heads": 6, "n_kv_heads": 2, "rms_norm_eps": 1e-6}
+    (tmp_path / "grouped.yaml").write_text(yaml.safe_dump({"model": {"model_config": settings}}))
+
+    again = build_decoder(open_mindspore(tmp_path), None, vocab_size=48)
+    assert again[0] == config
+    assert [name for name in state if not torch.equal(again[1][name], state[name])] == []
+    other = build_decoder(open_huggingface(tmp_path / "gemma"), None, vocab_size=48)
+    with pytest.raises(CheckpointError, match="norms both its blocks"):
+        write_mindspore(tmp_path / "other.ckpt", *other)
 
 
 def test_a_decoder_with_an_adapter_has_no_names_there(tmp_path: Path) -> None:

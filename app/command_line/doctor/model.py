@@ -209,8 +209,9 @@ def _check_adapter(report: Report, adapter: AdapterFile, llama: LlamaSource | No
     if not adapter.is_chat and gates and not any(bool(gate.count_nonzero()) for gate in gates):
         sentence = f"All gates of `{adapter.name}` are zero, so pictures have no influence on the answers"
         report.add("warning", "adapter", sentence, "this is an adapter before its training")
+    most = 0 if llama is None else llama.config.vocab_size
     if llama is not None and report.passes(
-        "adapter", lambda: plan_decoder(llama, adapter, vocab_size=vocab_size or llama.config.vocab_size)
+        "adapter", lambda: plan_decoder(llama, adapter, vocab_size=min(vocab_size or most, most))
     ):
         num_tensors = len(tensors) + len(adapter.clip)
         report.add("ok", "adapter", f"All {num_tensors} tensors of the adapter are known and fit this LLaMA")

@@ -1,5 +1,6 @@
 """The other programs' weights are ours under other names. They and the reference's loop give our engine's answers."""
 
+import dataclasses
 import importlib
 from contextlib import nullcontext
 from pathlib import Path
@@ -30,9 +31,10 @@ EOS_ID = 2
 NUM_NEW_TOKENS = 8  # of the reference's loop
 
 
-def without_adapter() -> tuple[DecoderConfig, dict[str, Tensor]]:
-    """The tiny decoder with closed gates, which other programs can load as a LLaMA."""
+def without_adapter(*, kv_heads: int = 0) -> tuple[DecoderConfig, dict[str, Tensor]]:
+    """The tiny decoder with closed gates, which other programs can load as a LLaMA; with `kv_heads`, in groups."""
     config = decoder_sizes("tiny")
+    config = dataclasses.replace(config, num_kv_heads=kv_heads or config.num_heads)
     state = decoder_state(config, eos_id=EOS_ID)
     state["adapter.gates"].zero_()
     return config, state
@@ -70,7 +72,7 @@ def test_spread_copies_a_row() -> None:
 @pytest.mark.parametrize("cache", get_args(CacheKind))
 @pytest.mark.parametrize("spread", [False, True])
 def test_hugging_face_gives_the_same_tokens(cache: CacheKind, spread: bool) -> None:
-    config, state = without_adapter()
+    config, state = without_adapter(kv_heads=2 if spread else 0)
     theirs = HuggingFaceDecoder(state, config, dtype=torch.float32, cache=cache)
 
     # Kernels are compiled here, because the processes that torch.compile starts would each import torch.
@@ -98,8 +100,9 @@ def test_hugging_face_gives_the_same_features() -> None:
         assert difference(theirs, ours) <= spread(ours, exact)
 
 
-def test_every_weight_of_a_plain_llama_is_in_the_gguf_file() -> None:
-    config, state = without_adapter()
+@pytest.mark.parametrize("kv_heads", [0, 2])
+def test_every_weight_of_a_plain_llama_is_in_the_gguf_file(kv_heads: int) -> None:
+    config, state = without_adapter(kv_heads=kv_heads)
 
     named = dict(gguf_tensors(state, config))
 
@@ -107,7 +110,7 @@ def test_every_weight_of_a_plain_llama_is_in_the_gguf_file() -> None:
     written = sum(tensor.numel() for tensor in named.values())
     assert written == sum(tensor.numel() for name, tensor in ours.items() if not name.endswith("bias"))
     rows = {part: named[f"blk.0.attn_{part}.weight"] for part in "qkv"}
-    in_our_order = [half_split(rows["q"], config.num_heads), half_split(rows["k"], config.num_heads), rows["v"]]
+    in_our_order = [half_split(rows["q"], config.num_heads), half_split(rows["k"], config.num_kv_heads), rows["v"]]
     assert torch.equal(torch.cat(in_our_order), state["layers.0.attention.qkv.weight"])
 
 
