@@ -183,7 +183,6 @@ typedef struct {
     const float *q; /* (heads, head_dim) */
     const void *k, *v; /* (places, head_dim) */
     int64_t head_dim;
-    int type; /* of k and v */
     int num_spans;
     const span_t *spans; /* of places */
     float cap; /* of scores, or 0 */
@@ -196,10 +195,10 @@ typedef struct {
 #define VECTORS_AT_ONCE 8 /* vectors of all these heads' values whose sums are held in registers at a time */
 
 /* softmax(q k^T / sqrt(H)) v over the places of the spans, added to `heads`. A head is `vectors` vectors of LANES. */
-ALWAYS_INLINE void attend(const int64_t vectors, const int num_heads, const view_t *self) {
+ALWAYS_INLINE void attend(const int64_t vectors, const int num_heads, const int type, const view_t *self) {
     const float *q = self->q;
     const void *k = self->k, *v = self->v;
-    const int type = self->type, num_spans = self->num_spans;
+    const int num_spans = self->num_spans;
     const span_t *spans = self->spans;
     float *scores = self->scores, *heads = self->heads, inverses[HEADS_AT_ONCE];
     const int64_t scores_each = self->scores_each, head_dim = vectors * LANES;
@@ -257,25 +256,26 @@ ALWAYS_INLINE void attend(const int64_t vectors, const int num_heads, const view
     }
 }
 
-/* A function for each size of heads and number of heads: constants let the compiler keep the sums in registers. */
+/* A function for each size and number of heads and type: constants let the compiler keep the sums in registers. Other
+ * sizes, such as 80, 96 and 256, are nearly as fast without constants. */
 typedef void (*attend_t)(const view_t *self);
-#define ATTEND(name, vectors, num_heads) \
-    static void attend_##name##_##num_heads(const view_t *self) { attend(vectors, num_heads, self); }
-#define ATTENDS(name, vectors) \
-    ATTEND(name, vectors, 1) ATTEND(name, vectors, 2) ATTEND(name, vectors, 3) ATTEND(name, vectors, 4)
-ATTENDS(32, 32 / LANES)
-ATTENDS(64, 64 / LANES)
-ATTENDS(96, 96 / LANES)
-ATTENDS(128, 128 / LANES)
-ATTENDS(256, 256 / LANES)
-ATTENDS(any, self->head_dim / LANES)
+#define ATTEND(size, vectors, type, num_heads) \
+    static void attend_##size##_##type##_##num_heads(const view_t *self) { attend(vectors, num_heads, type, self); }
+#define ATTENDS(size, vectors, type)                                     \
+    ATTEND(size, vectors, type, 1) ATTEND(size, vectors, type, 2) \
+    ATTEND(size, vectors, type, 3) ATTEND(size, vectors, type, 4)
+#define ATTENDS_OF(size, vectors) ATTENDS(size, vectors, FLOAT32) ATTENDS(size, vectors, BFLOAT16)
+ATTENDS_OF(32, 32 / LANES)
+ATTENDS_OF(64, 64 / LANES)
+ATTENDS_OF(128, 128 / LANES)
+ATTENDS_OF(any, self->head_dim / LANES)
 
-#define ATTENDS_OF(name) {attend_##name##_1, attend_##name##_2, attend_##name##_3, attend_##name##_4}
-static attend_t attend_of(int64_t head_dim, int64_t num_heads) {
-    static const attend_t all[][HEADS_AT_ONCE] = {ATTENDS_OF(32),  ATTENDS_OF(64),  ATTENDS_OF(96),
-                                                  ATTENDS_OF(128), ATTENDS_OF(256), ATTENDS_OF(any)};
-    int at = head_dim == 32 ? 0 : head_dim == 64 ? 1 : head_dim == 96 ? 2 : head_dim == 128 ? 3 : head_dim == 256 ? 4 : 5;
-    return all[at][num_heads - 1];
+#define NAMES(name) {name##_1, name##_2, name##_3, name##_4}
+#define NAMES_OF(size) {NAMES(attend_##size##_FLOAT32), NAMES(attend_##size##_BFLOAT16)}
+static attend_t attend_of(int64_t head_dim, int64_t num_heads, int type) {
+    static const attend_t all[][2][HEADS_AT_ONCE] = {NAMES_OF(32), NAMES_OF(64), NAMES_OF(128), NAMES_OF(any)};
+    int size = head_dim == 32 ? 0 : head_dim == 64 ? 1 : head_dim == 128 ? 2 : 3;
+    return all[size][type][num_heads - 1];
 }
 
 /* Items: for each run and each head of keys and values, parts of up to heads_at_once query heads. */
@@ -287,7 +287,7 @@ static void attention_task(const void *context, int64_t first, int64_t end, int6
     int64_t qkv_each = qkv_width(decoder), width = decoder->num_heads * head_dim;
     int64_t adapter_layer = self->layer - decoder->first_adapter_layer;
     int64_t group = decoder->num_heads / decoder->num_kv_heads, num_parts = parts_of(group, self->heads_at_once);
-        view_t view = {.head_dim = head_dim, .type = type, .cap = decoder->score_cap, .scores_each = self->scores_each,
+        view_t view = {.head_dim = head_dim, .cap = decoder->score_cap, .scores_each = self->scores_each,
                    .scores = self->scores + thread * self->heads_at_once * self->scores_each};
     for (int64_t item = first; item < end; item++) {
         int64_t run = item / (decoder->num_kv_heads * num_parts), row = batch->run_rows[run];
@@ -311,14 +311,14 @@ static void attention_task(const void *context, int64_t first, int64_t end, int6
             memset(view.heads, 0, 4 * num_heads * head_dim);
             view.k = element(batch->cache.k, type, at), view.v = element(batch->cache.v, type, at);
             view.spans = seen, view.num_spans = 2;
-            attend_of(head_dim, num_heads)(&view);
+            attend_of(head_dim, num_heads, type)(&view);
             if (adapter_layer < 0) continue;
             span_t queries = {0, decoder->num_queries}; /* a separate softmax; the values contain the gate */
             view.spans = &queries, view.num_spans = 1;
             for (int64_t h = 0; h < num_heads; h++, view.q += head_dim, view.heads += head_dim) {
                 int64_t its = prefix_at + h * batch->prefix.head_stride;
                 view.k = element(batch->prefix.k, type, its), view.v = element(batch->prefix.v, type, its);
-                attend_of(head_dim, 1)(&view);
+                attend_of(head_dim, 1, type)(&view);
             }
         }
     }
