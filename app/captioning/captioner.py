@@ -97,8 +97,11 @@ class SamplingOptions(TypedDict, total=False):
     temperature: float
     top_p: float
     top_k: int
+    min_p: float
     seed: int | None
     repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
     stop: Sequence[str]
     stop_token_ids: Sequence[int]
     max_length: int | None
@@ -370,9 +373,14 @@ class Captioner:
             top_p: 0 to 1, with a temperature above 0: tokens are drawn from the smallest set with this probability.
                 Default: 0.75.
             top_k: at least 0: tokens are drawn from the `top_k` most likely ones. 0 (default) keeps all.
+            min_p: 0 to 1: tokens less likely than this share of the likeliest one's probability are not drawn. 0
+                (default) keeps all.
             seed: makes drawn answers repeatable. Default: None, different ones each time.
             repetition_penalty: 0.01 to 100: for tokens in prompt or answer, divides positive logits and multiplies
                 negative ones. 1 (default) changes nothing.
+            presence_penalty: -2 to 2, as OpenAI defines it: subtracted from the logit of each token that the answer
+                has. Default: 0.
+            frequency_penalty: as `presence_penalty`, for each time that the token occurs in the answer. Default: 0.
             stop: texts that end the answer; they are not part of it. Default: none.
             stop_token_ids: tokens that end the answer, as the model's end token does. Default: none.
             max_length: maximum number of tokens of prompt and answer together, at least 1. Default: the model's

@@ -188,8 +188,8 @@ class Pipeline:
             do_sample: False takes the most probable token. True samples, by default with temperature 1 and top_p 1.
             eos_token_id: a token id or a list of ids that end an answer, beside the model's own end token.
             num_beams: 1. There is no beam search.
-            max_new_tokens, temperature, top_p, top_k, seed, repetition_penalty, stop, stop_token_ids,
-                max_prompt_tokens: as in `Captioner.generate`.
+            max_new_tokens, temperature, top_p, top_k, min_p, seed, repetition_penalty, presence_penalty,
+                frequency_penalty, stop, stop_token_ids, max_prompt_tokens: as in `Captioner.generate`.
 
         Raises TypeError for an unknown option, UsageError for several beams, and what `Captioner.generate` raises.
         """

@@ -9,14 +9,22 @@ from llama_adapter.runtime.given import real_number, texts, whole_number
 # The least value of each whole number, None: any. None as the value is allowed if it is the default.
 _LEAST: Final = {"max_new_tokens": 0, "top_k": 0, "seed": None, "max_length": 1, "max_prompt_tokens": 1}
 
+_RANGES: Final = {
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.01, 100.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+}
+
 
 # Without slots, so that defaults can be read from the class: SamplingParams.top_p.
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How the tokens of one request are chosen.
 
-    The default is greedy decoding, in which top_p and top_k have no effect. `stop` may be one text or any sequence of
-    texts, `stop_token_ids` one id or any sequence of ids. Raises ValueError for values out of range.
+    The default is greedy decoding, in which top_p, top_k and min_p have no effect. `stop` may be one text or any
+    sequence of texts, `stop_token_ids` one id or any sequence of ids. Raises ValueError for values out of range.
     """
 
     max_new_tokens: int = 64
@@ -24,7 +32,10 @@ class SamplingParams:
     top_p: float = 0.75  # 0..1, the reference's default
     top_k: int = 0  # 0 keeps every token
     seed: int | None = None  # equal seeds give equal answers in any batch; None draws a new seed
+    min_p: float = 0.0  # 0..1: drops tokens less likely than this share of the likeliest one's probability
     repetition_penalty: float = 1.0  # of tokens of prompt and answer: divides positive logits, multiplies negative ones
+    presence_penalty: float = 0.0  # -2..2, as OpenAI defines it: subtracted from the logits of tokens of the answer
+    frequency_penalty: float = 0.0  # -2..2, the same for each time that a token occurs in the answer
     stop: Sequence[str] = ()  # texts that end the answer; the answer does not contain them
     stop_token_ids: Sequence[int] = ()  # end the answer, as the model's end token does; they are not part of it
     max_length: int | None = None  # most tokens of prompt and answer together; None: only the context limits them
@@ -38,14 +49,13 @@ class SamplingParams:
         for name, least in _LEAST.items():
             if getattr(self, name) is not None or getattr(SamplingParams, name) is not None:
                 object.__setattr__(self, name, whole_number(name, getattr(self, name), least=least))
-        for name in ("temperature", "top_p", "repetition_penalty"):
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
             object.__setattr__(self, name, real_number(name, getattr(self, name)))
         if not 0.0 <= self.temperature < float("inf"):  # written so that NaN is refused too
             raise ValueError(f"temperature must be a finite number of at least 0, got {self.temperature}")
-        if not 0.0 <= self.top_p <= 1.0:
-            raise ValueError(f"top_p must lie in 0..1, got {self.top_p}")
-        if not 0.01 <= self.repetition_penalty <= 100.0:
-            raise ValueError(f"repetition_penalty must lie in 0.01..100, got {self.repetition_penalty}")
+        for name, (low, high) in _RANGES.items():
+            if not low <= getattr(self, name) <= high:
+                raise ValueError(f"{name} must lie in {low:g}..{high:g}, got {getattr(self, name)}")
 
     @property
     def greedy(self) -> bool:
@@ -60,4 +70,5 @@ class SamplingParams:
         values = asdict(self) | {"stop": list(self.stop), "stop_token_ids": list(self.stop_token_ids)}
         later: dict[str, Any] = {"repetition_penalty": 1.0, "stop": [], "stop_token_ids": []}
         later |= {"max_length": None, "max_prompt_tokens": None}
+        later |= {"min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
         return {name: value for name, value in values.items() if name not in later or value != later[name]}

@@ -1,6 +1,9 @@
-"""Chooses the next token from logits: greedy, repetition penalty, temperature, top-k and top-p, for each row alone."""
+"""Chooses the next token from logits, for each row alone.
 
-# R rows, V vocabulary, I token ids, K likeliest tokens, T scored tokens
+Greedy, or in this order, which is that of transformers: penalties, temperature, top-k, top-p, min-p.
+"""
+
+# R rows, P penalised rows, V vocabulary, I token ids, K likeliest tokens, T scored tokens
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -36,7 +39,7 @@ def choose(
     """The next token of each row, (R,) int64 on the device; NO_TOKEN for rows whose logits are not finite.
 
     A row whose draw is None gets its best token. Rows are independent, and nothing is read from the device. `newest_R`
-    are the rows' newest tokens, for repetition penalties, if the host does not know them yet.
+    are the rows' newest tokens, for penalties, if the host does not know them yet.
     """
     sampled = [row for row, draw in enumerate(draws) if draw is not None]
     if not sampled:
@@ -51,19 +54,41 @@ def choose(
 
 
 def _penalise(logits_RV: Tensor, draws: Sequence[Draw], *, upload: Upload, newest_R: Tensor | None) -> None:
-    """Apply repetition penalties in place, as in CTRL and transformers: once for each token that was seen."""
-    rows = [row for row, draw in enumerate(draws) if draw.penalty != 1.0]
-    if not rows:
+    """Apply penalties in place.
+
+    The repetition penalty is that of CTRL and transformers, once for each token of prompt and answer. Presence and
+    frequency penalties are OpenAI's, of the tokens of the answer.
+    """
+    found = [(row, draw.rules) for row, draw in enumerate(draws) if draw.rules is not None and draw.rules.penalises]
+    if not found:
         return
-    seen = [(row, token) for row in rows for token in set(draws[row].seen)]
-    rows_I, ids_I = (upload(column) for column in zip(*seen, strict=True))
-    if newest_R is not None:
-        rows_R = upload(rows)
-        rows_I, ids_I = torch.cat([rows_I, rows_R]), torch.cat([ids_I, newest_R[rows_R]])
-    penalty_I = upload([draw.penalty for draw in draws])[rows_I]
-    seen_I = logits_RV[rows_I, ids_I]
-    # A token that occurs twice is written twice, with the same value.
-    logits_RV[rows_I, ids_I] = torch.where(seen_I < 0, seen_I * penalty_I, seen_I / penalty_I).nan_to_num()
+    rows, rules = zip(*found, strict=True)
+    rows_P = upload(rows)
+    counts_PV = _counts([one.answer for one in rules], like=logits_RV, upload=upload)
+    unread = [place for place, one in enumerate(rules) if one.has_unread]
+    if newest_R is not None and unread:
+        unread_I = upload(unread)
+        counts_PV[unread_I, newest_R[rows_P[unread_I]]] += 1
+    values_PV = logits_RV[rows_P]
+    if any(one.repetition != 1.0 for one in rules):
+        is_seen_PV = (counts_PV + _counts([one.prompt for one in rules], like=logits_RV, upload=upload)) > 0
+        penalty_P1 = upload([one.repetition for one in rules])[:, None]
+        penalised_PV = torch.where(values_PV < 0, values_PV * penalty_P1, values_PV / penalty_P1).nan_to_num()
+        values_PV = torch.where(is_seen_PV, penalised_PV, values_PV)
+    presence_P1, frequency_P1 = (
+        upload([getattr(one, of) for one in rules])[:, None] for of in ("presence", "frequency")
+    )
+    logits_RV[rows_P] = values_PV - frequency_P1 * counts_PV - presence_P1 * (counts_PV > 0)
+
+
+def _counts(ids: Sequence[Sequence[int]], *, like: Tensor, upload: Upload) -> Tensor:
+    """How often each token occurs in each row, (P, V) of the type of `like`."""
+    counts_PV = like.new_zeros(len(ids), like.shape[-1])
+    pairs = [(row, token) for row, tokens in enumerate(ids) for token in tokens]
+    if pairs:
+        rows_I, ids_I = (upload(column) for column in zip(*pairs, strict=True))
+        counts_PV.index_put_((rows_I, ids_I), counts_PV.new_ones(()), accumulate=True)
+    return counts_PV
 
 
 def logprobs_of(ids_R: Tensor, prediction: Prediction) -> Tensor:
@@ -104,6 +129,8 @@ def _draw(logits_RV: Tensor, draws: Sequence[Draw], *, upload: Upload) -> Tensor
         top_p=column([draw.top_p for draw in draws]),
         top_k=column(top_k) if any(top_k) else None,
     )
+    if any(draw.min_p for draw in draws):  # dropping tokens does not change the ratio of the others
+        kept_RV = kept_RV.masked_fill(kept_RV < column([draw.min_p for draw in draws]) * kept_RV[:, :1], 0.0)
     cumulative_RV = kept_RV.cumsum(dim=-1)
     targets_R1 = column([draw.uniform for draw in draws]) * cumulative_RV[:, -1:]
     places_R1 = torch.searchsorted(cumulative_RV, targets_R1, right=True)

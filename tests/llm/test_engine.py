@@ -196,7 +196,15 @@ def test_each_request_gets_as_many_of_the_likeliest_tokens_as_it_wants(backend: 
 def test_penalised_answers_do_not_depend_on_the_batch(backend: CpuBackend, temperature: float) -> None:
     decoder = toy_decoder()
     sampling = [
-        SamplingParams(max_new_tokens=12, temperature=temperature, seed=index, repetition_penalty=1.0 + index % 3)
+        SamplingParams(
+            max_new_tokens=12,
+            temperature=temperature,
+            seed=index,
+            min_p=index % 2 / 10,
+            repetition_penalty=1.0 + index % 3,
+            presence_penalty=index % 4 / 2,
+            frequency_penalty=index % 5 / 4,
+        )
         for index in range(len(PROMPTS))
     ]
     engine = toy_engine(decoder, num_slots=4, eos_id=-7, backend=backend)
@@ -221,6 +229,7 @@ def test_answers_resumed_after_a_reset_are_the_same(backend: CpuBackend, tempera
             top_p=0.9,
             seed=index,
             repetition_penalty=1.0 + index % 2,
+            frequency_penalty=0.5 * (index % 3),
         )
         for index in range(len(SMALL_PROMPTS))
     ]

@@ -75,6 +75,10 @@ class ChatQuestion:
         return (self.questions, *((other,) for other in self.others))
 
 
+_SAMPLING: Final = (
+    *("temperature", "top_p", "top_k", "min_p", "seed"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
 _ROLES: Final[Mapping[str, Role]] = {
     **{"system": "system", "developer": "system", "user": "user"},
     **{"assistant": "assistant", "tool": "tool", "function": "tool"},
@@ -168,15 +172,10 @@ def stop_of(request: CommonRequest) -> tuple[str, ...]:
 
 def sampling_of(request: CommonRequest, *, max_new_tokens: int | None) -> SamplingParams:
     """How tokens are chosen; None is the default."""
-    given = {
-        "max_new_tokens": max_new_tokens,
-        "temperature": request.temperature,
-        "top_p": request.top_p,
-        "top_k": None if request.top_k is None else max(request.top_k, 0),
-        "seed": request.seed,
-        "repetition_penalty": request.repetition_penalty,
-    }
-    return SamplingParams(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    given = {name: getattr(request, name) for name in _SAMPLING} | {"max_new_tokens": max_new_tokens}
+    if request.top_k is not None:
+        given["top_k"] = max(request.top_k, 0)
+    return SamplingParams(**{name: value for name, value in given.items() if value is not None})
 
 
 def _is_ignored(turn: Turn, used: Sequence[Turn]) -> bool:

@@ -149,7 +149,7 @@ Seed = Annotated[int, Field(ge=-LARGEST_SEED - 1, le=LARGEST_SEED), _whole]
 TopK = Annotated[int, Field(ge=-1, le=_INT32), _whole]
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), _whole]
 Answers = Annotated[int, Field(ge=1, le=MAX_ANSWERS), _whole]
-NoPenalty = Annotated[float, Field(ge=0, le=0)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
 Neutral = Annotated[float, Field(ge=1, le=1)]  # a factor that changes nothing
 Metadata = Annotated[dict[str, str], BeforeValidator(_without_nulls, json_schema_input_type=dict[str, str | None])]
 
@@ -220,8 +220,6 @@ class JsonSchemaFormat(Part):
 class NeutralParameters(Part):
     """Unsupported parameters: accepted at a value that changes nothing, refused otherwise."""
 
-    frequency_penalty: NoPenalty | None = None
-    presence_penalty: NoPenalty | None = None
     logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
     tools: NoList | None = None
     tool_choice: Literal["none", "auto"] | None = None
@@ -240,7 +238,6 @@ class NeutralParameters(Part):
     prompt_cache_options: None = None
     prompt_cache_retention: None = None
     # Parameters of vLLM and llama.cpp.
-    min_p: NoPenalty | None = None
     typical_p: Neutral | None = None
     repeat_penalty: Neutral | None = None
     length_penalty: Neutral | None = None
@@ -292,7 +289,19 @@ class CommonRequest(IgnoredParameters):
     temperature: float | None = Field(None, ge=0, le=2, description="Default: 0, greedy decoding.")
     top_p: float | None = Field(None, ge=0, le=1, description="Default: 0.75. Used with a temperature above 0.")
     top_k: TopK | None = Field(None, description="Extension. Default: 0 (or -1), all tokens.")
+    min_p: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="Extension. Default: 0. Drops tokens below this share of the likeliest one's probability.",
+    )
     seed: Seed | None = Field(None, description="Equal seeds give equal samples.")
+    presence_penalty: Penalty | None = Field(
+        None, description="Default: 0. Subtracted from the logit of each token that the answer has."
+    )
+    frequency_penalty: Penalty | None = Field(
+        None, description="Default: 0. Subtracted from a token's logit each time that it occurs in the answer."
+    )
     repetition_penalty: float | None = Field(
         None,
         ge=0.01,
