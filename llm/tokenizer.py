@@ -151,6 +151,18 @@ class Tokenizer:
         """The byte of a byte piece; None for other pieces."""
         return self._byte_of_id.get(piece_id)
 
+    def bytes_of(self, piece_id: int, *, is_first: bool) -> bytes:
+        """The bytes that a piece adds to a text, at its start or inside it.
+
+        Control pieces and the unknown piece have none.
+        """
+        kinds = self._processor
+        if kinds.is_control(piece_id) or kinds.is_unknown(piece_id) or kinds.is_unused(piece_id):
+            return b""
+        if (byte := self.byte_of(piece_id)) is not None:
+            return bytes([byte])
+        return (self.decode([piece_id]) if is_first else self.decode_inner(piece_id)).encode()
+
     def name_of(self, piece_id: int) -> str:
         """The name of a piece in the vocabulary, such as </s> or <0x0A>."""
         name: str = self._processor.id_to_piece(piece_id)

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing, contextmanager, suppress
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
@@ -54,6 +55,7 @@ from llama_adapter.app.pictures.prefixes.file import StoredPicture
 from llama_adapter.app.pictures.reading.prefetch import Prefetcher
 from llama_adapter.app.pictures.reading.reader import PictureReader, Reader
 from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.llm.engine.grammars import Grammars
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptError, PromptTooLongError
 from llama_adapter.llm.prefix import TextPrefix
@@ -106,6 +108,8 @@ class SamplingOptions(TypedDict, total=False):
     stop_token_ids: Sequence[int]
     max_length: int | None
     max_prompt_tokens: int | None
+    json_schema: str | Mapping[str, Any] | None
+    regex: str | None
 
 
 class RunOptions(SamplingOptions, total=False):
@@ -152,6 +156,7 @@ class Captioner:
             self.spec.pictures, size=self.image_size
         )  # the default of `run`; may be replaced
         self._prompts = PromptEncoder(self.tokenizer, check=self._engine.check, template=self.info.template)
+        self._grammars = Grammars(self.tokenizer)
         order: ChannelOrder = "bgr" if self.spec.channel_order == "bgr" else "rgb"
         self._text_prefixes = TextPrefixes(zeros=zero_picture(self.image_size, channel_order=order))
 
@@ -387,10 +392,15 @@ class Captioner:
                 context.
             max_prompt_tokens: a longer prompt keeps its first token and its end, and its answer has
                 `details["prompt_tokens_cut"]`. Default: None, a prompt longer than the context raises.
+            json_schema: the answer is JSON of this schema, an object or its text. Needs the extra `structured`. An
+                answer that ends by `max_new_tokens` is a beginning of such JSON, with `finish` "length".
+            regex: the whole answer matches this regular expression, without look-around or back-references. As
+                `json_schema`, which it excludes.
 
         Errors are raised before anything is computed: TypeError for a value that is not a picture or prompt, ValueError
         for arguments out of range or counts that do not match, PromptTooLongError for a prompt longer than the context,
-        PromptError for a prompt that cannot be encoded, and ImportError for `progress` without tqdm.
+        PromptError for a prompt that cannot be encoded, its subclass GrammarError for a `json_schema` or `regex` that
+        cannot be followed, and ImportError for `progress` without tqdm.
         """
         return _in_order([event for event in self.stream(pictures, prompts, **options) if isinstance(event, Answer)])
 
@@ -513,7 +523,7 @@ class Captioner:
         params = SamplingParams(**sampling)
         for item in items:
             for question in item.questions:  # errors must come before any work
-                self.encode_prompt(question.prompt, question.task, max_tokens=params.max_prompt_tokens)
+                self.encode_prompt(question.prompt, question.task, sampling=params)
         bar = import_module("tqdm.auto").tqdm if progress else None
         events = self.run(items, sampling=params, clock=clock)
         return events if bar is None else _shown(events, bar=partial(bar, total=len(items), unit="answer"))
@@ -643,7 +653,7 @@ class Captioner:
         """The request for a question, and the error that prevents an answer, if any. Its times include reading."""
         picture, error = reading.picture, reading.picture.error
         try:
-            prompt = self.encode_prompt(question.prompt, question.task, max_tokens=sampling.max_prompt_tokens)
+            prompt = self.encode_prompt(question.prompt, question.task, sampling=sampling)
         except (PromptError, PromptTooLongError, ValueError) as refusal:
             # Only this question fails: it may be one line of many in a manifest.
             prompt = EncodedPrompt(text=shown_prompt(question.prompt))
@@ -683,15 +693,29 @@ class Captioner:
             return WarmUp(seconds=0.0, programs=0)
         return done
 
-    def encode_prompt(self, prompt: Prompt, task: Task = FREE_TEXT, *, max_tokens: int | None = None) -> EncodedPrompt:
+    def encode_prompt(
+        self,
+        prompt: Prompt,
+        task: Task = FREE_TEXT,
+        *,
+        max_tokens: int | None = None,
+        sampling: SamplingParams | None = None,
+    ) -> EncodedPrompt:
         """Encode a prompt and the continuations of its task as token ids. Thread-safe.
 
-        A prompt of more than `max_tokens` tokens, at least 1, keeps its first token and its end. Raises
-        PromptTooLongError, PromptError or ValueError for a prompt that cannot be answered.
+        A prompt of more than `max_tokens` tokens, at least 1, keeps its first token and its end. `sampling` gives the
+        default of `max_tokens`, and the form of the answer, which is prepared too. Raises PromptTooLongError,
+        PromptError or ValueError for a prompt that cannot be answered, GrammarError for a form that cannot be followed,
+        and UsageError without the package for forms.
         """
-        if max_tokens is not None:
-            max_tokens = whole_number("max_tokens", max_tokens, least=1)
-        return self._prompts.encode(prompt, task.continuations, max_tokens=max_tokens)
+        sampling = sampling or SamplingParams()
+        max_tokens = (
+            sampling.max_prompt_tokens if max_tokens is None else whole_number("max_tokens", max_tokens, least=1)
+        )
+        encoded = self._prompts.encode(prompt, task.continuations, max_tokens=max_tokens)
+        grammar = None if encoded.continuations else self._grammars.of(sampling)
+        # The form says where the answer ends, so a text that ends answers of the template may occur in it.
+        return encoded if grammar is None else replace(encoded, grammar=grammar, stop=())
 
 
 def _open_parts(spec: CaptionerSpec) -> Parts:

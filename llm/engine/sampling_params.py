@@ -1,6 +1,7 @@
 """Settings of token sampling, as plain values. Imports no torch: the command line reads the defaults."""
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -39,6 +40,8 @@ class SamplingParams:
     stop: Sequence[str] = ()  # texts that end the answer; the answer does not contain them
     stop_token_ids: Sequence[int] = ()  # end the answer, as the model's end token does; they are not part of it
     max_length: int | None = None  # most tokens of prompt and answer together; None: only the context limits them
+    json_schema: str | Mapping[str, Any] | None = None  # the answer is JSON of this schema, kept as JSON text
+    regex: str | None = None  # the whole answer matches this regular expression
     max_prompt_tokens: int | None = None  # a longer prompt loses its beginning; None: refused if beyond the context
 
     def __post_init__(self) -> None:
@@ -49,6 +52,11 @@ class SamplingParams:
         for name, least in _LEAST.items():
             if getattr(self, name) is not None or getattr(SamplingParams, name) is not None:
                 object.__setattr__(self, name, whole_number(name, getattr(self, name), least=least))
+        object.__setattr__(self, "json_schema", _json_schema(self.json_schema))
+        if self.regex is not None and not isinstance(self.regex, str):
+            raise ValueError(f"regex must be a text, got {self.regex!r}")
+        if self.regex is not None and self.json_schema is not None:
+            raise ValueError("json_schema and regex exclude each other")
         for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
             object.__setattr__(self, name, real_number(name, getattr(self, name)))
         if not 0.0 <= self.temperature < float("inf"):  # written so that NaN is refused too
@@ -71,4 +79,18 @@ class SamplingParams:
         later: dict[str, Any] = {"repetition_penalty": 1.0, "stop": [], "stop_token_ids": []}
         later |= {"max_length": None, "max_prompt_tokens": None}
         later |= {"min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+        later |= {"json_schema": None, "regex": None}
         return {name: value for name, value in values.items() if name not in later or value != later[name]}
+
+
+def _json_schema(given: str | Mapping[str, Any] | None) -> str | None:
+    """A JSON schema as JSON text. Raises ValueError if it is no JSON object."""
+    if given is None:
+        return None
+    try:
+        schema = json.loads(given) if isinstance(given, str) else given
+        if isinstance(schema, Mapping):
+            return json.dumps(schema)
+    except (TypeError, ValueError, RecursionError):
+        pass
+    raise ValueError("json_schema must be a JSON schema: an object, or its JSON text")

@@ -68,15 +68,18 @@ class Sequence:
         """What changes the logits of the next token; None if nothing does."""
         sampling = self.request.sampling
         rules = Rules(sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
-        if not rules.penalises:
+        constraint = self.request.constraint
+        if constraint is None and not rules.penalises:
             return None
-        answer = (*self.request.known_ids, *self.token_ids)
-        return rules._replace(prompt=self.request.prompt_ids, answer=answer, has_unread=self.has_unread_step)
+        prompt, answer = self.request.prompt_ids, (*self.request.known_ids, *self.token_ids)
+        return rules._replace(prompt=prompt, answer=answer, has_unread=self.has_unread_step, constraint=constraint)
 
     def take(self, token_id: int, *, eos_id: int) -> Finish | None:
         """Append a token that was read. Returns why the sequence ends with it, or None if it continues."""
         if token_id == NO_TOKEN:
             return "not_finite"
+        if self.request.constraint is not None and self.request.constraint.has_failed:
+            return "too_complex"
         self.token_ids.append(token_id)
         if token_id == eos_id or token_id in self.request.sampling.stop_token_ids:
             return "stop"

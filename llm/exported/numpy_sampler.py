@@ -57,7 +57,7 @@ def _choose(logits_V: np.ndarray, draw: Draw | None) -> int:
 
 
 def _apply(rules: Rules, logits_V: np.ndarray) -> None:
-    """Apply penalties in place."""
+    """Apply penalties and the constraint in place."""
     seen = np.array(sorted({*rules.prompt, *rules.answer}), np.int64)
     values = logits_V[seen]
     penalised = np.where(values < 0, values * rules.repetition, values / rules.repetition)
@@ -65,3 +65,5 @@ def _apply(rules: Rules, logits_V: np.ndarray) -> None:
     counts_V = np.bincount(np.array(rules.answer, np.int64), minlength=len(logits_V)).astype(np.float32)
     logits_V -= np.float32(rules.frequency) * counts_V
     logits_V -= np.float32(rules.presence) * (counts_V > 0)
+    if rules.constraint is not None:
+        logits_V[~rules.constraint.allowed(rules.answer, len(logits_V))] = -np.inf

@@ -13,6 +13,8 @@ NO_TOKEN: Final = -1  # the token of a row whose logits are not finite
 class Constraint(Protocol):
     """The form that one row's answer must have, such as a JSON schema."""
 
+    has_failed: bool  # whether the answer cannot be continued, because following it has become too complex
+
     def allowed(self, answer: Sequence[int], size: int) -> np.ndarray:
         """Whether each token may follow these tokens of the answer: bool (V,), with V = `size`."""
 
@@ -27,6 +29,11 @@ class Rules(NamedTuple):
     answer: Sequence[int] = ()  # without the newest token, if `has_unread`
     has_unread: bool = False  # the row's newest token belongs to the answer, and is still on the device only
     constraint: Constraint | None = None
+
+    @property
+    def needs_newest(self) -> bool:
+        """Whether the host must know the newest token."""
+        return self.constraint is not None and self.has_unread
 
     @property
     def penalises(self) -> bool:

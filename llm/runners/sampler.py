@@ -1,13 +1,14 @@
 """Chooses the next token from logits, for each row alone.
 
-Greedy, or in this order, which is that of transformers: penalties, temperature, top-k, top-p, min-p.
+Greedy, or in this order, which is that of transformers: penalties and constraints, temperature, top-k, top-p, min-p.
 """
 
-# R rows, P penalised rows, V vocabulary, I token ids, K likeliest tokens, T scored tokens
+# R rows, P penalised rows, C constrained rows, V vocabulary, I token ids, K likeliest tokens, T scored tokens
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,7 +23,8 @@ class Prediction(NamedTuple):
     best_R: Tensor  # int64; NO_TOKEN for rows whose logits are not finite
 
 
-Upload = Callable[[Sequence[int] | Sequence[float]], Tensor]  # copies numbers to the device, as int64 or float32
+# Copies numbers to the device, as int64 or float32, and arrays in their own type.
+Upload = Callable[[Sequence[int] | Sequence[float] | np.ndarray], Tensor]
 
 
 def predict(logits_RV: Tensor) -> Prediction:
@@ -48,6 +50,7 @@ def choose(
     logits_RV = prediction.logits_RV[rows_R].nan_to_num()
     chosen_draws = [draw for draw in draws if draw is not None]
     _penalise(logits_RV, chosen_draws, upload=upload, newest_R=None if newest_R is None else newest_R[rows_R])
+    _constrain(logits_RV, chosen_draws, upload=upload)
     drawn_R = _draw(logits_RV, chosen_draws, upload=upload)
     chosen_R = prediction.best_R.index_copy(0, rows_R, drawn_R)
     return chosen_R.where(prediction.best_R != NO_TOKEN, NO_TOKEN)
@@ -79,6 +82,19 @@ def _penalise(logits_RV: Tensor, draws: Sequence[Draw], *, upload: Upload, newes
         upload([getattr(one, of) for one in rules])[:, None] for of in ("presence", "frequency")
     )
     logits_RV[rows_P] = values_PV - frequency_P1 * counts_PV - presence_P1 * (counts_PV > 0)
+
+
+def _constrain(logits_RV: Tensor, draws: Sequence[Draw], *, upload: Upload) -> None:
+    """Set the logits of tokens that a row's constraint does not allow to minus infinity, in place."""
+    found = [
+        (row, draw.rules.constraint.allowed(draw.rules.answer, logits_RV.shape[-1]))
+        for row, draw in enumerate(draws)
+        if draw.rules is not None and draw.rules.constraint is not None
+    ]
+    if found:
+        rows, allowed = zip(*found, strict=True)
+        rows_C, allowed_CV = upload(rows), upload(np.stack(allowed))
+        logits_RV[rows_C] = logits_RV[rows_C].masked_fill(~allowed_CV, -torch.inf)
 
 
 def _counts(ids: Sequence[Sequence[int]], *, like: Tensor, upload: Upload) -> Tensor:

@@ -26,6 +26,7 @@ from tests.llm.exported import exported_card, onnx_runner
 from tests.llm.toys import (
     CONFIG,
     EOS_ID,
+    Alternating,
     answer,
     drain,
     eager,
@@ -234,12 +235,13 @@ def test_the_host_draws_as_torch_does() -> None:
         for row in range(len(logits_RV))
     ]
     draws[9] = Draw(1.0, 1.0, 1, 0.0, rules=Rules(1.7, 0.4, -0.3, (3, 5), (3, 3)))
-    draws[10] = Draw(1.2, 0.9, 0, 0.7, 0.2)
+    draws[11] = Draw(1.2, 0.9, 0, 0.7, 0.2, Rules(answer=(4,), constraint=Alternating()))
 
     wanted = choose(predict(logits_RV.clone()), draws, upload=torch.tensor).tolist()
 
     assert choose_on_host(logits_RV.numpy(), draws) == wanted
     assert wanted[7] == NO_TOKEN
+    assert wanted[11] % 2 == 1
 
 
 def test_weights_that_the_numbers_cannot_hold_are_refused(tmp_path: Path) -> None:
