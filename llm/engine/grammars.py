@@ -59,7 +59,7 @@ class Grammars:
 
         Raises UsageError without the library, and GrammarError for a schema or an expression that cannot be followed.
         """
-        if sampling.json_schema is None and sampling.regex is None:
+        if not sampling.is_constrained:
             return None
         with self._lock:
             table = self._table

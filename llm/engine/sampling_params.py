@@ -70,6 +70,11 @@ class SamplingParams:
         """Whether the token with the highest logit is chosen, without a random number."""
         return self.temperature < 1e-6
 
+    @property
+    def is_constrained(self) -> bool:
+        """Whether the answer must have a form."""
+        return self.json_schema is not None or self.regex is not None
+
     def settings(self) -> dict[str, Any]:
         """JSON values by name for records and manifests.
 

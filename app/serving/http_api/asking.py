@@ -206,7 +206,7 @@ def shown_name(name: str, *, info: ModelInfo, names: Sequence[str]) -> str:
 async def _submit(ask: Ask, *, service: OnlineService) -> RequestHandle:
     num_chars = prompt_length(ask.prompt) + sum(map(len, ask.task.continuations))
     try:
-        if num_chars <= _INLINE_CHARS:
+        if num_chars <= _INLINE_CHARS and not ask.sampling.is_constrained:  # forms may take seconds to prepare
             return service.submit(ask)
         return await asyncio.to_thread(service.submit, ask)
     except (LlamaAdapterError, ValueError) as error:

@@ -11,16 +11,19 @@ from fastapi.sse import format_sse_event
 from llama_adapter.app.captioning.captioner import ModelInfo
 from llama_adapter.app.captioning.tasks.answers import Answer, TextDelta
 from llama_adapter.app.serving.http_api.asking import Form, NumberedEvent
-from llama_adapter.app.serving.http_api.conversation import ChatQuestion, turn_of, understand_turns
+from llama_adapter.app.serving.http_api.conversation import (
+    ChatQuestion,
+    form_of,
+    schema_of,
+    turn_of,
+    understand_turns,
+)
 from llama_adapter.app.serving.http_api.errors import ApiError, of_answer
 from llama_adapter.app.serving.http_api.schemas import (
     ChatRequest,
     CompletionRequest,
-    JsonSchemaFormat,
     with_task_fields,
 )
-
-_SCHEMA_PLACE = "response_format.json_schema.schema"
 
 
 def understand(request: ChatRequest) -> ChatQuestion:
@@ -30,13 +33,12 @@ def understand(request: ChatRequest) -> ChatQuestion:
         raise _invalid("`top_logprobs` requires `logprobs`: true.", "top_logprobs")
     if len({request.max_tokens, request.max_completion_tokens} - {None}) > 1:
         raise _invalid("`max_tokens` and `max_completion_tokens` differ: leave one out.", "max_tokens")
-    wanted = request.response_format
     return understand_turns(
         [turn_of(message, place=f"messages[{index}]") for index, message in enumerate(request.messages)],
         request,
         place="messages",
         max_new_tokens=request.max_completion_tokens or request.max_tokens,
-        schema=(_SCHEMA_PLACE, wanted.json_schema.schema_) if isinstance(wanted, JsonSchemaFormat) else None,
+        form=form_of(request, schema_of(request.response_format)),
         with_logprobs=bool(request.logprobs),
         num_top_logprobs=request.top_logprobs or 0,
         num_answers=request.n or 1,

@@ -202,7 +202,7 @@ class TextFormat(Part):
 
 
 class AnswerSchema(Part):
-    """A JSON schema whose properties are strings, booleans and enums."""
+    """A JSON schema. Strings, booleans and enums are asked as questions; any other schema guides the whole answer."""
 
     name: str | None = Field(None, max_length=64)
     description: str | None = None
@@ -217,6 +217,20 @@ class JsonSchemaFormat(Part):
     json_schema: AnswerSchema
 
 
+class JsonObjectFormat(Part):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class StructuredOutputs(Part):
+    """The form of the answer, as vLLM takes it: one of these."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json", description="A JSON schema.")
+    json_object: bool | None = Field(None, description="Any JSON object.")
+    regex: str | None = None
+
+
 class NeutralParameters(Part):
     """Unsupported parameters: accepted at a value that changes nothing, refused otherwise."""
 
@@ -225,7 +239,7 @@ class NeutralParameters(Part):
     tool_choice: Literal["none", "auto"] | None = None
     functions: NoList | None = None
     function_call: Literal["none", "auto"] | None = None
-    response_format: Annotated[TextFormat | JsonSchemaFormat, Discriminator("type")] | None = None
+    response_format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Discriminator("type")] | None = None
     modalities: Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] | None = None
     audio: None = None
     prediction: None = None
@@ -252,12 +266,8 @@ class NeutralParameters(Part):
     continue_final_message: No | None = None
     echo: No | None = None
     prompt_logprobs: None = None
-    guided_json: None = None
-    guided_regex: None = None
     guided_grammar: None = None
-    structured_outputs: None = None
     grammar: None = None
-    json_schema: None = None
 
 
 class IgnoredParameters(NeutralParameters):
@@ -312,6 +322,12 @@ class CommonRequest(IgnoredParameters):
     stop: TextOr[StopText, StopTexts] | None = Field(
         None, description="The answer ends before the first of these texts."
     )
+    json_schema: dict[str, Any] | None = Field(None, description="As `response_format`, in the form of llama.cpp.")
+    guided_json: dict[str, Any] | str | None = Field(None, description="The same in the form of vLLM.")
+    guided_regex: str | None = Field(
+        None, description="Extension, as in vLLM: the whole answer matches this regular expression."
+    )
+    structured_outputs: StructuredOutputs | None = Field(None, description="The same in the newer form of vLLM.")
     output_ids: bool | None = Field(
         None, description="Extension: `answer_details.output_ids` has the token ids of the answer."
     )
@@ -363,7 +379,6 @@ class CompletionRequest(CommonRequest):
         "place. A stream sends them with `finish_reason`.",
     )
     suffix: None = None
-    response_format: TextFormat | None = None
     stream_options: StreamOptions | None = None
 
 
@@ -390,7 +405,7 @@ class JsonSchemaText(AnswerSchema):
 class TextConfig(Part):
     """The form of the answer's text."""
 
-    format: Annotated[TextFormat | JsonSchemaText, Discriminator("type")] | None = None
+    format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaText, Discriminator("type")] | None = None
     verbosity: Literal["medium"] | None = None
 
 
