@@ -87,9 +87,9 @@ class ActiveRequest:
         events: list[Event] = []
         if text:
             self.pieces.append(text)
-            new_ids = tuple(self.token_ids[self._num_told :])
+            new_ids, logprobs = tuple(self.token_ids[self._num_told :]), tuple(self.logprobs[self._num_told :])
             self._num_told += len(new_ids)
-            events.append(TextDelta(index=self.index, text=text, token_ids=new_ids))
+            events.append(TextDelta(index=self.index, text=text, token_ids=new_ids, logprobs=logprobs))
         if finish in FAILURES:
             events.append(self.failed(FAILURES[finish]))
         elif finish is not None:

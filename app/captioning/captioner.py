@@ -115,6 +115,8 @@ class SamplingOptions(TypedDict, total=False):
 class RunOptions(SamplingOptions, total=False):
     """The keyword arguments of every answering method, all optional."""
 
+    n: int
+    logprobs: int | None
     clock: StageClock | None
     progress: bool
 
@@ -371,6 +373,10 @@ class Captioner:
             choices: at least two different texts; the answer is the most likely one. `Answer.choice` has the
                 probability of each. Sampling options then have no effect.
             task: the form of the answers; excludes `choices`. Default: free text.
+            n: answers to each prompt, at least 1. Those about one picture follow each other, and `index` counts all.
+                With a seed, answer i of a prompt has seed + i. Default: 1.
+            logprobs: `Answer.logprobs` has the log-probability of each token, before temperature and the other
+                options of sampling, and of this number of the likeliest tokens in its place. Default: None.
             clock: measures stage times, see `profile_clock`.
             progress: show a progress bar, with tqdm.
             max_new_tokens: maximum number of tokens of an answer, at least 0. Default: 64.
@@ -512,6 +518,8 @@ class Captioner:
         self,
         items: Sequence[WorkItem],
         *,
+        n: int = 1,
+        logprobs: int | None = None,
         clock: StageClock | None = None,
         progress: bool = False,
         **sampling: Unpack[SamplingOptions],
@@ -524,15 +532,18 @@ class Captioner:
         for item in items:
             for question in item.questions:  # errors must come before any work
                 self.encode_prompt(question.prompt, question.task, sampling=params)
+        items = [item.repeated(whole_number("n", n, least=1)) for item in items]
+        num_top = None if logprobs is None else whole_number("logprobs", logprobs, least=0)
         bar = import_module("tqdm.auto").tqdm if progress else None
-        events = self.run(items, sampling=params, clock=clock)
-        return events if bar is None else _shown(events, bar=partial(bar, total=len(items), unit="answer"))
+        events = self.run(items, sampling=params, logprobs=num_top, clock=clock)
+        return events if bar is None else _shown(events, bar=partial(bar, total=n * len(items), unit="answer"))
 
     def run(
         self,
         items: Iterable[WorkItem],
         *,
         sampling: SamplingParams,
+        logprobs: int | None = None,
         clock: StageClock | None = None,
         reader: Reader | None = None,
         wants: Wants | None = None,
@@ -546,6 +557,7 @@ class Captioner:
         Parameters:
             items: pictures with their questions. Each question gets one answer; if it fails, the answer has `error`.
             sampling: for all questions.
+            logprobs: as in `generate`.
             clock: measures stage times, see `profile_clock`.
             reader: reads pictures; it is not closed. Default: `self.reader`.
             wants: called with an item and its picture's digest, in reading threads; returns the questions to answer. If
@@ -580,7 +592,9 @@ class Captioner:
                     batch = prefetcher.take(num_wanted, at_least=0 if loop.in_flight else None)
                     if not batch:
                         break
-                    errors = self._admit([reading for reading in batch if reading.questions], loop, sampling=sampling)
+                    errors = self._admit(
+                        [reading for reading in batch if reading.questions], loop, sampling=sampling, logprobs=logprobs
+                    )
                     clock.enter("write")
                     yield from errors
                 if not loop.in_flight:
@@ -629,14 +643,16 @@ class Captioner:
         if self._running_in == threading.get_ident():
             raise RuntimeError("This Captioner is still answering another call: read its stream to the end or close it")
 
-    def _admit(self, readings: Sequence[Looked], loop: CaptionLoop, *, sampling: SamplingParams) -> list[Answer]:
+    def _admit(
+        self, readings: Sequence[Looked], loop: CaptionLoop, *, sampling: SamplingParams, logprobs: int | None
+    ) -> list[Answer]:
         """Encode pictures and submit their questions; returns the answers of questions that failed before that."""
         errors: list[Answer] = []
         asked: list[tuple[np.ndarray | StoredPicture | TextPrefix, list[ActiveRequest]]] = []
         for reading in readings:
             requests = []
             for question in reading.questions:
-                request, error = self._begin(question, reading, sampling=sampling)
+                request, error = self._begin(question, reading, sampling=sampling, logprobs=logprobs)
                 if error is None:
                     requests.append(request)
                 else:
@@ -648,7 +664,7 @@ class Captioner:
         return errors
 
     def _begin(
-        self, question: WorkQuestion, reading: Looked, *, sampling: SamplingParams
+        self, question: WorkQuestion, reading: Looked, *, sampling: SamplingParams, logprobs: int | None
     ) -> tuple[ActiveRequest, AnswerError | None]:
         """The request for a question, and the error that prevents an answer, if any. Its times include reading."""
         picture, error = reading.picture, reading.picture.error
@@ -664,8 +680,10 @@ class Captioner:
             digest=picture.digest,
             notes=picture.notes,
             prompt=prompt,
-            sampling=sampling,
+            sampling=sampling.numbered(question.number),
             task=question.task,
+            with_logprobs=logprobs is not None,
+            num_top_logprobs=logprobs or 0,
             started=time.perf_counter() - picture.elapsed_ms / 1e3,
             ms={"read": picture.elapsed_ms},
             tag=question.tag,

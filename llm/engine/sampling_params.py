@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from llama_adapter.runtime.given import real_number, texts, whole_number
@@ -74,6 +74,10 @@ class SamplingParams:
     def is_constrained(self) -> bool:
         """Whether the answer must have a form."""
         return self.json_schema is not None or self.regex is not None
+
+    def numbered(self, number: int) -> "SamplingParams":
+        """The settings of one of several answers to a prompt, counted from 0: each has a seed of its own."""
+        return self if self.seed is None or not number else replace(self, seed=self.seed + number)
 
     def settings(self) -> dict[str, Any]:
         """JSON values by name for records and manifests.

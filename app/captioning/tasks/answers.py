@@ -72,6 +72,7 @@ class TextDelta:
     index: int
     text: str
     token_ids: tuple[int, ...] = field(default=(), repr=False, compare=False)  # new since the last piece
+    logprobs: tuple[TokenLogprob, ...] = field(default=(), repr=False, compare=False)  # of these tokens, if requested
 
 
 Event = TextDelta | Answer

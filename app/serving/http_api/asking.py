@@ -157,16 +157,13 @@ class Asker:
         submitted: list[RequestHandle] = []
         try:
             for questions, number in itertools.product(asked.prompts, range(asked.num_answers)):
-                sampling = asked.sampling
-                if sampling.seed is not None:
-                    sampling = dataclasses.replace(sampling, seed=sampling.seed + number)
                 parts = []
                 for question in questions:
                     ask = Ask(
                         picture=picture,
                         text_prefix=asked.text_prefix,
                         prompt=question.prompt(default_prompt),
-                        sampling=sampling,
+                        sampling=asked.sampling.numbered(number),
                         task=question.task,
                         stop=() if question.task.continuations else asked.stop,
                         with_logprobs=asked.with_logprobs,

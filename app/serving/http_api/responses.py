@@ -140,7 +140,9 @@ class ResponsesReply:
         async for _, event in events:
             if isinstance(event, TextDelta):
                 has_text = True
-                yield numbered("response.output_text.delta", **part, delta=event.text, logprobs=[])
+                yield numbered(
+                    "response.output_text.delta", **part, delta=event.text, logprobs=logprobs_of(event.logprobs)
+                )
             elif event.error is not None:
                 error = of_answer(event.error).envelope()["error"]
                 yield numbered("error", **error, error=error)
@@ -166,5 +168,5 @@ class ResponsesReply:
         return {"id": self._item_id, "type": "message", "role": "assistant", "status": status, "content": content}
 
     def _part(self, text: str, answer: Answer | None = None) -> dict[str, Any]:
-        logprobs = logprobs_of(answer) if answer is not None and self._with_logprobs else []
+        logprobs = logprobs_of(answer.logprobs) if answer is not None and self._with_logprobs else []
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}

@@ -352,8 +352,8 @@ class ChatRequest(CommonRequest):
     n: Answers | None = Field(None, description="Number of answers. With a seed, answer i has seed + i.")
     logprobs: bool | None = Field(
         None,
-        description="The log-probability of each generated token, before temperature, `top_p` and `top_k`. A stream "
-        "sends them with `finish_reason`. Scored answers have none.",
+        description="The log-probability of each generated token, before temperature, `top_p` and `top_k`. "
+        "Scored answers have none.",
     )
     top_logprobs: TopLogprobs | None = Field(
         None, description="With `logprobs`: the likeliest tokens in the place of each generated token."
@@ -376,7 +376,7 @@ class CompletionRequest(CommonRequest):
     logprobs: Annotated[int, Field(ge=0, le=5), _whole] | None = Field(
         None,
         description="The log-probability of each generated token, and of this number of the likeliest tokens in its "
-        "place. A stream sends them with `finish_reason`.",
+        "place.",
     )
     suffix: None = None
     stream_options: StreamOptions | None = None
