@@ -10,6 +10,10 @@ class PromptError(LlamaAdapterError):
     http_status = 400
 
 
+class GrammarError(PromptError):
+    """A JSON schema or regular expression that answers cannot follow. The message quotes no text of it."""
+
+
 class PromptTooLongError(PromptError):
     """A prompt that, with its continuations, does not fit into the context."""
 

@@ -178,6 +178,21 @@ class Tokenizer:
                     f"(0 to {self.vocab_size - 1})"
                 )
 
+    @functools.cached_property
+    def _silent_ids(self) -> frozenset[int]:
+        return frozenset(mark.id for mark in self.marks.values() if mark.is_special)
+
+    def bytes_of(self, piece_id: int, *, is_first: bool) -> bytes:
+        """The bytes that a piece adds to a text, at its start or inside it.
+
+        Control pieces and the unknown piece have none.
+        """
+        if (content := self.pieces.bytes_of(piece_id)) is not None:
+            return content
+        if piece_id in self._silent_ids:
+            return b""
+        return (self.decode([piece_id]) if is_first else self.pieces.text_inside(piece_id)).encode()
+
     def name_of(self, piece_id: int) -> str:
         """The name of a piece in the vocabulary, such as </s> or <0x0A>."""
         return self.pieces.name_of(piece_id)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from llama_adapter.app.captioning.tasks.answers import NOT_FINITE, Answer, Event, TextDelta, TokenLogprob
+from llama_adapter.app.captioning.tasks.answers import FAILURES, Answer, Event, TextDelta, TokenLogprob
 from llama_adapter.app.captioning.tasks.prompts import EncodedPrompt
 from llama_adapter.app.captioning.tasks.task import FREE_TEXT, Task
 from llama_adapter.app.pictures.answer_error import AnswerError
@@ -87,11 +87,11 @@ class ActiveRequest:
         events: list[Event] = []
         if text:
             self.pieces.append(text)
-            new_ids = tuple(self.token_ids[self._num_told :])
+            new_ids, logprobs = tuple(self.token_ids[self._num_told :]), tuple(self.logprobs[self._num_told :])
             self._num_told += len(new_ids)
-            events.append(TextDelta(index=self.index, text=text, token_ids=new_ids))
-        if finish == "not_finite":
-            events.append(self.failed(NOT_FINITE))
+            events.append(TextDelta(index=self.index, text=text, token_ids=new_ids, logprobs=logprobs))
+        if finish in FAILURES:
+            events.append(self.failed(FAILURES[finish]))
         elif finish is not None:
             answer = self._answer(finish="length" if finish == "length" else "stop")
             events.append(self.task.complete(answer, prompt=self.prompt, logprobs=output.logprobs))

@@ -147,8 +147,9 @@ class CaptionLoop:
 
     def _submit_to_engine(self, request_id: int, request: ActiveRequest) -> None:
         """Begin an answer, or continue it after the token ids that are known."""
-        prompt, prefix = request.prompt, request.prefix
+        prompt, prefix, sampling = request.prompt, request.prefix, request.sampling
         assert prefix is not None
+        end_ids = (*self._tokenizer.end_ids, *sampling.stop_token_ids)
         self._engine.submit(
             ScoreRequest(id=request_id, prompt_ids=prompt.token_ids, prefix=prefix, continuations=prompt.continuations)
             if prompt.continuations
@@ -156,10 +157,11 @@ class CaptionLoop:
                 id=request_id,
                 prompt_ids=prompt.token_ids,
                 prefix=prefix,
-                sampling=request.sampling,
+                sampling=sampling,
                 known_ids=tuple(request.token_ids),
                 with_logprobs=request.with_logprobs,
                 num_top=request.num_top_logprobs,
+                constraint=None if prompt.grammar is None else prompt.grammar.start(end_ids),
             )
         )
 

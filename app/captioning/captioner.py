@@ -8,6 +8,7 @@ import warnings
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing, contextmanager, suppress
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
@@ -56,6 +57,7 @@ from llama_adapter.app.pictures.reading.prefetch import Prefetcher
 from llama_adapter.app.pictures.reading.reader import PictureReader, Reader
 from llama_adapter.llm.conversation import Template
 from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.llm.engine.grammars import Grammars
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptError, PromptTooLongError
 from llama_adapter.llm.prefix import TextPrefix
@@ -99,17 +101,24 @@ class SamplingOptions(TypedDict, total=False):
     temperature: float
     top_p: float
     top_k: int
+    min_p: float
     seed: int | None
     repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
     stop: Sequence[str]
     stop_token_ids: Sequence[int]
     max_length: int | None
     max_prompt_tokens: int | None
+    json_schema: str | Mapping[str, Any] | None
+    regex: str | None
 
 
 class RunOptions(SamplingOptions, total=False):
     """The keyword arguments of every answering method, all optional."""
 
+    n: int
+    logprobs: int | None
     clock: StageClock | None
     progress: bool
 
@@ -151,6 +160,7 @@ class Captioner:
             self.spec.pictures, size=self.image_size
         )  # the default of `run`; may be replaced
         self._prompts = PromptEncoder(self.tokenizer, check=self._engine.check, template=self.info.template)
+        self._grammars = Grammars(self.tokenizer)
         order: ChannelOrder = "bgr" if self.spec.channel_order == "bgr" else "rgb"
         self._text_prefixes = TextPrefixes(zeros=zero_picture(self.image_size, channel_order=order))
 
@@ -371,6 +381,10 @@ class Captioner:
             choices: at least two different texts; the answer is the most likely one. `Answer.choice` has the
                 probability of each. Sampling options then have no effect.
             task: the form of the answers; excludes `choices`. Default: free text.
+            n: answers to each prompt, at least 1. Those about one picture follow each other, and `index` counts all.
+                With a seed, answer i of a prompt has seed + i. Default: 1.
+            logprobs: `Answer.logprobs` has the log-probability of each token, before temperature and the other
+                options of sampling, and of this number of the likeliest tokens in its place. Default: None.
             clock: measures stage times, see `profile_clock`.
             progress: show a progress bar, with tqdm.
             max_new_tokens: maximum number of tokens of an answer, at least 0. Default: 64.
@@ -378,19 +392,29 @@ class Captioner:
             top_p: 0 to 1, with a temperature above 0: tokens are drawn from the smallest set with this probability.
                 Default: 0.75.
             top_k: at least 0: tokens are drawn from the `top_k` most likely ones. 0 (default) keeps all.
+            min_p: 0 to 1: tokens less likely than this share of the likeliest one's probability are not drawn. 0
+                (default) keeps all.
             seed: makes drawn answers repeatable. Default: None, different ones each time.
             repetition_penalty: 0.01 to 100: for tokens in prompt or answer, divides positive logits and multiplies
                 negative ones. 1 (default) changes nothing.
+            presence_penalty: -2 to 2, as OpenAI defines it: subtracted from the logit of each token that the answer
+                has. Default: 0.
+            frequency_penalty: as `presence_penalty`, for each time that the token occurs in the answer. Default: 0.
             stop: texts that end the answer; they are not part of it. Default: none.
             stop_token_ids: tokens that end the answer, as the model's end token does. Default: none.
             max_length: maximum number of tokens of prompt and answer together, at least 1. Default: the model's
                 context.
             max_prompt_tokens: a longer prompt keeps its first token and its end, and its answer has
                 `details["prompt_tokens_cut"]`. Default: None, a prompt longer than the context raises.
+            json_schema: the answer is JSON of this schema, an object or its text. Needs the extra `structured`. An
+                answer that ends by `max_new_tokens` is a beginning of such JSON, with `finish` "length".
+            regex: the whole answer matches this regular expression, without look-around or back-references. As
+                `json_schema`, which it excludes.
 
         Errors are raised before anything is computed: TypeError for a value that is not a picture or prompt, ValueError
         for arguments out of range or counts that do not match, PromptTooLongError for a prompt longer than the context,
-        PromptError for a prompt that cannot be encoded, and ImportError for `progress` without tqdm.
+        PromptError for a prompt that cannot be encoded, its subclass GrammarError for a `json_schema` or `regex` that
+        cannot be followed, and ImportError for `progress` without tqdm.
         """
         return _in_order([event for event in self.stream(pictures, prompts, **options) if isinstance(event, Answer)])
 
@@ -502,6 +526,8 @@ class Captioner:
         self,
         items: Sequence[WorkItem],
         *,
+        n: int = 1,
+        logprobs: int | None = None,
         clock: StageClock | None = None,
         progress: bool = False,
         **sampling: Unpack[SamplingOptions],
@@ -513,16 +539,19 @@ class Captioner:
         params = SamplingParams(**sampling)
         for item in items:
             for question in item.questions:  # errors must come before any work
-                self.encode_prompt(question.prompt, question.task, max_tokens=params.max_prompt_tokens)
+                self.encode_prompt(question.prompt, question.task, sampling=params)
+        items = [item.repeated(whole_number("n", n, least=1)) for item in items]
+        num_top = None if logprobs is None else whole_number("logprobs", logprobs, least=0)
         bar = import_module("tqdm.auto").tqdm if progress else None
-        events = self.run(items, sampling=params, clock=clock)
-        return events if bar is None else _shown(events, bar=partial(bar, total=len(items), unit="answer"))
+        events = self.run(items, sampling=params, logprobs=num_top, clock=clock)
+        return events if bar is None else _shown(events, bar=partial(bar, total=n * len(items), unit="answer"))
 
     def run(
         self,
         items: Iterable[WorkItem],
         *,
         sampling: SamplingParams,
+        logprobs: int | None = None,
         clock: StageClock | None = None,
         reader: Reader | None = None,
         wants: Wants | None = None,
@@ -536,6 +565,7 @@ class Captioner:
         Parameters:
             items: pictures with their questions. Each question gets one answer; if it fails, the answer has `error`.
             sampling: for all questions.
+            logprobs: as in `generate`.
             clock: measures stage times, see `profile_clock`.
             reader: reads pictures; it is not closed. Default: `self.reader`.
             wants: called with an item and its picture's digest, in reading threads; returns the questions to answer. If
@@ -570,7 +600,9 @@ class Captioner:
                     batch = prefetcher.take(num_wanted, at_least=0 if loop.in_flight else None)
                     if not batch:
                         break
-                    errors = self._admit([reading for reading in batch if reading.questions], loop, sampling=sampling)
+                    errors = self._admit(
+                        [reading for reading in batch if reading.questions], loop, sampling=sampling, logprobs=logprobs
+                    )
                     clock.enter("write")
                     yield from errors
                 if not loop.in_flight:
@@ -619,14 +651,16 @@ class Captioner:
         if self._running_in == threading.get_ident():
             raise RuntimeError("This Captioner is still answering another call: read its stream to the end or close it")
 
-    def _admit(self, readings: Sequence[Looked], loop: CaptionLoop, *, sampling: SamplingParams) -> list[Answer]:
+    def _admit(
+        self, readings: Sequence[Looked], loop: CaptionLoop, *, sampling: SamplingParams, logprobs: int | None
+    ) -> list[Answer]:
         """Encode pictures and submit their questions; returns the answers of questions that failed before that."""
         errors: list[Answer] = []
         asked: list[tuple[np.ndarray | StoredPicture | TextPrefix, list[ActiveRequest]]] = []
         for reading in readings:
             requests = []
             for question in reading.questions:
-                request, error = self._begin(question, reading, sampling=sampling)
+                request, error = self._begin(question, reading, sampling=sampling, logprobs=logprobs)
                 if error is None:
                     requests.append(request)
                 else:
@@ -638,12 +672,12 @@ class Captioner:
         return errors
 
     def _begin(
-        self, question: WorkQuestion, reading: Looked, *, sampling: SamplingParams
+        self, question: WorkQuestion, reading: Looked, *, sampling: SamplingParams, logprobs: int | None
     ) -> tuple[ActiveRequest, AnswerError | None]:
         """The request for a question, and the error that prevents an answer, if any. Its times include reading."""
         picture, error = reading.picture, reading.picture.error
         try:
-            prompt = self.encode_prompt(question.prompt, question.task, max_tokens=sampling.max_prompt_tokens)
+            prompt = self.encode_prompt(question.prompt, question.task, sampling=sampling)
         except (PromptError, PromptTooLongError, ValueError) as refusal:
             # Only this question fails: it may be one line of many in a manifest.
             prompt = EncodedPrompt(text=shown_prompt(question.prompt))
@@ -654,8 +688,10 @@ class Captioner:
             digest=picture.digest,
             notes=picture.notes,
             prompt=prompt,
-            sampling=sampling,
+            sampling=sampling.numbered(question.number),
             task=question.task,
+            with_logprobs=logprobs is not None,
+            num_top_logprobs=logprobs or 0,
             started=time.perf_counter() - picture.elapsed_ms / 1e3,
             ms={"read": picture.elapsed_ms},
             tag=question.tag,
@@ -683,15 +719,29 @@ class Captioner:
             return WarmUp(seconds=0.0, programs=0)
         return done
 
-    def encode_prompt(self, prompt: Prompt, task: Task = FREE_TEXT, *, max_tokens: int | None = None) -> EncodedPrompt:
+    def encode_prompt(
+        self,
+        prompt: Prompt,
+        task: Task = FREE_TEXT,
+        *,
+        max_tokens: int | None = None,
+        sampling: SamplingParams | None = None,
+    ) -> EncodedPrompt:
         """Encode a prompt and the continuations of its task as token ids. Thread-safe.
 
-        A prompt of more than `max_tokens` tokens, at least 1, keeps its first token and its end. Raises
-        PromptTooLongError, PromptError or ValueError for a prompt that cannot be answered.
+        A prompt of more than `max_tokens` tokens, at least 1, keeps its first token and its end. `sampling` gives the
+        default of `max_tokens`, and the form of the answer, which is prepared too. Raises PromptTooLongError,
+        PromptError or ValueError for a prompt that cannot be answered, GrammarError for a form that cannot be followed,
+        and UsageError without the package for forms.
         """
-        if max_tokens is not None:
-            max_tokens = whole_number("max_tokens", max_tokens, least=1)
-        return self._prompts.encode(prompt, task.continuations, max_tokens=max_tokens)
+        sampling = sampling or SamplingParams()
+        max_tokens = (
+            sampling.max_prompt_tokens if max_tokens is None else whole_number("max_tokens", max_tokens, least=1)
+        )
+        encoded = self._prompts.encode(prompt, task.continuations, max_tokens=max_tokens)
+        grammar = None if encoded.continuations else self._grammars.of(sampling)
+        # The form says where the answer ends, so a text that ends answers of the template may occur in it.
+        return encoded if grammar is None else replace(encoded, grammar=grammar, stop=())
 
 
 def _open_parts(spec: CaptionerSpec) -> Parts:

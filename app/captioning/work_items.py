@@ -1,7 +1,7 @@
 """The work of a captioner: pictures with the questions about them, or prompts without a picture, and their reading."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from llama_adapter.app.captioning.pictures import Pictures, RemotePicture, given_pictures
@@ -21,6 +21,7 @@ class WorkQuestion:
     prompt: Prompt
     task: Task = FREE_TEXT
     tag: Any = None  # the caller's own data, copied to the answer
+    number: int = 0  # among several answers to one prompt
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +31,17 @@ class WorkItem:
     picture: Source | RemotePicture | PictureReading  # to read, to download and read, or read already
     label: str
     questions: tuple[WorkQuestion, ...]
+
+    def repeated(self, count: int) -> "WorkItem":
+        """The item with each question `count` times, with consecutive indices."""
+        if count == 1:
+            return self
+        asked = (
+            replace(question, index=question.index * count + number, number=number)
+            for question in self.questions
+            for number in range(count)
+        )
+        return replace(self, questions=tuple(asked))
 
 
 def work_items(

@@ -40,6 +40,7 @@ _TYPES: Final[Mapping[str, Callable[[str], Any]]] = {
     "batch_sizes": values.parse_batch_sizes,
     "bytes": values.parse_bytes,
     "encoder_device": values.parse_encoder_device,
+    "json_file": values.read_json,
 }
 _CHOICES: Final[Mapping[str, tuple[Any, ...]]] = {
     "exif": get_args(Orientation),

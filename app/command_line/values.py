@@ -6,6 +6,7 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from llama_adapter.app.models.spec import AUTO, BatchSize, CaptionerSpec
@@ -70,6 +71,16 @@ def parse_sample_fields(text: str) -> tuple[str, ...]:
     if len(fields) > 2 or not all(fields):
         raise argparse.ArgumentTypeError(f"wanted PICTURE or PICTURE,TEXT, such as input,outputs, got {text!r}")
     return fields
+
+
+def read_json(text: str) -> str:
+    """The content of a JSON file by its name. JSON text itself is taken too, as settings files repeat it."""
+    if text.lstrip().startswith("{"):
+        return text
+    try:
+        return Path(text).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"cannot read `{text}`: {getattr(error, 'strerror', None) or error}") from None
 
 
 def parse_batch_size(text: str) -> BatchSize:

@@ -188,8 +188,9 @@ class Pipeline:
             do_sample: False takes the most probable token. True samples, by default with temperature 1 and top_p 1.
             eos_token_id: a token id or a list of ids that end an answer, beside the model's own end token.
             num_beams: 1. There is no beam search.
-            max_new_tokens, temperature, top_p, top_k, seed, repetition_penalty, stop, stop_token_ids,
-                max_prompt_tokens: as in `Captioner.generate`.
+            max_new_tokens, temperature, top_p, top_k, min_p, seed, repetition_penalty, presence_penalty,
+                frequency_penalty, stop, stop_token_ids, max_prompt_tokens, json_schema, regex: as in
+                `Captioner.generate`.
 
         Raises TypeError for an unknown option, UsageError for several beams, and what `Captioner.generate` raises.
         """
@@ -244,9 +245,8 @@ class Pipeline:
     def _answer(self, inputs: Sequence[Any], options: "_Options") -> Outputs:
         items = self._text_items(inputs, options) if self._is_text else self._picture_items(inputs, options)
         questions = [question for item in items for question in item.questions]
-        limit = options.sampling.max_prompt_tokens
         prompt_ids = [
-            self.captioner.encode_prompt(question.prompt, question.task, max_tokens=limit).token_ids
+            self.captioner.encode_prompt(question.prompt, question.task, sampling=options.sampling).token_ids
             for question in questions
         ]
         answers: list[Answer | None] = [None] * len(questions)

@@ -114,8 +114,8 @@ def check_questions(job: Job, captioner: Captioner) -> None:
         captioner.info.require_adapter()
     for question in () if job.inputs.prompt_files else job.questions:
         if not (job.fills_variables and is_template(question)):
-            prompt, limit = question.prompt(captioner.info.default_prompt), job.sampling.max_prompt_tokens
-            captioner.encode_prompt(prompt, question.task, max_tokens=limit)
+            prompt = question.prompt(captioner.info.default_prompt)
+            captioner.encode_prompt(prompt, question.task, sampling=job.sampling)
 
 
 def warm_up(job: Job, captioner: Captioner) -> str | None:

@@ -140,7 +140,7 @@ class Engine:
             if sequence is None:  # it ended or was cancelled after this step was started
                 continue
             finish = sequence.take(token_id, end_ids=self._end_ids)
-            text_id = None if finish in ("not_finite", "stop") else token_id
+            text_id = None if finish in ("not_finite", "too_complex", "stop") else token_id
             wants_logprob = sequence.request.with_logprobs and text_id is not None
             logprobs = (result.logprobs[index],) if wants_logprob else ()
             top = tuple(result.top[index][: sequence.request.num_top]) if wants_logprob and result.top else ()

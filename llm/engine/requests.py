@@ -5,9 +5,11 @@ from typing import Literal
 
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.prefix import Prefix
+from llama_adapter.llm.runners.draw import Constraint
 
-# "scored" ends a ScoreRequest. "not_finite" means that the model's numbers overflowed, so there is no answer.
-Finish = Literal["stop", "length", "scored", "not_finite"]
+# "scored" ends a ScoreRequest. There is no answer after "not_finite", which means that the model's numbers overflowed,
+# and after "too_complex": its constraint has failed.
+Finish = Literal["stop", "length", "scored", "not_finite", "too_complex"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +27,7 @@ class GenerateRequest:
     known_ids: tuple[int, ...] = ()
     with_logprobs: bool = False  # whether each output has the token's log-probability
     num_top: int = 0  # with log-probabilities: how many of the likeliest tokens each output has too
+    constraint: Constraint | None = None  # the form of this answer; not shared with other requests
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

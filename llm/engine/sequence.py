@@ -4,7 +4,7 @@ import random
 from collections.abc import Collection
 
 from llama_adapter.llm.engine.requests import Finish, GenerateRequest
-from llama_adapter.llm.runners.draw import NO_TOKEN, Draw
+from llama_adapter.llm.runners.draw import NO_TOKEN, Draw, Rules
 
 
 class Sequence:
@@ -57,22 +57,30 @@ class Sequence:
 
     def next_draw(self) -> Draw | None:
         """How its next token is drawn; None for greedy. Counts the token and advances the random numbers."""
+        rules = self._rules()
         self._num_steps += 1
         sampling = self.request.sampling
-        if sampling.repetition_penalty == 1.0:
-            if sampling.greedy:
-                return None
-            return Draw(sampling.temperature, sampling.top_p, sampling.top_k, self._uniform())
-        seen = (*self.prompt_ids, *self.token_ids)
-        if sampling.greedy:
-            return Draw(1.0, 1.0, 1, 0.0, sampling.repetition_penalty, seen)  # the best one after the penalty
-        drawn = sampling.temperature, sampling.top_p, sampling.top_k, self._uniform()
-        return Draw(*drawn, sampling.repetition_penalty, seen)
+        if not sampling.greedy:
+            drawn = sampling.temperature, sampling.top_p, sampling.top_k, self._uniform(), sampling.min_p
+            return Draw(*drawn, rules)
+        return None if rules is None else Draw(1.0, 1.0, 1, 0.0, rules=rules)  # the best token under the rules
+
+    def _rules(self) -> Rules | None:
+        """What changes the logits of the next token; None if nothing does."""
+        sampling = self.request.sampling
+        rules = Rules(sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
+        constraint = self.request.constraint
+        if constraint is None and not rules.penalises:
+            return None
+        prompt, answer = self.request.prompt_ids, (*self.request.known_ids, *self.token_ids)
+        return rules._replace(prompt=prompt, answer=answer, has_unread=self.has_unread_step, constraint=constraint)
 
     def take(self, token_id: int, *, end_ids: Collection[int]) -> Finish | None:
         """Append a token that was read. Returns why the sequence ends with it, or None if it continues."""
         if token_id == NO_TOKEN:
             return "not_finite"
+        if self.request.constraint is not None and self.request.constraint.has_failed:
+            return "too_complex"
         self.token_ids.append(token_id)
         if token_id in end_ids or token_id in self.request.sampling.stop_token_ids:
             return "stop"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from llama_adapter.llm.runners.draw import NO_TOKEN, Draw
+from llama_adapter.llm.runners.draw import NO_TOKEN, Draw, Rules
 
 
 def choose(logits_TV: np.ndarray, draws: Sequence[Draw | None]) -> list[int]:
@@ -36,10 +36,8 @@ def _choose(logits_V: np.ndarray, draw: Draw | None) -> int:
     if draw is None:
         return int(logits_V.argmax())
     logits_V = np.nan_to_num(logits_V)
-    if draw.penalty != 1.0:
-        seen = np.array(sorted(set(draw.seen)))
-        values = logits_V[seen]
-        logits_V[seen] = np.nan_to_num(np.where(values < 0, values * draw.penalty, values / draw.penalty))
+    if draw.rules is not None:
+        _apply(draw.rules, logits_V)
     with np.errstate(over="ignore"):
         scaled_V = logits_V / np.float32(draw.temperature)
     probabilities_V = np.exp(scaled_V - scaled_V.max())
@@ -51,7 +49,21 @@ def _choose(logits_V: np.ndarray, draw: Draw | None) -> int:
         sorted_V /= sorted_V.sum()
     before_V = np.cumsum(sorted_V) - sorted_V
     kept_V = np.where(before_V > np.float32(draw.top_p), np.float32(0), sorted_V)
+    kept_V = np.where(kept_V < np.float32(draw.min_p) * kept_V[0], np.float32(0), kept_V)
     cumulative_V = np.cumsum(kept_V)
     place = int(np.searchsorted(cumulative_V, np.float32(draw.uniform) * cumulative_V[-1], side="right"))
     # Rounding may place the target beyond the end. The last kept token is then used.
     return int(order_V[min(place, int((kept_V > 0).sum()) - 1)])
+
+
+def _apply(rules: Rules, logits_V: np.ndarray) -> None:
+    """Apply penalties and the constraint in place."""
+    seen = np.array(sorted({*rules.prompt, *rules.answer}), np.int64)
+    values = logits_V[seen]
+    penalised = np.where(values < 0, values * rules.repetition, values / rules.repetition)
+    logits_V[seen] = np.nan_to_num(penalised)
+    counts_V = np.bincount(np.array(rules.answer, np.int64), minlength=len(logits_V)).astype(np.float32)
+    logits_V -= np.float32(rules.frequency) * counts_V
+    logits_V -= np.float32(rules.presence) * (counts_V > 0)
+    if rules.constraint is not None:
+        logits_V[~rules.constraint.allowed(rules.answer, len(logits_V))] = -np.inf

@@ -118,13 +118,13 @@ class ExportedRunner:
         return self.program.run(step, first_slot=0)
 
     def _drawn(self, draws: Sequence[Draw | None]) -> Sequence[Draw | None]:
-        """The draws that the graph makes. Rows with a penalty are drawn on the host, where penalties are applied."""
-        return [None if draw is None or draw.penalty != 1.0 else draw for draw in draws]
+        """The draws that the graph makes. The others are made on the host."""
+        return [draw if draw is not None and draw.is_plain else None for draw in draws]
 
     def _choose(self, plan: PrefillPlan | DecodePlan, chosen: Chosen, *, first_slot: int) -> Tokens:
         token_ids: list[int] = chosen.tokens_T.tolist()
         for row, draw in enumerate(plan.draws):
-            if draw is not None and (draw.penalty != 1.0 or not self.program.card.has_sampling):
+            if draw is not None and not (draw.is_plain and self.program.card.has_sampling):
                 [token_ids[row]] = choose(chosen.logits_TV[row : row + 1], [draw])
         self._newest[first_slot : first_slot + len(token_ids)] = [max(token, 0) for token in token_ids]
         if not plan.with_logprobs:

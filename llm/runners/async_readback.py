@@ -9,10 +9,12 @@ drops that result.
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, PrefillPlan, Tokens, Top
+from llama_adapter.llm.runners.draw import Draw
 from llama_adapter.llm.runners.sampler import Prediction, choose, likeliest_of, logprobs_of
 from llama_adapter.runtime.devices import Backend, Mark
 from llama_adapter.runtime.ranks import ALONE, Alone
@@ -30,8 +32,8 @@ class Transfer:
         # A device copies pinned memory asynchronously. If the host is the device, pinning is not needed.
         self._pins = backend.capabilities.queued and backend.device.type != "cpu"
 
-    def upload(self, values: Sequence[int] | Sequence[float] | Sequence[Sequence[int]]) -> Tensor:
-        """A tensor on the device, int64 or float32."""
+    def upload(self, values: Sequence[int] | Sequence[float] | Sequence[Sequence[int]] | np.ndarray) -> Tensor:
+        """A tensor on the device, int64 or float32, or of the type of an array."""
         if not self._pins:
             return torch.tensor(values, device=self._backend.device)
         return torch.tensor(values, pin_memory=True).to(self._backend.device, non_blocking=True)
@@ -70,7 +72,8 @@ class AsyncReadback:
         slots = slice(first_slot, first_slot + len(plan.rows))
         # On a device with a queue, the host may not know the token that was fed in this decode step.
         newest = None if isinstance(self._newest, list) or isinstance(plan, PrefillPlan) else self._newest[slots]
-        ids_R = self._ranks.from_first(choose(prediction, plan.draws, upload=self.transfer.upload, newest_R=newest))
+        draws = self._with_newest(plan)
+        ids_R = self._ranks.from_first(choose(prediction, draws, upload=self.transfer.upload, newest_R=newest))
         logprobs_R = logprobs_of(ids_R, prediction) if plan.with_logprobs else None
         top_RK = likeliest_of(prediction, plan.num_top) if plan.num_top else None
         if isinstance(self._newest, list):
@@ -83,6 +86,21 @@ class AsyncReadback:
         top_on_host = None if top_RK is None else (self.transfer.fetch(top_RK[0])[0], self.transfer.fetch(top_RK[1])[0])
         ids_on_host, mark = self.transfer.fetch(ids_R)  # fetched last, so that its mark follows all copies
         return self.read((plan.rows, ids_on_host, on_host, top_on_host, mark))
+
+    def _with_newest(self, plan: PrefillPlan | DecodePlan | MixedPlan) -> Sequence[Draw | None]:
+        """The draws of a plan. Constrained rows need their newest tokens, which are waited for while the step runs."""
+        if self._unread is None or not any(draw and draw.rules and draw.rules.needs_newest for draw in plan.draws):
+            return plan.draws
+        rows, ids_R, *_, mark = self._unread
+        if mark is not None:
+            mark.wait()
+        newest = dict(zip(rows, ids_R.tolist(), strict=True))
+        return [
+            draw._replace(rules=draw.rules._replace(answer=(*draw.rules.answer, newest[row]), has_unread=False))
+            if draw and draw.rules and draw.rules.needs_newest
+            else draw
+            for row, draw in zip(plan.rows, plan.draws, strict=True)
+        ]
 
     def read(self, newer: Unread | None = None) -> Tokens:
         """Wait for the tokens of the unread step, and return them. `newer` becomes the unread step."""

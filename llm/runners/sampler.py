@@ -1,10 +1,14 @@
-"""Chooses the next token from logits: greedy, repetition penalty, temperature, top-k and top-p, for each row alone."""
+"""Chooses the next token from logits, for each row alone.
 
-# R rows, V vocabulary, I token ids, K likeliest tokens, T scored tokens
+Greedy, or in this order, which is that of transformers: penalties and constraints, temperature, top-k, top-p, min-p.
+"""
+
+# R rows, P penalised rows, C constrained rows, V vocabulary, I token ids, K likeliest tokens, T scored tokens
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +23,8 @@ class Prediction(NamedTuple):
     best_R: Tensor  # int64; NO_TOKEN for rows whose logits are not finite
 
 
-Upload = Callable[[Sequence[int] | Sequence[float]], Tensor]  # copies numbers to the device, as int64 or float32
+# Copies numbers to the device, as int64 or float32, and arrays in their own type.
+Upload = Callable[[Sequence[int] | Sequence[float] | np.ndarray], Tensor]
 
 
 def predict(logits_RV: Tensor) -> Prediction:
@@ -36,7 +41,7 @@ def choose(
     """The next token of each row, (R,) int64 on the device; NO_TOKEN for rows whose logits are not finite.
 
     A row whose draw is None gets its best token. Rows are independent, and nothing is read from the device. `newest_R`
-    are the rows' newest tokens, for repetition penalties, if the host does not know them yet.
+    are the rows' newest tokens, for penalties, if the host does not know them yet.
     """
     sampled = [row for row, draw in enumerate(draws) if draw is not None]
     if not sampled:
@@ -45,25 +50,61 @@ def choose(
     logits_RV = prediction.logits_RV[rows_R].nan_to_num()
     chosen_draws = [draw for draw in draws if draw is not None]
     _penalise(logits_RV, chosen_draws, upload=upload, newest_R=None if newest_R is None else newest_R[rows_R])
+    _constrain(logits_RV, chosen_draws, upload=upload)
     drawn_R = _draw(logits_RV, chosen_draws, upload=upload)
     chosen_R = prediction.best_R.index_copy(0, rows_R, drawn_R)
     return chosen_R.where(prediction.best_R != NO_TOKEN, NO_TOKEN)
 
 
 def _penalise(logits_RV: Tensor, draws: Sequence[Draw], *, upload: Upload, newest_R: Tensor | None) -> None:
-    """Apply repetition penalties in place, as in CTRL and transformers: once for each token that was seen."""
-    rows = [row for row, draw in enumerate(draws) if draw.penalty != 1.0]
-    if not rows:
+    """Apply penalties in place.
+
+    The repetition penalty is that of CTRL and transformers, once for each token of prompt and answer. Presence and
+    frequency penalties are OpenAI's, of the tokens of the answer.
+    """
+    found = [(row, draw.rules) for row, draw in enumerate(draws) if draw.rules is not None and draw.rules.penalises]
+    if not found:
         return
-    seen = [(row, token) for row in rows for token in set(draws[row].seen)]
-    rows_I, ids_I = (upload(column) for column in zip(*seen, strict=True))
-    if newest_R is not None:
-        rows_R = upload(rows)
-        rows_I, ids_I = torch.cat([rows_I, rows_R]), torch.cat([ids_I, newest_R[rows_R]])
-    penalty_I = upload([draw.penalty for draw in draws])[rows_I]
-    seen_I = logits_RV[rows_I, ids_I]
-    # A token that occurs twice is written twice, with the same value.
-    logits_RV[rows_I, ids_I] = torch.where(seen_I < 0, seen_I * penalty_I, seen_I / penalty_I).nan_to_num()
+    rows, rules = zip(*found, strict=True)
+    rows_P = upload(rows)
+    counts_PV = _counts([one.answer for one in rules], like=logits_RV, upload=upload)
+    unread = [place for place, one in enumerate(rules) if one.has_unread]
+    if newest_R is not None and unread:
+        unread_I = upload(unread)
+        counts_PV[unread_I, newest_R[rows_P[unread_I]]] += 1
+    values_PV = logits_RV[rows_P]
+    if any(one.repetition != 1.0 for one in rules):
+        is_seen_PV = (counts_PV + _counts([one.prompt for one in rules], like=logits_RV, upload=upload)) > 0
+        penalty_P1 = upload([one.repetition for one in rules])[:, None]
+        penalised_PV = torch.where(values_PV < 0, values_PV * penalty_P1, values_PV / penalty_P1).nan_to_num()
+        values_PV = torch.where(is_seen_PV, penalised_PV, values_PV)
+    presence_P1, frequency_P1 = (
+        upload([getattr(one, of) for one in rules])[:, None] for of in ("presence", "frequency")
+    )
+    logits_RV[rows_P] = values_PV - frequency_P1 * counts_PV - presence_P1 * (counts_PV > 0)
+
+
+def _constrain(logits_RV: Tensor, draws: Sequence[Draw], *, upload: Upload) -> None:
+    """Set the logits of tokens that a row's constraint does not allow to minus infinity, in place."""
+    found = [
+        (row, draw.rules.constraint.allowed(draw.rules.answer, logits_RV.shape[-1]))
+        for row, draw in enumerate(draws)
+        if draw.rules is not None and draw.rules.constraint is not None
+    ]
+    if found:
+        rows, allowed = zip(*found, strict=True)
+        rows_C, allowed_CV = upload(rows), upload(np.stack(allowed))
+        logits_RV[rows_C] = logits_RV[rows_C].masked_fill(~allowed_CV, -torch.inf)
+
+
+def _counts(ids: Sequence[Sequence[int]], *, like: Tensor, upload: Upload) -> Tensor:
+    """How often each token occurs in each row, (P, V) of the type of `like`."""
+    counts_PV = like.new_zeros(len(ids), like.shape[-1])
+    pairs = [(row, token) for row, tokens in enumerate(ids) for token in tokens]
+    if pairs:
+        rows_I, ids_I = (upload(column) for column in zip(*pairs, strict=True))
+        counts_PV.index_put_((rows_I, ids_I), counts_PV.new_ones(()), accumulate=True)
+    return counts_PV
 
 
 def logprobs_of(ids_R: Tensor, prediction: Prediction) -> Tensor:
@@ -104,6 +145,8 @@ def _draw(logits_RV: Tensor, draws: Sequence[Draw], *, upload: Upload) -> Tensor
         top_p=column([draw.top_p for draw in draws]),
         top_k=column(top_k) if any(top_k) else None,
     )
+    if any(draw.min_p for draw in draws):  # dropping tokens does not change the ratio of the others
+        kept_RV = kept_RV.masked_fill(kept_RV < column([draw.min_p for draw in draws]) * kept_RV[:, :1], 0.0)
     cumulative_RV = kept_RV.cumsum(dim=-1)
     targets_R1 = column([draw.uniform for draw in draws]) * cumulative_RV[:, -1:]
     places_R1 = torch.searchsorted(cumulative_RV, targets_R1, right=True)

@@ -30,8 +30,8 @@ results = {
         "answer": json_schema.create(response_model=Color, **asked(QUESTION)).color,
         "pieces": [partial.caption for partial in json_schema.create_partial(response_model=Scene, **asked(LOOK))],
         "structured": json_schema.create(response_model=Scene, **asked(LOOK)).model_dump(),
+        "numbers": refusal(InstructorRetryException, json_schema.create, response_model=Count, **asked(LOOK)),
         "refused": {
-            "integers": refusal(InstructorRetryException, json_schema.create, response_model=Count, **asked(LOOK)),
             "tools": refusal(InstructorRetryException, tools.create, response_model=Scene, **asked(LOOK)),
         },
     },

@@ -19,8 +19,8 @@ def results_of(route: str, **settings) -> dict:
         "answer": model.invoke(chat_messages(QUESTION)).text,
         "pieces": [chunk.text for chunk in model.stream(chat_messages(CAPTION))],
         "structured": look(schema=Scene).model_dump(),
+        "numbers": refusal(openai.BadRequestError, look, schema=Count),
         "refused": {
-            "integers": refusal(openai.BadRequestError, look, schema=Count),
             "tools": refusal(openai.BadRequestError, look, schema=Scene, method="function_calling"),
         },
     }

@@ -30,7 +30,8 @@ results = {
             for chunk in litellm.completion(messages=chat_messages(CAPTION), stream=True, **target)
         ],
         "structured": json.loads(chat(LOOK, response_format=Scene)),
-        "refused": {"integers": refusal(litellm.BadRequestError, chat, LOOK, response_format=Count)},
+        "numbers": refusal(litellm.BadRequestError, chat, LOOK, response_format=Count),
+        "refused": {},
     },
     "`responses`": {
         "route": "/v1/responses",
@@ -42,7 +43,8 @@ results = {
             if event.type == "response.output_text.delta"
         ],
         "structured": json.loads(respond(LOOK, text_format=Scene)),
-        "refused": {"integers": refusal(litellm.BadRequestError, respond, LOOK, text_format=Count)},
+        "numbers": refusal(litellm.BadRequestError, respond, LOOK, text_format=Count),
+        "refused": {},
     },
 }
 print(json.dumps(results))

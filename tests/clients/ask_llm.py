@@ -29,7 +29,8 @@ def results_of(name: str, route: str) -> dict:
         "answer": ask(QUESTION, stream=False).text(),
         "pieces": list(ask(CAPTION)),
         "structured": json.loads(look(Scene)),
-        "refused": {"integers": refusal(openai.BadRequestError, look, Count)},
+        "numbers": refusal(openai.BadRequestError, look, Count),
+        "refused": {},
     }
 
 

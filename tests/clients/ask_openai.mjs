@@ -57,7 +57,8 @@ const results = {
     answer: await chat(question),
     pieces: await chatPieces(),
     structured: await parse(Scene),
-    refused: { integers: await refusal(parse(Count), OpenAI.BadRequestError) },
+    numbers: await refusal(parse(Count), OpenAI.BadRequestError),
+    refused: {},
   },
   "`responses`": {
     route: "/v1/responses",
@@ -65,7 +66,8 @@ const results = {
     answer: await respond(question),
     pieces: await responsePieces(),
     structured: await parseResponse(Scene),
-    refused: { integers: await refusal(parseResponse(Count), OpenAI.BadRequestError) },
+    numbers: await refusal(parseResponse(Count), OpenAI.BadRequestError),
+    refused: {},
   },
 };
 console.log(JSON.stringify(results));

@@ -43,7 +43,8 @@ results = {
         "answer": chat(QUESTION),
         "pieces": chat_pieces(),
         "structured": parse(Scene),
-        "refused": {"integers": refusal(openai.BadRequestError, parse, Count)},
+        "numbers": refusal(openai.BadRequestError, parse, Count),
+        "refused": {},
     },
     "`responses`": {
         "route": "/v1/responses",
@@ -51,7 +52,8 @@ results = {
         "answer": respond(QUESTION),
         "pieces": response_pieces(),
         "structured": parse_response(Scene),
-        "refused": {"integers": refusal(openai.BadRequestError, parse_response, Count)},
+        "numbers": refusal(openai.BadRequestError, parse_response, Count),
+        "refused": {},
     },
 }
 print(json.dumps(results))

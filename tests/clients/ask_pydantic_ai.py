@@ -24,8 +24,8 @@ def results_of(model: str, route: str) -> dict:
         "answer": ask(QUESTION),
         "pieces": list(Agent(model).run_stream_sync(asked(CAPTION)).stream_text(delta=True, debounce_by=None)),
         "structured": ask(LOOK, NativeOutput(Scene)).model_dump(),
+        "numbers": refusal(ModelHTTPError, ask, LOOK, NativeOutput(Count)),
         "refused": {
-            "integers": refusal(ModelHTTPError, ask, LOOK, NativeOutput(Count)),
             "tools": refusal(ModelHTTPError, ask, LOOK, Scene),
         },
     }

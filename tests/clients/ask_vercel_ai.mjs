@@ -20,7 +20,8 @@ async function resultsOf(model, route) {
     answer: (await generateText({ ...asked(question), output })).output,
     pieces: await Array.fromAsync(streamText(asked(caption)).textStream),
     structured: await object(Scene),
-    refused: { integers: await refusal(object(Count), APICallError) },
+    numbers: await refusal(object(Count), APICallError),
+    refused: {},
   };
 }
 

@@ -11,7 +11,7 @@ export const Scene = z.object({
   has_cross: z.boolean().describe("Is there a green cross?"),
   caption: z.string().describe(caption),
 });
-export const Count = z.object({ number: z.int() });
+export const Count = z.object({ number: z.int().min(0).max(9) });
 
 export async function refusal(asking, type) {
   try {

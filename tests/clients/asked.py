@@ -24,9 +24,9 @@ class Scene(BaseModel):
 
 
 class Count(BaseModel):
-    """A schema that the server refuses."""
+    """A schema that guides the answer token by token."""
 
-    number: int
+    number: int = Field(ge=0, le=9)
 
 
 def refusal(error: type[Exception], ask: Callable[..., Any], *given: Any, **settings: Any) -> str:

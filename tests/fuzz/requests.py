@@ -194,7 +194,7 @@ def _bodies() -> dict[str, bytes]:
         "stream": chat(stream=True, stream_options={"include_usage": True}),
         "choices": chat(answer_choices=["yes", "no"]),
         "schema": chat(response_format=json_schema({"red": {"type": "boolean"}, "shape": {"enum": ["star", "ring"]}})),
-        "several": chat(user(image(), image(), "What?"), n=3, logprobs=True, min_p=0, metadata={"a": "b"}),
+        "several": chat(user(image(), image(), "What?"), n=3, logprobs=True, min_p=0.1, metadata={"a": "b"}),
         "responses": {
             "model": "default",
             "input": [

@@ -98,6 +98,7 @@ def schedule_of(draw: random.Random) -> Schedule:
                 top_k=draw.choice([0, 5]),
                 seed=draw.randint(0, 9),
                 repetition_penalty=draw.choice([1.0, 1.0, 0.5, 1.5, 50.0]),
+                frequency_penalty=draw.choice([0.0, 0.0, 2.0, -0.5]),
             ),
             draw.choice([(), (), (), (), (), ((16,), (17, 18))]),
         )

@@ -22,6 +22,7 @@ from tests.llm.toys import (
     FAMILIES,
     SMALL,
     WHOLE_CONTEXT,
+    Alternating,
     QueuedBackend,
     answer,
     answers,
@@ -205,7 +206,15 @@ def test_each_request_gets_as_many_of_the_likeliest_tokens_as_it_wants(backend: 
 def test_penalised_answers_do_not_depend_on_the_batch(backend: CpuBackend, temperature: float) -> None:
     decoder = toy_decoder()
     sampling = [
-        SamplingParams(max_new_tokens=12, temperature=temperature, seed=index, repetition_penalty=1.0 + index % 3)
+        SamplingParams(
+            max_new_tokens=12,
+            temperature=temperature,
+            seed=index,
+            min_p=index % 2 / 10,
+            repetition_penalty=1.0 + index % 3,
+            presence_penalty=index % 4 / 2,
+            frequency_penalty=index % 5 / 4,
+        )
         for index in range(len(PROMPTS))
     ]
     engine = toy_engine(decoder, num_slots=4, eos_id=-7, backend=backend)
@@ -219,6 +228,31 @@ def test_penalised_answers_do_not_depend_on_the_batch(backend: CpuBackend, tempe
             assert len(set(ids)) == len(ids) or sampling[index].repetition_penalty < 3
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("backend", [CpuBackend(), QueuedBackend()], ids=["at once", "queued"])
+def test_constraints_hold_for_their_rows_only(backend: CpuBackend, temperature: float) -> None:
+    decoder = toy_decoder()
+    sampling = [
+        SamplingParams(max_new_tokens=12, temperature=temperature, seed=index, presence_penalty=index % 4 / 2)
+        for index in range(len(PROMPTS))
+    ]
+    engine = toy_engine(decoder, num_slots=4, eos_id=-7, backend=backend)
+    free = toy_requests(engine, PROMPTS, sampling=sampling)
+    mixed = [replace(request, constraint=Alternating()) if request.id % 3 else request for request in free]
+    mixed[5] = replace(free[5], constraint=Alternating(fails_at=4))
+    together = answer(engine, mixed)
+
+    plain = answer(engine, free)
+    for index, (ids, finish) in together.items():
+        if index == 5:
+            assert finish == "too_complex"
+            assert len(ids) <= 4
+        elif index % 3:
+            assert [token % 2 for token in ids] == [0, 1] * 6
+        else:
+            assert ids == plain[index][0]
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 @pytest.mark.parametrize("backend", [CpuBackend(), QueuedBackend()], ids=["at once", "queued"])
 def test_answers_resumed_after_a_reset_are_the_same(backend: CpuBackend, temperature: float) -> None:
@@ -230,11 +264,15 @@ def test_answers_resumed_after_a_reset_are_the_same(backend: CpuBackend, tempera
             top_p=0.9,
             seed=index,
             repetition_penalty=1.0 + index % 2,
+            frequency_penalty=0.5 * (index % 3),
         )
         for index in range(len(SMALL_PROMPTS))
     ]
     plain = toy_engine(decoder, num_slots=4)
-    requests = toy_requests(plain, SMALL_PROMPTS, sampling=sampling, config=SMALL)
+    requests = [
+        replace(request, constraint=Alternating() if request.id % 3 == 0 else None)
+        for request in toy_requests(plain, SMALL_PROMPTS, sampling=sampling, config=SMALL)
+    ]
     expected = answer(plain, requests)
 
     draw = random.Random(1)

@@ -18,7 +18,7 @@ from llama_adapter.llm.exported.parity import compare
 from llama_adapter.llm.exported.weights_file import GROUP, quantise_to_8_bits
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.base import PrefillPlan
-from llama_adapter.llm.runners.draw import NO_TOKEN, Draw
+from llama_adapter.llm.runners.draw import NO_TOKEN, Draw, Rules
 from llama_adapter.llm.runners.sampler import choose, predict
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.schemes.int8 import quantise_weight
@@ -28,6 +28,7 @@ from tests.llm.toys import (
     CONFIG,
     EOS_ID,
     FAMILIES,
+    Alternating,
     answer,
     drain,
     eager,
@@ -50,6 +51,8 @@ SETTINGS = [
     SamplingParams(max_new_tokens=12, temperature=1.5, top_p=0.9, top_k=7, seed=2),
     SamplingParams(max_new_tokens=12, repetition_penalty=1.3),
     SamplingParams(max_new_tokens=12, temperature=0.7, top_p=1.0, seed=3, repetition_penalty=0.8),
+    SamplingParams(max_new_tokens=12, presence_penalty=1.5, frequency_penalty=0.5),
+    SamplingParams(max_new_tokens=12, temperature=1.5, min_p=0.1, frequency_penalty=-0.5, seed=4),
     SamplingParams(max_new_tokens=1),
 ]
 
@@ -240,12 +243,14 @@ def test_the_host_draws_as_torch_does() -> None:
         else Draw(0.3 + row % 7, (row % 11) / 10, row % 4 * 3, float(torch.rand(1, generator=generator)))
         for row in range(len(logits_RV))
     ]
-    draws[9] = Draw(1.0, 1.0, 1, 0.0, 1.7, (3, 5, 3))
+    draws[9] = Draw(1.0, 1.0, 1, 0.0, rules=Rules(1.7, 0.4, -0.3, (3, 5), (3, 3)))
+    draws[11] = Draw(1.2, 0.9, 0, 0.7, 0.2, Rules(answer=(4,), constraint=Alternating()))
 
     wanted = choose(predict(logits_RV.clone()), draws, upload=torch.tensor).tolist()
 
     assert choose_on_host(logits_RV.numpy(), draws) == wanted
     assert wanted[7] == NO_TOKEN
+    assert wanted[11] % 2 == 1
 
 
 def test_weights_that_the_numbers_cannot_hold_are_refused(tmp_path: Path) -> None:

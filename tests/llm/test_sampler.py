@@ -3,16 +3,26 @@
 import json
 from collections import Counter
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import RepetitionPenaltyLogitsProcessor
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from llama_adapter.llm.engine.requests import GenerateRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.engine.sequence import Sequence
+from llama_adapter.llm.exported.numpy_sampler import choose as choose_on_host
 from llama_adapter.llm.prefix import Prefix
+from llama_adapter.llm.runners.draw import Rules
 from llama_adapter.llm.runners.sampler import Draw, choose, predict
 from tests.llm.toys import kept_distribution
 
@@ -70,7 +80,8 @@ def test_extreme_draws_stay_on_kept_tokens() -> None:
 def test_repetition_penalty_is_that_of_transformers() -> None:
     logits = torch.randn(3, 30, generator=torch.Generator().manual_seed(0))
     prompts, newest = [(4, 23, 4), (0, 1, 2), (7,)], torch.tensor([11, 29, 7])  # the best are 23 and 29
-    draws: list[Draw | None] = [Draw(1.0, 1.0, 1, 0.0, 9.0, prompt) for prompt in prompts[:2]] + [None]
+    rules = [Rules(9.0, prompt=prompt, has_unread=True) for prompt in prompts[:2]]
+    draws: list[Draw | None] = [*(Draw(1.0, 1.0, 1, 0.0, rules=one) for one in rules), None]
 
     seen = [torch.tensor([[*prompt, int(token)]]) for prompt, token in zip(prompts, newest, strict=True)]
     expected = [
@@ -82,6 +93,37 @@ def test_repetition_penalty_is_that_of_transformers() -> None:
     assert ids == [*expected[:2], int(logits[2].argmax())]
     assert logits.argmax(-1).tolist()[:2] == [23, 29]
     assert ids[:2] != [23, 29]
+
+
+@pytest.mark.parametrize("is_on_device", [False, True])
+@pytest.mark.parametrize("seed", range(40))
+def test_all_rules_together_keep_the_tokens_and_probabilities_of_transformers(seed: int, is_on_device: bool) -> None:
+    random = Random(seed)
+    logits = torch.randn(1, 30, generator=torch.Generator().manual_seed(seed)) * 3
+    prompt, answer = ([random.randrange(30) for _ in range(random.randrange(8))] for _ in range(2))
+    repetition, presence, frequency = random.choice([1.0, 0.7, 1.4]), random.uniform(-2, 2), random.uniform(-2, 2)
+    temperature, min_p, top_k = random.uniform(0.5, 2), random.choice([0.0, 0.02, 0.2, 1.0]), random.choice([0, 5, 20])
+    counts = Counter(answer)
+    # OpenAI's penalties as its reference defines them; transformers has none.
+    expected = RepetitionPenaltyLogitsProcessor(repetition)(torch.tensor([prompt + answer]).long(), logits.clone())
+    for token, count in counts.items():
+        expected[0, token] -= count * frequency + presence
+    warpers = [TemperatureLogitsWarper(temperature), TopKLogitsWarper(top_k or 30), TopPLogitsWarper(1.0)]
+    warpers += [MinPLogitsWarper(min_p)]
+    wanted = LogitsProcessorList(warpers)(torch.tensor([prompt]), expected).softmax(-1)[0]
+
+    known = answer[:-1] if is_on_device else answer
+    rules = Rules(repetition, presence, frequency, prompt, known, has_unread=is_on_device and bool(answer))
+    newest = torch.tensor(answer[-1:] or [0])
+    uniforms = [(index + 0.5) / 400 for index in range(400)]
+    draws: list[Draw | None] = [Draw(temperature, 1.0, top_k, uniform, min_p, rules) for uniform in uniforms]
+    ids = choose(predict(logits.expand(400, -1)), draws, upload=torch.tensor, newest_R=newest.expand(400)).tolist()
+
+    measured = torch.tensor([ids.count(token) / 400 for token in range(30)])
+    torch.testing.assert_close(measured, wanted, atol=2 / 400, rtol=0)
+    assert all(wanted[token] > 0 for token in ids)
+    if not is_on_device:
+        assert choose_on_host(logits.numpy().repeat(400, 0), draws) == ids
 
 
 @pytest.mark.parametrize("temperature", [1e-5, 1e-6, 1e-7, 1e-40, 1e-320, 0.0])
@@ -117,6 +159,9 @@ def test_row_that_is_not_finite_has_no_token() -> None:
         {"temperature": -1.0},
         {"temperature": float("inf")},
         {"top_p": True},
+        {"min_p": 1.01},
+        {"presence_penalty": -2.1},
+        {"frequency_penalty": float("nan")},
         {"seed": True},
     ],
 )

@@ -3,11 +3,12 @@
 import functools
 import random
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -199,6 +200,17 @@ def answer(engine: Engine, requests: Iterable[Request]) -> Answers:
     for request in requests:
         engine.submit(request)
     return answers(drain(engine))
+
+
+class Alternating:
+    """Allows even and odd token ids in turn, beginning with even ones, and fails at a number of tokens."""
+
+    def __init__(self, *, fails_at: int = 10**9) -> None:
+        self._fails_at, self.has_failed = fails_at, False
+
+    def allowed(self, answer: Sequence[int], size: int) -> np.ndarray:
+        self.has_failed |= len(answer) >= self._fails_at
+        return np.arange(size) % 2 == (answer[-1] + 1) % 2 if answer else np.arange(size) % 2 == 0
 
 
 def kept_distribution(probabilities_RV: Tensor, *, top_p: float, top_k: int = 0) -> Tensor:

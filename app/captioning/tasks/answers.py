@@ -12,6 +12,11 @@ NOT_FINITE = AnswerError(
     message="The model's output is not finite: it overflowed (try float32), or weights are damaged (try doctor).",
 )
 
+TOO_COMPLEX = AnswerError(
+    code="too_complex", message="The JSON schema or regular expression became too complex to follow: simplify it."
+)
+FAILURES: Mapping[str | None, AnswerError] = {"not_finite": NOT_FINITE, "too_complex": TOO_COMPLEX}  # by `Finish`
+
 
 class TokenLogprob(NamedTuple):
     """A generated token: what it adds to the text, and its log-probability before temperature, top-k and top-p."""
@@ -67,6 +72,7 @@ class TextDelta:
     index: int
     text: str
     token_ids: tuple[int, ...] = field(default=(), repr=False, compare=False)  # new since the last piece
+    logprobs: tuple[TokenLogprob, ...] = field(default=(), repr=False, compare=False)  # of these tokens, if requested
 
 
 Event = TextDelta | Answer

@@ -13,6 +13,7 @@ from llama_adapter.llm.prompt import format_prompt
 
 if TYPE_CHECKING:  # the command line imports prompts without a tokenizer
     from llama_adapter.llm.chat import ChatFormat
+    from llama_adapter.llm.engine.grammars import Grammar
     from llama_adapter.llm.tokenizer import Tokenizer
 
 TokenIds = tuple[int, ...]
@@ -55,6 +56,7 @@ class EncodedPrompt:
     end_id: int | None = None  # the token that ends an answer to this prompt; None without continuations
     num_cut: int = 0  # tokens that were cut after the first because of `max_tokens`
     stop: tuple[str, ...] = ()  # texts of the template that end an answer
+    grammar: "Grammar | None" = None  # the form of an answer
 
     def text_ids(self, index: int) -> TokenIds:
         """The token ids of a continuation's text."""

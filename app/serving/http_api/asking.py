@@ -157,16 +157,13 @@ class Asker:
         submitted: list[RequestHandle] = []
         try:
             for questions, number in itertools.product(asked.prompts, range(asked.num_answers)):
-                sampling = asked.sampling
-                if sampling.seed is not None:
-                    sampling = dataclasses.replace(sampling, seed=sampling.seed + number)
                 parts = []
                 for question in questions:
                     ask = Ask(
                         picture=picture,
                         text_prefix=asked.text_prefix,
                         prompt=question.prompt(default_prompt),
-                        sampling=sampling,
+                        sampling=asked.sampling.numbered(number),
                         task=question.task,
                         stop=() if question.task.continuations else asked.stop,
                         with_logprobs=asked.with_logprobs,
@@ -206,7 +203,7 @@ def shown_name(name: str, *, info: ModelInfo, names: Sequence[str]) -> str:
 async def _submit(ask: Ask, *, service: OnlineService) -> RequestHandle:
     num_chars = prompt_length(ask.prompt) + sum(map(len, ask.task.continuations))
     try:
-        if num_chars <= _INLINE_CHARS:
+        if num_chars <= _INLINE_CHARS and not ask.sampling.is_constrained:  # forms may take seconds to prepare
             return service.submit(ask)
         return await asyncio.to_thread(service.submit, ask)
     except (LlamaAdapterError, ValueError) as error:

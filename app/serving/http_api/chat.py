@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -9,18 +10,21 @@ from typing import Any
 from fastapi.sse import format_sse_event
 
 from llama_adapter.app.captioning.captioner import ModelInfo
-from llama_adapter.app.captioning.tasks.answers import Answer, TextDelta
+from llama_adapter.app.captioning.tasks.answers import Answer, TextDelta, TokenLogprob
 from llama_adapter.app.serving.http_api.asking import Form, NumberedEvent
-from llama_adapter.app.serving.http_api.conversation import ChatQuestion, turn_of, understand_turns
+from llama_adapter.app.serving.http_api.conversation import (
+    ChatQuestion,
+    form_of,
+    schema_of,
+    turn_of,
+    understand_turns,
+)
 from llama_adapter.app.serving.http_api.errors import ApiError, of_answer
 from llama_adapter.app.serving.http_api.schemas import (
     ChatRequest,
     CompletionRequest,
-    JsonSchemaFormat,
     with_task_fields,
 )
-
-_SCHEMA_PLACE = "response_format.json_schema.schema"
 
 
 def understand(request: ChatRequest) -> ChatQuestion:
@@ -30,13 +34,12 @@ def understand(request: ChatRequest) -> ChatQuestion:
         raise _invalid("`top_logprobs` requires `logprobs`: true.", "top_logprobs")
     if len({request.max_tokens, request.max_completion_tokens} - {None}) > 1:
         raise _invalid("`max_tokens` and `max_completion_tokens` differ: leave one out.", "max_tokens")
-    wanted = request.response_format
     return understand_turns(
         [turn_of(message, place=f"messages[{index}]") for index, message in enumerate(request.messages)],
         request,
         place="messages",
         max_new_tokens=request.max_completion_tokens or request.max_tokens,
-        schema=(_SCHEMA_PLACE, wanted.json_schema.schema_) if isinstance(wanted, JsonSchemaFormat) else None,
+        form=form_of(request, schema_of(request.response_format)),
         with_logprobs=bool(request.logprobs),
         num_top_logprobs=request.top_logprobs or 0,
         num_answers=request.n or 1,
@@ -116,10 +119,13 @@ class ChatReply:
                 yield self._chunk(index, start)
         answers: list[Answer] = []
         with_text: set[int] = set()
+        sent: dict[int, list[TokenLogprob]] = defaultdict(list)
         async for index, event in events:
             if isinstance(event, TextDelta):
                 with_text.add(index)
-                yield self._chunk(index, self.piece(event.text))
+                logprobs = self.logprobs(event.logprobs, after=sent[index]) if event.logprobs else None
+                sent[index] += event.logprobs
+                yield self._chunk(index, {**self.piece(event.text), "logprobs": logprobs})
             elif event.error is not None:
                 yield format_sse_event(data_str=json.dumps(of_answer(event.error, place=self.place).envelope()))
                 break
@@ -128,7 +134,7 @@ class ChatReply:
                 *pieces, last = self.ends("" if index in with_text else event.text)  # a scored answer has no deltas
                 for piece in pieces:
                     yield self._chunk(index, piece)
-                yield self._chunk(index, {**last, **self._outcome(event)})
+                yield self._chunk(index, {**last, **self._outcome(event, sent=sent[index])})
                 if self._with_usage and len(answers) == self._num_answers:
                     yield self._frame([], usage=self._usage(answers))
         yield format_sse_event(data_str="[DONE]")
@@ -145,11 +151,9 @@ class ChatReply:
         """The last chunks of an answer, with the `rest` of its text."""
         return [*([self.piece(rest)] if rest else []), {"delta": {}}]
 
-    def logprobs(self, answer: Answer) -> dict[str, Any] | None:
-        """The log-probabilities of an answer; None for scored answers."""
-        if answer.token_ids and not answer.logprobs:
-            return None
-        return {"content": logprobs_of(answer), "refusal": None}
+    def logprobs(self, tokens: Sequence[TokenLogprob], *, after: Sequence[TokenLogprob] = ()) -> dict[str, Any]:
+        """The log-probabilities of tokens, which come after other ones."""
+        return {"content": logprobs_of(tokens), "refusal": None}
 
     def _chunk(self, index: int, fields: Mapping[str, Any]) -> bytes:
         return self._frame([{"index": index, "logprobs": None, "finish_reason": None, **fields}])
@@ -165,21 +169,21 @@ class ChatReply:
         num_new = sum(len(answer.token_ids) for answer in answers)
         return {"prompt_tokens": num_prompt, "completion_tokens": num_new, "total_tokens": num_prompt + num_new}
 
-    def _outcome(self, answer: Answer) -> dict[str, Any]:
-        """Why the answer ended, its log-probabilities and extensions: fields of a choice."""
+    def _outcome(self, answer: Answer, *, sent: Sequence[TokenLogprob] = ()) -> dict[str, Any]:
+        """Why the answer ended, its log-probabilities that were not sent, and extensions: fields of a choice."""
+        rest = answer.logprobs[len(sent) :]
+        is_scored = bool(answer.token_ids) and not answer.logprobs
+        has_logprobs = self._with_logprobs and not is_scored and (bool(rest) or not sent)
         return {
             "finish_reason": "length" if answer.finish == "length" else "stop",
-            "logprobs": self.logprobs(answer) if self._with_logprobs else None,
+            "logprobs": self.logprobs(rest, after=sent) if has_logprobs else None,
             **extensions_of(answer),
         }
 
 
-def logprobs_of(answer: Answer) -> list[dict[str, Any]]:
+def logprobs_of(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
     """The generated tokens: `schemas.TokenLogprob`."""
-    return [
-        {**_token(one.text, one.logprob), "top_logprobs": [_token(*other) for other in one.top]}
-        for one in answer.logprobs
-    ]
+    return [{**_token(one.text, one.logprob), "top_logprobs": [_token(*other) for other in one.top]} for one in tokens]
 
 
 def _token(text: str, logprob: float) -> dict[str, Any]:

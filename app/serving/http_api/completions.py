@@ -1,15 +1,22 @@
 """OpenAI's legacy completions: continues texts without a template, and makes completions and their chunks."""
 
 import itertools
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from llama_adapter.app.captioning.tasks.answers import Answer
+from llama_adapter.app.captioning.tasks.answers import TokenLogprob
 from llama_adapter.app.captioning.tasks.question import Question
 from llama_adapter.app.captioning.tasks.task import FREE_TEXT, WithTokenIds
 from llama_adapter.app.serving.http_api.asking import Form
 from llama_adapter.app.serving.http_api.chat import ChatReply, check_stream_options, make_reply
-from llama_adapter.app.serving.http_api.conversation import ChatQuestion, sampling_of, stop_of
+from llama_adapter.app.serving.http_api.conversation import (
+    ChatQuestion,
+    form_of,
+    sampling_of,
+    schema_of,
+    stop_of,
+)
 from llama_adapter.app.serving.http_api.errors import ApiError
 from llama_adapter.app.serving.http_api.schemas import MAX_QUESTIONS, CompletionRequest
 
@@ -33,7 +40,11 @@ def understand(request: CompletionRequest) -> ChatQuestion:
         question=first,
         others=tuple(others),
         properties=(),
-        sampling=sampling_of(request, max_new_tokens=request.max_tokens or DEFAULT_TOKENS),
+        sampling=sampling_of(
+            request,
+            max_new_tokens=request.max_tokens or DEFAULT_TOKENS,
+            form=form_of(request, schema_of(request.response_format)),
+        ),
         stop=stop_of(request),
         with_logprobs=request.logprobs is not None,
         num_top_logprobs=request.logprobs or 0,
@@ -63,13 +74,13 @@ class CompletionReply(ChatReply):
     def ends(self, rest: str) -> list[dict[str, Any]]:
         return [self.piece(rest)]
 
-    def logprobs(self, answer: Answer) -> dict[str, Any]:
+    def logprobs(self, tokens: Sequence[TokenLogprob], *, after: Sequence[TokenLogprob] = ()) -> dict[str, Any]:
         """The generated tokens: `schemas.CompletionLogprobs`."""
-        texts = [one.text for one in answer.logprobs]
+        lengths = (len(one.text) for one in tokens)
         return {
-            "tokens": texts,
-            "token_logprobs": [one.logprob for one in answer.logprobs],
+            "tokens": [one.text for one in tokens],
+            "token_logprobs": [one.logprob for one in tokens],
             # The first of two tokens with the same text is the likelier one.
-            "top_logprobs": [dict(reversed(one.top)) for one in answer.logprobs],
-            "text_offset": [0, *itertools.accumulate(map(len, texts))][: len(texts)],
+            "top_logprobs": [dict(reversed(one.top)) for one in tokens],
+            "text_offset": [*itertools.accumulate(lengths, initial=sum(len(one.text) for one in after))][:-1],
         }

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from importlib.util import find_spec
+from typing import Any, Final, Literal, NamedTuple
 
 from llama_adapter.app.captioning.tasks.question import Question
 from llama_adapter.app.captioning.tasks.registry import question_of
@@ -14,8 +15,12 @@ from llama_adapter.app.serving.http_api.schemas import (
     CommonRequest,
     EarlierMessage,
     ImagePart,
+    JsonObjectFormat,
+    JsonSchemaFormat,
     OtherItem,
     OtherPart,
+    StructuredOutputs,
+    TextFormat,
     TextPart,
 )
 from llama_adapter.app.serving.http_api.structured import Property, read_schema
@@ -42,6 +47,14 @@ class Turn:
     text: str = ""
     pictures: tuple[Picture, ...] = ()
     has_more: bool = False  # parts that no model sees, such as calls of tools
+
+
+class AnswerForm(NamedTuple):
+    """The form of an answer: where the request gives it, and an option of `SamplingParams` with its value."""
+
+    place: str
+    option: Literal["json_schema", "regex"]
+    value: Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +88,11 @@ class ChatQuestion:
         return (self.questions, *((other,) for other in self.others))
 
 
+ANY_OBJECT: Final = {"type": "object"}  # the schema of every JSON object
+_SAMPLING: Final = (
+    *("temperature", "top_p", "top_k", "min_p", "seed"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
 _ROLES: Final[Mapping[str, Role]] = {
     **{"system": "system", "developer": "system", "user": "user"},
     **{"assistant": "assistant", "tool": "tool", "function": "tool"},
@@ -105,7 +123,7 @@ def understand_turns(
     *,
     place: str,
     max_new_tokens: int | None,
-    schema: tuple[str, Mapping[str, Any]] | None = None,
+    form: AnswerForm | None = None,
     with_logprobs: bool = False,
     num_top_logprobs: int = 0,
     num_answers: int = 1,
@@ -116,7 +134,7 @@ def understand_turns(
         turns: at least one; the last one's text is the question.
         place: name of the request's field that holds the turns.
         max_new_tokens: limit of an answer's tokens; None for the default.
-        schema: the JSON schema that the answer follows: its place in the request, and its content.
+        form: the form of the answer.
     """
     *earlier, last = turns
     if last.role != "user":
@@ -132,11 +150,11 @@ def understand_turns(
         question = question_of({**request.task_values(), **asks})
     except ValueError:
         raise ApiError("The extension fields do not belong to one task: see /docs.", code="invalid_value") from None
-    if schema is not None and question.task.continuations:
-        raise ApiError("A JSON schema and the extension fields exclude each other.", code="invalid_value")
+    if form is not None and question.task.continuations:
+        raise ApiError("A form of the answer and the extension fields exclude each other.", code="invalid_value")
     if request.output_ids:
         question = replace(question, task=WithTokenIds(question.task))
-    properties = () if schema is None else read_schema(schema[1], place=schema[0])
+    properties = () if form is None else _properties(form)
     if num_answers * len(properties) > MAX_QUESTIONS:
         message = f"`n` times the schema's properties is {num_answers * len(properties)}, the limit is {MAX_QUESTIONS}."
         raise ApiError(message, code="invalid_value", param="n")
@@ -147,7 +165,7 @@ def understand_turns(
         text_prefix=request.text_prefix,
         question=question,
         properties=properties,
-        sampling=sampling_of(request, max_new_tokens=max_new_tokens),
+        sampling=sampling_of(request, max_new_tokens=max_new_tokens, form=None if properties else form),
         stop=() if question.task.continuations else stop_of(request),
         with_logprobs=with_logprobs,
         num_top_logprobs=num_top_logprobs,
@@ -166,17 +184,62 @@ def stop_of(request: CommonRequest) -> tuple[str, ...]:
     return (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
 
 
-def sampling_of(request: CommonRequest, *, max_new_tokens: int | None) -> SamplingParams:
-    """How tokens are chosen; None is the default."""
-    given = {
-        "max_new_tokens": max_new_tokens,
-        "temperature": request.temperature,
-        "top_p": request.top_p,
-        "top_k": None if request.top_k is None else max(request.top_k, 0),
-        "seed": request.seed,
-        "repetition_penalty": request.repetition_penalty,
-    }
-    return SamplingParams(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+def form_of(request: CommonRequest, schema: tuple[str, Any] | None) -> AnswerForm | None:
+    """The form of the answer that a request asks for; raises ApiError if it asks for several.
+
+    `schema` is the JSON schema of its format, with its place in the request.
+    """
+    own = request.structured_outputs or StructuredOutputs.model_validate({})
+    given = [
+        *(() if schema is None else (AnswerForm(schema[0], "json_schema", schema[1]),)),
+        AnswerForm("json_schema", "json_schema", request.json_schema),
+        AnswerForm("guided_json", "json_schema", request.guided_json),
+        AnswerForm("guided_regex", "regex", request.guided_regex),
+        AnswerForm("structured_outputs.json", "json_schema", own.json_),
+        AnswerForm("structured_outputs.json_object", "json_schema", ANY_OBJECT if own.json_object else None),
+        AnswerForm("structured_outputs.regex", "regex", own.regex),
+    ]
+    forms = [form for form in given if form.value is not None]
+    if len(forms) > 1:
+        message = f"`{forms[0].place}` and `{forms[1].place}` exclude each other."
+        raise ApiError(message, code="invalid_value", param=forms[1].place)
+    return forms[0] if forms else None
+
+
+def schema_of(wanted: TextFormat | JsonObjectFormat | JsonSchemaFormat | None) -> tuple[str, Any] | None:
+    """The JSON schema of a `response_format`, with its place in the request."""
+    if isinstance(wanted, JsonSchemaFormat):
+        return "response_format.json_schema.schema", wanted.json_schema.schema_
+    return ("response_format", ANY_OBJECT) if isinstance(wanted, JsonObjectFormat) else None
+
+
+def _properties(form: AnswerForm) -> tuple[Property, ...]:
+    """The values that are asked as separate questions; none if the form guides the whole answer instead.
+
+    Raises ApiError for a schema that needs a package which is not installed.
+    """
+    if form.option != "json_schema" or isinstance(form.value, str):
+        return ()
+    try:
+        return read_schema(form.value, place=form.place)
+    except ApiError:
+        if find_spec("llguidance") is None:
+            raise
+        return ()
+
+
+def sampling_of(request: CommonRequest, *, max_new_tokens: int | None, form: AnswerForm | None) -> SamplingParams:
+    """How tokens are chosen; None is the default. Raises ApiError for a form that is no JSON schema."""
+    given = {name: getattr(request, name) for name in _SAMPLING} | {"max_new_tokens": max_new_tokens}
+    if request.top_k is not None:
+        given["top_k"] = max(request.top_k, 0)
+    if form is not None:
+        given[form.option] = form.value
+    try:
+        return SamplingParams(**{name: value for name, value in given.items() if value is not None})
+    except ValueError:  # the schema of the request checks everything else
+        place = form.place if form is not None else None
+        raise ApiError(f"`{place}` is no JSON schema.", code="invalid_value", param=place) from None
 
 
 def _is_ignored(turn: Turn, used: Sequence[Turn]) -> bool:

@@ -13,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
+from llama_adapter.app.captioning.tasks.answers import TOO_COMPLEX
 from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.pictures.reading.reader import CRASHED, TIMEOUT
 from llama_adapter.app.serving.http_api.schemas import (
@@ -23,7 +24,7 @@ from llama_adapter.app.serving.http_api.schemas import (
 from llama_adapter.app.serving.online.base import REPLICA_LOST
 from llama_adapter.app.serving.online.reading_pool import READING_BUSY, READING_FAILED
 from llama_adapter.app.serving.online.types import BusyError, ServiceError
-from llama_adapter.llm.errors import PromptError, PromptTooLongError
+from llama_adapter.llm.errors import GrammarError, PromptError, PromptTooLongError
 from llama_adapter.runtime.errors import LlamaAdapterError, UsageError
 from llama_adapter.runtime.problems import describe
 from llama_adapter.vision.errors import PICTURE_ERROR_CODES
@@ -44,7 +45,7 @@ _FRAMEWORK_ERRORS: Mapping[int, tuple[str, str]] = {
 }
 _ANSWER_STATUS: Mapping[str, int] = {
     **REFUSED,
-    **dict.fromkeys((*PICTURE_ERROR_CODES, TIMEOUT, CRASHED), 400),
+    **dict.fromkeys((*PICTURE_ERROR_CODES, TIMEOUT, CRASHED, TOO_COMPLEX.code), 400),
     **dict.fromkeys((READING_BUSY, READING_FAILED, REPLICA_LOST, "out_of_memory"), 503),
     "cancelled": 503,  # the client is still connected, so the service is closing
     "deadline": 504,
@@ -113,7 +114,7 @@ def of_status(status: int, *, headers: Mapping[str, str] | None = None) -> ApiEr
 def of_answer(error: AnswerError, *, place: str = "messages") -> ApiError:
     """The error for a request that was accepted and failed; `place` names the field with the picture."""
     status = _ANSWER_STATUS.get(error.code, 500)
-    param = place if status == 400 and error.code != "invalid_value" else None
+    param = place if status == 400 and error.code not in ("invalid_value", TOO_COMPLEX.code) else None
     return ApiError(error.message, status=status, code=error.code, param=param, headers=_ANSWER_HEADERS.get(status))
 
 
@@ -132,7 +133,7 @@ def of_refusal(error: Exception) -> ApiError:
         case PromptTooLongError():
             message = f"{problem.sentence.rstrip('.')}: shorten the prompt."
             return ApiError(message, code="context_length_exceeded", param="messages")
-        case UsageError():
+        case UsageError() | GrammarError():
             return ApiError(f"{problem.sentence.rstrip('.')}.", code="invalid_value")
         case PromptError() | ValueError():
             return ApiError(message, code="invalid_value")

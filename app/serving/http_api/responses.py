@@ -12,9 +12,18 @@ from llama_adapter.app.captioning.captioner import ModelInfo
 from llama_adapter.app.captioning.tasks.answers import Answer, TextDelta
 from llama_adapter.app.serving.http_api.asking import Form, NumberedEvent
 from llama_adapter.app.serving.http_api.chat import extensions_of, logprobs_of
-from llama_adapter.app.serving.http_api.conversation import ChatQuestion, Turn, turn_of, understand_turns
+from llama_adapter.app.serving.http_api.conversation import (
+    ANY_OBJECT,
+    ChatQuestion,
+    Turn,
+    form_of,
+    schema_of,
+    turn_of,
+    understand_turns,
+)
 from llama_adapter.app.serving.http_api.errors import ApiError, of_answer
 from llama_adapter.app.serving.http_api.schemas import (
+    JsonObjectFormat,
     JsonSchemaText,
     ResponsesRequest,
     with_task_fields,
@@ -32,12 +41,17 @@ def understand(request: ResponsesRequest) -> ChatQuestion:
     else:
         turns += [turn_of(item, place=f"input[{index}]") for index, item in enumerate(request.input)]
     wanted = None if request.text is None else request.text.format
+    schema = schema_of(request.response_format)
+    if isinstance(wanted, JsonSchemaText):
+        schema = "text.format.schema", wanted.schema_
+    elif isinstance(wanted, JsonObjectFormat):
+        schema = "text.format", ANY_OBJECT
     return understand_turns(
         turns,
         request,
         place="input",
         max_new_tokens=request.max_output_tokens,
-        schema=("text.format.schema", wanted.schema_) if isinstance(wanted, JsonSchemaText) else None,
+        form=form_of(request, schema),
         with_logprobs="message.output_text.logprobs" in (request.include or ()),
         num_top_logprobs=request.top_logprobs or 0,
     )
@@ -126,7 +140,9 @@ class ResponsesReply:
         async for _, event in events:
             if isinstance(event, TextDelta):
                 has_text = True
-                yield numbered("response.output_text.delta", **part, delta=event.text, logprobs=[])
+                yield numbered(
+                    "response.output_text.delta", **part, delta=event.text, logprobs=logprobs_of(event.logprobs)
+                )
             elif event.error is not None:
                 error = of_answer(event.error).envelope()["error"]
                 yield numbered("error", **error, error=error)
@@ -152,5 +168,5 @@ class ResponsesReply:
         return {"id": self._item_id, "type": "message", "role": "assistant", "status": status, "content": content}
 
     def _part(self, text: str, answer: Answer | None = None) -> dict[str, Any]:
-        logprobs = logprobs_of(answer) if answer is not None and self._with_logprobs else []
+        logprobs = logprobs_of(answer.logprobs) if answer is not None and self._with_logprobs else []
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}

@@ -149,7 +149,7 @@ Seed = Annotated[int, Field(ge=-LARGEST_SEED - 1, le=LARGEST_SEED), _whole]
 TopK = Annotated[int, Field(ge=-1, le=_INT32), _whole]
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), _whole]
 Answers = Annotated[int, Field(ge=1, le=MAX_ANSWERS), _whole]
-NoPenalty = Annotated[float, Field(ge=0, le=0)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
 Neutral = Annotated[float, Field(ge=1, le=1)]  # a factor that changes nothing
 Metadata = Annotated[dict[str, str], BeforeValidator(_without_nulls, json_schema_input_type=dict[str, str | None])]
 
@@ -202,7 +202,7 @@ class TextFormat(Part):
 
 
 class AnswerSchema(Part):
-    """A JSON schema whose properties are strings, booleans and enums."""
+    """A JSON schema. Strings, booleans and enums are asked as questions; any other schema guides the whole answer."""
 
     name: str | None = Field(None, max_length=64)
     description: str | None = None
@@ -217,17 +217,29 @@ class JsonSchemaFormat(Part):
     json_schema: AnswerSchema
 
 
+class JsonObjectFormat(Part):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class StructuredOutputs(Part):
+    """The form of the answer, as vLLM takes it: one of these."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json", description="A JSON schema.")
+    json_object: bool | None = Field(None, description="Any JSON object.")
+    regex: str | None = None
+
+
 class NeutralParameters(Part):
     """Unsupported parameters: accepted at a value that changes nothing, refused otherwise."""
 
-    frequency_penalty: NoPenalty | None = None
-    presence_penalty: NoPenalty | None = None
     logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
     tools: NoList | None = None
     tool_choice: Literal["none", "auto"] | None = None
     functions: NoList | None = None
     function_call: Literal["none", "auto"] | None = None
-    response_format: Annotated[TextFormat | JsonSchemaFormat, Discriminator("type")] | None = None
+    response_format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Discriminator("type")] | None = None
     modalities: Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] | None = None
     audio: None = None
     prediction: None = None
@@ -240,7 +252,6 @@ class NeutralParameters(Part):
     prompt_cache_options: None = None
     prompt_cache_retention: None = None
     # Parameters of vLLM and llama.cpp.
-    min_p: NoPenalty | None = None
     typical_p: Neutral | None = None
     repeat_penalty: Neutral | None = None
     length_penalty: Neutral | None = None
@@ -255,12 +266,8 @@ class NeutralParameters(Part):
     continue_final_message: No | None = None
     echo: No | None = None
     prompt_logprobs: None = None
-    guided_json: None = None
-    guided_regex: None = None
     guided_grammar: None = None
-    structured_outputs: None = None
     grammar: None = None
-    json_schema: None = None
 
 
 class IgnoredParameters(NeutralParameters):
@@ -292,7 +299,19 @@ class CommonRequest(IgnoredParameters):
     temperature: float | None = Field(None, ge=0, le=2, description="Default: 0, greedy decoding.")
     top_p: float | None = Field(None, ge=0, le=1, description="Default: 0.75. Used with a temperature above 0.")
     top_k: TopK | None = Field(None, description="Extension. Default: 0 (or -1), all tokens.")
+    min_p: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="Extension. Default: 0. Drops tokens below this share of the likeliest one's probability.",
+    )
     seed: Seed | None = Field(None, description="Equal seeds give equal samples.")
+    presence_penalty: Penalty | None = Field(
+        None, description="Default: 0. Subtracted from the logit of each token that the answer has."
+    )
+    frequency_penalty: Penalty | None = Field(
+        None, description="Default: 0. Subtracted from a token's logit each time that it occurs in the answer."
+    )
     repetition_penalty: float | None = Field(
         None,
         ge=0.01,
@@ -303,6 +322,12 @@ class CommonRequest(IgnoredParameters):
     stop: TextOr[StopText, StopTexts] | None = Field(
         None, description="The answer ends before the first of these texts."
     )
+    json_schema: dict[str, Any] | None = Field(None, description="As `response_format`, in the form of llama.cpp.")
+    guided_json: dict[str, Any] | str | None = Field(None, description="The same in the form of vLLM.")
+    guided_regex: str | None = Field(
+        None, description="Extension, as in vLLM: the whole answer matches this regular expression."
+    )
+    structured_outputs: StructuredOutputs | None = Field(None, description="The same in the newer form of vLLM.")
     output_ids: bool | None = Field(
         None, description="Extension: `answer_details.output_ids` has the token ids of the answer."
     )
@@ -327,8 +352,8 @@ class ChatRequest(CommonRequest):
     n: Answers | None = Field(None, description="Number of answers. With a seed, answer i has seed + i.")
     logprobs: bool | None = Field(
         None,
-        description="The log-probability of each generated token, before temperature, `top_p` and `top_k`. A stream "
-        "sends them with `finish_reason`. Scored answers have none.",
+        description="The log-probability of each generated token, before temperature, `top_p` and `top_k`. "
+        "Scored answers have none.",
     )
     top_logprobs: TopLogprobs | None = Field(
         None, description="With `logprobs`: the likeliest tokens in the place of each generated token."
@@ -351,10 +376,9 @@ class CompletionRequest(CommonRequest):
     logprobs: Annotated[int, Field(ge=0, le=5), _whole] | None = Field(
         None,
         description="The log-probability of each generated token, and of this number of the likeliest tokens in its "
-        "place. A stream sends them with `finish_reason`.",
+        "place.",
     )
     suffix: None = None
-    response_format: TextFormat | None = None
     stream_options: StreamOptions | None = None
 
 
@@ -381,7 +405,7 @@ class JsonSchemaText(AnswerSchema):
 class TextConfig(Part):
     """The form of the answer's text."""
 
-    format: Annotated[TextFormat | JsonSchemaText, Discriminator("type")] | None = None
+    format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaText, Discriminator("type")] | None = None
     verbosity: Literal["medium"] | None = None
 
 

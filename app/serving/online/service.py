@@ -131,7 +131,7 @@ class Service(QueuedService[Entry]):
         """See `QueuedService.submit`."""
         captioner = self._loaded()
         self._check_sizes(ask)
-        prompt = captioner.encode_prompt(ask.prompt, ask.task, max_tokens=ask.sampling.max_prompt_tokens)
+        prompt = captioner.encode_prompt(ask.prompt, ask.task, sampling=ask.sampling)
         text_prefix = captioner.info.text_prefix(ask.text_prefix)
         if ask.picture is not None:
             captioner.info.require_adapter()

@@ -23,6 +23,10 @@ SESSION_SECONDS: Final = 6 * 3600  # a page that is not used for this time loses
 
 _SAMPLE_SIDE: Final = 96  # pixels
 _DEFAULTS: Final = SamplingParams()
+_PENALTIES: Final = {
+    "Presence": "Above 0: against words that the answer has.",
+    "Frequency": "Above 0: against words that it repeats.",
+}
 _BUTTONS: Final = Path(__file__).with_name("buttons.js").read_text(encoding="utf-8")
 _PICK: Final = Path(__file__).with_name("picker.js").read_text(encoding="utf-8")
 
@@ -109,6 +113,13 @@ def build_settings(first: Component | None = None) -> list[Component]:
         )
         info = "Sample from the most likely tokens up to this total probability."
         top_p = share_slider("Top p", value=_DEFAULTS.top_p, info=info)
+        info = "Drop tokens less likely than this share of the likeliest one's probability."
+        min_p = share_slider("Min p", value=_DEFAULTS.min_p, info=info)
+        with gr.Row():
+            presence, frequency = (
+                gr.Slider(-2, 2, value=0.0, step=0.1, label=f"{name} penalty", info=info, min_width=120)
+                for name, info in _PENALTIES.items()
+            )
         with gr.Row():
             top_k = gr.Number(
                 value=_DEFAULTS.top_k, minimum=0, precision=0, label="Top k", info="0: all tokens.", min_width=120
@@ -121,10 +132,19 @@ def build_settings(first: Component | None = None) -> list[Component]:
                 max_length=20,
                 min_width=120,
             )
-    return [max_new_tokens, temperature, top_p, top_k, seed]
+    return [max_new_tokens, temperature, top_p, top_k, seed, min_p, presence, frequency]
 
 
-def sampling_of(max_new_tokens: Any, temperature: Any, top_p: Any, top_k: Any, seed: Any) -> SamplingParams:
+def sampling_of(
+    max_new_tokens: Any,
+    temperature: Any,
+    top_p: Any,
+    top_k: Any,
+    seed: Any,
+    min_p: Any,
+    presence_penalty: Any,
+    frequency_penalty: Any,
+) -> SamplingParams:
     """Sampling parameters from the values that a browser sent. Raises ValueError for a wrong type or range."""
     params = SamplingParams(
         max_new_tokens=_whole(max_new_tokens),
@@ -132,6 +152,9 @@ def sampling_of(max_new_tokens: Any, temperature: Any, top_p: Any, top_k: Any, s
         top_p=top_p,
         top_k=_whole(0 if top_k is None else top_k),
         seed=_seed(seed),
+        min_p=min_p,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
     )
     if not 1 <= params.max_new_tokens <= MAX_NEW_TOKENS:
         raise ValueError(f"Maximum tokens must be in 1..{MAX_NEW_TOKENS}, got {params.max_new_tokens}")

@@ -333,3 +333,21 @@ def test_an_answer_says_what_was_transparent_or_damaged_whatever_form_the_pictur
     assert twin.details == {}
     assert part.details == {"transparent": True, "damaged": True}
     assert part.error is None
+
+
+def test_several_answers_have_seeds_of_their_own_and_log_probabilities(captioner: Captioner) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 6, "temperature": 2.0, "top_p": 1.0}
+    several = captioner.generate(PICTURES[:2], "Is it red?", n=3, seed=5, logprobs=2, **options)
+    alone = [captioner.generate(PICTURES[:2], "Is it red?", seed=seed, **options) for seed in (5, 6, 7)]
+    deltas = [event for event in captioner.stream(PICTURES[0], logprobs=0) if isinstance(event, TextDelta)]
+
+    assert [answer.index for answer in several] == list(range(6))
+    assert [answer.text for answer in several] == [alone[seed][picture].text for picture in (0, 1) for seed in range(3)]
+    for answer in several:
+        assert [len(one.top) for one in answer.logprobs] == [2] * len(answer.token_ids)
+        assert all(one.top[0][1] >= one.top[1][1] and one.top[0][1] >= one.logprob for one in answer.logprobs)
+    assert not alone[0][0].logprobs
+    assert all(len(delta.logprobs) == len(delta.token_ids) for delta in deltas)
+    for wrong in ({"n": 0}, {"logprobs": -1}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            captioner.generate(PICTURES[0], **wrong)  # type: ignore[arg-type]

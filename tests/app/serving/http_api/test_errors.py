@@ -8,7 +8,7 @@ from llama_adapter.app.captioning.tasks.answers import NOT_FINITE
 from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.serving.http_api.errors import ApiError, of_answer, of_refusal, of_status
 from llama_adapter.app.serving.online.types import BusyError, UnavailableError
-from llama_adapter.llm.errors import PromptError, PromptTooLongError
+from llama_adapter.llm.errors import GrammarError, PromptError, PromptTooLongError
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.problems import rule_for
 from llama_adapter.vision.errors import PICTURE_ERROR_CODES
@@ -63,6 +63,7 @@ def test_a_refused_request_has_a_status_and_a_code(
     ("raised", "message"),
     [
         (PromptError("It is bad", hint="do well"), "It is bad: do well."),
+        (GrammarError("It is bad", hint="it quotes the request"), "It is bad."),
         (ValueError("It is bad."), "It is bad."),
         # Without hints about the settings of the server:
         (PromptTooLongError(600, 512), "The prompt has 600 tokens, the context holds 512: shorten the prompt."),

@@ -177,11 +177,8 @@ def test_earlier_turns_are_no_reason_to_refuse(earlier: list[Any]) -> None:
 
 def test_nothing_given_and_null_mean_the_defaults_of_the_product() -> None:
     given = question()
-    null = question(
-        **dict.fromkeys(
-            ("temperature", "top_p", "top_k", "seed", "repetition_penalty", "stop", "max_tokens", "answer_choices")
-        )
-    )
+    names = ("temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty", "presence_penalty")
+    null = question(**dict.fromkeys((*names, "frequency_penalty", "stop", "max_tokens", "answer_choices")))
 
     assert given.sampling == null.sampling == SamplingParams()
     assert (given.stop, given.question) == (null.stop, null.question)
@@ -189,21 +186,11 @@ def test_nothing_given_and_null_mean_the_defaults_of_the_product() -> None:
 
 
 def test_parameters_arrive_as_they_are_given() -> None:
-    asked = question(
-        temperature=0.5,
-        top_p=0.25,
-        top_k=3,
-        seed=-7,
-        repetition_penalty=1.2,
-        max_completion_tokens=9,
-        stop=["a", "b"],
-        n=3,
-        logprobs=True,
-    )
+    given = {"temperature": 0.5, "top_p": 0.25, "top_k": 3, "min_p": 0.1, "seed": -7}
+    given |= {"repetition_penalty": 1.2, "presence_penalty": -2, "frequency_penalty": 0.5}
+    asked = question(**given, max_completion_tokens=9, stop=["a", "b"], n=3, logprobs=True)
 
-    assert asked.sampling == SamplingParams(
-        max_new_tokens=9, temperature=0.5, top_p=0.25, top_k=3, seed=-7, repetition_penalty=1.2
-    )
+    assert asked.sampling == SamplingParams(max_new_tokens=9, **given)
     assert (asked.stop, asked.num_answers, asked.with_logprobs) == (("a", "b"), 3, True)
     assert question(top_k=-1).sampling.top_k == 0
     assert question(max_tokens=5, stop="a").stop == ("a",)

@@ -41,8 +41,8 @@ SCORED = answer("yes", finish="choice", choice={"yes": 0.75, "no": 0.25})
 FAILED = answer("a", error=AnswerError(code="engine_failed", message="It failed."))
 
 
-def piece(text: str, index: int = 0) -> TextDelta:
-    return TextDelta(index=index, text=text)
+def piece(text: str, index: int = 0, logprobs: tuple[TokenLogprob, ...] = ()) -> TextDelta:
+    return TextDelta(index=index, text=text, logprobs=logprobs)
 
 
 CASES: dict[str, tuple[list[TextDelta | Answer], dict[str, Any]]] = {
@@ -52,6 +52,10 @@ CASES: dict[str, tuple[list[TextDelta | Answer], dict[str, Any]]] = {
     "scored": ([SCORED], {}),
     "failed": ([piece("a "), FAILED], {}),
     "log-probabilities": ([piece("é star"), KNOWN], {"with_logprobs": True}),
+    "log-probabilities in pieces": (
+        [piece("é", logprobs=KNOWN.logprobs[:2]), piece(" star", logprobs=KNOWN.logprobs[2:]), KNOWN],
+        {"with_logprobs": True},
+    ),
     "log-probabilities without a wish": ([KNOWN], {}),
     "scored with log-probabilities": ([SCORED], {"with_logprobs": True}),
 }

@@ -11,6 +11,7 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
+from llama_adapter.app.serving.http_api import conversation
 from llama_adapter.app.serving.http_api.api import ApiSettings, create_api
 from llama_adapter.app.serving.http_api.guards import MAX_SEPARATORS, GuardSettings
 from llama_adapter.app.serving.http_api.schemas import (
@@ -160,7 +161,7 @@ INVALID_RESPONSES = [
     responses(colour="red"),
     responses(max_output_tokens=0),
     responses(include=["file_search_call.results"]),
-    responses(text={"format": {"type": "json_schema", "name": "a", "schema": {"type": "array"}}}),
+    responses(text={"format": {"type": "json_schema", "name": "a", "schema": {"type": "array"}}}, guided_regex="a"),
     responses([{"type": "item_reference", "id": "msg_1"}]),
     responses([{"type": "function_call_output", "call_id": "a", "output": "b"}]),
     responses([{"type": "message", "content": "b"}]),
@@ -279,7 +280,8 @@ def test_json_is_accepted_and_whole_numbers_may_have_a_point(api: TestClient) ->
         chat(response_format=json_schema({"a": {"enum": [SECRET, SECRET]}})),
     ],
 )
-def test_no_error_quotes_the_request(api: TestClient, content: Any) -> None:
+def test_no_error_quotes_the_request(api: TestClient, content: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversation, "find_spec", lambda name: None)  # so that schemas are refused
     response = sent(api, content)
 
     assert response.status_code == 400

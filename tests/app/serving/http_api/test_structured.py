@@ -1,20 +1,35 @@
 """Which JSON schemas can be answered, which questions they become, and the JSON built from the answers."""
 
+import dataclasses
 import json
+import re
 from typing import Any
 
+import jsonschema
 import pytest
+from starlette.testclient import TestClient
 
+from llama_adapter import Captioner
 from llama_adapter.app.captioning.tasks.choose import OneOf
 from llama_adapter.app.captioning.tasks.question import Question
 from llama_adapter.app.captioning.tasks.task import FREE_TEXT
 from llama_adapter.app.pictures.answer_error import AnswerError
+from llama_adapter.app.serving.http_api import completions, conversation, responses
+from llama_adapter.app.serving.http_api.api import ApiSettings, create_api
 from llama_adapter.app.serving.http_api.chat import understand
 from llama_adapter.app.serving.http_api.errors import ApiError
-from llama_adapter.app.serving.http_api.schemas import MAX_PROPERTIES, ChatRequest, with_task_fields
+from llama_adapter.app.serving.http_api.schemas import (
+    MAX_PROPERTIES,
+    ChatRequest,
+    CompletionRequest,
+    ResponsesRequest,
+    with_task_fields,
+)
 from llama_adapter.app.serving.http_api.structured import combined, read_schema
+from llama_adapter.app.serving.online.service import Service
+from llama_adapter.llm.engine.sampling_params import SamplingParams
 from tests.app.serving.http_api.live import answer
-from tests.app.serving.http_api.requests import chat, image, json_schema, user
+from tests.app.serving.http_api.requests import RED_STAR, chat, data_uri, image, json_schema, user
 
 COLOUR = {"enum": ["red", "blue"], "type": "string", "description": "What color is it?", "title": "Colour"}
 STAR = {"type": "boolean", "description": "Is it a star?"}
@@ -122,6 +137,67 @@ def test_other_schemas_are_refused_by_the_place_that_is_not_supported(schema: di
     assert (caught.value.http_status, caught.value.code, caught.value.param) == (400, "unsupported_schema", place)
 
 
+NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+ANY = {"type": "object"}
+RESPONSES, COMPLETIONS = with_task_fields(ResponsesRequest), CompletionRequest
+
+
+@pytest.mark.parametrize(
+    ("parameters", "wanted"),
+    [
+        (
+            {"response_format": json_schema({"n": {"type": "integer"}})},
+            {"json_schema": {**NUMBER, "additionalProperties": False}},
+        ),
+        ({"response_format": {"type": "json_object"}}, {"json_schema": ANY}),
+        ({"json_schema": NUMBER}, {"json_schema": NUMBER}),
+        ({"guided_json": NUMBER}, {"json_schema": NUMBER}),
+        ({"guided_json": json.dumps(STAR)}, {"json_schema": STAR}),
+        ({"guided_regex": "a|b"}, {"regex": "a|b"}),
+        ({"structured_outputs": {"json": NUMBER, "regex": None}}, {"json_schema": NUMBER}),
+        ({"structured_outputs": {"json_object": True}}, {"json_schema": ANY}),
+        ({"structured_outputs": {"regex": "[0-9]"}}, {"regex": "[0-9]"}),
+    ],
+)
+def test_what_separate_questions_cannot_answer_guides_the_whole_answer(parameters: Any, wanted: dict[str, Any]) -> None:
+    asked = [understand(with_task_fields(ChatRequest).model_validate(chat(**parameters)))]
+    asked.append(completions.understand(COMPLETIONS.model_validate({"model": "m", "prompt": "p", **parameters})))
+    formats = {"json_schema": lambda own: {"type": "json_schema", **own["json_schema"]}, "json_object": lambda own: own}
+    given = parameters.get("response_format")
+    others = parameters if given is None else {"text": {"format": formats[given["type"]](given)}}
+    asked.append(responses.understand(RESPONSES.model_validate({"model": "m", "input": "p", **others})))
+
+    for one in asked:
+        assert one.properties == ()
+        sampling = dataclasses.replace(one.sampling, max_new_tokens=64)
+        assert sampling == SamplingParams(**wanted)
+
+
+def test_without_the_package_only_separate_questions_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversation, "find_spec", lambda name: None)
+
+    with pytest.raises(ApiError) as caught:
+        asked({"n": {"type": "integer"}})
+    assert caught.value.code == "unsupported_schema"
+    assert len(asked({"star": STAR})) == 1
+
+
+@pytest.mark.parametrize(
+    ("parameters", "param"),
+    [
+        ({"guided_regex": "a", "json_schema": NUMBER}, "guided_regex"),
+        ({"guided_json": "{"}, "guided_json"),
+        ({"structured_outputs": {"json": "[]"}}, "structured_outputs.json"),
+        ({"guided_regex": "a", "answer_choices": ["a", "b"]}, None),
+    ],
+)
+def test_forms_that_are_no_form_are_refused(parameters: dict[str, Any], param: str | None) -> None:
+    with pytest.raises(ApiError) as caught:
+        understand(with_task_fields(ChatRequest).model_validate(chat(**parameters)))
+
+    assert (caught.value.code, caught.value.param) == ("invalid_value", param)
+
+
 @pytest.mark.parametrize(
     ("properties", "parameters", "param"),
     [
@@ -136,3 +212,32 @@ def test_parameters_that_do_not_go_with_a_schema_are_refused(
         asked(properties, **parameters)
 
     assert (caught.value.code, caught.value.param) == ("invalid_value", param)
+
+
+def test_the_service_answers_in_each_form_or_says_why_not() -> None:
+    service = Service(Captioner.load)
+    service.start()
+    service.wait_until_ready(60)
+    api = TestClient(create_api(service, settings=ApiSettings()), base_url="http://localhost")
+    array = {"type": "array", "items": {"enum": ["a", 3]}, "minItems": 2, "maxItems": 4}
+    asked = user(image(data_uri(RED_STAR.read_bytes())), "What color is it?")
+
+    def sent(**parameters: Any) -> Any:
+        return api.post("/v1/chat/completions", json=chat(asked, **parameters)).json()
+
+    try:
+        (one,) = sent(guided_regex="(red|blue) [a-z]{2,5}!")["choices"]
+        several = sent(json_schema=array, n=3, seed=4, temperature=1)["choices"]
+        (cut,) = sent(response_format={"type": "json_schema", "json_schema": {"schema": ANY}}, max_tokens=1)["choices"]
+        errors = [sent(**form)["error"] for form in ({"guided_regex": "(x"}, {"json_schema": {"not": {}}})]
+    finally:
+        service.close()
+
+    assert re.fullmatch("(red|blue) [a-z]{2,5}!", one["message"]["content"])
+    for choice in several:
+        jsonschema.validate(json.loads(choice["message"]["content"]), array)
+    assert cut["finish_reason"] == "length"
+    assert [(error["code"], error["message"]) for error in errors] == [
+        ("invalid_value", "The regular expression is invalid, or too complex to follow."),
+        ("invalid_value", "The JSON schema uses `not`, which is not supported."),
+    ]

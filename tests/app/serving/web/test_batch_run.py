@@ -166,7 +166,7 @@ def test_closing_the_results_early_cancels_what_is_in_flight() -> None:
 
 def test_too_many_batches_at_once_are_refused(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llama_adapter.app.serving.web.batch.MAX_RUNS_AT_ONCE", 1)
-    events, settings = BatchEvents(service, samples=[], runs=Runs()), (16, 0, 0.9, 0, "")
+    events, settings = BatchEvents(service, samples=[], runs=Runs()), (16, 0, 0.9, 0, "", 0, 0, 0)
 
     def start(page: str) -> AsyncGenerator[list[Any]]:
         request: Any = SimpleNamespace(session_hash=page)
