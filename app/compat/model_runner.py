@@ -385,7 +385,8 @@ class ModelRunner:
     @property
     def _end_ids(self) -> tuple[int, ...]:
         """The tokens that end an answer of an own model: of its configuration, else of its tokenizer."""
-        own = getattr(self.tokenizer, "eos_token_id", getattr(self.tokenizer, "eos_id", ()))
+        known = (getattr(self.tokenizer, name, None) for name in ("eos_token_id", "end_ids", "eos_id"))
+        own = next((one for one in known if one is not None), ())
         found = getattr(self.hf_config, "eos_token_id", None) or own
         return (found,) if isinstance(found, int) else tuple(found or ())
 

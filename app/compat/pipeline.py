@@ -450,10 +450,9 @@ def _check_tokenizer(tokenizer: Any, captioner: Captioner) -> None:
             f"tokenizer must be an object with `encode`, got {type(tokenizer).__name__}",
             hint="leave it out: the model brings its own",
         )
-    theirs, ours = list(encode(_PROBE)), captioner.tokenizer.encode(_PROBE)
-    if [
-        token_id for token_id in theirs if token_id not in (captioner.tokenizer.bos_id, captioner.tokenizer.eos_id)
-    ] != ours[1:]:
+    theirs, ours = list(encode(_PROBE)), captioner.tokenizer.encode(_PROBE, bos=False)
+    around = (captioner.tokenizer.bos_id, *captioner.tokenizer.end_ids)
+    if [token_id for token_id in theirs if token_id not in around] != ours:
         raise UsageError(
             "The tokenizer given is not the model's: it encodes a text to other ids",
             hint="leave `tokenizer` out: the model brings its own",

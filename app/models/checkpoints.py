@@ -520,6 +520,13 @@ def find_llama(llama_dir: str | os.PathLike[str], *, llama_type: str | None = No
     return LlamaFolder(folder=folder, form=form, tokenizer=tokenizer)
 
 
+def tokenizer_of(folder: str | os.PathLike[str]) -> Tokenizer:
+    """The tokenizer in a bundle, a LLaMA folder, or beside a LLaMA folder. Raises CheckpointError if there is none."""
+    place = Path(folder)
+    file = find_tokenizer(place)
+    return find_llama(place).open_tokenizer() if file is None else Tokenizer.load(file, read_settings(place))
+
+
 def open_llama(place: LlamaFolder) -> LlamaSource:
     """Open a LLaMA folder. Raises the CheckpointError of its reader."""
     opened: LlamaSource = _OPENERS[place.form](place.folder)

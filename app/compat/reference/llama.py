@@ -21,7 +21,7 @@ from llama_adapter.app.captioning.stage_clock import StageClock
 from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.captioning.tasks.prompts import RawPrompt
 from llama_adapter.app.compat.reference.pictures import SessionEncoder, clip_transform, encoder_pixels
-from llama_adapter.app.models.checkpoints import RELEASED_ADAPTERS, find_llama
+from llama_adapter.app.models.checkpoints import RELEASED_ADAPTERS, find_llama, tokenizer_of
 from llama_adapter.app.models.named.located import find_weights
 from llama_adapter.app.models.spec import DEFAULT_BATCH_SIZE, CaptionerSpec
 from llama_adapter.llm.engine.sampling_params import SamplingParams
@@ -46,9 +46,9 @@ llama_adapter = tokenizer = utils = sys.modules[__name__]
 class Tokenizer:
     """LLaMA's tokenizer with the methods of the reference."""
 
-    def __init__(self, model_path: str | os.PathLike[str]) -> None:
-        """Raises CheckpointError if the file is not a SentencePiece model."""
-        self._own = OwnTokenizer.load(model_path)
+    def __init__(self, model_path: str | os.PathLike[str], *, own: OwnTokenizer | None = None) -> None:
+        """Raises CheckpointError if the file is no tokenizer; `own` is one that was read already."""
+        self._own = own or OwnTokenizer.load(model_path)
         self.n_words, self.bos_id, self.eos_id = self._own.vocab_size, self._own.bos_id, self._own.eos_id
         self.pad_id = -1
 
@@ -320,14 +320,15 @@ def _llama_folder(llama_dir: str | os.PathLike[str], llama_type: str | None) -> 
 def _open_tokenizer(values: Mapping[str, Any], given: str | os.PathLike[str] | None) -> Tokenizer:
     """The tokenizer of a bundle or a LLaMA folder; raises CheckpointError if `given` is a different tokenizer."""
     if "model" in values:
-        return Tokenizer(Path(values["model"]) / "tokenizer.model")
-    file = find_llama(values["llama_dir"]).require_tokenizer()
-    if given is not None and OwnTokenizer.load(given).data != OwnTokenizer.load(file).data:
+        return Tokenizer(values["model"], own=tokenizer_of(values["model"]))
+    place = find_llama(values["llama_dir"])
+    file, own = place.require_tokenizer(), place.open_tokenizer()
+    if given is not None and OwnTokenizer.load(given).data != own.data:
         raise CheckpointError(
             f"The tokenizer `{given}` differs from `{file}`, which is used with the LLaMA beside it",
             hint="put the right one beside the LLaMA, or into its folder",
         )
-    return Tokenizer(file)
+    return Tokenizer(file, own=own)
 
 
 def _clip_file(clip_model: str) -> str | None:

@@ -12,7 +12,7 @@ from llama_adapter.app.compat.pipeline import InferTask as OwnInferTask
 from llama_adapter.app.compat.pipeline import Pipeline
 from llama_adapter.app.compat.pipeline import pipeline as open_pipeline
 from llama_adapter.app.compat.streamer import TextIteratorStreamer, TextStreamer
-from llama_adapter.app.models.checkpoints import find_llama
+from llama_adapter.app.models.checkpoints import tokenizer_of
 from llama_adapter.app.models.models_by_name import find_model, model_settings
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.errors import UsageError
@@ -85,8 +85,7 @@ class AutoTokenizer:
         except UsageError as error:
             say(f"note: the pipeline's model brings its own tokenizer. {error.message}")
             return None
-        file = place if place.is_file() else place / "tokenizer.model"
-        return Tokenizer.load(file if file.is_file() else find_llama(place).require_tokenizer())
+        return Tokenizer.load(place) if place.is_file() else tokenizer_of(place)
 
 
 def pipeline(task: str, model: Any = None, *arguments: Any, **settings: Any) -> Pipeline:

@@ -201,8 +201,8 @@ class TrainableModel(nn.Module):
         """The float32 sum of the loss over all labels, and the sums for each row, (B).
 
         `tokens_BS` and `labels_BS` are int64, padded with 0 after the tokens. Logits at position t are compared with
-        labels at t + 1; label 0 has no loss. `encoded` is the result of `encode`, with a row for each row of tokens or
-        one row for all; None for an adapter for texts.
+        labels at t + 1; `IGNORED` labels have no loss. `encoded` is the result of `encode`, with a row for each row of
+        tokens or one row for all; None for an adapter for texts.
         """
         loss, loss_B = self.decoder(tokens_BS, labels_BS, self.visual_query(encoded))
         return loss, loss_B

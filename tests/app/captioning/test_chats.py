@@ -1,0 +1,212 @@
+"""A model with a `tokenizer.json` and a chat template: in Python, over HTTP, as an export, in training and bundles."""
+
+import dataclasses
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import tokenizers
+import torch
+import transformers
+
+from llama_adapter import Captioner, Dialogue, PromptError, RawPrompt, UsageError
+from llama_adapter.app.command_line.doctor.model import diagnose
+from llama_adapter.app.jobs.records.key import record_settings
+from llama_adapter.app.learning.training.asking import Asker
+from llama_adapter.app.learning.training.job import TrainingChoice
+from llama_adapter.app.learning.training.model import open_trainable
+from llama_adapter.app.learning.training.results import write_adapter
+from llama_adapter.app.learning.training.run import model_texts
+from llama_adapter.app.models.bundle import convert
+from llama_adapter.app.models.bundle_manifest import read_manifest
+from llama_adapter.app.models.checkpoints import CHAT_CONTEXT, sources_of
+from llama_adapter.app.models.graph_export.decoder import DecoderJob, run_export_decoder
+from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.models.stream_model import training_template
+from llama_adapter.app.serving.http_api.api import ApiSettings, create_api
+from llama_adapter.app.serving.online.service import Service
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.prompt import format_prompt
+from tests.app.golden import GOLDEN, picture
+from tests.app.serving.http_api.live import served
+from tests.llm.test_chat import CHATML
+from tests.llm.vocabularies import tokenizer_json
+
+TURNS: tuple[Any, ...] = (("system", "Be <|im_end|> brief."), ("user", "Hello"), ("assistant", "Hi."))
+END = "<|im_end|>"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A LLaMA with its tokenizer and chat template, as transformers saves it."""
+    place = tmp_path_factory.mktemp("chat")
+    theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.Tokenizer.from_str(tokenizer_json("Qwen").decode()),
+        eos_token=END,
+        chat_template=CHATML,
+    )
+    theirs.save_pretrained(place)
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=len(theirs),
+        hidden_size=32,
+        intermediate_size=64,
+        num_attention_heads=4,
+        num_hidden_layers=2,
+        eos_token_id=[theirs.convert_tokens_to_ids(END), 5],
+        initializer_range=0.5,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def captioner(folder: Path) -> Captioner:
+    return Captioner.load(llama_dir=folder, device="cpu", dtype="float32")
+
+
+def expected_ids(folder: Path, *turns: tuple[str, str]) -> tuple[int, ...]:
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    messages = [{"role": role, "content": text} for role, text in turns]
+    return tuple(theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+
+
+def test_prompts_are_chats_in_the_models_own_template(folder: Path, captioner: Captioner) -> None:
+    encode = captioner.encode_prompt
+
+    assert captioner.info.template == "chat"
+    assert captioner.info.context == CHAT_CONTEXT
+    assert encode("Why?").token_ids == expected_ids(folder, ("user", "Why?"))
+    assert encode(("Why?", "It is red.")).token_ids == expected_ids(folder, ("user", "Why?\nIt is red."))
+    earlier = (("user", "Hello"), ("assistant", "Hi."))
+    assert encode(Dialogue(earlier, "Why?")).token_ids == expected_ids(folder, *earlier, ("user", "Why?"))
+    assert encode(RawPrompt("Why?")).token_ids == tuple(captioner.tokenizer.encode("Why?"))
+    end = captioner.tokenizer.marks[END].id
+    spelled = encode(Dialogue(TURNS, "<|im_start|>?"))
+    assert spelled.token_ids.count(end) == 4
+    assert spelled.text == "<|im_start|>?"
+
+
+def test_any_end_token_ends_an_answer(folder: Path, captioner: Captioner) -> None:
+    assert captioner.tokenizer.end_ids == (captioner.tokenizer.marks[END].id, 5)
+    model = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    prompts = [(7, 8, 9, number) for number in range(20, 40)]
+    answers = captioner.generate_text([list(prompt) for prompt in prompts], max_new_tokens=20)
+    ends = set()
+    for prompt, answer in zip(prompts, answers, strict=True):
+        whole = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=20)[0, len(prompt) :].tolist()
+        ends |= {whole[-1]} & set(captioner.tokenizer.end_ids)
+        assert list(answer.token_ids) == [one for one in whole if one not in captioner.tokenizer.end_ids]
+    assert ends, "some answers end before the limit"
+
+
+def test_choices_end_with_the_end_of_the_assistants_turn(captioner: Captioner) -> None:
+    encoded = captioner._prompts.encode("How many?", ("1", "10"))
+    whole = captioner.tokenizer.encode_run("assistant\n10", is_inner=True)
+
+    assert encoded.has_end
+    assert encoded.end_id == captioner.tokenizer.marks[END].id
+    assert encoded.continuations[1] == (*whole[-len(encoded.text_ids(1)) :], encoded.end_id)
+    [answer] = captioner.generate_text("How many?", choices=["1", "10"])
+    assert answer.text in ("1", "10")
+
+
+def test_another_template_may_be_asked_for(folder: Path, captioner: Captioner) -> None:
+    with Captioner.load(llama_dir=folder, template="instruction", device="cpu", dtype="float32") as plain:
+        assert plain.encode_prompt("Why?").token_ids == tuple(plain.tokenizer.encode(format_prompt("Why?")))
+        keys = [
+            record_settings(one.spec, info=one.info, sampling=SamplingParams()).get("template")
+            for one in (captioner, plain)
+        ]
+    assert keys[0].startswith("chat ")
+    assert keys[1] == "instruction"
+    with pytest.raises(ValueError, match="template must be instruction or conversation or chat, got 'chatml'"):
+        CaptionerSpec(template="chatml")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="no chat template"):
+        Captioner.load(template="chat")
+
+
+def test_a_chat_that_the_template_refuses_is_one_error(folder: Path, tmp_path: Path) -> None:
+    for file in folder.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "chat_template.jinja").unlink()
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}a"
+    (tmp_path / "chat_template.jinja").write_text(refuses)
+    refused = pytest.raises(PromptError, match="The model's chat template refuses this chat: no system")
+    with Captioner.load(llama_dir=tmp_path, device="cpu", dtype="float32") as captioner, refused:
+        captioner.generate_text(Dialogue(TURNS, "Why?"))
+
+
+def test_a_chat_over_http_is_that_of_transformers(folder: Path, captioner: Captioner) -> None:
+    service = Service(lambda: Captioner.load(llama_dir=folder, device="cpu", dtype="float32"))
+    service.start()
+    service.wait_until_ready()
+    turns = (("system", "Be brief."), ("user", "Hello"), ("assistant", "Hi."), ("user", "Why?"))
+    ids = expected_ids(folder, *turns)
+    [expected] = captioner.generate_text([list(ids)], max_new_tokens=8)
+    messages = [{"role": role, "content": text} for role, text in turns]
+    with closing(service), served(create_api(service, settings=ApiSettings())) as url:
+        asked = {"model": "default", "messages": messages, "max_tokens": 8, "output_ids": True}
+        chat = httpx.post(f"{url}/v1/chat/completions", json=asked, timeout=60).json()
+        given = {"model": "default", "input": messages, "max_output_tokens": 8}
+        response = httpx.post(f"{url}/v1/responses", json=given, timeout=60).json()
+
+    assert chat["usage"]["prompt_tokens"] == len(ids) == response["usage"]["input_tokens"]
+    assert tuple(chat["choices"][0]["answer_details"]["output_ids"]) == expected.token_ids
+    assert chat["choices"][0]["message"]["content"] == expected.text
+    assert response["output"][0]["content"][0]["text"] == expected.text
+
+
+def test_an_export_has_the_tokenizer_and_its_template(folder: Path, tmp_path: Path) -> None:
+    run_export_decoder(DecoderJob(llama_dir=str(folder), out=str(tmp_path / "decoder")))
+    load = {"llama_dir": folder, "device": "cpu", "dtype": "float32"}
+    with Captioner.load(**load) as torchs, Captioner.load(decoder=tmp_path / "decoder") as exported:
+        prompts = ["Why?", Dialogue(TURNS, "Why?")]
+        assert exported.info.template == "chat"
+        assert exported.tokenizer.end_ids == torchs.tokenizer.end_ids
+        answers = [[one.token_ids for one in which.generate_text(prompts)] for which in (torchs, exported)]
+        assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("template", ["chat", None])
+def test_an_adapter_keeps_the_template_of_its_training(template: Any, folder: Path, tmp_path: Path) -> None:
+    choice = TrainingChoice(
+        sets=("bias",),
+        clip=str(GOLDEN / "CLIP/tiny-vit-torchscript.pt"),
+        **{"visual_width": 48, "visual_depth": 2, "visual_heads": 4, "adapter_layers": 2},
+    )
+    spec = CaptionerSpec(llama_dir=str(folder), template=template)
+    model = open_trainable(spec, choice, dtype=torch.float32, device="cpu", seed=0)
+    write_adapter(model, tmp_path / "adapter.pth")
+    given = {"adapter": str(tmp_path / "adapter.pth"), "clip": choice.clip}
+    trained = CaptionerSpec(llama_dir=str(folder), device="cpu", dtype="float32", **given)
+    tokenizer, _, prompt = model_texts(trained)
+    asker = Asker(tokenizer, default_prompt=prompt, template=training_template(trained))
+    row = asker.row("Which?", "red")
+    convert(sources_of(trained), tmp_path / "bundle", dtype=torch.float32)
+
+    expected = (
+        expected_ids(folder, ("user", "Which?")) if template else tuple(tokenizer.encode(format_prompt("Which?")))
+    )
+    assert row.token_ids[: row.num_prompt] == expected
+    assert row.token_ids[-1] == tokenizer.marks[END].id
+    assert row.num_labels == len(row.token_ids) - row.num_prompt, "each token counts: id 0 is one like others"
+    names = {"tokenizer.json", "tokenizer_config.json"}
+    assert names < set(read_manifest(tmp_path / "bundle")["files"])
+    assert {finding.level for finding in diagnose(tmp_path / "bundle")} == {"ok", "not tried"}
+    bundle = dataclasses.replace(CaptionerSpec(model=str(tmp_path / "bundle")), device="cpu", dtype="float32")
+    for one in (trained, bundle):
+        with Captioner.from_spec(one) as captioner:
+            assert captioner.info.template == (template or "instruction")
+            assert captioner.encode_prompt("Which?").token_ids == expected
+            assert captioner.ask(picture(), "Which?", max_new_tokens=2).error is None
+
+
+def test_an_adapter_with_an_unknown_template_is_refused(folder: Path, tmp_path: Path) -> None:
+    file = torch.load(GOLDEN / "adapters/BIAS-TINY.pth", weights_only=True)
+    torch.save({**file, "config": {**file.get("config", {}), "template": "x"}}, tmp_path / "adapter.pth")
+    spec = CaptionerSpec(llama_dir=str(GOLDEN / "LLaMA"), llama_type="TINY", adapter=str(tmp_path / "adapter.pth"))
+    with pytest.raises(Exception, match="as `template`, which is none of instruction, conversation, chat"):
+        Captioner.from_spec(spec)

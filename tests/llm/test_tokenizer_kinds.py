@@ -1,0 +1,233 @@
+"""Tokenizers of every kind give the ids and texts of the libraries they come from, whole and as streams."""
+
+import base64
+import itertools
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import regex
+import sentencepiece
+import tokenizers
+
+from llama_adapter.llm.pieces.byte_ranks import ranks_to_json
+from llama_adapter.llm.pieces.folder import TokenizerSettings, find_tokenizer, read_settings
+from llama_adapter.llm.pieces.json_pieces import LETTERS
+from llama_adapter.llm.tokenizer import IncrementalDetokenizer, Tokenizer
+from llama_adapter.runtime.errors import CheckpointError
+from tests.llm.vocabularies import KINDS, LLAMA_3, OTHERS, SPECIALS, sentencepiece_model, texts, tokenizer_json
+
+NUM_TEXTS = 10_000
+SETTINGS = TokenizerSettings(end_ids=(2,), chat_template="{{ '<think></think>' }}")
+
+
+def opened(kind: str, settings: TokenizerSettings = SETTINGS) -> Tokenizer:
+    return Tokenizer.from_bytes(tokenizer_json(kind), name=kind, settings=settings)
+
+
+def streamed(tokenizer: Tokenizer, ids: list[int]) -> str:
+    stream = IncrementalDetokenizer(tokenizer)
+    return "".join([*map(stream.push, ids), stream.flush()])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_and_texts_are_those_of_tokenizers(kind: str) -> None:
+    ours, theirs = opened(kind), tokenizers.Tokenizer.from_str(tokenizer_json(kind).decode())
+    theirs.encode_special_tokens = True
+    given = list(texts(NUM_TEXTS))
+    expected = [encoding.ids for encoding in theirs.encode_batch(given)]
+
+    assert [ours.encode(text) for text in given] == expected
+    for ids, text in zip(expected, theirs.decode_batch(expected), strict=True):
+        assert streamed(ours, ids) == text == ours.decode(ids)
+
+
+def test_ids_and_texts_are_those_of_sentencepiece() -> None:
+    ours = Tokenizer.from_bytes(sentencepiece_model())
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_model())
+    given = list(texts(NUM_TEXTS))
+    expected = theirs.encode(given)
+
+    assert [ours.encode(text, bos=False) for text in given] == expected
+    for ids, text in zip(expected, theirs.decode(expected), strict=True):
+        assert streamed(ours, ids) == text == ours.decode(ids)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_ids_stream_as_they_decode_and_nothing_is_held_for_long(kind: str) -> None:
+    tokenizer, draw = opened(kind), random.Random(0)
+    theirs = tokenizers.Tokenizer.from_str(tokenizer_json(kind).decode())
+    for _ in range(300):
+        ids = [draw.randrange(tokenizer.vocab_size) for _ in range(draw.randint(0, 12))]
+        whole, shown, stream = tokenizer.decode(ids), "", IncrementalDetokenizer(tokenizer)
+        for piece_id in ids:
+            peeked = stream.peek(piece_id)
+            added = stream.push(piece_id)
+            assert peeked == (added or tokenizer.name_of(piece_id))
+            shown += added
+            assert whole.startswith(shown)
+            assert len(stream._bytes.getstate()[0]) <= 3, "a character has four bytes at most"
+        assert shown + stream.flush() == whole
+        if tokenizer.pieces.is_exact:
+            assert whole == theirs.decode(ids)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_text_becomes_a_special_token(kind: str) -> None:
+    tokenizer, draw = opened(kind), random.Random(0)
+    names = {*SPECIALS, *OTHERS, *(("<unk>", "<s>", "</s>") if kind in ("Llama 2", "Mistral") else ())}
+    assert set(tokenizer.marks) >= names
+    ids = {mark.id for name, mark in tokenizer.marks.items() if name != "<unk>"}
+    for text in texts(1000, longest=2):
+        words = [draw.choice([*tokenizer.marks]) for _ in range(3)]
+        spelled = text.join([*words, words[0][:3] + words[1] + words[0][3:]])
+        found = tokenizer.encode(spelled, bos=False)
+        assert not ids & set(found)
+        assert not ids & set(tokenizer.encode_continuation(text, spelled))
+    if kind not in ("unigram",):  # whose vocabulary lacks letters
+        assert tokenizer.decode(tokenizer.encode("a <|im_end|> b", bos=False)) == "a <|im_end|> b"
+
+
+def test_runs_of_blanks_stay_tokens_of_ordinary_text() -> None:
+    made = tokenizers.Tokenizer.from_str(tokenizer_json("Llama 2").decode())
+    made.add_tokens([tokenizers.AddedToken("\n\n", normalized=False)])
+    settings = TokenizerSettings(end_ids=(2,), chat_template="{{ 'user\n\n' }}")
+    tokenizer = Tokenizer.from_bytes(made.to_str().encode(), settings=settings)
+
+    assert made.token_to_id("\n\n") in tokenizer.encode("a\n\nb")
+    assert "\n\n" not in tokenizer.marks
+
+
+def test_a_part_of_a_character_has_the_names_of_its_bytes() -> None:
+    tokenizer = opened("Qwen")
+    ids = tokenizer.encode("\U0001fae8")
+
+    assert "".join(map(tokenizer.name_of, ids)) == "<0xF0><0x9F><0xAB><0xA8>"
+    assert IncrementalDetokenizer(tokenizer).peek(ids[0]).startswith("<0xF0>")
+    assert tokenizer.name_of(tokenizer.marks["<|im_end|>"].id) == "<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    ("kind", "begins"), [("Llama 3", "<|begin_of_text|>"), ("Qwen", None), ("Mistral", "<|begin_of_text|>")]
+)
+def test_the_begin_token_is_that_of_the_file(kind: str, begins: str | None) -> None:
+    tokenizer = opened(kind)
+
+    assert tokenizer.bos_id == (None if begins is None else tokenizer.marks[begins].id)
+    assert tokenizer.encode("a")[: bool(begins)] == ([] if begins is None else [tokenizer.bos_id])
+    assert tokenizer.encode("a")[bool(begins) :] == tokenizer.encode("a", bos=False)
+
+
+# Byte ranks, as in Llama 3's `tokenizer.model`
+
+
+def by_ranks(piece: bytes, ranks: dict[bytes, int]) -> list[int]:
+    """The merges of tiktoken: of all neighbours, those with the lowest rank together are joined first."""
+    parts = [bytes([byte]) for byte in piece]
+    if piece in ranks:
+        return [ranks[piece]]
+    while True:
+        joined = [(ranks[a + b], at) for at, (a, b) in enumerate(itertools.pairwise(parts)) if a + b in ranks]
+        if not joined:
+            return [ranks[part] for part in parts]
+        _, at = min(joined)
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+
+
+def test_a_table_of_byte_ranks_is_read_as_tiktoken_does() -> None:
+    vocabulary = json.loads(tokenizer_json("Llama 3"))["model"]["vocab"]
+    ranks = {bytes(LETTERS.index(letter) for letter in piece): rank for piece, rank in vocabulary.items()}
+    data = b"".join(b"%s %d\n" % (base64.b64encode(piece), rank) for piece, rank in ranks.items())
+    content = ranks_to_json(data, name="tokenizer.model", num_pieces=len(ranks))
+    tokenizer = Tokenizer.from_bytes(content, settings=TokenizerSettings(end_ids=(len(ranks) + 9,)))
+
+    assert tokenizer.vocab_size == len(ranks) + 256
+    assert tokenizer.marks["<|eot_id|>"].id == tokenizer.eos_id
+    for text in texts(1000):
+        words = regex.findall(LLAMA_3, text)
+        expected = [one for word in words for one in by_ranks(word.encode(), ranks)]
+        assert tokenizer.encode(text) == [len(ranks), *expected]
+    with pytest.raises(CheckpointError, match="byte ranks, and that of Llama 3 has 128,000") as caught:
+        Tokenizer.from_bytes(data)
+    assert "tokenizer.json" in caught.value.hint
+
+
+# What a folder says
+
+
+def added(name: str, token_id: int) -> dict[str, Any]:
+    return {"content": name, "id": token_id}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "config", "chosen"),
+    [
+        (None, {}, "tokenizer.model"),
+        ([added("<s>", 1), added("</s>", 2)], {}, "tokenizer.model"),
+        ([added("<s>", 1), added("<|end|>", 500)], {}, "tokenizer.json"),
+        ([added("<|end|>", 500)], {"vocab_size": 500}, "tokenizer.model"),  # a token that the weights lack
+        ([added("<start_of_turn>", 3)], {}, "tokenizer.json"),  # a piece that any text may spell
+        ("damaged", {}, "tokenizer.model"),
+    ],
+)
+def test_the_tokenizer_with_all_tokens_is_chosen(tmp_path: Path, tokens: Any, config: Any, chosen: str) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(sentencepiece_model(("<start_of_turn>",)))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if tokens is not None:
+        (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": tokens}))
+
+    assert find_tokenizer(tmp_path) == tmp_path / chosen
+
+
+def test_beside_another_tokenizer_model_the_json_is_chosen(tmp_path: Path) -> None:
+    assert find_tokenizer(tmp_path) is None
+    for name in ("tokenizer.model", "tokenizer.json"):
+        (tmp_path / name).write_text("IQ== 0\n")
+    assert find_tokenizer(tmp_path) == tmp_path / "tokenizer.json"
+
+
+def test_the_files_beside_it_say_how_a_tokenizer_is_used(tmp_path: Path) -> None:
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    own = {"chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]}
+    names = {"bos_token": {"content": "<|begin_of_text|>"}, "eos_token": "<|im_end|>", "add_bos_token": True}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(own | names))
+    (weights / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 7]}))
+    (weights / "config.json").write_text(json.dumps({"text_config": {"eos_token_id": 5}}))
+    settings = read_settings(tmp_path, weights)
+    tokenizer = opened("Qwen", settings)
+
+    assert settings.chat_template == "d"
+    assert settings.names == {"bos_token": "<|begin_of_text|>", "eos_token": "<|im_end|>"}
+    assert tokenizer.end_ids == (5, 7, tokenizer.marks["<|im_end|>"].id)
+    (weights / "chat_template.jinja").write_text("j")
+    assert read_settings(tmp_path, weights).chat_template == "j"
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (lambda: Tokenizer.from_bytes(sentencepiece_model()), {"tokenizer.model"}),
+        (lambda: opened("Llama 3"), {"tokenizer.json", "tokenizer_config.json"}),
+    ],
+)
+def test_a_stored_tokenizer_is_the_same(tmp_path: Path, make: Callable[[], Tokenizer], names: set[str]) -> None:
+    tokenizer = make()
+    for name, content in tokenizer.files.items():
+        (tmp_path / name).write_bytes(content)
+    again = Tokenizer.load_stored(tmp_path, names)
+
+    assert set(tokenizer.files) == names
+    assert (again.data, again.end_ids, again.marks) == (tokenizer.data, tokenizer.end_ids, tokenizer.marks)
+    assert again.settings.chat_template == tokenizer.settings.chat_template
+    assert again.template_names == tokenizer.template_names
+
+
+def test_the_begin_token_of_an_old_configuration_is_no_end() -> None:
+    settings = TokenizerSettings(end_ids=(1, 2))
+    assert Tokenizer.from_bytes(sentencepiece_model(), settings=settings).end_ids == (2,)
+    with pytest.raises(CheckpointError, match="Nothing says which token of `x` ends a text"):
+        Tokenizer.from_bytes(tokenizer_json("Qwen"), name="x")
