@@ -4,6 +4,9 @@ First the picture tower learns: a linear layer on the mean of CLIP's tokens pred
 Then the visual blocks learn over the finished tower, with a linear layer on the mean of the visual queries. Both layers
 are thrown away. The decoder is not computed, so the same minutes allow several times as many steps as training through
 it. It learns afterwards from the visual queries of several views of each picture.
+
+The embedded model's tower starts from weights that scripts/train_start_tower.py trained further, on drawings of 128
+invented classes, because they learn other classes faster.
 """
 
 # B pictures, N pictures of all, S pixels a side, P patches, T tokens, C width of CLIP's features, K classes
@@ -16,6 +19,7 @@ from typing import Final
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -37,6 +41,8 @@ from llama_adapter.app.learning.training.muon import Muon
 from llama_adapter.app.learning.training.prepare import TrainingData
 from llama_adapter.app.learning.training.ranks import OneRank
 from llama_adapter.app.learning.training.stepping import NamedAdamW
+from llama_adapter.app.models.bundle_manifest import VISION
+from llama_adapter.app.models.resources import embedded_model, start_tower
 from llama_adapter.vision.config import VisionConfig
 
 EYE = "tower.safetensors"  # its state, in the folder of a run
@@ -78,7 +84,7 @@ def num_epochs(job: TrainJob, num_examples: int) -> int:
     return min(max(_PASSES // num_examples, _FEWEST_EPOCHS), _MOST_EPOCHS) if given is None else given
 
 
-class _Stage:
+class Stage:
     """Parameters that learn together, for a number of steps: matrices of blocks by Muon, others by AdamW."""
 
     def __init__(self, parameters: dict[str, nn.Parameter], *, num_steps: int) -> None:
@@ -157,12 +163,17 @@ class Eye:
             heads = [nn.Sequential(nn.LayerNorm(width), nn.Linear(width, len(classes))) for width in widths]
         self._tower_head, self._query_head = (head.to(self._device) for head in heads)
         tower = {f"clip.{name}": one for name, one in clip.named_parameters() if not name.startswith("patch_embedding")}
-        tower |= {"patches": self._patch, **_named(self._tower_head, "tower_head")}
+        tower |= {"patches": self._patch}
+        if _is_embedded(clip.state_dict()):
+            with torch.no_grad():
+                for name, one in load_file(start_tower()).items():
+                    tower[name].copy_(one)
+        tower |= _named(self._tower_head, "tower_head")
         blocks = _named(model.vision.query, "query") | _named(self._query_head, "query_head")
         self._each = max(1, round(len(self._examples) / _BATCH))
         num_steps = self._each * num_epochs(job, len(self._examples))
         num_of_blocks = max(round(num_steps * _BLOCK_SHARE), _FEWEST_BLOCK_STEPS) if num_steps else 0
-        self._tower, self._blocks = _Stage(tower, num_steps=num_steps), _Stage(blocks, num_steps=num_of_blocks)
+        self._tower, self._blocks = Stage(tower, num_steps=num_steps), Stage(blocks, num_steps=num_of_blocks)
         self._path = job.folder / EYE
         self._state = LoopState(num_steps=num_steps + num_of_blocks, run=run)
 
@@ -299,6 +310,13 @@ class Eye:
 
 def _named(module: nn.Module, prefix: str) -> dict[str, nn.Parameter]:
     return {f"{prefix}.{name}": one for name, one in module.named_parameters()}
+
+
+def _is_embedded(clip: Mapping[str, Tensor]) -> bool:
+    """Whether a tower has the weights of the embedded model."""
+    ours = load_file(embedded_model() / VISION)
+    pairs = ((one.cpu(), ours.get(f"clip.{name}")) for name, one in clip.items())
+    return all(known is not None and torch.equal(one, known.to(one.dtype)) for one, known in pairs)
 
 
 def _mixed(job: TrainJob, number: int) -> int:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 from torch import Tensor
 
 from llama_adapter import UsageError
@@ -22,6 +23,7 @@ from llama_adapter.app.learning.training.model import TrainableModel, open_train
 from llama_adapter.app.learning.training.muon import Muon
 from llama_adapter.app.learning.training.prepare import TrainingData
 from llama_adapter.app.learning.training.ranks import OneRank
+from llama_adapter.app.models.resources import start_tower
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.vision.config import VIT_L_14, QueryConfig, VisionConfig
 from llama_adapter.vision.weights import clip_tensors, read_clip
@@ -100,6 +102,19 @@ def test_an_interrupted_training_goes_on_with_the_same_bits(job: TrainJob, data:
         assert all(torch.equal(one, trained[name]) for name, one in weights(again).items())
     with pytest.raises(UsageError, match="other data, examples or settings"):
         opened(job, data, run="another")[1].resume()
+
+
+def test_only_the_embedded_tower_starts_from_another(job: TrainJob, data: TrainingData) -> None:
+    model, found = opened(job, data)
+    assert all(
+        torch.equal(found._tower.parameters[name], one.float()) for name, one in load_file(start_tower()).items()
+    )
+    assert model.vision is not None
+    with torch.no_grad():
+        model.vision.clip.class_embedding.mul_(2)
+    before = weights(model)
+    Eye(model, data.train, classes=CLASSES, encodings=Pictures(), job=job, run="run", ranks=OneRank())
+    assert all(torch.equal(one, before[name]) for name, one in weights(model).items())
 
 
 def test_the_tower_computes_the_same_at_both_sizes(job: TrainJob, data: TrainingData) -> None:
