@@ -121,6 +121,24 @@ class DecoderConfig:
         return window if window < self.context else 0
 
     @property
+    def differences(self) -> tuple[str, ...]:
+        """What it computes and the first LLaMA does not, in words, for programs that lack some of it."""
+        layers = range(self.num_layers)
+        rotaries = {self.rotary_of(layer) for layer in layers}
+        found = {
+            "heads that share keys and values": self.group > 1,
+            "heads of another width": self.dim != (self.all_heads or self.num_heads) * self.head_dim,
+            "norms of queries and keys": self.qk_norm != "none",
+            f"norms {self.norms} its blocks": self.norms != "before",
+            f"the activation {self.activation}": self.activation != "silu",
+            "capped scores": bool(self.score_cap),
+            "capped logits": bool(self.logit_cap),
+            "other rotary embeddings": len(rotaries) > 1 or not all(rotary and rotary.is_plain for rotary in rotaries),
+            "sliding windows": any(self.window_of(layer) for layer in layers),
+        }
+        return tuple(name for name, is_there in found.items() if is_there)
+
+    @property
     def heads(self) -> range:
         """Indices of this rank's heads among the heads of all ranks."""
         return self._heads_of(self.rank, self.num_ranks)[0]

@@ -44,7 +44,7 @@ def plan_memory(config: EngineConfig, *, weights: int, loading: int = 0, padding
     residual = num_tokens * 4 * sizes.dim * itemsize
     logits = 2 * config.num_slots * sizes.vocab_size * _FLOAT32_BYTES
     # A slot has keys and values of every position, and those of the picture.
-    positions = config.num_slots * 2 * sizes.num_layers * context * sizes.attention_dim * itemsize
+    positions = config.num_slots * 2 * sizes.num_layers * context * sizes.kv_dim * itemsize
     return MemoryPlan(
         weights=weights,
         loading=loading,

@@ -3,7 +3,7 @@
 Imports no torch.
 """
 
-# L layers, N heads, C past tokens, H head size
+# L layers, N heads of keys and values, C past tokens, H head size
 
 import hashlib
 from dataclasses import dataclass
@@ -44,14 +44,15 @@ class PastKeyValues:
         return digest.hexdigest()
 
 
-def shifted(k_LNCH: np.ndarray, positions: int, *, theta: float) -> np.ndarray:
+def shifted(k_LNCH: np.ndarray, positions: int, *, frequencies_Lh: np.ndarray) -> np.ndarray:
     """Keys in half-split order, rotated by `positions` further positions.
 
-    With rotary embeddings (Su et al., 2021), all positions can be shifted together. `theta` is their base.
+    With rotary embeddings (Su et al., 2021), all positions can be shifted together. `frequencies_Lh` are the angles of
+    one position, float64 (L, H / 2).
     """
     half = k_LNCH.shape[-1] // 2
-    angles = positions * theta ** (-np.arange(half) / half)
-    cos, sin = np.cos(angles), np.sin(angles)
+    angles_L11h = positions * frequencies_Lh[:, None, None]
+    cos, sin = np.cos(angles_L11h), np.sin(angles_L11h)
     first, second = k_LNCH[..., :half].astype(np.float64), k_LNCH[..., half:].astype(np.float64)
     rotated: np.ndarray = np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     return rotated.astype(np.float32)

@@ -59,6 +59,11 @@ class Rotary:
         if self.scaling in ("dynamic", "llama3", "yarn", "longrope") and not self.original_context:
             raise ValueError(f"a {self.scaling} rotary scaling needs the context that it scales")
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether all coordinates are rotated without a scaling."""
+        return self == Rotary(theta=self.theta)
+
     def rotated(self, head_dim: int) -> int:
         """Number of rotated coordinates of a head, an even number."""
         return 2 * (int(head_dim * self.share) // 2)

@@ -16,41 +16,37 @@ from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.ranks import Alone
 
-Unit = Literal["heads", "ffn", "vocabulary"]
+Unit = Literal["heads", "kv_heads", "ffn", "vocabulary"]
 
 
 class Cut(NamedTuple):
-    """How a matrix is divided.
-
-    It consists of `parts` along its rows, and each part is divided along `axis` by `unit`.
-    """
+    """How a matrix is divided along `axis`: it consists of parts along its rows, each divided by its unit."""
 
     axis: int  # 0: rows, 1: columns
-    unit: Unit
-    parts: int = 1
+    units: tuple[Unit, ...]
 
 
 _OURS = {
-    r"embedding\.weight": Cut(0, "vocabulary"),
-    r"head\.weight": Cut(0, "vocabulary"),
-    r"layers\.\d+\.attention\.qkv\.(weight|bias)": Cut(0, "heads", 3),
-    r"layers\.\d+\.attention\.out\.weight": Cut(1, "heads"),
-    r"layers\.\d+\.feed_forward\.gate_up\.(weight|bias)": Cut(0, "ffn", 2),
-    r"layers\.\d+\.feed_forward\.down\.weight": Cut(1, "ffn"),
-    r"adapter\.kv\.\d+\.weight": Cut(0, "heads", 2),
-    r"adapter\.gates": Cut(1, "heads"),
+    r"embedding\.weight": Cut(0, ("vocabulary",)),
+    r"head\.weight": Cut(0, ("vocabulary",)),
+    r"layers\.\d+\.attention\.qkv\.(weight|bias)": Cut(0, ("heads", "kv_heads", "kv_heads")),
+    r"layers\.\d+\.attention\.out\.weight": Cut(1, ("heads",)),
+    r"layers\.\d+\.feed_forward\.gate_up\.(weight|bias)": Cut(0, ("ffn", "ffn")),
+    r"layers\.\d+\.feed_forward\.down\.weight": Cut(1, ("ffn",)),
+    r"adapter\.kv\.\d+\.weight": Cut(0, ("kv_heads", "kv_heads")),
+    r"adapter\.gates": Cut(1, ("heads",)),
 }
 _ADDED_ONCE = re.compile(r"layers\.\d+\.(attention\.out|feed_forward\.down)\.bias")  # added after sums over ranks
 META_CUTS = {
-    "attention.wq": Cut(0, "heads"),
-    "attention.wk": Cut(0, "heads"),
-    "attention.wv": Cut(0, "heads"),
-    "attention.wo": Cut(1, "heads"),
-    "feed_forward.w1": Cut(0, "ffn"),
-    "feed_forward.w3": Cut(0, "ffn"),
-    "feed_forward.w2": Cut(1, "ffn"),
-    "tok_embeddings": Cut(0, "vocabulary"),
-    "output": Cut(0, "vocabulary"),
+    "attention.wq": Cut(0, ("heads",)),
+    "attention.wk": Cut(0, ("kv_heads",)),
+    "attention.wv": Cut(0, ("kv_heads",)),
+    "attention.wo": Cut(1, ("heads",)),
+    "feed_forward.w1": Cut(0, ("ffn",)),
+    "feed_forward.w3": Cut(0, ("ffn",)),
+    "feed_forward.w2": Cut(1, ("ffn",)),
+    "tok_embeddings": Cut(0, ("vocabulary",)),
+    "output": Cut(0, ("vocabulary",)),
 }
 
 
@@ -76,13 +72,18 @@ def is_added_once(name: str) -> bool:
     return _ADDED_ONCE.fullmatch(name) is not None
 
 
-def span(cut: Cut, *, whole: DecoderConfig, share: DecoderConfig) -> tuple[range, int]:
-    """The rows or columns (`cut.axis`) of a rank in one part of a matrix, and the number of them in the whole part."""
-    if cut.unit == "heads":
-        return range(share.heads.start * share.head_dim, share.heads.stop * share.head_dim), whole.dim
-    if cut.unit == "ffn":
-        return whole.ffn_range(share.rank, share.num_ranks), whole.ffn_dim
-    return share.vocab_rows, whole.vocab_size
+def span(unit: Unit, *, whole: DecoderConfig, share: DecoderConfig) -> tuple[range, int]:
+    """The rows or columns of a rank in a part of a matrix that is divided by `unit`, and the number of them in all."""
+    size = whole.head_dim
+    match unit:
+        case "heads":
+            return range(share.heads.start * size, share.heads.stop * size), whole.attention_dim
+        case "kv_heads":
+            return range(share.kv_heads.start * size, share.kv_heads.stop * size), whole.kv_dim
+        case "ffn":
+            return whole.ffn_range(share.rank, share.num_ranks), whole.ffn_dim
+        case "vocabulary":
+            return share.vocab_rows, whole.vocab_size
 
 
 def take(name: str, tensor: Tensor, *, whole: DecoderConfig, share: DecoderConfig) -> Tensor:
@@ -95,13 +96,14 @@ def take(name: str, tensor: Tensor, *, whole: DecoderConfig, share: DecoderConfi
     cut = cut_of(name)
     if cut is None:
         return tensor
-    units, count = span(cut, whole=whole, share=share)
     if name == "adapter.gates":
         return tensor[:, share.heads.start : share.heads.stop]
+    spans = [span(unit, whole=whole, share=share) for unit in cut.units]
     if cut.axis == 1:
-        return tensor if tensor.ndim == 1 else _columns(name, tensor, units, count)
-    parts = tensor.reshape(cut.parts, count, *tensor.shape[1:])
-    return parts[:, units.start : units.stop].flatten(0, 1)
+        return tensor if tensor.ndim == 1 else _columns(name, tensor, *spans[0])
+    parts = torch.split(tensor, [count for _, count in spans])
+    own = [part[places.start : places.stop] for part, (places, _) in zip(parts, spans, strict=True)]
+    return torch.cat(own) if len(own) > 1 else own[0]
 
 
 def _columns(name: str, tensor: Tensor, units: range, count: int) -> Tensor:

@@ -1,6 +1,7 @@
 """The decoder's operators in plain torch, and the table in which a device replaces some of them. All are stateless."""
 
-# B rows, S step tokens, P positions attended to, Q adapter queries, N heads, H head size, F feed-forward width
+# B rows, S step tokens, P positions attended to, Q adapter queries, N heads, G heads of keys and values, H head size,
+# F feed-forward width, M queries that read one head of keys: those of N / G heads at S places
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ class DecoderSizes(Protocol):
     @property
     def ffn_dim(self) -> int: ...
 
+    @property
+    def qk_norm(self) -> str: ...  # "head" if each head of q and k is normalised
+
 
 def random_parameter(*shape: int, std: float) -> nn.Parameter:
     """A parameter of normally distributed values. On the meta device, no values are drawn.
@@ -43,9 +47,13 @@ class Linear(nn.Linear):
             super().reset_parameters()
 
 
-def rotary_table(head_dim: int, *, num_positions: int, theta: float) -> tuple[Tensor, Tensor]:
-    """cos and sin of position * theta^(-2i / head_dim): float32 (positions, head_dim), both halves equal."""
-    frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+def plain_frequencies(head_dim: int, *, theta: float) -> Tensor:
+    """theta^(-2i / head_dim), the angle of one position of an unscaled rotary embedding, float32 (head_dim / 2)."""
+    return 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+
+
+def rotary_table(frequencies: Tensor, *, num_positions: int) -> tuple[Tensor, Tensor]:
+    """cos and sin of position * frequency, (H / 2): float32 (positions, H), both halves equal."""
     angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies)
     return angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
 
@@ -86,25 +94,63 @@ def swiglu(gate_up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-def causal_attention(q_BNSH: Tensor, k_BNPH: Tensor, v_BNPH: Tensor, mask_B1SP: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(H)) v over the positions where the mask is True; the softmax is in float32."""
-    scores_BNSP = (q_BNSH @ k_BNPH.transpose(-1, -2)).float() * q_BNSH.shape[-1] ** -0.5
-    # A finite value, because some chips saturate and have no infinity. Its softmax is exactly 0, too.
-    scores_BNSP = scores_BNSP.masked_fill(~mask_B1SP, torch.finfo(torch.float32).min)
-    heads_BNSH: Tensor = scores_BNSP.softmax(dim=-1).to(v_BNPH.dtype) @ v_BNPH
-    return heads_BNSH
+def geglu(gate_up: Tensor) -> Tensor:
+    """As `swiglu`, with the tanh approximation of GELU (Hendrycks & Gimpel, 2016) in place of silu."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh") * up
+
+
+def causal_attention(q_BNSH: Tensor, k_BGPH: Tensor, v_BGPH: Tensor, mask_B1SP: Tensor) -> Tensor:
+    """softmax(q k^T / sqrt(H)) v over the positions where the mask is True; the softmax is in float32.
+
+    Query head n reads head n // (N / G) of the keys and values.
+    """
+    return capped_attention(q_BNSH, k_BGPH, v_BGPH, mask_B1SP, cap=0.0)
 
 
 def adapter_attention(q_BNSH: Tensor, k_BNQH: Tensor, gated_v_BNQH: Tensor) -> Tensor:
     """A separate softmax over the adapter's Q tokens, without a mask. The values already contain the gate."""
-    scores_BNSQ = (q_BNSH @ k_BNQH.transpose(-1, -2)).float() * q_BNSH.shape[-1] ** -0.5
-    heads_BNSH: Tensor = scores_BNSQ.softmax(dim=-1).to(gated_v_BNQH.dtype) @ gated_v_BNQH
-    return heads_BNSH
+    return capped_attention(q_BNSH, k_BNQH, gated_v_BNQH, None, cap=0.0)
 
 
-def fused_causal_attention(q_BNSH: Tensor, k_BNPH: Tensor, v_BNPH: Tensor, mask_B1SP: Tensor) -> Tensor:
+def capped_attention(q_BNSH: Tensor, k_BGPH: Tensor, v_BGPH: Tensor, mask_B1SP: Tensor | None, *, cap: float) -> Tensor:
+    """As `causal_attention`, or as `adapter_attention` without a mask, of scores cap * tanh(score / cap).
+
+    Cap 0 leaves the scores as they are. Gemma 2 caps them (Gemma Team, 2024).
+    """
+    q_BGMH, mask_B1MP = _by_key_heads(q_BNSH, k_BGPH, mask_B1SP)
+    scores_BGMP = (q_BGMH @ k_BGPH.transpose(-1, -2)).float() * q_BNSH.shape[-1] ** -0.5
+    scores_BGMP = capped(scores_BGMP, cap)
+    if mask_B1MP is not None:
+        # A finite value, because some chips saturate and have no infinity. Its softmax is exactly 0, too.
+        scores_BGMP = scores_BGMP.masked_fill(~mask_B1MP, torch.finfo(torch.float32).min)
+    heads_BGMH: Tensor = scores_BGMP.softmax(dim=-1).to(v_BGPH.dtype) @ v_BGPH
+    return heads_BGMH if q_BGMH is q_BNSH else heads_BGMH.reshape(q_BNSH.shape)
+
+
+def capped(x: Tensor, cap: float) -> Tensor:
+    """cap * tanh(x / cap); x itself if `cap` is 0."""
+    return (x / cap).tanh() * cap if cap else x
+
+
+def _by_key_heads(q_BNSH: Tensor, k_BGPH: Tensor, mask_B1SP: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Queries and mask in the order in which the queries of one head of keys are neighbours: no key is copied."""
+    num_rows, num_heads, num_tokens, head_dim = q_BNSH.shape
+    group = num_heads // k_BGPH.shape[1]
+    if group == 1:
+        return q_BNSH, mask_B1SP
+    if mask_B1SP is not None and num_tokens > 1:  # with one token, the mask is broadcast
+        mask_B1SP = mask_B1SP.repeat(1, 1, group, 1)
+    return q_BNSH.reshape(num_rows, -1, group * num_tokens, head_dim), mask_B1SP
+
+
+def fused_causal_attention(q_BNSH: Tensor, k_BGPH: Tensor, v_BGPH: Tensor, mask_B1SP: Tensor) -> Tensor:
     """`causal_attention` by torch's fused kernel, without S x P scores in memory."""
-    return F.scaled_dot_product_attention(q_BNSH, k_BNPH, v_BNPH, attn_mask=mask_B1SP)
+    q_BGMH, mask_B1MP = _by_key_heads(q_BNSH, k_BGPH, mask_B1SP)
+    if mask_B1MP is not None and mask_B1MP.shape[2] < q_BGMH.shape[2]:
+        mask_B1MP = mask_B1MP.expand(-1, -1, q_BGMH.shape[2], -1)
+    heads_BGMH = F.scaled_dot_product_attention(q_BGMH, k_BGPH, v_BGPH, attn_mask=mask_B1MP)
+    return heads_BGMH if q_BGMH is q_BNSH else heads_BGMH.reshape(q_BNSH.shape)
 
 
 def fused_adapter_attention(q_BNSH: Tensor, k_BNQH: Tensor, gated_v_BNQH: Tensor) -> Tensor:
@@ -186,6 +232,7 @@ class Operators:
     lay_out_rotary: Callable[[Tensor, Tensor, int, torch.dtype], tuple[Tensor, Tensor]]
     rotate: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
     swiglu: Callable[[Tensor], Tensor]
+    geglu: Callable[[Tensor], Tensor]
     causal_attention: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
     adapter_attention: Callable[[Tensor, Tensor, Tensor], Tensor]
     store: StoreFunction
@@ -199,6 +246,7 @@ ATEN = Operators(
     lay_out_rotary=lay_out_rotary,
     rotate=rotate,
     swiglu=swiglu,
+    geglu=geglu,
     causal_attention=causal_attention,
     adapter_attention=adapter_attention,
     store=store,

@@ -75,7 +75,7 @@ def encoder_work(config: VisionConfig, *, num_pictures: int, sizes: NumberSizes)
 
 def prefix_work(config: DecoderConfig, *, num_pictures: int, sizes: NumberSizes) -> Work:
     """The work of projecting the adapter layers' keys and values of pictures, done once per picture."""
-    weights = config.num_adapter_layers * 2 * config.dim**2
+    weights = config.num_adapter_layers * 2 * config.dim * config.kv_dim
     written = num_pictures * _prefix_numbers(config)
     return Work(2 * num_pictures * config.num_queries * weights, weights * sizes.weight + written * sizes.other)
 
@@ -94,16 +94,16 @@ def prefill_work(
     left_out = max(num_tokens - num_logits, 0)
     if equal_rows and not config.num_adapter_layers:
         left_out //= len(lengths)
-    flops -= 2 * left_out * (config.dim**2 + 3 * config.dim * config.ffn_dim)
-    flops += config.num_layers * _attention_flops(pairs, config.dim)
-    flops += config.num_adapter_layers * _attention_flops(num_tokens * config.num_queries, config.dim)
+    flops -= 2 * left_out * config.dim * (config.attention_dim + 3 * config.ffn_dim)
+    flops += config.num_layers * _attention_flops(pairs, config.attention_dim)
+    flops += config.num_adapter_layers * _attention_flops(num_tokens * config.num_queries, config.attention_dim)
     if equal_rows:
         first, copies = config.first_adapter_layer, 1 - 1 / len(lengths)
         shared = first * layer_weights(config) // config.num_layers + (
-            3 * config.dim**2 if config.num_adapter_layers else 0
+            config.dim * (config.attention_dim + 2 * config.kv_dim) if config.num_adapter_layers else 0
         )
-        flops -= int(copies * (2 * num_tokens * shared + first * _attention_flops(pairs, config.dim)))
-    cached = 2 * config.num_layers * config.dim * num_tokens
+        flops -= int(copies * (2 * num_tokens * shared + first * _attention_flops(pairs, config.attention_dim)))
+    cached = 2 * config.num_layers * config.kv_dim * num_tokens
     cached += len(lengths) * _prefix_numbers(config)
     return Work(flops, weight_bytes(config, sizes=sizes) + cached * sizes.other)
 
@@ -112,9 +112,9 @@ def step_work(config: DecoderConfig, *, positions: Sequence[int], sizes: NumberS
     """The work of one decode step: a token for each row, at these positions, attends to earlier ones and itself."""
     num_rows, attended = len(positions), sum(position + 1 for position in positions)
     flops = 2 * num_rows * (layer_weights(config) + _head_weights(config))
-    flops += config.num_layers * _attention_flops(attended, config.dim)
-    flops += config.num_adapter_layers * _attention_flops(num_rows * config.num_queries, config.dim)
-    cached = 2 * config.num_layers * config.dim * attended + num_rows * _prefix_numbers(config)
+    flops += config.num_layers * _attention_flops(attended, config.attention_dim)
+    flops += config.num_adapter_layers * _attention_flops(num_rows * config.num_queries, config.attention_dim)
+    cached = 2 * config.num_layers * config.kv_dim * attended + num_rows * _prefix_numbers(config)
     return Work(flops, weight_bytes(config, sizes=sizes) + cached * sizes.other)
 
 
@@ -135,13 +135,13 @@ def decoder_weights(config: DecoderConfig) -> int:
 
 def layer_weights(config: DecoderConfig) -> int:
     """Numbers in the matrices of all layers, without embedding and head."""
-    return config.num_layers * (4 * config.dim**2 + 3 * config.dim * config.ffn_dim)
+    return config.num_layers * sum(inputs * outputs for inputs, outputs in decoder_shapes(config))
 
 
 def decoder_shapes(config: DecoderConfig) -> list[tuple[int, int]]:
     """(inputs, outputs) of the linear layers in one layer of the decoder."""
-    dim, ffn_dim = config.dim, config.ffn_dim
-    return [(dim, 3 * dim), (dim, dim), (dim, 2 * ffn_dim), (ffn_dim, dim)]
+    dim, heads, ffn_dim = config.dim, config.attention_dim, config.ffn_dim
+    return [(dim, heads + 2 * config.kv_dim), (heads, dim), (dim, 2 * ffn_dim), (ffn_dim, dim)]
 
 
 def encoder_shapes(config: VisionConfig) -> list[tuple[int, int]]:
@@ -192,4 +192,4 @@ def _head_weights(config: DecoderConfig) -> int:
 
 def _prefix_numbers(config: DecoderConfig) -> int:
     """Numbers in the adapter's keys and values of one picture."""
-    return 2 * config.num_adapter_layers * config.num_queries * config.dim
+    return 2 * config.num_adapter_layers * config.num_queries * config.attention_dim

@@ -3,7 +3,7 @@
 The decoder calls a view's `update` once per layer, and attends to the keys and values that it returns.
 """
 
-# L layers, B rows, N heads, S step tokens, P positions, H head size
+# L layers, B rows, N heads of keys and values, S step tokens, P positions, H head size, C past tokens
 
 import math
 import mmap
@@ -26,6 +26,9 @@ class KVView(Protocol):
     def update(self, layer: int, k_BNSH: Tensor, v_BNSH: Tensor) -> tuple[Tensor, Tensor]:
         """Store this step's keys and values; return those to attend to, (B, N, P, H) each."""
 
+    def positions(self, positions_BS: Tensor) -> Tensor:
+        """The positions of the keys to attend to, (B, P), of a step whose tokens are at `positions_BS`. B may be 1."""
+
 
 class NoCache:
     """Stores nothing: a forward pass attends to its own tokens, and to a past. For training and scoring."""
@@ -37,6 +40,12 @@ class NoCache:
         if self._past is None:
             return k_BNSH, v_BNSH
         return _behind(self._past[0][layer], k_BNSH), _behind(self._past[1][layer], v_BNSH)
+
+    def positions(self, positions_BS: Tensor) -> Tensor:
+        if self._past is None:
+            return positions_BS
+        past_C = torch.arange(self._past[0].shape[2], device=positions_BS.device)
+        return torch.cat([past_C.expand(len(positions_BS), -1), positions_BS], dim=1)
 
 
 class PrefillView:
@@ -55,6 +64,9 @@ class PrefillView:
         self._k[layer][self._slots, :, places] = k_BNSH
         self._v[layer][self._slots, :, places] = v_BNSH
         return self._own.update(layer, k_BNSH, v_BNSH)
+
+    def positions(self, positions_BS: Tensor) -> Tensor:
+        return self._own.positions(positions_BS)
 
 
 def _behind(past_NCH: Tensor, own_BNSH: Tensor) -> Tensor:
@@ -76,6 +88,9 @@ class DecodeView:
         self._store(k_BNPH, self._positions, k_BNSH)
         self._store(v_BNPH, self._positions, v_BNSH)
         return k_BNPH[:, :, : self._length], v_BNPH[:, :, : self._length]
+
+    def positions(self, positions_BS: Tensor) -> Tensor:
+        return torch.arange(self._length, device=positions_BS.device)[None]
 
 
 def _zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -101,7 +116,7 @@ class KVCache:
         device: torch.device | str,
         past: PastKeyValues | None = None,
     ) -> None:
-        shape = (config.num_layers, num_slots, config.num_heads, config.context, config.head_dim)
+        shape = (config.num_layers, num_slots, config.num_kv_heads, config.context, config.head_dim)
         # Zeros, not uninitialised memory: masked places are multiplied by 0, which does not remove a NaN.
         self.k, self.v = (_zeros(shape, dtype=dtype, device=torch.device(device)) for _ in range(2))
         self.past: Past | None = None

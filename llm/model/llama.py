@@ -1,6 +1,9 @@
 """The LLaMA decoder with adapter attention."""
 
-# B rows, S step tokens, P positions attended to, Q adapter queries, N heads, H head size, D model width, V vocabulary
+# B rows, S step tokens, P positions attended to, Q adapter queries, N heads, G heads of keys and values, H head size,
+# D model width, V vocabulary
+
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +12,17 @@ from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.model.adapter import Adapter
 from llama_adapter.llm.model.kv import KVView, NoCache
 from llama_adapter.llm.prefix import Prefix
-from llama_adapter.runtime.operators import ATEN, Linear, Operators, random_parameter, rotary_table
+from llama_adapter.llm.rotary import Rotary
+from llama_adapter.runtime.operators import (
+    ATEN,
+    Linear,
+    Operators,
+    capped,
+    capped_attention,
+    plain_frequencies,
+    random_parameter,
+    rotary_table,
+)
 from llama_adapter.runtime.ranks import ALONE, Alone
 
 
@@ -26,17 +39,51 @@ class RmsNorm(nn.Module):
         return self.operators.rms_norm(x, self.weight, self.eps)
 
 
+class HeadsNorm(RmsNorm):
+    """The norm of queries or keys (..., N, H), of each head or of all heads together: of as many numbers as `dim`."""
+
+    def __init__(self, dim: int, *, eps: float) -> None:
+        super().__init__(dim, eps=eps)
+        self.dim = dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.reshape(*x.shape[:-2], -1, self.dim)).reshape(x.shape)
+
+
+class RotaryTable(nn.Module):
+    """cos and sin of every position, float32 (positions, H) each. Both halves of a row are equal."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, rotary: Rotary, config: DecoderConfig) -> None:
+        super().__init__()
+        with torch.device("cpu"):  # real values even if the weights are on the meta device
+            if rotary.is_plain:
+                frequencies = plain_frequencies(config.head_dim, theta=rotary.theta)
+                cos, sin = rotary_table(frequencies, num_positions=config.context)
+            else:
+                frequencies, factors = map(
+                    torch.from_numpy, rotary.frequencies(config.head_dim, context=config.context)
+                )
+                cos, sin = rotary_table(frequencies, num_positions=config.context)
+                cos, sin = cos * factors.repeat(2), sin * factors.repeat(2)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+
+
 class Attention(nn.Module):
     """Causal attention; with a prefix, plus the gated adapter attention.
 
-    Rows of the packed projection are wq, wk, wv. q and k rows are in half-split order. The k and v parts of its bias
-    are zero in all checkpoints with an adapter prefix.
+    Rows of the packed projection are wq (N H), wk (G H), wv (G H). q and k rows are in half-split order.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.num_heads = config.num_heads
-        self.qkv = Linear(config.dim, 3 * config.attention_dim)
+        self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        self.qkv = Linear(config.dim, config.attention_dim + 2 * config.kv_dim)
+        self.q_norm, self.k_norm = (_heads_norm(config, num_heads) for num_heads in (self.num_heads, self.num_kv_heads))
+        self.score_cap = config.score_cap
         self.out = Linear(config.attention_dim, config.dim)
         self.operators = ATEN
         self.ranks: Alone = ALONE
@@ -46,22 +93,43 @@ class Attention(nn.Module):
         x_BSD: Tensor,
         *,
         layer: int,
-        rotary: tuple[Tensor, Tensor],
+        rotary: tuple[Tensor, Tensor] | None,
         mask_B1SP: Tensor,
         prefix: tuple[Tensor, Tensor] | None,
         cache: KVView,
         places_B: Tensor | None = None,
     ) -> Tensor:
-        q_BSNH, k_BSNH, v_BSNH = self.qkv(x_BSD).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
-        q_BSNH, k_BSNH = self.operators.rotate(q_BSNH, k_BSNH, *rotary)
+        q_BSNH, k_BSGH, v_BSGH = self.split(self.qkv(x_BSD))
+        q_BSNH, k_BSGH = self.q_norm(q_BSNH), self.k_norm(k_BSGH)
+        if rotary is not None:
+            q_BSNH, k_BSGH = self.operators.rotate(q_BSNH, k_BSGH, *rotary)
         q_BNSH = q_BSNH.transpose(1, 2)
-        k_BNPH, v_BNPH = cache.update(layer, k_BSNH.transpose(1, 2), v_BSNH.transpose(1, 2))
-        heads_BNSH = self.operators.causal_attention(q_BNSH, k_BNPH, v_BNPH, mask_B1SP)
+        k_BGPH, v_BGPH = cache.update(layer, k_BSGH.transpose(1, 2), v_BSGH.transpose(1, 2))
+        heads_BNSH = self._attend(q_BNSH, k_BGPH, v_BGPH, mask_B1SP)
         if prefix is not None:
             if len(q_BNSH) < len(prefix[0]):  # one row stood for all; from here on, rows have different pictures
                 q_BNSH = q_BNSH.expand(len(prefix[0]), -1, -1, -1)
-            heads_BNSH = heads_BNSH + self.operators.adapter_attention(q_BNSH, *prefix)
+            heads_BNSH = heads_BNSH + self._attend(q_BNSH, *prefix, None)
         return self.ranks.sum(self.out(_at(places_B, heads_BNSH.transpose(1, 2).flatten(2))))
+
+    def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The packed projection (..., (N + 2 G) H) -> q (..., N, H), k and v (..., G, H), as views."""
+        num_heads = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
+        q, k, v = torch.split(qkv.view(*qkv.shape[:-1], sum(num_heads), self.head_dim), num_heads, dim=-2)
+        return q, k, v
+
+    def _attend(self, q_BNSH: Tensor, k_BGPH: Tensor, v_BGPH: Tensor, mask_B1SP: Tensor | None) -> Tensor:
+        if self.score_cap:
+            return capped_attention(q_BNSH, k_BGPH, v_BGPH, mask_B1SP, cap=self.score_cap)
+        if mask_B1SP is None:
+            return self.operators.adapter_attention(q_BNSH, k_BGPH, v_BGPH)
+        return self.operators.causal_attention(q_BNSH, k_BGPH, v_BGPH, mask_B1SP)
+
+
+def _heads_norm(config: DecoderConfig, num_heads: int) -> nn.Module:
+    if config.qk_norm == "none":
+        return nn.Identity()
+    return HeadsNorm(config.head_dim * (1 if config.qk_norm == "head" else num_heads), eps=config.norm_eps)
 
 
 def _at(places_B: Tensor | None, x_BSD: Tensor) -> Tensor:
@@ -76,41 +144,49 @@ def _at(places_B: Tensor | None, x_BSD: Tensor) -> Tensor:
 
 
 class FeedForward(nn.Module):
-    """down(silu(gate x) * up x); gate and up are one packed projection."""
+    """down(activation(gate x) * up x); gate and up are one packed projection. The activation is silu or GELU."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.gate_up = Linear(config.dim, 2 * config.ffn_dim)
         self.down = Linear(config.ffn_dim, config.dim)
+        self.has_gelu = config.activation == "gelu_tanh"
         self.operators = ATEN
         self.ranks: Alone = ALONE
 
     def forward(self, x_BSD: Tensor) -> Tensor:
-        return self.ranks.sum(self.down(self.operators.swiglu(self.gate_up(x_BSD))))
+        activate = self.operators.geglu if self.has_gelu else self.operators.swiglu
+        return self.ranks.sum(self.down(activate(self.gate_up(x_BSD))))
 
 
 class Layer(nn.Module):
-    """x += Attention(norm(x)); x += FeedForward(norm(x))."""
+    """x += norm(Attention(norm(x))); x += norm(FeedForward(norm(x))), with the norms that the decoder has."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.attention_norm = RmsNorm(config.dim, eps=config.norm_eps)
+
+        def norm(*where: str) -> nn.Module:
+            return RmsNorm(config.dim, eps=config.norm_eps) if config.norms in where else nn.Identity()
+
+        self.attention_norm = norm("before", "both")
         self.attention = Attention(config)
-        self.feed_forward_norm = RmsNorm(config.dim, eps=config.norm_eps)
+        self.attention_out_norm = norm("after", "both")
+        self.feed_forward_norm = norm("before", "both")
         self.feed_forward = FeedForward(config)
+        self.feed_forward_out_norm = norm("after", "both")
 
     def forward(
         self,
         x_BSD: Tensor,
         *,
         layer: int,
-        rotary: tuple[Tensor, Tensor],
+        rotary: tuple[Tensor, Tensor] | None,
         mask_B1SP: Tensor,
         prefix: tuple[Tensor, Tensor] | None,
         cache: KVView,
         places_B: Tensor | None = None,
     ) -> Tensor:
-        x_BSD = _at(places_B, x_BSD) + self.attention(
+        attended_BSD = self.attention(
             self.attention_norm(x_BSD),
             layer=layer,
             rotary=rotary,
@@ -119,7 +195,8 @@ class Layer(nn.Module):
             cache=cache,
             places_B=places_B,
         )
-        out: Tensor = x_BSD + self.feed_forward(self.feed_forward_norm(x_BSD))
+        x_BSD = _at(places_B, x_BSD) + self.attention_out_norm(attended_BSD)
+        out: Tensor = x_BSD + self.feed_forward_out_norm(self.feed_forward(self.feed_forward_norm(x_BSD)))
         return out
 
 
@@ -131,12 +208,10 @@ def linears_of(layer: Layer) -> tuple[nn.Module, nn.Module, nn.Module, nn.Module
 class LlamaAdapterDecoder(nn.Module):
     """LLaMA (Touvron et al., 2023) whose last layers attend to a picture through zero-init gated adapter attention.
 
+    `DecoderConfig` says what other families of decoders do differently.
     If the decoder is split (`DecoderConfig.share`), every rank's decoder must be called with the same arguments and
     returns the same numbers; see `use_ranks`.
     """
-
-    rotary_cos: Tensor
-    rotary_sin: Tensor
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -149,16 +224,22 @@ class LlamaAdapterDecoder(nn.Module):
         self.adapter = Adapter(config)
         self.operators = ATEN
         self.ranks: Alone = ALONE
-        with torch.device("cpu"):  # real values even if the weights are on the meta device
-            cos, sin = rotary_table(config.head_dim, num_positions=config.context, theta=config.rope_theta)
-        self.register_buffer("rotary_cos", cos, persistent=False)
-        self.register_buffer("rotary_sin", sin, persistent=False)
+        rotaries = [config.rotary_of(layer) for layer in range(config.num_layers)]
+        distinct = list(dict.fromkeys(rotary for rotary in rotaries if rotary is not None))
+        self.rotaries = nn.ModuleList(RotaryTable(rotary, config) for rotary in distinct)
+        # Of each layer. A table of None: it does not rotate; a window of 0: it sees all.
+        self.layer_tables = [None if rotary is None else distinct.index(rotary) for rotary in rotaries]
+        self.layer_windows = [config.window_of(layer) for layer in range(config.num_layers)]
+
+    def table_of(self, layer: int) -> RotaryTable | None:
+        """The rotary table of a layer; None if it does not rotate."""
+        index = self.layer_tables[layer]
+        return None if index is None else self.rotaries[index]  # type: ignore[return-value]
 
     def project_prefix(self, visual_query_BQD: Tensor) -> Prefix:
         """Visual query (B, Q, D) -> keys and gated values of every adapter layer."""
         adapter_layers = self.layers[self.config.first_adapter_layer :]
-        projections = [layer.attention.qkv for layer in adapter_layers]  # type: ignore[union-attr]
-        prefix: Prefix = self.adapter(visual_query_BQD, projections)
+        prefix: Prefix = self.adapter(visual_query_BQD, [layer.attention for layer in adapter_layers])
         return prefix
 
     def forward(
@@ -185,24 +266,40 @@ class LlamaAdapterDecoder(nn.Module):
         first_adapter_layer = self.config.first_adapter_layer
         num_rows = max(len(tokens_BS), prefix.k.shape[1])
         x_BSD = self.embed(tokens_BS)
-        cos_BS1H, sin_BS1H = self.rotary_cos[positions_BS].unsqueeze(2), self.rotary_sin[positions_BS].unsqueeze(2)
-        shared_rotary = self.operators.lay_out_rotary(cos_BS1H, sin_BS1H, len(tokens_BS), x_BSD.dtype)
-        rotary = shared_rotary
+        tables = [[part[positions_BS].unsqueeze(2) for part in table.buffers()] for table in self.rotaries]
+        shared_rotaries = self._laid_out(tables, num_rows=len(tokens_BS), dtype=x_BSD.dtype)
+        rotaries = shared_rotaries
         if num_rows > len(tokens_BS):
-            rotary = self.operators.lay_out_rotary(cos_BS1H, sin_BS1H, num_rows, x_BSD.dtype)
+            rotaries = self._laid_out(tables, num_rows=num_rows, dtype=x_BSD.dtype)
+        masks = self._masks(mask_B1SP, positions_BS, cache)
         for index, layer in enumerate(self.layers):
             j = index - first_adapter_layer
+            rotary, table = rotaries if j > 0 else shared_rotaries, self.layer_tables[index]
             x_BSD = layer(
                 x_BSD,
                 layer=index,
-                rotary=rotary if j > 0 else shared_rotary,
-                mask_B1SP=mask_B1SP,
+                rotary=None if table is None else rotary[table],
+                mask_B1SP=masks[self.layer_windows[index]],
                 prefix=(prefix.k[j], prefix.v[j]) if j >= 0 else None,
                 cache=cache,
                 places_B=places_B if index == self.config.num_layers - 1 else None,
             )
         hidden_BSD: Tensor = self.norm(x_BSD)
         return hidden_BSD.expand(num_rows, -1, -1)
+
+    def _laid_out(
+        self, tables: Sequence[Sequence[Tensor]], *, num_rows: int, dtype: torch.dtype
+    ) -> list[tuple[Tensor, Tensor]]:
+        """The rotary tables at the tokens' positions, as the operators read them."""
+        return [self.operators.lay_out_rotary(cos_BS1H, sin_BS1H, num_rows, dtype) for cos_BS1H, sin_BS1H in tables]
+
+    def _masks(self, mask_B1SP: Tensor, positions_BS: Tensor, cache: KVView) -> Mapping[int, Tensor]:
+        """The mask for each window of the layers."""
+        masks = {0: mask_B1SP}
+        for window in {*self.layer_windows} - {0}:
+            distance_BSP = positions_BS[:, :, None] - cache.positions(positions_BS)[:, None]
+            masks[window] = mask_B1SP & (distance_BSP < window)[:, None]
+        return masks
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Token ids -> embeddings (..., D)."""
@@ -217,8 +314,8 @@ class LlamaAdapterDecoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states (..., D) -> float32 logits (..., V)."""
-        logits: Tensor = self.head(hidden)
-        return self.ranks.join(logits.float(), width=self.config.vocab_size)
+        logits = capped(self.head(hidden).float(), self.config.logit_cap)
+        return self.ranks.join(logits, width=self.config.vocab_size)
 
 
 def use_operators(decoder: LlamaAdapterDecoder, operators: Operators) -> None:

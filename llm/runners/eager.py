@@ -53,14 +53,17 @@ class FusedDecoder:
 
     @property
     def can_run(self) -> bool:
-        """Whether the operators can read all layers, and the decoder is whole."""
+        """Whether the operators compute this decoder and can read all layers, and it is whole."""
         weights = (*itertools.chain.from_iterable(self.layers), self.head)
-        return all(each is not None for each in weights) and self.decoder.ranks is ALONE
+        is_known = not self.decoder.config.differences
+        return is_known and all(each is not None for each in weights) and self.decoder.ranks is ALONE
 
     def run(self, tokens_R: Tensor, positions_R: Tensor, cache: LayerViews, prefix: Prefix) -> tuple[Tensor, Tensor]:
         """One token of each row at its position -> the parts of a Prediction."""
         decoder, step, config = self.decoder, self.step, self.decoder.config
-        table = decoder.rotary_cos, decoder.rotary_sin
+        rotary = decoder.table_of(0)
+        assert rotary is not None  # see `can_run`
+        table = rotary.cos, rotary.sin
         hidden = step.embed(tokens_R, decoder.embedding.weight)
         for index, (layer, weights) in enumerate(zip(decoder.layers, self.layers, strict=True)):
             qkv, out, gate_up, down = weights
@@ -73,8 +76,7 @@ class FusedDecoder:
             units = step.project(hidden, gate_up, norm=next_norm.weight, eps=next_norm.eps, with_swiglu=True)  # type: ignore[arg-type, union-attr]
             hidden = step.add(hidden.x, units, down)
         norm = decoder.norm
-        dtype = decoder.rotary_cos.dtype  # float32
-        logits_RV = step.project(hidden, self.head, norm=norm.weight, eps=norm.eps, dtype=dtype)
+        logits_RV = step.project(hidden, self.head, norm=norm.weight, eps=norm.eps, dtype=torch.float32)
         prediction = predict(logits_RV)
         return prediction.logits_RV, prediction.best_R
 
@@ -107,7 +109,8 @@ class EagerRunner:
         sizes = config.decoder
         self._start = config.past_length  # the decoder's position at which prompts begin
         self._heads = slice(sizes.heads.start, sizes.heads.stop)  # this rank's heads among those of all ranks
-        past = None if config.past is None else config.past.of_heads(self._heads)
+        kv_heads = slice(sizes.kv_heads.start, sizes.kv_heads.stop)
+        past = None if config.past is None else config.past.of_heads(kv_heads)
         self._cache = KVCache(sizes, num_slots=config.num_slots, dtype=config.dtype, device=self._device, past=past)
         shape = (sizes.num_adapter_layers, config.num_slots, sizes.num_heads, sizes.num_queries, sizes.head_dim)
         k, v = (torch.zeros(shape, dtype=config.dtype, device=self._device) for _ in range(2))

@@ -36,7 +36,9 @@ class GraphRunner(EagerRunner):
         super().__init__(decoder, config, backend=backend, operators=operators, shapes=shapes)
         self._programs: dict[tuple[int, int], DecodeProgram] = {}  # by rows and positions
         sizes = config.decoder
-        self._num_weights = sizes.num_layers * sizes.dim * (4 * sizes.attention_dim + 3 * sizes.ffn_dim)
+        self._num_weights = (
+            sizes.num_layers * sizes.dim * (2 * (sizes.attention_dim + sizes.kv_dim) + 3 * sizes.ffn_dim)
+        )
         self._mode = GraphMode(backend, config.mode)
         self._prompt_programs = RepeatedPrograms(self._mode, of="a program of prompts")
 

@@ -1,6 +1,7 @@
 """Runs each program of the decoder as one call of the C kernels, with the tokens of all rows and no padding."""
 
-# A adapter layers, R rows, T tokens of all rows, Q queries, N heads, H head size, D model width, V vocabulary
+# A adapter layers, R rows, T tokens of all rows, Q queries, N heads, G heads of keys and values, H head size, D model
+# width, V vocabulary
 
 import contextlib
 import ctypes
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from llama_adapter.llm.config import EngineConfig
-from llama_adapter.llm.model.llama import Layer, LlamaAdapterDecoder, linears_of
+from llama_adapter.llm.model.llama import Layer, LlamaAdapterDecoder, RmsNorm, linears_of
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.base import MixedPlan, Plan, Result, ScorePlan, WarmUp
 from llama_adapter.llm.runners.draw import NO_TOKEN
@@ -25,7 +26,14 @@ from llama_adapter.llm.runners.score_layout import ScoreLayout, lay_out
 from llama_adapter.runtime.devices import Backend
 from llama_adapter.runtime.devices.cpu_linear import NativeLinear
 from llama_adapter.runtime.kernels.library import KINDS, Library
-from llama_adapter.runtime.kernels.structs import BatchStruct, DecoderStruct, KeptStruct, LayerStruct, SumFunction
+from llama_adapter.runtime.kernels.structs import (
+    ACTIVATIONS,
+    BatchStruct,
+    DecoderStruct,
+    KeptStruct,
+    LayerStruct,
+    SumFunction,
+)
 from llama_adapter.runtime.kernels.threads import num_threads, torch_stands_aside
 from llama_adapter.runtime.operators import ATEN
 from llama_adapter.runtime.ranks import Alone
@@ -43,7 +51,7 @@ def can_run(decoder: LlamaAdapterDecoder) -> bool:
     return (
         all(isinstance(linear, NativeLinear) for linear in (*linears, decoder.head))
         and decoder.embedding.weight.dtype in (torch.float32, torch.bfloat16)
-        and config.head_dim % (2 * _LANES) == 0
+        and config.head_dim % _LANES == 0
         and config.head_dim <= 16 * _LANES
         and config.ffn_dim % _BLOCK == 0
     )
@@ -127,22 +135,26 @@ class NativeRunner(EagerRunner):
     def _describe(self, decoder: LlamaAdapterDecoder) -> DecoderStruct:
         config, embedding_VD = decoder.config, decoder.embedding.weight.detach().contiguous()
         self._kept.append(embedding_VD)
-        layers = (LayerStruct * config.num_layers)(*(self._describe_layer(layer) for layer in decoder.layers))  # type: ignore[arg-type]
+        layers = (LayerStruct * config.num_layers)(
+            *(self._describe_layer(decoder, index) for index in range(config.num_layers))
+        )
         return DecoderStruct(
             dim=config.dim,
             num_layers=config.num_layers,
             num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
-            ffn_dim=config.ffn_dim,
             vocab_size=len(config.vocab_rows),
             first_adapter_layer=config.first_adapter_layer,
             num_queries=config.num_queries,
             norm_eps=config.norm_eps,
+            score_cap=config.score_cap,
+            logit_cap=config.logit_cap,
+            activation=ACTIVATIONS[config.activation],
+            norms_all_heads=config.qk_norm == "all",
             kept_type=KINDS[self._cache.k.dtype],
             embedding_type=KINDS[embedding_VD.dtype],
             embedding=embedding_VD.data_ptr(),
-            rotary_cos=self._floats(decoder.rotary_cos),
-            rotary_sin=self._floats(decoder.rotary_sin),
             layers=layers,
             norm=self._floats(decoder.norm.weight),
             head=_native(decoder.head).struct,
@@ -150,12 +162,21 @@ class NativeRunner(EagerRunner):
             adds_residual=config.rank == 0,
         )
 
-    def _describe_layer(self, layer: Layer) -> LayerStruct:
+    def _describe_layer(self, decoder: LlamaAdapterDecoder, index: int) -> LayerStruct:
+        layer, table = decoder.layers[index], decoder.table_of(index)
+        assert isinstance(layer, Layer)
         qkv, out, gate_up, down = map(_native, linears_of(layer))
         width = gate_up.out_features // 2
         return LayerStruct(
-            attention_norm=self._floats(layer.attention_norm.weight),
-            feed_forward_norm=self._floats(layer.feed_forward_norm.weight),
+            attention_norm=self._weight(layer.attention_norm),
+            feed_forward_norm=self._weight(layer.feed_forward_norm),
+            attention_out_norm=self._weight(layer.attention_out_norm),
+            feed_forward_out_norm=self._weight(layer.feed_forward_out_norm),
+            q_norm=self._weight(layer.attention.q_norm),
+            k_norm=self._weight(layer.attention.k_norm),
+            rotary_cos=None if table is None else self._floats(table.cos),
+            rotary_sin=None if table is None else self._floats(table.sin),
+            window=decoder.config.window_of(index),
             qkv=qkv.struct,
             out=out.struct,
             gate=gate_up.part(0, width),
@@ -163,8 +184,12 @@ class NativeRunner(EagerRunner):
             down=down.struct,
         )
 
+    def _weight(self, norm: torch.nn.Module) -> int | None:
+        """Address of a norm's weight; None if the decoder has no such norm."""
+        return self._floats(norm.weight) if isinstance(norm, RmsNorm) else None
+
     def _floats(self, tensor: Tensor) -> int:
-        """Address of a float32 copy that lives as long as this runner."""
+        """Address of the numbers in float32, in memory that lives as long as this runner."""
         self._kept.append(tensor.detach().float().contiguous())
         return self._kept[-1].data_ptr()
 
@@ -271,7 +296,7 @@ class NativeRunner(EagerRunner):
         # Keys and values of one layer are enough without a past: no layer reads those of another, and they are not
         # needed after this call.
         num_layers = 1 if self._cache.past is None else sizes.num_layers
-        shape = (num_layers, len(layouts), sizes.num_heads, self._start + widest, sizes.head_dim)
+        shape = (num_layers, len(layouts), sizes.num_kv_heads, self._start + widest, sizes.head_dim)
         k, v = (torch.empty(shape, dtype=self.config.dtype) for _ in range(2))
         if self._cache.past is not None:
             for whole, past_LNCH in zip((k, v), self._cache.past, strict=True):
@@ -291,7 +316,7 @@ class NativeRunner(EagerRunner):
         return joined
 
     def _run(self, tokens: _Tokens, k: Tensor, v: Tensor, prefix: Prefix) -> Prediction:
-        """Predictions after each token in `logit_tokens`. Keys and values (L or 1, R, N, P, H) are written in place."""
+        """Predictions after each token in `logit_tokens`. Keys and values (L or 1, R, G, P, H) are written in place."""
         self._check(tokens.ids, tokens.run_rows, tokens.places, tokens.positions, cache=k)
         if self._is_alone:
             x_TD = torch.empty(len(tokens.ids), self.config.decoder.dim)
@@ -336,7 +361,7 @@ class NativeRunner(EagerRunner):
     ) -> None:
         """Raise IndexError for values out of range, because the kernels do not check bounds.
 
-        `cache` is (L, R, N, P, H).
+        `cache` is (L, R, G, P, H).
         """
         if len(places) != len(ids) or len(positions) != len(ids):
             raise IndexError(f"{len(positions)} positions of {len(ids)} tokens")
@@ -428,7 +453,7 @@ def _native(module: torch.nn.Module) -> NativeLinear:
 
 
 def _kept(k: Tensor, v: Tensor) -> KeptStruct:
-    """Keys and values (layers, rows, N, P, H), the last two dimensions dense. A single layer is used for all layers."""
+    """Keys and values (layers, rows, heads, P, H), the last two dimensions dense. One layer alone is used for all."""
     strides = k.stride()
     layer_stride = 0 if k.shape[0] == 1 else strides[0]
     return KeptStruct(

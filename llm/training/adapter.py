@@ -3,7 +3,8 @@
 # A adapter layers, B pictures, Q queries, N heads, D model width, G gates of a layer: N, or one for all heads
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -36,7 +37,11 @@ class TrainableAdapter(Adapter):
             gates = gates * self.new_gate[:, None]
         return gates
 
-    def forward(self, visual_query_BQD: Tensor, token_projections: Sequence[Callable[[Tensor], Tensor]]) -> Prefix:
+    def forward(self, visual_query_BQD: Tensor, attentions: Sequence[Any]) -> Prefix:
         """As `Adapter`. Sums and gates are computed in float32, and the result has the type of the visual query."""
-        keys, values = super().forward(visual_query_BQD, token_projections)
+        keys, values = super().forward(visual_query_BQD, attentions)
         return Prefix(keys.to(visual_query_BQD.dtype), values.to(visual_query_BQD.dtype))
+
+    def project(self, tokens_BQD: Tensor, *, layer: int, attention: Any) -> Tensor:
+        projected: Tensor = attention.qkv.bare(tokens_BQD)
+        return projected

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from llama_adapter.llm.config import DecoderConfig
-from llama_adapter.llm.model.llama import LlamaAdapterDecoder
+from llama_adapter.llm.model.llama import LlamaAdapterDecoder, RmsNorm
 from llama_adapter.llm.training.adapter import TrainableAdapter
 from llama_adapter.llm.training.decoder import TrainableDecoder
 from llama_adapter.llm.training.frozen import FrozenWeight, PackedWeight, fits
@@ -22,12 +22,12 @@ from llama_adapter.llm.weights.adapter import AdapterFile, lora_names
 from llama_adapter.llm.weights.build import decoder_tensors
 from llama_adapter.llm.weights.names import (
     BIASED,
-    LAYER_NORMS,
     PARTS,
     ROTATED,
     LlamaSource,
     half_split,
     meta_order,
+    part_rows,
 )
 from llama_adapter.runtime.kernels.library import Library
 
@@ -55,18 +55,25 @@ def build_decoder(
     """
     random = torch.Generator().manual_seed(seed)
     plain = dataclasses.replace(config, separate_adapter_kv=False)
-    bare = dataclasses.replace(adapter, llama={k: v for k, v in adapter.llama.items() if ".lora_" not in k})
+    kept = {k: v for k, v in adapter.llama.items() if ".lora_" not in k and not k.endswith(("bias", "_scale"))}
+    bare, source = dataclasses.replace(adapter, llama=kept), dataclasses.replace(source, biases={})
     with torch.device("meta"):
         decoder = LlamaAdapterDecoder(plain)
     tensors = decoder_tensors(plain, source=source, adapter=bare, dtype=None)
     for name, tensor in tensors:
         place, _, own = name.rpartition(".")
         module = decoder.get_submodule(place)
-        if place == "adapter" or own == "bias":
+        if place == "adapter":
             continue  # read from the adapter's file below
+        if own == "bias":
+            block, path = place.removeprefix("layers.").split(".", 1)
+            if any(f"layers.{block}.{part}.bias" in source.tensors for part in PARTS[path]):
+                assert isinstance(module, AdaptedLinear), "weights precede their biases"
+                module.take_bias(tensor.to(device))
+            continue
         if place == "head" and "output head" in trained:
             whole = tensor.to(device, torch.float32, copy=True)
-            decoder.register_module("head", AdaptedLinear(whole, bias=None, lora=None))
+            decoder.register_module("head", AdaptedLinear(whole))
             continue
         if isinstance(module, nn.Linear):
             tensor = tensor.to(device, dtype)
@@ -74,16 +81,16 @@ def build_decoder(
             if kernels is not None and fits(tensor.shape, dtype):
                 weight = PackedWeight(tensor, library=kernels)
             if place == "head":
-                decoder.register_module("head", AdaptedLinear(weight, bias=None, lora=None))
+                decoder.register_module("head", AdaptedLinear(weight))
                 continue
             parent, _, last = place.rpartition(".")
             block, _, path = place.removeprefix("layers.").partition(".")
             adapted = _adapted(
                 weight,
-                PARTS[path],
+                path,
+                config=config,
                 prefix=f"layers.{block}.",
                 adapter=adapter,
-                num_heads=config.num_heads,
                 has_biases="biases" in trained,
                 rank=lora_rank if "LoRA factors" in trained else 0,
                 device=device,
@@ -97,7 +104,7 @@ def build_decoder(
         setattr(module, own, nn.Parameter(value, requires_grad=False))
         del tensor
     decoder.adapter = _adapter(config, adapter=adapter, has_lora="LoRA factors" in trained, device=device)
-    decoder.rotary_cos, decoder.rotary_sin = decoder.rotary_cos.to(device), decoder.rotary_sin.to(device)
+    decoder.rotaries.to(device)
     for name, parameter in decoder.named_parameters():
         parameter.requires_grad_(kind_of(name) in trained)
     return TrainableDecoder(decoder)
@@ -124,33 +131,35 @@ def kind_of(name: str) -> Kind | None:
 
 def _adapted(
     weight: FrozenWeight,
-    parts: tuple[str, ...],
+    path: str,
     *,
+    config: DecoderConfig,
     prefix: str,
     adapter: AdapterFile,
-    num_heads: int,
     has_biases: bool,
     rank: int,
     device: torch.device | str,
     random: torch.Generator,
 ) -> AdaptedLinear:
-    file, outputs = adapter.llama, len(weight) // len(parts)
+    file, parts, rows = adapter.llama, PARTS[path], part_rows(path, config)
     biased = [name for name in parts if name in BIASED]
-    bias = None
-    if f"{prefix}{biased[0]}.bias" in file:
-        bias = torch.cat([_ours(name, file[f"{prefix}{name}.bias"], num_heads) for name in biased])
+    bias, is_new = None, f"{prefix}{biased[0]}.bias" not in file
+    if not is_new:
+        bias = torch.cat([_ours(name, file[f"{prefix}{name}.bias"], config) for name in biased])
     elif has_biases:
-        bias = torch.zeros(len(biased) * outputs)
+        bias = torch.zeros(sum(rows[: len(biased)]))
     names = [lora_names(prefix + name) for name in parts]
     lora = None
     if names[0][0] in file:
-        outs = [_ours(name, file[l2], num_heads) for name, (_, l2) in zip(parts, names, strict=True)]
-        lora = torch.cat([file[l1].float() for l1, _ in names]), torch.stack(outs)
+        outs = [_ours(name, file[l2], config) for name, (_, l2) in zip(parts, names, strict=True)]
+        lora = torch.cat([file[l1].float() for l1, _ in names]), torch.cat(outs)
     elif rank:
-        lora = new_factors(weight.shape[1], outputs, parts=len(parts), rank=rank, random=random)
+        lora = new_factors(weight.shape[1], rows, rank=rank, random=random)
     return AdaptedLinear(
         weight,
+        rows=rows,
         bias=None if bias is None else bias.to(device),
+        begins_anew=is_new,
         lora=None if lora is None else (lora[0].to(device), lora[1].to(device)),
     )
 
@@ -178,9 +187,13 @@ def _adapter(
         )
 
 
-def _ours(name: str, rows: Tensor, num_heads: int) -> Tensor:
+def _ours(name: str, rows: Tensor, config: DecoderConfig) -> Tensor:
     rows = rows.float()
-    return half_split(rows, num_heads) if name in ROTATED else rows.clone()
+    return half_split(rows, _heads_of(name, config)) if name in ROTATED else rows.clone()
+
+
+def _heads_of(name: str, config: DecoderConfig) -> int:
+    return config.num_heads if name == "attention.wq" else config.num_kv_heads
 
 
 def llama_tensors(trainable: TrainableDecoder) -> Iterator[tuple[str, Tensor]]:
@@ -198,10 +211,11 @@ def llama_tensors(trainable: TrainableDecoder) -> Iterator[tuple[str, Tensor]]:
         if adapter.new_gate is not None:
             new_gate = adapter.new_gate[j] if j >= 0 else torch.ones(())
             yield f"{prefix}attention.new_gate", _file(new_gate).reshape(1, 1, 1, 1)
-        for theirs, ours in LAYER_NORMS.items():
-            yield f"{prefix}{theirs}.weight", _file(getattr(block, ours).weight)
+        for path, module in block.named_modules():
+            if isinstance(module, RmsNorm):
+                yield f"{prefix}{path.replace('feed_forward_', 'ffn_')}.weight", _file(module.weight)
         for path, parts in PARTS.items():
-            yield from _of_linear(block.get_submodule(path), parts, prefix=prefix, num_heads=config.num_heads)
+            yield from _of_linear(block.get_submodule(path), parts, prefix=prefix, config=config)
     yield "norm.weight", _file(decoder.norm.weight)
     head = decoder.head.weight
     if isinstance(head, Tensor) and head.requires_grad:
@@ -209,24 +223,26 @@ def llama_tensors(trainable: TrainableDecoder) -> Iterator[tuple[str, Tensor]]:
 
 
 def _of_linear(
-    linear: nn.Module, parts: tuple[str, ...], *, prefix: str, num_heads: int
+    linear: nn.Module, parts: tuple[str, ...], *, prefix: str, config: DecoderConfig
 ) -> Iterator[tuple[str, Tensor]]:
     assert isinstance(linear, AdaptedLinear)
     if linear.bias is not None:
         biased = [name for name in parts if name in BIASED]
-        for name, bias in zip(biased, _file(linear.bias).chunk(len(biased)), strict=True):
-            yield f"{prefix}{name}.bias", _theirs(name, bias, num_heads)
+        for name, bias in zip(biased, torch.split(_file(linear.bias), list(linear.rows[: len(biased)])), strict=True):
+            yield f"{prefix}{name}.bias", _theirs(name, bias, config)
     if linear.lora_in is None or linear.lora_out is None:
         return
-    pairs = zip(_file(linear.lora_in).chunk(len(parts)), _file(linear.lora_out), strict=True)
+    pairs = zip(
+        _file(linear.lora_in).chunk(len(parts)), torch.split(_file(linear.lora_out), list(linear.rows)), strict=True
+    )
     for name, (l1, l2) in zip(parts, pairs, strict=True):
         names = lora_names(prefix + name)
         yield names[0], l1
-        yield names[1], _theirs(name, l2, num_heads)
+        yield names[1], _theirs(name, l2.clone(), config)
 
 
-def _theirs(name: str, rows: Tensor, num_heads: int) -> Tensor:
-    return meta_order(rows, num_heads) if name in ROTATED else rows
+def _theirs(name: str, rows: Tensor, config: DecoderConfig) -> Tensor:
+    return meta_order(rows, _heads_of(name, config)) if name in ROTATED else rows
 
 
 def _file(tensor: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 # B rows, S tokens, T tokens of all rows, Q adapter queries, D model width, L labelled positions, V vocabulary
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from llama_adapter.llm.training.attention import Attend, attend, packed_attentio
 from llama_adapter.llm.training.layout import Layout, layout_of
 from llama_adapter.llm.training.linear import AdaptedLinear
 from llama_adapter.llm.training.operators import TRAINING, cross_entropy
+from llama_adapter.runtime.operators import capped
 
 
 class TrainableDecoder(nn.Module):
@@ -59,12 +59,12 @@ class TrainableDecoder(nn.Module):
         """
         layout = layout_of(tokens_BS, labels_BS)
         hidden_LD = self._hidden(tokens_BS, visual_query_BQD, layout=layout, kept=layout.labelled_L)
-        head = self.decoder.head.weight
+        head, cap = self.decoder.head.weight, self.decoder.config.logit_cap
         if isinstance(head, Tensor) and head.requires_grad:
-            logits_LV = F.linear(hidden_LD, head.to(hidden_LD.dtype)).float()
+            logits_LV = capped(F.linear(hidden_LD, head.to(hidden_LD.dtype)).float(), cap)
             loss_L = F.cross_entropy(logits_LV, layout.target_L, reduction="none")
         else:
-            loss_L = cross_entropy(hidden_LD, head, layout.target_L)
+            loss_L = cross_entropy(hidden_LD, head, layout.target_L, cap=cap)
         loss_B = torch.zeros(len(tokens_BS), device=loss_L.device).index_add(0, layout.row_L, loss_L)
         return loss_B.sum(), loss_B
 
@@ -77,12 +77,19 @@ class TrainableDecoder(nn.Module):
         """Final hidden states, after the last norm, of the packed tokens `kept`, or of all if it is None."""
         decoder = self.decoder
         prefix = self._prefix(visual_query_BQD, num_rows=len(tokens_BS))
-        tables = (decoder.rotary_cos, decoder.rotary_sin)
-        rotary_cos, rotary_sin = (table[layout.place_T][:, None, None] for table in tables)
+        rotaries = [[part[layout.place_T][:, None] for part in table.buffers()] for table in decoder.rotaries]
         x_TD = decoder.embed(layout.pack(tokens_BS[:, : layout.length]))
         for index, layer in enumerate(decoder.layers):
             j, is_last = index - decoder.config.first_adapter_layer, index == len(decoder.layers) - 1
-            run = _Run(layer, layout, (rotary_cos, rotary_sin), kept=kept if is_last else None, attend=self.attend)
+            table = decoder.layer_tables[index]
+            run = _Run(
+                layer,
+                layout,
+                rotary=None if table is None else (rotaries[table][0], rotaries[table][1]),
+                window=decoder.layer_windows[index],
+                kept=kept if is_last else None,
+                attend=self.attend,
+            )
             arguments = (x_TD, prefix.k[j], prefix.v[j]) if j >= 0 else (x_TD,)
             if self.checkpoint_layers and torch.is_grad_enabled():
                 x_TD = checkpoint(run, *arguments, use_reentrant=False, preserve_rng_state=False)
@@ -93,10 +100,7 @@ class TrainableDecoder(nn.Module):
 
     def _prefix(self, visual_query_BQD: Tensor, *, num_rows: int) -> Prefix:
         decoder = self.decoder
-        adapter_layers = decoder.layers[decoder.config.first_adapter_layer :]
-        bare: Sequence[Callable[[Tensor], Tensor]]
-        bare = [layer.attention.qkv.bare for layer in adapter_layers]  # type: ignore[union-attr,misc]
-        prefix: Prefix = decoder.adapter(visual_query_BQD.to(self.dtype), bare)
+        prefix = decoder.project_prefix(visual_query_BQD.to(self.dtype))
         return Prefix(*(part.expand(-1, num_rows, -1, -1, -1) for part in prefix))
 
 
@@ -107,8 +111,9 @@ class _Run:
         self,
         layer: nn.Module,
         layout: Layout,
-        rotary: tuple[Tensor, Tensor],
         *,
+        rotary: tuple[Tensor, Tensor] | None,
+        window: int,
         kept: Tensor | None,
         attend: Attend,
     ) -> None:
@@ -116,7 +121,8 @@ class _Run:
 
         It is used in the last layer, after which no other tokens are read.
         """
-        self._layer, self._layout, self._rotary, self._kept, self._attend = layer, layout, rotary, kept, attend
+        self._layer, self._layout, self._kept = layer, layout, kept
+        self._rotary, self._window, self._attend = rotary, window, attend
 
     def __call__(self, x_TD: Tensor, *prefix: Tensor) -> Tensor:
         layer: Any = self._layer
@@ -127,11 +133,12 @@ class _Run:
             normed_TD,
             layout=self._layout,
             rotary=self._rotary,
+            window=self._window,
             prefix=keys_values,
             attend=self._attend,
         )
         if self._kept is not None:
             x_TD, heads_TD = x_TD.index_select(0, self._kept), heads_TD.index_select(0, self._kept)
-        x_TD = x_TD + layer.attention.out(heads_TD)
-        out_TD: Tensor = x_TD + layer.feed_forward(layer.feed_forward_norm(x_TD))
+        x_TD = x_TD + layer.attention_out_norm(layer.attention.out(heads_TD))
+        out_TD: Tensor = x_TD + layer.feed_forward_out_norm(layer.feed_forward(layer.feed_forward_norm(x_TD)))
         return out_TD

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from llama_adapter.llm.training.frozen import FrozenWeight, times, times_back
 from llama_adapter.runtime.kernels.library import KINDS, Library, find_library
 from llama_adapter.runtime.kernels.threads import num_threads
-from llama_adapter.runtime.operators import ATEN, Operators
+from llama_adapter.runtime.operators import ATEN, Operators, capped, geglu
 
 _TYPES = (torch.float32, torch.bfloat16)
 
@@ -119,6 +119,20 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return turned.to(x.dtype)
 
 
+class _GeGlu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate_up)
+        return geglu(gate_up)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        gate, up = ctx.saved_tensors[0].chunk(2, dim=-1)
+        grad_gate = torch.ops.aten.gelu_backward(grad * up, gate, approximate="tanh")
+        return torch.cat([grad_gate, F.gelu(gate, approximate="tanh") * grad], dim=-1)
+
+
 class _SwiGlu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
@@ -160,16 +174,24 @@ def _swiglu(gate_up: Tensor) -> Tensor:
     return activated
 
 
+def _geglu(gate_up: Tensor) -> Tensor:
+    activated: Tensor = _GeGlu.apply(gate_up)  # type: ignore[no-untyped-call]
+    return activated
+
+
 # Attention of packed rows is in `attention.py`.
-TRAINING: Operators = dataclasses.replace(ATEN, name="training", rms_norm=_rms_norm, swiglu=_swiglu)
+TRAINING: Operators = dataclasses.replace(ATEN, name="training", rms_norm=_rms_norm, swiglu=_swiglu, geglu=_geglu)
 
 
 _MOST_LOGITS = 1 << 24  # in memory at once: 64 MiB in float32
 
 
-def cross_entropy(hidden_LD: Tensor, head_VD: FrozenWeight, labels_L: Tensor) -> Tensor:
-    """Negative log-likelihood of each label, float32 (L,). Only `hidden_LD` gets a gradient."""
-    loss_L: Tensor = _CrossEntropy.apply(hidden_LD, head_VD, labels_L)  # type: ignore[no-untyped-call]
+def cross_entropy(hidden_LD: Tensor, head_VD: FrozenWeight, labels_L: Tensor, *, cap: float = 0.0) -> Tensor:
+    """Negative log-likelihood of each label, float32 (L,), with logits limited by `capped`.
+
+    Only `hidden_LD` gets a gradient.
+    """
+    loss_L: Tensor = _CrossEntropy.apply(hidden_LD, head_VD, labels_L, cap)  # type: ignore[no-untyped-call]
     return loss_L
 
 
@@ -180,16 +202,21 @@ class _CrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden_LD: Tensor, head_VD: FrozenWeight, labels_L: Tensor) -> Tensor:
+    def forward(ctx: Any, hidden_LD: Tensor, head_VD: FrozenWeight, labels_L: Tensor, cap: float) -> Tensor:
         losses, gradients = [], []
         for first in range(0, len(hidden_LD), max(1, _MOST_LOGITS // len(head_VD))):
             places = slice(first, first + max(1, _MOST_LOGITS // len(head_VD)))
             labels_K1 = labels_L[places, None]
-            logs_KV = times(hidden_LD[places], head_VD).log_softmax(1, dtype=torch.float32)
+            logits_KV = times(hidden_LD[places], head_VD)
+            if cap:
+                logits_KV = capped(logits_KV.float(), cap)
+            logs_KV = logits_KV.log_softmax(1, dtype=torch.float32)
             losses.append(logs_KV.gather(1, labels_K1).neg().squeeze(1))
             if ctx.needs_input_grad[0]:
                 error_KV = logs_KV.exp_()
                 error_KV.scatter_add_(1, labels_K1, torch.full_like(losses[-1], -1.0)[:, None])
+                if cap:
+                    error_KV.mul_(1 - (logits_KV / cap).square())
                 gradients.append(times_back(error_KV.to(head_VD.dtype), head_VD))
         if ctx.needs_input_grad[0]:
             ctx.save_for_backward(torch.cat(gradients) if gradients else torch.zeros_like(hidden_LD))
@@ -197,6 +224,6 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_L: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad_L: Tensor) -> tuple[Tensor, None, None, None]:
         (gradient_LD,) = ctx.saved_tensors
-        return (gradient_LD * grad_L[:, None]).to(gradient_LD.dtype), None, None
+        return (gradient_LD * grad_L[:, None]).to(gradient_LD.dtype), None, None, None

@@ -13,12 +13,12 @@ from torch.autograd.function import once_differentiable
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.training.adapter import TrainableAdapter
-from llama_adapter.llm.training.attention import attend_on_cpu
+from llama_adapter.llm.training.attention import attend_in_parts
 from llama_adapter.llm.training.build import Kind, kind_of
 from llama_adapter.llm.training.decoder import TrainableDecoder
 from llama_adapter.llm.training.frozen import fits, packed_bytes
 from llama_adapter.llm.training.linear import AdaptedLinear
-from llama_adapter.llm.weights.names import BIASED, PARTS
+from llama_adapter.llm.weights.names import BIASED, PARTS, part_rows
 
 _META = torch.device("meta")
 
@@ -31,18 +31,18 @@ def sketch_decoder(
     with _META:
         decoder = LlamaAdapterDecoder(plain)
     for layer in decoder.layers:
-        for path, parts in PARTS.items():
+        for path in PARTS:
             parent, _, own = path.rpartition(".")
             weight = layer.get_submodule(path).weight
             assert isinstance(weight, Tensor)
             setattr(
                 layer.get_submodule(parent),
                 own,
-                _adapted(weight.shape, parts, trained=trained, rank=lora_rank, dtype=dtype),
+                _adapted(weight.shape, path, plain, trained=trained, rank=lora_rank, dtype=dtype),
             )
     head = decoder.head.weight
     assert isinstance(head, Tensor)
-    sketched = AdaptedLinear(torch.empty(head.shape, dtype=dtype, device=_META), bias=None, lora=None)
+    sketched = AdaptedLinear(torch.empty(head.shape, dtype=dtype, device=_META))
     decoder.register_module("head", sketched)
     has_lora = "LoRA factors" in trained
     num_layers = config.num_adapter_layers
@@ -63,23 +63,27 @@ def sketch_decoder(
             parameter.requires_grad_(is_trained)
     decoder = decoder.to(_META)
     found = TrainableDecoder(decoder)
-    found.attend = attend_on_cpu if device_type == "cpu" else attend_fused
+    found.attend = attend_in_parts if device_type == "cpu" or config.score_cap else attend_fused
     return found
 
 
 def _adapted(
-    shape: torch.Size, parts: tuple[str, ...], *, trained: Collection[Kind], rank: int, dtype: torch.dtype
+    shape: torch.Size,
+    path: str,
+    config: DecoderConfig,
+    *,
+    trained: Collection[Kind],
+    rank: int,
+    dtype: torch.dtype,
 ) -> AdaptedLinear:
-    outputs, inputs = shape[0] // len(parts), shape[1]
-    num_biased = sum(name in BIASED for name in parts)
-    bias = torch.empty(num_biased * outputs, device=_META) if "biases" in trained else None
+    outputs, inputs = shape
+    rows = part_rows(path, config)
+    num_biased = sum(name in BIASED for name in PARTS[path])
+    bias = torch.empty(sum(rows[:num_biased]), device=_META) if "biases" in trained else None
     lora = None
     if "LoRA factors" in trained:
-        lora = (
-            torch.empty(len(parts) * rank, inputs, device=_META),
-            torch.empty(len(parts), outputs, rank, device=_META),
-        )
-    return AdaptedLinear(torch.empty(shape, dtype=dtype, device=_META), bias=bias, lora=lora)
+        lora = torch.empty(len(rows) * rank, inputs, device=_META), torch.empty(outputs, rank, device=_META)
+    return AdaptedLinear(torch.empty(shape, dtype=dtype, device=_META), rows=rows, bias=bias, lora=lora)
 
 
 def frozen_weights(decoder: nn.Module) -> list[Tensor]:
@@ -115,7 +119,9 @@ class _Fused(torch.autograd.Function):
         )
 
 
-def attend_fused(q_BNSH: Tensor, k_BNPH: Tensor, v_BNPH: Tensor, is_causal: bool = False) -> Tensor:
+def attend_fused(
+    q_BNSH: Tensor, k_BGPH: Tensor, v_BGPH: Tensor, *, is_causal: bool = False, window: int = 0, cap: float = 0.0
+) -> Tensor:
     """Attention without values, for devices with fused kernels."""
-    heads_BNSH: Tensor = _Fused.apply(q_BNSH, k_BNPH, v_BNPH)  # type: ignore[no-untyped-call]
+    heads_BNSH: Tensor = _Fused.apply(q_BNSH, k_BGPH, v_BGPH)  # type: ignore[no-untyped-call]
     return heads_BNSH

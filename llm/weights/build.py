@@ -147,7 +147,7 @@ class _Merge:
         cut = meta_cut(re.sub(r"^layers\.\d+\.|\.weight$", "", name))
         if cut is None or self.config.num_ranks == 1:
             return None
-        return cut.axis, span(cut, whole=self.whole, share=self.config)[0]
+        return cut.axis, span(cut.units[0], whole=self.whole, share=self.config)[0]
 
     def _num_rows(self, prefix: str, name: str) -> int:
         cut = self._cut(prefix + name)

@@ -105,6 +105,17 @@ def meta_parts(name: str, config: DecoderConfig) -> list[str]:
     return [f"{match[1] or ''}{part}.weight" for part in parts] if match else []
 
 
+def part_rows(path: str, config: DecoderConfig) -> tuple[int, ...]:
+    """The rows of each part of a fused layer, see `PARTS`."""
+    dim, heads, kv_heads, units = config.dim, config.attention_dim, config.kv_dim, config.ffn_dim
+    return {
+        "attention.qkv": (heads, kv_heads, kv_heads),
+        "attention.out": (dim,),
+        "feed_forward.gate_up": (units, units),
+        "feed_forward.down": (dim,),
+    }[path]
+
+
 def half_split(rows: Tensor, num_heads: int) -> Tensor:
     """Reorder the rows of a q or k tensor (D, ...) from Meta's order to half-split order.
 

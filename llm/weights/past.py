@@ -4,7 +4,7 @@ They number positions differently. In PaddleNLP, the prompt begins at position 0
 rotary embedding depends only on differences of positions, so a rotation of the keys converts one form to the other.
 """
 
-# L layers, N heads, C past tokens, H head size
+# L layers, N heads of keys and values, C past tokens, H head size
 
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -13,6 +13,7 @@ import numpy as np
 
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.past import PastKeyValues, shifted
+from llama_adapter.llm.rotary import Rotary
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.arrays import damaged, read_arrays, read_json, require_file
 from llama_adapter.runtime.text import shown_excerpt
@@ -41,8 +42,23 @@ def read_past(path: Path, config: DecoderConfig) -> PastKeyValues:
 
 def write_pre_caches(file: BinaryIO, past: PastKeyValues, config: DecoderConfig) -> None:
     """Write a `.npy` file that PaddleNLP reads, in float32."""
-    k_LNCH = shifted(past.k_LNCH, -len(past), theta=config.rope_theta)
+    k_LNCH = _shifted(past.k_LNCH, -len(past), config)
     np.save(file, np.stack([k_LNCH, past.v_LNCH], axis=1))
+
+
+def _shifted(k_LNCH: np.ndarray, positions: int, config: DecoderConfig) -> np.ndarray:
+    """The keys at positions that are larger by `positions`. Layers that do not rotate keep theirs."""
+    half = config.head_dim // 2
+
+    def frequencies(rotary: Rotary | None) -> np.ndarray:
+        if rotary is None:
+            return np.zeros(half)
+        if rotary.is_plain:
+            return np.asarray(rotary.theta ** (-np.arange(half) / half))
+        return rotary.frequencies(config.head_dim, context=config.context)[0].astype(np.float64)
+
+    layers = [frequencies(config.rotary_of(layer)) for layer in range(config.num_layers)]
+    return shifted(k_LNCH, positions, frequencies_Lh=np.stack(layers))
 
 
 def _read_npy(path: Path, config: DecoderConfig) -> PastKeyValues:
@@ -53,7 +69,7 @@ def _read_npy(path: Path, config: DecoderConfig) -> PastKeyValues:
         raise damaged(path, "it is not a .npy file of numbers") from None
     if whole.dtype.kind != "f":
         raise CheckpointError(f"`{path}` does not hold an array of floats", hint=f"name {_FORMS}")
-    wanted = config.num_layers, 2, config.num_heads, config.head_dim
+    wanted = config.num_layers, 2, config.num_kv_heads, config.head_dim
     if whole.ndim != 5 or (*whole.shape[:3], whole.shape[4]) != wanted:
         layers, pair, heads, width = wanted
         raise CheckpointError(
@@ -62,7 +78,7 @@ def _read_npy(path: Path, config: DecoderConfig) -> PastKeyValues:
         )
     with np.errstate(all="ignore"):  # numbers that are not finite are refused below
         k_LNCH, v_LNCH = (whole[:, part].astype(np.float32) for part in (0, 1))
-        k_LNCH = shifted(k_LNCH, k_LNCH.shape[2], theta=config.rope_theta)
+        k_LNCH = _shifted(k_LNCH, k_LNCH.shape[2], config)
     return _checked(k_LNCH, v_LNCH, config, path=path)
 
 
@@ -84,7 +100,7 @@ def _read_peft(folder: Path, config: DecoderConfig) -> PastKeyValues:
     if _PEFT_KEY not in arrays:
         raise CheckpointError(f"`{path}` has no tensor `{_PEFT_KEY}`", hint="save the adapter again by save_pretrained")
     flat = arrays[_PEFT_KEY]
-    width = config.num_layers * 2 * config.dim
+    width = config.num_layers * 2 * config.kv_dim
     if flat.ndim != 2 or flat.shape[1] != width or flat.dtype.kind != "f":
         raise CheckpointError(
             f"`{path}` holds prompt embeddings of shape {flat.shape} in {flat.dtype}, and this model needs floats "
@@ -93,7 +109,7 @@ def _read_peft(folder: Path, config: DecoderConfig) -> PastKeyValues:
         )
     with np.errstate(all="ignore"):  # numbers that are not finite are refused below
         floats = flat.astype(np.float32)
-    parts = floats.reshape(len(flat), config.num_layers, 2, config.num_heads, config.head_dim)
+    parts = floats.reshape(len(flat), config.num_layers, 2, config.num_kv_heads, config.head_dim)
     k_LNCH, v_LNCH = (np.ascontiguousarray(parts[:, :, part].transpose(1, 2, 0, 3)) for part in (0, 1))
     return _checked(k_LNCH, v_LNCH, config, path=path)
 

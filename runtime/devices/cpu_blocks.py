@@ -12,11 +12,10 @@ from torch import Tensor, nn
 
 from llama_adapter.runtime.devices.cpu_linear import NativeLinear
 from llama_adapter.runtime.kernels.library import Library
-from llama_adapter.runtime.kernels.structs import BlockStruct, StackStruct
+from llama_adapter.runtime.kernels.structs import ACTIVATIONS, BlockStruct, StackStruct
 from llama_adapter.runtime.kernels.threads import num_threads
 
 Activation = Literal["quick_gelu", "exact_gelu"]
-_ACTIVATIONS: dict[Activation, int] = {"quick_gelu": 1, "exact_gelu": 2}  # enum in linear.h
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +45,7 @@ class NativeBlocks(nn.Module):
             num_heads=num_heads,
             hidden_dim=blocks[0].up.out_features,
             num_blocks=len(blocks),
-            activation=_ACTIVATIONS[activation],
+            activation=ACTIVATIONS[activation],
             norm_eps=blocks[0].norm1.eps,
             blocks=structs,
         )

@@ -41,14 +41,14 @@ class NativeLinear(nn.Module):
         kind = KINDS[self.weight_dtype]
         scale = getattr(linear, WEIGHT + int8.SCALE) if self.weight_dtype == torch.int8 else None
         self._scale = None if scale is None else scale.detach().float().contiguous()
-        self._bias = None if linear.bias is None else linear.bias.detach().float().contiguous()
+        self.bias = None if linear.bias is None else linear.bias.detach().float().contiguous()
         self.struct = LinearStruct(
             kind=kind,
             num_in=self.in_features,
             num_out=self.out_features,
             weight=start,
             scale=None if self._scale is None else self._scale.data_ptr(),
-            bias=None if self._bias is None else self._bias.data_ptr(),
+            bias=None if self.bias is None else self.bias.data_ptr(),
             input_scale=float(getattr(linear, WEIGHT + int8.INPUT_SCALE, 0.0)),
         )
         self._pointer = ctypes.addressof(self.struct)
@@ -84,7 +84,7 @@ class NativeLinear(nn.Module):
             num_out=num_out,
             weight=self.struct.weight + self._library.packed_bytes(self.struct.kind, first, self.in_features),
             scale=None if self._scale is None else self._scale[first:].data_ptr(),
-            bias=None if self._bias is None else self._bias[first:].data_ptr(),
+            bias=None if self.bias is None else self.bias[first:].data_ptr(),
             input_scale=self.struct.input_scale,
         )
 

@@ -204,7 +204,7 @@ def _store(torch_npu: Any) -> Callable[..., None]:
 
 
 def _norm_fits(sizes: DecoderSizes, dtype: torch.dtype) -> str:
-    num_bytes = sizes.dim * dtype.itemsize
+    num_bytes = min(sizes.dim, sizes.head_dim if sizes.qk_norm == "head" else sizes.dim) * dtype.itemsize
     return "" if num_bytes >= 32 else f"needs rows of at least 32 bytes, and these have {num_bytes}"
 
 

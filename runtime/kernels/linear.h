@@ -27,7 +27,7 @@ typedef struct {
 } linear_t;
 
 /* Activation functions, and how the results are stored. CONVERT stores them in the form that the next layer reads. */
-enum { NONE = 0, QUICK_GELU = 1, EXACT_GELU = 2 };
+enum { NONE = 0, QUICK_GELU = 1, EXACT_GELU = 2, TANH_GELU = 3, SILU = 4 };
 enum { STORE_FLOAT32 = 0, STORE_BFLOAT16 = 1, ADD_FLOAT32 = 2, CONVERT = 3 };
 
 /* Scratch memory, provided by the caller. A function takes all its pieces before it computes anything: `num_taken` is
@@ -349,8 +349,8 @@ static void block_sums(const linear_t *self, const input_t *input, int64_t block
 }
 
 typedef struct {
-    const linear_t *linear, *up; /* if `up` is not NULL: silu(linear) * up */
-    int activation;              /* of `linear`, if `up` is NULL */
+    const linear_t *linear, *up; /* if `up` is not NULL: activation(linear) * up */
+    int activation;              /* of `linear` */
     input_t input;
     int how;
     void *out; /* (num_rows, num_out) */
@@ -366,6 +366,16 @@ static int64_t rows_of_part(int64_t num_rows, int num_threads) {
     return most(TILE_ROWS, round_up(parts_of(num_rows, most(1, num_parts)), TILE_ROWS));
 }
 
+static inline floats_t activated(int activation, floats_t x) {
+    switch (activation) {
+        case QUICK_GELU: return quick_gelu(x);
+        case EXACT_GELU: return exact_gelu(x);
+        case TANH_GELU: return tanh_gelu(x);
+        case SILU: return silu(x);
+        default: return x;
+    }
+}
+
 /* Turns the sums of LANES outputs into activation(x W^T + bias), in place; rows are SUMS_APART floats apart. */
 static void finish(const linear_t *self, int activation, int64_t output, int64_t num_rows, float *sums) {
     int64_t count = self->num_out - output;
@@ -373,7 +383,7 @@ static void finish(const linear_t *self, int activation, int64_t output, int64_t
     floats_t bias = self->bias ? load_first(self->bias + output, count) : zeros();
     for (int64_t r = 0; r < num_rows; r++, sums += SUMS_APART) {
         floats_t x = times_add(load(sums), scale, bias);
-        store(sums, activation == QUICK_GELU ? quick_gelu(x) : activation == EXACT_GELU ? exact_gelu(x) : x);
+        store(sums, activated(activation, x));
     }
 }
 
@@ -423,7 +433,7 @@ static void product_task(const void *context, int64_t first, int64_t end, int64_
             if (!up) continue;
             finish(up, NONE, output, num_rows, sums[1] + output - panel);
             for (int64_t at = output - panel; at < num_rows * SUMS_APART; at += SUMS_APART)
-                store(sums[0] + at, times(silu(load(sums[0] + at)), load(sums[1] + at)));
+                store(sums[0] + at, times(load(sums[0] + at), load(sums[1] + at)));
         }
         for (int64_t r = 0; r < num_rows; r++) put(self, first_row + r, panel, sums[0] + r * SUMS_APART);
     }
@@ -452,7 +462,7 @@ static void multiply_into(const linear_t *linear, const input_t *input, int64_t 
     multiply(&job, num_threads);
 }
 
-/* activation(x W^T + bias), or silu(x W^T) * (x up^T) if `up` is not NULL, in the form that the next layer reads. */
+/* activation(x W^T + bias), times x up^T + its bias if `up` is not NULL, in the form that the next layer reads. */
 static void multiply_for(const linear_t *linear, const linear_t *up, int activation, const input_t *input,
                          int64_t num_rows, const converted_t *next, int num_threads) {
     product_t job = {linear, up, activation, *input, CONVERT, NULL, next, num_rows, 0, 0, 0};

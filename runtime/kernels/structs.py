@@ -5,6 +5,7 @@ from typing import Any
 
 _I32, _I64, _FLOAT, _ADDRESS = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 _NUMBERS = ctypes.POINTER(ctypes.c_int64)
+ACTIVATIONS = {"quick_gelu": 1, "exact_gelu": 2, "gelu_tanh": 3, "silu": 4}  # enum in linear.h
 SumFunction = ctypes.CFUNCTYPE(_I64, _ADDRESS, _I64)  # `sum` of `decoder_t`
 
 
@@ -24,17 +25,22 @@ class LinearStruct(ctypes.Structure):
 class LayerStruct(ctypes.Structure):
     """`layer_t` of decoder.h."""
 
-    _fields_ = _fields((_ADDRESS, "attention_norm feed_forward_norm"), (LinearStruct, "qkv out gate up down"))
+    _fields_ = _fields(
+        (_ADDRESS, "attention_norm feed_forward_norm attention_out_norm feed_forward_out_norm q_norm k_norm"),
+        (_ADDRESS, "rotary_cos rotary_sin"),
+        (_I64, "window"),
+        (LinearStruct, "qkv out gate up down"),
+    )
 
 
 class DecoderStruct(ctypes.Structure):
     """`decoder_t` of decoder.h."""
 
     _fields_ = _fields(
-        (_I64, "dim num_layers num_heads head_dim ffn_dim vocab_size first_adapter_layer num_queries"),
-        (_FLOAT, "norm_eps"),
-        (_I32, "kept_type embedding_type"),
-        (_ADDRESS, "embedding rotary_cos rotary_sin"),
+        (_I64, "dim num_layers num_heads num_kv_heads head_dim vocab_size first_adapter_layer num_queries"),
+        (_FLOAT, "norm_eps score_cap logit_cap"),
+        (_I32, "activation norms_all_heads kept_type embedding_type"),
+        (_ADDRESS, "embedding"),
         (ctypes.POINTER(LayerStruct), "layers"),
         (_ADDRESS, "norm"),
         (LinearStruct, "head"),

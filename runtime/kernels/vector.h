@@ -56,6 +56,18 @@ static inline floats_t quick_gelu(floats_t x) {
     return divide(x, add(splat(1.0f), exponential(times(x, splat(-1.702f)))));
 }
 
+/* x * (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2, which is x * sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3)) */
+static inline floats_t tanh_gelu(floats_t x) {
+    floats_t factor = times_add(times(x, x), splat(-0.07135482f), splat(-1.5957691f));
+    return divide(x, add(splat(1.0f), exponential(times(x, factor))));
+}
+
+/* cap * tanh(x / cap) */
+static inline floats_t capped(floats_t x, float cap) {
+    floats_t one_more = add(splat(1.0f), exponential(times(x, splat(2.0f / cap))));
+    return subtract(splat(cap), divide(splat(2.0f * cap), one_more));
+}
+
 /* x * (1 + erf(x / sqrt(2))) / 2; erf within 1.5e-7, by formula 7.1.26 of Abramowitz and Stegun. */
 static inline floats_t exact_gelu(floats_t x) {
     floats_t one = splat(1.0f), z = times(magnitude(x), splat(0.70710678f));

@@ -356,7 +356,8 @@ def answer_states(decoder: LlamaAdapterDecoder, visual_query_BQD: Tensor, packed
     prefix = decoder.project_prefix(visual_query_BQD)
     last = len(decoder.layers) - 1
     x_BSD = decoder.embedding(packed.tokens_BS)
-    cos, sin = (table[packed.positions_BS].unsqueeze(2) for table in (decoder.rotary_cos, decoder.rotary_sin))
+    (table,) = decoder.rotaries
+    cos, sin = (part[packed.positions_BS].unsqueeze(2) for part in table.buffers())
     for index in range(last):
         j = index - decoder.config.first_adapter_layer
         x_BSD = decoder.layers[index](

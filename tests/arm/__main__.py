@@ -27,7 +27,10 @@ QUICK_KERNELS = (
     f"{CAPTIONS}::test_linux_lists_the_features_that_the_processor_has",
     *(f"{CAPTIONS}::test_the_known_answer_is_given_in_each_number_format[{kind}]" for kind in ("bfloat16", "int8")),
     LINEAR,
-    f"{DECODER}::test_prefill_and_steps_give_the_plain_decoders_logits[torch.float32-heads of 64]",
+    *(
+        f"{DECODER}::test_prefill_and_steps_give_the_plain_decoders_logits[torch.float32-{config}]"
+        for config in ("heads of 64", "Gemma 2")
+    ),
     f"{DECODER}::test_prefill_equals_single_steps_bitwise",
     f"{DECODER}::test_weights_of_few_bits_run_in_kernels_or_are_dequantised",
     f"{RANKS}::test_all_ranks_have_the_whole_decoders_logits[int8-2]",

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import Output, ScoreRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
@@ -18,6 +19,7 @@ from llama_adapter.runtime.devices import CpuBackend
 from tests.llm.toys import (
     CONFIG,
     EOS_ID,
+    FAMILIES,
     SMALL,
     WHOLE_CONTEXT,
     QueuedBackend,
@@ -108,11 +110,16 @@ def test_cancelled_requests_free_their_slot() -> None:
 
 
 def score(
-    prompts: list[tuple[int, ...]], continuations: tuple[tuple[int, ...], ...], *, num_slots: int = 4, **options: Any
+    prompts: list[tuple[int, ...]],
+    continuations: tuple[tuple[int, ...], ...],
+    *,
+    config: DecoderConfig,
+    num_slots: int = 4,
+    **options: Any,
 ) -> list[tuple[float, ...]]:
     """Scores of the same continuations for each prompt; each prompt has its own picture."""
-    engine = toy_engine(toy_decoder(), num_slots=num_slots, **options)
-    prefixes = engine.project_prefix(toy_visual_queries(len(prompts)))
+    engine = toy_engine(toy_decoder(config), num_slots=num_slots, **options)
+    prefixes = engine.project_prefix(toy_visual_queries(len(prompts), config=config))
     for index, (prompt, prefix) in enumerate(zip(prompts, prefixes, strict=True)):
         engine.submit(ScoreRequest(id=index, prompt_ids=prompt, prefix=prefix, continuations=continuations))
     outputs = sorted(drain(engine), key=lambda output: output.request_id)
@@ -120,30 +127,32 @@ def score(
     return [output.logprobs for output in outputs]
 
 
-def naive_logprob(prompt: tuple[int, ...], continuation: tuple[int, ...]) -> float:
+def naive_logprob(prompt: tuple[int, ...], continuation: tuple[int, ...], *, config: DecoderConfig = CONFIG) -> float:
     """Computed by one plain forward pass over prompt and continuation."""
-    decoder = toy_decoder()
-    prefix = decoder.project_prefix(toy_visual_queries(1))
+    decoder = toy_decoder(config)
+    prefix = decoder.project_prefix(toy_visual_queries(1, config=config))
     hidden = forward(decoder, torch.tensor([[*prompt, *continuation]]), prefix)
     logprobs = decoder.logits(hidden)[0].log_softmax(-1)
     return sum(float(logprobs[len(prompt) - 1 + i, token]) for i, token in enumerate(continuation))
 
 
-def test_continuations_are_scored_independently() -> None:
+@pytest.mark.parametrize("config", [CONFIG, *FAMILIES.values()], ids=["llama", *FAMILIES])
+def test_continuations_are_scored_independently(config: DecoderConfig) -> None:
     continuations = ((7,), (8, 9, 10), (8, 11), (EOS_ID,))
-    expected = [naive_logprob(PROMPTS[3], continuation) for continuation in continuations]
+    expected = [naive_logprob(PROMPTS[3], continuation, config=config) for continuation in continuations]
     for companions in ([], PROMPTS[1:3]):
         for shapes in (EXACT, BUCKETED):
-            scores = score([PROMPTS[3], *companions], continuations, shapes=shapes)
-            assert scores[0] == pytest.approx(expected, abs=2 * 3 * rounding())  # of up to three tokens
+            scores = score([PROMPTS[3], *companions], continuations, shapes=shapes, config=config)
+            assert scores[0] == pytest.approx(expected, abs=2 * 3 * rounding(config))  # of up to three tokens
 
 
+@pytest.mark.parametrize("config", [CONFIG, FAMILIES["gemma"]], ids=["llama", "gemma"])
 @pytest.mark.parametrize("prompts", [[PROMPTS[3]] * 5, [PROMPTS[3]] * 4 + [PROMPTS[4]]], ids=["equal", "different"])
-def test_scores_do_not_depend_on_the_batch(prompts: list[tuple[int, ...]]) -> None:
+def test_scores_do_not_depend_on_the_batch(prompts: list[tuple[int, ...]], config: DecoderConfig) -> None:
     continuations = ((7,), (8, 9, 10), (8, 11))
-    alone, together = (score(prompts, continuations, num_slots=num_slots) for num_slots in (1, 5))
+    alone, together = (score(prompts, continuations, num_slots=num_slots, config=config) for num_slots in (1, 5))
     for one, other in zip(alone, together, strict=True):
-        assert one == pytest.approx(other, abs=2 * 3 * rounding())
+        assert one == pytest.approx(other, abs=2 * 3 * rounding(config))
     assert len(set(alone)) == 5
 
 

@@ -10,29 +10,32 @@ from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.model.kv import DecodeView, KVCache
 from scripts.common import process_mib
 from tests.bounds import difference
-from tests.llm.toys import CONFIG, forward, rounding, toy_decoder, toy_visual_queries
+from tests.llm.toys import CONFIG, FAMILIES, forward, rounding, toy_decoder, toy_visual_queries
 
 
-def test_one_token_steps_equal_the_full_forward() -> None:
-    decoder = toy_decoder()
-    prefix = decoder.project_prefix(toy_visual_queries(2))
+@pytest.mark.parametrize("config", [CONFIG, *FAMILIES.values()], ids=["llama", *FAMILIES])
+def test_one_token_steps_equal_the_full_forward(config: DecoderConfig) -> None:
+    decoder = toy_decoder(config)
+    prefix = decoder.project_prefix(toy_visual_queries(2, config=config))
     ids = torch.randint(3, 300, (2, 20), generator=torch.Generator().manual_seed(0))
     expected = decoder.logits(forward(decoder, ids, prefix))
-    cache = KVCache(CONFIG, num_slots=3, dtype=torch.float32, device="cpu")
+    cache = KVCache(config, num_slots=3, dtype=torch.float32, device="cpu")
+    assert cache.k.shape[2] == config.num_kv_heads
     mask = torch.ones(1, 1, 12, 12, dtype=torch.bool).tril()
     hidden = decoder(ids[:, :12], torch.arange(12)[None], mask, prefix, cache.prefill_view(slice(0, 2)))
-    assert difference(decoder.logits(hidden), expected[:, :12]) <= rounding()
+    assert difference(decoder.logits(hidden), expected[:, :12]) <= rounding(config)
     for position in range(12, 20):
         positions = torch.full((2,), position)
         mask = torch.ones(1, 1, 1, position + 1, dtype=torch.bool)
         view = DecodeView(cache.layers(2), positions_B=positions, length=position + 1)
         hidden = decoder(ids[:, position, None], positions[:, None], mask, prefix, view)
-        assert difference(decoder.logits(hidden)[:, 0], expected[:, position]) <= rounding()
+        assert difference(decoder.logits(hidden)[:, 0], expected[:, position]) <= rounding(config)
 
 
+@pytest.mark.parametrize("family", [CONFIG, FAMILIES["gemma"], FAMILIES["windows"]], ids=["llama", "gemma", "windows"])
 @pytest.mark.parametrize("num_adapter_layers", [0, 1, 2, 3])
-def test_equal_prompts_share_computation_before_the_adapter(num_adapter_layers: int) -> None:
-    config = replace(CONFIG, num_adapter_layers=num_adapter_layers)
+def test_equal_prompts_share_computation_before_the_adapter(num_adapter_layers: int, family: DecoderConfig) -> None:
+    config = replace(family, num_adapter_layers=num_adapter_layers)
     decoder = toy_decoder(config)
     prefix = decoder.project_prefix(toy_visual_queries(3, config=config))
     ids = torch.randint(3, 300, (1, 7), generator=torch.Generator().manual_seed(0))

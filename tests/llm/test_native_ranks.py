@@ -32,6 +32,10 @@ TIMEOUT_S = 120.0
 WIDE = dataclasses.replace(
     CONFIG, head_dim=0, num_kv_heads=0, dim=512, ffn_dim=384
 )  # heads of 128, as in LLaMA: shares begin at whole groups
+# More ranks than heads of keys and values, and norms behind the sums over ranks.
+GROUPED = dataclasses.replace(
+    WIDE, num_kv_heads=1, norms="both", qk_norm="head", activation="gelu_tanh", score_cap=2.0, logit_cap=5.0
+)
 
 
 class Meeting:
@@ -128,8 +132,10 @@ def of_all_ranks(runners: Iterable[NativeRunner]) -> list[Tensor]:
         (WIDE, torch.float32, "int8"),
         (WIDE, torch.float32, "int4"),
         (CONFIG, torch.float32, "int4"),  # shares begin inside the 128 inputs whose activations share a scale
+        (GROUPED, torch.float32, "float"),
+        (GROUPED, torch.float32, "int8"),
     ],
-    ids=["float32", "bfloat16", "int8", "int4", "int4, heads of 32"],
+    ids=["float32", "bfloat16", "int8", "int4", "int4, heads of 32", "grouped", "grouped, int8"],
 )
 def test_all_ranks_have_the_whole_decoders_logits(
     config: DecoderConfig, dtype: torch.dtype, precision: Precision, size: int

@@ -13,19 +13,32 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import ScoreRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.runners.base import Runner
-from llama_adapter.llm.runners.shapes import BUCKETED, STEPPED
+from llama_adapter.llm.runners.shapes import BUCKETED, EXACT, STEPPED
 from llama_adapter.llm.weights.past import read_past, write_pre_caches
 from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.errors import CheckpointError
-from tests.bounds import unit
+from tests.bounds import difference, unit
 from tests.llm import toys
 from tests.llm.exported import onnx_runner
-from tests.llm.toys import EOS_ID, answer, drain, eager, open_runner, rounding, toy_decoder, toy_prompts, toy_requests
+from tests.llm.toys import (
+    EOS_ID,
+    FAMILIES,
+    answer,
+    drain,
+    eager,
+    open_runner,
+    rounding,
+    toy_decoder,
+    toy_prompts,
+    toy_requests,
+    toy_visual_queries,
+)
 
 CONFIG = dataclasses.replace(
     toys.CONFIG, head_dim=0, num_kv_heads=0, dim=128, ffn_dim=192
@@ -87,6 +100,35 @@ def test_a_past_is_a_text_in_front_of_every_prompt(make: MakeRunner, num_slots: 
     assert any(len(ids) > 3 for ids, _ in wanted.values())
 
 
+@pytest.mark.parametrize("config", FAMILIES.values(), ids=FAMILIES)
+def test_a_past_has_the_heads_positions_and_windows_of_every_family(config: DecoderConfig) -> None:
+    decoder = toy_decoder(config)
+    first, whole = (eager(decoder, num_slots=2) for _ in range(2))
+    [prefix] = first.project_prefix(toy_visual_queries(1, config=config))
+    first.prefill([TEXT], [prefix], first_slot=0)
+    past = first.kept(num_tokens=len(TEXT))
+    assert past.k_LNCH.shape[1] == config.num_kv_heads
+    prompts = toy_prompts(2, longest=20)
+    expected = whole.prefill([(*TEXT, *prompt) for prompt in prompts], [prefix] * 2, first_slot=0).logits_RV
+    for shapes in (EXACT, BUCKETED):
+        runner = eager(decoder, num_slots=2, past=past, shapes=shapes)
+        assert difference(runner.prefill(prompts, [prefix] * 2, first_slot=0).logits_RV, expected) <= rounding(config)
+
+
+@pytest.mark.parametrize("config", FAMILIES.values(), ids=FAMILIES)
+def test_keys_are_shifted_as_each_layer_rotates(config: DecoderConfig, tmp_path: Path) -> None:
+    runner, count = eager(toy_decoder(config), num_slots=1), len(TEXT)
+    runner.prefill([TEXT * 2], [runner.empty_prefix()], first_slot=0)
+    keys = runner.kept(num_tokens=2 * count).k_LNCH
+    np.save(tmp_path / "past.npy", np.stack([keys[:, :, :count]] * 2, axis=1))
+    read = read_past(tmp_path / "past.npy", config)  # at the positions after those of the file
+
+    np.testing.assert_allclose(read.k_LNCH[0], keys[0, :, count:], atol=1e-4, rtol=0)  # no layer below mixes tokens
+    for layer in range(config.num_layers):
+        is_equal = np.array_equal(read.k_LNCH[layer], keys[layer, :, :count])
+        assert is_equal == (config.rotary_of(layer) is None)
+
+
 @pytest.mark.parametrize("make", RUNNERS)
 def test_choices_are_scored_behind_it(make: MakeRunner, tmp_path: Path) -> None:
     prompts, choices = toy_prompts(3, longest=9), ((5, 6, 7), (8,), (5, 9))
@@ -125,19 +167,21 @@ def test_a_cleared_slot_keeps_its_past(tmp_path: Path) -> None:
         assert answer(engine, [request]) == first
 
 
-def test_pre_caches_of_paddlenlp_are_read_as_they_were_written(tmp_path: Path) -> None:
-    past = text_past()
+@pytest.mark.parametrize("config", [CONFIG, *FAMILIES.values()], ids=["llama", *FAMILIES])
+def test_pre_caches_of_paddlenlp_are_read_as_they_were_written(config: DecoderConfig, tmp_path: Path) -> None:
+    shape = (config.num_layers, config.num_kv_heads, len(TEXT), config.head_dim)
+    past = PastKeyValues(*(np.random.default_rng(seed).normal(size=shape).astype(np.float32) for seed in range(2)))
     with (tmp_path / "pre_caches.npy").open("wb") as file:
-        write_pre_caches(file, past, CONFIG)
+        write_pre_caches(file, past, config)
 
     for path in (tmp_path, tmp_path / "pre_caches.npy"):
-        read = read_past(path, CONFIG)
+        read = read_past(path, config)
         # Keys are rotated back when they are written, and rotated again: two products and their sum each time.
         limit = 2 * 4 * unit(torch.float32) * np.abs(past.k_LNCH).max()
         np.testing.assert_allclose(read.k_LNCH, past.k_LNCH, atol=limit, rtol=0)
         np.testing.assert_array_equal(read.v_LNCH, past.v_LNCH)
     stored = np.load(tmp_path / "pre_caches.npy")
-    assert stored.shape == (CONFIG.num_layers, 2, CONFIG.num_heads, len(TEXT), CONFIG.head_dim)
+    assert stored.shape == (config.num_layers, 2, config.num_kv_heads, len(TEXT), config.head_dim)
 
 
 def npy(head: bytes) -> bytes:

@@ -1,6 +1,8 @@
 """Shares of a decoder: together they are the whole, for every kind of checkpoint, and their outputs add up."""
 
 import dataclasses
+import itertools
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -8,7 +10,8 @@ import torch
 from torch import Tensor
 
 from llama_adapter.llm.config import DecoderConfig
-from llama_adapter.llm.model.llama import LlamaAdapterDecoder
+from llama_adapter.llm.load import decoder_from_state
+from llama_adapter.llm.model.llama import LlamaAdapterDecoder, use_ranks
 from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.split import dense, is_added_once, share_of, take, take_all
 from llama_adapter.llm.weights.adapter import open_adapter
@@ -19,7 +22,17 @@ from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.ranks import Alone
 from llama_adapter.runtime.schemes.state import quantise
 from tests.bounds import difference, largest, unit
-from tests.llm.toys import CONFIG, GOLDEN, toy_decoder
+from tests.llm.test_native_ranks import Meeting, ThreadRank
+from tests.llm.toys import (
+    CONFIG,
+    FAMILIES,
+    GOLDEN,
+    eager,
+    rounding,
+    toy_decoder,
+    toy_prompts,
+    toy_visual_queries,
+)
 
 ODD = DecoderConfig(
     vocab_size=301,
@@ -107,11 +120,44 @@ def reassembled(name: str, parts: list[Tensor], whole: DecoderConfig) -> Tensor:
     if axis == 1 and parts[0].ndim == 1:
         return parts[0]
     chunks = [part.chunk(count, dim=0) for part in parts]
+    if "attention.qkv" in name:
+        own = [(share.attention_dim, share.kv_dim, share.kv_dim) for share in shares(whole, len(parts))]
+        chunks = [part.split(rows) for part, rows in zip(parts, own, strict=True)]
     return torch.cat([torch.cat([chunk[one] for chunk in chunks], dim=axis) for one in range(count)])
 
 
-@pytest.mark.parametrize("config", [CONFIG, ODD])
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize(("family", "size"), [("grouped", 2), ("grouped", 3), ("gemma", 4), ("windows", 4)])
+def test_ranks_with_shared_keys_give_the_logits_of_the_whole(family: str, size: int) -> None:
+    config = dataclasses.replace(FAMILIES[family], separate_adapter_kv=family == "grouped")
+    whole, prompts, queries = toy_decoder(config), toy_prompts(3, longest=20), toy_visual_queries(3, config=config)
+    meeting = Meeting(size)
+
+    def logits(decoder: LlamaAdapterDecoder) -> torch.Tensor:
+        runner = eager(decoder, num_slots=3)
+        pictures = runner.project_prefix(queries)
+        found = [runner.prefill(prompts, pictures, first_slot=0).logits_RV]
+        found += [runner.decode([5, 6, 7], [len(prompt) + step for prompt in prompts]).logits_RV for step in range(2)]
+        return torch.cat(found)
+
+    def logits_of(rank: int) -> torch.Tensor:
+        share = config.share(rank, size)
+        state = dict(take_all(whole.state_dict().items(), whole=config, share=share))
+        decoder = decoder_from_state(share, state)
+        use_ranks(decoder, ThreadRank(rank, meeting))
+        return logits(decoder)
+
+    with ThreadPoolExecutor(size) as threads:
+        for found in threads.map(logits_of, range(size)):
+            assert difference(found, logits(whole)) <= rounding(config)
+
+
+@pytest.mark.parametrize(
+    ("config", "size"),
+    [
+        *itertools.product([CONFIG, ODD], [2, 3, 4]),
+        *((FAMILIES["grouped"], 2), (FAMILIES["grouped"], 3), (FAMILIES["windows"], 2)),
+    ],
+)
 def test_the_shares_of_a_state_dict_are_its_parts(config: DecoderConfig, size: int) -> None:
     state = toy_decoder(config).state_dict()
     parts = [dict(take_all(state.items(), whole=config, share=share)) for share in shares(config, size)]

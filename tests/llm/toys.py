@@ -17,8 +17,9 @@ from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import GenerateRequest, Output, Request
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.load import place_decoder
-from llama_adapter.llm.model.llama import LlamaAdapterDecoder
+from llama_adapter.llm.model.llama import LlamaAdapterDecoder, RmsNorm
 from llama_adapter.llm.prefix import Prefix
+from llama_adapter.llm.rotary import Rotary
 from llama_adapter.llm.runners.eager import EagerRunner
 from llama_adapter.llm.runners.sampler import kept_in_order
 from llama_adapter.llm.runners.shapes import EXACT, Shapes
@@ -44,6 +45,28 @@ CONFIG = DecoderConfig(
     num_queries=5,
 )
 
+# Decoders that differ from the first LLaMA. Together they have every switch of `DecoderConfig`.
+_GROUPED = replace(CONFIG, num_heads=6, num_kv_heads=3, head_dim=20)
+_LLAMA3 = Rotary(theta=5e4, scaling="llama3", factor=8.0, original_context=16)
+_LONG = Rotary(
+    scaling="longrope", original_context=32, factor=4.0, share=0.5, long_factors=(1.5, 2.0), short_factors=()
+)
+FAMILIES = {
+    "grouped": replace(_GROUPED, qk_norm="head", rotaries=(_LLAMA3,)),
+    "gemma": replace(
+        CONFIG,
+        num_kv_heads=1,
+        norms="both",
+        activation="gelu_tanh",
+        score_cap=2.0,
+        logit_cap=5.0,
+        rotaries=(Rotary(), Rotary(theta=1e6)),
+        layer_rotaries=(0, 1, 0),
+        layer_windows=(5, 0, 7),
+    ),
+    "olmo": replace(CONFIG, norms="after", qk_norm="all"),
+    "windows": replace(CONFIG, num_kv_heads=2, rotaries=(_LONG,), layer_rotaries=(0, -1, 0), layer_windows=(5,) * 3),
+}
 SMALL = replace(CONFIG, context=24, vocab_size=40, num_layers=2, num_adapter_layers=1)
 # Steps attend to all positions, and prompts are not padded, so that stale data in a slot has an effect.
 WHOLE_CONTEXT = Shapes(length=lambda needed, *, limit: limit)
@@ -61,6 +84,11 @@ def toy_decoder(config: DecoderConfig = CONFIG, *, seed: int = 0) -> LlamaAdapte
     decoder = LlamaAdapterDecoder(config).eval().requires_grad_(False)
     decoder.adapter.gates.normal_()
     decoder.head.weight.normal_(std=0.5)
+    if config.differences:
+        for module in decoder.modules():
+            if isinstance(module, RmsNorm):
+                module.weight.normal_(1.0, 0.2)
+        return decoder
     for layer in decoder.layers:
         layer.attention.qkv.bias[config.dim :] = 0.0
     return decoder

@@ -17,7 +17,7 @@ from llama_adapter.runtime.graphs.card import GraphDtype, Port, fingerprint
 from llama_adapter.runtime.graphs.ge_config import FILE as GE_CONFIG
 from llama_adapter.runtime.graphs.ge_config import recommended_ge_config
 from llama_adapter.runtime.graphs.mindir import External, import_mindspore, weights_header, write_mindir
-from llama_adapter.runtime.operators import rotary_table
+from llama_adapter.runtime.operators import plain_frequencies, rotary_table
 from llama_adapter.vision.card import INPUT, OUTPUT, EncoderCard
 from llama_adapter.vision.encoder import encoder_from_state
 from llama_adapter.vision.inference import FoldedPatches
@@ -67,7 +67,8 @@ def export_mindir(
     weights_file = f"{variables}/{_DECODER_WEIGHTS}"
     weights = _write_weights(folder / weights_file, tensors, dtype=dtype)
     # The rotary table is float32 in every model, like normalisation.
-    cos, sin = rotary_table(config.head_dim, num_positions=config.context, theta=config.rope_theta)
+    frequencies = plain_frequencies(config.head_dim, theta=config.rope_theta)
+    cos, sin = rotary_table(frequencies, num_positions=config.context)
     weights |= _append_floats(folder / weights_file, [("rotary_cos", cos), ("rotary_sin", sin)])
     decoder = MindirDecoder(config=config, dtype=dtype, weights=weights, folder=folder, weights_file=weights_file)
     graphs = {PREFILL: f"{stem}_prefill_graph.mindir", INCREMENT: f"{stem}_inc_graph.mindir"}

@@ -223,9 +223,9 @@ def test_after_a_failed_replacement_the_old_bundle_is_there(
 def test_shapes_are_known_without_memory_for_the_context(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
 
-    def rotary_table(head_dim: int, *, num_positions: int, theta: float) -> tuple[Tensor, Tensor]:
+    def rotary_table(frequencies: Tensor, *, num_positions: int) -> tuple[Tensor, Tensor]:
         made.append(num_positions)
-        return torch.zeros(1, head_dim), torch.zeros(1, head_dim)
+        return torch.zeros(1, 2 * len(frequencies)), torch.zeros(1, 2 * len(frequencies))
 
     monkeypatch.setattr("llama_adapter.llm.model.llama.rotary_table", rotary_table)
     monkeypatch.setattr(sketch, "_sketch", sketch._sketch.__wrapped__)  # the uncached function
