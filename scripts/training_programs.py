@@ -7,6 +7,7 @@ padding.
 
 # B rows, S places
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,19 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from llama_adapter.app.models.random_model import VOCABULARY, decoder_config, parse_size
-from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.training.build import Kind, build_decoder, llama_tensors
 from llama_adapter.llm.training.decoder import TrainableDecoder
 from llama_adapter.llm.training.frozen import find_kernels
 from llama_adapter.llm.weights.adapter import AdapterFile, lora_names
 from llama_adapter.llm.weights.names import (
     MATRICES,
-    ROTATED,
     LlamaSource,
     SplitTensor,
-    half_split,
     llama_shapes,
-    sizes_of,
+    to_half_split,
     to_huggingface,
 )
 from scripts.peers.huggingface import llama_config
@@ -79,23 +77,14 @@ def random_batch(num_rows: int) -> Batch:
 def random_llama(name: str) -> LlamaSource:
     """A LLaMA with the named size, in memory in float32; the rows of q and k are in Hugging Face's order."""
     size = parse_size(name)
-    sizes: dict[str, Any] = {**sizes_of(decoder_config(size))}
+    config = dataclasses.replace(decoder_config(size), num_adapter_layers=0, num_queries=0)
     random = torch.Generator().manual_seed(0)
     tensors: dict[str, SplitTensor] = {}
-    for key, shape in llama_shapes(**sizes).items():
+    for key, shape in llama_shapes(config).items():
         is_norm = len(shape) == 1
         values = torch.ones(shape) if is_norm else torch.randn(shape, generator=random) * shape[-1] ** -0.5
         tensors[key] = SplitTensor((values,))
-    return LlamaSource(
-        name=f"random {name}",
-        num_heads=size.num_heads,
-        norm_eps=1e-6,
-        rope_theta=10000.0,
-        half_split=True,
-        tensors=tensors,
-        files=(),
-        **sizes,
-    )
+    return LlamaSource(name=f"random {name}", config=config, half_split=True, tensors=tensors, files=())
 
 
 def open_program(program: Program, llama: LlamaSource, *, dtype: torch.dtype) -> tuple[nn.Module, Loss]:
@@ -115,9 +104,10 @@ def _ours(llama: LlamaSource, *, dtype: torch.dtype, has_pictures: bool) -> tupl
 
     With pictures it trains `bias` and `lora`, and all layers but one attend to ten visual tokens.
     """
-    num_layers = llama.num_layers - 1 if has_pictures else 0
-    queries = torch.randn(num_layers * NUM_QUERIES, llama.dim, generator=torch.Generator().manual_seed(1))
-    gates = {f"layers.{layer}.attention.gate": torch.zeros(llama.num_heads) for layer in range(llama.num_layers)}
+    config = llama.config
+    num_layers = config.num_layers - 1 if has_pictures else 0
+    queries = torch.randn(num_layers * NUM_QUERIES, config.dim, generator=torch.Generator().manual_seed(1))
+    gates = {f"layers.{layer}.attention.gate": torch.zeros(config.num_heads) for layer in range(config.num_layers)}
     visual = {"visual_query.weight": torch.zeros(NUM_QUERIES, 1)} if has_pictures else {}
     adapter = AdapterFile(
         name="the benchmark's adapter",
@@ -132,7 +122,7 @@ def _ours(llama: LlamaSource, *, dtype: torch.dtype, has_pictures: bool) -> tupl
     if has_pictures:
         trained |= {"queries", "gates", "norms", "biases"}
     model = build_decoder(
-        _config(llama, num_adapter_layers=num_layers),
+        dataclasses.replace(config, num_adapter_layers=num_layers, num_queries=NUM_QUERIES if has_pictures else 0),
         source=llama,
         adapter=adapter,
         trained=trained,
@@ -145,7 +135,7 @@ def _ours(llama: LlamaSource, *, dtype: torch.dtype, has_pictures: bool) -> tupl
     num_queries = NUM_QUERIES if has_pictures else 0
 
     def loss(batch: Batch) -> Tensor:
-        visual_query = torch.zeros(len(batch.tokens_BS), num_queries, llama.dim, dtype=dtype)
+        visual_query = torch.zeros(len(batch.tokens_BS), num_queries, config.dim, dtype=dtype)
         total, _ = model(batch.tokens_BS, batch.labels_BS, visual_query)
         mean: Tensor = total / batch.num_labels
         return mean
@@ -153,22 +143,11 @@ def _ours(llama: LlamaSource, *, dtype: torch.dtype, has_pictures: bool) -> tupl
     return model, loss
 
 
-def _config(llama: LlamaSource, *, num_adapter_layers: int) -> DecoderConfig:
-    sizes: dict[str, Any] = {**sizes_of(llama)}
-    return DecoderConfig(
-        **sizes,
-        num_heads=llama.num_heads,
-        norm_eps=llama.norm_eps,
-        num_adapter_layers=num_adapter_layers,
-        num_queries=NUM_QUERIES if num_adapter_layers else 0,
-    )
-
-
 def _peft(llama: LlamaSource, *, dtype: torch.dtype, attention: str, has_float_factors: bool) -> tuple[nn.Module, Loss]:
     """`LlamaForCausalLM` under `get_peft_model`. Rows need no attention mask, because padding follows their tokens."""
     transformers = require("transformers", package="transformers")
     peft = require("peft", package="peft")
-    settings = llama_config(_config(llama, num_adapter_layers=0), dtype=dtype, attn_implementation=attention)
+    settings = llama_config(llama.config, dtype=dtype, attn_implementation=attention)
     base = transformers.LlamaForCausalLM(settings).to(dtype)
     base.load_state_dict({name: value.to(dtype) for name, value in huggingface_state(llama).items()})
     targets = [_module(0, name).rpartition(".")[2] for name in MATRICES]
@@ -200,9 +179,9 @@ def _copy_factors(model: Any, llama: LlamaSource, *, dtype: torch.dtype) -> None
     ours, _ = _ours(llama, dtype=dtype, has_pictures=False)
     assert isinstance(ours, TrainableDecoder)
     factors: Mapping[str, Tensor] = dict(llama_tensors(ours))
-    for layer in range(llama.num_layers):
+    for layer in range(llama.config.num_layers):
         for name in MATRICES:
             module = model.base_model.model.get_submodule(_module(layer, name))
             l1, l2 = (factors[one] for one in lora_names(f"layers.{layer}.{name}"))
             module.lora_A["default"].weight.copy_(l1)
-            module.lora_B["default"].weight.copy_(half_split(l2, llama.num_heads) if name in ROTATED else l2)
+            module.lora_B["default"].weight.copy_(to_half_split(name, l2, llama.config))

@@ -32,7 +32,7 @@ from llama_adapter.llm.weights.huggingface import open_huggingface
 from llama_adapter.llm.weights.lora import LoraFolder, merged_source, open_loras
 from llama_adapter.llm.weights.meta import open_meta
 from llama_adapter.llm.weights.mindspore import open_mindspore
-from llama_adapter.llm.weights.names import LlamaSource, sizes_of
+from llama_adapter.llm.weights.names import LlamaSource
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.ranks import ALONE, Alone
@@ -139,7 +139,8 @@ class LoadedModel:
     tokenizer: Tokenizer
     dtype: torch.dtype
     sources: tuple[SourceFile, ...]
-    # What was merged into the weights: "gates", "lora" and "scales" of an adapter, "lora:NAME=WEIGHT" of PEFT.
+    # What was merged into the weights: "gates", "lora" and "scales" of an adapter, "lora:NAME=WEIGHT" of PEFT, and
+    # "folded": factors of a family.
     merged: tuple[str, ...]
     prompt: str = DEFAULT_PROMPT
     question: str | None = None  # as in `StoredQuestions`
@@ -231,6 +232,7 @@ def stream_sources(
     tokenizer_file = place.require_tokenizer()
     adapter = None if sources.adapter is None else open_adapter(sources.adapter, for_texts=True)
     tokenizer, llama, clip = open_llama_parts(place, adapter=adapter, clip=sources.clip)
+    folded = llama.merged
     llama, loras = merge_loras(sources.lora, llama, adapter)
     base = place.folder.resolve().name
     is_chat = adapter is not None and adapter.is_chat
@@ -276,7 +278,7 @@ def stream_sources(
         tokenizer=tokenizer,
         dtype=chosen or torch.float32,
         sources=tuple(files),
-        merged=() if adapter is None else _merged(adapter),
+        merged=(*folded, *(() if adapter is None else _merged(adapter))),
         prompt=questions.prompt,
         question=questions.question,
         template="conversation" if is_chat else "instruction",
@@ -290,7 +292,9 @@ def merge_loras(
     texts: Sequence[str], llama: LlamaSource, adapter: AdapterFile | None = None
 ) -> tuple[LlamaSource, tuple[LoraFolder, ...]]:
     """Merge LoRA folders into a LLaMA. Raises CheckpointError also if the adapter's file replaces what they change."""
-    loras = open_loras(texts, **sizes_of(llama))
+    if texts and llama.is_folded:
+        raise folded_error(llama.name)
+    loras = open_loras(texts, llama.config)
     for lora in loras:
         if adapter is not None and (replaced := [name for name in lora.changes if name in adapter.llama]):
             raise CheckpointError(
@@ -298,6 +302,14 @@ def merge_loras(
                 hint="leave out --lora, or use an adapter's file without these tensors",
             )
     return merged_source(llama, loras), loras
+
+
+def folded_error(name: object) -> CheckpointError:
+    """The refusal of LoRA for a bundle with `Folds` in its weights."""
+    return CheckpointError(
+        f"The weights of the bundle `{name}` contain factors of its family of models, so LoRA is not merged into them",
+        hint="name the folder that the bundle was made of as --llama-dir",
+    )
 
 
 def with_loras(model: LoadedModel, loras: Sequence[LoraFolder], *, base: str) -> LoadedModel:

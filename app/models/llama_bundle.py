@@ -1,9 +1,8 @@
 """Reads a bundle as a LLaMA and a CLIP, for adapters that were trained on top of it."""
 
+import dataclasses
 import os
 from pathlib import Path
-
-from torch import Tensor
 
 from llama_adapter.app.models.bundle_manifest import (
     LLM,
@@ -17,16 +16,7 @@ from llama_adapter.app.models.bundle_manifest import (
     stored_tensors,
 )
 from llama_adapter.app.models.replaced_folder import again_if_replaced
-from llama_adapter.llm.config import DecoderConfig
-from llama_adapter.llm.weights.names import (
-    BIASED,
-    PARTS,
-    LlamaSource,
-    SplitTensor,
-    checked_source,
-    meta_parts,
-    sizes_of,
-)
+from llama_adapter.llm.weights.names import FOLDED, MATRICES, LlamaSource, SplitTensor, checked_source, meta_tensors
 from llama_adapter.runtime.devices import DTYPES
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.schemes import FLOAT
@@ -60,19 +50,20 @@ def open_bundle(folder: str | os.PathLike[str]) -> LlamaSource:
     state = read_decoder(place, config, manifest)
     dtype = DTYPES[manifest["dtype"]]
     plain = dict(stored_tensors(manifest).tensors(state, config, dtype=dtype, wanted=FLOAT))
-    return checked_source(
+    tensors = {part: rows for name, one in plain.items() for part, rows in meta_tensors(name, one, config).items()}
+    has_biases = any(bool(tensor.count_nonzero()) for name, tensor in tensors.items() if name.endswith(".bias"))
+    kept = {name: SplitTensor((tensor,)) for name, tensor in tensors.items() if has_biases or "bias" not in name}
+    source = checked_source(
         place,
         [place / LLM],
-        _renamed(plain, config),
-        sizes=sizes_of(config),
-        config="manifest.json",
+        kept,
+        config=dataclasses.replace(config, num_adapter_layers=0, num_queries=0),
+        stated_in="manifest.json",
         meaning=_MEANING,
         half_split=True,
-        num_heads=config.num_heads,
-        norm_eps=config.norm_eps,
-        rope_theta=config.rope_theta,
-        biases=_biases(plain, config, place=place),
+        biased=MATRICES if has_biases else (),
     )
+    return dataclasses.replace(source, is_folded=FOLDED in manifest["merged"])
 
 
 @again_if_replaced
@@ -85,28 +76,3 @@ def open_bundle_clip(folder: str | os.PathLike[str]) -> ClipSource:
     plain = stored_tensors(manifest).tensors(state, vision, dtype=DTYPES[manifest["dtype"]], wanted=FLOAT)
     tensors = {name: tensor for name, tensor in plain if name.startswith("clip.")}
     return ClipSource(name=str(place), config=vision.clip, tensors=tensors)
-
-
-def _renamed(state: dict[str, Tensor], config: DecoderConfig) -> dict[str, SplitTensor]:
-    found: dict[str, SplitTensor] = {}
-    for name, tensor in state.items():
-        if parts := meta_parts(name, config):
-            rows = tensor.chunk(len(parts))
-            found |= {part: SplitTensor((own,)) for part, own in zip(parts, rows, strict=True)}
-    return found
-
-
-def _biases(state: dict[str, Tensor], config: DecoderConfig, *, place: Path) -> dict[str, Tensor]:
-    """The biases, with rows in the bundle's order; an empty dict if all are zero."""
-    found: dict[str, Tensor] = {}
-    for layer in range(config.num_layers):
-        prefix = f"layers.{layer}."
-        for path, parts in PARTS.items():
-            each = dict(zip(parts, state[f"{prefix}{path}.bias"].chunk(len(parts)), strict=True))
-            if any(bool(bias.count_nonzero()) for name, bias in each.items() if name not in BIASED):
-                raise CheckpointError(
-                    f"The bundle `{place}` has biases for keys or values, which no adapter's file holds",
-                    hint="name the LLaMA that it was made of as --llama-dir",
-                )
-            found |= {f"{prefix}{name}.bias": bias for name, bias in each.items() if name in BIASED}
-    return found if any(bool(bias.count_nonzero()) for bias in found.values()) else {}

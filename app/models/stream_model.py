@@ -12,6 +12,7 @@ from llama_adapter.app.models.checkpoints import (
     StoredQuestions,
     StreamedModel,
     declared_questions,
+    folded_error,
     sources_of,
     stream_sources,
     with_loras,
@@ -27,7 +28,7 @@ from llama_adapter.llm.exported.card import read_card
 from llama_adapter.llm.split import share_of, shares_of, take_all
 from llama_adapter.llm.weights.adapter import open_adapter
 from llama_adapter.llm.weights.lora import merged_state, open_loras
-from llama_adapter.llm.weights.names import sizes_of
+from llama_adapter.llm.weights.names import FOLDED
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.ranks import ALONE, Alone
 from llama_adapter.runtime.schemes import FLOAT
@@ -130,9 +131,11 @@ def stream_merged_bundle(
             hint="merge LoRA into the bundle of floats that it was made of (`llama-adapter convert --model BUNDLE "
             "--lora FOLDER --out MERGED`), then quantize, pack or split the result",
         )
+    if FOLDED in manifest["merged"]:
+        raise folded_error(place)
     model, _ = stream_bundle(place, **options)
     config = model.decoder_config
-    loras = open_loras(lora, **sizes_of(config))
+    loras = open_loras(lora, config)
     share = share_of(config, ranks)
     # Merged before they are converted, so that weights are rounded only once.
     tensors = merged_state(lambda: stream_bundle(place)[1], loras, config)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from llama_adapter.llm.config import DecoderConfig
-from llama_adapter.llm.model.llama import LlamaAdapterDecoder, RmsNorm
+from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.training.adapter import TrainableAdapter
 from llama_adapter.llm.training.decoder import TrainableDecoder
 from llama_adapter.llm.training.frozen import FrozenWeight, PackedWeight, fits
@@ -22,12 +22,13 @@ from llama_adapter.llm.weights.adapter import AdapterFile, lora_names
 from llama_adapter.llm.weights.build import decoder_tensors
 from llama_adapter.llm.weights.names import (
     BIASED,
+    LAYER_NORMS,
     PARTS,
-    ROTATED,
     LlamaSource,
-    half_split,
-    meta_order,
+    norm_shapes,
     part_rows,
+    to_half_split,
+    to_meta_order,
 )
 from llama_adapter.runtime.kernels.library import Library
 
@@ -49,14 +50,15 @@ def build_decoder(
 ) -> TrainableDecoder:
     """The decoder of `source` and `adapter` on `device`, with frozen weights in `dtype` and `trained` kinds in float32.
 
-    `config` comes from `plan_decoder`. If biases are trained and the adapter has none, they begin at 0. If LoRA factors
-    are trained and the adapter has none, updates of rank `lora_rank` begin at 0; factors of the file keep their rank.
-    With `kernels`, frozen weights of linear layers are packed for the kernels, and the plain weights are not kept.
+    `config` comes from `plan_decoder`. If biases are trained and the adapter has none, they begin with those of the
+    LLaMA, or at 0. If LoRA factors are trained and the adapter has none, updates of rank `lora_rank` begin at 0;
+    factors of the file keep their rank. With `kernels`, frozen weights of linear layers are packed for the kernels, and
+    the plain weights are not kept.
     """
     random = torch.Generator().manual_seed(seed)
     plain = dataclasses.replace(config, separate_adapter_kv=False)
     kept = {k: v for k, v in adapter.llama.items() if ".lora_" not in k and not k.endswith(("bias", "_scale"))}
-    bare, source = dataclasses.replace(adapter, llama=kept), dataclasses.replace(source, biases={})
+    bare = dataclasses.replace(adapter, llama=kept)
     with torch.device("meta"):
         decoder = LlamaAdapterDecoder(plain)
     tensors = decoder_tensors(plain, source=source, adapter=bare, dtype=None)
@@ -145,13 +147,13 @@ def _adapted(
     biased = [name for name in parts if name in BIASED]
     bias, is_new = None, f"{prefix}{biased[0]}.bias" not in file
     if not is_new:
-        bias = torch.cat([_ours(name, file[f"{prefix}{name}.bias"], config) for name in biased])
+        bias = torch.cat([to_half_split(name, file[f"{prefix}{name}.bias"].float(), config) for name in biased])
     elif has_biases:
         bias = torch.zeros(sum(rows[: len(biased)]))
     names = [lora_names(prefix + name) for name in parts]
     lora = None
     if names[0][0] in file:
-        outs = [_ours(name, file[l2], config) for name, (_, l2) in zip(parts, names, strict=True)]
+        outs = [to_half_split(name, file[l2].float(), config) for name, (_, l2) in zip(parts, names, strict=True)]
         lora = torch.cat([file[l1].float() for l1, _ in names]), torch.cat(outs)
     elif rank:
         lora = new_factors(weight.shape[1], rows, rank=rank, random=random)
@@ -187,15 +189,6 @@ def _adapter(
         )
 
 
-def _ours(name: str, rows: Tensor, config: DecoderConfig) -> Tensor:
-    rows = rows.float()
-    return half_split(rows, _heads_of(name, config)) if name in ROTATED else rows.clone()
-
-
-def _heads_of(name: str, config: DecoderConfig) -> int:
-    return config.num_heads if name == "attention.wq" else config.num_kv_heads
-
-
 def llama_tensors(trainable: TrainableDecoder) -> Iterator[tuple[str, Tensor]]:
     """The tensors of the LLaMA part of the adapter's file, by their names without `llama.`, float32 on the CPU.
 
@@ -211,9 +204,8 @@ def llama_tensors(trainable: TrainableDecoder) -> Iterator[tuple[str, Tensor]]:
         if adapter.new_gate is not None:
             new_gate = adapter.new_gate[j] if j >= 0 else torch.ones(())
             yield f"{prefix}attention.new_gate", _file(new_gate).reshape(1, 1, 1, 1)
-        for path, module in block.named_modules():
-            if isinstance(module, RmsNorm):
-                yield f"{prefix}{path.replace('feed_forward_', 'ffn_')}.weight", _file(module.weight)
+        for name in norm_shapes(config):
+            yield f"{prefix}{name}.weight", _file(block.get_parameter(f"{LAYER_NORMS[name]}.weight"))
         for path, parts in PARTS.items():
             yield from _of_linear(block.get_submodule(path), parts, prefix=prefix, config=config)
     yield "norm.weight", _file(decoder.norm.weight)
@@ -229,7 +221,7 @@ def _of_linear(
     if linear.bias is not None:
         biased = [name for name in parts if name in BIASED]
         for name, bias in zip(biased, torch.split(_file(linear.bias), list(linear.rows[: len(biased)])), strict=True):
-            yield f"{prefix}{name}.bias", _theirs(name, bias, config)
+            yield f"{prefix}{name}.bias", to_meta_order(name, bias, config)
     if linear.lora_in is None or linear.lora_out is None:
         return
     pairs = zip(
@@ -238,11 +230,7 @@ def _of_linear(
     for name, (l1, l2) in zip(parts, pairs, strict=True):
         names = lora_names(prefix + name)
         yield names[0], l1
-        yield names[1], _theirs(name, l2.clone(), config)
-
-
-def _theirs(name: str, rows: Tensor, config: DecoderConfig) -> Tensor:
-    return meta_order(rows, _heads_of(name, config)) if name in ROTATED else rows
+        yield names[1], to_meta_order(name, l2.clone(), config)
 
 
 def _file(tensor: Tensor) -> Tensor:

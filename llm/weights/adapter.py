@@ -13,15 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.weights.names import (
     BIASED,
     DEPTHS,
-    LAYER_NORMS,
-    MATRICES,
     WIDTHS,
-    LlamaSource,
     llama_shapes,
-    sizes_of,
+    matrix_shapes,
+    norm_shapes,
 )
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.files import (
@@ -47,7 +46,7 @@ _VISUAL = (
 _GATE = re.compile(r"layers\.\d+\.attention\.gate")
 TEXT_QUERIES = 10  # per layer of an adapter of LLaMA-Adapter V1; a constant in its program
 _MATRIX = r"layers\.\d+\.(?:attention\.w[qkvo]|feed_forward\.w[123])"
-_NORM = r"(?:layers\.\d+\.(?:attention|ffn)_norm|norm)"
+_NORM = r"(?:layers\.\d+\.(?:(?:attention|ffn)(?:_out)?|attention\.[qk])_norm|norm)"
 _BASE = re.compile(rf"(?:{_MATRIX}|{_NORM}|tok_embeddings|output)\.weight")
 _CHAT = re.compile(rf"({_MATRIX})_(bias|scale)")  # of every linear layer: added to its outputs, multiplies its inputs
 HEAD = "output.weight"
@@ -210,28 +209,27 @@ def _split(tensors: Mapping[str, Tensor], *, name: str, declares: Mapping[str, A
     return AdapterFile(name=name, queries=queries, visual=visual, llama=llama, clip=clip, declares=declares)
 
 
-def check_fits(adapter: AdapterFile, llama: LlamaSource) -> None:
-    """Raise CheckpointError unless the LLaMA part of the adapter is complete and fits this LLaMA.
+def check_fits(adapter: AdapterFile, config: DecoderConfig, *, llama: str) -> None:
+    """Raise CheckpointError unless the LLaMA part of the adapter is complete and fits the LLaMA of this name.
 
     Gates are required; in chat adapters, biases and scales are. Biases, norms, LoRA, new gates and base matrices are
     optional, but each kind must be complete.
     """
-    dim, num_layers = llama.dim, llama.num_layers
-    if adapter.dim != dim:
+    if adapter.dim != config.dim:
         raise CheckpointError(
-            f"The adapter `{adapter.name}` needs a LLaMA of width {adapter.dim}, and `{llama.name}` has width {dim}",
+            f"The adapter `{adapter.name}` needs a LLaMA of width {adapter.dim}, and `{llama}` has width {config.dim}",
             hint=f"use the LLaMA that the adapter was trained on; {WIDTHS}",
         )
+    num_layers = config.num_layers
     made_for = count_blocks(adapter.llama, "layers.", what=f"The adapter `{adapter.name}`")
     if made_for != num_layers or adapter.num_adapter_layers > num_layers:
         raise CheckpointError(
             f"The adapter `{adapter.name}` needs a LLaMA of {max(made_for, adapter.num_adapter_layers)} layers, and "
-            f"`{llama.name}` has {num_layers}",
+            f"`{llama}` has {num_layers}",
             hint=f"use the LLaMA that the adapter was trained on; {DEPTHS}",
         )
-    sides = {"D": dim, "F": llama.ffn_dim}
-    wanted = _wanted(adapter, sides=sides, num_layers=num_layers, num_heads=llama.num_heads)
-    base = llama_shapes(**sizes_of(llama))
+    wanted = _wanted(adapter, config)
+    base = llama_shapes(config)
     if any(name in adapter.llama for name in base if "norm" not in name and name != HEAD):
         wanted |= base
     elif HEAD in adapter.llama:  # the adapter was trained together with the output head
@@ -245,7 +243,7 @@ def check_fits(adapter: AdapterFile, llama: LlamaSource) -> None:
     check_shapes(shapes, {name: wanted[name] for name in names}, what=what, meaning=_MEANING)
 
 
-def _wanted(adapter: AdapterFile, *, sides: Mapping[str, int], num_layers: int, num_heads: int) -> dict[str, Shape]:
+def _wanted(adapter: AdapterFile, config: DecoderConfig) -> dict[str, Shape]:
     """Names and shapes of all kinds of tensors that the file contains or declares."""
     found = adapter.llama
     has_lora = adapter.has_lora or adapter.declares.get("w_lora") is True
@@ -257,26 +255,27 @@ def _wanted(adapter: AdapterFile, *, sides: Mapping[str, int], num_layers: int, 
     has_layer_norms = has_layer_norms or (has_norm and not adapter.is_chat)
     rank = _rank(found)
     wanted: dict[str, Shape] = {}
-    for layer in range(num_layers):
+    matrices, norms = matrix_shapes(config), norm_shapes(config)
+    for layer in range(config.num_layers):
         prefix = f"layers.{layer}."
         gate = f"{prefix}attention.gate"
         # The first release of LLaMA-Adapter V1 has one gate for all heads.
         is_single = not adapter.sees_pictures and gate in found and found[gate].numel() == 1
-        wanted[gate] = tuple(found[gate].shape) if is_single else (1, num_heads, 1, 1)
+        wanted[gate] = tuple(found[gate].shape) if is_single else (1, config.num_heads, 1, 1)
         if has_new_gates:
             wanted[f"{prefix}attention.new_gate"] = (1, 1, 1, 1)
         if has_biases:
-            wanted |= {f"{prefix}{name}.bias": (sides[MATRICES[name][0]],) for name in BIASED}
-        for name, (rows, columns) in MATRICES.items() if adapter.is_chat else ():
-            wanted |= {f"{prefix}{name}_bias": (sides[rows],), f"{prefix}{name}_scale": (sides[columns],)}
+            wanted |= {f"{prefix}{name}.bias": matrices[name][:1] for name in BIASED}
+        for name, (rows, columns) in matrices.items() if adapter.is_chat else ():
+            wanted |= {f"{prefix}{name}_bias": (rows,), f"{prefix}{name}_scale": (columns,)}
         if has_layer_norms:
-            wanted |= {f"{prefix}{name}.weight": (sides["D"],) for name in LAYER_NORMS}
+            wanted |= {f"{prefix}{name}.weight": shape for name, shape in norms.items()}
         if has_lora:
-            for name, (rows, columns) in MATRICES.items():
+            for name, (rows, columns) in matrices.items():
                 l1, l2 = lora_names(prefix + name)
-                wanted |= {l1: (rank, sides[columns]), l2: (sides[rows], rank)}
+                wanted |= {l1: (rank, columns), l2: (rows, rank)}
     if has_norm:
-        wanted["norm.weight"] = (sides["D"],)
+        wanted["norm.weight"] = (config.dim,)
     return wanted
 
 

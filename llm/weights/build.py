@@ -14,7 +14,7 @@ from torch import Tensor
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.split import meta_cut, span
 from llama_adapter.llm.weights.adapter import AdapterFile, check_fits, lora_names
-from llama_adapter.llm.weights.names import PARTS, ROTATED, LlamaSource, half_split, narrowed, sizes_of
+from llama_adapter.llm.weights.names import LAYER_NORMS, PARTS, LlamaSource, narrowed, norm_shapes, to_half_split
 from llama_adapter.runtime.errors import CheckpointError
 
 
@@ -23,33 +23,26 @@ def plan_decoder(
 ) -> DecoderConfig:
     """The configuration of the decoder. No tensor is read.
 
-    Without an adapter, the decoder is a plain LLaMA. `vocab_size` is that of the tokenizer, `context` is in tokens.
-    Raises CheckpointError if tokenizer, LLaMA and adapter do not fit together, or if the adapter is incomplete.
+    Without an adapter, the decoder is a plain LLaMA. `vocab_size` is that of the tokenizer; further rows of embedding
+    and head are padding and left out. `context` is in tokens. Raises CheckpointError if tokenizer, LLaMA and adapter do
+    not fit together, or if the adapter is incomplete.
     """
-    if source.vocab_size != vocab_size:
+    if source.config.vocab_size < vocab_size:
         raise CheckpointError(
-            f"The tokenizer has {vocab_size} pieces, and the LLaMA in `{source.name}` has {source.vocab_size} tokens",
-            hint="use the `tokenizer.model` of these weights; that of LLaMA-7B has 32000 pieces, and a LLaMA to which "
-            "tokens were added later is not supported",
+            f"The tokenizer has {vocab_size} pieces, and the LLaMA in `{source.name}` has {source.config.vocab_size} "
+            "tokens",
+            hint="use the tokenizer of these weights; that of LLaMA-7B has 32000 pieces",
         )
-    if adapter is not None:
-        check_fits(adapter, source)
-    try:
-        config = DecoderConfig(
-            **sizes_of(source),
-            num_heads=source.num_heads,
-            norm_eps=source.norm_eps,
-            rope_theta=source.rope_theta,
-            num_adapter_layers=adapter.num_adapter_layers if adapter else 0,
-            num_queries=adapter.num_queries if adapter else 0,
-            separate_adapter_kv=adapter.has_lora if adapter else False,
-        )
-    except ValueError as error:
-        raise CheckpointError(
-            f"The sizes of the LLaMA in `{source.name}` are invalid: {error}",
-            hint="its configuration is damaged or belongs to another model; copy it again",
-        ) from None
-    return dataclasses.replace(config, context=context)
+    plain = dataclasses.replace(source.config, vocab_size=vocab_size, context=context)
+    if adapter is None:
+        return plain
+    check_fits(adapter, plain, llama=source.name)
+    return dataclasses.replace(
+        plain,
+        num_adapter_layers=adapter.num_adapter_layers,
+        num_queries=adapter.num_queries,
+        separate_adapter_kv=adapter.has_lora,
+    )
 
 
 def decoder_tensors(
@@ -102,15 +95,17 @@ class _Merge:
         if cast.data_ptr() != head.data_ptr():
             return cast
         # Tied weights become two parameters, so that training one does not change the other.
-        return cast.clone() if head.data_ptr() == self._base("tok_embeddings.weight").data_ptr() else cast
+        is_changed = self.source.tensors["tok_embeddings.weight"].change is not None
+        is_tied = not is_changed and head.data_ptr() == self._base("tok_embeddings.weight").data_ptr()
+        return cast.clone() if is_tied else cast
 
     def _cast(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.dtype or tensor.dtype).contiguous()
 
     def _layer(self, layer: int) -> Iterator[tuple[str, Tensor]]:
         prefix = f"layers.{layer}."
-        yield f"{prefix}attention_norm.weight", self._cast(self._base(f"{prefix}attention_norm.weight"))
-        yield f"{prefix}feed_forward_norm.weight", self._cast(self._base(f"{prefix}ffn_norm.weight"))
+        for name in norm_shapes(self.config):
+            yield f"{prefix}{LAYER_NORMS[name]}.weight", self._cast(self._base(f"{prefix}{name}.weight"))
         j = layer - self.config.first_adapter_layer
         if self.config.separate_adapter_kv and j >= 0:
             names = ["attention.wk", "attention.wv"]
@@ -144,10 +139,12 @@ class _Merge:
 
     def _cut(self, name: str) -> tuple[int, range] | None:
         """Axis and range of this rank's part of a tensor of LLaMA; None if this rank has all of it."""
-        cut = meta_cut(re.sub(r"^layers\.\d+\.|\.weight$", "", name))
-        if cut is None or self.config.num_ranks == 1:
+        matrix = name.removesuffix(".weight")
+        cut = meta_cut(re.sub(r"^layers\.\d+\.", "", matrix))
+        if cut is None:
             return None
-        return cut.axis, span(cut.units[0], whole=self.whole, share=self.config)[0]
+        part = span(cut.units[0], whole=self.whole, share=self.config)[0]
+        return (cut.axis, part) if len(part) < self.source.tensors[f"{matrix}.weight"].shape[cut.axis] else None
 
     def _num_rows(self, prefix: str, name: str) -> int:
         cut = self._cut(prefix + name)
@@ -187,7 +184,7 @@ class _Merge:
         full = f"{prefix}{name}.weight"
         weight = self._base(full)
         in_meta_order = full in self.adapter or not self.source.half_split
-        return self._reordered(name, weight) if in_meta_order else weight
+        return to_half_split(name, weight, self.config) if in_meta_order else weight
 
     def _merged(self, prefix: str, name: str, bare: Tensor) -> Tensor:
         cut, scale = self._cut(prefix + name), self.adapter.get(f"{prefix}{name}_scale")
@@ -200,20 +197,17 @@ class _Merge:
         if cut is not None:
             factors[cut[0]] = narrowed(factors[cut[0]], cut)
         update = factors[0].float() @ factors[1].float()
-        return self._reordered(name, update).add_(bare)
+        return to_half_split(name, update, self.config).add_(bare)
 
     def _bias(self, prefix: str, name: str) -> Tensor:
-        bias = self.adapter.get(f"{prefix}{name}.bias", self.adapter.get(f"{prefix}{name}_bias"))
-        of_source = self.source.biases.get(f"{prefix}{name}.bias") if bias is None else None
-        bias = of_source if bias is None else bias
+        own = f"{prefix}{name}.bias"
+        bias = self.adapter.get(own, self.adapter.get(f"{prefix}{name}_bias"))
         cut = self._cut(prefix + name)
         is_elsewhere = cut is not None and cut[0] == 1 and self.config.rank > 0  # added once, after the sum over ranks
-        if bias is None or is_elsewhere:
+        if is_elsewhere or (bias is None and own not in self.source.tensors):
             return torch.zeros(self._num_rows(prefix, name))
-        if cut is not None and cut[0] == 0:
-            bias = narrowed(bias, cut)
-        is_in_order = of_source is not None and self.source.half_split
-        return bias.float() if is_in_order else self._reordered(name, bias.float())
-
-    def _reordered(self, name: str, rows: Tensor) -> Tensor:
-        return half_split(rows, self.config.num_heads) if name in ROTATED else rows
+        cut = cut if cut is not None and cut[0] == 0 else None
+        if bias is None:
+            stored = self.source.tensors[own].read(cut).float()
+            return stored if self.source.half_split else to_half_split(name, stored, self.config)
+        return to_half_split(name, (bias if cut is None else narrowed(bias, cut)).float(), self.config)

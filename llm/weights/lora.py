@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.config import DecoderConfig, Norms
 from llama_adapter.llm.weights.names import (
     ROTATED,
     LlamaSource,
@@ -25,6 +25,7 @@ from llama_adapter.llm.weights.names import (
     llama_shapes,
     meta_order,
     meta_parts,
+    meta_tensors,
     to_huggingface,
 )
 from llama_adapter.llm.weights.neighbour_lora import read_neighbour_lora
@@ -98,17 +99,18 @@ class LoraFolder:
         return f"lora:{shown_excerpt(self.path.resolve().name, length=80)}={self.weight:g}"
 
 
-def open_loras(
-    texts: Iterable[str], *, vocab_size: int, dim: int, num_layers: int, ffn_dim: int
-) -> tuple[LoraFolder, ...]:
-    """Open LoRA folders, each FOLDER or FOLDER=WEIGHT, for a LLaMA of these sizes.
+def open_loras(texts: Iterable[str], config: DecoderConfig) -> tuple[LoraFolder, ...]:
+    """Open LoRA folders, each FOLDER or FOLDER=WEIGHT, for a LLaMA with this configuration.
 
     Raises CheckpointError for a folder that is damaged, that fits another model, or whose LoRA is computed in a way
     that is not supported; every tensor must be known, and every module that the config targets must be there. Raises
     UsageError for a weight that is no number.
     """
-    shapes = llama_shapes(vocab_size=vocab_size, dim=dim, num_layers=num_layers, ffn_dim=ffn_dim)
-    return tuple(_open(*_split_weight(text), shapes=shapes) for text in texts)
+    names = {
+        to_huggingface(name, norms=config.norms).removesuffix(".weight"): (name, shape)
+        for name, shape in llama_shapes(config).items()
+    }
+    return tuple(_open(*_split_weight(text), names=names) for text in texts)
 
 
 def merged_source(source: LlamaSource, loras: Sequence[LoraFolder]) -> LlamaSource:
@@ -122,10 +124,12 @@ def merged_source(source: LlamaSource, loras: Sequence[LoraFolder]) -> LlamaSour
             f"The LoRA `{tied[0].path}` keeps embedding and head equal (ensure_weight_tying), which is not supported",
             hint="merge it with PEFT, and name the result as --llama-dir",
         )
-    for name, changes in _summed(loras, read=lambda name: source.tensors[name].read()).items():
-        is_in_meta_order = not source.half_split and name.endswith(tuple(f"{one}.weight" for one in ROTATED))
-        change = partial(_applied, changes, meta_heads=source.num_heads if is_in_meta_order else None)
-        tensors[name] = dataclasses.replace(tensors[name], change=change)
+    plain = {name: dataclasses.replace(tensor, change=None) for name, tensor in tensors.items()}
+    for name, changes in _summed(loras, read=lambda name: plain[name].read(), norms=source.config.norms).items():
+        heads = ROTATED.get(re.sub(r"^layers\.\d+\.|\.weight$", "", name), "")
+        is_in_meta_order = not source.half_split and bool(heads)
+        change = partial(_applied, changes, meta_heads=getattr(source.config, heads) if is_in_meta_order else None)
+        tensors[name] = plain[name].changed(change).changed(tensors[name].change)
     return dataclasses.replace(source, tensors=tensors)
 
 
@@ -139,7 +143,7 @@ def merged_state(
     """
     for lora in loras:
         if mixed := [
-            to_huggingface(name)
+            to_huggingface(name, norms=config.norms)
             for name, change in lora.changes.items()
             if name not in _ENDS
             and (change.whole is not None or (change.magnitude is not None and config.separate_adapter_kv))
@@ -153,13 +157,13 @@ def merged_state(
     def read(wanted: str) -> Tensor:
         return next(tensor for name, tensor in stream() if meta_parts(name, config) == [wanted])
 
-    changes = _summed(loras, read=read)
+    changes = _summed(loras, read=read, norms=config.norms)
 
     def merged(name: str, tensor: Tensor) -> Tensor:
-        parts = [changes.get(part, ()) for part in meta_parts(name, config)]
-        if not any(parts):
+        parts = meta_tensors(name, tensor, config)
+        if not parts.keys() & changes.keys():
             return tensor
-        rows = [_applied(part, one) for part, one in zip(parts, tensor.chunk(len(parts)), strict=True)]
+        rows = [_applied(changes.get(part, ()), one) for part, one in parts.items()]
         return rows[0] if len(rows) == 1 else torch.cat(rows)
 
     return ((name, merged(name, tensor)) for name, tensor in stream())
@@ -174,7 +178,7 @@ def _applied(changes: Sequence[Change], weight: Tensor, *, meta_heads: int | Non
     return weight.float()
 
 
-def _summed(loras: Sequence[LoraFolder], *, read: Callable[[str], Tensor]) -> dict[str, list[Change]]:
+def _summed(loras: Sequence[LoraFolder], *, read: Callable[[str], Tensor], norms: Norms) -> dict[str, list[Change]]:
     """The changes of each tensor, with the weights of their folders. Only low-rank products may be several."""
     found: dict[str, list[Change]] = {}
     for lora in loras:
@@ -189,7 +193,7 @@ def _summed(loras: Sequence[LoraFolder], *, read: Callable[[str], Tensor]) -> di
                 reason = f"`{others[0].path}` changes it too" if others else f"its weight is {lora.weight:g}"
                 raise CheckpointError(
                     f"The LoRA `{lora.path}` has {'DoRA' if change.whole is None else 'the whole weight'} for "
-                    f"`{to_huggingface(name)}`, which is not summed, and {reason}",
+                    f"`{to_huggingface(name, norms=norms)}`, which is not summed, and {reason}",
                     hint="give it alone, with weight 1; or merge one folder first with PEFT",
                 )
             if change.whole is not None or change.left_OR is not None:
@@ -213,7 +217,8 @@ def _split_weight(text: str) -> tuple[Path, float]:
     return Path(folder), weight
 
 
-def _open(folder: Path, weight: float, *, shapes: Mapping[str, Shape]) -> LoraFolder:
+def _open(folder: Path, weight: float, *, names: Mapping[str, tuple[str, Shape]]) -> LoraFolder:
+    """Open a folder. `names` are the modules of the LLaMA, with Meta's names and the shapes of their weights."""
     if (folder / CONFIG).exists():
         config = read_config(folder)
         path = next((folder / name for name in _WEIGHTS if (folder / name).exists()), folder / _WEIGHTS[0])
@@ -230,17 +235,16 @@ def _open(folder: Path, weight: float, *, shapes: Mapping[str, Shape]) -> LoraFo
             hint=f"name the folder that PEFT's `save_pretrained` wrote, with {CONFIG} and {_WEIGHTS[0]}, or that of "
             "PaddleNLP or MindFormers; a bundle is a --model",
         )
-    names = {to_huggingface(name).removesuffix(".weight"): name for name in shapes}
-    targeted, saved = config.changed({module: shapes[name] for module, name in names.items()})
+    targeted, saved = config.changed({module: shape for module, (_, shape) in names.items()})
     wanted: dict[str, Shape] = {}
-    for module, name in names.items():
+    for module, (name, shape) in names.items():
         if module in targeted:
-            rank, (rows, columns) = config.rank_of(module), shapes[name]
+            rank, (rows, columns) = config.rank_of(module), shape
             wanted |= {f"{module}.lora_A": (rank, columns), f"{module}.lora_B": (rows, rank)}
             if config.entries["use_dora"]:
                 wanted[f"{module}.lora_magnitude_vector"] = (columns if name == _EMBEDDING else rows,)
         if module in saved or (name in _ENDS and f"{module}.weight" in found):
-            wanted[f"{module}.weight"] = shapes[name]
+            wanted[f"{module}.weight"] = shape
     what = f"The LoRA `{path}`"
     if not wanted:
         raise CheckpointError(f"{what} changes nothing: its {CONFIG} targets no module of a LLaMA", hint=_MEANING)
@@ -252,13 +256,13 @@ def _open(folder: Path, weight: float, *, shapes: Mapping[str, Shape]) -> LoraFo
             hint="its training diverged, or the file is damaged; take another checkpoint of it",
         )
     changes = {
-        names[module]: Change(
+        names[module][0]: Change(
             whole=found.get(f"{module}.weight"),
             left_OR=found.get(f"{module}.lora_B"),
             right_RI=found.get(f"{module}.lora_A"),
             scale=config.scale_of(module),
             magnitude=found.get(f"{module}.lora_magnitude_vector"),
-            axis=0 if names[module] == _EMBEDDING else 1,
+            axis=0 if names[module][0] == _EMBEDDING else 1,
         )
         for module in dict.fromkeys(key.rpartition(".")[0] for key in wanted)
     }

@@ -1,5 +1,6 @@
 """Opens LLaMA folders in Meta's format: `params.json` with one or several `consolidated.NN.pth`."""
 
+import dataclasses
 import itertools
 import os
 import re
@@ -10,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from llama_adapter.llm.rotary import Rotary
 from llama_adapter.llm.split import META_CUTS
 from llama_adapter.llm.weights.names import (
     WIDTHS,
     LlamaSource,
     SplitTensor,
-    check_heads,
     check_layers,
+    checked_config,
     checked_source,
 )
 from llama_adapter.runtime.errors import CheckpointError
@@ -32,11 +34,16 @@ from llama_adapter.runtime.tensor_files.files import (
 from llama_adapter.runtime.text import shown_excerpt
 
 # The axis along which the tensors of several shards are joined. Other tensors have a copy in each shard.
-_AXES = {name: cut.axis for name, cut in META_CUTS.items()} | {"tok_embeddings": 1}
-_SIZES = ("dim", "n_layers", "n_heads")
+_AXES = {name: cut.axis for name, cut in META_CUTS.items()}
+_EMBEDDING = "tok_embeddings.weight"
+_SIZES = ("dim", "n_layers", "n_heads", "n_kv_heads")
 _FACTORS = ("norm_eps", "rope_theta")
 # Entries without effect here: sizes that are read from the tensors, and limits of Meta's own program.
 _HARMLESS = ("multiple_of", "ffn_dim_multiplier", "vocab_size", "max_batch_size", "max_seq_len")
+# The scaled rotary embedding of Llama 3.1 and later. Meta's program has the factor 8 for all sizes; 1B and 3B, which
+# alone are narrower than 8B, were trained with 32, as their Hugging Face folders say.
+_SCALED = Rotary(scaling="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context=8192)
+_WIDTH_OF_8B = 4096
 _MEANING = "the folder is incomplete, or its files come from different models; compare it with the original"
 
 
@@ -44,7 +51,7 @@ def open_meta(folder: str | os.PathLike[str]) -> LlamaSource:
     """Open a folder with `params.json` and `consolidated.NN.pth`, memory-mapped; shards are joined when read.
 
     Raises CheckpointError for a missing or damaged file, a missing or doubled shard, unknown, missing or misshapen
-    tensors, and models that are computed differently (grouped-query attention, scaled rotary embedding).
+    tensors, and models that are computed differently.
     """
     place = Path(folder)
     params = _read_params(place / "params.json")
@@ -55,16 +62,27 @@ def open_meta(folder: str | os.PathLike[str]) -> LlamaSource:
     dim, num_layers = params["dim"], params["n_layers"]
     check_layers(list(shards[0]), num_layers, config=place / "params.json")
     _check_shard_count(shards, dim=dim, place=place)
-    tensors = {name: _join(name, [shard[name] for shard in shards], place=place) for name in shards[0]}
-    sizes = {
+    kv_heads = params["n_kv_heads"]
+    kv_rows = dim // params["n_heads"] * kv_heads
+    tensors = {
+        name: _join(name, [shard[name] for shard in shards], dim=dim, kv_rows=kv_rows, place=place)
+        for name in shards[0]
+    }
+    factor = _SCALED.factor if dim >= _WIDTH_OF_8B else 32.0
+    scaled = dataclasses.replace(_SCALED, theta=float(params["rope_theta"]), factor=factor)
+    settings = {
         "vocab_size": _size(tensors, "output.weight", place),
         "dim": dim,
         "num_layers": num_layers,
         "ffn_dim": _size(tensors, "layers.0.feed_forward.w1.weight", place),
+        "num_heads": params["n_heads"],
+        "num_kv_heads": kv_heads,
+        **{name: float(params[name]) for name in _FACTORS},
+        "rotaries": (scaled,) if params.get("use_scaled_rope") else (),
     }
-    settings = {name: float(params[name]) for name in _FACTORS} | {"num_heads": params["n_heads"]}
+    config = checked_config(place, settings)
     source = checked_source(
-        place, files, tensors, sizes=sizes, config="params.json", meaning=_MEANING, half_split=False, **settings
+        place, files, tensors, config=config, stated_in="params.json", meaning=_MEANING, half_split=False
     )
     _check_no_copies(files, tensors["layers.0.attention.wq.weight"])
     return source
@@ -72,10 +90,10 @@ def open_meta(folder: str | os.PathLike[str]) -> LlamaSource:
 
 def _read_params(path: Path) -> dict[str, Any]:
     params = {"rope_theta": 10000.0, **{name: value for name, value in read_json(path).items() if value is not None}}
+    params.setdefault("n_kv_heads", params.get("n_heads", 1))
     hint = "use the params.json of these weights"
     require_numbers(params, path=path, whole=_SIZES, real=_FACTORS, hint=hint)
-    check_heads(params, "n_heads", "n_kv_heads", folder=path.parent)
-    known = {*_SIZES, *_FACTORS, *_HARMLESS, "n_kv_heads"}
+    known = {*_SIZES, *_FACTORS, *_HARMLESS, "use_scaled_rope"}
     foreign = [name for name, value in params.items() if name not in known and value is not False]
     if foreign:
         raise CheckpointError(
@@ -155,15 +173,29 @@ def _check_no_copies(files: list[Path], split: SplitTensor) -> None:
             )
 
 
-def _join(name: str, parts: list[Tensor], *, place: Path) -> SplitTensor:
+def _join(name: str, parts: list[Tensor], *, dim: int, kv_rows: int, place: Path) -> SplitTensor:
     match = re.fullmatch(r"(?:layers\.\d+\.)?(.+)\.weight", name)
     axis = _AXES.get(match[1]) if match else None
     if axis is not None and all(part.ndim == 2 for part in parts):
+        if name == _EMBEDDING and parts[0].shape[1] < dim:
+            axis = 1  # Llama 3 has the tokens of the embedding divided, earlier models its columns
+        if name.endswith((".wk.weight", ".wv.weight")) and kv_rows and len(parts[0]) * len(parts) > kv_rows:
+            parts = _without_copies(parts, num_copies=len(parts[0]) * len(parts) // kv_rows)
         if len({part.shape[1 - axis] for part in parts}) == 1:
             return SplitTensor(tuple(parts), axis)
     elif all(part.shape == parts[0].shape and torch.equal(part, parts[0]) for part in parts[1:]):
         return SplitTensor((parts[0],))
     raise CheckpointError(f"The shards in `{place}` disagree about `{shown_excerpt(name)}`", hint=_MEANING)
+
+
+def _without_copies(parts: list[Tensor], *, num_copies: int) -> list[Tensor]:
+    """The different heads of keys or values, where more shards than heads hold copies of their neighbours' heads.
+
+    An empty list if they do not.
+    """
+    firsts = parts[::num_copies]
+    are_copies = all(torch.equal(part, firsts[index // num_copies]) for index, part in enumerate(parts))
+    return firsts if are_copies else []
 
 
 def _size(tensors: Mapping[str, SplitTensor], name: str, place: Path) -> int:

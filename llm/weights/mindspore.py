@@ -10,7 +10,7 @@ import yaml
 from torch import Tensor
 
 from llama_adapter.llm.config import DecoderConfig
-from llama_adapter.llm.weights.names import LlamaSource, SplitTensor, check_heads, checked_source, meta_parts
+from llama_adapter.llm.weights.names import LlamaSource, SplitTensor, checked_config, checked_source, meta_tensors
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.ckpt_files import read_ckpt, write_ckpt
 from llama_adapter.runtime.tensor_files.files import check_dense, count_blocks, list_keys, require_numbers
@@ -32,7 +32,7 @@ def open_mindspore(folder: str | os.PathLike[str]) -> LlamaSource:
 
     MindFormers converts Hugging Face's checkpoints by renaming only, so rows of q and k are in Hugging Face's order.
     Raises CheckpointError for a missing or damaged file, unknown, missing or misshapen tensors, and models that are
-    computed differently (grouped-query attention, scaled rotary embedding).
+    computed differently (scaled rotary embedding).
     """
     place = Path(folder)
     file, settings = (only_file(place, pattern) for pattern in ("*.ckpt", "*.y*ml"))
@@ -44,6 +44,10 @@ def open_mindspore(folder: str | os.PathLike[str]) -> LlamaSource:
         "dim": _rows(renamed, "layers.0.attention.wq.weight", file),
         "num_layers": count_blocks(list(renamed), "layers.", what=f"`{file}`"),
         "ffn_dim": _rows(renamed, "layers.0.feed_forward.w1.weight", file),
+        "num_heads": config["num_heads"],
+        "num_kv_heads": config.get("n_kv_heads", config["num_heads"]),
+        "norm_eps": float(config["rms_norm_eps"]),
+        "rope_theta": float(config["theta"]),
     }
     for name, key in (("hidden_size", "dim"), ("num_layers", "num_layers")):
         if config.get(name, sizes[key]) != sizes[key]:
@@ -54,12 +58,9 @@ def open_mindspore(folder: str | os.PathLike[str]) -> LlamaSource:
         place,
         [file],
         {name: SplitTensor((tensor,)) for name, tensor in renamed.items()},
-        sizes=sizes,
-        config=settings.name,
+        config=checked_config(place, sizes),
+        stated_in=settings.name,
         meaning=_MEANING,
-        num_heads=config["num_heads"],
-        norm_eps=float(config["rms_norm_eps"]),
-        rope_theta=float(config["theta"]),
         half_split=True,
     )
 
@@ -80,9 +81,8 @@ def write_mindspore(path: str | os.PathLike[str], config: DecoderConfig, state: 
 
 def _unpacked(config: DecoderConfig, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     for own, tensor in state.items():
-        if names := meta_parts(own, config):
-            for name, part in zip(names, tensor.chunk(len(names)), strict=True):
-                yield _OURS.get(name, f"model.{name}"), part
+        for name, part in meta_tensors(own, tensor, config).items() if not own.endswith(".bias") else ():
+            yield _OURS.get(name, f"model.{name}"), part
 
 
 def only_file(folder: Path, pattern: str) -> Path:
@@ -114,7 +114,6 @@ def _read_settings(path: Path) -> dict[str, Any]:
     config = _DEFAULTS | read_model_config(path)
     hint = "use the YAML that the checkpoint was made with"
     require_numbers(config, path=path, whole=("num_heads",), real=("rms_norm_eps", "theta"), hint=hint)
-    check_heads(config, "num_heads", "n_kv_heads", folder=path.parent)
     if config.get("scaling_factor", 1.0) not in (1, 1.0) or config.get("extend_method", "None") not in ("None", "none"):
         raise CheckpointError(f"The LLaMA in `{path.parent}` scales its rotary embedding, which is not supported")
     return config

@@ -2,29 +2,30 @@
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.config import DecoderConfig, Norms
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.files import Shape, check_names, check_shapes, count_blocks
-from llama_adapter.runtime.text import shown_excerpt
 
-# Matrices of a layer, with the sizes of their rows and columns: D model width, F feed-forward width.
+# Matrices of a layer, with the sizes of their rows and columns: D model width, F feed-forward width, Q width of all
+# query heads together, K of all heads of keys.
 MATRICES = {
-    "attention.wq": ("D", "D"),
-    "attention.wk": ("D", "D"),
-    "attention.wv": ("D", "D"),
-    "attention.wo": ("D", "D"),
+    "attention.wq": ("Q", "D"),
+    "attention.wk": ("K", "D"),
+    "attention.wv": ("K", "D"),
+    "attention.wo": ("D", "Q"),
     "feed_forward.w1": ("F", "D"),
     "feed_forward.w2": ("D", "F"),
     "feed_forward.w3": ("F", "D"),
 }
-# Matrices that may have a bias; wk, wv and the output never have one.
+# Matrices that may have a bias in an adapter's file; wk, wv and the output never have one there.
 BIASED = ("attention.wq", "attention.wo", "feed_forward.w1", "feed_forward.w2", "feed_forward.w3")
 # Our fused layers of a block, and Meta's names of their parts.
 PARTS = {
@@ -33,8 +34,18 @@ PARTS = {
     "feed_forward.gate_up": ("feed_forward.w1", "feed_forward.w3"),
     "feed_forward.down": ("feed_forward.w2",),
 }
-ROTATED = ("attention.wq", "attention.wk")  # their rows have an order, see `half_split`
-LAYER_NORMS = {"attention_norm": "attention_norm", "ffn_norm": "feed_forward_norm"}  # Meta's names, and ours
+# Matrices whose rows have an order, see `half_split`, and the number of their heads in a configuration.
+ROTATED = {"attention.wq": "num_heads", "attention.wk": "num_kv_heads"}
+# Norms of a layer under names like Meta's, and ours; `norm_shapes` has those of a model.
+LAYER_NORMS = {
+    "attention_norm": "attention_norm",
+    "ffn_norm": "feed_forward_norm",
+    "attention_out_norm": "attention_out_norm",
+    "ffn_out_norm": "feed_forward_out_norm",
+    "attention.q_norm": "attention.q_norm",
+    "attention.k_norm": "attention.k_norm",
+}
+FOLDED: Final = "folded"  # label of models whose weights contain `Folds`
 _SINGLE = {"embedding": "tok_embeddings", "norm": "norm", "head": "output"} | {v: k for k, v in LAYER_NORMS.items()}
 
 # Sizes of the first LLaMAs, for hints.
@@ -46,11 +57,21 @@ _HUGGINGFACE_LAYER = {
     "self_attn.k_proj": "attention.wk",
     "self_attn.v_proj": "attention.wv",
     "self_attn.o_proj": "attention.wo",
+    "self_attn.q_norm": "attention.q_norm",
+    "self_attn.k_norm": "attention.k_norm",
     "mlp.gate_proj": "feed_forward.w1",
     "mlp.down_proj": "feed_forward.w2",
     "mlp.up_proj": "feed_forward.w3",
-    "input_layernorm": "attention_norm",
-    "post_attention_layernorm": "ffn_norm",
+}
+_HUGGINGFACE_NORMS: Mapping[Norms, Mapping[str, str]] = {
+    "before": {"input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm"},
+    "both": {
+        "input_layernorm": "attention_norm",
+        "post_attention_layernorm": "attention_out_norm",
+        "pre_feedforward_layernorm": "ffn_norm",
+        "post_feedforward_layernorm": "ffn_out_norm",
+    },
+    "after": {"post_attention_layernorm": "attention_out_norm", "post_feedforward_layernorm": "ffn_out_norm"},
 }
 _HUGGINGFACE_TOP = {
     "model.embed_tokens.weight": "tok_embeddings.weight",
@@ -59,65 +80,82 @@ _HUGGINGFACE_TOP = {
 }
 
 
-def sizes_of(model: "LlamaSource | DecoderConfig") -> dict[str, Any]:
-    """The arguments of `llama_shapes` for a model."""
-    return {name: getattr(model, name) for name in ("vocab_size", "dim", "num_layers", "ffn_dim")}
+def matrix_shapes(config: DecoderConfig) -> dict[str, Shape]:
+    """Meta's names of the matrices of a layer, without `.weight`, and their shapes."""
+    sides = {"D": config.dim, "F": config.ffn_dim, "Q": config.attention_dim, "K": config.kv_dim}
+    return {name: (sides[rows], sides[columns]) for name, (rows, columns) in MATRICES.items()}
 
 
-def llama_shapes(*, vocab_size: int, dim: int, num_layers: int, ffn_dim: int) -> dict[str, Shape]:
-    """Meta's names of all tensors of a LLaMA and their shapes, in the file's order."""
-    sides = {"D": dim, "F": ffn_dim}
-    shapes: dict[str, Shape] = {"tok_embeddings.weight": (vocab_size, dim)}
-    for layer in range(num_layers):
-        for name, (rows, columns) in MATRICES.items():
-            shapes[f"layers.{layer}.{name}.weight"] = (sides[rows], sides[columns])
-        for name in LAYER_NORMS:
-            shapes[f"layers.{layer}.{name}.weight"] = (dim,)
-    return {**shapes, "norm.weight": (dim,), "output.weight": (vocab_size, dim)}
+def norm_shapes(config: DecoderConfig) -> dict[str, Shape]:
+    """The names of the norms of a layer, as in `LAYER_NORMS` and without `.weight`, and their shapes."""
+    before, behind = ["attention_norm", "ffn_norm"], ["attention_out_norm", "ffn_out_norm"]
+    names = {"before": before, "both": before + behind, "after": behind}[config.norms]
+    shapes: dict[str, Shape] = dict.fromkeys(names, (config.dim,))
+    if config.qk_norm != "none":
+        widths = (config.attention_dim, config.kv_dim) if config.qk_norm == "all" else (config.head_dim,) * 2
+        shapes |= {"attention.q_norm": (widths[0],), "attention.k_norm": (widths[1],)}
+    return shapes
 
 
-def from_huggingface(key: str) -> str | None:
-    """Meta's name for a Hugging Face LLaMA key; None for a key that is not a tensor of a LLaMA."""
+def llama_shapes(config: DecoderConfig, *, biased: Collection[str] = ()) -> dict[str, Shape]:
+    """Meta's names of all tensors of a LLaMA and their shapes, in the file's order; `biased` matrices have a bias."""
+    shapes: dict[str, Shape] = {"tok_embeddings.weight": (config.vocab_size, config.dim)}
+    matrices, norms = matrix_shapes(config), norm_shapes(config)
+    for layer in range(config.num_layers):
+        for name, shape in {**matrices, **norms}.items():
+            shapes[f"layers.{layer}.{name}.weight"] = shape
+        shapes |= {f"layers.{layer}.{name}.bias": matrices[name][:1] for name in biased}
+    return {**shapes, "norm.weight": (config.dim,), "output.weight": (config.vocab_size, config.dim)}
+
+
+def from_huggingface(key: str, *, norms: Norms = "before") -> str | None:
+    """Meta's name for the key of a tensor of a LLaMA in Hugging Face's format; None for other keys.
+
+    Families with other `norms` use the same words for norms in other places.
+    """
     if key in _HUGGINGFACE_TOP:
         return _HUGGINGFACE_TOP[key]
-    match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.weight", key)
-    if match is None or match[2] not in _HUGGINGFACE_LAYER:
-        return None
-    return f"layers.{match[1]}.{_HUGGINGFACE_LAYER[match[2]]}.weight"
+    match = re.fullmatch(r"model\.(layers\.\d+)\.(.+)\.(weight|bias)", key)
+    name = {**_HUGGINGFACE_LAYER, **_HUGGINGFACE_NORMS[norms]}.get(match[2]) if match else None
+    return f"{match[1]}.{name}.{match[3]}" if match and name else None
 
 
-def to_huggingface(name: str) -> str:
+def to_huggingface(name: str, *, norms: Norms = "before") -> str:
     """Inverse of `from_huggingface`."""
-    match = re.fullmatch(r"(layers\.\d+)\.(.+)\.weight", name)
+    match = re.fullmatch(r"(layers\.\d+)\.(.+)\.(weight|bias)", name)
     if match is None:
         return next(theirs for theirs, ours in _HUGGINGFACE_TOP.items() if ours == name)
-    layer = next(theirs for theirs, ours in _HUGGINGFACE_LAYER.items() if ours == match[2])
-    return f"model.{match[1]}.{layer}.weight"
+    names = {**_HUGGINGFACE_LAYER, **_HUGGINGFACE_NORMS[norms]}
+    layer = next(theirs for theirs, ours in names.items() if ours == match[2])
+    return f"model.{match[1]}.{layer}.{match[3]}"
 
 
 def meta_parts(name: str, config: DecoderConfig) -> list[str]:
-    """Meta's names of the weights that a tensor of a decoder's state dict consists of; empty for other tensors."""
+    """Meta's names of the tensors that a tensor of a decoder's state dict consists of; empty for other tensors."""
     if match := re.fullmatch(r"adapter\.kv\.(\d+)\.weight", name):
         layer = config.first_adapter_layer + int(match[1])
         return [f"layers.{layer}.attention.{part}.weight" for part in ("wk", "wv")]
-    match = re.fullmatch(r"(layers\.\d+\.)?(.+)\.weight", name)
+    match = re.fullmatch(r"(layers\.\d+\.)?(.+)\.(weight|bias)", name)
     parts = PARTS.get(match[2]) or (_SINGLE[match[2]],) if match else ()
-    return [f"{match[1] or ''}{part}.weight" for part in parts] if match else []
+    return [f"{match[1] or ''}{part}.{match[3]}" for part in parts] if match else []
 
 
 def part_rows(path: str, config: DecoderConfig) -> tuple[int, ...]:
     """The rows of each part of a fused layer, see `PARTS`."""
-    dim, heads, kv_heads, units = config.dim, config.attention_dim, config.kv_dim, config.ffn_dim
-    return {
-        "attention.qkv": (heads, kv_heads, kv_heads),
-        "attention.out": (dim,),
-        "feed_forward.gate_up": (units, units),
-        "feed_forward.down": (dim,),
-    }[path]
+    shapes = matrix_shapes(config)
+    return tuple(shapes[part][0] for part in PARTS[path])
+
+
+def meta_tensors(name: str, tensor: Tensor, config: DecoderConfig) -> dict[str, Tensor]:
+    """The rows of a tensor of a whole decoder's state dict by the names of `meta_parts`, as views."""
+    parts, path = meta_parts(name, config), re.sub(r"^layers\.\d+\.|\.(weight|bias)$", "", name)
+    if path in PARTS:
+        return dict(zip(parts, torch.split(tensor, list(part_rows(path, config))), strict=True))
+    return dict(zip(parts, tensor.chunk(max(1, len(parts))), strict=False))
 
 
 def half_split(rows: Tensor, num_heads: int) -> Tensor:
-    """Reorder the rows of a q or k tensor (D, ...) from Meta's order to half-split order.
+    """Reorder the rows of a q or k tensor (heads * H, ...) from Meta's order to half-split order.
 
     The rotary embedding rotates pairs of coordinates of a head: (2i, 2i + 1) in Meta's order, (i, i + H/2) here and in
     Hugging Face's order.
@@ -132,6 +170,16 @@ def meta_order(rows: Tensor, num_heads: int) -> Tensor:
     return per_head.transpose(1, 2).reshape(rows.shape)
 
 
+def to_half_split(name: str, rows: Tensor, config: DecoderConfig) -> Tensor:
+    """The rows of a matrix or bias, by its name such as `attention.wk`, from Meta's order to half-split order."""
+    return half_split(rows, getattr(config, ROTATED[name])) if name in ROTATED else rows
+
+
+def to_meta_order(name: str, rows: Tensor, config: DecoderConfig) -> Tensor:
+    """Inverse of `to_half_split`."""
+    return meta_order(rows, getattr(config, ROTATED[name])) if name in ROTATED else rows
+
+
 def check_layers(found: Collection[str], num_layers: int, *, config: Path) -> None:
     """Raise CheckpointError unless the names have `num_layers` layers, the number in the file `config`."""
     layers = count_blocks(found, "layers.", what=f"The weights beside `{config}`")
@@ -142,15 +190,7 @@ def check_layers(found: Collection[str], num_layers: int, *, config: Path) -> No
         )
 
 
-def check_heads(config: Mapping[str, object], heads: str, kv_heads: str, *, folder: Path) -> None:
-    """Raise CheckpointError for grouped-query attention. `heads` and `kv_heads` are entries of `config`."""
-    found = config.get(kv_heads)
-    if found is not None and found != config[heads]:
-        raise CheckpointError(
-            f"The LLaMA in `{folder}` shares keys among heads ({kv_heads} {shown_excerpt(str(found))}, {heads} "
-            f"{config[heads]}); only models with as many key heads as query heads are supported",
-            hint="LLaMA 7B, 13B, 30B and 65B and LLaMA-2 7B and 13B are supported; LLaMA-2 70B and LLaMA 3 are not",
-        )
+Change = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +199,12 @@ class SplitTensor:
 
     parts: tuple[Tensor, ...]
     axis: int = 0
-    change: Callable[[Tensor], Tensor] | None = None  # makes a tensor in float32 of the joined one
+    change: Change | None = None  # makes a tensor in float32 of the joined one
+
+    def changed(self, change: Change | None) -> "SplitTensor":
+        """The tensor with another change after its own."""
+        both = change if self.change is None or change is None else partial(_in_order, self.change, change)
+        return replace(self, change=both or self.change)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -197,6 +242,10 @@ class SplitTensor:
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=self.axis)
 
 
+def _in_order(first: Change, second: Change, tensor: Tensor) -> Tensor:
+    return second(first(tensor))
+
+
 def narrowed(tensor: Tensor, cut: tuple[int, range]) -> Tensor:
     """A range of rows (axis 0) or columns (1), as a view."""
     axis, places = cut
@@ -205,21 +254,31 @@ def narrowed(tensor: Tensor, cut: tuple[int, range]) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LlamaSource:
-    """A complete LLaMA. `tensors` has every tensor of `llama_shapes`, with this shape."""
+    """A complete LLaMA. `tensors` has every tensor of `llama_shapes` with its shape, and biases if there are any."""
 
     name: str  # for messages and records: the folder
-    vocab_size: int
-    dim: int
-    num_layers: int
-    num_heads: int
-    ffn_dim: int
-    norm_eps: float
-    rope_theta: float
+    config: DecoderConfig  # without adapter; its context has no meaning
     half_split: bool  # whether the rows of wq and wk are in Hugging Face's order
     tensors: Mapping[str, SplitTensor]
     files: tuple[str, ...]  # paths of the tensor files, in order
-    # Biases of a bundle's adapter, for an adapter that has none. Names and order of rows are as in `tensors`.
-    biases: Mapping[str, Tensor] = field(default_factory=dict)
+    is_folded: bool = False  # whether `Folds` of its family are in the stored weights, so that no LoRA of PEFT fits
+
+    @property
+    def merged(self) -> tuple[str, ...]:
+        """What is, or will be when it is read, in the weights, for a manifest."""
+        is_changed = any(tensor.change is not None for tensor in self.tensors.values())
+        return (FOLDED,) if self.is_folded or is_changed else ()
+
+
+def checked_config(folder: Path, settings: Mapping[str, Any]) -> DecoderConfig:
+    """The configuration of the LLaMA in a folder; `settings` are arguments. Raises CheckpointError for bad values."""
+    try:
+        return DecoderConfig(**settings)
+    except ValueError as error:
+        raise CheckpointError(
+            f"The sizes of the LLaMA in `{folder}` are invalid: {error}",
+            hint="its configuration is damaged or belongs to another model; copy it again",
+        ) from None
 
 
 def checked_source(
@@ -227,20 +286,19 @@ def checked_source(
     files: Sequence[Path],
     tensors: Mapping[str, SplitTensor],
     *,
-    sizes: Mapping[str, int],
-    config: str,
+    config: DecoderConfig,
+    stated_in: str,
     meaning: str,
     half_split: bool,
-    **settings: Any,
+    biased: Collection[str] = (),
 ) -> LlamaSource:
-    """The LLaMA of `tensors`. `sizes` are the arguments of `llama_shapes`, `settings` are the other fields.
+    """The LLaMA of `tensors`, whose configuration comes from the file `stated_in`. `biased` matrices must have a bias.
 
-    Raises CheckpointError, with `meaning` as hint, for a missing, unknown or misshapen tensor. `config` is the name of
-    the file that states the sizes.
+    Raises CheckpointError, with `meaning` as hint, for a missing, unknown or misshapen tensor.
     """
-    wanted = llama_shapes(**sizes)
+    wanted = llama_shapes(config, biased=biased)
     check_names(list(tensors), list(wanted), what=f"LLaMA in `{folder}`", meaning=meaning)
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    check_shapes(shapes, wanted, what=f"LLaMA in `{folder}` does not fit its {config}", meaning=meaning)
+    check_shapes(shapes, wanted, what=f"LLaMA in `{folder}` does not fit its {stated_in}", meaning=meaning)
     paths = tuple(map(str, files))
-    return LlamaSource(name=str(folder), tensors=tensors, files=paths, half_split=half_split, **{**sizes, **settings})
+    return LlamaSource(name=str(folder), config=config, tensors=tensors, files=paths, half_split=half_split)

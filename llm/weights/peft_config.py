@@ -52,7 +52,7 @@ _ENTRIES: Final[Mapping[str, tuple[Any, tuple[type, ...], str, str]]] = {
     **dict.fromkeys(("use_rslora", "use_dora", "ensure_weight_tying"), (False, (bool,), "flag", "true or false")),
 }
 # Entries that change no weight: they describe the training or the file. PEFT ignores fan_in_fan_out for a LLaMA, whose
-# linear weights are (outputs, inputs). A LLaMA has no biases, so `bias` selects nothing.
+# linear weights are (outputs, inputs). Biases that `bias` trains are in the file, and refused there.
 _IGNORED: Final = (
     *("auto_mapping", "revision", "peft_version", "inference_mode", "lora_dropout", "megatron_core"),
     *("qalora_group_size", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "runtime_config"),

@@ -74,7 +74,9 @@ def write_gguf(
     writer.add_block_count(config.num_layers)
     writer.add_feed_forward_length(config.ffn_dim)
     writer.add_head_count(config.num_heads)
-    writer.add_head_count_kv(config.num_heads)
+    writer.add_head_count_kv(config.num_kv_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.norm_eps)
     writer.add_rope_dimension_count(config.head_dim)
     writer.add_rope_freq_base(config.rope_theta)
@@ -100,8 +102,8 @@ def gguf_tensors(state: Mapping[str, Tensor], config: DecoderConfig) -> Iterator
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_layers)
     for theirs, tensor in huggingface_decoder(state, config).items():
         name, rows = names.get_name(theirs, try_suffixes=(".weight",)), tensor.float()
-        is_rotated = name.endswith((".attn_q.weight", ".attn_k.weight"))
-        yield name, meta_order(rows, config.num_heads) if is_rotated else rows.contiguous()
+        heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}.get(name.split(".")[-2])
+        yield name, meta_order(rows, heads) if heads else rows.contiguous()
 
 
 _SOURCES: Mapping[str, str] = {

@@ -20,7 +20,7 @@ from llama_adapter.app.models.random_model import (
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
-from llama_adapter.llm.weights.names import meta_parts, to_huggingface
+from llama_adapter.llm.weights.names import meta_tensors, to_huggingface
 from llama_adapter.runtime.schemes import Precision
 from llama_adapter.runtime.schemes.state import convert_precision
 from llama_adapter.vision.config import QueryConfig, VisionConfig
@@ -127,9 +127,9 @@ def huggingface_decoder(state: Mapping[str, Tensor], config: DecoderConfig) -> d
     """
     named: dict[str, Tensor] = {}
     for name, tensor in state.items():
-        parts = meta_parts(name, config)
-        if parts and not name.startswith("adapter."):
-            named |= zip(map(to_huggingface, parts), tensor.chunk(len(parts)), strict=True)
+        if not name.startswith("adapter.") and not name.endswith(".bias"):
+            parts = meta_tensors(name, tensor, config).items()
+            named |= {to_huggingface(part, norms=config.norms): rows for part, rows in parts}
     return named
 
 

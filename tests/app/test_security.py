@@ -62,7 +62,7 @@ def with_pickle_in_peft(folder: Path, content: bytes) -> None:
 def with_pickle_in_lora(folder: Path, content: bytes) -> None:
     (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "target_modules": ["q_proj"]}')
     (folder / "adapter_model.bin").write_bytes(content)
-    open_loras([str(folder)], vocab_size=300, dim=32, num_layers=3, ffn_dim=48)
+    open_loras([str(folder)], toys.CONFIG)
 
 
 def with_encoding(folder: Path, content: bytes) -> None:

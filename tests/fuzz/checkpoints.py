@@ -18,6 +18,7 @@ from llama_adapter.app.models.bundle_manifest import LLM, MANIFEST, VISION, chec
 from llama_adapter.app.models.bundle_manifest import read_manifest as read_bundle
 from llama_adapter.app.models.checkpoints import open_clip
 from llama_adapter.app.models.resources import embedded_model
+from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights import names
 from llama_adapter.llm.weights.adapter import open_adapter
@@ -51,25 +52,25 @@ def _opened(folder: str, files: Mapping[str, bytes], open_it: Callable[[Path], s
 def meta_weights(data: bytes) -> str:
     """`consolidated.00.pth` of a LLaMA in Meta's form: zip, pickle and tensors."""
     files = {"consolidated.00.pth": data, "params.json": _params()}
-    return _opened("meta", files, lambda place: str(open_meta(place).num_layers))
+    return _opened("meta", files, lambda place: str(open_meta(place).config.num_layers))
 
 
 def meta_params(data: bytes) -> str:
     """`params.json` of a LLaMA in Meta's form."""
     files = {"consolidated.00.pth": _torch(_llama()), "params.json": data}
-    return _opened("params", files, lambda place: f"{open_meta(place).rope_theta:g}"[:5])
+    return _opened("params", files, lambda place: f"{open_meta(place).config.rope_theta:g}"[:5])
 
 
 def huggingface_weights(data: bytes) -> str:
     """`model.safetensors` of a LLaMA in Hugging Face's form: the header, and tensors by their names."""
     files = {"model.safetensors": data, "config.json": _config()}
-    return _opened("hf", files, lambda place: str(open_huggingface(place).num_layers))
+    return _opened("hf", files, lambda place: str(open_huggingface(place).config.num_layers))
 
 
 def huggingface_config(data: bytes) -> str:
     """`config.json` of a LLaMA in Hugging Face's form."""
     files = {"model.safetensors": save(_as_huggingface()), "config.json": data}
-    return _opened("config", files, lambda place: f"{open_huggingface(place).rope_theta:g}"[:5])
+    return _opened("config", files, lambda place: f"{open_huggingface(place).config.rope_theta:g}"[:5])
 
 
 def adapter(data: bytes) -> str:
@@ -162,13 +163,12 @@ def _ones(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
 
 
 def _llama() -> dict[str, Tensor]:
-    return _ones(names.llama_shapes(vocab_size=_VOCAB, dim=_DIM, num_layers=_LAYERS, ffn_dim=_FFN))
+    sizes = DecoderConfig(vocab_size=_VOCAB, dim=_DIM, num_layers=_LAYERS, num_heads=1, ffn_dim=_FFN, norm_eps=1e-6)
+    return _ones(names.llama_shapes(sizes))
 
 
 def _as_huggingface() -> dict[str, Tensor]:
-    keys = [f"model.layers.{layer}.{part}.weight" for layer in range(_LAYERS) for part in names._HUGGINGFACE_LAYER]
-    ours = _llama()
-    return {key: ours[str(names.from_huggingface(key))] for key in (*names._HUGGINGFACE_TOP, *keys)}
+    return {names.to_huggingface(name): tensor for name, tensor in _llama().items()}
 
 
 @cache

@@ -1,5 +1,6 @@
-"""LLaMA 13B, 30B and 65B from Meta's 2, 4 and 8 files and from Hugging Face's: small in width, or as shapes only."""
+"""Large LLaMAs from Meta's 2, 4, 8 and 16 files and from Hugging Face's: small in width, or as shapes only."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,12 +10,20 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from llama_adapter.app.models.random_model import LLAMA_SIZES
+from llama_adapter.app.models.random_model import LLAMA_SIZES, decoder_config
+from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.weights.adapter import AdapterFile, check_fits
 from llama_adapter.llm.weights.build import plan_decoder
 from llama_adapter.llm.weights.huggingface import open_huggingface
 from llama_adapter.llm.weights.meta import open_meta
-from llama_adapter.llm.weights.names import MATRICES, SplitTensor, checked_source, half_split, llama_shapes
+from llama_adapter.llm.weights.names import (
+    MATRICES,
+    SplitTensor,
+    checked_source,
+    llama_shapes,
+    matrix_shapes,
+    to_half_split,
+)
 from llama_adapter.runtime.errors import CheckpointError
 from tests.llm.toys import build_decoder, refusal
 
@@ -48,12 +57,28 @@ class Member(NamedTuple):
     ffn_dim: int  # by Meta's formula, from `dim` and `multiple_of`
     multiple_of: int
     eps: float
+    kv_heads: int = 0  # 0: as many as heads
+    has_rows_of_tokens: bool = False  # in its files, the embedding is split by tokens, as in Llama 3
+
+    @property
+    def config(self) -> DecoderConfig:
+        return DecoderConfig(
+            vocab_size=VOCABULARY,
+            dim=self.dim,
+            num_layers=LAYERS,
+            num_heads=self.heads,
+            num_kv_heads=self.kv_heads,
+            ffn_dim=self.ffn_dim,
+            norm_eps=self.eps,
+        )
 
 
 MEMBERS = (
     Member("13B", 2, 40, 80, 224, 16, 1e-6),
     Member("30B", 4, 52, 104, 288, 32, 1e-6),
     Member("65B", 8, 64, 128, 352, 32, 1e-5),
+    Member("Llama 2 70B", 8, 64, 128, 448, 64, 1e-5, kv_heads=8),
+    Member("Llama 3.1 405B", 16, 128, 256, 896, 64, 1e-5, kv_heads=8, has_rows_of_tokens=True),
 )
 ids = [member.name for member in MEMBERS]
 
@@ -61,12 +86,14 @@ ids = [member.name for member in MEMBERS]
 def whole(member: Member) -> dict[str, Tensor]:
     """Random tensors under Meta's names."""
     generator = torch.Generator().manual_seed(len(member.name))
-    shapes = llama_shapes(vocab_size=VOCABULARY, dim=member.dim, num_layers=LAYERS, ffn_dim=member.ffn_dim)
+    shapes = llama_shapes(member.config)
     return {name: torch.randn(shape, generator=generator).half() for name, shape in shapes.items()}
 
 
-def parts_of(name: str, tensor: Tensor, num_files: int) -> list[Tensor]:
-    if any(part in name for part in BY_ROWS):
+def parts_of(name: str, tensor: Tensor, num_files: int, *, kv_heads: int = 0, by_rows: bool = False) -> list[Tensor]:
+    if kv_heads and num_files > kv_heads and (".wk." in name or ".wv." in name):
+        return [part for part in tensor.chunk(kv_heads) for _ in range(num_files // kv_heads)]  # neighbours have copies
+    if any(part in name for part in BY_ROWS) or (by_rows and "tok_embeddings" in name):
         return list(tensor.chunk(num_files, dim=0))
     if any(part in name for part in BY_COLUMNS):
         return [part.clone() for part in tensor.chunk(num_files, dim=1)]
@@ -77,9 +104,11 @@ def write_meta(folder: Path, member: Member, tensors: dict[str, Tensor], *, num_
     """Write a folder in Meta's form."""
     folder.mkdir()
     params = {"dim": member.dim, "multiple_of": member.multiple_of, "n_heads": member.heads, "n_layers": LAYERS}
+    params |= {"n_kv_heads": member.kv_heads} if member.kv_heads else {}
     (folder / "params.json").write_text(json.dumps({**params, "norm_eps": member.eps, "vocab_size": -1}))
+    form = {"kv_heads": member.kv_heads, "by_rows": member.has_rows_of_tokens}
     for number in range(num_files):
-        shard = {name: parts_of(name, tensor, num_files)[number].clone() for name, tensor in tensors.items()}
+        shard = {name: parts_of(name, tensor, num_files, **form)[number].clone() for name, tensor in tensors.items()}
         shard["rope.freqs"] = torch.ones(1)
         torch.save(shard, folder / f"consolidated.{number:02d}.pth")
     return folder
@@ -89,7 +118,8 @@ def write_huggingface(folder: Path, member: Member, tensors: dict[str, Tensor], 
     """Write a folder in Hugging Face's form: an index over several safetensors files."""
     folder.mkdir()
     sizes = {"hidden_size": member.dim, "intermediate_size": member.ffn_dim, "num_hidden_layers": LAYERS}
-    heads = {"num_attention_heads": member.heads, "num_key_value_heads": member.heads, "vocab_size": VOCABULARY}
+    heads = {"num_attention_heads": member.heads, "num_key_value_heads": member.kv_heads or member.heads}
+    heads |= {"vocab_size": VOCABULARY}
     (folder / "config.json").write_text(
         json.dumps({"model_type": "llama", "rms_norm_eps": member.eps, **sizes, **heads})
     )
@@ -98,7 +128,7 @@ def write_huggingface(folder: Path, member: Member, tensors: dict[str, Tensor], 
         layer, _, rest = name.removesuffix(".weight").partition(".") if name.startswith("layers.") else ("", "", "")
         number, _, module = rest.partition(".")
         key = f"model.layers.{number}.{HUGGINGFACE[module]}" if layer else HUGGINGFACE[name.removesuffix(".weight")]
-        rows = half_split(tensor, member.heads) if name.endswith(("wq.weight", "wk.weight")) else tensor
+        rows = to_half_split(module, tensor, member.config)
         file = f"model-{1 + index % num_files:05d}-of-{num_files:05d}.safetensors"
         files.setdefault(file, {})[f"{key}.weight"] = rows.contiguous()
     for file, content in files.items():
@@ -121,7 +151,7 @@ def test_metas_files_and_hugging_faces_index_give_one_decoder(member: Member, tm
     huggingface = open_huggingface(write_huggingface(tmp_path / "hf", member, tensors, num_files=3))
 
     assert len(several.files) == member.files
-    assert (several.num_heads, several.ffn_dim, several.norm_eps) == (member.heads, member.ffn_dim, member.eps)
+    assert several.config == huggingface.config == member.config
     assert all(torch.equal(several.tensors[name].read(), tensor) for name, tensor in tensors.items())
     wanted = state_of(one)
     for source in (several, huggingface):
@@ -138,37 +168,31 @@ def test_a_missing_foreign_or_doubled_file_is_told(member: Member, tmp_path: Pat
     (folder / last).unlink()
     assert f"{member.files - 1} of {member.files} shards" in refusal(lambda: open_meta(folder), tmp_path)
     (folder / last).write_bytes((folder / "consolidated.00.pth").read_bytes())
-    assert "the same part of the model" in refusal(lambda: open_meta(folder), tmp_path)
+    copied = "the same part of the model" if member.files <= (member.kv_heads or member.heads) else "disagree about"
+    assert copied in refusal(lambda: open_meta(folder), tmp_path)
     (folder / last).write_bytes(content)
     (folder / f"consolidated.{member.files:02d}.pth").write_bytes(content)
     assert f"the model has {member.files}" in refusal(lambda: open_meta(folder), tmp_path)
-
-
-def test_llama_2_70b_is_refused_for_its_shared_keys(tmp_path: Path) -> None:
-    params = {"dim": 8192, "multiple_of": 4096, "ffn_dim_multiplier": 1.3, "n_heads": 64, "n_kv_heads": 8}
-    (tmp_path / "params.json").write_text(json.dumps({**params, "n_layers": 80, "norm_eps": 1e-5, "vocab_size": -1}))
-
-    told = refusal(lambda: open_meta(tmp_path), tmp_path)
-    assert "shares keys among heads (n_kv_heads 8, n_heads 64)" in told
-    assert "LLaMA-2 70B and LLaMA 3 are not" in told
+    (folder / f"consolidated.{member.files:02d}.pth").unlink()
+    if member.files > member.kv_heads > 0:  # heads that should be copies of their neighbour's
+        tensors = torch.load(folder / last, weights_only=True)
+        tensors["layers.1.attention.wk.weight"] += 1
+        torch.save(tensors, folder / last)
+        assert "disagree about `layers.1.attention.wk.weight`" in refusal(lambda: open_meta(folder), tmp_path)
 
 
 # At full size, by shapes
 
 
 def true_source(name: str, *, num_files: int) -> Any:
-    size = LLAMA_SIZES[name]
-    sizes = {"vocab_size": 32000, "dim": size.dim, "num_layers": size.num_layers, "ffn_dim": size.ffn_dim}
+    config = dataclasses.replace(decoder_config(LLAMA_SIZES[name]), num_adapter_layers=0, num_queries=0)
     tensors = {}
-    for key, shape in llama_shapes(**sizes).items():
+    for key, shape in llama_shapes(config).items():
         parts = parts_of(key, torch.empty(shape, dtype=torch.float16, device="meta"), num_files)
         is_split = any(part in key for part in BY_ROWS + BY_COLUMNS)
         axis = 1 if any(part in key for part in BY_COLUMNS) else 0
         tensors[key] = SplitTensor(tuple(parts) if is_split else (parts[0],), axis)
-    settings = {"num_heads": size.num_heads, "norm_eps": 1e-5, "rope_theta": 10000.0}
-    return checked_source(
-        Path(name), [], tensors, sizes=sizes, config="params.json", meaning="", half_split=False, **settings
-    )
+    return checked_source(Path(name), [], tensors, config=config, stated_in="params.json", meaning="", half_split=False)
 
 
 @pytest.mark.parametrize(("name", "num_files"), [("7B", 1), ("13B", 2), ("30B", 4), ("65B", 8)])
@@ -189,20 +213,19 @@ def test_true_sizes_are_whole_heads_in_each_file(name: str, num_files: int) -> N
 
 def test_the_released_chat_adapter_fits_65b_and_nothing_else() -> None:
     """The adapter's published tensor names and shapes, without values."""
-    size = LLAMA_SIZES["65B"]
-    sides = {"D": size.dim, "F": size.ffn_dim}
+    size, source = LLAMA_SIZES["65B"], true_source("65B", num_files=8)
     llama = {}
     for layer in range(size.num_layers):
-        for name, (rows, columns) in MATRICES.items():
-            llama[f"layers.{layer}.{name}_bias"] = torch.empty(sides[rows], device="meta")
-            llama[f"layers.{layer}.{name}_scale"] = torch.empty(sides[columns], device="meta")
+        for name, (rows, columns) in matrix_shapes(source.config).items():
+            llama[f"layers.{layer}.{name}_bias"] = torch.empty(rows, device="meta")
+            llama[f"layers.{layer}.{name}_scale"] = torch.empty(columns, device="meta")
         for name in ("attention_norm", "ffn_norm"):
             llama[f"layers.{layer}.{name}.weight"] = torch.empty(size.dim, device="meta")
     adapter = AdapterFile(
         name="chat", queries=torch.zeros(0, size.dim), visual={}, llama=llama, clip={}, declares={}, is_chat=True
     )
-    config = plan_decoder(true_source("65B", num_files=8), adapter, vocab_size=32000, context=2048)
+    config = plan_decoder(source, adapter, vocab_size=32000, context=2048)
 
     assert (config.num_adapter_layers, config.num_queries, config.separate_adapter_kv) == (0, 0, False)
     with pytest.raises(CheckpointError, match="width 8192"):
-        check_fits(adapter, true_source("30B", num_files=4))
+        check_fits(adapter, true_source("30B", num_files=4).config, llama="30B")

@@ -143,7 +143,6 @@ PARAMS: dict[str, dict[str, object]] = {
     "another width": {"dim": 5120},
     "shared keys": {"n_kv_heads": 2},
     "experts": {"num_experts": 8},
-    "scaled rotary embedding": {"use_scaled_rope": True},
     "no heads": {"n_heads": None},
     "odd heads": {"n_heads": 3},
     "no whole numbers": {"n_layers": 2.7, "dim": float("inf")},
@@ -152,12 +151,21 @@ PARAMS: dict[str, dict[str, object]] = {
     "zero base": {"rope_theta": 0},
 }
 CONFIGS: dict[str, dict[str, object]] = {
-    "another architecture": {"model_type": "mistral"},
+    "experts": {"model_type": "mixtral"},
+    "an unknown architecture": {"model_type": ["llama"]},
     "shared keys": {"num_key_value_heads": 2},
-    "rope_scaling": {"rope_scaling": {"type": "linear", "factor": 2.0}},
+    "heads that differ by layer": {"num_key_value_heads": [4, 4, 2, 4]},
+    "rope_scaling": {"rope_scaling": {"type": "spiral", "factor": 2.0}},
     "rope_parameters": {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5}},
+    "too few factors": {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0, 2.0]}},
+    "no factors": {"rope_scaling": {"type": "longrope", "short_factor": "x", "long_factor": None}},
+    "yarn of nothing": {"rope_scaling": {"type": "yarn", "factor": 2.0}, "rope_theta": 1.0},
     "biases": {"attention_bias": True},
-    "quantised": {"quantization_config": {"bits": 4}},
+    "a text as a flag": {"mlp_bias": "no"},
+    "windows of an unknown kind": {"model_type": "qwen3", "layer_types": ["chunked"] * 4},
+    "windows of too few layers": {"model_type": "gemma2", "layer_types": ["full_attention"]},
+    "embeddings of texts": {"model_type": "gemma3_text", "use_bidirectional_attention": True},
+    "quantised": {"quantization_config": {"quant_method": "gptq", "bits": 4}},
     "activation": {"hidden_act": "gelu"},
     "zero base": {"rope_theta": 0},
     "rope_parameters as text": {"rope_parameters": "x"},
@@ -204,7 +212,7 @@ def test_refusals_of_huggingface_folders(tmp_path: Path, snapshot: Any) -> None:
 
     own = json.loads((HUGGINGFACE / "config.json").read_text())
     parts: dict[str, dict[str, object]] = {
-        "part: another architecture": {"text_config": own | {"model_type": "mistral"}},
+        "part: another architecture": {"text_config": own | {"model_type": "qwen2_moe"}},
         "part: quantised": {"text_config": own, "quantization_config": {"bits": 4}},
         "part: no tensor of it": {"text_config": own},
     }

@@ -107,7 +107,7 @@ def test_cut_and_damaged_files_are_refused(tmp_path: Path) -> None:
         {"num_heads": 0},
         {"hidden_size": 128},
         {"num_layers": 3},
-        {"n_kv_heads": 2},
+        {"n_kv_heads": 2},  # the weights have 4
         {"extend_method": "NTK"},
         {"rms_norm_eps": "x"},
     ],

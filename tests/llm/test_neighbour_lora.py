@@ -13,11 +13,12 @@ import torch
 from safetensors.torch import save_file
 
 from llama_adapter import CheckpointError
+from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.weights.lora import open_loras
 from llama_adapter.runtime.tensor_files.ckpt_files import write_ckpt
 from llama_adapter.runtime.tensor_files.paddle_files import read_pdparams
 
-SIZES = {"vocab_size": 40, "dim": 16, "num_layers": 2, "ffn_dim": 24}
+CONFIG = DecoderConfig(vocab_size=40, dim=16, num_layers=2, num_heads=4, ffn_dim=24, norm_eps=1e-6)
 # Hugging Face's name of a module, MindFormers' name, inputs and outputs.
 MODULES = [
     ("model.layers.0.self_attn.q_proj", "model.layers.0.attention.wq", 16, 16),
@@ -63,7 +64,7 @@ def mindformers(folder: Path, **config: Any) -> None:
 def opened(folder: Path, write: Callable[..., None], **config: Any) -> Any:
     folder.mkdir(exist_ok=True)
     write(folder, **config)
-    return open_loras([f"{folder}=0.5"], **SIZES)[0]
+    return open_loras([f"{folder}=0.5"], CONFIG)[0]
 
 
 @pytest.mark.parametrize("write", [paddle, mindformers])

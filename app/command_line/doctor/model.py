@@ -54,7 +54,7 @@ from llama_adapter.app.models.spec import AUTO
 from llama_adapter.app.models.stream_model import stream_merged_bundle
 from llama_adapter.app.pictures.reading.isolated import open_reader
 from llama_adapter.llm.tokenizer import Tokenizer
-from llama_adapter.llm.weights.adapter import AdapterFile, check_fits, open_adapter
+from llama_adapter.llm.weights.adapter import AdapterFile, open_adapter
 from llama_adapter.llm.weights.build import plan_decoder
 from llama_adapter.llm.weights.names import LlamaSource
 from llama_adapter.runtime.errors import CheckpointError
@@ -160,7 +160,7 @@ def _check_sources(report: Report, sources: ModelSources, *, exported: bool, enc
     if place is not None and llama is not None:
         _check_llama(report, llama, tokenizer, form=place.form)
     if adapter is not None:
-        _check_adapter(report, adapter, llama)
+        _check_adapter(report, adapter, llama, vocab_size=None if tokenizer is None else tokenizer.vocab_size)
     if clip is not None:
         config = clip.config
         sizes = f"patches of {config.patch_size}, pictures of {config.image_size}, width {config.width}"
@@ -175,14 +175,18 @@ def _check_sources(report: Report, sources: ModelSources, *, exported: bool, enc
 def _check_llama(report: Report, llama: LlamaSource, tokenizer: Tokenizer | None, *, form: LlamaForm) -> None:
     shown = "a bundle's" if form == "bundle" else "Hugging Face's" if llama.half_split else "Meta's"
     contents = f"{len(llama.files)} file(s), {len(llama.tensors)} tensors, none missing or unknown"
-    sizes = f"width {llama.dim}, {llama.num_layers} layers, {llama.num_heads} heads, {llama.vocab_size} tokens"
+    config = llama.config
+    heads = f"{config.num_heads} heads"
+    if config.group > 1:
+        heads += f" on {config.num_kv_heads} of keys and values"
+    sizes = f"width {config.dim}, {config.num_layers} layers, {heads}, {config.vocab_size} tokens"
     report.add("ok", "llama", f"LLaMA in {shown} form, {contents}: {sizes}")
     _check_finite(report, "llama", llama.name, ((name, split.read()) for name, split in llama.tensors.items()))
     if tokenizer is not None:
         report.attempt("tokenizer", lambda: plan_decoder(llama, None, vocab_size=tokenizer.vocab_size))
 
 
-def _check_adapter(report: Report, adapter: AdapterFile, llama: LlamaSource | None) -> None:
+def _check_adapter(report: Report, adapter: AdapterFile, llama: LlamaSource | None, *, vocab_size: int | None) -> None:
     queries = f"{adapter.num_queries} queries in each of {adapter.num_adapter_layers} layers"
     parts = [
         "scales of the inputs of linear layers" if adapter.is_chat else queries,
@@ -203,7 +207,9 @@ def _check_adapter(report: Report, adapter: AdapterFile, llama: LlamaSource | No
     if not adapter.is_chat and gates and not any(bool(gate.count_nonzero()) for gate in gates):
         sentence = f"All gates of `{adapter.name}` are zero, so pictures have no influence on the answers"
         report.add("warning", "adapter", sentence, "this is an adapter before its training")
-    if llama is not None and report.passes("adapter", lambda: check_fits(adapter, llama)):
+    if llama is not None and report.passes(
+        "adapter", lambda: plan_decoder(llama, adapter, vocab_size=vocab_size or llama.config.vocab_size)
+    ):
         num_tensors = len(tensors) + len(adapter.clip)
         report.add("ok", "adapter", f"All {num_tensors} tensors of the adapter are known and fit this LLaMA")
     claimed = claimed_digest(adapter.name)  # from the file name of a release

@@ -343,7 +343,7 @@ class TrainableModel(nn.Module):
             tokenizer=self.tokenizer,
             dtype=chosen,
             sources=sources.files,
-            merged=("gates", "lora") if adapter.has_lora else ("gates",),
+            merged=(*llama.merged, *(("gates", "lora") if adapter.has_lora else ("gates",))),
             prompt=self.questions.prompt,
             question=self.questions.question,
         )

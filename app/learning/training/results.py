@@ -262,7 +262,7 @@ def write_adapter(model: TrainableModel, path: str | os.PathLike[str]) -> None:
         torch.save(_content(model), file)
         file.flush()
         written = open_adapter(file.name, for_texts=model.vision is None)
-        check_fits(written, model.sources.llama)
+        check_fits(written, model.decoder_config, llama=model.sources.llama.name)
 
 
 def _content(model: TrainableModel) -> dict[str, Any]:

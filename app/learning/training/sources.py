@@ -2,7 +2,6 @@
 
 # A adapter layers, N heads, Q queries, D model width
 
-import dataclasses
 import os
 from dataclasses import dataclass, field
 
@@ -31,7 +30,7 @@ from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights.adapter import TEXT_QUERIES, AdapterFile, open_adapter
-from llama_adapter.llm.weights.names import LlamaSource, meta_order
+from llama_adapter.llm.weights.names import LlamaSource
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.runtime.text import shown_name
@@ -108,7 +107,7 @@ def open_sources(spec: CaptionerSpec, choice: TrainingChoice, *, seed: int) -> T
     return TrainingSources(
         name=name,
         llama=llama,
-        adapter=_with_biases(adapter, llama),
+        adapter=adapter,
         clip=clip,
         visual_heads=heads,
         channel_order=order,
@@ -119,21 +118,6 @@ def open_sources(spec: CaptionerSpec, choice: TrainingChoice, *, seed: int) -> T
         bundle=str(place.folder) if place.form == "bundle" else None,
         has_adapter_file=spec.adapter is not None,
     )
-
-
-def _with_biases(adapter: AdapterFile, llama: LlamaSource) -> AdapterFile:
-    """The adapter. If it has no biases and `llama` is a bundle with biases, it gets these."""
-    if not llama.biases or any(name.endswith(".bias") for name in adapter.llama):
-        return adapter
-    return dataclasses.replace(adapter, llama={**adapter.llama, **_biases(llama)})
-
-
-def _biases(llama: LlamaSource) -> dict[str, Tensor]:
-    """The biases of a bundle in float32, in Meta's order."""
-    return {
-        name: meta_order(bias.float(), llama.num_heads) if name.endswith("wq.bias") else bias.float()
-        for name, bias in llama.biases.items()
-    }
 
 
 @again_if_replaced
@@ -178,7 +162,6 @@ def _bundle_adapter(model: LoadedModel, llama: LlamaSource, *, name: str) -> tup
         j = layer - config.first_adapter_layer
         gate = gates_AN[j] if j >= 0 else torch.zeros(config.num_heads)
         found[f"layers.{layer}.attention.gate"] = gate.reshape(1, -1, 1, 1)
-    found |= _biases(llama)
     norms = {key: split.read().float() for key, split in llama.tensors.items() if "norm" in key}
     query = {key.removeprefix("query."): value.float() for key, value in model.vision_state.items()}
     visual = visual_tensors(query, depth=model.vision_config.query.depth)
@@ -189,9 +172,10 @@ def _bundle_adapter(model: LoadedModel, llama: LlamaSource, *, name: str) -> tup
 
 def new_adapter(llama: LlamaSource, choice: TrainingChoice, *, clip: ClipSource | None, seed: int) -> AdapterFile:
     """A new adapter, initialised like the reference implementation: its gates are 0, so it has no effect yet."""
-    num_layers = choice.num_adapter_layers(llama.num_layers)
-    if not 1 <= num_layers <= llama.num_layers:
-        raise UsageError(f"adapter_layers must lie in 1..{llama.num_layers}, the layers of the LLaMA, got {num_layers}")
+    most, dim = llama.config.num_layers, llama.config.dim
+    num_layers = choice.num_adapter_layers(most)
+    if not 1 <= num_layers <= most:
+        raise UsageError(f"adapter_layers must lie in 1..{most}, the layers of the LLaMA, got {num_layers}")
     if clip is None and choice.num_queries != TEXT_QUERIES:
         raise UsageError(
             f"An adapter for texts has {TEXT_QUERIES} queries in each layer, got {choice.num_queries}",
@@ -200,12 +184,10 @@ def new_adapter(llama: LlamaSource, choice: TrainingChoice, *, clip: ClipSource 
     visual: dict[str, Tensor] = {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        queries = torch.randn(num_layers * choice.num_queries, llama.dim)
+        queries = torch.randn(num_layers * choice.num_queries, dim)
         if clip is not None:
-            config = choice.query_config(output_dim=llama.dim)
+            config = choice.query_config(output_dim=dim)
             blocks = VisualQueryBlocks(config, input_dim=clip.config.output_dim)
             visual = visual_tensors(blocks.requires_grad_(False).state_dict(), depth=config.depth)
-    gates = {
-        f"layers.{layer}.attention.gate": torch.zeros(1, llama.num_heads, 1, 1) for layer in range(llama.num_layers)
-    }
+    gates = {f"layers.{layer}.attention.gate": torch.zeros(1, llama.config.num_heads, 1, 1) for layer in range(most)}
     return AdapterFile(name=NEW_ADAPTER, queries=queries, visual=visual, llama=gates, clip={}, declares={})

@@ -1,5 +1,6 @@
 """Loading needs little more memory than the loaded model: layers are read, converted and packed one at a time."""
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ import torch
 
 import llama_adapter.app.models.random_model
 from llama_adapter.app.models.bundle import save_bundle
-from llama_adapter.app.models.random_model import parse_size, random_model
+from llama_adapter.app.models.random_model import decoder_config, parse_size, random_model
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.llm.weights.names import llama_shapes
 from llama_adapter.runtime.kernels.library import find_library
@@ -36,8 +37,8 @@ def write_bundle(folder: Path) -> str:
 def llama(folder: Path) -> dict[str, torch.Tensor]:
     """The model's tensors under Meta's names; `folder` gets the tokenizer."""
     shutil.copyfile(embedded_model() / "tokenizer.model", folder / "tokenizer.model")
-    sizes = {"vocab_size": VOCABULARY, "dim": SIZE.dim, "num_layers": SIZE.num_layers, "ffn_dim": SIZE.ffn_dim}
-    return {name: torch.randn(shape).mul_(0.02).half() for name, shape in llama_shapes(**sizes).items()}
+    config = dataclasses.replace(decoder_config(SIZE), vocab_size=VOCABULARY)
+    return {name: torch.randn(shape).mul_(0.02).half() for name, shape in llama_shapes(config).items()}
 
 
 def write_meta(folder: Path) -> str:

@@ -19,6 +19,7 @@ from llama_adapter.app.models.checkpoints import ModelSources, find_llama, open_
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.models.stream_model import stream_merged_bundle, stream_model
+from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.split import take
 from llama_adapter.llm.weights.build import decoder_tensors, plan_decoder
@@ -34,7 +35,7 @@ from tests.parity.golden import GOLDEN
 pytestmark = [pytest.mark.filterwarnings("ignore::FutureWarning"), pytest.mark.filterwarnings("ignore::UserWarning")]
 
 LLAMA = GOLDEN / "LLaMA-HF/TINY"
-SIZES = {"vocab_size": 512, "dim": 64, "num_layers": 4, "ffn_dim": 192}
+CONFIG = DecoderConfig(vocab_size=512, dim=64, num_layers=4, num_heads=4, ffn_dim=192, norm_eps=1e-6)
 CHECKPOINTS = ["--llama-dir", str(LLAMA), "--adapter", str(GOLDEN / "adapters/BIAS-TINY.pth"), "--visual-heads", "4"]
 CHECKPOINTS += ["--clip", str(GOLDEN / "CLIP/tiny-vit-torchscript.pt"), "--dtype", "float32", "--no-known-answer"]
 PREFIX = "base_model.model.model.layers."
@@ -230,7 +231,7 @@ def test_forms_of_files_and_names(folders: Callable[[str], Path], plain: Path) -
 @pytest.mark.parametrize("kind", ["dora", "ends"])
 def test_ranks_read_their_part(kind: str, folders: Callable[[str], Path]) -> None:
     source = open_llama(find_llama(LLAMA))
-    merged = merged_source(source, open_loras([str(folders(kind))], **SIZES))
+    merged = merged_source(source, open_loras([str(folders(kind))], CONFIG))
     config = plan_decoder(source, None, vocab_size=512)
     given: dict[str, Any] = {"source": merged, "adapter": None, "dtype": torch.float32}
     whole = dict(decoder_tensors(config, **given))
@@ -330,7 +331,7 @@ def test_fields_that_exclude_each_other() -> None:
     with pytest.raises(ValueError, match="lora must be folders"):
         CaptionerSpec(lora=[""])
     with pytest.raises(UsageError, match="FOLDER=WEIGHT"):
-        open_loras(["x=heavy"], **SIZES)
+        open_loras(["x=heavy"], CONFIG)
 
 
 def edited(**entries: Any) -> Callable[[Path], None]:
@@ -378,13 +379,13 @@ def test_refusals(folders: Callable[[str], Path], tmp_path: Path, snapshot: Any)
         folder = Path(shutil.copytree(folders("plain"), tmp_path / name / "LORA"))
         damage(folder)
         with pytest.raises(CheckpointError) as raised:
-            open_loras([str(folder)], **SIZES)
+            open_loras([str(folder)], CONFIG)
         told[name] = [text.replace(str(tmp_path / name), "DIR") for text in (str(raised.value), raised.value.hint)]
     (tmp_path / "paddle").mkdir()
     (tmp_path / "paddle" / "lora_model_state.pdparams").write_bytes(b"\x80")
     for name, place in {name: str(tmp_path / name) for name in ("absent", "paddle")}.items():
         with pytest.raises(CheckpointError) as raised:
-            open_loras([place], **SIZES)
+            open_loras([place], CONFIG)
         told[name] = [text.replace(str(tmp_path), "DIR") for text in (str(raised.value), raised.value.hint)]
     assert told == snapshot
 

@@ -17,7 +17,7 @@ from llama_adapter.app.learning.training.results import write_adapter
 from llama_adapter.app.learning.training.sources import TrainingSources, new_adapter
 from llama_adapter.app.models.bundle import convert, load_bundle, save_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel, StoredQuestions, sources_of
-from llama_adapter.app.models.random_model import LLAMA_SIZES, WiderTokenizer
+from llama_adapter.app.models.random_model import LLAMA_SIZES, WiderTokenizer, decoder_config
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.models.stream_model import stored_questions, stream_model
@@ -292,18 +292,15 @@ def adapter_path(name: str) -> Path:
 @pytest.mark.parametrize(("sets", "num_keys"), [(("bias",), 363), (("bias", "lora"), 843)])
 def test_an_adapter_of_7b_has_the_keys_of_the_releases(sets: tuple[ParameterSet, ...], num_keys: int) -> None:
     choice, size = TrainingChoice(sets=sets), LLAMA_SIZES["7B"]
-    sizes = {"vocab_size": 32000, "dim": size.dim, "num_layers": size.num_layers, "ffn_dim": size.ffn_dim}
+    config = dataclasses.replace(decoder_config(size), num_adapter_layers=0, num_queries=0)
     with FakeTensorMode():  # shapes without values
-        shapes = llama_shapes(**sizes)
+        shapes = llama_shapes(config)
         llama = LlamaSource(
             name="7B",
-            num_heads=size.num_heads,
-            norm_eps=1e-6,
-            rope_theta=1e4,
+            config=config,
             half_split=False,
             files=(),
             tensors={name: SplitTensor((torch.empty(shape, dtype=torch.float16),)) for name, shape in shapes.items()},
-            **sizes,
         )
         tower = ClipVisionTower(VIT_L_14).state_dict()
         clip = ClipSource(name="CLIP", config=VIT_L_14, tensors={f"clip.{name}": t for name, t in tower.items()})
@@ -320,7 +317,7 @@ def test_an_adapter_of_7b_has_the_keys_of_the_releases(sets: tuple[ParameterSet,
         )
         model = TrainableModel(sources, choice, dtype=torch.bfloat16, device=torch.device("cpu"), seed=0)
         written = model.adapter_tensors()
-        check_fits(adapter_of(written, name="7B", declares=model.file_config()), llama)
+        check_fits(adapter_of(written, name="7B", declares=model.file_config()), config, llama="7B")
     assert len(written) == num_keys
     without_lora = {name: value for name, value in written.items() if ".lora_" not in name and "new_gate" not in name}
     assert sum(value.numel() for value in without_lora.values()) == 63_095_552  # as in a released BIAS-7B
