@@ -63,6 +63,13 @@ def attend(
     """softmax(q k^T / sqrt(H)) v, see `Attend`. The softmax is computed in float32."""
     if q_BNSH.device.type == "cpu" or cap:
         return attend_in_parts(q_BNSH, k_BGPH, v_BGPH, is_causal=is_causal, window=window, cap=cap)
+    return attend_fused(q_BNSH, k_BGPH, v_BGPH, is_causal=is_causal, window=window)
+
+
+def attend_fused(
+    q_BNSH: Tensor, k_BGPH: Tensor, v_BGPH: Tensor, *, is_causal: bool, window: int = 0, cap: float = 0.0
+) -> Tensor:
+    """As `attend` without a cap, by torch's fused kernels."""
     if window and is_causal:
         mask_SS = torch.ones(q_BNSH.shape[2], k_BGPH.shape[2], dtype=torch.bool, device=q_BNSH.device).tril_()
         return fused_causal_attention(q_BNSH, k_BGPH, v_BGPH, mask_SS.triu_(1 - window)[None, None])

@@ -145,8 +145,8 @@ def _adapted(
 ) -> AdaptedLinear:
     file, parts, rows = adapter.llama, PARTS[path], part_rows(path, config)
     biased = [name for name in parts if name in BIASED]
-    bias, is_new = None, f"{prefix}{biased[0]}.bias" not in file
-    if not is_new:
+    bias = None
+    if f"{prefix}{biased[0]}.bias" in file:
         bias = torch.cat([to_half_split(name, file[f"{prefix}{name}.bias"].float(), config) for name in biased])
     elif has_biases:
         bias = torch.zeros(sum(rows[: len(biased)]))
@@ -161,7 +161,6 @@ def _adapted(
         weight,
         rows=rows,
         bias=None if bias is None else bias.to(device),
-        begins_anew=is_new,
         lora=None if lora is None else (lora[0].to(device), lora[1].to(device)),
     )
 
@@ -230,7 +229,7 @@ def _of_linear(
     for name, (l1, l2) in zip(parts, pairs, strict=True):
         names = lora_names(prefix + name)
         yield names[0], l1
-        yield names[1], to_meta_order(name, l2.clone(), config)
+        yield names[1], to_meta_order(name, l2, config)
 
 
 def _file(tensor: Tensor) -> Tensor:

@@ -33,16 +33,14 @@ class AdaptedLinear(nn.Module):
         rows: Sequence[int] = (),
         bias: Tensor | None = None,
         lora: tuple[Tensor, Tensor] | None = None,
-        begins_anew: bool = False,
     ) -> None:
         """`rows` are the outputs of each part, which are needed for `lora`, (`lora_in`, `lora_out`).
 
-        If `begins_anew`, the bias begins with the values of the LLaMA's own. No parameter is trained until
-        `requires_grad_` is called.
+        No parameter is trained until `requires_grad_` is called.
         """
         super().__init__()
         self.weight = nn.Parameter(weight, requires_grad=False) if isinstance(weight, Tensor) else weight
-        self.rows, self._begins_anew = tuple(rows), begins_anew
+        self.rows = tuple(rows)
         self.register_buffer("frozen_bias", None, persistent=False)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         self.lora_in: nn.Parameter | None = None
@@ -55,11 +53,9 @@ class AdaptedLinear(nn.Module):
         return self._applied(x, self.bias, self.lora_in, self.lora_out)
 
     def take_bias(self, bias_O: Tensor) -> None:
-        """Add the bias that the LLaMA has of its own."""
+        """Take the LLaMA's own bias, except for the outputs that the adapter's file has a bias for."""
         self.frozen_bias = bias_O.clone()
         if self.bias is not None:
-            if self._begins_anew:
-                self.bias.data.copy_(bias_O[: len(self.bias)])
             self.frozen_bias[: len(self.bias)] = 0
 
     def bare(self, x: Tensor) -> Tensor:
