@@ -15,6 +15,7 @@ from llama_adapter.llm.exported.numpy_sampler import choose as choose_on_host
 from llama_adapter.llm.exported.onnx_program import OnnxProgram
 from llama_adapter.llm.exported.parity import compare
 from llama_adapter.llm.exported.weights_file import GROUP, quantise_to_8_bits
+from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.base import PrefillPlan
 from llama_adapter.llm.runners.draw import NO_TOKEN, Draw
@@ -27,6 +28,7 @@ from tests.llm.toys import (
     CONFIG,
     EOS_ID,
     answer,
+    answers,
     drain,
     eager,
     rounding,
@@ -108,6 +110,36 @@ def test_continuations_and_log_probabilities_are_scored_alike(tmp_path: Path, nu
         assert made[2] == pytest.approx(wanted[2], abs=2 * 3 * rounding())  # of up to three tokens
 
 
+@pytest.mark.parametrize("num_past", [0, 4])
+@pytest.mark.parametrize("config", toys.FAMILIES.values(), ids=toys.FAMILIES)
+def test_families_answer_and_score_as_in_torch(tmp_path: Path, config: toys.DecoderConfig, num_past: int) -> None:
+    decoder, prompts = toy_decoder(config), toy_prompts(9, longest=20)
+    shape = (2, config.num_layers, config.num_kv_heads, num_past, config.head_dim)
+    past = PastKeyValues(*np.random.default_rng(1).normal(size=shape).astype(np.float32)) if num_past else None
+    engines = [
+        toy_engine(decoder, num_slots=4, past=past),
+        Engine(onnx_runner(decoder, tmp_path, num_slots=4, past=past), eos_id=EOS_ID),
+    ]
+    found = []
+    for engine in engines:
+        requests = toy_requests(engine, prompts, sampling=[SETTINGS[row % 3] for row in range(9)], config=config)
+        for request in requests[:3]:
+            choices = ((5,), (6, 7, 8), (6, 9) * 4)
+            score = ScoreRequest(
+                id=100 + request.id, prompt_ids=request.prompt_ids, prefix=request.prefix, continuations=choices
+            )
+            engine.submit(score)
+        for request in requests:
+            engine.submit(request)
+        outputs = drain(engine)
+        scores = sorted((output.request_id, *output.logprobs) for output in outputs if output.request_id >= 100)
+        found.append((scores, answers(output for output in outputs if output.request_id < 100)))
+
+    assert found[1][1] == found[0][1]
+    for wanted, made in zip(found[0][0], found[1][0], strict=True):
+        assert made == pytest.approx(wanted, abs=2 * 8 * rounding(config))  # of up to eight tokens
+
+
 @pytest.mark.parametrize("on_device", [False, True], ids=["cache in numpy", "cache bound as on a device"])
 def test_the_cache_grows_and_rows_that_move_keep_what_they_have(tmp_path: Path, on_device: bool) -> None:
     config = dataclasses.replace(CONFIG, context=300)
@@ -127,13 +159,14 @@ def test_the_cache_grows_and_rows_that_move_keep_what_they_have(tmp_path: Path, 
     assert made == wanted
 
 
+@pytest.mark.parametrize("config", [CONFIG, *toys.FAMILIES.values()], ids=["llama", *toys.FAMILIES])
 @pytest.mark.parametrize("precision", ["float32", "float16", "int8", "int4"])
-def test_logits_differ_by_rounding_only(tmp_path: Path, precision: str) -> None:
-    decoder = toy_decoder()
+def test_logits_differ_by_rounding_only(tmp_path: Path, config: toys.DecoderConfig, precision: str) -> None:
+    decoder = toy_decoder(config)
     runner = onnx_runner(decoder, tmp_path, num_slots=3, precision=precision)
     limits = {
-        "float32": rounding(),
-        "float16": 2 * rounding(dtype=torch.float16),  # of activations, and of weights
+        "float32": rounding(config),
+        "float16": 2 * rounding(config, dtype=torch.float16),  # of activations, and of weights
         "int8": 0.6,  # integers of 8 and 4 bits, where the logits' standard deviation is 3
         "int4": 6.0,
     }
