@@ -50,10 +50,9 @@ def build_decoder(
 ) -> TrainableDecoder:
     """The decoder of `source` and `adapter` on `device`, with frozen weights in `dtype` and `trained` kinds in float32.
 
-    `config` comes from `plan_decoder`. If biases are trained and the adapter has none, they begin with those of the
-    LLaMA, or at 0. If LoRA factors are trained and the adapter has none, updates of rank `lora_rank` begin at 0;
-    factors of the file keep their rank. With `kernels`, frozen weights of linear layers are packed for the kernels, and
-    the plain weights are not kept.
+    `config` comes from `plan_decoder`. If biases are trained and the adapter has none, they begin at 0. If LoRA factors
+    are trained and the adapter has none, updates of rank `lora_rank` begin at 0; factors of the file keep their rank.
+    With `kernels`, frozen weights of linear layers are packed for the kernels, and the plain weights are not kept.
     """
     random = torch.Generator().manual_seed(seed)
     plain = dataclasses.replace(config, separate_adapter_kv=False)

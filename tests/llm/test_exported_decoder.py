@@ -11,6 +11,7 @@ import torch
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import ScoreRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.exported.export import check_exportable
 from llama_adapter.llm.exported.numpy_sampler import choose as choose_on_host
 from llama_adapter.llm.exported.onnx_program import OnnxProgram
 from llama_adapter.llm.exported.parity import compare
@@ -27,6 +28,7 @@ from tests.llm.exported import exported_card, onnx_runner
 from tests.llm.toys import (
     CONFIG,
     EOS_ID,
+    FAMILIES,
     answer,
     answers,
     drain,
@@ -52,6 +54,13 @@ SETTINGS = [
     SamplingParams(max_new_tokens=12, temperature=0.7, top_p=1.0, seed=3, repetition_penalty=0.8),
     SamplingParams(max_new_tokens=1),
 ]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_decoders_that_the_graphs_cannot_compute_are_refused(family: str) -> None:
+    check_exportable(CONFIG)
+    with pytest.raises(GraphError, match="Exported decoders cannot have"):
+        check_exportable(FAMILIES[family])
 
 
 @pytest.mark.slow

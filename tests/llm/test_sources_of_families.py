@@ -115,13 +115,12 @@ NORMS = {
 }
 
 
-def made(name: str, *, seed: int = 0) -> Any:
+def made(name: str, **sizes: int) -> Any:
     """A model of transformers with random weights, also in norms and biases."""
     kind, heads, kv_heads, options = CASES[name]
-    config = transformers.AutoConfig.for_model(
-        kind, **{**SIZES, "num_attention_heads": heads, "num_key_value_heads": kv_heads, "pad_token_id": 0, **options}
-    )
-    torch.manual_seed(seed)
+    given = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "pad_token_id": 0, **options, **sizes}
+    config = transformers.AutoConfig.for_model(kind, **{**SIZES, **given})
+    torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
     for parameter in model.parameters():
         parameter.normal_()

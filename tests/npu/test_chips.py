@@ -11,7 +11,7 @@ import torch
 
 from tests.llm.toys import rounding
 from tests.npu import symbols
-from tests.npu.inside.decoder import FUSED, SMALL
+from tests.npu.inside.decoder import FUSED, GROUPED, SMALL
 from tests.npu.wheel import CHIPS, SOC, WHOLE_MODEL, FakeNpu
 
 # The chip's own operators that must be called, for heads of 64 in float16.
@@ -149,17 +149,18 @@ def test_plain_operators_give_exactly_what_the_cpu_gives(npu: FakeNpu, soc: str)
 @pytest.mark.proves("fused operators or kernels", "NPU")
 def test_fused_operators_give_the_same_ids_in_float32_and_close_scores(npu: FakeNpu, soc: str) -> None:
     for label, run in runs(npu, soc).items():
-        if label in ("fused float32 auto", "small float32 auto"):
+        if label in ("fused float32 auto", "small float32 auto", "grouped float32 auto"):
             assert run["given"]["ids"] == run["expected"]["ids"], label
         size, name, _ = label.split()
         # The bound of any logit. A score is the sum of three log-probabilities at most.
-        tolerance = rounding({"fused": FUSED, "small": SMALL}[size], dtype=getattr(torch, name))
+        tolerance = rounding({"fused": FUSED, "small": SMALL, "grouped": GROUPED}[size], dtype=getattr(torch, name))
         assert run["given"]["scores"] == pytest.approx(run["expected"]["scores"], abs=tolerance), label
 
 
 @on_chips_of_the_whole_model
 def test_the_chip_runs_its_own_operators_where_they_fit(npu: FakeNpu, soc: str) -> None:
     assert kernels(runs(npu, soc)["fused float16 auto"]["calls"]) == KERNELS[soc]
+    assert kernels(runs(npu, soc)["grouped float16 auto"]["calls"]) == KERNELS[soc]
     small = runs(npu, soc)["small float16 auto"]  # the fused rotation refuses its heads
     assert "npu_apply_rotary_pos_emb" not in kernels(small["calls"])
     assert small["choices"]["rotate"][0] == "aten"

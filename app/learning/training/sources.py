@@ -2,6 +2,8 @@
 
 # A adapter layers, N heads, Q queries, D model width
 
+import dataclasses
+import itertools
 import os
 from dataclasses import dataclass, field
 
@@ -30,7 +32,7 @@ from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights.adapter import TEXT_QUERIES, AdapterFile, open_adapter
-from llama_adapter.llm.weights.names import LlamaSource
+from llama_adapter.llm.weights.names import BIASED, LlamaSource, matrix_shapes, to_meta_order
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.runtime.text import shown_name
@@ -107,7 +109,7 @@ def open_sources(spec: CaptionerSpec, choice: TrainingChoice, *, seed: int) -> T
     return TrainingSources(
         name=name,
         llama=llama,
-        adapter=adapter,
+        adapter=_with_biases(adapter, llama),
         clip=clip,
         visual_heads=heads,
         channel_order=order,
@@ -118,6 +120,24 @@ def open_sources(spec: CaptionerSpec, choice: TrainingChoice, *, seed: int) -> T
         bundle=str(place.folder) if place.form == "bundle" else None,
         has_adapter_file=spec.adapter is not None,
     )
+
+
+def _with_biases(adapter: AdapterFile, llama: LlamaSource) -> AdapterFile:
+    """The adapter. If it has no biases and `llama` has some, it gets these."""
+    if any(name.endswith(".bias") for name in adapter.llama):
+        return adapter
+    return dataclasses.replace(adapter, llama={**adapter.llama, **_biases(llama)})
+
+
+def _biases(llama: LlamaSource) -> dict[str, Tensor]:
+    """The biases of a LLaMA that an adapter's file holds, in float32 and Meta's order; empty if there are none."""
+    found: dict[str, Tensor] = {}
+    shapes = matrix_shapes(llama.config)
+    for layer, matrix in itertools.product(range(llama.config.num_layers), BIASED):
+        name = f"layers.{layer}.{matrix}.bias"
+        stored = llama.tensors[name].read().float() if name in llama.tensors else torch.zeros(shapes[matrix][0])
+        found[name] = to_meta_order(matrix, stored, llama.config) if llama.half_split else stored
+    return found if any(name in llama.tensors for name in found) else {}
 
 
 @again_if_replaced
@@ -162,6 +182,7 @@ def _bundle_adapter(model: LoadedModel, llama: LlamaSource, *, name: str) -> tup
         j = layer - config.first_adapter_layer
         gate = gates_AN[j] if j >= 0 else torch.zeros(config.num_heads)
         found[f"layers.{layer}.attention.gate"] = gate.reshape(1, -1, 1, 1)
+    found |= _biases(llama)
     norms = {key: split.read().float() for key, split in llama.tensors.items() if "norm" in key}
     query = {key.removeprefix("query."): value.float() for key, value in model.vision_state.items()}
     visual = visual_tensors(query, depth=model.vision_config.query.depth)

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from syrupy.assertion import SnapshotAssertion
 from torch import Tensor
 
 import llama_adapter.app.models.checkpoints
-from llama_adapter.app.models.bundle import save_bundle
+from llama_adapter.app.models.bundle import convert, save_bundle
 from llama_adapter.app.models.checkpoints import (
     ModelSources,
     adapter_name,
@@ -22,10 +23,15 @@ from llama_adapter.app.models.checkpoints import (
     find_llama,
     open_llama_parts,
 )
+from llama_adapter.app.models.llama_bundle import open_bundle
+from llama_adapter.app.models.stream_model import stream_merged_bundle
 from llama_adapter.llm.weights.adapter import open_adapter
+from llama_adapter.llm.weights.huggingface import open_huggingface
 from llama_adapter.runtime.errors import CheckpointError
 from tests.app.assembled import assemble_sources
 from tests.app.models.bundles import GOLDEN, SOURCES, another, assert_same, assert_same_weights, before_first_call
+from tests.llm.test_sources_of_families import made
+from tests.llm.toys import adapter_tensors, build_decoder
 
 LLAMA = GOLDEN / "LLaMA"
 HUGGINGFACE = GOLDEN / "LLaMA-HF" / "TINY"
@@ -163,3 +169,40 @@ def test_a_bundle_for_a_llama_that_is_replaced_while_it_is_read_is_read_again(
     assert torch.equal(parts.llama.tensors["norm.weight"].read(), second.decoder_state["norm.weight"])
     assert parts.clip is not None
     assert_same(parts.clip.tensors, {name: second.vision_state[name] for name in parts.clip.tensors})
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # of peft
+@pytest.mark.parametrize("name", ["llama with biases", "qwen2", "gemma3", "phi3", "olmo2", "granite"])
+def test_a_bundle_of_another_family_stands_for_its_folder(name: str, tmp_path: Path) -> None:
+    model = made(name, vocab_size=512, hidden_size=64, num_attention_heads=4, num_key_value_heads=2)
+    model.save_pretrained(tmp_path / "folder")
+    shutil.copy(LLAMA / "tokenizer.model", tmp_path / "folder")
+    source = open_huggingface(tmp_path / "folder")
+    gates = {
+        f"llama.layers.{layer}.attention.gate": torch.ones(1, 4, 1, 1) for layer in range(source.config.num_layers)
+    }
+    visual = {key: one for key, one in adapter_tensors("CAPTION-TINY").items() if not key.startswith("llama.")}
+    torch.save(visual | gates, tmp_path / "adapter.pth")
+    get_peft_model(model, LoraConfig(target_modules=["o_proj", "down_proj"], init_lora_weights=False)).save_pretrained(
+        tmp_path / "lora"
+    )
+    lora = str(tmp_path / "lora")
+    given = sources(llama_dir=tmp_path / "folder", llama_type=None, adapter=tmp_path / "adapter.pth", context=30)
+    bundle = convert(given, tmp_path / "bundle", dtype=torch.float32)
+
+    other = open_bundle(bundle)
+    assert dataclasses.replace(other.config, context=source.config.context) == source.config
+    states = [build_decoder(one, None, vocab_size=512)[1] for one in (source, other)]
+    assert [key for key in states[0] if not torch.equal(states[0][key], states[1][key])] == []
+    has_folds = name in ("gemma3", "granite")
+    merged = assemble_sources(dataclasses.replace(given, lora=(lora,)))
+    assert merged.merged == (*(("folded",) if has_folds else ()), "gates", "lora:lora=1")
+    as_llama = dataclasses.replace(given, llama_dir=bundle, lora=(lora,))
+    if has_folds:  # they are in the bundle's weights, and not in those that the LoRA changes
+        for merge in (lambda: assemble_sources(as_llama), lambda: stream_merged_bundle(bundle, [lora])):
+            with pytest.raises(CheckpointError, match="factors of its family"):
+                merge()
+        return
+    for state in (assemble_sources(as_llama).decoder_state, dict(stream_merged_bundle(bundle, [lora])[1])):
+        for key, tensor in merged.decoder_state.items():
+            torch.testing.assert_close(state[key], tensor)

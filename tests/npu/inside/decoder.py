@@ -25,6 +25,8 @@ FUSED = dataclasses.replace(
     CONFIG, head_dim=0, num_kv_heads=0, dim=128, num_layers=2, num_heads=2, ffn_dim=80, num_adapter_layers=1
 )
 SMALL = dataclasses.replace(FUSED, head_dim=0, num_kv_heads=0, num_heads=8)
+# Two query heads on one of keys, norms of heads, and a window that every prompt exceeds.
+GROUPED = dataclasses.replace(FUSED, num_kv_heads=1, qk_norm="head", layer_windows=(5, 0))
 NUM_REQUESTS = 5  # on 3 slots, so that lengths differ, slots are freed and rows are moved
 PROMPTS = ["Generate caption of this image", "How many shapes are there?"]  # prompts of different lengths
 
@@ -62,7 +64,8 @@ def on_cpu(config: DecoderConfig, name: str) -> dict[str, Any]:
 
 def compute_expected() -> None:
     """Compute the expected results for all chips before the forks that inherit them."""
-    for config, names in ((FUSED, ("float16", "bfloat16", "float32")), (SMALL, ("float16", "float32"))):
+    halves = ("float16", "float32")
+    for config, names in ((FUSED, ("float16", "bfloat16", "float32")), (SMALL, halves), (GROUPED, halves)):
         for name in names:
             on_cpu(config, name)
     captions_on_cpu()
@@ -71,10 +74,11 @@ def compute_expected() -> None:
 def runs(backend: Backend) -> list[dict[str, Any]]:
     """Run the larger heads in every dtype of the chip, with its own operators and plain ones.
 
-    Small heads run in two dtypes.
+    Small heads and shared keys run in two dtypes.
     """
     runs = [("fused", FUSED, name, wanted) for name in backend.capabilities.dtypes for wanted in ("auto", "aten")]
-    runs += [("small", SMALL, name, "auto") for name in ("float16", "float32")]
+    for name in ("float16", "float32"):
+        runs += [("small", SMALL, name, "auto"), ("grouped", GROUPED, name, "auto")]
     return [one_run(*run, backend) for run in runs]
 
 
