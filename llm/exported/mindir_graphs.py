@@ -54,8 +54,6 @@ class MindirDecoder:
 
     def write_prefix(self, path: str) -> None:
         """The graph from the visual query (R, Q, D) to the prefix. Raises GraphError if keys or values have a bias."""
-        from llama_adapter.llm.exported.mindspore_cells import PrefixProjection
-
         config, weights = self.config, dict(self.weights)
         for j in range(config.num_adapter_layers):
             packed = f"layers.{config.first_adapter_layer + j}.attention.qkv"
@@ -66,6 +64,8 @@ class MindirDecoder:
                 kv = weights[f"{packed}.weight"].rows(config.dim, 3 * config.dim)
             weights[f"projections.{j}.weight"] = kv
         query = Port(name=VISUAL_QUERY, dtype=self.dtype, shape=(-1, config.num_queries, config.dim))
+        from llama_adapter.llm.exported.mindspore_cells import PrefixProjection
+
         cell = PrefixProjection(config, self._mindspore_dtype)
         self._write(cell, path, inputs=(query,), outputs=layer_ports("prefix", config.num_adapter_layers), of=weights)
 

@@ -11,11 +11,11 @@ import torch
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import ScoreRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.llm.exported.export import check_exportable
+from llama_adapter.llm.exported.mindir_graphs import MindirDecoder
 from llama_adapter.llm.exported.numpy_sampler import choose as choose_on_host
 from llama_adapter.llm.exported.onnx_program import OnnxProgram
 from llama_adapter.llm.exported.parity import compare
-from llama_adapter.llm.exported.weights_file import GROUP, quantise_to_8_bits
+from llama_adapter.llm.exported.weights_file import GROUP, WeightsFile, quantise_to_8_bits
 from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.base import PrefillPlan
@@ -54,13 +54,6 @@ SETTINGS = [
     SamplingParams(max_new_tokens=12, temperature=0.7, top_p=1.0, seed=3, repetition_penalty=0.8),
     SamplingParams(max_new_tokens=1),
 ]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_decoders_that_the_graphs_cannot_compute_are_refused(family: str) -> None:
-    check_exportable(CONFIG)
-    with pytest.raises(GraphError, match="Exported decoders cannot have"):
-        check_exportable(FAMILIES[family])
 
 
 @pytest.mark.slow
@@ -119,15 +112,17 @@ def test_continuations_and_log_probabilities_are_scored_alike(tmp_path: Path, nu
         assert made[2] == pytest.approx(wanted[2], abs=2 * 3 * rounding())  # of up to three tokens
 
 
-@pytest.mark.parametrize("num_past", [0, 4])
-@pytest.mark.parametrize("config", toys.FAMILIES.values(), ids=toys.FAMILIES)
-def test_families_answer_and_score_as_in_torch(tmp_path: Path, config: toys.DecoderConfig, num_past: int) -> None:
+@pytest.mark.parametrize(("num_past", "on_device"), [(0, False), (4, True)])
+@pytest.mark.parametrize("config", FAMILIES.values(), ids=FAMILIES)
+def test_families_answer_and_score_as_in_torch(
+    tmp_path: Path, config: toys.DecoderConfig, num_past: int, on_device: bool
+) -> None:
     decoder, prompts = toy_decoder(config), toy_prompts(9, longest=20)
     shape = (2, config.num_layers, config.num_kv_heads, num_past, config.head_dim)
     past = PastKeyValues(*np.random.default_rng(1).normal(size=shape).astype(np.float32)) if num_past else None
     engines = [
         toy_engine(decoder, num_slots=4, past=past),
-        Engine(onnx_runner(decoder, tmp_path, num_slots=4, past=past), eos_id=EOS_ID),
+        Engine(onnx_runner(decoder, tmp_path, num_slots=4, past=past, on_device=on_device), eos_id=EOS_ID),
     ]
     found = []
     for engine in engines:
@@ -168,7 +163,7 @@ def test_the_cache_grows_and_rows_that_move_keep_what_they_have(tmp_path: Path, 
     assert made == wanted
 
 
-@pytest.mark.parametrize("config", [CONFIG, *toys.FAMILIES.values()], ids=["llama", *toys.FAMILIES])
+@pytest.mark.parametrize("config", [CONFIG, *FAMILIES.values()], ids=["llama", *FAMILIES])
 @pytest.mark.parametrize("precision", ["float32", "float16", "int8", "int4"])
 def test_logits_differ_by_rounding_only(tmp_path: Path, config: toys.DecoderConfig, precision: str) -> None:
     decoder = toy_decoder(config)
@@ -279,6 +274,20 @@ def test_the_host_draws_as_torch_does() -> None:
 
     assert choose_on_host(logits_RV.numpy(), draws) == wanted
     assert wanted[7] == NO_TOKEN
+
+
+def test_a_bias_of_the_adapters_keys_is_refused_by_mindir(tmp_path: Path) -> None:
+    decoder = toy_decoder()
+    decoder.layers[1].attention.qkv.bias[CONFIG.dim] = 1.0  # type: ignore[union-attr, index, operator]
+    with (tmp_path / "weights").open("wb") as file:
+        weights = WeightsFile(file, precision="float32")
+        weights.write(decoder.state_dict().items(), linears=())
+    made = MindirDecoder(
+        config=CONFIG, dtype="float32", weights=weights.tensors, folder=tmp_path, weights_file="weights"
+    )
+
+    with pytest.raises(GraphError, match="has biases of keys and values, which MindIR exports do not compute"):
+        made.write_prefix("prefix.mindir")
 
 
 def test_weights_that_the_numbers_cannot_hold_are_refused(tmp_path: Path) -> None:
