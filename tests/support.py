@@ -19,7 +19,12 @@ RUN, CONTRACT = "run", "contract"
 ON_HARDWARE = "tests/cuda/"  # the tests in it show `RUN` in every column
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 COLUMNS: dict[str, str] = _TABLE["columns"]
-WITHOUT = {(feature, column) for column, features in _TABLE["without"].items() for feature in features}
+ABSENT = {
+    (feature, column): word
+    for word, table in (("none", "without"), ("refused", "refused"))
+    for column, features in _TABLE[table].items()
+    for feature in features
+}
 FEATURES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     section["title"]: (tuple(section.get("columns", COLUMNS)), tuple(section["features"]))
     for section in _TABLE["sections"]
@@ -67,13 +72,14 @@ def page(found: Iterator[Proof]) -> str:
         "  simulated `atc` and ais_bench.",
         "- *not run*: the feature is not disabled, but no test runs it.",
         "- *none*: the device neither has nor needs the feature.",
+        "- *refused*: exports of models that compute more than the first LLaMA are refused in one sentence.",
         "",
         "[Devices](devices.md) has the details and the measurements.",
     ]
     for title, (columns, features) in FEATURES.items():
         lines += ["", f"## {title}", "", f"| | {' | '.join(columns)} |", f"| --- |{' --- |' * len(columns)}"]
         for feature in features:
-            absent = {column: "none" if (feature, column) in WITHOUT else "not run" for column in columns}
+            absent = {column: ABSENT.get((feature, column), "not run") for column in columns}
             cells = (shown(column, tests[feature, column]) or absent[column] for column in columns)
             lines.append(f"| {feature} | {' | '.join(cells)} |")
     lines += ["", "## Tests", ""]

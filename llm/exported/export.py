@@ -9,7 +9,6 @@ from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.exported.onnx_graph import GraphBuilder, Storing
 from llama_adapter.llm.exported.step import num_prefix_layers
 from llama_adapter.llm.exported.weights_file import ExportPrecision, WeightsFile
-from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.packages import require
 
 if TYPE_CHECKING:
@@ -28,15 +27,6 @@ class Written:
     files: tuple[str, ...]
     dtype: str  # of activations and cache
     precision: str  # of the linear layers' weights: float, int8, int4
-
-
-def check_exportable(config: DecoderConfig) -> None:
-    """Raise GraphError for a decoder that the graphs cannot compute."""
-    if config.differences:
-        raise GraphError(
-            f"Exported decoders cannot have {', '.join(config.differences)}",
-            hint="answer with the model itself, without --decoder",
-        )
 
 
 def export_decoder(

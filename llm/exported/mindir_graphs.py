@@ -21,6 +21,7 @@ from llama_adapter.llm.exported.step import (
     layer_ports,
 )
 from llama_adapter.llm.exported.weights_file import Stored
+from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.card import Port
 from llama_adapter.runtime.graphs.mindir import External, import_mindspore, write_mindir
 
@@ -52,17 +53,19 @@ class MindirDecoder:
         self._write(cell, path, inputs=inputs, outputs=outputs, of=self.weights)
 
     def write_prefix(self, path: str) -> None:
-        """The graph from the visual query (R, Q, D) to the prefix."""
-        from llama_adapter.llm.exported.mindspore_cells import PrefixProjection
-
+        """The graph from the visual query (R, Q, D) to the prefix. Raises GraphError if keys or values have a bias."""
         config, weights = self.config, dict(self.weights)
         for j in range(config.num_adapter_layers):
+            packed = f"layers.{config.first_adapter_layer + j}.attention.qkv"
+            if weights[f"{packed}.bias"].rows(config.dim, 3 * config.dim).read(self.folder / self.weights_file).any():
+                raise not_computed("biases of keys and values")
             kv = weights.get(f"adapter.kv.{j}.weight")
             if kv is None:  # rows of the packed projection of tokens
-                layer = config.first_adapter_layer + j
-                kv = weights[f"layers.{layer}.attention.qkv.weight"].rows(config.dim, 3 * config.dim)
+                kv = weights[f"{packed}.weight"].rows(config.dim, 3 * config.dim)
             weights[f"projections.{j}.weight"] = kv
         query = Port(name=VISUAL_QUERY, dtype=self.dtype, shape=(-1, config.num_queries, config.dim))
+        from llama_adapter.llm.exported.mindspore_cells import PrefixProjection
+
         cell = PrefixProjection(config, self._mindspore_dtype)
         self._write(cell, path, inputs=(query,), outputs=layer_ports("prefix", config.num_adapter_layers), of=weights)
 
@@ -77,6 +80,14 @@ class MindirDecoder:
     @property
     def _mindspore_dtype(self) -> Any:
         return getattr(import_mindspore(), self.dtype)
+
+
+def not_computed(what: str) -> GraphError:
+    """The refusal of a decoder with `what`, which the cells do not compute."""
+    return GraphError(
+        f"This decoder has {what}, which MindIR exports do not compute",
+        hint="export it with --format onnx, or for Ascend chips with --format onnx-atc",
+    )
 
 
 def step_inputs(config: DecoderConfig, *, dtype: str, has_cache: bool, has_sampling: bool) -> tuple[Port, ...]:

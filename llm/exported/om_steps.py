@@ -122,7 +122,7 @@ class OmStep(_OmGraph):
             ]
         )
         tokens_T, logits_TV, *new = outputs
-        num_heads = self._config.num_heads
+        num_heads = self._config.num_kv_heads
         return [
             tokens_T[:num_wanted],
             logits_TV[:num_wanted],
@@ -175,13 +175,14 @@ class OmStep(_OmGraph):
         return [joined[0][order], joined[1][order], *joined[2:]]
 
     def _stacked(self, name: str, layers: Sequence[np.ndarray], *, num_rows: int, gear: Gear) -> list[np.ndarray]:
-        """k and v of layers in turn, (R, N, P, H) -> all k and all v, padded to a gear, (R, layers * N, P, H)."""
-        num_heads, stacked = self._config.num_heads, []
+        """k and v of layers in turn, (R, heads, P, H) -> all k and v, padded to a gear, (R, layers * heads, P, H)."""
+        stacked = []
         for first, port in enumerate(stacked_ports(name)):
             if (found := self._ports.get(port)) is None:  # a decoder without adapter
                 continue
             whole = np.zeros(shape_in(found, gear), found.dtype)
             for layer, part in enumerate(layers[first::2]):
+                num_heads = part.shape[1]
                 heads = slice(layer * num_heads, (layer + 1) * num_heads)
                 whole[:num_rows, heads, : part.shape[2]] = part
             stacked.append(whole)

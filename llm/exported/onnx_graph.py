@@ -4,7 +4,8 @@ The operators are those of ONNX opset 17, which ATC supports, except `MatMulNBit
 and the branch for sampling.
 """
 
-# R rows, S step tokens, P cached positions, T wanted tokens, N heads, H head size, D width, Q queries
+# R rows, S step tokens, P cached positions, T wanted tokens, N heads, G heads of keys and values, H head size, D width,
+# Q queries, M queries that read one head of keys: those of N / G heads, S tokens each
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,13 +31,14 @@ from llama_adapter.llm.exported.step import (
     stacked_ports,
 )
 from llama_adapter.llm.exported.weights_file import Linear, Stored, WeightsFile, external
+from llama_adapter.llm.rotary import Rotary
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 # How a step's keys and values are stored: in place in the cache, or returned by the graph, so that the host stores
 # them. `stacked` also returns them, but has one input and one output for the keys of all layers, and the same for the
-# values: (R, layers * N, P, H).
+# values: (R, layers * G, P, H).
 Storing = Literal["in_place", "returned", "stacked"]
 
 OPSET: Final = 17
@@ -72,13 +74,13 @@ class GraphBuilder:
         settings = []
         if sampling != "never":
             settings = [self._input(name, "int32" if name == "top_k" else "float32", "T") for name in SAMPLING]
-        prefix = self._layers("prefix", num_prefix_layers(config), places=config.num_queries)
-        cache = self._layers("cache", config.num_layers, places="P")
+        prefix = self._layers("prefix", num_prefix_layers(config), heads=config.num_heads, places=config.num_queries)
+        cache = self._layers("cache", config.num_layers, heads=config.num_kv_heads, places="P")
 
         shape_RS = self._op("Shape", ids_RS)
         self._shape_RSxx = self._op("Concat", shape_RS, self._ints(-1, config.head_dim), axis=0)
-        mask_R1SP = self._op("Unsqueeze", mask_RSP, self._ints(1))
-        rotary = self._rotary(positions_RS)
+        masks = self._masks(mask_RSP, positions_RS, places_RS)
+        rotaries = self._rotaries(positions_RS)
         indices = None if places_RS is None else self._places(places_RS, shape_RS)
         x_TD = self._op(
             "Reshape", self._op("Gather", self._tensor("embedding.weight"), ids_RS), self._ints(-1, config.dim)
@@ -86,28 +88,29 @@ class GraphBuilder:
         stored = []
         for layer in range(config.num_layers):
             name, j = f"layers.{layer}", layer - config.first_adapter_layer
-            normed_TD = self._norm(x_TD, f"{name}.attention_norm.weight")
-            heads_TD, kept = self._attention(
-                normed_TD,
+            attended_TD, kept = self._attention(
+                self._norm_if_any(x_TD, f"{name}.attention_norm.weight"),
                 name,
-                rotary=rotary,
-                mask_R1SP=mask_R1SP,
+                rotary=rotaries.get(config.rotary_of(layer)),
+                mask_R1SP=masks[config.window_of(layer)],
                 prefix=prefix[2 * j : 2 * j + 2] if j >= 0 else [],  # none without queries
                 cache=cache[2 * layer : 2 * layer + 2],
                 indices=indices,
             )
             stored += kept
-            x_TD = self._op("Add", x_TD, heads_TD)
-            normed_TD = self._norm(x_TD, f"{name}.feed_forward_norm.weight")
-            x_TD = self._op("Add", x_TD, self._feed_forward(normed_TD, name))
+            x_TD = self._op("Add", x_TD, self._norm_if_any(attended_TD, f"{name}.attention_out_norm.weight"))
+            normed_TD = self._norm_if_any(x_TD, f"{name}.feed_forward_norm.weight")
+            computed_TD = self._feed_forward(normed_TD, name)
+            x_TD = self._op("Add", x_TD, self._norm_if_any(computed_TD, f"{name}.feed_forward_out_norm.weight"))
         last_TD = self._norm(self._op("Gather", x_TD, wanted_T), "norm.weight")
         logits_TV = self._cast(self._linear(last_TD, self._weights.linears["head.weight"]), "float32")
+        logits_TV = self._capped(logits_TV, config.logit_cap, dtype="float32")
         tokens_T = self._choose(logits_TV, settings, sampling=sampling)
         outputs = [(TOKENS, tokens_T, "int32", "T"), (LOGITS, logits_TV, "float32", ["T", config.vocab_size])]
         kind, places = ("kept", "P") if indices is not None else ("new", "S")
         if self._storing == "stacked":
             stored = [self._op("Concat", *stored[first::2], axis=1) for first in (0, 1)]
-        num_heads = config.num_heads * (config.num_layers if self._storing == "stacked" else 1)
+        num_heads = config.num_kv_heads * (config.num_layers if self._storing == "stacked" else 1)
         for name, value in zip(self._layer_ports(kind, config.num_layers), stored, strict=True):
             outputs.append((name, value, dtype, ["R", num_heads, places, config.head_dim]))
         return self._model("llama_adapter_decoder", outputs)
@@ -122,18 +125,23 @@ class GraphBuilder:
         names = iter(layer_ports("prefix", num_prefix_layers(config)))
         for j in range(num_prefix_layers(config)):
             tokens_BQD = self._op("Add", query_BQD, self._stored(queries.rows(j, j + 1)))
+            name = f"layers.{config.first_adapter_layer + j}.attention"
+            rows = config.attention_dim, config.attention_dim + 2 * config.kv_dim
             own = self._weights.linears.get(f"adapter.kv.{j}.weight")
             if own is None:
-                layer = config.first_adapter_layer + j
-                own = self._weights.linears[f"layers.{layer}.attention.qkv.weight"].rows(config.dim, 3 * config.dim)
+                own = self._weights.linears[f"{name}.qkv.weight"].rows(*rows)
+            bias = self._weights.tensors[f"{name}.qkv.bias"].rows(*rows)
+            has_bias = bias.read(self._folder / self._location).any()
             flat_TD = self._op("Reshape", tokens_BQD, self._ints(-1, config.dim))
+            kv = self._linear(flat_TD, own, bias=bias if has_bias else None)
+            if config.qk_norm != "none":
+                k, v = self._split(kv, axis=1, sizes=[config.kv_dim] * 2)
+                kv = self._op("Concat", self._heads_norm(k, f"{name}.k_norm.weight"), v, axis=1)
             packed = self._op(
-                "Reshape",
-                self._linear(flat_TD, own),
-                self._ints(-1, config.num_queries, 2, config.num_heads, config.head_dim),
+                "Reshape", kv, self._ints(-1, config.num_queries, 2, config.num_kv_heads, config.head_dim)
             )
             k, v = self._split(self._op("Transpose", packed, perm=[2, 0, 3, 1, 4]), axis=0, sizes=[1, 1])
-            k_BNQH, v_BNQH = (self._op("Squeeze", part, self._ints(0)) for part in (k, v))
+            k_BNQH, v_BNQH = (self._for_queries(self._op("Squeeze", part, self._ints(0))) for part in (k, v))
             gate = self._op("Reshape", self._stored(gates.rows(j, j + 1)), self._ints(1, config.num_heads, 1, 1))
             shape = ["B", config.num_heads, config.num_queries, config.head_dim]
             outputs += [(next(names), k_BNQH, dtype, shape), (next(names), self._op("Mul", v_BNQH, gate), dtype, shape)]
@@ -145,7 +153,7 @@ class GraphBuilder:
         self._begin()
         source, target = self._input(SOURCE, "int64", [1]), self._input(TARGET, "int64", [1])
         place = self._op("Unsqueeze", target, self._ints(0))
-        shape = ["R", config.num_heads, "P", config.head_dim]
+        shape = ["R", config.num_kv_heads, "P", config.head_dim]
         outputs = []
         ports = zip(layer_ports("cache", config.num_layers), layer_ports("kept", config.num_layers), strict=True)
         for name, kept in ports:
@@ -156,14 +164,14 @@ class GraphBuilder:
     def _layer_ports(self, name: str, num_layers: int) -> list[str]:
         return stacked_ports(name) if self._storing == "stacked" else layer_ports(name, num_layers)
 
-    def _layers(self, name: str, num_layers: int, *, places: int | str) -> "list[ir.Value]":
-        """The inputs `name` of all layers, k and v in turn, (R, N, places, H) each."""
+    def _layers(self, name: str, num_layers: int, *, heads: int, places: int | str) -> "list[ir.Value]":
+        """The inputs `name` of all layers, k and v in turn, (R, heads, places, H) each."""
         config, dtype = self._config, self._weights.float_dtype
         if self._storing != "stacked" or not num_layers:
-            shape = ["R", config.num_heads, places, config.head_dim]
+            shape = ["R", heads, places, config.head_dim]
             return [self._input(port, dtype, shape) for port in layer_ports(name, num_layers)]
-        shape = ["R", num_layers * config.num_heads, places, config.head_dim]
-        sizes = [config.num_heads] * num_layers
+        shape = ["R", num_layers * heads, places, config.head_dim]
+        sizes = [heads] * num_layers
         k, v = (self._split(self._input(port, dtype, shape), axis=1, sizes=sizes) for port in stacked_ports(name))
         return [part for pair in zip(k, v, strict=True) for part in pair]
 
@@ -172,49 +180,91 @@ class GraphBuilder:
         x_TD: "ir.Value",
         name: str,
         *,
-        rotary: "tuple[ir.Value, ir.Value]",
+        rotary: "tuple[ir.Value, ir.Value] | None",
         mask_R1SP: "ir.Value",
         prefix: "Sequence[ir.Value]",
         cache: "Sequence[ir.Value]",
         indices: "ir.Value | None",
     ) -> "tuple[ir.Value, list[ir.Value]]":
         """Attention of a layer, (tokens, D), and the keys and values that it stores."""
-        num_heads = self._config.num_heads
-        packed = self._op("Reshape", self._linear_with_bias(x_TD, f"{name}.attention.qkv"), self._shape_RSxx)
-        qk, v_RSNH = self._split(packed, axis=2, sizes=[2 * num_heads, num_heads])
-        q_RSNH, k_RSNH = self._split(self._rotated(qk, rotary), axis=2, sizes=[num_heads, num_heads])
-        q_RNHS = self._op("Transpose", q_RSNH, perm=[0, 2, 3, 1])
-        k_RNSH, v_RNSH = (self._op("Transpose", part, perm=[0, 2, 1, 3]) for part in (k_RSNH, v_RSNH))
+        config = self._config
+        num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
+        packed = self._linear_with_bias(x_TD, f"{name}.attention.qkv")
+        if config.qk_norm != "none":
+            q, k, v = self._split(packed, axis=1, sizes=[config.attention_dim, config.kv_dim, config.kv_dim])
+            q, k = (
+                self._heads_norm(x, f"{name}.attention.{x_norm}.weight") for x, x_norm in ((q, "q_norm"), (k, "k_norm"))
+            )
+            packed = self._op("Concat", q, k, v, axis=1)
+        packed = self._op("Reshape", packed, self._shape_RSxx)
+        qk, v_RSGH = self._split(packed, axis=2, sizes=[num_heads + num_kv_heads, num_kv_heads])
+        qk = qk if rotary is None else self._rotated(qk, rotary)
+        q_RSNH, k_RSGH = self._split(qk, axis=2, sizes=[num_heads, num_kv_heads])
+        q_RGHM = self._by_key_heads(q_RSNH)
+        k_RGSH, v_RGSH = (self._op("Transpose", part, perm=[0, 2, 1, 3]) for part in (k_RSGH, v_RSGH))
         if indices is None:
             # The scores of cached and new tokens are concatenated instead of the keys, because scores are much smaller.
-            scores = [self._scores(cache[0], q_RNHS), self._scores(k_RNSH, q_RNHS)]
-            weights_RNSP = self._softmax(self._op("Concat", *scores, axis=3), mask_R1SP)
+            scores = [self._scores(cache[0], q_RGHM), self._scores(k_RGSH, q_RGHM)]
+            weights_RGMP = self._causal(self._op("Concat", *scores, axis=3), mask_R1SP)
             num_cached = self._op("Slice", self._op("Shape", cache[0]), self._ints(2), self._ints(3))
-            num_new = self._op("Slice", self._op("Shape", k_RNSH), self._ints(2), self._ints(3))
+            num_new = self._op("Slice", self._op("Shape", k_RGSH), self._ints(2), self._ints(3))
             sizes = self._op("Concat", num_cached, num_new, axis=0)
-            on_cached, on_new = self._op_n("Split", [weights_RNSP, sizes], 2, axis=3)
-            heads_RNSH = self._op("Add", self._op("MatMul", on_cached, cache[1]), self._op("MatMul", on_new, v_RNSH))
-            stored = [k_RNSH, v_RNSH]
+            on_cached, on_new = self._op_n("Split", [weights_RGMP, sizes], 2, axis=3)
+            heads_RGMH = self._op("Add", self._op("MatMul", on_cached, cache[1]), self._op("MatMul", on_new, v_RGSH))
+            stored = [k_RGSH, v_RGSH]
         else:
             stored = [
                 self._op("ScatterND", whole, indices, self._op("Transpose", part, perm=[0, 2, 1, 3]))
-                for whole, part in zip(cache, (k_RSNH, v_RSNH), strict=True)
+                for whole, part in zip(cache, (k_RSGH, v_RSGH), strict=True)
             ]
-            heads_RNSH = self._op("MatMul", self._softmax(self._scores(stored[0], q_RNHS), mask_R1SP), stored[1])
+            heads_RGMH = self._op("MatMul", self._causal(self._scores(stored[0], q_RGHM), mask_R1SP), stored[1])
+        heads_RNSH = self._of_heads(heads_RGMH, num_heads)
         if prefix:
+            q_RNHS = q_RGHM if config.group == 1 else self._op("Transpose", q_RSNH, perm=[0, 2, 3, 1])
             weights = self._softmax(self._scores(prefix[0], q_RNHS), None)
             heads_RNSH = self._op("Add", heads_RNSH, self._op("MatMul", weights, prefix[1]))
         heads_RSNH = self._op("Transpose", heads_RNSH, perm=[0, 2, 1, 3])
-        flat_TD = self._op("Reshape", heads_RSNH, self._ints(-1, self._config.dim))
+        flat_TD = self._op("Reshape", heads_RSNH, self._ints(-1, config.attention_dim))
         return self._linear_with_bias(flat_TD, f"{name}.attention.out"), stored
 
-    def _scores(self, k_RNPH: "ir.Value", q_RNHS: "ir.Value") -> "ir.Value":
-        """K q transposed, (R, N, S, P), so that the large keys need not be transposed."""
-        products = self._op("MatMul", k_RNPH, self._op("Mul", q_RNHS, self._scalar(self._config.head_dim**-0.5)))
+    def _by_key_heads(self, q_RSNH: "ir.Value") -> "ir.Value":
+        """Queries, (R, G, H, M). Those that read one head of keys are together, so that no key is copied."""
+        config = self._config
+        if config.group == 1:
+            return self._op("Transpose", q_RSNH, perm=[0, 2, 3, 1])
+        grouped = self._op("Reshape", q_RSNH, self._ints(0, 0, config.num_kv_heads, config.group, config.head_dim))
+        return self._op("Reshape", self._op("Transpose", grouped, perm=[0, 2, 4, 3, 1]), self._ints(0, 0, 0, -1))
+
+    def _of_heads(self, x: "ir.Value", num_heads: int) -> "ir.Value":
+        """(R, G, M, ...) as (R, N, S, ...), or the reverse."""
+        return x if self._config.group == 1 else self._op("Reshape", x, self._ints(0, num_heads, -1, 0))
+
+    def _for_queries(self, x_BGQH: "ir.Value") -> "ir.Value":
+        """Each head as often as query heads read it, (B, N, Q, H)."""
+        config = self._config
+        if config.group == 1:
+            return x_BGQH
+        return self._op("Gather", x_BGQH, self._constant(np.arange(config.num_heads) // config.group), axis=1)
+
+    def _heads_norm(self, x_TD: "ir.Value", name: str) -> "ir.Value":
+        """The norm of queries or keys, (tokens, heads * H), of each head or of all heads together."""
+        [size] = self._weights.tensors[name].shape
+        normed = self._norm(self._op("Reshape", x_TD, self._ints(0, -1, size)), name)
+        return self._op("Reshape", normed, self._ints(0, -1))
+
+    def _scores(self, k_RGPH: "ir.Value", q_RGHM: "ir.Value") -> "ir.Value":
+        """K q transposed, (R, G, M, P), so that the large keys need not be transposed."""
+        products = self._op("MatMul", k_RGPH, self._op("Mul", q_RGHM, self._scalar(self._config.head_dim**-0.5)))
         return self._op("Transpose", products, perm=[0, 1, 3, 2])
 
+    def _causal(self, scores_RGMP: "ir.Value", mask_R1SP: "ir.Value") -> "ir.Value":
+        """The weights of attention to the places that the mask allows, (R, G, M, P)."""
+        weights_RNSP = self._softmax(self._of_heads(scores_RGMP, self._config.num_heads), mask_R1SP)
+        return self._of_heads(weights_RNSP, self._config.num_kv_heads)
+
     def _softmax(self, scores: "ir.Value", mask: "ir.Value | None") -> "ir.Value":
-        """Softmax over the last dimension, in float32."""
+        """Softmax of the capped scores over the last dimension, in float32."""
+        scores = self._capped(scores, self._config.score_cap)
         if mask is not None:
             scores = self._op("Where", mask, scores, self._scalar(_MASKED))
         weights = self._op("Softmax", self._cast(scores, "float32"), axis=-1)
@@ -224,8 +274,25 @@ class GraphBuilder:
         width = self._config.ffn_dim
         packed = self._linear_with_bias(x_TD, f"{name}.feed_forward.gate_up")
         gate, up = self._split(packed, axis=1, sizes=[width, width])
-        activated = self._op("Mul", gate, self._op("Sigmoid", gate))
+        activated = self._op("Mul", gate, self._op("Sigmoid", self._steepened(gate)))
         return self._linear_with_bias(self._op("Mul", activated, up), f"{name}.feed_forward.down")
+
+    def _steepened(self, x: "ir.Value") -> "ir.Value":
+        """The y of the activation x sigmoid(y): x for silu, sqrt(8 / pi) (x + 0.044715 x^3) for GELU with tanh."""
+        if self._config.activation == "silu":
+            return x
+        slope = self._op("Mul", self._op("Mul", x, x), self._scalar(0.044715 * (8 / np.pi) ** 0.5))
+        return self._op("Mul", x, self._op("Add", slope, self._scalar((8 / np.pi) ** 0.5)))
+
+    def _capped(self, x: "ir.Value", cap: float, *, dtype: str | None = None) -> "ir.Value":
+        """cap * tanh(x / cap); x itself if `cap` is 0."""
+        if not cap:
+            return x
+        return self._op("Mul", self._op("Tanh", self._op("Div", x, self._scalar(cap, dtype))), self._scalar(cap, dtype))
+
+    def _norm_if_any(self, x: "ir.Value", name: str) -> "ir.Value":
+        """The norm of this name; x itself if the decoder has none there."""
+        return self._norm(x, name) if name in self._weights.tensors else x
 
     def _norm(self, x: "ir.Value", name: str) -> "ir.Value":
         """RMSNorm in float32, written with the operators that onnxruntime fuses."""
@@ -235,16 +302,55 @@ class GraphBuilder:
         scaled = self._op("Mul", self._op("Div", wide, root), self._cast(self._tensor(name), "float32"))
         return self._cast(scaled, self._weights.float_dtype)
 
-    def _rotary(self, positions_RS: "ir.Value") -> "tuple[ir.Value, ir.Value]":
-        """cos and sin of the positions, (R, S, 1, H / 2)."""
+    def _rotaries(self, positions_RS: "ir.Value") -> "dict[Rotary | None, tuple[ir.Value, ir.Value]]":
+        """cos and sin of the positions, (R, S, 1, H / 2), for each rotary embedding of the layers."""
         config = self._config
-        frequencies = 1.0 / config.rope_theta ** (np.arange(0, config.head_dim, 2, dtype=np.float32) / config.head_dim)
-        angles = np.outer(np.arange(config.context, dtype=np.float32), frequencies.astype(np.float32))
-        cos, sin = (
-            self._op("Unsqueeze", self._op("Gather", self._constant(table), positions_RS), self._ints(2))
-            for table in (np.cos(angles), np.sin(angles))
+        found: dict[Rotary | None, tuple[ir.Value, ir.Value]] = {}
+        for rotary in dict.fromkeys(map(config.rotary_of, range(config.num_layers))):
+            if rotary is None:
+                continue
+            frequencies, factors = rotary.frequencies(config.head_dim, context=config.context)
+            angles = np.outer(np.arange(config.context, dtype=np.float32), frequencies)
+            cos, sin = (
+                self._op("Unsqueeze", self._op("Gather", self._constant(table), positions_RS), self._ints(2))
+                for table in (np.cos(angles) * factors, np.sin(angles) * factors)
+            )
+            found[rotary] = cos, sin
+        return found
+
+    def _masks(
+        self, mask_RSP: "ir.Value", positions_RS: "ir.Value", places_RS: "ir.Value | None"
+    ) -> "dict[int, ir.Value]":
+        """The mask for each window of the layers, (R, 1, S, P)."""
+        masks = {0: self._op("Unsqueeze", mask_RSP, self._ints(1))}
+        windows = {*map(self._config.window_of, range(self._config.num_layers))} - {0}
+        if not windows:
+            return masks
+        keys_RP = self._positions_of_keys(mask_RSP, positions_RS, places_RS)
+        columns = (self._op("Unsqueeze", part, self._ints(axis)) for part, axis in ((positions_RS, 2), (keys_RP, 1)))
+        distance_RSP = self._op("Sub", *columns)
+        for window in sorted(windows):
+            is_near_RSP = self._op("Less", distance_RSP, self._scalar(window, "int32"))
+            masks[window] = self._op("And", masks[0], self._op("Unsqueeze", is_near_RSP, self._ints(1)))
+        return masks
+
+    def _positions_of_keys(
+        self, mask_RSP: "ir.Value", positions_RS: "ir.Value", places_RS: "ir.Value | None"
+    ) -> "ir.Value":
+        """Positions of the keys that the mask is about, (R, P). Those of earlier steps are where their place is."""
+        shape_RS, num_keys = (
+            self._op("Shape", positions_RS),
+            self._op("Slice", self._op("Shape", mask_RSP), self._ints(2), self._ints(3)),
         )
-        return cos, sin
+        num_rows, num_tokens = (self._op("Slice", shape_RS, self._ints(axis), self._ints(axis + 1)) for axis in (0, 1))
+        num_places = num_keys if places_RS is not None else self._op("Sub", num_keys, num_tokens)
+        earlier_P = self._op("Range", self._int(0), self._op("Squeeze", num_places), self._int(1))
+        earlier_RP = self._op(
+            "Expand", self._op("Cast", earlier_P, to=6), self._op("Concat", num_rows, num_places, axis=0)
+        )
+        if places_RS is None:  # the step's own keys are behind the others
+            return self._op("Concat", earlier_RP, positions_RS, axis=1)
+        return self._op("ScatterElements", earlier_RP, places_RS, positions_RS, axis=1)
 
     def _rotated(self, x_RSNH: "ir.Value", rotary: "tuple[ir.Value, ir.Value]") -> "ir.Value":
         """Half-split rotary embedding, in float32."""
@@ -260,13 +366,14 @@ class GraphBuilder:
         return self._cast(turned, self._weights.float_dtype)
 
     def _places(self, places_RS: "ir.Value", shape_RS: "ir.Value") -> "ir.Value":
-        """Indices of (row, head, place) for ScatterND, (R, N, S, 3)."""
+        """Indices of (row, head, place) for ScatterND, (R, G, S, 3)."""
         wide_RS = self._op("Cast", places_RS, to=7)
         num_rows = self._op("Slice", shape_RS, self._ints(0), self._ints(1))
         num_tokens = self._op("Slice", shape_RS, self._ints(1), self._ints(2))
-        shape = self._op("Concat", num_rows, self._ints(self._config.num_heads), num_tokens, self._ints(1), axis=0)
+        num_heads = self._config.num_kv_heads
+        shape = self._op("Concat", num_rows, self._ints(num_heads), num_tokens, self._ints(1), axis=0)
         rows_R = self._op("Range", self._int(0), self._op("Squeeze", num_rows), self._int(1))
-        heads = self._constant(np.arange(self._config.num_heads, dtype=np.int64).reshape(1, -1, 1, 1))
+        heads = self._constant(np.arange(num_heads, dtype=np.int64).reshape(1, -1, 1, 1))
         parts = (
             self._op("Reshape", rows_R, self._ints(-1, 1, 1, 1)),
             heads,

@@ -113,7 +113,7 @@ class OnnxProgram(DecoderProgram):
         if num_places > step.ids_RS.shape[1]:  # after a past, which differs between layers
             cache = self._slots.fresh(num_rows, num_places)
         else:  # one pair for all layers: each layer reads its values before the next layer writes
-            shape = (num_rows, self._config.num_heads, num_places, self._config.head_dim)
+            shape = (num_rows, self._config.num_kv_heads, num_places, self._config.head_dim)
             cache = [np.zeros(shape, self._dtype) for _ in range(2)] * self._config.num_layers
         prefix = [np.ascontiguousarray(part, self._dtype) for part in by_ports(prefixes)]
         return self._run(step, list(map(Buffer.of, prefix)), list(map(Buffer.of, cache))).logits_TV

@@ -1,6 +1,7 @@
 """The interface of the runner to an exported decoder's graphs, and the arrays that hold keys and values."""
 
-# A adapter layers, R rows, S step tokens, N heads, H head size, Q queries, D width, B pictures, T wanted, V vocabulary
+# A adapter layers, R rows, S step tokens, N heads, G heads of keys and values, H head size, Q queries, D width,
+# B pictures, T wanted tokens, V vocabulary
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -114,7 +115,7 @@ class HostSlots:
                 self.prefix[2 * layer + 1][slot] = prefix.v[layer, 0]
 
     def store(self, new: Sequence[np.ndarray], step: Step, *, first_slot: int) -> None:
-        """Write a step's keys and values (R, N, S, H), in the order of the ports, to its places."""
+        """Write a step's keys and values (R, G, S, H), in the order of the ports, to its places."""
         num_rows, num_tokens = step.places_RS.shape
         rows = np.arange(first_slot, first_slot + num_rows)
         if num_tokens > 1:  # a prompt
@@ -140,12 +141,12 @@ class HostSlots:
             whole[slot] = 0
 
     def fresh(self, num_rows: int, num_places: int) -> list[np.ndarray]:
-        """A new cache (R, N, P, H) for each port, which has the past followed by zeros."""
+        """A new cache (R, G, P, H) for each port, which has the past followed by zeros."""
         config = self._config
-        shape = (num_rows, config.num_heads, num_places, config.head_dim)
+        shape = (num_rows, config.num_kv_heads, num_places, config.head_dim)
         made = [np.zeros(shape, self.dtype) for _ in range(2 * config.num_layers)]
-        for whole, part_NCH in zip(made, self.past, strict=False):  # without a past, there are no parts
-            whole[:, :, : self.start] = part_NCH
+        for whole, part_GCH in zip(made, self.past, strict=False):  # without a past, there are no parts
+            whole[:, :, : self.start] = part_GCH
         return made
 
 

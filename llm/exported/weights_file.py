@@ -35,6 +35,11 @@ class Stored:
         """Number of bytes in the file."""
         return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
 
+    def read(self, path: Path) -> np.ndarray:
+        """Its values, from the file at `path`."""
+        count = int(np.prod(self.shape, dtype=np.int64))
+        return np.fromfile(path, self.dtype, count=count, offset=self.offset).reshape(self.shape)
+
     def rows(self, start: int, stop: int) -> "Stored":
         """Rows start..stop-1, which are contiguous in the file."""
         row_bytes = self.num_bytes // self.shape[0]

@@ -11,11 +11,12 @@ import torch
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import ScoreRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.llm.exported.export import check_exportable
+from llama_adapter.llm.exported.mindir_graphs import MindirDecoder
 from llama_adapter.llm.exported.numpy_sampler import choose as choose_on_host
 from llama_adapter.llm.exported.onnx_program import OnnxProgram
 from llama_adapter.llm.exported.parity import compare
-from llama_adapter.llm.exported.weights_file import GROUP, quantise_to_8_bits
+from llama_adapter.llm.exported.weights_file import GROUP, WeightsFile, quantise_to_8_bits
+from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.base import PrefillPlan
 from llama_adapter.llm.runners.draw import NO_TOKEN, Draw, Rules
@@ -30,6 +31,7 @@ from tests.llm.toys import (
     FAMILIES,
     Alternating,
     answer,
+    answers,
     drain,
     eager,
     rounding,
@@ -55,13 +57,6 @@ SETTINGS = [
     SamplingParams(max_new_tokens=12, temperature=1.5, min_p=0.1, frequency_penalty=-0.5, seed=4),
     SamplingParams(max_new_tokens=1),
 ]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_decoders_that_the_graphs_cannot_compute_are_refused(family: str) -> None:
-    check_exportable(CONFIG)
-    with pytest.raises(GraphError, match="Exported decoders cannot have"):
-        check_exportable(FAMILIES[family])
 
 
 @pytest.mark.slow
@@ -120,6 +115,38 @@ def test_continuations_and_log_probabilities_are_scored_alike(tmp_path: Path, nu
         assert made[2] == pytest.approx(wanted[2], abs=2 * 3 * rounding())  # of up to three tokens
 
 
+@pytest.mark.parametrize(("num_past", "on_device"), [(0, False), (4, True)])
+@pytest.mark.parametrize("config", FAMILIES.values(), ids=FAMILIES)
+def test_families_answer_and_score_as_in_torch(
+    tmp_path: Path, config: toys.DecoderConfig, num_past: int, on_device: bool
+) -> None:
+    decoder, prompts = toy_decoder(config), toy_prompts(9, longest=20)
+    shape = (2, config.num_layers, config.num_kv_heads, num_past, config.head_dim)
+    past = PastKeyValues(*np.random.default_rng(1).normal(size=shape).astype(np.float32)) if num_past else None
+    engines = [
+        toy_engine(decoder, num_slots=4, past=past),
+        Engine(onnx_runner(decoder, tmp_path, num_slots=4, past=past, on_device=on_device), eos_id=EOS_ID),
+    ]
+    found = []
+    for engine in engines:
+        requests = toy_requests(engine, prompts, sampling=[SETTINGS[row % 3] for row in range(9)], config=config)
+        for request in requests[:3]:
+            choices = ((5,), (6, 7, 8), (6, 9) * 4)
+            score = ScoreRequest(
+                id=100 + request.id, prompt_ids=request.prompt_ids, prefix=request.prefix, continuations=choices
+            )
+            engine.submit(score)
+        for request in requests:
+            engine.submit(request)
+        outputs = drain(engine)
+        scores = sorted((output.request_id, *output.logprobs) for output in outputs if output.request_id >= 100)
+        found.append((scores, answers(output for output in outputs if output.request_id < 100)))
+
+    assert found[1][1] == found[0][1]
+    for wanted, made in zip(found[0][0], found[1][0], strict=True):
+        assert made == pytest.approx(wanted, abs=2 * 8 * rounding(config))  # of up to eight tokens
+
+
 @pytest.mark.parametrize("on_device", [False, True], ids=["cache in numpy", "cache bound as on a device"])
 def test_the_cache_grows_and_rows_that_move_keep_what_they_have(tmp_path: Path, on_device: bool) -> None:
     config = dataclasses.replace(CONFIG, context=300)
@@ -139,13 +166,14 @@ def test_the_cache_grows_and_rows_that_move_keep_what_they_have(tmp_path: Path, 
     assert made == wanted
 
 
+@pytest.mark.parametrize("config", [CONFIG, *FAMILIES.values()], ids=["llama", *FAMILIES])
 @pytest.mark.parametrize("precision", ["float32", "float16", "int8", "int4"])
-def test_logits_differ_by_rounding_only(tmp_path: Path, precision: str) -> None:
-    decoder = toy_decoder()
+def test_logits_differ_by_rounding_only(tmp_path: Path, config: toys.DecoderConfig, precision: str) -> None:
+    decoder = toy_decoder(config)
     runner = onnx_runner(decoder, tmp_path, num_slots=3, precision=precision)
     limits = {
-        "float32": rounding(),
-        "float16": 2 * rounding(dtype=torch.float16),  # of activations, and of weights
+        "float32": rounding(config),
+        "float16": 2 * rounding(config, dtype=torch.float16),  # of activations, and of weights
         "int8": 0.6,  # integers of 8 and 4 bits, where the logits' standard deviation is 3
         "int4": 6.0,
     }
@@ -251,6 +279,20 @@ def test_the_host_draws_as_torch_does() -> None:
     assert choose_on_host(logits_RV.numpy(), draws) == wanted
     assert wanted[7] == NO_TOKEN
     assert wanted[11] % 2 == 1
+
+
+def test_a_bias_of_the_adapters_keys_is_refused_by_mindir(tmp_path: Path) -> None:
+    decoder = toy_decoder()
+    decoder.layers[1].attention.qkv.bias[CONFIG.dim] = 1.0  # type: ignore[union-attr, index, operator]
+    with (tmp_path / "weights").open("wb") as file:
+        weights = WeightsFile(file, precision="float32")
+        weights.write(decoder.state_dict().items(), linears=())
+    made = MindirDecoder(
+        config=CONFIG, dtype="float32", weights=weights.tensors, folder=tmp_path, weights_file="weights"
+    )
+
+    with pytest.raises(GraphError, match="has biases of keys and values, which MindIR exports do not compute"):
+        made.write_prefix("prefix.mindir")
 
 
 def test_weights_that_the_numbers_cannot_hold_are_refused(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Toy decoders of every family, written by transformers and opened as folders, compute what transformers computes."""
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,17 @@ import transformers
 from torch import Tensor
 
 from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import GenerateRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.load import decoder_from_state
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.prefix import Prefix
-from llama_adapter.llm.runners.shapes import BUCKETED, EXACT, Shapes
+from llama_adapter.llm.runners.base import Runner
+from llama_adapter.llm.runners.shapes import BUCKETED, EXACT
 from llama_adapter.llm.weights.huggingface import open_huggingface
-from tests.llm.toys import answer, build_decoder, forward, toy_engine
+from tests.llm.exported import onnx_runner
+from tests.llm.toys import answer, build_decoder, eager, forward
 
 # Six query heads on three heads of keys, unless a family says otherwise; windows of 5 tokens.
 SIZES = {
@@ -111,13 +115,25 @@ def test_logits_are_those_of_transformers(family: str, decoder: LlamaAdapterDeco
     assert float((found - wanted).abs().max()) <= 2e-5 * float(wanted.abs().max())
 
 
-@pytest.mark.parametrize("shapes", [EXACT, BUCKETED], ids=["exact", "bucketed"])
+RUNNERS: dict[str, Callable[[LlamaAdapterDecoder, Path], Runner]] = {
+    "exact": lambda decoder, folder: eager(decoder, num_slots=2, shapes=EXACT),
+    "bucketed": lambda decoder, folder: eager(decoder, num_slots=2, shapes=BUCKETED),
+    "onnx": lambda decoder, folder: onnx_runner(decoder, folder, num_slots=2),
+}
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.proves("Llama 3, TinyLlama, SmolLM2", "CPU", "ONNX")
+@pytest.mark.proves("Mistral, Phi-3, SmolLM3", "CPU", "ONNX")
+@pytest.mark.proves("Qwen2, Qwen2.5, Qwen3", "CPU", "ONNX")
+@pytest.mark.proves("Gemma 2, Gemma 3", "CPU", "ONNX")
+@pytest.mark.proves("OLMo 2, Granite", "CPU", "ONNX")
 def test_greedy_tokens_of_ragged_batches_are_those_of_transformers(
-    family: str, shapes: Shapes, decoder: LlamaAdapterDecoder
+    family: str, runner: str, decoder: LlamaAdapterDecoder, tmp_path: Path
 ) -> None:
     prompts = [tuple(random_ids(1, length)[0].tolist()) for length in (37, 35, 50)]
     settings = SamplingParams(max_new_tokens=64)
-    engine = toy_engine(decoder, num_slots=2, eos_id=-7, shapes=shapes)  # the third one starts beside a running row
+    engine = Engine(RUNNERS[runner](decoder, tmp_path), eos_id=-7)  # the third one starts beside a running row
     requests = [
         GenerateRequest(id=index, prompt_ids=prompt, prefix=engine.empty_prefix(), sampling=settings)
         for index, prompt in enumerate(prompts)

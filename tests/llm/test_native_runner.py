@@ -111,6 +111,7 @@ def prefixes(runner: EagerRunner, count: int) -> list[Prefix]:
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.proves("fused operators or kernels", "CPU")
+@pytest.mark.proves("fused decode steps of other bases than LLaMA", "CPU")
 def test_prefill_and_steps_give_the_plain_decoders_logits(config: DecoderConfig, dtype: torch.dtype) -> None:
     ours, plain = runners(config, dtype=dtype)
     prompts = toy_prompts(4, longest=20)

@@ -11,7 +11,14 @@ from torch import Tensor
 
 from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.llm.config import DecoderConfig
-from llama_adapter.llm.exported.mindir_graphs import ENCODER, INCREMENT, PREFILL, PREFIX, MindirDecoder
+from llama_adapter.llm.exported.mindir_graphs import (
+    ENCODER,
+    INCREMENT,
+    PREFILL,
+    PREFIX,
+    MindirDecoder,
+    not_computed,
+)
 from llama_adapter.llm.exported.weights_file import Stored, WeightsFile
 from llama_adapter.runtime.graphs.card import GraphDtype, Port, fingerprint
 from llama_adapter.runtime.graphs.ge_config import FILE as GE_CONFIG
@@ -58,17 +65,22 @@ def export_mindir(
         encoder: whether to write the picture encoder too.
         is_a2: whether `config.ini` is for an Atlas 800T A2; if False, it is for an Atlas 800.
 
-    Raises GraphError without MindSpore and for weights that `dtype` cannot hold.
+    Raises GraphError without MindSpore, for a decoder that differs from the first LLaMA, and for weights that `dtype`
+    cannot hold.
     """
+    config = model.decoder_config
+    if config.differences:
+        raise not_computed(", ".join(config.differences))
     import_mindspore()
     stem = re.sub(r"[^A-Za-z0-9_.-]+", "_", name or model.name)
-    config, variables = model.decoder_config, _VARIABLES.format(stem)
+    variables = _VARIABLES.format(stem)
     (folder / variables).mkdir()
     weights_file = f"{variables}/{_DECODER_WEIGHTS}"
     weights = _write_weights(folder / weights_file, tensors, dtype=dtype)
     # The rotary table is float32 in every model, like normalisation.
-    frequencies = plain_frequencies(config.head_dim, theta=config.rope_theta)
-    cos, sin = rotary_table(frequencies, num_positions=config.context)
+    rotary = config.rotary_of(0)
+    assert rotary is not None, "else it differs from LLaMA"
+    cos, sin = rotary_table(plain_frequencies(config.head_dim, theta=rotary.theta), num_positions=config.context)
     weights |= _append_floats(folder / weights_file, [("rotary_cos", cos), ("rotary_sin", sin)])
     decoder = MindirDecoder(config=config, dtype=dtype, weights=weights, folder=folder, weights_file=weights_file)
     graphs = {PREFILL: f"{stem}_prefill_graph.mindir", INCREMENT: f"{stem}_inc_graph.mindir"}

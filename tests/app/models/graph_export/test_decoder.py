@@ -1,6 +1,8 @@
 """`export decoder`: what it writes, what it refuses, and what the other commands do with the result."""
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from llama_adapter.llm.exported.parity import DecoderParity
 from tests.app.command import Run
 from tests.app.golden import GOLDEN, model_flags, model_options, picture
 from tests.app.models.bundles import edit_manifest
+from tests.llm.test_sources_of_families import made
 
 LLAMA = {"llama_dir": str(GOLDEN / "LLaMA"), "llama_type": "TINY"}
 
@@ -117,6 +120,20 @@ def test_a_job_goes_on_where_it_stopped(run: Run, tmp_path: Path) -> None:
     assert first.code == second.code == 0
     assert len(Path(records).read_text().splitlines()) == 2
     assert "1 answered by an earlier run" in second.err
+
+
+@pytest.mark.parametrize("name", ["qwen2", "gemma3"])
+def test_another_family_is_exported_as_torch_computes_it_and_not_as_mindir(run: Run, tmp_path: Path, name: str) -> None:
+    made(name, vocab_size=512).save_pretrained(tmp_path / "folder")
+    shutil.copy(GOLDEN / "LLaMA" / "tokenizer.model", tmp_path / "folder")
+    flags = ["export", "decoder", "--llama-dir", str(tmp_path / "folder"), "--context", "40", "--out"]
+
+    first, second = run([*flags, str(tmp_path / "onnx")]), run([*flags, str(tmp_path / "mindir")], "--format", "mindir")
+
+    assert (first.code, second.code) == (0, 1)
+    assert re.search(r"; (\d+) of \1 tokens are torch's", first.err)
+    assert "This decoder has heads that share keys and values" in second.err
+    assert "--format onnx-atc" in second.err
 
 
 def test_8_bit_bundles_are_exported_with_their_weights(run: Run, tmp_path: Path) -> None:
