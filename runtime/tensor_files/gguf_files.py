@@ -11,16 +11,17 @@ import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.arrays import damaged, require_file
-from llama_adapter.runtime.tensor_files.files import list_keys
-from llama_adapter.runtime.text import shown_excerpt
+from llama_adapter.runtime.text import shown_excerpt, shown_name
+
+if TYPE_CHECKING:  # tokenizers are read without torch
+    import torch
+    from torch import Tensor
 
 _MAX_TENSORS: Final = 100_000
 _MAX_DIMENSIONS: Final = 4
@@ -29,7 +30,7 @@ _NUMBERS: Final = {  # type of a value -> numpy's
     **{0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
 }
 _TEXT, _ARRAY = 8, 9
-_PLAIN: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
+_PLAIN: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}  # torch's names
 _PART: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _NEWER: Final = "install a newer `gguf`, or fetch the model in another quantisation, such as Q4_K_M or Q8_0"
 
@@ -38,10 +39,16 @@ _NEWER: Final = "install a newer `gguf`, or fetch the model in another quantisat
 class Blocks:
     """A matrix of quantised weights (rows, columns). `data` holds the bytes of its blocks, which run along a row."""
 
-    data: Tensor  # uint8 (rows, bytes of a row), a view of the file
+    data: "Tensor"  # uint8 (rows, bytes of a row), a view of the file
     kind: str  # ggml's name of the blocks' type, such as Q4_K
     shape: tuple[int, ...]
-    dtype: torch.dtype = torch.float32  # of the values
+
+    @property
+    def dtype(self) -> "torch.dtype":
+        """Of the values."""
+        import torch
+
+        return torch.float32
 
     def narrow(self, axis: int, start: int, length: int) -> "Blocks | Tensor":
         """A range of rows (axis 0) as blocks, or of columns (axis 1) as values."""
@@ -53,8 +60,9 @@ class Blocks:
         """The address of the bytes, as that of a tensor."""
         return self.data.data_ptr()
 
-    def read(self) -> Tensor:
+    def read(self) -> "Tensor":
         """The values, float32. Beside the result, memory holds a few megabytes."""
+        import torch
         from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
         from gguf.quants import dequantize
 
@@ -74,7 +82,7 @@ class GgufFile:
     """The content of a GGUF file, or of all files of a split one."""
 
     keys: dict[str, Any]  # numbers, texts, arrays of numbers, and lists of texts
-    tensors: dict[str, Tensor | Blocks]
+    tensors: "dict[str, Tensor | Blocks]"
     paths: tuple[Path, ...]
 
 
@@ -95,10 +103,8 @@ def only_gguf(folder: Path) -> Path:
     """The GGUF file of a folder; of a split model, its first file. Raises CheckpointError if there are several."""
     found = sorted({gguf_parts(path)[0] for path in folder.glob("*.gguf")})
     if len(found) != 1:
-        raise CheckpointError(
-            f"`{folder}` has {len(found)} GGUF models: {list_keys([path.name for path in found])}",
-            hint="name the file",
-        )
+        names = ", ".join(f"`{shown_name(path.name)}`" for path in found[:12])
+        raise CheckpointError(f"`{folder}` has {len(found)} GGUF models: {names}", hint="name the file")
     return found[0]
 
 
@@ -134,6 +140,8 @@ class _Reader:
     """Reads one file from its first byte to its table of tensors."""
 
     def __init__(self, path: Path) -> None:
+        import torch
+
         self.path = path
         self._size = path.stat().st_size
         self._at = 0
@@ -217,7 +225,9 @@ class _Reader:
         shape = tuple(reversed([self._number("<u8") for _ in range(dimensions)]))  # the fastest one comes first
         return name, shape, self._number("<u4"), self._number("<u8")
 
-    def _tensor(self, name: str, shape: tuple[int, ...], number: int, start: int) -> Tensor | Blocks:
+    def _tensor(self, name: str, shape: tuple[int, ...], number: int, start: int) -> "Tensor | Blocks":
+        import torch
+
         try:
             kind, numbers, size = _layout(number)
         except (ValueError, NotImplementedError):  # an unknown type, or one without a function
@@ -231,7 +241,7 @@ class _Reader:
             raise _DamagedError(f"the tensor {name} ends beyond the file, or within a block")
         data: Tensor = torch.empty(0, dtype=torch.uint8).set_(self._map, start, (num_bytes,), (1,))
         if kind in _PLAIN:
-            return data.view(_PLAIN[kind]).reshape(shape)
+            return data.view(getattr(torch, _PLAIN[kind])).reshape(shape)
         return Blocks(data.reshape(*shape[:-1], -1), kind, shape)
 
 
