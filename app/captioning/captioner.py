@@ -208,8 +208,8 @@ class Captioner:
         Parameters:
             model: folder of a bundle, or a name such as `"bias-7b"`, which `llama-adapter get` fetched. None: the
                 embedded model, or the checkpoints at `llama_dir`.
-            llama_dir: folder of LLaMA as Meta ships it, or of a Hugging Face model, a GGUF file, or a name. Needs
-                `adapter`.
+            llama_dir: folder of LLaMA as Meta ships it, or of a Hugging Face model, a GGUF file, or a name. Without
+                `adapter`, for prompts without a picture.
             llama_type: sub-folder of `llama_dir`, such as `"7B"`.
             adapter: adapter file, such as `BIAS-7B.pth`.
             clip: CLIP file, such as `ViT-L-14.pt`. None: the adapter file contains CLIP, or an `encoder` replaces it.

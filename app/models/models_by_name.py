@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 
 from llama_adapter.app.models.resources import embedded_model
+from llama_adapter.llm.pieces.base import TOKENIZER_FILES
 from llama_adapter.runtime.errors import UsageError
 
 HOME = "LLAMA_ADAPTER_HOME"  # folders in which models are found by name, separated as in PATH
@@ -39,7 +40,7 @@ def _faults_of_ckpt(place: Path) -> list[str]:
         if (number := len(list(folder.glob(pattern)))) != 1:
             faults.append(f"{number} {what} instead of one")
     places = (folder, folder.absolute().parent)
-    if not any((place / name).is_file() for place in places for name in ("tokenizer.model", "tokenizer.json")):
+    if not any((place / name).is_file() for place in places for name in TOKENIZER_FILES):
         faults.append("no tokenizer.model")
     return faults
 

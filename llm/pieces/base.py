@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
+
+TOKENIZER_FILES: Final = ("tokenizer.model", "tokenizer.json")  # of SentencePiece or byte ranks, and of `tokenizers`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from llama_adapter.llm.pieces.json_pieces import JsonPieces
+from llama_adapter.llm.pieces.base import TOKENIZER_FILES
 from llama_adapter.llm.pieces.sentence_pieces import SentencePieces
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.arrays import read_json
 
-TOKENIZER_FILES: Final = (SentencePieces.file_name, JsonPieces.file_name)
 SETTINGS_FILE: Final = "tokenizer_config.json"
 _TEMPLATE_FILE: Final = "chat_template.jinja"
 _MAX_BYTES: Final = 64 << 20  # the largest tokenizers in use have 34 MB

@@ -38,19 +38,10 @@ _PATTERNS: Final[Mapping[str, str]] = {
 }
 # Tokens that end an answer. Many files name only one of a model's.
 _ENDS: Final = (
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|im_end|>",
-    "<|end|>",
-    "<end_of_turn>",
-    "<|endoftext|>",
-    "<|end_of_text|>",
+    *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>"),
+    *("<end_of_turn>", "<|endoftext|>", "<|end_of_text|>"),
 )
-_UNSTRIPPED: Final = (
-    "<unk>",
-    "<s>",
-    "<|endoftext|>",
-)  # of Phi-3, whose other tokens swallow the white space after them
+_UNSTRIPPED: Final = ("<unk>", "<s>", "<|endoftext|>")  # of Phi-3, whose other tokens take the white space after them
 _NAMED: Final = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 _LLAMA_IDS: Final = {"bos": 1, "eos": 2, "unknown": 0}  # where a file of the kind `llama` states none
 _HINT: Final = "convert the model again, or pass a folder in Hugging Face's format with its `tokenizer.json`"

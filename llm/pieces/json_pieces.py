@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from llama_adapter.llm.pieces.base import Mark
+from llama_adapter.llm.pieces.base import TOKENIZER_FILES, Mark
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.text import shown_excerpt
 
@@ -25,7 +25,7 @@ class JsonPieces:
     to the object, so there is one object that reads ids and up to two that read text, which share their vocabulary.
     """
 
-    file_name = "tokenizer.json"
+    file_name = TOKENIZER_FILES[1]
 
     def __init__(self, data: bytes, *, name: str, chat_template: str | None = None) -> None:
         """Read a file. `name` is used in messages.

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import sentencepiece
 
-from llama_adapter.llm.pieces.base import Mark
+from llama_adapter.llm.pieces.base import TOKENIZER_FILES, Mark
 from llama_adapter.runtime.errors import CheckpointError
 
 
@@ -21,7 +21,7 @@ codecs.register_error("replace-byte", _replace_byte)
 class SentencePieces:
     """The pieces of a SentencePiece model. See `Pieces`."""
 
-    file_name = "tokenizer.model"
+    file_name = TOKENIZER_FILES[0]
     byte_errors = "replace-byte"
     is_exact = True
 

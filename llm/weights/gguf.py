@@ -16,7 +16,15 @@ from torch import Tensor
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.weights.families import describe, family_of, read_entries
 from llama_adapter.llm.weights.folds import folded
-from llama_adapter.llm.weights.names import LlamaSource, SplitTensor, check_layers, checked_source
+from llama_adapter.llm.weights.names import (
+    PARTS,
+    LlamaSource,
+    SplitTensor,
+    check_layers,
+    checked_source,
+    matrix_shapes,
+    split_rows,
+)
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.gguf_files import Blocks, GgufFile, read_gguf
 from llama_adapter.runtime.text import shown_excerpt
@@ -44,6 +52,8 @@ _LAYER: Final = {
     "ffn_down": "feed_forward.w2",
     "ffn_up": "feed_forward.w3",
 }
+# Matrices that may have the rows of several ones, as in Phi-3.
+_FUSED: Final = {"attention.wqkv": PARTS["attention.qkv"], "feed_forward.w3": PARTS["feed_forward.gate_up"]}
 _DIVISORS: Final = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 _LARGEST_GEMMAS: Final = {"gemma2": 46, "gemma3": 62}  # layers of the 27B models
 # Keys without their architecture -> entries of a configuration.
@@ -205,20 +215,14 @@ def _renamed(file: GgufFile) -> dict[str, Tensor | Blocks]:
 
 
 def _separated(tensors: dict[str, SplitTensor], config: DecoderConfig) -> dict[str, SplitTensor]:
-    """The tensors, with matrices whose rows are several ones cut, as Phi-3 has them for q, k and v, and gate and up."""
-    fused = {
-        "attention.wqkv": {"wq": config.attention_dim, "wk": config.kv_dim, "wv": config.kv_dim},
-        "feed_forward.w3": {"w1": config.ffn_dim, "w3": config.ffn_dim},
-    }
-    found: dict[str, SplitTensor] = {}
+    """The tensors, with fused matrices divided into their parts."""
+    shapes, found = matrix_shapes(config), dict[str, SplitTensor]()
     for name, tensor in tensors.items():
-        match = re.fullmatch(r"(layers\.\d+\.)((.+\.)w\w+)\.weight", name)
-        rows = fused.get(match[2], {}) if match else {}
-        if match is None or sum(rows.values()) != tensor.shape[0]:
+        match = re.fullmatch(r"(layers\.\d+\.)(.+)\.weight", name)
+        parts = _FUSED.get(match[2], ()) if match else ()
+        if match and parts and sum(shapes[part][0] for part in parts) == tensor.shape[0]:
+            separated = split_rows(tensor.parts[0], config, parts)
+            found |= {f"{match[1]}{part}.weight": one for part, one in separated.items()}
+        else:
             found[name] = tensor
-            continue
-        start = 0
-        for part, count in rows.items():
-            found[f"{match[1]}{match[3]}{part}.weight"] = SplitTensor((tensor.parts[0].narrow(0, start, count),))
-            start += count
     return found

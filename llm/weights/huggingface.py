@@ -1,25 +1,25 @@
 """Opens LLaMA folders in Hugging Face's format: `config.json` beside safetensors or `pytorch_model*.bin` files."""
 
-import dataclasses
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.weights.families import FAMILIES, MEANING, Family, describe, family_of, read_entries
 from llama_adapter.llm.weights.folds import folded
 from llama_adapter.llm.weights.names import (
+    PARTS,
     LlamaSource,
     SplitTensor,
     check_layers,
     checked_source,
     from_huggingface,
     matrix_shapes,
+    split_rows,
 )
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.arrays import read_json
@@ -33,10 +33,11 @@ _PART_NAMES = re.compile(
 )
 # Modules whose rows are those of several matrices: of Phi-3 and, in groups of heads, of InternLM2.
 _FUSED = {
-    "self_attn.qkv_proj": ("attention.wq", "attention.wk", "attention.wv"),
-    "mlp.gate_up_proj": ("feed_forward.w1", "feed_forward.w3"),
+    "self_attn.qkv_proj": PARTS["attention.qkv"],
+    "mlp.gate_up_proj": PARTS["feed_forward.gate_up"],
+    "attention.wqkv": PARTS["attention.qkv"],
 }
-_FUSED_BY_GROUPS = {"attention.wqkv": ("attention.wq", "attention.wk", "attention.wv")}
+_IN_GROUPS = ("attention.wqkv",)
 _SINGLE = ("model.safetensors", "pytorch_model.bin")
 
 
@@ -78,17 +79,16 @@ def open_huggingface(folder: str | os.PathLike[str]) -> LlamaSource:
     renamed = _rename(by_key, family, described.config, what=f"LLaMA in `{place}` does not fit its config.json")
     if entries["tie_word_embeddings"] and "tok_embeddings.weight" in renamed:
         renamed["output.weight"] = renamed["tok_embeddings.weight"]
-    source = checked_source(
+    return checked_source(
         place,
         files,
-        renamed,
+        folded(renamed, described.folds, described.config),
         config=described.config,
         stated_in="config.json",
         meaning=MEANING,
         half_split=True,
         biased=described.biased,
     )
-    return dataclasses.replace(source, tensors=folded(renamed, described.folds, described.config))
 
 
 def _weight_files(place: Path) -> list[Path]:
@@ -125,21 +125,16 @@ def _rename(
             continue  # the rotary table of older files is computed from rope_theta
         match = re.fullmatch(r"model\.(layers\.\d+)\.(.+)\.(weight|bias)", key)
         module = match[2] if match else ""
-        if match and (parts := _FUSED.get(module) or _FUSED_BY_GROUPS.get(module)):
-            rows = [shapes[part][0] for part in parts]
-            check_shapes({key: tuple(tensor.shape)}, {key: (sum(rows), *tensor.shape[1:])}, what=what, meaning=MEANING)
-            split = _split(tensor, rows, num_groups=1 if module in _FUSED else config.num_kv_heads)
-            renamed |= {f"{match[1]}.{part}.{match[3]}": one for part, one in zip(parts, split, strict=True)}
+        if match and (parts := _FUSED.get(module)):
+            wanted = (sum(shapes[part][0] for part in parts), *tensor.shape[1:])
+            check_shapes({key: tuple(tensor.shape)}, {key: wanted}, what=what, meaning=MEANING)
+            num_groups = config.num_kv_heads if module in _IN_GROUPS else 1
+            split = split_rows(tensor, config, parts, num_groups=num_groups)
+            renamed |= {f"{match[1]}.{part}.{match[3]}": one for part, one in split.items()}
             continue
         own = key.removeprefix("model.") if family.has_meta_names else from_huggingface(key, norms=norms)
         renamed[own or key] = SplitTensor((tensor,))
     return renamed
-
-
-def _split(tensor: Tensor, rows: Sequence[int], *, num_groups: int) -> list[SplitTensor]:
-    """The parts of a fused tensor, with these numbers of rows; each of its groups has an equal share of every part."""
-    pieces = torch.split(tensor, [count // num_groups for count in rows] * num_groups)
-    return [SplitTensor(pieces[part :: len(rows)]) for part in range(len(rows))]
 
 
 def _part_config(config: Mapping[str, Any]) -> dict[str, Any] | None:

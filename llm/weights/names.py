@@ -1,5 +1,6 @@
 """Tensor names of LLaMA in Meta's and Hugging Face's formats, the row order of q and k, and an opened LLaMA."""
 
+import itertools
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -247,6 +248,21 @@ class SplitTensor:
                 start = stop
         values = [piece.read() if isinstance(piece, Blocks) else piece for piece in pieces]
         return values[0] if len(values) == 1 else torch.cat(values, dim=self.axis)
+
+
+def split_rows(
+    tensor: Tensor | Blocks, config: DecoderConfig, parts: Sequence[str], *, num_groups: int = 1
+) -> dict[str, SplitTensor]:
+    """The `parts`, by Meta's names such as `attention.wq`, of a matrix or bias with the rows of all of them, as views.
+
+    Each of its groups has an equal share of every part.
+    """
+    shapes, pieces, start = matrix_shapes(config), dict[str, list[Tensor | Blocks]](), 0
+    for _, part in itertools.product(range(num_groups), parts):
+        count = shapes[part][0] // num_groups
+        pieces.setdefault(part, []).append(tensor.narrow(0, start, count))
+        start += count
+    return {part: SplitTensor(tuple(several)) for part, several in pieces.items()}
 
 
 def _in_order(first: Change, second: Change, tensor: Tensor) -> Tensor:

@@ -45,9 +45,9 @@ class FileSource:
         place = self.folder() / self.name
         return place if place.is_file() else None
 
-    def missing(self, *, ask: bool) -> Missing:
-        """What is to be fetched. With `ask`, the server is asked for an unknown size. Raises DownloadError."""
-        if self.bytes is not None or not ask:
+    def missing(self) -> Missing:
+        """What is to be fetched. The server is asked for an unknown size. Raises DownloadError."""
+        if self.bytes is not None:
             return Missing(bytes=self.bytes)
         with _errors(self):
             answer = _session().head(self.url, timeout=TIMEOUT_S, follow_redirects=True)

@@ -102,7 +102,7 @@ def _require_consent(
     show = tell if consent == "yes" else say  # a question always shows what it is about
     lines, sizes = [], dict[Path, list[int | None]]()
     for role, weights in absent:
-        missing = weights.source.missing(ask=True)
+        missing = weights.source.missing()
         sizes.setdefault(weights.source.folder(), []).append(missing.bytes)
         licence = weights.licence or missing.licence or "licence"
         asks = ", access must be asked for there" if weights.asks or missing.asks else ""

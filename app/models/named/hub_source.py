@@ -19,6 +19,7 @@ from urllib.parse import unquote
 
 from llama_adapter.app.models.named.errors import DownloadError
 from llama_adapter.app.models.named.source import Check, Missing, require_space
+from llama_adapter.llm.pieces.base import TOKENIZER_FILES
 from llama_adapter.runtime.digests import file_digest
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.terminal.stderr_lines import can_overwrite_lines
@@ -42,7 +43,6 @@ _BESIDE: Final = (
     "additional_chat_templates/*.jinja",
 )
 _SMALL: Final = 100_000_000  # bytes; no configuration or tokenizer has more
-_TOKENIZERS: Final = ("tokenizer.json", "tokenizer.model")
 # The weights of one format, the first that a repository has. An index lists its shards.
 _WEIGHTS: Final = (
     ("model.safetensors.index.json", "model-*-of-*.safetensors"),
@@ -79,11 +79,6 @@ class HubSource:
         """The page of the repository, where access is asked for too."""
         return f"{_hub().constants.ENDPOINT}/{self.repo}"
 
-    @property
-    def cached_name(self) -> str:
-        """The name of its folder in the cache."""
-        return CACHED + self.repo.replace("/", "--")
-
     def folder(self) -> Path:
         """The cache of the Hub."""
         return Path(_hub().constants.HF_HUB_CACHE)
@@ -103,7 +98,7 @@ class HubSource:
         if _MANIFEST in names:
             listed = _read(folder / _MANIFEST).get("files")
             return sorted(set(listed if isinstance(listed, dict) else ()) - set(names))
-        if self.needs_tokenizer and not _matching(names, _TOKENIZERS):
+        if self.needs_tokenizer and not _matching(names, TOKENIZER_FILES):
             return ["tokenizer.json"]
         weights = next((found for kind in _WEIGHTS if (found := _matching(names, kind))), None)
         if weights is None:
@@ -116,10 +111,8 @@ class HubSource:
         found = _hub().try_to_load_from_cache(self.repo, name, revision=self.revision)
         return Path(found) if isinstance(found, str) else None
 
-    def missing(self, *, ask: bool) -> Missing:
-        """What is to be fetched. With `ask`, the Hub is asked. Raises DownloadError."""
-        if not ask:
-            return Missing(bytes=None)
+    def missing(self) -> Missing:
+        """What is to be fetched, as the Hub says. Raises DownloadError."""
         info, names = self._needed()
         sizes = {one.rfilename: one.size or 0 for one in info.siblings}
         card = getattr(info, "card_data", None) or {}
@@ -179,7 +172,7 @@ class HubSource:
         """Compare the files in the cache with their digests, which are the names that the cache gives their content."""
         found = self._cached(self.file or _MANIFEST) or (None if self.file else self._cached("config.json"))
         if found is None:
-            yield Check(path=self.folder() / self.cached_name, fault="missing")
+            yield Check(path=self.folder() / (CACHED + self.repo.replace("/", "--")), fault="missing")
             return
         if self.file is not None:
             yield from _checks([found])

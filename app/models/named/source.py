@@ -11,7 +11,7 @@ from llama_adapter.app.models.named.errors import DownloadError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Missing:
-    """What is to be fetched of a source. What its server was not asked for is None or ""."""
+    """What is to be fetched of a source. What its server does not say is None or ""."""
 
     bytes: int | None
     licence: str = ""
@@ -39,8 +39,8 @@ class Source(Protocol):
     def here(self) -> Path | None:
         """The file or folder on this machine; None if it is missing or incomplete. Asks no server."""
 
-    def missing(self, *, ask: bool) -> Missing:
-        """What is to be fetched; with `ask`, as the server says."""
+    def missing(self) -> Missing:
+        """What is to be fetched, as the server says."""
 
     def fetch(self, *, tell: Callable[[str], None]) -> Path:
         """Fetch what is missing; the path of the file or folder. `tell` gets a line while it waits."""

@@ -54,7 +54,7 @@ def test_a_model_arrives_without_what_is_not_needed(hub: Hub, monkeypatch: pytes
     assert source.here() is None
     assert hub.asked == [], "whether it is here is known without a server"
     needed = sum(len(hub.repos[LLAMA][name]) for name in NEEDED)
-    assert source.missing(ask=True).bytes == needed
+    assert source.missing().bytes == needed
 
     folder = fetch(source)
 
@@ -63,7 +63,7 @@ def test_a_model_arrives_without_what_is_not_needed(hub: Hub, monkeypatch: pytes
     assert source.here() == folder == HubSource(repo=LLAMA, revision=COMMIT).here()
     assert [check.fault for check in source.check()] == [""] * len(NEEDED)
     assert {token for _, path, _, token in hub.asked if LLAMA in path} == {"Bearer hf_secret"}
-    assert source.missing(ask=True).bytes == 0
+    assert source.missing().bytes == 0
 
 
 @pytest.mark.parametrize(
