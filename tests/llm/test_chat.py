@@ -107,6 +107,7 @@ def fixed_date(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("fixed_date")
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.proves("chat templates", "CPU")
 def test_a_chat_has_the_ids_of_transformers(family: str) -> None:
     template, kind, end = FAMILIES[family]
     theirs = transformers.PreTrainedTokenizerFast(

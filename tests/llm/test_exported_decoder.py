@@ -65,6 +65,7 @@ SETTINGS = [
 @pytest.mark.parametrize("sampling", [True, False], ids=["drawn in the graph", "drawn on the host"])
 @pytest.mark.proves("continuous batching", "ONNX")
 @pytest.mark.proves("repetition penalty", "ONNX")
+@pytest.mark.proves("presence and frequency penalties, min-p", "ONNX")
 @pytest.mark.proves("LLaMA without adapter", "ONNX")
 @pytest.mark.proves("float32", "ONNX")
 def test_the_engine_gives_the_same_ids(

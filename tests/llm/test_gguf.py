@@ -264,6 +264,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.proves("GGUF files", "CPU")
 def test_models_equal_those_in_the_format_of_hugging_face(name: str, tmp_path: Path) -> None:
     torch.manual_seed(len(name))
     entries, rotary = MODELS[name]

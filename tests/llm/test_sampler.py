@@ -97,6 +97,7 @@ def test_repetition_penalty_is_that_of_transformers() -> None:
 
 @pytest.mark.parametrize("is_on_device", [False, True])
 @pytest.mark.parametrize("seed", range(40))
+@pytest.mark.proves("presence and frequency penalties, min-p", "CPU")
 def test_all_rules_together_keep_the_tokens_and_probabilities_of_transformers(seed: int, is_on_device: bool) -> None:
     random = Random(seed)
     logits = torch.randn(1, 30, generator=torch.Generator().manual_seed(seed)) * 3

@@ -34,6 +34,7 @@ def streamed(tokenizer: Tokenizer, ids: list[int]) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.proves("SentencePiece, tokenizer.json, byte ranks", "CPU")
 def test_ids_and_texts_are_those_of_tokenizers(kind: str) -> None:
     ours, theirs = opened(kind), tokenizers.Tokenizer.from_str(tokenizer_json(kind).decode())
     theirs.encode_special_tokens = True
@@ -45,6 +46,7 @@ def test_ids_and_texts_are_those_of_tokenizers(kind: str) -> None:
         assert streamed(ours, ids) == text == ours.decode(ids)
 
 
+@pytest.mark.proves("SentencePiece, tokenizer.json, byte ranks", "CPU")
 def test_ids_and_texts_are_those_of_sentencepiece() -> None:
     ours = Tokenizer.from_bytes(sentencepiece_model())
     theirs = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_model())
@@ -137,6 +139,7 @@ def by_ranks(piece: bytes, ranks: dict[bytes, int]) -> list[int]:
         parts[at : at + 2] = [parts[at] + parts[at + 1]]
 
 
+@pytest.mark.proves("SentencePiece, tokenizer.json, byte ranks", "CPU")
 def test_a_table_of_byte_ranks_is_read_as_tiktoken_does() -> None:
     vocabulary = json.loads(tokenizer_json("Llama 3"))["model"]["vocab"]
     ranks = {bytes(LETTERS.index(letter) for letter in piece): rank for piece, rank in vocabulary.items()}

@@ -159,6 +159,7 @@ def test_a_chat_over_http_is_that_of_transformers(folder: Path, captioner: Capti
     assert response["output"][0]["content"][0]["text"] == expected.text
 
 
+@pytest.mark.proves("chat templates", "ONNX")
 def test_an_export_has_the_tokenizer_and_its_template(folder: Path, tmp_path: Path) -> None:
     run_export_decoder(DecoderJob(llama_dir=str(folder), out=str(tmp_path / "decoder")))
     load = {"llama_dir": folder, "device": "cpu", "dtype": "float32"}

@@ -71,6 +71,7 @@ def regex_of(random: Random, depth: int = 0) -> str:
     return "".join(random.choices(parts, k=random.randint(1, 4)))
 
 
+@pytest.mark.proves("answers by JSON schema or regular expression", "CPU")
 def test_finished_answers_follow_their_form_and_free_ones_do_not_change(embedded: Captioner) -> None:
     random = Random(7)
     schemas, expressions = [schema_of(random) for _ in range(25)], [regex_of(random) for _ in range(25)]

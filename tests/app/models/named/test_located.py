@@ -140,6 +140,7 @@ def test_a_terminal_is_asked(answer: str, is_fetched: bool, hub: Hub, monkeypatc
     assert ("/clip/ViT-L-14.pt" in [path for method, path, *_ in hub.asked if method == "GET"]) == is_fetched
 
 
+@pytest.mark.proves("models by name", "CPU")
 def test_a_model_is_written_once_and_answers_as_its_checkpoints(hub: Hub) -> None:
     said: list[str] = []
     found = locate(tell=said.append, model="bias-7b")
