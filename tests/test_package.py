@@ -67,11 +67,14 @@ def test_sdist_and_wheel_install_into_a_fresh_environment_and_caption(built: dic
 @pytest.mark.slow
 def test_a_wheel_installs_nothing_but_llama_adapter(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        names = {tuple(name.split("/")[:2]) for name in archive.namelist()}
+        files = set(archive.namelist())
+    names = {tuple(name.split("/")[:2]) for name in files}
 
     version = llama_adapter.__version__
     assert {name[0] for name in names} == {"llama_adapter", f"llama_adapter-{version}.dist-info"}
     assert {name[1] for name in names if name[0] == "llama_adapter"} >= {*FOLDERS, "__init__.py", "py.typed"}
+    data = ("app/models/named/catalogue.yaml", "app/command_line/flags.json", "assets/start-tower.safetensors")
+    assert files >= {f"llama_adapter/{name}" for name in data}
 
 
 @pytest.fixture(scope="module")
