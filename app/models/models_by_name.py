@@ -6,7 +6,6 @@ from pathlib import Path
 
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.runtime.errors import UsageError
-from llama_adapter.runtime.tensor_files.gguf_files import is_gguf
 
 HOME = "LLAMA_ADAPTER_HOME"  # folders in which models are found by name, separated as in PATH
 
@@ -92,7 +91,7 @@ def model_settings(place: Path) -> dict[str, str]:
     """
     if (place / "manifest.json").is_file():
         return {"model": str(place)}
-    is_model = any((place / name).is_file() for name in ("config.json", "params.json")) or is_gguf(place)
+    is_model = any((place / name).is_file() for name in ("config.json", "params.json")) or place.suffix == ".gguf"
     if is_model or any(any(place.glob(pattern)) for pattern in ("*.ckpt", "*.gguf")):
         return {"llama_dir": str(place)}
     types = sorted(params.parent.name for params in place.glob("*/params.json"))
