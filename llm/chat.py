@@ -39,8 +39,8 @@ class ChatFormat:
         if template is None:
             raise UsageError(
                 "This model has no chat template",
-                hint="leave out --template, or put the `chat_template.jinja` or `tokenizer_config.json` of its Hugging "
-                "Face folder beside its tokenizer",
+                hint="leave out --prompt-template, or put the `chat_template.jinja` or `tokenizer_config.json` of its "
+                "Hugging Face folder beside its tokenizer",
             )
         self._tokenizer = tokenizer
         self._process = TemplateProcess(template, tokenizer.template_names)

@@ -24,7 +24,7 @@ MAX_RENDERED_CHARACTERS: Final = 4_000_000  # more than the largest contexts hol
 _START_LIMIT_S: Final = 60.0
 _MEMORY_BYTES: Final = 1 << 30  # in addition to the process itself
 _LENGTH_BYTES: Final = 8
-_HINT: Final = "name another format of prompts as --template, for example instruction"
+_HINT: Final = "name another format of prompts as --prompt-template, for example instruction"
 
 Message = Mapping[str, str]  # role and content
 

@@ -140,7 +140,7 @@ def assemble_parts(
         chosen_note = reasons and f"computing on {backend.name} in {dtype}: {reasons}"
         widened_note = widening_note(model.precision, model.dtype, operators=spec.operators, backend=backend)
         stack.pop_all()
-    template = spec.template or model.template
+    template = spec.prompt_template or model.template
     spec = dataclasses.replace(
         spec,
         vision=spec.vision_kind,

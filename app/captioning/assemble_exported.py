@@ -140,9 +140,9 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
         default_prompt=card.prompt,
         has_adapter=bool(card.fingerprint),
         has_text_adapter=config.num_adapter_layers > 0 and not card.fingerprint,
-        template=spec.template or card.template,
+        template=spec.prompt_template or card.template,
         template_id=template_id(
-            spec.template or card.template,
+            spec.prompt_template or card.template,
             own=card.template,
             chat_template=exported.tokenizer.settings.chat_template,
         ),

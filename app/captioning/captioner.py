@@ -177,7 +177,7 @@ class Captioner:
         visual_heads: int | None = DEFAULTS.visual_heads,
         channel_order: Literal["auto", "rgb", "bgr"] = DEFAULTS.channel_order,
         context: int | None = DEFAULTS.context,
-        template: Template | None = DEFAULTS.template,
+        prompt_template: Template | None = DEFAULTS.prompt_template,
         vision: VisionKind | None = DEFAULTS.vision,
         past_key_values: StrPath | None = DEFAULTS.past_key_values,
         decoder: StrPath | None = DEFAULTS.decoder,
@@ -218,8 +218,8 @@ class Captioner:
             visual_heads: attention heads of the visual blocks, at least 1. Default: 16 for width 768.
             channel_order: colour order in training: `"auto"` (default), `"rgb"` or `"bgr"`.
             context: tokens of prompt and answer together, at least 1. Default: the bundle's, else 512, 2048 for chat.
-            template: the format of prompts: `"instruction"` as the adapters were trained, `"conversation"` of the chat
-                adapters, or `"chat"`, the chat template of the model's own files. Default: that of the training;
+            prompt_template: format of prompts: `"instruction"` as the adapters were trained, `"conversation"` of the
+                chat adapters, or `"chat"`, the chat template of the model's own files. Default: that of the training;
                 without adapter `"chat"` if the model has one, else `"instruction"`.
             vision: what runs the picture encoder: `"torch"` (default), `"onnx"` or `"om"`; `"prefixes"` if all pictures
                 come from prefix files, so that no encoder is needed.

@@ -44,7 +44,7 @@ class CaptionerSpec:
     visual_heads: int | None = None
     channel_order: Literal["auto", "rgb", "bgr"] = "auto"
     context: int | None = None  # tokens; None: the bundle's own, else 512, or 2048 for chat
-    template: Template | None = None  # of prompts; None: as the model was trained, else its own chat template
+    prompt_template: Template | None = None  # of prompts; None: as the model was trained, else its own chat template
     past_key_values: str | None = None  # prefix tuning: a .npy file or PEFT folder, in front of every prompt
     decoder: str | None = None  # folder of an exported decoder, used instead of the model's own
     decoder_backend: MindirBackend | None = None  # what runs MindIR graphs; None: ms, MindSpore
@@ -121,7 +121,7 @@ class CaptionerSpec:
             ("damaged", get_args(Damaged)),
             ("reading", get_args(Reading)),
             ("vision", (None, *get_args(VisionKind))),
-            ("template", (None, *get_args(Template))),
+            ("prompt_template", (None, *get_args(Template))),
             ("precision", (None, *PRECISIONS)),
             ("operators", tuple(OPERATORS)),
             ("decoder_backend", (None, *get_args(MindirBackend))),

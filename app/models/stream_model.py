@@ -111,8 +111,8 @@ def stored_questions(spec: CaptionerSpec) -> StoredQuestions:
 
 def training_template(spec: CaptionerSpec) -> Template:
     """The template of prompts for a training that starts from the model of a spec. Raises CheckpointError."""
-    if spec.template is not None:
-        return spec.template
+    if spec.prompt_template is not None:
+        return spec.prompt_template
     if spec.llama_dir is None:
         template: Template = read_manifest(bundle_folder(spec.model)).get("template", "instruction")
         return template

@@ -227,7 +227,7 @@ def test_a_template_that_fails_says_why(template: str, reason: str, monkeypatch:
     monkeypatch.setattr(chat_template, "TIME_LIMIT_S", 1.0 if "did not end" in reason else 60.0)
     with pytest.raises(PromptError, match=f"The model's chat template .*({reason})") as caught:
         rendered(template, ("user", "a"))
-    assert "--template" in caught.value.hint
+    assert "--prompt-template" in caught.value.hint
 
 
 def test_another_process_is_started_for_one_that_has_ended() -> None:

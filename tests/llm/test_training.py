@@ -14,6 +14,7 @@ from llama_adapter.llm.training.attention import attend, attend_fused
 from llama_adapter.llm.training.build import DECODER_KINDS, build_decoder, llama_tensors
 from llama_adapter.llm.training.decoder import TrainableDecoder
 from llama_adapter.llm.training.frozen import find_kernels
+from llama_adapter.llm.training.layout import IGNORED
 from llama_adapter.llm.weights.adapter import AdapterFile, lora_names
 from llama_adapter.llm.weights.build import decoder_tensors, plan_decoder
 from llama_adapter.llm.weights.names import (
@@ -77,7 +78,7 @@ def batch(config: DecoderConfig) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens and labels of ragged rows, longer than the windows, and pictures."""
     tokens = torch.randint(3, config.vocab_size, (3, 24), generator=torch.Generator().manual_seed(2))
     labels = tokens.clone()
-    labels[:, :4], labels[1, 17:], labels[2, 9:] = 0, 0, 0
+    labels[:, :4], labels[1, 17:], labels[2, 9:] = IGNORED, IGNORED, IGNORED
     return tokens, labels, toy_visual_queries(3, config=config)
 
 
@@ -99,7 +100,7 @@ def losses_of_answers(
             return logits
 
     logits = torch.func.functional_call(Answering(), {f"decoder.{name}": one for name, one in state.items()}, ())
-    return F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=0, reduction="sum")
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED, reduction="sum")
 
 
 def gradients_in_the_file(trainable: TrainableDecoder) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ import torch
 
 from scripts.bench_training import QUICK, _gain, time_steps
 from scripts.peers.huggingface import llama_config
-from scripts.training_programs import _config, huggingface_state, open_program, random_batch, random_llama
+from scripts.training_programs import huggingface_state, open_program, random_batch, random_llama
 
 
 @pytest.mark.parametrize("program", ["ours", "ours, with pictures"])
@@ -26,7 +26,7 @@ def test_the_loss_is_that_of_transformers_over_the_same_weights() -> None:
 
     llama, batch = random_llama("tiny"), random_batch(2)
     _, loss_of = open_program("ours", llama, dtype=torch.float32)
-    settings = llama_config(_config(llama, num_adapter_layers=0), dtype=torch.float32)
+    settings = llama_config(llama.config, dtype=torch.float32)
     theirs = transformers.LlamaForCausalLM(settings)
     theirs.load_state_dict(huggingface_state(llama))
     expected = theirs(input_ids=batch.tokens_BS, labels=batch.labels_BS).loss

@@ -177,7 +177,7 @@ def _write(job: DecoderJob, model: LoadedModel, tensors: Iterable[tuple[str, Ten
         precision=written.precision,
         has_sampling=job.sampling,
         prompt=model.prompt,
-        template=job.spec.template or model.template,
+        template=job.spec.prompt_template or model.template,
         channel_order=model.vision_config.channel_order,
         fingerprint=own if config.num_adapter_layers else {},
         files={name: file_mark(folder / name) for name in files},

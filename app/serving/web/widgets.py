@@ -141,9 +141,9 @@ def sampling_of(
     top_p: Any,
     top_k: Any,
     seed: Any,
-    min_p: Any,
-    presence_penalty: Any,
-    frequency_penalty: Any,
+    min_p: Any = 0.0,
+    presence_penalty: Any = 0.0,
+    frequency_penalty: Any = 0.0,
 ) -> SamplingParams:
     """Sampling parameters from the values that a browser sent. Raises ValueError for a wrong type or range."""
     params = SamplingParams(

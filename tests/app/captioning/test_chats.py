@@ -114,7 +114,7 @@ def test_choices_end_with_the_end_of_the_assistants_turn(captioner: Captioner) -
 
 
 def test_another_template_may_be_asked_for(folder: Path, captioner: Captioner) -> None:
-    with Captioner.load(llama_dir=folder, template="instruction", device="cpu", dtype="float32") as plain:
+    with Captioner.load(llama_dir=folder, prompt_template="instruction", device="cpu", dtype="float32") as plain:
         assert plain.encode_prompt("Why?").token_ids == tuple(plain.tokenizer.encode(format_prompt("Why?")))
         keys = [
             record_settings(one.spec, info=one.info, sampling=SamplingParams()).get("template")
@@ -123,9 +123,9 @@ def test_another_template_may_be_asked_for(folder: Path, captioner: Captioner) -
     assert keys[0].startswith("chat ")
     assert keys[1] == "instruction"
     with pytest.raises(ValueError, match="template must be instruction or conversation or chat, got 'chatml'"):
-        CaptionerSpec(template="chatml")  # type: ignore[arg-type]
+        CaptionerSpec(prompt_template="chatml")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="no chat template"):
-        Captioner.load(template="chat")
+        Captioner.load(prompt_template="chat")
 
 
 def test_a_chat_that_the_template_refuses_is_one_error(folder: Path, tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_an_adapter_keeps_the_template_of_its_training(template: Any, folder: Pa
         clip=str(GOLDEN / "CLIP/tiny-vit-torchscript.pt"),
         **{"visual_width": 48, "visual_depth": 2, "visual_heads": 4, "adapter_layers": 2},
     )
-    spec = CaptionerSpec(llama_dir=str(folder), template=template)
+    spec = CaptionerSpec(llama_dir=str(folder), prompt_template=template)
     model = open_trainable(spec, choice, dtype=torch.float32, device="cpu", seed=0)
     write_adapter(model, tmp_path / "adapter.pth")
     given = {"adapter": str(tmp_path / "adapter.pth"), "clip": choice.clip}

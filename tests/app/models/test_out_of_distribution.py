@@ -14,7 +14,7 @@ from llama_adapter import Captioner
 from llama_adapter.app.captioning.assemble import assemble_parts
 from llama_adapter.app.captioning.encoded_pictures import EncodedPicture, EncodedPictures
 from llama_adapter.app.models.bundle import add_familiarity, load_bundle, save_bundle
-from llama_adapter.app.models.bundle_manifest import FAMILIAR, TOKENIZER, read_manifest
+from llama_adapter.app.models.bundle_manifest import FAMILIAR, read_manifest
 from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 from llama_adapter.app.models.spec import CaptionerSpec
@@ -141,7 +141,7 @@ def test_a_bundle_with_statistics_is_the_same_model(tmp_path: Path, model: Loade
     loaded = load_bundle(bundle)
     assert loaded.ood_detector is not None
     assert loaded.ood_detector.threshold == 7.0
-    assert (bundle / FAMILIAR).stat().st_mode == (bundle / TOKENIZER).stat().st_mode
+    assert (bundle / FAMILIAR).stat().st_mode == (bundle / "tokenizer.model").stat().st_mode
     assert entry["sha256"] == hashlib.sha256((bundle / FAMILIAR).read_bytes()).hexdigest()
     assert loaded.digest == load_bundle(saved).digest, "answers are the same, so earlier records stay valid"
     again = save_bundle(tmp_path / "again", model=loaded)
