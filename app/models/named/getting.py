@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from llama_adapter.app.models.named.catalogue import Part, read_catalogue
 from llama_adapter.app.models.named.errors import NotHereError
@@ -39,16 +39,8 @@ class Weights:
             source = HubSource.parse(SCHEME + part.hub, needs_tokenizer=part.kind == "llama")
         else:
             source = FileSource(url=part.url or "", sha256=part.sha256 or "", bytes=part.bytes, page=part.page)
-        page = part.page or source.page
-        return cls(
-            name=part.name,
-            title=part.title,
-            source=source,
-            bytes=part.bytes,
-            licence=part.licence,
-            page=page,
-            asks=part.asks,
-        )
+        own: dict[str, Any] = {name: getattr(part, name) for name in ("name", "title", "bytes", "licence", "asks")}
+        return cls(source=source, page=part.page or source.page, **own)
 
     @classmethod
     def of_address(cls, address: str, *, needs_tokenizer: bool) -> "Weights":

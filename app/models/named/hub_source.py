@@ -113,23 +113,23 @@ class HubSource:
 
     def missing(self) -> Missing:
         """What is to be fetched, as the Hub says. Raises DownloadError."""
-        info, names = self._needed()
-        sizes = {one.rfilename: one.size or 0 for one in info.siblings}
+        info, sizes = self._needed()
         card = getattr(info, "card_data", None) or {}
         return Missing(
-            bytes=sum(sizes[name] for name in names if self._cached(name) is None),
+            bytes=sum(size for name, size in sizes.items() if self._cached(name) is None),
             licence=str(card.get("license_name") or card.get("license") or ""),
             asks=bool(getattr(info, "gated", False)),
         )
 
-    def _needed(self) -> tuple[Any, Sequence[str]]:
-        """What the Hub says about the repository, and the names of the needed files."""
+    def _needed(self) -> tuple[Any, dict[str, int]]:
+        """What the Hub says about the repository, and the sizes of the needed files in bytes, by name."""
         with self._errors():
             info = _hub().HfApi().model_info(self.repo, revision=self.revision, files_metadata=True)
-        names = [one.rfilename for one in info.siblings or ()]
-        if self.file is not None and self.file not in names:
-            raise DownloadError(f"{self.page} has no file `{self.file}`", hint=f"it has {_some(names)}")
-        return info, [self.file] if self.file is not None else self._choose(names)
+        sizes = {one.rfilename: one.size or 0 for one in info.siblings or ()}
+        if self.file is not None and self.file not in sizes:
+            raise DownloadError(f"{self.page} has no file `{self.file}`", hint=f"it has {_some(list(sizes))}")
+        names = self._choose(list(sizes)) if self.file is None else [self.file]
+        return info, {name: sizes[name] for name in names}
 
     def _choose(self, names: Sequence[str]) -> list[str]:
         """The files of a model that are needed, in one format. Raises DownloadError if there are no weights."""
@@ -148,15 +148,14 @@ class HubSource:
 
         Raises DownloadError, also for a file that has not the digest that the Hub states: that file is removed.
         """
-        info, names = self._needed()
-        missing = [name for name in names if self._cached(name) is None]
-        sizes = {one.rfilename: one.size or 0 for one in info.siblings}
+        _, sizes = self._needed()
+        missing = [name for name in sizes if self._cached(name) is None]
         require_space(self.folder(), sum(sizes[name] for name in missing))
         if not can_overwrite_lines():
             _hub().utils.disable_progress_bars()
         # Weights come last: a folder with weights is complete, also after an interruption.
-        patterns = [glob.escape(name) for name in names]
-        small = [glob.escape(name) for name in names if sizes[name] < _SMALL]
+        patterns = [glob.escape(name) for name in sizes]
+        small = [glob.escape(name) for name, size in sizes.items() if size < _SMALL]
         with self._errors():
             _hub().snapshot_download(self.repo, revision=self.revision, allow_patterns=small or patterns)
             folder = Path(_hub().snapshot_download(self.repo, revision=self.revision, allow_patterns=patterns))

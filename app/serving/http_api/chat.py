@@ -12,19 +12,9 @@ from fastapi.sse import format_sse_event
 from llama_adapter.app.captioning.captioner import ModelInfo
 from llama_adapter.app.captioning.tasks.answers import Answer, TextDelta, TokenLogprob
 from llama_adapter.app.serving.http_api.asking import Form, NumberedEvent
-from llama_adapter.app.serving.http_api.conversation import (
-    ChatQuestion,
-    form_of,
-    schema_of,
-    turn_of,
-    understand_turns,
-)
+from llama_adapter.app.serving.http_api.conversation import ChatQuestion, form_of, turn_of, understand_turns
 from llama_adapter.app.serving.http_api.errors import ApiError, of_answer
-from llama_adapter.app.serving.http_api.schemas import (
-    ChatRequest,
-    CompletionRequest,
-    with_task_fields,
-)
+from llama_adapter.app.serving.http_api.schemas import ChatRequest, CompletionRequest, with_task_fields
 
 
 def understand(request: ChatRequest) -> ChatQuestion:
@@ -39,7 +29,7 @@ def understand(request: ChatRequest) -> ChatQuestion:
         request,
         place="messages",
         max_new_tokens=request.max_completion_tokens or request.max_tokens,
-        form=form_of(request, schema_of(request.response_format)),
+        form=form_of(request),
         with_logprobs=bool(request.logprobs),
         num_top_logprobs=request.top_logprobs or 0,
         num_answers=request.n or 1,

@@ -10,13 +10,7 @@ from llama_adapter.app.captioning.tasks.question import Question
 from llama_adapter.app.captioning.tasks.task import FREE_TEXT, WithTokenIds
 from llama_adapter.app.serving.http_api.asking import Form
 from llama_adapter.app.serving.http_api.chat import ChatReply, check_stream_options, make_reply
-from llama_adapter.app.serving.http_api.conversation import (
-    ChatQuestion,
-    form_of,
-    sampling_of,
-    schema_of,
-    stop_of,
-)
+from llama_adapter.app.serving.http_api.conversation import ChatQuestion, form_of, sampling_of, stop_of
 from llama_adapter.app.serving.http_api.errors import ApiError
 from llama_adapter.app.serving.http_api.schemas import MAX_QUESTIONS, CompletionRequest
 
@@ -40,11 +34,7 @@ def understand(request: CompletionRequest) -> ChatQuestion:
         question=first,
         others=tuple(others),
         properties=(),
-        sampling=sampling_of(
-            request,
-            max_new_tokens=request.max_tokens or DEFAULT_TOKENS,
-            form=form_of(request, schema_of(request.response_format)),
-        ),
+        sampling=sampling_of(request, max_new_tokens=request.max_tokens or DEFAULT_TOKENS, form=form_of(request)),
         stop=stop_of(request),
         with_logprobs=request.logprobs is not None,
         num_top_logprobs=request.logprobs or 0,

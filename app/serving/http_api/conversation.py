@@ -17,6 +17,7 @@ from llama_adapter.app.serving.http_api.schemas import (
     ImagePart,
     JsonObjectFormat,
     JsonSchemaFormat,
+    JsonSchemaText,
     OtherItem,
     OtherPart,
     StructuredOutputs,
@@ -88,7 +89,8 @@ class ChatQuestion:
         return (self.questions, *((other,) for other in self.others))
 
 
-ANY_OBJECT: Final = {"type": "object"}  # the schema of every JSON object
+Format = TextFormat | JsonObjectFormat | JsonSchemaFormat | JsonSchemaText
+_ANY_OBJECT: Final = {"type": "object"}  # the schema of every JSON object
 _SAMPLING: Final = (
     *("temperature", "top_p", "top_k", "min_p", "seed"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty"),
@@ -184,11 +186,12 @@ def stop_of(request: CommonRequest) -> tuple[str, ...]:
     return (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
 
 
-def form_of(request: CommonRequest, schema: tuple[str, Any] | None) -> AnswerForm | None:
+def form_of(request: CommonRequest, text_format: Format | None = None) -> AnswerForm | None:
     """The form of the answer that a request asks for; raises ApiError if it asks for several.
 
-    `schema` is the JSON schema of its format, with its place in the request.
+    `text_format` is its `text.format`, which replaces its `response_format`.
     """
+    schema = _schema_of(text_format, "text.format") or _schema_of(request.response_format, "response_format")
     own = request.structured_outputs or StructuredOutputs.model_validate({})
     given = [
         *(() if schema is None else (AnswerForm(schema[0], "json_schema", schema[1]),)),
@@ -196,7 +199,7 @@ def form_of(request: CommonRequest, schema: tuple[str, Any] | None) -> AnswerFor
         AnswerForm("guided_json", "json_schema", request.guided_json),
         AnswerForm("guided_regex", "regex", request.guided_regex),
         AnswerForm("structured_outputs.json", "json_schema", own.json_),
-        AnswerForm("structured_outputs.json_object", "json_schema", ANY_OBJECT if own.json_object else None),
+        AnswerForm("structured_outputs.json_object", "json_schema", _ANY_OBJECT if own.json_object else None),
         AnswerForm("structured_outputs.regex", "regex", own.regex),
     ]
     forms = [form for form in given if form.value is not None]
@@ -206,11 +209,13 @@ def form_of(request: CommonRequest, schema: tuple[str, Any] | None) -> AnswerFor
     return forms[0] if forms else None
 
 
-def schema_of(wanted: TextFormat | JsonObjectFormat | JsonSchemaFormat | None) -> tuple[str, Any] | None:
-    """The JSON schema of a `response_format`, with its place in the request."""
+def _schema_of(wanted: Format | None, place: str) -> tuple[str, Any] | None:
+    """The JSON schema of the format at `place` in the request, and its own place."""
     if isinstance(wanted, JsonSchemaFormat):
-        return "response_format.json_schema.schema", wanted.json_schema.schema_
-    return ("response_format", ANY_OBJECT) if isinstance(wanted, JsonObjectFormat) else None
+        return f"{place}.json_schema.schema", wanted.json_schema.schema_
+    if isinstance(wanted, JsonSchemaText):
+        return f"{place}.schema", wanted.schema_
+    return (place, _ANY_OBJECT) if isinstance(wanted, JsonObjectFormat) else None
 
 
 def _properties(form: AnswerForm) -> tuple[Property, ...]:

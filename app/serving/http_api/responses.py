@@ -12,22 +12,9 @@ from llama_adapter.app.captioning.captioner import ModelInfo
 from llama_adapter.app.captioning.tasks.answers import Answer, TextDelta
 from llama_adapter.app.serving.http_api.asking import Form, NumberedEvent
 from llama_adapter.app.serving.http_api.chat import extensions_of, logprobs_of
-from llama_adapter.app.serving.http_api.conversation import (
-    ANY_OBJECT,
-    ChatQuestion,
-    Turn,
-    form_of,
-    schema_of,
-    turn_of,
-    understand_turns,
-)
+from llama_adapter.app.serving.http_api.conversation import ChatQuestion, Turn, form_of, turn_of, understand_turns
 from llama_adapter.app.serving.http_api.errors import ApiError, of_answer
-from llama_adapter.app.serving.http_api.schemas import (
-    JsonObjectFormat,
-    JsonSchemaText,
-    ResponsesRequest,
-    with_task_fields,
-)
+from llama_adapter.app.serving.http_api.schemas import ResponsesRequest, with_task_fields
 
 
 def understand(request: ResponsesRequest) -> ChatQuestion:
@@ -40,18 +27,12 @@ def understand(request: ResponsesRequest) -> ChatQuestion:
         turns.append(Turn(role="user", text=request.input))
     else:
         turns += [turn_of(item, place=f"input[{index}]") for index, item in enumerate(request.input)]
-    wanted = None if request.text is None else request.text.format
-    schema = schema_of(request.response_format)
-    if isinstance(wanted, JsonSchemaText):
-        schema = "text.format.schema", wanted.schema_
-    elif isinstance(wanted, JsonObjectFormat):
-        schema = "text.format", ANY_OBJECT
     return understand_turns(
         turns,
         request,
         place="input",
         max_new_tokens=request.max_output_tokens,
-        form=form_of(request, schema),
+        form=form_of(request, None if request.text is None else request.text.format),
         with_logprobs="message.output_text.logprobs" in (request.include or ()),
         num_top_logprobs=request.top_logprobs or 0,
     )
