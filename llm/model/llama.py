@@ -59,15 +59,12 @@ class RotaryTable(nn.Module):
     def __init__(self, rotary: Rotary, config: DecoderConfig) -> None:
         super().__init__()
         with torch.device("cpu"):  # real values even if the weights are on the meta device
-            if rotary.is_plain:
+            found = rotary.frequencies(config.head_dim, context=config.context)
+            frequencies, factors = map(torch.from_numpy, found)
+            if rotary.is_plain:  # powers of torch and numpy differ in their last bits
                 frequencies = plain_frequencies(config.head_dim, theta=rotary.theta)
-                cos, sin = rotary_table(frequencies, num_positions=config.context)
-            else:
-                frequencies, factors = map(
-                    torch.from_numpy, rotary.frequencies(config.head_dim, context=config.context)
-                )
-                cos, sin = rotary_table(frequencies, num_positions=config.context)
-                cos, sin = cos * factors.repeat(2), sin * factors.repeat(2)
+            tables = rotary_table(frequencies, num_positions=config.context)
+            cos, sin = (table * factors.repeat(2) for table in tables)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 

@@ -23,14 +23,10 @@ MEANING: Final = "the folder is incomplete, or config.json and weights come from
 Entries = Mapping[str, Any]
 
 
-def _fold_gemma2(entries: Entries, config: DecoderConfig) -> Folds:
+def _fold_gemma(entries: Entries, config: DecoderConfig) -> Folds:
+    last = "attention.wq" if config.qk_norm == "none" else "attention.q_norm"  # a norm undoes factors before it
     scale = math.sqrt(config.head_dim / entries["query_pre_attn_scalar"])
-    return Folds(scales={"attention.wq": scale}, embedding_scale=math.sqrt(config.dim), norm_offset=1.0)
-
-
-def _fold_gemma3(entries: Entries, config: DecoderConfig) -> Folds:
-    scale = math.sqrt(config.head_dim / entries["query_pre_attn_scalar"])
-    return Folds(scales={"attention.q_norm": scale}, embedding_scale=math.sqrt(config.dim), norm_offset=1.0)
+    return Folds(scales={last: scale}, embedding_scale=math.sqrt(config.dim), norm_offset=1.0)
 
 
 def _fold_granite(entries: Entries, config: DecoderConfig) -> Folds:
@@ -163,7 +159,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         },
         switches={"norms": "both"},
         slides=lambda entries, layer: (layer + 1) % 2 != 0,
-        folds=_fold_gemma2,
+        folds=_fold_gemma,
     ),
     "gemma3_text": Family(
         defaults=_GEMMA
@@ -177,7 +173,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         theta=1000000.0,
         local_theta=10000.0,
         slides=lambda entries, layer: (layer + 1) % entries["sliding_window_pattern"] != 0,
-        folds=_fold_gemma3,
+        folds=_fold_gemma,
     ),
     "phi3": Family(
         defaults=_LLAMA

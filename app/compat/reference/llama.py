@@ -21,7 +21,7 @@ from llama_adapter.app.captioning.stage_clock import StageClock
 from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.captioning.tasks.prompts import RawPrompt
 from llama_adapter.app.compat.reference.pictures import SessionEncoder, clip_transform, encoder_pixels
-from llama_adapter.app.models.checkpoints import RELEASED_ADAPTERS, find_llama, tokenizer_of
+from llama_adapter.app.models.checkpoints import CLIP_CACHE, CLIP_FILE, RELEASED_ADAPTERS, find_llama, tokenizer_of
 from llama_adapter.app.models.named.located import find_weights
 from llama_adapter.app.models.spec import DEFAULT_BATCH_SIZE, CaptionerSpec
 from llama_adapter.llm.engine.sampling_params import SamplingParams
@@ -34,7 +34,7 @@ from llama_adapter.runtime.terminal.stderr_lines import say
 
 __all__ = ["LLaMA_adapter", "Tokenizer", "available_models", "format_prompt", "load"]
 
-CACHED_CLIP: Final = Path("~/.cache/clip/ViT-L-14.pt")  # where OpenAI's package stores it
+CACHED_CLIP: Final = CLIP_CACHE / CLIP_FILE
 STAGES: Final = ("clip", "pre", "forward", "post", "decode")
 _OF_ENCODER: Final = ("clip", "vision", "encoder", "provider")  # prefixes of the encoder's settings
 _SOURCES: Final = ("llama_dir", "llama_type", "adapter", "clip", "visual_heads", "context")  # a bundle replaces them
