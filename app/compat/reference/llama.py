@@ -7,7 +7,6 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
