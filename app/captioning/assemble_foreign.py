@@ -19,15 +19,18 @@ from llama_adapter.app.models.named.getting import terms
 from llama_adapter.app.models.number_formats import best_dtype
 from llama_adapter.app.models.spec import AUTO, DEFAULT_BATCH_SIZE, CaptionerSpec, ModelInfo, template_id
 from llama_adapter.llm.config import DecoderConfig, EngineConfig
+from llama_adapter.llm.conversation import Template
 from llama_adapter.llm.memory_plan import MemoryPlan, check_memory
 from llama_adapter.llm.runners.foreign import ForeignRunner
 from llama_adapter.llm.tokenizer import Tokenizer
-from llama_adapter.llm.weights.foreign import count_weights, is_foreign, open_foreign, read_foreign
+from llama_adapter.llm.weights.families import FOREIGN
+from llama_adapter.llm.weights.foreign import count_weights, open_foreign, read_foreign
 from llama_adapter.llm.weights.huggingface import weight_files
 from llama_adapter.runtime.devices import EAGER, open_backend, open_best, resolve_dtype
 from llama_adapter.runtime.errors import CheckpointError, DeviceError, UsageError
 from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.runtime.schemes.scheme import dtype_name
+from llama_adapter.runtime.tensor_files.arrays import read_json
 from llama_adapter.runtime.text import shown_name
 from llama_adapter.vision.backends.base import NoEncoder
 
@@ -53,7 +56,9 @@ def find_foreign(spec: CaptionerSpec) -> LlamaFolder | None:
     if spec.llama_dir is None or spec.adapter is not None:
         return None
     place = find_llama(spec.llama_dir, llama_type=spec.llama_type)
-    return place if place.form == "huggingface" and is_foreign(place.folder) else None
+    if place.form != "huggingface" or read_json(place.folder / "config.json").get("model_type") not in FOREIGN:
+        return None
+    return place
 
 
 def assemble_foreign(spec: CaptionerSpec, place: LlamaFolder) -> Parts:
@@ -68,7 +73,8 @@ def assemble_foreign(spec: CaptionerSpec, place: LlamaFolder) -> Parts:
             hint="leave these settings out",
         )
     config, tokenizer = read_foreign(place.folder), place.open_tokenizer()
-    template = spec.template or ("instruction" if tokenizer.settings.chat_template is None else "chat")
+    own: Template = "instruction" if tokenizer.settings.chat_template is None else "chat"
+    template = spec.template or own
     longest = getattr(config, "max_position_embeddings", None) or spec.context or CHAT_CONTEXT
     context = spec.context or min(DEFAULT_CONTEXT if template == "instruction" else CHAT_CONTEXT, longest)
     if context > longest or tokenizer.vocab_size > config.vocab_size:
@@ -125,11 +131,7 @@ def assemble_foreign(spec: CaptionerSpec, place: LlamaFolder) -> Parts:
             default_prompt=DEFAULT_PROMPT,
             has_adapter=False,
             template=template,
-            template_id=template_id(
-                template,
-                own="instruction" if tokenizer.settings.chat_template is None else "chat",
-                chat_template=tokenizer.settings.chat_template,
-            ),
+            template_id=template_id(template, own=own, chat_template=tokenizer.settings.chat_template),
             card=terms((spec.llama_dir,)),
         ),
         model=_Model(tokenizer),

@@ -1,7 +1,7 @@
 """Opens models of families that the package transformers computes. No code of their folders is run."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,6 @@ from llama_adapter.runtime.text import one_line, shown_excerpt
 _MXFP4 = "mxfp4"  # the 4-bit weights that gpt_oss is published with
 
 
-def is_foreign(folder: Path) -> bool:
-    """Whether a folder's `config.json` names one of `FOREIGN`. Raises CheckpointError for a damaged file."""
-    file = folder / "config.json"
-    return file.is_file() and read_json(file).get("model_type") in FOREIGN
-
-
 def read_foreign(folder: Path) -> Any:
     """The configuration of a foreign model, as transformers reads it.
 
@@ -32,6 +26,8 @@ def read_foreign(folder: Path) -> Any:
     entries = read_json(folder / "config.json")
     if "auto_map" in entries:
         raise code_error(folder)
+    if (folder / "adapter_config.json").exists():  # transformers would open the model that this file names
+        raise CheckpointError(f"`{folder}` holds a model and an adapter of PEFT", hint="move adapter_config.json away")
     if _method(entries) != _MXFP4:
         check_floats(entries, folder=folder)
     transformers = _transformers()
@@ -56,7 +52,11 @@ def open_foreign(folder: Path, config: Any, *, dtype: torch.dtype) -> Any:
     options: dict[str, Any] = {}
     if _method(config.to_dict()) == _MXFP4:
         options["quantization_config"] = transformers.Mxfp4Config(dequantize=True)
-    with _explained(folder), _quiet(transformers):
+    logging = transformers.utils.logging
+    with _explained(folder), ExitStack() as stack:
+        if logging.is_progress_bar_enabled():
+            logging.disable_progress_bar()
+            stack.callback(logging.enable_progress_bar)
         model, report = transformers.AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
@@ -103,16 +103,3 @@ def _explained(folder: Path) -> Iterator[None]:
             f"transformers cannot open `{folder}`: {shown_excerpt(one_line(str(error)))}",
             hint="the folder is incomplete or damaged, or needs a newer release of transformers",
         ) from error
-
-
-@contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
-    """Without the progress bars of transformers."""
-    logging = transformers.utils.logging
-    was_shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if was_shown:
-            logging.enable_progress_bar()

@@ -228,6 +228,7 @@ def changed(folder: Path, **entries: Any) -> None:
             "needs code of its own folder",
         ),
         ({"quantization_config": {"quant_method": "gptq"}}, {}, CheckpointError, "are quantised"),
+        ({"peft": True}, {}, CheckpointError, "an adapter of PEFT"),
         ({"n_layer": 5}, {}, CheckpointError, "lack `transformer.h.3"),
         ({"n_head": "six"}, {}, CheckpointError, "transformers cannot open"),
         ({"vocab_size": 100}, {}, CheckpointError, "100 tokens"),
@@ -240,6 +241,8 @@ def changed(folder: Path, **entries: Any) -> None:
 def test_what_is_refused(entries: Any, options: Any, error: Any, told: str, tmp_path: Path) -> None:
     folder = save("gpt2", tmp_path)
     (folder / "evil.py").write_text("raise SystemExit('code of a folder was run')")
+    if "peft" in entries:
+        (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "elsewhere"}))
     changed(folder, **entries)
     with pytest.raises(error, match=told):
         Captioner.load(llama_dir=folder, device="cpu", **options)
