@@ -753,10 +753,12 @@ def _open_parts(spec: CaptionerSpec) -> Parts:
         return assemble_exported(spec)
     try:
         from llama_adapter.app.captioning.assemble import assemble_parts
+        from llama_adapter.app.captioning.assemble_foreign import assemble_foreign, find_foreign
     except RuntimeError as error:
         note_torch_import(error)
         raise
-    return assemble_parts(spec)
+    foreign = find_foreign(spec)
+    return assemble_parts(spec) if foreign is None else assemble_foreign(spec, foreign)
 
 
 def _task_of(task: Task | None, choices: Sequence[str] | None) -> Task:

@@ -23,6 +23,7 @@ from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.schemes import QUANTISED
 
 PADDLENLP_EXAMPLE = "hello world, how are you?"  # of predictor.py, which asks it if no data_file is named
+_OF_FOLDER = "the model's folder says so; its texts are answered through transformers"
 _ONLY_TENSOR_PARALLEL = "model_parallel splits a decoder; `parallel.engine: ray` gives pictures to several"
 _ROUNDED = {"computation.precision": "int8", "computation.operators": "w8a8"}  # weights and inputs of 8 bits
 _FRACTIONS = ("generation.repetition_penalty", "generation.temperature", "generation.top_p")
@@ -86,6 +87,10 @@ def ignored_if(when: Callable[[Import, Any], bool], reason: str, otherwise: Rule
         (ignored(reason) if when(imported, value) else otherwise)(imported, key, value)
 
     return rule
+
+
+def _is_among(names: list[str]) -> Callable[[Import, Any], bool]:
+    return lambda imported, value: value in names
 
 
 def device(name_key: str, index_key: str | None = None) -> dict[str, Rule]:
@@ -152,6 +157,8 @@ def _rules(system: str, special: Mapping[str, Rule], *, sampling: Mapping[str, s
     rules = {key: number(setting, notes.get(key, "")) for key, setting in tables["numbers"].items()}
     for key, values in tables["values"].items():
         rules[key] = one_of(values, otherwise=values.pop("otherwise"))
+    for key, names in tables.get("families", {}).items():
+        rules[key] = ignored_if(_is_among(names), _OF_FOLDER, rules[key])
     for name, rule in (("ignored", ignored), ("refused", refused)):
         for reason, keys in tables.get(name, {}).items():
             rules |= dict.fromkeys(keys, rule(reason))

@@ -109,7 +109,7 @@ class ModelRunner:
             model: a model class of the program, made as `model(config, runner_settings)`. None: LLaMA at `model_path`.
             config: the model's configuration, or a class with `from_pretrained`. None: `config.json` as attributes.
 
-        Raises UsageError for weights that another program quantised, and what `Captioner.load` raises.
+        Raises UsageError for an own class and weights that another program quantised, and what `Captioner.load` raises.
         """
         online, offline = self._init_model_with_online_splited_weight, self._init_model_with_offline_splited_weight
         (online if self.enable_online_split_weight else offline)(model, config)
@@ -128,8 +128,8 @@ class ModelRunner:
     def _load(self, model: Any, config: Any, *, online: bool) -> None:
         folder = Path(self.model_path or os.devnull)  # without a path, a place that has no files
         self.hf_config = own_model.read_config(config, folder)
-        self._verify_quantization()
         if model is not None:
+            self._verify_quantization()
             if self.world_size != 1:
                 raise UsageError(f"An own model class runs on one device, and world_size is {self.world_size}")
             self.model = own_model.build(model, self.hf_config, folder, self.runner_settings, online=online).eval()

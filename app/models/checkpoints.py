@@ -248,7 +248,7 @@ def stream_sources(
     tokenizer, llama, clip = open_llama_parts(place, adapter=adapter, clip=sources.clip)
     folded = llama.merged
     llama, loras = merge_loras(sources.lora, llama, adapter)
-    base = _base_name(place.folder.resolve())
+    base = base_name(place.folder.resolve())
     has_chats = adapter is None and tokenizer.settings.chat_template is not None
     template: Template = "chat" if has_chats else "instruction" if adapter is None else declared_template(adapter)
     usual = DEFAULT_CONTEXT if template == "instruction" else CHAT_CONTEXT
@@ -285,7 +285,7 @@ def stream_sources(
             check_halves(vision_config, decoder_config, adapter=adapter.name)
     model = LoadedModel(
         name=name,
-        digest=_digest_of(files, vision_config, decoder_config),
+        digest=digest_of(files, vision_config, decoder_config),
         vision_config=vision_config,
         vision_state=vision_state,
         decoder_config=decoder_config,
@@ -303,7 +303,7 @@ def stream_sources(
     return with_loras(model, loras, base=base), tensors
 
 
-def _base_name(folder: Path) -> str:
+def base_name(folder: Path) -> str:
     """A LLaMA's name for display: its folder's, and in the cache of the Hugging Face Hub the repository's."""
     repository = folder.parent.parent.name if folder.parent.name == "snapshots" else ""
     return repository.rpartition("--")[2] or folder.name
@@ -614,7 +614,7 @@ def _enumerate(names: list[str]) -> str:
     return ("is " if len(names) == 1 else "are ") + ", ".join(f"`{name}`" for name in names[:12])
 
 
-def _digest_of(files: Sequence[SourceFile], vision: VisionConfig, decoder: DecoderConfig) -> str:
+def digest_of(files: Sequence[SourceFile], vision: VisionConfig, decoder: DecoderConfig) -> str:
     """Identifies the model without reading 13 GB: if a file changes, its size or time changes."""
     stats = [(file.role, os.path.basename(file.path), os.stat(file.path)) for file in files]
     parts = {

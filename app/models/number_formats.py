@@ -71,7 +71,7 @@ class DtypeChoice:
 
 
 def best_dtype(num_weights: int, backend: Backend) -> torch.dtype:
-    """The best dtype for an encoder of this size, if its language model is not available."""
+    """The best dtype for a model of this size whose language model is not available, or not computed here."""
     first, large = backend.capabilities.dtypes[0], backend.capabilities.large_dtype
     is_large = first == "float32" and large is not None and num_weights >= LARGE_MODEL
     return DTYPES[large if is_large and large is not None else first]

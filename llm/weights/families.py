@@ -199,17 +199,19 @@ FAMILIES: Final[Mapping[str, Family]] = {
     ),
     "internlm2": Family(defaults=_LLAMA | {"vocab_size": 103168, "bias": True}, has_meta_names=True),
 }
+# Types whose texts transformers computes (`foreign.py`); there is no adapter for them.
+FOREIGN: Final = (*("bloom", "gpt2", "gpt_neo", "gptj", "gpt_neox", "opt", "glm", "glm4", "gpt_oss"),)
 _ACTIVATIONS: Final = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 # What other models need and no decoder here has.
 _MISSING: Final[Mapping[str, tuple[str, ...]]] = {
     "experts": (
-        *("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "phimoe", "granitemoe", "gpt_oss", "llama4", "llama4_text"),
+        *("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "phimoe", "granitemoe", "llama4", "llama4_text"),
         *("dbrx", "glm4_moe", "ernie4_5_moe"),
     ),
     "latent attention and experts": ("deepseek_v2", "deepseek_v3", "kimi_k2"),
-    "ALiBi": ("bloom", "mpt", "baichuan"),
+    "ALiBi": ("mpt", "baichuan"),
     "LayerNorm": (
-        *("gpt2", "gpt_neo", "gptj", "gpt_neox", "opt", "falcon", "phi", "stablelm", "starcoder2", "cohere", "cohere2"),
+        *("falcon", "phi", "stablelm", "starcoder2", "cohere", "cohere2"),
         *("olmo", "gpt_bigcode", "codegen", "persimmon", "nemotron"),
     ),
     "linear attention or a recurrence": (
@@ -245,11 +247,25 @@ def family_of(config: Entries, *, folder: Path) -> Family:
     """The family of a `config.json`. Raises CheckpointError for unknown families and for quantised weights."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
+        if kind in FOREIGN:
+            raise CheckpointError(
+                f"`{folder}` holds a model of type {kind!r}, which is run for texts only, by the package transformers",
+                hint="`generate`, `serve` and `pipeline` take it, without adapter, training, export or LoRA",
+            )
+        if "auto_map" in config:
+            raise code_error(folder)
         lack = next((f", which needs {lack}" for lack, kinds in _MISSING.items() if kind in kinds), "")
         raise CheckpointError(
-            f"`{folder}` holds a model of type {shown_excerpt(str(kind))!r}{lack}; supported are {', '.join(FAMILIES)}",
+            f"`{folder}` holds a model of type {shown_excerpt(str(kind))!r}{lack}; supported are {', '.join(FAMILIES)}"
+            f"; for texts also {', '.join(FOREIGN)}",
             hint="pass the folder of a model of these families as --llama-dir",
         )
+    check_floats(config, folder=folder)
+    return FAMILIES[kind]
+
+
+def check_floats(config: Entries, *, folder: Path) -> None:
+    """Raise CheckpointError for quantised weights."""
     if quantised := config.get("quantization_config"):
         method = quantised.get("quant_method") if isinstance(quantised, dict) else None
         raise CheckpointError(
@@ -258,7 +274,15 @@ def family_of(config: Entries, *, folder: Path) -> Family:
             hint="use the folder with the model's float weights, or a GGUF file; `llama-adapter quantize` makes 8-bit "
             "and 4-bit weights",
         )
-    return FAMILIES[kind]
+
+
+def code_error(folder: Path) -> CheckpointError:
+    """The refusal of a model whose folder brings code."""
+    return CheckpointError(
+        f"The model in `{folder}` needs code of its own folder (`auto_map` in its config.json), which is never run",
+        hint="use its form for the classes of transformers, such as `model_type` glm for ChatGLM, whose folders are "
+        "often named -hf",
+    )
 
 
 def read_entries(config: Entries, family: Family, *, path: Path) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def open_huggingface(folder: str | os.PathLike[str]) -> LlamaSource:
     config = config if part is None else part
     family = family_of(config, folder=place)
     entries = read_entries(config, family, path=path)
-    files = _weight_files(place)
+    files = weight_files(place)
     by_key: dict[str, Tensor] = {}
     for file in files:
         tensors = read_tensor_file(file).tensors
@@ -91,7 +91,8 @@ def open_huggingface(folder: str | os.PathLike[str]) -> LlamaSource:
     )
 
 
-def _weight_files(place: Path) -> list[Path]:
+def weight_files(place: Path) -> list[Path]:
+    """The files with the weights of a folder. Raises CheckpointError if some are missing."""
     for single in _SINGLE:
         index = place / f"{single}.index.json"
         if index.exists():

@@ -286,7 +286,7 @@ def test_an_exported_folder_is_run_and_determines_its_numbers(graph_format: str,
     ("text", "told"),
     [
         ("python run_infer_main.py --device cpu", "`model_path` is refused: it is missing, and so is"),
-        ("python run_infer_main.py --model_path x --model_name bloom", "this program runs LLaMA"),
+        ("python run_infer_main.py --model_path x --model_name qwen", "no other models are run"),
         ("python run_infer_main.py --model_path x --add_special_tokens False", "add_special_tokens=False"),
         ("python predictor.py --dtype float16", "PaddleNLP's `model_name_or_path` is refused: it is missing"),
         ("python run_mindformers.py", "has no options, and this program does not know its defaults"),

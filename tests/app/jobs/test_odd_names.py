@@ -95,7 +95,7 @@ def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with the pictures of the old records, and these records in `old.jsonl`."""
     monkeypatch.chdir(tmp_path)
     # The digest of checkpoints also includes the times of their files.
-    monkeypatch.setattr("llama_adapter.app.models.checkpoints._digest_of", lambda *_: OLD_MODEL)
+    monkeypatch.setattr("llama_adapter.app.models.checkpoints.digest_of", lambda *_: OLD_MODEL)
     (tmp_path / "pictures").mkdir()
     for source, name in (
         ("shapes_200x300.jpg", "Shot 9.41\u202fAM.jpg"),
