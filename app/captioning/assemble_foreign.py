@@ -74,7 +74,7 @@ def assemble_foreign(spec: CaptionerSpec, place: LlamaFolder) -> Parts:
         )
     config, tokenizer = read_foreign(place.folder), place.open_tokenizer()
     own: Template = "instruction" if tokenizer.settings.chat_template is None else "chat"
-    template = spec.template or own
+    template = spec.prompt_template or own
     longest = getattr(config, "max_position_embeddings", None) or spec.context or CHAT_CONTEXT
     context = spec.context or min(DEFAULT_CONTEXT if template == "instruction" else CHAT_CONTEXT, longest)
     if context > longest or tokenizer.vocab_size > config.vocab_size:
