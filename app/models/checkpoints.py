@@ -553,10 +553,12 @@ def open_llama_parts(
 
 
 def open_clip(path: str | os.PathLike[str]) -> ClipSource:
-    """Open OpenAI's CLIP (TorchScript archive or state dict) or Hugging Face's (file or its folder).
+    """Open OpenAI's CLIP (TorchScript archive or state dict), Hugging Face's (file or its folder), or that of a bundle.
 
     Raises CheckpointError for a file that cannot be read or is not CLIP.
     """
+    if (Path(path) / MANIFEST).is_file():
+        return open_bundle_clip(path)
     file = clip_file(path)
     return read_clip(read_tensor_file(file, torchscript=True).tensors, name=str(file))
 
