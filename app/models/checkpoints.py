@@ -42,7 +42,8 @@ from llama_adapter.runtime.ranks import ALONE, Alone
 from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.schemes.state import drained
 from llama_adapter.runtime.tensor_files.files import list_keys, read_tensor_file
-from llama_adapter.runtime.tensor_files.gguf_files import is_gguf, only_gguf
+from llama_adapter.runtime.tensor_files.gguf_files import only_gguf
+from llama_adapter.runtime.tensor_files.gguf_names import is_gguf
 from llama_adapter.runtime.text import shown_excerpt, shown_name
 from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.config import VIT_L_14, ChannelOrder, QueryConfig, VisionConfig

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.runtime.errors import UsageError
-from llama_adapter.runtime.tensor_files.gguf_files import is_gguf
+from llama_adapter.runtime.tensor_files.gguf_names import is_gguf
 
 HOME = "LLAMA_ADAPTER_HOME"  # folders in which models are found by name, separated as in PATH
 
