@@ -21,7 +21,7 @@ from llama_adapter.llm.pieces.gguf_keys import keys_to_json
 from llama_adapter.llm.pieces.json_pieces import JsonPieces
 from llama_adapter.llm.pieces.sentence_pieces import SentencePieces
 from llama_adapter.runtime.errors import CheckpointError
-from llama_adapter.runtime.tensor_files.gguf_files import is_gguf, read_gguf
+from llama_adapter.runtime.tensor_files.gguf_names import is_gguf
 
 
 class Tokenizer:
@@ -51,6 +51,8 @@ class Tokenizer:
         tokenizer, or if no token ends a text.
         """
         if is_gguf(Path(path)):
+            from llama_adapter.runtime.tensor_files.gguf_files import read_gguf  # imports torch
+
             data, settings = keys_to_json(read_gguf(Path(path)).keys, name=str(path))
         else:
             data = read_bytes(Path(path))

@@ -101,7 +101,7 @@ def clip_file(path: str | os.PathLike[str]) -> Path:
     if not files:
         raise CheckpointError(
             f"The folder `{place}` holds no CLIP",
-            hint="wanted: model.safetensors or pytorch_model.bin, or a file",
+            hint="wanted: model.safetensors or pytorch_model.bin, a bundle, or a file",
         )
     _check_huggingface_config(place / "config.json")
     return files[0]

@@ -3,9 +3,9 @@
 import argparse
 from typing import Final
 
-from llama_adapter.app.models.named.located import FIELDS, located
 from llama_adapter.runtime.terminal.stderr_lines import say
 
+_FIELDS: Final = {"model", "llama_dir", "adapter", "clip"}
 _FROM_CHECKPOINTS: Final = ("train", "export decoder", "export onnx")  # they need weights with nothing merged
 _OF_BUNDLES: Final = ("convert", "quantize", "pack")  # their --model is a bundle of the user's
 _SERVICES: Final = ("serve", "web")  # nobody answers a question of theirs
@@ -13,7 +13,7 @@ _SERVICES: Final = ("serve", "web")  # nobody answers a question of theirs
 
 def add_yes(parser: argparse.ArgumentParser) -> None:
     """Add `--yes` to a command that takes names of weights. It is consent, so it is no setting of files."""
-    if {"model", *FIELDS} & {action.dest for action in parser._actions}:
+    if _FIELDS & {action.dest for action in parser._actions}:
         text = "fetch weights that --model, --llama-dir, --adapter or --clip name, without a question"
         parser.add_argument("--yes", action="store_true", help=text)
 
@@ -24,8 +24,10 @@ def locate_names(options: argparse.Namespace) -> None:
     A question is asked on a terminal, unless `--yes` was given, and never by a service. Raises the errors of `located`.
     """
     values = dict(vars(options))
-    if not {"model", *FIELDS} & values.keys():
+    if not _FIELDS & values.keys():
         return
+    from llama_adapter.app.models.named.located import located  # help needs none of it
+
     command = options.parser.name
     if command in _OF_BUNDLES:
         values.pop("model", None)

@@ -42,7 +42,8 @@ from llama_adapter.runtime.ranks import ALONE, Alone
 from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.schemes.state import drained
 from llama_adapter.runtime.tensor_files.files import list_keys, read_tensor_file
-from llama_adapter.runtime.tensor_files.gguf_files import is_gguf, only_gguf
+from llama_adapter.runtime.tensor_files.gguf_files import only_gguf
+from llama_adapter.runtime.tensor_files.gguf_names import is_gguf
 from llama_adapter.runtime.text import shown_excerpt, shown_name
 from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.config import VIT_L_14, ChannelOrder, QueryConfig, VisionConfig
@@ -553,10 +554,12 @@ def open_llama_parts(
 
 
 def open_clip(path: str | os.PathLike[str]) -> ClipSource:
-    """Open OpenAI's CLIP (TorchScript archive or state dict) or Hugging Face's (file or its folder).
+    """Open OpenAI's CLIP (TorchScript archive or state dict), Hugging Face's (file or its folder), or that of a bundle.
 
     Raises CheckpointError for a file that cannot be read or is not CLIP.
     """
+    if (Path(path) / MANIFEST).is_file():
+        return open_bundle_clip(path)
     file = clip_file(path)
     return read_clip(read_tensor_file(file, torchscript=True).tensors, name=str(file))
 

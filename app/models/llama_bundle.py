@@ -75,4 +75,4 @@ def open_bundle_clip(folder: str | os.PathLike[str]) -> ClipSource:
     state = read_half(place / VISION, vision, manifest)
     plain = stored_tensors(manifest).tensors(state, vision, dtype=DTYPES[manifest["dtype"]], wanted=FLOAT)
     tensors = {name: tensor for name, tensor in plain if name.startswith("clip.")}
-    return ClipSource(name=str(place), config=vision.clip, tensors=tensors)
+    return ClipSource(name=str(place / VISION), config=vision.clip, tensors=tensors)

@@ -7,6 +7,7 @@ from pathlib import Path
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.llm.pieces.base import TOKENIZER_FILES
 from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.tensor_files.gguf_names import is_gguf
 
 HOME = "LLAMA_ADAPTER_HOME"  # folders in which models are found by name, separated as in PATH
 
@@ -92,7 +93,7 @@ def model_settings(place: Path) -> dict[str, str]:
     """
     if (place / "manifest.json").is_file():
         return {"model": str(place)}
-    is_model = any((place / name).is_file() for name in ("config.json", "params.json")) or place.suffix == ".gguf"
+    is_model = any((place / name).is_file() for name in ("config.json", "params.json")) or is_gguf(place)
     if is_model or any(any(place.glob(pattern)) for pattern in ("*.ckpt", "*.gguf")):
         return {"llama_dir": str(place)}
     types = sorted(params.parent.name for params in place.glob("*/params.json"))

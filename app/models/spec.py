@@ -35,7 +35,7 @@ class CaptionerSpec:
     of range and for fields that exclude each other.
     """
 
-    model: str | None = None  # a bundle
+    model: str | None = None  # a bundle; `load` takes a LLaMA too, which becomes llama_dir
     llama_dir: str | None = None  # original checkpoints, instead of a bundle; without adapter, for texts only
     llama_type: str | None = None
     adapter: str | None = None

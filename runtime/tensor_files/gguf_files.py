@@ -7,7 +7,6 @@ size before it is used; the reader of the package `gguf` trusts them. That packa
 import functools
 import math
 import mmap
-import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.arrays import damaged, require_file
+from llama_adapter.runtime.tensor_files.gguf_names import gguf_parts
 from llama_adapter.runtime.text import shown_excerpt, shown_name
 
 if TYPE_CHECKING:  # tokenizers are read without torch
@@ -31,7 +31,6 @@ _NUMBERS: Final = {  # type of a value -> numpy's
 }
 _TEXT, _ARRAY = 8, 9
 _PLAIN: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}  # torch's names
-_PART: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _NEWER: Final = "install a newer `gguf`, or fetch the model in another quantisation, such as Q4_K_M or Q8_0"
 
 
@@ -84,19 +83,6 @@ class GgufFile:
     keys: dict[str, Any]  # numbers, texts, arrays of numbers, and lists of texts
     tensors: "dict[str, Tensor | Blocks]"
     paths: tuple[Path, ...]
-
-
-def is_gguf(path: Path) -> bool:
-    """Whether the name is that of a GGUF file."""
-    return path.suffix == ".gguf"
-
-
-def gguf_parts(path: Path) -> list[Path]:
-    """The names of all files of a split model, NAME-00001-of-00003.gguf and so on; `path` alone if it is not split."""
-    match = _PART.fullmatch(path.name)
-    if match is None or not int(match[3]):
-        return [path]
-    return [path.with_name(f"{match[1]}-{number:05d}-of-{match[3]}.gguf") for number in range(1, int(match[3]) + 1)]
 
 
 def only_gguf(folder: Path) -> Path:

@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 
 from llama_adapter.app.command_line.flags import DEVICES
-from llama_adapter.app.command_line.values import check_adapter, settings
+from llama_adapter.app.command_line.values import settings
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.errors import UsageError
 
@@ -29,7 +29,7 @@ def run_doctor(options: argparse.Namespace) -> int:
         | {"batch_size": CaptionerSpec().batch_size}
         | ({"vision": None} if options.encoder is None else {})
     )
-    spec = check_adapter(settings(CaptionerSpec, values))
+    spec = settings(CaptionerSpec, values)
     from llama_adapter.app.command_line.doctor.command import run_checkup
     from llama_adapter.app.command_line.doctor.environment import is_device, uses_of
 

@@ -135,13 +135,13 @@ def _check_sources(report: Report, sources: ModelSources, *, exported: bool, enc
     if place is not None:
         tokenizer = report.attempt("tokenizer", place.open_tokenizer)
         llama = report.attempt("llama", lambda: open_llama(place))
-    assert sources.adapter is not None, "the command line checks it"
-    adapter_file = sources.adapter
-    adapter = report.attempt("adapter", lambda: open_adapter(adapter_file, for_texts=True))
+    adapter, adapter_file = None, sources.adapter
+    if adapter_file is not None:
+        adapter = report.attempt("adapter", lambda: open_adapter(adapter_file, for_texts=True))
     clip: ClipSource | None = None
     if adapter is not None and adapter.sees_pictures:
         clip = report.attempt("clip", lambda: find_clip(sources.clip, adapter, llama=place))
-    elif adapter is None and sources.clip is not None:
+    elif adapter is None and adapter_file is not None and sources.clip is not None:
         clip = report.attempt("clip", lambda: open_clip(sources.clip or ""))
         if clip is None:
             _check_swapped(report, adapter=adapter_file, clip=sources.clip)

@@ -10,4 +10,4 @@ class NotHereError(UsageError):
 class DownloadError(LlamaAdapterError):
     """Weights that could not be fetched, or are not what their authors published."""
 
-    default_hint = "run the command again: it goes on where it ended"
+    default_hint = "check the network, and run the command again: it goes on where it ended"

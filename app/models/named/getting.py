@@ -89,7 +89,7 @@ def _require_consent(
         size = shown_bytes(_sum([weights.bytes for _, weights in absent]))
         raise NotHereError(
             f"`{shown_text(name)}` is not on this machine: {', '.join(weights.title for _, weights in absent)}, {size}",
-            hint=f"`llama-adapter get {shown_text(name)}` shows licences and fetches it; with `--yes`, unasked",
+            hint=f"`llama-adapter get {shown_text(name)}` shows licences and fetches it; --yes answers the question",
         )
     show = tell if consent == "yes" else say  # a question always shows what it is about
     lines, sizes = [], dict[Path, list[int | None]]()

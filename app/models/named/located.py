@@ -1,6 +1,7 @@
 """From names and addresses to paths: `--model bias-7b`, `--llama-dir hf:OWNER/NAME`, `--clip clip-vit-l-14`.
 
-A file or folder of that name comes first, then a folder in LLAMA_ADAPTER_HOME, then the catalogue.
+A file or folder of that name comes first, then a folder in LLAMA_ADAPTER_HOME, then the catalogue. A LLaMA may be given
+as `model` too.
 """
 
 import dataclasses
@@ -40,8 +41,11 @@ def located(
         if isinstance(name := values.get(field), str) and (weights := find_weights(name, kind)) is not None:
             found[field] = str(obtain({kind: weights}, name=name, consent=consent, tell=tell)[kind])
             found |= _heads(find_part(kind, name), values)
-    if not isinstance(name := values.get("model"), str) or _is_path(name):
+    if not isinstance(name := values.get("model"), str):
         return found
+    if (place := _place(name)) is not None:
+        can_be_llama = "llama_dir" in values and values["llama_dir"] is None
+        return found | _llama_settings(place) if can_be_llama else found
     if name.startswith(SCHEME):
         weights = Weights.of_address(name, needs_tokenizer=True)
         folder = obtain({"model": weights}, name=name, consent=consent, tell=tell)["model"]
@@ -88,15 +92,24 @@ def _heads(part: Part | None, values: Mapping[str, Any]) -> dict[str, int]:
 
 def is_named(name: str) -> bool:
     """Whether a model's name is an address of the Hub or in the catalogue, and no path."""
-    return not _is_path(name) and (name.startswith(SCHEME) or "llama" in find_parts(name))
+    return _place(name) is None and (name.startswith(SCHEME) or "llama" in find_parts(name))
 
 
-def _is_path(name: str) -> bool:
+def _place(name: str) -> Path | None:
+    """The file or folder of a model's name, if there is one."""
     try:
-        find_model(name)
+        return find_model(name)
     except UsageError:
-        return False
-    return True
+        return None
+
+
+def _llama_settings(place: Path) -> dict[str, Any]:
+    """The fields for a path given as `model` that is a LLaMA; empty for bundles, and for what is no model."""
+    try:
+        settings = model_settings(place)
+    except UsageError:
+        return {}
+    return {} if "model" in settings else {"model": None, **settings}
 
 
 def parts_of(name: str) -> dict[str, Weights]:

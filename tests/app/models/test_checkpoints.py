@@ -19,6 +19,7 @@ import llama_adapter.app.models.checkpoints
 from llama_adapter.app.models.bundle import convert, save_bundle
 from llama_adapter.app.models.checkpoints import (
     ModelSources,
+    SourceFile,
     adapter_name,
     claimed_digest,
     find_llama,
@@ -113,6 +114,12 @@ def test_clip_in_a_trainer_checkpoint_replaces_the_given_one() -> None:
     assert [file.role for file in alone.sources] == ["llama", "tokenizer", "adapter"]
     other = assemble_sources(sources())
     assert not torch.equal(alone.vision_state["clip.projection.weight"], other.vision_state["clip.projection.weight"])
+
+
+def test_a_bundle_stands_for_its_clip(saved: Path) -> None:
+    found = assemble_sources(sources(clip=saved))
+    assert_same_weights(found, assemble_sources(sources()))
+    assert found.sources[-1] == SourceFile(role="clip", path=str(saved / "vision.safetensors"))
 
 
 def test_public_releases_are_bgr_by_the_digest_in_their_name(tmp_path: Path) -> None:

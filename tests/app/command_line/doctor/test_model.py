@@ -277,3 +277,8 @@ def test_all_damaged_files_of_a_bundle_are_findings(bundle: Path, snapshot: Snap
     (bundle / "tokenizer.model").unlink()
     edit(lambda manifest: manifest["vision"].update(channel_order="bgr"))(bundle)  # an edit by hand
     assert faults(bundle, bundle.parent) == snapshot
+
+
+def test_a_llama_alone_is_checked() -> None:
+    found = diagnose(ModelSources(llama_dir=GOLDEN / "LLaMA", llama_type="TINY"))
+    assert {(finding.level, finding.what) for finding in found} == {("ok", "llama"), ("ok", "tokenizer")}

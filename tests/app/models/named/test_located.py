@@ -87,6 +87,14 @@ def test_paths_come_before_names(hub: Hub, tmp_path: Path, monkeypatch: pytest.M
     assert hub.asked == []
 
 
+def test_a_llama_is_a_model_too(tmp_path: Path) -> None:
+    (file := tmp_path / "a.gguf").touch()
+
+    assert locate(model=str(file)) == {"model": None, "llama_dir": str(file)}
+    assert locate(model=str(file), llama_dir="b") == {}, "they exclude each other, and both are shown"
+    assert located({"model": str(file)}) == {}, "the command takes no LLaMA"
+
+
 def test_parts_are_found_by_name_and_address(hub: Hub) -> None:
     found = locate(llama_dir="hf:huggyllama/llama-7b", adapter="BIAS-7B", clip="clip-vit-l-14")
 
