@@ -29,6 +29,12 @@ _LIMITS = {"max_grammar_size": 20_000, "max_lexer_states": 50_000, "verbose_erro
 _HEAD = '%llguidance {"no_forcing": true}\nstart: '
 # JSON as `json.dumps` writes it. With free white space, small models write nothing else.
 _JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_BY_NAME = ("properties", "$defs", "definitions", "patternProperties")  # keywords with a schema for each name
+_NOT_SCHEMAS = ("allOf", "enum", "const", "default", "examples", "required")
+# Keywords beside which an object may have properties that `properties` does not name.
+_OPENING = frozenset(
+    ("additionalProperties", "unevaluatedProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref")
+)
 _UNKNOWN_KEYS = re.compile(r"Unimplemented keys: \[(.*?)\]")
 _PLACE = re.compile(r"^(at \d+\(\d+\): |error: )")
 _KEYWORD = re.compile(r'"(\$?[A-Za-z]{1,40})"')
@@ -75,7 +81,7 @@ class Grammars:
             raise GrammarError(f"{what} has {num_chars:,} characters, the limit is {MAX_GRAMMAR_CHARS:,}")
         library = table.library
         if json_schema is not None:
-            rule = "%json " + json.dumps({**json.loads(json_schema), "x-guidance": _JSON_FORM})
+            rule = "%json " + json.dumps({**_closed(json.loads(json_schema)), "x-guidance": _JSON_FORM})
         else:
             rule = f"/{library.regex_to_lark(regex, use_ascii='')}/"
         grammar = library.LLMatcher.grammar_from_lark(_HEAD + rule)
@@ -89,6 +95,28 @@ class Grammars:
         if matcher.is_error():
             raise _refusal(what, matcher.get_error())
         return matcher
+
+
+def _closed(schema: Any) -> Any:
+    """The schema, with objects that have no other properties than those it names, unless it says that they may.
+
+    Else a model may add properties without end. Parts of `allOf` stay open, because each names some of the properties.
+    """
+    if isinstance(schema, list):
+        return [_closed(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {}
+    for key, value in schema.items():
+        if key in _BY_NAME and isinstance(value, dict):
+            closed[key] = {name: _closed(one) for name, one in value.items()}
+        else:
+            closed[key] = value if key in _NOT_SCHEMAS else _closed(value)
+    names = schema.get("properties")
+    is_complete = (
+        isinstance(names, dict) and _OPENING.isdisjoint(schema) and set(schema.get("required", ())) <= {*names}
+    )
+    return {**closed, "additionalProperties": False} if is_complete else closed
 
 
 class _Table:

@@ -100,6 +100,34 @@ def test_finished_answers_follow_their_form_and_free_ones_do_not_change(embedded
     assert {answer.text for one, answer in zip(mixed, answers, strict=True) if one == free[5]} == {alone}
 
 
+@pytest.mark.parametrize(
+    ("schema", "keys"),
+    [
+        (
+            {"type": "object", "properties": {"properties": {"type": "boolean"}}, "required": ["properties"]},
+            "properties",
+        ),
+        ({"anyOf": [{"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}]}, "a"),
+    ],
+)
+def test_objects_have_only_properties_that_the_schema_names(
+    embedded: Captioner, schema: dict[str, Any], keys: str
+) -> None:
+    (answer,) = embedded.generate(PICTURE, QUESTION, json_schema=schema, max_new_tokens=60)
+    assert answer.finish == "stop"
+    assert list(json.loads(answer.text)) == [keys]
+
+
+def test_parts_of_a_schema_and_named_types_of_properties_stay_open(embedded: Captioner) -> None:
+    parts = [{"properties": {name: {"const": 1}}, "required": [name]} for name in "ab"]
+    typed = {"properties": {}, "additionalProperties": {"type": "boolean"}, "required": ["c"]}
+    for schema, first in (({"allOf": parts}, '{"a": 1'), (typed, '{"')):
+        (answer,) = embedded.generate(PICTURE, QUESTION, json_schema={"type": "object", **schema}, max_new_tokens=60)
+        assert answer.error is None
+        assert answer.text.startswith(first)
+        assert answer.text != "{}"
+
+
 def test_every_method_keeps_the_form(embedded: Captioner) -> None:
     (cut,) = embedded.generate(PICTURE, QUESTION, regex="[a-z ]{200}", max_new_tokens=5)
     pieces = list(embedded.stream([PICTURE] * 2, QUESTION, regex=r"  \((green|blue)\)"))
