@@ -14,7 +14,7 @@ _SERVICES: Final = ("serve", "web")  # nobody answers a question of theirs
 def add_yes(parser: argparse.ArgumentParser) -> None:
     """Add `--yes` to a command that takes names of weights. It is consent, so it is no setting of files."""
     if _FIELDS & {action.dest for action in parser._actions}:
-        text = "fetch weights that --model, --llama-dir, --adapter or --clip name, without a question"
+        text = "fetch weights that are named, without a question"
         parser.add_argument("--yes", action="store_true", help=text)
 
 

@@ -77,7 +77,16 @@ def _mended(body: dict[str, Any], wanted: dict[str, Any] | None) -> dict[str, An
         different = {choice for choice in body["answer_choices"] if choice.strip()}
         if len(different) < len(body["answer_choices"]):
             del body["answer_choices"]
-    if wanted is not None:  # a schema cannot say which schemas can be answered
+    # A schema cannot say which schemas and expressions can be answered, or that there is only one form of the answer.
+    names = ("guided_json", "guided_regex", "structured_outputs", "json_schema")
+    forms = [name for name in names if body.pop(name, None) is not None]
+    named = (body.get("response_format"), (body.get("text") or {}).get("format"))
+    has_format = any(one and one.get("type") != "text" for one in named)
+    if forms and not has_format:
+        body["guided_regex"] = "red|blue"
+    if forms or has_format:
+        body.pop("answer_choices", None)
+    if wanted is not None:
         wanted["schema"] = {"type": "object", "properties": {"red": {"type": "boolean"}}, "required": ["red"]}
         body.pop("answer_choices", None)
     return body
