@@ -85,7 +85,7 @@ def batch(config: DecoderConfig) -> tuple[Tensor, Tensor, Tensor]:
 def losses_of_answers(
     decoder: LlamaAdapterDecoder, state: Mapping[str, Tensor], tokens: Tensor, labels: Tensor, queries: Tensor
 ) -> Tensor:
-    """The loss of the decoder that answers, with plain operators, of which torch makes the gradients."""
+    """The loss of the decoder that answers, with plain operators. Torch computes its gradients."""
     length = tokens.shape[1]
     mask = torch.ones(1, 1, length, length, dtype=torch.bool).tril()
 
