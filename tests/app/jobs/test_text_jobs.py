@@ -132,13 +132,19 @@ def test_flags_that_make_no_sense_are_refused(run: Run, flags: list[str]) -> Non
     assert run("generate", *flags).code == 2
 
 
-@pytest.mark.parametrize("command", ["caption", "ask --question a", "bench", "doctor"])
+@pytest.mark.parametrize("command", ["caption", "ask --question a", "bench"])
 def test_commands_for_pictures_refuse_llama_alone(run: Run, command: str) -> None:
     pictures = ["x.png"] if command.startswith(("caption", "ask")) else []
 
     ran = run(*command.split(), *pictures, *LLAMA[:4])
 
     assert (ran.code, "--adapter" in ran.err) == (2, True)
+
+
+def test_doctor_checks_llama_alone(run: Run) -> None:
+    ran = run("doctor", *LLAMA[:4])
+
+    assert (ran.code, "LLaMA in Meta" in ran.out) == (0, True)
 
 
 def test_what_is_answered_depends_on_the_prefix_and_is_recorded_by_it(run: Run, tmp_path: Path) -> None:
