@@ -183,9 +183,12 @@ def _shown(source: str | bytes | FileSlice, name: str | None) -> str:
 def open_reader(
     kind: ReaderKind, spec: ReadingSpec, *, size: int, timeout_s: float = DEFAULT_PICTURE_TIMEOUT_S
 ) -> Reader:
-    """Open the reader of a command's pictures, for an encoder that takes squares of `size` pixels; starts processes."""
+    """Open the reader of a command's pictures, for an encoder that takes squares of `size` pixels.
+
+    It starts a process; several pictures at a time start more.
+    """
     if kind == "thread":
         return PictureReader(spec, size=size)
-    reader = IsolatedReader(spec, size=size, timeout_s=timeout_s)
+    reader = IsolatedReader(spec, size=size, timeout_s=timeout_s, num_kept=1)
     reader.start()
     return reader
