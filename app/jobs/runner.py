@@ -61,7 +61,7 @@ class LocalRunner:
             self.spec, self.info = captioner.spec, captioner.info
             self._clock = StageClock() if job.profile is None else captioner.profile_clock(waits=job.profile == "wait")
             self._reader = open_reader(
-                job.reader, self.spec.pictures, size=captioner.image_size, timeout_s=job.picture_timeout_s
+                job.reader, self.spec.pictures, pixels=captioner.pixels, timeout_s=job.picture_timeout_s
             )
             with ExitStack() as stack:
                 stack.enter_context(closing(self._reader))
