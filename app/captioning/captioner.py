@@ -64,7 +64,7 @@ from llama_adapter.runtime.schemes import OperatorChoice, Precision
 from llama_adapter.runtime.torch_import import note_torch_import
 from llama_adapter.vision.config import ChannelOrder
 from llama_adapter.vision.formats import Damaged, Orientation, Reading, Transparency
-from llama_adapter.vision.pixels import zero_picture
+from llama_adapter.vision.pixels import PixelRule, zero_picture
 
 if TYPE_CHECKING:  # exported models run without torch
     import torch
@@ -152,13 +152,12 @@ class Captioner:
         self._running_in: int | None = None  # the thread that opened it
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="captioner")  # for `agenerate`, `astream`
         self._allowed: tuple[AllowedHost, ...] = ()  # hosts to download pictures from
-        self.reader: Reader = PictureReader(
-            self.spec.pictures, size=self.image_size
-        )  # the default of `run`; may be replaced
+        # The default of `run`; may be replaced.
+        self.reader: Reader = PictureReader(self.spec.pictures, pixels=self.pixels)
         self._prompts = PromptEncoder(self.tokenizer, check=self._engine.check, template=self.info.template)
         self._grammars = Grammars(self.tokenizer)
         order: ChannelOrder = "bgr" if self.spec.channel_order == "bgr" else "rgb"
-        self._text_prefixes = TextPrefixes(zeros=zero_picture(self.image_size, channel_order=order))
+        self._text_prefixes = TextPrefixes(zeros=zero_picture(self.pixels, channel_order=order))
 
     @classmethod
     def load(
@@ -291,9 +290,14 @@ class Captioner:
         return self.info.mode not in PLAIN_MODES and self._backend.capabilities.static_shapes
 
     @property
+    def pixels(self) -> PixelRule:
+        """How pictures become the pixels that the encoder takes."""
+        return self._vision.pixels
+
+    @property
     def image_size(self) -> int:
         """Side of the square that the encoder takes, in pixels."""
-        return self._vision.image_size
+        return self.pixels.image_size
 
     def profile_clock(self, *, waits: bool = True) -> StageClock:
         """A clock to pass as `clock`.

@@ -66,14 +66,14 @@ class LocalRunner:
             known = None if job.profile is not None or job.trace is not None else KnownModel.recall(job.spec)
             if known is None:
                 captioner = self._load(job.spec)
-                known = KnownModel(spec=captioner.spec, info=captioner.info, image_size=captioner.image_size)
+                known = KnownModel(spec=captioner.spec, info=captioner.info, pixels=captioner.pixels)
                 known.remember(job.spec)
             elif not job.inputs.is_text:
                 known.info.require_adapter()
             self.spec, self.info = known.spec, known.info
             self._reader = self._stack.enter_context(
                 closing(
-                    open_reader(job.reader, self.spec.pictures, size=known.image_size, timeout_s=job.picture_timeout_s)
+                    open_reader(job.reader, self.spec.pictures, pixels=known.pixels, timeout_s=job.picture_timeout_s)
                 )
             )
             yield

@@ -23,6 +23,7 @@ from llama_adapter.runtime.device_names import may_have_accelerator
 from llama_adapter.runtime.host_memory import free_host_bytes
 from llama_adapter.runtime.kernels.instruction_sets import CHOICE, processor_flags
 from llama_adapter.runtime.user_cache import cache_folder
+from llama_adapter.vision.pixels import PixelRule
 
 _FOLDER: Final = "known"
 _MOST_FILES: Final = 64  # the oldest ones are removed
@@ -32,11 +33,11 @@ _PASSING: Final = ("batch_size", "exif", "transparency", "damaged", "reading", "
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class KnownModel:
-    """A model as it was loaded: the spec, in which no value is "auto", its description, and its pictures' side."""
+    """A model as it was loaded: the spec, in which no value is "auto", its description, and its rule for pixels."""
 
     spec: CaptionerSpec
     info: ModelInfo
-    image_size: int
+    pixels: PixelRule
 
     @classmethod
     def recall(cls, spec: CaptionerSpec) -> Self | None:
@@ -47,7 +48,9 @@ class KnownModel:
                 return None
             passing = {name: getattr(spec, name) for name in _PASSING}
             info = ModelInfo(**{**content["info"], "notes": tuple(content["info"]["notes"])})
-            return cls(spec=CaptionerSpec(**content["spec"] | passing), info=info, image_size=content["image_size"])
+            lists = {name: tuple(content["pixels"][name]) for name in ("mean", "std")}
+            pixels = PixelRule(**content["pixels"] | lists)
+            return cls(spec=CaptionerSpec(**content["spec"] | passing), info=info, pixels=pixels)
         return None
 
     def remember(self, spec: CaptionerSpec) -> None:

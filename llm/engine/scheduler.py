@@ -6,12 +6,13 @@ takes its slot.
 
 import itertools
 from collections import deque
+from collections.abc import Iterable
 from typing import TypeVar
 
 from llama_adapter.llm.config import EngineConfig
-from llama_adapter.llm.engine.requests import GenerateRequest, ScoreRequest
+from llama_adapter.llm.engine.requests import GenerateRequest, Request, ScoreRequest
 from llama_adapter.llm.engine.sequence import Sequence
-from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, Plan, PrefillPlan, ScorePlan
+from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, Pictures, Plan, PrefillPlan, ScorePlan
 
 _rows = itertools.count()  # unique among all engines, because a runner may still return a step of an earlier engine
 
@@ -50,6 +51,7 @@ class Scheduler:
                 prompts=[request.prompt_ids for request in requests],
                 continuations=[request.continuations for request in requests],
                 prefixes=[request.prefix for request in requests],
+                pictures=_pictures(requests),
             )
         admitted = self._take(Sequence, limit=self.num_rows - len(self.running))
         if not admitted:
@@ -73,6 +75,7 @@ class Scheduler:
             first_slot=first_slot,
             with_logprobs=any(sequence.request.with_logprobs for sequence in admitted),
             num_top=max(sequence.request.num_top for sequence in admitted),
+            pictures=_pictures([sequence.request for sequence in admitted]),
         )
 
     def _decode(self) -> DecodePlan:
@@ -133,3 +136,8 @@ class Scheduler:
             taken.append(head)
             self.waiting.popleft()
         return taken
+
+
+def _pictures(requests: Iterable[Request]) -> list[Pictures]:
+    pictures: list[Pictures] = [request.pictures for request in requests]
+    return pictures if any(pictures) else []

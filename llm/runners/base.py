@@ -7,10 +7,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from llama_adapter.llm.config import EngineConfig
-from llama_adapter.llm.prefix import Prefix
+from llama_adapter.llm.prefix import PictureTokens, Prefix
 from llama_adapter.llm.runners.draw import Draw
 
 TokenIds = tuple[int, ...]
+Pictures = Sequence[PictureTokens]  # of one prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class ScorePlan:
     prompts: Sequence[TokenIds]
     continuations: Sequence[Sequence[TokenIds]]
     prefixes: Sequence[Prefix]
+    pictures: Sequence[Pictures] = ()  # of each prompt; empty if no prompt has any
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class PrefillPlan:
     first_slot: int
     with_logprobs: bool = False
     num_top: int = 0  # log-probabilities of this many of the likeliest tokens are wanted too
+    pictures: Sequence[Pictures] = ()  # of each prompt; empty if no prompt has any
 
 
 @dataclass(frozen=True, slots=True)

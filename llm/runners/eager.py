@@ -17,7 +17,17 @@ from llama_adapter.llm.model.llama import LlamaAdapterDecoder, linears_of
 from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.async_readback import AsyncReadback
-from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, Plan, PrefillPlan, Result, ScorePlan, Scores, WarmUp
+from llama_adapter.llm.runners.base import (
+    DecodePlan,
+    MixedPlan,
+    Pictures,
+    Plan,
+    PrefillPlan,
+    Result,
+    ScorePlan,
+    Scores,
+    WarmUp,
+)
 from llama_adapter.llm.runners.sampler import Prediction, logprobs, predict, sum_scores
 from llama_adapter.llm.runners.score_layout import lay_out, layout_mask, layout_positions
 from llama_adapter.llm.runners.shapes import EXACT, Shapes
@@ -134,7 +144,9 @@ class EagerRunner:
                 prediction = self.decode(self._readback.newest(len(plan.rows)), plan.positions)
                 return self._readback.choose(plan, prediction)
             case PrefillPlan():
-                prediction = self.prefill(plan.prompts, plan.prefixes, first_slot=plan.first_slot)
+                prediction = self.prefill(
+                    plan.prompts, plan.prefixes, first_slot=plan.first_slot, pictures=plan.pictures
+                )
                 return self._readback.choose(plan, prediction, first_slot=plan.first_slot)
             case MixedPlan():
                 return self._readback.choose(plan, self.mixed(plan))
@@ -161,7 +173,14 @@ class EagerRunner:
         return Prefix(*(torch.zeros(shape, dtype=self._prefix.k.dtype, device=self._device) for _ in range(2)))
 
     @torch.inference_mode()
-    def prefill(self, prompts: Sequence[Sequence[int]], prefixes: Sequence[Prefix], *, first_slot: int) -> Prediction:
+    def prefill(
+        self,
+        prompts: Sequence[Sequence[int]],
+        prefixes: Sequence[Prefix],
+        *,
+        first_slot: int,
+        pictures: Sequence[Pictures] = (),
+    ) -> Prediction:
         """Fill slots from `first_slot` on with prompts and pictures.
 
         Returns the predictions after each prompt's last token.
@@ -170,9 +189,10 @@ class EagerRunner:
         self._place(prefixes, first_slot=first_slot)
         num_rows = self._shapes.rows(num_prompts, limit=self.config.num_slots - first_slot)
         length = self._shapes.prompt(max(map(len, prompts)), limit=self.config.context)
-        tokens = self._padded(_one_for_all(prompts), num_rows=num_rows, width=length)
+        distinct, own = zip(*_one_for_all(paired(prompts, pictures)), strict=True)
+        tokens = self._embedded(self._padded(distinct, num_rows=num_rows, width=length), own)
         num_tokens = num_rows * length
-        key = "prefill", len(tokens), num_rows, length
+        key = "prefill", *tokens.shape, num_rows, length
         program = self._prompt_program(key, self._prefill_program(length), num_tokens=num_tokens)
         places_R = self._column([len(prompt) - 1 for prompt in prompts], num_rows=num_rows)
         slots = self._slots(first_slot, num_rows, num_tokens=num_tokens)
@@ -250,13 +270,15 @@ class EagerRunner:
     def score(self, plan: ScorePlan) -> list[list[float]]:
         """Log-probability of each continuation of each row."""
         num_prompts = len(plan.rows)
-        questions = _one_for_all(list(zip(plan.prompts, plan.continuations, strict=True)))
+        asked = zip(plan.continuations, paired(plan.prompts, plan.pictures), strict=True)
+        questions = _one_for_all([(prompt, continuations, own) for continuations, (prompt, own) in asked])
         distinct = [lay_out(*question) for question in questions]
         layouts = distinct * (num_prompts // len(distinct))
         num_rows = self._shapes.rows(num_prompts, limit=max(self.config.num_slots, num_prompts))
         widest = max(len(layout.token_ids) for layout in distinct)
         width = self._shapes.prompt(widest, limit=max(self.config.context, widest))
         tokens_RS = self._padded([layout.token_ids for layout in distinct], num_rows=num_rows, width=width)
+        tokens = self._embedded(tokens_RS, [layout.pictures for layout in distinct])
         positions_RS = self._padded(
             [layout_positions(layout, start=self._start) for layout in distinct], num_rows=num_rows, width=width
         )
@@ -271,11 +293,11 @@ class EagerRunner:
         rows_T, places_T = (self._column(column, num_rows=num_targets) for column in zip(*predictors, strict=True))
         targets_T = self._column([token for layout in layouts for token in layout.targets], num_rows=num_targets)
         program = self._prompt_program(
-            ("score", *tokens_RS.shape, *mask_R1SP.shape, num_rows, num_targets),
+            ("score", *tokens.shape, *mask_R1SP.shape, num_rows, num_targets),
             self._score_program(),
             num_tokens=num_rows * width,
         )
-        (per_token_T,) = program(tokens_RS, positions_RS, mask_R1SP, *prefix, rows_T, places_T, targets_T)
+        (per_token_T,) = program(tokens, positions_RS, mask_R1SP, *prefix, rows_T, places_T, targets_T)
         return sum_scores(per_token_T, layouts)
 
     def _score_program(self) -> PromptProgram:
@@ -283,7 +305,7 @@ class EagerRunner:
         decoder, cache = self._decoder, NoCache(self._cache.past)
 
         def program(
-            tokens_RS: Tensor,
+            tokens: Tensor,
             positions_RS: Tensor,
             mask_R1SP: Tensor,
             k: Tensor,
@@ -292,7 +314,7 @@ class EagerRunner:
             places_T: Tensor,
             targets_T: Tensor,
         ) -> tuple[Tensor]:
-            hidden_RSD = decoder(tokens_RS, positions_RS, mask_R1SP, Prefix(k, v), cache)
+            hidden_RSD = decoder(tokens, positions_RS, mask_R1SP, Prefix(k, v), cache)
             return (logprobs(decoder.logits(hidden_RSD[rows_T, places_T]), targets_T),)
 
         return program
@@ -363,8 +385,23 @@ class EagerRunner:
         missing = num_rows - len(rows) if len(rows) > 1 else 0
         return self._upload([*filled, *[filled[-1]] * missing])
 
+    def _embedded(self, tokens_RS: Tensor, pictures: Sequence[Pictures]) -> Tensor:
+        """Ids of padded prompts; embeddings (R, S, D) instead if they have pictures."""
+        if not any(pictures):
+            return tokens_RS
+        x_RSD = self._decoder.embed(tokens_RS)
+        for x_SD, own in zip(x_RSD, pictures, strict=False):
+            for picture in own:
+                x_SD[picture.start : picture.stop] = picture.embeddings_SD.to(x_SD)
+        return x_RSD
+
     def _column(self, values: Sequence[int], *, num_rows: int, fill: int = 0) -> Tensor:
         return self._upload([*values, *[fill] * (num_rows - len(values))])
+
+
+def paired(prompts: Sequence[_Value], pictures: Sequence[Pictures]) -> list[tuple[_Value, Pictures]]:
+    """Each prompt of a plan with its pictures."""
+    return list(zip(prompts, pictures or [()] * len(prompts), strict=True))
 
 
 def _one_for_all(values: Sequence[_Value]) -> Sequence[_Value]:

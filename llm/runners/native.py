@@ -17,10 +17,10 @@ from torch import Tensor
 
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.model.llama import Layer, LlamaAdapterDecoder, RmsNorm, linears_of
-from llama_adapter.llm.prefix import Prefix
-from llama_adapter.llm.runners.base import MixedPlan, Plan, Result, ScorePlan, WarmUp
+from llama_adapter.llm.prefix import PictureTokens, Prefix
+from llama_adapter.llm.runners.base import MixedPlan, Pictures, Plan, Result, ScorePlan, WarmUp
 from llama_adapter.llm.runners.draw import NO_TOKEN
-from llama_adapter.llm.runners.eager import EagerRunner
+from llama_adapter.llm.runners.eager import EagerRunner, paired
 from llama_adapter.llm.runners.sampler import Prediction, logprobs, predict, sum_scores
 from llama_adapter.llm.runners.score_layout import ScoreLayout, lay_out
 from llama_adapter.runtime.devices import Backend
@@ -69,6 +69,7 @@ class _Tokens:
     shared_ends: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     logit_tokens: list[int] = field(default_factory=list)
+    pictures: list[tuple[int, PictureTokens]] = field(default_factory=list)  # each with its first token here
     num_steps: int = 0  # number of runs at the start that continue their rows; other runs are whole rows after the past
 
     def add(self, ids: Sequence[int], *, place: int = 0, position: int = 0, shared_end: int = 0) -> None:
@@ -97,7 +98,9 @@ class _Tokens:
             return 0
         first, end = self.run_starts[self.num_steps : self.num_steps + 2]
         columns = (self.ids, self.places, self.positions, self.shared_ends, self.starts)
-        return count if all(column[first:] == column[first:end] * count for column in columns) else 0
+        pictures = [picture for _, picture in self.pictures]
+        is_equal = pictures == pictures[: len(pictures) // count] * count
+        return count if is_equal and all(column[first:] == column[first:end] * count for column in columns) else 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -229,22 +232,32 @@ class NativeRunner(EagerRunner):
         return super().warm_up(prompt_tokens=prompt_tokens, new_tokens=new_tokens)
 
     @torch.inference_mode()
-    def prefill(self, prompts: Sequence[Sequence[int]], prefixes: Sequence[Prefix], *, first_slot: int) -> Prediction:
+    def prefill(
+        self,
+        prompts: Sequence[Sequence[int]],
+        prefixes: Sequence[Prefix],
+        *,
+        first_slot: int,
+        pictures: Sequence[Pictures] = (),
+    ) -> Prediction:
         self._place(prefixes, first_slot=first_slot)
-        return self._fill(prompts, first_slot=first_slot, steps=_Tokens())
+        return self._fill(paired(prompts, pictures), first_slot=first_slot, steps=_Tokens())
 
     @torch.inference_mode()
     def mixed(self, plan: MixedPlan) -> Prediction:
         prefill, positions = plan.prefill, plan.decode.positions
         self._place(prefill.prefixes, first_slot=prefill.first_slot)
         steps = self._step_tokens(list(self._readback.newest(len(positions))), positions)
-        return self._fill(prefill.prompts, first_slot=prefill.first_slot, steps=steps)
+        prompts = paired(prefill.prompts, prefill.pictures)
+        return self._fill(prompts, first_slot=prefill.first_slot, steps=steps)
 
-    def _fill(self, prompts: Sequence[Sequence[int]], *, first_slot: int, steps: _Tokens) -> Prediction:
+    def _fill(
+        self, prompts: Sequence[tuple[Sequence[int], Pictures]], *, first_slot: int, steps: _Tokens
+    ) -> Prediction:
         """Predictions after `steps`, the tokens of running rows, and after each prompt."""
         # A prompt is laid out with one continuation of one token, so that the logits that predict this
         # token are computed.
-        layouts = [lay_out(prompt, [(NO_TOKEN,)]) for prompt in prompts]
+        layouts = [lay_out(prompt, [(NO_TOKEN,)], pictures) for prompt, pictures in prompts]
         rows = enumerate(layouts, start=first_slot)
         portions = _portions(rows, start=self._start, steps=steps)
         parts = [self._run(tokens, self._cache.k, self._cache.v, self._prefix) for tokens in portions]
@@ -291,7 +304,8 @@ class NativeRunner(EagerRunner):
 
     @torch.inference_mode()
     def score(self, plan: ScorePlan) -> list[list[float]]:
-        layouts = [lay_out(*question) for question in zip(plan.prompts, plan.continuations, strict=True)]
+        asked = zip(plan.continuations, paired(plan.prompts, plan.pictures), strict=True)
+        layouts = [lay_out(prompt, continuations, pictures) for continuations, (prompt, pictures) in asked]
         sizes, widest = self.config.decoder, max(len(layout.token_ids) for layout in layouts)
         # Keys and values of one layer are enough without a past: no layer reads those of another, and they are not
         # needed after this call.
@@ -318,13 +332,19 @@ class NativeRunner(EagerRunner):
     def _run(self, tokens: _Tokens, k: Tensor, v: Tensor, prefix: Prefix) -> Prediction:
         """Predictions after each token in `logit_tokens`. Keys and values (L or 1, R, G, P, H) are written in place."""
         self._check(tokens.ids, tokens.run_rows, tokens.places, tokens.positions, cache=k)
-        if self._is_alone:
+        if self._reads_ids(tokens):
             x_TD = torch.empty(len(tokens.ids), self.config.decoder.dim)
-        else:  # each rank has a part of the vocabulary
+        else:
             x_TD = self._decoder.embed(torch.tensor(tokens.ids)).float()
+        for first, picture in tokens.pictures:
+            x_TD[first : first + len(picture.embeddings_SD)] = picture.embeddings_SD
         prediction = self._empty_prediction(len(tokens.logit_tokens))
         batch = self._batch(tokens, x_TD, k, v, prefix, prediction)
         return self._forward(batch, prediction)
+
+    def _reads_ids(self, tokens: _Tokens) -> bool:
+        """Whether the kernels look up the embeddings. They cannot if each rank has a part of the vocabulary."""
+        return self._is_alone and not tokens.pictures
 
     def _batch(
         self, tokens: _Tokens, x_TD: Tensor, k: Tensor, v: Tensor, prefix: Prefix, prediction: Prediction
@@ -334,7 +354,7 @@ class NativeRunner(EagerRunner):
             num_tokens=len(tokens.ids),
             num_runs=len(tokens.run_rows),
             equal_runs=tokens.num_equal_rows(),
-            ids=_numbers(tokens.ids) if self._is_alone else None,
+            ids=_numbers(tokens.ids) if self._reads_ids(tokens) else None,
             x=x_TD.data_ptr(),
             run_rows=_numbers(tokens.run_rows),
             run_starts=_numbers(tokens.run_starts),
@@ -438,6 +458,7 @@ def _portions(rows: Iterable[tuple[int, ScoreLayout]], *, start: int, steps: _To
             yield tokens
             tokens = _Tokens()
         first = len(tokens.ids)
+        tokens.pictures += [(first + picture.start, picture) for picture in layout.pictures]
         tokens.add(layout.token_ids[:length], place=start, position=start, shared_end=start)
         for span in layout.spans:
             ids = layout.token_ids[span.start : span.stop]

@@ -395,7 +395,7 @@ def _check_known_answer(
             Captioner.load(
                 place, precision=precision, device=device, tensor_parallel=num_ranks_of(manifest)
             ) as captioner,
-            closing(open_reader("process", captioner.spec.pictures, size=captioner.image_size)) as captioner.reader,
+            closing(open_reader("process", captioner.spec.pictures, pixels=captioner.pixels)) as captioner.reader,
         ):
             [answer] = captioner.generate([place / known["picture"]], [prompt], temperature=0.0, **options)
     except Exception as fault:  # any failure becomes the finding

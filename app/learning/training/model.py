@@ -194,8 +194,8 @@ class TrainableModel(nn.Module):
 
         Shape and dtype are those of `encode` for one picture.
         """
-        size, order = self.vision_config.clip.image_size, self.vision_config.channel_order
-        return self.encode(torch.from_numpy(zero_picture(size, channel_order=order).copy())[None])
+        rule, order = self.vision_config.clip.pixels, self.vision_config.channel_order
+        return self.encode(torch.from_numpy(zero_picture(rule, channel_order=order).copy())[None])
 
     def forward(self, tokens_BS: Tensor, labels_BS: Tensor, encoded: Tensor | None) -> tuple[Tensor, Tensor]:
         """The float32 sum of the loss over all labels, and the sums for each row, (B).

@@ -28,6 +28,7 @@ from llama_adapter.app.pictures.reading.wire import (
 )
 from llama_adapter.runtime.child_process import limit_memory
 from llama_adapter.vision.errors import PICTURE_ERROR_CODES
+from llama_adapter.vision.pixels import PixelRule
 
 SEND_BUFFER_BYTES = 2**20  # large enough for a square of pixels, which is then sent by one write
 _TOO_LARGE = AnswerError(
@@ -41,7 +42,7 @@ class _ParentHasGone(Exception):
 
 def run(*arguments: str) -> None:
     """Read pictures until the parent process ends. `ReadingProcess` passes the arguments as JSON."""
-    descriptor, size, memory_bytes, limits, spec = map(json.loads, arguments)
+    descriptor, pixels, limits, spec, memory_bytes = map(json.loads, arguments)
     # Signals that interrupt or end the job are ignored here: the parent handles them, and finishes the pictures it has
     # begun.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -61,7 +62,7 @@ def run(*arguments: str) -> None:
         if memory_bytes is not None:
             limit_memory(memory_bytes)
 
-    reader = PictureReader(ReadingSpec(**spec), size=size, limits=PictureLimits(**limits))
+    reader = PictureReader(ReadingSpec(**spec), pixels=PixelRule(**pixels), limits=PictureLimits(**limits))
     connection = socket.socket(fileno=descriptor)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     with suppress(_ParentHasGone, BrokenPipeError, ConnectionResetError):

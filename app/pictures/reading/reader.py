@@ -16,6 +16,7 @@ from llama_adapter.runtime.text import shown_name
 from llama_adapter.vision.errors import PictureError
 from llama_adapter.vision.files import DEFAULT_MAX_BYTES, DEFAULT_MAX_PIXELS, read_picture_file
 from llama_adapter.vision.formats import PictureNote
+from llama_adapter.vision.pixels import PixelRule
 
 if TYPE_CHECKING:  # what decodes pictures, numpy and Pillow, is imported for the first picture that is decoded
     import numpy as np
@@ -102,17 +103,17 @@ class Reader(Protocol):
 
 
 class PictureReader:
-    """Reads and resizes in the calling thread, for an encoder that takes squares of `size` pixels.
+    """Reads and resizes in the calling thread, for an encoder that takes pictures by the rule `pixels`.
 
     A decoder or file system that hangs blocks the thread. `IsolatedReader` has a time limit.
     """
 
-    def __init__(self, spec: ReadingSpec, *, size: int, limits: PictureLimits | None = None) -> None:
-        self._spec, self._size, self._limits = spec, size, limits or PictureLimits()
+    def __init__(self, spec: ReadingSpec, *, pixels: PixelRule, limits: PictureLimits | None = None) -> None:
+        self._spec, self._pixels, self._limits = spec, pixels, limits or PictureLimits()
         # Models with channel order bgr were trained with OpenCV, which converts to plain colours before resizing.
         self._convert: Literal["last", "first"] = "first" if spec.channel_order == "bgr" else "last"
         # Twice the size, so that the final resize still averages pixels.
-        self._least_side = 2 * size if spec.reading == "fast" else None
+        self._least_side = 2 * (pixels.image_size + pixels.margin) if spec.reading == "fast" else None
 
     def read(
         self,
@@ -183,7 +184,7 @@ class PictureReader:
         from llama_adapter.vision.preprocess import preprocess
 
         return preprocess(
-            loaded.image, name=loaded.name, size=self._size, convert=self._convert, reading=self._spec.reading
+            loaded.image, name=loaded.name, rule=self._pixels, convert=self._convert, reading=self._spec.reading
         )
 
 

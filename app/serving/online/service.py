@@ -318,7 +318,7 @@ class Service(QueuedService[Entry]):
         limits, num_fast = self.limits, num_reading_threads()
         reader = IsolatedReader(
             captioner.spec.pictures,
-            size=captioner.image_size,
+            pixels=captioner.pixels,
             timeout_s=limits.picture_timeout_s,
             num_processes=num_fast + limits.max_slow_pictures,
             num_kept=num_fast,

@@ -11,6 +11,7 @@ from llama_adapter.app.models import known
 from llama_adapter.app.models.known import KnownModel
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.spec import CaptionerSpec, ModelInfo
+from llama_adapter.vision.pixels import PixelRule
 
 INFO = ModelInfo(
     name="toy",
@@ -35,7 +36,7 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CaptionerSpec:
     shutil.copytree(embedded_model(), tmp_path / "model")
     spec = CaptionerSpec(model=str(tmp_path / "model"))
     loaded = dataclasses.replace(spec, device="cpu", dtype="float32", mode="eager")
-    KnownModel(spec=loaded, info=INFO, image_size=64).remember(spec)
+    KnownModel(spec=loaded, info=INFO, pixels=PixelRule(image_size=64)).remember(spec)
     return spec
 
 
@@ -43,7 +44,7 @@ def test_a_model_that_was_loaded_is_known_with_the_present_ways_of_reading(spec:
     found = KnownModel.recall(dataclasses.replace(spec, reading="fast", batch_size=3))
 
     assert found is not None
-    assert (found.info, found.image_size) == (INFO, 64)
+    assert (found.info, found.pixels) == (INFO, PixelRule(image_size=64))
     wanted = {"device": "cpu", "dtype": "float32", "mode": "eager", "reading": "fast", "batch_size": 3}
     assert found.spec == dataclasses.replace(spec, **wanted)
 
