@@ -763,14 +763,20 @@ def _open_parts(spec: CaptionerSpec) -> Parts:
         from llama_adapter.app.captioning.assemble_exported import assemble_exported
 
         return assemble_exported(spec)
+    from llama_adapter.app.captioning.assemble_known import assemble_known
+
+    if (known := assemble_known(spec)) is not None:
+        return known
     try:
-        from llama_adapter.app.captioning.assemble import assemble_parts
+        from llama_adapter.app.captioning.assemble import assemble_parts, remember
         from llama_adapter.app.captioning.assemble_foreign import assemble_foreign, find_foreign
     except RuntimeError as error:
         note_torch_import(error)
         raise
     foreign = find_foreign(spec)
-    return assemble_parts(spec) if foreign is None else assemble_foreign(spec, foreign)
+    parts = assemble_parts(spec) if foreign is None else assemble_foreign(spec, foreign)
+    remember(spec, parts)
+    return parts
 
 
 def _task_of(task: Task | None, choices: Sequence[str] | None) -> Task:

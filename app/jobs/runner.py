@@ -1,6 +1,5 @@
 """Runners turn the items of a job into answers: `LocalRunner` in this process, `app/jobs/clusters` with Ray."""
 
-import dataclasses
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
@@ -67,7 +66,6 @@ class LocalRunner:
             if known is None:
                 captioner = self._load(job.spec)
                 known = KnownModel(spec=captioner.spec, info=captioner.info, pixels=captioner.pixels)
-                known.remember(job.spec)
             elif not job.inputs.is_text:
                 known.info.require_adapter()
             self.spec, self.info = known.spec, known.info
@@ -108,7 +106,7 @@ class LocalRunner:
         )
         if self._captioner is None and not pictures.has_results():
             return _nothing()
-        captioner = self._captioner or self._load(dataclasses.replace(self._job.spec, dtype=self.spec.dtype))
+        captioner = self._captioner or self._load(self._job.spec)
         captioner.oom_retry.tell = lambda text: say(f"note: {text}")
         if (programs := warm_up(self._job, captioner)) is not None:
             say(programs)

@@ -1,19 +1,21 @@
 """What is known of a model that was loaded before, in the user's cache, so that jobs plan their work before any model.
 
 `known/KEY.json` has the resolved spec and the `ModelInfo` of a model that one process computes on the CPU. KEY stands
-for the spec, this program and the processor. Sizes and times of all files beside the model's must be as they were. The
-folder may be deleted.
+for the spec, this program and the processor. Sizes and times of all files beside the model's must be as they were.
+`known/KEY.bin` has the weights of a small model as the kernels read them, so that it is mapped, and torch is not
+imported. The folder may be deleted.
 """
 
 import dataclasses
 import functools
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import llama_adapter
 from llama_adapter.app.models.models_by_name import bundle_folder
@@ -25,8 +27,13 @@ from llama_adapter.runtime.kernels.instruction_sets import CHOICE, processor_fla
 from llama_adapter.runtime.user_cache import cache_folder
 from llama_adapter.vision.pixels import PixelRule
 
+if TYPE_CHECKING:  # jobs are planned without numpy
+    import numpy as np
+
 _FOLDER: Final = "known"
-_MOST_FILES: Final = 64  # the oldest ones are removed
+_MOST_MODELS: Final = 16  # the oldest ones are removed
+_MOST_BYTES: Final = 64 << 20  # of weights
+_ALIGNMENT: Final = 64  # bytes; the kernels need it of each array
 # Fields of a spec that pass through a load unchanged, so the present ones are used.
 _PASSING: Final = ("batch_size", "exif", "transparency", "damaged", "reading", "strict", "parallel_timeout")
 
@@ -38,6 +45,8 @@ class KnownModel:
     spec: CaptionerSpec
     info: ModelInfo
     pixels: PixelRule
+    halves: Mapping[str, Any] | None = None  # the configurations of encoder and decoder, if the weights are kept
+    arrays: Mapping[str, tuple[str, list[int], int]] = dataclasses.field(default_factory=dict)  # see `map_arrays`
 
     @classmethod
     def recall(cls, spec: CaptionerSpec) -> Self | None:
@@ -50,19 +59,53 @@ class KnownModel:
             info = ModelInfo(**{**content["info"], "notes": tuple(content["info"]["notes"])})
             lists = {name: tuple(content["pixels"][name]) for name in ("mean", "std")}
             pixels = PixelRule(**content["pixels"] | lists)
-            return cls(spec=CaptionerSpec(**content["spec"] | passing), info=info, pixels=pixels)
+            return cls(
+                spec=CaptionerSpec(**content["spec"] | passing),
+                info=info,
+                pixels=pixels,
+                halves=content["halves"],
+                arrays=content["arrays"],
+            )
         return None
 
-    def remember(self, spec: CaptionerSpec) -> None:
-        """Keep this for `spec`, which was loaded. If that fails, the model is loaded first next time too."""
+    def map_arrays(self, spec: CaptionerSpec) -> dict[str, "np.ndarray"]:
+        """The weights that `remember` kept for `spec`, by name. Raises OSError and ValueError."""
+        import numpy as np
+
+        data, found = np.memmap(_place(spec).with_suffix(".bin"), np.uint8, "r"), {}
+        for name, (kind, shape, start) in self.arrays.items():
+            number = np.dtype(kind)
+            part: np.ndarray = data[start : start + math.prod(shape) * number.itemsize]
+            found[name] = part.view(number).reshape(shape)
+        return found
+
+    def remember(self, spec: CaptionerSpec, *, weights: "Mapping[str, np.ndarray] | None" = None) -> None:
+        """Keep this for `spec`, which was loaded, and its weights unless they are large.
+
+        If that fails, the model is loaded first next time too.
+        """
         with suppress(OSError, ValueError):
-            place = _place(spec)
-            content = {**dataclasses.asdict(self), "files": _files_of(spec)}
+            place, known = _place(spec), dataclasses.replace(self, halves=None)
+            if weights is not None and sum(array.nbytes for array in weights.values()) <= _MOST_BYTES:
+                known = dataclasses.replace(self, arrays=_write_arrays(place.with_suffix(".bin"), weights))
+            content = {**dataclasses.asdict(known), "files": _files_of(spec)}
             with atomic_write(place) as file:
                 file.write(json.dumps(content).encode())
-            known = sorted(place.parent.glob("*.json"), key=lambda one: one.stat().st_mtime_ns)
-            for old in known[:-_MOST_FILES]:
+            others = sorted(place.parent.glob("*.json"), key=lambda one: one.stat().st_mtime_ns)
+            for old in others[:-_MOST_MODELS]:
                 old.unlink(missing_ok=True)
+                old.with_suffix(".bin").unlink(missing_ok=True)
+
+
+def _write_arrays(place: Path, weights: "Mapping[str, np.ndarray]") -> dict[str, tuple[str, list[int], int]]:
+    """Write arrays one after the other; returns the type, the shape and the place of each."""
+    table = {}
+    with atomic_write(place) as file:
+        for name, array in weights.items():
+            start = file.tell()
+            table[name] = (array.dtype.str, list(array.shape), start)
+            file.write(array.tobytes() + b"\0" * (-array.nbytes % _ALIGNMENT))
+    return table
 
 
 def _place(spec: CaptionerSpec) -> Path:
@@ -73,7 +116,8 @@ def _place(spec: CaptionerSpec) -> Path:
     if spec.batch_size == AUTO:
         raise ValueError("its batch size depends on the free memory")
     given = {name: value for name, value in dataclasses.asdict(spec).items() if name not in _PASSING}
-    parts = [given, os.getcwd(), _program(), sorted(processor_flags()), os.environ.get(CHOICE)]
+    folder = "" if spec.is_embedded else os.getcwd()  # of relative paths
+    parts = [given, folder, _program(), sorted(processor_flags()), os.environ.get(CHOICE)]
     return cache_folder() / _FOLDER / f"{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]}.json"
 
 
