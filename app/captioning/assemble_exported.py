@@ -28,7 +28,7 @@ from llama_adapter.llm.weights.past import read_past
 from llama_adapter.runtime.device_names import om_device_id
 from llama_adapter.runtime.errors import GraphError, UsageError
 from llama_adapter.runtime.graphs.mindir_runtime import MindirRuntime, mindir_runtime
-from llama_adapter.runtime.graphs.open_session import default_threads
+from llama_adapter.runtime.host_cpus import default_threads
 from llama_adapter.vision.backends.base import EncodedBefore, NoEncoder, VisionBackend
 from llama_adapter.vision.backends.exported import ArrayEncoder, ExportedEncoder, open_encoder
 
