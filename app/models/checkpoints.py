@@ -51,14 +51,8 @@ from llama_adapter.runtime.text import shown_excerpt, shown_name
 from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.config import VIT_L_14, ChannelOrder, QueryConfig, VisionConfig
 from llama_adapter.vision.out_of_distribution import OodDetector
-from llama_adapter.vision.weights import (
-    KNOWN_VISUAL_HEADS,
-    ClipSource,
-    build_vision,
-    clip_file,
-    read_clip,
-    read_query,
-)
+from llama_adapter.vision.towers import ClipSource, clip_file, configs_beside, read_clip
+from llama_adapter.vision.weights import KNOWN_VISUAL_HEADS, build_vision, read_query
 
 DEFAULT_CONTEXT = 512
 CHAT_CONTEXT = 2048  # as in the published chat demo, whose example alone has about 400 tokens
@@ -69,6 +63,7 @@ NO_TEMPLATE: Final = (
 )
 DEFAULT_PROMPT = "Generate caption of this image"  # the instruction used in the caption pre-training of the adapters
 TEMPLATE_KEY: Final = "template"  # in the config of an adapter's file
+TOWER_KEY: Final = "tower"  # likewise
 # `StoredQuestions` -> its entries in the config of an adapter's file.
 QUESTION_KEYS: Final[Mapping[str, str]] = {"prompt": "caption_prompt", "question": "question"}
 CLIP_FILE = "ViT-L-14.pt"  # the name under which OpenAI publishes it
@@ -578,14 +573,21 @@ def open_llama_parts(
 
 
 def open_clip(path: str | os.PathLike[str]) -> ClipSource:
-    """Open OpenAI's CLIP (TorchScript archive or state dict), Hugging Face's (file or its folder), or that of a bundle.
+    """Open a picture tower: OpenAI's CLIP (TorchScript archive or state dict), a file or folder of Hugging Face or
+    open_clip, or the tower of a bundle. Configs in the same folder are read.
 
-    Raises CheckpointError for a file that cannot be read or is not CLIP.
+    Raises CheckpointError for a file that cannot be read or is no tower that is known.
     """
     if (Path(path) / MANIFEST).is_file():
         return open_bundle_clip(path)
     file = clip_file(path)
-    return read_clip(read_tensor_file(file, torchscript=True).tensors, name=str(file))
+    return read_clip(read_tensor_file(file, torchscript=True).tensors, name=str(file), **configs_beside(file))
+
+
+def adapter_clip(adapter: AdapterFile) -> ClipSource:
+    """The tower in an adapter's file. Raises CheckpointError."""
+    config = adapter.declares.get(TOWER_KEY)  # only files of `train` with other towers than OpenAI's have it
+    return read_clip(adapter.clip, name=adapter.name, config=config if isinstance(config, dict) else None)
 
 
 def find_clip(
@@ -593,7 +595,7 @@ def find_clip(
 ) -> ClipSource | None:
     """The CLIP inside the adapter's file, if there is one; else the file at `path`; else the CLIP of the bundle."""
     if adapter.clip:
-        return read_clip(adapter.clip, name=adapter.name)
+        return adapter_clip(adapter)
     if path is None:
         return open_bundle_clip(llama.folder) if llama is not None and llama.form == "bundle" else None
     return open_clip(path)

@@ -67,7 +67,8 @@ from llama_adapter.runtime.tensor_files.arrays import read_json
 from llama_adapter.runtime.tensor_files.files import list_keys
 from llama_adapter.runtime.text import shown_excerpt, shown_name
 from llama_adapter.vision.card import EncoderCard
-from llama_adapter.vision.weights import ClipSource, build_vision, read_query
+from llama_adapter.vision.towers import ClipSource
+from llama_adapter.vision.weights import build_vision, read_query
 
 KNOWN_PICTURE = "03-purple-triangle.png"  # losslessly compressed, so that every image decoder gives the same pixels
 KNOWN_TOKENS = 16
