@@ -28,6 +28,7 @@ class Scheduler:
         self.num_rows = config.num_slots  # most rows at once, see `limit_rows`
         self.waiting: deque[Sequence | ScoreRequest] = deque()
         self.running: list[Sequence] = []
+        self.num_put_back = 0  # sequences that were put back into the queue, see `surplus`
         self._by_row: dict[int, Sequence] = {}  # the running sequences
 
     def limit_rows(self, num_rows: int) -> None:
@@ -39,6 +40,27 @@ class Scheduler:
     def add(self, request: GenerateRequest, *, max_new_tokens: int) -> None:
         """Queue a request that generates at least one token."""
         self.waiting.append(Sequence(request, row=next(_rows), max_new_tokens=max_new_tokens))
+
+    def surplus(self) -> Sequence | None:
+        """The running sequence that came last, if the next step of all needs more blocks than there are, else None.
+
+        The caller must retire it and put it back, until there is no surplus.
+        """
+        if self._num_free_blocks() >= 0:
+            return None
+        return max(self.running, key=lambda sequence: sequence.first_row)
+
+    def put_back(self, sequence: Sequence) -> None:
+        """Queue a retired sequence at the head. It goes on after the tokens that were read."""
+        self.waiting.appendleft(sequence.begun_again(row=next(_rows)))
+        self.num_put_back += 1
+
+    def _num_free_blocks(self) -> int:
+        """Spare blocks of the cache beyond those that running sequences need for their next step."""
+        return self._config.spare_blocks - sum(map(self._num_extra_blocks, self.running))
+
+    def _num_extra_blocks(self, sequence: Sequence) -> int:
+        return self._config.extra_blocks(sequence.next_position + 1)
 
     def schedule(self) -> Plan | None:
         """The next program; None if there is nothing to do.
@@ -122,10 +144,10 @@ class Scheduler:
     def _take(self, kind: type[_Waiting], *, limit: int) -> list[_Waiting]:
         """Remove requests of one kind from the head of the queue.
 
-        As many as fit `limit` rows and one padded prefill.
+        As many as fit `limit` rows, one padded prefill, and the cache with a next token each.
         """
         taken: list[_Waiting] = []
-        widest = 0
+        widest, num_free_blocks = 0, self._num_free_blocks()
         while self.waiting and len(taken) < limit:
             head = self.waiting[0]
             if not isinstance(head, kind):
@@ -133,6 +155,10 @@ class Scheduler:
             widest = max(widest, head.num_prefill_tokens)
             if taken and widest * (len(taken) + 1) > self._config.max_prefill_tokens:
                 break
+            if isinstance(head, Sequence):
+                num_free_blocks -= self._num_extra_blocks(head)
+                if num_free_blocks < 0:
+                    break
             taken.append(head)
             self.waiting.popleft()
         return taken

@@ -68,8 +68,10 @@ class FusedDecoder:
         is_known = not self.decoder.config.differences
         return is_known and all(each is not None for each in weights) and self.decoder.ranks is ALONE
 
-    def run(self, tokens_R: Tensor, positions_R: Tensor, cache: LayerViews, prefix: Prefix) -> tuple[Tensor, Tensor]:
-        """One token of each row at its position -> the parts of a Prediction."""
+    def run(
+        self, tokens_R: Tensor, positions_R: Tensor, cache: LayerViews, table_RT: Tensor | None, prefix: Prefix
+    ) -> tuple[Tensor, Tensor]:
+        """One token of each row at its position -> the parts of a Prediction. The cache is as in `KVCache.layers`."""
         decoder, step, config = self.decoder, self.step, self.decoder.config
         rotary = decoder.table_of(0)
         assert rotary is not None  # see `can_run`
@@ -81,7 +83,7 @@ class FusedDecoder:
             norm, next_norm = layer.attention_norm, layer.feed_forward_norm
             projected = step.project(hidden, qkv, norm=norm.weight, eps=norm.eps)  # type: ignore[arg-type, union-attr]
             own_prefix = (prefix.k[j], prefix.v[j]) if j >= 0 else None
-            heads = step.attend(projected, table, cache[index], positions_R, own_prefix)
+            heads = step.attend(projected, table, cache[index], table_RT, positions_R, own_prefix)
             hidden = step.add(hidden.x, heads, out)
             units = step.project(hidden, gate_up, norm=next_norm.weight, eps=next_norm.eps, with_swiglu=True)  # type: ignore[arg-type, union-attr]
             hidden = step.add(hidden.x, units, down)
@@ -121,7 +123,15 @@ class EagerRunner:
         self._heads = slice(sizes.heads.start, sizes.heads.stop)  # this rank's heads among those of all ranks
         kv_heads = slice(sizes.kv_heads.start, sizes.kv_heads.stop)
         past = None if config.past is None else config.past.of_heads(kv_heads)
-        self._cache = KVCache(sizes, num_slots=config.num_slots, dtype=config.dtype, device=self._device, past=past)
+        self._cache = KVCache(
+            sizes,
+            num_slots=config.num_slots,
+            dtype=config.dtype,
+            device=self._device,
+            past=past,
+            block=config.block,
+            spare_blocks=config.spare_blocks,
+        )
         shape = (sizes.num_adapter_layers, config.num_slots, sizes.num_heads, sizes.num_queries, sizes.head_dim)
         k, v = (torch.zeros(shape, dtype=config.dtype, device=self._device) for _ in range(2))
         self._prefix = Prefix(k, v)
@@ -186,7 +196,7 @@ class EagerRunner:
         Returns the predictions after each prompt's last token.
         """
         num_prompts = len(prompts)
-        self._place(prefixes, first_slot=first_slot)
+        self._admit(prompts, prefixes, first_slot=first_slot)
         num_rows = self._shapes.rows(num_prompts, limit=self.config.num_slots - first_slot)
         length = self._shapes.prompt(max(map(len, prompts)), limit=self.config.context)
         distinct, own = zip(*_one_for_all(paired(prompts, pictures)), strict=True)
@@ -228,6 +238,7 @@ class EagerRunner:
 
         If `token_ids` is a tensor, it is on the device.
         """
+        self._cache.hold([self._start + position + 1 for position in positions])
         num_rows = self._shapes.step_rows(len(positions), limit=self.config.num_slots)
         length = self._length(max(positions) + 1)
         program = self._decode_program(num_rows, length)
@@ -246,21 +257,25 @@ class EagerRunner:
         raise NotImplementedError(f"{type(self).__name__} runs no mixed plans")
 
     def _fused_decoder(self, num_rows: int) -> FusedDecoder | None:
-        """The fused operators, if they compute a step of so many rows."""
-        return self._fused if self._fused is not None and num_rows <= self._fused.step.most_rows else None
+        """The fused operators, if they compute a step of so many rows. They alone read blocks without a copy."""
+        is_faster = self._fused is not None and (self.config.block or num_rows <= self._fused.step.most_rows)
+        return self._fused if is_faster else None
 
     def _decode_program(self, num_rows: int, length: int) -> DecodeProgram:
         """One step of slots 0..num_rows-1 that attends to positions 0..length-1. All its shapes are fixed."""
         decoder, store = self._decoder, self.operators.store
-        layers = self._cache.layers(num_rows)
+        slots = slice(0, num_rows)
         prefix = Prefix(self._prefix.k[:, :num_rows], self._prefix.v[:, :num_rows])
         if (fused := self._fused_decoder(num_rows)) is not None:
-            return lambda tokens_R1, positions_R: fused.run(tokens_R1[:, 0], positions_R, layers, prefix)
+            every = self._cache.layers(slots, length=self.config.decoder.context)
+            return lambda tokens_R1, positions_R: fused.run(tokens_R1[:, 0], positions_R, *every, prefix)
+        layers, table_RT = self._cache.layers(slots, length=length)
 
         def program(tokens_R1: Tensor, positions_R: Tensor) -> tuple[Tensor, Tensor]:
-            mask_R11P = (torch.arange(length, device=positions_R.device) <= positions_R[:, None])[:, None, None]
-            view = DecodeView(layers, positions_B=positions_R, length=length, store=store)
-            hidden_R1D = decoder(tokens_R1, positions_R[:, None], mask_R11P, prefix, view)
+            positions_R1 = positions_R[:, None]
+            mask_R11P = (torch.arange(length, device=positions_R.device) <= positions_R1)[:, None, None]
+            view = DecodeView(layers, table_RT, positions_BS=positions_R1, length=length, store=store)
+            hidden_R1D = decoder(tokens_R1, positions_R1, mask_R11P, prefix, view)
             logits_RV, best_R = predict(decoder.logits(hidden_R1D[:, 0]))
             return logits_RV, best_R
 
@@ -338,14 +353,14 @@ class EagerRunner:
     @torch.inference_mode()
     def kept(self, *, num_tokens: int) -> PastKeyValues:
         """Keys and values of the past and of the first `num_tokens` tokens of slot 0, as a past for other prompts."""
-        places = slice(0, self._start + num_tokens)
-        k, v = (whole[:, 0, :, places].float().cpu().numpy().copy() for whole in (self._cache.k, self._cache.v))
-        return PastKeyValues(k, v)
+        past = self._cache.read(0, num_places=self._start + num_tokens)
+        return PastKeyValues(*(part.float().cpu().numpy() for part in past))
 
     def reset(self) -> None:
         self._readback.forget()
         for slot in range(self.config.num_slots):
             self.clear(slot)
+        self._cache.hold(())
 
     def warm_up(self, *, prompt_tokens: int, new_tokens: int) -> WarmUp:
         started = time.perf_counter()
@@ -373,8 +388,9 @@ class EagerRunner:
         """Number of cache places that a step attends to: the past and the following `num_tokens`, rounded up."""
         return self._shapes.length(self._start + num_tokens, limit=self.config.decoder.context)
 
-    def _place(self, prefixes: Sequence[Prefix], *, first_slot: int) -> None:
-        """Copy the prefixes of pictures into slots from `first_slot` on."""
+    def _admit(self, prompts: Sequence[Sequence[int]], prefixes: Sequence[Prefix], *, first_slot: int) -> None:
+        """Let slots from `first_slot` on have blocks for prompts, and the prefixes of pictures."""
+        self._cache.hold([self._start + len(prompt) for prompt in prompts], first_slot=first_slot)
         slots = slice(first_slot, first_slot + len(prefixes))
         self._prefix.k[:, slots] = torch.cat([prefix.k for prefix in prefixes], dim=1)
         self._prefix.v[:, slots] = torch.cat([prefix.v for prefix in prefixes], dim=1)

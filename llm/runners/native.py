@@ -130,6 +130,7 @@ class NativeRunner(EagerRunner):
         self._steps: dict[int, _Step] = {}
         self._x_RD = torch.empty(config.num_slots, config.decoder.dim)
         self._predictions = self._empty_prediction(config.num_slots)
+        self._places = _Places(self._cache.k, self._cache.v, self._cache.table_BT if self._cache.is_paged else None)
         self._is_alone = config.decoder.num_ranks == 1
         self._sum = _Sum(decoder.ranks)
         self._struct = self._describe(decoder)
@@ -240,13 +241,14 @@ class NativeRunner(EagerRunner):
         first_slot: int,
         pictures: Sequence[Pictures] = (),
     ) -> Prediction:
-        self._place(prefixes, first_slot=first_slot)
+        self._admit(prompts, prefixes, first_slot=first_slot)
         return self._fill(paired(prompts, pictures), first_slot=first_slot, steps=_Tokens())
 
     @torch.inference_mode()
     def mixed(self, plan: MixedPlan) -> Prediction:
         prefill, positions = plan.prefill, plan.decode.positions
-        self._place(prefill.prefixes, first_slot=prefill.first_slot)
+        self._cache.hold([self._start + position + 1 for position in positions])
+        self._admit(prefill.prompts, prefill.prefixes, first_slot=prefill.first_slot)
         steps = self._step_tokens(list(self._readback.newest(len(positions))), positions)
         prompts = paired(prefill.prompts, prefill.pictures)
         return self._fill(prompts, first_slot=prefill.first_slot, steps=steps)
@@ -260,7 +262,7 @@ class NativeRunner(EagerRunner):
         layouts = [lay_out(prompt, [(NO_TOKEN,)], pictures) for prompt, pictures in prompts]
         rows = enumerate(layouts, start=first_slot)
         portions = _portions(rows, start=self._start, steps=steps)
-        parts = [self._run(tokens, self._cache.k, self._cache.v, self._prefix) for tokens in portions]
+        parts = [self._run(tokens, self._places, self._prefix) for tokens in portions]
         if len(parts) == 1:
             return parts[0]
         logits_RV, best_R = map(torch.cat, zip(*parts, strict=True))
@@ -269,10 +271,11 @@ class NativeRunner(EagerRunner):
     @torch.inference_mode()
     def decode(self, token_ids: Sequence[int] | Tensor, positions: Sequence[int]) -> Prediction:
         ids = token_ids.tolist() if isinstance(token_ids, Tensor) else token_ids
-        if not self._is_alone:
-            return self._run(self._step_tokens(ids, positions), self._cache.k, self._cache.v, self._prefix)
         places = [self._start + position for position in positions]
-        self._check(ids, range(len(ids)), places, places, cache=self._cache.k)
+        self._cache.hold([place + 1 for place in places])
+        if not self._is_alone:
+            return self._run(self._step_tokens(ids, positions), self._places, self._prefix)
+        self._check(ids, range(len(ids)), places, places, of=self._places)
         step = self._steps.get(len(ids)) or self._new_step(len(ids))
         step.ids[:], step.places[:] = ids, places  # type: ignore[assignment]  # ctypes takes integers
         return self._forward(step.batch, step.prediction)
@@ -280,7 +283,7 @@ class NativeRunner(EagerRunner):
     def _new_step(self, num_rows: int) -> _Step:
         prediction = Prediction(*(whole[:num_rows] for whole in self._predictions))
         tokens = self._step_tokens([0] * num_rows, [0] * num_rows)
-        batch = self._batch(tokens, self._x_RD, self._cache.k, self._cache.v, self._prefix, prediction)
+        batch = self._batch(tokens, self._x_RD, self._places, self._prefix, prediction)
         ids, places = _numbers(tokens.ids), _numbers(tokens.places)
         batch.ids, batch.places, batch.positions = ids, places, places
         self._steps[num_rows] = _Step(ids=ids, places=places, prediction=prediction, batch=batch)
@@ -317,7 +320,7 @@ class NativeRunner(EagerRunner):
                 whole[:, :, :, : self._start] = past_LNCH[:, None]
         prefix = Prefix(*map(self._joined, zip(*plan.prefixes, strict=True)))
         portions = _portions(enumerate(layouts), start=self._start, steps=_Tokens())
-        logits_TV = torch.cat([self._run(tokens, k, v, prefix).logits_RV for tokens in portions])
+        logits_TV = torch.cat([self._run(tokens, _Places(k, v), prefix).logits_RV for tokens in portions])
         targets_T = torch.tensor([token for layout in layouts for token in layout.targets])
         return sum_scores(logprobs(logits_TV, targets_T), layouts)
 
@@ -329,9 +332,9 @@ class NativeRunner(EagerRunner):
             raise ValueError(f"prefixes of {tuple(joined.shape)} for slots of {tuple(self._prefix.k.shape)}")
         return joined
 
-    def _run(self, tokens: _Tokens, k: Tensor, v: Tensor, prefix: Prefix) -> Prediction:
-        """Predictions after each token in `logit_tokens`. Keys and values (L or 1, R, G, P, H) are written in place."""
-        self._check(tokens.ids, tokens.run_rows, tokens.places, tokens.positions, cache=k)
+    def _run(self, tokens: _Tokens, places: "_Places", prefix: Prefix) -> Prediction:
+        """Predictions after each token in `logit_tokens`. Keys and values are written in place."""
+        self._check(tokens.ids, tokens.run_rows, tokens.places, tokens.positions, of=places)
         if self._reads_ids(tokens):
             x_TD = torch.empty(len(tokens.ids), self.config.decoder.dim)
         else:
@@ -339,7 +342,7 @@ class NativeRunner(EagerRunner):
         for first, picture in tokens.pictures:
             x_TD[first : first + len(picture.embeddings_SD)] = picture.embeddings_SD
         prediction = self._empty_prediction(len(tokens.logit_tokens))
-        batch = self._batch(tokens, x_TD, k, v, prefix, prediction)
+        batch = self._batch(tokens, x_TD, places, prefix, prediction)
         return self._forward(batch, prediction)
 
     def _reads_ids(self, tokens: _Tokens) -> bool:
@@ -347,7 +350,7 @@ class NativeRunner(EagerRunner):
         return self._is_alone and not tokens.pictures
 
     def _batch(
-        self, tokens: _Tokens, x_TD: Tensor, k: Tensor, v: Tensor, prefix: Prefix, prediction: Prediction
+        self, tokens: _Tokens, x_TD: Tensor, places: "_Places", prefix: Prefix, prediction: Prediction
     ) -> BatchStruct:
         """The batch for the kernels. The caller keeps the tensors, whose addresses it holds."""
         return BatchStruct(
@@ -362,8 +365,8 @@ class NativeRunner(EagerRunner):
             positions=_numbers(tokens.positions),
             shared_ends=_numbers(tokens.shared_ends),
             starts=_numbers(tokens.starts),
-            cache=_kept(k, v),
-            prefix=_kept(*prefix),
+            cache=places.struct,
+            prefix=_Places(*prefix).struct,
             num_logits=len(tokens.logit_tokens),
             logit_tokens=_numbers(tokens.logit_tokens),
             logits=prediction.logits_RV.data_ptr(),
@@ -377,19 +380,16 @@ class NativeRunner(EagerRunner):
         places: Sequence[int],
         positions: Sequence[int],
         *,
-        cache: Tensor,
+        of: "_Places",
     ) -> None:
-        """Raise IndexError for values out of range, because the kernels do not check bounds.
-
-        `cache` is (L, R, G, P, H).
-        """
+        """Raise IndexError for values out of range, because the kernels do not check bounds."""
         if len(places) != len(ids) or len(positions) != len(ids):
             raise IndexError(f"{len(positions)} positions of {len(ids)} tokens")
         sizes = self.config.decoder
         ranges = (
             ("token", ids, sizes.vocab_size),
-            ("slot", rows, cache.shape[1]),
-            ("place", places, cache.shape[3]),
+            ("slot", rows, of.num_rows),
+            ("place", places, of.num_places),
             ("position", positions, sizes.context),
         )
         for name, values, count in ranges:
@@ -473,13 +473,41 @@ def _native(module: torch.nn.Module) -> NativeLinear:
     return module
 
 
-def _kept(k: Tensor, v: Tensor) -> KeptStruct:
-    """Keys and values (layers, rows, heads, P, H), the last two dimensions dense. One layer alone is used for all."""
-    strides = k.stride()
-    layer_stride = 0 if k.shape[0] == 1 else strides[0]
-    return KeptStruct(
-        k=k.data_ptr(), v=v.data_ptr(), layer_stride=layer_stride, row_stride=strides[1], head_stride=strides[2]
-    )
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Keys and values (layers, rows, heads, P, H), the last two dimensions dense. One layer alone is used for all.
+
+    With a table, rows are blocks, and each row of a batch has several; see `KVCache.table_BT`.
+    """
+
+    k: Tensor
+    v: Tensor
+    table_BT: Tensor | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that a batch may have."""
+        return self.k.shape[1] if self.table_BT is None else len(self.table_BT)
+
+    @property
+    def num_places(self) -> int:
+        """Places of a row."""
+        return self.k.shape[3] * (1 if self.table_BT is None else self.table_BT.shape[1])
+
+    @property
+    def struct(self) -> KeptStruct:
+        """The structure for the kernels, which holds addresses only."""
+        strides, table_BT = self.k.stride(), self.table_BT
+        return KeptStruct(
+            k=self.k.data_ptr(),
+            v=self.v.data_ptr(),
+            layer_stride=0 if self.k.shape[0] == 1 else strides[0],
+            row_stride=strides[1],
+            head_stride=strides[2],
+            table=None if table_BT is None else table_BT.data_ptr(),
+            blocks=0 if table_BT is None else table_BT.shape[1],
+            block=self.k.shape[3],
+        )
 
 
 def _numbers(values: Sequence[int]) -> "ctypes.Array[ctypes.c_int64]":
