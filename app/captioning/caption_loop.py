@@ -125,7 +125,7 @@ class CaptionLoop:
             clip_ms += encoded[1]
         return pictures, clip_ms
 
-    def _encode_batch(self, pixels: Sequence[np.ndarray | StoredPicture]) -> tuple[list[EncodedPicture], float]:
+    def _encode_batch(self, pixels: Sequence[Pixels | StoredPicture]) -> tuple[list[EncodedPicture], float]:
         self._clock.enter("clip")
         started = time.perf_counter()
         # A run has either pixels or stored pictures. For stored ones, `EncodedBefore` takes the visual queries.
@@ -144,12 +144,13 @@ class CaptionLoop:
         unfamiliar = self._ood_detector.unfamiliar(as_array(visual_query_BQD))
         return [EncodedPicture(*both) for both in zip(prefixes, unfamiliar, strict=True)], clip_ms
 
-    def _embed_batch(self, pixels: Sequence[Pixels]) -> tuple[list[EncodedPicture], float]:
+    def _embed_batch(self, pixels: Sequence[Pixels | StoredPicture]) -> tuple[list[EncodedPicture], float]:
         """As `_encode_batch`, for pictures that become tokens of prompts."""
         self._clock.enter("clip")
         started = time.perf_counter()
         side, encoded = self._vision.pixels.image_size, list[EncodedPicture]()
-        prompts = [one if isinstance(one, tuple) else (one,) for one in pixels]
+        plain = [one for one in pixels if not isinstance(one, StoredPicture)]  # such models have no stored pictures
+        prompts = [(one,) if isinstance(one, np.ndarray) else one for one in plain]
         squares = [[square for sheet in sheets for square in squares_of(sheet, side=side)] for sheets in prompts]
         embeddings = iter(self._vision.encode(np.stack([square for own in squares for square in own])))
         for sheets, own in zip(prompts, squares, strict=True):

@@ -134,8 +134,8 @@ def look_at(item: WorkItem, *, reader: Reader, wants: Wants | None) -> Looked:
     """Read an item's pictures, as far as its questions need them."""
     if item.others:
         alone = [replace(item, picture=one, others=()) for one in (item.picture, *item.others)]
-        picture = joined([look_at(one, reader=reader, wants=None).picture for one in alone])
-        return Looked(item, item.questions if wants is None else wants(item, picture.digest), picture)
+        together = joined([look_at(one, reader=reader, wants=None).picture for one in alone])
+        return Looked(item, item.questions if wants is None else wants(item, together.digest), together)
     picture = item.picture
     if isinstance(picture, RemotePicture):
         picture = picture.read(reader, name=item.label)

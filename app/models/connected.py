@@ -50,7 +50,7 @@ def open_connected(folder: Path, tokenizer: Tokenizer, *, dim: int) -> Connected
     for file in weight_files(folder):
         found |= {key.removeprefix("model."): tensor for key, tensor in read_tensor_file(file).tensors.items()}
     vision, name = config.get("vision_config"), str(folder)
-    file, values = _pixel_values(folder)
+    beside, values = _pixel_values(folder)
     layer, strategy = config.get("vision_feature_layer", -2), config.get("vision_feature_select_strategy", "default")
     if is_llava and (type(layer) is not int or strategy not in ("default", "full")):
         raise _refusal(folder, "joins the features of several layers", (layer, strategy))
@@ -92,7 +92,7 @@ def open_connected(folder: Path, tokenizer: Tokenizer, *, dim: int) -> Connected
             frame="" if is_llava else tokenizer.settings.names.get("fake_image_token", FRAME),
             most_squares=cut**2 + 1,
         ),
-        () if file is None else (str(file),),
+        () if beside is None else (str(beside),),
     )
 
 
