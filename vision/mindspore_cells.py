@@ -135,6 +135,7 @@ class Encoder(nn.Cell):  # type: ignore[misc]
         self.side, self.dtype = config.clip.image_size // config.clip.patch_size, dtype
         self.patches = Linear(self.width, 3 * self.patch**2, mindspore.float32)
         self.clip = ClipTower(config.clip, dtype)
+        assert isinstance(config.query, QueryConfig), "models with connectors are not exported"
         self.query = VisualQueryBlocks(
             config.query, dtype, input_dim=config.clip.output_dim, num_features=config.clip.num_patches + 1
         )

@@ -61,7 +61,7 @@ class LocalRunner:
             self.spec, self.info = captioner.spec, captioner.info
             self._clock = StageClock() if job.profile is None else captioner.profile_clock(waits=job.profile == "wait")
             self._reader = open_reader(
-                job.reader, self.spec.pictures, size=captioner.image_size, timeout_s=job.picture_timeout_s
+                job.reader, self.spec.pictures, pixels=captioner.pixels, timeout_s=job.picture_timeout_s
             )
             with ExitStack() as stack:
                 stack.enter_context(closing(self._reader))
@@ -111,7 +111,7 @@ def check_questions(job: Job, captioner: Captioner) -> None:
     pictures and the model takes none.
     """
     if not job.inputs.is_text:
-        captioner.info.require_adapter()
+        captioner.info.require_sight()
     for question in () if job.inputs.prompt_files else job.questions:
         if not (job.fills_variables and is_template(question)):
             prompt = question.prompt(captioner.info.default_prompt)

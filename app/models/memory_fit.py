@@ -191,6 +191,7 @@ def place_encoder(
         encoder_from_state(config, state),
         device=backend.device,
         batch_sizes=_batch_sizes(num_rows, backend),
+        largest_batch=num_rows if config.clip.longest and backend.device.type != "cpu" else None,  # squares
         mode=GraphMode(backend, mode) if records else None,
     )
     state.clear()

@@ -83,7 +83,7 @@ def test_bfloat16_uses_plain_products_if_the_processor_has_instructions_for_it(
 @pytest.mark.parametrize("channel_order", ["rgb", "bgr"])
 def test_the_picture_of_zeros_is_zero_after_normalisation(channel_order: ChannelOrder) -> None:
     encoder = PictureEncoder(dataclasses.replace(CONFIG, channel_order=channel_order))
-    pixels_BHWC = torch.from_numpy(zero_picture(8, channel_order=channel_order)[None].copy())
+    pixels_BHWC = torch.from_numpy(zero_picture(encoder.config.clip.pixels, channel_order=channel_order)[None].copy())
 
     # A quotient of at most 1 is subtracted from itself, and the rest is divided.
     assert largest(encoder.normalise(pixels_BHWC)) <= 4 * unit(torch.float32) / float(encoder.std.min())

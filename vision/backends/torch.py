@@ -35,7 +35,7 @@ class TorchVisionBackend:
         largest_batch: int | None = None,
         mode: GraphMode | None = None,
     ) -> None:
-        self.name, self.image_size = "torch", encoder.config.clip.image_size
+        self.name, self.pixels = "torch", encoder.config.clip.pixels
         self.batch_sizes = batch_sizes or ()
         self._device, self._largest_batch = device, largest_batch
         self._programs = None if mode is None else RepeatedPrograms(mode, of="the encoder")
@@ -81,8 +81,8 @@ def best_batch_size(config: VisionConfig, *, itemsize: int, cache_bytes: int) ->
     call were an eighth slower than three.
     """
     clip, query = config.clip, config.query
-    num_tokens = 1 + clip.num_patches
-    widest = max(num_tokens * 4 * clip.width, (num_tokens + query.num_queries) * query.mlp_dim)
+    tower = clip.num_tokens * clip.hidden_dim
+    widest = max(tower, (clip.num_features + query.num_queries) * query.mlp_dim)
     return max(1, cache_bytes // 4 // (widest * itemsize))
 
 

@@ -67,7 +67,8 @@ from llama_adapter.runtime.tensor_files.arrays import read_json
 from llama_adapter.runtime.tensor_files.files import list_keys
 from llama_adapter.runtime.text import shown_excerpt, shown_name
 from llama_adapter.vision.card import EncoderCard
-from llama_adapter.vision.weights import ClipSource, build_vision, read_query
+from llama_adapter.vision.towers import ClipSource
+from llama_adapter.vision.weights import build_vision, read_query
 
 KNOWN_PICTURE = "03-purple-triangle.png"  # losslessly compressed, so that every image decoder gives the same pixels
 KNOWN_TOKENS = 16
@@ -395,7 +396,7 @@ def _check_known_answer(
             Captioner.load(
                 place, precision=precision, device=device, tensor_parallel=num_ranks_of(manifest)
             ) as captioner,
-            closing(open_reader("process", captioner.spec.pictures, size=captioner.image_size)) as captioner.reader,
+            closing(open_reader("process", captioner.spec.pictures, pixels=captioner.pixels)) as captioner.reader,
         ):
             [answer] = captioner.generate([place / known["picture"]], [prompt], temperature=0.0, **options)
     except Exception as fault:  # any failure becomes the finding

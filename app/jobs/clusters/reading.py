@@ -28,6 +28,7 @@ from llama_adapter.app.pictures.reading.reader import PictureReader, PictureRead
 from llama_adapter.app.pictures.reading.spec import ReadingSpec
 from llama_adapter.runtime.problems import describe
 from llama_adapter.vision.errors import PictureError
+from llama_adapter.vision.pixels import PixelRule
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -42,7 +43,7 @@ class Reading:
     """How the pictures of a job are read."""
 
     spec: ReadingSpec  # of the loaded model
-    size: int  # side of the square that its encoder takes, in pixels
+    pixels: PixelRule  # of its encoder
     kind: str  # process or thread
     timeout_s: float
     folder: str  # the current folder of the driver
@@ -93,8 +94,8 @@ def _look(item: WorkItem, *, reader: Reader, known: Known | None) -> WorkItem:
 def _reader(reading: Reading) -> Reader:
     """One reader for all chunks of this process."""
     if reading.kind == "thread":
-        return PictureReader(reading.spec, size=reading.size)
-    return IsolatedReader(reading.spec, size=reading.size, timeout_s=reading.timeout_s, num_processes=1)
+        return PictureReader(reading.spec, pixels=reading.pixels)
+    return IsolatedReader(reading.spec, pixels=reading.pixels, timeout_s=reading.timeout_s, num_processes=1)
 
 
 class ReadingPipeline:

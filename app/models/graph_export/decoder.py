@@ -202,7 +202,7 @@ def _write_encoder(job: DecoderJob, model: LoadedModel, folder: Path) -> list[st
     dtype: Any = "float16" if job.precision == "float16" else "float32"
     made = folder / ENCODER_FILE
     export_onnx(model.vision_config, state, made, name=model.name, dtype=dtype)
-    pixels_BHWC = read_pixels((), size=model.vision_config.clip.image_size)
+    pixels_BHWC = read_pixels((), rule=model.vision_config.clip.pixels)
     parity = compare_encoders(made, encoder_from_state(model.vision_config, state), pixels_BHWC)
     if not parity.ok:
         raise GraphError(

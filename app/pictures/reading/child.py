@@ -28,6 +28,7 @@ from llama_adapter.app.pictures.reading.wire import (
 )
 from llama_adapter.runtime.child_process import limit_memory
 from llama_adapter.vision.errors import PICTURE_ERROR_CODES
+from llama_adapter.vision.pixels import PixelRule
 
 SEND_BUFFER_BYTES = 2**20  # large enough for a square of pixels, which is then sent by one write
 _TOO_LARGE = AnswerError(
@@ -41,7 +42,7 @@ class _ParentHasGone(Exception):
 
 def run(*arguments: str) -> None:
     """Read pictures until the parent process ends. `ReadingProcess` passes the arguments as JSON."""
-    descriptor, size, memory_bytes, limits, spec = map(json.loads, arguments)
+    descriptor, pixels, limits, spec, memory_bytes = map(json.loads, arguments)
     # Signals that interrupt or end the job are ignored here: the parent handles them, and finishes the pictures it has
     # begun.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -51,7 +52,7 @@ def run(*arguments: str) -> None:
         file.write("1000")  # if memory runs out, the system should end this process rather than the job
     if spec["reading"] == "fast":
         import torch  # noqa: F401  (imported before the first picture's time limit begins)
-    reader = PictureReader(ReadingSpec(**spec), size=size, limits=PictureLimits(**limits))
+    reader = PictureReader(ReadingSpec(**spec), pixels=PixelRule(**pixels), limits=PictureLimits(**limits))
     if memory_bytes is not None:
         limit_memory(memory_bytes)
     connection = socket.socket(fileno=descriptor)

@@ -3,8 +3,8 @@
 import hashlib
 import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Protocol, cast, get_args
 
 import numpy as np
@@ -25,6 +25,7 @@ from llama_adapter.vision.image import (
     load_picture,
     read_picture_file,
 )
+from llama_adapter.vision.pixels import PixelRule
 from llama_adapter.vision.preprocess import preprocess
 
 _NO_ENCODER: Final = (
@@ -57,13 +58,14 @@ class PictureReading:
     """
 
     digest: str = ""  # SHA-256 of the file's bytes in hexadecimal; "" if they could not be read
-    pixels: np.ndarray | None = None  # uint8 (size, size, 3), or (H, W, 3) for a view
+    pixels: np.ndarray | None = None  # uint8 (S, S, 3), or (H, W, 3) for a sheet of squares or a view
     encoded: StoredPicture | None = None  # from a prefix file, instead of pixels
     error: AnswerError | None = None
     elapsed_ms: float = 0.0
     width: int = 0  # of the original picture, in pixels; 0 without pixels
     height: int = 0
     notes: tuple[PictureNote, ...] = ()
+    others: tuple[np.ndarray, ...] = ()  # pixels of the other pictures of the same prompt
 
     @property
     def is_only_digest(self) -> bool:
@@ -72,14 +74,32 @@ class PictureReading:
         return not has_content and self.digest not in get_args(TextPrefix)
 
     @property
-    def content(self) -> np.ndarray | StoredPicture | TextPrefix:
+    def content(self) -> np.ndarray | tuple[np.ndarray, ...] | StoredPicture | TextPrefix:
         """What to encode, for a reading without error: pixels, a stored picture, or a text prefix."""
         if self.pixels is not None:
-            return self.pixels
+            return (self.pixels, *self.others) if self.others else self.pixels
         if self.encoded is not None:
             return self.encoded
         assert self.digest in get_args(TextPrefix), "a picture without pixels has an error"
         return cast(TextPrefix, self.digest)
+
+
+def joined(readings: Sequence[PictureReading]) -> PictureReading:
+    """The pictures of one prompt. The error is the first one, and the digest that of their digests."""
+    first, *others = readings
+    return replace(
+        first,
+        digest=joined_digest([reading.digest for reading in readings]),
+        error=next((reading.error for reading in readings if reading.error is not None), None),
+        elapsed_ms=sum(reading.elapsed_ms for reading in readings),
+        notes=tuple(dict.fromkeys(note for reading in readings for note in reading.notes)),
+        others=tuple(reading.pixels for reading in others if reading.pixels is not None),
+    )
+
+
+def joined_digest(digests: Sequence[str]) -> str:
+    """The digest of the pictures of a prompt: of one, its own."""
+    return digests[0] if len(digests) == 1 else hashlib.sha256(" ".join(digests).encode()).hexdigest()
 
 
 class Reader(Protocol):
@@ -107,17 +127,18 @@ class Reader(Protocol):
 
 
 class PictureReader:
-    """Reads and resizes in the calling thread, for an encoder that takes squares of `size` pixels.
+    """Reads and resizes in the calling thread, for an encoder that takes pictures by the rule `pixels`.
 
     A decoder or file system that hangs blocks the thread. `IsolatedReader` has a time limit.
     """
 
-    def __init__(self, spec: ReadingSpec, *, size: int, limits: PictureLimits | None = None) -> None:
-        self._spec, self._size, self._limits = spec, size, limits or PictureLimits()
+    def __init__(self, spec: ReadingSpec, *, pixels: PixelRule, limits: PictureLimits | None = None) -> None:
+        self._spec, self._pixels, self._limits = spec, pixels, limits or PictureLimits()
         # Models with channel order bgr were trained with OpenCV, which converts to plain colours before resizing.
         self._convert: Literal["last", "first"] = "first" if spec.channel_order == "bgr" else "last"
         # Twice the size, so that the final resize still averages pixels.
-        self._least_side = 2 * size if spec.reading == "fast" else None
+        side = pixels.longest or pixels.image_size + pixels.margin
+        self._least_side = 2 * side if spec.reading == "fast" else None
 
     def read(
         self,
@@ -184,7 +205,7 @@ class PictureReader:
 
     def _square(self, loaded: LoadedPicture) -> np.ndarray:
         return preprocess(
-            loaded.image, name=loaded.name, size=self._size, convert=self._convert, reading=self._spec.reading
+            loaded.image, name=loaded.name, rule=self._pixels, convert=self._convert, reading=self._spec.reading
         )
 
 
