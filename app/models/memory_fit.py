@@ -109,11 +109,16 @@ def place_model(
 
 
 def engine_config(model: LoadedModel, spec: CaptionerSpec, ranks: Alone, *, mode: str = EAGER) -> EngineConfig:
-    """Settings of the engine for this rank's share of a model's decoder."""
+    """Settings of the engine for this rank's share of a model's decoder. The cache is the smallest one."""
     sizes = model.decoder_config
     past = None if spec.past_key_values is None else read_past(Path(spec.past_key_values), sizes)
     return EngineConfig(
-        decoder=share_of(sizes, ranks), dtype=model.dtype, mode=mode, operators=spec.operators, past=past
+        decoder=share_of(sizes, ranks),
+        dtype=model.dtype,
+        mode=mode,
+        operators=spec.operators,
+        past=past,
+        kept_places=sizes.context if model.picture_format is not None else 0,
     )
 
 
