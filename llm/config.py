@@ -257,6 +257,7 @@ class EngineConfig:
     # The cache of keys and values. Every slot has one block of this many places; 0: its whole context.
     block: int = 0
     spare_blocks: int = 0  # for rows that have filled the block of their slot
+    kept_places: int = 0  # places, beside the cache, for beginnings of prompts that are used again; see KeptPrompts
 
     def __post_init__(self) -> None:
         require_least(self, "num_slots")

@@ -50,7 +50,7 @@ def plan_memory(config: EngineConfig, *, weights: int, loading: int = 0, padding
     return MemoryPlan(
         weights=weights,
         loading=loading,
-        slots=config.num_places * place + prefix_bytes(config),
+        slots=(config.num_places + config.kept_places) * place + prefix_bytes(config),
         activations=max(attention, feed_forward, logits, gathered) + residual,
         place=place,
     )

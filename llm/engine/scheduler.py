@@ -6,10 +6,11 @@ takes its slot.
 
 import itertools
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import TypeVar
 
 from llama_adapter.llm.config import EngineConfig
+from llama_adapter.llm.engine.kept_prompts import KeptPrompts
 from llama_adapter.llm.engine.requests import GenerateRequest, Request, ScoreRequest
 from llama_adapter.llm.engine.sequence import Sequence
 from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, Pictures, Plan, PrefillPlan, ScorePlan
@@ -28,6 +29,7 @@ class Scheduler:
         self.num_rows = config.num_slots  # most rows at once, see `limit_rows`
         self.waiting: deque[Sequence | ScoreRequest] = deque()
         self.running: list[Sequence] = []
+        self._kept = KeptPrompts(config)
         self.num_put_back = 0  # sequences that were put back into the queue, see `surplus`
         self._by_row: dict[int, Sequence] = {}  # the running sequences
 
@@ -98,6 +100,8 @@ class Scheduler:
             with_logprobs=any(sequence.request.with_logprobs for sequence in admitted),
             num_top=max(sequence.request.num_top for sequence in admitted),
             pictures=_pictures([sequence.request for sequence in admitted]),
+            kept=[self._kept.use(sequence.request) for sequence in admitted],
+            dropped=self._kept.take_dropped(),
         )
 
     def _decode(self) -> DecodePlan:
@@ -140,25 +144,32 @@ class Scheduler:
         self.waiting.clear()
         self.running.clear()
         self._by_row.clear()
+        self._kept.clear()
 
     def _take(self, kind: type[_Waiting], *, limit: int) -> list[_Waiting]:
         """Remove requests of one kind from the head of the queue.
 
-        As many as fit `limit` rows, one padded prefill, and the cache with a next token each.
+        As many as fit `limit` rows, one padded prefill, and the cache with a next token each. Of those with the same
+        new beginning, the first comes alone, so that the others find it kept.
         """
         taken: list[_Waiting] = []
+        begun: set[Hashable] = set()
         widest, num_free_blocks = 0, self._num_free_blocks()
         while self.waiting and len(taken) < limit:
             head = self.waiting[0]
             if not isinstance(head, kind):
                 break
-            widest = max(widest, head.num_prefill_tokens)
+            request = head.request if isinstance(head, Sequence) else head
+            num_known = self._kept.num_known(request)
+            widest = max(widest, head.num_prefill_tokens - num_known)
             if taken and widest * (len(taken) + 1) > self._config.max_prefill_tokens:
                 break
             if isinstance(head, Sequence):
                 num_free_blocks -= self._num_extra_blocks(head)
-                if num_free_blocks < 0:
+                beginning = None if num_known else self._kept.key(request)
+                if num_free_blocks < 0 or beginning in begun:
                     break
+                begun |= {beginning} - {None}
             taken.append(head)
             self.waiting.popleft()
         return taken

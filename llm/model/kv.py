@@ -8,7 +8,7 @@ The decoder calls a view's `update` once per layer, and attends to the keys and 
 
 import math
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -18,7 +18,7 @@ from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.runtime.operators import StoreFunction, store
 
-Past = tuple[Tensor, Tensor]  # keys and values before every prompt, (L, N, C, H) each
+Past = tuple[Tensor, Tensor]  # keys and values of C tokens before others, (L, N, C, H) each
 
 
 class KVView(Protocol):
@@ -82,7 +82,7 @@ LayerViews = Sequence[tuple[Tensor, Tensor]]  # k and v of each layer, (B, N, pl
 
 
 class DecodeView:
-    """Running rows, with one token each at its position. They attend to positions 0..length-1.
+    """Rows that go on, with tokens at their positions. They attend to positions 0..length-1.
 
     If a row may need several blocks, its keys and values are gathered from them.
     """
@@ -106,12 +106,15 @@ class DecodeView:
 
     def _updated(self, whole: Tensor, new_BNSH: Tensor) -> Tensor:
         """Keys or values (B, N, P, H) with the new ones."""
-        if self._table_BT is None:
+        if self._table_BT is None and new_BNSH.shape[2] == 1:
             self._store(whole, self._positions_BS[:, 0], new_BNSH)
             return whole[:, :, : self._length]
-        block, rows_B1 = whole.shape[2], torch.arange(len(new_BNSH), device=whole.device)[:, None]
-        blocks_BS = self._table_BT[rows_B1, self._positions_BS // block]
+        block, blocks_BS = whole.shape[2], torch.arange(len(new_BNSH), device=whole.device)[:, None]
+        if self._table_BT is not None:
+            blocks_BS = self._table_BT[blocks_BS, self._positions_BS // block]
         whole[blocks_BS, :, self._positions_BS % block] = new_BNSH.transpose(1, 2)
+        if self._table_BT is None:
+            return whole[:, :, : self._length]
         read_BT = self._table_BT[:, : -(-self._length // block)]
         # Heads first, so that the places of a row are neighbours and no second copy is made.
         return whole.transpose(0, 1)[:, read_BT].flatten(2, 3).transpose(0, 1)[:, :, : self._length]
@@ -241,10 +244,18 @@ class KVCache:
 
     def read(self, slot: int, *, num_places: int) -> Past:
         """A copy of the first places of a slot."""
-        spans = list(enumerate(range(0, num_places, self.block)))
-        blocks = self.blocks_of(slot)
-        k_LNCH, v_LNCH = (
-            torch.cat([whole[:, blocks[number], :, : num_places - first] for number, first in spans], dim=2)
-            for whole in (self.k, self.v)
-        )
+        parts = ([part for part, _ in self._parts(whole, slot, num_places)] for whole in (self.k, self.v))
+        k_LNCH, v_LNCH = (torch.cat(part, dim=2) for part in parts)
         return k_LNCH, v_LNCH
+
+    def write(self, slot: int, values: Past) -> None:
+        """Write the first places of a slot, which must have the blocks for them."""
+        for whole, new_LNCH in zip((self.k, self.v), values, strict=True):
+            for part, places in self._parts(whole, slot, new_LNCH.shape[2]):
+                part[:] = new_LNCH[:, :, places]
+
+    def _parts(self, whole: Tensor, slot: int, num_places: int) -> Iterator[tuple[Tensor, slice]]:
+        """Views of the first places of a slot, (L, N, P, H), one for each block, and which places they are."""
+        for number, first in enumerate(range(0, num_places, self.block)):
+            places = slice(first, min(first + self.block, num_places))
+            yield whole[:, self.blocks_of(slot)[number], :, : places.stop - first], places

@@ -5,7 +5,16 @@ from typing import Any
 
 from llama_adapter.llm.parallel.channel import Channel
 from llama_adapter.llm.prefix import PictureTokens, Prefix
-from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, Pictures, Plan, PrefillPlan, Runner, ScorePlan
+from llama_adapter.llm.runners.base import (
+    DecodePlan,
+    KeptTokens,
+    MixedPlan,
+    Pictures,
+    Plan,
+    PrefillPlan,
+    Runner,
+    ScorePlan,
+)
 
 
 def follow(runner: Runner, channel: Channel) -> None:
@@ -48,6 +57,8 @@ def _plan(command: dict[str, Any], channel: Channel, prefixes: dict[int, Prefix]
                 draws=[None] * len(rows),
                 first_slot=command["first_slot"],
                 with_logprobs=command["with_logprobs"],
+                kept=[kept and KeptTokens(*kept) for kept in command["kept"]],
+                dropped=command["dropped"],
                 pictures=_pictures(command, channel),
             )
         case "decode":

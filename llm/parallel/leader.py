@@ -1,5 +1,6 @@
 """The runner of the first rank, which forwards every call of the engine to all ranks."""
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -173,6 +174,8 @@ def _command(plan: Plan) -> dict[str, Any]:
                 "first_slot": plan.first_slot,
                 "with_logprobs": plan.with_logprobs,
                 "pictures": _described(plan.pictures),
+                "kept": [kept and dataclasses.astuple(kept) for kept in plan.kept],
+                "dropped": list(plan.dropped),
             }
         case MixedPlan():
             return {"do": "mixed", "decode": _command(plan.decode), "prefill": _command(plan.prefill)}

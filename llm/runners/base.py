@@ -29,6 +29,15 @@ class ScorePlan:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptTokens:
+    """The first tokens of a prompt, whose keys and values are kept under a number for other prompts."""
+
+    number: int
+    num_tokens: int  # fewer than those of the prompt
+    is_known: bool  # they are copied into the slot; otherwise they are computed, and copied from it
+
+
+@dataclass(frozen=True, slots=True)
 class PrefillPlan:
     """Fill slots from `first_slot` on with prompts and pictures, and choose each row's first token."""
 
@@ -40,6 +49,8 @@ class PrefillPlan:
     with_logprobs: bool = False
     num_top: int = 0  # log-probabilities of this many of the likeliest tokens are wanted too
     pictures: Sequence[Pictures] = ()  # of each prompt; empty if no prompt has any
+    kept: Sequence[KeptTokens | None] = ()  # of each prompt; a runner may leave it unused
+    dropped: Sequence[int] = ()  # numbers of kept tokens that are released after this prefill
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from llama_adapter.llm.config import EngineConfig
-from llama_adapter.llm.model.kv import DecodeView, KVCache, LayerViews, NoCache
+from llama_adapter.llm.model.kv import DecodeView, KVCache, LayerViews, NoCache, Past
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder, linears_of
 from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.async_readback import AsyncReadback
 from llama_adapter.llm.runners.base import (
     DecodePlan,
+    KeptTokens,
     MixedPlan,
     Pictures,
     Plan,
@@ -119,6 +120,7 @@ class EagerRunner:
         self._readback = AsyncReadback(backend, num_slots=config.num_slots, ranks=decoder.ranks)
         self._upload = self._readback.transfer.upload
         sizes = config.decoder
+        self._beginnings: dict[int, Past] = {}  # beginnings of prompts with the past, by number, see `KeptTokens`
         self._start = config.past_length  # the decoder's position at which prompts begin
         self._heads = slice(sizes.heads.start, sizes.heads.stop)  # this rank's heads among those of all ranks
         kv_heads = slice(sizes.kv_heads.start, sizes.kv_heads.stop)
@@ -155,11 +157,18 @@ class EagerRunner:
                 return self._readback.choose(plan, prediction)
             case PrefillPlan():
                 prediction = self.prefill(
-                    plan.prompts, plan.prefixes, first_slot=plan.first_slot, pictures=plan.pictures
+                    plan.prompts,
+                    plan.prefixes,
+                    first_slot=plan.first_slot,
+                    pictures=plan.pictures,
+                    kept=plan.kept,
                 )
+                self._keep(plan)
                 return self._readback.choose(plan, prediction, first_slot=plan.first_slot)
             case MixedPlan():
-                return self._readback.choose(plan, self.mixed(plan))
+                prediction = self.mixed(plan)
+                self._keep(plan.prefill)
+                return self._readback.choose(plan, prediction)
             case ScorePlan():
                 return Scores(plan.rows, self.score(plan))
 
@@ -190,13 +199,16 @@ class EagerRunner:
         *,
         first_slot: int,
         pictures: Sequence[Pictures] = (),
+        kept: Sequence[KeptTokens | None] = (),
     ) -> Prediction:
         """Fill slots from `first_slot` on with prompts and pictures.
 
         Returns the predictions after each prompt's last token.
         """
         num_prompts = len(prompts)
-        self._admit(prompts, prefixes, first_slot=first_slot)
+        known = self._admit(prompts, prefixes, kept, first_slot=first_slot)
+        if any(known):
+            return self._prefill_rest(paired(prompts, pictures), known, first_slot=first_slot)
         num_rows = self._shapes.rows(num_prompts, limit=self.config.num_slots - first_slot)
         length = self._shapes.prompt(max(map(len, prompts)), limit=self.config.context)
         distinct, own = zip(*_one_for_all(paired(prompts, pictures)), strict=True)
@@ -208,6 +220,36 @@ class EagerRunner:
         slots = self._slots(first_slot, num_rows, num_tokens=num_tokens)
         logits_RV, best_R = program(tokens, places_R, slots)
         return Prediction(logits_RV[:num_prompts], best_R[:num_prompts])
+
+    def _prefill_rest(
+        self, prompts: Sequence[tuple[Sequence[int], Pictures]], known: Sequence[int], *, first_slot: int
+    ) -> Prediction:
+        """As `prefill`, of prompts whose first `known` tokens are in their slots. It is not recorded."""
+        num_rows = self._shapes.rows(len(prompts), limit=self.config.num_slots - first_slot)
+        rest = [prompt[count:] for (prompt, _), count in zip(prompts, known, strict=True)]
+        width = self._shapes.prompt(max(map(len, rest)), limit=self.config.context)
+        length = self._length(max(len(prompt) for prompt, _ in prompts))
+        tokens_RS = self._padded(rest, num_rows=num_rows, width=width)
+        own = [() if count else pictures for (_, pictures), count in zip(prompts, known, strict=True)]
+        # Padding repeats a row's last token at its place.
+        places = [
+            range(self._start + count, self._start + len(prompt))
+            for (prompt, _), count in zip(prompts, known, strict=True)
+        ]
+        places_RS = self._padded(places, num_rows=num_rows, width=width)
+        slots = slice(first_slot, first_slot + num_rows)
+        view = DecodeView(*self._cache.layers(slots, length=length), positions_BS=places_RS, length=length)
+        mask_RSP = torch.arange(length, device=self._device) <= places_RS[..., None]
+        hidden_R1D = self._decoder(
+            self._embedded(tokens_RS, own),
+            places_RS,
+            mask_RSP[:, None],
+            Prefix(*(whole[:, slots] for whole in self._prefix)),
+            view,
+            places_B=self._column([len(row) - 1 for row in rest], num_rows=num_rows),
+        )
+        prediction = predict(self._decoder.logits(hidden_R1D[:, 0]))
+        return Prediction(*(part[: len(prompts)] for part in prediction))
 
     def _slots(self, first: int, num_rows: int, *, num_tokens: int) -> slice | Tensor:
         """The slots of a prefill: a slice, or ids (R,) if they are an input of the program."""
@@ -361,6 +403,7 @@ class EagerRunner:
         for slot in range(self.config.num_slots):
             self.clear(slot)
         self._cache.hold(())
+        self._beginnings.clear()
 
     def warm_up(self, *, prompt_tokens: int, new_tokens: int) -> WarmUp:
         started = time.perf_counter()
@@ -388,12 +431,37 @@ class EagerRunner:
         """Number of cache places that a step attends to: the past and the following `num_tokens`, rounded up."""
         return self._shapes.length(self._start + num_tokens, limit=self.config.decoder.context)
 
-    def _admit(self, prompts: Sequence[Sequence[int]], prefixes: Sequence[Prefix], *, first_slot: int) -> None:
-        """Let slots from `first_slot` on have blocks for prompts, and the prefixes of pictures."""
+    def _admit(
+        self,
+        prompts: Sequence[Sequence[int]],
+        prefixes: Sequence[Prefix],
+        kept: Sequence[KeptTokens | None],
+        *,
+        first_slot: int,
+    ) -> list[int]:
+        """Let slots from `first_slot` on have blocks for prompts, the prefixes of pictures, and what is kept of them.
+
+        Returns how many tokens of each prompt are in its slot.
+        """
         self._cache.hold([self._start + len(prompt) for prompt in prompts], first_slot=first_slot)
+        known = [0] * len(prompts)
+        for row, tokens in enumerate(kept):
+            if tokens is not None and tokens.is_known:
+                self._cache.write(first_slot + row, self._beginnings[tokens.number])
+                known[row] = tokens.num_tokens
         slots = slice(first_slot, first_slot + len(prefixes))
         self._prefix.k[:, slots] = torch.cat([prefix.k for prefix in prefixes], dim=1)
         self._prefix.v[:, slots] = torch.cat([prefix.v for prefix in prefixes], dim=1)
+        return known
+
+    @torch.inference_mode()
+    def _keep(self, plan: PrefillPlan) -> None:
+        """Keep what a prefill has computed to be kept, and release what is no longer wanted."""
+        for number in plan.dropped:
+            self._beginnings.pop(number, None)
+        for slot, tokens in enumerate(plan.kept, start=plan.first_slot):
+            if tokens is not None and not tokens.is_known and tokens.number not in plan.dropped:
+                self._beginnings[tokens.number] = self._cache.read(slot, num_places=self._start + tokens.num_tokens)
 
     def _padded(self, rows: Sequence[Sequence[int]], *, num_rows: int, width: int) -> Tensor:
         """Ids of `num_rows` rows, or of the single row that stands for all, each padded to `width`."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.model.llama import Layer, LlamaAdapterDecoder, RmsNorm, linears_of
 from llama_adapter.llm.prefix import PictureTokens, Prefix
-from llama_adapter.llm.runners.base import MixedPlan, Pictures, Plan, Result, ScorePlan, WarmUp
+from llama_adapter.llm.runners.base import KeptTokens, MixedPlan, Pictures, Plan, Result, ScorePlan, WarmUp
 from llama_adapter.llm.runners.draw import NO_TOKEN
 from llama_adapter.llm.runners.eager import EagerRunner, paired
 from llama_adapter.llm.runners.sampler import Prediction, logprobs, predict, sum_scores
@@ -70,6 +70,7 @@ class _Tokens:
     starts: list[int] = field(default_factory=list)
     logit_tokens: list[int] = field(default_factory=list)
     pictures: list[tuple[int, PictureTokens]] = field(default_factory=list)  # each with its first token here
+    have_own_pasts: bool = False  # whole rows may be the same and yet attend to different places before them
     num_steps: int = 0  # number of runs at the start that continue their rows; other runs are whole rows after the past
 
     def add(self, ids: Sequence[int], *, place: int = 0, position: int = 0, shared_end: int = 0) -> None:
@@ -94,7 +95,7 @@ class _Tokens:
         This is so for one question about several pictures.
         """
         count = len(self.run_rows) - self.num_steps
-        if count < 2:
+        if count < 2 or self.have_own_pasts:
             return 0
         first, end = self.run_starts[self.num_steps : self.num_steps + 2]
         columns = (self.ids, self.places, self.positions, self.shared_ends, self.starts)
@@ -240,28 +241,39 @@ class NativeRunner(EagerRunner):
         *,
         first_slot: int,
         pictures: Sequence[Pictures] = (),
+        kept: Sequence[KeptTokens | None] = (),
     ) -> Prediction:
-        self._admit(prompts, prefixes, first_slot=first_slot)
-        return self._fill(paired(prompts, pictures), first_slot=first_slot, steps=_Tokens())
+        known = self._admit(prompts, prefixes, kept, first_slot=first_slot)
+        return self._fill(paired(prompts, pictures), known, first_slot=first_slot, steps=_Tokens())
 
     @torch.inference_mode()
     def mixed(self, plan: MixedPlan) -> Prediction:
         prefill, positions = plan.prefill, plan.decode.positions
         self._cache.hold([self._start + position + 1 for position in positions])
-        self._admit(prefill.prompts, prefill.prefixes, first_slot=prefill.first_slot)
+        known = self._admit(prefill.prompts, prefill.prefixes, prefill.kept, first_slot=prefill.first_slot)
         steps = self._step_tokens(list(self._readback.newest(len(positions))), positions)
         prompts = paired(prefill.prompts, prefill.pictures)
-        return self._fill(prompts, first_slot=prefill.first_slot, steps=steps)
+        return self._fill(prompts, known, first_slot=prefill.first_slot, steps=steps)
 
     def _fill(
-        self, prompts: Sequence[tuple[Sequence[int], Pictures]], *, first_slot: int, steps: _Tokens
+        self,
+        prompts: Sequence[tuple[Sequence[int], Pictures]],
+        known: Sequence[int],
+        *,
+        first_slot: int,
+        steps: _Tokens,
     ) -> Prediction:
-        """Predictions after `steps`, the tokens of running rows, and after each prompt."""
+        """Predictions after `steps`, the tokens of running rows, and after each prompt.
+
+        The first `known` tokens of the prompts are in their slots.
+        """
         # A prompt is laid out with one continuation of one token, so that the logits that predict this
         # token are computed.
-        layouts = [lay_out(prompt, [(NO_TOKEN,)], pictures) for prompt, pictures in prompts]
-        rows = enumerate(layouts, start=first_slot)
-        portions = _portions(rows, start=self._start, steps=steps)
+        rows = [
+            (slot, self._start + count, lay_out(prompt[count:], [(NO_TOKEN,)], () if count else pictures))
+            for slot, ((prompt, pictures), count) in enumerate(zip(prompts, known, strict=True), start=first_slot)
+        ]
+        portions = _portions(rows, steps=steps, past_length=self._start)
         parts = [self._run(tokens, self._places, self._prefix) for tokens in portions]
         if len(parts) == 1:
             return parts[0]
@@ -319,7 +331,8 @@ class NativeRunner(EagerRunner):
             for whole, past_LNCH in zip((k, v), self._cache.past, strict=True):
                 whole[:, :, :, : self._start] = past_LNCH[:, None]
         prefix = Prefix(*map(self._joined, zip(*plan.prefixes, strict=True)))
-        portions = _portions(enumerate(layouts), start=self._start, steps=_Tokens())
+        rows = [(row, self._start, layout) for row, layout in enumerate(layouts)]
+        portions = _portions(rows, steps=_Tokens(), past_length=self._start)
         logits_TV = torch.cat([self._run(tokens, _Places(k, v), prefix).logits_RV for tokens in portions])
         targets_T = torch.tensor([token for layout in layouts for token in layout.targets])
         return sum_scores(logprobs(logits_TV, targets_T), layouts)
@@ -445,19 +458,21 @@ class _Sum:
             raise
 
 
-def _portions(rows: Iterable[tuple[int, ScoreLayout]], *, start: int, steps: _Tokens) -> Iterable[_Tokens]:
-    """Divide numbered rows into portions of at most _MAX_TOKENS tokens, if rows are not longer.
+def _portions(rows: Iterable[tuple[int, int, ScoreLayout]], *, steps: _Tokens, past_length: int) -> Iterable[_Tokens]:
+    """Divide rows into portions of at most _MAX_TOKENS tokens, if rows are not longer.
 
-    The tokens that need logits are the layouts' predictors. `steps` come first. Rows begin at place and position
-    `start`, after the past that all their tokens attend to.
+    The tokens that need logits are the layouts' predictors. `steps` come first. A row is its number, the place and
+    position at which it begins, after places that all its tokens attend to, and its layout. `past_length` of these
+    places are the same in all rows.
     """
     tokens = steps
-    for row, layout in rows:
+    for row, start, layout in rows:
         length = layout.prompt_length
         if tokens.ids and len(tokens.ids) + length > _MAX_TOKENS:
             yield tokens
             tokens = _Tokens()
         first = len(tokens.ids)
+        tokens.have_own_pasts |= start > past_length
         tokens.pictures += [(first + picture.start, picture) for picture in layout.pictures]
         tokens.add(layout.token_ids[:length], place=start, position=start, shared_end=start)
         for span in layout.spans:
