@@ -113,7 +113,13 @@ def engine_config(model: LoadedModel, spec: CaptionerSpec, ranks: Alone, *, mode
     sizes = model.decoder_config
     past = None if spec.past_key_values is None else read_past(Path(spec.past_key_values), sizes)
     return EngineConfig(
-        decoder=share_of(sizes, ranks), dtype=model.dtype, mode=mode, operators=spec.operators, past=past
+        decoder=share_of(sizes, ranks),
+        dtype=model.dtype,
+        mode=mode,
+        operators=spec.operators,
+        past=past,
+        # A further question about a picture computes its own tokens only.
+        kept_places=0 if model.picture_format is None else sizes.context,
     )
 
 
