@@ -32,6 +32,7 @@ def open_model(spec: CaptionerSpec, how: Mapping[str, Any]) -> tuple[CaptionerSp
     """Load the whole model, which also projects keys and values."""
     parts = assemble_parts(spec)
     parts.info.require_sight()
+    parts.info.require_prefixes("prefix files")
     encoding = Encoding(
         name=parts.info.name,
         digest=parts.info.digest,

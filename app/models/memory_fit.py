@@ -109,7 +109,7 @@ def place_model(
 
 
 def engine_config(model: LoadedModel, spec: CaptionerSpec, ranks: Alone, *, mode: str = EAGER) -> EngineConfig:
-    """Settings of the engine for this rank's share of a model's decoder. The cache is the smallest one."""
+    """Settings of the engine for this rank's share of a model's decoder."""
     sizes = model.decoder_config
     past = None if spec.past_key_values is None else read_past(Path(spec.past_key_values), sizes)
     return EngineConfig(
@@ -118,7 +118,8 @@ def engine_config(model: LoadedModel, spec: CaptionerSpec, ranks: Alone, *, mode
         mode=mode,
         operators=spec.operators,
         past=past,
-        kept_places=sizes.context if model.picture_format is not None else 0,
+        # A further question about a picture computes its own tokens only.
+        kept_places=0 if model.picture_format is None else sizes.context,
     )
 
 

@@ -187,6 +187,14 @@ class CaptionerSpec:
             raise ValueError(f"encoder_device for vision {self.vision_kind}: {error}") from None
 
 
+def tokens_error(name: str, what: str) -> UsageError:
+    """The refusal of a model that sees pictures as tokens."""
+    return UsageError(
+        f"`{name}` sees pictures as tokens of its prompts, and {what} hold none",
+        hint="name its folder as --model where pictures are asked about",
+    )
+
+
 def template_id(template: Template, *, own: Template, chat_template: str | None) -> str | None:
     """How records name the template of prompts; None for the instructions or conversations of the model's training."""
     if template == "chat":
@@ -268,6 +276,11 @@ class ModelInfo:
                 f"`{self.name}` is a LLaMA without adapter, and sees no pictures",
                 hint="pass an adapter beside llama_dir, such as BIAS-7B.pth; texts are answered without",
             )
+
+    def require_prefixes(self, what: str) -> None:
+        """Raise UsageError if pictures are tokens of prompts, which `what` does not hold."""
+        if self.picture_format is not None:
+            raise tokens_error(self.name, what)
 
     def text_prefix(self, wanted: TextPrefix | None = None) -> TextPrefix:
         """What a prompt without a picture attends to; by default as in the model's training.

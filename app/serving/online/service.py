@@ -182,11 +182,15 @@ class Service(QueuedService[Entry]):
     def visual_features(self, digest: str) -> np.ndarray | None:
         """Numbers that are close for pictures that look alike to the model: float32 (N * H,).
 
-        They are the gated values of the last adapter layer, averaged over the visual queries. None if the picture with
+        They are the gated values of the last adapter layer, averaged over the visual queries; or the mean of the whole
+        picture's tokens. None if the picture with
         this SHA-256 is not in the cache.
         """
         picture = self._encoded.find(digest)
-        return None if picture is None else as_array(picture.prefix.v[-1, 0].mean(-2)).ravel()
+        if picture is None:
+            return None
+        whole = picture.squares[-1].embeddings_SD if picture.squares else picture.prefix.v[-1, 0]
+        return as_array(whole.mean(-2)).ravel()
 
     def status(self) -> ServiceStatus:
         """The current status."""

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from llama_adapter.app.captioning.captioner import Captioner
-from tests.app.captioning.picture_models import KINDS, Reference, pictures, save
+from llama_adapter.llm.runners.base import MixedPlan
+from tests.app.picture_models import KINDS, Reference, pictures, save
 
 QUESTIONS = ("What is it?", "Is it red or blue, and how many are there in all?", "a")
 TOKENS = 64
@@ -54,3 +56,22 @@ def test_two_pictures_in_one_prompt(captioner: Captioner, reference: Reference) 
     assert list(answer.token_ids) == reference.answer(images, QUESTIONS[0], max_new_tokens=TOKENS)
     assert answer.token_ids != captioner.ask(images[::-1], QUESTIONS[0], max_new_tokens=TOKENS).token_ids
     assert answer.prompt_tokens == len(reference.ids(images, QUESTIONS[0])[0])
+
+
+def test_a_further_question_about_a_picture_computes_its_own_tokens_only(
+    captioner: Captioner, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = pictures(2, seed=2)
+    runner = captioner._engine._runner
+    known: list[bool] = []
+
+    def run(plan: Any, own: Any = runner.run) -> Any:
+        prefill = plan.prefill if isinstance(plan, MixedPlan) else plan
+        known.extend(kept.is_known for kept in getattr(prefill, "kept", ()) if kept is not None)
+        return own(plan)
+
+    monkeypatch.setattr(runner, "run", run)
+    for image, question in ((first, 0), (first, 1), (second, 1), (first, 2), (second, 0)):
+        answer = captioner.ask(image, QUESTIONS[question], max_new_tokens=TOKENS)
+        assert list(answer.token_ids) == reference.answer([image], QUESTIONS[question], max_new_tokens=TOKENS)
+    assert known == [False, True, False, True, True]

@@ -16,7 +16,7 @@ from llama_adapter.app.serving.online.service import Ask, Service, ServiceLimits
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.runners.base import MixedPlan, PrefillPlan, ScorePlan
 from llama_adapter.llm.runners.eager import EagerRunner
-from tests.app.captioning.picture_models import Reference, pictures, save
+from tests.app.picture_models import Reference, pictures, save
 from tests.app.serving.online.waiting import started
 
 QUESTIONS = ("What is it?", "Is it red or blue, and how many are there in all?", "a")
