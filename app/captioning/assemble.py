@@ -57,8 +57,6 @@ def assemble_parts(
             "An exported decoder cannot be measured operator by operator",
             hint="`caption --profile` and demo_bsz.py report its speed, with --decoder",
         )
-    if vision is None and spec.is_llama_alone:
-        vision = NoEncoder()
     encoding: Encoding | None = None
     if vision is None and spec.vision_kind == "prefixes":
         check_encoder_exists(spec)
@@ -181,6 +179,7 @@ def assemble_parts(
             template_id=template_id(template, own=model.template, chat_template=model.tokenizer.settings.chat_template),
             card=model.card or terms((spec.llama_dir, spec.adapter, spec.clip)),
             past=None if runner.config.past is None else runner.config.past.digest,
+            picture_format=model.picture_format,
         ),
         model=dataclasses.replace(model, vision_state={}),
         backend=backend,

@@ -35,6 +35,7 @@ class GivenPicture:
 
     source: Source | PictureReading | RemotePicture
     name: str | None = None
+    others: tuple[Source | PictureReading | RemotePicture, ...] = ()  # further pictures of the same prompt
 
 
 # A path, pattern or address, the bytes of a file, an open file, an opened picture, or pixels.

@@ -3,14 +3,14 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from llama_adapter.app.captioning.tasks.prompts import Dialogue, Prompt, RawPrompt
 from llama_adapter.app.captioning.tasks.task import FREE_TEXT, Task
 from llama_adapter.app.pictures.inputs.remote import RemotePicture
 from llama_adapter.app.pictures.inputs.urls import AllowedHost
 from llama_adapter.app.pictures.reading.prefetch import Prefetcher
-from llama_adapter.app.pictures.reading.reader import PictureReading, Reader
+from llama_adapter.app.pictures.reading.reader import PictureReading, Reader, joined
 from llama_adapter.app.pictures.reading.sources import Source
 from llama_adapter.llm.prefix import TextPrefix
 
@@ -36,6 +36,13 @@ class WorkItem:
     picture: Source | RemotePicture | PictureReading  # to read, to download and read, or read already
     label: str
     questions: tuple[WorkQuestion, ...]
+    others: tuple[Source | RemotePicture | PictureReading, ...] = ()  # further pictures of the same prompt
+
+    @property
+    def num_pictures(self) -> int:
+        """The number of its pictures; 0 for a prompt without a picture."""
+        is_text = isinstance(self.picture, PictureReading) and self.picture.digest in get_args(TextPrefix)
+        return 0 if is_text else 1 + len(self.others)
 
     def repeated(self, count: int) -> "WorkItem":
         """The item with each question `count` times, with consecutive indices."""
@@ -76,6 +83,7 @@ def work_items(
             picture=picture.source,
             label=f"picture {index}" if picture.name is None else picture.name,
             questions=(WorkQuestion(index=index, prompt=prompt, task=task),),
+            others=picture.others,
         )
         for index, (picture, prompt) in enumerate(zip(given, prompts, strict=True))
     ]
@@ -130,7 +138,11 @@ class Looked(NamedTuple):
 
 
 def look_at(item: WorkItem, *, reader: Reader, wants: Wants | None) -> Looked:
-    """Read an item's picture, as far as its questions need it."""
+    """Read an item's pictures, as far as its questions need them."""
+    if item.others:
+        alone = [replace(item, picture=one, others=()) for one in (item.picture, *item.others)]
+        together = joined([look_at(one, reader=reader, wants=None).picture for one in alone])
+        return Looked(item, item.questions if wants is None else wants(item, together.digest), together)
     picture = item.picture
     if isinstance(picture, RemotePicture):
         picture = picture.read(reader, name=item.label)
@@ -181,5 +193,5 @@ def carried_bytes(item: WorkItem) -> int:
 
 
 def is_shareable(item: WorkItem) -> bool:
-    """Whether another thread may read the picture. An image object may be in use, or belong to several items."""
-    return not hasattr(item.picture, "getpixel")
+    """Whether another thread may read the pictures. An image object may be in use, or belong to several items."""
+    return not any(hasattr(one, "getpixel") for one in (item.picture, *item.others))

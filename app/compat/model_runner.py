@@ -330,7 +330,7 @@ class ModelRunner:
             "answers": [None] * len(prompts),
         }
         if pictures is not None:
-            self._loaded().info.require_adapter()
+            self._loaded().info.require_sight()
         try:
             with self._loaded().open_loop(StageClock()) as self._loop:
                 self._run_steps(input_dict, warm_up)

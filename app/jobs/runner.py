@@ -141,7 +141,7 @@ def check_questions(job: Job, captioner: "Captioner") -> None:
     pictures and the model takes none.
     """
     if not job.inputs.is_text:
-        captioner.info.require_adapter()
+        captioner.info.require_sight()
     for question in () if job.inputs.prompt_files else job.questions:
         if not (job.fills_variables and is_template(question)):
             prompt = question.prompt(captioner.info.default_prompt)

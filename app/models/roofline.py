@@ -65,8 +65,8 @@ class Ceiling:
 def encoder_work(config: VisionConfig, *, num_pictures: int, sizes: NumberSizes) -> Work:
     """The work of one pass of the picture encoder: CLIP and the visual blocks."""
     clip, query = config.clip, config.query
-    attention = clip.num_layers * _attention_flops((clip.num_patches + 1) ** 2, clip.width)
-    num_tokens = clip.num_patches + 1 + query.num_queries
+    attention = clip.num_layers * _attention_flops(clip.num_tokens**2, clip.width)
+    num_tokens = clip.num_features + query.num_queries
     pairs = max(query.depth - 1, 0) * num_tokens**2 + (num_tokens * query.num_queries if query.depth else 0)
     attention += _attention_flops(pairs, query.width)
     products = sum(2 * num_tokens * num_weights for num_tokens, num_weights in _encoder_matrices(config))
@@ -146,8 +146,8 @@ def decoder_shapes(config: DecoderConfig) -> list[tuple[int, int]]:
 
 def encoder_shapes(config: VisionConfig) -> list[tuple[int, int]]:
     """(inputs, outputs) of the linear layers in one block of CLIP, which is most of the encoder."""
-    width = config.clip.width
-    return [(width, 3 * width), (width, width), (width, 4 * width), (4 * width, width)]
+    width, hidden_dim = config.clip.width, config.clip.hidden_dim
+    return [(width, 3 * width), (width, width), (width, hidden_dim), (hidden_dim, width)]
 
 
 def explain(computed: Iterable[tuple[float, float, Cause]], *, read_s: float, wall_s: float) -> dict[Cause, float]:
@@ -167,15 +167,15 @@ def explain(computed: Iterable[tuple[float, float, Cause]], *, read_s: float, wa
 def _encoder_matrices(config: VisionConfig) -> list[tuple[int, int]]:
     """(tokens that a matrix is applied to, numbers in it) for the encoder's matrices, from the pixels on."""
     clip, query = config.clip, config.query
-    num_tokens = clip.num_patches + 1  # with the class token
+    block_weights = sum(inputs * outputs for inputs, outputs in encoder_shapes(config))
     block = 2 * query.width * (2 * query.width + query.mlp_dim)
     end = query.width * (query.width + 2 * query.mlp_dim) if query.depth else 0
     return [
         (clip.num_patches, 3 * clip.patch_size**2 * clip.width),
-        (num_tokens, clip.num_layers * 12 * clip.width**2),  # q, k, v, out: 4; up and down: 4 each
-        (num_tokens, clip.width * clip.output_dim),
-        (num_tokens, clip.output_dim * query.width),
-        (num_tokens + query.num_queries, query.depth * block - end),
+        (clip.num_tokens, clip.num_layers * block_weights),
+        (clip.num_features, clip.width * clip.output_dim * clip.has_projection),
+        (clip.num_features, clip.output_dim * query.width),
+        (clip.num_features + query.num_queries, query.depth * block - end),
         (query.num_queries, end),  # last block: only queries are computed, as other tokens are not used
         (query.num_queries, query.width * query.output_dim),
     ]

@@ -44,6 +44,11 @@ class Engine:
         """Requests without a complete answer."""
         return len(self._scheduler.waiting) + len(self._scheduler.running) + len(self._early)
 
+    @property
+    def num_put_back(self) -> int:
+        """How often a row was put back into the queue because the rows together had filled the cache."""
+        return self._scheduler.num_put_back
+
     def project_prefix(self, visual_query_BQD: Any) -> list[Prefix]:
         """Visual query (B, Q, D) -> the prefix of each picture, shared by all requests about that picture."""
         return self._runner.project_prefix(visual_query_BQD)
@@ -128,6 +133,9 @@ class Engine:
         if self._early:
             early, self._early = self._early, []
             return early
+        while (sequence := self._scheduler.surplus()) is not None:
+            self._end(sequence)
+            self._scheduler.put_back(sequence)
         plan = self._scheduler.schedule()
         if plan is None:
             return []

@@ -5,7 +5,16 @@ from typing import Any
 
 from llama_adapter.llm.parallel.channel import Channel
 from llama_adapter.llm.prefix import PictureTokens, Prefix
-from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, Pictures, Plan, PrefillPlan, Runner, ScorePlan
+from llama_adapter.llm.runners.base import (
+    DecodePlan,
+    KeptTokens,
+    MixedPlan,
+    Pictures,
+    Plan,
+    PrefillPlan,
+    Runner,
+    ScorePlan,
+)
 
 
 def follow(runner: Runner, channel: Channel) -> None:
@@ -49,6 +58,7 @@ def _plan(command: dict[str, Any], channel: Channel, prefixes: dict[int, Prefix]
                 first_slot=command["first_slot"],
                 with_logprobs=command["with_logprobs"],
                 pictures=_pictures(command, channel),
+                **_kept(command),
             )
         case "decode":
             positions = command["positions"]
@@ -70,9 +80,14 @@ def _plan(command: dict[str, Any], channel: Channel, prefixes: dict[int, Prefix]
                 continuations=command["continuations"],
                 prefixes=_found(command, prefixes),
                 pictures=_pictures(command, channel),
+                **_kept(command),
             )
         case unknown:
             raise ValueError(f"no command `{unknown}`")
+
+
+def _kept(command: dict[str, Any]) -> dict[str, Any]:
+    return {"kept": [kept and KeptTokens(*kept) for kept in command["kept"]], "dropped": command["dropped"]}
 
 
 def _found(command: dict[str, Any], prefixes: dict[int, Prefix]) -> Sequence[Prefix]:

@@ -1,5 +1,6 @@
 """The runner of the first rank, which forwards every call of the engine to all ranks."""
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -173,6 +174,7 @@ def _command(plan: Plan) -> dict[str, Any]:
                 "first_slot": plan.first_slot,
                 "with_logprobs": plan.with_logprobs,
                 "pictures": _described(plan.pictures),
+                **_kept(plan),
             }
         case MixedPlan():
             return {"do": "mixed", "decode": _command(plan.decode), "prefill": _command(plan.prefill)}
@@ -183,7 +185,13 @@ def _command(plan: Plan) -> dict[str, Any]:
                 "continuations": [list(map(list, row)) for row in plan.continuations],
                 "prefixes": _numbers(plan.prefixes),
                 "pictures": _described(plan.pictures),
+                **_kept(plan),
             }
+
+
+def _kept(plan: PrefillPlan | ScorePlan) -> dict[str, Any]:
+    kept = [tokens and dataclasses.astuple(tokens) for tokens in plan.kept]
+    return {"kept": kept, "dropped": list(plan.dropped)}
 
 
 def _described(pictures: Sequence[Pictures]) -> list[list[Any]]:

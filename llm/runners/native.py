@@ -17,7 +17,7 @@ from torch import Tensor
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.model.llama import Layer, LlamaAdapterDecoder, RmsNorm, linears_of
 from llama_adapter.llm.prefix import Prefix
-from llama_adapter.llm.runners.base import MixedPlan, Pictures, Plan, Result, ScorePlan, WarmUp
+from llama_adapter.llm.runners.base import KeptTokens, MixedPlan, Pictures, Plan, Result, ScorePlan, WarmUp
 from llama_adapter.llm.runners.draw import NO_TOKEN
 from llama_adapter.llm.runners.eager import EagerRunner, paired
 from llama_adapter.llm.runners.ragged import Tokens as _Tokens
@@ -86,6 +86,7 @@ class NativeRunner(EagerRunner):
         self._steps: dict[int, _Step] = {}
         self._x_RD = torch.empty(config.num_slots, config.decoder.dim)
         self._predictions = self._empty_prediction(config.num_slots)
+        self._places = _Places(self._cache.k, self._cache.v, self._cache.table_BT if self._cache.is_paged else None)
         self._is_alone = config.decoder.num_ranks == 1
         self._sum = _Sum(decoder.ranks)
         self._struct = self._describe(decoder)
@@ -199,28 +200,40 @@ class NativeRunner(EagerRunner):
         *,
         first_slot: int,
         pictures: Sequence[Pictures] = (),
+        kept: Sequence[KeptTokens | None] = (),
     ) -> Prediction:
-        self._place(prefixes, first_slot=first_slot)
-        return self._fill(paired(prompts, pictures), first_slot=first_slot, steps=_Tokens())
+        known = self._admit(prompts, prefixes, kept, first_slot=first_slot)
+        return self._fill(paired(prompts, pictures), known, first_slot=first_slot, steps=_Tokens())
 
     @torch.inference_mode()
     def mixed(self, plan: MixedPlan) -> Prediction:
         prefill, positions = plan.prefill, plan.decode.positions
-        self._place(prefill.prefixes, first_slot=prefill.first_slot)
+        self._cache.hold([self._start + position + 1 for position in positions])
+        known = self._admit(prefill.prompts, prefill.prefixes, prefill.kept, first_slot=prefill.first_slot)
         steps = self._step_tokens(list(self._readback.newest(len(positions))), positions)
         prompts = paired(prefill.prompts, prefill.pictures)
-        return self._fill(prompts, first_slot=prefill.first_slot, steps=steps)
+        return self._fill(prompts, known, first_slot=prefill.first_slot, steps=steps)
 
     def _fill(
-        self, prompts: Sequence[tuple[Sequence[int], Pictures]], *, first_slot: int, steps: _Tokens
+        self,
+        prompts: Sequence[tuple[Sequence[int], Pictures]],
+        known: Sequence[int],
+        *,
+        first_slot: int,
+        steps: _Tokens,
     ) -> Prediction:
-        """Predictions after `steps`, the tokens of running rows, and after each prompt."""
+        """Predictions after `steps`, the tokens of running rows, and after each prompt.
+
+        The first `known` tokens of the prompts are in their slots.
+        """
         # A prompt is laid out with one continuation of one token, so that the logits that predict this
         # token are computed.
-        layouts = [lay_out(prompt, [(NO_TOKEN,)], pictures) for prompt, pictures in prompts]
-        rows = enumerate(layouts, start=first_slot)
-        portions = _portions(rows, start=self._start, steps=steps)
-        parts = [self._run(tokens, self._cache.k, self._cache.v, self._prefix) for tokens in portions]
+        rows = [
+            (slot, self._start + count, lay_out(prompt[count:], [(NO_TOKEN,)], () if count else pictures))
+            for slot, ((prompt, pictures), count) in enumerate(zip(prompts, known, strict=True), start=first_slot)
+        ]
+        portions = _portions(rows, steps=steps, past_length=self._start)
+        parts = [self._run(tokens, self._places, self._prefix) for tokens in portions]
         if len(parts) == 1:
             return parts[0]
         logits_RV, best_R = map(torch.cat, zip(*parts, strict=True))
@@ -229,10 +242,11 @@ class NativeRunner(EagerRunner):
     @torch.inference_mode()
     def decode(self, token_ids: Sequence[int] | Tensor, positions: Sequence[int]) -> Prediction:
         ids = token_ids.tolist() if isinstance(token_ids, Tensor) else token_ids
-        if not self._is_alone:
-            return self._run(self._step_tokens(ids, positions), self._cache.k, self._cache.v, self._prefix)
         places = [self._start + position for position in positions]
-        self._check(ids, range(len(ids)), places, places, cache=self._cache.k)
+        self._cache.hold([place + 1 for place in places])
+        if not self._is_alone:
+            return self._run(self._step_tokens(ids, positions), self._places, self._prefix)
+        self._check(ids, range(len(ids)), places, places, of=self._places)
         step = self._steps.get(len(ids)) or self._new_step(len(ids))
         step.ids[:], step.places[:] = ids, places  # type: ignore[assignment]  # ctypes takes integers
         return self._forward(step.batch, step.prediction)
@@ -240,7 +254,7 @@ class NativeRunner(EagerRunner):
     def _new_step(self, num_rows: int) -> _Step:
         prediction = Prediction(*(whole[:num_rows] for whole in self._predictions))
         tokens = self._step_tokens([0] * num_rows, [0] * num_rows)
-        batch = self._batch(tokens, self._x_RD, self._cache.k, self._cache.v, self._prefix, prediction)
+        batch = self._batch(tokens, self._x_RD, self._places, self._prefix, prediction)
         ids, places = _numbers(tokens.ids), _numbers(tokens.places)
         batch.ids, batch.places, batch.positions = ids, places, places
         self._steps[num_rows] = _Step(ids=ids, places=places, prediction=prediction, batch=batch)
@@ -252,20 +266,23 @@ class NativeRunner(EagerRunner):
 
     @torch.inference_mode()
     def score(self, plan: ScorePlan) -> list[list[float]]:
+        past, known = self._past_of(plan)
+        start = self._start + known
         asked = zip(plan.continuations, paired(plan.prompts, plan.pictures), strict=True)
-        layouts = [lay_out(prompt, continuations, pictures) for continuations, (prompt, pictures) in asked]
+        layouts = [lay_out(prompt[known:], choices, () if known else own) for choices, (prompt, own) in asked]
         sizes, widest = self.config.decoder, max(len(layout.token_ids) for layout in layouts)
-        # Keys and values of one layer are enough without a past: no layer reads those of another, and they are not
-        # needed after this call.
-        num_layers = 1 if self._cache.past is None else sizes.num_layers
-        shape = (num_layers, len(layouts), sizes.num_kv_heads, self._start + widest, sizes.head_dim)
+        # Keys and values of one layer are enough without a past, and if none are kept: no layer reads those of another.
+        num_layers = 1 if past is None and not any(plan.kept) else sizes.num_layers
+        shape = (num_layers, len(layouts), sizes.num_kv_heads, start + widest, sizes.head_dim)
         k, v = (torch.empty(shape, dtype=self.config.dtype) for _ in range(2))
-        if self._cache.past is not None:
-            for whole, past_LNCH in zip((k, v), self._cache.past, strict=True):
-                whole[:, :, :, : self._start] = past_LNCH[:, None]
+        if past is not None:
+            for whole, past_LNCH in zip((k, v), past, strict=True):
+                whole[:, :, :, :start] = past_LNCH[:, None]
         prefix = Prefix(*map(self._joined, zip(*plan.prefixes, strict=True)))
-        portions = _portions(enumerate(layouts), start=self._start, steps=_Tokens())
-        logits_TV = torch.cat([self._run(tokens, k, v, prefix).logits_RV for tokens in portions])
+        rows = [(row, start, layout) for row, layout in enumerate(layouts)]
+        portions = _portions(rows, steps=_Tokens(), past_length=start)
+        logits_TV = torch.cat([self._run(tokens, _Places(k, v), prefix).logits_RV for tokens in portions])
+        self._keep(plan, lambda row, num_places: (k[:, row, :, :num_places].clone(), v[:, row, :, :num_places].clone()))
         targets_T = torch.tensor([token for layout in layouts for token in layout.targets])
         return sum_scores(logprobs(logits_TV, targets_T), layouts)
 
@@ -277,9 +294,9 @@ class NativeRunner(EagerRunner):
             raise ValueError(f"prefixes of {tuple(joined.shape)} for slots of {tuple(self._prefix.k.shape)}")
         return joined
 
-    def _run(self, tokens: _Tokens, k: Tensor, v: Tensor, prefix: Prefix) -> Prediction:
-        """Predictions after each token in `logit_tokens`. Keys and values (L or 1, R, G, P, H) are written in place."""
-        self._check(tokens.ids, tokens.run_rows, tokens.places, tokens.positions, cache=k)
+    def _run(self, tokens: _Tokens, places: "_Places", prefix: Prefix) -> Prediction:
+        """Predictions after each token in `logit_tokens`. Keys and values are written in place."""
+        self._check(tokens.ids, tokens.run_rows, tokens.places, tokens.positions, of=places)
         if self._reads_ids(tokens):
             x_TD = torch.empty(len(tokens.ids), self.config.decoder.dim)
         else:
@@ -287,7 +304,7 @@ class NativeRunner(EagerRunner):
         for first, picture in tokens.pictures:
             x_TD[first : first + len(picture.embeddings_SD)] = picture.embeddings_SD
         prediction = self._empty_prediction(len(tokens.logit_tokens))
-        batch = self._batch(tokens, x_TD, k, v, prefix, prediction)
+        batch = self._batch(tokens, x_TD, places, prefix, prediction)
         return self._forward(batch, prediction)
 
     def _reads_ids(self, tokens: _Tokens) -> bool:
@@ -295,7 +312,7 @@ class NativeRunner(EagerRunner):
         return self._is_alone and not tokens.pictures
 
     def _batch(
-        self, tokens: _Tokens, x_TD: Tensor, k: Tensor, v: Tensor, prefix: Prefix, prediction: Prediction
+        self, tokens: _Tokens, x_TD: Tensor, places: "_Places", prefix: Prefix, prediction: Prediction
     ) -> BatchStruct:
         """The batch for the kernels. The caller keeps the tensors, whose addresses it holds."""
         return BatchStruct(
@@ -310,8 +327,8 @@ class NativeRunner(EagerRunner):
             positions=_numbers(tokens.positions),
             shared_ends=_numbers(tokens.shared_ends),
             starts=_numbers(tokens.starts),
-            cache=_kept(k, v),
-            prefix=_kept(*prefix),
+            cache=places.struct,
+            prefix=_Places(*prefix).struct,
             num_logits=len(tokens.logit_tokens),
             logit_tokens=_numbers(tokens.logit_tokens),
             logits=prediction.logits_RV.data_ptr(),
@@ -325,19 +342,16 @@ class NativeRunner(EagerRunner):
         places: Sequence[int],
         positions: Sequence[int],
         *,
-        cache: Tensor,
+        of: "_Places",
     ) -> None:
-        """Raise IndexError for values out of range, because the kernels do not check bounds.
-
-        `cache` is (L, R, G, P, H).
-        """
+        """Raise IndexError for values out of range, because the kernels do not check bounds."""
         if len(places) != len(ids) or len(positions) != len(ids):
             raise IndexError(f"{len(positions)} positions of {len(ids)} tokens")
         sizes = self.config.decoder
         ranges = (
             ("token", ids, sizes.vocab_size),
-            ("slot", rows, cache.shape[1]),
-            ("place", places, cache.shape[3]),
+            ("slot", rows, of.num_rows),
+            ("place", places, of.num_places),
             ("position", positions, sizes.context),
         )
         for name, values, count in ranges:

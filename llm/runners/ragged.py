@@ -24,6 +24,7 @@ class Tokens:
     starts: list[int] = field(default_factory=list)
     logit_tokens: list[int] = field(default_factory=list)
     pictures: list[tuple[int, PictureTokens]] = field(default_factory=list)  # each with its first token here
+    have_own_pasts: bool = False  # whole rows may be the same and yet attend to different places before them
     num_steps: int = 0  # number of runs at the start that continue their rows; other runs are whole rows after the past
 
     @classmethod
@@ -64,7 +65,7 @@ class Tokens:
         This is so for one question about several pictures.
         """
         count = len(self.run_rows) - self.num_steps
-        if count < 2:
+        if count < 2 or self.have_own_pasts:
             return 0
         first, end = self.run_starts[self.num_steps : self.num_steps + 2]
         columns = (self.ids, self.places, self.positions, self.shared_ends, self.starts)
@@ -73,19 +74,21 @@ class Tokens:
         return count if is_equal and all(column[first:] == column[first:end] * count for column in columns) else 0
 
 
-def portions(rows: Iterable[tuple[int, ScoreLayout]], *, start: int, steps: Tokens) -> Iterator[Tokens]:
-    """Divide numbered rows into portions of at most MAX_TOKENS tokens, if rows are not longer.
+def portions(rows: Iterable[tuple[int, int, ScoreLayout]], *, steps: Tokens, past_length: int) -> Iterator[Tokens]:
+    """Divide rows into portions of at most MAX_TOKENS tokens, if rows are not longer.
 
-    The tokens that need logits are the layouts' predictors. `steps` come first. Rows begin at place and position
-    `start`, after the past that all their tokens attend to.
+    The tokens that need logits are the layouts' predictors. `steps` come first. A row is its number, the place and
+    position at which it begins, after places that all its tokens attend to, and its layout. `past_length` of these
+    places are the same in all rows.
     """
     tokens = steps
-    for row, layout in rows:
+    for row, start, layout in rows:
         length = layout.prompt_length
         if tokens.ids and len(tokens.ids) + length > MAX_TOKENS:
             yield tokens
             tokens = Tokens()
         first = len(tokens.ids)
+        tokens.have_own_pasts |= start > past_length
         tokens.pictures += [(first + picture.start, picture) for picture in layout.pictures]
         tokens.add(layout.token_ids[:length], place=start, position=start, shared_end=start)
         for span in layout.spans:

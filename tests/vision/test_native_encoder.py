@@ -35,6 +35,20 @@ CONFIGS = {
         query=dataclasses.replace(CONFIG.query, width=128),
     ),
     "heads of 80": dataclasses.replace(CONFIG, clip=dataclasses.replace(CONFIG.clip, width=160)),
+    "SigLIP, heads of 72, pixels cut": dataclasses.replace(
+        CONFIG,
+        clip=ClipConfig(
+            **{"image_size": 60, "patch_size": 14, "width": 144, "num_layers": 2, "num_heads": 2, "output_dim": 144},
+            **{"mlp_dim": 268, "activation": "gelu_tanh", "norm_eps": 1e-6, "num_class_tokens": 0},
+            **{"has_patch_bias": True, "has_pre_norm": False, "has_projection": False, "mean": (0.5, 0.5, 0.5)},
+        ),
+    ),
+    "registers, heads of 104, tokens of a layer": dataclasses.replace(
+        CONFIG,
+        clip=dataclasses.replace(
+            CONFIG.clip, width=208, activation="exact_gelu", num_class_tokens=5, has_post_norm=False, drops_class=True
+        ),
+    ),
     "heads of 8": dataclasses.replace(CONFIG, query=dataclasses.replace(CONFIG.query, num_heads=12)),
 }
 

@@ -41,6 +41,7 @@ class Dialogue:
 
     turns: tuple[Turn, ...]
     question: str
+    pictures: tuple[int, ...] = ()  # how many are in each turn and in the question; empty: all are in the question
 
 
 # An instruction, an instruction with its input, a question with earlier turns, text without template, or token ids.
@@ -129,7 +130,7 @@ class PromptEncoder:
         pictures = [form.text(grid) for grid in grids] if form is not None else []
         end_id = self._tokenizer.eos_id
         if self._chat is not None and turns is not None:
-            chat = self._chat.encode(turns, pictures={len(turns) - 1: pictures})
+            chat = self._chat.encode(turns, pictures=_by_turn(prompt, pictures, len(turns)))
             token_ids, encode_answer = (*chat.ids, *chat.rest_ids), partial(self._chat.continue_chat, chat)
             end_id = self._chat.end_id if continuations else end_id
         else:
@@ -241,12 +242,24 @@ def shown_prompt(prompt: Prompt) -> str:
 def _turns(prompt: Prompt) -> tuple[Turn, ...] | None:
     """The prompt as turns of a conversation, the last one the user's; None for text without template and token ids."""
     match prompt:
-        case Dialogue(turns, question):
-            return (*(turn for turn in turns if turn[1]), ("user", question))
+        case Dialogue(turns, question, pictures):
+            counts = pictures or (0,) * len(turns)
+            return (*(turn for turn, count in zip(turns, counts, strict=False) if turn[1] or count), ("user", question))
         case str() | (str(), str() | None):
             return (("user", shown_prompt(prompt)),)
         case _:
             return None
+
+
+def _by_turn(prompt: Prompt, pictures: Sequence[str], num_turns: int) -> Mapping[int, Sequence[str]]:
+    """The texts of pictures by the index of their turn, of those that `_turns` keeps."""
+    match prompt:
+        case Dialogue(turns, _, counts) if sum(counts) == len(pictures) > 0 and len(counts) == len(turns) + 1:
+            texts, rest = [*(text for _, text in turns), "?"], iter(pictures)
+            kept = [count for count, text in zip(counts, texts, strict=True) if text or count]
+            return {number: [next(rest) for _ in range(count)] for number, count in enumerate(kept)}
+        case _:
+            return {num_turns - 1: pictures}
 
 
 def _hashable(prompt: Prompt) -> Prompt:

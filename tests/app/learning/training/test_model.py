@@ -29,7 +29,7 @@ from llama_adapter.llm.weights.names import LlamaSource, SplitTensor, half_split
 from llama_adapter.runtime.tensor_files.files import read_tensor_file
 from llama_adapter.vision.config import VIT_L_14
 from llama_adapter.vision.encoder import ClipVisionTower, encoder_from_state
-from llama_adapter.vision.weights import ClipSource
+from llama_adapter.vision.towers import ClipSource
 from tests.app.golden import GOLDEN, model_options
 from tests.bounds import Float64, difference, largest, spread, unit
 from tests.llm.toys import forward
