@@ -186,8 +186,8 @@ class KernelProgram(DecoderProgram):
         """After `tokens` and each prompt."""
         lengths = prefill.wanted_T % prefill.ids_RS.shape[1] + 1
         prompts = [ids_S[:length].tolist() for ids_S, length in zip(prefill.ids_RS, lengths, strict=True)]
-        rows = enumerate((lay_out(prompt, [(NO_TOKEN,)]) for prompt in prompts), start=first_slot)
-        return self._joined(portions(rows, start=0, steps=tokens), self._cache, self._prefix)
+        rows = [(row, 0, lay_out(prompt, [(NO_TOKEN,)])) for row, prompt in enumerate(prompts, start=first_slot)]
+        return self._joined(portions(rows, steps=tokens, past_length=0), self._cache, self._prefix)
 
     def score(self, layouts: Sequence[ScoreLayout], prefixes: Sequence[Prefix], *, start: int) -> np.ndarray:
         config, widest = self._config, max(len(layout.token_ids) for layout in layouts)
@@ -196,7 +196,8 @@ class KernelProgram(DecoderProgram):
         cache = self._zeros(shape), self._zeros(shape)
         joined = (np.concatenate(parts, axis=1) for parts in zip(*prefixes, strict=True))
         prefix = Prefix(*(stored(part, self._dtype) for part in joined))
-        return self._joined(portions(enumerate(layouts), start=start, steps=Tokens()), cache, prefix).logits_TV
+        rows = [(row, start, layout) for row, layout in enumerate(layouts)]
+        return self._joined(portions(rows, steps=Tokens(), past_length=start), cache, prefix).logits_TV
 
     def move(self, source: int, target: int, *, num_tokens: int) -> None:
         for whole in self._cache:
@@ -261,4 +262,11 @@ def _kept(k: np.ndarray, v: np.ndarray) -> KeptStruct:
     """Keys and values (layers, rows, heads, P, H). One layer alone is used for all."""
     layer, row, head = (stride // k.itemsize for stride in k.strides[:3])
     layer_stride = 0 if k.shape[0] == 1 else layer
-    return KeptStruct(k=k.ctypes.data, v=v.ctypes.data, layer_stride=layer_stride, row_stride=row, head_stride=head)
+    return KeptStruct(
+        k=k.ctypes.data,
+        v=v.ctypes.data,
+        layer_stride=layer_stride,
+        row_stride=row,
+        head_stride=head,
+        block=k.shape[3],
+    )

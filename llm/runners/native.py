@@ -412,10 +412,38 @@ def _native(module: torch.nn.Module) -> NativeLinear:
     return module
 
 
-def _kept(k: Tensor, v: Tensor) -> KeptStruct:
-    """Keys and values (layers, rows, heads, P, H), the last two dimensions dense. One layer alone is used for all."""
-    strides = k.stride()
-    layer_stride = 0 if k.shape[0] == 1 else strides[0]
-    return KeptStruct(
-        k=k.data_ptr(), v=v.data_ptr(), layer_stride=layer_stride, row_stride=strides[1], head_stride=strides[2]
-    )
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Keys and values (layers, rows, heads, P, H), the last two dimensions dense. One layer alone is used for all.
+
+    With a table, rows are blocks, and each row of a batch has several; see `KVCache.table_BT`.
+    """
+
+    k: Tensor
+    v: Tensor
+    table_BT: Tensor | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that a batch may have."""
+        return self.k.shape[1] if self.table_BT is None else len(self.table_BT)
+
+    @property
+    def num_places(self) -> int:
+        """Places of a row."""
+        return self.k.shape[3] * (1 if self.table_BT is None else self.table_BT.shape[1])
+
+    @property
+    def struct(self) -> KeptStruct:
+        """The structure for the kernels, which holds addresses only."""
+        strides, table_BT = self.k.stride(), self.table_BT
+        return KeptStruct(
+            k=self.k.data_ptr(),
+            v=self.v.data_ptr(),
+            layer_stride=0 if self.k.shape[0] == 1 else strides[0],
+            row_stride=strides[1],
+            head_stride=strides[2],
+            table=None if table_BT is None else table_BT.data_ptr(),
+            blocks=0 if table_BT is None else table_BT.shape[1],
+            block=self.k.shape[3],
+        )

@@ -60,7 +60,7 @@ class PictureReading:
     width: int = 0  # of the original picture, in pixels; 0 without pixels
     height: int = 0
     notes: tuple[PictureNote, ...] = ()
-    others: tuple[np.ndarray, ...] = ()  # pixels of the other pictures of the same prompt
+    others: "tuple[np.ndarray, ...]" = ()  # pixels of the other pictures of the same prompt
 
     @property
     def is_only_digest(self) -> bool:
