@@ -191,7 +191,12 @@ def assemble_parts(
 
 
 def remember(spec: CaptionerSpec, parts: Parts) -> None:
-    """Keep what is known of a model that was loaded for `spec`, with its weights if the kernels compute all of it."""
+    """Keep what is known of a model that was loaded for `spec`, with its weights if the kernels compute all of it.
+
+    Models that see pictures as tokens are left out.
+    """
+    if parts.info.picture_format is not None:
+        return None
     known = KnownModel(spec=parts.spec, info=parts.info, pixels=parts.vision.pixels)
     encoder = parts.vision.arrays if isinstance(parts.vision, TorchVisionBackend) else None
     decoder = None

@@ -67,7 +67,7 @@ class LocalRunner:
                 captioner = self._load(job.spec)
                 known = KnownModel(spec=captioner.spec, info=captioner.info, pixels=captioner.pixels)
             elif not job.inputs.is_text:
-                known.info.require_adapter()
+                known.info.require_sight()
             self.spec, self.info = known.spec, known.info
             self._reader = self._stack.enter_context(
                 closing(

@@ -4,7 +4,6 @@ import csv
 import dataclasses
 import itertools
 import json
-import secrets
 import shutil
 import signal
 import subprocess
@@ -430,8 +429,6 @@ def test_a_job_goes_on_in_the_dtype_that_auto_chooses_and_another_one_is_told(
     same = run(*job)
     assert (len(records_in(out)), told in same.err) == (len(NAMES), False)
 
-    # Another processor chooses another dtype.
-    monkeypatch.setattr("llama_adapter.app.models.known.processor_flags", lambda: {secrets.token_hex(8)})
     monkeypatch.setattr("llama_adapter.app.models.number_formats.DtypeChoice._best", lambda *_: ("bfloat16", "a whim"))
     other, again = run(*job), run(*job)
     assert (len(records_in(out)), told in other.err, told in again.err) == (2 * len(NAMES), True, False)

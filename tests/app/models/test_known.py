@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from llama_adapter.app.models import known
@@ -28,11 +29,14 @@ INFO = ModelInfo(
     notes=("a note",),
 )
 
+_PLACE = known._place  # tests/conftest.py replaces it
+
 
 @pytest.fixture
 def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CaptionerSpec:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(known, "may_have_accelerator", lambda: False)
+    monkeypatch.setattr(known, "_place", _PLACE)
     shutil.copytree(embedded_model(), tmp_path / "model")
     spec = CaptionerSpec(model=str(tmp_path / "model"))
     loaded = dataclasses.replace(spec, device="cpu", dtype="float32", mode="eager")
@@ -86,3 +90,18 @@ def test_with_little_memory_the_number_format_is_chosen_again(
     monkeypatch.setattr(known, "free_host_bytes", lambda: 1 << 20)
 
     assert KnownModel.recall(spec) is None
+
+
+def test_small_weights_are_mapped_as_they_were_kept(spec: CaptionerSpec) -> None:
+    weights = {"a": np.arange(7, dtype=np.uint16), "b.float32": np.ones((3, 5), np.float32)}
+    known_model = KnownModel(spec=spec, info=INFO, pixels=PixelRule(), halves={"decoder": {}, "vision": {}})
+    known_model.remember(spec, weights=weights)
+
+    found = KnownModel.recall(spec)
+
+    assert found is not None
+    arrays = found.map_arrays(spec)
+    assert {name: (array.dtype, array.tolist()) for name, array in arrays.items()} == {
+        name: (array.dtype, array.tolist()) for name, array in weights.items()
+    }
+    assert all(array.ctypes.data % 64 == 0 for array in arrays.values())
