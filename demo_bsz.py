@@ -186,7 +186,7 @@ def main() -> int:
     with Captioner.from_spec(spec) as captioner:
         for note in captioner.info.notes:
             print(f"note: {note}", file=sys.stderr)
-        with closing(open_reader("process", captioner.spec.pictures, size=captioner.image_size)) as captioner.reader:
+        with closing(open_reader("process", captioner.spec.pictures, pixels=captioner.pixels)) as captioner.reader:
             return run_trials(captioner, options, sampling)
 
 

@@ -110,8 +110,8 @@ def measure_decoders(settings: Settings) -> dict[str, Any]:
 
 def _decoder_rows(parts: Parts, settings: Settings) -> Iterator[tuple[str, dict[str, Any]]]:
     """Figures of an open decoder, each with the table that it belongs to."""
-    size = parts.vision.image_size
-    pixels_BHWC = np.stack([preprocess(load_picture(file).image, size=size) for file in sample_files(_NUM_SAMPLES)])
+    rule = parts.vision.pixels
+    pixels_BHWC = np.stack([preprocess(load_picture(file).image, rule=rule) for file in sample_files(_NUM_SAMPLES)])
     for with_encoder in (False, True):
         amount = {"pictures": settings.pictures, "rounds": settings.rounds}
         yield "batching", measure_batching(parts, pixels_BHWC=pixels_BHWC, with_encoder=with_encoder, **amount)

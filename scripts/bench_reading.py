@@ -21,6 +21,7 @@ from llama_adapter.app.pictures.reading.isolated import IsolatedReader
 from llama_adapter.app.pictures.reading.prefetch import Prefetcher
 from llama_adapter.app.pictures.reading.reader import PictureReader, Reader
 from llama_adapter.app.pictures.reading.spec import ReadingSpec
+from llama_adapter.vision.pixels import PixelRule
 from scripts.bench import run_bench
 from scripts.common import in_turn, medians, process_cpu_s, sample_files, tell
 from scripts.photographs import write_photographs
@@ -88,8 +89,8 @@ def _pictures(kind: str, folder: Path) -> list[str]:
 def _ways(settings: Settings, stack: ExitStack) -> Iterator[Way]:
     spec = ReadingSpec()
     for at_once in settings.at_once:
-        yield Way(reader="thread", at_once=at_once, read=PictureReader(spec, size=SIZE))
-        isolated = IsolatedReader(spec, size=SIZE, timeout_s=TIMEOUT_S, num_processes=at_once)
+        yield Way(reader="thread", at_once=at_once, read=PictureReader(spec, pixels=PixelRule(image_size=SIZE)))
+        isolated = IsolatedReader(spec, pixels=PixelRule(image_size=SIZE), timeout_s=TIMEOUT_S, num_processes=at_once)
         stack.callback(isolated.close)
         yield Way(reader="process", at_once=at_once, read=isolated)
 

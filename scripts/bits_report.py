@@ -151,7 +151,7 @@ class Halves:
         self, model: LoadedModel, *, backend: Backend | None = None, operators: OperatorChoice = "auto"
     ) -> None:
         self.tokenizer, self.prompt = model.tokenizer, model.prompt
-        self.image_size = model.vision_config.clip.image_size
+        self.pixels = model.vision_config.clip.pixels
         self.encoder: PictureEncoder = encoder_from_state(model.vision_config, model.vision_state)
         self.decoder: LlamaAdapterDecoder = decoder_from_state(model.decoder_config, model.decoder_state)
         for module in (self.encoder, self.decoder):
@@ -160,7 +160,7 @@ class Halves:
     @torch.inference_mode()
     def visual_queries(self, pictures: Sequence[PictureSource]) -> Tensor:
         """(B, Q, D) float32."""
-        pixels = [preprocess(load_picture(picture).image, size=self.image_size) for picture in pictures]
+        pixels = [preprocess(load_picture(picture).image, rule=self.pixels) for picture in pictures]
         parts = [
             self.encoder(torch.from_numpy(np.stack(pixels[start : start + _LOGIT_BATCH])))
             for start in range(0, len(pixels), _LOGIT_BATCH)

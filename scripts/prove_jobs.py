@@ -169,10 +169,10 @@ def prove_waiting(settings: Settings) -> dict[str, Any]:
         "JPEG, 12 megapixels": write_photographs(settings.work / "large", large, width=4000, height=3000),
     }
     with Captioner.load() as captioner:
-        spec, size = captioner.spec.pictures, captioner.image_size
+        spec, pixels = captioner.spec.pictures, captioner.pixels
         readers: dict[str, Reader] = {
-            "thread": PictureReader(spec, size=size),
-            "process": IsolatedReader(spec, size=size, timeout_s=60.0),
+            "thread": PictureReader(spec, pixels=pixels),
+            "process": IsolatedReader(spec, pixels=pixels, timeout_s=60.0),
         }
         ways = list(itertools.product(kinds, readers))
         with closing(readers["thread"]), closing(readers["process"]):

@@ -38,7 +38,7 @@ from llama_adapter.llm.training.frozen import find_kernels
 from llama_adapter.llm.training.layout import IGNORED
 from llama_adapter.runtime.devices import DTYPES, open_backend
 from llama_adapter.vision.encoder import ClipVisionTower
-from llama_adapter.vision.weights import ClipSource
+from llama_adapter.vision.towers import ClipSource
 from scripts.common import process_mib
 from scripts.training_programs import random_llama
 

@@ -2,7 +2,8 @@
 
 # B pictures, T tokens, W width, N heads, H head size
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -10,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from llama_adapter.runtime.operators import Linear
+from llama_adapter.vision.config import Activation
 
-LAYER_NORM_EPS = 1e-5  # of all layer norms here; newer timm releases default to 1e-6, which gives other results
+LAYER_NORM_EPS = 1e-5  # of the visual-query blocks; newer timm releases default to 1e-6, which gives other results
 
 AttentionFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -29,6 +31,13 @@ def plain_attention(q_BNTH: Tensor, k_BNTH: Tensor, v_BNTH: Tensor) -> Tensor:
 def quick_gelu(x: Tensor) -> Tensor:
     """CLIP's activation, x * sigmoid(1.702 x)."""
     return x * torch.sigmoid(1.702 * x)
+
+
+ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
+    "quick_gelu": quick_gelu,
+    "exact_gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+}
 
 
 def prepend(tokens_1SW: Tensor, x_BTW: Tensor) -> Tensor:
@@ -80,12 +89,14 @@ class Block(nn.Module):
 
     norm_readers: ClassVar = {"norm1": "attention.qkv", "norm2": "mlp.up"}  # see schemes/balancing.py
 
-    def __init__(self, width: int, *, num_heads: int, hidden_dim: int, activation: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self, width: int, *, num_heads: int, hidden_dim: int, activation: Activation, eps: float = LAYER_NORM_EPS
+    ) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(width, eps=LAYER_NORM_EPS)
+        self.norm1 = nn.LayerNorm(width, eps=eps)
         self.attention = SelfAttention(width, num_heads=num_heads)
-        self.norm2 = nn.LayerNorm(width, eps=LAYER_NORM_EPS)
-        self.mlp = Mlp(width, hidden_dim, activation=activation)
+        self.norm2 = nn.LayerNorm(width, eps=eps)
+        self.mlp = Mlp(width, hidden_dim, activation=ACTIVATIONS[activation])
 
     def forward(self, x_BTW: Tensor, num_kept: int | None = None) -> Tensor:
         """(B, T, W) -> the same shape. With `num_kept`, only the first tokens are computed."""

@@ -1,7 +1,7 @@
 """The card of an exported picture encoder: the fields of every graph's card, and the sizes of its `VisionConfig`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from llama_adapter.runtime.graphs.card import GraphCard, GraphDtype, card_error
@@ -62,6 +62,9 @@ class EncoderCard:
 def read_vision_config(values: Mapping[str, Any]) -> VisionConfig:
     """The configuration from the JSON values of a file. Raises ValueError for missing, unknown and wrong fields."""
     check_fields(values, {"clip": dict, "query": dict, "channel_order": str}, what="vision")
-    for half, kind in (("clip", ClipConfig), ("query", QueryConfig)):
-        check_fields(values[half], dict.fromkeys((field.name for field in fields(kind)), int), what=half)
+    check_fields(values["query"], dict.fromkeys((field.name for field in fields(QueryConfig)), int), what="query")
+    sizes = {field.name for field in fields(ClipConfig) if field.default is MISSING or field.name == "image_size"}
+    switches = {field.name for field in fields(ClipConfig)}.intersection(values["clip"]) - sizes
+    kinds = dict.fromkeys(sizes, int) | dict.fromkeys(switches, (bool, int, float, str, list))
+    check_fields(values["clip"], kinds, what="clip")
     return VisionConfig.from_dict(values)

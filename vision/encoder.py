@@ -1,62 +1,61 @@
 """From pixels to visual query as one module, which runs in torch and is also exported."""
 
-# B pictures, H x W x C pixels, T tokens (class token first, then patches row by row), W width, Q queries, D width of
-# the language model
+# B pictures, H x W x C pixels, P patches row by row, T tokens (class tokens first, then patches), W width, F tokens of
+# the features, Q queries, D width of the language model
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from llama_adapter.runtime.operators import Linear, random_parameter
 from llama_adapter.runtime.schemes.layers import load_state
-from llama_adapter.vision.block import (
-    LAYER_NORM_EPS,
-    AttentionFunction,
-    Block,
-    SelfAttention,
-    prepend,
-    quick_gelu,
-)
-from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
-from llama_adapter.vision.pixels import PIXEL_MEAN, PIXEL_STD
+from llama_adapter.vision.block import ACTIVATIONS, LAYER_NORM_EPS, AttentionFunction, Block, SelfAttention, prepend
+from llama_adapter.vision.config import ClipConfig, ConnectorConfig, QueryConfig, VisionConfig
 
 
 class ClipVisionTower(nn.Module):
-    """CLIP's ViT (Radford et al., 2021).
+    """The ViT of CLIP (Radford et al., 2021), SigLIP (Zhai et al., 2023) or DINOv2 (Oquab et al., 2023), by its config.
 
-    Its output has all tokens, in contrast to CLIP, which keeps the class token.
+    Its output has all tokens, in contrast to CLIP, which keeps the class token, and SigLIP, which pools the patches.
+    Layer scales of DINOv2 are factors in the weights before them.
     """
 
     norm_readers: ClassVar = {"post_norm": "projection"}  # see schemes/balancing.py
 
     def __init__(self, config: ClipConfig) -> None:
         super().__init__()
-        width, patch = config.width, config.patch_size
-        self.patch_embedding = nn.Conv2d(3, width, kernel_size=patch, stride=patch, bias=False)
-        self.class_embedding = random_parameter(width, std=width**-0.5)
-        self.position_embedding = random_parameter(config.num_patches + 1, width, std=width**-0.5)
-        self.pre_norm = nn.LayerNorm(width, eps=LAYER_NORM_EPS)
+        self.config, width, patch = config, config.width, config.patch_size
+        self.patch_embedding = nn.Conv2d(3, width, kernel_size=patch, stride=patch, bias=config.has_patch_bias)
+        if config.num_class_tokens:
+            # One class token is a vector, as in CLIP's files.
+            shape = (width,) if config.num_class_tokens == 1 else (config.num_class_tokens, width)
+            self.class_embedding = random_parameter(*shape, std=width**-0.5)
+        self.position_embedding = random_parameter(config.num_tokens, width, std=width**-0.5)
+        self.pre_norm = nn.LayerNorm(width, eps=config.norm_eps) if config.has_pre_norm else nn.Identity()
+        sizes = {"num_heads": config.num_heads, "hidden_dim": config.hidden_dim}
         self.blocks = nn.ModuleList(
-            Block(width, num_heads=config.num_heads, hidden_dim=4 * width, activation=quick_gelu)
-            for _ in range(config.num_layers)
+            Block(width, **sizes, activation=config.activation, eps=config.norm_eps) for _ in range(config.num_layers)
         )
-        self.post_norm = nn.LayerNorm(width, eps=LAYER_NORM_EPS)
-        self.projection = Linear(width, config.output_dim, bias=False)
+        self.post_norm = nn.LayerNorm(width, eps=config.norm_eps) if config.has_post_norm else nn.Identity()
+        self.projection = Linear(width, config.output_dim, bias=False) if config.has_projection else nn.Identity()
 
     def forward(self, pixels_BCHW: Tensor) -> Tensor:
-        """Normalised pixels (B, 3, S, S) -> features (B, 1 + patches, output_dim)."""
+        """Normalised pixels (B, 3, S, S) -> features (B, F, output_dim)."""
         return self.tower(self.patch_embedding(pixels_BCHW).flatten(2).transpose(1, 2))
 
-    def tower(self, patches_BTW: Tensor) -> Tensor:
-        """Embedded patches (B, patches, W), row by row -> features (B, 1 + patches, output_dim)."""
-        x_BTW = prepend(self.class_embedding[None, None], patches_BTW) + self.position_embedding
-        x_BTW = self.pre_norm(x_BTW)
+    def tower(self, patches_BPW: Tensor) -> Tensor:
+        """Embedded patches (B, P, W) -> features (B, F, output_dim)."""
+        x_BTW, num_class_tokens = patches_BPW, self.config.num_class_tokens
+        if num_class_tokens:
+            x_BTW = prepend(self.class_embedding.expand(1, num_class_tokens, -1), x_BTW)
+        x_BTW = self.pre_norm(x_BTW + self.position_embedding)
         for block in self.blocks:
             x_BTW = block(x_BTW)
-        features: Tensor = self.projection(self.post_norm(x_BTW))
+        x_BFW = x_BTW[:, num_class_tokens:] if self.config.drops_class else x_BTW
+        features: Tensor = self.projection(self.post_norm(x_BFW))
         return features
 
 
@@ -73,7 +72,7 @@ class VisualQueryBlocks(nn.Module):
         self.input_norm = nn.LayerNorm(config.width, eps=LAYER_NORM_EPS)
         self.queries = random_parameter(config.num_queries, config.width, std=1.0)
         self.blocks = nn.ModuleList(
-            Block(config.width, num_heads=config.num_heads, hidden_dim=config.mlp_dim, activation=F.gelu)
+            Block(config.width, num_heads=config.num_heads, hidden_dim=config.mlp_dim, activation="exact_gelu")
             for _ in range(config.depth)
         )
         self.output_projection = Linear(config.width, config.output_dim)
@@ -91,8 +90,31 @@ class VisualQueryBlocks(nn.Module):
         return visual_query_BQD
 
 
+class Connector(nn.Module):
+    """Turns the features of patches into tokens in the language model's width."""
+
+    def __init__(self, config: ConnectorConfig, *, input_dim: int) -> None:
+        super().__init__()
+        self.shuffle, joined_dim = config.shuffle, input_dim * config.shuffle**2
+        self.blocks = nn.ModuleList()  # it has none
+        self.up = Linear(joined_dim, config.mlp_dim, bias=config.has_bias) if config.mlp_dim else nn.Identity()
+        self.activation: Callable[[Tensor], Tensor] = ACTIVATIONS[config.activation]
+        self.down = Linear(config.mlp_dim or joined_dim, config.output_dim, bias=config.has_bias)
+
+    def forward(self, features_BPC: Tensor) -> Tensor:
+        """Features (B, P, C) -> tokens (B, P / shuffle^2, D), row by row."""
+        if self.shuffle > 1:
+            (num_pictures, num_patches, width), each = features_BPC.shape, self.shuffle
+            side = math.isqrt(num_patches) // each
+            rows = features_BPC.reshape(num_pictures, side, each, side, each, width).transpose(2, 3)
+            features_BPC = rows.reshape(num_pictures, side * side, each * each * width)
+        hidden_BQC = features_BPC if isinstance(self.up, nn.Identity) else self.activation(self.up(features_BPC))
+        tokens_BQD: Tensor = self.down(hidden_BQC)
+        return tokens_BQD
+
+
 class PictureEncoder(nn.Module):
-    """Normalisation, CLIP tower and visual-query blocks."""
+    """Normalisation, a tower, and visual-query blocks or a connector."""
 
     mean: Tensor
     std: Tensor
@@ -101,15 +123,19 @@ class PictureEncoder(nn.Module):
         super().__init__()
         self.config = config
         self.clip = ClipVisionTower(config.clip)
-        self.query = VisualQueryBlocks(config.query, input_dim=config.clip.output_dim)
+        self.query: VisualQueryBlocks | Connector
+        if isinstance(config.query, ConnectorConfig):
+            self.query = Connector(config.query, input_dim=config.clip.output_dim)
+        else:
+            self.query = VisualQueryBlocks(config.query, input_dim=config.clip.output_dim)
         with torch.device("cpu"):  # real values even if the weights are on the meta device
-            self.register_buffer("mean", torch.tensor(PIXEL_MEAN).view(3, 1, 1), persistent=False)
-            self.register_buffer("std", torch.tensor(PIXEL_STD).view(3, 1, 1), persistent=False)
+            self.register_buffer("mean", torch.tensor(config.clip.mean).view(3, 1, 1), persistent=False)
+            self.register_buffer("std", torch.tensor(config.clip.std).view(3, 1, 1), persistent=False)
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the weights and of the output."""
-        return self.clip.class_embedding.dtype
+        return self.clip.position_embedding.dtype
 
     def normalise(self, pixels_BHWC: Tensor) -> Tensor:
         """Pixels 0..255, any real type, (B, S, S, 3) RGB -> normalised float32 (B, 3, S, S)."""
@@ -120,7 +146,7 @@ class PictureEncoder(nn.Module):
         return (pixels_BCHW / 255.0 - self.mean.float()) / self.std.float()
 
     def features(self, pixels_BHWC: Tensor) -> Tensor:
-        """Pixels as in `forward` -> CLIP features (B, 1 + patches, output_dim) of all tokens."""
+        """Pixels as in `forward` -> the tower's features (B, F, output_dim)."""
         features: Tensor = self.clip(self.normalise(pixels_BHWC).to(self.dtype))
         return features
 

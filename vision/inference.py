@@ -36,13 +36,16 @@ class FoldedPatches(nn.Module):
         self.linear = Linear(num_features, width, device="meta")
         self.linear.weight = nn.Parameter((scaled_WPPC / BYTE_RANGE).reshape(width, num_features), requires_grad=False)
         shift_W = -(scaled_WCPP * encoder.mean.float()).sum((1, 2, 3))
+        if (bias_W := encoder.clip.patch_embedding.bias) is not None:
+            shift_W += bias_W.detach().float()
         self.linear.bias = nn.Parameter(shift_W, requires_grad=False)
 
     def forward(self, pixels_BHWC: Tensor) -> Tensor:
         """Pixels uint8 or float32 (B, S, S, 3) RGB -> embedded patches (B, T, W), row by row, in the encoder's type."""
         num_pictures, side, patch = len(pixels_BHWC), pixels_BHWC.shape[1] // self.patch_size, self.patch_size
         patches_BTF = (
-            pixels_BHWC.reshape(num_pictures, side, patch, side, patch, 3)
+            pixels_BHWC[:, : side * patch, : side * patch]
+            .reshape(num_pictures, side, patch, side, patch, 3)
             .transpose(2, 3)  # done while they are bytes, which is a quarter of the memory traffic
             .reshape(num_pictures, side * side, patch * patch * 3)
         )

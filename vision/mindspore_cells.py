@@ -5,18 +5,19 @@ of the state dict of `PictureEncoder`. The exception is `patches`: the patch emb
 into it, as in `vision/inference.py`.
 """
 
-# B pictures, T tokens (class token first, then patches row by row), W width, N heads, H head size, D output width.
-# Tokens of all pictures are one matrix (B * T, W).
+# B pictures, P patches row by row, T tokens (class tokens first, then patches), F tokens of the features, W width,
+# N heads, H head size, D output width. Tokens of all pictures are one matrix (B * T, W).
 
+import functools
 from typing import Any
 
 import mindspore
 from mindspore import nn, ops
 
 from llama_adapter.runtime.graphs.mindspore_layers import LayerNorm, Linear, Scores, parameter
-from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
+from llama_adapter.vision.config import Activation, ClipConfig, QueryConfig, VisionConfig
 
-_EPS = 1e-5  # of every layer norm of this model
+_EPS = 1e-5  # of the layer norms of visual blocks
 
 
 class SelfAttention(nn.Cell):  # type: ignore[misc]
@@ -37,31 +38,35 @@ class SelfAttention(nn.Cell):  # type: ignore[misc]
 
 
 class Mlp(nn.Cell):  # type: ignore[misc]
-    """Two linear layers around CLIP's quick GELU or the exact GELU."""
+    """Two linear layers around CLIP's quick GELU, the exact GELU or its approximation by tanh."""
 
-    def __init__(self, width: int, hidden: int, dtype: Any, *, is_quick: bool) -> None:
+    def __init__(self, width: int, hidden: int, dtype: Any, *, activation: Activation) -> None:
         super().__init__()
         self.up, self.down = Linear(hidden, width, dtype), Linear(width, hidden, dtype)
-        self.is_quick, self.dtype = is_quick, dtype
+        self.activation, self.dtype = activation, dtype
 
     def construct(self, x: Any) -> Any:
         up = self.up(x)
-        if self.is_quick:
-            up = up * ops.sigmoid(1.702 * up)
-        else:
-            up_float = ops.cast(up, mindspore.float32)
-            up = ops.cast(0.5 * up_float * (1.0 + ops.erf(up_float * 0.5**0.5)), self.dtype)
-        return self.down(up)
+        if self.activation == "quick_gelu":
+            return self.down(up * ops.sigmoid(1.702 * up))
+        up_float = ops.cast(up, mindspore.float32)
+        if self.activation == "exact_gelu":
+            up_float = 0.5 * up_float * (1.0 + ops.erf(up_float * 0.5**0.5))
+        else:  # x (1 + tanh y) / 2 is x sigmoid(2 y)
+            up_float = up_float * ops.sigmoid(up_float * (1.5957691216 + 0.0713548163 * up_float * up_float))
+        return self.down(ops.cast(up_float, self.dtype))
 
 
 class Block(nn.Cell):  # type: ignore[misc]
     """x += Attention(LN(x)); x += MLP(LN(x))."""
 
-    def __init__(self, width: int, hidden: int, dtype: Any, *, num_heads: int, is_quick: bool) -> None:
+    def __init__(
+        self, width: int, hidden: int, dtype: Any, *, num_heads: int, activation: Activation, eps: float = _EPS
+    ) -> None:
         super().__init__()
-        self.norm1, self.norm2 = LayerNorm(width, dtype, eps=_EPS), LayerNorm(width, dtype, eps=_EPS)
+        self.norm1, self.norm2 = LayerNorm(width, dtype, eps=eps), LayerNorm(width, dtype, eps=eps)
         self.attention = SelfAttention(width, dtype, num_heads=num_heads)
-        self.mlp = Mlp(width, hidden, dtype, is_quick=is_quick)
+        self.mlp = Mlp(width, hidden, dtype, activation=activation)
 
     def construct(self, x: Any, num_tokens: int) -> Any:
         x = x + self.attention(self.norm1(x), num_tokens)
@@ -69,33 +74,36 @@ class Block(nn.Cell):  # type: ignore[misc]
 
 
 class ClipTower(nn.Cell):  # type: ignore[misc]
-    """Embedded patches (B, T - 1, W) -> features (B * T, D) of all tokens."""
+    """Embedded patches (B, P, W) -> features (B * F, D)."""
 
     def __init__(self, config: ClipConfig, dtype: Any) -> None:
         super().__init__()
-        width = config.width
-        self.num_tokens, self.width = config.num_patches + 1, width
-        self.class_embedding = parameter((width,), dtype)
+        width, num_classes, eps = config.width, config.num_class_tokens, config.norm_eps
+        self.num_tokens, self.num_classes, self.width = config.num_tokens, num_classes, width
+        self.drops_class = config.drops_class and num_classes > 0
+        if num_classes:
+            self.class_embedding = parameter((width,) if num_classes == 1 else (num_classes, width), dtype)
         self.position_embedding = parameter((self.num_tokens, width), dtype)
-        self.pre_norm, self.post_norm = LayerNorm(width, dtype, eps=_EPS), LayerNorm(width, dtype, eps=_EPS)
-        self.blocks = nn.CellList(
-            [
-                Block(width, 4 * width, dtype, num_heads=config.num_heads, is_quick=True)
-                for _ in range(config.num_layers)
-            ]
-        )
-        self.projection = Linear(config.output_dim, width, dtype, has_bias=False)
+        self.pre_norm = LayerNorm(width, dtype, eps=eps) if config.has_pre_norm else nn.Identity()
+        self.post_norm = LayerNorm(width, dtype, eps=eps) if config.has_post_norm else nn.Identity()
+        block = functools.partial(Block, num_heads=config.num_heads, activation=config.activation, eps=eps)
+        self.blocks = nn.CellList([block(width, config.hidden_dim, dtype) for _ in range(config.num_layers)])
+        has_projection = config.has_projection
+        self.projection = Linear(config.output_dim, width, dtype, has_bias=False) if has_projection else nn.Identity()
 
     def construct(self, patches: Any) -> Any:
-        x = prepend(self.class_embedding, patches) + self.position_embedding
-        x = self.pre_norm(ops.reshape(x, (-1, self.width)))
+        x = prepend(self.class_embedding, patches) if self.num_classes else patches
+        x = self.pre_norm(ops.reshape(x + self.position_embedding, (-1, self.width)))
         for block in self.blocks:
             x = block(x, self.num_tokens)
+        if self.drops_class:
+            x = ops.reshape(x, (-1, self.num_tokens, self.width))[:, self.num_classes :]
+            x = ops.reshape(x, (-1, self.width))
         return self.projection(self.post_norm(x))
 
 
 class VisualQueryBlocks(nn.Cell):  # type: ignore[misc]
-    """Features (B * T, C) -> visual query (B, Q, D)."""
+    """Features (B * F, C) -> visual query (B, Q, D)."""
 
     def __init__(self, config: QueryConfig, dtype: Any, *, input_dim: int, num_features: int) -> None:
         super().__init__()
@@ -107,7 +115,7 @@ class VisualQueryBlocks(nn.Cell):  # type: ignore[misc]
         self.queries = parameter((config.num_queries, width), dtype)
         self.blocks = nn.CellList(
             [
-                Block(width, config.mlp_dim, dtype, num_heads=config.num_heads, is_quick=False)
+                Block(width, config.mlp_dim, dtype, num_heads=config.num_heads, activation="exact_gelu")
                 for _ in range(config.depth)
             ]
         )
@@ -132,15 +140,19 @@ class Encoder(nn.Cell):  # type: ignore[misc]
     def __init__(self, config: VisionConfig, dtype: Any) -> None:
         super().__init__()
         self.patch, self.width = config.clip.patch_size, config.clip.width
-        self.side, self.dtype = config.clip.image_size // config.clip.patch_size, dtype
+        self.side, self.dtype = config.clip.patches_per_side, dtype
+        self.is_cut = self.side * self.patch < config.clip.image_size
         self.patches = Linear(self.width, 3 * self.patch**2, mindspore.float32)
         self.clip = ClipTower(config.clip, dtype)
+        assert isinstance(config.query, QueryConfig), "models with connectors are not exported"
         self.query = VisualQueryBlocks(
-            config.query, dtype, input_dim=config.clip.output_dim, num_features=config.clip.num_patches + 1
+            config.query, dtype, input_dim=config.clip.output_dim, num_features=config.clip.num_features
         )
 
     def construct(self, pixels: Any) -> Any:
         side, patch = self.side, self.patch
+        if self.is_cut:  # pixels beyond the last whole patch are not read
+            pixels = pixels[:, : side * patch, : side * patch]
         cut = ops.reshape(ops.cast(pixels, mindspore.float32), (-1, side, patch, side, patch, 3))
         cut = ops.reshape(ops.transpose(cut, (0, 1, 3, 2, 4, 5)), (-1, 3 * patch * patch))
         embedded = ops.reshape(ops.cast(self.patches(cut), self.dtype), (-1, side * side, self.width))

@@ -1,18 +1,55 @@
-"""How CLIP normalises pixels. Imports no torch."""
+"""How a picture becomes the square of pixels that a tower takes, and the numbers they become. Imports no torch."""
 
-import numpy as np
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
-from llama_adapter.vision.config import ChannelOrder
+if TYPE_CHECKING:  # a process that reads pictures begins without numpy
+    import numpy as np
+
+Resample = Literal["bicubic", "bilinear", "lanczos"]
 
 # CLIP's statistics, for pixels in 0..1, in the order R, G, B.
 PIXEL_MEAN = (0.48145466, 0.4578275, 0.40821073)
 PIXEL_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
-def zero_picture(size: int, *, channel_order: ChannelOrder) -> np.ndarray:
-    """Pixels float32 (size, size, 3) RGB that normalisation turns into zeros.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PixelRule:
+    """Resizing, cropping and normalisation, as a tower was trained. The defaults are those of OpenAI's CLIP.
+
+    With `is_squashed`, both sides of a picture are resized to `image_size`. Otherwise the short side is resized to
+    `image_size + margin`, and the centre is cropped. With `rgb_first`, a picture is converted to RGB before this, and
+    crops are rounded down, as in the image processors of transformers. Otherwise it is converted afterwards, and crops
+    are rounded to even numbers, as in torchvision's transforms.
+
+    With `longest`, a picture is cut into squares, see `squares.py`.
+    """
+
+    image_size: int = 224
+    margin: int = 0
+    resample: Resample = "bicubic"
+    is_squashed: bool = False
+    rgb_first: bool = False
+    longest: int = 0  # pixels of the long side of a picture that is cut; 0: pictures are not cut
+    mean: tuple[float, ...] = PIXEL_MEAN
+    std: tuple[float, ...] = PIXEL_STD
+
+    @property
+    def most_side(self) -> int:
+        """The largest width or height of the pixels of one picture."""
+        return (math.ceil(self.longest / self.image_size) + 1 if self.longest else 1) * self.image_size
+
+
+CLIP_PIXELS = PixelRule()
+
+
+def zero_picture(rule: PixelRule, *, channel_order: Literal["rgb", "bgr"]) -> "np.ndarray":
+    """Pixels float32 (S, S, 3) RGB that normalisation turns into zeros.
 
     The trainers of LLaMA-Adapter V2 use this picture for examples without a picture.
     """
-    colour = np.asarray(PIXEL_MEAN if channel_order == "rgb" else PIXEL_MEAN[::-1]) * 255
-    return np.broadcast_to(colour.astype(np.float32), (size, size, 3))
+    import numpy as np
+
+    colour = np.asarray(rule.mean if channel_order == "rgb" else rule.mean[::-1]) * 255
+    return np.broadcast_to(colour.astype(np.float32), (rule.image_size, rule.image_size, 3))

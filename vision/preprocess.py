@@ -1,4 +1,4 @@
-"""Resizes and crops a decoded picture to 224 x 224 RGB bytes, as CLIP does."""
+"""Resizes and crops a decoded picture to a square of RGB bytes, by the rule of a tower."""
 
 from typing import Any, Final, Literal
 
@@ -8,10 +8,19 @@ from PIL import Image
 
 from llama_adapter.vision.errors import PictureError
 from llama_adapter.vision.formats import Reading
+from llama_adapter.vision.pixels import CLIP_PIXELS, PixelRule, Resample
+from llama_adapter.vision.squares import cut
 
 # Up to this ratio of long to short side, the whole picture is resized and then cropped, as CLIP does. Beyond it, the
 # resized picture would be very large, and most of it would be cropped away: 1 x 60,000 pixels become 224 x 13,440,000.
 MAX_ASPECT_RESIZED_WHOLE: Final = 64
+
+# Filters, and pixels of a picture, or of the result if that is smaller, that they reach to.
+_FILTERS: Final[dict[Resample, tuple[Image.Resampling, int]]] = {
+    "bicubic": (Image.Resampling.BICUBIC, 2),
+    "bilinear": (Image.Resampling.BILINEAR, 1),
+    "lanczos": (Image.Resampling.LANCZOS, 3),
+}
 
 # Modes that Pillow cannot resize, or resizes differently from common modes -> the equivalent common mode.
 _COMMON_MODE: Final = {"La": "LA", "PA": "RGBA", "RGBa": "RGBA"}
@@ -21,25 +30,27 @@ def preprocess(
     image: Image.Image,
     *,
     name: str = "the given picture",
-    size: int = 224,
+    rule: PixelRule = CLIP_PIXELS,
     convert: Literal["last", "first"] = "last",
     reading: Reading = "exact",
 ) -> NDArray[np.uint8]:
-    """Resize the shorter side to `size`, crop the centre, convert to RGB: uint8 (size, size, 3), 0..255, contiguous.
+    """Resize, crop and convert to RGB by `rule`: uint8 (S, S, 3), 0..255, contiguous. S is the rule's `image_size`.
 
-    The result is the same as that of CLIP's transform with the installed Pillow: bicubic, antialiased, in the picture's
-    own mode, with conversion last. Alpha affects the resampling and is then dropped. Palette and 1-bit pictures are
-    resampled with nearest neighbour. Pillow 13 changed the order of passes for some tall pictures, so results of
-    different versions may differ in rounding.
+    With `rule.longest`, the result is a sheet of squares, see `squares.py`.
 
-    There are two differences from CLIP:
+    By default, the result is the same as that of CLIP's transform with the installed Pillow: bicubic, antialiased, in
+    the picture's own mode, with conversion last. Alpha affects the resampling and is then dropped. Palette and 1-bit
+    pictures are resampled with nearest neighbour. Pillow 13 changed the order of passes for some tall pictures, so
+    results of different versions may differ in rounding.
+
+    There are two differences from CLIP, and from the image processors that other rules follow:
 
     - Values of more than 8 bits are scaled, while Pillow clips them at 255. 16-bit values keep their high byte. 32-bit
       integers are treated as 8 bits if all fit, else as 16 bits; floats as 0..1 if all fit, else as 0..255.
     - If the ratio of sides exceeds 64, only the neighbourhood of the centre is resampled, which may alter rounding.
 
-    `convert="first"` converts to RGB before resizing, as programs with OpenCV do. The released adapters were trained
-    this way. The result differs for pictures with alpha, a palette or 1 bit.
+    `convert="first"` converts to RGB before resizing by any rule, as programs with OpenCV do. The released adapters
+    were trained this way. The result differs for pictures with alpha, a palette or 1 bit.
 
     `reading="fast"` resamples grey and RGB pictures with torch. Few values differ, by one level, or by more in noisy
     tall pictures. Other modes, and pictures that need no resampling, are the same as with "exact".
@@ -53,8 +64,8 @@ def preprocess(
         raise PictureError("truncated", f"Wanted a decoded picture, but decoding {name} fails: {error}") from error
     try:
         common = _in_common_mode(image, name=name)
-        plain = common.convert("RGB") if convert == "first" else common
-        cropped = _resize_and_crop(plain, size=size, reading=reading)
+        plain = common.convert("RGB") if convert == "first" or rule.rgb_first else common
+        cropped = _resize_and_crop(plain, rule=rule, reading=reading)
         return np.array(cropped.convert("RGB"), dtype=np.uint8, order="C")
     except PictureError:
         raise
@@ -72,55 +83,65 @@ def preprocess(
         ) from error
 
 
-def _resize_and_crop(image: Image.Image, *, size: int, reading: Reading) -> Image.Image:
-    width, height = image.size
+def _resize_and_crop(image: Image.Image, *, rule: PixelRule, reading: Reading) -> Image.Image:
+    (width, height), size = image.size, rule.image_size
+    if rule.longest:
+        return cut(image, rule=rule, resample=_FILTERS[rule.resample][0])
+    if rule.is_squashed:
+        return _resize(image, (size, size), rule=rule, reading=reading)
     short, long = sorted((width, height))
     if long > short * MAX_ASPECT_RESIZED_WHOLE:
-        return _resample_centre(image, size=size)
-    if short != size:
-        resized_long = size * long // short
-        new_size = (size, resized_long) if width < height else (resized_long, size)
-        image = _resize(image, new_size, reading=reading)
-    left, top = _crop_offset(image.width, size=size), _crop_offset(image.height, size=size)
+        return _resample_centre(image, rule=rule)
+    resized = size + rule.margin
+    if short != resized:
+        resized_long = resized * long // short
+        new_size = (resized, resized_long) if width < height else (resized_long, resized)
+        image = _resize(image, new_size, rule=rule, reading=reading)
+    left, top = _crop_offset(image.width, rule=rule), _crop_offset(image.height, rule=rule)
     return image.crop((left, top, left + size, top + size))
 
 
-def _resize(image: Image.Image, size: tuple[int, int], *, reading: Reading) -> Image.Image:
-    """Resize to `size`, (width, height). Pillow resizes all modes other than grey and RGB."""
-    if reading == "exact" or image.mode not in ("L", "RGB"):
-        return image.resize(size, Image.Resampling.BICUBIC)
+def _resize(image: Image.Image, size: tuple[int, int], *, rule: PixelRule, reading: Reading) -> Image.Image:
+    """Resize to `size`, (width, height). Pillow resizes all modes other than grey and RGB, and with Lanczos."""
+    if reading == "exact" or image.mode not in ("L", "RGB") or rule.resample == "lanczos":
+        return image.resize(size, _FILTERS[rule.resample][0])
     import torch  # imported here, because exact reading needs no torch
     from torch.nn.functional import interpolate
 
     width, height = size
     pixels_HWC = torch.from_numpy(np.array(image)).view(image.height, image.width, -1)
-    resized_1CHW = interpolate(pixels_HWC.permute(2, 0, 1)[None], (height, width), mode="bicubic", antialias=True)
+    resized_1CHW = interpolate(pixels_HWC.permute(2, 0, 1)[None], (height, width), mode=rule.resample, antialias=True)
     resized_HWC = resized_1CHW[0].permute(1, 2, 0).contiguous().numpy()
     return Image.fromarray(resized_HWC[..., 0] if image.mode == "L" else resized_HWC)
 
 
-def _crop_offset(length: int, *, size: int) -> int:
-    return round((length - size) / 2)  # rounds halves to the even number, as CLIP does
+def _crop_offset(length: int, *, rule: PixelRule) -> int:
+    cut = length - rule.image_size
+    return cut // 2 if rule.rgb_first else round(cut / 2)  # `round` rounds halves to the even number
 
 
-def _resample_centre(image: Image.Image, *, size: int) -> Image.Image:
+def _resample_centre(image: Image.Image, *, rule: PixelRule) -> Image.Image:
     """The result of resizing and cropping, without computing the pixels that would be cropped away."""
+    (resample, radius), size = _FILTERS[rule.resample], rule.image_size
     short, long = sorted(image.size)
-    resized_long = size * long // short
+    resized_long = (size + rule.margin) * long // short
     scale = long / resized_long  # source pixels per pixel of the result
-    start = _crop_offset(resized_long, size=size) * scale
+    start = _crop_offset(resized_long, rule=rule) * scale
     stop = start + size * scale
+    # The short side is cropped by the margin.
+    before = _crop_offset(size + rule.margin, rule=rule)
+    near, far = (part * short / (size + rule.margin) for part in (before, rule.margin - before))
     # Crop to whole pixels first, because Pillow stores a box in single precision, which is too coarse a million pixels
     # from the edge.
-    reach = int(2 * max(scale, 1.0)) + 2  # reach of the bicubic kernel, so that the new edges have no effect
+    reach = int(radius * max(scale, 1.0)) + 2  # reach of the filter, so that the new edges have no effect
     first, last = max(0, int(start) - reach), min(long, int(stop) + reach)
     if image.width < image.height:
         image = image.crop((0, first, image.width, last))
-        box = (0.0, start - first, float(image.width), stop - first)
+        box = (near, start - first, image.width - far, stop - first)
     else:
         image = image.crop((first, 0, last, image.height))
-        box = (start - first, 0.0, stop - first, float(image.height))
-    return image.resize((size, size), Image.Resampling.BICUBIC, box=box)
+        box = (start - first, near, stop - first, image.height - far)
+    return image.resize((size, size), resample, box=box)
 
 
 def _in_common_mode(image: Image.Image, *, name: str) -> Image.Image:

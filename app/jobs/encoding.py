@@ -93,8 +93,8 @@ class EncodeRunner:
                 default_prompt="",
                 notes=encoder.notes,
             )
-            size = encoder.vision.image_size
-            reader = open_reader(job.reader, self.spec.pictures, size=size, timeout_s=job.picture_timeout_s)
+            pixels = encoder.vision.pixels
+            reader = open_reader(job.reader, self.spec.pictures, pixels=pixels, timeout_s=job.picture_timeout_s)
             self._reader = stack.enter_context(closing(reader))
             yield
 

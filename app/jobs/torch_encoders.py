@@ -31,7 +31,8 @@ from llama_adapter.runtime.user_cache import cache_note
 def open_model(spec: CaptionerSpec, how: Mapping[str, Any]) -> tuple[CaptionerSpec, OpenEncoder]:
     """Load the whole model, which also projects keys and values."""
     parts = assemble_parts(spec)
-    parts.info.require_adapter()
+    parts.info.require_sight()
+    parts.info.require_prefixes("prefix files")
     encoding = Encoding(
         name=parts.info.name,
         digest=parts.info.digest,

@@ -20,7 +20,7 @@ from llama_adapter.llm.weights.names import FOLDED, MATRICES, LlamaSource, Split
 from llama_adapter.runtime.devices import DTYPES
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.schemes import FLOAT
-from llama_adapter.vision.weights import ClipSource
+from llama_adapter.vision.towers import ClipSource
 
 _MEANING = "the bundle is damaged; write it again with `llama-adapter convert`"
 

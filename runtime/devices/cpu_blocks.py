@@ -5,7 +5,6 @@
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +13,6 @@ from llama_adapter.runtime.devices.cpu_linear import NativeLinear
 from llama_adapter.runtime.kernels.library import Library
 from llama_adapter.runtime.kernels.structs import ACTIVATIONS, BlockStruct, StackStruct
 from llama_adapter.runtime.kernels.threads import num_threads
-
-Activation = Literal["quick_gelu", "exact_gelu"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,9 +30,8 @@ class BlockParts:
 class NativeBlocks(nn.Module):
     """Blocks of one width as a single module. See runtime/kernels/encoder.h for the types in which it computes."""
 
-    def __init__(
-        self, blocks: Sequence[BlockParts], *, num_heads: int, activation: Activation, library: Library
-    ) -> None:
+    def __init__(self, blocks: Sequence[BlockParts], *, num_heads: int, activation: str, library: Library) -> None:
+        """`activation` is a key of `ACTIVATIONS`."""
         super().__init__()
         self._library = library
         self._kept: list[object] = [*blocks]  # the structures point to these

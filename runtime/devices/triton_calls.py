@@ -267,11 +267,12 @@ class Step:
         qkv: Tensor,
         table: tuple[Tensor, Tensor],
         cache: tuple[Tensor, Tensor],
+        table_RT: Tensor | None,
         positions_R: Tensor,
         prefix: tuple[Tensor, Tensor] | None,
     ) -> Tensor:
         k_cache, v_cache = cache
-        num_rows, num_heads, _, head_dim = k_cache.shape
+        (num_rows,), (_, num_heads, num_places, head_dim) = positions_R.shape, k_cache.shape
         out = qkv.new_empty(num_rows, num_heads * head_dim)
         adapter_k, adapter_v = (k_cache, v_cache) if prefix is None else prefix
         num_queries = 0 if prefix is None else adapter_k.shape[-2]
@@ -282,10 +283,12 @@ class Step:
             *table,
             k_cache,
             v_cache,
+            _or(table_RT, positions_R),
             positions_R,
             adapter_k,
             adapter_v,
             out,
+            0 if table_RT is None else table_RT.stride(0),
             k_cache.stride(0),
             k_cache.stride(1),
             adapter_k.stride(0),
@@ -293,6 +296,7 @@ class Step:
             num_queries,
             HALF=head_dim // 2,
             QUERIES=triton.next_power_of_2(max(num_queries, 1)),
+            PLACES=0 if table_RT is None else num_places,
             BLOCK_PLACES=64,
         )
         return out

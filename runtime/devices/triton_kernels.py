@@ -238,16 +238,27 @@ def _halves(pointer, tile, mask, HALF: tl.constexpr):
 
 
 @triton.jit
+def _slot(table, row, place, table_stride, slot_stride, PLACES: tl.constexpr, HALF: tl.constexpr):
+    """Where place 0 of a row would be if all its places followed those of the block that holds `place`."""
+    if PLACES == 0:
+        return row.to(tl.int64) * slot_stride
+    number = place // PLACES
+    return tl.load(table + row * table_stride + number) * slot_stride - number * (PLACES * 2 * HALF)
+
+
+@triton.jit
 def attention(
     qkv,
     cos,
     sin,
     k_cache,
     v_cache,
+    table,
     positions,
     adapter_k,
     adapter_v,
     out,
+    table_stride,
     slot_stride,
     head_stride,
     adapter_stride,
@@ -255,6 +266,7 @@ def attention(
     num_queries,
     HALF: tl.constexpr,
     QUERIES: tl.constexpr,
+    PLACES: tl.constexpr,
     BLOCK_PLACES: tl.constexpr,
 ):
     row, head = tl.program_id(0), tl.program_id(1)
@@ -276,7 +288,7 @@ def attention(
     v1, v2 = tl.load(qkv + own + 2 * width), tl.load(qkv + own + 2 * width + HALF)
     q1, q2 = (q1 * c_H - q2 * s_H).to(dtype), (q2 * c_H + q1 * s_H).to(dtype)
     k1, k2 = (k1 * c_H - k2 * s_H).to(dtype), (k2 * c_H + k1 * s_H).to(dtype)
-    slot = row.to(tl.int64) * slot_stride + head * head_stride
+    slot = _slot(table, row, position, table_stride, slot_stride, PLACES, HALF) + head * head_stride
     place = slot + position * 2 * HALF + half_H
     tl.store(k_cache + place, k1)
     tl.store(k_cache + place + HALF, k2)
@@ -290,6 +302,7 @@ def attention(
     for start in range(0, position, BLOCK_PLACES):
         places = start + tl.arange(0, BLOCK_PLACES)
         is_past = places < position
+        slot = _slot(table, row, start, table_stride, slot_stride, PLACES, HALF) + head * head_stride
         tile = slot + places[:, None] * 2 * HALF + half_H[None, :]
         old_k1, old_k2 = _halves(k_cache, tile, is_past[:, None], HALF)
         old_v1, old_v2 = _halves(v_cache, tile, is_past[:, None], HALF)

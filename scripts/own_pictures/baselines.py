@@ -45,9 +45,9 @@ def tower_features(pictures: Iterable[Image.Image], bundle: Path) -> NDArray[np.
     model = load_bundle(bundle)
     state = {name: tensor.float() for name, tensor in model.vision_state.items()}
     encoder = encoder_from_state(model.vision_config, state)
-    side, features, remaining = model.vision_config.clip.image_size, [], iter(pictures)
+    rule, features, remaining = model.vision_config.clip.pixels, [], iter(pictures)
     while some := list(itertools.islice(remaining, _AT_ONCE)):
-        pixels_BHWC = np.stack([preprocess(one, size=side) for one in some])
+        pixels_BHWC = np.stack([preprocess(one, rule=rule) for one in some])
         features.append(encoder.features(torch.from_numpy(pixels_BHWC)).numpy())
     return np.concatenate(features)
 

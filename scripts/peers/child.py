@@ -33,6 +33,7 @@ from llama_adapter.runtime.errors import TooLittleMemoryError
 from llama_adapter.runtime.schemes import Precision
 from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.image import load_picture
+from llama_adapter.vision.pixels import PixelRule
 from llama_adapter.vision.preprocess import preprocess
 from scripts.common import sample_files
 from scripts.peers import exported, graphs, huggingface, llama_cpp
@@ -190,7 +191,7 @@ def _error(task: Task, encode: Encode, *, image_size: int) -> float:
     Our float32 output is the exact one; its task saves it in the work folder for the other engines. The error is 0,
     meaning unknown, if that file is missing or the output has another shape.
     """
-    pixels = preprocess(load_picture(sample_files()[-1]).image, size=image_size)[None]
+    pixels = preprocess(load_picture(sample_files()[-1]).image, rule=PixelRule(image_size=image_size))[None]
     found = torch.as_tensor(encode(pixels)).double().cpu().numpy()
     exact = Path(task.work) / task.size / f"exact-tokens-{task.device}.npy"
     if task.engine.program == "ours" and task.engine.dtype == "float32" and task.engine.precision == "float":

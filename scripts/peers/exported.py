@@ -10,6 +10,7 @@ from torch import Tensor
 from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.export import export_onnx
 from llama_adapter.vision.image import load_picture
+from llama_adapter.vision.pixels import PixelRule
 from llama_adapter.vision.preprocess import preprocess
 from scripts.common import sample_files
 from scripts.peers.measuring import Encode
@@ -73,8 +74,8 @@ def quantise_openvino(source: Path, target: Path, *, num_pictures: int = 4) -> N
     nncf = require("nncf", package="nncf")
     model = openvino.Core().read_model(str(source))
     size = int(model.inputs[0].get_partial_shape()[1].get_length())
-    files = sample_files()[:num_pictures]
-    pictures = [preprocess(load_picture(file).image, size=size)[None].astype(np.float32) for file in files]
+    files, rule = sample_files()[:num_pictures], PixelRule(image_size=size)
+    pictures = [preprocess(load_picture(file).image, rule=rule)[None].astype(np.float32) for file in files]
     quantised = nncf.quantize(
         model,
         nncf.Dataset(pictures),

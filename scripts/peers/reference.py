@@ -147,7 +147,7 @@ class ReferenceJob:
         """The states are on the backend's device, both in one type."""
         self._backend, self.num_slots = backend, num_rows
         self._encoder = encoder_from_state(vision, encoder_state).to(backend.device)
-        self._image_size = vision.clip.image_size
+        self._pixels = vision.clip.pixels
         self._loop = ReferenceLoop(decoder_state, decoder, num_rows=num_rows)
         self._tokenizer = tokenizer
 
@@ -156,7 +156,7 @@ class ReferenceJob:
         """Caption as many pictures as `ends`; tokens beyond the end of a caption are dropped."""
         started = time.perf_counter()
         files = map(str, sample_files(len(ends)))
-        pixels = [preprocess(load_picture(file).image, size=self._image_size) for file in files]
+        pixels = [preprocess(load_picture(file).image, rule=self._pixels) for file in files]
         read = time.perf_counter()
         visual_query_BQD = self._encoder(torch.from_numpy(np.stack(pixels)).to(self._backend.device))
         self._backend.synchronise()

@@ -25,7 +25,7 @@ from llama_adapter.runtime.schemes import Precision
 from llama_adapter.runtime.schemes.state import convert_precision
 from llama_adapter.vision.config import QueryConfig, VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder, VisualQueryBlocks
-from llama_adapter.vision.weights import _HUGGINGFACE
+from llama_adapter.vision.tensor_names import LAYOUTS
 from scripts.peers.sizes import CONTEXT
 
 
@@ -136,8 +136,7 @@ def huggingface_decoder(state: Mapping[str, Tensor], config: DecoderConfig) -> d
 def huggingface_tower(state: Mapping[str, Tensor], *, num_layers: int) -> dict[str, Tensor]:
     """The state dict of `CLIPVisionModel` without the common prefix of its names; it has no projection."""
     named: dict[str, Tensor] = {}
-    for ours, theirs in _HUGGINGFACE.names(num_layers).items():
+    for ours, names in LAYOUTS["clip"].names(num_layers).items():
         if not ours.startswith("projection"):
-            names = (name.removeprefix("vision_model.") for name in theirs)
-            named |= zip(names, state[f"clip.{ours}"].chunk(len(theirs)), strict=True)
+            named |= zip(names, state[f"clip.{ours}"].chunk(len(names)), strict=True)
     return named

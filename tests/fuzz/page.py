@@ -25,6 +25,7 @@ from llama_adapter.app.serving.web.runs import Runs
 from llama_adapter.app.serving.web.uploads import ForeignFileError, place_in_uploads, refuse_foreign_files
 from llama_adapter.app.serving.web.widgets import picked
 from llama_adapter.vision.errors import PictureError
+from llama_adapter.vision.pixels import PixelRule
 from tests.app.serving.http_api.live import StubService, answer
 from tests.fuzz.mutators import mutated_json, words
 from tests.fuzz.target import Target, event_loop, refused, scratch
@@ -42,7 +43,7 @@ class _Service(StubService):
     spec = CaptionerSpec()
     _reader = PictureReader(
         spec.pictures,
-        size=32,
+        pixels=PixelRule(image_size=32),
         limits=PictureLimits(max_pixels=limits.max_pixels, max_bytes=limits.max_picture_bytes),
     )
 

@@ -9,6 +9,7 @@ import numpy as np
 from llama_adapter.app.pictures.reading.reader import PictureLimits, PictureReader
 from llama_adapter.app.pictures.reading.spec import ReadingSpec
 from llama_adapter.vision.errors import PICTURE_ERROR_CODES, PictureError
+from llama_adapter.vision.pixels import PixelRule
 from tests.fuzz.mutators import mutated_bytes, mutated_jpeg, mutated_png
 from tests.fuzz.target import Target, refused
 from tests.odd_pictures.kinds import kinds
@@ -18,7 +19,9 @@ SIDE = 32
 VIEW_SIDE = 48
 LIMITS = PictureLimits(max_pixels=4_000_000)  # with the default limit, decoding would take most of the time
 _READERS = [
-    PictureReader(ReadingSpec(exif=exif, reading=reading, channel_order=order), size=SIDE, limits=LIMITS)
+    PictureReader(
+        ReadingSpec(exif=exif, reading=reading, channel_order=order), pixels=PixelRule(image_size=SIDE), limits=LIMITS
+    )
     for exif in ("upright", "ignore")
     for reading in ("exact", "fast")
     for order in ("rgb", "bgr")

@@ -21,7 +21,8 @@ from llama_adapter.llm.weights.adapter import open_adapter
 from llama_adapter.llm.weights.huggingface import open_huggingface
 from llama_adapter.llm.weights.meta import open_meta
 from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
-from llama_adapter.vision.weights import build_vision, read_clip
+from llama_adapter.vision.towers import read_clip
+from llama_adapter.vision.weights import build_vision
 from tests.bounds import Float64, rounding_module, spread
 from tests.llm.toys import build_decoder
 

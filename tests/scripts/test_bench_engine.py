@@ -35,7 +35,7 @@ def test_planned_lengths_are_spread_evenly_and_repeatable(number: int) -> None:
 def test_every_policy_makes_the_planned_captions(parts: Parts, policy: Policy) -> None:
     lengths = (4, 9, 6, 5, 12, 4, 7)
     engine = Engine(parts.runner, eos_id=-1)
-    visual_query_BQD = parts.vision.encode(np.zeros((1, *[parts.vision.image_size] * 2, 3), dtype=np.uint8))
+    visual_query_BQD = parts.vision.encode(np.zeros((1, *[parts.vision.pixels.image_size] * 2, 3), dtype=np.uint8))
     (prefix,) = engine.project_prefix(visual_query_BQD)
     asked: list[int] = []
 

@@ -18,8 +18,10 @@ from llama_adapter.runtime.extras import install_hint
 from llama_adapter.runtime.text import shown_name
 from llama_adapter.vision import image as vision_image
 from llama_adapter.vision.errors import PICTURE_ERROR_CODES, PictureError
+from llama_adapter.vision.files import DEFAULT_MAX_PIXELS
 from llama_adapter.vision.formats import PICTURE_FORMATS, PICTURE_SUFFIXES
-from llama_adapter.vision.image import DEFAULT_MAX_PIXELS, load_picture
+from llama_adapter.vision.image import load_picture
+from llama_adapter.vision.pixels import PixelRule
 from llama_adapter.vision.preprocess import preprocess
 from scripts.service_bench.bad_files import chunk
 
@@ -390,7 +392,7 @@ def test_each_depth_of_a_transparent_png_shows_white(
     loaded = load_picture(b"\x89PNG\r\n\x1a\n" + head + key + data + chunk(b"IEND", b""))
 
     assert loaded.notes == ("transparent",)
-    shown = preprocess(loaded.image, size=8)  # the middle: the border of the halves
+    shown = preprocess(loaded.image, rule=PixelRule(image_size=8))  # the middle: the border of the halves
     assert (shown[:, 0] < 30).all()
     assert (shown[:, -1] > 225).all()
 

@@ -20,6 +20,7 @@ from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
 from llama_adapter.vision.inference import HostEncoder
 from tests.bounds import Float64, difference, spread
+from tests.fakes.towers import TOWERS
 
 pytestmark = pytest.mark.skipif(find_library().library is None, reason=find_library().reason or "there are kernels")
 
@@ -35,6 +36,7 @@ CONFIGS = {
         query=dataclasses.replace(CONFIG.query, width=128),
     ),
     "heads of 80": dataclasses.replace(CONFIG, clip=dataclasses.replace(CONFIG.clip, width=160)),
+    **TOWERS,
     "heads of 8": dataclasses.replace(CONFIG, query=dataclasses.replace(CONFIG.query, num_heads=12)),
 }
 
@@ -71,6 +73,7 @@ def pixels(config: VisionConfig, count: int) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(3).integers(0, 256, (count, side, side, 3), dtype=np.uint8))
 
 
+@pytest.mark.proves("towers: CLIP B to bigG, SigLIP, DINOv2", "CPU")
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @torch.inference_mode()

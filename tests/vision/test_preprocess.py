@@ -11,6 +11,7 @@ from PIL import Image
 
 from llama_adapter.vision.errors import PictureError
 from llama_adapter.vision.image import load_picture
+from llama_adapter.vision.pixels import PixelRule
 from llama_adapter.vision.preprocess import MAX_ASPECT_RESIZED_WHOLE, preprocess
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -78,7 +79,7 @@ def test_pixels_equal_clips_transform_on_many_sizes() -> None:
             image = noise(width, height)
             assert np.array_equal(preprocess(image), clip_transform(image)), (width, height)
     for image, side in ((noise(90, 61), 32), (noise(7, 7 * MAX_ASPECT_RESIZED_WHOLE), 224)):
-        assert np.array_equal(preprocess(image, size=side), clip_transform(image, side))
+        assert np.array_equal(preprocess(image, rule=PixelRule(image_size=side)), clip_transform(image, side))
 
 
 @pytest.mark.filterwarnings("ignore:Palette images with Transparency")

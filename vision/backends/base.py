@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING, Any, Protocol, Union
 
 import numpy as np
 
-from llama_adapter.vision.config import VIT_L_14, VisionConfig
+from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.errors import PictureError
+from llama_adapter.vision.pixels import CLIP_PIXELS, PixelRule
 
 if TYPE_CHECKING:  # exported encoders run without torch
     from torch import Tensor
@@ -29,8 +30,8 @@ class VisionBackend(Protocol):
         ...
 
     @property
-    def image_size(self) -> int:
-        """Side of the square input pictures, in pixels."""
+    def pixels(self) -> PixelRule:
+        """How pictures become the pixels that `encode` takes."""
         ...
 
     def encode(self, pixels_BHWC: np.ndarray) -> VisualQuery:
@@ -52,7 +53,7 @@ class NoEncoder:
     """The backend of a LLaMA without adapter, which cannot encode pictures."""
 
     name = "none"
-    image_size = VIT_L_14.image_size
+    pixels = CLIP_PIXELS
 
     def encode(self, pixels_BHWC: np.ndarray) -> VisualQuery:
         """Raises PictureError."""
@@ -69,7 +70,7 @@ class EncodedBefore:
 
     def __init__(self, config: VisionConfig) -> None:
         """`config` is that of the encoder that made the visual queries."""
-        self.image_size = config.clip.image_size
+        self.pixels = config.clip.pixels
 
     def encode(self, pixels_BHWC: np.ndarray) -> VisualQuery:
         """Takes visual queries (B, Q, D) in float32 instead of pixels."""

@@ -11,6 +11,7 @@ from llama_adapter.runtime.graphs.open_session import GraphSpec, open_session
 from llama_adapter.runtime.graphs.session import GraphSession
 from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.config import ChannelOrder
+from llama_adapter.vision.pixels import PixelRule
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +24,8 @@ class ExportedEncoder:
     """A `VisionBackend` whose weights are in an ONNX or OM file, from our export or from another program.
 
     The graph takes pixels 0..255 (B, S, S, 3) and normalises them itself. `channel_order` is the order of its input
-    channels; graphs of our export take RGB. `query_shape` is (Q, D), with -1 for a size that the graph does not state.
+    channels; graphs of our export take RGB. Without a card, `pixels` is the rule of OpenAI's CLIP. `query_shape` is
+    (Q, D), with -1 for a size that the graph does not state.
     """
 
     channel_order: ChannelOrder = "rgb"
@@ -36,6 +38,7 @@ class ExportedEncoder:
         self.card = None if info.card is None else EncoderCard.from_graph(info.card, file=info.file)
         self.image_size = _check_pixels_port(info.inputs, file=info.file, hint=info.hint)
         self.query_shape = _check_query_port(info.outputs, file=info.file, hint=info.hint)
+        self.pixels = PixelRule(image_size=self.image_size) if self.card is None else self.card.vision.clip.pixels
         if self.card is not None:
             _check_card(self.card, side=self.image_size, query=self.query_shape, file=info.file)
 
@@ -75,7 +78,7 @@ class ArrayEncoder:
     """An exported encoder as a `VisionBackend` without torch."""
 
     def __init__(self, inner: ExportedEncoder) -> None:
-        self.inner, self.name, self.image_size = inner, inner.name, inner.image_size
+        self.inner, self.name, self.pixels = inner, inner.name, inner.pixels
 
     def encode(self, pixels_BHWC: np.ndarray) -> np.ndarray:
         """See `VisionBackend.encode`."""

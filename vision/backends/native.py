@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from llama_adapter.runtime.devices.cpu_blocks import Activation, BlockParts, NativeBlocks
+from llama_adapter.runtime.devices.cpu_blocks import BlockParts, NativeBlocks
 from llama_adapter.runtime.devices.cpu_linear import NativeLinear
 from llama_adapter.runtime.kernels.library import Library
 from llama_adapter.runtime.kernels.threads import torch_stands_aside
@@ -13,11 +13,10 @@ from llama_adapter.vision.inference import HostEncoder
 def install_block_kernels(encoder: HostEncoder, *, library: Library) -> int:
     """Replace the blocks of an encoder whose linear layers are `NativeLinear`; returns their number."""
     num_installed = 0
-    stacks: tuple[tuple[nn.Module, Activation], ...] = ((encoder.clip, "quick_gelu"), (encoder.query, "exact_gelu"))
-    for owner, activation in stacks:
-        blocks = [block for block in owner.blocks if isinstance(block, Block)]  # type: ignore[union-attr]
+    for owner, activation in ((encoder.clip, encoder.clip.config.activation), (encoder.query, "exact_gelu")):
+        blocks = [block for block in owner.blocks if isinstance(block, Block)]
         known = [part for block in blocks if (part := _parts(block)) is not None]
-        if not known or len(known) < len(owner.blocks):  # type: ignore[arg-type]
+        if not known or len(known) < len(owner.blocks):
             continue
         num_heads = blocks[0].attention.num_heads
         stack = NativeBlocks(known, num_heads=num_heads, activation=activation, library=library)

@@ -45,8 +45,11 @@ from llama_adapter.app.models.checkpoints import (
     query_heads,
     resolve_channel_order,
 )
+from llama_adapter.app.models.connected import open_connected
 from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.app.models.roofline import tower_flops
+from llama_adapter.app.models.sight import has_connector
 from llama_adapter.app.models.sketch import HalfConfig
 from llama_adapter.app.models.spec import AUTO
 from llama_adapter.app.models.stream_model import stream_merged_bundle
@@ -67,7 +70,8 @@ from llama_adapter.runtime.tensor_files.arrays import read_json
 from llama_adapter.runtime.tensor_files.files import list_keys
 from llama_adapter.runtime.text import shown_excerpt, shown_name
 from llama_adapter.vision.card import EncoderCard
-from llama_adapter.vision.weights import ClipSource, build_vision, read_query
+from llama_adapter.vision.towers import ClipSource
+from llama_adapter.vision.weights import build_vision, read_query
 
 KNOWN_PICTURE = "03-purple-triangle.png"  # losslessly compressed, so that every image decoder gives the same pixels
 KNOWN_TOKENS = 16
@@ -160,13 +164,17 @@ def _check_sources(report: Report, sources: ModelSources, *, exported: bool, enc
         report.add("ok", "tokenizer", f"The tokenizer has {tokenizer.vocab_size} pieces{template}")
     if place is not None and llama is not None:
         _check_llama(report, llama, tokenizer, form=place.form)
+        if adapter_file is None and tokenizer is not None and has_connector(place.folder):
+            _check_connected(report, place.folder, tokenizer, dim=llama.config.dim)
     if adapter is not None:
         _check_adapter(report, adapter, llama, vocab_size=None if tokenizer is None else tokenizer.vocab_size)
     if clip is not None:
         config = clip.config
         sizes = f"patches of {config.patch_size}, pictures of {config.image_size}, width {config.width}"
-        sizes += f", {config.num_layers} layers, features of width {config.output_dim}"
-        report.add("ok", "clip", f"CLIP with {sizes}; no tensor is missing or unknown")
+        sizes += f", {config.num_layers} layers, {config.num_features} features of width {config.output_dim}"
+        num_weights = sum(tensor.numel() for tensor in clip.tensors.values())
+        cost = f"{num_weights / 1e6:,.0f} million weights, {tower_flops(config) / 1e9:,.0f} GFLOP a picture"
+        report.add("ok", "clip", f"CLIP with {sizes}: {cost}; no tensor is missing or unknown")
         _check_finite(report, "clip", clip.name, clip.tensors.items())
     if adapter is not None and adapter.sees_pictures:
         heads = query_heads(sources, adapter, exported=exported, encoder=encoder)
@@ -186,6 +194,18 @@ def _check_llama(report: Report, llama: LlamaSource, tokenizer: Tokenizer | None
     _check_finite(report, "llama", llama.name, ((name, split.read()) for name, split in llama.tensors.items()))
     if tokenizer is not None:
         report.attempt("tokenizer", lambda: plan_decoder(llama, None, vocab_size=tokenizer.vocab_size))
+
+
+def _check_connected(report: Report, folder: Path, tokenizer: Tokenizer, *, dim: int) -> None:
+    found = report.attempt("vision", lambda: open_connected(folder, tokenizer, dim=dim))
+    if found is None:
+        return
+    config, form = found.config.clip, found.format
+    cut = f"; large pictures are cut into up to {form.most_squares} squares" if form.most_squares > 1 else ""
+    tower = f"a tower of width {config.width} and {config.num_layers} layers for {config.image_size} pixels"
+    sentence = f"Pictures are tokens: {tower} and a connector make {form.tokens_each} of `{form.token}`{cut}"
+    report.add("ok", "vision", sentence)
+    _check_finite(report, "vision", str(folder), found.tensors.items())
 
 
 def _check_adapter(report: Report, adapter: AdapterFile, llama: LlamaSource | None, *, vocab_size: int | None) -> None:
@@ -395,7 +415,7 @@ def _check_known_answer(
             Captioner.load(
                 place, precision=precision, device=device, tensor_parallel=num_ranks_of(manifest)
             ) as captioner,
-            closing(open_reader("process", captioner.spec.pictures, size=captioner.image_size)) as captioner.reader,
+            closing(open_reader("process", captioner.spec.pictures, pixels=captioner.pixels)) as captioner.reader,
         ):
             [answer] = captioner.generate([place / known["picture"]], [prompt], temperature=0.0, **options)
     except Exception as fault:  # any failure becomes the finding

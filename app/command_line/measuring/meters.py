@@ -21,6 +21,7 @@ from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, Plan, Result, Runner, ScorePlan
 from llama_adapter.vision.backends.base import VisionBackend, VisualQuery
 from llama_adapter.vision.config import VisionConfig
+from llama_adapter.vision.pixels import PixelRule
 
 Program = Literal["encoder", "prefix", "prefill", "mixed", "step"]
 PROGRAMS: tuple[Program, ...] = ("encoder", "prefix", "prefill", "mixed", "step")
@@ -64,8 +65,8 @@ class MeteredVision:
         return self._inner.name
 
     @property
-    def image_size(self) -> int:
-        return self._inner.image_size
+    def pixels(self) -> PixelRule:
+        return self._inner.pixels
 
     def encode(self, pixels_BHWC: np.ndarray) -> VisualQuery:
         work = encoder_work(self._config, num_pictures=len(pixels_BHWC), sizes=self._sizes)

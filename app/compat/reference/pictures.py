@@ -12,7 +12,7 @@ from torch import Tensor
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.runtime.errors import GraphError, LlamaAdapterError
-from llama_adapter.vision.pixels import PIXEL_MEAN, PIXEL_STD
+from llama_adapter.vision.pixels import CLIP_PIXELS, PIXEL_MEAN, PIXEL_STD
 from llama_adapter.vision.preprocess import preprocess
 
 _MEAN_C11, _STD_C11 = (torch.tensor(values).view(3, 1, 1) for values in (PIXEL_MEAN, PIXEL_STD))
@@ -66,7 +66,7 @@ class SessionEncoder:
     """
 
     name = "the program's session"
-    image_size = 224
+    pixels = CLIP_PIXELS
 
     def __init__(self) -> None:
         self.session: Any = None

@@ -17,17 +17,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llama_adapter.app.captioning.pictures import RemotePicture
 from llama_adapter.app.captioning.work_items import WorkItem
 from llama_adapter.app.jobs.clusters.chunks import Chunk, Known, ReadChunk
 from llama_adapter.app.jobs.clusters.places import READING_CPUS
 from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.pictures.inputs.addresses import is_remote, read_remote
+from llama_adapter.app.pictures.inputs.remote import RemotePicture
 from llama_adapter.app.pictures.reading.isolated import IsolatedReader
 from llama_adapter.app.pictures.reading.reader import PictureReader, PictureReading, Reader
 from llama_adapter.app.pictures.reading.spec import ReadingSpec
 from llama_adapter.runtime.problems import describe
 from llama_adapter.vision.errors import PictureError
+from llama_adapter.vision.pixels import PixelRule
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -42,7 +43,7 @@ class Reading:
     """How the pictures of a job are read."""
 
     spec: ReadingSpec  # of the loaded model
-    size: int  # side of the square that its encoder takes, in pixels
+    pixels: PixelRule  # of its encoder
     kind: str  # process or thread
     timeout_s: float
     folder: str  # the current folder of the driver
@@ -93,8 +94,8 @@ def _look(item: WorkItem, *, reader: Reader, known: Known | None) -> WorkItem:
 def _reader(reading: Reading) -> Reader:
     """One reader for all chunks of this process."""
     if reading.kind == "thread":
-        return PictureReader(reading.spec, size=reading.size)
-    return IsolatedReader(reading.spec, size=reading.size, timeout_s=reading.timeout_s, num_processes=1)
+        return PictureReader(reading.spec, pixels=reading.pixels)
+    return IsolatedReader(reading.spec, pixels=reading.pixels, timeout_s=reading.timeout_s, num_processes=1)
 
 
 class ReadingPipeline:

@@ -70,7 +70,7 @@ class RayRunner:
         pipeline = ReadingPipeline(
             Reading(
                 spec=self.spec.pictures,
-                size=self._first.image_size,
+                pixels=self._first.pixels,
                 kind=self._job.reader,
                 timeout_s=self._job.picture_timeout_s,
                 folder=os.getcwd(),

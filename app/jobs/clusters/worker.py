@@ -15,6 +15,7 @@ from llama_adapter.app.jobs.runner import check_questions, warm_up
 from llama_adapter.app.models.spec import CaptionerSpec, ModelInfo
 from llama_adapter.app.pictures.reading.reader import PictureReading
 from llama_adapter.runtime.problems import Problem, describe
+from llama_adapter.vision.pixels import PixelRule
 
 if TYPE_CHECKING:
     import pyarrow
@@ -27,7 +28,7 @@ class LoadedModel:
     host: str
     spec: CaptionerSpec  # no value is "auto"
     info: ModelInfo
-    image_size: int  # side of the square that the model takes, in pixels
+    pixels: PixelRule  # of the pictures that the model takes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +55,7 @@ class CaptionWorker:
             captioner = self._loaded()
         except Exception as error:
             return NotLoaded(host=host, problem=describe(error))
-        return LoadedModel(host=host, spec=captioner.spec, info=captioner.info, image_size=captioner.image_size)
+        return LoadedModel(host=host, spec=captioner.spec, info=captioner.info, pixels=captioner.pixels)
 
     def answer(self, block: "pyarrow.Table") -> AnsweredChunk:
         """Answer a read chunk. `block` is a table with one row, whose `payload` is the pickled chunk."""

@@ -70,8 +70,8 @@ def run_calibration(job: CalibrationJob) -> int:
         default, digest = captioner.info.default_prompt, captioner.info.digest
         for question in dict.fromkeys(questions):
             captioner.encode_prompt(question.prompt(default), question.task)
-        size, timeout_s = captioner.image_size, job.picture_timeout_s
-        with closing(open_reader(job.reader, captioner.spec.pictures, size=size, timeout_s=timeout_s)) as reader:
+        pixels, timeout_s = captioner.pixels, job.picture_timeout_s
+        with closing(open_reader(job.reader, captioner.spec.pictures, pixels=pixels, timeout_s=timeout_s)) as reader:
             found = dict(_ask(job, captioner, labelled, questions, reader=reader))
     answered = [(one, found[index]) for index, one in enumerate(labelled) if index in found]
     num_unreadable = len(labelled) - len(answered)

@@ -51,7 +51,7 @@ def collect_samples(spec: SampleSpec, *, model: str | None, vision: VisionConfig
     inputs = list(islice(read_inputs(InputSpec(paths=spec.pictures)), MOST_PICTURES + 1))
     if len(inputs) > MOST_PICTURES:
         say(f"note: the first {MOST_PICTURES} pictures are used")
-    with closing(open_reader(spec.reader, captioner_spec.pictures, size=vision.clip.image_size)) as reader:
+    with closing(open_reader(spec.reader, captioner_spec.pictures, pixels=vision.clip.pixels)) as reader:
         readings = [(one, _read(one, reader)) for one in inputs[:MOST_PICTURES]]
     read = [(one, reading) for one, reading in readings if reading is not None]
     _check_number(len(read))

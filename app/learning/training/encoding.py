@@ -78,7 +78,7 @@ def encode_all(
     if is_shown and missing:
         say(f"encoding {len(missing):,} pictures" if len(missing) > 1 else "encoding a picture")
     spec = dataclasses.replace(job.spec.pictures, channel_order=model.vision_config.channel_order)
-    reader = IsolatedReader(spec, size=model.vision_config.clip.image_size, timeout_s=DEFAULT_PICTURE_TIMEOUT_S)
+    reader = IsolatedReader(spec, pixels=model.vision_config.clip.pixels, timeout_s=DEFAULT_PICTURE_TIMEOUT_S)
 
     def encode(digests: list[str]) -> list[Unreadable]:
         progress = Progress(visible=is_shown, count=lambda: len(digests))

@@ -63,7 +63,8 @@ def is_small(config: VisionConfig | None) -> bool:
     if config is None:
         return False
     clip = config.clip
-    return 12 * clip.num_layers * clip.width**2 + 3 * clip.width * clip.patch_size**2 <= _SMALL
+    block = 2 * clip.width * (2 * clip.width + clip.hidden_dim)
+    return clip.num_layers * block + 3 * clip.width * clip.patch_size**2 <= _SMALL
 
 
 def classes_of(examples: Sequence[TrainExample]) -> tuple[str, ...] | None:
@@ -162,7 +163,7 @@ class Eye:
             widths = config.clip.output_dim, config.query.output_dim
             heads = [nn.Sequential(nn.LayerNorm(width), nn.Linear(width, len(classes))) for width in widths]
         self._tower_head, self._query_head = (head.to(self._device) for head in heads)
-        tower = {f"clip.{name}": one for name, one in clip.named_parameters() if not name.startswith("patch_embedding")}
+        tower = {f"clip.{name}": one for name, one in clip.named_parameters() if name != "patch_embedding.weight"}
         tower |= {"patches": self._patch}
         if _is_embedded(clip.state_dict()):
             with torch.no_grad():
@@ -292,9 +293,10 @@ class Eye:
         side = self._patch.shape[-1]
         normal_BCSS = self._vision.normalise(pixels_BCSS.permute(0, 2, 3, 1))
         grid = normal_BCSS.shape[2] // side
-        cut = normal_BCSS.reshape(-1, 3, grid, side, grid, side)
+        cut = normal_BCSS[:, :, : grid * side, : grid * side].reshape(-1, 3, grid, side, grid, side)
         patches_BPF = cut.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
-        features_BTC: Tensor = self._vision.clip.tower(patches_BPF @ self._patch.flatten(1).T)
+        clip = self._vision.clip
+        features_BTC: Tensor = clip.tower(F.linear(patches_BPF, self._patch.flatten(1), clip.patch_embedding.bias))
         return features_BTC
 
     @torch.no_grad()

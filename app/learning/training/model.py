@@ -18,7 +18,15 @@ from torch import Tensor, nn
 from llama_adapter.app.learning.training.job import TrainingChoice
 from llama_adapter.app.learning.training.sources import NEW_ADAPTER, TrainingSources, open_sources
 from llama_adapter.app.models.bundle_manifest import is_question
-from llama_adapter.app.models.checkpoints import QUESTION_KEYS, TEMPLATE_KEY, LoadedModel, StreamedModel, no_vision
+from llama_adapter.app.models.checkpoints import (
+    QUESTION_KEYS,
+    TEMPLATE_KEY,
+    TOWER_KEY,
+    LoadedModel,
+    StreamedModel,
+    adapter_clip,
+    no_vision,
+)
 from llama_adapter.app.models.sketch import Dtype, check_halves, dtype_of
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig
@@ -33,7 +41,8 @@ from llama_adapter.vision.block import plain_attention
 from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state, use_attention
 from llama_adapter.vision.pixels import zero_picture
-from llama_adapter.vision.weights import build_vision, clip_tensors, read_clip, visual_tensors
+from llama_adapter.vision.towers import clip_tensors
+from llama_adapter.vision.weights import build_vision, visual_tensors
 
 _VISUAL, _TOWER = "visual blocks", "picture tower"
 _CLIP = "clip."  # prefix of the picture tower's names, here and in an adapter's file
@@ -194,8 +203,8 @@ class TrainableModel(nn.Module):
 
         Shape and dtype are those of `encode` for one picture.
         """
-        size, order = self.vision_config.clip.image_size, self.vision_config.channel_order
-        return self.encode(torch.from_numpy(zero_picture(size, channel_order=order).copy())[None])
+        rule, order = self.vision_config.clip.pixels, self.vision_config.channel_order
+        return self.encode(torch.from_numpy(zero_picture(rule, channel_order=order).copy())[None])
 
     def forward(self, tokens_BS: Tensor, labels_BS: Tensor, encoded: Tensor | None) -> tuple[Tensor, Tensor]:
         """The float32 sum of the loss over all labels, and the sums for each row, (B).
@@ -287,8 +296,7 @@ class TrainableModel(nn.Module):
                 found[name] = tensor.to("cpu", sources.adapter.visual[name].dtype, copy=True)
         if self.vision is not None and _TOWER in kinds:
             found = {name: tensor for name, tensor in found.items() if not name.startswith(_CLIP)}
-            state = self.vision.clip.state_dict()
-            for name, tensor in clip_tensors(state, depth=self.vision_config.clip.num_layers).items():
+            for name, tensor in clip_tensors(self.vision.clip.state_dict(), self.vision_config.clip)[0].items():
                 found[f"{_CLIP}{name}"] = tensor.to("cpu", torch.float32, copy=True)
         if sources.has_adapter_file:
             return found
@@ -309,10 +317,19 @@ class TrainableModel(nn.Module):
         if self.vision is not None:
             heads, order = self.vision_config.query.num_heads, self.vision_config.channel_order
             config |= {"visual_heads": heads, "channel_order": order}
+            if tower := self._tower_config():
+                config[TOWER_KEY] = tower
         if self.sources.template != "instruction":
             config[TEMPLATE_KEY] = self.sources.template
         asked = {key: getattr(self.questions, name) for name, key in QUESTION_KEYS.items()}
         return config | {key: text for key, text in asked.items() if is_question(text)}
+
+    def _tower_config(self) -> dict[str, Any]:
+        """The config of the tower in the adapter's file; empty if the file has none, or one of OpenAI's kind."""
+        if self.vision is not None and _TOWER in self.choice.kinds:
+            return clip_tensors(self.vision.clip.state_dict(), self.vision_config.clip)[1]
+        stated: dict[str, Any] = self.sources.adapter.declares.get(TOWER_KEY, {})
+        return stated
 
     def loaded_model(self, dtype: Dtype) -> StreamedModel:
         """The model with its present weights, in the form that loaders return.
@@ -366,7 +383,7 @@ def _vision(
     return build_vision(
         adapter.visual,
         name=adapter.name,
-        clip=read_clip(adapter.clip, name=adapter.name) if adapter.clip else sources.clip,
+        clip=adapter_clip(adapter) if adapter.clip else sources.clip,
         visual_heads=sources.visual_heads,
         channel_order=sources.channel_order,
         dtype=dtype,

@@ -217,7 +217,7 @@ def _computed(decoder: nn.Module, encoder: PictureEncoder | None, shapes: Shapes
     encoded: Tensor | None = None
     if encoder is not None and shapes.vision is not None:
         clip = shapes.vision.clip
-        sizes = (clip.num_patches + 1, clip.output_dim)
+        sizes = (clip.num_features, clip.output_dim)
         if _TOWER in shapes.kinds:
             sizes = (3 * clip.image_size, clip.image_size)
         encoded = torch.empty(rows, *sizes, dtype=shapes.dtype, device="meta")

@@ -40,7 +40,8 @@ from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.runtime.text import shown_name
 from llama_adapter.vision.config import ChannelOrder
 from llama_adapter.vision.encoder import VisualQueryBlocks
-from llama_adapter.vision.weights import ClipSource, visual_tensors
+from llama_adapter.vision.towers import ClipSource
+from llama_adapter.vision.weights import visual_tensors
 
 NEW_ADAPTER = "the new adapter"  # its name in messages
 _LARGEST_GATE = 1 - 2.0**-12  # gates of a bundle are limited to it, because tanh is always below 1

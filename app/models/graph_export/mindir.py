@@ -111,7 +111,7 @@ def _write_encoder(model: LoadedModel, path: Path, *, dtype: GraphDtype) -> None
 
     config, state = model.vision_config, {key: tensor.float() for key, tensor in model.vision_state.items()}
     patches = FoldedPatches(encoder_from_state(config, state)).linear
-    state.pop("clip.patch_embedding.weight")
+    state = {key: tensor for key, tensor in state.items() if not key.startswith("clip.patch_embedding.")}
     weights = _write_weights(path.parent / _ENCODER_WEIGHTS, state.items(), dtype=dtype)
     folded = [("patches.weight", patches.weight), ("patches.bias", patches.bias)]
     weights |= _append_floats(path.parent / _ENCODER_WEIGHTS, folded)

@@ -34,6 +34,7 @@ from llama_adapter.runtime.graphs.lint import lint_graph
 from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.vision.encoder import encoder_from_state
 from llama_adapter.vision.export import compare, export_onnx
+from llama_adapter.vision.pixels import PixelRule
 
 _MAX_PICTURES = 4  # sample pictures to compare with; enough for two batch sizes, as a float16 encoder is slow on a CPU
 
@@ -88,7 +89,7 @@ def run_export_onnx(job: OnnxJob) -> None:
     refuse_to_replace([out], force=job.force)
     check_place(out, shown=job.out)
     loaded = load_encoder(job.sources)
-    pixels_BHWC = read_pixels(job.pictures, size=loaded.config.clip.image_size)
+    pixels_BHWC = read_pixels(job.pictures, rule=loaded.config.clip.pixels)
     tell(f"exporting `{loaded.name}` as {job.dtype}, opset {job.opset}")
     start = time.perf_counter()
 
@@ -131,11 +132,11 @@ def _model_flags(sources: EncoderSources) -> list[str]:
     return flags if sources.channel_order == "auto" else [*flags, "--channel-order", sources.channel_order]
 
 
-def read_pixels(named: Sequence[str], *, size: int) -> NDArray[np.uint8]:
+def read_pixels(named: Sequence[str], *, rule: PixelRule) -> NDArray[np.uint8]:
     """The pixels of the readable pictures, for the encoder. Raises GraphError if no picture can be read."""
     found = expand_inputs(named) if named else islice(expand_inputs([sample_pictures()]), _MAX_PICTURES)
     pixels = []
-    with closing(open_reader("process", ReadingSpec(), size=size)) as reader:
+    with closing(open_reader("process", ReadingSpec(), pixels=rule)) as reader:
         for one in found:
             reading = reader.read(one.path)
             if reading.pixels is not None:

@@ -21,6 +21,7 @@ from llama_adapter.app.pictures.reading.reader import (
 from llama_adapter.app.pictures.reading.sources import FileSlice, Source
 from llama_adapter.app.pictures.reading.spec import DEFAULT_PICTURE_TIMEOUT_S, ReaderKind, ReadingSpec
 from llama_adapter.runtime.text import shown_name
+from llama_adapter.vision.pixels import PixelRule
 
 # Address space for one picture, in addition to the process itself. The largest allowed picture takes 2 GiB (128 million
 # floats).
@@ -41,7 +42,7 @@ class IsolatedReader:
         self,
         spec: ReadingSpec,
         *,
-        size: int,
+        pixels: PixelRule,
         timeout_s: float | None,
         num_processes: int | None = None,
         num_kept: int | None = None,
@@ -52,9 +53,9 @@ class IsolatedReader:
             raise ValueError(f"timeout_s must be a number of seconds above 0, got {timeout_s}")
         self._timeout_s = timeout_s
         limits = limits or PictureLimits()
-        self._here = PictureReader(spec, size=size, limits=limits)
+        self._here = PictureReader(spec, pixels=pixels, limits=limits)
         self._crew = ReadingCrew(
-            lambda: ReadingProcess(spec, size=size, memory_bytes=memory_bytes, limits=limits),
+            lambda: ReadingProcess(spec, pixels=pixels, memory_bytes=memory_bytes, limits=limits),
             num_processes=num_processes or num_reading_threads(),
             num_kept=num_kept,
         )
@@ -181,11 +182,14 @@ def _shown(source: str | bytes | FileSlice, name: str | None) -> str:
 
 
 def open_reader(
-    kind: ReaderKind, spec: ReadingSpec, *, size: int, timeout_s: float = DEFAULT_PICTURE_TIMEOUT_S
+    kind: ReaderKind, spec: ReadingSpec, *, pixels: PixelRule, timeout_s: float = DEFAULT_PICTURE_TIMEOUT_S
 ) -> Reader:
-    """Open the reader of a command's pictures, for an encoder that takes squares of `size` pixels; starts processes."""
+    """Open the reader of a command's pictures, for an encoder that takes `pixels`.
+
+    It starts a process; several pictures at a time start more.
+    """
     if kind == "thread":
-        return PictureReader(spec, size=size)
-    reader = IsolatedReader(spec, size=size, timeout_s=timeout_s)
+        return PictureReader(spec, pixels=pixels)
+    reader = IsolatedReader(spec, pixels=pixels, timeout_s=timeout_s, num_kept=1)
     reader.start()
     return reader

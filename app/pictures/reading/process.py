@@ -26,6 +26,7 @@ from llama_adapter.app.pictures.reading.wire import (
     decode_message,
 )
 from llama_adapter.runtime.child_process import ChildProcess
+from llama_adapter.vision.pixels import PixelRule
 
 ENTRY = "llama_adapter.app.pictures.reading.child:run"
 # One thread per process, because there is one process per reading thread. glibc keeps up to 128 MiB between pictures.
@@ -58,14 +59,16 @@ KeepWaiting = Callable[["ReadingProcess", float], None]
 class ReadingProcess:
     """A process that reads pictures, for one caller at a time. After an error, it must be ended."""
 
-    def __init__(self, spec: ReadingSpec, *, size: int, memory_bytes: int | None, limits: PictureLimits) -> None:
+    def __init__(
+        self, spec: ReadingSpec, *, pixels: PixelRule, memory_bytes: int | None, limits: PictureLimits
+    ) -> None:
         """Start the process without waiting for it. Raises OSError."""
-        self._size, self._folder = size, _current_folder()
+        self._pixels, self._folder = pixels, _current_folder()
         self.is_ready = False  # whether it has reported that it is ready
         self.is_spent = False  # it works, but should be replaced: its priority is low, or it uses much memory
         self.digest = ""  # of the picture that is being read; "" until known
         self.started_at = time.monotonic()
-        about = (size, memory_bytes, dataclasses.asdict(limits), dataclasses.asdict(spec))
+        about = (*(dataclasses.asdict(one) for one in (pixels, limits, spec)), memory_bytes)
         self._child = ChildProcess(ENTRY, *map(json.dumps, about), environ=ENVIRONMENT, capture=True, watch_parent=True)
         self._connection = self._child.connection
 
@@ -106,7 +109,7 @@ class ReadingProcess:
         asks_first = wants_pixels is not None
         request = Request(source=source, name=name, asks_first=asks_first, folder=moved, side=side)
         self._send(*request.encode(), deadline=deadline)
-        max_side = self._size if side is None else side
+        max_side = self._pixels.most_side if side is None else side
         self._wait(keep_waiting, deadline=deadline)
         head = self._receive_head(deadline, max_side=max_side)
         if head.kind is ReplyKind.DIGEST:
@@ -118,8 +121,9 @@ class ReadingProcess:
             head = self._receive_head(deadline, max_side=max_side)
         if head.kind is not ReplyKind.DONE:
             raise ChildProcessError(f"it said {head.kind.name} where a picture was due")
-        if head.num_bytes and head.code is None and side is None and head.shape != (self._size, self._size):
-            raise ChildProcessError(f"it sent {head.shape} pixels in place of a square of {self._size}")
+        size = self._pixels.image_size
+        if head.num_bytes and head.code is None and side is None and any(length % size for length in head.shape):
+            raise ChildProcessError(f"it sent {head.shape} pixels in place of squares of {size}")
         pixels, error = self._receive_body(head, deadline)
         self._child.listen()
         elapsed_ms = (time.perf_counter() - started) * 1e3

@@ -88,7 +88,7 @@ def test_choices_are_scored_without_a_picture(captioner: Captioner) -> None:
 @pytest.mark.parametrize("adapter", ["BIAS-TINY", "LORA-BIAS-TINY"])
 def test_the_default_of_an_adapter_is_a_picture_of_zeros(adapter: str) -> None:
     captioner = Captioner.load(**model_options(adapter))
-    zeros = PictureReading(pixels=zero_picture(captioner.image_size, channel_order="rgb"))
+    zeros = PictureReading(pixels=zero_picture(captioner.pixels, channel_order="rgb"))
     item = WorkItem(picture=zeros, label="", questions=(WorkQuestion(index=0, prompt="Name a colour."),))
     (expected,) = (e for e in captioner.run([item], sampling=SamplingParams(max_new_tokens=8)) if isinstance(e, Answer))
 

@@ -174,7 +174,7 @@ def test_answers_have_a_mark_and_are_the_same(
 def test_the_mark_is_that_of_the_answers_own_picture(tmp_path: Path, model: LoadedModel) -> None:
     bundle = bundle_with(tmp_path, model, threshold=0.0)
     vision = assemble_parts(CaptionerSpec(model=str(bundle))).vision
-    size = vision.image_size
+    size = vision.pixels.image_size
     images = [Image.new("RGB", (size, size), tone) for tone in ("black", "white")]
     ood_detector = fitted_to(model, threshold=0.0)
     distances = ood_detector.distances(vision.encode(np.stack([np.array(image) for image in images])).float().numpy())

@@ -49,11 +49,11 @@ def compiled(capability: int, half: str) -> Iterator[tuple[str, int]]:
                 options = {"num_warps": blocks.warps, "num_stages": blocks.stages}
                 yield f"{bits} bits {blocks} {flags}", shared_bytes(kernels.linear, capability, types, sizes, **options)
     heads = ("qkv", "k_cache", "v_cache", "adapter_k", "adapter_v", "out")
-    types = dict.fromkeys(heads, pointer) | {"cos": "*fp32", "sin": "*fp32", "positions": "*i64"}
+    types = dict.fromkeys(heads, pointer) | {"cos": "*fp32", "sin": "*fp32", "positions": "*i64", "table": "*i64"}
     types["softmax_scale"] = number
-    for half_size in (32, 64):
-        sizes = {"HALF": half_size, "QUERIES": 16, "BLOCK_PLACES": 64}
-        yield f"attention {half_size}", shared_bytes(kernels.attention, capability, types, sizes)
+    for half_size, places in ((32, 0), (64, 0), (64, 128)):
+        sizes = {"HALF": half_size, "QUERIES": 16, "PLACES": places, "BLOCK_PLACES": 64}
+        yield f"attention {half_size} {places}", shared_bytes(kernels.attention, capability, types, sizes)
     types = {"tokens": "*i64", "table": pointer, "out": pointer, "sums": "*fp32"}
     yield "embed", shared_bytes(kernels.embed, capability, types, {"BLOCK": 1024})
     for name, weight, scale in (("widen8", "*i8", "*fp32"), ("widen4", "*u8", "*fp16")):

@@ -150,9 +150,9 @@ def test_widened_weights_are_those_of_the_scheme(bits: int, dtype: torch.dtype) 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("with_prefix", [True, False])
-def test_attention_of_a_step(with_prefix: bool, dtype: torch.dtype) -> None:
-    num_rows, num_places, num_queries = 3, 100, 5
+@pytest.mark.parametrize(("with_prefix", "in_blocks"), [(True, False), (False, False), (True, True)])
+def test_attention_of_a_step(with_prefix: bool, in_blocks: bool, dtype: torch.dtype) -> None:
+    num_rows, num_places, num_queries = 3, 128, 5
     positions = torch.tensor([5, 0, 97], device=DEVICE)
     qkv = normal(num_rows, 3 * HEADS * HEAD_DIM, dtype=dtype)
     k, v = (normal(num_rows, HEADS, num_places, HEAD_DIM, dtype=dtype, seed=seed) for seed in (1, 2))
@@ -171,9 +171,17 @@ def test_attention_of_a_step(with_prefix: bool, dtype: torch.dtype) -> None:
     if with_prefix:
         expected += operators.adapter_attention(q_RN1H, *(part.float() for part in prefix))
 
-    found = Step().attend(qkv, (cos, sin), (k, v), positions, (prefix[0], prefix[1]) if with_prefix else None)
+    own, table = (k, v), None
+    if in_blocks:  # of 64 places, in any order; the first is of no row
+        table = torch.tensor([[3, 1], [6, 2], [4, 5]], device=DEVICE)
+        own = tuple(x.new_zeros(7, HEADS, 64, HEAD_DIM) for x in (k, v))  # type: ignore[assignment]
+        for whole, x in zip(own, (k, v), strict=True):
+            whole[table] = x.unflatten(2, (2, 64)).transpose(1, 2)
+    found = Step().attend(qkv, (cos, sin), own, table, positions, (prefix[0], prefix[1]) if with_prefix else None)
 
     assert near(found, expected.transpose(1, 2).flatten(1), dtype)
+    if table is not None:
+        k, v = (whole[table].transpose(1, 2).flatten(2, 3) for whole in own)
     assert difference(k, expected_k) <= 2 * unit(dtype) * largest(expected_k)
     assert torch.equal(v, expected_v)
 
@@ -247,5 +255,5 @@ def test_every_kernel_compiles_for_a_gpu_and_fits_into_its_memory(capability: in
     )
 
     found: dict[str, int] = json.loads(done.stdout)
-    assert len(found) == 17
+    assert len(found) == 18
     assert {name: size for name, size in found.items() if size > SHARED[capability]} == {}

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from llama_adapter.runtime.schemes.balancing import balanced, balancing_factors, read_norms
 from llama_adapter.runtime.schemes.state import quantise
-from llama_adapter.vision.block import Block, quick_gelu
+from llama_adapter.vision.block import Block
 from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder
 
@@ -125,7 +125,7 @@ def test_every_norm_of_the_encoder_that_one_layer_reads_is_balanced() -> None:
 
 
 def test_floats_are_not_balanced() -> None:
-    block = Block(64, num_heads=1, hidden_dim=64, activation=quick_gelu)
+    block = Block(64, num_heads=1, hidden_dim=64, activation="quick_gelu")
     state = block.state_dict()
     state["norm1.weight"][3] = 100.0
 

@@ -16,11 +16,12 @@ from llama_adapter.app.jobs.records.key import RecordKey
 from llama_adapter.app.jobs.records.record import Record, answer_to_record
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.pictures.inputs import InputSpec, PictureInput
+from llama_adapter.vision.pixels import PixelRule
 from tests.app.recorded import answered
 from tests.app.toys import INFO
 
 SPEC = CaptionerSpec(batch_size=8)
-FIRST = LoadedModel(host="here", spec=SPEC, info=INFO, image_size=32)
+FIRST = LoadedModel(host="here", spec=SPEC, info=INFO, pixels=PixelRule(image_size=32))
 
 
 def item(index: int, *, size: int | None = None) -> WorkItem:

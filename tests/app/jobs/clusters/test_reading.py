@@ -13,10 +13,11 @@ from llama_adapter.app.jobs.clusters.chunks import Chunk, Known, ReadChunk
 from llama_adapter.app.jobs.clusters.reading import Reading, read_chunk
 from llama_adapter.app.pictures.inputs import PictureInput
 from llama_adapter.app.pictures.reading.reader import PictureReading
+from llama_adapter.vision.pixels import PixelRule
 from tests.app.golden import picture
 from tests.app.jobs.clusters.made import QUESTIONS, SPEC, item, known_after, planner_of
 
-READING = Reading(spec=SPEC.pictures, size=32, kind="thread", timeout_s=10.0, folder=".")
+READING = Reading(spec=SPEC.pictures, pixels=PixelRule(image_size=32), kind="thread", timeout_s=10.0, folder=".")
 
 
 def read(chunk: Chunk, *, known: Known | None = None) -> ReadChunk:

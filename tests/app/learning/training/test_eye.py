@@ -26,7 +26,7 @@ from llama_adapter.app.learning.training.ranks import OneRank
 from llama_adapter.app.models.resources import start_tower
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.vision.config import VIT_L_14, QueryConfig, VisionConfig
-from llama_adapter.vision.weights import clip_tensors, read_clip
+from llama_adapter.vision.towers import clip_tensors, read_clip
 from tests.app.learning.training.pets import CLASSES, draw_pets, prepared
 
 SIZE = 224
@@ -150,7 +150,7 @@ def test_a_trained_tower_is_written_with_openais_names(job: TrainJob, data: Trai
     state = {name.removeprefix("clip."): one for name, one in weights(model).items() if name.startswith("clip.")}
     again = read_clip(clip, name="a.pth").tensors
     assert all(torch.equal(again[f"clip.{name}"], one) for name, one in state.items())
-    assert clip_tensors(state, depth=model.vision_config.clip.num_layers).keys() == clip.keys()
+    assert clip_tensors(state, model.vision_config.clip)[0].keys() == clip.keys()
 
 
 def test_classes_are_found_if_one_question_sorts_all_pictures(data: TrainingData) -> None:

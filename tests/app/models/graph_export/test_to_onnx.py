@@ -27,6 +27,7 @@ from llama_adapter.runtime.graphs.graph import read_graph
 from llama_adapter.runtime.graphs.sidecar import read_sidecar
 from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.image import load_picture
+from llama_adapter.vision.pixels import PixelRule
 from llama_adapter.vision.preprocess import preprocess
 from scripts.pth2onnx import build_parser as build_script_parser
 from scripts.pth2onnx import main as script
@@ -53,10 +54,10 @@ def test_named_pictures_are_not_decoded_in_this_process(
 ) -> None:
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no picture")
-    expected = preprocess(load_picture(picture()).image, size=28)
+    expected = preprocess(load_picture(picture()).image, rule=PixelRule(image_size=28))
     monkeypatch.delattr("PIL.Image.open")
 
-    pixels_BHWC = to_onnx.read_pixels([picture(), str(broken), "/none.png"], size=28)
+    pixels_BHWC = to_onnx.read_pixels([picture(), str(broken), "/none.png"], rule=PixelRule(image_size=28))
 
     assert np.array_equal(pixels_BHWC, expected[None])
     said = capsys.readouterr().err

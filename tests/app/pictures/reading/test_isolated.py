@@ -26,18 +26,20 @@ from llama_adapter.app.pictures.reading.process_pool import ReadingProcessError
 from llama_adapter.app.pictures.reading.reader import PictureReader, PictureReading
 from llama_adapter.app.pictures.reading.sources import FileSlice
 from llama_adapter.app.pictures.reading.spec import ReadingSpec
+from llama_adapter.vision.pixels import PixelRule
 from tests.app.golden import ROOT
 from tests.app.pictures.reading.strange_reading import entry
 
 pytestmark = pytest.mark.slow
 
 SIZE = 64
+PIXELS = PixelRule(image_size=SIZE)
 PICTURES = sorted(sample_pictures().glob("*.[pj][np]g"))[:6]
 
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[IsolatedReader]:
-    with IsolatedReader(ReadingSpec(), size=SIZE, timeout_s=30, num_processes=2) as reader:
+    with IsolatedReader(ReadingSpec(), pixels=PIXELS, timeout_s=30, num_processes=2) as reader:
         reader.start()
         yield reader
 
@@ -45,12 +47,12 @@ def shared() -> Iterator[IsolatedReader]:
 @pytest.fixture
 def alone() -> Iterator[IsolatedReader]:
     """A reader with one process, so that the process that replaces it reads the next picture."""
-    with IsolatedReader(ReadingSpec(), size=SIZE, timeout_s=30, num_processes=1) as reader:
+    with IsolatedReader(ReadingSpec(), pixels=PIXELS, timeout_s=30, num_processes=1) as reader:
         yield reader
 
 
 def read_here(source: object) -> PictureReading:
-    return PictureReader(ReadingSpec(), size=SIZE).read(source)  # type: ignore[arg-type]
+    return PictureReader(ReadingSpec(), pixels=PIXELS).read(source)  # type: ignore[arg-type]
 
 
 def is_same(one: PictureReading, other: PictureReading) -> bool:
@@ -89,7 +91,7 @@ def to_all(reader: IsolatedReader, number: signal.Signals) -> Callable[[str], bo
 def test_a_picture_is_read_as_it_is_here(shared: IsolatedReader, source: object) -> None:
     assert is_same(shared.read(source), read_here(source))  # type: ignore[arg-type]
     by_name, here = (
-        reader.read(b"no picture", name="upload 1") for reader in (shared, PictureReader(ReadingSpec(), size=SIZE))
+        reader.read(b"no picture", name="upload 1") for reader in (shared, PictureReader(ReadingSpec(), pixels=PIXELS))
     )
     assert by_name.error == here.error
 
@@ -156,7 +158,7 @@ def test_files_of_the_current_folder_are_not_imported(
 
 
 def test_a_picture_that_hangs_has_an_error_and_the_next_one_is_fine() -> None:
-    with IsolatedReader(ReadingSpec(), size=SIZE, timeout_s=3.0, num_processes=1) as reader:
+    with IsolatedReader(ReadingSpec(), pixels=PIXELS, timeout_s=3.0, num_processes=1) as reader:
         reader.read(PICTURES[0])
         waited = reader.read(PICTURES[0], wants_pixels=lambda digest: threading.Event().wait(1.2) or True)
         hung = reader.read(PICTURES[0], wants_pixels=to_all(reader, signal.SIGSTOP))
@@ -171,7 +173,7 @@ def test_a_picture_that_hangs_has_an_error_and_the_next_one_is_fine() -> None:
 
 def test_processes_that_stay_stopped_are_replaced_and_no_picture_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "STOPPED_LIMIT_S", 0.2)
-    with IsolatedReader(ReadingSpec(), size=SIZE, timeout_s=600, num_processes=4) as reader:
+    with IsolatedReader(ReadingSpec(), pixels=PIXELS, timeout_s=600, num_processes=4) as reader:
         reader.start()
         stopped = [os.pidfd_open(process_id) for process_id in reader.process_ids]
         for descriptor in stopped:
@@ -240,7 +242,7 @@ def test_a_process_that_ends_while_it_has_nothing_to_do_is_no_picture_s_fault(al
 def test_a_picture_for_which_memory_is_short_has_an_error_and_the_next_one_is_fine() -> None:
     content = io.BytesIO()
     Image.new("RGB", (8000, 8000)).save(content, "PNG", compress_level=1)
-    with IsolatedReader(ReadingSpec(), size=SIZE, timeout_s=60, num_processes=1, memory_bytes=2**26) as reader:
+    with IsolatedReader(ReadingSpec(), pixels=PIXELS, timeout_s=60, num_processes=1, memory_bytes=2**26) as reader:
         large = reader.read(content.getvalue())
         after = reader.read(PICTURES[0])
 
@@ -354,8 +356,9 @@ PARENT = """
 import os, signal, sys, threading
 from llama_adapter.app.pictures.reading.isolated import IsolatedReader
 from llama_adapter.app.pictures.reading.spec import ReadingSpec
+from llama_adapter.vision.pixels import PixelRule
 
-reader = IsolatedReader(ReadingSpec(), size=64, timeout_s=600, num_processes=2)
+reader = IsolatedReader(ReadingSpec(), pixels=PixelRule(image_size=64), timeout_s=600, num_processes=2)
 both_read = threading.Barrier(2)
 
 def stop_one(digest):

@@ -12,11 +12,13 @@ from llama_adapter.app.pictures.reading.isolated import IsolatedReader
 from llama_adapter.app.pictures.reading.reader import PictureReader, PictureReading
 from llama_adapter.app.pictures.reading.spec import ReadingSpec
 from llama_adapter.runtime.text import shown_name
+from llama_adapter.vision.pixels import PixelRule
 from tests.odd_pictures import OddPicture, write_odd_pictures
 
 pytestmark = pytest.mark.slow
 
 SIZE = 224
+PIXELS = PixelRule(image_size=SIZE)
 SOUND = [str(path) for path in sorted(sample_pictures().glob("*.[pj][np]g"))]
 
 
@@ -30,7 +32,7 @@ def readings(odd_pictures: list[OddPicture]) -> Iterator[list[tuple[str, Picture
     """The readings of all odd pictures, with a good one before each, in two threads."""
     mixed = [path for number, odd in enumerate(odd_pictures) for path in (SOUND[number % len(SOUND)], odd.path)]
     with (
-        IsolatedReader(ReadingSpec(), size=SIZE, timeout_s=30, num_processes=2) as reader,
+        IsolatedReader(ReadingSpec(), pixels=PIXELS, timeout_s=30, num_processes=2) as reader,
         ThreadPoolExecutor(2) as threads,
     ):
         yield list(zip(mixed, threads.map(reader.read, mixed), strict=True))
@@ -70,7 +72,7 @@ def test_messages_about_odd_pictures_can_be_shown(readings: list[tuple[str, Pict
 
 
 def test_sound_pictures_between_odd_ones_are_read_as_if_alone(readings: list[tuple[str, PictureReading]]) -> None:
-    here = PictureReader(ReadingSpec(), size=SIZE)
+    here = PictureReader(ReadingSpec(), pixels=PIXELS)
     alone = {path: here.read(path) for path in SOUND}
 
     for path, reading in readings[0::2]:

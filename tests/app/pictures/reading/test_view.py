@@ -10,6 +10,7 @@ from llama_adapter.app.pictures.reading.reader import PictureLimits, PictureRead
 from llama_adapter.app.pictures.reading.spec import ReadingSpec
 from llama_adapter.app.pictures.reading.views import view_pixels
 from llama_adapter.vision.image import load_picture
+from llama_adapter.vision.pixels import CLIP_PIXELS
 
 SIDE = 160
 
@@ -44,7 +45,7 @@ def test_a_reader_gives_views_upright_with_the_size_of_the_whole_picture() -> No
     exif[0x0112] = 6
     picture = encoded(Image.new("RGB", (1200, 800)), "JPEG", exif=exif)
 
-    reading = PictureReader(ReadingSpec(exif="ignore"), size=224).read(picture, side=SIDE)
+    reading = PictureReader(ReadingSpec(exif="ignore"), pixels=CLIP_PIXELS).read(picture, side=SIDE)
 
     assert reading.pixels is not None
     assert reading.pixels.shape == (160, 107, 3)
@@ -55,7 +56,7 @@ def test_a_view_of_a_transparent_picture_is_on_white() -> None:
     picture = encoded(Image.new("RGBA", (4, 4)))
 
     for transparency in ("white", "ignore"):  # as viewers show it, whatever the model sees
-        reading = PictureReader(ReadingSpec(transparency=transparency), size=224).read(picture, side=SIDE)
+        reading = PictureReader(ReadingSpec(transparency=transparency), pixels=CLIP_PIXELS).read(picture, side=SIDE)
         assert reading.pixels is not None
         assert (reading.pixels == 255).all()
 
@@ -63,7 +64,7 @@ def test_a_view_of_a_transparent_picture_is_on_white() -> None:
 def test_a_view_has_the_limits_of_the_reader() -> None:
     picture = encoded(Image.new("RGB", (100, 100)))
     for limits in (PictureLimits(max_pixels=9_999), PictureLimits(max_bytes=10)):
-        reading = PictureReader(ReadingSpec(), size=224, limits=limits).read(picture, side=SIDE)
+        reading = PictureReader(ReadingSpec(), pixels=CLIP_PIXELS, limits=limits).read(picture, side=SIDE)
         assert reading.pixels is None
         assert reading.error is not None
         assert reading.error.code == "too_large"

@@ -1,0 +1,281 @@
+"""Towers of every family compute what transformers computes, from the files of Hugging Face, open_clip and timm."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from llama_adapter.app.models.checkpoints import open_clip
+from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig, clip_config, stored_values
+from llama_adapter.vision.encoder import ClipVisionTower, PictureEncoder
+from llama_adapter.vision.preprocess import preprocess
+from llama_adapter.vision.towers import ClipSource, huggingface_config, huggingface_pixels, read_clip
+
+TOLERANCE = 1e-4  # of the features' size
+
+
+class Case(NamedTuple):
+    """A tower of transformers with two heads of the size of a real one, and its image processor."""
+
+    kind: str
+    sizes: dict[str, Any]
+    processor: str
+    pixels: dict[str, Any]
+
+    @property
+    def side(self) -> int:
+        return int(self.pixels.get("crop_size", self.pixels["size"])["height"])
+
+
+def clip_case(width: int, heads: int, activation: str, *, mlp: int, patch: int = 14) -> Case:
+    sizes = {"hidden_size": width, "intermediate_size": mlp, "num_attention_heads": heads, "patch_size": patch}
+    side = 3 * patch
+    pixels = {"size": {"shortest_edge": side}, "crop_size": {"height": side, "width": side}}
+    return Case(
+        "clip_vision_model", sizes | {"hidden_act": activation, "image_size": side}, "CLIPImageProcessor", pixels
+    )
+
+
+def siglip_case(width: int, heads: int, *, mlp: int, patch: int, side: int, **pixels: Any) -> Case:
+    sizes = {"hidden_size": width, "intermediate_size": mlp, "num_attention_heads": heads, "patch_size": patch}
+    pixels = {"size": {"height": side, "width": side}, **pixels}
+    return Case("siglip_vision_model", sizes | {"image_size": side}, "SiglipImageProcessor", pixels)
+
+
+def dinov2_case(kind: str, width: int, heads: int) -> Case:
+    sizes = {"hidden_size": width, "num_attention_heads": heads, "patch_size": 14, "image_size": 70}
+    pixels = {
+        "size": {"shortest_edge": 48},
+        "crop_size": {"height": 42, "width": 42},
+        "image_mean": [0.485, 0.456, 0.406],
+        "image_std": [0.229, 0.224, 0.225],
+    }
+    return Case(kind, sizes, "BitImageProcessor", pixels)
+
+
+CASES = {
+    "CLIP B/32": clip_case(128, 2, "quick_gelu", mlp=512, patch=32),
+    "CLIP L/14": clip_case(128, 2, "quick_gelu", mlp=512),
+    "CLIP H/14": clip_case(160, 2, "gelu", mlp=640),
+    "CLIP bigG/14": clip_case(208, 2, "gelu", mlp=1024),
+    "SigLIP base": siglip_case(128, 2, mlp=512, patch=16, side=48),
+    "SigLIP so400m": siglip_case(144, 2, mlp=538, patch=14, side=48),
+    "SigLIP 2": siglip_case(128, 2, mlp=512, patch=16, side=48, resample=2),
+    "DINOv2": dinov2_case("dinov2", 128, 2),
+    "DINOv2 with registers": dinov2_case("dinov2_with_registers", 128, 2),
+}
+
+
+def saved(case: Case, folder: Path) -> nn.Module:
+    """A model of two layers with random weights, saved as transformers saves it."""
+    config = transformers.AutoConfig.for_model(case.kind, num_hidden_layers=2, **case.sizes)
+    torch.manual_seed(0)
+    classes = {"clip_vision_model": "CLIPVisionModel", "siglip_vision_model": "SiglipVisionModel"}
+    name = classes.get(case.kind)
+    model: nn.Module = (
+        getattr(transformers, name)(config) if name else transformers.AutoModel.from_config(config)
+    ).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # the classes begin with biases of 0 and norms of 1
+            parameter.add_(torch.randn_like(parameter) * (0.02 if parameter.ndim > 1 else 0.2))
+    model.save_pretrained(folder)  # type: ignore[operator]
+    processor_of(case).save_pretrained(folder)
+    return model
+
+
+def processor_of(case: Case) -> Any:
+    """The image processor that uses Pillow."""
+    name = getattr(transformers, f"{case.processor}Pil", None) or getattr(transformers, case.processor)
+    return name(**case.pixels)
+
+
+def tower_of(clip: ClipSource) -> ClipVisionTower:
+    tower = ClipVisionTower(clip.config).eval().requires_grad_(False)
+    tower.load_state_dict({name.removeprefix("clip."): tensor for name, tensor in clip.tensors.items()})
+    return tower
+
+
+def difference(found: Tensor, wanted: Tensor) -> float:
+    return float((found - wanted).norm() / wanted.norm())
+
+
+def pictures(config: ClipConfig, count: int = 2) -> Tensor:
+    return torch.randn(count, 3, config.image_size, config.image_size, generator=torch.Generator().manual_seed(1))
+
+
+@torch.inference_mode()
+def wanted_features(model: nn.Module, pixels_BCHW: Tensor) -> Tensor:
+    features: Tensor = model(pixels_BCHW).last_hidden_state
+    inner = getattr(model, "vision_model", model)  # in transformers 4
+    return inner.post_layernorm(features) if type(model).__name__ == "CLIPVisionModel" else features  # type: ignore
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@torch.inference_mode()
+def test_features_are_those_of_transformers(case: Case, tmp_path: Path) -> None:
+    model = saved(case, tmp_path)
+    clip = open_clip(tmp_path)
+    pixels = pictures(clip.config)
+
+    assert (clip.config.image_size, clip.config.num_heads) == (case.side, case.sizes["num_attention_heads"])
+    assert difference(tower_of(clip)(pixels), wanted_features(model, pixels)) < TOLERANCE
+    assert clip_config(json.loads(json.dumps(stored_values(clip.config)))) == clip.config
+
+
+def to_open_clip(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A CLIP of transformers with the names of open_clip, and a projection."""
+    names = {
+        "embeddings.class_embedding": "visual.class_embedding",
+        "embeddings.patch_embedding.weight": "visual.conv1.weight",
+        "embeddings.position_embedding.weight": "visual.positional_embedding",
+    }
+    tensors = {name.removeprefix("vision_model."): tensor for name, tensor in tensors.items()}
+    found = {theirs: tensors[name] for name, theirs in names.items()}
+    for kind in ("weight", "bias"):
+        found |= {f"visual.ln_pre.{kind}": tensors[f"pre_layrnorm.{kind}"]}
+        found |= {f"visual.ln_post.{kind}": tensors[f"post_layernorm.{kind}"]}
+        for layer in range(2):
+            ours, theirs = f"encoder.layers.{layer}.", f"visual.transformer.resblocks.{layer}."
+            parts = [tensors[f"{ours}self_attn.{part}_proj.{kind}"] for part in "qkv"]
+            found |= {f"{theirs}attn.in_proj_{kind}": torch.cat(parts)}
+            for name, there in {
+                "layer_norm1": "ln_1",
+                "layer_norm2": "ln_2",
+                "self_attn.out_proj": "attn.out_proj",
+                "mlp.fc1": "mlp.c_fc",
+                "mlp.fc2": "mlp.c_proj",
+            }.items():
+                found |= {f"{theirs}{there}.{kind}": tensors[f"{ours}{name}.{kind}"]}
+    return found | {"visual.proj": torch.randn(len(tensors["pre_layrnorm.bias"]), 64)}
+
+
+def to_timm(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A SigLIP of transformers with the names of open_clip, whose SigLIPs are timm's."""
+    tensors = {name.removeprefix("vision_model."): tensor for name, tensor in tensors.items()}
+    found = {"visual.trunk.pos_embed": tensors["embeddings.position_embedding.weight"][None]}
+    for kind in ("weight", "bias"):
+        found |= {f"visual.trunk.patch_embed.proj.{kind}": tensors[f"embeddings.patch_embedding.{kind}"]}
+        found |= {f"visual.trunk.norm.{kind}": tensors[f"post_layernorm.{kind}"]}
+        for layer in range(2):
+            ours, theirs = f"encoder.layers.{layer}.", f"visual.trunk.blocks.{layer}."
+            parts = [tensors[f"{ours}self_attn.{part}_proj.{kind}"] for part in "qkv"]
+            found |= {f"{theirs}attn.qkv.{kind}": torch.cat(parts)}
+            for name, there in {
+                "layer_norm1": "norm1",
+                "layer_norm2": "norm2",
+                "self_attn.out_proj": "attn.proj",
+                "mlp.fc1": "mlp.fc1",
+                "mlp.fc2": "mlp.fc2",
+            }.items():
+                found |= {f"{theirs}{there}.{kind}": tensors[f"{ours}{name}.{kind}"]}
+    return found | {
+        "visual.trunk.attn_pool.latent": torch.ones(1),
+        "logit_bias": torch.ones(1),
+        "text.x": torch.ones(1),
+    }
+
+
+@pytest.mark.parametrize("name", ["CLIP H/14", "CLIP bigG/14", "SigLIP base"])
+@torch.inference_mode()
+def test_files_of_open_clip_give_the_same_tower(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    model, own = saved(case, tmp_path / "hf"), tmp_path / "open_clip"
+    tensors, is_clip = load_file(tmp_path / "hf" / "model.safetensors"), case.kind.startswith("clip")
+    own.mkdir()
+    renamed = to_open_clip(tensors) if is_clip else to_timm(tensors)
+    save_file({key: tensor.contiguous() for key, tensor in renamed.items()}, own / "open_clip_model.safetensors")
+    width, heads = case.sizes["hidden_size"], case.sizes["num_attention_heads"]
+    vision: dict[str, Any] = {"image_size": case.side, "width": width, "head_width": width // heads}
+    vision |= {} if is_clip else {"timm_model_name": "a"}
+    preprocess_cfg = {"mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bilinear", "resize_mode": "squash"}
+    config = {"model_cfg": {"vision_cfg": vision}, "preprocess_cfg": preprocess_cfg}
+    (own / "open_clip_config.json").write_text(json.dumps(config))
+    clip = open_clip(own)
+    pixels, rule = pictures(clip.config), clip.config.pixels
+
+    wanted = wanted_features(model, pixels)
+    wanted = wanted @ renamed["visual.proj"] if is_clip else wanted
+    assert difference(tower_of(clip)(pixels), wanted) < TOLERANCE
+    assert (rule.mean, rule.resample, rule.is_squashed, rule.rgb_first) == ((0.5,) * 3, "bilinear", True, False)
+
+
+@pytest.mark.parametrize(
+    ("width", "heads", "activation"),
+    [(768, 12, "quick_gelu"), (1024, 16, "quick_gelu"), (1280, 16, "exact_gelu"), (1664, 16, "exact_gelu")],
+)
+def test_heads_and_activation_follow_from_the_width_without_a_config(width: int, heads: int, activation: str) -> None:
+    block = "visual.transformer.resblocks.0."
+    shapes = {
+        **{f"visual.ln_{name}.{kind}": (width,) for name in ("pre", "post") for kind in ("weight", "bias")},
+        **{f"{block}ln_{name}.{kind}": (width,) for name in (1, 2) for kind in ("weight", "bias")},
+        **{f"{block}attn.in_proj_weight": (3 * width, width), f"{block}attn.in_proj_bias": (3 * width,)},
+        **{f"{block}attn.out_proj.weight": (width, width), f"{block}attn.out_proj.bias": (width,)},
+        **{f"{block}mlp.c_fc.weight": (8, width), f"{block}mlp.c_fc.bias": (8,)},
+        **{f"{block}mlp.c_proj.weight": (width, 8), f"{block}mlp.c_proj.bias": (width,)},
+        **{"visual.conv1.weight": (width, 3, 2, 2), "visual.class_embedding": (width,)},
+        **{"visual.positional_embedding": (5, width), "visual.proj": (width, 4)},
+    }
+    config = read_clip({name: torch.zeros(shape) for name, shape in shapes.items()}, name="a").config
+    assert (config.num_heads, config.activation, config.mlp_dim) == (heads, activation, 8)
+
+
+@pytest.mark.parametrize("layer", [-2, -1, 1])
+@pytest.mark.parametrize("prefix", ["vision_tower.", "vision_tower.vision_model."])
+@torch.inference_mode()
+def test_the_tokens_of_a_layer_are_those_that_llava_reads(layer: int, prefix: str, tmp_path: Path) -> None:
+    model = saved(CASES["CLIP L/14"], tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    tensors = {prefix + key.removeprefix("vision_model."): tensor for key, tensor in stored.items()}
+    config = huggingface_config(model.config.to_dict(), name="a")  # type: ignore[union-attr, operator]
+    clip = read_clip(
+        tensors | {"language_model.x": torch.ones(1)},
+        name="a",
+        config=config,
+        prefix="vision_tower.",
+        layer=layer,
+        drops_class=True,
+    )
+    pixels = pictures(clip.config)
+
+    wanted = model(pixels, output_hidden_states=True).hidden_states[layer][:, 1:]
+    found = tower_of(clip)(pixels)
+
+    assert found.shape[1] == clip.config.num_features
+    assert difference(found, wanted) < TOLERANCE
+
+
+def odd_pictures(count: int) -> list[Image.Image]:
+    """Pictures of odd shapes in many modes, some with the orientation that a camera stores."""
+    random, found = np.random.default_rng(7), []
+    for number in range(count):
+        width, height = (int(side) for side in random.integers(1, 400, 2))
+        picture = Image.fromarray(random.integers(0, 256, (height, width, 4), dtype=np.uint8), "RGBA")
+        picture = picture.resize((width * 2, height * 2)) if number % 3 else picture
+        found.append(picture.convert(("RGB", "RGBA", "L", "LA", "P", "CMYK")[number % 6]))
+    return found
+
+
+@pytest.mark.parametrize("name", ["CLIP L/14", "SigLIP base", "SigLIP 2", "DINOv2"])
+def test_pixels_are_those_of_the_image_processors(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    saved(case, tmp_path)
+    processor = processor_of(case)
+    clip = read_clip(
+        load_file(tmp_path / "model.safetensors"),
+        name="a",
+        config={"num_heads": 1},
+        pixels=huggingface_pixels(processor.to_dict(), name="a"),
+    )
+    query = QueryConfig(num_queries=1, width=1, depth=0, num_heads=1, mlp_dim=1, output_dim=1)
+    encoder = PictureEncoder(VisionConfig(clip=clip.config, query=query))
+    for picture in odd_pictures(50):
+        wanted = processor(picture.convert("RGB"), return_tensors="pt")["pixel_values"]
+        pixels = torch.from_numpy(preprocess(picture, rule=clip.config.pixels))[None]
+        torch.testing.assert_close(encoder.normalise(pixels), wanted, atol=1e-5, rtol=0)
