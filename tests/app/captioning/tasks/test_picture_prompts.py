@@ -145,3 +145,16 @@ def test_pictures_are_not_cut() -> None:
 def test_a_template_with_fewer_places_is_refused() -> None:
     with pytest.raises(PromptError, match="has 1 places for pictures in this chat, and it has 2"):
         encoder(OWN_PICTURE).encode("What?", grids=((0, 0), (0, 0)))
+
+
+def test_pictures_stand_in_their_turns() -> None:
+    ours, theirs = encoder(SMOLVLM), vocabulary("Llama 3", has_rows=True)
+    turns = (("system", ""), ("user", "What?"), ("user", ""), ("assistant", "A cat."))
+    grids: tuple[Grid, ...] = ((1, 2), (0, 0), (2, 3), (0, 0))
+    found = ours.encode(Dialogue(turns, "And?", (0, 2, 1, 0, 1)), grids=grids)  # type: ignore[arg-type]
+    whole = (
+        "<|im_start|>User:<image><image>What?<|im_end|>\nUser:<image><|im_end|>\nAssistant: A cat.<|im_end|>\n"
+        "User:<image>And?<|im_end|>\nAssistant:"
+    )
+
+    assert list(found.token_ids) == theirs.encode(expanded(whole, grids, frame=FRAME), add_special_tokens=False).ids
