@@ -14,7 +14,7 @@ from llama_adapter.llm.picture_format import Grid, PictureFormat, num_squares
 from llama_adapter.llm.prompt import format_prompt
 
 if TYPE_CHECKING:  # the command line imports prompts without a tokenizer
-    from llama_adapter.llm.chat import ChatFormat, PartsEncoder
+    from llama_adapter.llm.chat import ChatFormat
     from llama_adapter.llm.engine.grammars import Grammar
     from llama_adapter.llm.tokenizer import Tokenizer
 
@@ -138,7 +138,9 @@ class PromptEncoder:
             token_ids = tuple(_as_token_ids(prompt) if text is None else self._tokenizer.encode(text))
             encode_answer = partial(self._tokenizer.encode_continuation, text)
             if pictures:
-                encoder, begin = _parts_encoder(self._tokenizer), self._tokenizer.pieces.begin_ids
+                from llama_adapter.llm.chat import PartsEncoder
+
+                encoder, begin = PartsEncoder(self._tokenizer), self._tokenizer.pieces.begin_ids
                 given = token_ids[len(begin) * (token_ids[: len(begin)] == begin) :] if text is None else ()
                 chat = encoder.ids([*((picture, True) for picture in pictures), (text or "", False)])
                 token_ids, encode_answer = (*begin, *chat.ids, *chat.rest_ids, *given), partial(encoder.continued, chat)
@@ -207,12 +209,6 @@ def _open_chat(tokenizer: "Tokenizer", pictures: PictureFormat | None) -> "ChatF
     from llama_adapter.llm.chat import ChatFormat
 
     return ChatFormat(tokenizer, picture="" if pictures is None else pictures.token)
-
-
-def _parts_encoder(tokenizer: "Tokenizer") -> "PartsEncoder":
-    from llama_adapter.llm.chat import PartsEncoder
-
-    return PartsEncoder(tokenizer)
 
 
 def prompt_length(prompt: Prompt) -> int:
