@@ -85,7 +85,8 @@ def test_a_prompt_has_the_ids_of_transformers(name: str, kind: str, has_rows: bo
             chat = theirs.apply_chat_template(
                 messages, chat_template=TEMPLATES[name], add_generation_prompt=True, tokenize=False
             )
-            expected = theirs(expanded(chat, grids, frame=frame), add_special_tokens=False)["input_ids"]
+            # As `ProcessorMixin.apply_chat_template`, which begins a text unless the template does.
+            expected = theirs(expanded(chat, grids, frame=frame), add_special_tokens=True)["input_ids"]
 
             found = ours.encode(Dialogue(earlier, "\nHow many\n there?"), grids=grids)  # type: ignore[arg-type]
 
@@ -157,4 +158,4 @@ def test_pictures_stand_in_their_turns() -> None:
         "User:<image>And?<|im_end|>\nAssistant:"
     )
 
-    assert list(found.token_ids) == theirs.encode(expanded(whole, grids, frame=FRAME), add_special_tokens=False).ids
+    assert list(found.token_ids) == theirs.encode(expanded(whole, grids, frame=FRAME)).ids
