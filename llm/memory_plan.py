@@ -8,6 +8,7 @@ from llama_adapter.llm.config import EngineConfig
 from llama_adapter.runtime.errors import TooLittleMemoryError
 
 BLOCK: Final = 128  # places of the cache that a row gets at once; most captions fit with their prompts
+_MOST_KEPT: Final = 16
 _FLOAT32_BYTES = 4
 SPARE: Final = 0.1  # share of the free memory that an automatic number of rows leaves free
 
@@ -69,15 +70,20 @@ def least_cache(config: EngineConfig) -> EngineConfig:
 
 
 def widest_cache(config: EngineConfig, plan: MemoryPlan, *, free: int | None) -> EngineConfig:
-    """The config with all blocks that leave a tenth of the `free` bytes, if `plan` is that of `config`.
+    """The config with all places that leave a tenth of the `free` bytes, if `plan` is that of `config`.
 
-    If the free memory is not known, every row gets its whole context.
+    A quarter of them are for kept beginnings of prompts, if any are kept, up to `_MOST_KEPT` contexts; the others for
+    rows. If the free memory is not known, every row gets its whole context.
     """
     if free is None:
         return replace(config, block=0, spare_blocks=0)
-    left = int(free * (1.0 - SPARE)) - plan.total
-    more = max(left, 0) // max(config.block * plan.place, 1)
-    return _unless_whole(replace(config, spare_blocks=config.spare_blocks + more)) if config.block else config
+    more = max(int(free * (1.0 - SPARE)) - plan.total, 0) // plan.place
+    if config.kept_places:
+        kept = min(more // 4, (_MOST_KEPT - 1) * config.decoder.context)
+        config, more = replace(config, kept_places=config.kept_places + kept), more - kept
+    if not config.block:
+        return config
+    return _unless_whole(replace(config, spare_blocks=config.spare_blocks + more // config.block))
 
 
 def _unless_whole(config: EngineConfig) -> EngineConfig:

@@ -76,6 +76,8 @@ class Scheduler:
                 continuations=[request.continuations for request in requests],
                 prefixes=[request.prefix for request in requests],
                 pictures=_pictures(requests),
+                kept=[self._kept.use(request) for request in requests],
+                dropped=self._kept.take_dropped(),
             )
         admitted = self._take(Sequence, limit=self.num_rows - len(self.running))
         if not admitted:
@@ -150,10 +152,11 @@ class Scheduler:
         """Remove requests of one kind from the head of the queue.
 
         As many as fit `limit` rows, one padded prefill, and the cache with a next token each. Of those with the same
-        new beginning, the first comes alone, so that the others find it kept.
+        new beginning, the first comes alone, so that the others find it kept. Scores have one kept beginning, or none.
         """
         taken: list[_Waiting] = []
-        begun: set[Hashable] = set()
+        begun: list[Hashable] = []  # new beginnings
+        known: list[Hashable] = []  # the kept beginning of each, or None
         widest, num_free_blocks = 0, self._num_free_blocks()
         while self.waiting and len(taken) < limit:
             head = self.waiting[0]
@@ -166,10 +169,12 @@ class Scheduler:
                 break
             if isinstance(head, Sequence):
                 num_free_blocks -= self._num_extra_blocks(head)
-                beginning = None if num_known else self._kept.key(request)
-                if num_free_blocks < 0 or beginning in begun:
-                    break
-                begun |= {beginning} - {None}
+            key = self._kept.key(request)
+            known.append(key if num_known else None)
+            is_other = kind is ScoreRequest and known[-1] != known[0]
+            if num_free_blocks < 0 or is_other or (key in begun and key is not None):
+                break
+            begun.append(None if num_known else key)
             taken.append(head)
             self.waiting.popleft()
         return taken

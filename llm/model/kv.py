@@ -49,6 +49,27 @@ class NoCache:
         return torch.cat([past_C.expand(len(positions_BS), -1), positions_BS], dim=1)
 
 
+class Recorder(NoCache):
+    """As `NoCache`, and remembers the keys and values of the tokens."""
+
+    def __init__(self, past: Past | None) -> None:
+        super().__init__(past)
+        self._layers: list[tuple[Tensor, Tensor]] = []
+
+    def update(self, layer: int, k_BNSH: Tensor, v_BNSH: Tensor) -> tuple[Tensor, Tensor]:
+        k, v = super().update(layer, k_BNSH, v_BNSH)
+        self._layers.append((k, v))
+        return k, v
+
+    def read(self, row: int, num_places: int) -> Past:
+        """A copy of the first places of a row, the past included. A single row stands for all."""
+        k, v = (
+            [whole[min(row, len(whole) - 1), :, :num_places] for whole in part]
+            for part in zip(*self._layers, strict=True)
+        )
+        return torch.stack(k), torch.stack(v)
+
+
 class PrefillView:
     """New rows, written after the past. They attend to the past and to their own tokens.
 

@@ -57,9 +57,8 @@ def _plan(command: dict[str, Any], channel: Channel, prefixes: dict[int, Prefix]
                 draws=[None] * len(rows),
                 first_slot=command["first_slot"],
                 with_logprobs=command["with_logprobs"],
-                kept=[kept and KeptTokens(*kept) for kept in command["kept"]],
-                dropped=command["dropped"],
                 pictures=_pictures(command, channel),
+                **_kept(command),
             )
         case "decode":
             positions = command["positions"]
@@ -81,9 +80,14 @@ def _plan(command: dict[str, Any], channel: Channel, prefixes: dict[int, Prefix]
                 continuations=command["continuations"],
                 prefixes=_found(command, prefixes),
                 pictures=_pictures(command, channel),
+                **_kept(command),
             )
         case unknown:
             raise ValueError(f"no command `{unknown}`")
+
+
+def _kept(command: dict[str, Any]) -> dict[str, Any]:
+    return {"kept": [kept and KeptTokens(*kept) for kept in command["kept"]], "dropped": command["dropped"]}
 
 
 def _found(command: dict[str, Any], prefixes: dict[int, Prefix]) -> Sequence[Prefix]:

@@ -174,8 +174,7 @@ def _command(plan: Plan) -> dict[str, Any]:
                 "first_slot": plan.first_slot,
                 "with_logprobs": plan.with_logprobs,
                 "pictures": _described(plan.pictures),
-                "kept": [kept and dataclasses.astuple(kept) for kept in plan.kept],
-                "dropped": list(plan.dropped),
+                **_kept(plan),
             }
         case MixedPlan():
             return {"do": "mixed", "decode": _command(plan.decode), "prefill": _command(plan.prefill)}
@@ -186,7 +185,13 @@ def _command(plan: Plan) -> dict[str, Any]:
                 "continuations": [list(map(list, row)) for row in plan.continuations],
                 "prefixes": _numbers(plan.prefixes),
                 "pictures": _described(plan.pictures),
+                **_kept(plan),
             }
+
+
+def _kept(plan: PrefillPlan | ScorePlan) -> dict[str, Any]:
+    kept = [tokens and dataclasses.astuple(tokens) for tokens in plan.kept]
+    return {"kept": kept, "dropped": list(plan.dropped)}
 
 
 def _described(pictures: Sequence[Pictures]) -> list[list[Any]]:

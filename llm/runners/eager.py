@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from llama_adapter.llm.config import EngineConfig
-from llama_adapter.llm.model.kv import DecodeView, KVCache, LayerViews, NoCache, Past
+from llama_adapter.llm.model.kv import DecodeView, KVCache, KVView, LayerViews, NoCache, Past, Recorder
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder, linears_of
 from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.prefix import Prefix
@@ -163,11 +163,11 @@ class EagerRunner:
                     pictures=plan.pictures,
                     kept=plan.kept,
                 )
-                self._keep(plan)
+                self._keep_prompts(plan)
                 return self._readback.choose(plan, prediction, first_slot=plan.first_slot)
             case MixedPlan():
                 prediction = self.mixed(plan)
-                self._keep(plan.prefill)
+                self._keep_prompts(plan.prefill)
                 return self._readback.choose(plan, prediction)
             case ScorePlan():
                 return Scores(plan.rows, self.score(plan))
@@ -327,8 +327,10 @@ class EagerRunner:
     def score(self, plan: ScorePlan) -> list[list[float]]:
         """Log-probability of each continuation of each row."""
         num_prompts = len(plan.rows)
+        past, known = self._past_of(plan)
+        start = self._start + known
         asked = zip(plan.continuations, paired(plan.prompts, plan.pictures), strict=True)
-        questions = _one_for_all([(prompt, continuations, own) for continuations, (prompt, own) in asked])
+        questions = _one_for_all([(prompt[known:], choices, () if known else own) for choices, (prompt, own) in asked])
         distinct = [lay_out(*question) for question in questions]
         layouts = distinct * (num_prompts // len(distinct))
         num_rows = self._shapes.rows(num_prompts, limit=max(self.config.num_slots, num_prompts))
@@ -337,9 +339,9 @@ class EagerRunner:
         tokens_RS = self._padded([layout.token_ids for layout in distinct], num_rows=num_rows, width=width)
         tokens = self._embedded(tokens_RS, [layout.pictures for layout in distinct])
         positions_RS = self._padded(
-            [layout_positions(layout, start=self._start) for layout in distinct], num_rows=num_rows, width=width
+            [layout_positions(layout, start=start) for layout in distinct], num_rows=num_rows, width=width
         )
-        masks = [torch.from_numpy(layout_mask(layout, width, start=self._start)) for layout in distinct]
+        masks = [torch.from_numpy(layout_mask(layout, width, start=start)) for layout in distinct]
         mask_R1SP = torch.stack([*masks, *[masks[-1]] * (len(tokens_RS) - len(masks))])[:, None].to(self._device)
         prefixes = [*plan.prefixes, *[plan.prefixes[-1]] * (num_rows - num_prompts)]
         prefix = Prefix(
@@ -349,17 +351,24 @@ class EagerRunner:
         num_targets = self._shapes.rows(len(predictors), limit=_MAX_TARGETS)
         rows_T, places_T = (self._column(column, num_rows=num_targets) for column in zip(*predictors, strict=True))
         targets_T = self._column([token for layout in layouts for token in layout.targets], num_rows=num_targets)
-        program = self._prompt_program(
-            ("score", *tokens.shape, *mask_R1SP.shape, num_rows, num_targets),
-            self._score_program(),
-            num_tokens=num_rows * width,
-        )
+        recorder = Recorder(past)
+        program = self._score_program(recorder)
+        if not any(plan.kept):
+            key = "score", *tokens.shape, *mask_R1SP.shape, num_rows, num_targets
+            program = self._prompt_program(key, self._score_program(NoCache(past)), num_tokens=num_rows * width)
         (per_token_T,) = program(tokens, positions_RS, mask_R1SP, *prefix, rows_T, places_T, targets_T)
+        self._keep(plan, recorder.read)
         return sum_scores(per_token_T, layouts)
 
-    def _score_program(self) -> PromptProgram:
+    def _past_of(self, plan: ScorePlan) -> tuple[Past | None, int]:
+        """The keys and values before all prompts of a plan, and how many of their tokens these have."""
+        first = plan.kept[0] if plan.kept else None
+        is_known = first is not None and first.is_known
+        return (self._beginnings[first.number], first.num_tokens) if first and is_known else (self._cache.past, 0)
+
+    def _score_program(self, cache: KVView) -> PromptProgram:
         """Log-probabilities (T,) of target tokens of laid-out continuations."""
-        decoder, cache = self._decoder, NoCache(self._cache.past)
+        decoder = self._decoder
 
         def program(
             tokens: Tensor,
@@ -455,13 +464,16 @@ class EagerRunner:
         return known
 
     @torch.inference_mode()
-    def _keep(self, plan: PrefillPlan) -> None:
-        """Keep what a prefill has computed to be kept, and release what is no longer wanted."""
+    def _keep_prompts(self, plan: PrefillPlan) -> None:
+        self._keep(plan, lambda row, num_places: self._cache.read(plan.first_slot + row, num_places=num_places))
+
+    def _keep(self, plan: PrefillPlan | ScorePlan, read: Callable[[int, int], Past]) -> None:
+        """Keep what a plan says, and release what it drops. `read` copies the first places of a row."""
         for number in plan.dropped:
             self._beginnings.pop(number, None)
-        for slot, tokens in enumerate(plan.kept, start=plan.first_slot):
+        for row, tokens in enumerate(plan.kept):
             if tokens is not None and not tokens.is_known and tokens.number not in plan.dropped:
-                self._beginnings[tokens.number] = self._cache.read(slot, num_places=self._start + tokens.num_tokens)
+                self._beginnings[tokens.number] = read(row, self._start + tokens.num_tokens)
 
     def _padded(self, rows: Sequence[Sequence[int]], *, num_rows: int, width: int) -> Tensor:
         """Ids of `num_rows` rows, or of the single row that stands for all, each padded to `width`."""

@@ -319,21 +319,23 @@ class NativeRunner(EagerRunner):
 
     @torch.inference_mode()
     def score(self, plan: ScorePlan) -> list[list[float]]:
+        past, known = self._past_of(plan)
+        start = self._start + known
         asked = zip(plan.continuations, paired(plan.prompts, plan.pictures), strict=True)
-        layouts = [lay_out(prompt, continuations, pictures) for continuations, (prompt, pictures) in asked]
+        layouts = [lay_out(prompt[known:], choices, () if known else own) for choices, (prompt, own) in asked]
         sizes, widest = self.config.decoder, max(len(layout.token_ids) for layout in layouts)
-        # Keys and values of one layer are enough without a past: no layer reads those of another, and they are not
-        # needed after this call.
-        num_layers = 1 if self._cache.past is None else sizes.num_layers
-        shape = (num_layers, len(layouts), sizes.num_kv_heads, self._start + widest, sizes.head_dim)
+        # Keys and values of one layer are enough without a past, and if none are kept: no layer reads those of another.
+        num_layers = 1 if past is None and not any(plan.kept) else sizes.num_layers
+        shape = (num_layers, len(layouts), sizes.num_kv_heads, start + widest, sizes.head_dim)
         k, v = (torch.empty(shape, dtype=self.config.dtype) for _ in range(2))
-        if self._cache.past is not None:
-            for whole, past_LNCH in zip((k, v), self._cache.past, strict=True):
-                whole[:, :, :, : self._start] = past_LNCH[:, None]
+        if past is not None:
+            for whole, past_LNCH in zip((k, v), past, strict=True):
+                whole[:, :, :, :start] = past_LNCH[:, None]
         prefix = Prefix(*map(self._joined, zip(*plan.prefixes, strict=True)))
-        rows = [(row, self._start, layout) for row, layout in enumerate(layouts)]
-        portions = _portions(rows, steps=_Tokens(), past_length=self._start)
+        rows = [(row, start, layout) for row, layout in enumerate(layouts)]
+        portions = _portions(rows, steps=_Tokens(), past_length=start)
         logits_TV = torch.cat([self._run(tokens, _Places(k, v), prefix).logits_RV for tokens in portions])
+        self._keep(plan, lambda row, num_places: (k[:, row, :, :num_places].clone(), v[:, row, :, :num_places].clone()))
         targets_T = torch.tensor([token for layout in layouts for token in layout.targets])
         return sum_scores(logprobs(logits_TV, targets_T), layouts)
 

@@ -7,20 +7,33 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.engine.engine import Engine
-from llama_adapter.llm.engine.requests import GenerateRequest, Output
+from llama_adapter.llm.engine.requests import GenerateRequest, Output, ScoreRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.prefix import PictureTokens
-from llama_adapter.llm.runners.base import MixedPlan, Plan, PrefillPlan, Result
+from llama_adapter.llm.runners.base import MixedPlan, Plan, PrefillPlan, Result, ScorePlan
 from llama_adapter.llm.runners.eager import EagerRunner
 from llama_adapter.llm.runners.shapes import BUCKETED, EXACT, STEPPED
 from llama_adapter.runtime.devices import CpuBackend
 from tests.llm import toys
-from tests.llm.toys import EOS_ID, FAMILIES, QueuedBackend, answer, answers, eager, open_runner, toy_decoder
+from tests.llm.toys import (
+    EOS_ID,
+    FAMILIES,
+    QueuedBackend,
+    answer,
+    answers,
+    drain,
+    eager,
+    open_runner,
+    rounding,
+    toy_decoder,
+)
 
 WITHOUT = {"num_adapter_layers": 0, "num_queries": 0}
 CONFIG = replace(toys.CONFIG, head_dim=0, num_kv_heads=0, dim=128, ffn_dim=192, **WITHOUT)
@@ -41,7 +54,7 @@ class Watched:
 
     def run(self, plan: Plan) -> Result:
         prefill = plan.prefill if isinstance(plan, MixedPlan) else plan
-        if isinstance(prefill, PrefillPlan):
+        if isinstance(prefill, PrefillPlan | ScorePlan):
             known = [one.num_tokens if one and one.is_known else 0 for one in prefill.kept] or [0] * len(prefill.rows)
             self.num_computed += sum(len(prompt) for prompt in prefill.prompts) - sum(known)
         result = self._run(plan)
@@ -100,6 +113,31 @@ def test_what_is_kept_has_the_heads_and_windows_of_every_family(config: DecoderC
     engines = [open_engine(config, kind="exact", kept_places=room, **BLOCKS)[0] for room in (0, ROOM)]
     plain, keeping = (answer(engine, questions(engine, pictures, config=config)) for engine in engines)
     assert keeping == plain
+
+
+@pytest.mark.parametrize("with_past", [False, True])
+@pytest.mark.parametrize("kind", ["kernels", "exact", "bucketed"])
+def test_choices_are_scored_behind_what_is_kept(kind: str, with_past: bool) -> None:
+    shape, draw = (CONFIG.num_layers, CONFIG.num_kv_heads, 4, CONFIG.head_dim), np.random.default_rng(0)
+    past = PastKeyValues(*(draw.standard_normal(shape, np.float32) for _ in range(2))) if with_past else None
+    pictures = [0, 1, 0, 0, -1, 1, 2, 3, 0, 1]
+    scores, computed = [], []
+    for room in (0, 2 * 15):
+        engine, watched = open_engine(kind=kind, kept_places=room, past=past)
+        requests: list[Any] = questions(engine, pictures)
+        for number, request in enumerate(requests):
+            if number != 3:  # one question is answered, and its picture is kept for the choices
+                parts = {"prompt_ids": request.prompt_ids, "prefix": request.prefix, "pictures": request.pictures}
+                request = ScoreRequest(id=number, continuations=((3, 4), (5,), (6, 7, 8)), **parts)
+            engine.submit(request)
+        outputs = drain(engine)
+        scores.append({output.request_id: output.logprobs for output in outputs if output.finish == "scored"})
+        computed.append(watched.num_computed)
+        assert watched.most_kept <= room
+    assert scores[0].keys() == scores[1].keys()
+    for number, expected in scores[0].items():
+        assert scores[1][number] == pytest.approx(expected, abs=2 * 3 * rounding(CONFIG))  # of up to three tokens
+    assert computed[1] <= computed[0] - 3 * 11
 
 
 def test_a_further_question_computes_its_own_tokens_only() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.llm.runners.base import MixedPlan
-from tests.app.captioning.picture_models import KINDS, Reference, pictures, save
+from tests.app.picture_models import KINDS, Reference, pictures, save
 
 QUESTIONS = ("What is it?", "Is it red or blue, and how many are there in all?", "a")
 TOKENS = 64

@@ -15,7 +15,7 @@ from llama_adapter.app.captioning.captioner import Answer, Captioner
 from llama_adapter.app.pictures.reading.reader import PictureReader
 from llama_adapter.app.serving.online.service import Ask, Service, ServiceLimits
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from tests.app.captioning.picture_models import pictures, save
+from tests.app.picture_models import pictures, save
 from tests.app.serving.online.waiting import WAIT_S
 
 SAMPLING = SamplingParams(temperature=0.0, max_new_tokens=6)
