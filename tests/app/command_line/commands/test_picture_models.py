@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from llama_adapter.runtime.errors import ExitCode
-from tests.app.captioning.picture_models import Reference, pictures, save
 from tests.app.command import Run
+from tests.app.picture_models import Reference, pictures, save
 
 HOME = "LLAMA_ADAPTER_HOME"
 
