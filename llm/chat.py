@@ -1,11 +1,12 @@
 """Chats in the format of a model's own template, as token ids. No text of a user becomes a special token."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 from llama_adapter.llm.chat_template import Message, TemplateProcess
 from llama_adapter.llm.conversation import Turn
@@ -18,7 +19,8 @@ from llama_adapter.runtime.errors import UsageError
 _TEXT, _END = "\ue000", "\ue001"
 _PLACE: Final = re.compile(f"{_TEXT}([0-9]+){_END}")
 
-_Part = tuple[str, bool]  # a text, and whether the template has written it
+Part = tuple[str, bool]  # a text, and whether the template has written it
+_Content = Callable[[str, int], Any]  # a text and its number of pictures -> the content of a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,57 +32,15 @@ class ChatIds:
     rest_ids: tuple[int, ...]
 
 
-class ChatFormat:
-    """A tokenizer and its chat template. Thread-safe."""
+class PartsEncoder:
+    """Encodes parts of which some may have special tokens, and the others are text alone. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Raises UsageError if there is no chat template."""
-        template = tokenizer.settings.chat_template
-        if template is None:
-            raise UsageError(
-                "This model has no chat template",
-                hint="leave out --prompt-template, or put the `chat_template.jinja` or `tokenizer_config.json` of its "
-                "Hugging Face folder beside its tokenizer",
-            )
         self._tokenizer = tokenizer
-        self._process = TemplateProcess(template, tokenizer.template_names)
         names = sorted(tokenizer.marks, key=len, reverse=True)  # of two that begin alike, the longer one is meant
-        self._mark = re.compile("|".join(map(re.escape, names)) or "(?!)")
-        self._border = re.compile(f"{_TEXT}({self._mark.pattern})|[{_TEXT}{_END}]")
-        self.changes_daily = "strftime_now" in template
+        self.mark = re.compile("|".join(map(re.escape, names)) or "(?!)")
 
-    @cached_property
-    def end_id(self) -> int:
-        """The end id with which the template ends an assistant's turn; the tokenizer's if it writes none."""
-        try:
-            [text] = self._process.render([_messages([("user", "?"), ("assistant", f"{_TEXT}0{_END}")])], asks=False)
-        except PromptError:
-            return self._tokenizer.eos_id
-        ends = self._mark.finditer(_PLACE.split(text)[-1])
-        ids = (self._tokenizer.marks[found[0]].id for found in ends)
-        return next((one for one in ids if one in self._tokenizer.end_ids), self._tokenizer.eos_id)
-
-    def encode(self, turns: Sequence[Turn], *, now: datetime | None = None) -> ChatIds:
-        """The ids of a chat and of the beginning of the assistant's turn.
-
-        `now` is the time that the template sees; default: the present. Raises PromptError if the template fails or
-        refuses the chat, and ValueError for text that UTF-8 cannot encode.
-        """
-        texts = [text for _, text in turns]
-        places = [(role, f"{_TEXT}{number}{_END}") for number, (role, _) in enumerate(turns)]
-        whole, pattern = self._process.render([_messages(turns), _messages(places)], now=now)
-        parts = _parts(whole, pattern, texts)
-        if parts is None:  # the template changes texts, so where they stand in `whole` is unknown
-            [whole] = self._process.render([_messages([(role, self._marked(text)) for role, text in turns])], now=now)
-            # Every second piece is a name of a mark in a text.
-            parts = [(piece, number % 2 == 0) for number, piece in enumerate(self._border.split(whole)) if piece]
-        return self._ids(parts)
-
-    def continue_chat(self, chat: ChatIds, text: str) -> list[int]:
-        """Ids of the beginning of the assistant's answer, without an end id."""
-        return self._tokenizer.encode_continuation(chat.rest, text, is_inner=bool(chat.ids))
-
-    def _ids(self, parts: Iterable[_Part]) -> ChatIds:
+    def ids(self, parts: Iterable[Part]) -> ChatIds:
         """Encode parts. They are divided at the template's special tokens; what is between is encoded as one text.
 
         Text is never divided elsewhere, because a piece may span the border of two parts.
@@ -90,7 +50,7 @@ class ChatFormat:
         text, last = "", Mark(id=-1)
         for part, is_template in parts:
             place = 0
-            for found in self._mark.finditer(part) if is_template else ():
+            for found in self.mark.finditer(part) if is_template else ():
                 text += part[place : found.start()]
                 place, mark = found.end(), marks[found[0]]
                 ids += self._run(text.rstrip() if mark.takes_left else text, last)
@@ -100,10 +60,113 @@ class ChatFormat:
         rest = text.lstrip() if last.takes_right else text
         return ChatIds(tuple(ids), rest, tuple(self._run(rest, last)))
 
+    def continued(self, chat: ChatIds, text: str) -> list[int]:
+        """Ids of the beginning of an answer, without an end id."""
+        return self._tokenizer.encode_continuation(chat.rest, text, is_inner=bool(chat.ids))
+
     def _run(self, text: str, before: Mark) -> list[int]:
         """The ids of text after the special token `before`, or at the beginning if its id is negative."""
         text = text.lstrip() if before.takes_right else text
         return self._tokenizer.encode_run(text, is_inner=before.id >= 0) if text else []
+
+
+class ChatFormat:
+    """A tokenizer and its chat template. Thread-safe."""
+
+    def __init__(self, tokenizer: Tokenizer, *, picture: str = "") -> None:
+        """`picture` is the name of the token that stands for a picture. Raises UsageError without a chat template."""
+        template = tokenizer.settings.chat_template
+        if template is None:
+            raise UsageError(
+                "This model has no chat template",
+                hint="leave out --prompt-template, or put the `chat_template.jinja` or `tokenizer_config.json` of its "
+                "Hugging Face folder beside its tokenizer",
+            )
+        self._tokenizer, self._picture = tokenizer, picture
+        self._process = TemplateProcess(template, tokenizer.template_names)
+        self._encoder = PartsEncoder(tokenizer)
+        self._mark = self._encoder.mark
+        self._border = re.compile(f"{_TEXT}({self._mark.pattern})|[{_TEXT}{_END}]")
+        self.changes_daily = "strftime_now" in template
+
+    @cached_property
+    def end_id(self) -> int:
+        """The end id with which the template ends an assistant's turn; the tokenizer's if it writes none."""
+        try:
+            turns: list[Turn] = [("user", "?"), ("assistant", f"{_TEXT}0{_END}")]
+            [text] = self._process.render([self._messages(turns)], asks=False)
+        except PromptError:
+            return self._tokenizer.eos_id
+        ends = self._mark.finditer(_PLACE.split(text)[-1])
+        ids = (self._tokenizer.marks[found[0]].id for found in ends)
+        return next((one for one in ids if one in self._tokenizer.end_ids), self._tokenizer.eos_id)
+
+    def encode(
+        self, turns: Sequence[Turn], *, pictures: Mapping[int, Sequence[str]] | None = None, now: datetime | None = None
+    ) -> ChatIds:
+        """The ids of a chat and of the beginning of the assistant's turn.
+
+        `pictures` has what is written for the pictures of a turn, by its index, with special tokens. `now` is the time
+        that the template sees; default: the present. Raises PromptError if the template fails or refuses the chat, and
+        ValueError for text that UTF-8 cannot encode.
+        """
+        texts, shown = [text for _, text in turns], pictures or {}
+        counts = {number: len(own) for number, own in shown.items()}
+        places = [(role, f"{_TEXT}{number}{_END}") for number, (role, _) in enumerate(turns)]
+        whole, pattern = self._process.render([self._messages(one, counts) for one in (turns, places)], now=now)
+        parts = _parts(whole, pattern, texts)
+        if parts is None:  # the template changes texts, so where they stand in `whole` is unknown
+            marked = [(role, self._marked(text)) for role, text in turns]
+            [whole] = self._process.render([self._messages(marked, counts)], now=now)
+            # Every second piece is a name of a mark in a text.
+            parts = [(piece, number % 2 == 0) for number, piece in enumerate(self._border.split(whole)) if piece]
+        return self._encoder.ids(self._shown(parts, [text for number in sorted(shown) for text in shown[number]]))
+
+    def continue_chat(self, chat: ChatIds, text: str) -> list[int]:
+        """Ids of the beginning of the assistant's answer, without an end id."""
+        return self._encoder.continued(chat, text)
+
+    def _messages(self, turns: Sequence[Turn], counts: Mapping[int, int] | None = None) -> list[Message]:
+        """The turns as the template takes them; `counts` are the numbers of their pictures, by their indices."""
+        counts = counts or {}
+        return [
+            {"role": role, "content": self._content(text, counts.get(number, 0))}
+            for number, (role, text) in enumerate(turns)
+        ]
+
+    @cached_property
+    def _content(self) -> _Content:
+        """What the template takes: texts, or lists of parts, as most do that have a place for pictures.
+
+        Of the other templates, some write a picture's token themselves, and the rest expect it in the text.
+        """
+        kinds: tuple[_Content, ...] = (
+            lambda text, count: [*[{"type": "image"}] * count, {"type": "text", "text": text}],
+            lambda text, count: text,
+            lambda text, count: f"{self._picture}\n" * count + text,
+        )
+        place = f"{_TEXT}0{_END}"
+        for content in kinds if self._picture else ():
+            with suppress(PromptError):
+                [text] = self._process.render([[{"role": "user", "content": content(place, 1)}]])
+                # A template that takes texts would write out the list.
+                if text.count(place) == text.count(self._picture) == 1 and not re.search("['\"]type['\"]", text):
+                    return content
+        return kinds[1]
+
+    def _shown(self, parts: Sequence[Part], pictures: Sequence[str]) -> list[Part]:
+        """The parts with a picture in each place where the template has written its token. Raises PromptError."""
+        if not self._picture:
+            return list(parts)
+        mark = re.compile(re.escape(self._picture))
+        count = sum(len(mark.findall(part)) for part, is_template in parts if is_template)
+        if count != len(pictures):
+            raise PromptError(
+                f"The model's chat template has {count} places for pictures in this chat, and it has {len(pictures)}",
+                hint="ask about one picture, without earlier turns",
+            )
+        rest = iter(pictures)
+        return [(mark.sub(lambda _: next(rest), part) if own else part, own) for part, own in parts]
 
     def _marked(self, text: str) -> str:
         """A text in which no name of a mark is read as the template's.
@@ -118,13 +181,9 @@ class ChatFormat:
         return self._mark.sub(as_text, text.replace(_TEXT, "").replace(_END, ""))
 
 
-def _messages(turns: Sequence[Turn]) -> list[Message]:
-    return [{"role": role, "content": text} for role, text in turns]
-
-
-def _parts(whole: str, pattern: str, texts: Sequence[str]) -> list[_Part] | None:
+def _parts(whole: str, pattern: str, texts: Sequence[str]) -> list[Part] | None:
     """The parts of a rendered chat, if it is `pattern` with each place replaced by its text or the stripped text."""
-    parts: list[_Part] = []
+    parts: list[Part] = []
     at = 0
     for number, piece in enumerate(_PLACE.split(pattern)):
         is_template = number % 2 == 0

@@ -26,7 +26,7 @@ _MEMORY_BYTES: Final = 1 << 30  # in addition to the process itself
 _LENGTH_BYTES: Final = 8
 _HINT: Final = "name another format of prompts as --prompt-template, for example instruction"
 
-Message = Mapping[str, str]  # role and content
+Message = Mapping[str, Any]  # role, and content: a text or a list of parts
 
 
 class TemplateProcess:

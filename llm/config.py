@@ -254,9 +254,16 @@ class EngineConfig:
     operators: OperatorChoice = "auto"
     max_prefill_tokens: int = 8192  # most tokens of one padded prefill, unless a single prompt is longer
     past: PastKeyValues | None = field(default=None, compare=False, repr=False)  # precedes every prompt
+    # The cache of keys and values. Every slot has one block of this many places; 0: its whole context.
+    block: int = 0
+    spare_blocks: int = 0  # for rows that have filled the block of their slot
+    kept_places: int = 0  # places, beside the cache, for beginnings of prompts that are used again; see KeptPrompts
 
     def __post_init__(self) -> None:
         require_least(self, "num_slots")
+        if self.block:
+            require_least(self, "block", least=self.past_length + 1)
+            require_least(self, "spare_blocks", least=self.most_blocks - 1)  # for one row that fills the context
 
     @property
     def context(self) -> int:
@@ -267,6 +274,20 @@ class EngineConfig:
     def past_length(self) -> int:
         """Number of past tokens before every prompt. Position 0 of a plan is this position of the decoder."""
         return 0 if self.past is None else len(self.past)
+
+    @property
+    def most_blocks(self) -> int:
+        """Blocks of a row that fills the context."""
+        return -(-self.decoder.context // self.block) if self.block else 1
+
+    @property
+    def num_places(self) -> int:
+        """Places of all blocks. A place holds the keys and values of one token."""
+        return (self.num_slots + self.spare_blocks) * (self.block or self.decoder.context)
+
+    def extra_blocks(self, num_tokens: int) -> int:
+        """Spare blocks that a row of so many tokens needs."""
+        return -(-(self.past_length + num_tokens) // self.block) - 1 if self.block else 0
 
 
 def _divided(count: int, rank: int, num_ranks: int) -> range:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from llama_adapter.llm.config import DecoderConfig, EngineConfig
-from llama_adapter.llm.memory_plan import MemoryPlan, plan_memory
+from llama_adapter.llm.memory_plan import MemoryPlan, least_cache, plan_memory
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder, use_operators, use_ranks
 from llama_adapter.llm.runners.base import Runner
 from llama_adapter.llm.runners.eager import EagerRunner
@@ -45,7 +45,7 @@ def planner(
     precision: Precision = FLOAT,
     reserved: int = 0,
 ) -> Callable[[int], MemoryPlan]:
-    """A function from a number of rows to the memory plan of a runner with so many rows.
+    """A function from a number of rows to the memory plan of a runner with so many rows and their `least_cache`.
 
     `forms` are those of the state dict in `precision`, which `place_decoder` receives tensor by tensor. `reserved`
     bytes of the device are counted for other uses.
@@ -78,7 +78,7 @@ def planner_of(
     loading = block_bytes + largest * torch.float32.itemsize
     weights = reserved + sum(sizes.values())
     return lambda num_slots: plan_memory(
-        replace(config, num_slots=num_slots), weights=weights, loading=loading, padding=padding
+        least_cache(replace(config, num_slots=num_slots)), weights=weights, loading=loading, padding=padding
     )
 
 
@@ -91,9 +91,12 @@ class PlacedDecoder:
     backend: Backend
     operators: Operators
 
-    def runner(self, num_slots: int) -> Runner:
-        """A new runner with `num_slots` rows. It has its own keys and values."""
-        config, backend = replace(self.config, num_slots=num_slots), self.backend
+    def runner(self, num_slots: int, **cache: int) -> Runner:
+        """A new runner with `num_slots` rows. It has its own keys and values.
+
+        `cache` may have other values of `block` and `spare_blocks` than the config.
+        """
+        config, backend = replace(self.config, num_slots=num_slots, **cache), self.backend  # type: ignore[arg-type]
         if config.mode != EAGER:
             return GraphRunner(self.decoder, config, backend=backend, operators=self.operators)
         if (kernels := backend.kernels) is not None and can_run(self.decoder):

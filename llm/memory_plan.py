@@ -1,12 +1,14 @@
 """Computes the memory that a decoder needs on a device, before it is allocated."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.runtime.errors import TooLittleMemoryError
 
+BLOCK: Final = 128  # places of the cache that a row gets at once; most captions fit with their prompts
+_MOST_KEPT: Final = 16
 _FLOAT32_BYTES = 4
 SPARE: Final = 0.1  # share of the free memory that an automatic number of rows leaves free
 
@@ -23,6 +25,7 @@ class MemoryPlan:
     slots: int
     activations: int
     loading: int = 0
+    place: int = 0  # of the slots: keys and values of one token
 
     @property
     def total(self) -> int:
@@ -32,7 +35,7 @@ class MemoryPlan:
 def plan_memory(config: EngineConfig, *, weights: int, loading: int = 0, padding: int = 1) -> MemoryPlan:
     """The plan of an engine whose weights take `weights` bytes.
 
-    Padding makes a prefill up to `padding` times larger.
+    Padding makes a prefill up to `padding` times larger. If rows share blocks, a layer's keys and values are gathered.
     """
     sizes, itemsize = config.decoder, config.dtype.itemsize
     context = sizes.context
@@ -43,14 +46,49 @@ def plan_memory(config: EngineConfig, *, weights: int, loading: int = 0, padding
     feed_forward = num_tokens * 3 * sizes.ffn_dim * itemsize
     residual = num_tokens * 4 * sizes.dim * itemsize
     logits = 2 * config.num_slots * sizes.vocab_size * _FLOAT32_BYTES
-    # A slot has keys and values of every position, and those of the picture.
-    positions = config.num_slots * 2 * sizes.num_layers * context * sizes.kv_dim * itemsize
+    gathered = config.num_slots * context * 2 * sizes.kv_dim * itemsize if config.block else 0
+    place = 2 * sizes.num_layers * sizes.kv_dim * itemsize
     return MemoryPlan(
         weights=weights,
         loading=loading,
-        slots=positions + prefix_bytes(config),
-        activations=max(attention, feed_forward, logits) + residual,
+        slots=(config.num_places + config.kept_places) * place + prefix_bytes(config),
+        activations=max(attention, feed_forward, logits, gathered) + residual,
+        place=place,
     )
+
+
+def least_cache(config: EngineConfig) -> EngineConfig:
+    """The config with the smallest cache that is worth its rows: a quarter of the context each, and all of it for one.
+
+    Every row gets its whole context if that takes no more.
+    """
+    context, block = config.decoder.context, BLOCK * (1 + config.past_length // BLOCK)
+    most = -(-context // block)
+    each = -(-most // 4)
+    spare = config.num_slots * (each - 1) + most - each
+    return _unless_whole(replace(config, block=block, spare_blocks=spare))
+
+
+def widest_cache(config: EngineConfig, plan: MemoryPlan, *, free: int | None) -> EngineConfig:
+    """The config with all places that leave a tenth of the `free` bytes, if `plan` is that of `config`.
+
+    A quarter of them are for kept beginnings of prompts, if any are kept, up to `_MOST_KEPT` contexts; the others for
+    rows. If the free memory is not known, every row gets its whole context.
+    """
+    if free is None:
+        return replace(config, block=0, spare_blocks=0)
+    more = max(int(free * (1.0 - SPARE)) - plan.total, 0) // plan.place
+    if config.kept_places:
+        kept = min(more // 4, (_MOST_KEPT - 1) * config.decoder.context)
+        config, more = replace(config, kept_places=config.kept_places + kept), more - kept
+    if not config.block:
+        return config
+    return _unless_whole(replace(config, spare_blocks=config.spare_blocks + more // config.block))
+
+
+def _unless_whole(config: EngineConfig) -> EngineConfig:
+    whole = replace(config, block=0, spare_blocks=0)
+    return config if config.num_places < whole.num_places else whole
 
 
 def prefix_bytes(config: EngineConfig) -> int:

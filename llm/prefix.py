@@ -1,7 +1,8 @@
-"""The adapter prefix: the form in which the decoder receives a picture. Imports no torch."""
+"""The two forms in which a decoder receives a picture: an adapter's prefix, and tokens. Imports no torch."""
 
-# A adapter layers, B pictures, Q queries, N heads, H head size
+# A adapter layers, B pictures, Q queries, N heads, H head size, S tokens, D model width
 
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 # What a prompt without a picture attends to: nothing, a picture of zeros, or the learned prompt of an adapter for
@@ -18,3 +19,20 @@ class Prefix(NamedTuple):
     def copy(self) -> "Prefix":
         """A copy whose parts are not views of other tensors."""
         return Prefix(*(part.clone() if hasattr(part, "clone") else part.copy() for part in self))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PictureTokens:
+    """Embeddings that replace consecutive tokens of a prompt. The ids in their places are not read.
+
+    Two are equal if they stand in the same place and have the same digest: ids do not tell pictures apart.
+    """
+
+    start: int  # place in the prompt of the first
+    embeddings_SD: Any = field(compare=False, repr=False)  # a tensor of torch
+    digest: str  # of what was embedded: the picture after its preprocessing
+
+    @property
+    def stop(self) -> int:
+        """The place behind the last one."""
+        return self.start + len(self.embeddings_SD)

@@ -3,13 +3,13 @@
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from llama_adapter.vision.pixels import PixelRule
 
 ChannelOrder = Literal["rgb", "bgr"]
 Activation = Literal["quick_gelu", "exact_gelu", "gelu_tanh"]
-_MAY_BE_ZERO = ("depth", "margin", "mlp_dim", "num_class_tokens")
+_MAY_BE_ZERO = ("depth", "longest", "margin", "mlp_dim", "num_class_tokens")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,11 +96,34 @@ class QueryConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ConnectorConfig:
+    """A connector in place of visual-query blocks: it turns features into tokens of the language model.
+
+    LLaVA-1.5 (Liu et al., 2023) has two linear layers. Idefics3 (Laurençon et al., 2024) and SmolVLM join
+    `shuffle` x `shuffle` neighbouring patches, and have one linear layer.
+    """
+
+    num_heads: ClassVar[int] = 1
+    width: ClassVar[int] = 1
+    depth: ClassVar[int] = 0
+
+    num_queries: int  # tokens of one square
+    shuffle: int = 1
+    mlp_dim: int = 0  # width between two linear layers; 0: there is one
+    activation: Activation = "exact_gelu"
+    has_bias: bool = True
+    output_dim: int  # the width of the language model
+
+    def __post_init__(self) -> None:
+        _check_values(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class VisionConfig:
     """All sizes and settings that a `PictureEncoder` needs, except its weights."""
 
     clip: ClipConfig
-    query: QueryConfig
+    query: QueryConfig | ConnectorConfig
     channel_order: ChannelOrder = "rgb"  # order that the weights were trained on; input pixels are always RGB
 
     def __post_init__(self) -> None:
@@ -122,7 +145,7 @@ class VisionConfig:
         """
         return cls(
             clip=clip_config(values["clip"]),
-            query=QueryConfig(**values["query"]),
+            query=(QueryConfig if "depth" in values["query"] else ConnectorConfig)(**values["query"]),
             channel_order=values["channel_order"],
         )
 
@@ -143,7 +166,7 @@ def clip_config(values: Mapping[str, Any]) -> ClipConfig:
     return ClipConfig(**{**values, **lists})
 
 
-def _check_values(config: ClipConfig | QueryConfig) -> None:
+def _check_values(config: ClipConfig | QueryConfig | ConnectorConfig) -> None:
     """Raise ValueError for a value of another type than its field's, and for whole numbers that are too small."""
     for name, kind in get_type_hints(type(config)).items():
         value, least = getattr(config, name), 0 if name in _MAY_BE_ZERO else 1

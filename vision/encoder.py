@@ -3,7 +3,8 @@
 # B pictures, H x W x C pixels, P patches row by row, T tokens (class tokens first, then patches), W width, F tokens of
 # the features, Q queries, D width of the language model
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 import torch
@@ -11,8 +12,8 @@ from torch import Tensor, nn
 
 from llama_adapter.runtime.operators import Linear, random_parameter
 from llama_adapter.runtime.schemes.layers import load_state
-from llama_adapter.vision.block import LAYER_NORM_EPS, AttentionFunction, Block, SelfAttention, prepend
-from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
+from llama_adapter.vision.block import ACTIVATIONS, LAYER_NORM_EPS, AttentionFunction, Block, SelfAttention, prepend
+from llama_adapter.vision.config import ClipConfig, ConnectorConfig, QueryConfig, VisionConfig
 
 
 class ClipVisionTower(nn.Module):
@@ -89,8 +90,31 @@ class VisualQueryBlocks(nn.Module):
         return visual_query_BQD
 
 
+class Connector(nn.Module):
+    """Turns the features of patches into tokens in the language model's width."""
+
+    def __init__(self, config: ConnectorConfig, *, input_dim: int) -> None:
+        super().__init__()
+        self.shuffle, joined_dim = config.shuffle, input_dim * config.shuffle**2
+        self.blocks = nn.ModuleList()  # it has none
+        self.up = Linear(joined_dim, config.mlp_dim, bias=config.has_bias) if config.mlp_dim else nn.Identity()
+        self.activation: Callable[[Tensor], Tensor] = ACTIVATIONS[config.activation]
+        self.down = Linear(config.mlp_dim or joined_dim, config.output_dim, bias=config.has_bias)
+
+    def forward(self, features_BPC: Tensor) -> Tensor:
+        """Features (B, P, C) -> tokens (B, P / shuffle^2, D), row by row."""
+        if self.shuffle > 1:
+            (num_pictures, num_patches, width), each = features_BPC.shape, self.shuffle
+            side = math.isqrt(num_patches) // each
+            rows = features_BPC.reshape(num_pictures, side, each, side, each, width).transpose(2, 3)
+            features_BPC = rows.reshape(num_pictures, side * side, each * each * width)
+        hidden_BQC = features_BPC if isinstance(self.up, nn.Identity) else self.activation(self.up(features_BPC))
+        tokens_BQD: Tensor = self.down(hidden_BQC)
+        return tokens_BQD
+
+
 class PictureEncoder(nn.Module):
-    """Normalisation, CLIP tower and visual-query blocks."""
+    """Normalisation, a tower, and visual-query blocks or a connector."""
 
     mean: Tensor
     std: Tensor
@@ -99,7 +123,11 @@ class PictureEncoder(nn.Module):
         super().__init__()
         self.config = config
         self.clip = ClipVisionTower(config.clip)
-        self.query = VisualQueryBlocks(config.query, input_dim=config.clip.output_dim)
+        self.query: VisualQueryBlocks | Connector
+        if isinstance(config.query, ConnectorConfig):
+            self.query = Connector(config.query, input_dim=config.clip.output_dim)
+        else:
+            self.query = VisualQueryBlocks(config.query, input_dim=config.clip.output_dim)
         with torch.device("cpu"):  # real values even if the weights are on the meta device
             self.register_buffer("mean", torch.tensor(config.clip.mean).view(3, 1, 1), persistent=False)
             self.register_buffer("std", torch.tensor(config.clip.std).view(3, 1, 1), persistent=False)

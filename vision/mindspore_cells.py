@@ -144,6 +144,7 @@ class Encoder(nn.Cell):  # type: ignore[misc]
         self.is_cut = self.side * self.patch < config.clip.image_size
         self.patches = Linear(self.width, 3 * self.patch**2, mindspore.float32)
         self.clip = ClipTower(config.clip, dtype)
+        assert isinstance(config.query, QueryConfig), "models with connectors are not exported"
         self.query = VisualQueryBlocks(
             config.query, dtype, input_dim=config.clip.output_dim, num_features=config.clip.num_features
         )

@@ -1,9 +1,11 @@
 """How a picture becomes the square of pixels that a tower takes, and the numbers they become. Imports no torch."""
 
+import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import numpy as np
+if TYPE_CHECKING:  # a process that reads pictures begins without numpy
+    import numpy as np
 
 Resample = Literal["bicubic", "bilinear", "lanczos"]
 
@@ -20,6 +22,8 @@ class PixelRule:
     `image_size + margin`, and the centre is cropped. With `rgb_first`, a picture is converted to RGB before this, and
     crops are rounded down, as in the image processors of transformers. Otherwise it is converted afterwards, and crops
     are rounded to even numbers, as in torchvision's transforms.
+
+    With `longest`, a picture is cut into squares, see `squares.py`.
     """
 
     image_size: int = 224
@@ -27,17 +31,25 @@ class PixelRule:
     resample: Resample = "bicubic"
     is_squashed: bool = False
     rgb_first: bool = False
+    longest: int = 0  # pixels of the long side of a picture that is cut; 0: pictures are not cut
     mean: tuple[float, ...] = PIXEL_MEAN
     std: tuple[float, ...] = PIXEL_STD
+
+    @property
+    def most_side(self) -> int:
+        """The largest width or height of the pixels of one picture."""
+        return (math.ceil(self.longest / self.image_size) + 1 if self.longest else 1) * self.image_size
 
 
 CLIP_PIXELS = PixelRule()
 
 
-def zero_picture(rule: PixelRule, *, channel_order: Literal["rgb", "bgr"]) -> np.ndarray:
+def zero_picture(rule: PixelRule, *, channel_order: Literal["rgb", "bgr"]) -> "np.ndarray":
     """Pixels float32 (S, S, 3) RGB that normalisation turns into zeros.
 
     The trainers of LLaMA-Adapter V2 use this picture for examples without a picture.
     """
+    import numpy as np
+
     colour = np.asarray(rule.mean if channel_order == "rgb" else rule.mean[::-1]) * 255
     return np.broadcast_to(colour.astype(np.float32), (rule.image_size, rule.image_size, 3))

@@ -9,6 +9,7 @@ from PIL import Image
 from llama_adapter.vision.errors import PictureError
 from llama_adapter.vision.formats import Reading
 from llama_adapter.vision.pixels import CLIP_PIXELS, PixelRule, Resample
+from llama_adapter.vision.squares import cut
 
 # Up to this ratio of long to short side, the whole picture is resized and then cropped, as CLIP does. Beyond it, the
 # resized picture would be very large, and most of it would be cropped away: 1 x 60,000 pixels become 224 x 13,440,000.
@@ -34,6 +35,8 @@ def preprocess(
     reading: Reading = "exact",
 ) -> NDArray[np.uint8]:
     """Resize, crop and convert to RGB by `rule`: uint8 (S, S, 3), 0..255, contiguous. S is the rule's `image_size`.
+
+    With `rule.longest`, the result is a sheet of squares, see `squares.py`.
 
     By default, the result is the same as that of CLIP's transform with the installed Pillow: bicubic, antialiased, in
     the picture's own mode, with conversion last. Alpha affects the resampling and is then dropped. Palette and 1-bit
@@ -82,6 +85,8 @@ def preprocess(
 
 def _resize_and_crop(image: Image.Image, *, rule: PixelRule, reading: Reading) -> Image.Image:
     (width, height), size = image.size, rule.image_size
+    if rule.longest:
+        return cut(image, rule=rule, resample=_FILTERS[rule.resample][0])
     if rule.is_squashed:
         return _resize(image, (size, size), rule=rule, reading=reading)
     short, long = sorted((width, height))

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from llama_adapter.app.captioning.encoded_pictures import Square
 from llama_adapter.app.captioning.tasks.answers import FAILURES, Answer, Event, TextDelta, TokenLogprob
 from llama_adapter.app.captioning.tasks.prompts import EncodedPrompt
 from llama_adapter.app.captioning.tasks.task import FREE_TEXT, Task
@@ -58,6 +59,7 @@ class ActiveRequest:
         self.detokenizer: IncrementalDetokenizer | None = None
         self.prefix: Prefix | None = None
         self.unfamiliar: bool | None = None
+        self.squares: tuple[Square, ...] = ()
 
     def elapsed_ms(self) -> float:
         """Milliseconds since the request started."""

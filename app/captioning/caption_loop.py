@@ -4,6 +4,7 @@ A captioner runs it over a sequence of pictures, a service over requests as they
 """
 
 import functools
+import hashlib
 import itertools
 import time
 from collections.abc import Sequence
@@ -11,19 +12,21 @@ from collections.abc import Sequence
 import numpy as np
 
 from llama_adapter.app.captioning.active_request import ActiveRequest
-from llama_adapter.app.captioning.encoded_pictures import EncodedPicture, TextPrefixes
+from llama_adapter.app.captioning.encoded_pictures import EncodedPicture, Square, TextPrefixes
 from llama_adapter.app.captioning.stage_clock import StageClock
 from llama_adapter.app.captioning.tasks.answers import Answer, Event
 from llama_adapter.app.models.oom_retry import OomRetry, attempt
 from llama_adapter.app.pictures.prefixes.file import StoredPicture
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import GenerateRequest, ScoreRequest
-from llama_adapter.llm.prefix import TextPrefix
+from llama_adapter.llm.prefix import PictureTokens, TextPrefix
 from llama_adapter.llm.tokenizer import IncrementalDetokenizer, Tokenizer
 from llama_adapter.vision.backends.base import VisionBackend, as_array
 from llama_adapter.vision.out_of_distribution import OodDetector
+from llama_adapter.vision.squares import grid_of, squares_of
 
-Content = np.ndarray | StoredPicture | TextPrefix  # pixels for the encoder, or a replacement for a picture
+Pixels = np.ndarray | tuple[np.ndarray, ...]  # of a picture, or of the pictures of one prompt
+Content = Pixels | StoredPicture | TextPrefix  # pixels for the encoder, or a replacement for a picture
 
 
 class CaptionLoop:
@@ -41,11 +44,15 @@ class CaptionLoop:
         text_prefixes: TextPrefixes,
         oom_retry: OomRetry | None = None,
         ood_detector: OodDetector | None = None,
+        makes_tokens: bool = False,
     ) -> None:
-        """`text_prefixes` and `oom_retry` outlive the loop; the next loop reuses what they hold."""
+        """With `makes_tokens`, what `vision` makes of a picture are tokens of the prompt, and no visual query.
+
+        `text_prefixes` and `oom_retry` outlive the loop; the next loop reuses what they hold."""
         self._vision, self._engine, self._tokenizer, self._clock = vision, engine, tokenizer, clock
         self._text_prefixes = text_prefixes
         self._oom_retry, self._ood_detector = oom_retry or OomRetry(), ood_detector
+        self._makes_tokens = makes_tokens
         self._engine.enter_stage = clock.enter
         self.in_flight: dict[int, ActiveRequest] = {}  # requests without an answer, by id
 
@@ -103,13 +110,14 @@ class CaptionLoop:
         [picture], clip_ms = self._encode_pixels([self._text_prefixes.zeros])
         return picture._replace(unfamiliar=None), clip_ms
 
-    def _encode_pixels(self, pixels: Sequence[np.ndarray | StoredPicture]) -> tuple[list[EncodedPicture], float]:
+    def _encode_pixels(self, pixels: Sequence[Pixels | StoredPicture]) -> tuple[list[EncodedPicture], float]:
         pictures: list[EncodedPicture] = []
         clip_ms = 0.0
         while len(pictures) < len(pixels):
             most = self._oom_retry.most_pictures or len(pixels)
             part = pixels[len(pictures) : len(pictures) + most]
-            encoded = attempt(functools.partial(self._encode_batch, part), is_least=len(part) == 1)
+            encode = self._embed_batch if self._makes_tokens else self._encode_batch
+            encoded = attempt(functools.partial(encode, part), is_least=len(part) == 1)
             if encoded is None:
                 self._oom_retry.fewer_pictures(len(part))
                 continue
@@ -117,7 +125,7 @@ class CaptionLoop:
             clip_ms += encoded[1]
         return pictures, clip_ms
 
-    def _encode_batch(self, pixels: Sequence[np.ndarray | StoredPicture]) -> tuple[list[EncodedPicture], float]:
+    def _encode_batch(self, pixels: Sequence[Pixels | StoredPicture]) -> tuple[list[EncodedPicture], float]:
         self._clock.enter("clip")
         started = time.perf_counter()
         # A run has either pixels or stored pictures. For stored ones, `EncodedBefore` takes the visual queries.
@@ -136,11 +144,27 @@ class CaptionLoop:
         unfamiliar = self._ood_detector.unfamiliar(as_array(visual_query_BQD))
         return [EncodedPicture(*both) for both in zip(prefixes, unfamiliar, strict=True)], clip_ms
 
+    def _embed_batch(self, pixels: Sequence[Pixels | StoredPicture]) -> tuple[list[EncodedPicture], float]:
+        """As `_encode_batch`, for pictures that become tokens of prompts."""
+        self._clock.enter("clip")
+        started = time.perf_counter()
+        side, encoded = self._vision.pixels.image_size, list[EncodedPicture]()
+        plain = [one for one in pixels if not isinstance(one, StoredPicture)]  # such models have no stored pictures
+        prompts = [(one,) if isinstance(one, np.ndarray) else one for one in plain]
+        squares = [[square for sheet in sheets for square in squares_of(sheet, side=side)] for sheets in prompts]
+        embeddings = iter(self._vision.encode(np.stack([square for own in squares for square in own])))
+        for sheets, own in zip(prompts, squares, strict=True):
+            made = [Square(next(embeddings), hashlib.sha256(square.tobytes()).hexdigest()) for square in own]
+            grids = tuple(grid_of(sheet, side=side) for sheet in sheets)
+            encoded.append(EncodedPicture(self._engine.empty_prefix(), grids=grids, squares=tuple(made)))
+        return encoded, (time.perf_counter() - started) * 1e3
+
     def submit(self, request: ActiveRequest, picture: EncodedPicture) -> int:
         """Hand a request about an encoded picture to the engine; returns its id for `cancel`."""
         request_id = next(CaptionLoop._ids)
         request.detokenizer = IncrementalDetokenizer(self._tokenizer)
         request.prefix, request.unfamiliar, request.notes = *picture[:2], picture.notes or request.notes
+        request.squares = picture.squares
         self._submit_to_engine(request_id, request)
         self.in_flight[request_id] = request
         return request_id
@@ -150,13 +174,24 @@ class CaptionLoop:
         prompt, prefix, sampling = request.prompt, request.prefix, request.sampling
         assert prefix is not None
         end_ids = (*self._tokenizer.end_ids, *sampling.stop_token_ids)
+        pictures = tuple(
+            PictureTokens(start=start, embeddings_SD=square.embeddings_SD, digest=square.digest)
+            for start, square in zip(prompt.picture_starts, request.squares, strict=True)
+        )
         self._engine.submit(
-            ScoreRequest(id=request_id, prompt_ids=prompt.token_ids, prefix=prefix, continuations=prompt.continuations)
+            ScoreRequest(
+                id=request_id,
+                prompt_ids=prompt.token_ids,
+                prefix=prefix,
+                continuations=prompt.continuations,
+                pictures=pictures,
+            )
             if prompt.continuations
             else GenerateRequest(
                 id=request_id,
                 prompt_ids=prompt.token_ids,
                 prefix=prefix,
+                pictures=pictures,
                 sampling=sampling,
                 known_ids=tuple(request.token_ids),
                 with_logprobs=request.with_logprobs,

@@ -1,6 +1,5 @@
 """The captioner, which answers prompts about pictures."""
 
-import asyncio
 import os
 import threading
 import time
@@ -15,13 +14,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack
 
-import numpy as np
-
 from llama_adapter.app.captioning.active_request import ActiveRequest
-from llama_adapter.app.captioning.caption_loop import CaptionLoop
+from llama_adapter.app.captioning.caption_loop import CaptionLoop, Content
 from llama_adapter.app.captioning.encoded_pictures import TextPrefixes
 from llama_adapter.app.captioning.parts import Parts
-from llama_adapter.app.captioning.pictures import GivenPicture, PictureLike, Pictures, given_pictures
+from llama_adapter.app.captioning.pictures import GivenPicture, Pictures, given_pictures
 from llama_adapter.app.captioning.stage_clock import StageClock
 from llama_adapter.app.captioning.tasks.answers import Answer, Event, TextDelta
 from llama_adapter.app.captioning.tasks.choose import choosing
@@ -40,26 +37,23 @@ from llama_adapter.app.captioning.work_items import (
     Wants,
     WorkItem,
     WorkQuestion,
-    carried_bytes,
-    is_shareable,
-    look_at,
+    read_ahead,
     text_items,
     work_items,
 )
-from llama_adapter.app.models.named.located import located_spec
 from llama_adapter.app.models.oom_retry import OomRetry, attempt
 from llama_adapter.app.models.parallel.errors import RankError
 from llama_adapter.app.models.spec import PLAIN_MODES, BatchSize, CaptionerSpec, ModelInfo, VisionKind
 from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.pictures.inputs.urls import AllowedHost
-from llama_adapter.app.pictures.prefixes.file import StoredPicture
 from llama_adapter.app.pictures.reading.prefetch import Prefetcher
-from llama_adapter.app.pictures.reading.reader import PictureReader, Reader
+from llama_adapter.app.pictures.reading.reader import PictureReader, PictureReading, Reader
 from llama_adapter.llm.conversation import Template
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.grammars import Grammars
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptError, PromptTooLongError
+from llama_adapter.llm.picture_format import Grid
 from llama_adapter.llm.prefix import TextPrefix
 from llama_adapter.llm.runners.base import WarmUp
 from llama_adapter.runtime.given import texts, whole_number
@@ -69,6 +63,7 @@ from llama_adapter.runtime.torch_import import note_torch_import
 from llama_adapter.vision.config import ChannelOrder
 from llama_adapter.vision.formats import Damaged, Orientation, Reading, Transparency
 from llama_adapter.vision.pixels import PixelRule, zero_picture
+from llama_adapter.vision.squares import grid_of
 
 if TYPE_CHECKING:  # exported models run without torch
     import torch
@@ -158,7 +153,10 @@ class Captioner:
         self._allowed: tuple[AllowedHost, ...] = ()  # hosts to download pictures from
         # The default of `run`; may be replaced.
         self.reader: Reader = PictureReader(self.spec.pictures, pixels=self.pixels)
-        self._prompts = PromptEncoder(self.tokenizer, check=self._engine.check, template=self.info.template)
+        form = self.info.picture_format
+        self._prompts = PromptEncoder(
+            self.tokenizer, check=self._engine.check, template=self.info.template, pictures=form
+        )
         self._grammars = Grammars(self.tokenizer)
         order: ChannelOrder = "bgr" if self.spec.channel_order == "bgr" else "rgb"
         self._text_prefixes = TextPrefixes(zeros=zero_picture(self.pixels, channel_order=order))
@@ -350,16 +348,22 @@ class Captioner:
             f"vision={info.vision!r}, context={info.context}, batch_size={self.batch_size})"
         )
 
-    def caption(self, picture: PictureLike, **options: Unpack[AskOptions]) -> Answer:
-        """Describe one picture. The parameters are those of `generate`. Raises ValueError for several pictures."""
+    def caption(self, picture: Pictures, **options: Unpack[AskOptions]) -> Answer:
+        """Describe one picture, or several together as in `ask`. The parameters are those of `generate`."""
         return self.generate(self._only(picture), **options)[0]
 
-    def ask(self, picture: PictureLike, question: Prompt, **options: Unpack[AskOptions]) -> Answer:
-        """Answer a question about one picture. Parameters as in `generate`. Raises ValueError for several pictures."""
+    def ask(self, picture: Pictures, question: Prompt, **options: Unpack[AskOptions]) -> Answer:
+        """Answer a question about one picture, or about several together if the model sees pictures as tokens.
+
+        The parameters are those of `generate`. Raises ValueError for several pictures if the model sees one.
+        """
         return self.generate(self._only(picture), [question], **options)[0]
 
-    def _only(self, picture: PictureLike) -> list[GivenPicture]:
+    def _only(self, picture: Pictures) -> list[GivenPicture]:
         given = given_pictures(picture, allowed=self._allowed)
+        if len(given) > 1 and self.info.picture_format is not None:
+            names = [f"picture {index}" if one.name is None else one.name for index, one in enumerate(given)]
+            return [GivenPicture(given[0].source, " and ".join(names), tuple(one.source for one in given[1:]))]
         if len(given) != 1:
             raise ValueError(f"Wanted one picture, got {len(given)}: `generate` answers for several")
         return given
@@ -445,6 +449,8 @@ class Captioner:
         return self._in_worker(lambda: self.stream(pictures, prompts, **options))
 
     async def _in_worker(self, open_stream: Callable[[], Generator[Event]]) -> AsyncGenerator[Event]:
+        import asyncio
+
         self._require_open()
         self._refuse_own_thread()
         loop, is_left = asyncio.get_running_loop(), threading.Event()
@@ -484,7 +490,7 @@ class Captioner:
         end, or close it. Until then, calls from other threads wait, and a call from the same thread raises
         RuntimeError.
         """
-        self.info.require_adapter()
+        self.info.require_sight()
         task = _task_of(task, choices)
         items = work_items(pictures, prompts, default_prompt=self.info.default_prompt, task=task, allowed=self._allowed)
         return self._stream_items(items, **options)
@@ -543,7 +549,8 @@ class Captioner:
         params = SamplingParams(**sampling)
         for item in items:
             for question in item.questions:  # errors must come before any work
-                self.encode_prompt(question.prompt, question.task, sampling=params)
+                grids = self.least_grids(item.num_pictures)
+                self.encode_prompt(question.prompt, question.task, sampling=params, grids=grids)
         items = [item.repeated(whole_number("n", n, least=1)) for item in items]
         num_top = None if logprobs is None else whole_number("logprobs", logprobs, least=0)
         bar = import_module("tqdm.auto").tqdm if progress else None
@@ -581,32 +588,39 @@ class Captioner:
         Waits while another thread's run is open. Raises RuntimeError if a run of this thread is open. An exception of
         `items` is raised after all earlier answers were yielded.
         """
-        clock = clock or StageClock()
-        look = partial(look_at, reader=reader or self.reader, wants=wants)
-        with (
-            self.open_loop(clock) as loop,
-            Prefetcher(
-                iter(items),
-                look,
-                ahead=2 * self.batch_size,
-                shareable=is_shareable,
-                num_bytes=carried_bytes,
-                may_wait=may_wait,
-                stop=stop,
-            ) as prefetcher,
-        ):
+        with read_ahead(
+            items,
+            reader=reader or self.reader,
+            batch_size=self.batch_size,
+            wants=wants,
+            may_wait=may_wait,
+            stop=stop,
+        ) as pictures:
+            yield from self.answer_read(
+                pictures, sampling=sampling, logprobs=logprobs, clock=clock or StageClock(), stop=stop
+            )
+
+    def answer_read(
+        self,
+        pictures: Prefetcher[WorkItem, Looked],
+        *,
+        sampling: SamplingParams,
+        logprobs: int | None = None,
+        clock: StageClock,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> Generator[Event]:
+        """As `run`, for pictures that `read_ahead` reads."""
+        with self.open_loop(clock) as loop:
             while True:
                 self._require_open()
                 # `num_wanted` gives the encoder large batches, and bounds the work lost when the run is interrupted.
-                while not prefetcher.is_exhausted and (num_wanted := loop.num_wanted) and not stop():
+                while not pictures.is_exhausted and (num_wanted := loop.num_wanted) and not stop():
                     clock.enter("read")
                     # Do not wait for a picture while there are questions to answer.
-                    batch = prefetcher.take(num_wanted, at_least=0 if loop.in_flight else None)
+                    batch = pictures.take(num_wanted, at_least=0 if loop.in_flight else None)
                     if not batch:
                         break
-                    errors = self._admit(
-                        [reading for reading in batch if reading.questions], loop, sampling=sampling, logprobs=logprobs
-                    )
+                    errors = self._admit(batch, loop, sampling=sampling, logprobs=logprobs)
                     clock.enter("write")
                     yield from errors
                 if not loop.in_flight:
@@ -633,6 +647,7 @@ class Captioner:
                 text_prefixes=self._text_prefixes,
                 oom_retry=self.oom_retry,
                 ood_detector=self._ood_detector,
+                makes_tokens=self.info.picture_format is not None,
             )
             self._running_in = threading.get_ident()
             try:
@@ -660,7 +675,7 @@ class Captioner:
     ) -> list[Answer]:
         """Encode pictures and submit their questions; returns the answers of questions that failed before that."""
         errors: list[Answer] = []
-        asked: list[tuple[np.ndarray | StoredPicture | TextPrefix, list[ActiveRequest]]] = []
+        asked: list[tuple[Content, list[ActiveRequest]]] = []
         for reading in readings:
             requests = []
             for question in reading.questions:
@@ -681,7 +696,8 @@ class Captioner:
         """The request for a question, and the error that prevents an answer, if any. Its times include reading."""
         picture, error = reading.picture, reading.picture.error
         try:
-            prompt = self.encode_prompt(question.prompt, question.task, sampling=sampling)
+            grids = self.grids_of(picture)
+            prompt = self.encode_prompt(question.prompt, question.task, sampling=sampling, grids=grids)
         except (PromptError, PromptTooLongError, ValueError) as refusal:
             # Only this question fails: it may be one line of many in a manifest.
             prompt = EncodedPrompt(text=shown_prompt(question.prompt))
@@ -702,6 +718,16 @@ class Captioner:
         )
         return request, error
 
+    def least_grids(self, num_pictures: int) -> tuple[Grid, ...]:
+        """The grids of so many pictures if they are not cut; empty if the model does not see pictures as tokens."""
+        return ((0, 0),) * num_pictures if self.info.picture_format is not None else ()
+
+    def grids_of(self, picture: PictureReading) -> tuple[Grid, ...]:
+        """The grids of pictures that were read; empty if the model does not see pictures as tokens."""
+        if self.info.picture_format is None or picture.pixels is None:
+            return ()
+        return tuple(grid_of(pixels, side=self.image_size) for pixels in (picture.pixels, *picture.others))
+
     def warm_up(self, prompt: Prompt | None = None, *, max_new_tokens: int = SamplingParams.max_new_tokens) -> WarmUp:
         """Compile the programs of a graph mode before the first picture.
 
@@ -713,7 +739,8 @@ class Captioner:
         `encode_prompt`, and RuntimeError while questions are being answered.
         """
         self._require_open()
-        encoded = self.encode_prompt(self.info.default_prompt if prompt is None else prompt)
+        prompt = self.info.default_prompt if prompt is None else prompt
+        encoded = self.encode_prompt(prompt, grids=self.least_grids(1))
         engine = self._engine
         new_tokens = SamplingParams(max_new_tokens=max_new_tokens).max_new_tokens
         run = partial(engine.warm_up, prompt_tokens=len(encoded.token_ids), new_tokens=new_tokens)
@@ -730,8 +757,11 @@ class Captioner:
         *,
         max_tokens: int | None = None,
         sampling: SamplingParams | None = None,
+        grids: tuple[Grid, ...] = (),
     ) -> EncodedPrompt:
         """Encode a prompt and the continuations of its task as token ids. Thread-safe.
+
+        `grids` are those of the prompt's pictures, for a model that sees pictures as tokens.
 
         A prompt of more than `max_tokens` tokens, at least 1, keeps its first token and its end. `sampling` gives the
         default of `max_tokens`, and the form of the answer, which is prepared too. Raises PromptTooLongError,
@@ -742,7 +772,7 @@ class Captioner:
         max_tokens = (
             sampling.max_prompt_tokens if max_tokens is None else whole_number("max_tokens", max_tokens, least=1)
         )
-        encoded = self._prompts.encode(prompt, task.continuations, max_tokens=max_tokens)
+        encoded = self._prompts.encode(prompt, task.continuations, max_tokens=max_tokens, grids=grids)
         grammar = None if encoded.continuations else self._grammars.of(sampling)
         # The form says where the answer ends, so a text that ends answers of the template may occur in it.
         return encoded if grammar is None else replace(encoded, grammar=grammar, stop=())
@@ -750,19 +780,28 @@ class Captioner:
 
 def _open_parts(spec: CaptionerSpec) -> Parts:
     """Load the model of a spec onto its device. Torch is imported only for models that need it."""
-    spec = located_spec(spec)
+    if not spec.is_embedded:
+        from llama_adapter.app.models.named.located import located_spec
+
+        spec = located_spec(spec)
     if spec.decoder is not None:
         from llama_adapter.app.captioning.assemble_exported import assemble_exported
 
         return assemble_exported(spec)
+    from llama_adapter.app.captioning.assemble_known import assemble_known
+
+    if (known := assemble_known(spec)) is not None:
+        return known
     try:
-        from llama_adapter.app.captioning.assemble import assemble_parts
+        from llama_adapter.app.captioning.assemble import assemble_parts, remember
         from llama_adapter.app.captioning.assemble_foreign import assemble_foreign, find_foreign
     except RuntimeError as error:
         note_torch_import(error)
         raise
     foreign = find_foreign(spec)
-    return assemble_parts(spec) if foreign is None else assemble_foreign(spec, foreign)
+    parts = assemble_parts(spec) if foreign is None else assemble_foreign(spec, foreign)
+    remember(spec, parts)
+    return parts
 
 
 def _task_of(task: Task | None, choices: Sequence[str] | None) -> Task:

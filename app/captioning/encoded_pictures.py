@@ -3,20 +3,30 @@
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from llama_adapter.llm.picture_format import Grid
 from llama_adapter.llm.prefix import Prefix, TextPrefix
 from llama_adapter.vision.formats import PictureNote
 
 
+class Square(NamedTuple):
+    """The tokens of a square of a picture, and a digest of its pixels."""
+
+    embeddings_SD: Any
+    digest: str
+
+
 class EncodedPicture(NamedTuple):
-    """An encoded picture, ready for the decoder."""
+    """An encoded picture, ready for the decoder; or the pictures of one prompt, if they are tokens of it."""
 
     prefix: Prefix  # (A, 1, N, Q, H)
     unfamiliar: bool | None = None  # whether it is out of distribution; None: the model cannot tell
     notes: tuple[PictureNote, ...] = ()  # set in a cache, which has no reading
+    grids: tuple[Grid, ...] = ()  # of pictures that are tokens
+    squares: tuple[Square, ...] = ()  # of all their grids
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,14 +58,14 @@ class EncodedPictures:
             return picture
 
     def keep(self, digest: str, picture: EncodedPicture) -> EncodedPicture:
-        """Add a picture; returns a copy whose prefix is not a view into the tensors of its batch."""
+        """Add a picture; returns a copy whose tensors are not views into those of its batch."""
         # A view would keep the whole batch in memory.
-        prefix = picture.prefix.copy()
-        picture = picture._replace(prefix=prefix)
+        squares = tuple(square._replace(embeddings_SD=square.embeddings_SD.clone()) for square in picture.squares)
+        picture = picture._replace(prefix=picture.prefix.copy(), squares=squares)
         with self._lock:
             self._drop(digest)
             self._pictures[digest] = picture
-            self._num_bytes += _bytes_of(prefix)
+            self._num_bytes += _bytes_of(picture)
             while self._num_bytes > self._max_bytes:
                 self._drop(next(iter(self._pictures)))
         return picture
@@ -69,8 +79,9 @@ class EncodedPictures:
     def _drop(self, digest: str) -> None:
         picture = self._pictures.pop(digest, None)
         if picture is not None:
-            self._num_bytes -= _bytes_of(picture.prefix)
+            self._num_bytes -= _bytes_of(picture)
 
 
-def _bytes_of(prefix: Prefix) -> int:
-    return int(prefix.k.nbytes + prefix.v.nbytes)
+def _bytes_of(picture: EncodedPicture) -> int:
+    parts = (*picture.prefix, *(square.embeddings_SD for square in picture.squares))
+    return int(sum(part.nbytes for part in parts))

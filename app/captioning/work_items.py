@@ -2,15 +2,20 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
-from llama_adapter.app.captioning.pictures import Pictures, RemotePicture, given_pictures
 from llama_adapter.app.captioning.tasks.prompts import Dialogue, Prompt, RawPrompt
 from llama_adapter.app.captioning.tasks.task import FREE_TEXT, Task
+from llama_adapter.app.pictures.inputs.remote import RemotePicture
 from llama_adapter.app.pictures.inputs.urls import AllowedHost
-from llama_adapter.app.pictures.reading.reader import PictureReading, Reader
+from llama_adapter.app.pictures.reading.prefetch import Prefetcher
+from llama_adapter.app.pictures.reading.reader import PictureReading, Reader, joined
 from llama_adapter.app.pictures.reading.sources import Source
 from llama_adapter.llm.prefix import TextPrefix
+
+if TYPE_CHECKING:  # it imports numpy and Pillow
+    from llama_adapter.app.captioning.pictures import Pictures
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +36,13 @@ class WorkItem:
     picture: Source | RemotePicture | PictureReading  # to read, to download and read, or read already
     label: str
     questions: tuple[WorkQuestion, ...]
+    others: tuple[Source | RemotePicture | PictureReading, ...] = ()  # further pictures of the same prompt
+
+    @property
+    def num_pictures(self) -> int:
+        """The number of its pictures; 0 for a prompt without a picture."""
+        is_text = isinstance(self.picture, PictureReading) and self.picture.digest in get_args(TextPrefix)
+        return 0 if is_text else 1 + len(self.others)
 
     def repeated(self, count: int) -> "WorkItem":
         """The item with each question `count` times, with consecutive indices."""
@@ -45,7 +57,7 @@ class WorkItem:
 
 
 def work_items(
-    pictures: Pictures,
+    pictures: "Pictures",
     prompts: Sequence[Prompt] | str | Dialogue | RawPrompt | None,
     *,
     default_prompt: str,
@@ -57,6 +69,8 @@ def work_items(
     `allowed` are the hosts from which pictures may be downloaded. Raises ValueError if the counts differ, and the
     errors of `given_pictures`.
     """
+    from llama_adapter.app.captioning.pictures import given_pictures
+
     if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
         prompts = [default_prompt if prompts is None else prompts]
     given, prompts = given_pictures(pictures, allowed=allowed), list(prompts)
@@ -69,6 +83,7 @@ def work_items(
             picture=picture.source,
             label=f"picture {index}" if picture.name is None else picture.name,
             questions=(WorkQuestion(index=index, prompt=prompt, task=task),),
+            others=picture.others,
         )
         for index, (picture, prompt) in enumerate(zip(given, prompts, strict=True))
     ]
@@ -123,7 +138,11 @@ class Looked(NamedTuple):
 
 
 def look_at(item: WorkItem, *, reader: Reader, wants: Wants | None) -> Looked:
-    """Read an item's picture, as far as its questions need it."""
+    """Read an item's pictures, as far as its questions need them."""
+    if item.others:
+        alone = [replace(item, picture=one, others=()) for one in (item.picture, *item.others)]
+        together = joined([look_at(one, reader=reader, wants=None).picture for one in alone])
+        return Looked(item, item.questions if wants is None else wants(item, together.digest), together)
     picture = item.picture
     if isinstance(picture, RemotePicture):
         picture = picture.read(reader, name=item.label)
@@ -143,11 +162,36 @@ def look_at(item: WorkItem, *, reader: Reader, wants: Wants | None) -> Looked:
     return Looked(item, wants(item, reading.digest) if questions is None else questions, reading)
 
 
+def read_ahead(
+    items: Iterable[WorkItem],
+    *,
+    reader: Reader,
+    batch_size: int,
+    wants: Wants | None = None,
+    may_wait: bool = False,
+    stop: Callable[[], bool] = lambda: False,
+) -> Prefetcher[WorkItem, Looked]:
+    """Read the pictures of items up to two batches ahead; those with nothing to answer are dropped.
+
+    The parameters are those of `Captioner.run`.
+    """
+    return Prefetcher(
+        iter(items),
+        partial(look_at, reader=reader, wants=wants),
+        ahead=2 * batch_size,
+        shareable=is_shareable,
+        num_bytes=carried_bytes,
+        wanted=lambda looked: bool(looked.questions),
+        may_wait=may_wait,
+        stop=stop,
+    )
+
+
 def carried_bytes(item: WorkItem) -> int:
     """Size in bytes of a picture file that is already in memory, such as a member of a compressed archive; else 0."""
     return len(item.picture) if isinstance(item.picture, bytes) else 0
 
 
 def is_shareable(item: WorkItem) -> bool:
-    """Whether another thread may read the picture. An image object may be in use, or belong to several items."""
-    return not hasattr(item.picture, "getpixel")
+    """Whether another thread may read the pictures. An image object may be in use, or belong to several items."""
+    return not any(hasattr(one, "getpixel") for one in (item.picture, *item.others))

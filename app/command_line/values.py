@@ -129,8 +129,10 @@ def spec_from(options: argparse.Namespace, *, sees_pictures: bool = True) -> Cap
 
 
 def check_adapter(spec: CaptionerSpec) -> CaptionerSpec:
-    """The spec itself. Raises UsageError for LLaMA without an adapter."""
-    if spec.is_llama_alone:
+    """The spec itself. Raises UsageError for LLaMA without an adapter, unless it sees pictures as tokens."""
+    from llama_adapter.app.models.sight import is_blind  # imports numpy
+
+    if is_blind(spec):
         raise UsageError("--llama-dir needs --adapter beside it: a file such as BIAS-7B.pth")
     return spec
 

@@ -160,7 +160,7 @@ class Pipeline:
         self.tokenizer = captioner.tokenizer
         self._is_text = not get_task(task).needs_picture
         if not self._is_text:
-            captioner.info.require_adapter()
+            captioner.info.require_sight()
         self._image_processor = image_processor
         self._defaults = dict(defaults or {})
         self._options(self._defaults)

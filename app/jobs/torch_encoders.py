@@ -18,7 +18,7 @@ from llama_adapter.app.models.number_formats import (
     widening_note,
 )
 from llama_adapter.app.models.sketch import ModelSizes, sketch
-from llama_adapter.app.models.spec import AUTO, CaptionerSpec, EncoderSources
+from llama_adapter.app.models.spec import AUTO, CaptionerSpec, EncoderSources, tokens_error
 from llama_adapter.app.pictures.prefixes.file import Encoding
 from llama_adapter.runtime.devices import EAGER, open_backend, open_best, resolve_dtype
 from llama_adapter.runtime.graphs.card import fingerprint
@@ -31,7 +31,9 @@ from llama_adapter.runtime.user_cache import cache_note
 def open_model(spec: CaptionerSpec, how: Mapping[str, Any]) -> tuple[CaptionerSpec, OpenEncoder]:
     """Load the whole model, which also projects keys and values."""
     parts = assemble_parts(spec)
-    parts.info.require_adapter()
+    parts.info.require_sight()
+    if parts.info.picture_format is not None:
+        raise tokens_error(parts.info.name, "prefix files")
     encoding = Encoding(
         name=parts.info.name,
         digest=parts.info.digest,

@@ -18,12 +18,15 @@ import torch
 from torch import Tensor
 
 from llama_adapter.app.models.bundle_manifest import MANIFEST, is_question
+from llama_adapter.app.models.connected import open_connected
 from llama_adapter.app.models.llama_bundle import open_bundle, open_bundle_clip
 from llama_adapter.app.models.replaced_folder import again_if_replaced
+from llama_adapter.app.models.sight import has_connector
 from llama_adapter.app.models.sketch import Dtype, check_halves, dtype_of
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.conversation import Template
+from llama_adapter.llm.picture_format import PictureFormat
 from llama_adapter.llm.pieces.folder import find_tokenizer, read_settings
 from llama_adapter.llm.split import share_of
 from llama_adapter.llm.tokenizer import Tokenizer
@@ -53,6 +56,11 @@ from llama_adapter.vision.weights import KNOWN_VISUAL_HEADS, build_vision, read_
 
 DEFAULT_CONTEXT = 512
 CHAT_CONTEXT = 2048  # as in the published chat demo, whose example alone has about 400 tokens
+PICTURE_PROMPT: Final = "Describe this image."  # for captions of models without an adapter
+NO_TEMPLATE: Final = (
+    "its folder has no chat template, so prompts have the format of instructions, which it may not know: copy its "
+    "chat_template.json or chat_template.jinja there"
+)
 DEFAULT_PROMPT = "Generate caption of this image"  # the instruction used in the caption pre-training of the adapters
 TEMPLATE_KEY: Final = "template"  # in the config of an adapter's file
 TOWER_KEY: Final = "tower"  # likewise
@@ -159,6 +167,7 @@ class LoadedModel:
     packed: PackedLayout | None = None  # layout of the linear layers' weights, if packed for kernels
     ood_detector: OodDetector | None = None  # detects pictures unlike the training data
     notes: tuple[str, ...] = ()  # sentences for the user about the source files
+    picture_format: PictureFormat | None = None  # how pictures stand in prompts, if they are tokens of them
 
 
 # A model with an empty `decoder_state`, and an iterator that makes the decoder's tensors, for models larger than
@@ -242,12 +251,19 @@ def stream_sources(
     tokenizer_file = place.require_tokenizer()
     adapter = None if sources.adapter is None else open_adapter(sources.adapter, for_texts=True)
     tokenizer, llama, clip = open_llama_parts(place, adapter=adapter, clip=sources.clip)
+    sight = None
+    if adapter is None and place.form == "huggingface" and has_connector(place.folder):
+        sight = open_connected(place.folder, tokenizer, dim=llama.config.dim)
+        if llama.is_folded:
+            raise CheckpointError(f"The decoder in `{place.folder}` scales embeddings, which is not done to pictures")
     folded = llama.merged
     llama, loras = merge_loras(sources.lora, llama, adapter)
     base = base_name(place.folder.resolve())
     has_chats = adapter is None and tokenizer.settings.chat_template is not None
     template: Template = "chat" if has_chats else "instruction" if adapter is None else declared_template(adapter)
     usual = DEFAULT_CONTEXT if template == "instruction" else CHAT_CONTEXT
+    if sight is not None:
+        usual = max(CHAT_CONTEXT, sight.format.most_tokens + CHAT_CONTEXT // 2)
     context = usual if sources.context is None else sources.context
     decoder_config = plan_decoder(llama, adapter, vocab_size=tokenizer.vocab_size, context=context)
     files = [
@@ -257,7 +273,13 @@ def stream_sources(
     vision_config, vision_state = no_vision(decoder_config), dict[str, Tensor]()
     if adapter is None:
         name, questions = shown_name(base), StoredQuestions()
-        chosen = None if dtype is None else dtype_of(dtype, decoder=decoder_config, encoder=())
+        seen = {} if sight is None else sight.tensors
+        chosen = None if dtype is None else dtype_of(dtype, decoder=decoder_config, encoder=seen.values())
+        if sight is not None:
+            questions = StoredQuestions(prompt=PICTURE_PROMPT)
+            files += [SourceFile(role="clip", path=path) for path in sight.files]
+            vision_config = sight.config
+            vision_state = {ours: tensor.to(chosen or tensor.dtype).contiguous() for ours, tensor in seen.items()}
     else:
         name, questions = adapter_name(adapter.name), declared_questions(adapter)
         channel_order, adapter_digest = resolve_channel_order(sources.channel_order, adapter)
@@ -293,6 +315,8 @@ def stream_sources(
         prompt=questions.prompt,
         question=questions.question,
         template=template,
+        picture_format=None if sight is None else sight.format,
+        notes=() if sight is None or has_chats else (NO_TEMPLATE,),
     )
     share = share_of(decoder_config, ranks)
     tensors = decoder_tensors(decoder_config, source=llama, adapter=adapter, dtype=chosen, share=share)

@@ -17,13 +17,14 @@ from llama_adapter.app.models.sketch import expected_forms
 from llama_adapter.app.models.spec import DEFAULT_BATCH_SIZE, CaptionerSpec
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.load import PlacedDecoder, place_decoder, planner
-from llama_adapter.llm.memory_plan import MemoryPlan, check_memory, fitting_rows
+from llama_adapter.llm.memory_plan import MemoryPlan, check_memory, fitting_rows, least_cache, widest_cache
 from llama_adapter.llm.runners.base import Runner
 from llama_adapter.llm.runners.shapes import powers_of_two
 from llama_adapter.llm.split import share_of
 from llama_adapter.llm.weights.past import read_past
 from llama_adapter.runtime.devices import EAGER, Backend
 from llama_adapter.runtime.devices.cpu import is_file_backed
+from llama_adapter.runtime.devices.cpu_linear import kernel_arrays
 from llama_adapter.runtime.devices.programs import GraphMode
 from llama_adapter.runtime.ranks import ALONE, Alone
 from llama_adapter.runtime.schemes import OperatorChoice
@@ -84,8 +85,9 @@ def place_model(
     is_auto = num_rows == "auto"
     if num_rows == "auto":
         num_rows, note = _auto_rows(planned, backend=backend, setting=setting)
-    asked = replace(config, num_slots=num_rows)
-    check_memory(planned(num_rows), asked, free=backend.free_bytes(), device=backend.name)
+    free, plan, least = backend.free_bytes(), planned(num_rows), least_cache(replace(config, num_slots=num_rows))
+    check_memory(plan, least, free=free, device=backend.name)
+    config = widest_cache(least, plan, free=free)
     decoder = place_decoder(config, tensors, backend=backend, ranks=ranks)
     vision = None
     if not has_encoder:
@@ -101,7 +103,7 @@ def place_model(
     note = "; ".join(filter(None, (note, decoder.operators.note)))
     if not is_auto:
         return Placed(runner=lead(decoder, decoder.runner(num_rows)), vision=vision, note=note)
-    runner = lead(decoder, _halving(decoder.runner, num_rows, backend=backend, setting=setting))
+    runner = lead(decoder, _halving(decoder, num_rows, backend=backend, setting=setting))
     if vision is not None:
         vision.batch_sizes = _batch_sizes(runner.config.num_slots, backend)
     return Placed(runner=runner, vision=vision, note=note, remember_rows=setting.remember)
@@ -112,7 +114,13 @@ def engine_config(model: LoadedModel, spec: CaptionerSpec, ranks: Alone, *, mode
     sizes = model.decoder_config
     past = None if spec.past_key_values is None else read_past(Path(spec.past_key_values), sizes)
     return EngineConfig(
-        decoder=share_of(sizes, ranks), dtype=model.dtype, mode=mode, operators=spec.operators, past=past
+        decoder=share_of(sizes, ranks),
+        dtype=model.dtype,
+        mode=mode,
+        operators=spec.operators,
+        past=past,
+        # A further question about a picture computes its own tokens only.
+        kept_places=0 if model.picture_format is None else sizes.context,
     )
 
 
@@ -126,6 +134,7 @@ def _together(planned: Callable[[int], MemoryPlan], count: int) -> Callable[[int
             slots=count * one.slots,
             activations=count * one.activations,
             loading=count * one.loading,
+            place=count * one.place,
         )
 
     return plan
@@ -154,9 +163,14 @@ def _auto_rows(planned: Callable[[int], MemoryPlan], *, backend: Backend, settin
     return fitting_rows(planned, free=backend.free_bytes(), most=most, unknown=DEFAULT_BATCH_SIZE), note
 
 
-def _halving(open_runner: Callable[[int], Runner], num_rows: int, *, backend: Backend, setting: Setting) -> Runner:
+def _halving(decoder: PlacedDecoder, num_rows: int, *, backend: Backend, setting: Setting) -> Runner:
     """A runner of `num_rows`, or half the rows after each out-of-memory error; with one row the error is raised."""
-    first = num_rows
+    first, config = num_rows, decoder.config
+
+    def open_runner(num_rows: int) -> Runner:
+        spare = max(config.spare_blocks * num_rows // first, config.most_blocks - 1)
+        return decoder.runner(num_rows, spare_blocks=spare)
+
     while (runner := attempt(lambda: open_runner(num_rows), is_least=num_rows == 1)) is None:  # noqa: B023 - called at once
         num_rows //= 2
         free_memory(backend.empty_caches)
@@ -184,11 +198,13 @@ def place_encoder(
         encoder_from_state(config, state),
         device=backend.device,
         batch_sizes=_batch_sizes(num_rows, backend),
+        largest_batch=num_rows if config.clip.longest and backend.device.type != "cpu" else None,  # squares
         mode=GraphMode(backend, mode) if records else None,
     )
     state.clear()
     backend.prepare(vision.module, wanted=operators)
     if backend.kernels is not None and isinstance(vision.module, HostEncoder):
+        vision.arrays = kernel_arrays(vision.module)
         vision.module = NativeEncoder(vision.module, library=backend.kernels)
     backend.empty_caches()
     return vision

@@ -58,6 +58,7 @@ class PlannedModel:
     name: str
     decoder: DecoderConfig
     vision: VisionConfig | None  # None if the model takes no pictures
+    kept_places: int = 0  # see `EngineConfig`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +107,10 @@ def planned_model(job: PlanJob) -> PlannedModel:
         )
     model, _ = stream_sources(sources_of(spec), dtype=None, exported=True)
     return PlannedModel(
-        name=model.name, decoder=model.decoder_config, vision=model.vision_config if model.vision_state else None
+        name=model.name,
+        decoder=model.decoder_config,
+        vision=model.vision_config if model.vision_state else None,
+        kept_places=0 if model.picture_format is None else model.decoder_config.context,
     )
 
 
@@ -142,7 +146,7 @@ def device_plan(
     if model.vision is not None:
         forms = expected_forms(model.vision, dtype=dtype, precision=precision)
         encoder = sum(form.num_bytes for form in forms.values())
-    config = EngineConfig(decoder=share, dtype=dtype)
+    config = EngineConfig(decoder=share, dtype=dtype, kept_places=model.kept_places)
     forms = expected_forms(share, dtype=dtype, precision=precision)
     sizes = {name: form.num_bytes for name, form in forms.items()}
 

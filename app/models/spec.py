@@ -8,6 +8,7 @@ from typing import Final, Literal, get_args
 
 from llama_adapter.app.pictures.reading.spec import ReadingSpec
 from llama_adapter.llm.conversation import Template
+from llama_adapter.llm.picture_format import PictureFormat
 from llama_adapter.llm.prefix import TextPrefix
 from llama_adapter.runtime.device_names import om_device_id, split_device
 from llama_adapter.runtime.errors import UsageError
@@ -186,6 +187,14 @@ class CaptionerSpec:
             raise ValueError(f"encoder_device for vision {self.vision_kind}: {error}") from None
 
 
+def tokens_error(name: str, what: str) -> UsageError:
+    """The refusal of a model that sees pictures as tokens."""
+    return UsageError(
+        f"`{name}` sees pictures as tokens of its prompts, and {what} hold none",
+        hint="name its folder as --model where pictures are asked about",
+    )
+
+
 def template_id(template: Template, *, own: Template, chat_template: str | None) -> str | None:
     """How records name the template of prompts; None for the instructions or conversations of the model's training."""
     if template == "chat":
@@ -242,21 +251,27 @@ class ModelInfo:
     template_id: str | None = None  # in records: a template that was asked for, or the model's own for chats
     past: str | None = None  # digest of the past keys and values
     card: str = ""  # what its weights are, and their licences, as far as known
+    picture_format: PictureFormat | None = None  # how pictures stand in prompts, if they are tokens of them
+
+    @property
+    def sees_pictures(self) -> bool:
+        """Whether it takes pictures: through an adapter, or as tokens of the prompt."""
+        return self.has_adapter or self.picture_format is not None
 
     @property
     def has_turns(self) -> bool:
         """Whether the template of prompts has earlier turns of a conversation."""
         return self.template != "instruction"
 
-    def require_adapter(self) -> None:
+    def require_sight(self) -> None:
         """Raise UsageError if the model takes no pictures: LLaMA alone, or with an adapter for texts."""
-        if self.has_text_adapter or (self.template == "conversation" and not self.has_adapter):
+        if self.has_text_adapter or (self.template == "conversation" and not self.sees_pictures):
             kind = "LLaMA-Adapter V1 for texts" if self.has_text_adapter else "LLaMA-Adapter V2 for chat"
             raise UsageError(
                 f"The adapter `{self.name}` is one of {kind}, and sees no pictures",
                 hint="`llama-adapter generate` answers prompts with it",
             )
-        if not self.has_adapter:
+        if not self.sees_pictures:
             raise UsageError(
                 f"`{self.name}` is a LLaMA without adapter, and sees no pictures",
                 hint="pass an adapter beside llama_dir, such as BIAS-7B.pth; texts are answered without",

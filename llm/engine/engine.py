@@ -13,7 +13,7 @@ from llama_adapter.llm.engine.requests import Output, Request, ScoreRequest
 from llama_adapter.llm.engine.scheduler import Scheduler
 from llama_adapter.llm.engine.sequence import Sequence
 from llama_adapter.llm.errors import PromptError, PromptTooLongError
-from llama_adapter.llm.prefix import Prefix
+from llama_adapter.llm.prefix import PictureTokens, Prefix
 from llama_adapter.llm.runners.base import Result, Runner, Scores, WarmUp
 
 
@@ -44,6 +44,11 @@ class Engine:
         """Requests without a complete answer."""
         return len(self._scheduler.waiting) + len(self._scheduler.running) + len(self._early)
 
+    @property
+    def num_put_back(self) -> int:
+        """How often a row was put back into the queue because the rows together had filled the cache."""
+        return self._scheduler.num_put_back
+
     def project_prefix(self, visual_query_BQD: Any) -> list[Prefix]:
         """Visual query (B, Q, D) -> the prefix of each picture, shared by all requests about that picture."""
         return self._runner.project_prefix(visual_query_BQD)
@@ -71,7 +76,12 @@ class Engine:
             raise RuntimeError("The engine can only be warmed up while it has no unfinished request")
         return self._runner.warm_up(prompt_tokens=prompt_tokens, new_tokens=new_tokens)
 
-    def check(self, prompt_ids: tuple[int, ...], continuations: Iterable[tuple[int, ...]] = ()) -> None:
+    def check(
+        self,
+        prompt_ids: tuple[int, ...],
+        continuations: Iterable[tuple[int, ...]] = (),
+        pictures: Iterable[PictureTokens] = (),
+    ) -> None:
         """Raise PromptTooLongError or PromptError if the model cannot answer a request with this prompt."""
         config = self._runner.config
         vocab_size = config.decoder.vocab_size
@@ -90,14 +100,22 @@ class Engine:
                 num_positions = max(num_positions, len(prompt_ids) + len(ids) - 1)
         if num_positions > config.context:
             raise PromptTooLongError(num_positions, config.context)
+        stop = 0
+        for picture in pictures:
+            if picture.start < stop or picture.stop > len(prompt_ids):
+                raise PromptError(
+                    f"A picture's tokens are at {picture.start} to {picture.stop - 1} of {len(prompt_ids)} tokens",
+                    hint="name the pictures of a prompt in their order, each in its own place",
+                )
+            stop = picture.stop
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises as `check`."""
         if isinstance(request, ScoreRequest):
-            self.check(request.prompt_ids, request.continuations)
+            self.check(request.prompt_ids, request.continuations, request.pictures)
             self._scheduler.waiting.append(request)
             return
-        self.check(request.prompt_ids)
+        self.check(request.prompt_ids, pictures=request.pictures)
         most = min(self._runner.config.context, request.sampling.max_length or self._runner.config.context)
         room = most - len(request.prompt_ids)
         max_new_tokens = min(request.sampling.max_new_tokens, room) - len(request.known_ids)
@@ -115,6 +133,9 @@ class Engine:
         if self._early:
             early, self._early = self._early, []
             return early
+        while (sequence := self._scheduler.surplus()) is not None:
+            self._end(sequence)
+            self._scheduler.put_back(sequence)
         plan = self._scheduler.schedule()
         if plan is None:
             return []

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.llm.prefix import Prefix
+from llama_adapter.llm.prefix import PictureTokens, Prefix
 from llama_adapter.llm.runners.draw import Constraint
 
 # "scored" ends a ScoreRequest. There is no answer after "not_finite", which means that the model's numbers overflowed,
@@ -23,6 +23,7 @@ class GenerateRequest:
     id: int
     prompt_ids: tuple[int, ...]
     prefix: Prefix  # (A, 1, N, Q, H), from `Engine.project_prefix`
+    pictures: tuple[PictureTokens, ...] = ()  # embeddings in place of tokens of the prompt, by place
     sampling: SamplingParams = field(default_factory=SamplingParams)
     known_ids: tuple[int, ...] = ()
     with_logprobs: bool = False  # whether each output has the token's log-probability
@@ -38,6 +39,7 @@ class ScoreRequest:
     prompt_ids: tuple[int, ...]
     prefix: Prefix
     continuations: tuple[tuple[int, ...], ...]  # token ids, at least one each
+    pictures: tuple[PictureTokens, ...] = ()
 
     @property
     def num_prefill_tokens(self) -> int:

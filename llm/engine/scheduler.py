@@ -6,12 +6,14 @@ takes its slot.
 
 import itertools
 from collections import deque
+from collections.abc import Hashable, Iterable
 from typing import TypeVar
 
 from llama_adapter.llm.config import EngineConfig
-from llama_adapter.llm.engine.requests import GenerateRequest, ScoreRequest
+from llama_adapter.llm.engine.kept_prompts import KeptPrompts
+from llama_adapter.llm.engine.requests import GenerateRequest, Request, ScoreRequest
 from llama_adapter.llm.engine.sequence import Sequence
-from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, Plan, PrefillPlan, ScorePlan
+from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, Pictures, Plan, PrefillPlan, ScorePlan
 
 _rows = itertools.count()  # unique among all engines, because a runner may still return a step of an earlier engine
 
@@ -27,6 +29,8 @@ class Scheduler:
         self.num_rows = config.num_slots  # most rows at once, see `limit_rows`
         self.waiting: deque[Sequence | ScoreRequest] = deque()
         self.running: list[Sequence] = []
+        self._kept = KeptPrompts(config)
+        self.num_put_back = 0  # sequences that were put back into the queue, see `surplus`
         self._by_row: dict[int, Sequence] = {}  # the running sequences
 
     def limit_rows(self, num_rows: int) -> None:
@@ -39,6 +43,27 @@ class Scheduler:
         """Queue a request that generates at least one token."""
         self.waiting.append(Sequence(request, row=next(_rows), max_new_tokens=max_new_tokens))
 
+    def surplus(self) -> Sequence | None:
+        """The running sequence that came last, if the next step of all needs more blocks than there are, else None.
+
+        The caller must retire it and put it back, until there is no surplus.
+        """
+        if self._num_free_blocks() >= 0:
+            return None
+        return max(self.running, key=lambda sequence: sequence.first_row)
+
+    def put_back(self, sequence: Sequence) -> None:
+        """Queue a retired sequence at the head. It goes on after the tokens that were read."""
+        self.waiting.appendleft(sequence.begun_again(row=next(_rows)))
+        self.num_put_back += 1
+
+    def _num_free_blocks(self) -> int:
+        """Spare blocks of the cache beyond those that running sequences need for their next step."""
+        return self._config.spare_blocks - sum(map(self._num_extra_blocks, self.running))
+
+    def _num_extra_blocks(self, sequence: Sequence) -> int:
+        return self._config.extra_blocks(sequence.next_position + 1)
+
     def schedule(self) -> Plan | None:
         """The next program; None if there is nothing to do.
 
@@ -50,6 +75,9 @@ class Scheduler:
                 prompts=[request.prompt_ids for request in requests],
                 continuations=[request.continuations for request in requests],
                 prefixes=[request.prefix for request in requests],
+                pictures=_pictures(requests),
+                kept=[self._kept.use(request) for request in requests],
+                dropped=self._kept.take_dropped(),
             )
         admitted = self._take(Sequence, limit=self.num_rows - len(self.running))
         if not admitted:
@@ -73,6 +101,9 @@ class Scheduler:
             first_slot=first_slot,
             with_logprobs=any(sequence.request.with_logprobs for sequence in admitted),
             num_top=max(sequence.request.num_top for sequence in admitted),
+            pictures=_pictures([sequence.request for sequence in admitted]),
+            kept=[self._kept.use(sequence.request) for sequence in admitted],
+            dropped=self._kept.take_dropped(),
         )
 
     def _decode(self) -> DecodePlan:
@@ -115,21 +146,40 @@ class Scheduler:
         self.waiting.clear()
         self.running.clear()
         self._by_row.clear()
+        self._kept.clear()
 
     def _take(self, kind: type[_Waiting], *, limit: int) -> list[_Waiting]:
         """Remove requests of one kind from the head of the queue.
 
-        As many as fit `limit` rows and one padded prefill.
+        As many as fit `limit` rows, one padded prefill, and the cache with a next token each. Of those with the same
+        new beginning, the first comes alone, so that the others find it kept. Scores have one kept beginning, or none.
         """
         taken: list[_Waiting] = []
-        widest = 0
+        begun: list[Hashable] = []  # new beginnings
+        known: list[Hashable] = []  # the kept beginning of each, or None
+        widest, num_free_blocks = 0, self._num_free_blocks()
         while self.waiting and len(taken) < limit:
             head = self.waiting[0]
             if not isinstance(head, kind):
                 break
-            widest = max(widest, head.num_prefill_tokens)
+            request = head.request if isinstance(head, Sequence) else head
+            num_known = self._kept.num_known(request)
+            widest = max(widest, head.num_prefill_tokens - num_known)
             if taken and widest * (len(taken) + 1) > self._config.max_prefill_tokens:
                 break
+            if isinstance(head, Sequence):
+                num_free_blocks -= self._num_extra_blocks(head)
+            key = self._kept.key(request)
+            known.append(key if num_known else None)
+            is_other = kind is ScoreRequest and known[-1] != known[0]
+            if num_free_blocks < 0 or is_other or (key in begun and key is not None):
+                break
+            begun.append(None if num_known else key)
             taken.append(head)
             self.waiting.popleft()
         return taken
+
+
+def _pictures(requests: Iterable[Request]) -> list[Pictures]:
+    pictures: list[Pictures] = [request.pictures for request in requests]
+    return pictures if any(pictures) else []

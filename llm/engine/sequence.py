@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Collection
+from dataclasses import replace
 
 from llama_adapter.llm.engine.requests import Finish, GenerateRequest
 from llama_adapter.llm.runners.draw import NO_TOKEN, Draw, Rules
@@ -13,11 +14,17 @@ class Sequence:
     Tokens are counted when their step is planned, and are added to `token_ids` when they are read.
     """
 
-    def __init__(self, request: GenerateRequest, *, row: int, max_new_tokens: int) -> None:
-        """`row` is a unique number. `max_new_tokens` is what request and context allow in addition to the known ids."""
+    def __init__(
+        self, request: GenerateRequest, *, row: int, max_new_tokens: int, first_row: int | None = None
+    ) -> None:
+        """`row` is a unique number. `max_new_tokens` is what request and context allow in addition to the known ids.
+
+        `first_row` is the row in which the answer began, by default this one.
+        """
         self.request = request
         self.id = request.id
         self.row = row
+        self.first_row = row if first_row is None else first_row
         self.slot = -1  # -1 while it waits
         self.prompt_ids = request.prompt_ids + request.known_ids  # the tokens of its prefill
         self.max_new_tokens = max_new_tokens
@@ -54,6 +61,13 @@ class Sequence:
         A complete sequence repeats its last position, so that it stays within the context.
         """
         return self.num_cached_tokens - (1 if self.is_complete else 0)
+
+    def begun_again(self, *, row: int) -> "Sequence":
+        """The rest of its answer in another row. A token that has not been read is computed again."""
+        known_ids = (*self.request.known_ids, *self.token_ids)
+        max_new_tokens = self.max_new_tokens - len(self.token_ids)
+        request = replace(self.request, known_ids=known_ids)
+        return Sequence(request, row=row, max_new_tokens=max_new_tokens, first_row=self.first_row)
 
     def next_draw(self) -> Draw | None:
         """How its next token is drawn; None for greedy. Counts the token and advances the random numbers."""

@@ -250,6 +250,8 @@ class LlamaAdapterDecoder(nn.Module):
     ) -> Tensor:
         """Token ids (B, S) int64 at positions (B, S) int64 -> final hidden states (B, S, D), after the last norm.
 
+        Embeddings (B, S, D) may be given in place of ids, as pictures are.
+
         With `places_B` int64, only the token at this place of each row is returned, (B, 1, D), and the end of the last
         layer is computed for these tokens only.
 
@@ -262,7 +264,7 @@ class LlamaAdapterDecoder(nn.Module):
         cache = NoCache() if cache is None else cache
         first_adapter_layer = self.config.first_adapter_layer
         num_rows = max(len(tokens_BS), prefix.k.shape[1])
-        x_BSD = self.embed(tokens_BS)
+        x_BSD = tokens_BS if tokens_BS.is_floating_point() else self.embed(tokens_BS)
         tables = [[part[positions_BS].unsqueeze(2) for part in table.buffers()] for table in self.rotaries]
         shared_rotaries = self._laid_out(tables, num_rows=len(tokens_BS), dtype=x_BSD.dtype)
         rotaries = shared_rotaries

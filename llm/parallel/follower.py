@@ -4,8 +4,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from llama_adapter.llm.parallel.channel import Channel
-from llama_adapter.llm.prefix import Prefix
-from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, Plan, PrefillPlan, Runner, ScorePlan
+from llama_adapter.llm.prefix import PictureTokens, Prefix
+from llama_adapter.llm.runners.base import (
+    DecodePlan,
+    KeptTokens,
+    MixedPlan,
+    Pictures,
+    Plan,
+    PrefillPlan,
+    Runner,
+    ScorePlan,
+)
 
 
 def follow(runner: Runner, channel: Channel) -> None:
@@ -33,10 +42,10 @@ def _do(command: dict[str, Any], runner: Runner, channel: Channel, prefixes: dic
         case "move" | "clear" | "reset" | "warm_up" as method:
             getattr(runner, method)(**command["arguments"])
         case _:
-            runner.run(_plan(command, prefixes))
+            runner.run(_plan(command, channel, prefixes))
 
 
-def _plan(command: dict[str, Any], prefixes: dict[int, Prefix]) -> Plan:
+def _plan(command: dict[str, Any], channel: Channel, prefixes: dict[int, Prefix]) -> Plan:
     """The plan of a command. It has no draws, because the first rank chooses the tokens for all."""
     match command["do"]:
         case "prefill":
@@ -48,6 +57,8 @@ def _plan(command: dict[str, Any], prefixes: dict[int, Prefix]) -> Plan:
                 draws=[None] * len(rows),
                 first_slot=command["first_slot"],
                 with_logprobs=command["with_logprobs"],
+                pictures=_pictures(command, channel),
+                **_kept(command),
             )
         case "decode":
             positions = command["positions"]
@@ -58,7 +69,7 @@ def _plan(command: dict[str, Any], prefixes: dict[int, Prefix]) -> Plan:
                 with_logprobs=command["with_logprobs"],
             )
         case "mixed":
-            decode, prefill = (_plan(command[part], prefixes) for part in ("decode", "prefill"))
+            decode, prefill = (_plan(command[part], channel, prefixes) for part in ("decode", "prefill"))
             assert isinstance(decode, DecodePlan)
             assert isinstance(prefill, PrefillPlan)
             return MixedPlan(decode, prefill)
@@ -68,10 +79,27 @@ def _plan(command: dict[str, Any], prefixes: dict[int, Prefix]) -> Plan:
                 prompts=command["prompts"],
                 continuations=command["continuations"],
                 prefixes=_found(command, prefixes),
+                pictures=_pictures(command, channel),
+                **_kept(command),
             )
         case unknown:
             raise ValueError(f"no command `{unknown}`")
 
 
+def _kept(command: dict[str, Any]) -> dict[str, Any]:
+    return {"kept": [kept and KeptTokens(*kept) for kept in command["kept"]], "dropped": command["dropped"]}
+
+
 def _found(command: dict[str, Any], prefixes: dict[int, Prefix]) -> Sequence[Prefix]:
     return [prefixes[number] for number in command["prefixes"]]
+
+
+def _pictures(command: dict[str, Any], channel: Channel) -> list[Pictures]:
+    """The pictures of a plan, whose embeddings follow its command."""
+    return [
+        [
+            PictureTokens(start=start, embeddings_SD=channel.receive_numbers(shape), digest=digest)
+            for start, digest, shape in own
+        ]
+        for own in command["pictures"]
+    ]

@@ -1,5 +1,6 @@
 """The runner of the first rank, which forwards every call of the engine to all ranks."""
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -12,7 +13,17 @@ from torch import Tensor
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.parallel.channel import Channel
 from llama_adapter.llm.prefix import Prefix
-from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, Plan, PrefillPlan, Result, Runner, ScorePlan, WarmUp
+from llama_adapter.llm.runners.base import (
+    DecodePlan,
+    MixedPlan,
+    Pictures,
+    Plan,
+    PrefillPlan,
+    Result,
+    Runner,
+    ScorePlan,
+    WarmUp,
+)
 from llama_adapter.runtime.errors import LlamaAdapterError
 
 _Value = TypeVar("_Value")
@@ -99,7 +110,7 @@ class LeadingRunner:
         return _numbered([prefix], [number])[0]
 
     def run(self, plan: Plan) -> Result:
-        return self._together(_command(plan), lambda: self._runner.run(plan))
+        return self._together(_command(plan), lambda: self._runner.run(plan), payload=_embeddings(plan))
 
     def move(self, source: int, target: int, *, num_tokens: int) -> None:
         self._call("move", source=source, target=target, num_tokens=num_tokens)
@@ -162,6 +173,8 @@ def _command(plan: Plan) -> dict[str, Any]:
                 "prefixes": _numbers(plan.prefixes),
                 "first_slot": plan.first_slot,
                 "with_logprobs": plan.with_logprobs,
+                "pictures": _described(plan.pictures),
+                **_kept(plan),
             }
         case MixedPlan():
             return {"do": "mixed", "decode": _command(plan.decode), "prefill": _command(plan.prefill)}
@@ -171,7 +184,27 @@ def _command(plan: Plan) -> dict[str, Any]:
                 "prompts": list(map(list, plan.prompts)),
                 "continuations": [list(map(list, row)) for row in plan.continuations],
                 "prefixes": _numbers(plan.prefixes),
+                "pictures": _described(plan.pictures),
+                **_kept(plan),
             }
+
+
+def _kept(plan: PrefillPlan | ScorePlan) -> dict[str, Any]:
+    kept = [tokens and dataclasses.astuple(tokens) for tokens in plan.kept]
+    return {"kept": kept, "dropped": list(plan.dropped)}
+
+
+def _described(pictures: Sequence[Pictures]) -> list[list[Any]]:
+    return [[(one.start, one.digest, list(one.embeddings_SD.shape)) for one in own] for own in pictures]
+
+
+def _embeddings(plan: Plan) -> list[Tensor]:
+    """The embeddings of a plan's pictures, which follow its command."""
+    if isinstance(plan, MixedPlan):
+        return _embeddings(plan.prefill)
+    if isinstance(plan, DecodePlan):
+        return []
+    return [picture.embeddings_SD.float().cpu() for own in plan.pictures for picture in own]
 
 
 def _numbers(prefixes: Sequence[Prefix]) -> list[int]:

@@ -13,6 +13,7 @@ from llama_adapter.runtime.tensor_files.arrays import read_json
 
 SETTINGS_FILE: Final = "tokenizer_config.json"
 _TEMPLATE_FILE: Final = "chat_template.jinja"
+_OLD_TEMPLATE_FILE: Final = "chat_template.json"  # of models that see pictures
 _MAX_BYTES: Final = 64 << 20  # the largest tokenizers in use have 34 MB
 
 
@@ -56,12 +57,15 @@ def find_tokenizer(folder: Path) -> Path | None:
 def read_settings(*folders: Path) -> TokenizerSettings:
     """The settings in the files of a model's folders, as Hugging Face writes them.
 
-    `chat_template.jinja` precedes the template in `tokenizer_config.json`. Raises CheckpointError for damaged files.
+    `chat_template.jinja`, or else `chat_template.json`, precedes the template in
+    `tokenizer_config.json`. Raises CheckpointError for damaged files.
     """
     configs = [_read(folder / name) for name in ("generation_config.json", "config.json") for folder in folders]
     own = stored_settings(*folders)
     templates = (folder / _TEMPLATE_FILE for folder in folders)
     beside = next((read_bytes(file).decode(errors="replace") for file in templates if file.is_file()), None)
+    old = (_read(folder / _OLD_TEMPLATE_FILE).get("chat_template") for folder in folders)
+    beside = beside or next((text for text in old if isinstance(text, str)), None)
     return TokenizerSettings(
         end_ids=(*(one for config in configs for one in _end_ids(config)), *own.end_ids),
         chat_template=beside or own.chat_template,

@@ -7,23 +7,37 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from llama_adapter.llm.config import EngineConfig
-from llama_adapter.llm.prefix import Prefix
+from llama_adapter.llm.prefix import PictureTokens, Prefix
 from llama_adapter.llm.runners.draw import Draw
 
 TokenIds = tuple[int, ...]
+Pictures = Sequence[PictureTokens]  # of one prompt
+
+
+@dataclass(frozen=True, slots=True)
+class KeptTokens:
+    """The first tokens of a prompt, whose keys and values are kept under a number for other prompts."""
+
+    number: int
+    num_tokens: int  # fewer than those of the prompt
+    is_known: bool  # otherwise they are computed, and kept from then on
 
 
 @dataclass(frozen=True, slots=True)
 class ScorePlan:
     """Compute the log-probabilities of each prompt's continuations. Uses no slot.
 
-    `rows` are numbers that are returned with the results. Every continuation has at least one token.
+    `rows` are numbers that are returned with the results. Every continuation has at least one token. `kept` and
+    `dropped` are as in `PrefillPlan`; if a prompt has kept tokens that are known, all prompts have the same.
     """
 
     rows: Sequence[int]
     prompts: Sequence[TokenIds]
     continuations: Sequence[Sequence[TokenIds]]
     prefixes: Sequence[Prefix]
+    pictures: Sequence[Pictures] = ()  # of each prompt; empty if no prompt has any
+    kept: Sequence[KeptTokens | None] = ()
+    dropped: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +51,9 @@ class PrefillPlan:
     first_slot: int
     with_logprobs: bool = False
     num_top: int = 0  # log-probabilities of this many of the likeliest tokens are wanted too
+    pictures: Sequence[Pictures] = ()  # of each prompt; empty if no prompt has any
+    kept: Sequence[KeptTokens | None] = ()  # of each prompt; a runner may leave it unused
+    dropped: Sequence[int] = ()  # numbers of kept tokens that are released afterwards
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,23 @@ import torch
 from torch import Tensor
 
 from llama_adapter.llm.config import EngineConfig
-from llama_adapter.llm.model.kv import DecodeView, KVCache, LayerViews, NoCache
+from llama_adapter.llm.model.kv import DecodeView, KVCache, KVView, LayerViews, NoCache, Past, Recorder
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder, linears_of
 from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.async_readback import AsyncReadback
-from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, Plan, PrefillPlan, Result, ScorePlan, Scores, WarmUp
+from llama_adapter.llm.runners.base import (
+    DecodePlan,
+    KeptTokens,
+    MixedPlan,
+    Pictures,
+    Plan,
+    PrefillPlan,
+    Result,
+    ScorePlan,
+    Scores,
+    WarmUp,
+)
 from llama_adapter.llm.runners.sampler import Prediction, logprobs, predict, sum_scores
 from llama_adapter.llm.runners.score_layout import lay_out, layout_mask, layout_positions
 from llama_adapter.llm.runners.shapes import EXACT, Shapes
@@ -58,8 +69,10 @@ class FusedDecoder:
         is_known = not self.decoder.config.differences
         return is_known and all(each is not None for each in weights) and self.decoder.ranks is ALONE
 
-    def run(self, tokens_R: Tensor, positions_R: Tensor, cache: LayerViews, prefix: Prefix) -> tuple[Tensor, Tensor]:
-        """One token of each row at its position -> the parts of a Prediction."""
+    def run(
+        self, tokens_R: Tensor, positions_R: Tensor, cache: LayerViews, table_RT: Tensor | None, prefix: Prefix
+    ) -> tuple[Tensor, Tensor]:
+        """One token of each row at its position -> the parts of a Prediction. The cache is as in `KVCache.layers`."""
         decoder, step, config = self.decoder, self.step, self.decoder.config
         rotary = decoder.table_of(0)
         assert rotary is not None  # see `can_run`
@@ -71,7 +84,7 @@ class FusedDecoder:
             norm, next_norm = layer.attention_norm, layer.feed_forward_norm
             projected = step.project(hidden, qkv, norm=norm.weight, eps=norm.eps)  # type: ignore[arg-type, union-attr]
             own_prefix = (prefix.k[j], prefix.v[j]) if j >= 0 else None
-            heads = step.attend(projected, table, cache[index], positions_R, own_prefix)
+            heads = step.attend(projected, table, cache[index], table_RT, positions_R, own_prefix)
             hidden = step.add(hidden.x, heads, out)
             units = step.project(hidden, gate_up, norm=next_norm.weight, eps=next_norm.eps, with_swiglu=True)  # type: ignore[arg-type, union-attr]
             hidden = step.add(hidden.x, units, down)
@@ -107,11 +120,20 @@ class EagerRunner:
         self._readback = AsyncReadback(backend, num_slots=config.num_slots, ranks=decoder.ranks)
         self._upload = self._readback.transfer.upload
         sizes = config.decoder
+        self._beginnings: dict[int, Past] = {}  # beginnings of prompts with the past, by number, see `KeptTokens`
         self._start = config.past_length  # the decoder's position at which prompts begin
         self._heads = slice(sizes.heads.start, sizes.heads.stop)  # this rank's heads among those of all ranks
         kv_heads = slice(sizes.kv_heads.start, sizes.kv_heads.stop)
         past = None if config.past is None else config.past.of_heads(kv_heads)
-        self._cache = KVCache(sizes, num_slots=config.num_slots, dtype=config.dtype, device=self._device, past=past)
+        self._cache = KVCache(
+            sizes,
+            num_slots=config.num_slots,
+            dtype=config.dtype,
+            device=self._device,
+            past=past,
+            block=config.block,
+            spare_blocks=config.spare_blocks,
+        )
         shape = (sizes.num_adapter_layers, config.num_slots, sizes.num_heads, sizes.num_queries, sizes.head_dim)
         k, v = (torch.zeros(shape, dtype=config.dtype, device=self._device) for _ in range(2))
         self._prefix = Prefix(k, v)
@@ -134,10 +156,19 @@ class EagerRunner:
                 prediction = self.decode(self._readback.newest(len(plan.rows)), plan.positions)
                 return self._readback.choose(plan, prediction)
             case PrefillPlan():
-                prediction = self.prefill(plan.prompts, plan.prefixes, first_slot=plan.first_slot)
+                prediction = self.prefill(
+                    plan.prompts,
+                    plan.prefixes,
+                    first_slot=plan.first_slot,
+                    pictures=plan.pictures,
+                    kept=plan.kept,
+                )
+                self._keep_prompts(plan)
                 return self._readback.choose(plan, prediction, first_slot=plan.first_slot)
             case MixedPlan():
-                return self._readback.choose(plan, self.mixed(plan))
+                prediction = self.mixed(plan)
+                self._keep_prompts(plan.prefill)
+                return self._readback.choose(plan, prediction)
             case ScorePlan():
                 return Scores(plan.rows, self.score(plan))
 
@@ -161,23 +192,64 @@ class EagerRunner:
         return Prefix(*(torch.zeros(shape, dtype=self._prefix.k.dtype, device=self._device) for _ in range(2)))
 
     @torch.inference_mode()
-    def prefill(self, prompts: Sequence[Sequence[int]], prefixes: Sequence[Prefix], *, first_slot: int) -> Prediction:
+    def prefill(
+        self,
+        prompts: Sequence[Sequence[int]],
+        prefixes: Sequence[Prefix],
+        *,
+        first_slot: int,
+        pictures: Sequence[Pictures] = (),
+        kept: Sequence[KeptTokens | None] = (),
+    ) -> Prediction:
         """Fill slots from `first_slot` on with prompts and pictures.
 
         Returns the predictions after each prompt's last token.
         """
         num_prompts = len(prompts)
-        self._place(prefixes, first_slot=first_slot)
+        known = self._admit(prompts, prefixes, kept, first_slot=first_slot)
+        if any(known):
+            return self._prefill_rest(paired(prompts, pictures), known, first_slot=first_slot)
         num_rows = self._shapes.rows(num_prompts, limit=self.config.num_slots - first_slot)
         length = self._shapes.prompt(max(map(len, prompts)), limit=self.config.context)
-        tokens = self._padded(_one_for_all(prompts), num_rows=num_rows, width=length)
+        distinct, own = zip(*_one_for_all(paired(prompts, pictures)), strict=True)
+        tokens = self._embedded(self._padded(distinct, num_rows=num_rows, width=length), own)
         num_tokens = num_rows * length
-        key = "prefill", len(tokens), num_rows, length
+        key = "prefill", *tokens.shape, num_rows, length
         program = self._prompt_program(key, self._prefill_program(length), num_tokens=num_tokens)
         places_R = self._column([len(prompt) - 1 for prompt in prompts], num_rows=num_rows)
         slots = self._slots(first_slot, num_rows, num_tokens=num_tokens)
         logits_RV, best_R = program(tokens, places_R, slots)
         return Prediction(logits_RV[:num_prompts], best_R[:num_prompts])
+
+    def _prefill_rest(
+        self, prompts: Sequence[tuple[Sequence[int], Pictures]], known: Sequence[int], *, first_slot: int
+    ) -> Prediction:
+        """As `prefill`, of prompts whose first `known` tokens are in their slots. It is not recorded."""
+        num_rows = self._shapes.rows(len(prompts), limit=self.config.num_slots - first_slot)
+        rest = [prompt[count:] for (prompt, _), count in zip(prompts, known, strict=True)]
+        width = self._shapes.prompt(max(map(len, rest)), limit=self.config.context)
+        length = self._length(max(len(prompt) for prompt, _ in prompts))
+        tokens_RS = self._padded(rest, num_rows=num_rows, width=width)
+        own = [() if count else pictures for (_, pictures), count in zip(prompts, known, strict=True)]
+        # Padding repeats a row's last token at its place.
+        places = [
+            range(self._start + count, self._start + len(prompt))
+            for (prompt, _), count in zip(prompts, known, strict=True)
+        ]
+        places_RS = self._padded(places, num_rows=num_rows, width=width)
+        slots = slice(first_slot, first_slot + num_rows)
+        view = DecodeView(*self._cache.layers(slots, length=length), positions_BS=places_RS, length=length)
+        mask_RSP = torch.arange(length, device=self._device) <= places_RS[..., None]
+        hidden_R1D = self._decoder(
+            self._embedded(tokens_RS, own),
+            places_RS,
+            mask_RSP[:, None],
+            Prefix(*(whole[:, slots] for whole in self._prefix)),
+            view,
+            places_B=self._column([len(row) - 1 for row in rest], num_rows=num_rows),
+        )
+        prediction = predict(self._decoder.logits(hidden_R1D[:, 0]))
+        return Prediction(*(part[: len(prompts)] for part in prediction))
 
     def _slots(self, first: int, num_rows: int, *, num_tokens: int) -> slice | Tensor:
         """The slots of a prefill: a slice, or ids (R,) if they are an input of the program."""
@@ -208,6 +280,7 @@ class EagerRunner:
 
         If `token_ids` is a tensor, it is on the device.
         """
+        self._cache.hold([self._start + position + 1 for position in positions])
         num_rows = self._shapes.step_rows(len(positions), limit=self.config.num_slots)
         length = self._length(max(positions) + 1)
         program = self._decode_program(num_rows, length)
@@ -226,21 +299,25 @@ class EagerRunner:
         raise NotImplementedError(f"{type(self).__name__} runs no mixed plans")
 
     def _fused_decoder(self, num_rows: int) -> FusedDecoder | None:
-        """The fused operators, if they compute a step of so many rows."""
-        return self._fused if self._fused is not None and num_rows <= self._fused.step.most_rows else None
+        """The fused operators, if they compute a step of so many rows. They alone read blocks without a copy."""
+        is_faster = self._fused is not None and (self.config.block or num_rows <= self._fused.step.most_rows)
+        return self._fused if is_faster else None
 
     def _decode_program(self, num_rows: int, length: int) -> DecodeProgram:
         """One step of slots 0..num_rows-1 that attends to positions 0..length-1. All its shapes are fixed."""
         decoder, store = self._decoder, self.operators.store
-        layers = self._cache.layers(num_rows)
+        slots = slice(0, num_rows)
         prefix = Prefix(self._prefix.k[:, :num_rows], self._prefix.v[:, :num_rows])
         if (fused := self._fused_decoder(num_rows)) is not None:
-            return lambda tokens_R1, positions_R: fused.run(tokens_R1[:, 0], positions_R, layers, prefix)
+            every = self._cache.layers(slots, length=self.config.decoder.context)
+            return lambda tokens_R1, positions_R: fused.run(tokens_R1[:, 0], positions_R, *every, prefix)
+        layers, table_RT = self._cache.layers(slots, length=length)
 
         def program(tokens_R1: Tensor, positions_R: Tensor) -> tuple[Tensor, Tensor]:
-            mask_R11P = (torch.arange(length, device=positions_R.device) <= positions_R[:, None])[:, None, None]
-            view = DecodeView(layers, positions_B=positions_R, length=length, store=store)
-            hidden_R1D = decoder(tokens_R1, positions_R[:, None], mask_R11P, prefix, view)
+            positions_R1 = positions_R[:, None]
+            mask_R11P = (torch.arange(length, device=positions_R.device) <= positions_R1)[:, None, None]
+            view = DecodeView(layers, table_RT, positions_BS=positions_R1, length=length, store=store)
+            hidden_R1D = decoder(tokens_R1, positions_R1, mask_R11P, prefix, view)
             logits_RV, best_R = predict(decoder.logits(hidden_R1D[:, 0]))
             return logits_RV, best_R
 
@@ -250,17 +327,21 @@ class EagerRunner:
     def score(self, plan: ScorePlan) -> list[list[float]]:
         """Log-probability of each continuation of each row."""
         num_prompts = len(plan.rows)
-        questions = _one_for_all(list(zip(plan.prompts, plan.continuations, strict=True)))
+        past, known = self._past_of(plan)
+        start = self._start + known
+        asked = zip(plan.continuations, paired(plan.prompts, plan.pictures), strict=True)
+        questions = _one_for_all([(prompt[known:], choices, () if known else own) for choices, (prompt, own) in asked])
         distinct = [lay_out(*question) for question in questions]
         layouts = distinct * (num_prompts // len(distinct))
         num_rows = self._shapes.rows(num_prompts, limit=max(self.config.num_slots, num_prompts))
         widest = max(len(layout.token_ids) for layout in distinct)
         width = self._shapes.prompt(widest, limit=max(self.config.context, widest))
         tokens_RS = self._padded([layout.token_ids for layout in distinct], num_rows=num_rows, width=width)
+        tokens = self._embedded(tokens_RS, [layout.pictures for layout in distinct])
         positions_RS = self._padded(
-            [layout_positions(layout, start=self._start) for layout in distinct], num_rows=num_rows, width=width
+            [layout_positions(layout, start=start) for layout in distinct], num_rows=num_rows, width=width
         )
-        masks = [torch.from_numpy(layout_mask(layout, width, start=self._start)) for layout in distinct]
+        masks = [torch.from_numpy(layout_mask(layout, width, start=start)) for layout in distinct]
         mask_R1SP = torch.stack([*masks, *[masks[-1]] * (len(tokens_RS) - len(masks))])[:, None].to(self._device)
         prefixes = [*plan.prefixes, *[plan.prefixes[-1]] * (num_rows - num_prompts)]
         prefix = Prefix(
@@ -270,20 +351,27 @@ class EagerRunner:
         num_targets = self._shapes.rows(len(predictors), limit=_MAX_TARGETS)
         rows_T, places_T = (self._column(column, num_rows=num_targets) for column in zip(*predictors, strict=True))
         targets_T = self._column([token for layout in layouts for token in layout.targets], num_rows=num_targets)
-        program = self._prompt_program(
-            ("score", *tokens_RS.shape, *mask_R1SP.shape, num_rows, num_targets),
-            self._score_program(),
-            num_tokens=num_rows * width,
-        )
-        (per_token_T,) = program(tokens_RS, positions_RS, mask_R1SP, *prefix, rows_T, places_T, targets_T)
+        recorder = Recorder(past)
+        program = self._score_program(recorder)
+        if not any(plan.kept):
+            key = "score", *tokens.shape, *mask_R1SP.shape, num_rows, num_targets
+            program = self._prompt_program(key, self._score_program(NoCache(past)), num_tokens=num_rows * width)
+        (per_token_T,) = program(tokens, positions_RS, mask_R1SP, *prefix, rows_T, places_T, targets_T)
+        self._keep(plan, recorder.read)
         return sum_scores(per_token_T, layouts)
 
-    def _score_program(self) -> PromptProgram:
+    def _past_of(self, plan: ScorePlan) -> tuple[Past | None, int]:
+        """The keys and values before all prompts of a plan, and how many of their tokens these have."""
+        first = plan.kept[0] if plan.kept else None
+        is_known = first is not None and first.is_known
+        return (self._beginnings[first.number], first.num_tokens) if first and is_known else (self._cache.past, 0)
+
+    def _score_program(self, cache: KVView) -> PromptProgram:
         """Log-probabilities (T,) of target tokens of laid-out continuations."""
-        decoder, cache = self._decoder, NoCache(self._cache.past)
+        decoder = self._decoder
 
         def program(
-            tokens_RS: Tensor,
+            tokens: Tensor,
             positions_RS: Tensor,
             mask_R1SP: Tensor,
             k: Tensor,
@@ -292,7 +380,7 @@ class EagerRunner:
             places_T: Tensor,
             targets_T: Tensor,
         ) -> tuple[Tensor]:
-            hidden_RSD = decoder(tokens_RS, positions_RS, mask_R1SP, Prefix(k, v), cache)
+            hidden_RSD = decoder(tokens, positions_RS, mask_R1SP, Prefix(k, v), cache)
             return (logprobs(decoder.logits(hidden_RSD[rows_T, places_T]), targets_T),)
 
         return program
@@ -316,14 +404,15 @@ class EagerRunner:
     @torch.inference_mode()
     def kept(self, *, num_tokens: int) -> PastKeyValues:
         """Keys and values of the past and of the first `num_tokens` tokens of slot 0, as a past for other prompts."""
-        places = slice(0, self._start + num_tokens)
-        k, v = (whole[:, 0, :, places].float().cpu().numpy().copy() for whole in (self._cache.k, self._cache.v))
-        return PastKeyValues(k, v)
+        past = self._cache.read(0, num_places=self._start + num_tokens)
+        return PastKeyValues(*(part.float().cpu().numpy() for part in past))
 
     def reset(self) -> None:
         self._readback.forget()
         for slot in range(self.config.num_slots):
             self.clear(slot)
+        self._cache.hold(())
+        self._beginnings.clear()
 
     def warm_up(self, *, prompt_tokens: int, new_tokens: int) -> WarmUp:
         started = time.perf_counter()
@@ -351,11 +440,40 @@ class EagerRunner:
         """Number of cache places that a step attends to: the past and the following `num_tokens`, rounded up."""
         return self._shapes.length(self._start + num_tokens, limit=self.config.decoder.context)
 
-    def _place(self, prefixes: Sequence[Prefix], *, first_slot: int) -> None:
-        """Copy the prefixes of pictures into slots from `first_slot` on."""
+    def _admit(
+        self,
+        prompts: Sequence[Sequence[int]],
+        prefixes: Sequence[Prefix],
+        kept: Sequence[KeptTokens | None],
+        *,
+        first_slot: int,
+    ) -> list[int]:
+        """Let slots from `first_slot` on have blocks for prompts, the prefixes of pictures, and what is kept of them.
+
+        Returns how many tokens of each prompt are in its slot.
+        """
+        self._cache.hold([self._start + len(prompt) for prompt in prompts], first_slot=first_slot)
+        known = [0] * len(prompts)
+        for row, tokens in enumerate(kept):
+            if tokens is not None and tokens.is_known:
+                self._cache.write(first_slot + row, self._beginnings[tokens.number])
+                known[row] = tokens.num_tokens
         slots = slice(first_slot, first_slot + len(prefixes))
         self._prefix.k[:, slots] = torch.cat([prefix.k for prefix in prefixes], dim=1)
         self._prefix.v[:, slots] = torch.cat([prefix.v for prefix in prefixes], dim=1)
+        return known
+
+    @torch.inference_mode()
+    def _keep_prompts(self, plan: PrefillPlan) -> None:
+        self._keep(plan, lambda row, num_places: self._cache.read(plan.first_slot + row, num_places=num_places))
+
+    def _keep(self, plan: PrefillPlan | ScorePlan, read: Callable[[int, int], Past]) -> None:
+        """Keep what a plan says, and release what it drops. `read` copies the first places of a row."""
+        for number in plan.dropped:
+            self._beginnings.pop(number, None)
+        for row, tokens in enumerate(plan.kept):
+            if tokens is not None and not tokens.is_known and tokens.number not in plan.dropped:
+                self._beginnings[tokens.number] = read(row, self._start + tokens.num_tokens)
 
     def _padded(self, rows: Sequence[Sequence[int]], *, num_rows: int, width: int) -> Tensor:
         """Ids of `num_rows` rows, or of the single row that stands for all, each padded to `width`."""
@@ -363,8 +481,23 @@ class EagerRunner:
         missing = num_rows - len(rows) if len(rows) > 1 else 0
         return self._upload([*filled, *[filled[-1]] * missing])
 
+    def _embedded(self, tokens_RS: Tensor, pictures: Sequence[Pictures]) -> Tensor:
+        """Ids of padded prompts; embeddings (R, S, D) instead if they have pictures."""
+        if not any(pictures):
+            return tokens_RS
+        x_RSD = self._decoder.embed(tokens_RS)
+        for x_SD, own in zip(x_RSD, pictures, strict=False):
+            for picture in own:
+                x_SD[picture.start : picture.stop] = picture.embeddings_SD.to(x_SD)
+        return x_RSD
+
     def _column(self, values: Sequence[int], *, num_rows: int, fill: int = 0) -> Tensor:
         return self._upload([*values, *[fill] * (num_rows - len(values))])
+
+
+def paired(prompts: Sequence[_Value], pictures: Sequence[Pictures]) -> list[tuple[_Value, Pictures]]:
+    """Each prompt of a plan with its pictures."""
+    return list(zip(prompts, pictures or [()] * len(prompts), strict=True))
 
 
 def _one_for_all(values: Sequence[_Value]) -> Sequence[_Value]:

@@ -6,9 +6,8 @@
 import contextlib
 import ctypes
 import dataclasses
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,13 +17,16 @@ from torch import Tensor
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.model.llama import Layer, LlamaAdapterDecoder, RmsNorm, linears_of
 from llama_adapter.llm.prefix import Prefix
-from llama_adapter.llm.runners.base import MixedPlan, Plan, Result, ScorePlan, WarmUp
+from llama_adapter.llm.runners.base import KeptTokens, MixedPlan, Pictures, Plan, Result, ScorePlan, WarmUp
 from llama_adapter.llm.runners.draw import NO_TOKEN
-from llama_adapter.llm.runners.eager import EagerRunner
+from llama_adapter.llm.runners.eager import EagerRunner, paired
+from llama_adapter.llm.runners.ragged import Tokens as _Tokens
+from llama_adapter.llm.runners.ragged import c_numbers as _numbers
+from llama_adapter.llm.runners.ragged import portions as _portions
 from llama_adapter.llm.runners.sampler import Prediction, logprobs, predict, sum_scores
-from llama_adapter.llm.runners.score_layout import ScoreLayout, lay_out
+from llama_adapter.llm.runners.score_layout import lay_out
 from llama_adapter.runtime.devices import Backend
-from llama_adapter.runtime.devices.cpu_linear import NativeLinear
+from llama_adapter.runtime.devices.cpu_linear import NativeLinear, kernel_arrays
 from llama_adapter.runtime.kernels.library import KINDS, Library
 from llama_adapter.runtime.kernels.structs import (
     ACTIVATIONS,
@@ -37,11 +39,11 @@ from llama_adapter.runtime.kernels.structs import (
 from llama_adapter.runtime.kernels.threads import num_threads, torch_stands_aside
 from llama_adapter.runtime.operators import ATEN
 from llama_adapter.runtime.ranks import Alone
+from llama_adapter.runtime.schemes.scheme import dtype_name
 
 # Sizes of the widest instruction set. Decoders must fit them, so that all instruction sets support the same decoders.
 _BLOCK = 64  # outputs that the kernels compute together
 _LANES = 16  # floats in a vector
-_MAX_TOKENS = 2048  # most tokens of one call; more would need memory without being faster
 
 
 def can_run(decoder: LlamaAdapterDecoder) -> bool:
@@ -55,49 +57,6 @@ def can_run(decoder: LlamaAdapterDecoder) -> bool:
         and config.head_dim <= 16 * _LANES
         and config.ffn_dim % _BLOCK == 0
     )
-
-
-@dataclass(slots=True)
-class _Tokens:
-    """Tokens of several rows, one row after the other; see batch_t of decoder.h."""
-
-    ids: list[int] = field(default_factory=list)
-    run_rows: list[int] = field(default_factory=list)
-    run_starts: list[int] = field(default_factory=lambda: [0])
-    places: list[int] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-    shared_ends: list[int] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)
-    logit_tokens: list[int] = field(default_factory=list)
-    num_steps: int = 0  # number of runs at the start that continue their rows; other runs are whole rows after the past
-
-    def add(self, ids: Sequence[int], *, place: int = 0, position: int = 0, shared_end: int = 0) -> None:
-        """Add tokens from `place` on. They attend to places 0..shared_end-1 and, causally, to each other."""
-        count = len(ids)
-        self.ids.extend(ids)
-        self.places.extend(range(place, place + count))
-        self.positions.extend(range(position, position + count))
-        self.shared_ends.extend(itertools.repeat(shared_end, count))
-        self.starts.extend(itertools.repeat(place, count))
-
-    def end_row(self, row: int) -> None:
-        """Tokens added since the last call belong to `row`. Raises IndexError if there are none."""
-        if len(self.ids) == self.run_starts[-1]:
-            raise IndexError(f"row {row} has no tokens")
-        self.run_rows.append(row)
-        self.run_starts.append(len(self.ids))
-
-    def num_equal_rows(self) -> int:
-        """The number of whole rows if all have the same tokens at the same places, else 0.
-
-        This is so for one question about several pictures.
-        """
-        count = len(self.run_rows) - self.num_steps
-        if count < 2:
-            return 0
-        first, end = self.run_starts[self.num_steps : self.num_steps + 2]
-        columns = (self.ids, self.places, self.positions, self.shared_ends, self.starts)
-        return count if all(column[first:] == column[first:end] * count for column in columns) else 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,6 +86,7 @@ class NativeRunner(EagerRunner):
         self._steps: dict[int, _Step] = {}
         self._x_RD = torch.empty(config.num_slots, config.decoder.dim)
         self._predictions = self._empty_prediction(config.num_slots)
+        self._places = _Places(self._cache.k, self._cache.v, self._cache.table_BT if self._cache.is_paged else None)
         self._is_alone = config.decoder.num_ranks == 1
         self._sum = _Sum(decoder.ranks)
         self._struct = self._describe(decoder)
@@ -152,8 +112,8 @@ class NativeRunner(EagerRunner):
             logit_cap=config.logit_cap,
             activation=ACTIVATIONS[config.activation],
             norms_all_heads=config.qk_norm == "all",
-            kept_type=KINDS[self._cache.k.dtype],
-            embedding_type=KINDS[embedding_VD.dtype],
+            kept_type=KINDS[dtype_name(self._cache.k.dtype)],
+            embedding_type=KINDS[dtype_name(embedding_VD.dtype)],
             embedding=embedding_VD.data_ptr(),
             layers=layers,
             norm=self._floats(decoder.norm.weight),
@@ -193,6 +153,10 @@ class NativeRunner(EagerRunner):
         self._kept.append(tensor.detach().float().contiguous())
         return self._kept[-1].data_ptr()
 
+    def arrays(self) -> dict[str, np.ndarray] | None:
+        """What `KernelProgram` needs to compute the same; None if this is a rank's share."""
+        return kernel_arrays(self._decoder) if self._is_alone else None
+
     @property
     def runs_mixed(self) -> bool:
         return not self._backend.capabilities.queued
@@ -229,25 +193,47 @@ class NativeRunner(EagerRunner):
         return super().warm_up(prompt_tokens=prompt_tokens, new_tokens=new_tokens)
 
     @torch.inference_mode()
-    def prefill(self, prompts: Sequence[Sequence[int]], prefixes: Sequence[Prefix], *, first_slot: int) -> Prediction:
-        self._place(prefixes, first_slot=first_slot)
-        return self._fill(prompts, first_slot=first_slot, steps=_Tokens())
+    def prefill(
+        self,
+        prompts: Sequence[Sequence[int]],
+        prefixes: Sequence[Prefix],
+        *,
+        first_slot: int,
+        pictures: Sequence[Pictures] = (),
+        kept: Sequence[KeptTokens | None] = (),
+    ) -> Prediction:
+        known = self._admit(prompts, prefixes, kept, first_slot=first_slot)
+        return self._fill(paired(prompts, pictures), known, first_slot=first_slot, steps=_Tokens())
 
     @torch.inference_mode()
     def mixed(self, plan: MixedPlan) -> Prediction:
         prefill, positions = plan.prefill, plan.decode.positions
-        self._place(prefill.prefixes, first_slot=prefill.first_slot)
+        self._cache.hold([self._start + position + 1 for position in positions])
+        known = self._admit(prefill.prompts, prefill.prefixes, prefill.kept, first_slot=prefill.first_slot)
         steps = self._step_tokens(list(self._readback.newest(len(positions))), positions)
-        return self._fill(prefill.prompts, first_slot=prefill.first_slot, steps=steps)
+        prompts = paired(prefill.prompts, prefill.pictures)
+        return self._fill(prompts, known, first_slot=prefill.first_slot, steps=steps)
 
-    def _fill(self, prompts: Sequence[Sequence[int]], *, first_slot: int, steps: _Tokens) -> Prediction:
-        """Predictions after `steps`, the tokens of running rows, and after each prompt."""
+    def _fill(
+        self,
+        prompts: Sequence[tuple[Sequence[int], Pictures]],
+        known: Sequence[int],
+        *,
+        first_slot: int,
+        steps: _Tokens,
+    ) -> Prediction:
+        """Predictions after `steps`, the tokens of running rows, and after each prompt.
+
+        The first `known` tokens of the prompts are in their slots.
+        """
         # A prompt is laid out with one continuation of one token, so that the logits that predict this
         # token are computed.
-        layouts = [lay_out(prompt, [(NO_TOKEN,)]) for prompt in prompts]
-        rows = enumerate(layouts, start=first_slot)
-        portions = _portions(rows, start=self._start, steps=steps)
-        parts = [self._run(tokens, self._cache.k, self._cache.v, self._prefix) for tokens in portions]
+        rows = [
+            (slot, self._start + count, lay_out(prompt[count:], [(NO_TOKEN,)], () if count else pictures))
+            for slot, ((prompt, pictures), count) in enumerate(zip(prompts, known, strict=True), start=first_slot)
+        ]
+        portions = _portions(rows, steps=steps, past_length=self._start)
+        parts = [self._run(tokens, self._places, self._prefix) for tokens in portions]
         if len(parts) == 1:
             return parts[0]
         logits_RV, best_R = map(torch.cat, zip(*parts, strict=True))
@@ -256,10 +242,11 @@ class NativeRunner(EagerRunner):
     @torch.inference_mode()
     def decode(self, token_ids: Sequence[int] | Tensor, positions: Sequence[int]) -> Prediction:
         ids = token_ids.tolist() if isinstance(token_ids, Tensor) else token_ids
-        if not self._is_alone:
-            return self._run(self._step_tokens(ids, positions), self._cache.k, self._cache.v, self._prefix)
         places = [self._start + position for position in positions]
-        self._check(ids, range(len(ids)), places, places, cache=self._cache.k)
+        self._cache.hold([place + 1 for place in places])
+        if not self._is_alone:
+            return self._run(self._step_tokens(ids, positions), self._places, self._prefix)
+        self._check(ids, range(len(ids)), places, places, of=self._places)
         step = self._steps.get(len(ids)) or self._new_step(len(ids))
         step.ids[:], step.places[:] = ids, places  # type: ignore[assignment]  # ctypes takes integers
         return self._forward(step.batch, step.prediction)
@@ -267,7 +254,7 @@ class NativeRunner(EagerRunner):
     def _new_step(self, num_rows: int) -> _Step:
         prediction = Prediction(*(whole[:num_rows] for whole in self._predictions))
         tokens = self._step_tokens([0] * num_rows, [0] * num_rows)
-        batch = self._batch(tokens, self._x_RD, self._cache.k, self._cache.v, self._prefix, prediction)
+        batch = self._batch(tokens, self._x_RD, self._places, self._prefix, prediction)
         ids, places = _numbers(tokens.ids), _numbers(tokens.places)
         batch.ids, batch.places, batch.positions = ids, places, places
         self._steps[num_rows] = _Step(ids=ids, places=places, prediction=prediction, batch=batch)
@@ -275,35 +262,27 @@ class NativeRunner(EagerRunner):
 
     def _step_tokens(self, token_ids: Sequence[int], positions: Sequence[int]) -> _Tokens:
         """One token for each of slots 0..R-1."""
-        num_rows = len(token_ids)
-        places = [self._start + position for position in positions]
-        return _Tokens(
-            ids=list(token_ids),
-            run_rows=list(range(num_rows)),
-            run_starts=list(range(num_rows + 1)),
-            places=places,
-            positions=list(places),
-            shared_ends=[0] * num_rows,
-            starts=[0] * num_rows,
-            logit_tokens=list(range(num_rows)),
-            num_steps=num_rows,
-        )
+        return _Tokens.of_steps(token_ids, [self._start + position for position in positions])
 
     @torch.inference_mode()
     def score(self, plan: ScorePlan) -> list[list[float]]:
-        layouts = [lay_out(*question) for question in zip(plan.prompts, plan.continuations, strict=True)]
+        past, known = self._past_of(plan)
+        start = self._start + known
+        asked = zip(plan.continuations, paired(plan.prompts, plan.pictures), strict=True)
+        layouts = [lay_out(prompt[known:], choices, () if known else own) for choices, (prompt, own) in asked]
         sizes, widest = self.config.decoder, max(len(layout.token_ids) for layout in layouts)
-        # Keys and values of one layer are enough without a past: no layer reads those of another, and they are not
-        # needed after this call.
-        num_layers = 1 if self._cache.past is None else sizes.num_layers
-        shape = (num_layers, len(layouts), sizes.num_kv_heads, self._start + widest, sizes.head_dim)
+        # Keys and values of one layer are enough without a past, and if none are kept: no layer reads those of another.
+        num_layers = 1 if past is None and not any(plan.kept) else sizes.num_layers
+        shape = (num_layers, len(layouts), sizes.num_kv_heads, start + widest, sizes.head_dim)
         k, v = (torch.empty(shape, dtype=self.config.dtype) for _ in range(2))
-        if self._cache.past is not None:
-            for whole, past_LNCH in zip((k, v), self._cache.past, strict=True):
-                whole[:, :, :, : self._start] = past_LNCH[:, None]
+        if past is not None:
+            for whole, past_LNCH in zip((k, v), past, strict=True):
+                whole[:, :, :, :start] = past_LNCH[:, None]
         prefix = Prefix(*map(self._joined, zip(*plan.prefixes, strict=True)))
-        portions = _portions(enumerate(layouts), start=self._start, steps=_Tokens())
-        logits_TV = torch.cat([self._run(tokens, k, v, prefix).logits_RV for tokens in portions])
+        rows = [(row, start, layout) for row, layout in enumerate(layouts)]
+        portions = _portions(rows, steps=_Tokens(), past_length=start)
+        logits_TV = torch.cat([self._run(tokens, _Places(k, v), prefix).logits_RV for tokens in portions])
+        self._keep(plan, lambda row, num_places: (k[:, row, :, :num_places].clone(), v[:, row, :, :num_places].clone()))
         targets_T = torch.tensor([token for layout in layouts for token in layout.targets])
         return sum_scores(logprobs(logits_TV, targets_T), layouts)
 
@@ -315,26 +294,32 @@ class NativeRunner(EagerRunner):
             raise ValueError(f"prefixes of {tuple(joined.shape)} for slots of {tuple(self._prefix.k.shape)}")
         return joined
 
-    def _run(self, tokens: _Tokens, k: Tensor, v: Tensor, prefix: Prefix) -> Prediction:
-        """Predictions after each token in `logit_tokens`. Keys and values (L or 1, R, G, P, H) are written in place."""
-        self._check(tokens.ids, tokens.run_rows, tokens.places, tokens.positions, cache=k)
-        if self._is_alone:
+    def _run(self, tokens: _Tokens, places: "_Places", prefix: Prefix) -> Prediction:
+        """Predictions after each token in `logit_tokens`. Keys and values are written in place."""
+        self._check(tokens.ids, tokens.run_rows, tokens.places, tokens.positions, of=places)
+        if self._reads_ids(tokens):
             x_TD = torch.empty(len(tokens.ids), self.config.decoder.dim)
-        else:  # each rank has a part of the vocabulary
+        else:
             x_TD = self._decoder.embed(torch.tensor(tokens.ids)).float()
+        for first, picture in tokens.pictures:
+            x_TD[first : first + len(picture.embeddings_SD)] = picture.embeddings_SD
         prediction = self._empty_prediction(len(tokens.logit_tokens))
-        batch = self._batch(tokens, x_TD, k, v, prefix, prediction)
+        batch = self._batch(tokens, x_TD, places, prefix, prediction)
         return self._forward(batch, prediction)
 
+    def _reads_ids(self, tokens: _Tokens) -> bool:
+        """Whether the kernels look up the embeddings. They cannot if each rank has a part of the vocabulary."""
+        return self._is_alone and not tokens.pictures
+
     def _batch(
-        self, tokens: _Tokens, x_TD: Tensor, k: Tensor, v: Tensor, prefix: Prefix, prediction: Prediction
+        self, tokens: _Tokens, x_TD: Tensor, places: "_Places", prefix: Prefix, prediction: Prediction
     ) -> BatchStruct:
         """The batch for the kernels. The caller keeps the tensors, whose addresses it holds."""
         return BatchStruct(
             num_tokens=len(tokens.ids),
             num_runs=len(tokens.run_rows),
             equal_runs=tokens.num_equal_rows(),
-            ids=_numbers(tokens.ids) if self._is_alone else None,
+            ids=_numbers(tokens.ids) if self._reads_ids(tokens) else None,
             x=x_TD.data_ptr(),
             run_rows=_numbers(tokens.run_rows),
             run_starts=_numbers(tokens.run_starts),
@@ -342,8 +327,8 @@ class NativeRunner(EagerRunner):
             positions=_numbers(tokens.positions),
             shared_ends=_numbers(tokens.shared_ends),
             starts=_numbers(tokens.starts),
-            cache=_kept(k, v),
-            prefix=_kept(*prefix),
+            cache=places.struct,
+            prefix=_Places(*prefix).struct,
             num_logits=len(tokens.logit_tokens),
             logit_tokens=_numbers(tokens.logit_tokens),
             logits=prediction.logits_RV.data_ptr(),
@@ -357,19 +342,16 @@ class NativeRunner(EagerRunner):
         places: Sequence[int],
         positions: Sequence[int],
         *,
-        cache: Tensor,
+        of: "_Places",
     ) -> None:
-        """Raise IndexError for values out of range, because the kernels do not check bounds.
-
-        `cache` is (L, R, G, P, H).
-        """
+        """Raise IndexError for values out of range, because the kernels do not check bounds."""
         if len(places) != len(ids) or len(positions) != len(ids):
             raise IndexError(f"{len(positions)} positions of {len(ids)} tokens")
         sizes = self.config.decoder
         ranges = (
             ("token", ids, sizes.vocab_size),
-            ("slot", rows, cache.shape[1]),
-            ("place", places, cache.shape[3]),
+            ("slot", rows, of.num_rows),
+            ("place", places, of.num_places),
             ("position", positions, sizes.context),
         )
         for name, values, count in ranges:
@@ -425,41 +407,43 @@ class _Sum:
             raise
 
 
-def _portions(rows: Iterable[tuple[int, ScoreLayout]], *, start: int, steps: _Tokens) -> Iterable[_Tokens]:
-    """Divide numbered rows into portions of at most _MAX_TOKENS tokens, if rows are not longer.
-
-    The tokens that need logits are the layouts' predictors. `steps` come first. Rows begin at place and position
-    `start`, after the past that all their tokens attend to.
-    """
-    tokens = steps
-    for row, layout in rows:
-        length = layout.prompt_length
-        if tokens.ids and len(tokens.ids) + length > _MAX_TOKENS:
-            yield tokens
-            tokens = _Tokens()
-        first = len(tokens.ids)
-        tokens.add(layout.token_ids[:length], place=start, position=start, shared_end=start)
-        for span in layout.spans:
-            ids = layout.token_ids[span.start : span.stop]
-            tokens.add(ids, place=start + span.start, position=start + length, shared_end=start + length)
-        tokens.end_row(row)
-        tokens.logit_tokens.extend(first + place for place in layout.predictors)
-    yield tokens
-
-
 def _native(module: torch.nn.Module) -> NativeLinear:
     assert isinstance(module, NativeLinear), "`can_run` was true"
     return module
 
 
-def _kept(k: Tensor, v: Tensor) -> KeptStruct:
-    """Keys and values (layers, rows, heads, P, H), the last two dimensions dense. One layer alone is used for all."""
-    strides = k.stride()
-    layer_stride = 0 if k.shape[0] == 1 else strides[0]
-    return KeptStruct(
-        k=k.data_ptr(), v=v.data_ptr(), layer_stride=layer_stride, row_stride=strides[1], head_stride=strides[2]
-    )
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Keys and values (layers, rows, heads, P, H), the last two dimensions dense. One layer alone is used for all.
 
+    With a table, rows are blocks, and each row of a batch has several; see `KVCache.table_BT`.
+    """
 
-def _numbers(values: Sequence[int]) -> "ctypes.Array[ctypes.c_int64]":
-    return (ctypes.c_int64 * len(values))(*values)
+    k: Tensor
+    v: Tensor
+    table_BT: Tensor | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that a batch may have."""
+        return self.k.shape[1] if self.table_BT is None else len(self.table_BT)
+
+    @property
+    def num_places(self) -> int:
+        """Places of a row."""
+        return self.k.shape[3] * (1 if self.table_BT is None else self.table_BT.shape[1])
+
+    @property
+    def struct(self) -> KeptStruct:
+        """The structure for the kernels, which holds addresses only."""
+        strides, table_BT = self.k.stride(), self.table_BT
+        return KeptStruct(
+            k=self.k.data_ptr(),
+            v=self.v.data_ptr(),
+            layer_stride=0 if self.k.shape[0] == 1 else strides[0],
+            row_stride=strides[1],
+            head_stride=strides[2],
+            table=None if table_BT is None else table_BT.data_ptr(),
+            blocks=0 if table_BT is None else table_BT.shape[1],
+            block=self.k.shape[3],
+        )

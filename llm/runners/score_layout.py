@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from llama_adapter.llm.prefix import PictureTokens
+
 
 class ScoreLayout(NamedTuple):
     """A row with a prompt followed by its continuations.
@@ -22,11 +24,15 @@ class ScoreLayout(NamedTuple):
     predictors: list[int]  # for each token of all continuations in turn, the place whose logits predict it
     targets: list[int]  # the tokens of all continuations in turn
     lengths: list[int]  # number of tokens of each continuation
+    pictures: Sequence[PictureTokens] = ()  # of the prompt
 
 
-def lay_out(prompt: Sequence[int], continuations: Sequence[Sequence[int]]) -> ScoreLayout:
+def lay_out(
+    prompt: Sequence[int], continuations: Sequence[Sequence[int]], pictures: Sequence[PictureTokens] = ()
+) -> ScoreLayout:
     """The row of a prompt and its continuations, which have at least one token each."""
-    layout = ScoreLayout(len(prompt), list(prompt), [], [], [], [len(continuation) for continuation in continuations])
+    lengths = [len(continuation) for continuation in continuations]
+    layout = ScoreLayout(len(prompt), list(prompt), [], [], [], lengths, pictures)
     for continuation in continuations:
         start = len(layout.token_ids)
         layout.token_ids.extend(continuation[:-1])

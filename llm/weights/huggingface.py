@@ -26,7 +26,7 @@ from llama_adapter.runtime.tensor_files.arrays import read_json
 from llama_adapter.runtime.tensor_files.files import check_dense, check_shapes, list_keys, read_tensor_file
 
 # Types of the language model in larger models that may not say it in their `text_config`.
-_USUAL_PARTS = {"llava": "llama", "llava_next": "llama", "gemma3": "gemma3_text"}
+_USUAL_PARTS = {"gemma3": "gemma3_text"} | dict.fromkeys(("llava", "llava_next", "idefics3", "smolvlm"), "llama")
 _OF_THE_WHOLE = ("quantization_config", "tie_word_embeddings")  # of the whole model, but valid for its language model
 _PART_NAMES = re.compile(
     r"(?:model\.language_model|language_model\.model|model\.text_model)\.(.+)|(?:language_model\.)?(lm_head\.weight)"

@@ -138,6 +138,8 @@ def linear(
     residual,
     out,
     out_sums,
+    parts,
+    tickets,
     num_rows,
     num_outputs,
     num_inputs,
@@ -151,11 +153,12 @@ def linear(
     SUMS: tl.constexpr,
     EVEN: tl.constexpr,
     ASSEMBLY: tl.constexpr,
+    SPLITS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
     BLOCK_IN: tl.constexpr,
 ):
-    block = tl.program_id(0)
+    block, split = tl.program_id(0), tl.program_id(2)
     outs_N = block * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     is_out_N = outs_N < num_outputs
     outs_N = tl.minimum(outs_N, num_outputs - 1)
@@ -167,7 +170,7 @@ def linear(
     up_NR = tl.zeros((BLOCK_OUT, BLOCK_ROWS), tl.float32)
     if BITS == 4:
         half = num_inputs // 2
-        for start in range(0, half, BLOCK_IN):
+        for start in range(split * BLOCK_IN, half, SPLITS * BLOCK_IN):
             columns_K, group = start + tl.arange(0, BLOCK_IN), start // GROUP
             low = _inputs(x, norm, factors_R, rows_R, num_rows, columns_K, num_inputs, NORM, True)
             high = _inputs(x, norm, factors_R, rows_R, num_rows, columns_K + half, num_inputs, NORM, True)
@@ -180,13 +183,31 @@ def linear(
                     up_NR, weight, scale, ups_N, columns_K, group, low, high, num_inputs, ASSEMBLY, BLOCK_OUT, BLOCK_IN
                 )
     else:
-        for start in range(0, num_inputs, BLOCK_IN):
+        for start in range(split * BLOCK_IN, num_inputs, SPLITS * BLOCK_IN):
             columns_K = start + tl.arange(0, BLOCK_IN)
             tile = _inputs(x, norm, factors_R, rows_R, num_rows, columns_K, num_inputs, NORM, EVEN)
             acc_NR = tl.dot(_weights(weight, outs_N, columns_K, num_inputs, EVEN).to(tile.dtype), tile, acc_NR)
             if SWIGLU:
                 ups = _weights(weight, outs_N + num_outputs, columns_K, num_inputs, EVEN)
                 up_NR = tl.dot(ups.to(tile.dtype), tile, up_NR)
+    if SPLITS > 1:
+        # The programs of a block store their parts, and the last one to do so adds them up in a fixed order.
+        tile = tl.arange(0, BLOCK_OUT)[:, None] * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[None, :]
+        place = tl.program_id(1) * tl.num_programs(0) + block
+        own = parts + place.to(tl.int64) * SPLITS * 2 * BLOCK_OUT * BLOCK_ROWS + tile
+        tl.store(own + split * 2 * BLOCK_OUT * BLOCK_ROWS, acc_NR)
+        if SWIGLU:
+            tl.store(own + (split * 2 + 1) * BLOCK_OUT * BLOCK_ROWS, up_NR)
+        tl.debug_barrier()
+        if tl.atomic_add(tickets + place, 1, sem="acq_rel") != SPLITS - 1:
+            return
+        tl.store(tickets + place, 0)  # for the next product
+        acc_NR = tl.zeros((BLOCK_OUT, BLOCK_ROWS), tl.float32)
+        up_NR = tl.zeros((BLOCK_OUT, BLOCK_ROWS), tl.float32)
+        for part in tl.static_range(SPLITS):
+            acc_NR += tl.load(own + part * 2 * BLOCK_OUT * BLOCK_ROWS, cache_modifier=".cg")
+            if SWIGLU:
+                up_NR += tl.load(own + (part * 2 + 1) * BLOCK_OUT * BLOCK_ROWS, cache_modifier=".cg")
     if BITS == 8:
         acc_NR = acc_NR * tl.load(scale + outs_N)[:, None]
         if SWIGLU:
@@ -217,16 +238,27 @@ def _halves(pointer, tile, mask, HALF: tl.constexpr):
 
 
 @triton.jit
+def _slot(table, row, place, table_stride, slot_stride, PLACES: tl.constexpr, HALF: tl.constexpr):
+    """Where place 0 of a row would be if all its places followed those of the block that holds `place`."""
+    if PLACES == 0:
+        return row.to(tl.int64) * slot_stride
+    number = place // PLACES
+    return tl.load(table + row * table_stride + number) * slot_stride - number * (PLACES * 2 * HALF)
+
+
+@triton.jit
 def attention(
     qkv,
     cos,
     sin,
     k_cache,
     v_cache,
+    table,
     positions,
     adapter_k,
     adapter_v,
     out,
+    table_stride,
     slot_stride,
     head_stride,
     adapter_stride,
@@ -234,6 +266,7 @@ def attention(
     num_queries,
     HALF: tl.constexpr,
     QUERIES: tl.constexpr,
+    PLACES: tl.constexpr,
     BLOCK_PLACES: tl.constexpr,
 ):
     row, head = tl.program_id(0), tl.program_id(1)
@@ -255,7 +288,7 @@ def attention(
     v1, v2 = tl.load(qkv + own + 2 * width), tl.load(qkv + own + 2 * width + HALF)
     q1, q2 = (q1 * c_H - q2 * s_H).to(dtype), (q2 * c_H + q1 * s_H).to(dtype)
     k1, k2 = (k1 * c_H - k2 * s_H).to(dtype), (k2 * c_H + k1 * s_H).to(dtype)
-    slot = row.to(tl.int64) * slot_stride + head * head_stride
+    slot = _slot(table, row, position, table_stride, slot_stride, PLACES, HALF) + head * head_stride
     place = slot + position * 2 * HALF + half_H
     tl.store(k_cache + place, k1)
     tl.store(k_cache + place + HALF, k2)
@@ -269,6 +302,7 @@ def attention(
     for start in range(0, position, BLOCK_PLACES):
         places = start + tl.arange(0, BLOCK_PLACES)
         is_past = places < position
+        slot = _slot(table, row, start, table_stride, slot_stride, PLACES, HALF) + head * head_stride
         tile = slot + places[:, None] * 2 * HALF + half_H[None, :]
         old_k1, old_k2 = _halves(k_cache, tile, is_past[:, None], HALF)
         old_v1, old_v2 = _halves(v_cache, tile, is_past[:, None], HALF)

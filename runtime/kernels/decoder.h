@@ -45,10 +45,13 @@ typedef struct {
 } decoder_t;
 
 /* Keys and values (layers, rows, heads, places, head_dim). Strides count elements; places are contiguous. The cache has
- * num_kv_heads heads, the prefix num_heads, because gates are multiplied into its values. */
+ * num_kv_heads heads, the prefix num_heads, because gates are multiplied into its values. With a table, the rows are
+ * blocks of `block` places, and row r of the batch has the blocks table[r * blocks], table[r * blocks + 1], ... */
 typedef struct {
     void *k, *v;
     int64_t layer_stride, row_stride, head_stride;
+    const int64_t *table; /* or NULL: row r has its places in row r */
+    int64_t blocks, block;
 } kept_t;
 
 typedef struct {
@@ -67,11 +70,17 @@ typedef struct {
 } batch_t;
 
 typedef struct {
+    int64_t first, end;
+} span_t;
+
+typedef struct {
     const decoder_t *decoder;
     const batch_t *batch;
     int64_t layer;
     float *qkv, *heads, *scores; /* `scores` has scores_each floats for each of heads_at_once heads of each thread */
     int64_t scores_each, heads_at_once;
+    span_t *spans; /* spans_each for each thread */
+    int64_t spans_each;
     const int64_t *tokens; /* tokens for which attention is computed, or NULL for all */
     const int64_t *starts; /* (runs + 1): index in `tokens` where each run begins */
 } attention_t;
@@ -149,6 +158,23 @@ static inline int64_t qkv_width(const decoder_t *decoder) {
     return (decoder->num_heads + 2 * decoder->num_kv_heads) * decoder->head_dim;
 }
 
+/* Cut the places first..end-1 of a row into spans that are contiguous in one head of a layer; returns their number. Spans
+ * count places from the head's first one in row 0. */
+static int64_t find_spans(const kept_t *kept, int64_t row, int64_t head_dim, int64_t first, int64_t end, span_t *spans) {
+    int64_t places_each = kept->row_stride / head_dim, count = 0; /* of all heads of a row or block */
+    if (!kept->table) {
+        spans[0] = (span_t){row * places_each + first, row * places_each + end};
+        return 1;
+    }
+    while (first < end) {
+        int64_t number = first / kept->block, stop = least(end, (number + 1) * kept->block);
+        int64_t base = kept->table[row * kept->blocks + number] * places_each - number * kept->block;
+        spans[count++] = (span_t){base + first, base + stop};
+        first = stop;
+    }
+    return count;
+}
+
 /* Apply norm and rotary embedding to each head of queries and keys, and store key and value in the row's cache. */
 static void rotate_task(const void *context, int64_t first, int64_t end, int64_t thread) {
     const attention_t *self = context;
@@ -160,30 +186,28 @@ static void rotate_task(const void *context, int64_t first, int64_t end, int64_t
     for (int64_t item = first; item < end; item++) {
         int64_t run = item / each, head = item % each, kv_head = head - decoder->num_heads;
         const float *norm = decoder->norms_all_heads ? NULL : kv_head < 0 ? layer->q_norm : layer->k_norm;
-        int64_t base = self->layer * batch->cache.layer_stride + batch->run_rows[run] * batch->cache.row_stride +
-                       kv_head * batch->cache.head_stride;
+        int64_t base = self->layer * batch->cache.layer_stride + kv_head * batch->cache.head_stride;
+        span_t place;
         for (int64_t token = batch->run_starts[run]; token < batch->run_starts[run + 1]; token++) {
             float *x = self->qkv + token * width + head * head_dim;
-            int64_t table = batch->positions[token] * head_dim, at = base + batch->places[token] * head_dim;
+            int64_t table = batch->positions[token] * head_dim, own = batch->places[token];
             if (norm) rms_norm(x, norm, head_dim, decoder->norm_eps, false, x);
             if (layer->rotary_cos) rotate(x, layer->rotary_cos + table, layer->rotary_sin + table, head_dim);
             if (kv_head < 0) continue;
+            find_spans(&batch->cache, batch->run_rows[run], head_dim, own, own + 1, &place);
+            int64_t at = base + place.first * head_dim;
             keep(batch->cache.k, decoder->kept_type, at, x, head_dim);
             keep(batch->cache.v, decoder->kept_type, at, x + kv_dim, head_dim);
         }
     }
 }
 
-typedef struct {
-    int64_t first, end;
-} span_t;
-
 /* What some query heads of a token see: one head of keys and values. */
 typedef struct {
     const float *q; /* (heads, head_dim) */
     const void *k, *v; /* (places, head_dim) */
     int64_t head_dim;
-    int num_spans;
+    int64_t num_spans;
     const span_t *spans; /* of places */
     float cap; /* of scores, or 0 */
     float *scores; /* (heads, scores_each): scratch */
@@ -198,13 +222,13 @@ typedef struct {
 ALWAYS_INLINE void attend(const int64_t vectors, const int num_heads, const int type, const view_t *self) {
     const float *q = self->q;
     const void *k = self->k, *v = self->v;
-    const int num_spans = self->num_spans;
+    const int64_t num_spans = self->num_spans;
     const span_t *spans = self->spans;
     float *scores = self->scores, *heads = self->heads, inverses[HEADS_AT_ONCE];
     const int64_t scores_each = self->scores_each, head_dim = vectors * LANES;
     int64_t count = 0;
     float scale = 1.0f / sqrtf((float)head_dim);
-    for (int s = 0; s < num_spans; s++)
+    for (int64_t s = 0; s < num_spans; s++)
         for (int64_t place = spans[s].first; place < spans[s].end; place++, count++) {
             floats_t sums[HEADS_AT_ONCE];
             EACH(h, num_heads) sums[h] = zeros();
@@ -240,7 +264,7 @@ ALWAYS_INLINE void attend(const int64_t vectors, const int num_heads, const int 
         floats_t sums[HEADS_AT_ONCE][VECTORS_AT_ONCE];
         EACH(h, num_heads) EACH(i, each) sums[h][i] = zeros();
         count = 0;
-        for (int s = 0; s < num_spans; s++)
+        for (int64_t s = 0; s < num_spans; s++)
             for (int64_t place = spans[s].first; place < spans[s].end; place++, count++) {
                 floats_t weights[HEADS_AT_ONCE];
                 EACH(h, num_heads) weights[h] = splat(scores[h * scores_each + count]);
@@ -287,15 +311,15 @@ static void attention_task(const void *context, int64_t first, int64_t end, int6
     int64_t qkv_each = qkv_width(decoder), width = decoder->num_heads * head_dim;
     int64_t adapter_layer = self->layer - decoder->first_adapter_layer;
     int64_t group = decoder->num_heads / decoder->num_kv_heads, num_parts = parts_of(group, self->heads_at_once);
-        view_t view = {.head_dim = head_dim, .cap = decoder->score_cap, .scores_each = self->scores_each,
+    span_t *seen = self->spans + thread * self->spans_each;
+    view_t view = {.head_dim = head_dim, .cap = decoder->score_cap, .scores_each = self->scores_each,
                    .scores = self->scores + thread * self->heads_at_once * self->scores_each};
     for (int64_t item = first; item < end; item++) {
         int64_t run = item / (decoder->num_kv_heads * num_parts), row = batch->run_rows[run];
         int64_t kv_head = item / num_parts % decoder->num_kv_heads, part = item % num_parts;
         int64_t head = kv_head * group + group * part / num_parts;
         int64_t num_heads = kv_head * group + group * (part + 1) / num_parts - head;
-        int64_t at = self->layer * batch->cache.layer_stride + row * batch->cache.row_stride +
-                     kv_head * batch->cache.head_stride;
+        int64_t at = self->layer * batch->cache.layer_stride + kv_head * batch->cache.head_stride;
         int64_t prefix_at = adapter_layer * batch->prefix.layer_stride + row * batch->prefix.row_stride +
                             head * batch->prefix.head_stride;
         for (int64_t place = self->starts[run]; place < self->starts[run + 1]; place++) {
@@ -305,12 +329,13 @@ static void attention_task(const void *context, int64_t first, int64_t end, int6
                 shared_start = least(shared_end, most(0, batch->positions[token] - window + 1));
                 start = most(start, own - window + 1);
             }
-            span_t seen[2] = {{shared_start, shared_end}, {start, own + 1}};
+            int64_t num_seen = find_spans(&batch->cache, row, head_dim, shared_start, shared_end, seen);
+            num_seen += find_spans(&batch->cache, row, head_dim, start, own + 1, seen + num_seen);
             view.q = self->qkv + token * qkv_each + head * head_dim;
             view.heads = self->heads + place * width + head * head_dim;
             memset(view.heads, 0, 4 * num_heads * head_dim);
             view.k = element(batch->cache.k, type, at), view.v = element(batch->cache.v, type, at);
-            view.spans = seen, view.num_spans = 2;
+            view.spans = seen, view.num_spans = num_seen;
             attend_of(head_dim, num_heads, type)(&view);
             if (adapter_layer < 0) continue;
             span_t queries = {0, decoder->num_queries}; /* a separate softmax; the values contain the gate */
@@ -450,6 +475,8 @@ static int64_t forward(const decoder_t *decoder, const batch_t *batch, scratch_t
     void *converted = scratch_take(&scratch, most_converted_bytes(decoder, batch));
     float *last_x = scratch_take(&scratch, 4 * batch->num_logits * dim);
     int64_t *logit_starts = scratch_take(&scratch, 8 * (batch->num_runs + 1));
+    int64_t spans_each = batch->cache.table ? most_places / batch->cache.block + 4 : 2; /* two runs of places, cut */
+    span_t *spans = scratch_take(&scratch, sizeof(span_t) * spans_each * most_threads(num_threads));
     if (scratch_is_short(&scratch)) return scratch.num_taken;
     int64_t num_rotated = batch->num_runs * (decoder->num_heads + decoder->num_kv_heads);
     int64_t views_of_run = decoder->num_kv_heads * parts_of(group, heads_at_once);
@@ -472,8 +499,8 @@ static int64_t forward(const decoder_t *decoder, const batch_t *batch, scratch_t
             num_tokens = batch->num_tokens;
             is_shared = false;
         }
-        attention_t attention = {decoder,     batch,         index, qkv,              heads, scores,
-                                 scores_each, heads_at_once, NULL,  batch->run_starts};
+        attention_t attention = {decoder,       batch, index,      qkv,  heads,            scores, scores_each,
+                                 heads_at_once, spans, spans_each, NULL, batch->run_starts};
         run_items(rotate_task, &attention, num_rotated, rotate_chunk, num_threads);
         if (index == decoder->num_layers - 1 && !is_shared && batch->num_logits < num_tokens) {
             find_logits(batch, logit_starts);

@@ -69,7 +69,9 @@ class StackStruct(ctypes.Structure):
 class KeptStruct(ctypes.Structure):
     """`kept_t` of decoder.h."""
 
-    _fields_ = _fields((_ADDRESS, "k v"), (_I64, "layer_stride row_stride head_stride"))
+    _fields_ = _fields(
+        (_ADDRESS, "k v"), (_I64, "layer_stride row_stride head_stride"), (_ADDRESS, "table"), (_I64, "blocks block")
+    )
 
 
 class BatchStruct(ctypes.Structure):

@@ -6,7 +6,7 @@ from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.vision.block import plain_attention
 from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
-from llama_adapter.vision.encoder import PictureEncoder, use_attention
+from llama_adapter.vision.encoder import PictureEncoder, VisualQueryBlocks, use_attention
 
 VOCABULARY = 1024
 VISION = VisionConfig(
@@ -34,6 +34,7 @@ def build_encoder() -> PictureEncoder:
             torch.nn.init.trunc_normal_(weight, std=0.04)
         elif name.endswith("bias"):
             torch.nn.init.zeros_(weight)
+    assert isinstance(encoder.query, VisualQueryBlocks)
     torch.nn.init.normal_(encoder.query.queries, std=0.5)
     # On a CPU the backward pass of the fused kernel is slower.
     use_attention(encoder, plain_attention)

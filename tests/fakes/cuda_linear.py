@@ -85,10 +85,20 @@ class LinearOps:
         qkv: Tensor,
         table: tuple[Tensor, Tensor],
         cache: tuple[Tensor, Tensor],
+        table_RT: Tensor | None,
         positions_R: Tensor,
         prefix: Any,
     ) -> Tensor:
         self.calls["attend"] += 1
+        if table_RT is not None:
+            self.calls["attend to blocks"] += 1
+            rows = tuple(whole[table_RT].transpose(1, 2).flatten(2, 3) for whole in cache)
+            heads = self.attend(qkv, table, rows, None, positions_R, prefix)  # type: ignore[arg-type]
+            block, rows_R = cache[0].shape[2], torch.arange(len(table_RT))
+            blocks_R = table_RT[rows_R, positions_R // block]
+            for whole, row in zip(cache, rows, strict=True):
+                whole[blocks_R, :, positions_R % block] = row[rows_R, :, positions_R]
+            return heads
         num_rows, num_heads, num_places, head_dim = cache[0].shape
         q, k, v = qkv.view(num_rows, 1, 3, num_heads, head_dim).unbind(2)
         cos, sin = (part[positions_R][:, None, None] for part in table)

@@ -4,13 +4,22 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from llama_adapter.llm.config import EngineConfig
+from llama_adapter.llm.config import DecoderConfig, EngineConfig
 from llama_adapter.llm.load import place_decoder, planner
-from llama_adapter.llm.memory_plan import MemoryPlan, check_memory, fitting_rows
+from llama_adapter.llm.memory_plan import (
+    MemoryPlan,
+    check_memory,
+    fitting_rows,
+    least_cache,
+    plan_memory,
+    widest_cache,
+)
+from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.schemes import Precision
@@ -114,3 +123,57 @@ def test_a_plan_counts_what_the_layers_of_a_gpu_hold(precision: Precision, monke
 
     held = sum(tensor.nbytes for tensor in decoder.state_dict().values())
     assert planner(config, forms, backend=HostCuda(), precision=precision)(1).weights == held
+
+
+SIZES_7B = DecoderConfig(
+    vocab_size=32000, dim=4096, num_layers=32, num_heads=32, ffn_dim=11008, norm_eps=1e-6, context=512
+)
+PLACE_7B = 2 * 32 * 4096 * 2
+
+
+def test_slots_times_context_need_not_fit() -> None:
+    """The cache of a 7B with 256 slots took 69 GB."""
+    config = EngineConfig(decoder=SIZES_7B, dtype=torch.float16, num_slots=256)
+    assert plan_memory(config, weights=0).slots == 256 * 512 * PLACE_7B > 68e9
+    least = least_cache(config)
+    plan = plan_memory(least, weights=0)
+    assert (least.block, least.spare_blocks) == (128, 3)
+    assert plan.slots == (256 + 3) * 128 * PLACE_7B < 18e9
+
+
+@pytest.mark.parametrize(
+    ("num_slots", "context", "past", "block", "spare_blocks"),
+    [
+        (1, 4096, 0, 0, 0),  # a single row has its whole context
+        (8, 128, 0, 0, 0),
+        (8, 64, 0, 0, 0),
+        (8, 500, 0, 128, 3),
+        (8, 4096, 0, 128, 7 * 7 + 31),  # a quarter of 32 blocks each, all of them for one
+        (8, 4096, 300, 384, 7 * 2 + 10),
+    ],
+)
+def test_the_least_cache_holds_a_quarter_of_each_row_and_all_of_one(
+    num_slots: int, context: int, past: int, block: int, spare_blocks: int
+) -> None:
+    sizes = replace(CONFIG, context=context)
+    shape = (sizes.num_layers, sizes.num_kv_heads, past, sizes.head_dim)
+    given = PastKeyValues(np.zeros(shape, np.float32), np.zeros(shape, np.float32)) if past else None
+    config = least_cache(EngineConfig(decoder=sizes, dtype=torch.float32, num_slots=num_slots, past=given))
+    assert (config.block, config.spare_blocks) == (block, spare_blocks)
+
+
+@pytest.mark.parametrize("kept_places", [0, 512])
+def test_the_cache_takes_what_leaves_a_tenth_of_the_memory(kept_places: int) -> None:
+    config = EngineConfig(decoder=SIZES_7B, dtype=torch.float16, num_slots=64, kept_places=kept_places)
+    least = least_cache(config)
+    plan = plan_memory(least, weights=10**9)
+    for more in (0, 1000, 5000, 10**6):
+        free = int((plan.total + more * PLACE_7B) / 0.9) + 1
+        widest = widest_cache(least, plan, free=free)
+        took = plan_memory(widest, weights=10**9)
+        assert plan.total <= took.total <= 0.9 * free
+        assert widest.kept_places == kept_places + (min(more // 4, 15 * 512) if kept_places else 0)
+        assert (widest.block == 0) == (more == 10**6)  # every row has its whole context
+        if widest.block:
+            assert 0.9 * free - took.total < 128 * PLACE_7B + 1
+    assert widest_cache(least, plan, free=None).block == 0

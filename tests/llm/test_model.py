@@ -27,7 +27,9 @@ def test_one_token_steps_equal_the_full_forward(config: DecoderConfig) -> None:
     for position in range(12, 20):
         positions = torch.full((2,), position)
         mask = torch.ones(1, 1, 1, position + 1, dtype=torch.bool)
-        view = DecodeView(cache.layers(2), positions_B=positions, length=position + 1)
+        view = DecodeView(
+            *cache.layers(slice(2), length=position + 1), positions_BS=positions[:, None], length=position + 1
+        )
         hidden = decoder(ids[:, position, None], positions[:, None], mask, prefix, view)
         assert difference(decoder.logits(hidden)[:, 0], expected[:, position]) <= rounding(config)
 

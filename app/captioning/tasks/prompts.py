@@ -9,6 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from llama_adapter.llm.conversation import SEPARATOR, Template, Turn, format_conversation
+from llama_adapter.llm.errors import PromptError
+from llama_adapter.llm.picture_format import Grid, PictureFormat, num_squares
 from llama_adapter.llm.prompt import format_prompt
 
 if TYPE_CHECKING:  # the command line imports prompts without a tokenizer
@@ -39,10 +41,12 @@ class Dialogue:
 
     turns: tuple[Turn, ...]
     question: str
+    pictures: tuple[int, ...] = ()  # how many are in each turn and in the question; empty: all are in the question
 
 
 # An instruction, an instruction with its input, a question with earlier turns, text without template, or token ids.
 Prompt = str | tuple[str, str | None] | Dialogue | RawPrompt | Sequence[int]
+_Key = tuple[Prompt, tuple[str, ...], int | None, tuple[Grid, ...], date | None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +61,7 @@ class EncodedPrompt:
     num_cut: int = 0  # tokens that were cut after the first because of `max_tokens`
     stop: tuple[str, ...] = ()  # texts of the template that end an answer
     grammar: "Grammar | None" = None  # the form of an answer
+    picture_starts: TokenIds = ()  # places of the first token of each square of its pictures
 
     def text_ids(self, index: int) -> TokenIds:
         """The token ids of a continuation's text."""
@@ -72,31 +77,40 @@ class PromptEncoder:
         *,
         check: Callable[[TokenIds, tuple[TokenIds, ...]], None],
         template: Template = "instruction",
+        pictures: PictureFormat | None = None,
     ) -> None:
         """`check` raises for a prompt or continuations that the engine cannot take. `template` is the model's.
 
-        Raises UsageError for the template `chat` if the tokenizer has none.
+        `pictures` is the form of pictures in prompts, if the model sees them so. Raises UsageError for the template
+        `chat` if the tokenizer has none.
         """
-        self._tokenizer, self._check, self._template = tokenizer, check, template
-        self._chat = _open_chat(tokenizer) if template == "chat" else None
-        self._encoded: dict[tuple[Prompt, tuple[str, ...], int | None, date | None], EncodedPrompt] = {}
+        self._tokenizer, self._check, self._template, self._pictures = tokenizer, check, template, pictures
+        self._chat = _open_chat(tokenizer, pictures) if template == "chat" else None
+        self._encoded: dict[_Key, EncodedPrompt] = {}
         self._num_tokens = 0  # in all cached prompts
         self._lock = threading.Lock()
 
     def encode(
-        self, prompt: Prompt, continuations: tuple[str, ...] = (), *, max_tokens: int | None = None
+        self,
+        prompt: Prompt,
+        continuations: tuple[str, ...] = (),
+        *,
+        max_tokens: int | None = None,
+        grids: tuple[Grid, ...] = (),
     ) -> EncodedPrompt:
         """Encode a prompt and its continuations.
 
+        `grids` are those of the pictures that stand in the prompt, in front of its question or its text.
+
         Raises TypeError for an invalid prompt, PromptError for one that the chat template refuses, and the errors of
-        `check`. A prompt of more than `max_tokens` tokens keeps its begin token and its end. `num_cut` is the number of
-        tokens cut.
+        `check`. A prompt of more than `max_tokens` tokens keeps its begin token, or what is before the end of its
+        pictures, and its end. `num_cut` is the number of tokens cut.
         """
         day = date.today() if self._chat is not None and self._chat.changes_daily else None
-        key = _hashable(prompt), continuations, max_tokens, day
+        key = _hashable(prompt), continuations, max_tokens, grids, day
         encoded = self._encoded.get(key)
         if encoded is None:
-            encoded = self._tokenise(*key[:3])
+            encoded = self._tokenise(*key[:4])
             num_tokens = len(encoded.token_ids) + sum(map(len, encoded.continuations))
             with self._lock:
                 if (
@@ -109,19 +123,39 @@ class PromptEncoder:
                 self._num_tokens += num_tokens
         return encoded
 
-    def _tokenise(self, prompt: Prompt, continuations: tuple[str, ...], max_tokens: int | None) -> EncodedPrompt:
-        shown, turns = shown_prompt(prompt), _turns(prompt)
-        end_id = self._tokenizer.eos_id
+    def _tokenise(
+        self, prompt: Prompt, continuations: tuple[str, ...], max_tokens: int | None, grids: tuple[Grid, ...]
+    ) -> EncodedPrompt:
+        shown, turns, form = shown_prompt(prompt), _turns(prompt), self._pictures
+        pictures = [form.text(grid) for grid in grids] if form is not None else []
+        end_id, begin = self._tokenizer.eos_id, self._tokenizer.pieces.begin_ids
         if self._chat is not None and turns is not None:
-            chat = self._chat.encode(turns)
+            chat = self._chat.encode(turns, pictures=_by_turn(prompt, pictures, len(turns)))
             token_ids, encode_answer = (*chat.ids, *chat.rest_ids), partial(self._chat.continue_chat, chat)
             end_id = self._chat.end_id if continuations else end_id
+            if form is not None and token_ids[: len(begin)] != begin:  # as the processors of such models
+                token_ids = (*begin, *token_ids)
         else:
             text = self._text(prompt, turns)
             token_ids = tuple(_as_token_ids(prompt) if text is None else self._tokenizer.encode(text))
             encode_answer = partial(self._tokenizer.encode_continuation, text)
+            if pictures:
+                from llama_adapter.llm.chat import PartsEncoder
+
+                encoder = PartsEncoder(self._tokenizer)
+                given = token_ids[len(begin) * (token_ids[: len(begin)] == begin) :] if text is None else ()
+                chat = encoder.ids([*((picture, True) for picture in pictures), (text or "", False)])
+                token_ids, encode_answer = (*begin, *chat.ids, *chat.rest_ids, *given), partial(encoder.continued, chat)
+        starts = self._places(token_ids, grids)
         num_cut = 0 if max_tokens is None else max(0, len(token_ids) - max_tokens)
         num_first = int(token_ids[:1] == (self._tokenizer.bos_id,) and max_tokens != 1)
+        if form is not None and starts:
+            num_first = starts[-1] + form.tokens_each
+            if num_cut and num_cut >= len(token_ids) - num_first:
+                raise PromptError(
+                    f"The prompt has pictures in its first {num_first} tokens, and {max_tokens} are allowed",
+                    hint="allow more tokens: pictures are not cut",
+                )
         token_ids = token_ids[:num_first] + token_ids[num_first + num_cut :]
         self._check(token_ids, ())  # before continuations, which are tokenised together with the prompt
         ids = tuple(tuple(encode_answer(text)) for text in continuations)
@@ -140,8 +174,23 @@ class PromptEncoder:
             has_end=has_end,
             end_id=end_id if ids else None,
             num_cut=num_cut,
+            picture_starts=starts,
             stop=(SEPARATOR,) if turns is not None and self._template == "conversation" else (),
         )
+
+    def _places(self, token_ids: TokenIds, grids: tuple[Grid, ...]) -> TokenIds:
+        """The places of the first token of each square. Raises PromptError for other tokens of pictures in a prompt."""
+        form = self._pictures
+        if form is None:
+            return ()
+        places = tuple(place for place, one in enumerate(token_ids) if one == form.token_id)
+        wanted = form.tokens_each * sum(map(num_squares, grids))
+        if len(places) != wanted:
+            raise PromptError(
+                f"The prompt has the token `{form.token}` {len(places)} times, and its pictures {wanted} times",
+                hint="leave this token out of token ids: it is written for pictures alone",
+            )
+        return places[:: form.tokens_each]
 
     def _text(self, prompt: Prompt, turns: tuple[Turn, ...] | None) -> str | None:
         """The prompt in the template of instructions or conversations; None for token ids."""
@@ -158,10 +207,10 @@ class PromptEncoder:
                 return None
 
 
-def _open_chat(tokenizer: "Tokenizer") -> "ChatFormat":
+def _open_chat(tokenizer: "Tokenizer", pictures: PictureFormat | None) -> "ChatFormat":
     from llama_adapter.llm.chat import ChatFormat
 
-    return ChatFormat(tokenizer)
+    return ChatFormat(tokenizer, picture="" if pictures is None else pictures.token)
 
 
 def prompt_length(prompt: Prompt) -> int:
@@ -191,12 +240,24 @@ def shown_prompt(prompt: Prompt) -> str:
 def _turns(prompt: Prompt) -> tuple[Turn, ...] | None:
     """The prompt as turns of a conversation, the last one the user's; None for text without template and token ids."""
     match prompt:
-        case Dialogue(turns, question):
-            return (*(turn for turn in turns if turn[1]), ("user", question))
+        case Dialogue(turns, question, pictures):
+            counts = pictures or (0,) * len(turns)
+            return (*(turn for turn, count in zip(turns, counts, strict=False) if turn[1] or count), ("user", question))
         case str() | (str(), str() | None):
             return (("user", shown_prompt(prompt)),)
         case _:
             return None
+
+
+def _by_turn(prompt: Prompt, pictures: Sequence[str], num_turns: int) -> Mapping[int, Sequence[str]]:
+    """The texts of pictures by the index of their turn, of those that `_turns` keeps."""
+    match prompt:
+        case Dialogue(turns, _, counts) if sum(counts) == len(pictures) > 0 and len(counts) == len(turns) + 1:
+            texts, rest = [*(text for _, text in turns), "?"], iter(pictures)
+            kept = [count for count, text in zip(counts, texts, strict=True) if text or count]
+            return {number: [next(rest) for _ in range(count)] for number, count in enumerate(kept)}
+        case _:
+            return {num_turns - 1: pictures}
 
 
 def _hashable(prompt: Prompt) -> Prompt:

@@ -17,6 +17,7 @@ class Question:
     raw: str | None = None
     task: Task = FREE_TEXT
     turns: tuple[Turn, ...] = ()  # earlier turns, for templates with turns; the question is then the last turn's text
+    pictures: tuple[int, ...] = ()  # see `Dialogue`
 
     def prompt(self, default: str) -> Prompt:
         """The prompt for a captioner; `default` is the model's caption prompt."""
@@ -24,7 +25,7 @@ class Question:
             return RawPrompt(self.raw)
         instruction = default if self.instruction is None else self.instruction
         if self.turns:
-            return Dialogue(self.turns, question=instruction)
+            return Dialogue(self.turns, question=instruction, pictures=self.pictures)
         return instruction if self.input is None else (instruction, self.input)
 
     def shown(self, default: str) -> str:

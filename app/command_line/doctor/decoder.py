@@ -30,7 +30,7 @@ def diagnose_decoder(spec: CaptionerSpec) -> list[Finding]:
     if captioner is None:
         return report.findings
     with closing(captioner):
-        has_adapter = captioner.info.has_adapter
+        has_adapter = captioner.info.sees_pictures
         runs = f"{captioner.info.device} opens the decoder"
         report.add("ok", _WHAT, f"{runs}, and {captioner.info.vision} its picture encoder" if has_adapter else runs)
         if has_adapter:

@@ -45,9 +45,11 @@ from llama_adapter.app.models.checkpoints import (
     query_heads,
     resolve_channel_order,
 )
+from llama_adapter.app.models.connected import open_connected
 from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.models.roofline import tower_flops
+from llama_adapter.app.models.sight import has_connector
 from llama_adapter.app.models.sketch import HalfConfig
 from llama_adapter.app.models.spec import AUTO
 from llama_adapter.app.models.stream_model import stream_merged_bundle
@@ -162,6 +164,8 @@ def _check_sources(report: Report, sources: ModelSources, *, exported: bool, enc
         report.add("ok", "tokenizer", f"The tokenizer has {tokenizer.vocab_size} pieces{template}")
     if place is not None and llama is not None:
         _check_llama(report, llama, tokenizer, form=place.form)
+        if adapter_file is None and tokenizer is not None and has_connector(place.folder):
+            _check_connected(report, place.folder, tokenizer, dim=llama.config.dim)
     if adapter is not None:
         _check_adapter(report, adapter, llama, vocab_size=None if tokenizer is None else tokenizer.vocab_size)
     if clip is not None:
@@ -190,6 +194,18 @@ def _check_llama(report: Report, llama: LlamaSource, tokenizer: Tokenizer | None
     _check_finite(report, "llama", llama.name, ((name, split.read()) for name, split in llama.tensors.items()))
     if tokenizer is not None:
         report.attempt("tokenizer", lambda: plan_decoder(llama, None, vocab_size=tokenizer.vocab_size))
+
+
+def _check_connected(report: Report, folder: Path, tokenizer: Tokenizer, *, dim: int) -> None:
+    found = report.attempt("vision", lambda: open_connected(folder, tokenizer, dim=dim))
+    if found is None:
+        return
+    config, form = found.config.clip, found.format
+    cut = f"; large pictures are cut into up to {form.most_squares} squares" if form.most_squares > 1 else ""
+    tower = f"a tower of width {config.width} and {config.num_layers} layers for {config.image_size} pixels"
+    sentence = f"Pictures are tokens: {tower} and a connector make {form.tokens_each} of `{form.token}`{cut}"
+    report.add("ok", "vision", sentence)
+    _check_finite(report, "vision", str(folder), found.tensors.items())
 
 
 def _check_adapter(report: Report, adapter: AdapterFile, llama: LlamaSource | None, *, vocab_size: int | None) -> None:

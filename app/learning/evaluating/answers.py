@@ -27,7 +27,7 @@ def ask_examples(captioner: Captioner, examples: Sequence[Example], *, sampling:
     the model sees none.
     """
     if any(example.item.source is not None for example in examples):
-        captioner.info.require_adapter()
+        captioner.info.require_sight()
     asked = [question_of(example, question=None) for example in examples]
     found: dict[int, Outcome] = {}
     for event in captioner.run(list(work_items(captioner, examples, asked)), sampling=sampling):

@@ -31,6 +31,7 @@ from llama_adapter.app.learning.scores.intervals import Draws
 from llama_adapter.app.learning.scores.outcome import Outcome
 from llama_adapter.app.learning.scores.report import SCORES, as_html, as_json, as_markdown, thumbnail_of
 from llama_adapter.app.learning.scores.scoring import Scores, score
+from llama_adapter.app.models.sight import is_blind
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.pictures.inputs import InputSpec, PictureInput, QuestionFields
 from llama_adapter.app.pictures.reading.reader import PictureReading
@@ -134,7 +135,7 @@ def _model_questions(job: EvaluationJob, data: EvaluationData) -> Iterator[str]:
 
 
 def _say_problems(job: EvaluationJob, data: EvaluationData) -> None:
-    if job.spec.is_llama_alone and any(example.item.source is not None for example in data.examples):
+    if is_blind(job.spec) and any(example.item.source is not None for example in data.examples):
         raise UsageError("--llama-dir needs --adapter beside it: a file such as BIAS-7B.pth")
     for reason in data.unreadable.values():
         say(f"error: {reason}")

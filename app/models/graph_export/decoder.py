@@ -19,7 +19,7 @@ from llama_adapter.app.models.graph_export.output import check_place, give, tell
 from llama_adapter.app.models.graph_export.to_onnx import read_pixels
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.roofline import decoder_weights
-from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.models.spec import CaptionerSpec, tokens_error
 from llama_adapter.app.models.stream_model import stream_merged_bundle, stream_model
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.exported.card import CARD_FILE, ExportCard, read_card
@@ -143,7 +143,10 @@ def _open(spec: CaptionerSpec) -> tuple[LoadedModel, Iterable[tuple[str, Tensor]
         return stream_merged_bundle(
             bundle_folder(spec.model), spec.lora, context=spec.context, channel_order=order, cast_vision=False
         )
-    return stream_sources(sources_of(spec), dtype=torch.float32, exported=True)
+    model, tensors = stream_sources(sources_of(spec), dtype=torch.float32, exported=True)
+    if model.picture_format is not None:
+        raise tokens_error(model.name, "exported decoders")
+    return model, tensors
 
 
 def _write(job: DecoderJob, model: LoadedModel, tensors: Iterable[tuple[str, Tensor]], folder: Path) -> ExportCard:

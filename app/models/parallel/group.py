@@ -173,7 +173,8 @@ class RankGroup:
                 )
 
         self._wait_for("loaded", check)
-        self.channel.send({"do": "start", "num_slots": runner.config.num_slots})
+        cache = {name: getattr(runner.config, name) for name in ("num_slots", "block", "spare_blocks")}
+        self.channel.send({"do": "start", "cache": cache})
         self._wait_for("ready")
         self._runner = LeadingRunner(runner, self.channel, explain=self.explain, watching=self._watching)
         return self._runner

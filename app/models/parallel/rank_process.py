@@ -126,7 +126,7 @@ def _serve(messages: Any, ranks: Ranks, channel: Channel, *, device: str) -> Non
     decoder = place_decoder(config, tensors, backend=backend, ranks=ranks)
     files = files_fingerprint(model, spec)
     _say(messages, "loaded", ranks.rank, fingerprints(decoder.decoder, files=files, past=config.past))
-    runner = decoder.runner(channel.receive()["num_slots"])
+    runner = decoder.runner(**channel.receive()["cache"])
     _say(messages, "ready", ranks.rank, {})
     follow(runner, channel)
 

@@ -63,7 +63,7 @@ class ReadingProcess:
         self, spec: ReadingSpec, *, pixels: PixelRule, memory_bytes: int | None, limits: PictureLimits
     ) -> None:
         """Start the process without waiting for it. Raises OSError."""
-        self._size, self._folder = pixels.image_size, _current_folder()
+        self._pixels, self._folder = pixels, _current_folder()
         self.is_ready = False  # whether it has reported that it is ready
         self.is_spent = False  # it works, but should be replaced: its priority is low, or it uses much memory
         self.digest = ""  # of the picture that is being read; "" until known
@@ -109,7 +109,7 @@ class ReadingProcess:
         asks_first = wants_pixels is not None
         request = Request(source=source, name=name, asks_first=asks_first, folder=moved, side=side)
         self._send(*request.encode(), deadline=deadline)
-        max_side = self._size if side is None else side
+        max_side = self._pixels.most_side if side is None else side
         self._wait(keep_waiting, deadline=deadline)
         head = self._receive_head(deadline, max_side=max_side)
         if head.kind is ReplyKind.DIGEST:
@@ -121,8 +121,9 @@ class ReadingProcess:
             head = self._receive_head(deadline, max_side=max_side)
         if head.kind is not ReplyKind.DONE:
             raise ChildProcessError(f"it said {head.kind.name} where a picture was due")
-        if head.num_bytes and head.code is None and side is None and head.shape != (self._size, self._size):
-            raise ChildProcessError(f"it sent {head.shape} pixels in place of a square of {self._size}")
+        size = self._pixels.image_size
+        if head.num_bytes and head.code is None and side is None and any(length % size for length in head.shape):
+            raise ChildProcessError(f"it sent {head.shape} pixels in place of squares of {size}")
         pixels, error = self._receive_body(head, deadline)
         self._child.listen()
         elapsed_ms = (time.perf_counter() - started) * 1e3

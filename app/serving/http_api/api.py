@@ -145,7 +145,7 @@ def _openai_routes(
 
 
 def _model(name: str, info: ModelInfo, *, created: int) -> Model:
-    inputs: list[Literal["text", "image"]] = ["text", "image"] if info.has_adapter else ["text"]
+    inputs: list[Literal["text", "image"]] = ["text", "image"] if info.sees_pictures else ["text"]
     return Model(id=name, created=created, architecture=Architecture(input_modalities=inputs))
 
 

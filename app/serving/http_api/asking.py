@@ -128,7 +128,12 @@ class Asker:
         info = model_info(self.service)
         name = shown_name(request.model, info=info, names=self.model_names)
         asked = form.understand(request)
-        if info.has_turns and asked.turns:
+        if info.picture_format is not None and asked.messages:
+            asked = asked.with_all_pictures()
+            if (1 + len(asked.other_urls)) * info.picture_format.tokens_each > info.context:
+                message = f"The request has {1 + len(asked.other_urls)} pictures, more than the context holds."
+                raise ApiError(message, code="context_length_exceeded", param=form.places[0])
+        elif info.has_turns and asked.turns:
             question = dataclasses.replace(asked.question, turns=asked.turns)
             num_ignored = asked.num_ignored_turns - len(asked.turns)
             asked = dataclasses.replace(asked, question=question, num_ignored_turns=num_ignored)
@@ -153,6 +158,7 @@ class Asker:
         self, asked: ChatQuestion, options: Mapping[str, Any], *, default_prompt: str
     ) -> list[Answering]:
         picture = None if asked.picture_url is None else await read_picture(asked.picture_url, settings=self.pictures)
+        others = [await read_picture(url, settings=self.pictures) for url in asked.other_urls]
         handles: list[Answering] = []
         submitted: list[RequestHandle] = []
         try:
@@ -161,6 +167,7 @@ class Asker:
                 for question in questions:
                     ask = Ask(
                         picture=picture,
+                        others=tuple(others),
                         text_prefix=asked.text_prefix,
                         prompt=question.prompt(default_prompt),
                         sampling=asked.sampling.numbered(number),

@@ -75,6 +75,30 @@ class ChatQuestion:
     num_top_logprobs: int = 0  # how many of the likeliest tokens have their log-probability too
     others: tuple[Question, ...] = ()  # further prompts of the request, each with `num_answers` answers
     turns: tuple[dialogue.Turn, ...] = ()  # what a model whose template has turns sees of the earlier messages
+    messages: tuple[Turn, ...] = ()  # what a model that sees pictures as tokens sees: all turns, also the last one
+    other_urls: tuple[str, ...] = ()  # of further pictures, for such a model
+
+    def with_all_pictures(self) -> "ChatQuestion":
+        """The question for a model that sees pictures as tokens: it sees every picture, in its turn if there are some.
+
+        A question that is asked in parts has no earlier turns but the system's, and all pictures itself.
+        """
+        turns = [turn for turn in self.messages[:-1] if turn.role == "system" or not self.properties]
+        question = replace(
+            self.question,
+            turns=tuple((turn.role, turn.text) for turn in turns if turn.role != "tool"),
+            pictures=() if self.properties else tuple(len(turn.pictures) for turn in self.messages),
+        )
+        urls = [picture.url for turn in self.messages for picture in turn.pictures]
+        ignored = self.num_ignored_turns - sum(bool(turn.text.strip() or turn.pictures) for turn in turns)
+        return replace(
+            self,
+            question=question,
+            picture_url=urls[0] if urls else None,
+            other_urls=tuple(urls[1:]),
+            picture_used=None,
+            num_ignored_turns=max(0, ignored),
+        )
 
     @property
     def questions(self) -> tuple[Question, ...]:
@@ -178,6 +202,7 @@ def understand_turns(
             for turn in earlier
             if turn.role != "tool" and turn.text.strip() and (turn.role == "system" or not (with_picture or properties))
         ),
+        messages=(*(turn for turn in earlier if turn.role != "tool" and (turn.text.strip() or turn.pictures)), last),
     )
 
 

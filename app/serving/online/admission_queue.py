@@ -57,7 +57,7 @@ class Entry(Accepted):
 
     prompt: EncodedPrompt
     text_prefix: TextPrefix = "none"  # what a question without a picture attends to
-    task: ReadingTask | None = None  # set when reading begins
+    tasks: tuple[ReadingTask, ...] = ()  # of its pictures, set when reading begins
     reading: PictureReading | None = None  # set when the picture is read
     active: ActiveRequest | None = None  # set at admission
     encoded: EncodedPicture | None = None  # set at admission, if the picture is in the cache

@@ -19,6 +19,7 @@ class Ask:
     """One question about one picture, or one prompt without a picture."""
 
     picture: bytes | None  # content of a picture file; None: no picture
+    others: tuple[bytes, ...] = ()  # further pictures of the same prompt
     prompt: Prompt
     text_prefix: TextPrefix | None = None  # used without a picture; None: as in the model's training
     label: str = "picture"  # copied to `Answer.picture`
@@ -34,8 +35,13 @@ class Ask:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the picture file; 0 without a picture."""
-        return 0 if self.picture is None else len(self.picture)
+        """Size of the picture files; 0 without a picture."""
+        return sum(map(len, self.pictures))
+
+    @property
+    def pictures(self) -> tuple[bytes, ...]:
+        """The content of all picture files."""
+        return () if self.picture is None else (self.picture, *self.others)
 
 
 class RequestHandle:

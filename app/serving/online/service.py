@@ -25,7 +25,7 @@ from llama_adapter.app.models.spec import PLAIN_MODES, CaptionerSpec
 from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.pictures.reading.isolated import IsolatedReader
 from llama_adapter.app.pictures.reading.prefetch import num_reading_threads
-from llama_adapter.app.pictures.reading.reader import PictureLimits, PictureReading
+from llama_adapter.app.pictures.reading.reader import PictureLimits, PictureReading, joined, joined_digest
 from llama_adapter.app.serving.online.admission_queue import Entry
 from llama_adapter.app.serving.online.base import CANCELLED, LATE_S, QueuedService, late
 from llama_adapter.app.serving.online.reading_pool import (
@@ -44,6 +44,7 @@ from llama_adapter.app.serving.online.types import (
     State,
     UnavailableError,
 )
+from llama_adapter.llm.errors import PromptError
 from llama_adapter.runtime.problems import describe, is_out_of_memory
 from llama_adapter.vision.backends.base import as_array
 
@@ -131,10 +132,11 @@ class Service(QueuedService[Entry]):
         """See `QueuedService.submit`."""
         captioner = self._loaded()
         self._check_sizes(ask)
-        prompt = captioner.encode_prompt(ask.prompt, ask.task, sampling=ask.sampling)
+        grids = captioner.least_grids(len(ask.pictures))
+        prompt = captioner.encode_prompt(ask.prompt, ask.task, sampling=ask.sampling, grids=grids)
         text_prefix = captioner.info.text_prefix(ask.text_prefix)
         if ask.picture is not None:
-            captioner.info.require_adapter()
+            captioner.info.require_sight()
         with self._changed:
             if self._is_draining or self._state != "ready":
                 raise self._unavailable()
@@ -180,11 +182,15 @@ class Service(QueuedService[Entry]):
     def visual_features(self, digest: str) -> np.ndarray | None:
         """Numbers that are close for pictures that look alike to the model: float32 (N * H,).
 
-        They are the gated values of the last adapter layer, averaged over the visual queries. None if the picture with
+        They are the gated values of the last adapter layer, averaged over the visual queries; or the mean of the whole
+        picture's tokens. None if the picture with
         this SHA-256 is not in the cache.
         """
         picture = self._encoded.find(digest)
-        return None if picture is None else as_array(picture.prefix.v[-1, 0].mean(-2)).ravel()
+        if picture is None:
+            return None
+        whole = picture.squares[-1].embeddings_SD if picture.squares else picture.prefix.v[-1, 0]
+        return as_array(whole.mean(-2)).ravel()
 
     def status(self) -> ServiceStatus:
         """The current status."""
@@ -253,8 +259,9 @@ class Service(QueuedService[Entry]):
         if answer.error is None:
             self._num_fruitless = 0
         super()._finish(entry, answer)
-        if entry.task is not None and entry.reading is None and self._pool is not None:
-            self._pool.discard(entry.task)
+        if entry.reading is None and self._pool is not None:
+            for task in entry.tasks:
+                self._pool.discard(task)
 
     # Called by the thread that looks up pictures in the cache, and by the threads of the reading pool
 
@@ -266,7 +273,7 @@ class Service(QueuedService[Entry]):
         if entry.ask.picture is None:
             self._note_reading(entry, PictureReading(digest=entry.text_prefix))
             return
-        digest = hashlib.sha256(entry.ask.picture).hexdigest()
+        digest = joined_digest([hashlib.sha256(picture).hexdigest() for picture in entry.ask.pictures])
         if self._encoded.find(digest) is None:
             self._read(entry)
             return
@@ -274,21 +281,35 @@ class Service(QueuedService[Entry]):
         self._note_reading(entry, PictureReading(digest=digest, pixels=None, error=None, elapsed_ms=elapsed_ms))
 
     def _read(self, entry: Entry) -> None:
-        assert entry.ask.picture is not None
-        entry.reading = None
-        entry.task = ReadingTask(
-            picture=entry.ask.picture,
-            name=entry.ask.label,
-            client=entry.ask.client,
-            is_wanted=lambda: not entry.is_done,
-            deliver=partial(self._note_reading, entry),
+        entry.reading, readings = None, dict[int, PictureReading]()
+        entry.tasks = tuple(
+            ReadingTask(
+                picture=picture,
+                name=entry.ask.label,
+                client=entry.ask.client,
+                is_wanted=lambda: not entry.is_done,
+                deliver=partial(self._note_one, entry, readings, index),
+            )
+            for index, picture in enumerate(entry.ask.pictures)
         )
-        self._reading_pool().submit(entry.task)
+        for task in entry.tasks:
+            self._reading_pool().submit(task)
 
-    def _note_reading(self, entry: Entry, reading: PictureReading | Exception) -> None:
+    def _note_one(
+        self, entry: Entry, readings: dict[int, PictureReading], index: int, reading: PictureReading | Exception
+    ) -> None:
+        """Note the reading of one of a request's pictures; the last one completes the request's."""
         if isinstance(reading, Exception):
             self._reading_failed(entry, reading)
             return
+        with self._changed:
+            readings[index] = reading
+            is_complete = len(readings) == len(entry.tasks)
+        if is_complete:
+            every = [readings[index] for index in range(len(entry.tasks))]
+            self._note_reading(entry, joined(every) if len(every) > 1 else reading)
+
+    def _note_reading(self, entry: Entry, reading: PictureReading) -> None:
         with self._changed:
             entry.reading = reading
             self._readers_failed_at = None
@@ -443,13 +464,27 @@ class Service(QueuedService[Entry]):
         # Background requests leave one row free, so that other requests need not wait for one of them to end.
         for entry in self._take_ready(loop.num_free, most_background=max(1, loop.num_rows - 1) - num_background):
             self._note_stage("read", entry.read.elapsed_ms / 1e3)
-            if entry.read.error is None:
+            error = entry.read.error or self._complete_prompt(entry)
+            if error is None:
                 readable.append(entry)
                 continue
             del self._running[entry.handle.id]
-            self._finish(entry, entry.in_loop.failed(entry.read.error))
+            self._finish(entry, entry.in_loop.failed(error))
         for entry, picture in zip(readable, self._encode(readable, loop), strict=True):
             entry.request_id = loop.submit(entry.in_loop, picture)
+
+    def _complete_prompt(self, entry: Entry) -> AnswerError | None:
+        """Encode a prompt whose pictures are tokens again, now that their number is known; returns what prevents it."""
+        ask, captioner = entry.ask, self._loaded()
+        grids = captioner.grids_of(entry.read) if entry.encoded is None else entry.encoded.grids
+        if grids == captioner.least_grids(len(grids)):
+            return None
+        try:
+            prompt = captioner.encode_prompt(ask.prompt, ask.task, sampling=ask.sampling, grids=grids)
+        except (PromptError, ValueError) as refusal:
+            return AnswerError(code="prompt", message=str(refusal))
+        entry.in_loop.prompt = prompt
+        return None
 
     def _take_ready(self, count: int, *, most_background: int) -> list[Entry]:
         """As `AdmissionQueue.take_ready`. Requests whose picture the cache has dropped are sent to reading again."""

@@ -110,7 +110,7 @@ class ReplicatedService(QueuedService[_Entry]):
         self._check_sizes(ask)
         info.text_prefix(ask.text_prefix)
         if ask.picture is not None:
-            info.require_adapter()
+            info.require_sight()
         with self._changed:
             if self._state() != "ready":
                 raise self._unavailable()

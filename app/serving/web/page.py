@@ -169,7 +169,7 @@ def _refreshed(make: Callable[[], str], *, elem_id: str) -> OnOpening:
 def _sees_pictures(service: Service) -> bool:
     """Whether the model has an adapter; True while no model is loaded."""
     try:
-        return service.info.has_adapter
+        return service.info.sees_pictures
     except UnavailableError:
         return True
 

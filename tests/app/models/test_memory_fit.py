@@ -39,11 +39,11 @@ def lack_memory(monkeypatch: pytest.MonkeyPatch, *, most: int) -> list[int]:
     tried: list[int] = []
     plain = PlacedDecoder.runner
 
-    def narrow(self: PlacedDecoder, num_slots: int) -> Runner:
+    def narrow(self: PlacedDecoder, num_slots: int, **cache: int) -> Runner:
         tried.append(num_slots)
         if num_slots > most:
             raise SHORTAGES["torch"]()
-        return plain(self, num_slots)
+        return plain(self, num_slots, **cache)
 
     monkeypatch.setattr(PlacedDecoder, "runner", narrow)
     return tried

@@ -41,17 +41,19 @@ def compiled(capability: int, half: str) -> Iterator[tuple[str, int]]:
             for flags in STEP if blocks.rows == 16 else MANY_ROWS:
                 types = dict.fromkeys(("x", "norm", "bias", "residual", "out"), pointer)
                 types |= {"weight": weight, "scale": scale, "sums": "*fp32", "out_sums": "*fp32", "eps": number}
+                types |= {"parts": "*fp32", "tickets": "*i32"}
                 sizes = {"BITS": bits, "ASSEMBLY": capability >= 90, "BIAS": True}
                 sizes |= {"NORM": False, "SWIGLU": False, "RESIDUAL": False, "SUMS": False, "EVEN": True, **flags}
                 sizes |= {"BLOCK_ROWS": blocks.rows, "BLOCK_OUT": blocks.outputs, "BLOCK_IN": blocks.inputs}
+                sizes["SPLITS"] = 2 if blocks.programs > 1 else 1
                 options = {"num_warps": blocks.warps, "num_stages": blocks.stages}
                 yield f"{bits} bits {blocks} {flags}", shared_bytes(kernels.linear, capability, types, sizes, **options)
     heads = ("qkv", "k_cache", "v_cache", "adapter_k", "adapter_v", "out")
-    types = dict.fromkeys(heads, pointer) | {"cos": "*fp32", "sin": "*fp32", "positions": "*i64"}
+    types = dict.fromkeys(heads, pointer) | {"cos": "*fp32", "sin": "*fp32", "positions": "*i64", "table": "*i64"}
     types["softmax_scale"] = number
-    for half_size in (32, 64):
-        sizes = {"HALF": half_size, "QUERIES": 16, "BLOCK_PLACES": 64}
-        yield f"attention {half_size}", shared_bytes(kernels.attention, capability, types, sizes)
+    for half_size, places in ((32, 0), (64, 0), (64, 128)):
+        sizes = {"HALF": half_size, "QUERIES": 16, "PLACES": places, "BLOCK_PLACES": 64}
+        yield f"attention {half_size} {places}", shared_bytes(kernels.attention, capability, types, sizes)
     types = {"tokens": "*i64", "table": pointer, "out": pointer, "sums": "*fp32"}
     yield "embed", shared_bytes(kernels.embed, capability, types, {"BLOCK": 1024})
     for name, weight, scale in (("widen8", "*i8", "*fp32"), ("widen4", "*u8", "*fp16")):

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from llama_adapter.runtime import operators
 from llama_adapter.runtime.devices import triton_calls
 from llama_adapter.runtime.devices.cuda_linear import build_linear
-from llama_adapter.runtime.devices.triton_calls import Step, Weights, linear, pack4, widen
+from llama_adapter.runtime.devices.triton_calls import Blocks, Step, Weights, linear, pack4, widen
 from llama_adapter.runtime.schemes import int4, int8
 from llama_adapter.runtime.schemes.layers import store_parts
 from llama_adapter.runtime.schemes.scheme import find_scheme
@@ -101,6 +101,37 @@ def test_steps_of_few_and_of_more_rows(num_rows: int, bits: int, with_swiglu: bo
     assert ((found - expected).norm() / expected.norm()).item() < 1e-3
 
 
+@pytest.mark.parametrize("with_swiglu", [False, True])
+@pytest.mark.parametrize("bits", [16, 8, 4])
+def test_programs_that_share_a_block_give_the_same_product_each_time(
+    bits: int, with_swiglu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dtype = torch.float16
+    weights, wide_NK = weights_of(bits, 80, 576, dtype=dtype)
+    x_RK = normal(5, 576, dtype=dtype, seed=2)
+
+    monkeypatch.setattr(triton_calls, "_LEAST_STEPS", 1)
+    found = []
+    for programs in (1, 9, 9, 5):
+        blocks = Blocks(16, 32, 64, 4, 2, programs)
+        monkeypatch.setattr(triton_calls, "choose_blocks", lambda bits, num_rows, blocks=blocks: blocks)
+        found.append(linear(x_RK, weights, swiglu=with_swiglu).x)
+
+    assert weights.bias is not None
+    expected = x_RK.float() @ wide_NK.T + weights.bias.float()
+    assert all(near(each, operators.swiglu(expected) if with_swiglu else expected, dtype) for each in found)
+    assert torch.equal(found[1], found[2])
+    assert not bool(triton_calls._tickets(x_RK.device).any())
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "num_steps", "splits"),
+    [(400, 99, 1), (192, 99, 1), (96, 99, 2), (24, 99, 8), (24, 16, 4), (2, 3, 1)],
+)
+def test_few_blocks_are_shared_if_each_program_keeps_some_steps(num_blocks: int, num_steps: int, splits: int) -> None:
+    assert triton_calls._choose_splits(num_blocks, num_steps, programs=192) == splits
+
+
 @pytest.mark.parametrize("bits", [16, 8, 4])
 def test_a_row_is_the_same_alone_and_in_a_batch(bits: int) -> None:
     weights, _ = weights_of(bits, 80, 192, dtype=torch.float16)
@@ -119,9 +150,9 @@ def test_widened_weights_are_those_of_the_scheme(bits: int, dtype: torch.dtype) 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("with_prefix", [True, False])
-def test_attention_of_a_step(with_prefix: bool, dtype: torch.dtype) -> None:
-    num_rows, num_places, num_queries = 3, 100, 5
+@pytest.mark.parametrize(("with_prefix", "in_blocks"), [(True, False), (False, False), (True, True)])
+def test_attention_of_a_step(with_prefix: bool, in_blocks: bool, dtype: torch.dtype) -> None:
+    num_rows, num_places, num_queries = 3, 128, 5
     positions = torch.tensor([5, 0, 97], device=DEVICE)
     qkv = normal(num_rows, 3 * HEADS * HEAD_DIM, dtype=dtype)
     k, v = (normal(num_rows, HEADS, num_places, HEAD_DIM, dtype=dtype, seed=seed) for seed in (1, 2))
@@ -140,9 +171,17 @@ def test_attention_of_a_step(with_prefix: bool, dtype: torch.dtype) -> None:
     if with_prefix:
         expected += operators.adapter_attention(q_RN1H, *(part.float() for part in prefix))
 
-    found = Step().attend(qkv, (cos, sin), (k, v), positions, (prefix[0], prefix[1]) if with_prefix else None)
+    own, table = (k, v), None
+    if in_blocks:  # of 64 places, in any order; the first is of no row
+        table = torch.tensor([[3, 1], [6, 2], [4, 5]], device=DEVICE)
+        own = tuple(x.new_zeros(7, HEADS, 64, HEAD_DIM) for x in (k, v))  # type: ignore[assignment]
+        for whole, x in zip(own, (k, v), strict=True):
+            whole[table] = x.unflatten(2, (2, 64)).transpose(1, 2)
+    found = Step().attend(qkv, (cos, sin), own, table, positions, (prefix[0], prefix[1]) if with_prefix else None)
 
     assert near(found, expected.transpose(1, 2).flatten(1), dtype)
+    if table is not None:
+        k, v = (whole[table].transpose(1, 2).flatten(2, 3) for whole in own)
     assert difference(k, expected_k) <= 2 * unit(dtype) * largest(expected_k)
     assert torch.equal(v, expected_v)
 
@@ -216,5 +255,5 @@ def test_every_kernel_compiles_for_a_gpu_and_fits_into_its_memory(capability: in
     )
 
     found: dict[str, int] = json.loads(done.stdout)
-    assert len(found) == 17
+    assert len(found) == 18
     assert {name: size for name, size in found.items() if size > SHARED[capability]} == {}

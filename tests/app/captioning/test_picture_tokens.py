@@ -1,0 +1,78 @@
+"""Models that see pictures as tokens answer as transformers does: alone, in batches, and about several pictures."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.llm.runners.base import MixedPlan
+from tests.app.picture_models import KINDS, Reference, pictures, save
+
+QUESTIONS = ("What is it?", "Is it red or blue, and how many are there in all?", "a")
+TOKENS = 64
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def folder(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(tmp_path_factory.mktemp(kind), kind)
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path, kind: str) -> Reference:
+    return Reference(folder, kind)
+
+
+@pytest.fixture(scope="module")
+def captioner(folder: Path) -> Iterator[Captioner]:
+    with Captioner.load(folder, batch_size=4, device="cpu", dtype="float32") as captioner:
+        yield captioner
+
+
+@pytest.mark.proves("LLaVA, SmolVLM, Idefics3 (pictures as tokens)", "CPU")
+def test_answers_in_ragged_batches_are_those_of_transformers(captioner: Captioner, reference: Reference) -> None:
+    images = pictures(5)
+    questions = [QUESTIONS[index % 3] for index in range(5)]
+    answers = captioner.generate(images, questions, max_new_tokens=TOKENS)
+    texts = captioner.generate_text(QUESTIONS, max_new_tokens=TOKENS)
+
+    for answer, image, question in zip(answers, images, questions, strict=True):
+        assert answer.error is None
+        assert list(answer.token_ids) == reference.answer([image], question, max_new_tokens=TOKENS)
+    for answer, question in zip(texts, QUESTIONS, strict=True):
+        assert list(answer.token_ids) == reference.answer([], question, max_new_tokens=TOKENS)
+    assert len({answer.token_ids for answer in answers}) == len(images)  # the pictures matter
+
+
+def test_two_pictures_in_one_prompt(captioner: Captioner, reference: Reference) -> None:
+    images = pictures(2, seed=1)
+    answer = captioner.ask(images, QUESTIONS[0], max_new_tokens=TOKENS)
+
+    assert list(answer.token_ids) == reference.answer(images, QUESTIONS[0], max_new_tokens=TOKENS)
+    assert answer.token_ids != captioner.ask(images[::-1], QUESTIONS[0], max_new_tokens=TOKENS).token_ids
+    assert answer.prompt_tokens == len(reference.ids(images, QUESTIONS[0])[0])
+
+
+def test_a_further_question_about_a_picture_computes_its_own_tokens_only(
+    captioner: Captioner, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = pictures(2, seed=2)
+    runner = captioner._engine._runner
+    known: list[bool] = []
+
+    def run(plan: Any, own: Any = runner.run) -> Any:
+        prefill = plan.prefill if isinstance(plan, MixedPlan) else plan
+        known.extend(kept.is_known for kept in getattr(prefill, "kept", ()) if kept is not None)
+        return own(plan)
+
+    monkeypatch.setattr(runner, "run", run)
+    for image, question in ((first, 0), (first, 1), (second, 1), (first, 2), (second, 0)):
+        answer = captioner.ask(image, QUESTIONS[question], max_new_tokens=TOKENS)
+        assert list(answer.token_ids) == reference.answer([image], QUESTIONS[question], max_new_tokens=TOKENS)
+    assert known == [False, True, False, True, True]

@@ -1,0 +1,224 @@
+"""Kept beginnings of prompts: further questions about a picture compute their own tokens only, and answer the same."""
+
+import queue
+import random
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.llm.engine.requests import GenerateRequest, Output, ScoreRequest
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.past import PastKeyValues
+from llama_adapter.llm.prefix import PictureTokens
+from llama_adapter.llm.runners.base import MixedPlan, Plan, PrefillPlan, Result, ScorePlan
+from llama_adapter.llm.runners.eager import EagerRunner
+from llama_adapter.llm.runners.shapes import BUCKETED, EXACT, STEPPED
+from llama_adapter.runtime.devices import CpuBackend
+from tests.llm import toys
+from tests.llm.toys import (
+    EOS_ID,
+    FAMILIES,
+    QueuedBackend,
+    answer,
+    answers,
+    drain,
+    eager,
+    open_runner,
+    rounding,
+    toy_decoder,
+)
+
+WITHOUT = {"num_adapter_layers": 0, "num_queries": 0}
+CONFIG = replace(toys.CONFIG, head_dim=0, num_kv_heads=0, dim=128, ffn_dim=192, **WITHOUT)
+OTHERS = {name: replace(config, **WITHOUT) for name, config in FAMILIES.items()}
+PLACEHOLDER = 7
+ROOM = 40  # places: three pictures with the text before them
+BLOCKS = {"block": 8, "spare_blocks": 9}
+
+
+class Watched:
+    """Sees the plans of a runner."""
+
+    def __init__(self, runner: EagerRunner) -> None:
+        self.num_computed = 0  # tokens of prompts
+        self.most_kept = 0  # places
+        self._runner, self._run = runner, runner.run
+        runner.run = self.run  # type: ignore[method-assign]
+
+    def run(self, plan: Plan) -> Result:
+        prefill = plan.prefill if isinstance(plan, MixedPlan) else plan
+        if isinstance(prefill, PrefillPlan | ScorePlan):
+            known = [one.num_tokens if one and one.is_known else 0 for one in prefill.kept] or [0] * len(prefill.rows)
+            self.num_computed += sum(len(prompt) for prompt in prefill.prompts) - sum(known)
+        result = self._run(plan)
+        kept = sum(k.shape[2] for k, _ in self._runner._beginnings.values())
+        self.most_kept = max(self.most_kept, kept)
+        return result
+
+
+def open_engine(config: DecoderConfig = CONFIG, *, kind: str = "kernels", **options: Any) -> tuple[Engine, Watched]:
+    """An engine by the kernels, or by plain torch in shapes of this name, and its plans."""
+    decoder = toy_decoder(config)
+    runner: Any
+    if kind == "kernels":
+        runner = open_runner(config, decoder.state_dict(), backend=CpuBackend(), num_slots=4, **options)
+    else:
+        shapes = {"exact": EXACT, "bucketed": BUCKETED, "stepped": STEPPED}[kind]
+        runner = eager(decoder, num_slots=4, shapes=shapes, backend=QueuedBackend(), **options)
+    return Engine(runner, eos_id=EOS_ID), Watched(runner)
+
+
+def questions(
+    engine: Engine, pictures: Sequence[int], *, config: DecoderConfig = CONFIG, length: int = 9
+) -> list[GenerateRequest]:
+    """A question of its own length about each of these pictures, all with equal ids around them; -1: no picture."""
+    draw = random.Random(0)
+    requests = []
+    for number, picture in enumerate(pictures):
+        own = torch.randn(length, config.dim, generator=torch.Generator().manual_seed(picture + 1))
+        shown = (PictureTokens(start=2, embeddings_SD=own, digest=f"picture {picture}"),) if picture >= 0 else ()
+        words = [draw.randrange(8, 300) for _ in range(draw.choice([1, 2, 5, 5, 20]))]
+        sampling = SamplingParams(max_new_tokens=draw.choice([3, 6, 20]), temperature=number % 2, seed=number)
+        ids = (1, 3, *[PLACEHOLDER] * length, 5, *words)
+        common: dict[str, Any] = {"prefix": engine.empty_prefix(), "sampling": sampling}
+        requests.append(GenerateRequest(id=number, prompt_ids=ids, pictures=shown, **common))
+    return requests
+
+
+@pytest.mark.parametrize("cache", [{}, BLOCKS], ids=["whole", "in blocks"])
+@pytest.mark.parametrize("kind", ["kernels", "exact", "bucketed", "stepped"])
+def test_answers_are_those_of_an_empty_store(kind: str, cache: dict[str, int]) -> None:
+    draw = random.Random(1)
+    pictures = [draw.choice([-1, 0, 0, 1, 2, 3, 4]) for _ in range(40)]
+    plain, all_tokens = open_engine(kind=kind)
+    expected = answer(plain, questions(plain, pictures))
+    assert all_tokens.most_kept == 0
+    for room in (ROOM, 10_000):
+        engine, watched = open_engine(kind=kind, kept_places=room, **cache)
+        assert answer(engine, questions(engine, pictures)) == expected
+        assert watched.num_computed < all_tokens.num_computed
+        assert 0 < watched.most_kept <= room
+
+
+@pytest.mark.parametrize("config", OTHERS.values(), ids=OTHERS)
+def test_what_is_kept_has_the_heads_and_windows_of_every_family(config: DecoderConfig) -> None:
+    pictures = [0, 1, 0, 1, 1, -1, 0]
+    engines = [open_engine(config, kind="exact", kept_places=room, **BLOCKS)[0] for room in (0, ROOM)]
+    plain, keeping = (answer(engine, questions(engine, pictures, config=config)) for engine in engines)
+    assert keeping == plain
+
+
+@pytest.mark.parametrize("with_past", [False, True])
+@pytest.mark.parametrize("kind", ["kernels", "exact", "bucketed"])
+def test_choices_are_scored_behind_what_is_kept(kind: str, with_past: bool) -> None:
+    shape, draw = (CONFIG.num_layers, CONFIG.num_kv_heads, 4, CONFIG.head_dim), np.random.default_rng(0)
+    past = PastKeyValues(*(draw.standard_normal(shape, np.float32) for _ in range(2))) if with_past else None
+    pictures = [0, 1, 0, 0, -1, 1, 2, 3, 0, 1]
+    scores, computed = [], []
+    for room in (0, 2 * 15):
+        engine, watched = open_engine(kind=kind, kept_places=room, past=past)
+        requests: list[Any] = questions(engine, pictures)
+        for number, request in enumerate(requests):
+            if number != 3:  # one question is answered, and its picture is kept for the choices
+                parts = {"prompt_ids": request.prompt_ids, "prefix": request.prefix, "pictures": request.pictures}
+                request = ScoreRequest(id=number, continuations=((3, 4), (5,), (6, 7, 8)), **parts)
+            engine.submit(request)
+        outputs = drain(engine)
+        scores.append({output.request_id: output.logprobs for output in outputs if output.finish == "scored"})
+        computed.append(watched.num_computed)
+        assert watched.most_kept <= room
+    assert scores[0].keys() == scores[1].keys()
+    for number, expected in scores[0].items():
+        assert scores[1][number] == pytest.approx(expected, abs=2 * 3 * rounding(CONFIG))  # of up to three tokens
+    assert computed[1] <= computed[0] - 3 * 11
+
+
+def test_a_further_question_computes_its_own_tokens_only() -> None:
+    engine, watched = open_engine(kept_places=ROOM)
+    first, second, third, other = questions(engine, [0, 0, 0, 1])
+    answer(engine, [first])
+    assert watched.num_computed == len(first.prompt_ids)
+    answer(engine, [second, third])
+    assert watched.num_computed == sum(map(len, (first.prompt_ids, second.prompt_ids[11:], third.prompt_ids[11:])))
+    before = watched.num_computed
+    answer(engine, [other, replace(first, prompt_ids=(1, 4, *first.prompt_ids[2:]))])  # another picture, another text
+    assert watched.num_computed == before + len(other.prompt_ids) + len(first.prompt_ids)
+
+
+def test_questions_that_come_together_compute_their_picture_once() -> None:
+    engine, watched = open_engine(kept_places=ROOM)
+    requests = questions(engine, [0] * 4)
+    answer(engine, requests)
+    assert watched.num_computed == 11 + sum(len(request.prompt_ids) - 11 for request in requests)
+
+
+def test_the_least_recently_used_leaves() -> None:
+    engine, watched = open_engine(kept_places=3 * 11)
+    requests = questions(engine, [0, 1, 2, 0, 3, 0, 1])  # 3 takes the place of 1, not of 0
+    for request in requests:
+        answer(engine, [request])
+    is_known = [False, False, False, True, False, True, False]
+    expected = [len(one.prompt_ids) - 11 * known for one, known in zip(requests, is_known, strict=True)]
+    assert watched.num_computed == sum(expected)
+    assert watched.most_kept == 3 * 11
+
+
+@pytest.mark.parametrize("options", [{"kept_places": 10}, {}], ids=["too little room", "none"])
+def test_without_room_nothing_is_kept(options: dict[str, int]) -> None:
+    engine, watched = open_engine(**options)
+    requests = questions(engine, [0, 0])
+    answer(engine, requests)
+    assert (watched.num_computed, watched.most_kept) == (sum(len(one.prompt_ids) for one in requests), 0)
+
+
+def test_an_adapters_prefix_is_part_of_what_is_computed_so_nothing_is_kept() -> None:
+    engine, watched = open_engine(replace(CONFIG, num_adapter_layers=2, num_queries=5), kept_places=ROOM)
+    answer(engine, questions(engine, [0, 0]))
+    assert watched.most_kept == 0
+
+
+def test_a_reset_forgets_what_is_kept() -> None:
+    engine, watched = open_engine(kept_places=ROOM)
+    first, second = questions(engine, [0, 0])
+    expected = answer(engine, [first]) | answer(engine, [second])
+    engine.reset()
+    before = watched.num_computed
+    assert answer(engine, [first, second]) == expected
+    assert watched.num_computed == before + len(first.prompt_ids) + len(second.prompt_ids) - 11
+
+
+def test_a_thousand_questions_of_several_threads_get_their_own_pictures_answers() -> None:
+    draw = random.Random(2)
+    pictures = [draw.choice([-1, *range(12)]) for _ in range(1000)]
+    plain, _ = open_engine()
+    expected = answer(plain, questions(plain, pictures))
+    engine, watched = open_engine(kept_places=4 * 11, **BLOCKS)
+    waiting: queue.SimpleQueue[GenerateRequest] = queue.SimpleQueue()
+    requests = questions(engine, pictures)
+
+    def client(number: int) -> None:
+        for request in requests[number::8]:
+            waiting.put(request)
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    outputs: list[Output] = []
+    num_submitted = 0
+    while num_submitted < len(requests) or engine.num_unfinished:
+        while engine.num_unfinished < 8 and num_submitted < len(requests):
+            engine.submit(waiting.get())
+            num_submitted += 1
+        outputs += engine.step()
+    for thread in threads:
+        thread.join()
+
+    assert answers(outputs) == expected
+    assert 0 < watched.most_kept <= 4 * 11

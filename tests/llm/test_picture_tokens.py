@@ -1,0 +1,110 @@
+"""Pictures as tokens: embeddings in place of ids give what the ids of these embeddings give, and only their own."""
+
+import dataclasses
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.llm.engine.requests import GenerateRequest, Request, ScoreRequest
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.errors import PromptError
+from llama_adapter.llm.prefix import PictureTokens
+from llama_adapter.llm.runners.native import NativeRunner
+from llama_adapter.runtime.devices import CpuBackend
+from llama_adapter.runtime.kernels.library import find_library
+from tests.llm.toys import CONFIG, EOS_ID, answer, drain, open_runner, toy_decoder
+
+PLAIN = dataclasses.replace(
+    CONFIG, head_dim=0, num_kv_heads=0, dim=128, ffn_dim=192, num_adapter_layers=0, num_queries=0
+)
+PLACEHOLDER = 7
+GREEDY = SamplingParams(temperature=0.0, max_new_tokens=8)
+
+Words = tuple[int, ...]
+
+
+def open_engine(kind: str, *, num_slots: int = 4) -> tuple[Engine, Tensor]:
+    """An engine by plain torch or by the kernels, and the embeddings of its tokens."""
+    state = toy_decoder(PLAIN).state_dict()
+    options: dict[str, Any] = {"operators": "aten"} if kind == "plain" else {}
+    runner = open_runner(PLAIN, state, backend=CpuBackend(), num_slots=num_slots, **options)
+    if kind == "kernels" and find_library().library is None:
+        pytest.skip(find_library().reason)
+    assert isinstance(runner, NativeRunner) == (kind == "kernels")
+    return Engine(runner, eos_id=EOS_ID), state["embedding.weight"]
+
+
+def asked(
+    parts: Sequence[Words | tuple[str, Words]], embedding_VD: Tensor, engine: Engine, *, number: int, scored: bool
+) -> tuple[Request, Request]:
+    """A request with pictures, `("picture", ids)`, and one with the ids whose embeddings the pictures have."""
+    ids: list[int] = []
+    words: list[int] = []
+    pictures = []
+    for part in parts:
+        if isinstance(part[0], str):
+            shown = part[1]
+            assert isinstance(shown, tuple)
+            embeddings = embedding_VD[list(shown)]
+            pictures.append(PictureTokens(start=len(ids), embeddings_SD=embeddings, digest=str(shown)))
+            ids += [PLACEHOLDER] * len(shown)
+            words += shown
+        else:
+            ids += part  # type: ignore[arg-type]
+            words += part  # type: ignore[arg-type]
+    common: dict[str, Any] = {"id": number, "prefix": engine.empty_prefix()}
+    texts = (tuple(ids), tuple(pictures)), (tuple(words), ())
+    if scored:
+        found = [ScoreRequest(prompt_ids=a, pictures=b, continuations=((3, 4), (5,)), **common) for a, b in texts]
+    else:
+        found = [GenerateRequest(prompt_ids=a, pictures=b, sampling=GREEDY, **common) for a, b in texts]
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("kind", ["plain", "kernels"])
+@pytest.mark.parametrize("scored", [False, True], ids=["generated", "scored"])
+def test_pictures_give_what_the_ids_of_their_embeddings_give(kind: str, scored: bool) -> None:
+    engine, embedding = open_engine(kind)
+    draw = random.Random(0)
+
+    def shown(count: int = 5) -> tuple[str, Words]:
+        return "picture", tuple(draw.randrange(20, 300) for _ in range(count))
+
+    same = shown()
+    prompts = [
+        *([(1, 3), shown(), (4, 5)] for _ in range(4)),  # equal ids and different pictures, in one batch
+        [(1, 3), same, (4, 5)],
+        [(1, 3), same, (4, 5)],
+        [(1,), shown(9), (6,), shown(2), shown(3), (8, 9, 10)],
+        [(1, 3, PLACEHOLDER, 5)],
+        [shown(1), (4,)],
+    ]
+    pairs = [asked(parts, embedding, engine, number=n, scored=scored) for n, parts in enumerate(prompts)]
+
+    found, wanted = ([pair[side] for pair in pairs] for side in (0, 1))
+
+    if scored:
+        for requests in (found, wanted):
+            for request in requests:
+                engine.submit(request)
+        logprobs: dict[int, list[Tensor]] = {}
+        for output in drain(engine):
+            logprobs.setdefault(output.request_id, []).append(torch.tensor(output.logprobs))
+        assert all(torch.allclose(ours, theirs, atol=1e-5) for ours, theirs in logprobs.values())
+        assert len({tuple(ours.tolist()) for ours, _ in logprobs.values()}) == len(prompts) - 1  # two are the same
+    else:
+        assert answer(engine, found) == answer(engine, wanted)
+
+
+@pytest.mark.parametrize("starts", [(3, 4), (4, 1), (0, 7)], ids=["overlapping", "unordered", "beyond the prompt"])
+def test_pictures_outside_their_places_are_refused(starts: tuple[int, int]) -> None:
+    engine, embedding = open_engine("plain")
+    pictures = tuple(PictureTokens(start=start, embeddings_SD=embedding[:2], digest="") for start in starts)
+    request = GenerateRequest(id=0, prompt_ids=(1,) * 8, prefix=engine.empty_prefix(), pictures=pictures)
+    with pytest.raises(PromptError, match="A picture's tokens are at"):
+        engine.submit(request)

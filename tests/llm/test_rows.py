@@ -1,0 +1,172 @@
+"""Rows in blocks: many rows share a small cache, are put back when it is full, and answer as with a cache for each."""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from llama_adapter.llm.config import DecoderConfig, EngineConfig
+from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.llm.engine.requests import GenerateRequest
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.past import PastKeyValues
+from llama_adapter.llm.runners.base import Runner
+from llama_adapter.llm.runners.eager import EagerRunner
+from llama_adapter.llm.runners.shapes import BUCKETED, EXACT, STEPPED
+from llama_adapter.runtime.devices import CpuBackend
+from tests.fakes import cuda_graphs
+from tests.fakes.cuda_graphs import FakeCuda, HostCuda
+from tests.fakes.cuda_linear import LinearOps
+from tests.llm import toys
+from tests.llm.toys import (
+    EOS_ID,
+    FAMILIES,
+    WHOLE_CONTEXT,
+    Alternating,
+    QueuedBackend,
+    answer,
+    drain,
+    eager,
+    open_runner,
+    toy_decoder,
+    toy_requests,
+)
+
+CONFIG = replace(toys.CONFIG, head_dim=0, num_kv_heads=0, dim=128, ffn_dim=192)  # sizes that the kernels accept
+SMALLEST = {"block": 8, "spare_blocks": 7}  # of a context of 64: one row can fill it beside rows of one block
+cuda = cuda_graphs.cuda  # a fixture
+
+
+def mixed_requests(engine: Engine, count: int, *, config: DecoderConfig, seed: int = 0) -> list[GenerateRequest]:
+    """Requests of all lengths, most of them short."""
+    draw = random.Random(seed)
+    prompts, sampling = [], []
+    for index in range(count):
+        longest = draw.choice([6, 6, 20, 60])
+        prompts.append((1, *(draw.randrange(3, 300) for _ in range(draw.randrange(longest)))))
+        most = draw.choice([3, 5, 9, 64])
+        sampling.append(SamplingParams(max_new_tokens=most, temperature=index % 3 / 2, seed=index))
+    return toy_requests(engine, prompts, sampling=sampling, config=config)
+
+
+def native(**options: Any) -> Runner:
+    """The runner that the product chooses on this processor."""
+    runner: Runner = open_runner(CONFIG, toy_decoder(CONFIG).state_dict(), backend=CpuBackend(), **options)
+    return runner
+
+
+def plain(config: DecoderConfig = CONFIG, **options: Any) -> Runner:
+    return eager(toy_decoder(config), **options)
+
+
+RUNNERS = {
+    "kernels": (CONFIG, native),
+    **{
+        f"plain {name}, {where}": (CONFIG, partial(plain, shapes=shapes, backend=backend))
+        for name, shapes in (("exact", EXACT), ("bucketed", BUCKETED), ("stepped", STEPPED), ("whole", WHOLE_CONTEXT))
+        for where, backend in (("at once", CpuBackend()), ("queued", QueuedBackend()))
+    },
+    **{name: (config, partial(plain, config, shapes=BUCKETED)) for name, config in FAMILIES.items()},
+}
+
+
+@pytest.mark.parametrize(("config", "make"), RUNNERS.values(), ids=RUNNERS)
+def test_rows_of_a_small_cache_answer_as_with_one_for_each(config: DecoderConfig, make: Callable[..., Runner]) -> None:
+    answers = []
+    for cache in ({}, SMALLEST, {"block": 8, "spare_blocks": 15}):
+        engine = Engine(make(num_slots=5, **cache), eos_id=EOS_ID)
+        requests = [
+            replace(request, constraint=Alternating() if request.id % 5 == 0 else None)
+            for request in mixed_requests(engine, 30, config=config)
+        ]
+        answers.append(answer(engine, requests))
+        assert (engine.num_put_back > 0) == bool(cache)
+
+    assert answers[1] == answers[0]
+    assert answers[2] == answers[0]
+
+
+def test_a_thousand_rows_are_put_back_and_none_is_lost() -> None:
+    whole, small = (Engine(native(num_slots=8, **cache), eos_id=EOS_ID) for cache in ({}, SMALLEST))
+    requests = mixed_requests(whole, 1000, config=CONFIG)
+    expected, given = (answer(engine, requests) for engine in (whole, small))
+
+    assert given.keys() == {request.id for request in requests}
+    assert given == expected
+    assert small.num_put_back > 100
+    runners = [engine._runner for engine in (whole, small)]
+    assert all(isinstance(runner, EagerRunner) for runner in runners)
+    places = [runner._cache.k[0, :, 0, :, 0].numel() for runner in runners]  # type: ignore[attr-defined]
+    assert places == [8 * 64, (8 + 7 + 1) * 8]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["plain operators", "fused operators"])
+def test_recorded_steps_read_the_blocks_of_the_moment(
+    dtype: torch.dtype, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ops = LinearOps()
+    ops.install(monkeypatch)
+    state = {name: value.to(dtype) for name, value in toy_decoder(CONFIG).state_dict().items()}
+    open_graphs = partial(open_runner, CONFIG, state, backend=HostCuda(), num_slots=4, mode="cuda_graph")
+    answers = []
+    for cache in ({}, SMALLEST):
+        engine = Engine(open_graphs(**cache), eos_id=EOS_ID)
+        engine.warm_up(prompt_tokens=20, new_tokens=40)
+        answers.append(answer(engine, mixed_requests(engine, 20, config=CONFIG)))
+        assert (engine.num_put_back > 0) == bool(cache)
+
+    assert answers[0] == answers[1]
+    assert (ops.calls["attend to blocks"] > 0) == (dtype == torch.bfloat16)
+
+
+@pytest.mark.parametrize("make", [native, plain])
+def test_a_past_lies_in_the_first_block_of_every_row(make: Callable[..., Runner]) -> None:
+    shape = (CONFIG.num_layers, CONFIG.num_kv_heads, 5, CONFIG.head_dim)
+    draw = torch.Generator().manual_seed(0)
+    past = PastKeyValues(*(torch.randn(shape, generator=draw).numpy() for _ in range(2)))
+    answers = []
+    for cache in ({}, SMALLEST):
+        engine = Engine(make(num_slots=4, past=past, **cache), eos_id=EOS_ID)
+        requests = [request for request in mixed_requests(engine, 30, config=CONFIG) if len(request.prompt_ids) < 59]
+        answers.append(answer(engine, requests))
+    assert answers[0] == answers[1]
+    with pytest.raises(ValueError, match="block must be at least 6"):
+        EngineConfig(decoder=CONFIG, dtype=torch.float32, past=past, block=4, spare_blocks=20)
+
+
+def test_a_cache_that_cannot_hold_one_whole_row_is_refused() -> None:
+    with pytest.raises(ValueError, match="spare_blocks must be at least 7"):
+        EngineConfig(decoder=CONFIG, dtype=torch.float32, num_slots=20, block=8, spare_blocks=6)
+
+
+@pytest.mark.parametrize("backend", [CpuBackend(), QueuedBackend()], ids=["at once", "queued"])
+def test_blocks_of_a_row_that_is_not_finite_are_clean_for_the_next(backend: CpuBackend) -> None:
+    decoder = toy_decoder(CONFIG)
+    decoder.embedding.weight[40] = float("inf")
+    engine = toys.toy_engine(decoder, num_slots=3, backend=backend, shapes=WHOLE_CONTEXT, **SMALLEST)
+    requests = [
+        replace(request, prompt_ids=(*request.prompt_ids[:40], 40)) if request.id % 4 == 1 else request
+        for request in mixed_requests(engine, 24, config=CONFIG)
+    ]
+    alone = toys.toy_engine(decoder, num_slots=1)
+    assert answer(engine, requests) == {request.id: answer(alone, [request])[request.id] for request in requests}
+
+
+def test_cancelled_rows_give_their_blocks_back() -> None:
+    engine = Engine(native(num_slots=3, **SMALLEST), eos_id=-7)
+    requests = toy_requests(
+        engine, [(5,) * 30, (6,) * 20, (7,) * 50], sampling=[SamplingParams(max_new_tokens=14)] * 3, config=CONFIG
+    )
+    expected = answer(engine, requests)
+    for request in requests:
+        engine.submit(request)
+    engine.step()
+    engine.cancel(0)
+    engine.cancel(1)
+    outputs = drain(engine)
+    assert {output.request_id for output in outputs} == {2}
+    assert [output.token_id for output in outputs] == expected[2][0]
