@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from llama_adapter.app.models.checkpoints import open_clip
+from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig, clip_config, stored_values
 from llama_adapter.vision.encoder import ClipVisionTower, PictureEncoder
 from llama_adapter.vision.preprocess import preprocess
@@ -279,3 +280,44 @@ def test_pixels_are_those_of_the_image_processors(name: str, tmp_path: Path) -> 
         wanted = processor(picture.convert("RGB"), return_tensors="pt")["pixel_values"]
         pixels = torch.from_numpy(preprocess(picture, rule=clip.config.pixels))[None]
         torch.testing.assert_close(encoder.normalise(pixels), wanted, atol=1e-5, rtol=0)
+
+
+def test_shards_are_read_as_one_tower(tmp_path: Path) -> None:
+    model = saved(CASES["SigLIP base"], tmp_path)
+    whole = open_clip(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    model.save_pretrained(tmp_path, max_shard_size="300KB")  # type: ignore[operator]
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+
+    shards = open_clip(tmp_path)
+
+    assert shards.config == whole.config
+    assert all(torch.equal(shards.tensors[name], tensor) for name, tensor in whole.tensors.items())
+
+
+@pytest.mark.parametrize(
+    ("tensors", "said"),
+    [
+        ({"embeddings.cls_token": (1, 1, 8), "encoder.layer.0.mlp.weights_in.weight": (8, 8)}, "has gated MLPs"),
+        ({"embeddings.patch_embedding.bias": (8,)}, "lacks"),
+        ({"text_model.x": (1,)}, "is no CLIP"),
+    ],
+)
+def test_towers_that_are_not_computed_are_refused(tensors: dict[str, tuple[int, ...]], said: str) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        read_clip({name: torch.zeros(shape) for name, shape in tensors.items()}, name="a")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"size": {"shortest_edge": 224}, "do_center_crop": False},
+        {"size": {"height": 224, "width": 112}},
+        {"size": 224, "crop_size": 256},
+        {"resample": 0},
+        {"do_normalize": False},
+    ],
+)
+def test_preprocessing_that_is_not_done_is_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointError, match=r"not done here|not computed here"):
+        huggingface_pixels(values, name="a")
