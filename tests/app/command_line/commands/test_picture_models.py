@@ -43,6 +43,19 @@ def test_pictures_are_captioned_and_asked_about(folder: Path, run: Run, monkeypa
     assert {json.loads(line)["text"] for line in asked.out.splitlines()} <= {"yes", "no"}
 
 
+@pytest.mark.slow
+def test_two_ranks_answer_as_one(folder: Path, run: Run) -> None:
+    flags = ["--model", str(folder), str(folder.parent / "photos"), "--max-new-tokens", "12", "--device", "cpu"]
+    alone = run("caption", flags, "--dtype", "float32")
+    together = run("caption", flags, "--dtype", "float32", "--tensor-parallel", "2", "--parallel-timeout", "30")
+
+    assert together.code == 0, together.err
+    texts = [
+        {one["picture"]: one["text"] for one in map(json.loads, ran.out.splitlines())} for ran in (alone, together)
+    ]
+    assert texts[0] == texts[1] != {}
+
+
 def test_doctor_says_what_the_model_does_with_pictures(folder: Path, run: Run) -> None:
     ran = run("doctor", "--llama-dir", str(folder))
     words = " ".join(ran.out.split())
