@@ -1,9 +1,18 @@
 """Names of devices: parses ours, and translates those of other systems. Imports no torch."""
 
+import os
 import re
+from importlib.util import find_spec
 
 _OURS = {"cpu": "cpu", "gpu": "cuda", "cuda": "cuda", "npu": "npu", "ascend": "npu"}
 _NAME = re.compile(r"(cpu)|(cuda|npu)(?::([0-9]{1,3}))?")
+
+_ACCELERATORS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # of NVIDIA, of Windows beneath Linux, of AMD
+
+
+def may_have_accelerator() -> bool:
+    """Whether `auto` may find a device other than the CPU; False is certain."""
+    return find_spec("torch_npu") is not None or any(map(os.path.exists, _ACCELERATORS))
 
 
 def our_device(name: str, *, index: int | None = None) -> str | None:

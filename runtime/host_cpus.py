@@ -1,7 +1,9 @@
 """How many processors this process may use, by its affinity and by its container's quota. Imports no torch."""
 
+import functools
 import math
 import os
+import sys
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -12,6 +14,19 @@ def usable_cpus(cgroup: Path = _CGROUP) -> int:
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cpu_quota(cgroup)
     return allowed if quota is None else max(1, min(allowed, math.ceil(quota)))
+
+
+def default_threads() -> int:
+    """Threads of a computation on the CPU: as many as torch uses, or would use if it were imported."""
+    if (get := getattr(sys.modules.get("torch"), "get_num_threads", None)) is not None:
+        return int(get())
+    return _threads_without_torch()
+
+
+@functools.cache
+def _threads_without_torch() -> int:
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return int(asked) if asked.isdecimal() and int(asked) else usable_cpus()
 
 
 def cpu_quota(cgroup: Path = _CGROUP) -> float | None:

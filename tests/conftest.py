@@ -10,7 +10,7 @@ import random
 import re
 import signal
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,21 @@ def fail_unless_allowed(report: pytest.TestReport | pytest.CollectReport) -> Non
         if not ALLOWED_SKIPS.match(reason):
             report.outcome = "failed"
             report.longrepr = f"skipped for a reason that tests/conftest.py does not allow: {reason}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def models_are_loaded_anew() -> Iterator[None]:
+    """In this process no model is known from earlier loads, because tests look into models and change devices.
+
+    Commands that tests start know them.
+    """
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("llama_adapter.app.models.known._place", _unknown)
+        yield
+
+
+def _unknown(spec: object) -> Path:
+    raise FileNotFoundError("no model is known")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,9 +1,7 @@
 """Decodes a path, bytes or a PIL image into a picture with its digest, or raises `PictureError`. No resizing."""
 
-import errno
 import hashlib
 import os
-import stat
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,14 +17,19 @@ from llama_adapter.runtime.extras import install_hint
 from llama_adapter.runtime.text import shown_name
 from llama_adapter.vision.containers import JPEG_END, bare_picture, completed_jpegs, picture_start
 from llama_adapter.vision.errors import PictureError
+from llama_adapter.vision.files import (
+    DEFAULT_MAX_BYTES,
+    DEFAULT_MAX_PIXELS,
+    check_bytes,
+    out_of_memory,
+    read_picture_file,
+)
 from llama_adapter.vision.formats import PICTURE_FORMATS, Damaged, Orientation, PictureNote, Transparency
 from llama_adapter.vision.not_read import archive_kind, begins_like, is_heic, other_file, page_kind, rare_kind
 
 Result = TypeVar("Result")
 PictureSource = str | os.PathLike[str] | os.PathLike[bytes] | bytes | Image.Image
 
-DEFAULT_MAX_PIXELS: Final = 128_000_000  # includes the 108-megapixel pictures of phones; about 0.5 GB decoded
-DEFAULT_MAX_BYTES: Final = 256 * 2**20
 
 # Pillow warns about unusual metadata and large pictures, which are either harmless or refused below.
 # `warnings.catch_warnings` changes the state of the whole process and is not thread-safe; a filter is.
@@ -109,7 +112,7 @@ def load_picture(
         if isinstance(source, bytes):
             name = "the given bytes" if name is None else f"`{shown_name(name)}`"
             data = source
-            _check_bytes(len(data), name=name, max_bytes=max_bytes)
+            check_bytes(len(data), name=name, max_bytes=max_bytes)
         else:
             data = read_picture_file(source, max_bytes=max_bytes)
             name = f"`{shown_name(os.fspath(source))}`"
@@ -175,73 +178,6 @@ def _read(
     return image, size, is_damaged
 
 
-def read_picture_file(
-    source: str | os.PathLike[str] | os.PathLike[bytes], *, max_bytes: int = DEFAULT_MAX_BYTES
-) -> bytes:
-    """The content of a regular file of at most `max_bytes`.
-
-    Never waits for a pipe or a device. Raises `PictureError`.
-    """
-    try:
-        path: str | bytes = os.fspath(source)
-    except TypeError:
-        kind = type(source).__name__
-        raise PictureError("unsupported", f"Wanted a path, bytes or a PIL image, got {kind}.") from None
-    name = f"`{shown_name(path)}`"
-    try:
-        _check_regular(os.stat(path), path=path, name=name)
-        # The file may be replaced by a pipe after this check, so opening must not block, and the open file is
-        # checked again.
-        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
-        with open(os.open(path, flags), "rb") as file:
-            status = os.fstat(file.fileno())
-            _check_regular(status, path=path, name=name)
-            _check_bytes(status.st_size, name=name, max_bytes=max_bytes)
-            data = file.read(status.st_size + 1)
-            if len(data) > status.st_size:  # a growing file, or one of unknown size (/proc)
-                data += file.read(max_bytes + 1 - len(data))
-    except (FileNotFoundError, NotADirectoryError):
-        raise PictureError("missing", f"Wanted a picture file, found no file {name}; check the path.") from None
-    except PermissionError:
-        raise PictureError(
-            "unreadable", f"Wanted to read {name}, but permission is denied; change its permissions or owner."
-        ) from None
-    except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            raise PictureError("missing", f"Wanted a picture file, but the name {name} is too long.") from None
-        reason = error.strerror or type(error).__name__
-        raise PictureError("unreadable", f"Wanted to read {name}, but the system says: {reason}.") from error
-    except ValueError:  # a name that no file can have: with a null character, or not encodable
-        raise PictureError("missing", f"Wanted a picture file, but {name} cannot be the name of a file.") from None
-    except MemoryError:
-        raise _out_of_memory(name) from None
-    _check_bytes(len(data), name=name, max_bytes=max_bytes)
-    return data
-
-
-def _check_regular(status: os.stat_result, *, path: str | bytes, name: str) -> None:
-    if stat.S_ISREG(status.st_mode):
-        return
-    if stat.S_ISDIR(status.st_mode):
-        if not os.access(path, os.R_OK | os.X_OK):
-            raise PermissionError
-        raise PictureError(
-            "not_a_file",
-            f"Wanted a picture file, got the folder {name} (folders are replaced by the picture files in them, "
-            "and this one has none or is not searched); name a file.",
-        )
-    raise PictureError("not_a_file", f"Wanted a picture file, but {name} is a pipe, socket or device; name a file.")
-
-
-def _check_bytes(num_bytes: int, *, name: str, max_bytes: int) -> None:
-    if num_bytes > max_bytes:
-        raise PictureError(
-            "too_large",
-            f"Wanted at most {max_bytes:,} bytes, but {name} has {num_bytes:,} or more; "
-            "make it smaller or raise the limit.",
-        )
-
-
 def _check_pixels(size: tuple[int, int], *, name: str, max_pixels: int) -> None:
     width, height = size
     if width < 1 or height < 1:
@@ -291,7 +227,7 @@ def _open(data: bytes, *, name: str) -> Image.Image:
             "too_large", f"Wanted a picture of fewer pixels; {name} is refused by Pillow: {error}"
         ) from None
     except MemoryError:
-        raise _out_of_memory(name) from None
+        raise out_of_memory(name) from None
     except Exception as error:
         raise _why_not_opened(data, name=name, error=error) from error
 
@@ -347,7 +283,7 @@ def _guarded(step: Callable[[], Result], *, name: str, data: bytes = b"") -> Res
     try:
         return step()
     except MemoryError:
-        raise _out_of_memory(name) from None
+        raise out_of_memory(name) from None
     except Image.DecompressionBombError as error:
         raise PictureError("too_large", f"Wanted a picture of fewer pixels; {name} is refused: {error}") from None
     except Exception as error:
@@ -360,10 +296,6 @@ def _damaged(fault: str, *, name: str) -> PictureError:
     return PictureError(
         "truncated", f"Wanted a whole picture, but {name} is cut off or damaged ({fault}); save or copy it again."
     )
-
-
-def _out_of_memory(name: str) -> PictureError:
-    return PictureError("too_large", f"There is not enough memory to decode {name}; make it smaller.")
 
 
 def _in_words(error: Exception) -> str:

@@ -2,9 +2,10 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import numpy as np
+if TYPE_CHECKING:  # a process that reads pictures begins without numpy
+    import numpy as np
 
 Resample = Literal["bicubic", "bilinear", "lanczos"]
 
@@ -43,10 +44,12 @@ class PixelRule:
 CLIP_PIXELS = PixelRule()
 
 
-def zero_picture(rule: PixelRule, *, channel_order: Literal["rgb", "bgr"]) -> np.ndarray:
+def zero_picture(rule: PixelRule, *, channel_order: Literal["rgb", "bgr"]) -> "np.ndarray":
     """Pixels float32 (S, S, 3) RGB that normalisation turns into zeros.
 
     The trainers of LLaMA-Adapter V2 use this picture for examples without a picture.
     """
+    import numpy as np
+
     colour = np.asarray(rule.mean if channel_order == "rgb" else rule.mean[::-1]) * 255
     return np.broadcast_to(colour.astype(np.float32), (rule.image_size, rule.image_size, 3))

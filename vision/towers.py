@@ -37,6 +37,7 @@ _FILES: Final = (
     *("model.safetensors", "pytorch_model.bin"),
     *("open_clip_model.safetensors", "open_clip_pytorch_model.bin"),
 )
+_SHARDS: Final = "model-*-of-*.safetensors"
 _OF_ONE_SIZE: Final = "towers for pictures of any size and shape, such as NaFlex, are not read"
 
 
@@ -49,23 +50,23 @@ class ClipSource:
     tensors: Mapping[str, Tensor]
 
 
-def clip_file(path: str | os.PathLike[str]) -> Path:
-    """The weight file of a tower at `path`, which is this file or a folder in the form of Hugging Face or open_clip.
+def clip_files(path: str | os.PathLike[str]) -> list[Path]:
+    """The weight files of a tower at `path`, which is a file or a folder in the form of Hugging Face or open_clip.
 
-    Raises CheckpointError if there is none.
+    Several files are the shards of one. Raises CheckpointError if there is none.
     """
     place = Path(path)
     if not place.exists():
         raise CheckpointError(f"There is no CLIP at `{place}`", hint="pass OpenAI's ViT-L-14.pt as --clip")
     if not place.is_dir():
-        return place
-    files = [place / name for name in _FILES if (place / name).is_file()]
+        return [place]
+    files = [place / name for name in _FILES if (place / name).is_file()][:1] or sorted(place.glob(_SHARDS))
     if not files:
         raise CheckpointError(
             f"The folder `{place}` holds no CLIP",
             hint="wanted: model.safetensors or pytorch_model.bin, open_clip's files, a bundle, or a file",
         )
-    return files[0]
+    return files
 
 
 def configs_beside(file: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from llama_adapter.app.models.encoders import (
     om_card,
 )
 from llama_adapter.app.models.exported_encoder import check_encoder_exists, encoder_identity
+from llama_adapter.app.models.known import KnownModel
 from llama_adapter.app.models.memory_fit import place_model
 from llama_adapter.app.models.named.getting import terms
 from llama_adapter.app.models.number_formats import DtypeChoice, check_asked_precision, check_rounding, widening_note
@@ -25,6 +26,7 @@ from llama_adapter.app.models.sketch import Dtype
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec, ModelInfo, template_id
 from llama_adapter.app.models.stream_model import check_split, stream_model
 from llama_adapter.app.pictures.prefixes.file import Encoding, check_keys_values, read_first_file
+from llama_adapter.llm.runners.native import NativeRunner
 from llama_adapter.runtime.devices import open_backend, open_best, settle_mode
 from llama_adapter.runtime.errors import CheckpointError, UsageError
 from llama_adapter.runtime.ranks import ALONE
@@ -32,6 +34,7 @@ from llama_adapter.runtime.schemes.scheme import dtype_name
 from llama_adapter.runtime.user_cache import cache_note
 from llama_adapter.vision.backends.base import EncodedBefore, NoEncoder, VisionBackend
 from llama_adapter.vision.backends.exported import ExportedEncoder, open_encoder
+from llama_adapter.vision.backends.torch import TorchVisionBackend
 from llama_adapter.vision.card import EncoderCard
 
 ModelLoader = Callable[[Dtype], StreamedModel]  # takes the dtype of the weights, or a `DtypeChoice`
@@ -185,3 +188,21 @@ def assemble_parts(
         remember_rows=placed.remember_rows,
         end_ranks=lambda: None if group is None else group.close(),
     )
+
+
+def remember(spec: CaptionerSpec, parts: Parts) -> None:
+    """Keep what is known of a model that was loaded for `spec`, with its weights if the kernels compute all of it.
+
+    Models that see pictures as tokens are left out.
+    """
+    if parts.info.picture_format is not None:
+        return None
+    known = KnownModel(spec=parts.spec, info=parts.info, pixels=parts.vision.pixels)
+    encoder = parts.vision.arrays if isinstance(parts.vision, TorchVisionBackend) else None
+    decoder = None
+    if isinstance(parts.runner, NativeRunner) and spec.llama_dir is None and spec.past_key_values is None:
+        decoder = parts.runner.arrays()
+    if encoder is None or decoder is None or spec.operators != "auto" or spec.lora:
+        return known.remember(spec)
+    halves = {"decoder": parts.model.decoder_config.to_dict(), "vision": parts.model.vision_config.to_dict()}
+    return dataclasses.replace(known, halves=halves).remember(spec, weights=encoder | decoder)

@@ -3,11 +3,10 @@
 import dataclasses
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from llama_adapter.app.captioning.parts import Parts
+from llama_adapter.app.captioning.parts import GraphBackend, Parts
 from llama_adapter.app.models.exported_encoder import decoder_provider, encoder_graph
 from llama_adapter.app.models.exported_model import (
     FOR_ATC,
@@ -29,32 +28,9 @@ from llama_adapter.llm.weights.past import read_past
 from llama_adapter.runtime.device_names import om_device_id
 from llama_adapter.runtime.errors import GraphError, UsageError
 from llama_adapter.runtime.graphs.mindir_runtime import MindirRuntime, mindir_runtime
-from llama_adapter.runtime.graphs.open_session import default_threads
+from llama_adapter.runtime.host_cpus import default_threads
 from llama_adapter.vision.backends.base import EncodedBefore, NoEncoder, VisionBackend
 from llama_adapter.vision.backends.exported import ArrayEncoder, ExportedEncoder, open_encoder
-
-
-class GraphBackend:
-    """Replaces a torch device: graphs run when they are called, and the call returns when they are done."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.device = name, "cpu"
-
-    def empty_caches(self) -> None:
-        """Nothing is cached."""
-
-    def synchronise(self) -> None:
-        """Nothing is queued."""
-
-    def mark(self) -> None:
-        """Nothing is queued."""
-
-    @property
-    def profiler(self) -> Any:
-        """Raises UsageError, because the profiler is part of torch."""
-        raise UsageError(
-            "An exported decoder has no trace: the profiler is torch's", hint="leave out --trace, or --decoder"
-        )
 
 
 def assemble_exported(spec: CaptionerSpec) -> Parts:

@@ -1,6 +1,5 @@
 """The captioner, which answers prompts about pictures."""
 
-import asyncio
 import os
 import threading
 import time
@@ -38,13 +37,10 @@ from llama_adapter.app.captioning.work_items import (
     Wants,
     WorkItem,
     WorkQuestion,
-    carried_bytes,
-    is_shareable,
-    look_at,
+    read_ahead,
     text_items,
     work_items,
 )
-from llama_adapter.app.models.named.located import located_spec
 from llama_adapter.app.models.oom_retry import OomRetry, attempt
 from llama_adapter.app.models.parallel.errors import RankError
 from llama_adapter.app.models.spec import PLAIN_MODES, BatchSize, CaptionerSpec, ModelInfo, VisionKind
@@ -453,6 +449,8 @@ class Captioner:
         return self._in_worker(lambda: self.stream(pictures, prompts, **options))
 
     async def _in_worker(self, open_stream: Callable[[], Generator[Event]]) -> AsyncGenerator[Event]:
+        import asyncio
+
         self._require_open()
         self._refuse_own_thread()
         loop, is_left = asyncio.get_running_loop(), threading.Event()
@@ -590,32 +588,39 @@ class Captioner:
         Waits while another thread's run is open. Raises RuntimeError if a run of this thread is open. An exception of
         `items` is raised after all earlier answers were yielded.
         """
-        clock = clock or StageClock()
-        look = partial(look_at, reader=reader or self.reader, wants=wants)
-        with (
-            self.open_loop(clock) as loop,
-            Prefetcher(
-                iter(items),
-                look,
-                ahead=2 * self.batch_size,
-                shareable=is_shareable,
-                num_bytes=carried_bytes,
-                may_wait=may_wait,
-                stop=stop,
-            ) as prefetcher,
-        ):
+        with read_ahead(
+            items,
+            reader=reader or self.reader,
+            batch_size=self.batch_size,
+            wants=wants,
+            may_wait=may_wait,
+            stop=stop,
+        ) as pictures:
+            yield from self.answer_read(
+                pictures, sampling=sampling, logprobs=logprobs, clock=clock or StageClock(), stop=stop
+            )
+
+    def answer_read(
+        self,
+        pictures: Prefetcher[WorkItem, Looked],
+        *,
+        sampling: SamplingParams,
+        logprobs: int | None = None,
+        clock: StageClock,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> Generator[Event]:
+        """As `run`, for pictures that `read_ahead` reads."""
+        with self.open_loop(clock) as loop:
             while True:
                 self._require_open()
                 # `num_wanted` gives the encoder large batches, and bounds the work lost when the run is interrupted.
-                while not prefetcher.is_exhausted and (num_wanted := loop.num_wanted) and not stop():
+                while not pictures.is_exhausted and (num_wanted := loop.num_wanted) and not stop():
                     clock.enter("read")
                     # Do not wait for a picture while there are questions to answer.
-                    batch = prefetcher.take(num_wanted, at_least=0 if loop.in_flight else None)
+                    batch = pictures.take(num_wanted, at_least=0 if loop.in_flight else None)
                     if not batch:
                         break
-                    errors = self._admit(
-                        [reading for reading in batch if reading.questions], loop, sampling=sampling, logprobs=logprobs
-                    )
+                    errors = self._admit(batch, loop, sampling=sampling, logprobs=logprobs)
                     clock.enter("write")
                     yield from errors
                 if not loop.in_flight:
@@ -775,19 +780,28 @@ class Captioner:
 
 def _open_parts(spec: CaptionerSpec) -> Parts:
     """Load the model of a spec onto its device. Torch is imported only for models that need it."""
-    spec = located_spec(spec)
+    if not spec.is_embedded:
+        from llama_adapter.app.models.named.located import located_spec
+
+        spec = located_spec(spec)
     if spec.decoder is not None:
         from llama_adapter.app.captioning.assemble_exported import assemble_exported
 
         return assemble_exported(spec)
+    from llama_adapter.app.captioning.assemble_known import assemble_known
+
+    if (known := assemble_known(spec)) is not None:
+        return known
     try:
-        from llama_adapter.app.captioning.assemble import assemble_parts
+        from llama_adapter.app.captioning.assemble import assemble_parts, remember
         from llama_adapter.app.captioning.assemble_foreign import assemble_foreign, find_foreign
     except RuntimeError as error:
         note_torch_import(error)
         raise
     foreign = find_foreign(spec)
-    return assemble_parts(spec) if foreign is None else assemble_foreign(spec, foreign)
+    parts = assemble_parts(spec) if foreign is None else assemble_foreign(spec, foreign)
+    remember(spec, parts)
+    return parts
 
 
 def _task_of(task: Task | None, choices: Sequence[str] | None) -> Task:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from llama_adapter.app.models.spec import CaptionerSpec, ModelInfo
 from llama_adapter.llm.runners.base import Runner
+from llama_adapter.runtime.errors import UsageError
 
 if TYPE_CHECKING:
     from llama_adapter.llm.tokenizer import Tokenizer
@@ -40,3 +41,26 @@ class Parts:
         """Release an exported encoder's device, thread and process, and end other ranks. Can be called again."""
         self.vision.close()
         self.end_ranks()
+
+
+class GraphBackend:
+    """Replaces a torch device: graphs run when they are called, and the call returns when they are done."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.device = name, "cpu"
+
+    def empty_caches(self) -> None:
+        """Nothing is cached."""
+
+    def synchronise(self) -> None:
+        """Nothing is queued."""
+
+    def mark(self) -> None:
+        """Nothing is queued."""
+
+    @property
+    def profiler(self) -> Any:
+        """Raises UsageError, because the profiler is part of torch."""
+        raise UsageError(
+            "An exported decoder has no trace: the profiler is torch's", hint="leave out --trace, or --decoder"
+        )

@@ -2,9 +2,8 @@
 
 import os
 import re
-import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import IO, TYPE_CHECKING, Any, Union
 
@@ -13,42 +12,21 @@ from PIL import Image
 
 from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.pictures.inputs import InputSpec, read_inputs
+from llama_adapter.app.pictures.inputs.remote import RemotePicture
 from llama_adapter.app.pictures.inputs.urls import AllowedHost, FetchError, PictureUrl
-from llama_adapter.app.pictures.reading.reader import PictureReading, Reader
+from llama_adapter.app.pictures.reading.reader import PictureReading
 from llama_adapter.app.pictures.reading.sources import Source
 from llama_adapter.runtime.errors import UsageError
-from llama_adapter.vision.image import DEFAULT_MAX_BYTES, PictureSource
+from llama_adapter.vision.files import DEFAULT_MAX_BYTES
+from llama_adapter.vision.image import PictureSource
 
 if TYPE_CHECKING:  # jobs plan their work without torch
     from torch import Tensor
 
-FETCH_TIMEOUT_S = 10.0  # from the first name lookup to the last byte
 _ADDRESS = re.compile(r"https?://", re.IGNORECASE)
 _TAKEN = (
     "a path, folder, pattern or http(s) address, bytes, a binary file, a PIL image, or an array or tensor of pixels"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class RemotePicture:
-    """A picture at an address, which is downloaded when it is read."""
-
-    url: PictureUrl
-    allowed: tuple[AllowedHost, ...]
-
-    def read(self, reader: Reader, *, name: str) -> PictureReading:
-        """Download the picture and read it. Blocks. A failure is returned as `error`."""
-        from llama_adapter.app.pictures.inputs.fetching import fetch_in_thread
-
-        started = time.perf_counter()
-        try:
-            data = fetch_in_thread(
-                self.url, allowed=self.allowed, max_bytes=DEFAULT_MAX_BYTES, timeout_s=FETCH_TIMEOUT_S
-            )
-            reading = reader.read(data, name=name)
-        except FetchError as error:
-            reading = PictureReading(error=AnswerError(code=error.code, message=error.message))
-        return replace(reading, elapsed_ms=(time.perf_counter() - started) * 1e3)
 
 
 @dataclass(frozen=True, slots=True)

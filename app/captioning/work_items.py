@@ -2,15 +2,20 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, get_args
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
-from llama_adapter.app.captioning.pictures import Pictures, RemotePicture, given_pictures
 from llama_adapter.app.captioning.tasks.prompts import Dialogue, Prompt, RawPrompt
 from llama_adapter.app.captioning.tasks.task import FREE_TEXT, Task
+from llama_adapter.app.pictures.inputs.remote import RemotePicture
 from llama_adapter.app.pictures.inputs.urls import AllowedHost
+from llama_adapter.app.pictures.reading.prefetch import Prefetcher
 from llama_adapter.app.pictures.reading.reader import PictureReading, Reader, joined
 from llama_adapter.app.pictures.reading.sources import Source
 from llama_adapter.llm.prefix import TextPrefix
+
+if TYPE_CHECKING:  # it imports numpy and Pillow
+    from llama_adapter.app.captioning.pictures import Pictures
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +57,7 @@ class WorkItem:
 
 
 def work_items(
-    pictures: Pictures,
+    pictures: "Pictures",
     prompts: Sequence[Prompt] | str | Dialogue | RawPrompt | None,
     *,
     default_prompt: str,
@@ -64,6 +69,8 @@ def work_items(
     `allowed` are the hosts from which pictures may be downloaded. Raises ValueError if the counts differ, and the
     errors of `given_pictures`.
     """
+    from llama_adapter.app.captioning.pictures import given_pictures
+
     if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
         prompts = [default_prompt if prompts is None else prompts]
     given, prompts = given_pictures(pictures, allowed=allowed), list(prompts)
@@ -153,6 +160,31 @@ def look_at(item: WorkItem, *, reader: Reader, wants: Wants | None) -> Looked:
     reading = reader.read(picture, name=item.label, wants_pixels=wants_pixels)
     # `wants_pixels` was not called if the bytes could not be read, or if the digest is known only after decoding.
     return Looked(item, wants(item, reading.digest) if questions is None else questions, reading)
+
+
+def read_ahead(
+    items: Iterable[WorkItem],
+    *,
+    reader: Reader,
+    batch_size: int,
+    wants: Wants | None = None,
+    may_wait: bool = False,
+    stop: Callable[[], bool] = lambda: False,
+) -> Prefetcher[WorkItem, Looked]:
+    """Read the pictures of items up to two batches ahead; those with nothing to answer are dropped.
+
+    The parameters are those of `Captioner.run`.
+    """
+    return Prefetcher(
+        iter(items),
+        partial(look_at, reader=reader, wants=wants),
+        ahead=2 * batch_size,
+        shareable=is_shareable,
+        num_bytes=carried_bytes,
+        wanted=lambda looked: bool(looked.questions),
+        may_wait=may_wait,
+        stop=stop,
+    )
 
 
 def carried_bytes(item: WorkItem) -> int:

@@ -24,7 +24,7 @@ def locate_names(options: argparse.Namespace) -> None:
     A question is asked on a terminal, unless `--yes` was given, and never by a service. Raises the errors of `located`.
     """
     values = dict(vars(options))
-    if not _FIELDS & values.keys():
+    if not any(values.get(field) for field in _FIELDS):
         return
     from llama_adapter.app.models.named.located import located  # help needs none of it
 

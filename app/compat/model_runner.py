@@ -23,7 +23,7 @@ from torch import nn
 from llama_adapter.app.captioning.active_request import ActiveRequest
 from llama_adapter.app.captioning.caption_loop import CaptionLoop
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.captioning.pictures import RemotePicture, given_pictures
+from llama_adapter.app.captioning.pictures import given_pictures
 from llama_adapter.app.captioning.stage_clock import StageClock
 from llama_adapter.app.captioning.tasks.answers import Answer, TextDelta
 from llama_adapter.app.captioning.tasks.prompts import Prompt, RawPrompt
@@ -31,6 +31,7 @@ from llama_adapter.app.compat import own_model
 from llama_adapter.app.compat.importers import import_model_runner
 from llama_adapter.app.models.models_by_name import find_model, model_settings
 from llama_adapter.app.models.spec import AUTO, DEFAULT_BATCH_SIZE, PLAIN_MODES
+from llama_adapter.app.pictures.inputs.remote import RemotePicture
 from llama_adapter.app.pictures.reading.reader import PictureReading
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.tokenizer import Tokenizer

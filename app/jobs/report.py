@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +181,8 @@ def cpu_name() -> str:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that figures and answers may depend on."""
+    from importlib import metadata  # takes as long to import as all of this file
+
     found = {"python": platform.python_version()}
     for package in ("torch", "pillow", "llama-adapter"):
         try:

@@ -16,7 +16,6 @@ from llama_adapter.app.captioning.decisions.decider import Decider
 from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.captioning.tasks.task import task_settings
 from llama_adapter.app.captioning.work_items import WorkItem
-from llama_adapter.app.jobs.exports.outputs import write_targets
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.job_planner import JobPlanner
 from llama_adapter.app.jobs.questions import TemplateError, fill, is_template, picture_variables, questions_about
@@ -83,6 +82,8 @@ def run_job(job: Job, runner: Runner | None = None) -> int:
         wall_s = time.perf_counter() - started
         writer.finish(wall_s, waited_s=runner.waited_s(wall_s), is_interrupted=interrupted.is_set())
         if job.paddlenlp_out is not None and file is not None:
+            from llama_adapter.app.jobs.exports.outputs import write_targets
+
             write_targets(job.paddlenlp_out, planner.targets, records=file.files)
         if not stop() and (note := _passed_over(job, folders)):
             writer.say(note)

@@ -2,18 +2,22 @@
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from llama_adapter.app.captioning.captioner import Captioner, Event
 from llama_adapter.app.captioning.stage_clock import StageClock
-from llama_adapter.app.captioning.work_items import WorkItem
+from llama_adapter.app.captioning.tasks.answers import Event
+from llama_adapter.app.captioning.work_items import WorkItem, read_ahead
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.job_planner import JobPlanner
 from llama_adapter.app.jobs.questions import is_template
 from llama_adapter.app.jobs.report import Report, Tally
+from llama_adapter.app.models.known import KnownModel
 from llama_adapter.app.models.spec import CaptionerSpec, ModelInfo
 from llama_adapter.app.pictures.inputs import may_wait
 from llama_adapter.app.pictures.reading.isolated import open_reader
+
+if TYPE_CHECKING:
+    from llama_adapter.app.captioning.captioner import Captioner
 
 
 class Runner(Protocol):
@@ -51,41 +55,62 @@ class LocalRunner:
 
     reads_addresses = False
     about: Mapping[str, Any] = {}
+    _captioner: "Captioner | None"  # None until it is needed
 
     @contextmanager
     def open(self, job: Job) -> Iterator[None]:
-        """Load the captioner and start the reader."""
-        with Captioner.from_spec(job.spec) as captioner:
-            check_questions(job, captioner)
-            self._job, self._captioner = job, captioner
-            self.spec, self.info = captioner.spec, captioner.info
-            self._clock = StageClock() if job.profile is None else captioner.profile_clock(waits=job.profile == "wait")
-            self._reader = open_reader(
-                job.reader, self.spec.pictures, pixels=captioner.pixels, timeout_s=job.picture_timeout_s
+        """Load the captioner and start the reader. A model that is known is loaded once a picture has a question."""
+        self._job, self._captioner, self._clock = job, None, StageClock()
+        with ExitStack() as self._stack:
+            known = None if job.profile is not None or job.trace is not None else KnownModel.recall(job.spec)
+            if known is None:
+                captioner = self._load(job.spec)
+                known = KnownModel(spec=captioner.spec, info=captioner.info, pixels=captioner.pixels)
+            elif not job.inputs.is_text:
+                known.info.require_sight()
+            self.spec, self.info = known.spec, known.info
+            self._reader = self._stack.enter_context(
+                closing(
+                    open_reader(job.reader, self.spec.pictures, pixels=known.pixels, timeout_s=job.picture_timeout_s)
+                )
             )
-            with ExitStack() as stack:
-                stack.enter_context(closing(self._reader))
-                if job.trace is not None:
-                    stack.enter_context(captioner.tracing(job.trace, tell=lambda text: self._say(text)))
-                yield
+            yield
+
+    def _load(self, spec: CaptionerSpec) -> "Captioner":
+        from llama_adapter.app.captioning.captioner import Captioner
+
+        job = self._job
+        captioner = self._captioner = self._stack.enter_context(Captioner.from_spec(spec))
+        check_questions(job, captioner)
+        if job.profile is not None:
+            self._clock = captioner.profile_clock(waits=job.profile == "wait")
+        if job.trace is not None:
+            self._stack.enter_context(captioner.tracing(job.trace, tell=lambda text: self._say(text)))
+        return captioner
 
     def answer(
         self, items: Iterator[WorkItem], planner: JobPlanner, *, say: Callable[[str], None], stop: Callable[[], bool]
     ) -> Generator[Event]:
         """See `Runner`. Compiles the programs of slow graph modes before it returns."""
         self._say = say
-        self._captioner.oom_retry.tell = lambda text: say(f"note: {text}")
-        if (programs := warm_up(self._job, self._captioner)) is not None:
-            say(programs)
-        return self._captioner.run(
-            items,
-            sampling=self._job.sampling,
-            clock=self._clock,
-            reader=self._reader,
-            wants=None if planner.earlier is None else planner.wants,
-            may_wait=may_wait(self._job.inputs),
-            stop=stop,
+        assert isinstance(self.spec.batch_size, int), "the spec is complete"
+        pictures = self._stack.enter_context(
+            read_ahead(
+                items,
+                reader=self._reader,
+                batch_size=self.spec.batch_size,
+                wants=None if planner.earlier is None else planner.wants,
+                may_wait=may_wait(self._job.inputs),
+                stop=stop,
+            )
         )
+        if self._captioner is None and not pictures.has_results():
+            return _nothing()
+        captioner = self._captioner or self._load(self._job.spec)
+        captioner.oom_retry.tell = lambda text: say(f"note: {text}")
+        if (programs := warm_up(self._job, captioner)) is not None:
+            say(programs)
+        return captioner.answer_read(pictures, sampling=self._job.sampling, clock=self._clock, stop=stop)
 
     def waited_s(self, wall_s: float) -> float:
         """See `Runner`."""
@@ -93,6 +118,7 @@ class LocalRunner:
 
     def report(self, tally: Tally, wall_s: float) -> str:
         """See `Runner`."""
+        assert self._captioner is not None, "jobs with `profile` load first"
         return Report(
             tally=tally,
             stages_s=self._clock.seconds,
@@ -104,7 +130,11 @@ class LocalRunner:
         ).format_table()
 
 
-def check_questions(job: Job, captioner: Captioner) -> None:
+def _nothing() -> Generator[Event]:
+    yield from ()
+
+
+def check_questions(job: Job, captioner: "Captioner") -> None:
     """Raise PromptTooLongError, PromptError or ValueError if a question cannot be asked about any picture.
 
     A row of a prompt file that cannot be answered gets a record with an error instead. Raises UsageError if the job has
@@ -118,7 +148,7 @@ def check_questions(job: Job, captioner: Captioner) -> None:
             captioner.encode_prompt(prompt, question.task, sampling=job.sampling)
 
 
-def warm_up(job: Job, captioner: Captioner) -> str | None:
+def warm_up(job: Job, captioner: "Captioner") -> str | None:
     """Compile the programs of a slow graph mode, so that the first picture does not wait.
 
     Other devices record a program when it first occurs, so a job of few pictures records few. Returns a note on number

@@ -51,7 +51,7 @@ from llama_adapter.runtime.text import shown_excerpt, shown_name
 from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.config import VIT_L_14, ChannelOrder, QueryConfig, VisionConfig
 from llama_adapter.vision.out_of_distribution import OodDetector
-from llama_adapter.vision.towers import ClipSource, clip_file, configs_beside, read_clip
+from llama_adapter.vision.towers import ClipSource, clip_files, configs_beside, read_clip
 from llama_adapter.vision.weights import KNOWN_VISUAL_HEADS, build_vision, read_query
 
 DEFAULT_CONTEXT = 512
@@ -580,8 +580,9 @@ def open_clip(path: str | os.PathLike[str]) -> ClipSource:
     """
     if (Path(path) / MANIFEST).is_file():
         return open_bundle_clip(path)
-    file = clip_file(path)
-    return read_clip(read_tensor_file(file, torchscript=True).tensors, name=str(file), **configs_beside(file))
+    files = clip_files(path)
+    tensors = {key: one for file in files for key, one in read_tensor_file(file, torchscript=True).tensors.items()}
+    return read_clip(tensors, name=str(files[0]), **configs_beside(files[0]))
 
 
 def adapter_clip(adapter: AdapterFile) -> ClipSource:

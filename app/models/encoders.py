@@ -1,5 +1,6 @@
 """Checks whether an exported encoder belongs to a model, by its card or by comparing its outputs."""
 
+import dataclasses
 import mmap
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -138,7 +139,7 @@ def _other_queries(
 
 def _differences(exported: VisionConfig, wanted: VisionConfig) -> str:
     """The differences in words, such as `query num_heads 2, where 4 is wanted`."""
-    theirs, ours = exported.to_dict(), wanted.to_dict()
+    theirs, ours = dataclasses.asdict(exported), dataclasses.asdict(wanted)
     return ", ".join(
         f"{half} {name} {value}, where {ours[half][name]} is wanted"
         for half in ("clip", "query")

@@ -24,6 +24,7 @@ from llama_adapter.llm.split import share_of
 from llama_adapter.llm.weights.past import read_past
 from llama_adapter.runtime.devices import EAGER, Backend
 from llama_adapter.runtime.devices.cpu import is_file_backed
+from llama_adapter.runtime.devices.cpu_linear import kernel_arrays
 from llama_adapter.runtime.devices.programs import GraphMode
 from llama_adapter.runtime.ranks import ALONE, Alone
 from llama_adapter.runtime.schemes import OperatorChoice
@@ -203,6 +204,7 @@ def place_encoder(
     state.clear()
     backend.prepare(vision.module, wanted=operators)
     if backend.kernels is not None and isinstance(vision.module, HostEncoder):
+        vision.arrays = kernel_arrays(vision.module)
         vision.module = NativeEncoder(vision.module, library=backend.kernels)
     backend.empty_caches()
     return vision

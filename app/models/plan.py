@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 
 from llama_adapter.app.models.bundle_manifest import read_configs, read_manifest
-from llama_adapter.app.models.checkpoints import sources_of, stream_sources
+from llama_adapter.app.models.checkpoints import open_clip, sources_of, stream_sources
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.random_model import decoder_config, parse_size, vision_config
 from llama_adapter.app.models.sketch import expected_forms
@@ -41,6 +41,7 @@ class PlanJob:
 
     spec: CaptionerSpec
     size: str = ""  # such as 65B
+    clip: str | None = None  # path of the tower of a model of `size`; None: ViT-L/14
     num_devices: tuple[int, ...] | None = None  # None: `USUAL_NUMBERS`
     device_bytes: tuple[int, ...] | None = None  # None: `USUAL_MEMORY`
     num_rows: int = 8
@@ -92,7 +93,10 @@ def planned_model(job: PlanJob) -> PlannedModel:
     if job.size:
         size = parse_size(job.size)
         name = f"LLaMA {job.size} with an adapter in all layers but the first"
-        return PlannedModel(name=name, decoder=decoder_config(size, context=spec.context), vision=vision_config(size))
+        vision = vision_config(size)
+        if job.clip is not None:
+            vision = dataclasses.replace(vision, clip=open_clip(job.clip).config)
+        return PlannedModel(name=name, decoder=decoder_config(size, context=spec.context), vision=vision)
     if spec.llama_dir is None:
         place = bundle_folder(spec.model)
         manifest = read_manifest(place)

@@ -15,7 +15,7 @@ from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.runtime.devices import Backend
 from llama_adapter.runtime.schemes import OperatorChoice, Precision
 from llama_adapter.runtime.schemes.scheme import find_scheme
-from llama_adapter.vision.config import VisionConfig
+from llama_adapter.vision.config import ClipConfig, VisionConfig
 
 Cause = Literal["memory", "arithmetic", "overhead", "reading"]
 
@@ -64,13 +64,17 @@ class Ceiling:
 
 def encoder_work(config: VisionConfig, *, num_pictures: int, sizes: NumberSizes) -> Work:
     """The work of one pass of the picture encoder: CLIP and the visual blocks."""
-    clip, query = config.clip, config.query
-    attention = clip.num_layers * _attention_flops(clip.num_tokens**2, clip.width)
-    num_tokens = clip.num_features + query.num_queries
+    query, num_tokens = config.query, config.clip.num_features + config.query.num_queries
     pairs = max(query.depth - 1, 0) * num_tokens**2 + (num_tokens * query.num_queries if query.depth else 0)
-    attention += _attention_flops(pairs, query.width)
-    products = sum(2 * num_tokens * num_weights for num_tokens, num_weights in _encoder_matrices(config))
-    return Work(num_pictures * (products + attention), encoder_weights(config) * sizes.weight)
+    products = sum(2 * num_tokens * num_weights for num_tokens, num_weights in _query_matrices(config))
+    flops = tower_flops(config.clip) + products + _attention_flops(pairs, query.width)
+    return Work(num_pictures * flops, encoder_weights(config) * sizes.weight)
+
+
+def tower_flops(clip: ClipConfig) -> int:
+    """FLOPs of the picture tower for one picture."""
+    products = sum(2 * num_tokens * num_weights for num_tokens, num_weights in _tower_matrices(clip))
+    return products + clip.num_layers * _attention_flops(clip.num_tokens**2, clip.width)
 
 
 def prefix_work(config: DecoderConfig, *, num_pictures: int, sizes: NumberSizes) -> Work:
@@ -125,7 +129,7 @@ def weight_bytes(config: DecoderConfig, *, sizes: NumberSizes) -> float:
 
 def encoder_weights(config: VisionConfig) -> int:
     """Numbers in the encoder's matrices."""
-    return sum(num_weights for _, num_weights in _encoder_matrices(config))
+    return sum(num_weights for _, num_weights in (*_tower_matrices(config.clip), *_query_matrices(config)))
 
 
 def decoder_weights(config: DecoderConfig) -> int:
@@ -164,16 +168,22 @@ def explain(computed: Iterable[tuple[float, float, Cause]], *, read_s: float, wa
     return {cause: value / total if total else 0.0 for cause, value in seconds.items()}
 
 
-def _encoder_matrices(config: VisionConfig) -> list[tuple[int, int]]:
-    """(tokens that a matrix is applied to, numbers in it) for the encoder's matrices, from the pixels on."""
+def _tower_matrices(clip: ClipConfig) -> list[tuple[int, int]]:
+    """(tokens that a matrix is applied to, numbers in it) for the tower's matrices, from the pixels on."""
+    block = 2 * clip.width * (2 * clip.width + clip.hidden_dim)
+    return [
+        (clip.num_patches, 3 * clip.patch_size**2 * clip.width),
+        (clip.num_tokens, clip.num_layers * block),
+        (clip.num_features, clip.width * clip.output_dim * clip.has_projection),
+    ]
+
+
+def _query_matrices(config: VisionConfig) -> list[tuple[int, int]]:
+    """As `_tower_matrices`, for the visual-query blocks."""
     clip, query = config.clip, config.query
-    block_weights = sum(inputs * outputs for inputs, outputs in encoder_shapes(config))
     block = 2 * query.width * (2 * query.width + query.mlp_dim)
     end = query.width * (query.width + 2 * query.mlp_dim) if query.depth else 0
     return [
-        (clip.num_patches, 3 * clip.patch_size**2 * clip.width),
-        (clip.num_tokens, clip.num_layers * block_weights),
-        (clip.num_features, clip.width * clip.output_dim * clip.has_projection),
         (clip.num_features, clip.output_dim * query.width),
         (clip.num_features + query.num_queries, query.depth * block - end),
         (query.num_queries, end),  # last block: only queries are computed, as other tokens are not used

@@ -6,9 +6,10 @@ import numpy as np
 
 from llama_adapter.llm.exported.card import ExportCard
 from llama_adapter.llm.exported.program import Chosen, DecoderProgram, HostSlots, by_ports, stacked
-from llama_adapter.llm.exported.step import Step
+from llama_adapter.llm.exported.step import Step, score_step
 from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.prefix import Prefix
+from llama_adapter.llm.runners.score_layout import ScoreLayout
 from llama_adapter.runtime.graphs.session import GraphSession
 
 
@@ -36,7 +37,7 @@ class HostProgram(DecoderProgram):
         If `prefill` is None, `increment` also runs prompts, after one cache place that no token attends to. A runtime
         that does not share weights among graphs then has them in memory once.
         """
-        self.card, self.name = card, increment.info.name
+        self.card, self.name, self.has_sampling = card, increment.info.name, card.has_sampling
         self._config, self._dtype = card.config, np.dtype(card.dtype)
         self._prefill, self._increment, self._prefix = prefill, increment, prefix
         self._slots = HostSlots(self._config, num_slots=num_slots, dtype=self._dtype, past=past)
@@ -62,7 +63,8 @@ class HostProgram(DecoderProgram):
         self._slots.store(new, step, first_slot=first_slot)
         return chosen
 
-    def score(self, step: Step, prefixes: Sequence[Prefix]) -> np.ndarray:
+    def score(self, layouts: Sequence[ScoreLayout], prefixes: Sequence[Prefix], *, start: int) -> np.ndarray:
+        step = score_step(layouts, start=start)
         prefix = [part.astype(self._dtype) for part in by_ports(prefixes)]
         return self._prompt(step, step.mask_RSP, prefix)[0].logits_TV
 

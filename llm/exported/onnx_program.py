@@ -24,9 +24,11 @@ from llama_adapter.llm.exported.step import (
     Step,
     layer_ports,
     num_prefix_layers,
+    score_step,
 )
 from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.prefix import Prefix
+from llama_adapter.llm.runners.score_layout import ScoreLayout
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.onnx_provider import CPU, KINDS, OnnxProvider
 from llama_adapter.runtime.graphs.onnx_session import open_inference_session, zeros_on_device
@@ -58,6 +60,7 @@ class OnnxProgram(DecoderProgram):
         Slots begin with `past`. Raises GraphError for graphs that onnxruntime cannot open or that do not fit the card.
         """
         self.card, self._config, self._folder = card, card.config, folder
+        self.has_sampling = card.has_sampling
         self.name = f"onnxruntime ({provider.name})"
         self._dtype = np.dtype(card.dtype)
         self._step: Any = open_inference_session(folder / DECODER_FILE, threads=threads, provider=provider)
@@ -108,7 +111,8 @@ class OnnxProgram(DecoderProgram):
         prefix, cache = ([Buffer.of(whole[rows]) for whole in both] for both in (self._slots.prefix, self._slots.cache))
         return self._run(step, prefix, cache)
 
-    def score(self, step: Step, prefixes: Sequence[Prefix]) -> np.ndarray:
+    def score(self, layouts: Sequence[ScoreLayout], prefixes: Sequence[Prefix], *, start: int) -> np.ndarray:
+        step = score_step(layouts, start=start)
         num_rows, _, num_places = step.mask_RSP.shape
         if num_places > step.ids_RS.shape[1]:  # after a past, which differs between layers
             cache = self._slots.fresh(num_rows, num_places)

@@ -14,6 +14,7 @@ from llama_adapter.llm.exported.card import ExportCard
 from llama_adapter.llm.exported.step import Step, num_prefix_layers
 from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.prefix import Prefix
+from llama_adapter.llm.runners.score_layout import ScoreLayout
 
 LEAST_CAPACITY = 64  # places of a new cache; the number is doubled when a row needs more
 
@@ -28,8 +29,10 @@ class Chosen(NamedTuple):
 class DecoderProgram(ABC):
     """The graphs of a decoder, with slots for the keys, values and prefixes of rows. Not thread-safe."""
 
-    card: ExportCard
+    card: ExportCard  # of graphs; a program of the model's own weights has none
     name: str  # the runtime of the graphs, for people
+    has_sampling: bool  # whether it draws tokens; otherwise the host draws from the logits
+    runs_mixed = False
     _slots: Any  # HostSlots or DeviceSlots
 
     @property
@@ -53,9 +56,13 @@ class DecoderProgram(ABC):
     def run(self, step: Step, *, first_slot: int) -> Chosen:
         """Run a step of slots from `first_slot` on, and store its keys and values at its places."""
 
+    def mixed(self, decode: Step, prefill: Step, *, first_slot: int) -> Chosen:
+        """Run a step of slots 0..R-1 and one of slots from `first_slot` on together. Only if `runs_mixed`."""
+        raise NotImplementedError("graphs run no mixed steps")
+
     @abstractmethod
-    def score(self, step: Step, prefixes: Sequence[Prefix]) -> np.ndarray:
-        """Logits (T, V) of a step that uses temporary places after the past, and no slot."""
+    def score(self, layouts: Sequence[ScoreLayout], prefixes: Sequence[Prefix], *, start: int) -> np.ndarray:
+        """Logits (T, V) of the predictors of rows at temporary places after the past, `start`. Uses no slot."""
 
     def move(self, source: int, target: int, *, num_tokens: int) -> None:
         """Copy the prefix and the first `num_tokens` places of slot `source` over slot `target`."""

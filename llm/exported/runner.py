@@ -9,7 +9,7 @@ import numpy as np
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.exported.numpy_sampler import choose, likeliest, log_softmax
 from llama_adapter.llm.exported.program import Chosen, DecoderProgram
-from llama_adapter.llm.exported.step import decode_step, prefill_step, score_step
+from llama_adapter.llm.exported.step import Step, decode_step, prefill_step
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.base import (
     DecodePlan,
@@ -42,7 +42,7 @@ class ExportedRunner:
 
     @property
     def runs_mixed(self) -> bool:
-        return False
+        return self.program.runs_mixed
 
     def project_prefix(self, visual_query_BQD: Any) -> list[Prefix]:
         query_BQD = np.asarray(visual_query_BQD, self.config.dtype)
@@ -68,8 +68,13 @@ class ExportedRunner:
             case PrefillPlan():
                 chosen = self._prefill(plan.prompts, plan.prefixes, self._drawn(plan.draws), first_slot=plan.first_slot)
                 return self._choose(plan, chosen, first_slot=plan.first_slot)
-            case MixedPlan():
-                raise NotImplementedError("the graphs run no mixed plans")
+            case MixedPlan(decode, prefill):
+                newest, draws = self._newest[: len(decode.rows)], self._drawn(decode.draws)
+                wanted = self._drawn(prefill.draws)
+                admitted = self._admit(prefill.prompts, prefill.prefixes, wanted, first_slot=prefill.first_slot)
+                step = self._step(newest, decode.positions, draws)
+                chosen = self.program.mixed(step, admitted, first_slot=prefill.first_slot)
+                return self._choose(plan, chosen, first_slot=0)
             case ScorePlan():
                 return Scores(plan.rows, self._score(plan))
 
@@ -107,24 +112,36 @@ class ExportedRunner:
         *,
         first_slot: int,
     ) -> Chosen:
-        self.program.reserve(self._start + max(map(len, prompts)))
-        self.program.place(prefixes, first_slot=first_slot)
-        step = prefill_step(prompts, draws, capacity=self.program.capacity, start=self._start)
+        step = self._admit(prompts, prefixes, draws, first_slot=first_slot)
         return self.program.run(step, first_slot=first_slot)
 
+    def _admit(
+        self,
+        prompts: Sequence[Sequence[int]],
+        prefixes: Sequence[Prefix],
+        draws: Sequence[Draw | None],
+        *,
+        first_slot: int,
+    ) -> Step:
+        self.program.reserve(self._start + max(map(len, prompts)))
+        self.program.place(prefixes, first_slot=first_slot)
+        return prefill_step(prompts, draws, capacity=self.program.capacity, start=self._start)
+
     def _decode(self, tokens: Sequence[int], positions: Sequence[int], draws: Sequence[Draw | None]) -> Chosen:
+        return self.program.run(self._step(tokens, positions, draws), first_slot=0)
+
+    def _step(self, tokens: Sequence[int], positions: Sequence[int], draws: Sequence[Draw | None]) -> Step:
         self.program.reserve(self._start + max(positions) + 1)
-        step = decode_step(tokens, positions, draws, capacity=self.program.capacity, start=self._start)
-        return self.program.run(step, first_slot=0)
+        return decode_step(tokens, positions, draws, capacity=self.program.capacity, start=self._start)
 
     def _drawn(self, draws: Sequence[Draw | None]) -> Sequence[Draw | None]:
         """The draws that the graph makes. The others are made on the host."""
         return [draw if draw is not None and draw.is_plain else None for draw in draws]
 
-    def _choose(self, plan: PrefillPlan | DecodePlan, chosen: Chosen, *, first_slot: int) -> Tokens:
+    def _choose(self, plan: PrefillPlan | DecodePlan | MixedPlan, chosen: Chosen, *, first_slot: int) -> Tokens:
         token_ids: list[int] = chosen.tokens_T.tolist()
         for row, draw in enumerate(plan.draws):
-            if draw is not None and not (draw.is_plain and self.program.card.has_sampling):
+            if draw is not None and not (draw.is_plain and self.program.has_sampling):
                 [token_ids[row]] = choose(chosen.logits_TV[row : row + 1], [draw])
         self._newest[first_slot : first_slot + len(token_ids)] = [max(token, 0) for token in token_ids]
         if not plan.with_logprobs:
@@ -146,7 +163,7 @@ class ExportedRunner:
         ]
         layouts = [layout for rows in questions for layout in rows]
         prefixes = [prefix for prefix, rows in zip(plan.prefixes, questions, strict=True) for _ in rows]
-        logits_TV = self.program.score(score_step(layouts, start=self._start), prefixes)
+        logits_TV = self.program.score(layouts, prefixes, start=self._start)
         targets = [token for layout in layouts for token in layout.targets]
         per_token = iter(log_softmax(logits_TV)[np.arange(len(targets)), targets])
         return [

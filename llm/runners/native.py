@@ -6,9 +6,8 @@
 import contextlib
 import ctypes
 import dataclasses
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,14 +16,17 @@ from torch import Tensor
 
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.model.llama import Layer, LlamaAdapterDecoder, RmsNorm, linears_of
-from llama_adapter.llm.prefix import PictureTokens, Prefix
+from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.base import KeptTokens, MixedPlan, Pictures, Plan, Result, ScorePlan, WarmUp
 from llama_adapter.llm.runners.draw import NO_TOKEN
 from llama_adapter.llm.runners.eager import EagerRunner, paired
+from llama_adapter.llm.runners.ragged import Tokens as _Tokens
+from llama_adapter.llm.runners.ragged import c_numbers as _numbers
+from llama_adapter.llm.runners.ragged import portions as _portions
 from llama_adapter.llm.runners.sampler import Prediction, logprobs, predict, sum_scores
-from llama_adapter.llm.runners.score_layout import ScoreLayout, lay_out
+from llama_adapter.llm.runners.score_layout import lay_out
 from llama_adapter.runtime.devices import Backend
-from llama_adapter.runtime.devices.cpu_linear import NativeLinear
+from llama_adapter.runtime.devices.cpu_linear import NativeLinear, kernel_arrays
 from llama_adapter.runtime.kernels.library import KINDS, Library
 from llama_adapter.runtime.kernels.structs import (
     ACTIVATIONS,
@@ -37,11 +39,11 @@ from llama_adapter.runtime.kernels.structs import (
 from llama_adapter.runtime.kernels.threads import num_threads, torch_stands_aside
 from llama_adapter.runtime.operators import ATEN
 from llama_adapter.runtime.ranks import Alone
+from llama_adapter.runtime.schemes.scheme import dtype_name
 
 # Sizes of the widest instruction set. Decoders must fit them, so that all instruction sets support the same decoders.
 _BLOCK = 64  # outputs that the kernels compute together
 _LANES = 16  # floats in a vector
-_MAX_TOKENS = 2048  # most tokens of one call; more would need memory without being faster
 
 
 def can_run(decoder: LlamaAdapterDecoder) -> bool:
@@ -55,53 +57,6 @@ def can_run(decoder: LlamaAdapterDecoder) -> bool:
         and config.head_dim <= 16 * _LANES
         and config.ffn_dim % _BLOCK == 0
     )
-
-
-@dataclass(slots=True)
-class _Tokens:
-    """Tokens of several rows, one row after the other; see batch_t of decoder.h."""
-
-    ids: list[int] = field(default_factory=list)
-    run_rows: list[int] = field(default_factory=list)
-    run_starts: list[int] = field(default_factory=lambda: [0])
-    places: list[int] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-    shared_ends: list[int] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)
-    logit_tokens: list[int] = field(default_factory=list)
-    pictures: list[tuple[int, PictureTokens]] = field(default_factory=list)  # each with its first token here
-    have_own_pasts: bool = False  # whole rows may be the same and yet attend to different places before them
-    num_steps: int = 0  # number of runs at the start that continue their rows; other runs are whole rows after the past
-
-    def add(self, ids: Sequence[int], *, place: int = 0, position: int = 0, shared_end: int = 0) -> None:
-        """Add tokens from `place` on. They attend to places 0..shared_end-1 and, causally, to each other."""
-        count = len(ids)
-        self.ids.extend(ids)
-        self.places.extend(range(place, place + count))
-        self.positions.extend(range(position, position + count))
-        self.shared_ends.extend(itertools.repeat(shared_end, count))
-        self.starts.extend(itertools.repeat(place, count))
-
-    def end_row(self, row: int) -> None:
-        """Tokens added since the last call belong to `row`. Raises IndexError if there are none."""
-        if len(self.ids) == self.run_starts[-1]:
-            raise IndexError(f"row {row} has no tokens")
-        self.run_rows.append(row)
-        self.run_starts.append(len(self.ids))
-
-    def num_equal_rows(self) -> int:
-        """The number of whole rows if all have the same tokens at the same places, else 0.
-
-        This is so for one question about several pictures.
-        """
-        count = len(self.run_rows) - self.num_steps
-        if count < 2 or self.have_own_pasts:
-            return 0
-        first, end = self.run_starts[self.num_steps : self.num_steps + 2]
-        columns = (self.ids, self.places, self.positions, self.shared_ends, self.starts)
-        pictures = [picture for _, picture in self.pictures]
-        is_equal = pictures == pictures[: len(pictures) // count] * count
-        return count if is_equal and all(column[first:] == column[first:end] * count for column in columns) else 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,8 +112,8 @@ class NativeRunner(EagerRunner):
             logit_cap=config.logit_cap,
             activation=ACTIVATIONS[config.activation],
             norms_all_heads=config.qk_norm == "all",
-            kept_type=KINDS[self._cache.k.dtype],
-            embedding_type=KINDS[embedding_VD.dtype],
+            kept_type=KINDS[dtype_name(self._cache.k.dtype)],
+            embedding_type=KINDS[dtype_name(embedding_VD.dtype)],
             embedding=embedding_VD.data_ptr(),
             layers=layers,
             norm=self._floats(decoder.norm.weight),
@@ -197,6 +152,10 @@ class NativeRunner(EagerRunner):
         """Address of the numbers in float32, in memory that lives as long as this runner."""
         self._kept.append(tensor.detach().float().contiguous())
         return self._kept[-1].data_ptr()
+
+    def arrays(self) -> dict[str, np.ndarray] | None:
+        """What `KernelProgram` needs to compute the same; None if this is a rank's share."""
+        return kernel_arrays(self._decoder) if self._is_alone else None
 
     @property
     def runs_mixed(self) -> bool:
@@ -303,19 +262,7 @@ class NativeRunner(EagerRunner):
 
     def _step_tokens(self, token_ids: Sequence[int], positions: Sequence[int]) -> _Tokens:
         """One token for each of slots 0..R-1."""
-        num_rows = len(token_ids)
-        places = [self._start + position for position in positions]
-        return _Tokens(
-            ids=list(token_ids),
-            run_rows=list(range(num_rows)),
-            run_starts=list(range(num_rows + 1)),
-            places=places,
-            positions=list(places),
-            shared_ends=[0] * num_rows,
-            starts=[0] * num_rows,
-            logit_tokens=list(range(num_rows)),
-            num_steps=num_rows,
-        )
+        return _Tokens.of_steps(token_ids, [self._start + position for position in positions])
 
     @torch.inference_mode()
     def score(self, plan: ScorePlan) -> list[list[float]]:
@@ -460,31 +407,6 @@ class _Sum:
             raise
 
 
-def _portions(rows: Iterable[tuple[int, int, ScoreLayout]], *, steps: _Tokens, past_length: int) -> Iterable[_Tokens]:
-    """Divide rows into portions of at most _MAX_TOKENS tokens, if rows are not longer.
-
-    The tokens that need logits are the layouts' predictors. `steps` come first. A row is its number, the place and
-    position at which it begins, after places that all its tokens attend to, and its layout. `past_length` of these
-    places are the same in all rows.
-    """
-    tokens = steps
-    for row, start, layout in rows:
-        length = layout.prompt_length
-        if tokens.ids and len(tokens.ids) + length > _MAX_TOKENS:
-            yield tokens
-            tokens = _Tokens()
-        first = len(tokens.ids)
-        tokens.have_own_pasts |= start > past_length
-        tokens.pictures += [(first + picture.start, picture) for picture in layout.pictures]
-        tokens.add(layout.token_ids[:length], place=start, position=start, shared_end=start)
-        for span in layout.spans:
-            ids = layout.token_ids[span.start : span.stop]
-            tokens.add(ids, place=start + span.start, position=start + length, shared_end=start + length)
-        tokens.end_row(row)
-        tokens.logit_tokens.extend(first + place for place in layout.predictors)
-    yield tokens
-
-
 def _native(module: torch.nn.Module) -> NativeLinear:
     assert isinstance(module, NativeLinear), "`can_run` was true"
     return module
@@ -525,7 +447,3 @@ class _Places:
             blocks=0 if table_BT is None else table_BT.shape[1],
             block=self.k.shape[3],
         )
-
-
-def _numbers(values: Sequence[int]) -> "ctypes.Array[ctypes.c_int64]":
-    return (ctypes.c_int64 * len(values))(*values)

@@ -19,6 +19,7 @@ from llama_adapter.llm.training.frozen import FrozenWeight, times, times_back
 from llama_adapter.runtime.kernels.library import KINDS, Library, find_library
 from llama_adapter.runtime.kernels.threads import num_threads
 from llama_adapter.runtime.operators import ATEN, Operators, capped, geglu
+from llama_adapter.runtime.schemes.scheme import dtype_name
 
 _TYPES = (torch.float32, torch.bfloat16)
 
@@ -37,7 +38,7 @@ class RowKernels:
         width = gate_up.shape[-1] // 2
         out = torch.empty_like(gate_up) if grad is not None else gate_up.new_empty(*gate_up.shape[:-1], width)
         count = gate_up.shape[:-1].numel()
-        kind, addresses = KINDS[gate_up.dtype], (gate_up.data_ptr(), _address(grad), out.data_ptr())
+        kind, addresses = KINDS[dtype_name(gate_up.dtype)], (gate_up.data_ptr(), _address(grad), out.data_ptr())
         self.library.swiglu(kind, count, width, *addresses, num_threads())
         return out
 
@@ -49,7 +50,7 @@ class RowKernels:
         out, weight = torch.empty_like(x), weight.detach().float().contiguous()
         addresses = (x.data_ptr(), _address(grad), weight.data_ptr(), inverse.data_ptr(), out.data_ptr())
         count = inverse.numel()
-        self.library.rms_norm(KINDS[x.dtype], count, x.shape[-1], eps, *addresses, num_threads())
+        self.library.rms_norm(KINDS[dtype_name(x.dtype)], count, x.shape[-1], eps, *addresses, num_threads())
         return out
 
 

@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -12,6 +13,7 @@ from llama_adapter.runtime.kernels.threads import num_threads
 from llama_adapter.runtime.schemes import int4, int8
 from llama_adapter.runtime.schemes.layers import WEIGHT, float_type, replace_layers
 from llama_adapter.runtime.schemes.packed import ALIGNMENT, DTYPES, StoredPacked
+from llama_adapter.runtime.schemes.scheme import dtype_name
 
 _ACTIVATIONS = (torch.float32, torch.bfloat16)
 _STEPS = {torch.uint8: int4.GROUP}  # the number of inputs must be a multiple of this, or of _STEP for other dtypes
@@ -38,7 +40,7 @@ class NativeLinear(nn.Module):
         else:
             self.weight_dtype = linear.weight.dtype
             self._memory, start = _packed(linear, library)
-        kind = KINDS[self.weight_dtype]
+        kind = KINDS[dtype_name(self.weight_dtype)]
         scale = getattr(linear, WEIGHT + int8.SCALE) if self.weight_dtype == torch.int8 else None
         self._scale = None if scale is None else scale.detach().float().contiguous()
         self.bias = None if linear.bias is None else linear.bias.detach().float().contiguous()
@@ -72,8 +74,16 @@ class NativeLinear(nn.Module):
         if bias is not None:
             struct = self.part(0, self.out_features)
             struct.bias, pointer = bias.data_ptr(), ctypes.addressof(struct)
-        self._library.linear(pointer, x.data_ptr(), KINDS[x.dtype], num_rows, out.data_ptr(), num_threads())
+        self._library.linear(pointer, x.data_ptr(), KINDS[dtype_name(x.dtype)], num_rows, out.data_ptr(), num_threads())
         return out
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The memory that the kernels read, by the names that `runtime.kernels.arrays.ArrayLinear` reads."""
+        start = self.struct.weight - self._memory.data_ptr()
+        num_bytes = self._library.packed_bytes(self.struct.kind, self.out_features, self.in_features)
+        found = {dtype_name(self.weight_dtype): self._memory.numpy()[start : start + num_bytes]}
+        pairs = (("scale", self._scale), ("bias", self.bias))
+        return found | {name: tensor.numpy() for name, tensor in pairs if tensor is not None}
 
     def part(self, first: int, num_out: int) -> LinearStruct:
         """Outputs first..first+num_out-1 as a layer that shares this one's memory. `first` must be a multiple of 64."""
@@ -92,7 +102,7 @@ class NativeLinear(nn.Module):
 def _packed(linear: nn.Linear, library: Library) -> tuple[Tensor, int]:
     """The packed weight of a layer in new memory, and the address where the weight begins."""
     weight = linear.weight.detach().contiguous()
-    kind, shape = KINDS[weight.dtype], (linear.out_features, linear.in_features)
+    kind, shape = KINDS[dtype_name(weight.dtype)], (linear.out_features, linear.in_features)
     memory = torch.empty(library.packed_bytes(kind, *shape) + ALIGNMENT, dtype=torch.uint8)
     start = -memory.data_ptr() % ALIGNMENT + memory.data_ptr()
     groups = getattr(linear, WEIGHT + int4.SCALE).contiguous() if weight.dtype == torch.uint8 else None
@@ -103,7 +113,7 @@ def _packed(linear: nn.Linear, library: Library) -> tuple[Tensor, int]:
 def pack_weight(linear: nn.Linear, *, library: Library) -> Tensor:
     """The packed weight of a plain or quantised layer as bytes, padded with zeros to a multiple of 64."""
     memory, start = _packed(linear, library)
-    num_bytes = library.packed_bytes(KINDS[linear.weight.dtype], linear.out_features, linear.in_features)
+    num_bytes = library.packed_bytes(KINDS[dtype_name(linear.weight.dtype)], linear.out_features, linear.in_features)
     packed = torch.zeros(-(-num_bytes // ALIGNMENT) * ALIGNMENT, dtype=torch.uint8)
     first = start - memory.data_ptr()
     packed[:num_bytes] = memory[first : first + num_bytes]
@@ -112,7 +122,7 @@ def pack_weight(linear: nn.Linear, *, library: Library) -> Tensor:
 
 def takes_types(weights: torch.dtype, activations: torch.dtype) -> bool:
     """Whether the kernels compute with weights and activations of these types."""
-    return weights in KINDS and (weights.is_floating_point or activations in _ACTIVATIONS)
+    return dtype_name(weights) in KINDS and (weights.is_floating_point or activations in _ACTIVATIONS)
 
 
 def can_take(linear: nn.Linear, *, activations: torch.dtype) -> bool:
@@ -135,3 +145,25 @@ def install_kernels(module: nn.Module, *, library: Library, release: Callable[[]
         return NativeLinear(layer, library=library) if isinstance(layer, nn.Linear | StoredPacked) else None
 
     return replace_layers(module, build, release=release)
+
+
+def kernel_arrays(module: nn.Module) -> dict[str, np.ndarray] | None:
+    """All that the kernels read of a prepared module, by name; None if they do not compute all of its linear layers.
+
+    The arrays share the module's memory. bfloat16 is given as its bits, uint16.
+    """
+    arrays: dict[str, np.ndarray] = {}
+    for name, part in module.named_modules():
+        if isinstance(part, NativeLinear):
+            arrays |= {f"{name}.{key}": array for key, array in part.arrays().items()}
+            continue
+        own = {**part._parameters, **part._buffers}
+        if hasattr(part, "in_features") or any(t is not None and t.dtype not in _ACTIVATIONS for t in own.values()):
+            return None
+        arrays |= {f"{name}.{key}": _bits(tensor.detach()) for key, tensor in own.items() if tensor is not None}
+    return arrays
+
+
+def _bits(tensor: Tensor) -> np.ndarray:
+    array: np.ndarray = (tensor if tensor.dtype == torch.float32 else tensor.view(torch.uint16)).contiguous().numpy()
+    return array

@@ -2,8 +2,6 @@
 
 import dataclasses
 import functools
-import os
-import sys
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -12,7 +10,7 @@ from llama_adapter.runtime.graphs.onnx_provider import CPU, OnnxProvider
 from llama_adapter.runtime.graphs.onnx_session import OnnxSession
 from llama_adapter.runtime.graphs.process_session import ProcessSession
 from llama_adapter.runtime.graphs.session import GraphSession
-from llama_adapter.runtime.host_cpus import usable_cpus
+from llama_adapter.runtime.host_cpus import default_threads
 
 GraphKind = Literal["onnx", "om"]
 
@@ -48,12 +46,3 @@ def open_session(spec: GraphSpec) -> GraphSession:
     if spec.kind == "onnx":
         return OnnxSession(spec.path, threads=spec.threads or default_threads(), provider=spec.provider)
     return OmSession(spec.path, device_id=spec.device_id)
-
-
-def default_threads() -> int:
-    """Number of threads of a graph on the CPU: as many as torch uses, or would use if it were imported."""
-    if (torch := sys.modules.get("torch")) is not None:
-        count: int = torch.get_num_threads()
-        return count
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    return int(asked) if asked.isdecimal() and int(asked) else usable_cpus()

@@ -1,6 +1,7 @@
 """The kernels as a shared library for ctypes: a prebuilt one from a wheel, or one compiled on this machine.
 
-The kernels are optional. If there is no library for this processor, torch's own kernels are used.
+The kernels are optional. If there is no library for this processor, torch's own kernels are used. This file imports no
+torch.
 """
 
 import ctypes
@@ -13,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from llama_adapter.runtime.kernels.compiling import compiled, compilers, said
 from llama_adapter.runtime.kernels.instruction_sets import choose_instructions
@@ -22,8 +22,8 @@ from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.kernels.prebuilt import find_prebuilt
 from llama_adapter.runtime.user_cache import working_cache
 
-# Kinds of weights by their dtype, as in the enum of tiles.h. A uint8 holds two 4-bit weights.
-KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}
+# Kinds of weights by the name of their dtype, as in the enum of tiles.h. A uint8 holds two 4-bit weights.
+KINDS = {"float32": 0, "bfloat16": 1, "int8": 2, "uint8": 3}
 
 # Fields of PackedLayout, and their names in the library.
 _LAYOUT = {"version": "layout_version", "block": "block", "int8_added": "int8_added"}
@@ -35,7 +35,7 @@ _ALIGNMENT = 64  # bytes of scratch memory, as kernels.c requires
 class _Scratch(NamedTuple):
     """Scratch memory of the kernels. Each thread keeps it between calls and releases it when the thread ends."""
 
-    memory: Tensor | None
+    memory: np.ndarray | None
     address: int  # first aligned byte of `memory`
     num_bytes: int  # beginning at `address`
 
@@ -53,8 +53,8 @@ _held = _Held()
 def in_scratch(kernel: Callable[..., int]) -> Callable[..., None]:
     """Wrap a function of kernels.c so that its last two arguments, the scratch memory and its size, are supplied.
 
-    The wrapped function raises RuntimeError, as torch does for tensors, if memory is insufficient. Then nothing was
-    computed, and the thread holds no scratch memory. It also raises RuntimeError if a sum over ranks failed.
+    The wrapped function raises MemoryError if memory is insufficient. Then nothing was computed, and the thread holds
+    no scratch memory. It raises RuntimeError if a sum over ranks failed.
     """
 
     def run(*arguments: int) -> None:
@@ -69,8 +69,8 @@ def in_scratch(kernel: Callable[..., int]) -> Callable[..., None]:
 
 
 def _allocated(num_bytes: int) -> _Scratch:
-    memory = torch.empty(num_bytes + _ALIGNMENT, dtype=torch.uint8, device="cpu")
-    return _Scratch(memory, -memory.data_ptr() % _ALIGNMENT + memory.data_ptr(), num_bytes)
+    memory = np.empty(num_bytes + _ALIGNMENT, np.uint8)
+    return _Scratch(memory, -memory.ctypes.data % _ALIGNMENT + memory.ctypes.data, num_bytes)
 
 
 class Library:

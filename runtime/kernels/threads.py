@@ -1,10 +1,10 @@
-"""The number of threads of the kernels, and a context in which torch's own threads are idle."""
+"""The number of threads of the kernels, and a context in which torch's own threads are idle. Imports no torch."""
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
+from llama_adapter.runtime.host_cpus import default_threads
 
 _held = threading.local()  # has `count` while this thread is inside `torch_stands_aside`
 
@@ -15,7 +15,7 @@ def num_threads() -> int:
     It is torch's number; inside `torch_stands_aside`, torch's number outside of it.
     """
     count: int | None = getattr(_held, "count", None)
-    return torch.get_num_threads() if count is None else count
+    return default_threads() if count is None else count
 
 
 @contextmanager
@@ -29,6 +29,8 @@ def torch_stands_aside() -> Iterator[None]:
     if count == 1 or getattr(_held, "count", None) is not None:
         yield
         return
+    import torch
+
     _held.count = count
     torch.set_num_threads(1)
     try:

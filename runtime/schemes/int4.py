@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 from llama_adapter.runtime.kernels.library import KINDS, Library, find_library
 from llama_adapter.runtime.kernels.threads import num_threads
 from llama_adapter.runtime.schemes.gptq import round_columns
-from llama_adapter.runtime.schemes.scheme import Parts, Scheme, TensorForm, rows_at_once
+from llama_adapter.runtime.schemes.scheme import Parts, Scheme, TensorForm, dtype_name, rows_at_once
 
 GROUP = 32
 SCALE = "_scale"
@@ -58,7 +58,7 @@ def _round_by_kernels(weight_OI: Tensor, kernels: Library) -> tuple[Tensor, Tens
     scales_OG = torch.empty(num_outputs, num_groups)
     undecided_OG = torch.empty(num_outputs, num_groups, dtype=torch.bool)
     addresses = (tensor.data_ptr() for tensor in (numbers_OI, codes_OGP, scales_OG, undecided_OG))
-    kernels.round_int4(KINDS[numbers_OI.dtype], num_outputs, num_inputs, *addresses, num_threads())
+    kernels.round_int4(KINDS[dtype_name(numbers_OI.dtype)], num_outputs, num_inputs, *addresses, num_threads())
     if bool(undecided_OG.any()):
         codes_OGP[undecided_OG], scales_OG[undecided_OG] = _round_groups(_in_groups(numbers_OI)[undecided_OG].float())
     return codes_OGP, scales_OG

@@ -47,7 +47,7 @@ def test_a_mixed_step_gives_the_logits_of_its_parts(
         ours.decode([5] * 6, positions).logits_RV.clone(),
     ]
     for most_tokens in (2048, 10):  # in one portion, and in several
-        monkeypatch.setattr("llama_adapter.llm.runners.native._MAX_TOKENS", most_tokens)
+        monkeypatch.setattr("llama_adapter.llm.runners.ragged.MAX_TOKENS", most_tokens)
         ours.reset()
         ours.run(first)
         given = [ours.mixed(MixedPlan(step, prefill)).logits_RV, ours.decode([5] * 6, positions).logits_RV.clone()]

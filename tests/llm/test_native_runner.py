@@ -217,7 +217,7 @@ def test_many_long_prompts_go_through_in_portions(monkeypatch: pytest.MonkeyPatc
     prompts, pictures = toy_prompts(6, longest=60), prefixes(ours, 6)
     plan = ScorePlan(range(6), prompts, [((3, 4), (5,))] * 6, pictures)
     whole = ours.prefill(prompts, pictures, first_slot=0).logits_RV, ours.score(plan)
-    monkeypatch.setattr("llama_adapter.llm.runners.native._MAX_TOKENS", 40)
+    monkeypatch.setattr("llama_adapter.llm.runners.ragged.MAX_TOKENS", 40)
 
     assert torch.equal(ours.prefill(prompts, pictures, first_slot=0).logits_RV, whole[0])
     assert ours.score(plan) == whole[1]

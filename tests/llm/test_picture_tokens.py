@@ -1,6 +1,9 @@
 """Pictures as tokens: embeddings in place of ids give what the ids of these embeddings give, and only their own."""
 
+import contextlib
 import dataclasses
+import itertools
+import json
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -13,9 +16,14 @@ from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import GenerateRequest, Request, ScoreRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptError
+from llama_adapter.llm.parallel.channel import Channel
+from llama_adapter.llm.parallel.follower import follow
+from llama_adapter.llm.parallel.leader import LeadingRunner
 from llama_adapter.llm.prefix import PictureTokens
+from llama_adapter.llm.runners.base import PrefillPlan, ScorePlan
 from llama_adapter.llm.runners.native import NativeRunner
 from llama_adapter.runtime.devices import CpuBackend
+from llama_adapter.runtime.errors import LlamaAdapterError
 from llama_adapter.runtime.kernels.library import find_library
 from tests.llm.toys import CONFIG, EOS_ID, answer, drain, open_runner, toy_decoder
 
@@ -108,3 +116,56 @@ def test_pictures_outside_their_places_are_refused(starts: tuple[int, int]) -> N
     request = GenerateRequest(id=0, prompt_ids=(1,) * 8, prefix=engine.empty_prefix(), pictures=pictures)
     with pytest.raises(PromptError, match="A picture's tokens are at"):
         engine.submit(request)
+
+
+class Wire(Channel):
+    """Both ends of a channel: what is sent is received."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def send(self, command: dict[str, Any]) -> None:
+        self.sent.append(json.loads(json.dumps(command)))
+
+    def receive(self) -> dict[str, Any]:
+        command: dict[str, Any] = self.sent.pop(0)
+        return command
+
+    def send_numbers(self, values: Tensor) -> None:
+        self.sent.append(values)
+
+    def receive_numbers(self, shape: list[int]) -> Tensor:
+        values: Tensor = self.sent.pop(0)
+        return values.view(shape)
+
+
+def test_other_ranks_get_the_embeddings_of_each_prompt() -> None:
+    engine, embedding = open_engine("plain")
+    own = engine._runner
+    wire, plans = Wire(), list[Any]()
+
+    def watched() -> Any:
+        return contextlib.nullcontext()
+
+    leader = LeadingRunner(own, wire, explain=lambda error: LlamaAdapterError(str(error)), watching=watched)
+    prefix = leader.empty_prefix()
+    one, two = (PictureTokens(start=n, embeddings_SD=embedding[n : n + 2], digest=str(n)) for n in (1, 5))
+    prompts = [(1, *[PLACEHOLDER] * 8), (1, 2), (1, *[PLACEHOLDER] * 4)]
+    pictures = [(one, two), (), (one,)]
+    draws = [None] * 3
+    leader.run(PrefillPlan(range(3), prompts, [prefix] * 3, draws, first_slot=0, pictures=pictures))
+    leader.run(ScorePlan(range(3), prompts, [((3, 4),)] * 3, [prefix] * 3, pictures=pictures))
+    wire.sent.append({"do": "stop"})
+
+    class Follower:
+        empty_prefix = own.empty_prefix
+
+        def run(self, plan: Any) -> None:
+            plans.append(plan)
+
+    follow(Follower(), wire)  # type: ignore[arg-type]
+    assert len(plans) == 2
+    for plan in plans:
+        assert [tuple(shown) for shown in plan.pictures] == pictures  # places and digests
+        for shown, given in zip(itertools.chain(*plan.pictures), (one, two, one), strict=True):
+            assert torch.equal(shown.embeddings_SD, given.embeddings_SD)

@@ -22,10 +22,12 @@ from llama_adapter.runtime.graphs.lint import lint_graph
 from llama_adapter.runtime.graphs.onnx_export import export_graph
 from llama_adapter.runtime.graphs.seal import SEAL_KEY, check_seal
 from llama_adapter.vision.card import EncoderCard
+from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder
 from llama_adapter.vision.export import BOUNDS, compare, export_onnx, judge
 from tests.bounds import sums
 from tests.fakes.exported import open_onnx
+from tests.fakes.towers import TOWERS
 from tests.parity.exported import golden_bgr_onnx, golden_onnx
 from tests.parity.golden import PICTURES, model, pixels
 
@@ -56,6 +58,23 @@ def bgr() -> Exported:
     sums = fingerprint(encoder.state_dict())
     card = EncoderCard(name="tiny", vision=encoder.config, dtype="float16", opset=17, fingerprint=sums)
     return Exported(golden_bgr_onnx(), card, encoder, pixels(PICTURES[:4]).numpy())
+
+
+@pytest.mark.proves("towers: CLIP B to bigG, SigLIP, DINOv2", "ONNX")
+@pytest.mark.parametrize("config", TOWERS.values(), ids=TOWERS)
+def test_a_tower_of_every_kind_is_exported_with_its_card(config: VisionConfig, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    encoder = PictureEncoder(config).eval().requires_grad_(False)
+    side, path = config.clip.image_size, tmp_path / "encoder.onnx"
+    card = export_onnx(config, encoder.state_dict(), path, name="tower", dtype="float32", opset=17)
+
+    parity = compare(path, encoder, pixels(PICTURES[:3])[:, :side, :side].numpy())
+
+    assert parity.ok
+    assert parity.max_abs < 1e-4
+    assert lint_graph(read_graph(path)) == []
+    assert open_onnx(path).card == card
+    assert open_onnx(path).pixels == config.clip.pixels
 
 
 @pytest.mark.parametrize(("name", "dtype", "opset"), [("rgb", "float32", 18), ("bgr", "float16", 17)])

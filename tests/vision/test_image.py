@@ -18,8 +18,9 @@ from llama_adapter.runtime.extras import install_hint
 from llama_adapter.runtime.text import shown_name
 from llama_adapter.vision import image as vision_image
 from llama_adapter.vision.errors import PICTURE_ERROR_CODES, PictureError
+from llama_adapter.vision.files import DEFAULT_MAX_PIXELS
 from llama_adapter.vision.formats import PICTURE_FORMATS, PICTURE_SUFFIXES
-from llama_adapter.vision.image import DEFAULT_MAX_PIXELS, load_picture
+from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.pixels import PixelRule
 from llama_adapter.vision.preprocess import preprocess
 from scripts.service_bench.bad_files import chunk

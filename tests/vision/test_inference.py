@@ -12,6 +12,7 @@ from llama_adapter.vision.inference import FoldedPatches, HostEncoder, attention
 from llama_adapter.vision.pixels import zero_picture
 from tests.bounds import FACTOR, Float64, largest, sums, unit
 from tests.fakes.exported import sample_pixels
+from tests.fakes.towers import TOWERS
 
 CONFIG = VisionConfig(
     clip=ClipConfig(image_size=224, patch_size=56, width=32, num_layers=2, num_heads=2, output_dim=16),
@@ -24,15 +25,18 @@ def random_encoder(config: VisionConfig = CONFIG, *, dtype: torch.dtype = torch.
     return PictureEncoder(config).to(dtype).eval().requires_grad_(False)
 
 
-@pytest.mark.parametrize("order", ["rgb", "bgr"])
-def test_folded_patches_are_normalisation_and_embedding(order: str) -> None:
-    encoder = random_encoder(dataclasses.replace(CONFIG, channel_order=order))
-    pixels = torch.from_numpy(sample_pixels()[:2])
+FOLDED = {"rgb": CONFIG, "bgr": dataclasses.replace(CONFIG, channel_order="bgr"), **TOWERS}
+
+
+@pytest.mark.parametrize("config", FOLDED.values(), ids=FOLDED)
+def test_folded_patches_are_normalisation_and_embedding(config: VisionConfig) -> None:
+    encoder, size, patch = random_encoder(config), config.clip.image_size, config.clip.patch_size
+    pixels = torch.from_numpy(sample_pixels()[:2, :size, :size])
 
     expected = encoder.clip.patch_embedding(encoder.normalise(pixels)).flatten(2).transpose(1, 2)
 
-    folded, patches = FoldedPatches(encoder), torch.from_numpy(sample_pixels()[:2]).float().unfold(1, 56, 56)
-    patches = patches.unfold(2, 56, 56).permute(0, 1, 2, 4, 5, 3).flatten(3).flatten(1, 2)
+    folded, patches = FoldedPatches(encoder), pixels.float().unfold(1, patch, patch)
+    patches = patches.unfold(2, patch, patch).permute(0, 1, 2, 4, 5, 3).flatten(3).flatten(1, 2)
     assert bool((abs(folded(pixels) - expected) <= sums(patches, folded.linear.weight, folded.linear.bias)).all())
 
 

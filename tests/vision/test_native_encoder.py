@@ -20,6 +20,7 @@ from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
 from llama_adapter.vision.inference import HostEncoder
 from tests.bounds import Float64, difference, spread
+from tests.fakes.towers import TOWERS
 
 pytestmark = pytest.mark.skipif(find_library().library is None, reason=find_library().reason or "there are kernels")
 
@@ -35,20 +36,7 @@ CONFIGS = {
         query=dataclasses.replace(CONFIG.query, width=128),
     ),
     "heads of 80": dataclasses.replace(CONFIG, clip=dataclasses.replace(CONFIG.clip, width=160)),
-    "SigLIP, heads of 72, pixels cut": dataclasses.replace(
-        CONFIG,
-        clip=ClipConfig(
-            **{"image_size": 60, "patch_size": 14, "width": 144, "num_layers": 2, "num_heads": 2, "output_dim": 144},
-            **{"mlp_dim": 268, "activation": "gelu_tanh", "norm_eps": 1e-6, "num_class_tokens": 0},
-            **{"has_patch_bias": True, "has_pre_norm": False, "has_projection": False, "mean": (0.5, 0.5, 0.5)},
-        ),
-    ),
-    "registers, heads of 104, tokens of a layer": dataclasses.replace(
-        CONFIG,
-        clip=dataclasses.replace(
-            CONFIG.clip, width=208, activation="exact_gelu", num_class_tokens=5, has_post_norm=False, drops_class=True
-        ),
-    ),
+    **TOWERS,
     "heads of 8": dataclasses.replace(CONFIG, query=dataclasses.replace(CONFIG.query, num_heads=12)),
 }
 
@@ -85,6 +73,7 @@ def pixels(config: VisionConfig, count: int) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(3).integers(0, 256, (count, side, side, 3), dtype=np.uint8))
 
 
+@pytest.mark.proves("towers: CLIP B to bigG, SigLIP, DINOv2", "CPU")
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @torch.inference_mode()

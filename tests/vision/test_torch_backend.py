@@ -9,13 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_adapter.runtime.devices.programs import GraphMode
-from llama_adapter.vision.backends.torch import (
-    USUAL_CACHE_BYTES,
-    TorchVisionBackend,
-    best_batch_size,
-    even_batches,
-    last_cache_bytes,
-)
+from llama_adapter.vision.backends.batches import USUAL_CACHE_BYTES, best_batch_size, even_batches, last_cache_bytes
+from llama_adapter.vision.backends.torch import TorchVisionBackend
 from tests.bounds import difference
 from tests.fakes.cuda_graphs import FakeCuda, HostCuda
 from tests.fakes.exported import embedded_encoder, query_limit, sample_pixels

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+import transformers
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -17,7 +18,6 @@ from llama_adapter.vision.encoder import ClipVisionTower, PictureEncoder
 from llama_adapter.vision.preprocess import preprocess
 from llama_adapter.vision.towers import ClipSource, huggingface_config, huggingface_pixels, read_clip
 
-transformers = pytest.importorskip("transformers")
 TOLERANCE = 1e-4  # of the features' size
 
 
@@ -39,14 +39,14 @@ def clip_case(width: int, heads: int, activation: str, *, mlp: int, patch: int =
     side = 3 * patch
     pixels = {"size": {"shortest_edge": side}, "crop_size": {"height": side, "width": side}}
     return Case(
-        "clip_vision_model", sizes | {"hidden_act": activation, "image_size": side}, "CLIPImageProcessorPil", pixels
+        "clip_vision_model", sizes | {"hidden_act": activation, "image_size": side}, "CLIPImageProcessor", pixels
     )
 
 
 def siglip_case(width: int, heads: int, *, mlp: int, patch: int, side: int, **pixels: Any) -> Case:
     sizes = {"hidden_size": width, "intermediate_size": mlp, "num_attention_heads": heads, "patch_size": patch}
     pixels = {"size": {"height": side, "width": side}, **pixels}
-    return Case("siglip_vision_model", sizes | {"image_size": side}, "SiglipImageProcessorPil", pixels)
+    return Case("siglip_vision_model", sizes | {"image_size": side}, "SiglipImageProcessor", pixels)
 
 
 def dinov2_case(kind: str, width: int, heads: int) -> Case:
@@ -57,7 +57,7 @@ def dinov2_case(kind: str, width: int, heads: int) -> Case:
         "image_mean": [0.485, 0.456, 0.406],
         "image_std": [0.229, 0.224, 0.225],
     }
-    return Case(kind, sizes, "BitImageProcessorPil", pixels)
+    return Case(kind, sizes, "BitImageProcessor", pixels)
 
 
 CASES = {
@@ -86,8 +86,14 @@ def saved(case: Case, folder: Path) -> nn.Module:
         for parameter in model.parameters():  # the classes begin with biases of 0 and norms of 1
             parameter.add_(torch.randn_like(parameter) * (0.02 if parameter.ndim > 1 else 0.2))
     model.save_pretrained(folder)  # type: ignore[operator]
-    getattr(transformers, case.processor)(**case.pixels).save_pretrained(folder)
+    processor_of(case).save_pretrained(folder)
     return model
+
+
+def processor_of(case: Case) -> Any:
+    """The image processor that uses Pillow."""
+    name = getattr(transformers, f"{case.processor}Pil", None) or getattr(transformers, case.processor)
+    return name(**case.pixels)
 
 
 def tower_of(clip: ClipSource) -> ClipVisionTower:
@@ -107,7 +113,8 @@ def pictures(config: ClipConfig, count: int = 2) -> Tensor:
 @torch.inference_mode()
 def wanted_features(model: nn.Module, pixels_BCHW: Tensor) -> Tensor:
     features: Tensor = model(pixels_BCHW).last_hidden_state
-    return model.post_layernorm(features) if type(model).__name__ == "CLIPVisionModel" else features  # type: ignore
+    inner = getattr(model, "vision_model", model)  # in transformers 4
+    return inner.post_layernorm(features) if type(model).__name__ == "CLIPVisionModel" else features  # type: ignore
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -129,6 +136,7 @@ def to_open_clip(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         "embeddings.patch_embedding.weight": "visual.conv1.weight",
         "embeddings.position_embedding.weight": "visual.positional_embedding",
     }
+    tensors = {name.removeprefix("vision_model."): tensor for name, tensor in tensors.items()}
     found = {theirs: tensors[name] for name, theirs in names.items()}
     for kind in ("weight", "bias"):
         found |= {f"visual.ln_pre.{kind}": tensors[f"pre_layrnorm.{kind}"]}
@@ -150,6 +158,7 @@ def to_open_clip(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def to_timm(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """A SigLIP of transformers with the names of open_clip, whose SigLIPs are timm's."""
+    tensors = {name.removeprefix("vision_model."): tensor for name, tensor in tensors.items()}
     found = {"visual.trunk.pos_embed": tensors["embeddings.position_embedding.weight"][None]}
     for kind in ("weight", "bias"):
         found |= {f"visual.trunk.patch_embed.proj.{kind}": tensors[f"embeddings.patch_embedding.{kind}"]}
@@ -222,7 +231,8 @@ def test_heads_and_activation_follow_from_the_width_without_a_config(width: int,
 @torch.inference_mode()
 def test_the_tokens_of_a_layer_are_those_that_llava_reads(layer: int, prefix: str, tmp_path: Path) -> None:
     model = saved(CASES["CLIP L/14"], tmp_path)
-    tensors = {prefix + key: tensor for key, tensor in load_file(tmp_path / "model.safetensors").items()}
+    stored = load_file(tmp_path / "model.safetensors")
+    tensors = {prefix + key.removeprefix("vision_model."): tensor for key, tensor in stored.items()}
     config = huggingface_config(model.config.to_dict(), name="a")  # type: ignore[union-attr, operator]
     clip = read_clip(
         tensors | {"language_model.x": torch.ones(1)},
@@ -256,7 +266,7 @@ def odd_pictures(count: int) -> list[Image.Image]:
 def test_pixels_are_those_of_the_image_processors(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     saved(case, tmp_path)
-    processor = getattr(transformers, case.processor)(**case.pixels)
+    processor = processor_of(case)
     clip = read_clip(
         load_file(tmp_path / "model.safetensors"),
         name="a",

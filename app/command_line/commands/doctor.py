@@ -49,6 +49,8 @@ def _run_plan(options: argparse.Namespace) -> int:
     from llama_adapter.app.models.plan import PlanJob
 
     names = {"num_rows": options.batch_size, "num_devices": options.devices, "device_bytes": options.device_memory}
+    if options.plan:
+        names["clip"], options.clip = options.clip, None
     given = {name: value for name, value in names.items() if value is not None}
     spec = settings(CaptionerSpec, vars(options) | {"batch_size": CaptionerSpec().batch_size, "vision": None})
     job = settings(PlanJob, {"spec": spec, "size": options.plan, **given}, shown={"num_rows": "--batch-size"})

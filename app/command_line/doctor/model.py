@@ -48,6 +48,7 @@ from llama_adapter.app.models.checkpoints import (
 from llama_adapter.app.models.connected import open_connected
 from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.app.models.roofline import tower_flops
 from llama_adapter.app.models.sight import has_connector
 from llama_adapter.app.models.sketch import HalfConfig
 from llama_adapter.app.models.spec import AUTO
@@ -170,8 +171,10 @@ def _check_sources(report: Report, sources: ModelSources, *, exported: bool, enc
     if clip is not None:
         config = clip.config
         sizes = f"patches of {config.patch_size}, pictures of {config.image_size}, width {config.width}"
-        sizes += f", {config.num_layers} layers, features of width {config.output_dim}"
-        report.add("ok", "clip", f"CLIP with {sizes}; no tensor is missing or unknown")
+        sizes += f", {config.num_layers} layers, {config.num_features} features of width {config.output_dim}"
+        num_weights = sum(tensor.numel() for tensor in clip.tensors.values())
+        cost = f"{num_weights / 1e6:,.0f} million weights, {tower_flops(config) / 1e9:,.0f} GFLOP a picture"
+        report.add("ok", "clip", f"CLIP with {sizes}: {cost}; no tensor is missing or unknown")
         _check_finite(report, "clip", clip.name, clip.tensors.items())
     if adapter is not None and adapter.sees_pictures:
         heads = query_heads(sources, adapter, exported=exported, encoder=encoder)

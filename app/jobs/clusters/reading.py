@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llama_adapter.app.captioning.pictures import RemotePicture
 from llama_adapter.app.captioning.work_items import WorkItem
 from llama_adapter.app.jobs.clusters.chunks import Chunk, Known, ReadChunk
 from llama_adapter.app.jobs.clusters.places import READING_CPUS
 from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.pictures.inputs.addresses import is_remote, read_remote
+from llama_adapter.app.pictures.inputs.remote import RemotePicture
 from llama_adapter.app.pictures.reading.isolated import IsolatedReader
 from llama_adapter.app.pictures.reading.reader import PictureReader, PictureReading, Reader
 from llama_adapter.app.pictures.reading.spec import ReadingSpec

@@ -13,7 +13,7 @@ from llama_adapter.app.learning.labelled.rows import SPLITS, contradict, similar
 from llama_adapter.app.pictures.reading.sources import FileSlice
 from llama_adapter.runtime.text import shown_excerpt
 from llama_adapter.vision.errors import PictureError
-from llama_adapter.vision.image import DEFAULT_MAX_BYTES, read_picture_file
+from llama_adapter.vision.files import DEFAULT_MAX_BYTES, read_picture_file
 
 _MOST_NAMED = 10
 

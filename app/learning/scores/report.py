@@ -17,7 +17,8 @@ from llama_adapter.app.pictures.reading.sources import FileSlice
 from llama_adapter.app.pictures.reading.views import data_address, view_pixels
 from llama_adapter.runtime.text import markdown_text, shown_excerpt, shown_name, shown_text
 from llama_adapter.vision.errors import PictureError
-from llama_adapter.vision.image import DEFAULT_MAX_BYTES, PictureSource, load_picture
+from llama_adapter.vision.files import DEFAULT_MAX_BYTES
+from llama_adapter.vision.image import PictureSource, load_picture
 
 # Metrics that are shown as plain numbers, because they are not shares of examples. All others are shown in per cent.
 _PLAIN: Final = frozenset(("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "ROUGE-L", "CIDEr-D", "ROC-AUC", "ECE", "MME score"))

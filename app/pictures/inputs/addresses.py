@@ -11,6 +11,7 @@ from llama_adapter.app.pictures.inputs.folders import has_picture_suffix, natura
 from llama_adapter.app.pictures.inputs.items import InputsError, PictureInput
 from llama_adapter.runtime.text import shown_name
 from llama_adapter.vision.errors import PictureError
+from llama_adapter.vision.files import DEFAULT_MAX_BYTES
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -77,8 +78,6 @@ def remote_inputs(address: str, *, recursive: bool) -> Iterator[PictureInput]:
 
 def read_remote(address: str, *, max_bytes: int | None = None) -> bytes:
     """The bytes of a file. Raises `PictureError` if it is unreadable or above `max_bytes` (default: 256 MiB)."""
-    from llama_adapter.vision.image import DEFAULT_MAX_BYTES  # imports Pillow
-
     max_bytes = DEFAULT_MAX_BYTES if max_bytes is None else max_bytes
     shown = shown_address(address)
     try:

@@ -15,6 +15,7 @@ from llama_adapter.app.pictures.inputs.items import LeftOut, PictureInput
 from llama_adapter.app.pictures.inputs.tar_members import TarMember, TarReader, opened_tar
 from llama_adapter.app.pictures.names import name_key
 from llama_adapter.runtime.text import shown_name
+from llama_adapter.vision.files import DEFAULT_MAX_BYTES
 
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tzst")
 MAX_TEXT_BYTES = 2**20  # limit for a member that holds columns
@@ -66,8 +67,6 @@ def archive_inputs(
 def _pictures_in(
     path: str, *, max_bytes: int | None, fields: tuple[str, ...] | None, left_out: LeftOut, seen: set[str]
 ) -> Iterator[PictureInput]:
-    from llama_adapter.vision.image import DEFAULT_MAX_BYTES  # brings Pillow with it
-
     num_pictures, damage, problem = 0, "", ""
     max_bytes, names = DEFAULT_MAX_BYTES if max_bytes is None else max_bytes, MemberNames()
     sample = _Sample(archive=path, max_bytes=max_bytes, names=names)

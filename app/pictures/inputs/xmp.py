@@ -7,7 +7,6 @@ import re
 from dataclasses import dataclass
 from typing import Final
 from xml.parsers import expat
-from xml.sax.saxutils import escape, quoteattr
 
 _RDF: Final = "http://www.w3.org/1999/02/22-rdf-syntax-ns#"
 _DC: Final = "http://purl.org/dc/elements/1.1/"
@@ -40,6 +39,8 @@ def with_description(text: str, data: bytes | None) -> bytes:
 
     Characters that XML forbids become U+FFFD. Raises ValueError with the reason if `data` cannot be changed.
     """
+    from xml.sax.saxutils import escape  # brings http and ssl with it
+
     text = escape(_NOT_IN_XML.sub("\ufffd", text))
     if data is None:
         return (_NEW % text).encode()
@@ -56,6 +57,8 @@ def with_description(text: str, data: bytes | None) -> bytes:
 
 
 def _in_rdf(name: str, inside: str, *, about: str | None = None) -> str:
+    from xml.sax.saxutils import quoteattr
+
     attribute = "" if about is None else f" rdf:about={quoteattr(about)}"
     return f'<rdf:{name} xmlns:rdf="{_RDF}"{attribute}>{inside}</rdf:{name}>'
 

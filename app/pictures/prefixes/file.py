@@ -12,21 +12,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, get_args
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 
 from llama_adapter.app.pictures.prefixes import FIRST_FILE
-from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.runtime.atomic_write import atomic_write, sync_folder
 from llama_adapter.runtime.errors import LlamaAdapterError
 from llama_adapter.runtime.json_object import check_fields, check_mapping, read_object, take_version
 from llama_adapter.runtime.schemes import PRECISIONS, Precision
 from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS, shown_excerpt, shown_name
-from llama_adapter.vision.card import EncoderCard, read_vision_config
 from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.errors import PictureError
 from llama_adapter.vision.formats import PictureNote, Transparency
+
+if TYPE_CHECKING:  # a process that reads pictures begins without numpy
+    import numpy as np
+
+    from llama_adapter.llm.config import DecoderConfig
+    from llama_adapter.vision.card import EncoderCard
 
 Kept = Literal["queries", "keys_values"]  # visual queries alone, or the adapter's keys and values too
 
@@ -86,8 +88,10 @@ class Encoding:
         return {"exif": self.exif, "reading": self.reading, "transparency": self.transparency}
 
     @property
-    def card(self) -> EncoderCard:
+    def card(self) -> "EncoderCard":
         """The card that an exported encoder of this model would have."""
+        from llama_adapter.vision.card import EncoderCard
+
         return EncoderCard(name=self.name, vision=self.vision, dtype="float32", opset=0, fingerprint=self.fingerprint)
 
     def to_json(self) -> str:
@@ -99,6 +103,8 @@ class Encoding:
     @classmethod
     def from_json(cls, text: str) -> "Encoding":
         """Inverse of `to_json`. Raises ValueError for invalid content and for another version."""
+        from llama_adapter.vision.card import read_vision_config
+
         values = {"transparency": "ignore", **read_object(text)}
         take_version(values, _VERSION)
         check_fields(values, _FIELDS, what="the encoding")
@@ -109,17 +115,17 @@ class Encoding:
 class StoredPicture(NamedTuple):
     """An encoded picture, in float32, which represents the numbers of every dtype exactly."""
 
-    query_QD: np.ndarray
-    k_ANQH: np.ndarray | None = None  # adapter keys and gated values; None: not projected yet
-    v_ANQH: np.ndarray | None = None
+    query_QD: "np.ndarray"
+    k_ANQH: "np.ndarray | None" = None  # adapter keys and gated values; None: not projected yet
+    v_ANQH: "np.ndarray | None" = None
 
     @property
-    def keys_values(self) -> tuple[np.ndarray, np.ndarray] | None:
+    def keys_values(self) -> "tuple[np.ndarray, np.ndarray] | None":
         """Keys and values, or None if they are not stored."""
         return None if self.k_ANQH is None or self.v_ANQH is None else (self.k_ANQH, self.v_ANQH)
 
     @property
-    def tensors(self) -> dict[str, np.ndarray]:
+    def tensors(self) -> "dict[str, np.ndarray]":
         """The tensors, by their names in files."""
         named = zip(("queries", "keys", "values"), self, strict=True)
         return {name: tensor for name, tensor in named if tensor is not None}
@@ -138,7 +144,7 @@ def read_first_file(place: str) -> "PrefixFile":
     return read_prefix_file(_first_file(place))
 
 
-def check_keys_values(place: str, config: DecoderConfig) -> None:
+def check_keys_values(place: str, config: "DecoderConfig") -> None:
     """Raise PrefixFileError if the keys and values of the first file at `place` do not fit the decoder."""
     wanted = (config.num_adapter_layers, config.all_heads or config.num_heads, config.num_queries, config.head_dim)
     keys = read_first_file(place).rows.get("keys", wanted)
@@ -234,7 +240,7 @@ def _read_head(path: str, num_bytes: int, changed_ns: int) -> PrefixFile:
             raise ValueError(f"{name} has the dtype {shown_excerpt(form['dtype'])}, where {kind} is wanted")
         if count != len(entries) or any(type(size) is not int or size < 1 for size in shape):
             raise ValueError(f"{name} has the shape {shape}, and {len(entries)} pictures are listed")
-        start, end = end, end + math.prod(shape) * np.dtype(number).itemsize
+        start, end = end, end + math.prod(shape) * int(number[-1])
         if form["data_offsets"] != [start, end]:
             raise ValueError(f"{name} of shape {shape} lies at {form['data_offsets']}, not at {[start, end]}")
         tensors[name] = (8 + length + start, tuple(row))
@@ -306,14 +312,14 @@ class PrefixRow:
         if _checksum(parts.values()) != file.entries[self.row].crc32:
             raise PictureError("truncated", f"Row {self.row} of {shown} is damaged; {_HINT}.")
         tensors = {name: _numbers(parts[name], file.encoding.dtype, shape) for name, shape in file.rows.items()}
-        if not all(np.isfinite(tensor).all() for tensor in tensors.values()):
+        if any(not abs(tensor).max(initial=0) < math.inf for tensor in tensors.values()):
             message = f"Row {self.row} of {shown} has numbers that are not finite; encode this picture in float32."
             raise PictureError("unsupported", message)
         return StoredPicture(tensors["queries"], tensors.get("keys"), tensors.get("values"))
 
     def _part(self, descriptor: int, file: PrefixFile, name: str) -> bytes:
         offset, shape = file.tensors[name]
-        num_bytes = math.prod(shape) * np.dtype(_NUMBERS[file.encoding.dtype][1]).itemsize
+        num_bytes = math.prod(shape) * int(_NUMBERS[file.encoding.dtype][1][-1])
         return os.pread(descriptor, num_bytes, offset + self.row * num_bytes)
 
 
@@ -330,14 +336,18 @@ def differences(one: Encoding, other: Encoding) -> str:
     return f"holds prefixes of {one.name} with {', '.join(told)}, and those with {', '.join(wanted)} are wanted"
 
 
-def _stored(numbers: np.ndarray, dtype: str) -> bytes:
+def _stored(numbers: "np.ndarray", dtype: str) -> bytes:
+    import numpy as np
+
     numbers = np.ascontiguousarray(numbers, dtype=np.float32)
     if dtype == "bfloat16":
         return (numbers.view("<u4") >> 16).astype("<u2").tobytes()
     return numbers.astype(_NUMBERS[dtype][1]).tobytes()
 
 
-def _numbers(data: bytes, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+def _numbers(data: bytes, dtype: str, shape: tuple[int, ...]) -> "np.ndarray":
+    import numpy as np
+
     stored = np.frombuffer(data, dtype=_NUMBERS[dtype][1]).reshape(shape)
     if dtype == "bfloat16":
         return (stored.astype("<u4") << 16).view("<f4").astype(np.float32)

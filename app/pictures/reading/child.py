@@ -9,10 +9,10 @@ import os
 import resource
 import signal
 import socket
+from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from typing import Any
-
-import numpy as np
 
 from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.pictures.reading.reader import PictureLimits, PictureReader, PictureReading
@@ -52,21 +52,34 @@ def run(*arguments: str) -> None:
         file.write("1000")  # if memory runs out, the system should end this process rather than the job
     if spec["reading"] == "fast":
         import torch  # noqa: F401  (imported before the first picture's time limit begins)
+
+    @cache
+    def prepare() -> None:
+        import numpy as np  # noqa: F401  (the limit is for the picture alone)
+
+        from llama_adapter.vision import image, preprocess  # noqa: F401
+
+        if memory_bytes is not None:
+            limit_memory(memory_bytes)
+
     reader = PictureReader(ReadingSpec(**spec), pixels=PixelRule(**pixels), limits=PictureLimits(**limits))
-    if memory_bytes is not None:
-        limit_memory(memory_bytes)
     connection = socket.socket(fileno=descriptor)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     with suppress(_ParentHasGone, BrokenPipeError, ConnectionResetError):
-        serve(connection, reader)
+        serve(connection, reader, prepare)
 
 
-def serve(connection: socket.socket, reader: PictureReader) -> None:
-    """Answer requests. Raises `_ParentHasGone` when the parent has ended."""
+def serve(connection: socket.socket, reader: PictureReader, prepare: Callable[[], None]) -> None:
+    """Answer requests. Raises `_ParentHasGone` when the parent has ended.
+
+    `prepare` is called before pictures are decoded. A process that finds only known pictures decodes none.
+    """
 
     def asks_parent(digest: str) -> bool:
         connection.sendall(ReplyHead(kind=ReplyKind.DIGEST, digest=digest).encode())
-        return received(connection, 1) == WANTED
+        if is_wanted := received(connection, 1) == WANTED:
+            prepare()
+        return is_wanted
 
     connection.sendall(ReplyHead(kind=ReplyKind.READY).encode())
     while True:
@@ -77,6 +90,8 @@ def serve(connection: socket.socket, reader: PictureReader) -> None:
             request = Request.decode(packed, received(connection, num_data) if num_data else b"")
             if request.folder is not None:
                 os.chdir(request.folder)
+            if not request.asks_first:
+                prepare()
             reading = reader.read(
                 request.source,
                 name=request.name,
@@ -95,6 +110,8 @@ def reply(connection: socket.socket, reading: PictureReading) -> None:
         code = next(known for known in PICTURE_ERROR_CODES if known == reading.error.code)
         body = memoryview(encode_message(reading.error.message))
     elif reading.pixels is not None:
+        import numpy as np
+
         rows, columns, _ = reading.pixels.shape
         seen = {"size": (reading.width, reading.height), "shape": (rows, columns), "notes": reading.notes}
         body = np.ascontiguousarray(reading.pixels).data.cast("B")  # copied only if it is not stored row by row

@@ -184,9 +184,12 @@ def _shown(source: str | bytes | FileSlice, name: str | None) -> str:
 def open_reader(
     kind: ReaderKind, spec: ReadingSpec, *, pixels: PixelRule, timeout_s: float = DEFAULT_PICTURE_TIMEOUT_S
 ) -> Reader:
-    """Open the reader of a command's pictures, for an encoder that takes `pixels`; starts processes."""
+    """Open the reader of a command's pictures, for an encoder that takes `pixels`.
+
+    It starts a process; several pictures at a time start more.
+    """
     if kind == "thread":
         return PictureReader(spec, pixels=pixels)
-    reader = IsolatedReader(spec, pixels=pixels, timeout_s=timeout_s)
+    reader = IsolatedReader(spec, pixels=pixels, timeout_s=timeout_s, num_kept=1)
     reader.start()
     return reader

@@ -38,8 +38,8 @@ class Prefetcher(Generic[Item, Result]):
 
     Fewer items are read ahead if their `num_bytes` reach `ahead_bytes` in total. Items are drawn from `source` in the
     caller's thread, or, with `may_wait`, in a separate thread. Items that are not `shareable` are read in the caller's
-    thread. `take` raises the exceptions of `read`, and, after all earlier items, the exception of `source`. Leaving the
-    context does not wait for running reads, which may hang.
+    thread. Results that are not `wanted` are dropped. `take` raises the exceptions of `read`, and, after all earlier
+    items, the exception of `source`. Leaving the context does not wait for running reads, which may hang.
     """
 
     def __init__(
@@ -50,16 +50,18 @@ class Prefetcher(Generic[Item, Result]):
         ahead: int,
         shareable: Callable[[Item], bool] = lambda item: True,
         num_bytes: Callable[[Item], int] = lambda item: 0,
+        wanted: Callable[[Result], bool] = lambda result: True,
         ahead_bytes: int = MAX_AHEAD_BYTES,
         num_threads: int | None = None,
         may_wait: bool = False,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self._source, self._read, self._ahead, self._shareable = source, read, ahead, shareable
-        self._num_bytes, self._ahead_bytes, self._stop = num_bytes, ahead_bytes, stop
+        self._num_bytes, self._ahead_bytes, self._stop, self._wanted = num_bytes, ahead_bytes, stop, wanted
         self._changed = threading.Condition()  # guards the following fields; not held while an item is drawn or read
         self._pending: list[_Pending[Item, Result]] = []  # in the order they were drawn
         self._pending_bytes = 0
+        self._first: list[Result] = []  # taken by `has_results`
         self._room = 0  # how many items may be pending
         self._has_ended = False  # whether the source has ended
         self._failure: BaseException | None = None  # the exception with which the source ended, if any
@@ -77,7 +79,7 @@ class Prefetcher(Generic[Item, Result]):
         Waits until `at_least` (default: `count`) results are ready or no more will come. After a second, or while
         nothing is pending, one result is enough. Does not wait once `stop` returns True.
         """
-        results: list[Result] = []
+        results, self._first = self._first, []
         wanted, patient_until = count if at_least is None else at_least, time.monotonic() + _PATIENCE_S
         self._fill(max(count, self._ahead))
         while len(results) < count:
@@ -91,13 +93,21 @@ class Prefetcher(Generic[Item, Result]):
                     continue
                 pending = self._pending.pop(ready)
                 self._pending_bytes -= pending.num_bytes
-            results.append(self._read(pending.item) if pending.future is None else pending.future.result())
+            result = self._read(pending.item) if pending.future is None else pending.future.result()
+            if self._wanted(result):
+                results.append(result)
             self._fill(max(count - len(results), self._ahead))
         if self._failure is not None and self._is_at_end and wanted and not results:
             failure, self._failure, self.is_exhausted = self._failure, None, True
             raise failure
         self.is_exhausted = self._is_at_end and self._failure is None
         return results
+
+    def has_results(self) -> bool:
+        """Whether there is a result that is wanted. Waits until one is ready, unless `stop` returns True."""
+        self._first = self.take(1)
+        self.is_exhausted = self.is_exhausted and not self._first
+        return bool(self._first)
 
     def close(self, *, wait: bool = True) -> None:
         """Drop results that were not taken. May be called repeatedly. With `wait`, all threads have ended on return."""

@@ -5,28 +5,23 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, Protocol, cast, get_args
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast, get_args
 
 from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.pictures.prefixes.file import PrefixFileError, PrefixRow, StoredPicture, read_first_file
 from llama_adapter.app.pictures.reading.sources import FileSlice, Source
 from llama_adapter.app.pictures.reading.spec import ReadingSpec
-from llama_adapter.app.pictures.reading.views import view_pixels
 from llama_adapter.llm.prefix import TextPrefix
 from llama_adapter.runtime.text import shown_name
 from llama_adapter.vision.errors import PictureError
+from llama_adapter.vision.files import DEFAULT_MAX_BYTES, DEFAULT_MAX_PIXELS, read_picture_file
 from llama_adapter.vision.formats import PictureNote
-from llama_adapter.vision.image import (
-    DEFAULT_MAX_BYTES,
-    DEFAULT_MAX_PIXELS,
-    LoadedPicture,
-    load_picture,
-    read_picture_file,
-)
 from llama_adapter.vision.pixels import PixelRule
-from llama_adapter.vision.preprocess import preprocess
+
+if TYPE_CHECKING:  # what decodes pictures, numpy and Pillow, is imported for the first picture that is decoded
+    import numpy as np
+
+    from llama_adapter.vision.image import LoadedPicture
 
 _NO_ENCODER: Final = (
     "Wanted an encoded picture, because this run began with prefix files and loaded no encoder; answer for pictures in "
@@ -58,14 +53,14 @@ class PictureReading:
     """
 
     digest: str = ""  # SHA-256 of the file's bytes in hexadecimal; "" if they could not be read
-    pixels: np.ndarray | None = None  # uint8 (S, S, 3), or (H, W, 3) for a sheet of squares or a view
+    pixels: "np.ndarray | None" = None  # uint8 (S, S, 3), or (H, W, 3) for a sheet of squares or a view
     encoded: StoredPicture | None = None  # from a prefix file, instead of pixels
     error: AnswerError | None = None
     elapsed_ms: float = 0.0
     width: int = 0  # of the original picture, in pixels; 0 without pixels
     height: int = 0
     notes: tuple[PictureNote, ...] = ()
-    others: tuple[np.ndarray, ...] = ()  # pixels of the other pictures of the same prompt
+    others: "tuple[np.ndarray, ...]" = ()  # pixels of the other pictures of the same prompt
 
     @property
     def is_only_digest(self) -> bool:
@@ -74,7 +69,7 @@ class PictureReading:
         return not has_content and self.digest not in get_args(TextPrefix)
 
     @property
-    def content(self) -> np.ndarray | tuple[np.ndarray, ...] | StoredPicture | TextPrefix:
+    def content(self) -> "np.ndarray | tuple[np.ndarray, ...] | StoredPicture | TextPrefix":
         """What to encode, for a reading without error: pixels, a stored picture, or a text prefix."""
         if self.pixels is not None:
             return (self.pixels, *self.others) if self.others else self.pixels
@@ -171,6 +166,8 @@ class PictureReader:
             if wants_pixels is not None and isinstance(source, bytes) and source:
                 digest = hashlib.sha256(source).hexdigest()
             if wants_pixels is None or not digest or wants_pixels(digest):
+                from llama_adapter.vision.image import load_picture
+
                 loaded = load_picture(
                     source,
                     name=name,
@@ -203,14 +200,18 @@ class PictureReader:
         except PrefixFileError as error:
             raise PictureError("unreadable", f"{error.message}; {error.hint}.") from None
 
-    def _square(self, loaded: LoadedPicture) -> np.ndarray:
+    def _square(self, loaded: "LoadedPicture") -> "np.ndarray":
+        from llama_adapter.vision.preprocess import preprocess
+
         return preprocess(
             loaded.image, name=loaded.name, rule=self._pixels, convert=self._convert, reading=self._spec.reading
         )
 
 
-def _view(loaded: LoadedPicture, *, side: int) -> np.ndarray:
+def _view(loaded: "LoadedPicture", *, side: int) -> "np.ndarray":
     """As `view_pixels`. Raises `PictureError`."""
+    from llama_adapter.app.pictures.reading.views import view_pixels
+
     try:
         return view_pixels(loaded.image, side=side)
     except MemoryError:

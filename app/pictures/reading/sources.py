@@ -3,12 +3,18 @@
 import os
 import zlib
 from dataclasses import dataclass
-from tarfile import BLOCKSIZE
+from typing import TYPE_CHECKING, Any
 
 from llama_adapter.app.pictures.prefixes.file import PrefixRow
 from llama_adapter.runtime.text import shown_name
 from llama_adapter.vision.errors import PictureError
-from llama_adapter.vision.image import PictureSource
+
+if TYPE_CHECKING:  # it imports Pillow
+    from llama_adapter.vision.image import PictureSource
+else:
+    PictureSource = Any
+
+TAR_HEADER_BYTES = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +39,7 @@ class FileSlice:
                 f"Wanted at most {max_bytes:,} bytes, but a picture in {name} has {self.num_bytes:,}; "
                 "make it smaller or raise the limit.",
             )
-        num_before = 0 if self.header is None else BLOCKSIZE
+        num_before = 0 if self.header is None else TAR_HEADER_BYTES
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
             try:

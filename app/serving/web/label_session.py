@@ -29,7 +29,7 @@ from llama_adapter.app.serving.online.service import Service
 from llama_adapter.app.serving.online.types import ServiceError
 from llama_adapter.app.serving.web.html import told
 from llama_adapter.vision.errors import PictureError
-from llama_adapter.vision.image import read_picture_file
+from llama_adapter.vision.files import read_picture_file
 
 WINDOW: Final = 256  # pictures with an answer of the model, among which the next one is chosen
 NUM_REMEMBERED: Final = 512  # finished pictures from which the next ones shall differ

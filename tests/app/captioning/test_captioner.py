@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-import llama_adapter.app.pictures.reading.reader
+import llama_adapter.vision.preprocess
 from llama_adapter import Answer, Captioner, RawPrompt, TextDelta
 from llama_adapter.app.captioning.captioner import WorkItem, work_items
 from llama_adapter.llm.engine.sampling_params import SamplingParams
@@ -130,13 +130,13 @@ def test_pictures_read_fast_are_answered_as_those_read_exactly_and_decode_less(
     large = io.BytesIO()
     Image.open(PICTURES[0]).convert("RGB").resize((1800, 1800), Image.Resampling.BICUBIC).save(large, "JPEG")
     sizes: list[tuple[int, int]] = []
-    plain = llama_adapter.app.pictures.reading.reader.preprocess
+    plain = llama_adapter.vision.preprocess.preprocess
 
     def noting(image: Image.Image, **options: Any) -> np.ndarray:
         sizes.append(image.size)
         return plain(image, **options)
 
-    monkeypatch.setattr(llama_adapter.app.pictures.reading.reader, "preprocess", noting)
+    monkeypatch.setattr(llama_adapter.vision.preprocess, "preprocess", noting)
     fast = Captioner.load(**model_options(), reading="fast")
     (exactly,) = captioner.generate([large.getvalue()], max_new_tokens=8)
     (quickly,) = fast.generate([large.getvalue()], max_new_tokens=8)

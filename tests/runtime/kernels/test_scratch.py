@@ -16,7 +16,6 @@ from torch import nn
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.base import ScorePlan
 from llama_adapter.llm.runners.native import NativeRunner
-from llama_adapter.runtime.device_failures import tells_shortage
 from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.devices.cpu_blocks import BlockParts, NativeBlocks
 from llama_adapter.runtime.devices.cpu_linear import NativeLinear
@@ -24,6 +23,7 @@ from llama_adapter.runtime.kernels import library as kernels
 from llama_adapter.runtime.kernels.compiling import compiled, compilers
 from llama_adapter.runtime.kernels.instruction_sets import InstructionSet, choose_instructions
 from llama_adapter.runtime.kernels.library import Library, find_library
+from llama_adapter.runtime.problems import is_out_of_memory
 from llama_adapter.runtime.schemes import int8
 from llama_adapter.runtime.schemes.layers import store_parts
 from tests.llm import toys
@@ -46,7 +46,7 @@ class Host:
 
     def allocated(self, num_bytes: int) -> kernels._Scratch:
         self.asked.append(num_bytes)
-        # Request more than any machine has, so that torch raises its own error.
+        # Request more than any machine has, so that numpy raises its own error.
         is_too_much = self.num_bytes is not None and num_bytes > self.num_bytes
         return _allocated(2**60 if is_too_much else num_bytes)
 
@@ -133,10 +133,10 @@ def test_after_a_failed_allocation_the_next_call_computes_the_same(
     thread(setattr, kernels._held, "scratch", kernels._NONE)
     host.num_bytes = 0
 
-    with pytest.raises(RuntimeError) as caught:
+    with pytest.raises(MemoryError) as caught:
         thread(work)
 
-    assert tells_shortage(str(caught.value))
+    assert is_out_of_memory(caught.value)
     host.num_bytes = None
     after = thread(work)
     assert torch.equal(after, work())  # in this thread, which never lacked memory
@@ -151,7 +151,7 @@ def test_half_the_rows_need_half_the_scratch(
     prompts, pictures = [tuple(range(3, 33))] * 6, prefixes(ours)
     host.num_bytes = 0
     for count in (6, 3):
-        with pytest.raises(RuntimeError):
+        with pytest.raises(MemoryError):
             thread(ours.prefill, prompts[:count], pictures[:count], first_slot=0)
 
     assert host.asked[1] < 0.6 * host.asked[0]
@@ -217,7 +217,7 @@ CHILD = """
 import dataclasses, os, resource, sys
 import torch
 from llama_adapter.runtime.devices import CpuBackend
-from llama_adapter.runtime.device_failures import tells_shortage
+from llama_adapter.runtime.problems import is_out_of_memory
 from tests.llm.toys import CONFIG, open_runner, toy_decoder, toy_visual_queries
 
 torch.set_num_threads(1)
@@ -232,8 +232,8 @@ limit = pages * os.sysconf("SC_PAGE_SIZE") + 460 * 2**20  # all rows take 610 Mi
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 try:
     runner.prefill(prompts, prefixes, first_slot=0)
-except RuntimeError as error:
-    assert tells_shortage(str(error)), error
+except (MemoryError, RuntimeError) as error:
+    assert is_out_of_memory(error), error
     fewer = runner.prefill(prompts[:16], prefixes[:16], first_slot=0).logits_RV
     assert torch.equal(fewer[:1], expected)
     print("half of them")

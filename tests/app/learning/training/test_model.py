@@ -289,6 +289,27 @@ def adapter_path(name: str) -> Path:
     return GOLDEN / "adapters" / f"{name}.pth"
 
 
+@pytest.mark.parametrize("trained", ["visual", "vision"])
+def test_an_adapter_is_trained_over_a_siglip(trained: ParameterSet, tmp_path: Path) -> None:
+    """With the tower itself, the adapter's file has it, with its config."""
+    import transformers
+
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2, "num_hidden_layers": 2}
+    config = transformers.SiglipVisionConfig(**sizes, image_size=224, patch_size=56)
+    transformers.SiglipVisionModel(config).save_pretrained(tmp_path / "siglip")
+    model = trainable(ALONE, "bias", trained, **NEW | {"clip": str(tmp_path / "siglip")})
+    step(model, count=2)
+    write_adapter(model, tmp_path / "new.pth")
+
+    clip = str(tmp_path / "siglip") if trained == "visual" else None
+    wanted = dataclasses.replace(ALONE, adapter=str(tmp_path / "new.pth"), clip=clip)
+    bundle = convert(sources_of(wanted), tmp_path / "bundle", dtype=torch.float32)
+
+    assert model.vision_config.clip.activation == "gelu_tanh"
+    assert distance(model, wanted) <= 1
+    assert load_bundle(bundle).vision_config == model.vision_config
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 @pytest.mark.parametrize(("sets", "num_keys"), [(("bias",), 363), (("bias", "lora"), 843)])

@@ -1,0 +1,150 @@
+"""What is known of a model that was loaded before, in the user's cache, so that jobs plan their work before any model.
+
+`known/KEY.json` has the resolved spec and the `ModelInfo` of a model that one process computes on the CPU. KEY stands
+for the spec, this program and the processor. Sizes and times of all files beside the model's must be as they were.
+`known/KEY.bin` has the weights of a small model as the kernels read them, so that it is mapped, and torch is not
+imported. The folder may be deleted.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import llama_adapter
+from llama_adapter.app.models.models_by_name import bundle_folder
+from llama_adapter.app.models.spec import AUTO, CaptionerSpec, ModelInfo
+from llama_adapter.runtime.atomic_write import atomic_write
+from llama_adapter.runtime.device_names import may_have_accelerator
+from llama_adapter.runtime.host_memory import free_host_bytes
+from llama_adapter.runtime.kernels.instruction_sets import CHOICE, processor_flags
+from llama_adapter.runtime.user_cache import cache_folder
+from llama_adapter.vision.pixels import PixelRule
+
+if TYPE_CHECKING:  # jobs are planned without numpy
+    import numpy as np
+
+_FOLDER: Final = "known"
+_MOST_MODELS: Final = 16  # the oldest ones are removed
+_MOST_BYTES: Final = 64 << 20  # of weights
+_ALIGNMENT: Final = 64  # bytes; the kernels need it of each array
+# Fields of a spec that pass through a load unchanged, so the present ones are used.
+_PASSING: Final = ("batch_size", "exif", "transparency", "damaged", "reading", "strict", "parallel_timeout")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class KnownModel:
+    """A model as it was loaded: the spec, in which no value is "auto", its description, and its rule for pixels."""
+
+    spec: CaptionerSpec
+    info: ModelInfo
+    pixels: PixelRule
+    halves: Mapping[str, Any] | None = None  # the configurations of encoder and decoder, if the weights are kept
+    arrays: Mapping[str, tuple[str, list[int], int]] = dataclasses.field(default_factory=dict)  # see `map_arrays`
+
+    @classmethod
+    def recall(cls, spec: CaptionerSpec) -> Self | None:
+        """What is known of the model of a spec; None if it was not loaded before, or something has changed since."""
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            content = json.loads(_place(spec).read_bytes())
+            if content["files"] != _files_of(spec) or 2 * _num_bytes(content["files"]) > (free_host_bytes() or 0):
+                return None
+            passing = {name: getattr(spec, name) for name in _PASSING}
+            info = ModelInfo(**{**content["info"], "notes": tuple(content["info"]["notes"])})
+            lists = {name: tuple(content["pixels"][name]) for name in ("mean", "std")}
+            pixels = PixelRule(**content["pixels"] | lists)
+            return cls(
+                spec=CaptionerSpec(**content["spec"] | passing),
+                info=info,
+                pixels=pixels,
+                halves=content["halves"],
+                arrays=content["arrays"],
+            )
+        return None
+
+    def map_arrays(self, spec: CaptionerSpec) -> dict[str, "np.ndarray"]:
+        """The weights that `remember` kept for `spec`, by name. Raises OSError and ValueError."""
+        import numpy as np
+
+        data, found = np.memmap(_place(spec).with_suffix(".bin"), np.uint8, "r"), {}
+        for name, (kind, shape, start) in self.arrays.items():
+            number = np.dtype(kind)
+            part: np.ndarray = data[start : start + math.prod(shape) * number.itemsize]
+            found[name] = part.view(number).reshape(shape)
+        return found
+
+    def remember(self, spec: CaptionerSpec, *, weights: "Mapping[str, np.ndarray] | None" = None) -> None:
+        """Keep this for `spec`, which was loaded, and its weights unless they are large.
+
+        If that fails, the model is loaded first next time too.
+        """
+        with suppress(OSError, ValueError):
+            place, known = _place(spec), dataclasses.replace(self, halves=None)
+            if weights is not None and sum(array.nbytes for array in weights.values()) <= _MOST_BYTES:
+                known = dataclasses.replace(self, arrays=_write_arrays(place.with_suffix(".bin"), weights))
+            content = {**dataclasses.asdict(known), "files": _files_of(spec)}
+            with atomic_write(place) as file:
+                file.write(json.dumps(content).encode())
+            others = sorted(place.parent.glob("*.json"), key=lambda one: one.stat().st_mtime_ns)
+            for old in others[:-_MOST_MODELS]:
+                old.unlink(missing_ok=True)
+                old.with_suffix(".bin").unlink(missing_ok=True)
+
+
+def _write_arrays(place: Path, weights: "Mapping[str, np.ndarray]") -> dict[str, tuple[str, list[int], int]]:
+    """Write arrays one after the other; returns the type, the shape and the place of each."""
+    table = {}
+    with atomic_write(place) as file:
+        for name, array in weights.items():
+            start = file.tell()
+            table[name] = (array.dtype.str, list(array.shape), start)
+            file.write(array.tobytes() + b"\0" * (-array.nbytes % _ALIGNMENT))
+    return table
+
+
+def _place(spec: CaptionerSpec) -> Path:
+    """The file for a spec. Raises ValueError for a model that may be on another device, or in other processes."""
+    is_here = spec.device == "cpu" or (spec.device == AUTO and not may_have_accelerator())
+    if not is_here or spec.decoder is not None or spec.encoder is not None or spec.tensor_parallel > 1:
+        raise ValueError("it is computed elsewhere")
+    if spec.batch_size == AUTO:
+        raise ValueError("its batch size depends on the free memory")
+    given = {name: value for name, value in dataclasses.asdict(spec).items() if name not in _PASSING}
+    folder = "" if spec.is_embedded else os.getcwd()  # of relative paths
+    parts = [given, folder, _program(), sorted(processor_flags()), os.environ.get(CHOICE)]
+    return cache_folder() / _FOLDER / f"{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]}.json"
+
+
+@functools.cache
+def _program() -> list[Any]:
+    """This program: its version, and the last change of its files, for checkouts."""
+    root = Path(llama_adapter.__file__).parent
+    files = (file for part in ("app", "llm", "runtime", "vision") for file in (root / part).resolve().rglob("*.[pch]*"))
+    return [llama_adapter.__version__, max(file.stat().st_mtime_ns for file in files)]
+
+
+def _files_of(spec: CaptionerSpec) -> dict[str, list[int]]:
+    """Sizes, times and rights of the files of a spec and of those beside them, by path."""
+    if spec.llama_dir is None:
+        places = [bundle_folder(spec.model)]
+    else:
+        llama = Path(spec.llama_dir)
+        places = [llama, llama.absolute().parent, llama / (spec.llama_type or "")]  # a tokenizer may be above
+    places += [Path(name) for name in (spec.adapter, spec.clip, spec.past_key_values) if name is not None]
+    places += [Path(part) for text in spec.lora for part in (text, text.rpartition("=")[0]) if part]
+    folders = {place if place.is_dir() else place.parent for place in places}
+    return {entry.path: _marks(entry.stat()) for folder in folders for entry in os.scandir(folder) if entry.is_file()}
+
+
+def _marks(status: os.stat_result) -> list[int]:
+    return [status.st_size, status.st_mtime_ns, status.st_mode, status.st_uid, status.st_gid]
+
+
+def _num_bytes(files: Mapping[str, list[int]]) -> int:
+    return sum(marks[0] for marks in files.values())

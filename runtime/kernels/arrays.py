@@ -1,0 +1,157 @@
+"""The kernels on numpy arrays: linear layers, norms, and stacks of blocks. Imports no torch.
+
+Weights are those of `runtime.devices.cpu_linear.kernel_arrays`. Numbers are float32. With dtype bfloat16 they are
+rounded to it where torch rounds, and stored as its bits, uint16.
+"""
+
+# B pictures, T tokens, W width; I inputs, O outputs
+
+import ctypes
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from llama_adapter.runtime.kernels.library import KINDS, Library
+from llama_adapter.runtime.kernels.structs import ACTIVATIONS, BlockStruct, LinearStruct, StackStruct
+from llama_adapter.runtime.kernels.threads import num_threads
+
+Arrays = Mapping[str, np.ndarray]
+
+
+def stored(x: np.ndarray, dtype: str) -> np.ndarray:
+    """float32 numbers as they are kept in `dtype`: float32, or the bits of bfloat16, rounded to nearest even."""
+    x = np.ascontiguousarray(x, np.float32)
+    if dtype == "float32":
+        return x
+    bits = x.view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def numbers(kept: np.ndarray) -> np.ndarray:
+    """Inverse of `stored`."""
+    return kept if kept.dtype == np.float32 else (kept.astype(np.uint32) << 16).view(np.float32)
+
+
+def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
+    """float32 numbers, rounded to `dtype`."""
+    return x if dtype == "float32" else numbers(stored(x, dtype))
+
+
+class ArrayLinear:
+    """A linear layer of packed weights. See `runtime.devices.cpu_linear.NativeLinear`."""
+
+    def __init__(
+        self, arrays: Arrays, name: str, *, num_in: int, num_out: int, dtype: str = "float32", library: Library
+    ) -> None:
+        """`dtype` is that of inputs and outputs. Raises ValueError unless the arrays have these sizes."""
+        kind = next(kind for kind in KINDS if f"{name}.{kind}" in arrays)
+        self._kept = {key: arrays.get(f"{name}.{key}") for key in (kind, "scale", "bias")}
+        found = {key: 0 if array is None else array.nbytes for key, array in self._kept.items()}
+        wanted = {kind: library.packed_bytes(KINDS[kind], num_out, num_in), "scale": 4 * num_out, "bias": 4 * num_out}
+        if any(found[key] not in ((size,) if key == kind else (size, 0)) for key, size in wanted.items()):
+            raise ValueError(f"`{name}` has {found} bytes, where {wanted} are wanted")
+        self._num_in, self._num_out, self._library = num_in, num_out, library
+        self._dtype = "float32" if kind == "float32" else dtype
+        self.struct = self.part(0, num_out)
+
+    def part(self, first: int, num_out: int) -> LinearStruct:
+        """Outputs first..first+num_out-1. `first` must be a multiple of 64."""
+        (kind, weight), (_, scale), (_, bias) = self._kept.items()
+        assert weight is not None, "its size was checked"
+        return LinearStruct(
+            kind=KINDS[kind],
+            num_in=self._num_in,
+            num_out=num_out,
+            weight=weight.ctypes.data + self._library.packed_bytes(KINDS[kind], first, self._num_in),
+            scale=None if scale is None else scale[first:].ctypes.data,
+            bias=None if bias is None else bias[first:].ctypes.data,
+        )
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """(..., I) -> (..., O), float32."""
+        given = stored(x, self._dtype)
+        out = np.empty((*x.shape[:-1], self._num_out), given.dtype)
+        kind = KINDS[self._dtype]
+        num_rows = given.size // self._num_in
+        address = ctypes.addressof(self.struct)
+        self._library.linear(address, given.ctypes.data, kind, num_rows, out.ctypes.data, num_threads())
+        return numbers(out)
+
+
+class LayerNorm:
+    """Layer norm over the last dimension, computed in float32 and rounded to `dtype`."""
+
+    def __init__(self, arrays: Arrays, name: str, *, eps: float, dtype: str) -> None:
+        self.weight, self.bias = (numbers(arrays[f"{name}.{part}"]) for part in ("weight", "bias"))
+        self._eps, self._dtype = np.float32(eps), dtype
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        centred = x - x.mean(-1, keepdims=True)
+        scale = np.sqrt(np.square(centred).mean(-1, keepdims=True) + self._eps)
+        return rounded(centred / scale * self.weight + self.bias, self._dtype)
+
+
+class Blocks:
+    """Pre-norm transformer blocks of one width. See `runtime.devices.cpu_blocks.NativeBlocks`."""
+
+    def __init__(
+        self,
+        arrays: Arrays,
+        name: str,
+        *,
+        count: int,
+        width: int,
+        hidden_dim: int,
+        num_heads: int,
+        activation: str,
+        eps: float,
+        dtype: str,
+        library: Library,
+    ) -> None:
+        """The arrays of block i begin with `name`.i."""
+        self._library, self._dtype, self._width = library, dtype, width
+        self._kept: list[Any] = []  # the structures point to these
+        structs = (BlockStruct * count)(
+            *(self._block(arrays, f"{name}.{index}", width=width, hidden_dim=hidden_dim) for index in range(count))
+        )
+        self._struct = StackStruct(
+            width=width,
+            num_heads=num_heads,
+            hidden_dim=hidden_dim,
+            num_blocks=count,
+            activation=ACTIVATIONS[activation],
+            norm_eps=eps,
+            blocks=structs,
+        )
+
+    def _block(self, arrays: Arrays, name: str, *, width: int, hidden_dim: int) -> BlockStruct:
+        sizes = {
+            "qkv": ("attention.qkv", width, 3 * width),
+            "out": ("attention.out", width, width),
+            "up": ("mlp.up", width, hidden_dim),
+            "down": ("mlp.down", hidden_dim, width),
+        }
+        layers = {
+            key: ArrayLinear(arrays, f"{name}.{own}", num_in=num_in, num_out=num_out, library=self._library)
+            for key, (own, num_in, num_out) in sizes.items()
+        }
+        norms = {
+            f"{norm}_{part}": np.ascontiguousarray(numbers(arrays[f"{name}.{norm}.{part}"]))
+            for norm in ("norm1", "norm2")
+            for part in ("weight", "bias")
+        }
+        self._kept += [layers, norms]
+        return BlockStruct(
+            **{key: array.ctypes.data for key, array in norms.items()},
+            **{key: layer.struct for key, layer in layers.items()},
+        )
+
+    def __call__(self, x_BTW: np.ndarray, num_kept: int | None = None) -> np.ndarray:
+        """(B, T, W) -> (B, num_kept, W) in new memory; by default, all tokens are kept."""
+        x = x_BTW.astype(np.float32, order="C", copy=True)
+        num_pictures, num_tokens, width = x.shape
+        kept = num_tokens if num_kept is None else num_kept
+        address = ctypes.addressof(self._struct)
+        self._library.blocks(address, x.ctypes.data, num_pictures, num_tokens, kept, num_threads())
+        return rounded(x.ravel()[: num_pictures * kept * width].reshape(num_pictures, kept, width), self._dtype)
