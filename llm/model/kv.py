@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.past import PastKeyValues
@@ -136,9 +137,11 @@ class DecodeView:
         whole[blocks_BS, :, self._positions_BS % block] = new_BNSH.transpose(1, 2)
         if self._table_BT is None:
             return whole[:, :, : self._length]
-        read_BT = self._table_BT[:, : -(-self._length // block)]
-        # Heads first, so that the places of a row are neighbours and no second copy is made.
-        return whole.transpose(0, 1)[:, read_BT].flatten(2, 3).transpose(0, 1)[:, :, : self._length]
+        # One copy, of whole heads of blocks, in the order in which the places of a row are neighbours.
+        num_heads, read_BT = whole.shape[1], self._table_BT[:, : -(-self._length // block)]
+        heads_BNT = read_BT[:, None] * num_heads + torch.arange(num_heads, device=whole.device)[:, None]
+        gathered = functional.embedding(heads_BNT, whole.view(-1, block * whole.shape[3]))
+        return gathered.view(len(read_BT), num_heads, -1, whole.shape[3])[:, :, : self._length]
 
     def positions(self, positions_BS: Tensor) -> Tensor:
         return torch.arange(self._length, device=positions_BS.device)[None]
