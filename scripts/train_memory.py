@@ -146,7 +146,7 @@ def random_sources(name: str, choice: TrainingChoice) -> TrainingSources:
         clip=clip,
         visual_heads=choice.visual_heads,
         channel_order="rgb",
-        tokenizer=WiderTokenizer(VOCABULARY),
+        tokenizer=WiderTokenizer(llama.config.vocab_size),
         context=DEFAULT_CONTEXT,
     )
 

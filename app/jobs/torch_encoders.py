@@ -18,7 +18,7 @@ from llama_adapter.app.models.number_formats import (
     widening_note,
 )
 from llama_adapter.app.models.sketch import ModelSizes, sketch
-from llama_adapter.app.models.spec import AUTO, CaptionerSpec, EncoderSources
+from llama_adapter.app.models.spec import AUTO, CaptionerSpec, EncoderSources, tokens_error
 from llama_adapter.app.pictures.prefixes.file import Encoding
 from llama_adapter.runtime.devices import EAGER, open_backend, open_best, resolve_dtype
 from llama_adapter.runtime.graphs.card import fingerprint
@@ -32,7 +32,8 @@ def open_model(spec: CaptionerSpec, how: Mapping[str, Any]) -> tuple[CaptionerSp
     """Load the whole model, which also projects keys and values."""
     parts = assemble_parts(spec)
     parts.info.require_sight()
-    parts.info.require_prefixes("prefix files")
+    if parts.info.picture_format is not None:
+        raise tokens_error(parts.info.name, "prefix files")
     encoding = Encoding(
         name=parts.info.name,
         digest=parts.info.digest,

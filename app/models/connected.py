@@ -8,7 +8,6 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from llama_adapter.app.models.sight import read_config
 from llama_adapter.llm.picture_format import FRAME, PictureFormat
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights.huggingface import weight_files
@@ -44,7 +43,7 @@ def open_connected(folder: Path, tokenizer: Tokenizer, *, dim: int) -> Connected
 
     Raises CheckpointError for missing, unknown or misshapen tensors, and for models that are computed in other ways.
     """
-    config = read_config(folder)
+    config = read_json(folder / "config.json")
     is_llava = config["model_type"] == "llava"
     found: dict[str, Tensor] = {}
     for file in weight_files(folder):

@@ -4,7 +4,7 @@ Imports no torch: commands ask before they load a model.
 """
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.errors import CheckpointError
@@ -23,11 +23,6 @@ def is_blind(spec: CaptionerSpec) -> bool:
 def has_connector(folder: Path) -> bool:
     """Whether a folder holds a model that sees pictures as tokens."""
     try:
-        return (folder / "config.json").is_file() and read_config(folder).get("model_type") in KINDS
+        return read_json(folder / "config.json").get("model_type") in KINDS
     except CheckpointError:
         return False
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """The config.json of a folder. Raises CheckpointError."""
-    return read_json(folder / "config.json")

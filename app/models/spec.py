@@ -277,11 +277,6 @@ class ModelInfo:
                 hint="pass an adapter beside llama_dir, such as BIAS-7B.pth; texts are answered without",
             )
 
-    def require_prefixes(self, what: str) -> None:
-        """Raise UsageError if pictures are tokens of prompts, which `what` does not hold."""
-        if self.picture_format is not None:
-            raise tokens_error(self.name, what)
-
     def text_prefix(self, wanted: TextPrefix | None = None) -> TextPrefix:
         """What a prompt without a picture attends to; by default as in the model's training.
 

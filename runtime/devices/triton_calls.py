@@ -62,13 +62,17 @@ class Blocks:
     inputs: int
     warps: int
     stages: int
+    programs: int = 1  # wanted; with fewer blocks, several programs share the inputs of each
 
 
 _BLOCKS = {  # by bits; the smallest that holds all rows is used, else the last one
     _FLOAT: (Blocks(16, 16, 256, 2, 4),),
-    8: (Blocks(16, 32, 256, 4, 4), Blocks(32, 32, 128, 4, 5), Blocks(64, 64, 128, 4, 4)),
-    4: (Blocks(16, 64, 128, 4, 3), Blocks(32, 64, 128, 4, 3), Blocks(64, 64, 64, 4, 3)),
+    8: (Blocks(16, 32, 128, 4, 5, 192), Blocks(32, 32, 128, 4, 5, 192), Blocks(64, 64, 128, 4, 4)),
+    4: (Blocks(16, 64, 128, 4, 3, 192), Blocks(32, 64, 128, 4, 3, 192), Blocks(64, 64, 64, 4, 3)),
 }
+_LEAST_STEPS = 4  # of a program's loop over its inputs
+_MOST_SPLITS = 8
+_MOST_SHARED_BLOCKS = 1024
 
 
 @functools.cache
@@ -104,9 +108,16 @@ def linear(
     num_blocks = triton.cdiv(num_outputs, blocks.outputs)
     out_RN = x_RK.new_empty(num_rows, num_outputs, dtype=dtype or x_RK.dtype)
     out_sums_RB = x_RK.new_empty(num_rows, num_blocks, dtype=torch.float32) if with_sums else None
+    row_blocks = triton.cdiv(num_rows, blocks.rows)
+    num_steps = triton.cdiv(weights.weight.shape[1], block_in)
+    splits = _choose_splits(num_blocks * row_blocks, num_steps, programs=blocks.programs)
+    parts = tickets = None
+    if splits > 1:
+        num_parts = num_blocks * row_blocks * splits * 2 * blocks.outputs * blocks.rows
+        parts, tickets = x_RK.new_empty(num_parts, dtype=torch.float32), _tickets(x_RK.device)
     _run(
         kernels.linear,
-        (num_blocks, triton.cdiv(num_rows, blocks.rows)),
+        (num_blocks, row_blocks, splits),
         x_RK,
         _or(norm, x_RK),
         _or(sums_RB, x_RK),
@@ -116,6 +127,8 @@ def linear(
         _or(residual_RN, x_RK),
         out_RN,
         _or(out_sums_RB, out_RN),
+        _or(parts, out_RN),
+        _or(tickets, out_RN),
         num_rows,
         num_outputs,
         num_inputs,
@@ -129,6 +142,7 @@ def linear(
         SUMS=with_sums,
         EVEN=num_inputs % block_in == 0,
         ASSEMBLY=_has_assembly(x_RK.device),
+        SPLITS=splits,
         BLOCK_ROWS=blocks.rows,
         BLOCK_OUT=blocks.outputs,
         BLOCK_IN=block_in,
@@ -148,6 +162,23 @@ def choose_blocks(bits: int, num_rows: int) -> Blocks:
     """The blocks of a product with so many rows."""
     *smaller, largest = _BLOCKS[bits]
     return next((blocks for blocks in smaller if num_rows <= blocks.rows), largest)
+
+
+def _choose_splits(num_blocks: int, num_steps: int, *, programs: int) -> int:
+    """Programs for each block: a power of two, so that there are enough programs and each has enough steps."""
+    splits = 1
+    while splits < _MOST_SPLITS and num_blocks * splits < programs and num_steps >= 2 * splits * _LEAST_STEPS:
+        splits *= 2
+    return splits
+
+
+@functools.cache
+def _tickets(device: torch.device) -> Tensor:
+    """Counters of the programs that have finished their part of a block; 0 between products.
+
+    They are shared by all products on a device, which run one after the other in one stream.
+    """
+    return torch.zeros(_MOST_SHARED_BLOCKS, dtype=torch.int32, device=device)
 
 
 def _or(value: Tensor | None, other: Tensor) -> Tensor:

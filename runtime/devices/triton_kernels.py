@@ -138,6 +138,8 @@ def linear(
     residual,
     out,
     out_sums,
+    parts,
+    tickets,
     num_rows,
     num_outputs,
     num_inputs,
@@ -151,11 +153,12 @@ def linear(
     SUMS: tl.constexpr,
     EVEN: tl.constexpr,
     ASSEMBLY: tl.constexpr,
+    SPLITS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
     BLOCK_IN: tl.constexpr,
 ):
-    block = tl.program_id(0)
+    block, split = tl.program_id(0), tl.program_id(2)
     outs_N = block * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     is_out_N = outs_N < num_outputs
     outs_N = tl.minimum(outs_N, num_outputs - 1)
@@ -167,7 +170,7 @@ def linear(
     up_NR = tl.zeros((BLOCK_OUT, BLOCK_ROWS), tl.float32)
     if BITS == 4:
         half = num_inputs // 2
-        for start in range(0, half, BLOCK_IN):
+        for start in range(split * BLOCK_IN, half, SPLITS * BLOCK_IN):
             columns_K, group = start + tl.arange(0, BLOCK_IN), start // GROUP
             low = _inputs(x, norm, factors_R, rows_R, num_rows, columns_K, num_inputs, NORM, True)
             high = _inputs(x, norm, factors_R, rows_R, num_rows, columns_K + half, num_inputs, NORM, True)
@@ -180,13 +183,31 @@ def linear(
                     up_NR, weight, scale, ups_N, columns_K, group, low, high, num_inputs, ASSEMBLY, BLOCK_OUT, BLOCK_IN
                 )
     else:
-        for start in range(0, num_inputs, BLOCK_IN):
+        for start in range(split * BLOCK_IN, num_inputs, SPLITS * BLOCK_IN):
             columns_K = start + tl.arange(0, BLOCK_IN)
             tile = _inputs(x, norm, factors_R, rows_R, num_rows, columns_K, num_inputs, NORM, EVEN)
             acc_NR = tl.dot(_weights(weight, outs_N, columns_K, num_inputs, EVEN).to(tile.dtype), tile, acc_NR)
             if SWIGLU:
                 ups = _weights(weight, outs_N + num_outputs, columns_K, num_inputs, EVEN)
                 up_NR = tl.dot(ups.to(tile.dtype), tile, up_NR)
+    if SPLITS > 1:
+        # The programs of a block store their parts, and the last one to do so adds them up in a fixed order.
+        tile = tl.arange(0, BLOCK_OUT)[:, None] * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[None, :]
+        place = tl.program_id(1) * tl.num_programs(0) + block
+        own = parts + place.to(tl.int64) * SPLITS * 2 * BLOCK_OUT * BLOCK_ROWS + tile
+        tl.store(own + split * 2 * BLOCK_OUT * BLOCK_ROWS, acc_NR)
+        if SWIGLU:
+            tl.store(own + (split * 2 + 1) * BLOCK_OUT * BLOCK_ROWS, up_NR)
+        tl.debug_barrier()
+        if tl.atomic_add(tickets + place, 1, sem="acq_rel") != SPLITS - 1:
+            return
+        tl.store(tickets + place, 0)  # for the next product
+        acc_NR = tl.zeros((BLOCK_OUT, BLOCK_ROWS), tl.float32)
+        up_NR = tl.zeros((BLOCK_OUT, BLOCK_ROWS), tl.float32)
+        for part in tl.static_range(SPLITS):
+            acc_NR += tl.load(own + part * 2 * BLOCK_OUT * BLOCK_ROWS, cache_modifier=".cg")
+            if SWIGLU:
+                up_NR += tl.load(own + (part * 2 + 1) * BLOCK_OUT * BLOCK_ROWS, cache_modifier=".cg")
     if BITS == 8:
         acc_NR = acc_NR * tl.load(scale + outs_N)[:, None]
         if SWIGLU:

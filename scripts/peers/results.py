@@ -8,7 +8,7 @@ from typing import Any
 from scripts.peers.table import Device
 
 GPUS = ("h100",)
-PROCESSORS = ("", "zen4", *GPUS)  # of pages; without a name, that of docs/peers.md
+PROCESSORS = ("", "zen3", "zen4", *GPUS)  # of pages; without a name, that of docs/peers.md
 INSTRUCTIONS = ("best", "avx2")  # instruction sets that programs may use
 Key = tuple[str, str, str, int, int, str]
 

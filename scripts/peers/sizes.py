@@ -8,7 +8,10 @@ from typing import Literal
 Part = Literal["decode", "prefill", "job", "vision", "ceiling"]
 
 # As named in app/models/random_model.py; `vit-tiny` is the encoder of its tiny decoder.
-DECODERS = ("tiny", "160M", "1B", "7B")
+DECODERS = (
+    *("tiny", "160M", "1B", "7B"),
+    *("SmolLM2-135M", "SmolLM2-360M", "Qwen2.5-0.5B", "TinyLlama", "Llama-3.2-1B", "Llama-3.2-3B", "Llama-3.1-8B"),
+)
 ENCODERS = ("vit-tiny", "ViT-L/14")
 # Encoders of caption jobs, by decoder.
 JOB_ENCODERS: Mapping[str, tuple[str, ...]] = {
@@ -20,7 +23,8 @@ JOB_ENCODERS: Mapping[str, tuple[str, ...]] = {
 
 NUM_PROMPT_TOKENS = 55
 NUM_STEPS = 32
-_FEWER_STEPS: Mapping[str, int] = {"1B": 12, "7B": 12}  # on a CPU
+_SLOWER = ("1B", "7B", "TinyLlama", "Llama-3.2-1B", "Llama-3.2-3B", "Llama-3.1-8B")  # so fewer steps on a CPU
+_FEWER_STEPS = 12
 CONTEXT = 128  # positions per row
 
 SMALL_JOB = 64  # pictures; larger jobs are for engines with a number of slots, see `table.Engine`
@@ -36,7 +40,7 @@ def job_ends(num_pictures: int) -> tuple[int, ...]:
 
 def num_steps(size: str, *, device: str) -> int:
     """The number of decode steps of a measurement."""
-    return _FEWER_STEPS.get(size, NUM_STEPS) if device == "cpu" else NUM_STEPS
+    return _FEWER_STEPS if device == "cpu" and size in _SLOWER else NUM_STEPS
 
 
 def prompt_ids(row: int, *, length: int = NUM_PROMPT_TOKENS) -> list[int]:

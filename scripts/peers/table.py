@@ -132,7 +132,9 @@ def _on_gpu(name: str, section: Section, program: str, **options: Any) -> Engine
 _GRAPH: dict[str, Any] = {"mode": "cuda_graph"}
 _COMPILED = "torch.compile, reduce-overhead"
 _HALVES = ("bfloat16", "float16")
-_SMALL: dict[str, Any] = {"sizes": ("tiny", "160M", "1B")}  # files of 7B would take minutes
+_SMALL: dict[str, Any] = {  # files of 7B would take minutes
+    "sizes": ("tiny", "160M", "1B", "SmolLM2-135M", "SmolLM2-360M", "Qwen2.5-0.5B", "TinyLlama", "Llama-3.2-1B")
+}
 _JOBS: dict[str, Any] = {"sizes": ("tiny+vit-tiny", "7B+ViT-L/14")}
 _ON_GPU: tuple[Engine, ...] = (  # the most important ones first
     _on_gpu("ours-bfloat16", "decode", "ours", **_GRAPH),

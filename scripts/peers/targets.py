@@ -47,6 +47,7 @@ class Reached:
 
 
 LLAMA_CPP = ("llama.cpp-bf16", "llama.cpp-q8_0", "llama.cpp-q4_0")
+_AT_EQUAL_BITS = tuple(zip(("ours-bfloat16", "ours-int8", "ours-int4"), LLAMA_CPP, strict=True))
 BATCH_SIZES = (1, 5, 16)
 PREFILL_BATCH_SIZES = (1, 5)
 
@@ -85,14 +86,20 @@ _BEST: tuple[Target, ...] = (
     *_targets("vision", "ours-float32", ("onnxruntime-float32", "openvino-float32"), ("ViT-L/14",), _all(1.0)),
     *_targets("vision", "ours-int8", ("hf-float32",), ("ViT-L/14",), _all(5.0)),
     *_targets("vision", "ours-int8", ("openvino-int8",), ("ViT-L/14",), _all(1.0)),
+    *(
+        target
+        for ours, peer in _AT_EQUAL_BITS
+        for part, wanted in (("decode", {1: 1.1, 5: 1.5, 16: 2.0}), ("prefill", _all(2.0, PREFILL_BATCH_SIZES)))
+        for target in _targets(part, ours, (peer,), ("SmolLM2-135M", "Llama-3.2-1B"), wanted)
+    ),
 )
 _AVX2: tuple[Target, ...] = (
     *_targets("decode", "ours-float32", ("hf-float32",), ("1B",), {1: 1.8, 5: 3.0, 16: 3.0}),
     *(
         target
-        for ours, peer in (("bfloat16", "bf16"), ("int8", "q8_0"), ("int4", "q4_0"))
+        for ours, peer in _AT_EQUAL_BITS
         for part, wanted in (("decode", {1: 1.1, 5: 1.3, 16: 1.3}), ("prefill", _all(1.3, PREFILL_BATCH_SIZES)))
-        for target in _targets(part, f"ours-{ours}", (f"llama.cpp-{peer}",), ("1B",), wanted)
+        for target in _targets(part, ours, (peer,), ("1B",), wanted)
     ),
     *_targets("vision", "ours-float32", ("onnxruntime-float32", "openvino-float32"), ("ViT-L/14",), _all(1.0)),
     *_targets("vision", "ours-int8", ("openvino-int8",), ("ViT-L/14",), _all(1.0)),

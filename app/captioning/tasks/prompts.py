@@ -14,7 +14,7 @@ from llama_adapter.llm.picture_format import Grid, PictureFormat, num_squares
 from llama_adapter.llm.prompt import format_prompt
 
 if TYPE_CHECKING:  # the command line imports prompts without a tokenizer
-    from llama_adapter.llm.chat import ChatFormat, PartsEncoder
+    from llama_adapter.llm.chat import ChatFormat
     from llama_adapter.llm.engine.grammars import Grammar
     from llama_adapter.llm.tokenizer import Tokenizer
 
@@ -128,17 +128,21 @@ class PromptEncoder:
     ) -> EncodedPrompt:
         shown, turns, form = shown_prompt(prompt), _turns(prompt), self._pictures
         pictures = [form.text(grid) for grid in grids] if form is not None else []
-        end_id = self._tokenizer.eos_id
+        end_id, begin = self._tokenizer.eos_id, self._tokenizer.pieces.begin_ids
         if self._chat is not None and turns is not None:
             chat = self._chat.encode(turns, pictures=_by_turn(prompt, pictures, len(turns)))
             token_ids, encode_answer = (*chat.ids, *chat.rest_ids), partial(self._chat.continue_chat, chat)
             end_id = self._chat.end_id if continuations else end_id
+            if form is not None and token_ids[: len(begin)] != begin:  # as the processors of such models
+                token_ids = (*begin, *token_ids)
         else:
             text = self._text(prompt, turns)
             token_ids = tuple(_as_token_ids(prompt) if text is None else self._tokenizer.encode(text))
             encode_answer = partial(self._tokenizer.encode_continuation, text)
             if pictures:
-                encoder, begin = _parts_encoder(self._tokenizer), self._tokenizer.pieces.begin_ids
+                from llama_adapter.llm.chat import PartsEncoder
+
+                encoder = PartsEncoder(self._tokenizer)
                 given = token_ids[len(begin) * (token_ids[: len(begin)] == begin) :] if text is None else ()
                 chat = encoder.ids([*((picture, True) for picture in pictures), (text or "", False)])
                 token_ids, encode_answer = (*begin, *chat.ids, *chat.rest_ids, *given), partial(encoder.continued, chat)
@@ -207,12 +211,6 @@ def _open_chat(tokenizer: "Tokenizer", pictures: PictureFormat | None) -> "ChatF
     from llama_adapter.llm.chat import ChatFormat
 
     return ChatFormat(tokenizer, picture="" if pictures is None else pictures.token)
-
-
-def _parts_encoder(tokenizer: "Tokenizer") -> "PartsEncoder":
-    from llama_adapter.llm.chat import PartsEncoder
-
-    return PartsEncoder(tokenizer)
 
 
 def prompt_length(prompt: Prompt) -> int:

@@ -35,6 +35,7 @@ def captioner(folder: Path) -> Iterator[Captioner]:
         yield captioner
 
 
+@pytest.mark.proves("LLaVA, SmolVLM, Idefics3 (pictures as tokens)", "CPU")
 def test_answers_in_ragged_batches_are_those_of_transformers(captioner: Captioner, reference: Reference) -> None:
     images = pictures(5)
     questions = [QUESTIONS[index % 3] for index in range(5)]

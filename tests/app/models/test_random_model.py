@@ -31,6 +31,27 @@ def test_a_size_has_as_many_weights_as_it_is_named_after(name: str, millions: in
     assert config.num_adapter_layers == config.num_layers - 1
 
 
+# The numbers are those of the published models' pages on Hugging Face; `tied` ones have one tensor for embedding and
+# head there. Qwen's biases of q, k and v are counted there too.
+@pytest.mark.parametrize(
+    ("name", "published", "tied"),
+    [
+        ("SmolLM2-135M", 134_515_008, True),
+        ("SmolLM2-360M", 361_821_120, True),
+        ("Qwen2.5-0.5B", 494_032_768 - 24 * (896 + 2 * 128), True),
+        ("TinyLlama", 1_100_048_384, False),
+        ("Llama-3.2-1B", 1_235_814_400, True),
+        ("Llama-3.2-3B", 3_212_749_824, True),
+        ("Llama-3.1-8B", 8_030_261_248, False),
+    ],
+)
+def test_a_model_of_today_has_as_many_weights_as_the_published_one(name: str, published: int, tied: bool) -> None:
+    config = decoder_config(parse_size(name))
+    norms = config.dim * (2 * config.num_layers + 1)
+
+    assert decoder_weights(config) + norms == published + tied * config.vocab_size * config.dim
+
+
 def test_the_encoder_is_vit_l_14_with_the_released_visual_blocks() -> None:
     config = vision_config(LLAMA_SIZES["7B"])
     clip, query = config.clip, config.query
@@ -47,7 +68,7 @@ def test_a_size_can_be_given_by_its_numbers() -> None:
 
 @pytest.mark.parametrize("text", ["", "14B", "32x2x2", "32x2x2x64x1", "32x-2x2x64"])
 def test_an_unknown_size_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"160M, 1B, 7B, 13B, 30B, 65B, or DIMxLAYERSxHEADSxFFN"):
+    with pytest.raises(ValueError, match=r"160M, 1B, 7B, .*Llama-3.1-8B, or DIMxLAYERSxHEADSxFFN"):
         parse_size(text)
 
 

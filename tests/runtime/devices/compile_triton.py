@@ -41,9 +41,11 @@ def compiled(capability: int, half: str) -> Iterator[tuple[str, int]]:
             for flags in STEP if blocks.rows == 16 else MANY_ROWS:
                 types = dict.fromkeys(("x", "norm", "bias", "residual", "out"), pointer)
                 types |= {"weight": weight, "scale": scale, "sums": "*fp32", "out_sums": "*fp32", "eps": number}
+                types |= {"parts": "*fp32", "tickets": "*i32"}
                 sizes = {"BITS": bits, "ASSEMBLY": capability >= 90, "BIAS": True}
                 sizes |= {"NORM": False, "SWIGLU": False, "RESIDUAL": False, "SUMS": False, "EVEN": True, **flags}
                 sizes |= {"BLOCK_ROWS": blocks.rows, "BLOCK_OUT": blocks.outputs, "BLOCK_IN": blocks.inputs}
+                sizes["SPLITS"] = 2 if blocks.programs > 1 else 1
                 options = {"num_warps": blocks.warps, "num_stages": blocks.stages}
                 yield f"{bits} bits {blocks} {flags}", shared_bytes(kernels.linear, capability, types, sizes, **options)
     heads = ("qkv", "k_cache", "v_cache", "adapter_k", "adapter_v", "out")

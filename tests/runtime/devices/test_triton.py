@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from llama_adapter.runtime import operators
 from llama_adapter.runtime.devices import triton_calls
 from llama_adapter.runtime.devices.cuda_linear import build_linear
-from llama_adapter.runtime.devices.triton_calls import Step, Weights, linear, pack4, widen
+from llama_adapter.runtime.devices.triton_calls import Blocks, Step, Weights, linear, pack4, widen
 from llama_adapter.runtime.schemes import int4, int8
 from llama_adapter.runtime.schemes.layers import store_parts
 from llama_adapter.runtime.schemes.scheme import find_scheme
@@ -99,6 +99,37 @@ def test_steps_of_few_and_of_more_rows(num_rows: int, bits: int, with_swiglu: bo
     expected = operators.swiglu(expected) if with_swiglu else expected
     assert found.dtype == torch.float32
     assert ((found - expected).norm() / expected.norm()).item() < 1e-3
+
+
+@pytest.mark.parametrize("with_swiglu", [False, True])
+@pytest.mark.parametrize("bits", [16, 8, 4])
+def test_programs_that_share_a_block_give_the_same_product_each_time(
+    bits: int, with_swiglu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dtype = torch.float16
+    weights, wide_NK = weights_of(bits, 80, 576, dtype=dtype)
+    x_RK = normal(5, 576, dtype=dtype, seed=2)
+
+    monkeypatch.setattr(triton_calls, "_LEAST_STEPS", 1)
+    found = []
+    for programs in (1, 9, 9, 5):
+        blocks = Blocks(16, 32, 64, 4, 2, programs)
+        monkeypatch.setattr(triton_calls, "choose_blocks", lambda bits, num_rows, blocks=blocks: blocks)
+        found.append(linear(x_RK, weights, swiglu=with_swiglu).x)
+
+    assert weights.bias is not None
+    expected = x_RK.float() @ wide_NK.T + weights.bias.float()
+    assert all(near(each, operators.swiglu(expected) if with_swiglu else expected, dtype) for each in found)
+    assert torch.equal(found[1], found[2])
+    assert not bool(triton_calls._tickets(x_RK.device).any())
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "num_steps", "splits"),
+    [(400, 99, 1), (192, 99, 1), (96, 99, 2), (24, 99, 8), (24, 16, 4), (2, 3, 1)],
+)
+def test_few_blocks_are_shared_if_each_program_keeps_some_steps(num_blocks: int, num_steps: int, splits: int) -> None:
+    assert triton_calls._choose_splits(num_blocks, num_steps, programs=192) == splits
 
 
 @pytest.mark.parametrize("bits", [16, 8, 4])

@@ -85,7 +85,8 @@ def test_a_prompt_has_the_ids_of_transformers(name: str, kind: str, has_rows: bo
             chat = theirs.apply_chat_template(
                 messages, chat_template=TEMPLATES[name], add_generation_prompt=True, tokenize=False
             )
-            expected = theirs(expanded(chat, grids, frame=frame), add_special_tokens=False)["input_ids"]
+            # As `ProcessorMixin.apply_chat_template`, which begins a text unless the template does.
+            expected = theirs(expanded(chat, grids, frame=frame), add_special_tokens=True)["input_ids"]
 
             found = ours.encode(Dialogue(earlier, "\nHow many\n there?"), grids=grids)  # type: ignore[arg-type]
 
@@ -145,3 +146,16 @@ def test_pictures_are_not_cut() -> None:
 def test_a_template_with_fewer_places_is_refused() -> None:
     with pytest.raises(PromptError, match="has 1 places for pictures in this chat, and it has 2"):
         encoder(OWN_PICTURE).encode("What?", grids=((0, 0), (0, 0)))
+
+
+def test_pictures_stand_in_their_turns() -> None:
+    ours, theirs = encoder(SMOLVLM), vocabulary("Llama 3", has_rows=True)
+    turns = (("system", ""), ("user", "What?"), ("user", ""), ("assistant", "A cat."))
+    grids: tuple[Grid, ...] = ((1, 2), (0, 0), (2, 3), (0, 0))
+    found = ours.encode(Dialogue(turns, "And?", (0, 2, 1, 0, 1)), grids=grids)  # type: ignore[arg-type]
+    whole = (
+        "<|im_start|>User:<image><image>What?<|im_end|>\nUser:<image><|im_end|>\nAssistant: A cat.<|im_end|>\n"
+        "User:<image>And?<|im_end|>\nAssistant:"
+    )
+
+    assert list(found.token_ids) == theirs.encode(expanded(whole, grids, frame=FRAME)).ids

@@ -11,6 +11,7 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
+from llama_adapter.app.captioning.tasks.prompts import Dialogue
 from llama_adapter.app.serving.http_api import conversation
 from llama_adapter.app.serving.http_api.api import ApiSettings, create_api
 from llama_adapter.app.serving.http_api.guards import MAX_SEPARATORS, GuardSettings
@@ -24,9 +25,10 @@ from llama_adapter.app.serving.http_api.schemas import (
     NeutralResponseParameters,
     ResponsesRequest,
 )
+from llama_adapter.llm.picture_format import PictureFormat
 from tests.app.golden import ROOT
 from tests.app.serving.http_api.live import StubService
-from tests.app.serving.http_api.requests import chat, image, json_schema, user
+from tests.app.serving.http_api.requests import RED_STAR, chat, data_uri, image, json_schema, user
 
 CHAT = "/v1/chat/completions"
 SECRET = "Xyzzy-secret"
@@ -298,3 +300,26 @@ def test_a_wrong_picture_is_named_by_the_field_of_its_format(api: TestClient) ->
     came = sent(api, responses([{"role": "user", "content": [picture]}]), path=RESPONSES)
 
     assert (came.status_code, came.json()["error"]["param"]) == (400, "input")
+
+
+def test_a_model_that_sees_pictures_as_tokens_sees_all_of_them_in_their_turns() -> None:
+    service = StubService()
+    form = PictureFormat(token="<image>", token_id=9, tokens_each=10)
+    service.info = dataclasses.replace(service.info, has_adapter=False, template="chat", picture_format=form)
+    api = TestClient(create_api(service, settings=ApiSettings()), base_url="http://localhost")  # type: ignore[arg-type]
+    said = {"role": "assistant", "content": "A square."}
+    red, star = image(), image(data_uri(RED_STAR.read_bytes()))
+    turns = [{"role": "system", "content": "Be brief."}, user(red, "What is it?"), said, user(star, red, "And these?")]
+
+    reply = api.post("/v1/chat/completions", json=chat(*turns)).json()
+
+    assert "picture_used" not in reply
+    (ask,) = service.asks
+    assert ask.prompt == Dialogue(
+        (("system", "Be brief."), ("user", "What is it?"), ("assistant", "A square.")), "And these?", (0, 1, 0, 2)
+    )
+    assert ask.pictures[0] == ask.pictures[2]
+    assert ask.pictures[1] == RED_STAR.read_bytes()
+    most = service.info.context // 10
+    came = api.post("/v1/chat/completions", json=chat(user(*[image()] * (most + 1), "?")))
+    assert error(came)[:2] == (400, "context_length_exceeded")

@@ -36,6 +36,7 @@ from llama_adapter.app.serving.online.service import (
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptError, PromptTooLongError
 from llama_adapter.runtime.errors import UsageError
+from llama_adapter.vision.pixels import PixelRule
 from scripts.service_bench import bad_files
 from tests.app.golden import GOLDEN
 from tests.app.serving.online.waiting import WAIT_S, started, wait_for
@@ -86,8 +87,8 @@ class InlineReader(PictureReader):
     Most tests need no reading processes, whose start would take longer than the test.
     """
 
-    def __init__(self, spec: CaptionerSpec, *, size: int, limits: PictureLimits, **_: object) -> None:
-        super().__init__(spec, size=size, limits=limits)
+    def __init__(self, spec: CaptionerSpec, *, pixels: PixelRule, limits: PictureLimits, **_: object) -> None:
+        super().__init__(spec, pixels=pixels, limits=limits)
 
     def start(self) -> None:
         pass

@@ -1,0 +1,84 @@
+"""Commands take a folder of a model that sees pictures as tokens, by path and by name, and refuse what it has not."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from llama_adapter.runtime.errors import ExitCode
+from tests.app.command import Run
+from tests.app.picture_models import Reference, pictures, save
+
+HOME = "LLAMA_ADAPTER_HOME"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("home")
+    for index, image in enumerate(pictures(2)):
+        (home / "photos").mkdir(exist_ok=True)
+        image.save(home / "photos" / f"{index}.png")
+    return save(home / "toy-vlm", "smolvlm")
+
+
+def test_pictures_are_captioned_and_asked_about(folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(HOME, str(folder.parent))
+    photos, options = str(folder.parent / "photos"), ["--max-new-tokens", "6", "--dtype", "float32", "--device", "cpu"]
+    by_path = run("caption", "--model", str(folder), photos, options)
+    by_name = run("caption", "--model", "toy-vlm", photos, options)
+    asked = run("ask", "--llama-dir", str(folder), photos, "--question", "Red?", "--choices", "yes,no", options)
+
+    reference = Reference(folder, "smolvlm")
+    lines = [json.loads(line) for line in by_path.out.splitlines()]
+    assert [line["prompt"] for line in lines] == ["Describe this image."] * 2
+    for line in lines:
+        image = pictures(2)[int(Path(line["picture"]).stem)]
+        expected = reference.answer([image], "Describe this image.", max_new_tokens=6)
+        assert line["text"] == reference.tokenizer.decode(expected, skip_special_tokens=True)
+    same = [{name: line[name] for name in ("id", "picture", "text")} for line in lines]
+    named = [json.loads(line) for line in by_name.out.splitlines()]
+    assert [{name: line[name] for name in same[0]} for line in sorted(named, key=lambda one: one["picture"])] == sorted(
+        same, key=lambda one: one["picture"]
+    )
+    assert {json.loads(line)["text"] for line in asked.out.splitlines()} <= {"yes", "no"}
+
+
+def test_doctor_says_what_the_model_does_with_pictures(folder: Path, run: Run) -> None:
+    ran = run("doctor", "--llama-dir", str(folder))
+    words = " ".join(ran.out.split())
+    assert ran.code == 0
+    assert "Pictures are tokens: a tower of width 32 and 3 layers for 32 pixels and a connector make 4 of" in words
+    assert "cut into up to 10 squares" in words
+
+
+@pytest.mark.parametrize(
+    ("command", "what"),
+    [("export decoder", "exported decoders"), ("encode PHOTOS --keys-values", "prefix files")],
+)
+def test_what_holds_no_tokens_of_pictures_is_refused(
+    folder: Path, command: str, what: str, run: Run, tmp_path: Path
+) -> None:
+    words = command.replace("PHOTOS", str(folder.parent / "photos")).split()
+    ran = run(*words, "--llama-dir", str(folder), "--out", str(tmp_path / "out"))
+    assert ran.code == ExitCode.USAGE
+    assert f"`toy-vlm` sees pictures as tokens of its prompts, and {what} hold none" in ran.err
+
+
+BREAKS = {
+    "no squares": ("preprocessor_config.json", "max_image_size", {"height": 32}, "does not say into which squares"),
+    "another token": ("config.json", "image_token_id", 5, "has no special token 5 for pictures"),
+    "odd shuffle": ("config.json", "scale_factor", 3, "joins 3 of 4 patches in a row"),
+}
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_a_damaged_folder_is_refused_in_a_sentence(folder: Path, name: str, run: Run, tmp_path: Path) -> None:
+    file, key, value, words = BREAKS[name]
+    for part in folder.iterdir():
+        (tmp_path / part.name).symlink_to(part)
+    content = json.loads((folder / file).read_text())
+    (tmp_path / file).unlink()
+    (tmp_path / file).write_text(json.dumps({**content, key: value}))
+    ran = run("caption", "--model", str(tmp_path), str(folder.parent / "photos"))
+    assert ran.code != 0
+    assert words in ran.err
