@@ -125,8 +125,12 @@ def _place(spec: CaptionerSpec) -> Path:
 def _program() -> list[Any]:
     """This program: its version, and the last change of its files, for checkouts."""
     root = Path(llama_adapter.__file__).parent
-    files = (file for part in ("app", "llm", "runtime", "vision") for file in (root / part).resolve().rglob("*.[pch]*"))
-    return [llama_adapter.__version__, max(file.stat().st_mtime_ns for file in files)]
+    newest = 0
+    for part in ("app", "llm", "runtime", "vision"):
+        for folder, _, files in os.walk((root / part).resolve()):
+            sources = (os.path.join(folder, file) for file in files if file.endswith((".py", ".c", ".h")))
+            newest = max(newest, *(os.stat(source).st_mtime_ns for source in sources), 0)
+    return [llama_adapter.__version__, newest]
 
 
 def _files_of(spec: CaptionerSpec) -> dict[str, list[int]]:

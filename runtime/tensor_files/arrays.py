@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from llama_adapter.runtime.device_failures import tells_shortage
 from llama_adapter.runtime.errors import CheckpointError
@@ -26,6 +25,8 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 @contextmanager
 def open_safetensors(path: Path, *, framework: str) -> Iterator[Any]:
     """The opened file. Raises CheckpointError if it is missing, damaged or foreign, also while it is read."""
+    from safetensors import SafetensorError, safe_open  # JSON needs none of it
+
     require_file(path)
     try:
         with safe_open(path, framework=framework) as file:
