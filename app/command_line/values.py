@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from llama_adapter.app.models.sight import is_blind
 from llama_adapter.app.models.spec import AUTO, BatchSize, CaptionerSpec
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.locking import locked_output
@@ -130,8 +131,6 @@ def spec_from(options: argparse.Namespace, *, sees_pictures: bool = True) -> Cap
 
 def check_adapter(spec: CaptionerSpec) -> CaptionerSpec:
     """The spec itself. Raises UsageError for LLaMA without an adapter, unless it sees pictures as tokens."""
-    from llama_adapter.app.models.sight import is_blind  # imports numpy
-
     if is_blind(spec):
         raise UsageError("--llama-dir needs --adapter beside it: a file such as BIAS-7B.pth")
     return spec

@@ -8,7 +8,6 @@ from typing import Final
 
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.errors import CheckpointError
-from llama_adapter.runtime.tensor_files.arrays import read_json
 
 KINDS: Final = ("llava", "idefics3", "smolvlm")  # `model_type` of Hugging Face's config.json
 
@@ -22,6 +21,8 @@ def is_blind(spec: CaptionerSpec) -> bool:
 
 def has_connector(folder: Path) -> bool:
     """Whether a folder holds a model that sees pictures as tokens."""
+    from llama_adapter.runtime.tensor_files.arrays import read_json  # imports numpy
+
     try:
         return read_json(folder / "config.json").get("model_type") in KINDS
     except CheckpointError:
