@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from llama_adapter.app.learning.training.job import TrainingChoice
 from llama_adapter.app.learning.training.sources import NEW_ADAPTER, TrainingSources, open_sources
 from llama_adapter.app.models.bundle_manifest import is_question
-from llama_adapter.app.models.checkpoints import QUESTION_KEYS, TEMPLATE_KEY, LoadedModel, StreamedModel, no_vision
-from llama_adapter.app.models.sketch import Dtype, check_halves, dtype_of
+from llama_adapter.app.models.checkpoints import QUESTION_KEYS, TEMPLATE_KEY, LoadedModel, StreamedModel
+from llama_adapter.app.models.sketch import Dtype, check_halves, dtype_of, no_vision
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.tokenizer import Tokenizer
