@@ -1,11 +1,11 @@
 """Chats in the format of a model's own template, as token ids. No text of a user becomes a special token."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
-from typing import Final
+from functools import cached_property, partial
+from typing import Any, Final
 
 from llama_adapter.llm.chat_template import Message, TemplateProcess
 from llama_adapter.llm.conversation import Turn
@@ -13,10 +13,15 @@ from llama_adapter.llm.errors import PromptError
 from llama_adapter.llm.pieces.base import Mark
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.text import shown_excerpt
 
 # Characters of no language. `_PLACE` stands for a text of a chat; `_TEXT` before a name of a mark says that it is text.
 _TEXT, _END = "\ue000", "\ue001"
 _PLACE: Final = re.compile(f"{_TEXT}([0-9]+){_END}")
+
+# Values of users must not write special tokens, so their texts have none of the other characters.
+_PLAIN: Final = re.compile(r"[\w .,:/+-]{0,200}")
+_OWN_VALUES: Final = ("messages", "add_generation_prompt", "tools", "documents", "bos_token", "eos_token")
 
 _Part = tuple[str, bool]  # a text, and whether the template has written it
 
@@ -60,18 +65,25 @@ class ChatFormat:
         ids = (self._tokenizer.marks[found[0]].id for found in ends)
         return next((one for one in ids if one in self._tokenizer.end_ids), self._tokenizer.eos_id)
 
-    def encode(self, turns: Sequence[Turn], *, now: datetime | None = None) -> ChatIds:
+    def encode(
+        self, turns: Sequence[Turn], *, now: datetime | None = None, values: Mapping[str, Any] | None = None
+    ) -> ChatIds:
         """The ids of a chat and of the beginning of the assistant's turn.
 
-        `now` is the time that the template sees; default: the present. Raises PromptError if the template fails or
-        refuses the chat, and ValueError for text that UTF-8 cannot encode.
+        `now` is the time that the template sees; default: the present. `values` are further variables of the template:
+        texts without special characters, numbers and booleans. Raises PromptError if the template fails or refuses the
+        chat, or for other values, and ValueError for text that UTF-8 cannot encode.
         """
+        for name, value in (values or {}).items():
+            if name in _OWN_VALUES or not (isinstance(value, int | float) or _PLAIN.fullmatch(str(value))):
+                raise PromptError(f"The value `{shown_excerpt(name)}` cannot be given to the model's chat template")
+        render = partial(self._process.render, now=now, values=values)
         texts = [text for _, text in turns]
         places = [(role, f"{_TEXT}{number}{_END}") for number, (role, _) in enumerate(turns)]
-        whole, pattern = self._process.render([_messages(turns), _messages(places)], now=now)
+        whole, pattern = render([_messages(turns), _messages(places)])
         parts = _parts(whole, pattern, texts)
         if parts is None:  # the template changes texts, so where they stand in `whole` is unknown
-            [whole] = self._process.render([_messages([(role, self._marked(text)) for role, text in turns])], now=now)
+            [whole] = render([_messages([(role, self._marked(text)) for role, text in turns])])
             # Every second piece is a name of a mark in a text.
             parts = [(piece, number % 2 == 0) for number, piece in enumerate(self._border.split(whole)) if piece]
         return self._ids(parts)

@@ -80,6 +80,7 @@ class LocalRunner:
         return self._captioner.run(
             items,
             sampling=self._job.sampling,
+            logprobs=self._job.logprobs,
             clock=self._clock,
             reader=self._reader,
             wants=None if planner.earlier is None else planner.wants,
