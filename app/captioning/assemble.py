@@ -101,16 +101,14 @@ def assemble_parts(
         if group is not None:
             group.load(spec, model, random=load)
         check_rounding(spec, model.precision)
+        if not model.vision_state and spec.encoder is not None:
+            raise CheckpointError(f"`{model.name}` is a model for texts alone, so `{spec.encoder}` cannot be used")
         if encoding is not None:
             identity = check_encoding(encoding, model, spec=spec)
             check_keys_values(str(spec.encoder), model.decoder_config)
         elif card is not None:
             check_card(card, model, spec=spec)
         if not model.vision_state and vision is None:
-            if exported is not None or spec.encoder is not None:
-                raise CheckpointError(
-                    f"The adapter `{spec.adapter}` is for texts alone, so `{spec.encoder}` cannot be used"
-                )
             vision, is_encoded_elsewhere = NoEncoder(), True
         has_adapter, is_for_texts = model.decoder_config.num_adapter_layers > 0, not model.vision_state
         placed = place_model(

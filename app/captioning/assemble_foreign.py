@@ -13,10 +13,10 @@ from llama_adapter.app.models.checkpoints import (
     base_name,
     digest_of,
     find_llama,
-    no_vision,
 )
 from llama_adapter.app.models.named.getting import terms
 from llama_adapter.app.models.number_formats import best_dtype
+from llama_adapter.app.models.sketch import no_vision
 from llama_adapter.app.models.spec import AUTO, DEFAULT_BATCH_SIZE, CaptionerSpec, ModelInfo, template_id
 from llama_adapter.llm.config import DecoderConfig, EngineConfig
 from llama_adapter.llm.conversation import Template

@@ -7,7 +7,7 @@ from llama_adapter.runtime.terminal.stderr_lines import say
 
 _FIELDS: Final = {"model", "llama_dir", "adapter", "clip"}
 _FROM_CHECKPOINTS: Final = ("train", "export decoder", "export onnx")  # they need weights with nothing merged
-_OF_BUNDLES: Final = ("convert", "quantize", "pack")  # their --model is a bundle of the user's
+_OF_BUNDLES: Final = ("convert", "quantize", "pack")  # their --model is no name of the catalogue
 _SERVICES: Final = ("serve", "web")  # nobody answers a question of theirs
 
 
@@ -26,16 +26,19 @@ def locate_names(options: argparse.Namespace) -> None:
     values = dict(vars(options))
     if not any(values.get(field) for field in _FIELDS):
         return
-    from llama_adapter.app.models.named.located import located  # help needs none of it
+    from llama_adapter.app.models.named.catalogue import find_parts  # help needs none of it
+    from llama_adapter.app.models.named.located import located
 
     command = options.parser.name
-    if command in _OF_BUNDLES:
-        values.pop("model", None)
+    if command in _OF_BUNDLES and find_parts(str(values["model"])):
+        values.pop("model")
     found = located(
         values,
         consent="yes" if values.get("yes") else "no" if command in _SERVICES else "ask",
         tell=(lambda line: None) if values.get("quiet") else say,
-        from_checkpoints=command in _FROM_CHECKPOINTS,
+        from_checkpoints=command in (*_FROM_CHECKPOINTS, *_OF_BUNDLES),
     )
+    if "llama_dir" not in values and (folder := found.pop("llama_dir", None)) is not None:
+        found["model"] = folder
     for field, value in found.items():
         setattr(options, field, value)

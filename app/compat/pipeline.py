@@ -26,6 +26,7 @@ from llama_adapter.app.compat.streamer import Streamer
 from llama_adapter.app.models.spec import EXPORTED
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.given import whole_number
 
 TEXT = "text_generation"
 _ALIASES = {
@@ -188,6 +189,8 @@ class Pipeline:
             do_sample: False takes the most probable token. True samples, by default with temperature 1 and top_p 1.
             eos_token_id: a token id or a list of ids that end an answer, beside the model's own end token.
             num_beams: 1. There is no beam search.
+            num_return_sequences: answers to each input; the list in its dict has all of them. With a seed, answer i has
+                seed + i.
             max_new_tokens, temperature, top_p, top_k, min_p, seed, repetition_penalty, presence_penalty,
                 frequency_penalty, stop, stop_token_ids, max_prompt_tokens, json_schema, regex: as in
                 `Captioner.generate`.
@@ -244,6 +247,8 @@ class Pipeline:
 
     def _answer(self, inputs: Sequence[Any], options: "_Options") -> Outputs:
         items = self._text_items(inputs, options) if self._is_text else self._picture_items(inputs, options)
+        count = whole_number("num_return_sequences", options.num_return_sequences, least=1)
+        items = [item.repeated(count) for item in items]
         questions = [question for item in items for question in item.questions]
         prompt_ids = [
             self.captioner.encode_prompt(question.prompt, question.task, sampling=options.sampling).token_ids
@@ -258,7 +263,8 @@ class Pipeline:
                 if relay is not None:
                     relay.take(event)
         done = [answer for answer in answers if answer is not None]
-        shown = [self._shown(answer, prompt_ids[answer.index], options) for answer in done]
+        by_input = itertools.groupby(done, lambda answer: answer.index // count)
+        shown = [self._shown(list(several), prompt_ids[index * count], options) for index, several in by_input]
         return Outputs(shown, done)
 
     def _text_items(self, inputs: Sequence[Any], options: "_Options") -> list[WorkItem]:
@@ -300,17 +306,18 @@ class Pipeline:
                 items.append(WorkItem(picture=found.source, label=label, questions=(work,)))
         return items
 
-    def _shown(self, answer: Answer, prompt_ids: Sequence[int], options: "_Options") -> dict[str, Any]:
-        shown: dict[str, Any] = {f"{self.task}_text": [answer.text]}
-        if self._is_text:
-            if options.return_full_text:
-                shown[f"{self.task}_text"] = [_full_text(self.tokenizer, prompt_ids, answer)]
-        else:
-            shown["picture"] = answer.picture
-        if answer.choice is not None:
-            shown["probabilities"] = answer.choice
-        if answer.error is not None:
-            shown |= {"error": answer.error.code, "reason": answer.error.message}
+    def _shown(self, answers: Sequence[Answer], prompt_ids: Sequence[int], options: "_Options") -> dict[str, Any]:
+        """The dict of an input; its answers are to one prompt."""
+        texts = [answer.text for answer in answers]
+        if self._is_text and options.return_full_text:
+            texts = [_full_text(self.tokenizer, prompt_ids, answer) for answer in answers]
+        shown: dict[str, Any] = {f"{self.task}_text": texts}
+        if not self._is_text:
+            shown["picture"] = answers[0].picture
+        if answers[0].choice is not None:
+            shown["probabilities"] = answers[0].choice
+        if (error := next((answer.error for answer in answers if answer.error), None)) is not None:
+            shown |= {"error": error.code, "reason": error.message}
         return shown
 
 
@@ -325,6 +332,7 @@ class _Options:
     text_column: str | None = None
     return_full_text: bool = True
     add_special_tokens: bool = True
+    num_return_sequences: int = 1
 
 
 _CALL_OPTIONS = frozenset(field.name for field in fields(_Options)) - {"sampling", "values"}

@@ -38,6 +38,8 @@ class Job:
     calibration: str | None = None  # path of a calibration file
     paddlenlp_out: str | None = None  # the file for answers in PaddleNLP's format, made of the records at the end
     overwrite: bool = False  # delete the records in `out` first
+    n: int = 1  # answers to each question, each with a record
+    logprobs: int | None = None  # add the log-probabilities of tokens to each record, and of so many likeliest ones
     output_ids: bool = False  # add the token ids of the text to each record
     retry_errors: bool = False  # try pictures again that failed in an earlier run
     max_errors: int | None = None  # begin no more pictures after this many failures
@@ -75,7 +77,8 @@ class Job:
             if os.path.realpath(self.paddlenlp_out) in map(os.path.realpath, (self.out, *self.inputs.prompt_files)):
                 raise ValueError(f"paddlenlp_out would replace {self.paddlenlp_out}, which this run needs")
         Rule.from_flags(self.threshold, self.abstain)  # raises for numbers out of range
-        require_least(self, "max_errors")
+        require_least(self, "max_errors", "n")
+        require_least(self, "logprobs", least=0)
         if not 0 < self.picture_timeout_s <= MAX_TIMEOUT_S:
             raise ValueError(
                 f"picture_timeout_s must be above 0 and at most {MAX_TIMEOUT_S:,}, got {self.picture_timeout_s}"

@@ -74,24 +74,25 @@ class JobPlanner:
             filled, error = self._fill(question, picture) if own or self._has_templates else (question, None)
             if self.job.needs_question and filled.is_caption and picture.error is None:
                 error = _nothing_asked(picture)
-            asked = Asked(
-                key=self._key(filled, picture.label),
-                escaped_key=None if self.earlier is None else self._escaped_key(question, picture),
-                root=picture.root,
-                path=picture.source if isinstance(picture.source, str) else None,
-                supersedes=supersedes,
-            )
-            if self.job.paddlenlp_out is not None:
-                digest = "" if picture.error is not None or error is not None else self._text_prefix or ""
-                self.targets.append((digest, asked.key, picture.columns.get("tgt", "")))
-            supersedes = ()  # one record per name is enough
-            index = next(self._indices)
-            if error is None:
-                prompt = self._plan(filled).prompt
-                task = WithTokenIds(filled.task) if self.job.output_ids else filled.task
-                questions.append(WorkQuestion(index=index, prompt=prompt, task=task, tag=asked))
-            elif (left := self._left_to_ask(asked, "")) is not None:
-                failures.append(failed_answer(index, left, error))
+            for number in range(self.job.n):
+                asked = Asked(
+                    key=self._key(filled, picture.label, number),
+                    escaped_key=None if self.earlier is None else self._escaped_key(question, picture, number),
+                    root=picture.root,
+                    path=picture.source if isinstance(picture.source, str) else None,
+                    supersedes=supersedes,
+                )
+                if self.job.paddlenlp_out is not None:
+                    digest = "" if picture.error is not None or error is not None else self._text_prefix or ""
+                    self.targets.append((digest, asked.key, picture.columns.get("tgt", "")))
+                supersedes = ()  # one record per name is enough
+                index = next(self._indices)
+                if error is None:
+                    prompt = self._plan(filled).prompt
+                    task = WithTokenIds(filled.task) if self.job.output_ids else filled.task
+                    questions.append(WorkQuestion(index=index, prompt=prompt, task=task, tag=asked, number=number))
+                elif (left := self._left_to_ask(asked, "")) is not None:
+                    failures.append(failed_answer(index, left, error))
         source: Source | PictureReading
         if picture.error is not None:
             source = PictureReading(digest=picture.digest, error=picture.error)
@@ -160,14 +161,15 @@ class JobPlanner:
         except TemplateError as problem:
             return question, AnswerError(code="prompt", message=f"{problem}; {problem.hint}.")
 
-    def _escaped_key(self, question: Question, picture: PictureInput) -> RecordKey | None:
+    def _escaped_key(self, question: Question, picture: PictureInput, number: int) -> RecordKey | None:
         label = escaped_name(picture.label)
         if label == picture.label:
             return None
-        return self._key(self._fill(question, replace(picture, label=label))[0], label)
+        return self._key(self._fill(question, replace(picture, label=label))[0], label, number)
 
-    def _key(self, question: Question, label: str) -> RecordKey:
+    def _key(self, question: Question, label: str, number: int) -> RecordKey:
         _, shown, settings = self._plan(question)
+        settings = {**settings, "number": number} if number else settings  # the first is that of a job with one
         return RecordKey(picture=label, prompt=shown, model_digest=self._info.digest, settings=settings)
 
     def _plan_of(self, question: Question) -> _Plan:

@@ -110,7 +110,9 @@ class LocalRunner:
         captioner.oom_retry.tell = lambda text: say(f"note: {text}")
         if (programs := warm_up(self._job, captioner)) is not None:
             say(programs)
-        return captioner.answer_read(pictures, sampling=self._job.sampling, clock=self._clock, stop=stop)
+        return captioner.answer_read(
+            pictures, sampling=self._job.sampling, logprobs=self._job.logprobs, clock=self._clock, stop=stop
+        )
 
     def waited_s(self, wall_s: float) -> float:
         """See `Runner`."""

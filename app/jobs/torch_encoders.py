@@ -7,7 +7,7 @@ from typing import Any
 from llama_adapter.app.captioning.assemble import assemble_parts
 from llama_adapter.app.jobs.picture_encoders import OpenEncoder, completed, encoder_digest
 from llama_adapter.app.models.bundle import load_bundle
-from llama_adapter.app.models.checkpoints import read_encoder
+from llama_adapter.app.models.checkpoints import read_encoder, require_encoder
 from llama_adapter.app.models.memory_fit import place_encoder
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.number_formats import (
@@ -68,6 +68,7 @@ def open_weights(
     else:
         order = None if sources.channel_order == "auto" else sources.channel_order
         model = load_bundle(bundle_folder(sources.model), channel_order=order)  # mapped: the decoder is not read
+        require_encoder(model)
         name, config, state, digest = model.name, model.vision_config, model.vision_state, model.digest
         precision, origin = model.precision, model.origin
         num_weights = sum(tensor.numel() for tensor in state.values())

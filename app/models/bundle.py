@@ -1,10 +1,10 @@
 """This program's model format: a folder of safetensors and a manifest, written atomically and memory-mapped at load.
 
 manifest.json        format, version, configs, number types, sizes and digests of the files, sources
-vision.safetensors   state dict of `PictureEncoder`
+vision.safetensors   state dict of `PictureEncoder`; a model for texts has none
 llm.safetensors      state dict of `LlamaAdapterDecoder`; if it is split, llm-rank-R-of-N.safetensors for each rank
 tokenizer.model      LLaMA's tokenizer; or tokenizer.json, with its settings in tokenizer_config.json
-known_answer.json    optional: a picture of the folder, a prompt and the expected answer
+known_answer.json    optional: a picture of the folder, unless for texts, a prompt and the expected answer
 familiar.safetensors optional: statistics for out-of-distribution detection, see `vision.out_of_distribution`
 input_scales.safetensors  optional: scales of the inputs of calibrated 8-bit layers, see `input_scales.py`
 """
@@ -19,7 +19,7 @@ import stat
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -43,8 +43,8 @@ from llama_adapter.app.models.bundle_manifest import (
     packed_layout,
     read_configs,
     read_decoder,
-    read_half,
     read_manifest,
+    read_vision,
     stored_precision,
     stored_tensors,
 )
@@ -83,12 +83,14 @@ from llama_adapter.runtime.text import shown_excerpt, shown_name
 from llama_adapter.vision.config import ChannelOrder
 from llama_adapter.vision.out_of_distribution import OodDetector, read_familiarity
 
+STORED_DTYPE: Final = torch.float16  # in which checkpoints become bundles, unless another one is asked for
+
 
 def convert(
     sources: ModelSources,
     directory: str | os.PathLike[str],
     *,
-    dtype: torch.dtype = torch.float16,
+    dtype: torch.dtype = STORED_DTYPE,
     num_ranks: int = 1,
     overwrite: bool = False,
     tell: Callable[[str], None] = lambda line: None,
@@ -99,11 +101,6 @@ def convert(
     """
     check_target(directory, overwrite=overwrite)
     model, decoder_tensors = stream_sources(sources, dtype=dtype)
-    if not model.vision_state:
-        raise CheckpointError(
-            f"The adapter `{sources.adapter}` is for texts, and a bundle needs a picture encoder",
-            hint="name it as --adapter, together with --llama-dir",
-        )
     sources_read = tuple(dataclasses.replace(file, sha256=file_digest(file.path)) for file in model.sources)
     for file in sources_read:
         if claimed_digest(file.path) not in (None, file.sha256):
@@ -133,8 +130,8 @@ def save_bundle(
 
     `decoder_tensors` replace `model.decoder_state`. They are written one by one, so that they need not fit into memory
     together. With `num_ranks` above 1, each tensor is divided, and each rank gets a file; the weights must not be
-    packed. `known_answer` is {"prompt", "text", ...} about `known_picture`, which is copied; `doctor` asks the prompt
-    again and compares.
+    packed. `known_answer` is {"prompt", "text", ...} about `known_picture`, which is copied, or for texts about none;
+    `doctor` asks the prompt again and compares.
 
     Raises CheckpointError if `directory` exists and `overwrite` is not set, if it is not a bundle or has other files,
     if its disk has too little space, or if a weight cannot be divided. Raises UsageError if the decoder cannot be
@@ -144,16 +141,21 @@ def save_bundle(
     check_target(target, overwrite=overwrite)
     remove_leftovers(target.parent)  # they may take the space that is needed
     vision, decoder, packed = model.vision_config, model.decoder_config, model.packed
-    require_space(target, (vision, decoder), dtype=model.dtype, precision=model.precision, packed=packed)
+    has_encoder = bool(model.vision_state)
+    halves = (vision, decoder) if has_encoder else (decoder,)
+    require_space(target, halves, dtype=model.dtype, precision=model.precision, packed=packed)
     target.parent.mkdir(parents=True, exist_ok=True)
     with partial_folder(target) as partial:
         tensors = model.decoder_state.items() if decoder_tensors is None else decoder_tensors
-        _write_half(partial / VISION, vision, model.vision_state.items(), model)
+        if has_encoder:
+            _write_half(partial / VISION, vision, model.vision_state.items(), model)
         if num_ranks == 1:
             _write_half(partial / LLM, decoder, tensors, model)
         else:
             _write_shares(partial, tensors, model, num_ranks=num_ranks)
-        files: tuple[str, ...] = (VISION, *decoder_files(num_ranks), *model.tokenizer.files)
+        files: tuple[str, ...] = (*decoder_files(num_ranks), *model.tokenizer.files)
+        if has_encoder:
+            files = (VISION, *files)
         if model.input_scales:
             files += (INPUT_SCALES,)
             write_scales(partial / INPUT_SCALES, model.input_scales, decoder)
@@ -163,7 +165,7 @@ def save_bundle(
             "format": FORMAT,
             "version": find_scheme(model.precision).bundle_version,
             "name": shown_excerpt(model.name, length=120),
-            "vision": vision.to_dict(),
+            "vision": vision.to_dict() if has_encoder else {},
             "llm": decoder.to_dict(),
             "dtype": dtype_name(model.dtype),
             "files": {file: _entry(partial / file) for file in files},
@@ -228,7 +230,8 @@ def known_answer_of(directory: str | os.PathLike[str]) -> dict[str, Any]:
     if not (place / KNOWN_ANSWER).is_file():
         return {}
     known = read_json(place / KNOWN_ANSWER)
-    return {"known_answer": known, "known_picture": place / os.path.basename(str(known.get("picture")))}
+    picture = known.get("picture")
+    return {"known_answer": known, "known_picture": picture and place / os.path.basename(str(picture))}
 
 
 def add_known_answer(
@@ -239,16 +242,17 @@ def add_known_answer(
 ) -> None:
     """Store a known answer and its picture in a bundle; the model's digest does not change.
 
-    Raises ValueError unless `known_answer` has a "prompt" and a "text" and there is a picture.
+    Raises ValueError unless `known_answer` has a "prompt" and a "text", and a picture except in a bundle for texts.
     """
-    if picture is None or not {"prompt", "text"} <= known_answer.keys():
-        raise ValueError('a known answer needs a picture, a "prompt" and the "text" of the answer')
-    place = Path(directory)
-    copied = "known_answer" + Path(picture).suffix.lower()
-    shutil.copyfile(picture, place / copied)
-    _write_json(place / KNOWN_ANSWER, {**known_answer, "picture": copied})
+    place, copied = Path(directory), {}
     manifest = read_manifest(place)
-    manifest["files"] |= {file: _entry(place / file) for file in (KNOWN_ANSWER, copied)}
+    if (picture is None) == bool(manifest["vision"]) or not {"prompt", "text"} <= known_answer.keys():
+        raise ValueError('a known answer needs a picture, unless for texts, a "prompt" and the "text" of the answer')
+    if picture is not None:
+        copied = {"picture": "known_answer" + Path(picture).suffix.lower()}
+        shutil.copyfile(picture, place / copied["picture"])
+    _write_json(place / KNOWN_ANSWER, {**known_answer, **copied})
+    manifest["files"] |= {file: _entry(place / file) for file in (KNOWN_ANSWER, *copied.values())}
     _write_json(place / MANIFEST, manifest)
 
 
@@ -292,7 +296,7 @@ def stream_bundle(
     check_sizes(place, {"files": files})
     vision, decoder = read_configs(place, manifest)
     stored = DTYPES[manifest["dtype"]]
-    vision_state = read_half(place / VISION, vision, manifest)
+    vision_state = read_vision(place, vision, manifest)
     decoder_state = read_decoder(place, decoder, manifest, rank=ranks.rank)
     has_packed, stored_in = packed_layout(manifest), stored_precision(manifest)
     own = manifest["origin"] if has_packed is not None or stored_in != FLOAT else None
@@ -310,11 +314,11 @@ def stream_bundle(
     chosen = dtype_of(
         dtype or stored,
         decoder=decoder,
-        encoder=sketch(vision).state_dict().values(),
+        encoder=sketch(vision).state_dict().values() if vision_state else (),
         precision=precision,
         packed_in=stored if precision == FLOAT and taken.is_taken(FLOAT, stored) else None,
     )
-    if cast_vision or has_packed is not None:
+    if vision_state and (cast_vision or has_packed is not None):
         vision_state = dict(taken.tensors(vision_state, vision, dtype=chosen, wanted=precision))
     share = share_of(decoder, ranks)
     if share is decoder:

@@ -11,7 +11,7 @@ from typing import Any, get_args
 from torch import Tensor
 
 from llama_adapter.app.models.packed_weights import Stored, TakePacked
-from llama_adapter.app.models.sketch import DAMAGED, HalfConfig, check_halves, expected_forms, num_layers
+from llama_adapter.app.models.sketch import DAMAGED, HalfConfig, check_halves, expected_forms, no_vision, num_layers
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.conversation import Template
 from llama_adapter.llm.pieces.folder import SETTINGS_FILE, stored_name
@@ -135,9 +135,13 @@ def _has_form(value: object, form: Any) -> bool:
 
 
 def read_configs(place: Path, manifest: Mapping[str, Any]) -> tuple[VisionConfig, DecoderConfig]:
-    """The configurations in a manifest. Raises CheckpointError if they are invalid or do not fit each other."""
+    """The configurations in a manifest; the encoder's are nominal in a bundle for texts.
+
+    Raises CheckpointError if they are invalid or do not fit each other.
+    """
     try:
-        vision, decoder = VisionConfig.from_dict(manifest["vision"]), DecoderConfig.from_dict(manifest["llm"])
+        decoder = DecoderConfig.from_dict(manifest["llm"])
+        vision = VisionConfig.from_dict(manifest["vision"]) if manifest["vision"] else no_vision(decoder)
         if manifest["version"] == SPLIT_VERSION:
             decoder = dataclasses.replace(decoder, ffn_block=manifest.get("ffn_block", _FIRST_FFN_BLOCK))
         decoder.share(0, num_ranks_of(manifest))
@@ -145,7 +149,8 @@ def read_configs(place: Path, manifest: Mapping[str, Any]) -> tuple[VisionConfig
         raise CheckpointError(
             f"`{place / MANIFEST}` has an invalid configuration: {shown_excerpt(str(error), length=300)}"
         ) from None
-    check_halves(vision, decoder, adapter=str(place))
+    if manifest["vision"]:
+        check_halves(vision, decoder, adapter=str(place))
     return vision, decoder
 
 
@@ -216,6 +221,11 @@ def read_half(path: Path, config: HalfConfig, manifest: Mapping[str, Any]) -> di
     return state
 
 
+def read_vision(place: Path, config: VisionConfig, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The encoder's tensors, as `read_half`. A bundle for texts has none, and an empty `vision` in its manifest."""
+    return read_half(place / VISION, config, manifest) if manifest["vision"] else {}
+
+
 def num_ranks_of(manifest: Mapping[str, Any]) -> int:
     """The number of ranks over which the decoder's files are split; 1 means that the decoder is one file."""
     count: int = manifest["num_ranks"] if manifest["version"] == SPLIT_VERSION else 1
@@ -237,7 +247,8 @@ def model_files(manifest: Mapping[str, Any]) -> tuple[str, ...]:
     scales = (INPUT_SCALES,) if INPUT_SCALES in manifest["files"] else ()
     settings = (SETTINGS_FILE,) if SETTINGS_FILE in manifest["files"] else ()
     tokenizer = stored_name(manifest["files"])
-    return VISION, *decoder_files(num_ranks_of(manifest)), tokenizer, *settings, *scales
+    vision = (VISION,) if manifest["vision"] else ()
+    return *vision, *decoder_files(num_ranks_of(manifest)), tokenizer, *settings, *scales
 
 
 def files_for(manifest: Mapping[str, Any], ranks: Alone, *, place: Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from llama_adapter.app.models.connected import open_connected
 from llama_adapter.app.models.llama_bundle import open_bundle, open_bundle_clip
 from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.app.models.sight import has_connector
-from llama_adapter.app.models.sketch import Dtype, check_halves, dtype_of
+from llama_adapter.app.models.sketch import Dtype, check_halves, dtype_of, no_vision
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.conversation import Template
@@ -49,7 +49,7 @@ from llama_adapter.runtime.tensor_files.gguf_files import only_gguf
 from llama_adapter.runtime.tensor_files.gguf_names import is_gguf
 from llama_adapter.runtime.text import shown_excerpt, shown_name
 from llama_adapter.vision.card import EncoderCard
-from llama_adapter.vision.config import VIT_L_14, ChannelOrder, QueryConfig, VisionConfig
+from llama_adapter.vision.config import VIT_L_14, ChannelOrder, VisionConfig
 from llama_adapter.vision.out_of_distribution import OodDetector
 from llama_adapter.vision.towers import ClipSource, clip_files, configs_beside, read_clip
 from llama_adapter.vision.weights import KNOWN_VISUAL_HEADS, build_vision, read_query
@@ -384,10 +384,12 @@ def _merged(adapter: AdapterFile) -> tuple[str, ...]:
     return ("gates", "lora") if adapter.has_lora else ("gates",)
 
 
-def no_vision(config: DecoderConfig) -> VisionConfig:
-    """Nominal encoder sizes for a model without encoder."""
-    sizes = {"num_queries": max(1, config.num_queries), "output_dim": config.dim}
-    return VisionConfig(clip=VIT_L_14, query=QueryConfig(width=1, depth=0, num_heads=1, mlp_dim=1, **sizes))
+def require_encoder(model: LoadedModel) -> None:
+    """Raise CheckpointError for a model for texts, which has no picture encoder."""
+    if not model.vision_state:
+        raise CheckpointError(
+            f"`{model.name}` is a model for texts, without a picture encoder", hint="name a model that sees pictures"
+        )
 
 
 def query_heads(
@@ -579,7 +581,9 @@ def open_clip(path: str | os.PathLike[str]) -> ClipSource:
     Raises CheckpointError for a file that cannot be read or is no tower that is known.
     """
     if (Path(path) / MANIFEST).is_file():
-        return open_bundle_clip(path)
+        if (found := open_bundle_clip(path)) is None:
+            raise CheckpointError(f"The bundle `{path}` is for texts, and holds no CLIP", hint="name a file as --clip")
+        return found
     files = clip_files(path)
     tensors = {key: one for file in files for key, one in read_tensor_file(file, torchscript=True).tensors.items()}
     return read_clip(tensors, name=str(files[0]), **configs_beside(files[0]))

@@ -67,10 +67,15 @@ def open_bundle(folder: str | os.PathLike[str]) -> LlamaSource:
 
 
 @again_if_replaced
-def open_bundle_clip(folder: str | os.PathLike[str]) -> ClipSource:
-    """The CLIP in a bundle. Raises CheckpointError for a damaged one; one that is replaced meanwhile is read again."""
+def open_bundle_clip(folder: str | os.PathLike[str]) -> ClipSource | None:
+    """The CLIP in a bundle; None in one for texts.
+
+    Raises CheckpointError for a damaged bundle. One that is replaced meanwhile is read again.
+    """
     place = Path(folder)
     manifest = read_manifest(place)
+    if not manifest["vision"]:
+        return None
     vision, _ = read_configs(place, manifest)
     state = read_half(place / VISION, vision, manifest)
     plain = stored_tensors(manifest).tensors(state, vision, dtype=DTYPES[manifest["dtype"]], wanted=FLOAT)

@@ -3,6 +3,7 @@
 import os
 import shlex
 from pathlib import Path
+from typing import Any
 
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.llm.pieces.base import TOKENIZER_FILES
@@ -86,7 +87,15 @@ def bundle_folder(name: str | os.PathLike[str] | None) -> Path:
         return Path(name)
 
 
-def model_settings(place: Path) -> dict[str, str]:
+def is_llama(place: Path) -> bool:
+    """Whether a path is LLaMA as Meta or Hugging Face ship it, or a GGUF file, and no bundle."""
+    try:
+        return "llama_dir" in model_settings(place)
+    except UsageError:
+        return False
+
+
+def model_settings(place: Path) -> dict[str, Any]:
     """The model settings of a folder or GGUF file: a bundle, or LLaMA as Meta or Hugging Face ship it.
 
     Raises UsageError for anything else.

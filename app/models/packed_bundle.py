@@ -9,16 +9,17 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
-from llama_adapter.app.models.bundle import check_other_target, known_answer_of, save_bundle, stream_bundle
+from llama_adapter.app.models.bundle import check_other_target, known_answer_of, save_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel, Origin, StreamedModel
-from llama_adapter.app.models.models_by_name import bundle_folder
+from llama_adapter.app.models.models_by_name import bundle_folder, is_llama, model_settings
 from llama_adapter.app.models.number_formats import DtypeChoice
 from llama_adapter.app.models.sketch import HalfConfig, sketch
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec
-from llama_adapter.app.models.stream_model import stream_merged_bundle
+from llama_adapter.app.models.stream_model import stream_merged_bundle, stream_model
 from llama_adapter.runtime.devices import EAGER, open_backend
 from llama_adapter.runtime.devices.cpu_linear import pack_weight
 from llama_adapter.runtime.errors import DeviceError
@@ -37,7 +38,7 @@ from llama_adapter.runtime.schemes.state import linear_shapes
 class PackJob:
     """One run of `pack`, as plain values."""
 
-    model: str | None = None  # a bundle; None: the embedded model
+    model: str | None = None  # a bundle, or a LLaMA without adapter; None: the embedded model
     out: str
     dtype: str = AUTO  # of all tensors except quantised weights; auto: the best dtype for the CPU
     precision: Precision | None = None  # of the linear layers' weights; None: as stored
@@ -68,9 +69,9 @@ def pack_bundle(job: PackJob) -> PackedBundle:
     found = find_library()
     if found.library is None:
         raise DeviceError(f"Weights are packed for the kernels, and there are none here: {found.reason}")
-    spec = CaptionerSpec(model=str(source), device="cpu", dtype=job.dtype, precision=job.precision)
-    dtype = DtypeChoice(spec, backend=open_backend("cpu"), mode=EAGER)
-    model, tensors = stream_bundle(source, dtype=dtype, precision=job.precision)
+    place: dict[str, Any] = model_settings(source) if is_llama(source) else {"model": str(source)}
+    spec = CaptionerSpec(**place, device="cpu", dtype=job.dtype, precision=job.precision)
+    model, tensors = stream_model(spec, dtype=DtypeChoice(spec, backend=open_backend("cpu"), mode=EAGER))
     model, tensors = pack_model(model, tensors, library=found.library)
     folder = save_bundle(target, model=model, decoder_tensors=tensors, **known_answer_of(source), overwrite=job.force)
     numbers = dtype_name(model.dtype) if model.precision == FLOAT else model.precision

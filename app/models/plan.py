@@ -103,7 +103,9 @@ def planned_model(job: PlanJob) -> PlannedModel:
         vision, decoder = read_configs(place, manifest)
         context = spec.context or decoder.context
         return PlannedModel(
-            name=str(manifest["name"]), decoder=dataclasses.replace(decoder, context=context), vision=vision
+            name=str(manifest["name"]),
+            decoder=dataclasses.replace(decoder, context=context),
+            vision=vision if manifest["vision"] else None,
         )
     model, _ = stream_sources(sources_of(spec), dtype=None, exported=True)
     return PlannedModel(

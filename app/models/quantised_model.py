@@ -8,8 +8,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from llama_adapter.app.models.bundle import check_other_target, known_answer_of, load_bundle, require_space, save_bundle
-from llama_adapter.app.models.checkpoints import LoadedModel, Origin, StreamedModel
+from llama_adapter.app.models.bundle import (
+    STORED_DTYPE,
+    check_other_target,
+    known_answer_of,
+    load_bundle,
+    require_space,
+    save_bundle,
+)
+from llama_adapter.app.models.checkpoints import LoadedModel, ModelSources, Origin, StreamedModel, stream_sources
+from llama_adapter.app.models.models_by_name import is_llama, model_settings
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.sketch import sketch
 from llama_adapter.runtime.errors import CheckpointError
@@ -27,7 +35,7 @@ RoundWeights = Callable[[LoadedModel], StreamedModel]
 class QuantiseJob:
     """One run of `quantize`, as plain values."""
 
-    model: str | None = None  # a float bundle; None: the embedded model
+    model: str | None = None  # a bundle of floats, or a LLaMA without adapter; None: the embedded model
     out: str
     precision: Precision = QUANTISED[0]
     force: bool = False
@@ -71,17 +79,21 @@ def require_float(model: LoadedModel) -> None:
 def quantise_bundle(job: QuantiseJob, *, round_weights: RoundWeights | None = None) -> Path:
     """Write the quantised bundle of `job`, tensor by tensor; returns its folder.
 
-    `round_weights` replaces rounding to nearest. The bundle keeps the known answer of the original. Raises
-    CheckpointError for a bundle that is damaged or quantised already, and if `out` may not be written or its disk has
-    too little space.
+    `round_weights` replaces rounding to nearest. The bundle keeps the known answer of the original. What is not rounded
+    of a LLaMA gets `STORED_DTYPE`. Raises CheckpointError for a model that is damaged or quantised already, and if
+    `out` may not be written or its disk has too little space.
     """
     source = Path(embedded_model() if job.model is None else job.model)
     target = Path(job.out)
     check_other_target(target, source, to="quantise", overwrite=job.force)
-    model = load_bundle(source)
+    if is_llama(source):
+        model, tensors = stream_sources(ModelSources(**model_settings(source)), dtype=None)
+        dtype = STORED_DTYPE
+    else:
+        model = load_bundle(source)
+        tensors, dtype = iter(model.decoder_state.items()), model.dtype
     if round_weights is None:
-        dtype, precision = model.dtype, job.precision
-        quantised, tensors = quantise_model(model, model.decoder_state.items(), dtype=dtype, precision=precision)
+        quantised, tensors = quantise_model(model, tensors, dtype=dtype, precision=job.precision)
     else:
         require_float(model)
         halves = (model.vision_config, model.decoder_config)

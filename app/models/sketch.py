@@ -15,7 +15,7 @@ from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.schemes.packed import kind_of, packed_forms
 from llama_adapter.runtime.schemes.scheme import TensorForm, dtype_name
 from llama_adapter.runtime.schemes.state import linear_shapes, stored_forms
-from llama_adapter.vision.config import VisionConfig
+from llama_adapter.vision.config import VIT_L_14, QueryConfig, VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder
 
 HalfConfig = VisionConfig | DecoderConfig
@@ -95,6 +95,12 @@ def num_layers(config: HalfConfig) -> int:
     if isinstance(config, VisionConfig):
         return config.clip.num_layers + config.query.depth
     return config.num_layers
+
+
+def no_vision(config: DecoderConfig) -> VisionConfig:
+    """Nominal encoder sizes for a model without encoder."""
+    sizes = {"num_queries": max(1, config.num_queries), "output_dim": config.dim}
+    return VisionConfig(clip=VIT_L_14, query=QueryConfig(width=1, depth=0, num_heads=1, mlp_dim=1, **sizes))
 
 
 def check_halves(vision: VisionConfig, decoder: DecoderConfig, *, adapter: str) -> None:

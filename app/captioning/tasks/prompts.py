@@ -1,5 +1,6 @@
 """Encodes prompts as token ids. Each prompt is tokenised once."""
 
+import json
 import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -36,12 +37,15 @@ class RawPrompt:
 class Dialogue:
     """A question with earlier turns, each (role, text), oldest first; roles are system, user and assistant.
 
-    A model whose template has no turns gets only the question.
+    A model whose template has no turns gets only the question. `values` is a JSON object of further variables of the
+    model's own chat template, such as `{"enable_thinking": false}`: texts without special characters, numbers and
+    booleans; other templates have none.
     """
 
     turns: tuple[Turn, ...]
     question: str
     pictures: tuple[int, ...] = ()  # how many are in each turn and in the question; empty: all are in the question
+    values: str = ""
 
 
 # An instruction, an instruction with its input, a question with earlier turns, text without template, or token ids.
@@ -130,7 +134,9 @@ class PromptEncoder:
         pictures = [form.text(grid) for grid in grids] if form is not None else []
         end_id, begin = self._tokenizer.eos_id, self._tokenizer.pieces.begin_ids
         if self._chat is not None and turns is not None:
-            chat = self._chat.encode(turns, pictures=_by_turn(prompt, pictures, len(turns)))
+            values = prompt.values if isinstance(prompt, Dialogue) and prompt.values else "{}"
+            shown_pictures = _by_turn(prompt, pictures, len(turns))
+            chat = self._chat.encode(turns, pictures=shown_pictures, values=json.loads(values))
             token_ids, encode_answer = (*chat.ids, *chat.rest_ids), partial(self._chat.continue_chat, chat)
             end_id = self._chat.end_id if continuations else end_id
             if form is not None and token_ids[: len(begin)] != begin:  # as the processors of such models
@@ -218,7 +224,7 @@ def prompt_length(prompt: Prompt) -> int:
     match prompt:
         case RawPrompt(text):
             return len(text)
-        case Dialogue(turns, question):
+        case Dialogue(turns=turns, question=question):
             return len(question) + sum(len(text) for _, text in turns)
         case (str(instruction), given):
             return len(instruction) + (len(given) if isinstance(given, str) else 0)
@@ -240,7 +246,7 @@ def shown_prompt(prompt: Prompt) -> str:
 def _turns(prompt: Prompt) -> tuple[Turn, ...] | None:
     """The prompt as turns of a conversation, the last one the user's; None for text without template and token ids."""
     match prompt:
-        case Dialogue(turns, question, pictures):
+        case Dialogue(turns=turns, question=question, pictures=pictures):
             counts = pictures or (0,) * len(turns)
             return (*(turn for turn, count in zip(turns, counts, strict=False) if turn[1] or count), ("user", question))
         case str() | (str(), str() | None):

@@ -18,14 +18,15 @@ class Question:
     task: Task = FREE_TEXT
     turns: tuple[Turn, ...] = ()  # earlier turns, for templates with turns; the question is then the last turn's text
     pictures: tuple[int, ...] = ()  # see `Dialogue`
+    template_values: str = ""  # as `values` of a `Dialogue`
 
     def prompt(self, default: str) -> Prompt:
         """The prompt for a captioner; `default` is the model's caption prompt."""
         if self.raw is not None:
             return RawPrompt(self.raw)
         instruction = default if self.instruction is None else self.instruction
-        if self.turns:
-            return Dialogue(self.turns, question=instruction, pictures=self.pictures)
+        if self.turns or self.template_values:
+            return Dialogue(self.turns, question=instruction, pictures=self.pictures, values=self.template_values)
         return instruction if self.input is None else (instruction, self.input)
 
     def shown(self, default: str) -> str:

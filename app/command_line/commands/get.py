@@ -1,8 +1,10 @@
 """`get`."""
 
 import argparse
+from pathlib import Path
 
-from llama_adapter.runtime.errors import ExitCode, UsageError
+from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError, UsageError
+from llama_adapter.runtime.problems import describe
 from llama_adapter.runtime.terminal.run_guarded import terminated_as_interrupted
 from llama_adapter.runtime.terminal.stderr_lines import say
 from llama_adapter.runtime.text import shown_name
@@ -11,6 +13,7 @@ from llama_adapter.runtime.text import shown_name
 @terminated_as_interrupted()
 def run_get(options: argparse.Namespace) -> int:
     from llama_adapter.app.models.named.getting import obtain
+    from llama_adapter.app.models.named.hub_source import SCHEME
     from llama_adapter.app.models.named.located import parts_of
 
     if options.list:
@@ -28,9 +31,24 @@ def run_get(options: argparse.Namespace) -> int:
                     print(f"{checked.fault or 'right'}: {shown_name(checked.path)}")
                     code = ExitCode.FAILED if checked.fault else code
         else:
-            for kind, path in obtain(parts, name=name, consent="yes" if options.yes else "ask", tell=say).items():
+            found = obtain(parts, name=name, consent="yes" if options.yes else "ask", tell=say)
+            for kind, path in found.items():
                 print(f"{kind:8}{shown_name(path)}")
+            if name.startswith(SCHEME):
+                _make_bundle(found["model"])
     return code
+
+
+def _make_bundle(place: Path) -> None:
+    """Make a bundle of a LLaMA, in the number format that fits the memory, and print its path."""
+    from llama_adapter.app.models.named.ready import ready_texts
+    from llama_adapter.app.models.spec import CaptionerSpec
+
+    try:
+        if (bundle := ready_texts(place, CaptionerSpec(), tell=say)) is not None:
+            print(f"{'bundle':8}{shown_name(bundle)}")
+    except LlamaAdapterError as error:  # the weights are there, and another machine may take them
+        say(f"note: there is no bundle of it: {describe(error).sentence}")
 
 
 def _list() -> int:

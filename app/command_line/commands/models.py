@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llama_adapter.app.command_line.values import holding_out, settings
+from llama_adapter.app.command_line.values import holding_out, settings, spec_from
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.problems import describe
@@ -31,19 +31,19 @@ def run_convert(options: argparse.Namespace) -> int:
         raise UsageError(f"--tensor-parallel must be at least 1, got {options.num_ranks}")
     if options.model is not None:
         return _run_split(options)
-    if options.llama_dir is None or options.adapter is None:
+    if options.llama_dir is None:
         raise UsageError(
-            "convert needs --llama-dir and --adapter",
-            hint="and --clip, unless the adapter's file holds CLIP itself; or, for a bundle, --model with "
-            "--tensor-parallel to split it, or --lora to merge",
+            "convert needs --llama-dir",
+            hint="and --adapter for pictures, and --clip, unless the adapter's file holds CLIP itself; or, for a "
+            "bundle, --model with --tensor-parallel to split it, or --lora to merge",
         )
     from llama_adapter.app.models.bundle import convert
-    from llama_adapter.app.models.checkpoints import ModelSources
+    from llama_adapter.app.models.checkpoints import sources_of
     from llama_adapter.runtime.devices import DTYPES
 
     if options.dtype not in DTYPES:
         raise UsageError(f"No dtype named `{options.dtype}`", hint=f"pass one of {', '.join(DTYPES)} as --dtype")
-    sources = settings(ModelSources, vars(options))
+    sources = sources_of(spec_from(options, sees_pictures=False))
     numbers = {"dtype": DTYPES[options.dtype], "num_ranks": options.num_ranks}
     bundle = convert(sources, options.out, **numbers, overwrite=options.force, tell=say)
     code = _tell(bundle, options.dtype, num_ranks=options.num_ranks)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from llama_adapter.app.captioning.assemble_foreign import find_foreign
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.command_line.doctor.findings import Finding, Report
 from llama_adapter.app.models.bundle import add_known_answer
@@ -25,8 +26,8 @@ from llama_adapter.app.models.bundle_manifest import (
     packed_layout,
     read_configs,
     read_decoder,
-    read_half,
     read_manifest,
+    read_vision,
     stored_precision,
     stored_tensors,
 )
@@ -51,13 +52,15 @@ from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.models.roofline import tower_flops
 from llama_adapter.app.models.sight import has_connector
 from llama_adapter.app.models.sketch import HalfConfig
-from llama_adapter.app.models.spec import AUTO
+from llama_adapter.app.models.spec import AUTO, CaptionerSpec
 from llama_adapter.app.models.stream_model import stream_merged_bundle
 from llama_adapter.app.pictures.reading.isolated import open_reader
 from llama_adapter.llm.pieces.folder import stored_name
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights.adapter import AdapterFile, open_adapter
 from llama_adapter.llm.weights.build import plan_decoder
+from llama_adapter.llm.weights.foreign import count_weights, read_foreign
+from llama_adapter.llm.weights.huggingface import weight_files
 from llama_adapter.llm.weights.names import LlamaSource
 from llama_adapter.runtime.digests import file_digest
 from llama_adapter.runtime.errors import CheckpointError
@@ -67,24 +70,30 @@ from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.schemes.scheme import find_scheme
 from llama_adapter.runtime.schemes.state import foreign_weights
 from llama_adapter.runtime.tensor_files.arrays import read_json
-from llama_adapter.runtime.tensor_files.files import list_keys
+from llama_adapter.runtime.tensor_files.files import list_keys, read_tensor_file
 from llama_adapter.runtime.text import shown_excerpt, shown_name
 from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.towers import ClipSource
 from llama_adapter.vision.weights import build_vision, read_query
 
 KNOWN_PICTURE = "03-purple-triangle.png"  # losslessly compressed, so that every image decoder gives the same pixels
+KNOWN_PROMPT = "Name three colours."
 KNOWN_TOKENS = 16
 
 
 def write_known_answer(place: Path) -> str:
     """Caption a sample picture with a bundle, and store the answer in it, for `diagnose` to check; returns the text.
 
-    Raises the errors of `Captioner.load`, and CheckpointError if the model gives no answer.
+    A model for texts answers `KNOWN_PROMPT`. Raises the errors of `Captioner.load`, and CheckpointError if the model
+    gives no answer.
     """
-    picture = sample_pictures() / KNOWN_PICTURE
-    with Captioner.load(place, batch_size=1, tensor_parallel=num_ranks_of(read_manifest(place))) as captioner:
-        answer = captioner.caption(picture, max_new_tokens=KNOWN_TOKENS)
+    manifest = read_manifest(place)
+    picture = sample_pictures() / KNOWN_PICTURE if manifest["vision"] else None
+    with Captioner.load(place, batch_size=1, tensor_parallel=num_ranks_of(manifest)) as captioner:
+        if picture is None:
+            [answer] = captioner.generate_text(KNOWN_PROMPT, max_new_tokens=KNOWN_TOKENS)
+        else:
+            answer = captioner.caption(picture, max_new_tokens=KNOWN_TOKENS)
         dtype = captioner.info.dtype
     if answer.error is not None:
         raise CheckpointError(answer.error.message)
@@ -136,6 +145,11 @@ def _bundle_findings(
 def _check_sources(report: Report, sources: ModelSources, *, exported: bool, encoder: EncoderCard | None) -> None:
     place = report.attempt("llama", lambda: find_llama(sources.llama_dir, llama_type=sources.llama_type))
     tokenizer = llama = None
+    spec = CaptionerSpec(llama_dir=str(sources.llama_dir), llama_type=sources.llama_type)
+    is_alone = place is not None and sources.adapter is None
+    foreign = report.attempt("llama", partial(find_foreign, spec)) if is_alone else None
+    if foreign is not None:
+        return _check_foreign_folder(report, foreign)
     if place is not None:
         tokenizer = report.attempt("tokenizer", place.open_tokenizer)
         llama = report.attempt("llama", lambda: open_llama(place))
@@ -179,6 +193,26 @@ def _check_sources(report: Report, sources: ModelSources, *, exported: bool, enc
     if adapter is not None and adapter.sees_pictures:
         heads = query_heads(sources, adapter, exported=exported, encoder=encoder)
         _check_vision(report, adapter, clip, sources, exported=exported, heads=heads)
+
+
+def _check_foreign_folder(report: Report, place: LlamaFolder) -> None:
+    """Check a model that transformers runs. Whether all of its tensors are there is found out when it is loaded."""
+    tokenizer = report.attempt("tokenizer", place.open_tokenizer)
+    config = report.attempt("llama", lambda: read_foreign(place.folder))
+    files = report.attempt("llama", lambda: weight_files(place.folder))
+    if tokenizer is not None:
+        report.add("ok", "tokenizer", f"The tokenizer has {tokenizer.vocab_size} pieces")
+    if config is None or files is None:
+        return
+    contents = f"{count_weights(config):,} weights in {len(files)} file(s)"
+    sentence = f"A model of type {config.model_type}, {contents}, which the package transformers runs, for texts only"
+    report.add("ok", "llama", sentence)
+    for file in files:
+        tensors = report.attempt("llama", lambda file=file: read_tensor_file(file).tensors)  # type: ignore[misc]
+        _check_finite(report, "llama", file.name, (tensors or {}).items())
+    if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
+        sentence = f"The tokenizer has {tokenizer.vocab_size} pieces, and the model has {config.vocab_size} tokens"
+        report.add("error", "tokenizer", sentence, "copy the tokenizer of this model into its folder")
 
 
 def _check_llama(report: Report, llama: LlamaSource, tokenizer: Tokenizer | None, *, form: LlamaForm) -> None:
@@ -345,9 +379,9 @@ def _check_bundle(report: Report, place: Path, *, precision: Precision | None, d
     if configs is None:
         return
     vision, decoder = configs
-    halves: list[tuple[str, HalfConfig, Callable[[], dict[str, Tensor]]]] = [
-        (VISION, vision, partial(read_half, place / VISION, vision, manifest))
-    ]
+    halves: list[tuple[str, HalfConfig, Callable[[], dict[str, Tensor]]]] = []
+    if manifest["vision"]:
+        halves.append((VISION, vision, partial(read_vision, place, vision, manifest)))
     for rank in range(ranks):
         read = partial(read_decoder, place, decoder, manifest, rank=rank)
         halves.append((decoder_file(rank, ranks), decoder.share(rank, ranks), read))
@@ -403,8 +437,9 @@ def _check_known_answer(
     known = report.attempt(what, lambda: read_json(place / KNOWN_ANSWER))
     if known is None:
         return
-    are_texts = all(isinstance(known.get(key), str) for key in ("prompt", "text", "picture"))
-    if not are_texts or not is_bare(known["picture"]):
+    keys = ("prompt", "text", "picture") if manifest["vision"] else ("prompt", "text")
+    are_texts = all(isinstance(known.get(key), str) for key in keys)
+    if not are_texts or not is_bare(known.get("picture", KNOWN_ANSWER)):
         sentence = f"`{KNOWN_ANSWER}` lacks a prompt, a text or a picture of this folder"
         report.add("error", what, sentence, "write the bundle again with `llama-adapter convert`")
         return
@@ -417,38 +452,41 @@ def _check_known_answer(
             ) as captioner,
             closing(open_reader("process", captioner.spec.pictures, pixels=captioner.pixels)) as captioner.reader,
         ):
-            [answer] = captioner.generate([place / known["picture"]], [prompt], temperature=0.0, **options)
+            options["temperature"] = 0.0
+            if manifest["vision"]:
+                [answer] = captioner.generate([place / known["picture"]], [prompt], **options)
+            else:
+                [answer] = captioner.generate_text(prompt, **options)
     except Exception as fault:  # any failure becomes the finding
         sentence = f"The known answer cannot be replayed: {str(fault) or type(fault).__name__}"
         report.add("error", what, sentence, getattr(fault, "hint", ""))
         return
+    asked = "about its own picture" if manifest["vision"] else "to its own prompt"
     used, dtype, wanted = captioner.info.precision, captioner.info.dtype, f"{known['text'][:500]!r}"
     where, known_dtype = f"on {captioner.info.device} in {dtype}", shown_excerpt(str(known.get("dtype", "float32")))
     if answer.error is not None:
         report.add("error", what, answer.error.message)
     elif answer.text == known["text"]:
         numbers = "" if used == FLOAT else f" with {find_scheme(used).title} weights"
-        report.add(
-            "ok", what, f"The model answers {answer.text!r} about its own picture {where}{numbers}, as it should"
-        )
+        report.add("ok", what, f"The model answers {answer.text!r} {asked} {where}{numbers}, as it should")
     # Also if quantised weights were dequantised: rounding errors remain.
     elif quantised := {used, stored_precision(manifest)} - {FLOAT}:
         report.add(
             "warning",
             what,
-            f"With {find_scheme(min(quantised)).title} weights the model answers {answer.text!r} about its own "
-            f"picture, and with full ones {wanted}",
+            f"With {find_scheme(min(quantised)).title} weights the model answers {answer.text!r} {asked}, and "
+            f"with full ones {wanted}",
             "rounding may change a word; where it changes the sense, use --precision float with the full bundle",
         )
     elif {dtype, known_dtype} != {"float32"}:
         report.add(
             "warning",
             what,
-            f"The model answers {answer.text!r} about its own picture {where}; in {known_dtype} it answered {wanted}",
+            f"The model answers {answer.text!r} {asked} {where}; in {known_dtype} it answered {wanted}",
             "half precision may change a word; where it changes the sense, compare with --dtype float32",
         )
     else:
-        sentence = f"The model answers {answer.text!r} about its own picture, and should answer {wanted}"
+        sentence = f"The model answers {answer.text!r} {asked}, and should answer {wanted}"
         hint = "files and digests are right, so the computation is wrong; please report it with this output"
         report.add("error", what, sentence, hint)
 

@@ -73,7 +73,7 @@ class CaptionWorker:
         problem = chunk.problem
         try:
             if problem is None and asked:
-                events = self._loaded().run(asked, sampling=self._job.sampling)
+                events = self._loaded().run(asked, sampling=self._job.sampling, logprobs=self._job.logprobs)
                 answers = [event for event in events if isinstance(event, Answer)]
         except Exception as error:
             problem = describe(error)

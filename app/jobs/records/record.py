@@ -34,6 +34,8 @@ class Record(TypedDict):
     tokens: int
     supersedes: NotRequired[list[str]]  # names that failed in an earlier run, such as an empty folder
     moved_from: NotRequired[str]  # the former name of the picture; all but `run` is as in the record of that name
+    number: NotRequired[int]  # of a further answer to the same question, from 1
+    logprobs: NotRequired[list[dict[str, Any]]]  # of the tokens, if asked for: as in the HTTP API
     unfamiliar: NotRequired[bool]  # the picture is unlike the training data; absent if the model cannot tell
     error: ErrorRecord | None
     ms: dict[str, float | None]
@@ -57,12 +59,23 @@ def answer_to_record(answer: Answer, *, key: RecordKey, run: str, supersedes: Se
     )
     if answer.unfamiliar is not None:
         record["unfamiliar"] = answer.unfamiliar
+    if "number" in key.settings:
+        record["number"] = key.settings["number"]
+    if answer.logprobs:
+        record["logprobs"] = [
+            {**_token(one.text, one.logprob), "top_logprobs": [_token(*other) for other in one.top]}
+            for one in answer.logprobs
+        ]
     if "\\" in key.picture:
         record["exact_name"] = True
     if supersedes:
         record["supersedes"] = list(supersedes)
     own = {name: value for name, value in answer.details.items() if name not in record}
     return cast(Record, {**record, **own})
+
+
+def _token(text: str, logprob: float) -> dict[str, Any]:
+    return {"token": text, "logprob": _or_null(float(f"{logprob:.6g}"))}
 
 
 def moved_record(record: Record, *, picture: str) -> Record:

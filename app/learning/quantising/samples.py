@@ -114,6 +114,8 @@ def quantise_calibrated(job: QuantiseJob, samples: SampleSpec) -> Path:
     bundle = None if job.model is None else os.path.abspath(job.model)  # a path, not a name to search for
 
     def round_weights(model: LoadedModel) -> tuple[LoadedModel, Iterator[tuple[str, Tensor]]]:
+        if not model.vision_state:
+            raise UsageError(f"--calibrate takes pictures, and `{model.name}` is a model for texts")
         started = time.perf_counter()
         found = collect_samples(samples, model=bundle, vision=model.vision_config)
         num_tokens, elapsed_s = sum(len(sample.token_ids) for sample in found), time.perf_counter() - started

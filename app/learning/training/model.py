@@ -25,9 +25,8 @@ from llama_adapter.app.models.checkpoints import (
     LoadedModel,
     StreamedModel,
     adapter_clip,
-    no_vision,
 )
-from llama_adapter.app.models.sketch import Dtype, check_halves, dtype_of
+from llama_adapter.app.models.sketch import Dtype, check_halves, dtype_of, no_vision
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.tokenizer import Tokenizer

@@ -172,8 +172,11 @@ def _of_bundle(folder: str | os.PathLike[str], spec: CaptionerSpec) -> TrainingS
 def _bundle_adapter(model: LoadedModel, llama: LlamaSource, *, name: str) -> tuple[AdapterFile, tuple[str, ...]]:
     """The adapter in a bundle, with the gates before tanh, and messages to the user."""
     config, state = model.decoder_config, model.decoder_state
-    if not config.num_adapter_layers:
-        raise UsageError(f"`{name}` has no adapter layers, so there is nothing to train in it")
+    if not config.num_adapter_layers or not model.vision_state:
+        raise UsageError(
+            f"`{name}` has no adapter for pictures, so there is nothing to train in it",
+            hint="name it as --llama-dir, and a CLIP as --clip for pictures, to train a new adapter",
+        )
     folded_AN = state["adapter.gates"].double()
     notes: tuple[str, ...] = ()
     num_large = int((folded_AN.abs() > _LARGEST_GATE).sum())

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llama_adapter.app.models.bundle import load_bundle
-from llama_adapter.app.models.checkpoints import LoadedEncoder, read_encoder
+from llama_adapter.app.models.checkpoints import LoadedEncoder, read_encoder, require_encoder
 from llama_adapter.app.models.graph_export.output import (
     check_place,
     give,
@@ -71,6 +71,7 @@ def _from_bundle(sources: EncoderSources) -> LoadedEncoder:
     place = embedded_model() if sources.model is None else Path(sources.model)
     order = None if sources.channel_order == "auto" else sources.channel_order
     model = load_bundle(place, channel_order=order)  # the decoder is mapped but not read
+    require_encoder(model)
     if model.precision != FLOAT:
         raise CheckpointError(
             f"The bundle `{place}` has 8-bit weights, and an encoder is exported from full ones",

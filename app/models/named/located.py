@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from llama_adapter.app.models.models_by_name import find_model, model_settings
+from llama_adapter.app.models.models_by_name import find_model, is_llama, model_settings
 from llama_adapter.app.models.named.catalogue import Kind, Part, find_part, find_parts
 from llama_adapter.app.models.named.getting import Consent, Weights, obtain
 from llama_adapter.app.models.named.hub_source import SCHEME
@@ -32,9 +32,10 @@ def located(
 
     Parts without a field in `values` are left out: an encoder needs no LLaMA.
 
-    The model of an adapter becomes a bundle in the user's cache; with `from_checkpoints`, or if LoRA or ranks ask for
-    it, the checkpoints themselves. A LLaMA is always checkpoints. What is missing is fetched with `consent`; `tell`
-    gets lines on what is done. Raises UsageError, NotHereError, DownloadError and OSError.
+    The model of an adapter becomes a bundle in the user's cache. A LLaMA at an address is the bundle that `get` made of
+    it, if there is one. With `from_checkpoints`, or if LoRA or ranks ask for it, both are the checkpoints themselves.
+    What is missing is fetched with `consent`; `tell` gets lines on what is done. Raises UsageError, NotHereError,
+    DownloadError and OSError.
     """
     found: dict[str, Any] = {}
     for field, kind in FIELDS.items():
@@ -46,9 +47,16 @@ def located(
     if (place := _place(name)) is not None:
         can_be_llama = "llama_dir" in values and values["llama_dir"] is None
         return found | _llama_settings(place) if can_be_llama else found
+    is_plain = not (from_checkpoints or values.get("lora") or (values.get("tensor_parallel") or 1) > 1)
+    computing = {field: values[field] for field in _COMPUTING if values.get(field) is not None}
     if name.startswith(SCHEME):
         weights = Weights.of_address(name, needs_tokenizer=True)
         folder = obtain({"model": weights}, name=name, consent=consent, tell=tell)["model"]
+        if is_plain:
+            from llama_adapter.app.models.named.ready import ready_texts
+
+            if (bundle := ready_texts(folder, CaptionerSpec(**computing), tell=tell, only_written=True)) is not None:
+                return found | {"model": str(bundle)}
         return found | {"model": None} | model_settings(folder)
     parts = find_parts(name)
     if "llama" not in parts:
@@ -60,12 +68,12 @@ def located(
         paths = obtain(wanted, name=name, consent=consent, tell=tell)
         return {field: str(path) for field, path in paths.items()} | _heads(parts.get("adapter"), values)
 
-    if "adapter" not in parts or from_checkpoints or values.get("lora") or (values.get("tensor_parallel") or 1) > 1:
+    if "adapter" not in parts or not is_plain:
         return found | {"model": None} | checkpoints()
     from llama_adapter.app.models.named.ready import ready_bundle
 
-    spec = CaptionerSpec(**{field: values[field] for field in _COMPUTING if values.get(field) is not None})
-    return found | {"model": str(ready_bundle(parts, spec, obtain=checkpoints, tell=tell))}
+    bundle = ready_bundle(parts, CaptionerSpec(**computing), obtain=checkpoints, tell=tell)
+    return found | {"model": str(bundle)}
 
 
 def located_spec(spec: CaptionerSpec) -> CaptionerSpec:
@@ -105,11 +113,7 @@ def _place(name: str) -> Path | None:
 
 def _llama_settings(place: Path) -> dict[str, Any]:
     """The fields for a path given as `model` that is a LLaMA; empty for bundles, and for what is no model."""
-    try:
-        settings = model_settings(place)
-    except UsageError:
-        return {}
-    return {} if "model" in settings else {"model": None, **settings}
+    return {"model": None, **model_settings(place)} if is_llama(place) else {}
 
 
 def parts_of(name: str) -> dict[str, Weights]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from llama_adapter.app.models.bundle import save_bundle
 from llama_adapter.app.models.bundle_manifest import MANIFEST
-from llama_adapter.app.models.checkpoints import sources_of, stream_sources
+from llama_adapter.app.models.checkpoints import base_name, sources_of, stream_sources
 from llama_adapter.app.models.named.catalogue import Kind, Part
 from llama_adapter.app.models.named.getting import terms
 from llama_adapter.app.models.number_formats import DtypeChoice
@@ -19,12 +19,15 @@ from llama_adapter.app.models.random_model import decoder_config, parse_size, vi
 from llama_adapter.app.models.sketch import ModelSizes, sketch
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.models.stream_model import stream_model
+from llama_adapter.llm.weights.families import FAMILIES
 from llama_adapter.runtime.devices import DTYPES, EAGER, Backend, open_backend, open_best
 from llama_adapter.runtime.errors import TooLittleMemoryError
 from llama_adapter.runtime.kernels.library import find_library
 from llama_adapter.runtime.locking import awaited_lock
 from llama_adapter.runtime.schemes import FLOAT, QUANTISED, Precision
 from llama_adapter.runtime.schemes.scheme import dtype_name
+from llama_adapter.runtime.tensor_files.arrays import read_json
+from llama_adapter.runtime.tensor_files.gguf_names import is_gguf
 from llama_adapter.runtime.user_cache import cache_folder
 
 Obtain = Callable[[], Mapping[str, Any]]  # fetches what is missing; the checkpoint fields of a spec
@@ -58,14 +61,46 @@ def ready_bundle(
     written, or if the sizes of the model are not known before. `tell` gets a line with the choice and its reason.
     Raises TooLittleMemoryError, the errors of `obtain` and of reading checkpoints, and OSError.
     """
-    name = parts["adapter"].name
+    origin = json.dumps([dataclasses.asdict(part) for part in parts.values()])
+    return _ready(parts["adapter"].name, origin, parts, spec, obtain=obtain, tell=tell)
+
+
+def ready_texts(
+    place: Path, spec: CaptionerSpec, *, tell: Callable[[str], None], only_written: bool = False
+) -> Path | None:
+    """As `ready_bundle`, for a LLaMA in the cache of the Hub, without adapter; None for a path of another kind.
+
+    With `only_written`, None also if no bundle was written before.
+    """
+    config = place / "config.json"
+    if not is_gguf(place) and not (config.is_file() and read_json(config).get("model_type") in FAMILIES):
+        return None
+    name, origin = base_name(place.parent if place.is_file() else place), str(place)  # the path names the commit
+    if only_written and not any((cache_folder() / "models").glob(f"{name}-*-{_key(origin)}/{MANIFEST}")):
+        return None
+    return _ready(name, origin, {}, spec, obtain=lambda: {"llama_dir": str(place)}, tell=tell)
+
+
+def _key(origin: str) -> str:
+    return hashlib.sha256(origin.encode()).hexdigest()[:12]
+
+
+def _ready(
+    name: str,
+    origin: str,
+    parts: Mapping[Kind, Part],
+    spec: CaptionerSpec,
+    *,
+    obtain: Obtain,
+    tell: Callable[[str], None],
+) -> Path:
+    """The bundle `name` that is made of `origin`."""
     backend = open_best()[0] if spec.device == "auto" else open_backend(spec.device)
     folder = cache_folder() / "models"
     folder.mkdir(exist_ok=True)
-    key = hashlib.sha256(json.dumps([dataclasses.asdict(part) for part in parts.values()]).encode()).hexdigest()[:12]
 
     def place(numbers: Numbers) -> Path:
-        return folder / f"{name}-{numbers.precision}-{numbers.dtype}-{key}"
+        return folder / f"{name}-{numbers.precision}-{numbers.dtype}-{_key(origin)}"
 
     tried = _candidates(_sizes(parts, obtain), spec, backend=backend)
     free = backend.free_bytes()

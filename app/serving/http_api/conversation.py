@@ -1,5 +1,6 @@
 """Turns a conversation into what the model is asked: one question, about one picture or none."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -178,6 +179,8 @@ def understand_turns(
         raise ApiError("The extension fields do not belong to one task: see /docs.", code="invalid_value") from None
     if form is not None and question.task.continuations:
         raise ApiError("A form of the answer and the extension fields exclude each other.", code="invalid_value")
+    if request.chat_template_kwargs:
+        question = replace(question, template_values=json.dumps(request.chat_template_kwargs, sort_keys=True))
     if request.output_ids:
         question = replace(question, task=WithTokenIds(question.task))
     properties = () if form is None else _properties(form)

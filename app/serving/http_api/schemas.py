@@ -150,6 +150,10 @@ TopK = Annotated[int, Field(ge=-1, le=_INT32), _whole]
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), _whole]
 Answers = Annotated[int, Field(ge=1, le=MAX_ANSWERS), _whole]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
+TemplateValues = dict[
+    Annotated[str, Field(min_length=1, max_length=64)],
+    bool | int | float | Annotated[str, Field(max_length=200)] | None,
+]
 Neutral = Annotated[float, Field(ge=1, le=1)]  # a factor that changes nothing
 Metadata = Annotated[dict[str, str], BeforeValidator(_without_nulls, json_schema_input_type=dict[str, str | None])]
 
@@ -288,7 +292,6 @@ class IgnoredParameters(NeutralParameters):
     spaces_between_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     add_special_tokens: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
     timings_per_token: bool | None = None
 
 
@@ -335,6 +338,11 @@ class CommonRequest(IgnoredParameters):
         None,
         description="Extension, without a picture: what the model attends to instead, a picture of zeros or nothing. "
         "Default: as the model was trained.",
+    )
+    chat_template_kwargs: TemplateValues | None = Field(
+        None,
+        description="Extension, as in vLLM: further variables of the model's own chat template, such as "
+        "`enable_thinking`. Other templates have none.",
     )
     stream: bool | None = None
 

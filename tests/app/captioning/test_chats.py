@@ -1,7 +1,10 @@
 """A model with a `tokenizer.json` and a chat template: in Python, over HTTP, as an export, in training and bundles."""
 
 import dataclasses
+import json
+import shutil
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +140,38 @@ def test_a_chat_that_the_template_refuses_is_one_error(folder: Path, tmp_path: P
     refused = pytest.raises(PromptError, match="The model's chat template refuses this chat: no system")
     with Captioner.load(llama_dir=tmp_path, device="cpu", dtype="float32") as captioner, refused:
         captioner.generate_text(Dialogue(TURNS, "Why?"))
+
+
+@pytest.fixture
+def thinker(folder: Path, tmp_path: Path) -> Path:
+    """The folder with a template that reads further variables."""
+    shutil.copytree(folder, tmp_path / "thinker")
+    more = "{% if enable_thinking is defined and enable_thinking is false %}<think>no</think>{{ effort }}{% endif %}"
+    (tmp_path / "thinker" / "chat_template.jinja").write_text(CHATML + more)
+    return tmp_path / "thinker"
+
+
+def test_variables_of_the_template_come_from_a_dialogue_and_over_http(thinker: Path) -> None:
+    values = {"enable_thinking": False, "effort": "low"}
+    theirs = transformers.AutoTokenizer.from_pretrained(thinker)
+    messages = [{"role": "user", "content": "Why?"}]
+    ids = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False, **values)
+    service = Service(lambda: Captioner.load(llama_dir=thinker, device="cpu", dtype="float32"))
+    service.start()
+    service.wait_until_ready()
+    asked = {"model": "default", "messages": messages, "max_tokens": 1}
+    refused = ({"effort": END, "enable_thinking": False}, {"messages": "x"}, {"effort": ["low"]})
+    with closing(service), served(create_api(service, settings=ApiSettings())) as url:
+        post = partial(httpx.post, f"{url}/v1/chat/completions", timeout=60)
+        plain = post(json=asked).json()
+        chat = post(json={**asked, "chat_template_kwargs": values}).json()
+        codes = [post(json={**asked, "chat_template_kwargs": given}).status_code for given in refused]
+    assert chat["usage"]["prompt_tokens"] == len(ids) > plain["usage"]["prompt_tokens"]
+    assert codes == [400, 400, 400]
+    with Captioner.load(llama_dir=thinker, device="cpu", dtype="float32") as captioner:
+        assert captioner.encode_prompt(Dialogue((), "Why?", values=json.dumps(values))).token_ids == tuple(ids)
+        with pytest.raises(PromptError, match="`effort` cannot be given"):
+            captioner.generate_text(Dialogue((), "Why?", values=json.dumps({"effort": "<|im_end|>"})))
 
 
 def test_a_chat_over_http_is_that_of_transformers(folder: Path, captioner: Captioner) -> None:

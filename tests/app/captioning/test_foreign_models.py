@@ -16,6 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from llama_adapter import Captioner, ModelRunner, RawPrompt, TextDelta, UsageError, pipeline
 from llama_adapter.app.captioning.assemble_foreign import assemble_foreign, find_foreign
+from llama_adapter.app.command_line.doctor.model import diagnose
+from llama_adapter.app.models.checkpoints import ModelSources
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.serving.http_api.api import ApiSettings, create_api
 from llama_adapter.app.serving.online.service import Service
@@ -263,3 +265,20 @@ def test_without_transformers_the_way_to_install_it_is_named(tmp_path: Path, mon
     with pytest.raises(UsageError, match="run through the package transformers") as raised:
         Captioner.load(llama_dir=folder, device="cpu")
     assert "[transformers]" in raised.value.hint
+
+
+def test_doctor_says_what_a_folder_holds_and_lacks(kind: str, tmp_path: Path) -> None:
+    folder = save(kind, tmp_path / kind)
+    sources = ModelSources(llama_dir=folder)
+    findings = diagnose(sources)
+    assert {finding.level for finding in findings} == {"ok"}
+    number = sum(parameter.numel() for parameter in model_of(kind).parameters())
+    assert any(f"of type {kind}, {number:,} weights in 1 file(s)" in finding.sentence for finding in findings)
+    tensors = load_file(folder / "model.safetensors")
+    name = next(iter(tensors))
+    save_file({**tensors, name: torch.full_like(tensors[name], torch.nan)}, folder / "model.safetensors")
+    assert f"infinite or not numbers, in `{name}`" in next(
+        one.sentence for one in diagnose(sources) if one.level == "error"
+    )
+    (folder / "model.safetensors").unlink()
+    assert [one.level for one in diagnose(sources)].count("error") == 1

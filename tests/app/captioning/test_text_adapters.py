@@ -175,8 +175,10 @@ def test_an_adapter_for_texts_sees_no_pictures(make: Make, told: str, tmp_path: 
     sources = ModelSources(**LLAMA, adapter=tmp_path / "adapter.pth")
 
     assert {finding.level for finding in diagnose(sources)} == {"ok"}
-    with pytest.raises(CheckpointError):
-        convert(sources, tmp_path / "bundle")
+    bundle = convert(sources, tmp_path / "bundle", dtype=torch.float32)
+    with load(tmp_path / "adapter.pth") as plain, Captioner.load(bundle, dtype="float32") as stored:
+        assert stored.info.template == plain.info.template
+        assert ids(stored, ["Why?", *PROMPTS], max_new_tokens=8) == ids(plain, ["Why?", *PROMPTS], max_new_tokens=8)
     with pytest.raises(CheckpointError, match=told):
         read_encoder(tmp_path / "adapter.pth", clip=model_options()["clip"])
     with load(tmp_path / "adapter.pth") as captioner, pytest.raises(UsageError, match=told):

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from transformers import TextStreamer as TransformersStreamer
 
-from llama_adapter import Captioner, InferConfig, InferTask, TextStreamer, UsageError, pipeline
+from llama_adapter import Captioner, InferConfig, InferTask, RawPrompt, TextStreamer, UsageError, pipeline
 from llama_adapter.app.compat.pipeline import Pipeline
 from llama_adapter.app.models.resources import embedded_model, sample_pictures
 from tests.app.golden import GOLDEN, model_options
@@ -50,6 +50,20 @@ class Rows:
     def __getitem__(self, index: int) -> Any:
         self.num_read += 1
         return self._rows[index]
+
+
+def test_several_answers_to_each_input(text: Pipeline, caption: Pipeline, captioner: Captioner) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 8, "seed": 3, "temperature": 1.0}
+    raw = [RawPrompt(prompt) for prompt in PROMPTS[:2]]
+    expected = [answer.text for answer in captioner.generate_text(raw, n=3, **options)]
+
+    outputs = text(PROMPTS[:2], num_return_sequences=3, return_full_text=False, **options)
+    assert [output["text_generation_text"] for output in outputs] == [expected[:3], expected[3:]]
+    assert [len(set(output["text_generation_text"])) > 1 for output in outputs] == [True, True]
+    [shown] = caption(STAR, num_return_sequences=2, do_sample=True, seed=1)
+    assert (len(shown["caption_text"]), len(shown)) == (2, 2)
+    with pytest.raises(ValueError, match="num_return_sequences must be a whole number of at least 1"):
+        text("x", num_return_sequences=0)
 
 
 @pytest.mark.proves("pipeline, InferTask", "CPU")

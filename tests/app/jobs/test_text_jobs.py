@@ -40,6 +40,30 @@ def test_a_prompt_is_answered_as_in_python(run: Run) -> None:
     assert run("generate", "--prompt", "Hello", LLAMA).code == 0
 
 
+def test_several_answers_with_the_log_probabilities_of_their_tokens(run: Run, tmp_path: Path) -> None:
+    file = written(tmp_path, "p.txt", "Why?\nName a colour.\n")
+    asked = ["--prompt-file", file, COMMON, "--temperature", "1", "--seed", "5", "--logprobs", "2"]
+    out = tmp_path / "answers.jsonl"
+    records = [record for n in ("2", "3") for record in run("generate", *asked, "--n", n, "--out", str(out)).records]
+    records = list(read_records(out))
+
+    with Captioner.load(**model_options()) as captioner:
+        options = {"max_new_tokens": 6, "temperature": 1.0, "seed": 5, "n": 3, "logprobs": 2}
+        answers = captioner.generate_text(["Why?", "Name a colour."], **options)  # type: ignore[arg-type]
+    wanted = {(answer.prompt, answer.index % 3): answer for answer in answers}
+    found = {(record["prompt"], record.get("number", 0)): record for record in records}
+    assert len(records) == len(found) == 6, "the second run adds the third answer"
+    assert found.keys() == wanted.keys()
+    assert len({answer.text for answer in answers[:3]}) > 1
+    for key, record in found.items():
+        assert record["text"] == wanted[key].text
+        for one, token in zip(record["logprobs"], wanted[key].logprobs, strict=True):
+            assert (one["token"], one["logprob"]) == (token.text, pytest.approx(token.logprob, rel=1e-5))
+            assert [other["token"] for other in one["top_logprobs"]] == [text for text, _ in token.top]
+    assert run("generate", "--prompt", "x", COMMON, "--n", "0").code == 2
+    assert run("generate", "--prompt", "x", COMMON, "--logprobs", "-1").code == 2
+
+
 def test_rows_are_answered_in_a_context_that_the_template_fills(run: Run, tmp_path: Path) -> None:
     rows = written(tmp_path, "p.txt", f"Once\n{'long ' * 200}\n")
     ran = run("generate", "--prompt-file", rows, "--raw", LLAMA, "--context", "24")

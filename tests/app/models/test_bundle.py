@@ -125,7 +125,7 @@ def test_a_known_answer_travels_with_its_picture(tmp_path: Path, model: LoadedMo
     assert stored == {**known, "picture": "known_answer.png"}
     assert (place / "known_answer.png").read_bytes() == PICTURE.read_bytes()
     assert {"known_answer.json", "known_answer.png"} <= read_manifest(place)["files"].keys()
-    with pytest.raises(ValueError, match="needs a picture"):
+    with pytest.raises(ValueError, match="needs a picture"):  # a model for texts has none
         add_known_answer(place, known_answer={"prompt": "What?"}, picture=None)
 
 
@@ -194,7 +194,7 @@ def test_of_two_that_replace_a_bundle_at_once_the_last_one_wins(
     assert [path.name for path in bundle.parent.iterdir()] == ["bundle"]
 
 
-@pytest.mark.parametrize("reader", ["read_half", "read_decoder"])
+@pytest.mark.parametrize("reader", ["read_vision", "read_decoder"])
 def test_a_bundle_that_is_replaced_while_it_is_read_is_read_again(
     bundle: Path, model: LoadedModel, monkeypatch: pytest.MonkeyPatch, reader: str
 ) -> None:

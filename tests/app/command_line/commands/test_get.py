@@ -16,6 +16,7 @@ from time import sleep
 import pytest
 
 from llama_adapter.app.command_line.main import main
+from llama_adapter.app.models.bundle_manifest import read_manifest
 from llama_adapter.app.models.named import catalogue, ready
 from llama_adapter.app.models.named.catalogue import CATALOGUE
 from tests.app.golden import ROOT
@@ -157,6 +158,20 @@ def test_get_prints_paths_and_check_finds_damage(hub: Hub, capsys: pytest.Captur
     assert main(["get", "--check", "clip-vit-l-14"]) == 1
     assert capsys.readouterr().out.splitlines() == [f"right: {clip}", f"not the published SHA-256: {clip}"]
     assert COMMIT in config
+
+
+def test_a_text_base_becomes_a_bundle_that_commands_use(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["get", "hf:huggyllama/llama-7b", "--yes"]) == 0
+    lines = dict(line.split() for line in capsys.readouterr().out.splitlines())
+    manifest = read_manifest(lines["bundle"])
+    assert (manifest["vision"], manifest["name"]) == ({}, "llama-7b")
+    ask = ["generate", "--model", "hf:huggyllama/llama-7b", "--prompt", "Why?", "--max-new-tokens", "4"]
+    assert main(ask) == 0
+    assert "llama-7b in float32: float32 needs" in capsys.readouterr().err
+    assert [str(path.parent) for path in Path(lines["bundle"]).parent.glob("*/manifest.json")] == [lines["bundle"]]
+    few = Path(os.environ["XDG_CACHE_HOME"]) / "few"
+    assert main(["quantize", "--model", "hf:huggyllama/llama-7b", "--out", str(few)]) == 0
+    assert read_manifest(few)["precision"] == "int8"
 
 
 def test_a_terminated_download_goes_on_where_it_ended(hub: Hub) -> None:
