@@ -63,6 +63,7 @@ from llama_adapter.app.models.packed_weights import TakePacked
 from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.app.models.sketch import DAMAGED, Dtype, HalfConfig, dtype_of, expected_forms, sketch
 from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.picture_format import PictureFormat
 from llama_adapter.llm.split import dense, share_of, shares_of, take
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.atomic_write import atomic_write, replace_folder
@@ -179,6 +180,8 @@ def save_bundle(
             manifest |= {"question": model.question}
         if model.template != "instruction":
             manifest |= {"template": model.template}
+        if model.picture_format is not None:
+            manifest |= {"picture_format": dataclasses.asdict(model.picture_format)}
         if packed is not None:
             manifest |= {"version": PACKED_VERSION, "packed": dataclasses.asdict(packed) | {"source": model.digest}}
         if num_ranks > 1:
@@ -372,6 +375,7 @@ def stream_bundle(
         prompt=str(manifest["prompt"]),
         question=manifest.get("question"),
         template=manifest.get("template", "instruction"),
+        picture_format=PictureFormat(**manifest["picture_format"]) if "picture_format" in manifest else None,
         card=str(manifest["card"]),
         precision=precision,
         origin=origin,

@@ -37,6 +37,8 @@ MANIFEST, VISION, LLM, KNOWN_ANSWER, FAMILIAR, INPUT_SCALES = (
     "familiar.safetensors",
     "input_scales.safetensors",
 )
+# The fields of a `PictureFormat`.
+_PICTURE_FORMAT: dict[str, Any] = {"token": str, "token_id": int, "tokens_each": int, "frame": str, "most_squares": int}
 # Types of the manifest's values, see `_has_form`.
 _FORMS: dict[str, Any] = {
     **dict.fromkeys(("name", "dtype", "prompt", "digest", "card"), str),
@@ -107,6 +109,9 @@ def _faults(manifest: Mapping[str, Any]) -> list[str]:
     faults += [] if len(manifest["prompt"]) <= _LONGEST_QUESTION else ["prompt"]
     faults += [] if is_question(manifest.get("question", "?")) else ["question"]  # only some bundles have it
     faults += [] if manifest.get("template", "instruction") in get_args(Template) else ["template"]  # likewise
+    if (shown := manifest.get("picture_format")) is not None:
+        is_known = _has_form(shown, _PICTURE_FORMAT) and shown.keys() == _PICTURE_FORMAT.keys()
+        faults += [] if is_known else ["picture_format"]
     if manifest["dtype"] not in DTYPES:
         return [*faults, "dtype"]
     faults += [] if manifest.get("precision", FLOAT) == precision else ["precision"]
@@ -295,6 +300,8 @@ def model_digest(manifest: Mapping[str, Any]) -> str:
         "vision": manifest["vision"],
         "llm": manifest["llm"],
     }
+    if "picture_format" in manifest:
+        parts["picture_format"] = manifest["picture_format"]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 

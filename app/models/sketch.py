@@ -15,7 +15,7 @@ from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.schemes.packed import kind_of, packed_forms
 from llama_adapter.runtime.schemes.scheme import TensorForm, dtype_name
 from llama_adapter.runtime.schemes.state import linear_shapes, stored_forms
-from llama_adapter.vision.config import VIT_L_14, QueryConfig, VisionConfig
+from llama_adapter.vision.config import VIT_L_14, ConnectorConfig, QueryConfig, VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder
 
 HalfConfig = VisionConfig | DecoderConfig
@@ -104,8 +104,10 @@ def no_vision(config: DecoderConfig) -> VisionConfig:
 
 
 def check_halves(vision: VisionConfig, decoder: DecoderConfig, *, adapter: str) -> None:
-    """Raise CheckpointError unless both halves agree on the visual queries."""
+    """Raise CheckpointError unless both halves agree on the visual queries; a connector may make any number."""
     made, read = (vision.query.num_queries, vision.query.output_dim), (decoder.num_queries, decoder.dim)
+    if isinstance(vision.query, ConnectorConfig):
+        read = made[0], decoder.dim
     if made != read:
         raise CheckpointError(
             f"The adapter `{adapter}` makes {made[0]} visual queries of width {made[1]}, and its LLaMA part reads "

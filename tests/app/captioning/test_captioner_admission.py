@@ -30,7 +30,7 @@ def captioner(request: pytest.FixtureRequest) -> Captioner:
 @pytest.fixture(autouse=True)
 def always_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read pictures in the caller's thread, so that none is missing when it is needed."""
-    monkeypatch.setattr("llama_adapter.app.captioning.captioner.is_shareable", lambda item: False)
+    monkeypatch.setattr("llama_adapter.app.captioning.work_items.is_shareable", lambda item: False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

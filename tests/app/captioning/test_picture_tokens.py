@@ -5,8 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.models.bundle import convert
+from llama_adapter.app.models.checkpoints import ModelSources
+from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 from llama_adapter.llm.runners.base import MixedPlan
 from tests.app.picture_models import KINDS, Reference, pictures, save
 
@@ -76,3 +80,17 @@ def test_a_further_question_about_a_picture_computes_its_own_tokens_only(
         answer = captioner.ask(image, QUESTIONS[question], max_new_tokens=TOKENS)
         assert list(answer.token_ids) == reference.answer([image], QUESTIONS[question], max_new_tokens=TOKENS)
     assert known == [False, True, False, True, True]
+
+
+def test_bundles_answer_as_their_folders_do(captioner: Captioner, folder: Path, tmp_path: Path) -> None:
+    whole = convert(ModelSources(llama_dir=folder), tmp_path / "whole", dtype=torch.float32)
+    few_bits = quantise_bundle(QuantiseJob(model=whole, out=tmp_path / "int8", precision="int8"))
+    images = pictures(2, seed=3)
+
+    def texts(model: Path, **options: Any) -> list[str]:
+        with Captioner.load(model, device="cpu", dtype="float32", **options) as own:
+            return [answer.text for answer in own.generate(images, QUESTIONS[:2], max_new_tokens=8)]
+
+    expected = captioner.generate(images, QUESTIONS[:2], max_new_tokens=8)
+    assert texts(whole) == [answer.text for answer in expected]
+    assert texts(few_bits) == texts(folder, precision="int8")

@@ -124,8 +124,9 @@ def test_the_guides_model_and_batch_fit_into_the_guides_card(tmp_path: Path) -> 
     (single, _), (half, config) = planned("float32"), planned(dtype)
 
     assert dtype == "float16"
-    assert single.total / 1e9 == pytest.approx(30.4, abs=0.1)
-    assert half.total / 1e9 == pytest.approx(15.4, abs=0.1)
+    # With the least cache, 1,024 places: one row of 512 tokens, and a quarter of them in each of the other four.
+    assert single.total / 1e9 == pytest.approx(28.8, abs=0.1)
+    assert half.total / 1e9 == pytest.approx(14.6, abs=0.1)
     check_memory(half, config, free=CARD, device="npu:0")
     with pytest.raises(DeviceError):
         check_memory(single, config, free=CARD, device="npu:0")
