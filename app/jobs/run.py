@@ -65,7 +65,6 @@ def run_job(job: Job, runner: Runner | None = None) -> int:
             ResultWriter(job, planner, run=run, file=file, manifest=manifest, decider=decider, count=count)
         )
         interrupted = stack.enter_context(_interruptible())
-        _say_notes(job, runner, writer, decider, file=file, is_continued=planner.earlier is not None)
 
         def stop() -> bool:
             return interrupted.is_set() or writer.problem is not None
@@ -73,6 +72,8 @@ def run_job(job: Job, runner: Runner | None = None) -> int:
         folders, left_out = dict[str, None](), LeftOut()
         items = _plan(job, runner, planner, writer, folders=folders, left_out=left_out, stop=stop)
         events = stack.enter_context(closing(runner.answer(items, planner, say=writer.say, stop=stop)))
+        # Not before: a model that cannot answer the questions may be loaded by `answer`.
+        _say_notes(job, runner, writer, decider, file=file, is_continued=planner.earlier is not None)
         started = time.perf_counter()
         for event in events:
             if isinstance(event, Answer):
