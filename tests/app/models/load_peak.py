@@ -11,10 +11,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import llama_adapter.app.models.random_model
 from llama_adapter.app.captioning.assemble import ModelLoader, assemble_parts
+from llama_adapter.app.models import random_model
 from llama_adapter.app.models.checkpoints import StreamedModel
-from llama_adapter.app.models.random_model import parse_size, stream_random, vision_config
+from llama_adapter.app.models.random_model import LlamaSize, parse_size, stream_random, vision_config
 from llama_adapter.app.models.sketch import Dtype
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.schemes import PRECISIONS, Precision
@@ -47,8 +47,13 @@ class Watch(threading.Thread):
             self.most = max(self.most, anonymous_bytes())
 
 
+def parse_small(name: str) -> LlamaSize:
+    """As `parse_size`, with the vocabulary of the embedded model's tokenizer."""
+    return dataclasses.replace(parse_size(name), vocab_size=VOCABULARY)
+
+
 def random_loader(precision: Precision) -> ModelLoader:
-    llama_adapter.app.models.random_model.VOCABULARY = VOCABULARY
+    random_model.parse_size = parse_small
 
     def load(dtype: Dtype) -> StreamedModel:
         return stream_random(NAME, dtype=dtype, precision=precision, vision=VISION)

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-import llama_adapter.app.models.random_model
+from llama_adapter.app.models import random_model
 from llama_adapter.app.models.bundle import save_bundle
-from llama_adapter.app.models.random_model import decoder_config, parse_size, random_model
+from llama_adapter.app.models.random_model import decoder_config, parse_size
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.llm.weights.names import llama_shapes
 from llama_adapter.runtime.kernels.library import find_library
-from tests.app.models.load_peak import NAME, VISION, VOCABULARY
+from tests.app.models.load_peak import NAME, VISION, VOCABULARY, parse_small
 
 pytestmark = pytest.mark.slow
 
@@ -29,8 +29,8 @@ REPOSITORY = Path(__file__).parents[3]
 
 def write_bundle(folder: Path) -> str:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(llama_adapter.app.models.random_model, "VOCABULARY", VOCABULARY)
-        model = random_model(NAME, dtype=torch.float16, vision=VISION)
+        patch.setattr(random_model, "parse_size", parse_small)
+        model = random_model.random_model(NAME, dtype=torch.float16, vision=VISION)
     return f"model={save_bundle(folder / 'bundle', model=model)}"
 
 
