@@ -1,7 +1,7 @@
 """What is known of a model that was loaded before, in the user's cache, so that jobs plan their work before any model.
 
 `known/KEY.json` has the resolved spec and the `ModelInfo` of a model that one process computes on the CPU. KEY stands
-for the spec, this program and the processor. Sizes and times of all files beside the model's must be as they were.
+for the spec, this program and the processor. The model's files, and all beside them, must be as before they were read.
 `known/KEY.bin` has the weights of a small model as the kernels read them, so that it is mapped, and torch is not
 imported. The folder may be deleted.
 """
@@ -34,6 +34,7 @@ _FOLDER: Final = "known"
 _MOST_MODELS: Final = 16  # the oldest ones are removed
 _MOST_BYTES: Final = 64 << 20  # of weights
 _ALIGNMENT: Final = 64  # bytes; the kernels need it of each array
+FileMarks = Mapping[str, list[int]] | None  # size, times and number of each file, by path
 # Fields of a spec that pass through a load unchanged, so the present ones are used.
 _PASSING: Final = ("batch_size", "exif", "transparency", "damaged", "reading", "strict", "parallel_timeout")
 
@@ -53,7 +54,7 @@ class KnownModel:
         """What is known of the model of a spec; None if it was not loaded before, or something has changed since."""
         with suppress(OSError, ValueError, TypeError, KeyError):
             content = json.loads(_place(spec).read_bytes())
-            if content["files"] != _files_of(spec) or 2 * _num_bytes(content["files"]) > (free_host_bytes() or 0):
+            if content["files"] != _marks_of(spec) or 2 * _num_bytes(content["files"]) > (free_host_bytes() or 0):
                 return None
             passing = {name: getattr(spec, name) for name in _PASSING}
             info = ModelInfo(**{**content["info"], "notes": tuple(content["info"]["notes"])})
@@ -79,16 +80,21 @@ class KnownModel:
             found[name] = part.view(number).reshape(shape)
         return found
 
-    def remember(self, spec: CaptionerSpec, *, weights: "Mapping[str, np.ndarray] | None" = None) -> None:
-        """Keep this for `spec`, which was loaded, and its weights unless they are large.
+    def remember(
+        self, spec: CaptionerSpec, *, files: FileMarks, weights: "Mapping[str, np.ndarray] | None" = None
+    ) -> None:
+        """Keep this for `spec`, and its weights unless they are large.
 
-        If that fails, the model is loaded first next time too.
+        `files` is the result of `marks_of` before the model was loaded, so that files that change meanwhile are
+        noticed. If keeping fails, the model is loaded first next time too.
         """
+        if files is None:
+            return
         with suppress(OSError, ValueError):
             place, known = _place(spec), dataclasses.replace(self, halves=None)
             if weights is not None and sum(array.nbytes for array in weights.values()) <= _MOST_BYTES:
                 known = dataclasses.replace(self, arrays=_write_arrays(place.with_suffix(".bin"), weights))
-            content = {**dataclasses.asdict(known), "files": _files_of(spec)}
+            content = {**dataclasses.asdict(known), "files": files}
             with atomic_write(place) as file:
                 file.write(json.dumps(content).encode())
             others = sorted(place.parent.glob("*.json"), key=lambda one: one.stat().st_mtime_ns)
@@ -133,8 +139,15 @@ def _program() -> list[Any]:
     return [llama_adapter.__version__, newest]
 
 
-def _files_of(spec: CaptionerSpec) -> dict[str, list[int]]:
-    """Sizes, times and rights of the files of a spec and of those beside them, by path."""
+def marks_of(spec: CaptionerSpec) -> FileMarks:
+    """The marks of the files of a spec as they are; None if they cannot be listed."""
+    with suppress(OSError):
+        return _marks_of(spec)
+    return None
+
+
+def _marks_of(spec: CaptionerSpec) -> dict[str, list[int]]:
+    """Numbers of the files of a spec and of those beside them, by path."""
     if spec.llama_dir is None:
         places = [bundle_folder(spec.model)]
     else:
@@ -147,7 +160,8 @@ def _files_of(spec: CaptionerSpec) -> dict[str, list[int]]:
 
 
 def _marks(status: os.stat_result) -> list[int]:
-    return [status.st_size, status.st_mtime_ns, status.st_mode, status.st_uid, status.st_gid]
+    # A file's number tells two files of one size and time apart. Its own time changes with its content and rights.
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
 def _num_bytes(files: Mapping[str, list[int]]) -> int:
