@@ -2,8 +2,8 @@
 
 `known/KEY.json` has the resolved spec and the `ModelInfo` of a model that one process computes on the CPU. KEY stands
 for the spec, this program and the processor. The model's files, and all beside them, must be as before they were read.
-`known/KEY.bin` has the weights of a small model as the kernels read them, so that it is mapped, and torch is not
-imported. The folder may be deleted.
+`known/KEY-FILES.bin` has the weights of a small model as the kernels read them, so that it is mapped, and torch is not
+imported; FILES stands for those marks. The folder may be deleted.
 """
 
 import dataclasses
@@ -73,7 +73,7 @@ class KnownModel:
         """The weights that `remember` kept for `spec`, by name. Raises OSError and ValueError."""
         import numpy as np
 
-        data, found = np.memmap(_place(spec).with_suffix(".bin"), np.uint8, "r"), {}
+        data, found = np.memmap(_weights_place(_place(spec), _marks_of(spec)), np.uint8, "r"), {}
         for name, (kind, shape, start) in self.arrays.items():
             number = np.dtype(kind)
             part: np.ndarray = data[start : start + math.prod(shape) * number.itemsize]
@@ -93,14 +93,17 @@ class KnownModel:
         with suppress(OSError, ValueError):
             place, known = _place(spec), dataclasses.replace(self, halves=None)
             if weights is not None and sum(array.nbytes for array in weights.values()) <= _MOST_BYTES:
-                known = dataclasses.replace(self, arrays=_write_arrays(place.with_suffix(".bin"), weights))
+                known = dataclasses.replace(self, arrays=_write_arrays(_weights_place(place, files), weights))
             content = {**dataclasses.asdict(known), "files": files}
             with atomic_write(place) as file:
                 file.write(json.dumps(content).encode())
             others = sorted(place.parent.glob("*.json"), key=lambda one: one.stat().st_mtime_ns)
             for old in others[:-_MOST_MODELS]:
                 old.unlink(missing_ok=True)
-                old.with_suffix(".bin").unlink(missing_ok=True)
+            kept = {one.stem for one in others[-_MOST_MODELS:]} - {place.stem}
+            for data in place.parent.glob("*.bin"):
+                if data.stem.partition("-")[0] not in kept and data != _weights_place(place, files):
+                    data.unlink(missing_ok=True)
 
 
 def _write_arrays(place: Path, weights: "Mapping[str, np.ndarray]") -> dict[str, tuple[str, list[int], int]]:
@@ -125,6 +128,12 @@ def _place(spec: CaptionerSpec) -> Path:
     folder = "" if spec.is_embedded else os.getcwd()  # of relative paths
     parts = [given, folder, _program(), sorted(processor_flags()), os.environ.get(CHOICE)]
     return cache_folder() / _FOLDER / f"{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]}.json"
+
+
+def _weights_place(place: Path, files: FileMarks) -> Path:
+    """The file of weights beside `place`. Another state of the model has another one, which is never taken for it."""
+    state = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:32]
+    return place.with_name(f"{place.stem}-{state}.bin")
 
 
 @functools.cache

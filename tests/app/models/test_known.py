@@ -126,3 +126,19 @@ def test_small_weights_are_mapped_as_they_were_kept(spec: CaptionerSpec) -> None
         name: (array.dtype, array.tolist()) for name, array in weights.items()
     }
     assert all(array.ctypes.data % 64 == 0 for array in arrays.values())
+
+
+def test_weights_of_an_earlier_state_of_the_model_are_not_mapped(spec: CaptionerSpec, tmp_path: Path) -> None:
+    known_model = KnownModel(spec=spec, info=INFO, pixels=PixelRule(), halves={"decoder": {}, "vision": {}})
+    for value in (1.0, 2.0):
+        (Path(str(spec.model)) / "manifest.json").write_text(str(value))
+        files = marks_of(spec)
+        known_model.remember(spec, files=files, weights={"a": np.full(3, value, np.float32)})
+        found = KnownModel.recall(spec)
+        assert found is not None
+        assert found.map_arrays(spec)["a"].tolist() == [value] * 3
+    assert len([*(tmp_path / "cache").rglob("*.bin")]) == 1
+
+    (Path(str(spec.model)) / "manifest.json").write_text("3.0")
+    with pytest.raises(FileNotFoundError):
+        found.map_arrays(spec)
