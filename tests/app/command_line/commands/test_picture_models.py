@@ -105,6 +105,7 @@ def test_a_damaged_folder_is_refused_in_a_sentence(folder: Path, name: str, run:
     assert words in ran.err
     with pytest.raises(CheckpointError, match=re.escape(words)):
         Captioner.load(tmp_path)
+    assert words in " ".join(run("doctor", "--llama-dir", str(tmp_path)).out.split())
 
 
 def test_pictures_that_a_model_wants_padded_are_refused(tmp_path: Path) -> None:
