@@ -16,7 +16,7 @@ from llama_adapter.app.models.encoders import (
     om_card,
 )
 from llama_adapter.app.models.exported_encoder import check_encoder_exists, encoder_identity
-from llama_adapter.app.models.known import KnownModel
+from llama_adapter.app.models.known import FileMarks, KnownModel
 from llama_adapter.app.models.memory_fit import place_model
 from llama_adapter.app.models.named.getting import terms
 from llama_adapter.app.models.number_formats import DtypeChoice, check_asked_precision, check_rounding, widening_note
@@ -188,10 +188,10 @@ def assemble_parts(
     )
 
 
-def remember(spec: CaptionerSpec, parts: Parts) -> None:
+def remember(spec: CaptionerSpec, parts: Parts, *, files: FileMarks) -> None:
     """Keep what is known of a model that was loaded for `spec`, with its weights if the kernels compute all of it.
 
-    Models that see pictures as tokens are left out.
+    `files` are the marks of its files before that. Models that see pictures as tokens are left out.
     """
     if parts.info.picture_format is not None:
         return None
@@ -201,6 +201,6 @@ def remember(spec: CaptionerSpec, parts: Parts) -> None:
     if isinstance(parts.runner, NativeRunner) and spec.llama_dir is None and spec.past_key_values is None:
         decoder = parts.runner.arrays()
     if encoder is None or decoder is None or spec.operators != "auto" or spec.lora:
-        return known.remember(spec)
+        return known.remember(spec, files=files)
     halves = {"decoder": parts.model.decoder_config.to_dict(), "vision": parts.model.vision_config.to_dict()}
-    return dataclasses.replace(known, halves=halves).remember(spec, weights=encoder | decoder)
+    return dataclasses.replace(known, halves=halves).remember(spec, files=files, weights=encoder | decoder)

@@ -41,6 +41,7 @@ from llama_adapter.app.captioning.work_items import (
     text_items,
     work_items,
 )
+from llama_adapter.app.models.known import marks_of
 from llama_adapter.app.models.oom_retry import OomRetry, attempt
 from llama_adapter.app.models.parallel.errors import RankError
 from llama_adapter.app.models.spec import PLAIN_MODES, BatchSize, CaptionerSpec, ModelInfo, VisionKind
@@ -798,9 +799,9 @@ def _open_parts(spec: CaptionerSpec) -> Parts:
     except RuntimeError as error:
         note_torch_import(error)
         raise
-    foreign = find_foreign(spec)
+    files, foreign = marks_of(spec), find_foreign(spec)
     parts = assemble_parts(spec) if foreign is None else assemble_foreign(spec, foreign)
-    remember(spec, parts)
+    remember(spec, parts, files=files)
     return parts
 
 

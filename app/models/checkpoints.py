@@ -250,9 +250,10 @@ def stream_sources(
     place = find_llama(sources.llama_dir, llama_type=sources.llama_type)
     tokenizer_file = place.require_tokenizer()
     adapter = None if sources.adapter is None else open_adapter(sources.adapter, for_texts=True)
+    sees_tokens = adapter is None and place.form == "huggingface" and has_connector(place.folder)
     tokenizer, llama, clip = open_llama_parts(place, adapter=adapter, clip=sources.clip)
     sight = None
-    if adapter is None and place.form == "huggingface" and has_connector(place.folder):
+    if sees_tokens:
         sight = open_connected(place.folder, tokenizer, dim=llama.config.dim)
         if llama.is_folded:
             raise CheckpointError(f"The decoder in `{place.folder}` scales embeddings, which is not done to pictures")

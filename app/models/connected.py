@@ -53,6 +53,8 @@ def open_connected(folder: Path, tokenizer: Tokenizer, *, dim: int) -> Connected
     layer, strategy = config.get("vision_feature_layer", -2), config.get("vision_feature_select_strategy", "default")
     if is_llava and (type(layer) is not int or strategy not in ("default", "full")):
         raise _refusal(folder, "joins the features of several layers", (layer, strategy))
+    if is_llava and values.get("do_pad"):
+        raise _refusal(folder, "pads pictures to squares", {"do_pad": True})
     clip = read_clip(
         found,
         name=name,

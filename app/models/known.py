@@ -1,9 +1,9 @@
 """What is known of a model that was loaded before, in the user's cache, so that jobs plan their work before any model.
 
 `known/KEY.json` has the resolved spec and the `ModelInfo` of a model that one process computes on the CPU. KEY stands
-for the spec, this program and the processor. Sizes and times of all files beside the model's must be as they were.
-`known/KEY.bin` has the weights of a small model as the kernels read them, so that it is mapped, and torch is not
-imported. The folder may be deleted.
+for the spec, this program and the processor. The model's files, and all beside them, must be as before they were read.
+`known/KEY-FILES.bin` has the weights of a small model as the kernels read them, so that it is mapped, and torch is not
+imported; FILES stands for those marks. The folder may be deleted.
 """
 
 import dataclasses
@@ -34,6 +34,7 @@ _FOLDER: Final = "known"
 _MOST_MODELS: Final = 16  # the oldest ones are removed
 _MOST_BYTES: Final = 64 << 20  # of weights
 _ALIGNMENT: Final = 64  # bytes; the kernels need it of each array
+FileMarks = Mapping[str, list[int]] | None  # size, times and number of each file, by path
 # Fields of a spec that pass through a load unchanged, so the present ones are used.
 _PASSING: Final = ("batch_size", "exif", "transparency", "damaged", "reading", "strict", "parallel_timeout")
 
@@ -53,7 +54,7 @@ class KnownModel:
         """What is known of the model of a spec; None if it was not loaded before, or something has changed since."""
         with suppress(OSError, ValueError, TypeError, KeyError):
             content = json.loads(_place(spec).read_bytes())
-            if content["files"] != _files_of(spec) or 2 * _num_bytes(content["files"]) > (free_host_bytes() or 0):
+            if content["files"] != _marks_of(spec) or 2 * _num_bytes(content["files"]) > (free_host_bytes() or 0):
                 return None
             passing = {name: getattr(spec, name) for name in _PASSING}
             info = ModelInfo(**{**content["info"], "notes": tuple(content["info"]["notes"])})
@@ -72,29 +73,37 @@ class KnownModel:
         """The weights that `remember` kept for `spec`, by name. Raises OSError and ValueError."""
         import numpy as np
 
-        data, found = np.memmap(_place(spec).with_suffix(".bin"), np.uint8, "r"), {}
+        data, found = np.memmap(_weights_place(_place(spec), _marks_of(spec)), np.uint8, "r"), {}
         for name, (kind, shape, start) in self.arrays.items():
             number = np.dtype(kind)
             part: np.ndarray = data[start : start + math.prod(shape) * number.itemsize]
             found[name] = part.view(number).reshape(shape)
         return found
 
-    def remember(self, spec: CaptionerSpec, *, weights: "Mapping[str, np.ndarray] | None" = None) -> None:
-        """Keep this for `spec`, which was loaded, and its weights unless they are large.
+    def remember(
+        self, spec: CaptionerSpec, *, files: FileMarks, weights: "Mapping[str, np.ndarray] | None" = None
+    ) -> None:
+        """Keep this for `spec`, and its weights unless they are large.
 
-        If that fails, the model is loaded first next time too.
+        `files` is the result of `marks_of` before the model was loaded, so that files that change meanwhile are
+        noticed. If keeping fails, the model is loaded first next time too.
         """
+        if files is None:
+            return
         with suppress(OSError, ValueError):
             place, known = _place(spec), dataclasses.replace(self, halves=None)
             if weights is not None and sum(array.nbytes for array in weights.values()) <= _MOST_BYTES:
-                known = dataclasses.replace(self, arrays=_write_arrays(place.with_suffix(".bin"), weights))
-            content = {**dataclasses.asdict(known), "files": _files_of(spec)}
+                known = dataclasses.replace(self, arrays=_write_arrays(_weights_place(place, files), weights))
+            content = {**dataclasses.asdict(known), "files": files}
             with atomic_write(place) as file:
                 file.write(json.dumps(content).encode())
             others = sorted(place.parent.glob("*.json"), key=lambda one: one.stat().st_mtime_ns)
             for old in others[:-_MOST_MODELS]:
                 old.unlink(missing_ok=True)
-                old.with_suffix(".bin").unlink(missing_ok=True)
+            kept = {one.stem for one in others[-_MOST_MODELS:]} - {place.stem}
+            for data in place.parent.glob("*.bin"):
+                if data.stem.partition("-")[0] not in kept and data != _weights_place(place, files):
+                    data.unlink(missing_ok=True)
 
 
 def _write_arrays(place: Path, weights: "Mapping[str, np.ndarray]") -> dict[str, tuple[str, list[int], int]]:
@@ -121,6 +130,12 @@ def _place(spec: CaptionerSpec) -> Path:
     return cache_folder() / _FOLDER / f"{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]}.json"
 
 
+def _weights_place(place: Path, files: FileMarks) -> Path:
+    """The file of weights beside `place`. Another state of the model has another one, which is never taken for it."""
+    state = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:32]
+    return place.with_name(f"{place.stem}-{state}.bin")
+
+
 @functools.cache
 def _program() -> list[Any]:
     """This program: its version, and the last change of its files, for checkouts."""
@@ -133,8 +148,15 @@ def _program() -> list[Any]:
     return [llama_adapter.__version__, newest]
 
 
-def _files_of(spec: CaptionerSpec) -> dict[str, list[int]]:
-    """Sizes, times and rights of the files of a spec and of those beside them, by path."""
+def marks_of(spec: CaptionerSpec) -> FileMarks:
+    """The marks of the files of a spec as they are; None if they cannot be listed."""
+    with suppress(OSError):
+        return _marks_of(spec)
+    return None
+
+
+def _marks_of(spec: CaptionerSpec) -> dict[str, list[int]]:
+    """Numbers of the files of a spec and of those beside them, by path."""
     if spec.llama_dir is None:
         places = [bundle_folder(spec.model)]
     else:
@@ -147,7 +169,8 @@ def _files_of(spec: CaptionerSpec) -> dict[str, list[int]]:
 
 
 def _marks(status: os.stat_result) -> list[int]:
-    return [status.st_size, status.st_mtime_ns, status.st_mode, status.st_uid, status.st_gid]
+    # A file's number tells two files of one size and time apart. Its own time changes with its content and rights.
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
 def _num_bytes(files: Mapping[str, list[int]]) -> int:

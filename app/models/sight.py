@@ -8,6 +8,7 @@ from typing import Final
 
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.errors import CheckpointError
+from llama_adapter.runtime.text import shown_excerpt
 
 KINDS: Final = ("llava", "idefics3", "smolvlm")  # `model_type` of Hugging Face's config.json
 
@@ -20,10 +21,23 @@ def is_blind(spec: CaptionerSpec) -> bool:
 
 
 def has_connector(folder: Path) -> bool:
-    """Whether a folder holds a model that sees pictures as tokens."""
+    """Whether a folder holds a model that sees pictures as tokens.
+
+    Raises CheckpointError for a model with a tower that is of another kind, or in another form.
+    """
     from llama_adapter.runtime.tensor_files.arrays import read_json  # imports numpy
 
     try:
-        return read_json(folder / "config.json").get("model_type") in KINDS
+        config = read_json(folder / "config.json")
     except CheckpointError:
         return False
+    kind, is_original = config.get("model_type"), "mm_vision_tower" in config  # of LLaVA's own programs
+    if kind in KINDS and not is_original:
+        return True
+    if is_original or "vision_config" in config:
+        what = "in the form of LLaVA's own programs" if is_original else f"of type {shown_excerpt(repr(kind))}"
+        raise CheckpointError(
+            f"`{folder}` holds a model {what}, whose pictures are not read here",
+            hint="LLaVA-1.5, Idefics3 and SmolVLM in Hugging Face's form are read, such as llava-hf/llava-1.5-7b-hf",
+        )
+    return False

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from llama_adapter.app.command_line.commands.answering import are_encoded, inputs_from
 from llama_adapter.app.command_line.values import settings, spec_from
-from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.models.sight import has_connector
+from llama_adapter.app.models.spec import CaptionerSpec, tokens_error
 from llama_adapter.runtime.errors import UsageError
 
 
@@ -30,6 +31,8 @@ def run_encode(options: argparse.Namespace) -> int:
     if options.keys_values:
         sources, spec = EncoderSources(), spec_from(options)
     else:
+        if options.llama_dir is not None and options.adapter is None and has_connector(Path(options.llama_dir)):
+            raise tokens_error(Path(options.llama_dir).name, "prefix files")
         sources = settings(EncoderSources, given)
         unread = dict.fromkeys(("llama_dir", "llama_type", "adapter", "clip", "visual_heads"))
         spec = settings(CaptionerSpec, {**given, **unread, "lora": ()})

@@ -144,16 +144,18 @@ def _bundle_findings(
 
 def _check_sources(report: Report, sources: ModelSources, *, exported: bool, encoder: EncoderCard | None) -> None:
     place = report.attempt("llama", lambda: find_llama(sources.llama_dir, llama_type=sources.llama_type))
-    tokenizer = llama = None
+    tokenizer = llama = sees_tokens = None
     spec = CaptionerSpec(llama_dir=str(sources.llama_dir), llama_type=sources.llama_type)
     is_alone = place is not None and sources.adapter is None
     foreign = report.attempt("llama", partial(find_foreign, spec)) if is_alone else None
     if foreign is not None:
         return _check_foreign_folder(report, foreign)
+    adapter, adapter_file = None, sources.adapter
     if place is not None:
         tokenizer = report.attempt("tokenizer", place.open_tokenizer)
         llama = report.attempt("llama", lambda: open_llama(place))
-    adapter, adapter_file = None, sources.adapter
+        if adapter_file is None:
+            sees_tokens = report.attempt("vision", lambda: has_connector(place.folder))
     if adapter_file is not None:
         adapter = report.attempt("adapter", lambda: open_adapter(adapter_file, for_texts=True))
     clip: ClipSource | None = None
@@ -178,7 +180,7 @@ def _check_sources(report: Report, sources: ModelSources, *, exported: bool, enc
         report.add("ok", "tokenizer", f"The tokenizer has {tokenizer.vocab_size} pieces{template}")
     if place is not None and llama is not None:
         _check_llama(report, llama, tokenizer, form=place.form)
-        if adapter_file is None and tokenizer is not None and has_connector(place.folder):
+        if sees_tokens and tokenizer is not None:
             _check_connected(report, place.folder, tokenizer, dim=llama.config.dim)
     if adapter is not None:
         _check_adapter(report, adapter, llama, vocab_size=None if tokenizer is None else tokenizer.vocab_size)

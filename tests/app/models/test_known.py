@@ -1,6 +1,7 @@
 """What is known of a model from an earlier load, and when that is no longer used."""
 
 import dataclasses
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from llama_adapter.app.models import known
-from llama_adapter.app.models.known import KnownModel
+from llama_adapter.app.models.known import KnownModel, marks_of
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.spec import CaptionerSpec, ModelInfo
 from llama_adapter.vision.pixels import PixelRule
@@ -40,7 +41,7 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CaptionerSpec:
     shutil.copytree(embedded_model(), tmp_path / "model")
     spec = CaptionerSpec(model=str(tmp_path / "model"))
     loaded = dataclasses.replace(spec, device="cpu", dtype="float32", mode="eager")
-    KnownModel(spec=loaded, info=INFO, pixels=PixelRule(image_size=64)).remember(spec)
+    KnownModel(spec=loaded, info=INFO, pixels=PixelRule(image_size=64)).remember(spec, files=marks_of(spec))
     return spec
 
 
@@ -64,6 +65,26 @@ def test_another_computation_is_not_known(spec: CaptionerSpec, other: dict[str, 
 
 def test_a_model_whose_files_have_changed_is_not_known(spec: CaptionerSpec) -> None:
     (Path(str(spec.model)) / "new.json").write_text("{}")
+
+    assert KnownModel.recall(spec) is None
+
+
+def test_a_file_in_the_place_of_another_of_its_size_and_time_is_noticed(spec: CaptionerSpec) -> None:
+    [weights] = Path(str(spec.model)).glob("llm.safetensors")
+    status, content = weights.stat(), weights.read_bytes()
+    weights.rename(weights.with_name("old"))
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    weights.with_name("old").unlink()
+    os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+    assert KnownModel.recall(spec) is None
+
+
+def test_a_file_that_changes_while_the_model_is_loaded_is_noticed(spec: CaptionerSpec) -> None:
+    found, before = KnownModel.recall(spec), marks_of(spec)
+    assert found is not None
+    (Path(str(spec.model)) / "manifest.json").write_text("{}")
+    found.remember(spec, files=before)
 
     assert KnownModel.recall(spec) is None
 
@@ -95,7 +116,7 @@ def test_with_little_memory_the_number_format_is_chosen_again(
 def test_small_weights_are_mapped_as_they_were_kept(spec: CaptionerSpec) -> None:
     weights = {"a": np.arange(7, dtype=np.uint16), "b.float32": np.ones((3, 5), np.float32)}
     known_model = KnownModel(spec=spec, info=INFO, pixels=PixelRule(), halves={"decoder": {}, "vision": {}})
-    known_model.remember(spec, weights=weights)
+    known_model.remember(spec, files=marks_of(spec), weights=weights)
 
     found = KnownModel.recall(spec)
 
@@ -105,3 +126,19 @@ def test_small_weights_are_mapped_as_they_were_kept(spec: CaptionerSpec) -> None
         name: (array.dtype, array.tolist()) for name, array in weights.items()
     }
     assert all(array.ctypes.data % 64 == 0 for array in arrays.values())
+
+
+def test_weights_of_an_earlier_state_of_the_model_are_not_mapped(spec: CaptionerSpec, tmp_path: Path) -> None:
+    known_model = KnownModel(spec=spec, info=INFO, pixels=PixelRule(), halves={"decoder": {}, "vision": {}})
+    for value in (1.0, 2.0):
+        (Path(str(spec.model)) / "manifest.json").write_text(str(value))
+        files = marks_of(spec)
+        known_model.remember(spec, files=files, weights={"a": np.full(3, value, np.float32)})
+        found = KnownModel.recall(spec)
+        assert found is not None
+        assert found.map_arrays(spec)["a"].tolist() == [value] * 3
+    assert len([*(tmp_path / "cache").rglob("*.bin")]) == 1
+
+    (Path(str(spec.model)) / "manifest.json").write_text("3.0")
+    with pytest.raises(FileNotFoundError):
+        found.map_arrays(spec)

@@ -1,11 +1,13 @@
 """Commands take a folder of a model that sees pictures as tokens, by path and by name, and refuse what it has not."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from llama_adapter.runtime.errors import ExitCode
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.runtime.errors import CheckpointError, ExitCode
 from tests.app.command import Run
 from tests.app.picture_models import Reference, pictures, save
 
@@ -66,7 +68,11 @@ def test_doctor_says_what_the_model_does_with_pictures(folder: Path, run: Run) -
 
 @pytest.mark.parametrize(
     ("command", "what"),
-    [("export decoder", "exported decoders"), ("encode PHOTOS --keys-values", "prefix files")],
+    [
+        ("export decoder", "exported decoders"),
+        ("encode PHOTOS --keys-values", "prefix files"),
+        ("encode PHOTOS", "prefix files"),
+    ],
 )
 def test_what_holds_no_tokens_of_pictures_is_refused(
     folder: Path, command: str, what: str, run: Run, tmp_path: Path
@@ -81,6 +87,8 @@ BREAKS = {
     "no squares": ("preprocessor_config.json", "max_image_size", {"height": 32}, "does not say into which squares"),
     "another token": ("config.json", "image_token_id", 5, "has no special token 5 for pictures"),
     "odd shuffle": ("config.json", "scale_factor", 3, "joins 3 of 4 patches in a row"),
+    "another kind": ("config.json", "model_type", "qwen2_vl", "of type 'qwen2_vl', whose pictures are not read here"),
+    "original form": ("config.json", "mm_vision_tower", "clip", "in the form of LLaVA's own programs, whose pictures"),
 }
 
 
@@ -95,3 +103,13 @@ def test_a_damaged_folder_is_refused_in_a_sentence(folder: Path, name: str, run:
     ran = run("caption", "--model", str(tmp_path), str(folder.parent / "photos"))
     assert ran.code != 0
     assert words in ran.err
+    with pytest.raises(CheckpointError, match=re.escape(words)):
+        Captioner.load(tmp_path)
+    assert words in " ".join(run("doctor", "--llama-dir", str(tmp_path)).out.split())
+
+
+def test_pictures_that_a_model_wants_padded_are_refused(tmp_path: Path) -> None:
+    file = save(tmp_path, "llava") / "preprocessor_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "do_pad": True}))
+    with pytest.raises(CheckpointError, match="pads pictures to squares"):
+        Captioner.load(tmp_path)
