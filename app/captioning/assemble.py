@@ -201,10 +201,9 @@ def remember(spec: CaptionerSpec, parts: Parts) -> None:
     known = KnownModel(spec=parts.spec, info=parts.info, pixels=parts.vision.pixels)
     module = parts.vision.module if isinstance(parts.vision, TorchVisionBackend) else None
     encoder = module.arrays if isinstance(module, NativeEncoder) else None
-    decoder = None
-    if isinstance(parts.runner, NativeRunner) and spec.llama_dir is None and spec.past_key_values is None:
-        decoder = parts.runner.arrays
-    if encoder is None or decoder is None or spec.operators != "auto" or spec.lora:
+    decoder = parts.runner.arrays if isinstance(parts.runner, NativeRunner) else None
+    is_changed = spec.llama_dir or spec.past_key_values or spec.operators != "auto" or spec.lora
+    if encoder is None or decoder is None or is_changed:
         return known.remember(spec)
     halves = {"decoder": parts.model.decoder_config.to_dict(), "vision": parts.model.vision_config.to_dict()}
-    return dataclasses.replace(known, halves=halves).remember(spec, weights=encoder | decoder)
+    return dataclasses.replace(known, halves=halves).remember(spec, weights={**encoder, **decoder})
