@@ -11,9 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from llama_adapter.runtime.operators import Linear
-from llama_adapter.vision.config import Activation
-
-LAYER_NORM_EPS = 1e-5  # of the visual-query blocks; newer timm releases default to 1e-6, which gives other results
+from llama_adapter.vision.config import LAYER_NORM_EPS, Activation
 
 AttentionFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 

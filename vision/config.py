@@ -9,6 +9,7 @@ from llama_adapter.vision.pixels import PixelRule
 
 ChannelOrder = Literal["rgb", "bgr"]
 Activation = Literal["quick_gelu", "exact_gelu", "gelu_tanh"]
+LAYER_NORM_EPS = 1e-5  # of the visual-query blocks; newer timm releases default to 1e-6, which gives other results
 _MAY_BE_ZERO = ("depth", "longest", "margin", "mlp_dim", "num_class_tokens")
 
 

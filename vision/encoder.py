@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from llama_adapter.runtime.operators import Linear, random_parameter
 from llama_adapter.runtime.schemes.layers import load_state
-from llama_adapter.vision.block import ACTIVATIONS, LAYER_NORM_EPS, AttentionFunction, Block, SelfAttention, prepend
-from llama_adapter.vision.config import ClipConfig, ConnectorConfig, QueryConfig, VisionConfig
+from llama_adapter.vision.block import ACTIVATIONS, AttentionFunction, Block, SelfAttention, prepend
+from llama_adapter.vision.config import LAYER_NORM_EPS, ClipConfig, ConnectorConfig, QueryConfig, VisionConfig
 
 
 class ClipVisionTower(nn.Module):

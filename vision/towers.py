@@ -128,8 +128,8 @@ def read_clip(
     state = translate(used, layout.names(num_layers, used), what=what, scales=layout.scale_names(num_layers))
     if "visual.proj" in used and state["projection.weight"].ndim == 2:
         state["projection.weight"] = state["projection.weight"].t()
-    num_kept = num_layers if layer is None else layer if layer >= 0 else num_layers + 1 + layer
-    if layer is not None and not 0 < num_kept <= num_layers:
+    num_kept = num_layers if layer is None else layer % (num_layers + 1)
+    if layer is not None and (not num_kept or abs(layer) > num_layers):
         raise CheckpointError(f"{what} has {num_layers} layers, so there is no layer {layer}", hint=MEANING)
     classes, has_end = state.get("class_embedding"), layer is None
     if classes is not None:
@@ -207,14 +207,15 @@ def huggingface_pixels(values: Mapping[str, Any], *, name: str) -> dict[str, Any
     """`pixels` of `read_clip` from Hugging Face's preprocessor_config.json. Raises CheckpointError if it differs."""
     rule: dict[str, Any] = {"rgb_first": True}
     size, crop = (_sides(values.get(key)) for key in ("size", "crop_size"))
-    if size is not None and crop is not None and values.get("do_center_crop", True):
-        if crop[0] != crop[1] or min(size) < crop[0]:
-            raise _not_square(name)
-        rule |= {"image_size": crop[0], "margin": min(size) - crop[0], "is_squashed": False}
-    elif size is not None:
-        if size[0] != size[1] or (isinstance(values["size"], dict) and "height" not in values["size"]):
-            raise _not_square(name)
-        rule |= {"image_size": size[0], "margin": 0, "is_squashed": True}
+    if size is not None:
+        given, is_whole = values["size"], crop is None or not values.get("do_center_crop", True)
+        side = size if is_whole or crop is None else crop
+        has_sides = not isinstance(given, dict) or "height" in given
+        if side[0] != side[1] or min(size) < side[0] or (is_whole and not has_sides):
+            raise CheckpointError(
+                f"Pictures by {name} are not square, or smaller than their crop, which is not done here"
+            )
+        rule |= {"image_size": side[0], "margin": min(size) - side[0], "is_squashed": is_whole}
     if "resample" in values:
         rule["resample"] = _known(_FILTERS, values["resample"], what="filter", name=name)
     rule |= {ours: tuple(values[key]) for key, ours in _STATISTICS if isinstance(values.get(key), list)}
@@ -243,9 +244,8 @@ def _open_clip_pixels(values: Any, *, name: str) -> dict[str, Any]:
     values = values if isinstance(values, dict) else {}
     rule = {key: tuple(values[key]) for key in ("mean", "std") if isinstance(values.get(key), list)}
     if "interpolation" in values:
-        filters = dict.fromkeys(_FILTERS.values())
-        _known(filters, values["interpolation"], what="filter", name=name)
-        rule["resample"] = values["interpolation"]
+        filters = {filter_: filter_ for filter_ in _FILTERS.values()}
+        rule["resample"] = _known(filters, values["interpolation"], what="filter", name=name)
     if "resize_mode" in values:
         modes = {"shortest": False, "squash": True}
         rule["is_squashed"] = _known(modes, values["resize_mode"], what="way to resize", name=name)
@@ -258,10 +258,6 @@ def _known(table: Mapping[Any, Any], value: Any, *, what: str, name: str) -> Any
             f"The {what} {shown_excerpt(repr(value))} in {name} is not computed here", hint=f"known: {[*table]}"
         )
     return table[value]
-
-
-def _not_square(name: str) -> CheckpointError:
-    return CheckpointError(f"Pictures by {name} are not square, or smaller than their crop, which is not done here")
 
 
 def _sides(value: Any) -> tuple[int, int] | None:

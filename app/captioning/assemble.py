@@ -34,6 +34,7 @@ from llama_adapter.runtime.schemes.scheme import dtype_name
 from llama_adapter.runtime.user_cache import cache_note
 from llama_adapter.vision.backends.base import EncodedBefore, NoEncoder, VisionBackend
 from llama_adapter.vision.backends.exported import ExportedEncoder, open_encoder
+from llama_adapter.vision.backends.native import NativeEncoder
 from llama_adapter.vision.backends.torch import TorchVisionBackend
 from llama_adapter.vision.card import EncoderCard
 
@@ -196,11 +197,11 @@ def remember(spec: CaptionerSpec, parts: Parts, *, files: FileMarks) -> None:
     if parts.info.picture_format is not None:
         return None
     known = KnownModel(spec=parts.spec, info=parts.info, pixels=parts.vision.pixels)
-    encoder = parts.vision.arrays if isinstance(parts.vision, TorchVisionBackend) else None
-    decoder = None
-    if isinstance(parts.runner, NativeRunner) and spec.llama_dir is None and spec.past_key_values is None:
-        decoder = parts.runner.arrays()
-    if encoder is None or decoder is None or spec.operators != "auto" or spec.lora:
+    module = parts.vision.module if isinstance(parts.vision, TorchVisionBackend) else None
+    encoder = module.arrays if isinstance(module, NativeEncoder) else None
+    decoder = parts.runner.arrays if isinstance(parts.runner, NativeRunner) else None
+    is_changed = spec.llama_dir or spec.past_key_values or spec.operators != "auto" or spec.lora
+    if encoder is None or decoder is None or is_changed:
         return known.remember(spec, files=files)
     halves = {"decoder": parts.model.decoder_config.to_dict(), "vision": parts.model.vision_config.to_dict()}
-    return dataclasses.replace(known, halves=halves).remember(spec, files=files, weights=encoder | decoder)
+    return dataclasses.replace(known, halves=halves).remember(spec, files=files, weights={**encoder, **decoder})

@@ -43,18 +43,15 @@ class KernelBackend(GraphBackend):
 def assemble_known(spec: CaptionerSpec) -> Parts | None:
     """The parts of a model whose weights the user's cache has as the kernels read them; None for all others."""
     known = KnownModel.recall(spec)
-    library = None if known is None or known.halves is None else find_library().library
-    if known is None or known.halves is None or library is None:
+    if known is None or known.halves is None or (library := find_library().library) is None:
         return None
     decoder, vision = DecoderConfig.from_dict(known.halves["decoder"]), VisionConfig.from_dict(known.halves["vision"])
+    num_slots, dtype = known.spec.batch_size, known.info.dtype
+    assert isinstance(num_slots, int), "no others are known"
     with suppress(OSError, ValueError, KeyError):  # damaged: the model itself is loaded
-        arrays, dtype = known.map_arrays(spec), known.info.dtype
-        assert isinstance(known.spec.batch_size, int), "no others are known"
-        program = KernelProgram(decoder, arrays, dtype=dtype, num_slots=known.spec.batch_size, library=library)
-        config = EngineConfig(decoder=decoder, dtype=np.dtype(np.float32), num_slots=known.spec.batch_size)
-        folder = bundle_folder(spec.model)
+        arrays, folder, detector = known.map_arrays(spec), bundle_folder(spec.model), None
+        program = KernelProgram(decoder, arrays, dtype=dtype, num_slots=num_slots, library=library)
         names = [file.name for file in folder.iterdir()]
-        detector = None
         if _FAMILIAR in names:
             detector = read_familiarity(folder / _FAMILIAR, num_queries=decoder.num_queries, width=decoder.dim)
         return Parts(
@@ -63,6 +60,8 @@ def assemble_known(spec: CaptionerSpec) -> Parts | None:
             model=_Model(Tokenizer.load_stored(folder, names), detector),
             backend=KernelBackend(known.info.device),
             vision=KernelEncoder(vision, arrays, dtype=dtype, library=library),
-            runner=ExportedRunner(program, config),
+            runner=ExportedRunner(
+                program, EngineConfig(decoder=decoder, dtype=np.dtype(np.float32), num_slots=num_slots)
+            ),
         )
     return None

@@ -47,23 +47,23 @@ class KnownModel:
     info: ModelInfo
     pixels: PixelRule
     halves: Mapping[str, Any] | None = None  # the configurations of encoder and decoder, if the weights are kept
-    arrays: Mapping[str, tuple[str, list[int], int]] = dataclasses.field(default_factory=dict)  # see `map_arrays`
+    # Type, shape and place in the file of each of their arrays.
+    arrays: Mapping[str, tuple[str, list[int], int]] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def recall(cls, spec: CaptionerSpec) -> Self | None:
         """What is known of the model of a spec; None if it was not loaded before, or something has changed since."""
         with suppress(OSError, ValueError, TypeError, KeyError):
             content = json.loads(_place(spec).read_bytes())
-            if content["files"] != _marks_of(spec) or 2 * _num_bytes(content["files"]) > (free_host_bytes() or 0):
+            files, info, pixels = (content[name] for name in ("files", "info", "pixels"))
+            num_bytes = sum(marks[0] for marks in files.values())
+            if files != _marks_of(spec) or 2 * num_bytes > (free_host_bytes() or 0):
                 return None
-            passing = {name: getattr(spec, name) for name in _PASSING}
-            info = ModelInfo(**{**content["info"], "notes": tuple(content["info"]["notes"])})
-            lists = {name: tuple(content["pixels"][name]) for name in ("mean", "std")}
-            pixels = PixelRule(**content["pixels"] | lists)
+            lists = {name: tuple(pixels[name]) for name in ("mean", "std")}
             return cls(
-                spec=CaptionerSpec(**content["spec"] | passing),
-                info=info,
-                pixels=pixels,
+                spec=CaptionerSpec(**content["spec"] | {name: getattr(spec, name) for name in _PASSING}),
+                info=ModelInfo(**info | {"notes": tuple(info["notes"])}),
+                pixels=PixelRule(**pixels | lists),
                 halves=content["halves"],
                 arrays=content["arrays"],
             )
@@ -93,10 +93,14 @@ class KnownModel:
         with suppress(OSError, ValueError):
             place, known = _place(spec), dataclasses.replace(self, halves=None)
             if weights is not None and sum(array.nbytes for array in weights.values()) <= _MOST_BYTES:
-                known = dataclasses.replace(self, arrays=_write_arrays(_weights_place(place, files), weights))
-            content = {**dataclasses.asdict(known), "files": files}
+                table = {}
+                with atomic_write(_weights_place(place, files)) as file:
+                    for name, array in weights.items():
+                        table[name] = (array.dtype.str, list(array.shape), file.tell())
+                        file.write(array.tobytes() + b"\0" * (-array.nbytes % _ALIGNMENT))
+                known = dataclasses.replace(self, arrays=table)
             with atomic_write(place) as file:
-                file.write(json.dumps(content).encode())
+                file.write(json.dumps(dataclasses.asdict(known) | {"files": files}).encode())
             others = sorted(place.parent.glob("*.json"), key=lambda one: one.stat().st_mtime_ns)
             for old in others[:-_MOST_MODELS]:
                 old.unlink(missing_ok=True)
@@ -104,17 +108,6 @@ class KnownModel:
             for data in place.parent.glob("*.bin"):
                 if data.stem.partition("-")[0] not in kept and data != _weights_place(place, files):
                     data.unlink(missing_ok=True)
-
-
-def _write_arrays(place: Path, weights: "Mapping[str, np.ndarray]") -> dict[str, tuple[str, list[int], int]]:
-    """Write arrays one after the other; returns the type, the shape and the place of each."""
-    table = {}
-    with atomic_write(place) as file:
-        for name, array in weights.items():
-            start = file.tell()
-            table[name] = (array.dtype.str, list(array.shape), start)
-            file.write(array.tobytes() + b"\0" * (-array.nbytes % _ALIGNMENT))
-    return table
 
 
 def _place(spec: CaptionerSpec) -> Path:
@@ -171,7 +164,3 @@ def _marks_of(spec: CaptionerSpec) -> dict[str, list[int]]:
 def _marks(status: os.stat_result) -> list[int]:
     # A file's number tells two files of one size and time apart. Its own time changes with its content and rights.
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
-
-
-def _num_bytes(files: Mapping[str, list[int]]) -> int:
-    return sum(marks[0] for marks in files.values())

@@ -24,12 +24,11 @@ from llama_adapter.llm.split import share_of
 from llama_adapter.llm.weights.past import read_past
 from llama_adapter.runtime.devices import EAGER, Backend
 from llama_adapter.runtime.devices.cpu import is_file_backed
-from llama_adapter.runtime.devices.cpu_linear import kernel_arrays
 from llama_adapter.runtime.devices.programs import GraphMode
 from llama_adapter.runtime.ranks import ALONE, Alone
 from llama_adapter.runtime.schemes import OperatorChoice
 from llama_adapter.runtime.schemes.scheme import dtype_name
-from llama_adapter.vision.backends.native import NativeEncoder
+from llama_adapter.vision.backends.native import NativeEncoder, tower_arrays
 from llama_adapter.vision.backends.torch import TorchVisionBackend
 from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.encoder import encoder_from_state
@@ -203,9 +202,9 @@ def place_encoder(
     )
     state.clear()
     backend.prepare(vision.module, wanted=operators)
-    if backend.kernels is not None and isinstance(vision.module, HostEncoder):
-        vision.arrays = kernel_arrays(vision.module)
-        vision.module = NativeEncoder(vision.module, library=backend.kernels)
+    encoder, kernels = vision.module, backend.kernels
+    if kernels is not None and isinstance(encoder, HostEncoder) and (tower := tower_arrays(encoder)) is not None:
+        vision.module = NativeEncoder(encoder, config, tower, library=kernels)
     backend.empty_caches()
     return vision
 

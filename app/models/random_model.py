@@ -24,7 +24,6 @@ from llama_adapter.runtime.schemes.state import linear_weights
 from llama_adapter.vision.config import VIT_L_14, ChannelOrder, ClipConfig, QueryConfig, VisionConfig
 
 VOCABULARY = 32000
-_SMOLLM2_VOCABULARY, _QWEN2_VOCABULARY, _LLAMA3_VOCABULARY = 49152, 151936, 128256
 NUM_QUERIES = 10
 _NUM_DRAWN = 1_048_573  # a prime, so that repeated numbers do not make two rows of a matrix equal
 
@@ -52,25 +51,13 @@ LLAMA_SIZES: Mapping[str, LlamaSize] = {
     "13B": LlamaSize(dim=5120, num_layers=40, num_heads=40, ffn_dim=13824),
     "30B": LlamaSize(dim=6656, num_layers=60, num_heads=52, ffn_dim=17920),
     "65B": LlamaSize(dim=8192, num_layers=80, num_heads=64, ffn_dim=22016),
-    "SmolLM2-135M": LlamaSize(
-        dim=576, num_layers=30, num_heads=9, num_kv_heads=3, ffn_dim=1536, vocab_size=_SMOLLM2_VOCABULARY
-    ),
-    "SmolLM2-360M": LlamaSize(
-        dim=960, num_layers=32, num_heads=15, num_kv_heads=5, ffn_dim=2560, vocab_size=_SMOLLM2_VOCABULARY
-    ),
-    "Qwen2.5-0.5B": LlamaSize(
-        dim=896, num_layers=24, num_heads=14, num_kv_heads=2, ffn_dim=4864, vocab_size=_QWEN2_VOCABULARY
-    ),
+    "SmolLM2-135M": LlamaSize(dim=576, num_layers=30, num_heads=9, num_kv_heads=3, ffn_dim=1536, vocab_size=49152),
+    "SmolLM2-360M": LlamaSize(dim=960, num_layers=32, num_heads=15, num_kv_heads=5, ffn_dim=2560, vocab_size=49152),
+    "Qwen2.5-0.5B": LlamaSize(dim=896, num_layers=24, num_heads=14, num_kv_heads=2, ffn_dim=4864, vocab_size=151936),
     "TinyLlama": LlamaSize(dim=2048, num_layers=22, num_heads=32, num_kv_heads=4, ffn_dim=5632),
-    "Llama-3.2-1B": LlamaSize(
-        dim=2048, num_layers=16, num_heads=32, num_kv_heads=8, ffn_dim=8192, vocab_size=_LLAMA3_VOCABULARY
-    ),
-    "Llama-3.2-3B": LlamaSize(
-        dim=3072, num_layers=28, num_heads=24, num_kv_heads=8, ffn_dim=8192, vocab_size=_LLAMA3_VOCABULARY
-    ),
-    "Llama-3.1-8B": LlamaSize(
-        dim=4096, num_layers=32, num_heads=32, num_kv_heads=8, ffn_dim=14336, vocab_size=_LLAMA3_VOCABULARY
-    ),
+    "Llama-3.2-1B": LlamaSize(dim=2048, num_layers=16, num_heads=32, num_kv_heads=8, ffn_dim=8192, vocab_size=128256),
+    "Llama-3.2-3B": LlamaSize(dim=3072, num_layers=28, num_heads=24, num_kv_heads=8, ffn_dim=8192, vocab_size=128256),
+    "Llama-3.1-8B": LlamaSize(dim=4096, num_layers=32, num_heads=32, num_kv_heads=8, ffn_dim=14336, vocab_size=128256),
 }
 _TINY_CLIP = ClipConfig(patch_size=56, width=64, num_layers=2, num_heads=2, output_dim=64)
 

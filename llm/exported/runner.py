@@ -1,7 +1,6 @@
 """The runner of exported decoders. It uses numpy and no torch."""
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -62,19 +61,14 @@ class ExportedRunner:
             case DecodePlan(rows=[]):
                 return Tokens((), ())
             case DecodePlan():
-                newest = self._newest[: len(plan.rows)]
-                chosen = self._decode(newest, plan.positions, self._drawn(plan.draws))
-                return self._choose(plan, chosen, first_slot=0)
-            case PrefillPlan():
-                chosen = self._prefill(plan.prompts, plan.prefixes, self._drawn(plan.draws), first_slot=plan.first_slot)
-                return self._choose(plan, chosen, first_slot=plan.first_slot)
+                return self._choose(plan, self.program.run(self._step(plan), first_slot=0))
+            case PrefillPlan(first_slot=first):
+                chosen = self.program.run(self._admit(plan), first_slot=first)
+                return self._choose(plan, chosen, first_slot=first)
             case MixedPlan(decode, prefill):
-                newest, draws = self._newest[: len(decode.rows)], self._drawn(decode.draws)
-                wanted = self._drawn(prefill.draws)
-                admitted = self._admit(prefill.prompts, prefill.prefixes, wanted, first_slot=prefill.first_slot)
-                step = self._step(newest, decode.positions, draws)
-                chosen = self.program.mixed(step, admitted, first_slot=prefill.first_slot)
-                return self._choose(plan, chosen, first_slot=0)
+                admitted = self._admit(prefill)
+                chosen = self.program.mixed(self._step(decode), admitted, first_slot=prefill.first_slot)
+                return self._choose(plan, chosen)
             case ScorePlan():
                 return Scores(plan.rows, self._score(plan))
 
@@ -97,48 +91,24 @@ class ExportedRunner:
         started = time.perf_counter()
         num_slots, context = self.config.num_slots, self.config.context
         longest = min(prompt_tokens + new_tokens, context)
-        prompt, prefixes = [0] * min(prompt_tokens, context), [self.empty_prefix()] * num_slots
-        greedy = [None] * num_slots
-        self._prefill([prompt] * num_slots, prefixes, greedy, first_slot=0)
-        self._decode([0] * num_slots, [longest - 1] * num_slots, greedy)
+        rows, greedy = range(num_slots), [None] * num_slots
+        prompts, prefixes = [(0,) * min(prompt_tokens, context)] * num_slots, [self.empty_prefix()] * num_slots
+        self.run(PrefillPlan(rows, prompts, prefixes, greedy, first_slot=0))
+        self.run(DecodePlan(rows, [longest - 1] * num_slots, greedy))
         self.reset()
         return WarmUp(seconds=time.perf_counter() - started, programs=2)
 
-    def _prefill(
-        self,
-        prompts: Sequence[Sequence[int]],
-        prefixes: Sequence[Prefix],
-        draws: Sequence[Draw | None],
-        *,
-        first_slot: int,
-    ) -> Chosen:
-        step = self._admit(prompts, prefixes, draws, first_slot=first_slot)
-        return self.program.run(step, first_slot=first_slot)
+    def _admit(self, plan: PrefillPlan) -> Step:
+        self.program.reserve(self._start + max(map(len, plan.prompts)))
+        self.program.place(plan.prefixes, first_slot=plan.first_slot)
+        return prefill_step(plan.prompts, _made_by_graph(plan), capacity=self.program.capacity, start=self._start)
 
-    def _admit(
-        self,
-        prompts: Sequence[Sequence[int]],
-        prefixes: Sequence[Prefix],
-        draws: Sequence[Draw | None],
-        *,
-        first_slot: int,
-    ) -> Step:
-        self.program.reserve(self._start + max(map(len, prompts)))
-        self.program.place(prefixes, first_slot=first_slot)
-        return prefill_step(prompts, draws, capacity=self.program.capacity, start=self._start)
+    def _step(self, plan: DecodePlan) -> Step:
+        self.program.reserve(self._start + max(plan.positions) + 1)
+        newest, capacity = self._newest[: len(plan.rows)], self.program.capacity
+        return decode_step(newest, plan.positions, _made_by_graph(plan), capacity=capacity, start=self._start)
 
-    def _decode(self, tokens: Sequence[int], positions: Sequence[int], draws: Sequence[Draw | None]) -> Chosen:
-        return self.program.run(self._step(tokens, positions, draws), first_slot=0)
-
-    def _step(self, tokens: Sequence[int], positions: Sequence[int], draws: Sequence[Draw | None]) -> Step:
-        self.program.reserve(self._start + max(positions) + 1)
-        return decode_step(tokens, positions, draws, capacity=self.program.capacity, start=self._start)
-
-    def _drawn(self, draws: Sequence[Draw | None]) -> Sequence[Draw | None]:
-        """The draws that the graph makes. The others are made on the host."""
-        return [draw if draw is not None and draw.is_plain else None for draw in draws]
-
-    def _choose(self, plan: PrefillPlan | DecodePlan | MixedPlan, chosen: Chosen, *, first_slot: int) -> Tokens:
+    def _choose(self, plan: PrefillPlan | DecodePlan | MixedPlan, chosen: Chosen, *, first_slot: int = 0) -> Tokens:
         token_ids: list[int] = chosen.tokens_T.tolist()
         for row, draw in enumerate(plan.draws):
             if draw is not None and not (draw.is_plain and self.program.has_sampling):
@@ -170,3 +140,8 @@ class ExportedRunner:
             [float(sum(next(per_token) for _ in range(length))) for layout in rows for length in layout.lengths]
             for rows in questions
         ]
+
+
+def _made_by_graph(plan: PrefillPlan | DecodePlan) -> list[Draw | None]:
+    """The draws that the graph makes. The others are made on the host."""
+    return [draw if draw is not None and draw.is_plain else None for draw in plan.draws]

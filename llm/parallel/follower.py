@@ -1,6 +1,5 @@
 """The loop of all ranks but the first: they execute the first rank's commands until it stops."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from llama_adapter.llm.parallel.channel import Channel
@@ -9,7 +8,6 @@ from llama_adapter.llm.runners.base import (
     DecodePlan,
     KeptTokens,
     MixedPlan,
-    Pictures,
     Plan,
     PrefillPlan,
     Runner,
@@ -49,16 +47,11 @@ def _plan(command: dict[str, Any], channel: Channel, prefixes: dict[int, Prefix]
     """The plan of a command. It has no draws, because the first rank chooses the tokens for all."""
     match command["do"]:
         case "prefill":
-            rows = range(len(command["prompts"]))
             return PrefillPlan(
-                rows=rows,
-                prompts=command["prompts"],
-                prefixes=_found(command, prefixes),
-                draws=[None] * len(rows),
+                draws=[None] * len(command["prompts"]),
                 first_slot=command["first_slot"],
                 with_logprobs=command["with_logprobs"],
-                pictures=_pictures(command, channel),
-                **_kept(command),
+                **_asked(command, channel, prefixes),
             )
         case "decode":
             positions = command["positions"]
@@ -74,32 +67,24 @@ def _plan(command: dict[str, Any], channel: Channel, prefixes: dict[int, Prefix]
             assert isinstance(prefill, PrefillPlan)
             return MixedPlan(decode, prefill)
         case "score":
-            return ScorePlan(
-                rows=range(len(command["prompts"])),
-                prompts=command["prompts"],
-                continuations=command["continuations"],
-                prefixes=_found(command, prefixes),
-                pictures=_pictures(command, channel),
-                **_kept(command),
-            )
+            return ScorePlan(continuations=command["continuations"], **_asked(command, channel, prefixes))
         case unknown:
             raise ValueError(f"no command `{unknown}`")
 
 
-def _kept(command: dict[str, Any]) -> dict[str, Any]:
-    return {"kept": [kept and KeptTokens(*kept) for kept in command["kept"]], "dropped": command["dropped"]}
-
-
-def _found(command: dict[str, Any], prefixes: dict[int, Prefix]) -> Sequence[Prefix]:
-    return [prefixes[number] for number in command["prefixes"]]
-
-
-def _pictures(command: dict[str, Any], channel: Channel) -> list[Pictures]:
-    """The pictures of a plan, whose embeddings follow its command."""
-    return [
-        [
-            PictureTokens(start=start, embeddings_SD=channel.receive_numbers(shape), digest=digest)
-            for start, digest, shape in own
-        ]
-        for own in command["pictures"]
-    ]
+def _asked(command: dict[str, Any], channel: Channel, prefixes: dict[int, Prefix]) -> dict[str, Any]:
+    """The prompts of a plan, and what belongs to them. The embeddings of pictures follow the command."""
+    return {
+        "rows": range(len(command["prompts"])),
+        "prompts": command["prompts"],
+        "prefixes": [prefixes[number] for number in command["prefixes"]],
+        "pictures": [
+            [
+                PictureTokens(start=start, embeddings_SD=channel.receive_numbers(shape), digest=digest)
+                for start, digest, shape in own
+            ]
+            for own in command["pictures"]
+        ],
+        "kept": [kept and KeptTokens(*kept) for kept in command["kept"]],
+        "dropped": command["dropped"],
+    }

@@ -16,7 +16,6 @@ from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.base import (
     DecodePlan,
     MixedPlan,
-    Pictures,
     Plan,
     PrefillPlan,
     Result,
@@ -169,33 +168,29 @@ def _command(plan: Plan) -> dict[str, Any]:
         case PrefillPlan():
             return {
                 "do": "prefill",
-                "prompts": list(map(list, plan.prompts)),
-                "prefixes": _numbers(plan.prefixes),
                 "first_slot": plan.first_slot,
                 "with_logprobs": plan.with_logprobs,
-                "pictures": _described(plan.pictures),
-                **_kept(plan),
+                **_asked(plan),
             }
         case MixedPlan():
             return {"do": "mixed", "decode": _command(plan.decode), "prefill": _command(plan.prefill)}
         case ScorePlan():
             return {
                 "do": "score",
-                "prompts": list(map(list, plan.prompts)),
                 "continuations": [list(map(list, row)) for row in plan.continuations],
-                "prefixes": _numbers(plan.prefixes),
-                "pictures": _described(plan.pictures),
-                **_kept(plan),
+                **_asked(plan),
             }
 
 
-def _kept(plan: PrefillPlan | ScorePlan) -> dict[str, Any]:
-    kept = [tokens and dataclasses.astuple(tokens) for tokens in plan.kept]
-    return {"kept": kept, "dropped": list(plan.dropped)}
-
-
-def _described(pictures: Sequence[Pictures]) -> list[list[Any]]:
-    return [[(one.start, one.digest, list(one.embeddings_SD.shape)) for one in own] for own in pictures]
+def _asked(plan: PrefillPlan | ScorePlan) -> dict[str, Any]:
+    """The prompts of a plan, and what belongs to them. The embeddings of pictures follow the command."""
+    return {
+        "prompts": list(map(list, plan.prompts)),
+        "prefixes": _numbers(plan.prefixes),
+        "pictures": [[(one.start, one.digest, list(one.embeddings_SD.shape)) for one in own] for own in plan.pictures],
+        "kept": [tokens and dataclasses.astuple(tokens) for tokens in plan.kept],
+        "dropped": list(plan.dropped),
+    }
 
 
 def _embeddings(plan: Plan) -> list[Tensor]:

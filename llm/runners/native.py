@@ -15,28 +15,20 @@ import torch
 from torch import Tensor
 
 from llama_adapter.llm.config import EngineConfig
-from llama_adapter.llm.model.llama import Layer, LlamaAdapterDecoder, RmsNorm, linears_of
+from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.base import KeptTokens, MixedPlan, Pictures, Plan, Result, ScorePlan, WarmUp
 from llama_adapter.llm.runners.draw import NO_TOKEN
 from llama_adapter.llm.runners.eager import EagerRunner, paired
-from llama_adapter.llm.runners.ragged import Tokens as _Tokens
-from llama_adapter.llm.runners.ragged import c_numbers as _numbers
-from llama_adapter.llm.runners.ragged import portions as _portions
+from llama_adapter.llm.runners.kernel_decoder import KernelDecoder, Places, batch_of, c_numbers
+from llama_adapter.llm.runners.ragged import Tokens, portions
 from llama_adapter.llm.runners.sampler import Prediction, logprobs, predict, sum_scores
 from llama_adapter.llm.runners.score_layout import lay_out
 from llama_adapter.runtime.devices import Backend
-from llama_adapter.runtime.devices.cpu_linear import NativeLinear, kernel_arrays
-from llama_adapter.runtime.kernels.library import KINDS, Library
-from llama_adapter.runtime.kernels.structs import (
-    ACTIVATIONS,
-    BatchStruct,
-    DecoderStruct,
-    KeptStruct,
-    LayerStruct,
-    SumFunction,
-)
-from llama_adapter.runtime.kernels.threads import num_threads, torch_stands_aside
+from llama_adapter.runtime.devices.cpu_linear import bits, kernel_arrays
+from llama_adapter.runtime.kernels.library import Library
+from llama_adapter.runtime.kernels.structs import BatchStruct, SumFunction
+from llama_adapter.runtime.kernels.threads import torch_stands_aside
 from llama_adapter.runtime.operators import ATEN
 from llama_adapter.runtime.ranks import Alone
 from llama_adapter.runtime.schemes.scheme import dtype_name
@@ -49,10 +41,8 @@ _LANES = 16  # floats in a vector
 def can_run(decoder: LlamaAdapterDecoder) -> bool:
     """Whether the kernels can run this decoder, whose linear layers must already be prepared."""
     config = decoder.config
-    linears = [module for layer in decoder.layers for module in linears_of(layer)]  # type: ignore[arg-type]
     return (
-        all(isinstance(linear, NativeLinear) for linear in (*linears, decoder.head))
-        and decoder.embedding.weight.dtype in (torch.float32, torch.bfloat16)
+        kernel_arrays(decoder) is not None
         and config.head_dim % _LANES == 0
         and config.head_dim <= 16 * _LANES
         and config.ffn_dim % _BLOCK == 0
@@ -80,82 +70,19 @@ class NativeRunner(EagerRunner):
         # Plain operators compute everything outside of the kernels.
         operators = dataclasses.replace(ATEN, name=f"native {library.instruction_set}")
         super().__init__(decoder, config, backend=backend, operators=operators)
-        self._library = library
-        self._kept: list[Tensor] = []  # tensors that the structures point to
         # Decode steps by number of rows, and the memory that they share.
         self._steps: dict[int, _Step] = {}
         self._x_RD = torch.empty(config.num_slots, config.decoder.dim)
         self._predictions = self._empty_prediction(config.num_slots)
-        self._places = _Places(self._cache.k, self._cache.v, self._cache.table_BT if self._cache.is_paged else None)
+        table_BT = self._cache.table_BT.numpy() if self._cache.is_paged else None
+        self._places = Places(bits(self._cache.k), bits(self._cache.v), table_BT)
         self._is_alone = config.decoder.num_ranks == 1
         self._sum = _Sum(decoder.ranks)
-        self._struct = self._describe(decoder)
-        self._pointer = ctypes.addressof(self._struct)
-
-    def _describe(self, decoder: LlamaAdapterDecoder) -> DecoderStruct:
-        config, embedding_VD = decoder.config, decoder.embedding.weight.detach().contiguous()
-        self._kept.append(embedding_VD)
-        layers = (LayerStruct * config.num_layers)(
-            *(self._describe_layer(decoder, index) for index in range(config.num_layers))
-        )
-        return DecoderStruct(
-            dim=config.dim,
-            num_layers=config.num_layers,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            vocab_size=len(config.vocab_rows),
-            first_adapter_layer=config.first_adapter_layer,
-            num_queries=config.num_queries,
-            norm_eps=config.norm_eps,
-            score_cap=config.score_cap,
-            logit_cap=config.logit_cap,
-            activation=ACTIVATIONS[config.activation],
-            norms_all_heads=config.qk_norm == "all",
-            kept_type=KINDS[dtype_name(self._cache.k.dtype)],
-            embedding_type=KINDS[dtype_name(embedding_VD.dtype)],
-            embedding=embedding_VD.data_ptr(),
-            layers=layers,
-            norm=self._floats(decoder.norm.weight),
-            head=_native(decoder.head).struct,
-            sum=None if self._is_alone else self._sum.address,
-            adds_residual=config.rank == 0,
-        )
-
-    def _describe_layer(self, decoder: LlamaAdapterDecoder, index: int) -> LayerStruct:
-        layer, table = decoder.layers[index], decoder.table_of(index)
-        assert isinstance(layer, Layer)
-        qkv, out, gate_up, down = map(_native, linears_of(layer))
-        width = gate_up.out_features // 2
-        return LayerStruct(
-            attention_norm=self._weight(layer.attention_norm),
-            feed_forward_norm=self._weight(layer.feed_forward_norm),
-            attention_out_norm=self._weight(layer.attention_out_norm),
-            feed_forward_out_norm=self._weight(layer.feed_forward_out_norm),
-            q_norm=self._weight(layer.attention.q_norm),
-            k_norm=self._weight(layer.attention.k_norm),
-            rotary_cos=None if table is None else self._floats(table.cos),
-            rotary_sin=None if table is None else self._floats(table.sin),
-            window=decoder.config.window_of(index),
-            qkv=qkv.struct,
-            out=out.struct,
-            gate=gate_up.part(0, width),
-            up=gate_up.part(width, width),
-            down=down.struct,
-        )
-
-    def _weight(self, norm: torch.nn.Module) -> int | None:
-        """Address of a norm's weight; None if the decoder has no such norm."""
-        return self._floats(norm.weight) if isinstance(norm, RmsNorm) else None
-
-    def _floats(self, tensor: Tensor) -> int:
-        """Address of the numbers in float32, in memory that lives as long as this runner."""
-        self._kept.append(tensor.detach().float().contiguous())
-        return self._kept[-1].data_ptr()
-
-    def arrays(self) -> dict[str, np.ndarray] | None:
-        """What `KernelProgram` needs to compute the same; None if this is a rank's share."""
-        return kernel_arrays(self._decoder) if self._is_alone else None
+        arrays, address = kernel_arrays(decoder), None if self._is_alone else self._sum.address
+        assert arrays is not None, "`can_run` was true"
+        self.arrays = arrays  # with these, `KernelProgram` computes the same
+        dtype = dtype_name(config.dtype)
+        self._kernels = KernelDecoder(config.decoder, arrays, dtype=dtype, library=library, sum_address=address)
 
     @property
     def runs_mixed(self) -> bool:
@@ -203,7 +130,7 @@ class NativeRunner(EagerRunner):
         kept: Sequence[KeptTokens | None] = (),
     ) -> Prediction:
         known = self._admit(prompts, prefixes, kept, first_slot=first_slot)
-        return self._fill(paired(prompts, pictures), known, first_slot=first_slot, steps=_Tokens())
+        return self._fill(paired(prompts, pictures), known, first_slot=first_slot, steps=Tokens())
 
     @torch.inference_mode()
     def mixed(self, plan: MixedPlan) -> Prediction:
@@ -220,7 +147,7 @@ class NativeRunner(EagerRunner):
         known: Sequence[int],
         *,
         first_slot: int,
-        steps: _Tokens,
+        steps: Tokens,
     ) -> Prediction:
         """Predictions after `steps`, the tokens of running rows, and after each prompt.
 
@@ -232,8 +159,8 @@ class NativeRunner(EagerRunner):
             (slot, self._start + count, lay_out(prompt[count:], [(NO_TOKEN,)], () if count else pictures))
             for slot, ((prompt, pictures), count) in enumerate(zip(prompts, known, strict=True), start=first_slot)
         ]
-        portions = _portions(rows, steps=steps, past_length=self._start)
-        parts = [self._run(tokens, self._places, self._prefix) for tokens in portions]
+        portioned = portions(rows, steps=steps, past_length=self._start)
+        parts = [self._run(tokens, self._places, self._prefix) for tokens in portioned]
         if len(parts) == 1:
             return parts[0]
         logits_RV, best_R = map(torch.cat, zip(*parts, strict=True))
@@ -246,7 +173,7 @@ class NativeRunner(EagerRunner):
         self._cache.hold([place + 1 for place in places])
         if not self._is_alone:
             return self._run(self._step_tokens(ids, positions), self._places, self._prefix)
-        self._check(ids, range(len(ids)), places, places, of=self._places)
+        self._kernels.check(ids, range(len(ids)), places, places, of=self._places)
         step = self._steps.get(len(ids)) or self._new_step(len(ids))
         step.ids[:], step.places[:] = ids, places  # type: ignore[assignment]  # ctypes takes integers
         return self._forward(step.batch, step.prediction)
@@ -255,14 +182,14 @@ class NativeRunner(EagerRunner):
         prediction = Prediction(*(whole[:num_rows] for whole in self._predictions))
         tokens = self._step_tokens([0] * num_rows, [0] * num_rows)
         batch = self._batch(tokens, self._x_RD, self._places, self._prefix, prediction)
-        ids, places = _numbers(tokens.ids), _numbers(tokens.places)
+        ids, places = c_numbers(tokens.ids), c_numbers(tokens.places)
         batch.ids, batch.places, batch.positions = ids, places, places
         self._steps[num_rows] = _Step(ids=ids, places=places, prediction=prediction, batch=batch)
         return self._steps[num_rows]
 
-    def _step_tokens(self, token_ids: Sequence[int], positions: Sequence[int]) -> _Tokens:
+    def _step_tokens(self, token_ids: Sequence[int], positions: Sequence[int]) -> Tokens:
         """One token for each of slots 0..R-1."""
-        return _Tokens.of_steps(token_ids, [self._start + position for position in positions])
+        return Tokens.of_steps(token_ids, [self._start + position for position in positions])
 
     @torch.inference_mode()
     def score(self, plan: ScorePlan) -> list[list[float]]:
@@ -280,8 +207,8 @@ class NativeRunner(EagerRunner):
                 whole[:, :, :, :start] = past_LNCH[:, None]
         prefix = Prefix(*map(self._joined, zip(*plan.prefixes, strict=True)))
         rows = [(row, start, layout) for row, layout in enumerate(layouts)]
-        portions = _portions(rows, steps=_Tokens(), past_length=start)
-        logits_TV = torch.cat([self._run(tokens, _Places(k, v), prefix).logits_RV for tokens in portions])
+        cache, parts = Places(bits(k), bits(v)), portions(rows, steps=Tokens(), past_length=start)
+        logits_TV = torch.cat([self._run(tokens, cache, prefix).logits_RV for tokens in parts])
         self._keep(plan, lambda row, num_places: (k[:, row, :, :num_places].clone(), v[:, row, :, :num_places].clone()))
         targets_T = torch.tensor([token for layout in layouts for token in layout.targets])
         return sum_scores(logprobs(logits_TV, targets_T), layouts)
@@ -294,9 +221,9 @@ class NativeRunner(EagerRunner):
             raise ValueError(f"prefixes of {tuple(joined.shape)} for slots of {tuple(self._prefix.k.shape)}")
         return joined
 
-    def _run(self, tokens: _Tokens, places: "_Places", prefix: Prefix) -> Prediction:
+    def _run(self, tokens: Tokens, places: Places, prefix: Prefix) -> Prediction:
         """Predictions after each token in `logit_tokens`. Keys and values are written in place."""
-        self._check(tokens.ids, tokens.run_rows, tokens.places, tokens.positions, of=places)
+        self._kernels.check(tokens.ids, tokens.run_rows, tokens.places, tokens.positions, of=places)
         if self._reads_ids(tokens):
             x_TD = torch.empty(len(tokens.ids), self.config.decoder.dim)
         else:
@@ -307,56 +234,23 @@ class NativeRunner(EagerRunner):
         batch = self._batch(tokens, x_TD, places, prefix, prediction)
         return self._forward(batch, prediction)
 
-    def _reads_ids(self, tokens: _Tokens) -> bool:
+    def _reads_ids(self, tokens: Tokens) -> bool:
         """Whether the kernels look up the embeddings. They cannot if each rank has a part of the vocabulary."""
         return self._is_alone and not tokens.pictures
 
     def _batch(
-        self, tokens: _Tokens, x_TD: Tensor, places: "_Places", prefix: Prefix, prediction: Prediction
+        self, tokens: Tokens, x_TD: Tensor, places: Places, prefix: Prefix, prediction: Prediction
     ) -> BatchStruct:
         """The batch for the kernels. The caller keeps the tensors, whose addresses it holds."""
-        return BatchStruct(
-            num_tokens=len(tokens.ids),
-            num_runs=len(tokens.run_rows),
-            equal_runs=tokens.num_equal_rows(),
-            ids=_numbers(tokens.ids) if self._reads_ids(tokens) else None,
+        return batch_of(
+            tokens,
             x=x_TD.data_ptr(),
-            run_rows=_numbers(tokens.run_rows),
-            run_starts=_numbers(tokens.run_starts),
-            places=_numbers(tokens.places),
-            positions=_numbers(tokens.positions),
-            shared_ends=_numbers(tokens.shared_ends),
-            starts=_numbers(tokens.starts),
-            cache=places.struct,
-            prefix=_Places(*prefix).struct,
-            num_logits=len(tokens.logit_tokens),
-            logit_tokens=_numbers(tokens.logit_tokens),
+            cache=places,
+            prefix=Places(*map(bits, prefix)),
             logits=prediction.logits_RV.data_ptr(),
             best=prediction.best_R.data_ptr() if self._is_alone else None,
+            reads_ids=self._reads_ids(tokens),
         )
-
-    def _check(
-        self,
-        ids: Sequence[int],
-        rows: Sequence[int],
-        places: Sequence[int],
-        positions: Sequence[int],
-        *,
-        of: "_Places",
-    ) -> None:
-        """Raise IndexError for values out of range, because the kernels do not check bounds."""
-        if len(places) != len(ids) or len(positions) != len(ids):
-            raise IndexError(f"{len(positions)} positions of {len(ids)} tokens")
-        sizes = self.config.decoder
-        ranges = (
-            ("token", ids, sizes.vocab_size),
-            ("slot", rows, of.num_rows),
-            ("place", places, of.num_places),
-            ("position", positions, sizes.context),
-        )
-        for name, values, count in ranges:
-            if min(values) < 0 or max(values) >= count:
-                raise IndexError(f"{name}s {min(values)} to {max(values)}: there are {count}")
 
     def _empty_prediction(self, num_rows: int) -> Prediction:
         """Memory for logits, of this rank's part of the vocabulary, and for the best tokens."""
@@ -365,7 +259,7 @@ class NativeRunner(EagerRunner):
 
     def _forward(self, batch: BatchStruct, prediction: Prediction) -> Prediction:
         with self._sum.failures_raised():
-            self._library.forward(self._pointer, ctypes.addressof(batch), num_threads())
+            self._kernels.forward(batch)
         if self._is_alone:
             return prediction
         return predict(self._decoder.ranks.join(prediction.logits_RV, width=self.config.decoder.vocab_size))
@@ -405,45 +299,3 @@ class _Sum:
             if failure is not None:
                 raise failure from None
             raise
-
-
-def _native(module: torch.nn.Module) -> NativeLinear:
-    assert isinstance(module, NativeLinear), "`can_run` was true"
-    return module
-
-
-@dataclass(frozen=True, slots=True)
-class _Places:
-    """Keys and values (layers, rows, heads, P, H), the last two dimensions dense. One layer alone is used for all.
-
-    With a table, rows are blocks, and each row of a batch has several; see `KVCache.table_BT`.
-    """
-
-    k: Tensor
-    v: Tensor
-    table_BT: Tensor | None = None
-
-    @property
-    def num_rows(self) -> int:
-        """Rows that a batch may have."""
-        return self.k.shape[1] if self.table_BT is None else len(self.table_BT)
-
-    @property
-    def num_places(self) -> int:
-        """Places of a row."""
-        return self.k.shape[3] * (1 if self.table_BT is None else self.table_BT.shape[1])
-
-    @property
-    def struct(self) -> KeptStruct:
-        """The structure for the kernels, which holds addresses only."""
-        strides, table_BT = self.k.stride(), self.table_BT
-        return KeptStruct(
-            k=self.k.data_ptr(),
-            v=self.v.data_ptr(),
-            layer_stride=0 if self.k.shape[0] == 1 else strides[0],
-            row_stride=strides[1],
-            head_stride=strides[2],
-            table=None if table_BT is None else table_BT.data_ptr(),
-            blocks=0 if table_BT is None else table_BT.shape[1],
-            block=self.k.shape[3],
-        )

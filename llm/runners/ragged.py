@@ -1,6 +1,5 @@
 """Tokens of several rows without padding, as the C kernels take them. Imports no torch."""
 
-import ctypes
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -97,8 +96,3 @@ def portions(rows: Iterable[tuple[int, int, ScoreLayout]], *, steps: Tokens, pas
         tokens.end_row(row)
         tokens.logit_tokens.extend(first + place for place in layout.predictors)
     yield tokens
-
-
-def c_numbers(values: Sequence[int]) -> "ctypes.Array[ctypes.c_int64]":
-    """The numbers as an array of C."""
-    return (ctypes.c_int64 * len(values))(*values)

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from llama_adapter.runtime.kernels.arrays import ArrayLinear
 from llama_adapter.runtime.kernels.library import KINDS, Library
-from llama_adapter.runtime.kernels.structs import LinearStruct
 from llama_adapter.runtime.kernels.threads import num_threads
 from llama_adapter.runtime.schemes import int4, int8
 from llama_adapter.runtime.schemes.layers import WEIGHT, float_type, replace_layers
@@ -29,31 +29,31 @@ class NativeLinear(nn.Module):
     """
 
     def __init__(self, linear: nn.Linear | StoredPacked, *, library: Library) -> None:
-        """A packed weight, which must have the library's layout, is used in place. A plain weight is packed."""
+        """A packed weight, which must have the library's layout, is used in place. A plain weight is packed.
+
+        `arrays` are the memory that the kernels read.
+        """
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self._library = library
         # Not a parameter or buffer, because packed weights can be neither moved nor saved.
         if isinstance(linear, StoredPacked):
-            self.weight_dtype, self._memory = DTYPES[linear.kind], linear.packed
-            start = self._memory.data_ptr()
+            self.weight_dtype, packed = DTYPES[linear.kind], linear.packed
         else:
-            self.weight_dtype = linear.weight.dtype
-            self._memory, start = _packed(linear, library)
-        kind = KINDS[dtype_name(self.weight_dtype)]
-        scale = getattr(linear, WEIGHT + int8.SCALE) if self.weight_dtype == torch.int8 else None
-        self._scale = None if scale is None else scale.detach().float().contiguous()
+            self.weight_dtype, packed = linear.weight.dtype, _packed(linear, library)
+        kind = dtype_name(self.weight_dtype)
+        self._memory = packed[: library.packed_bytes(KINDS[kind], self.out_features, self.in_features)]
         self.bias = None if linear.bias is None else linear.bias.detach().float().contiguous()
-        self.struct = LinearStruct(
-            kind=kind,
-            num_in=self.in_features,
-            num_out=self.out_features,
-            weight=start,
-            scale=None if self._scale is None else self._scale.data_ptr(),
-            bias=None if self.bias is None else self.bias.data_ptr(),
-            input_scale=float(getattr(linear, WEIGHT + int8.INPUT_SCALE, 0.0)),
-        )
-        self._pointer = ctypes.addressof(self.struct)
+        floats = {
+            "scale": getattr(linear, WEIGHT + int8.SCALE) if kind == "int8" else None,
+            "bias": self.bias,
+            "input_scale": getattr(linear, WEIGHT + int8.INPUT_SCALE, None),
+        }
+        self.arrays = {kind: self._memory.numpy()} | {
+            name: tensor.detach().float().contiguous().numpy() for name, tensor in floats.items() if tensor is not None
+        }
+        self.layer = ArrayLinear(self.arrays, "", num_in=self.in_features, num_out=self.out_features, library=library)
+        self._pointer = ctypes.addressof(self.layer.struct)
 
     def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """(..., in_features) to (..., out_features). `bias`, contiguous float32, replaces the layer's own bias.
@@ -72,52 +72,29 @@ class NativeLinear(nn.Module):
         num_rows = x.numel() // self.in_features
         pointer = self._pointer
         if bias is not None:
-            struct = self.part(0, self.out_features)
+            struct = self.layer.part(0, self.out_features)
             struct.bias, pointer = bias.data_ptr(), ctypes.addressof(struct)
         self._library.linear(pointer, x.data_ptr(), KINDS[dtype_name(x.dtype)], num_rows, out.data_ptr(), num_threads())
         return out
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        """The memory that the kernels read, by the names that `runtime.kernels.arrays.ArrayLinear` reads."""
-        start = self.struct.weight - self._memory.data_ptr()
-        num_bytes = self._library.packed_bytes(self.struct.kind, self.out_features, self.in_features)
-        found = {dtype_name(self.weight_dtype): self._memory.numpy()[start : start + num_bytes]}
-        pairs = (("scale", self._scale), ("bias", self.bias))
-        return found | {name: tensor.numpy() for name, tensor in pairs if tensor is not None}
 
-    def part(self, first: int, num_out: int) -> LinearStruct:
-        """Outputs first..first+num_out-1 as a layer that shares this one's memory. `first` must be a multiple of 64."""
-        assert first % 64 == 0, "weights are packed in blocks of 64 outputs"
-        return LinearStruct(
-            kind=self.struct.kind,
-            num_in=self.in_features,
-            num_out=num_out,
-            weight=self.struct.weight + self._library.packed_bytes(self.struct.kind, first, self.in_features),
-            scale=None if self._scale is None else self._scale[first:].data_ptr(),
-            bias=None if self.bias is None else self.bias[first:].data_ptr(),
-            input_scale=self.struct.input_scale,
-        )
-
-
-def _packed(linear: nn.Linear, library: Library) -> tuple[Tensor, int]:
-    """The packed weight of a layer in new memory, and the address where the weight begins."""
+def _packed(linear: nn.Linear, library: Library) -> Tensor:
+    """The packed weight of a layer as bytes, at an aligned address in new memory."""
     weight = linear.weight.detach().contiguous()
     kind, shape = KINDS[dtype_name(weight.dtype)], (linear.out_features, linear.in_features)
-    memory = torch.empty(library.packed_bytes(kind, *shape) + ALIGNMENT, dtype=torch.uint8)
-    start = -memory.data_ptr() % ALIGNMENT + memory.data_ptr()
+    num_bytes = library.packed_bytes(kind, *shape)
+    memory = torch.empty(num_bytes + ALIGNMENT, dtype=torch.uint8)
+    packed = memory[-memory.data_ptr() % ALIGNMENT :][:num_bytes]
     groups = getattr(linear, WEIGHT + int4.SCALE).contiguous() if weight.dtype == torch.uint8 else None
-    library.pack(kind, *shape, weight.data_ptr(), None if groups is None else groups.data_ptr(), start, num_threads())
-    return memory, start
+    scales = None if groups is None else groups.data_ptr()
+    library.pack(kind, *shape, weight.data_ptr(), scales, packed.data_ptr(), num_threads())
+    return packed
 
 
 def pack_weight(linear: nn.Linear, *, library: Library) -> Tensor:
     """The packed weight of a plain or quantised layer as bytes, padded with zeros to a multiple of 64."""
-    memory, start = _packed(linear, library)
-    num_bytes = library.packed_bytes(KINDS[dtype_name(linear.weight.dtype)], linear.out_features, linear.in_features)
-    packed = torch.zeros(-(-num_bytes // ALIGNMENT) * ALIGNMENT, dtype=torch.uint8)
-    first = start - memory.data_ptr()
-    packed[:num_bytes] = memory[first : first + num_bytes]
-    return packed
+    packed = _packed(linear, library)
+    return nn.functional.pad(packed, (0, -len(packed) % ALIGNMENT))
 
 
 def takes_types(weights: torch.dtype, activations: torch.dtype) -> bool:
@@ -155,15 +132,18 @@ def kernel_arrays(module: nn.Module) -> dict[str, np.ndarray] | None:
     arrays: dict[str, np.ndarray] = {}
     for name, part in module.named_modules():
         if isinstance(part, NativeLinear):
-            arrays |= {f"{name}.{key}": array for key, array in part.arrays().items()}
+            arrays |= {f"{name}.{key}": array for key, array in part.arrays.items()}
             continue
         own = {**part._parameters, **part._buffers}
         if hasattr(part, "in_features") or any(t is not None and t.dtype not in _ACTIVATIONS for t in own.values()):
             return None
-        arrays |= {f"{name}.{key}": _bits(tensor.detach()) for key, tensor in own.items() if tensor is not None}
+        arrays |= {
+            f"{name}.{key}": bits(tensor.detach().contiguous()) for key, tensor in own.items() if tensor is not None
+        }
     return arrays
 
 
-def _bits(tensor: Tensor) -> np.ndarray:
-    array: np.ndarray = (tensor if tensor.dtype == torch.float32 else tensor.view(torch.uint16)).contiguous().numpy()
+def bits(tensor: Tensor) -> np.ndarray:
+    """A tensor in float32 or bfloat16 as an array in the same memory; of bfloat16, its bits as uint16."""
+    array: np.ndarray = (tensor if tensor.dtype == torch.float32 else tensor.view(torch.uint16)).numpy()
     return array

@@ -8,7 +8,6 @@ rounded to it where torch rounds, and stored as its bits, uint16.
 
 import ctypes
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -44,28 +43,33 @@ class ArrayLinear:
     def __init__(
         self, arrays: Arrays, name: str, *, num_in: int, num_out: int, dtype: str = "float32", library: Library
     ) -> None:
-        """`dtype` is that of inputs and outputs. Raises ValueError unless the arrays have these sizes."""
-        kind = next(kind for kind in KINDS if f"{name}.{kind}" in arrays)
-        self._kept = {key: arrays.get(f"{name}.{key}") for key in (kind, "scale", "bias")}
-        found = {key: 0 if array is None else array.nbytes for key, array in self._kept.items()}
-        wanted = {kind: library.packed_bytes(KINDS[kind], num_out, num_in), "scale": 4 * num_out, "bias": 4 * num_out}
-        if any(found[key] not in ((size,) if key == kind else (size, 0)) for key, size in wanted.items()):
-            raise ValueError(f"`{name}` has {found} bytes, where {wanted} are wanted")
-        self._num_in, self._num_out, self._library = num_in, num_out, library
+        """The arrays' names begin with `name`, unless it is empty. `dtype` is that of inputs and outputs.
+
+        Raises KeyError without a weight, and ValueError for arrays of other sizes.
+        """
+        own = {key: arrays.get(f"{name}.{key}" if name else key) for key in (*KINDS, "scale", "bias", "input_scale")}
+        kind, self._weight = next((kind, weight) for kind in KINDS if (weight := own[kind]) is not None)
+        self._scale, self._bias, input_scale = (own[key] for key in ("scale", "bias", "input_scale"))
+        self._input_scale = 0.0 if input_scale is None else input_scale.item()
+        given = [array.nbytes for array in (self._scale, self._bias) if array is not None]
+        num_bytes = library.packed_bytes(KINDS[kind], num_out, num_in)
+        if self._weight.nbytes != num_bytes or any(size != 4 * num_out for size in given):
+            raise ValueError(f"`{name}` has {self._weight.nbytes} and {given} bytes, where {num_bytes} are wanted")
+        self._kind, self._num_in, self._num_out, self._library = KINDS[kind], num_in, num_out, library
         self._dtype = "float32" if kind == "float32" else dtype
         self.struct = self.part(0, num_out)
 
     def part(self, first: int, num_out: int) -> LinearStruct:
-        """Outputs first..first+num_out-1. `first` must be a multiple of 64."""
-        (kind, weight), (_, scale), (_, bias) = self._kept.items()
-        assert weight is not None, "its size was checked"
+        """Outputs first..first+num_out-1, in the same memory. `first` must be a multiple of 64."""
+        assert first % 64 == 0, "weights are packed in blocks of 64 outputs"
         return LinearStruct(
-            kind=KINDS[kind],
+            kind=self._kind,
             num_in=self._num_in,
             num_out=num_out,
-            weight=weight.ctypes.data + self._library.packed_bytes(KINDS[kind], first, self._num_in),
-            scale=None if scale is None else scale[first:].ctypes.data,
-            bias=None if bias is None else bias[first:].ctypes.data,
+            weight=self._weight.ctypes.data + self._library.packed_bytes(self._kind, first, self._num_in),
+            scale=None if self._scale is None else self._scale[first:].ctypes.data,
+            bias=None if self._bias is None else self._bias[first:].ctypes.data,
+            input_scale=self._input_scale,
         )
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
@@ -93,7 +97,10 @@ class LayerNorm:
 
 
 class Blocks:
-    """Pre-norm transformer blocks of one width. See `runtime.devices.cpu_blocks.NativeBlocks`."""
+    """Pre-norm transformer blocks of one width: x += attention(norm1(x)); x += down(activation(up(norm2(x)))).
+
+    See runtime/kernels/encoder.h for the types in which it computes.
+    """
 
     def __init__(
         self,
@@ -109,12 +116,10 @@ class Blocks:
         dtype: str,
         library: Library,
     ) -> None:
-        """The arrays of block i begin with `name`.i."""
-        self._library, self._dtype, self._width = library, dtype, width
-        self._kept: list[Any] = []  # the structures point to these
-        structs = (BlockStruct * count)(
-            *(self._block(arrays, f"{name}.{index}", width=width, hidden_dim=hidden_dim) for index in range(count))
-        )
+        """The arrays of block i begin with `name`.i. `activation` is a key of `ACTIVATIONS`."""
+        self._library, self._dtype = library, dtype
+        self._kept: list[object] = []  # the structures point to these
+        structs = [self._block(arrays, f"{name}.{index}", width=width, hidden_dim=hidden_dim) for index in range(count)]
         self._struct = StackStruct(
             width=width,
             num_heads=num_heads,
@@ -122,7 +127,7 @@ class Blocks:
             num_blocks=count,
             activation=ACTIVATIONS[activation],
             norm_eps=eps,
-            blocks=structs,
+            blocks=(BlockStruct * count)(*structs),
         )
 
     def _block(self, arrays: Arrays, name: str, *, width: int, hidden_dim: int) -> BlockStruct:
@@ -151,7 +156,7 @@ class Blocks:
         """(B, T, W) -> (B, num_kept, W) in new memory; by default, all tokens are kept."""
         x = x_BTW.astype(np.float32, order="C", copy=True)
         num_pictures, num_tokens, width = x.shape
-        kept = num_tokens if num_kept is None else num_kept
+        kept = num_tokens if num_kept is None else min(num_kept, num_tokens)
         address = ctypes.addressof(self._struct)
         self._library.blocks(address, x.ctypes.data, num_pictures, num_tokens, kept, num_threads())
         return rounded(x.ravel()[: num_pictures * kept * width].reshape(num_pictures, kept, width), self._dtype)

@@ -26,8 +26,7 @@ def runners(
 ) -> tuple[ExportedRunner, NativeRunner]:
     state = {name: value.to(dtype) for name, value in toy_decoder(config).state_dict().items()}
     native = open_native(config, state, num_slots=num_slots)
-    arrays, library = native.arrays(), find_library().library
-    assert arrays is not None
+    arrays, library = native.arrays, find_library().library
     assert library is not None
     program = KernelProgram(config, arrays, dtype=dtype_name(dtype), num_slots=num_slots, library=library)
     return ExportedRunner(program, EngineConfig(decoder=config, dtype=np.dtype("f4"), num_slots=num_slots)), native
@@ -67,8 +66,7 @@ def test_drawn_answers_are_those_of_the_native_runner() -> None:
 @pytest.mark.parametrize("name", ["embedding.weight", "layers.0.attention.qkv.float32", "norm.weight"])
 def test_arrays_of_another_size_are_refused(name: str) -> None:
     native = open_native(CONFIG, toy_decoder(CONFIG).state_dict(), num_slots=1)
-    arrays, library = native.arrays(), find_library().library
-    assert arrays is not None
+    arrays, library = native.arrays, find_library().library
     assert library is not None
 
     with pytest.raises(ValueError, match=r"wanted|embedding"):

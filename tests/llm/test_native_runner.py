@@ -139,7 +139,7 @@ def test_rows_are_bitwise_independent_of_the_batch(name: str, monkeypatch: pytes
     )
 
     # Alone, a row's query heads are divided over more threads.
-    monkeypatch.setattr("llama_adapter.llm.runners.native.num_threads", lambda: 5)
+    monkeypatch.setattr("llama_adapter.llm.runners.kernel_decoder.num_threads", lambda: 5)
     for row in range(6):
         alone = ours.prefill([prompts[row]], [pictures[row]], first_slot=0).logits_RV
         assert torch.equal(alone[0], together[0][row])

@@ -11,8 +11,10 @@ from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.kernels.library import find_library
 from llama_adapter.runtime.schemes.scheme import dtype_name
 from llama_adapter.vision.backends.kernels import KernelEncoder
+from llama_adapter.vision.backends.native import NativeEncoder
 from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder
+from llama_adapter.vision.inference import HostEncoder
 
 CLIP = ClipConfig(image_size=32, patch_size=8, width=64, num_layers=2, num_heads=2, output_dim=48)
 QUERY = QueryConfig(num_queries=5, width=64, depth=2, num_heads=2, mlp_dim=128, output_dim=96)
@@ -40,14 +42,16 @@ def test_visual_queries_are_those_of_the_module(tower: ClipConfig, dtype: torch.
     state = {name: tensor.to(dtype) for name, tensor in encoder.state_dict().items()}
     backend = CpuBackend()
     placed = place_encoder(config, dict(state), num_rows=3, operators="auto", backend=backend)
-    assert placed.arrays is not None
+    assert isinstance(placed.module, NativeEncoder)
+    assert placed.module.arrays is not None
     assert backend.kernels is not None
-    ours = KernelEncoder(config, placed.arrays, dtype=dtype_name(dtype), library=backend.kernels)
+    ours = KernelEncoder(config, placed.module.arrays, dtype=dtype_name(dtype), library=backend.kernels)
     side = tower.image_size
     pixels = np.random.default_rng(0).integers(0, 256, (3, side, side, 3), np.uint8)
 
     found = ours.encode(pixels)
 
-    assert np.abs(found - placed.encode(pixels).float().numpy()).max() < limit
+    assert np.array_equal(found, placed.encode(pixels).float().numpy())
+    assert np.abs(found - HostEncoder(encoder)(torch.from_numpy(pixels)).numpy()).max() < limit
     assert np.array_equal(found[1], ours.encode(pixels[1:2])[0])
     assert np.allclose(found, ours.encode(pixels.astype(np.float32)), atol=limit)

@@ -8,15 +8,16 @@ import pytest
 import torch
 from torch import nn
 
+from llama_adapter.app.models.memory_fit import place_encoder
 from llama_adapter.runtime.devices import CpuBackend
-from llama_adapter.runtime.devices.cpu_blocks import NativeBlocks
+from llama_adapter.runtime.kernels.arrays import Blocks
 from llama_adapter.runtime.kernels.library import find_library
 from llama_adapter.runtime.schemes import Precision
 from llama_adapter.runtime.schemes.balancing import read_norms
 from llama_adapter.runtime.schemes.layers import dequantise_linears
 from llama_adapter.runtime.schemes.state import convert_precision
-from llama_adapter.vision.backends.native import install_block_kernels
-from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
+from llama_adapter.vision.backends.native import NativeEncoder, tower_arrays
+from llama_adapter.vision.config import ClipConfig, ConnectorConfig, QueryConfig, VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
 from llama_adapter.vision.inference import HostEncoder
 from tests.bounds import Float64, difference, spread
@@ -51,21 +52,25 @@ def random_encoder(config: VisionConfig, dtype: torch.dtype) -> PictureEncoder:
     return encoder.to(dtype)
 
 
-def encoders(config: VisionConfig, dtype: torch.dtype) -> tuple[HostEncoder, HostEncoder]:
+def encoders(config: VisionConfig, dtype: torch.dtype) -> tuple[NativeEncoder, HostEncoder]:
     """An encoder by the kernels, and one by torch."""
     encoder = random_encoder(config, dtype)
     return prepared(copy.deepcopy(encoder), encoder)
 
 
-def prepared(one: PictureEncoder, other: PictureEncoder) -> tuple[HostEncoder, HostEncoder]:
+def prepared(one: PictureEncoder, other: PictureEncoder) -> tuple[NativeEncoder, HostEncoder]:
     """The first encoder by the kernels, and the second one by torch."""
     ours, plain, backend = HostEncoder(one), HostEncoder(other), CpuBackend()
     backend.prepare(plain, wanted="aten")
     backend.prepare(ours)
+    tower = tower_arrays(ours)
+    assert tower is not None
     assert backend.kernels is not None
-    num_blocks = one.config.clip.num_layers + one.config.query.depth
-    assert install_block_kernels(ours, library=backend.kernels) == num_blocks
-    return ours, plain
+    return NativeEncoder(ours, one.config, tower, library=backend.kernels), plain
+
+
+def tower_blocks(ours: NativeEncoder) -> Blocks:
+    return ours._tower._blocks
 
 
 def pixels(config: VisionConfig, count: int) -> torch.Tensor:
@@ -88,7 +93,7 @@ def test_the_visual_query_is_that_of_torchs_modules(config: VisionConfig, dtype:
 
 def few_bits(
     config: VisionConfig, precision: Precision, plain_state: dict[str, torch.Tensor] | None = None
-) -> tuple[HostEncoder, HostEncoder]:
+) -> tuple[NativeEncoder, HostEncoder]:
     """An encoder with few-bit weights by the kernels, and one by torch with the same weights widened."""
     torch.manual_seed(0)
     plain_state = plain_state or PictureEncoder(config).state_dict()
@@ -152,23 +157,23 @@ def test_kept_tokens_are_those_of_the_whole_block(precision: Precision, num_kept
     x_BTW = torch.randn(3, 17, 64, generator=torch.Generator().manual_seed(0))
     block = plain.clip.blocks[0]
 
-    kept = ours.clip.blocks[0](x_BTW, num_kept)
+    blocks = tower_blocks(ours)
 
-    assert torch.equal(kept, ours.clip.blocks[0](x_BTW)[:, :num_kept])
+    kept = blocks(x_BTW.numpy(), num_kept)
+
+    assert np.array_equal(kept, blocks(x_BTW.numpy())[:, :num_kept])
     torch.testing.assert_close(block(x_BTW, num_kept), block(x_BTW)[:, :num_kept])
 
 
 @torch.inference_mode()
 def test_the_blocks_leave_their_argument_alone() -> None:
     ours, _ = encoders(CONFIG, torch.float32)
-    [blocks] = ours.clip.blocks
-    assert isinstance(blocks, NativeBlocks)
-    x = torch.randn(2, 17, 64)
-    before = x.clone()
+    x = torch.randn(2, 17, 64).numpy()
+    before = x.copy()
 
-    blocks(x)
+    tower_blocks(ours)(x)
 
-    assert torch.equal(x, before)
+    assert np.array_equal(x, before)
 
 
 @pytest.mark.parametrize("shape", [(0, 17, 64), (2, 0, 64)], ids=["no pictures", "no tokens"])
@@ -176,16 +181,27 @@ def test_the_blocks_leave_their_argument_alone() -> None:
 def test_blocks_of_nothing_give_nothing(shape: tuple[int, ...]) -> None:
     ours, _ = encoders(CONFIG, torch.float32)
 
-    assert ours.clip.blocks[0](torch.zeros(shape)).shape == shape
+    assert tower_blocks(ours)(np.zeros(shape, np.float32)).shape == shape
+
+
+@pytest.mark.parametrize(("half", "kind"), [("query", NativeEncoder), ("clip", HostEncoder)])
+def test_a_half_with_a_layer_that_is_not_the_kernels_is_computed_by_torch(half: str, kind: type[nn.Module]) -> None:
+    odd = dataclasses.replace(getattr(CONFIG, half), mlp_dim=162)  # no multiple of 4
+    config = dataclasses.replace(CONFIG, **{half: odd})
+    encoder = random_encoder(config, torch.float32)
+    pictures = pixels(config, 2)
+    placed = place_encoder(config, encoder.state_dict(), num_rows=2, operators="auto", backend=CpuBackend())
+
+    assert isinstance(placed.module, kind)
+    assert getattr(placed.module, "arrays", None) is None
+    torch.testing.assert_close(placed.encode(pictures.numpy()), encoder(pictures), rtol=1e-4, atol=1e-4)
 
 
 @torch.inference_mode()
-def test_blocks_with_a_layer_that_is_not_the_kernels_stay() -> None:
-    encoder = HostEncoder(PictureEncoder(CONFIG).requires_grad_(False))
-    backend = CpuBackend()
-    backend.prepare(encoder)
-    assert backend.kernels is not None
-    encoder.clip.blocks[1].mlp.up = nn.Linear(64, 256)
+def test_a_connector_follows_the_kernels_tower() -> None:
+    clip = dataclasses.replace(CONFIG.clip, num_class_tokens=0, has_projection=False, output_dim=64)
+    query = ConnectorConfig(num_queries=4, shuffle=2, mlp_dim=96, output_dim=32)
+    ours, plain = encoders(VisionConfig(clip=clip, query=query), torch.float32)
+    pictures = pixels(CONFIG, 3)
 
-    assert install_block_kernels(encoder, library=backend.kernels) == CONFIG.query.depth
-    assert len(encoder.clip.blocks) == CONFIG.clip.num_layers
+    torch.testing.assert_close(ours(pictures), plain(pictures), rtol=1e-4, atol=1e-4)

@@ -2,6 +2,7 @@
 
 # B pictures, P patches, F numbers of a patch, T tokens, W width, Q queries, D width of the language model
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -9,86 +10,117 @@ import numpy as np
 from llama_adapter.runtime.kernels.arrays import ArrayLinear, Arrays, Blocks, LayerNorm, numbers, rounded
 from llama_adapter.runtime.kernels.library import Library
 from llama_adapter.vision.backends.batches import best_batch_size, even_batches, last_cache_bytes
-from llama_adapter.vision.config import VisionConfig
+from llama_adapter.vision.config import LAYER_NORM_EPS, ClipConfig, ConnectorConfig, QueryConfig, VisionConfig
 
-_QUERY_EPS = 1e-5  # of the norms of visual blocks, `block.LAYER_NORM_EPS`
+
+class KernelTower:
+    """`FoldedPatches` and `ClipVisionTower` of a `HostEncoder`."""
+
+    def __init__(self, config: ClipConfig, arrays: Arrays, *, dtype: str, library: Library) -> None:
+        """`arrays` are those of a prepared `HostEncoder`. Raises KeyError and ValueError if they do not fit."""
+        self._config, self._dtype = config, dtype
+        linear = partial(ArrayLinear, arrays, num_out=config.width, dtype=dtype, library=library)
+        norm = partial(LayerNorm, arrays, eps=config.norm_eps, dtype=dtype)
+        self._patches = linear("patches.linear", num_in=3 * config.patch_size**2)
+        shape = (config.num_class_tokens, config.width)
+        self._class_CW = numbers(arrays["clip.class_embedding"]).reshape(shape) if shape[0] else np.zeros(shape, "f4")
+        self._positions_TW = numbers(arrays["clip.position_embedding"])
+        self._blocks = Blocks(
+            arrays,
+            "clip.blocks",
+            count=config.num_layers,
+            width=config.width,
+            hidden_dim=config.hidden_dim,
+            num_heads=config.num_heads,
+            activation=config.activation,
+            eps=config.norm_eps,
+            dtype=dtype,
+            library=library,
+        )
+        self._pre_norm = norm("clip.pre_norm") if config.has_pre_norm else _same
+        self._post_norm = norm("clip.post_norm") if config.has_post_norm else _same
+        self._projection: Callable[[np.ndarray], np.ndarray] = _same
+        if config.has_projection:
+            self._projection = linear("clip.projection", num_in=config.width, num_out=config.output_dim)
+
+    def __call__(self, pixels_BHWC: np.ndarray) -> np.ndarray:
+        """Pixels uint8 or float32 (B, S, S, 3) RGB -> features (B, F, output_dim), float32."""
+        config, num_pictures = self._config, len(pixels_BHWC)
+        side, patch = config.patches_per_side, config.patch_size
+        patches_BPF = (
+            pixels_BHWC[:, : side * patch, : side * patch]
+            .reshape(num_pictures, side, patch, side, patch, 3)
+            .swapaxes(2, 3)  # done while they are bytes
+            .reshape(num_pictures, side * side, patch * patch * 3)
+        )
+        x_BPW = rounded(self._patches(patches_BPF.astype(np.float32)), self._dtype)
+        x_BTW = rounded(_behind(self._class_CW, x_BPW) + self._positions_TW, self._dtype)
+        x_BTW = self._blocks(self._pre_norm(x_BTW))
+        x_BTW = x_BTW[:, config.num_class_tokens :] if config.drops_class else x_BTW
+        return self._projection(self._post_norm(x_BTW))
+
+
+class KernelQueries:
+    """`VisualQueryBlocks` of a `HostEncoder`."""
+
+    def __init__(self, config: QueryConfig, arrays: Arrays, *, input_dim: int, dtype: str, library: Library) -> None:
+        """As `KernelTower`."""
+        linear = partial(ArrayLinear, arrays, dtype=dtype, library=library)
+        norm = partial(LayerNorm, arrays, eps=LAYER_NORM_EPS, dtype=dtype)
+        self._input = linear("query.input_projection", num_in=input_dim, num_out=config.width)
+        self._input_norm = norm("query.input_norm")
+        self._queries_QW = numbers(arrays["query.queries"])
+        self._blocks = None
+        if config.depth:
+            self._blocks = Blocks(
+                arrays,
+                "query.blocks",
+                count=config.depth,
+                width=config.width,
+                hidden_dim=config.mlp_dim,
+                num_heads=config.num_heads,
+                activation="exact_gelu",
+                eps=LAYER_NORM_EPS,
+                dtype=dtype,
+                library=library,
+            )
+        self._output = linear("query.output_projection", num_in=config.width, num_out=config.output_dim)
+        self._output_norm = norm("query.output_norm")
+
+    def __call__(self, features_BTC: np.ndarray) -> np.ndarray:
+        """Features (B, T, C) -> visual query (B, Q, D), float32."""
+        x_BTW, num_queries = self._input_norm(self._input(features_BTC)), len(self._queries_QW)
+        x_BTW = _behind(self._queries_QW, x_BTW)
+        x_BQW = x_BTW[:, :num_queries] if self._blocks is None else self._blocks(x_BTW, num_queries)
+        return self._output_norm(self._output(x_BQW))
 
 
 class KernelEncoder:
-    """A `VisionBackend` that computes what `vision.inference.HostEncoder` does."""
+    """A `VisionBackend` that computes what `NativeEncoder` does, without torch. Not for connectors."""
 
     name = "torch"  # as its weights are called in reports: the model's own
 
     def __init__(self, config: VisionConfig, arrays: Arrays, *, dtype: str, library: Library) -> None:
-        """`arrays` are those of a prepared `HostEncoder`. Raises KeyError and ValueError if they do not fit."""
-        clip, query = config.clip, config.query
-        self._config, self._dtype, self.pixels = config, dtype, clip.pixels
-        linear = partial(ArrayLinear, arrays, dtype=dtype, library=library)
-        blocks = partial(Blocks, arrays, dtype=dtype, library=library)
-        norm = partial(LayerNorm, arrays, dtype=dtype)
-        self._patches = linear("patches.linear", num_in=3 * clip.patch_size**2, num_out=clip.width)
-        count = clip.num_class_tokens
-        shape = (count, clip.width)
-        self._class_CW = numbers(arrays["clip.class_embedding"]).reshape(shape) if count else np.zeros(shape, "f4")
-        self._positions_TW = numbers(arrays["clip.position_embedding"])
-        self._pre_norm = norm("clip.pre_norm", eps=clip.norm_eps) if clip.has_pre_norm else None
-        self._tower = blocks(
-            "clip.blocks",
-            count=clip.num_layers,
-            width=clip.width,
-            hidden_dim=clip.hidden_dim,
-            num_heads=clip.num_heads,
-            activation=clip.activation,
-            eps=clip.norm_eps,
-        )
-        self._post_norm = norm("clip.post_norm", eps=clip.norm_eps) if clip.has_post_norm else None
-        self._projection = None
-        if clip.has_projection:
-            self._projection = linear("clip.projection", num_in=clip.width, num_out=clip.output_dim)
-        self._input = linear("query.input_projection", num_in=clip.output_dim, num_out=query.width)
-        self._input_norm = norm("query.input_norm", eps=_QUERY_EPS)
-        self._queries_QW = numbers(arrays["query.queries"])
-        self._blocks = blocks(
-            "query.blocks",
-            count=query.depth,
-            width=query.width,
-            hidden_dim=query.mlp_dim,
-            num_heads=query.num_heads,
-            activation="exact_gelu",
-            eps=_QUERY_EPS,
-        )
-        self._output = linear("query.output_projection", num_in=query.width, num_out=query.output_dim)
-        self._output_norm = norm("query.output_norm", eps=_QUERY_EPS)
+        """As `KernelTower`."""
+        assert not isinstance(config.query, ConnectorConfig), "models with a connector are not known"
+        self.pixels = config.clip.pixels
+        self._tower = KernelTower(config.clip, arrays, dtype=dtype, library=library)
+        dim = config.clip.output_dim
+        self._queries = KernelQueries(config.query, arrays, input_dim=dim, dtype=dtype, library=library)
         itemsize = 4 if dtype == "float32" else 2
         self._largest = best_batch_size(config, itemsize=itemsize, cache_bytes=last_cache_bytes())
 
     def encode(self, pixels_BHWC: np.ndarray) -> np.ndarray:
         """See `VisionBackend.encode`; float32."""
         ends = np.cumsum(even_batches(len(pixels_BHWC), largest=self._largest))[:-1]
-        return np.concatenate([self._encode(batch_BHWC) for batch_BHWC in np.split(pixels_BHWC, ends)])
-
-    def _encode(self, pixels_BHWC: np.ndarray) -> np.ndarray:
-        clip, num_pictures = self._config.clip, len(pixels_BHWC)
-        side, patch = clip.patches_per_side, clip.patch_size
-        patches_BPF = (
-            pixels_BHWC[:, : side * patch, : side * patch]
-            .reshape(num_pictures, side, patch, side, patch, 3)
-            .swapaxes(2, 3)  # done while they are bytes
-            .reshape(num_pictures, side * side, -1)
-        )
-        x_BPW = rounded(self._patches(patches_BPF.astype(np.float32)), self._dtype)
-        x_BTW = rounded(_behind(self._class_CW, x_BPW) + self._positions_TW, self._dtype)
-        x_BTW = self._tower(x_BTW if self._pre_norm is None else self._pre_norm(x_BTW))
-        x_BTW = x_BTW[:, clip.num_class_tokens :] if clip.drops_class else x_BTW
-        x_BTW = x_BTW if self._post_norm is None else self._post_norm(x_BTW)
-        x_BTW = x_BTW if self._projection is None else self._projection(x_BTW)
-        x_BTW = _behind(self._queries_QW, self._input_norm(self._input(x_BTW)))
-        num_queries = len(self._queries_QW)
-        x_BQW = self._blocks(x_BTW, num_queries) if self._config.query.depth else x_BTW[:, :num_queries]
-        return self._output_norm(self._output(x_BQW))
+        return np.concatenate([self._queries(self._tower(part_BHWC)) for part_BHWC in np.split(pixels_BHWC, ends)])
 
     def close(self) -> None:
         """See `VisionBackend.close`."""
+
+
+def _same(x: np.ndarray) -> np.ndarray:
+    return x
 
 
 def _behind(tokens_SW: np.ndarray, x_BTW: np.ndarray) -> np.ndarray:

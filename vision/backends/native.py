@@ -1,49 +1,48 @@
-"""Runs the blocks of the picture encoder with the C kernels: one call for the tower, one for the query blocks."""
+"""Runs the picture encoder with the C kernels, as a module of torch."""
 
+import torch
 from torch import Tensor, nn
 
-from llama_adapter.runtime.devices.cpu_blocks import BlockParts, NativeBlocks
-from llama_adapter.runtime.devices.cpu_linear import NativeLinear
+from llama_adapter.runtime.devices.cpu_linear import kernel_arrays
+from llama_adapter.runtime.kernels.arrays import Arrays
 from llama_adapter.runtime.kernels.library import Library
 from llama_adapter.runtime.kernels.threads import torch_stands_aside
-from llama_adapter.vision.block import Block
+from llama_adapter.runtime.schemes.scheme import dtype_name
+from llama_adapter.vision.backends.base import as_array
+from llama_adapter.vision.backends.kernels import KernelQueries, KernelTower
+from llama_adapter.vision.config import QueryConfig, VisionConfig
 from llama_adapter.vision.inference import HostEncoder
 
 
-def install_block_kernels(encoder: HostEncoder, *, library: Library) -> int:
-    """Replace the blocks of an encoder whose linear layers are `NativeLinear`; returns their number."""
-    num_installed = 0
-    for owner, activation in ((encoder.clip, encoder.clip.config.activation), (encoder.query, "exact_gelu")):
-        blocks = [block for block in owner.blocks if isinstance(block, Block)]
-        known = [part for block in blocks if (part := _parts(block)) is not None]
-        if not known or len(known) < len(owner.blocks):
-            continue
-        num_heads = blocks[0].attention.num_heads
-        stack = NativeBlocks(known, num_heads=num_heads, activation=activation, library=library)
-        owner.blocks = nn.ModuleList([stack])
-        num_installed += len(blocks)
-    return num_installed
-
-
 class NativeEncoder(nn.Module):
-    """An encoder whose blocks are computed by the kernels while torch's threads are idle."""
+    """A `HostEncoder` computed by the kernels while torch's threads are idle.
 
-    def __init__(self, encoder: HostEncoder, *, library: Library) -> None:
+    Torch computes connectors, and visual-query blocks with layers that the kernels do not take. `arrays` are those of
+    the whole encoder; None if torch computes a part.
+    """
+
+    def __init__(self, encoder: HostEncoder, config: VisionConfig, tower: Arrays, *, library: Library) -> None:
+        """`tower` are the arrays of the encoder's tower, see `tower_arrays`."""
         super().__init__()
-        install_block_kernels(encoder, library=library)
-        self.encoder = encoder
+        self.encoder, self._dtype = encoder, encoder.patches.dtype
+        dtype, queries = dtype_name(self._dtype), kernel_arrays(nn.ModuleDict({"query": encoder.query}))
+        self._tower, self._queries = KernelTower(config.clip, tower, dtype=dtype, library=library), None
+        self.arrays: Arrays | None = None
+        if queries is not None and isinstance(config.query, QueryConfig):
+            dim = config.clip.output_dim
+            self._queries = KernelQueries(config.query, queries, input_dim=dim, dtype=dtype, library=library)
+            self.arrays = {**tower, **queries}
 
     def forward(self, pixels_BHWC: Tensor) -> Tensor:
         """See `HostEncoder.forward`."""
         with torch_stands_aside():
-            visual_query_BQD: Tensor = self.encoder(pixels_BHWC)
-            return visual_query_BQD
+            features_BFC = torch.from_numpy(self._tower(pixels_BHWC.numpy())).to(self._dtype)
+            if self._queries is not None:
+                return torch.from_numpy(self._queries(as_array(features_BFC))).to(self._dtype)
+            query_BQD: Tensor = self.encoder.query(features_BFC)
+            return query_BQD
 
 
-def _parts(block: Block) -> BlockParts | None:
-    """The parts of a block that the kernels need; None if one of its linear layers is not a `NativeLinear`."""
-    linears = block.attention.qkv, block.attention.out, block.mlp.up, block.mlp.down
-    qkv, out, up, down = (linear if isinstance(linear, NativeLinear) else None for linear in linears)
-    if qkv is None or out is None or up is None or down is None:
-        return None
-    return BlockParts(norm1=block.norm1, qkv=qkv, out=out, norm2=block.norm2, up=up, down=down)
+def tower_arrays(encoder: HostEncoder) -> Arrays | None:
+    """What the kernels read of the tower; None if they do not take all of its linear layers."""
+    return kernel_arrays(nn.ModuleDict({"patches": encoder.patches, "clip": encoder.clip}))

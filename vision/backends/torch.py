@@ -29,7 +29,6 @@ class TorchVisionBackend:
     ) -> None:
         self.name, self.pixels = "torch", encoder.config.clip.pixels
         self.batch_sizes = batch_sizes or ()
-        self.arrays: dict[str, np.ndarray] | None = None  # what the kernels read, if they compute all linear layers
         self._device, self._largest_batch = device, largest_batch
         self._programs = None if mode is None else RepeatedPrograms(mode, of="the encoder")
         self.module: nn.Module = encoder.to(device)  # the caller may convert its weights to a device's layout

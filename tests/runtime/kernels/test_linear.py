@@ -196,7 +196,7 @@ def test_a_calibrated_layer_rounds_all_inputs_by_its_scale(
     exact = (levels.double() / 128) @ exact_weight(linear).double().T + linear.bias
     limit = sums(levels / 128, exact_weight(linear), linear.bias) + 2 * unit(dtype) * exact.abs()
     assert bool(((native(x).double() - exact).abs() <= limit).all())
-    part = native.part(64, 16)
+    part = native.layer.part(64, 16)
     assert part.input_scale == 2.0**-7
     spoilt = x.clone()
     spoilt.view(-1, shape[-1])[0, 3] = float("nan")
@@ -330,7 +330,7 @@ def test_plain_weights_are_released_one_by_one(library: Library, monkeypatch: py
 def test_part_of_a_layer_is_a_layer_in_the_same_memory(kind: torch.dtype, library: Library) -> None:
     native = NativeLinear(layer(kind, num_in=64, num_out=192), library=library)
     x = torch.randn(3, 64)
-    part, out = native.part(64, 100), torch.empty(3, 100)
+    part, out = native.layer.part(64, 100), torch.empty(3, 100)
 
     library.linear(ctypes.addressof(part), x.data_ptr(), 0, 3, out.data_ptr(), 1)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -17,15 +18,16 @@ from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.base import ScorePlan
 from llama_adapter.llm.runners.native import NativeRunner
 from llama_adapter.runtime.devices import CpuBackend
-from llama_adapter.runtime.devices.cpu_blocks import BlockParts, NativeBlocks
-from llama_adapter.runtime.devices.cpu_linear import NativeLinear
+from llama_adapter.runtime.devices.cpu_linear import NativeLinear, install_kernels, kernel_arrays
 from llama_adapter.runtime.kernels import library as kernels
+from llama_adapter.runtime.kernels.arrays import Blocks
 from llama_adapter.runtime.kernels.compiling import compiled, compilers
 from llama_adapter.runtime.kernels.instruction_sets import InstructionSet, choose_instructions
 from llama_adapter.runtime.kernels.library import Library, find_library
 from llama_adapter.runtime.problems import is_out_of_memory
 from llama_adapter.runtime.schemes import int8
 from llama_adapter.runtime.schemes.layers import store_parts
+from llama_adapter.vision.block import Block
 from tests.llm import toys
 from tests.llm.toys import open_runner, toy_decoder, toy_prompts, toy_visual_queries
 
@@ -87,22 +89,15 @@ def prefixes(runner: NativeRunner) -> list[Prefix]:
     return runner.project_prefix(toy_visual_queries(6, config=CONFIG))
 
 
-def blocks(library: Library) -> tuple[NativeBlocks, torch.Tensor]:
+def blocks(library: Library) -> tuple[Blocks, np.ndarray]:
     torch.manual_seed(0)
-
-    def native(num_in: int, num_out: int) -> NativeLinear:
-        return NativeLinear(nn.Linear(num_in, num_out).requires_grad_(False), library=library)
-
-    block = BlockParts(
-        norm1=nn.LayerNorm(64),
-        qkv=native(64, 192),
-        out=native(64, 64),
-        norm2=nn.LayerNorm(64),
-        up=native(64, 256),
-        down=native(256, 64),
-    )
-    stack = NativeBlocks([block, block], num_heads=2, activation="quick_gelu", library=library)
-    return stack, torch.randn(3, 70, 64)
+    module = nn.ModuleList(Block(64, num_heads=2, hidden_dim=256, activation="quick_gelu") for _ in range(2))
+    install_kernels(module.requires_grad_(False), library=library)
+    arrays = kernel_arrays(nn.ModuleDict({"blocks": module}))
+    assert arrays is not None
+    sizes = {"count": 2, "width": 64, "hidden_dim": 256, "num_heads": 2, "activation": "quick_gelu", "eps": 1e-5}
+    stack = Blocks(arrays, "blocks", **sizes, dtype="float32", library=library)  # type: ignore[arg-type]
+    return stack, torch.randn(3, 70, 64).numpy()
 
 
 def works(runner: NativeRunner, library: Library) -> dict[str, Callable[[], torch.Tensor]]:
@@ -118,7 +113,7 @@ def works(runner: NativeRunner, library: Library) -> dict[str, Callable[[], torc
         "prefill": lambda: runner.prefill(prompts, pictures, first_slot=0).logits_RV,
         "decode": lambda: runner.decode([5] * 6, [len(prompt) for prompt in prompts]).logits_RV.clone(),
         "score": lambda: torch.tensor(runner.score(plan)),
-        "blocks": lambda: stack(x_BTW),
+        "blocks": lambda: torch.from_numpy(stack(x_BTW)),
         "linear": lambda: layer(x_RF),
     }
 
@@ -201,7 +196,7 @@ def test_the_number_of_threads_does_not_change_the_result(library: Library) -> N
     finally:
         torch.set_num_threads(before)
 
-    assert all(torch.equal(result, expected) for result in results)
+    assert all(np.array_equal(result, expected) for result in results)
 
 
 def test_the_library_allocates_nothing_and_never_ends_the_process() -> None:

@@ -1,0 +1,211 @@
+"""A decoder and batches of tokens as the C kernels read them, from numpy arrays. Imports no torch."""
+
+# R rows, G heads of keys and values, P places, H head size, D model width, V vocabulary
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.runners.ragged import Tokens
+from llama_adapter.runtime.kernels.arrays import ArrayLinear, Arrays, numbers
+from llama_adapter.runtime.kernels.library import KINDS, Library
+from llama_adapter.runtime.kernels.structs import ACTIVATIONS, BatchStruct, DecoderStruct, KeptStruct, LayerStruct
+from llama_adapter.runtime.kernels.threads import num_threads
+
+_NORMS = ("attention_norm", "feed_forward_norm", "attention_out_norm", "feed_forward_out_norm")
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Keys and values (layers, rows, G, P, H), the last two dimensions dense. One layer alone is used for all.
+
+    With a table, rows are blocks, and each row of a batch has several; see `KVCache.table_BT`.
+    """
+
+    k: np.ndarray
+    v: np.ndarray
+    table_BT: np.ndarray | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that a batch may have."""
+        return len(self.k[0] if self.table_BT is None else self.table_BT)
+
+    @property
+    def num_places(self) -> int:
+        """Places of a row."""
+        return int(self.k.shape[3]) * (1 if self.table_BT is None else self.table_BT.shape[1])
+
+    @property
+    def struct(self) -> KeptStruct:
+        """The structure for the kernels, which holds addresses only."""
+        layer, row, head = (stride // self.k.itemsize for stride in self.k.strides[:3])
+        return KeptStruct(
+            k=self.k.ctypes.data,
+            v=self.v.ctypes.data,
+            layer_stride=0 if len(self.k) == 1 else layer,
+            row_stride=row,
+            head_stride=head,
+            table=None if self.table_BT is None else self.table_BT.ctypes.data,
+            blocks=0 if self.table_BT is None else self.table_BT.shape[1],
+            block=self.k.shape[3],
+        )
+
+
+class KernelDecoder:
+    """A decoder, or a rank's share of one, as one function of the kernels. It keeps the arrays that it reads."""
+
+    def __init__(
+        self, config: DecoderConfig, arrays: Arrays, *, dtype: str, library: Library, sum_address: int | None = None
+    ) -> None:
+        """`arrays` are those of a prepared `LlamaAdapterDecoder`; `dtype` is that of activations and cache.
+
+        `sum_address` is that of a `SumFunction`, for a share. Raises KeyError and ValueError if the arrays do not fit.
+        """
+        self._config, self._arrays, self._dtype, self._library = config, arrays, dtype, library
+        self._held: list[object] = []  # memory that the structures point to
+        self.qkv = [
+            self.linear(f"layers.{index}.attention.qkv", config.dim, config.attention_dim + 2 * config.kv_dim)
+            for index in range(config.num_layers)
+        ]
+        embedding_VD = arrays["embedding.weight"]
+        num_tokens = len(config.vocab_rows)
+        if embedding_VD.shape != (num_tokens, config.dim):
+            raise ValueError(f"the embedding is {embedding_VD.shape}")
+        rotaries = [config.rotary_of(index) for index in range(config.num_layers)]
+        distinct = list(dict.fromkeys(rotary for rotary in rotaries if rotary is not None))
+        tables = [
+            [self._floats(f"rotaries.{index}.{part}", config.context * config.head_dim) for part in ("cos", "sin")]
+            for index in range(len(distinct))
+        ]
+        layers = [
+            self._layer(index, [None, None] if rotary is None else tables[distinct.index(rotary)])
+            for index, rotary in enumerate(rotaries)
+        ]
+        self._struct = DecoderStruct(
+            dim=config.dim,
+            num_layers=config.num_layers,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            vocab_size=num_tokens,
+            first_adapter_layer=config.first_adapter_layer,
+            num_queries=config.num_queries,
+            norm_eps=config.norm_eps,
+            score_cap=config.score_cap,
+            logit_cap=config.logit_cap,
+            activation=ACTIVATIONS[config.activation],
+            norms_all_heads=config.qk_norm == "all",
+            kept_type=KINDS[dtype],
+            embedding_type=KINDS["float32" if embedding_VD.dtype == np.float32 else "bfloat16"],
+            embedding=embedding_VD.ctypes.data,
+            layers=(LayerStruct * config.num_layers)(*layers),
+            norm=self._floats("norm.weight", config.dim),
+            head=self.linear("head", config.dim, num_tokens).struct,
+            sum=sum_address,
+            adds_residual=config.rank == 0,
+        )
+
+    def linear(self, name: str, num_in: int, num_out: int) -> ArrayLinear:
+        """A layer of these arrays."""
+        layer = ArrayLinear(
+            self._arrays, name, num_in=num_in, num_out=num_out, dtype=self._dtype, library=self._library
+        )
+        self._held.append(layer)
+        return layer
+
+    def forward(self, batch: BatchStruct) -> None:
+        """Compute a batch. Raises RuntimeError if a sum over ranks failed."""
+        self._library.forward(ctypes.addressof(self._struct), ctypes.addressof(batch), num_threads())
+
+    def check(
+        self, ids: Sequence[int], rows: Sequence[int], places: Sequence[int], positions: Sequence[int], *, of: Places
+    ) -> None:
+        """Raise IndexError for values out of range, because the kernels do not check bounds."""
+        if len(places) != len(ids) or len(positions) != len(ids):
+            raise IndexError(f"{len(positions)} positions of {len(ids)} tokens")
+        ranges = (
+            ("token", ids, self._config.vocab_size),
+            ("slot", rows, of.num_rows),
+            ("place", places, of.num_places),
+            ("position", positions, self._config.context),
+        )
+        for name, values, count in ranges:
+            if min(values) < 0 or max(values) >= count:
+                raise IndexError(f"{name}s {min(values)} to {max(values)}: there are {count}")
+
+    def _layer(self, index: int, table: Sequence[int | None]) -> LayerStruct:
+        config, name = self._config, f"layers.{index}"
+        gate_up = self.linear(f"{name}.feed_forward.gate_up", config.dim, 2 * config.ffn_dim)
+        heads = {"q_norm": config.num_heads, "k_norm": config.num_kv_heads}
+        is_whole = config.qk_norm == "all"
+        widths = {norm: (norm, config.dim) for norm in _NORMS} | {
+            norm: (f"attention.{norm}", config.head_dim * (count if is_whole else 1)) for norm, count in heads.items()
+        }
+        return LayerStruct(
+            **{
+                norm: self._floats(f"{name}.{own}.weight", width)
+                for norm, (own, width) in widths.items()
+                if f"{name}.{own}.weight" in self._arrays
+            },
+            rotary_cos=table[0],
+            rotary_sin=table[1],
+            window=config.window_of(index),
+            qkv=self.qkv[index].struct,
+            out=self.linear(f"{name}.attention.out", config.attention_dim, config.dim).struct,
+            gate=gate_up.part(0, config.ffn_dim),
+            up=gate_up.part(config.ffn_dim, config.ffn_dim),
+            down=self.linear(f"{name}.feed_forward.down", config.ffn_dim, config.dim).struct,
+        )
+
+    def _floats(self, name: str, count: int) -> int:
+        """Address of numbers in float32."""
+        floats = np.ascontiguousarray(numbers(self._arrays[name]))
+        if floats.size != count:
+            raise ValueError(f"`{name}` has {floats.size} numbers, where {count} are wanted")
+        self._held.append(floats)
+        return floats.ctypes.data
+
+
+def batch_of(
+    tokens: Tokens,
+    *,
+    x: int,
+    cache: Places,
+    prefix: Places,
+    logits: int,
+    best: int | None,
+    reads_ids: bool = True,
+) -> BatchStruct:
+    """A batch for `KernelDecoder.forward`. The caller keeps the memory at the addresses `x`, `logits` and `best`.
+
+    Unless it `reads_ids`, `x` has the embeddings, (tokens, D) in float32. `logits` (T, V) in float32, and `best` (T,)
+    in int64 or None, are for the tokens in `logit_tokens`.
+    """
+    return BatchStruct(
+        num_tokens=len(tokens.ids),
+        num_runs=len(tokens.run_rows),
+        equal_runs=tokens.num_equal_rows(),
+        ids=c_numbers(tokens.ids) if reads_ids else None,
+        x=x,
+        run_rows=c_numbers(tokens.run_rows),
+        run_starts=c_numbers(tokens.run_starts),
+        places=c_numbers(tokens.places),
+        positions=c_numbers(tokens.positions),
+        shared_ends=c_numbers(tokens.shared_ends),
+        starts=c_numbers(tokens.starts),
+        cache=cache.struct,
+        prefix=prefix.struct,
+        num_logits=len(tokens.logit_tokens),
+        logit_tokens=c_numbers(tokens.logit_tokens),
+        logits=logits,
+        best=best,
+    )
+
+
+def c_numbers(values: Sequence[int]) -> "ctypes.Array[ctypes.c_int64]":
+    """The numbers as an array of C."""
+    return (ctypes.c_int64 * len(values))(*values)
