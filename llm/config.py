@@ -213,6 +213,10 @@ class DecoderConfig:
         blocks = _divided(self.ffn_dim // block, rank, num_ranks)
         return range(block * blocks.start, block * blocks.stop)
 
+    def prefix_shape(self, num_pictures: int) -> tuple[int, ...]:
+        """(A, B, N, Q, H): the shape of the keys, or the values, of pictures in the adapter layers."""
+        return (self.num_adapter_layers, num_pictures, self.num_heads, self.num_queries, self.head_dim)
+
     @property
     def first_adapter_layer(self) -> int:
         """Index of the first layer that attends to the picture."""

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:  # a process that reads pictures begins without numpy
     import numpy as np
@@ -42,6 +42,16 @@ class PixelRule:
 
 
 CLIP_PIXELS = PixelRule()
+
+
+def patches_of(pixels_BHWC: Any, *, patch: int) -> Any:
+    """Square pictures, a tensor or an array -> patches (B, T, F) row by row, F = rows, columns, colours.
+
+    Pixels beyond the last whole patch are left out.
+    """
+    num_pictures, side = len(pixels_BHWC), pixels_BHWC.shape[1] // patch
+    whole = pixels_BHWC[:, : side * patch, : side * patch].reshape(num_pictures, side, patch, side, patch, 3)
+    return whole.swapaxes(2, 3).reshape(num_pictures, side * side, patch * patch * 3)
 
 
 def zero_picture(rule: PixelRule, *, channel_order: Literal["rgb", "bgr"]) -> "np.ndarray":

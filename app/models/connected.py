@@ -51,6 +51,7 @@ def open_connected(folder: Path, tokenizer: Tokenizer, *, dim: int) -> Connected
     vision, name = config.get("vision_config"), str(folder)
     beside, values = _pixel_values(folder)
     layer, strategy = config.get("vision_feature_layer", -2), config.get("vision_feature_select_strategy", "default")
+    drops_class = is_llava and strategy == "default"
     if is_llava and (type(layer) is not int or strategy not in ("default", "full")):
         raise _refusal(folder, "joins the features of several layers", (layer, strategy))
     if is_llava and values.get("do_pad"):
@@ -62,9 +63,9 @@ def open_connected(folder: Path, tokenizer: Tokenizer, *, dim: int) -> Connected
         pixels=huggingface_pixels(values, name=name) if is_llava else _cutting(values, name=name),
         prefix=next((prefix for prefix in _TOWERS if any(key.startswith(prefix) for key in found)), _TOWERS[0]),
         layer=layer if is_llava else None,
-        drops_class=is_llava and strategy == "default",
+        drops_class=drops_class,
     )
-    if is_llava and strategy == "default" and not clip.config.num_class_tokens:
+    if drops_class and not clip.config.num_class_tokens:
         raise _refusal(folder, "drops the first patch of a tower without a class token", strategy)
     if (activation := config.get("projector_hidden_act", "gelu")) != "gelu":
         raise _refusal(folder, "has another activation in its connector", activation)

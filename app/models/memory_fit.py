@@ -4,7 +4,7 @@ If memory runs out later, app/models/oom_retry.py reduces the rows.
 """
 
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
@@ -126,17 +126,7 @@ def engine_config(model: LoadedModel, spec: CaptionerSpec, ranks: Alone, *, mode
 def _together(planned: Callable[[int], MemoryPlan], count: int) -> Callable[[int], MemoryPlan]:
     """The plan of `count` ranks that share one memory and have equal plans."""
 
-    def plan(num_rows: int) -> MemoryPlan:
-        one = planned(num_rows)
-        return MemoryPlan(
-            weights=count * one.weights,
-            slots=count * one.slots,
-            activations=count * one.activations,
-            loading=count * one.loading,
-            place=count * one.place,
-        )
-
-    return plan
+    return lambda num_rows: MemoryPlan(**{name: count * value for name, value in asdict(planned(num_rows)).items()})
 
 
 def _bytes_to_come(state: Mapping[str, Tensor], backend: Backend) -> int:

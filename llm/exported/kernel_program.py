@@ -34,8 +34,8 @@ class KernelProgram(DecoderProgram):
         self.name = f"native {library.instruction_set}"
         self._config, self._dtype = config, dtype
         places = (config.num_layers, num_slots, config.num_kv_heads, config.context, config.head_dim)
-        queries = (config.num_adapter_layers, num_slots, config.num_heads, config.num_queries, config.head_dim)
-        self._cache, self._prefix = (Places(self._zeros(shape), self._zeros(shape)) for shape in (places, queries))
+        shapes = places, config.prefix_shape(num_slots)
+        self._cache, self._prefix = (Places(self._zeros(shape), self._zeros(shape)) for shape in shapes)
         self._decoder = KernelDecoder(config, arrays, dtype=dtype, library=library)
         self._kv = self._decoder.qkv[config.first_adapter_layer :]
         if config.separate_adapter_kv:
@@ -60,7 +60,7 @@ class KernelProgram(DecoderProgram):
     def project(self, visual_query_BQD: np.ndarray) -> Prefix:
         config, query_BQD = self._config, rounded(visual_query_BQD.astype(np.float32), self._dtype)
         num_pictures, width = len(query_BQD), 2 * config.kv_dim
-        shape = (config.num_adapter_layers, num_pictures, config.num_heads, config.num_queries, config.head_dim)
+        shape = config.prefix_shape(num_pictures)
         prefix = Prefix(np.zeros(shape, np.float32), np.zeros(shape, np.float32))
         for index in range(config.num_adapter_layers):
             kv = self._kv[index](rounded(self._queries_AQD[index] + query_BQD, self._dtype))[..., -width:]

@@ -166,6 +166,6 @@ def by_ports(prefixes: Sequence[Prefix]) -> list[np.ndarray]:
 def stacked(arrays: Sequence[np.ndarray], config: DecoderConfig, *, num_pictures: int) -> Prefix:
     """The outputs of the prefix graph as one prefix (A, B, N, Q, H)."""
     if not arrays:
-        shape = (config.num_adapter_layers, num_pictures, config.num_heads, config.num_queries, config.head_dim)
+        shape = config.prefix_shape(num_pictures)
         return Prefix(np.zeros(shape, np.float32), np.zeros(shape, np.float32))
     return Prefix(np.stack(arrays[0::2]), np.stack(arrays[1::2]))

@@ -49,8 +49,7 @@ class ExportedRunner:
         return [Prefix(whole.k[:, row : row + 1], whole.v[:, row : row + 1]) for row in range(len(query_BQD))]
 
     def empty_prefix(self) -> Prefix:
-        sizes = self.config.decoder
-        shape = (sizes.num_adapter_layers, 1, sizes.num_heads, sizes.num_queries, sizes.head_dim)
+        shape = self.config.decoder.prefix_shape(1)
         return Prefix(np.zeros(shape, self.config.dtype), np.zeros(shape, self.config.dtype))
 
     def stored_prefix(self, k_ANQH: np.ndarray, v_ANQH: np.ndarray) -> Prefix:

@@ -134,7 +134,7 @@ class EagerRunner:
             block=config.block,
             spare_blocks=config.spare_blocks,
         )
-        shape = (sizes.num_adapter_layers, config.num_slots, sizes.num_heads, sizes.num_queries, sizes.head_dim)
+        shape = sizes.prefix_shape(config.num_slots)
         k, v = (torch.zeros(shape, dtype=config.dtype, device=self._device) for _ in range(2))
         self._prefix = Prefix(k, v)
         fused = None if operators.step is None else FusedDecoder(decoder, operators.step)
@@ -187,8 +187,7 @@ class EagerRunner:
         return Prefix(*(torch.from_numpy(part).to(self._device, self.config.dtype) for part in parts))
 
     def empty_prefix(self) -> Prefix:
-        sizes = self.config.decoder
-        shape = (sizes.num_adapter_layers, 1, sizes.num_heads, sizes.num_queries, sizes.head_dim)
+        shape = self.config.decoder.prefix_shape(1)
         return Prefix(*(torch.zeros(shape, dtype=self._prefix.k.dtype, device=self._device) for _ in range(2)))
 
     @torch.inference_mode()

@@ -70,7 +70,7 @@ def _engine_step(parts: Parts, *, rows: int) -> float:
     """A whole step of the engine, at about as many positions as the program alone."""
     engine = Engine(parts.runner, eos_id=-1)
     config = parts.model.decoder_config
-    shape = (config.num_adapter_layers, 1, config.num_heads, config.num_queries, config.head_dim)
+    shape = config.prefix_shape(1)
     prefix = Prefix(*(torch.zeros(shape, dtype=parts.model.dtype, device=parts.backend.device) for _ in range(2)))
     prompt = tuple(range(3, 3 + NUM_PLACES - _NUM_STEPS // 2))
     sampling = SamplingParams(max_new_tokens=_NUM_STEPS + 2)

@@ -11,6 +11,7 @@ from llama_adapter.runtime.kernels.arrays import ArrayLinear, Arrays, Blocks, La
 from llama_adapter.runtime.kernels.library import Library
 from llama_adapter.vision.backends.batches import best_batch_size, even_batches, last_cache_bytes
 from llama_adapter.vision.config import LAYER_NORM_EPS, ClipConfig, ConnectorConfig, QueryConfig, VisionConfig
+from llama_adapter.vision.pixels import patches_of
 
 
 class KernelTower:
@@ -45,14 +46,8 @@ class KernelTower:
 
     def __call__(self, pixels_BHWC: np.ndarray) -> np.ndarray:
         """Pixels uint8 or float32 (B, S, S, 3) RGB -> features (B, F, output_dim), float32."""
-        config, num_pictures = self._config, len(pixels_BHWC)
-        side, patch = config.patches_per_side, config.patch_size
-        patches_BPF = (
-            pixels_BHWC[:, : side * patch, : side * patch]
-            .reshape(num_pictures, side, patch, side, patch, 3)
-            .swapaxes(2, 3)  # done while they are bytes
-            .reshape(num_pictures, side * side, patch * patch * 3)
-        )
+        config = self._config
+        patches_BPF = patches_of(pixels_BHWC, patch=config.patch_size)
         x_BPW = rounded(self._patches(patches_BPF.astype(np.float32)), self._dtype)
         x_BTW = rounded(_behind(self._class_CW, x_BPW) + self._positions_TW, self._dtype)
         x_BTW = self._blocks(self._pre_norm(x_BTW))

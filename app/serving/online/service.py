@@ -183,8 +183,7 @@ class Service(QueuedService[Entry]):
         """Numbers that are close for pictures that look alike to the model: float32 (N * H,).
 
         They are the gated values of the last adapter layer, averaged over the visual queries; or the mean of the whole
-        picture's tokens. None if the picture with
-        this SHA-256 is not in the cache.
+        picture's tokens. None if the picture with this SHA-256 is not in the cache.
         """
         picture = self._encoded.find(digest)
         if picture is None:
