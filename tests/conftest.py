@@ -63,7 +63,7 @@ def fail_unless_allowed(report: pytest.TestReport | pytest.CollectReport) -> Non
 
 
 @pytest.fixture(scope="session", autouse=True)
-def models_are_loaded_anew() -> Iterator[None]:
+def no_model_is_known() -> Iterator[None]:
     """In this process no model is known from earlier loads, because tests look into models and change devices.
 
     Commands that tests start know them.

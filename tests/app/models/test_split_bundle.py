@@ -180,7 +180,7 @@ def test_more_ranks_than_heads_are_refused(tmp_path: Path) -> None:
         (["--model", "b", "--lora", "x", "--context", "77"], "--model does not go with --context"),
         (["--model", "b", "--lora", "x", "--channel-order", "bgr"], "--model does not go with --channel-order"),
         (["--tensor-parallel", "0", "--llama-dir", "x", "--adapter", "y"], "must be at least 1"),
-        (["--tensor-parallel", "2"], "needs --llama-dir and --adapter"),
+        (["--tensor-parallel", "2"], "convert needs --llama-dir"),
     ],
 )
 def test_wrong_flags_of_convert(
