@@ -17,6 +17,7 @@ from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_stri
 
 from tests.llm.vocabularies import tokenizer_json
 
+# As the published templates of LLaVA-1.5 and SmolVLM.
 LLAVA = (
     "{% for m in messages %}{% if m['role'] != 'system' %}{{ m['role'].upper() + ': '}}{% endif %}"
     "{% for c in m['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>\n' }}{% endfor %}"

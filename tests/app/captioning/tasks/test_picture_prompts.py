@@ -12,22 +12,10 @@ from llama_adapter.llm.errors import PromptError
 from llama_adapter.llm.picture_format import FRAME, Grid, PictureFormat
 from llama_adapter.llm.pieces.folder import TokenizerSettings
 from llama_adapter.llm.tokenizer import Tokenizer
+from tests.app.picture_models import LLAVA, SMOLVLM
 from tests.llm.vocabularies import tokenizer_json
 
-# As the published templates of LLaVA-1.5 and SmolVLM, and of models whose templates take texts.
-LLAVA = (
-    "{% for m in messages %}{% if m['role'] != 'system' %}{{ m['role'].upper() + ': '}}{% endif %}"
-    "{% for c in m['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>\n' }}{% endfor %}"
-    "{% for c in m['content'] | selectattr('type', 'equalto', 'text') %}{{ c['text'] + ' ' }}{% endfor %}{% endfor %}"
-    "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
-)
-SMOLVLM = (
-    "<|im_start|>{% for m in messages %}{{ m['role'] | capitalize }}"
-    "{% if m['content'][0]['type'] == 'image' %}{{ ':' }}{% else %}{{ ': ' }}{% endif %}"
-    "{% for line in m['content'] %}{% if line['type'] == 'text' %}{{ line['text'] }}"
-    "{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
-)
+# Of models whose templates take texts.
 TEXT = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>{% endfor %}<|im_start|>a\n"
 OWN_PICTURE = TEXT.replace("{{ m.content", "{% if loop.last %}<image>{% endif %}{{ m.content")
 TEMPLATES = {"LLaVA": LLAVA, "SmolVLM": SMOLVLM, "texts": TEXT, "writes its own": OWN_PICTURE}
