@@ -14,14 +14,15 @@ from llama_adapter.llm.model.llama import LlamaAdapterDecoder, use_operators, us
 from llama_adapter.llm.runners.base import Runner
 from llama_adapter.llm.runners.eager import EagerRunner
 from llama_adapter.llm.runners.graph import GraphRunner
-from llama_adapter.llm.runners.native import NativeRunner, can_run
+from llama_adapter.llm.runners.kernels import KernelRunner, can_run
 from llama_adapter.llm.runners.shapes import BUCKETED, EXACT
 from llama_adapter.runtime.devices import EAGER, Backend
+from llama_adapter.runtime.devices.cpu_linear import kernel_arrays
 from llama_adapter.runtime.operators import Operators
 from llama_adapter.runtime.ranks import ALONE, Alone
 from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.schemes.layers import load_state, load_stream
-from llama_adapter.runtime.schemes.scheme import TensorForm
+from llama_adapter.runtime.schemes.scheme import TensorForm, dtype_name
 from llama_adapter.runtime.schemes.state import loaded_bytes
 
 
@@ -99,8 +100,11 @@ class PlacedDecoder:
         config, backend = replace(self.config, num_slots=num_slots, **cache), self.backend  # type: ignore[arg-type]
         if config.mode != EAGER:
             return GraphRunner(self.decoder, config, backend=backend, operators=self.operators)
-        if (kernels := backend.kernels) is not None and can_run(self.decoder):
-            return NativeRunner(self.decoder, config, backend=backend, library=kernels)
+        if (library := backend.kernels) is not None and can_run(config.decoder):
+            arrays, dtype = kernel_arrays(self.decoder), dtype_name(config.dtype)
+            ranks = None if self.decoder.ranks is ALONE else self.decoder.ranks
+            if arrays is not None:
+                return KernelRunner(config, arrays, dtype=dtype, library=library, ranks=ranks)
         shapes = BUCKETED if backend.capabilities.static_shapes else EXACT
         return EagerRunner(self.decoder, config, backend=backend, operators=self.operators, shapes=shapes)
 

@@ -18,7 +18,12 @@ class Prefix(NamedTuple):
 
     def copy(self) -> "Prefix":
         """A copy whose parts are not views of other tensors."""
-        return Prefix(*(part.clone() if hasattr(part, "clone") else part.copy() for part in self))
+        return Prefix(*map(copied, self))
+
+
+def copied(part: Any) -> Any:
+    """A copy of a tensor or an array, which is no view of another."""
+    return part.clone() if hasattr(part, "clone") else part.copy()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +34,7 @@ class PictureTokens:
     """
 
     start: int  # place in the prompt of the first
-    embeddings_SD: Any = field(compare=False, repr=False)  # a tensor of torch
+    embeddings_SD: Any = field(compare=False, repr=False)  # a tensor of torch, or an array of numpy
     digest: str  # of what was embedded: the picture after its preprocessing
 
     @property

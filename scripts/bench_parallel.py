@@ -314,7 +314,9 @@ class _Clock:
 
 def _watch(runner: Any) -> _Clock:
     """Time the collectives of the first rank, including its wait for other ranks."""
-    clock, ranks = _Clock(), runner._runner._decoder.ranks
+    clock, own = _Clock(), runner._runner
+    kernels = getattr(own, "_ranks", None)
+    ranks = own._decoder.ranks if kernels is None else kernels.ranks
     for name in COLLECTIVES:
         setattr(ranks, name, clock.timed(getattr(ranks, name)))
     runner._channel.send = clock.timed(runner._channel.send)

@@ -18,6 +18,7 @@ from llama_adapter.app.captioning.assemble import assemble_parts
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.runners.base import DecodePlan, PrefillPlan, Tokens
+from llama_adapter.llm.runners.kernels import KernelRunner
 from scripts.common import ROOT, sample_files
 
 GOLDEN = ROOT / "tests" / "golden"
@@ -137,6 +138,7 @@ def _run(runner: Any, plan: Any) -> tuple[Tokens, Tensor]:
     """Run a step; returns its tokens and the logits of the first rank, which has all of them."""
     own = getattr(runner, "_runner", runner)  # of the first rank, if there are several
     name = "prefill" if isinstance(plan, PrefillPlan) else "decode"
+    name = "predict" if isinstance(own, KernelRunner) else name
     compute, kept = getattr(own, name), []
 
     def recorded(*arguments: Any, **options: Any) -> Any:
@@ -148,4 +150,4 @@ def _run(runner: Any, plan: Any) -> tuple[Tokens, Tensor]:
         result = runner.run(plan)
     finally:
         delattr(own, name)
-    return result, kept[0].logits_RV.clone()
+    return result, torch.as_tensor(kept[0].logits_RV).clone()

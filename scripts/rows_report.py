@@ -26,6 +26,7 @@ from llama_adapter.llm.load import PlacedDecoder, place_decoder
 from llama_adapter.llm.memory_plan import least_cache, plan_memory
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.runners.eager import EagerRunner
+from llama_adapter.llm.runners.kernels import KernelRunner
 from llama_adapter.runtime.devices import open_backend
 from llama_adapter.runtime.schemes import OperatorChoice
 from scripts.common import in_turn, parser_of
@@ -84,11 +85,12 @@ def _step_row(placed: PlacedDecoder, name: str, settings: Settings, *, rows: int
     for way, runner in runners.items():
         draw = torch.Generator().manual_seed(0)
         runner._cache.hold([length] * rows)
-        k, v = runner._cache.read(0, num_places=length)
+        shape = runner._cache.read(0, num_places=length)[0].shape
         for slot in range(rows):
-            runner._cache.write(slot, (k.normal_(generator=draw), v.normal_(generator=draw)))
+            k, v = (torch.randn(shape, generator=draw) for _ in range(2))
+            runner._cache.write(slot, (k.numpy(), v.numpy()) if isinstance(runner, KernelRunner) else (k, v))
         ways[way] = lambda runner=runner: runner.decode([5] * rows, [length - 1] * rows)  # type: ignore[misc]
-        results[way] = runner.decode([5] * rows, [length - 1] * rows).best_R.clone()
+        results[way] = torch.tensor(runner.decode([5] * rows, [length - 1] * rows).best_R)
     assert torch.equal(results["whole"], results["blocks"]), "the caches give different tokens"
 
     def timed(way: str) -> float:
@@ -103,9 +105,9 @@ def _step_row(placed: PlacedDecoder, name: str, settings: Settings, *, rows: int
     return f"| {operators} | {name} | {ms['whole']:.2f} | {ms['blocks']:.2f} | {ratio:.3f} | {' | '.join(sizes)} |"
 
 
-def _open(placed: PlacedDecoder, config: EngineConfig) -> EagerRunner:
+def _open(placed: PlacedDecoder, config: EngineConfig) -> EagerRunner | KernelRunner:
     runner = placed.runner(config.num_slots, block=config.block, spare_blocks=config.spare_blocks)
-    assert isinstance(runner, EagerRunner), "so are all that compute with torch"
+    assert isinstance(runner, EagerRunner | KernelRunner), "so are all on the CPU"
     return runner
 
 

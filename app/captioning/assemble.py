@@ -26,7 +26,7 @@ from llama_adapter.app.models.sketch import Dtype
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec, ModelInfo, template_id
 from llama_adapter.app.models.stream_model import check_split, stream_model
 from llama_adapter.app.pictures.prefixes.file import Encoding, check_keys_values, read_first_file
-from llama_adapter.llm.runners.native import NativeRunner
+from llama_adapter.llm.runners.kernels import KernelRunner
 from llama_adapter.runtime.devices import open_backend, open_best, settle_mode
 from llama_adapter.runtime.errors import CheckpointError, UsageError
 from llama_adapter.runtime.ranks import ALONE
@@ -34,8 +34,7 @@ from llama_adapter.runtime.schemes.scheme import dtype_name
 from llama_adapter.runtime.user_cache import cache_note
 from llama_adapter.vision.backends.base import EncodedBefore, NoEncoder, VisionBackend
 from llama_adapter.vision.backends.exported import ExportedEncoder, open_encoder
-from llama_adapter.vision.backends.native import NativeEncoder
-from llama_adapter.vision.backends.torch import TorchVisionBackend
+from llama_adapter.vision.backends.kernels import KernelEncoder
 from llama_adapter.vision.card import EncoderCard
 
 ModelLoader = Callable[[Dtype], StreamedModel]  # takes the dtype of the weights, or a `DtypeChoice`
@@ -197,9 +196,8 @@ def remember(spec: CaptionerSpec, parts: Parts, *, files: FileMarks) -> None:
     if parts.info.picture_format is not None:
         return None
     known = KnownModel(spec=parts.spec, info=parts.info, pixels=parts.vision.pixels)
-    module = parts.vision.module if isinstance(parts.vision, TorchVisionBackend) else None
-    encoder = module.arrays if isinstance(module, NativeEncoder) else None
-    decoder = parts.runner.arrays if isinstance(parts.runner, NativeRunner) else None
+    encoder = parts.vision.arrays if isinstance(parts.vision, KernelEncoder) else None
+    decoder = parts.runner.arrays if isinstance(parts.runner, KernelRunner) else None
     is_changed = spec.llama_dir or spec.past_key_values or spec.operators != "auto" or spec.lora
     if encoder is None or decoder is None or is_changed:
         return known.remember(spec, files=files)

@@ -12,8 +12,7 @@ from llama_adapter.app.models.known import KnownModel
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig, EngineConfig
-from llama_adapter.llm.exported.kernel_program import KernelProgram
-from llama_adapter.llm.exported.runner import ExportedRunner
+from llama_adapter.llm.runners.kernels import KernelRunner
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.kernels.library import find_library
 from llama_adapter.vision.backends.kernels import KernelEncoder
@@ -50,7 +49,7 @@ def assemble_known(spec: CaptionerSpec) -> Parts | None:
     assert isinstance(num_slots, int), "no others are known"
     with suppress(OSError, ValueError, KeyError):  # damaged: the model itself is loaded
         arrays, folder, detector = known.map_arrays(spec), bundle_folder(spec.model), None
-        program = KernelProgram(decoder, arrays, dtype=dtype, num_slots=num_slots, library=library)
+        engine = EngineConfig(decoder=decoder, dtype=np.dtype(np.float32), num_slots=num_slots)
         names = [file.name for file in folder.iterdir()]
         if _FAMILIAR in names:
             detector = read_familiarity(folder / _FAMILIAR, num_queries=decoder.num_queries, width=decoder.dim)
@@ -60,8 +59,6 @@ def assemble_known(spec: CaptionerSpec) -> Parts | None:
             model=_Model(Tokenizer.load_stored(folder, names), detector),
             backend=KernelBackend(known.info.device),
             vision=KernelEncoder(vision, arrays, dtype=dtype, library=library),
-            runner=ExportedRunner(
-                program, EngineConfig(decoder=decoder, dtype=np.dtype(np.float32), num_slots=num_slots)
-            ),
+            runner=KernelRunner(engine, arrays, dtype=dtype, library=library),
         )
     return None

@@ -7,6 +7,7 @@ from llama_adapter.app.captioning.assemble import assemble_parts
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.runners.eager import EagerRunner
+from llama_adapter.llm.runners.kernels import KernelRunner
 from llama_adapter.llm.weights.past import write_pre_caches
 from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.vision.backends.base import NoEncoder
@@ -21,7 +22,7 @@ def encode_text(spec: CaptionerSpec, text: str, path: Path) -> int:
     """
     parts = assemble_parts(dataclasses.replace(spec, batch_size=1), vision=NoEncoder())
     runner = parts.runner
-    assert isinstance(runner, EagerRunner), "so are all that compute with torch"
+    assert isinstance(runner, EagerRunner | KernelRunner), "so are all of a model's own weights"
     engine = Engine(runner, eos_id=parts.model.tokenizer.end_ids)
     ids = tuple(parts.model.tokenizer.encode(text))
     engine.check(ids)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from llama_adapter.llm.picture_format import Grid
-from llama_adapter.llm.prefix import Prefix, TextPrefix
+from llama_adapter.llm.prefix import Prefix, TextPrefix, copied
 from llama_adapter.vision.formats import PictureNote
 
 
@@ -60,7 +60,7 @@ class EncodedPictures:
     def keep(self, digest: str, picture: EncodedPicture) -> EncodedPicture:
         """Add a picture; returns a copy whose tensors are not views into those of its batch."""
         # A view would keep the whole batch in memory.
-        squares = tuple(square._replace(embeddings_SD=square.embeddings_SD.clone()) for square in picture.squares)
+        squares = tuple(square._replace(embeddings_SD=copied(square.embeddings_SD)) for square in picture.squares)
         picture = picture._replace(prefix=picture.prefix.copy(), squares=squares)
         with self._lock:
             self._drop(digest)

@@ -10,10 +10,10 @@ from llama_adapter.app.models.stream_model import stream_model
 from llama_adapter.runtime.devices import open_backend
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.graphs.card import fingerprint
-from llama_adapter.vision.backends.torch import TorchVisionBackend
+from llama_adapter.vision.backends.base import VisionBackend
 
 
-def open_torch_encoder(spec: CaptionerSpec, exported: ExportedModel) -> TorchVisionBackend:
+def open_torch_encoder(spec: CaptionerSpec, exported: ExportedModel) -> VisionBackend:
     """Load the encoder of the model in `spec`. Raises CheckpointError without CLIP, GraphError for another model."""
     model, _ = stream_model(spec, dtype=torch.float32)
     if not has_clip(model):

@@ -24,15 +24,15 @@ from llama_adapter.llm.split import share_of
 from llama_adapter.llm.weights.past import read_past
 from llama_adapter.runtime.devices import EAGER, Backend
 from llama_adapter.runtime.devices.cpu import is_file_backed
+from llama_adapter.runtime.devices.cpu_linear import kernel_arrays
 from llama_adapter.runtime.devices.programs import GraphMode
 from llama_adapter.runtime.ranks import ALONE, Alone
 from llama_adapter.runtime.schemes import OperatorChoice
 from llama_adapter.runtime.schemes.scheme import dtype_name
-from llama_adapter.vision.backends.native import NativeEncoder, tower_arrays
+from llama_adapter.vision.backends.kernels import KernelEncoder
 from llama_adapter.vision.backends.torch import TorchVisionBackend
 from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.encoder import encoder_from_state
-from llama_adapter.vision.inference import HostEncoder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +40,7 @@ class Placed:
     """A model on its device, ready to compute. The number of the runner's slots is the batch size."""
 
     runner: Runner
-    vision: TorchVisionBackend | None  # None if an exported encoder is used
+    vision: TorchVisionBackend | KernelEncoder | None  # None if an exported encoder is used
     note: str = ""  # for the user
     remember_rows: Callable[[int], str] | None = None  # stores a batch size for later runs; None for a given one
 
@@ -103,7 +103,7 @@ def place_model(
     if not is_auto:
         return Placed(runner=lead(decoder, decoder.runner(num_rows)), vision=vision, note=note)
     runner = lead(decoder, _halving(decoder, num_rows, backend=backend, setting=setting))
-    if vision is not None:
+    if isinstance(vision, TorchVisionBackend):
         vision.batch_sizes = _batch_sizes(runner.config.num_slots, backend)
     return Placed(runner=runner, vision=vision, note=note, remember_rows=setting.remember)
 
@@ -176,7 +176,7 @@ def place_encoder(
     operators: OperatorChoice,
     backend: Backend,
     mode: str = EAGER,
-) -> TorchVisionBackend:
+) -> TorchVisionBackend | KernelEncoder:
     """Put a model's picture encoder on its device, for batches of up to `num_rows` pictures.
 
     In a graph mode of a device that takes any shape, batches whose number of pictures occurs again are recorded.
@@ -192,10 +192,9 @@ def place_encoder(
     )
     state.clear()
     backend.prepare(vision.module, wanted=operators)
-    encoder, kernels = vision.module, backend.kernels
-    if kernels is not None and isinstance(encoder, HostEncoder) and (tower := tower_arrays(encoder)) is not None:
-        vision.module = NativeEncoder(encoder, config, tower, library=kernels)
     backend.empty_caches()
+    if (library := backend.kernels) is not None and (arrays := kernel_arrays(vision.module)) is not None:
+        return KernelEncoder(config, arrays, dtype=dtype_name(vision.dtype), library=library)
     return vision
 
 

@@ -9,6 +9,7 @@ import torch
 from llama_adapter.llm.exported.program import DecoderProgram
 from llama_adapter.llm.exported.step import decode_step, prefill_step
 from llama_adapter.llm.runners.eager import EagerRunner
+from llama_adapter.llm.runners.kernels import KernelRunner
 
 _LENGTHS: Final = (3, 9, 17)  # tokens of the prompts, which are random
 _NUM_STEPS: Final = 12
@@ -33,7 +34,7 @@ class DecoderParity:
         return bool(np.isfinite(self.max_abs)) and self.max_abs <= limit
 
 
-def compare(program: DecoderProgram, reference: EagerRunner) -> DecoderParity:
+def compare(program: DecoderProgram, reference: EagerRunner | KernelRunner) -> DecoderParity:
     """Compare both on the same prompts of different lengths, pictures and tokens. Both must have at least 3 slots."""
     sizes, rng = reference.config.decoder, np.random.default_rng(0)
     prompts = [rng.integers(0, sizes.vocab_size, min(length, sizes.context // 2)).tolist() for length in _LENGTHS]
@@ -46,15 +47,15 @@ def compare(program: DecoderProgram, reference: EagerRunner) -> DecoderParity:
     program.place(own, first_slot=0)
     wanted = reference.prefill(prompts, prefixes, first_slot=0)
     made = program.run(prefill_step(prompts, greedy, capacity=program.capacity), first_slot=0)
-    pairs = [(wanted.logits_RV.numpy().copy(), made.logits_TV.copy())]
-    num_same = int((wanted.best_R.numpy() == made.tokens_T).sum())
+    pairs = [(torch.as_tensor(wanted.logits_RV).numpy().copy(), made.logits_TV.copy())]
+    num_same = int((torch.as_tensor(wanted.best_R).numpy() == made.tokens_T).sum())
     token_ids, positions = wanted.best_R.tolist(), [len(prompt) for prompt in prompts]
     num_steps = max(min(_NUM_STEPS, sizes.context - max(positions)), 0)
     for _ in range(num_steps):
         wanted = reference.decode(token_ids, positions)
         made = program.run(decode_step(token_ids, positions, greedy, capacity=program.capacity), first_slot=0)
-        pairs.append((wanted.logits_RV.numpy().copy(), made.logits_TV.copy()))
-        num_same += int((wanted.best_R.numpy() == made.tokens_T).sum())
+        pairs.append((torch.as_tensor(wanted.logits_RV).numpy().copy(), made.logits_TV.copy()))
+        num_same += int((torch.as_tensor(wanted.best_R).numpy() == made.tokens_T).sum())
         token_ids, positions = wanted.best_R.tolist(), [position + 1 for position in positions]
     torchs, graphs = (np.concatenate(side) for side in zip(*pairs, strict=True))
     difference = np.abs(torchs - graphs)

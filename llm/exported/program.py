@@ -29,10 +29,9 @@ class Chosen(NamedTuple):
 class DecoderProgram(ABC):
     """The graphs of a decoder, with slots for the keys, values and prefixes of rows. Not thread-safe."""
 
-    card: ExportCard  # of graphs; a program of the model's own weights has none
+    card: ExportCard
     name: str  # the runtime of the graphs, for people
     has_sampling: bool  # whether it draws tokens; otherwise the host draws from the logits
-    runs_mixed = False
     _slots: Any  # HostSlots or DeviceSlots
 
     @property
@@ -55,10 +54,6 @@ class DecoderProgram(ABC):
     @abstractmethod
     def run(self, step: Step, *, first_slot: int) -> Chosen:
         """Run a step of slots from `first_slot` on, and store its keys and values at its places."""
-
-    def mixed(self, decode: Step, prefill: Step, *, first_slot: int) -> Chosen:
-        """Run a step of slots 0..R-1 and one of slots from `first_slot` on together. Only if `runs_mixed`."""
-        raise NotImplementedError("graphs run no mixed steps")
 
     @abstractmethod
     def score(self, layouts: Sequence[ScoreLayout], prefixes: Sequence[Prefix], *, start: int) -> np.ndarray:

@@ -6,16 +6,16 @@ The decoder calls a view's `update` once per layer, and attends to the keys and 
 # L layers, B rows, N heads of keys and values, S step tokens, P positions, H head size, C past tokens,
 # T blocks of a row
 
-import math
-import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.model.blocks import Blocks, lazy_zeros
 from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.runtime.operators import StoreFunction, store
 
@@ -147,21 +147,8 @@ class DecodeView:
         return torch.arange(self._length, device=positions_BS.device)[None]
 
 
-def _zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros. On the CPU, the pages take memory and time only when they are written, so unused slots cost nothing."""
-    num_bytes = math.prod(shape) * dtype.itemsize
-    if device.type != "cpu" or not num_bytes:
-        return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=dtype).view(shape)
-
-
-class KVCache:
-    """Blocks at fixed addresses: k and v are (L, blocks, N, places, H).
-
-    Slot s has block s, which begins with the past, if there is one. A row that fills it gets spare blocks, so that rows
-    take memory by their length (Kwon et al., 2023). As long as no row does, every step can use a view: rows in use are
-    always slots 0..n-1.
-    """
+class KVCache(Blocks):
+    """Blocks on a device, and the views of them that programs use."""
 
     def __init__(
         self,
@@ -175,61 +162,33 @@ class KVCache:
         spare_blocks: int = 0,
     ) -> None:
         """`block` and `spare_blocks` are those of `EngineConfig`."""
-        self.block, device = block or config.context, torch.device(device)
-        self.is_paged = self.block < config.context
-        # With spare blocks, there is one more. What padding writes beyond its row is put there, and never read.
-        num_blocks = num_slots + (spare_blocks + 1 if self.is_paged else 0)
-        shape = (config.num_layers, num_blocks, config.num_kv_heads, self.block, config.head_dim)
+        super().__init__(config.context, num_slots=num_slots, block=block, spare_blocks=spare_blocks)
+        self._device = torch.device(device)
+        shape = (config.num_layers, self.num_blocks, config.num_kv_heads, self.block, config.head_dim)
         # Zeros, not uninitialised memory: masked places are multiplied by 0, which does not remove a NaN.
-        self.k, self.v = (_zeros(shape, dtype=dtype, device=device) for _ in range(2))
-        self._extra: list[list[int]] = [[] for _ in range(num_slots)]  # blocks of each slot, without its own
-        self._spare = list(range(num_blocks - 2, num_slots - 1, -1))
-        # The blocks of each slot. Its own one stands for those that it lacks: a masked place must be finite.
-        most = -(-config.context // self.block)
-        self.table_BT = torch.arange(num_slots, device=device)[:, None].repeat(1, most)
-        self.past: Past | None = None
-        self.start = 0
-        if past is not None:
-            k_LNCH, v_LNCH = (torch.from_numpy(part).to(device, dtype) for part in past.parts)
-            self.past, self.start = (k_LNCH, v_LNCH), len(past)
-            self.k[:, :num_slots, :, : self.start] = k_LNCH[:, None]
-            self.v[:, :num_slots, :, : self.start] = v_LNCH[:, None]
+        if self._device.type == "cpu":
+            bits = np.dtype(f"u{dtype.itemsize}")
+            self.k, self.v = (torch.from_numpy(lazy_zeros(shape, bits)).view(dtype) for _ in range(2))
+        else:
+            self.k, self.v = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
+        self.begin(None if past is None else (self._uploaded(past.k_LNCH, dtype), self._uploaded(past.v_LNCH, dtype)))
 
-    def hold(self, num_places: Sequence[int], *, first_slot: int = 0) -> None:
-        """Let slots from `first_slot` on have blocks for so many places each, and take those of later slots back.
+    def _uploaded(self, part: np.ndarray, dtype: torch.dtype) -> Tensor:
+        return torch.from_numpy(part).to(self._device, dtype)
 
-        Blocks that are not there are left out. This happens in warm-ups only: the scheduler counts them.
-        """
-        if not self.is_paged:
-            return
-        wanted = [-(-count // self.block) - 1 for count in num_places]
-        wanted += [0] * (len(self._extra) - first_slot - len(wanted))
-        changed = [slot for slot, count in enumerate(wanted, first_slot) if count != len(self._extra[slot])]
-        for slot in changed:
-            while len(self._extra[slot]) > wanted[slot - first_slot]:
-                self._spare.append(self._extra[slot].pop())
-        for slot in changed:
-            while len(self._extra[slot]) < wanted[slot - first_slot] and self._spare:
-                self._extra[slot].append(self._spare.pop())
-        self._update_table(changed)
+    def as_table(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        return torch.tensor(rows, device=self._device)
 
-    def _update_table(self, changed: Sequence[int]) -> None:
-        """Write the blocks of these slots into the table."""
-        if changed:
-            slots, most = range(min(changed), max(changed) + 1), self.table_BT.shape[1]
-            rows = [(self.blocks_of(slot) + [slot] * most)[:most] for slot in slots]
-            self.table_BT[slots.start : slots.stop] = torch.tensor(rows)
-
-    def blocks_of(self, slot: int) -> list[int]:
-        """The blocks of a slot, in the order of their places."""
-        return [slot, *self._extra[slot]]
+    def joined(self, parts: Sequence[Tensor]) -> Tensor:
+        return torch.cat(list(parts), dim=2)
 
     def written_blocks(self, slots: slice | Tensor, number: int) -> slice | Tensor:
         """Where new rows are written: block `number` of each slot, or the block that is never read if it has none."""
         if number == 0:
             return slots
         blocks_B, own_B = self.table_BT[slots, number], self.table_BT[slots, 0]
-        return blocks_B.where(blocks_B != own_B, self.k.shape[1] - 1)
+        written_B: Tensor = blocks_B.where(blocks_B != own_B, self.k.shape[1] - 1)
+        return written_B
 
     def prefill_view(self, slots: slice | Tensor) -> PrefillView:
         """The slots, a slice or ids, for new rows."""
@@ -245,41 +204,3 @@ class KVCache:
         if length > self.block:
             return list(pairs), self.table_BT[slots]
         return [(k[slots], v[slots]) for k, v in pairs], None
-
-    def move(self, source: int, target: int, *, num_places: int) -> None:
-        """Replace slot `target` by the first `num_places` places of slot `source`."""
-        for whole in (self.k, self.v):
-            whole[:, target, :, :num_places] = whole[:, source, :, :num_places]
-        if self._extra[source] or self._extra[target]:
-            self._spare += self._extra[target]
-            self._extra[target], self._extra[source] = self._extra[source], []
-            self._update_table([source, target])
-
-    def clear(self, slot: int, *, place: int | None = None) -> None:
-        """Set a slot after the past, or one of its places, to zero."""
-        blocks = self.blocks_of(slot)
-        for whole in (self.k, self.v):
-            if place is None:
-                whole[:, slot, :, self.start :] = 0
-                for block in blocks[1:]:
-                    whole[:, block] = 0
-            elif place // self.block < len(blocks):  # else it went along with a row that moved
-                whole[:, blocks[place // self.block], :, place % self.block] = 0
-
-    def read(self, slot: int, *, num_places: int) -> Past:
-        """A copy of the first places of a slot."""
-        parts = ([part for part, _ in self._parts(whole, slot, num_places)] for whole in (self.k, self.v))
-        k_LNCH, v_LNCH = (torch.cat(part, dim=2) for part in parts)
-        return k_LNCH, v_LNCH
-
-    def write(self, slot: int, values: Past) -> None:
-        """Write the first places of a slot, which must have the blocks for them."""
-        for whole, new_LNCH in zip((self.k, self.v), values, strict=True):
-            for part, places in self._parts(whole, slot, new_LNCH.shape[2]):
-                part[:] = new_LNCH[:, :, places]
-
-    def _parts(self, whole: Tensor, slot: int, num_places: int) -> Iterator[tuple[Tensor, slice]]:
-        """Views of the first places of a slot, (L, N, P, H), one for each block, and which places they are."""
-        for number, first in enumerate(range(0, num_places, self.block)):
-            places = slice(first, min(first + self.block, num_places))
-            yield whole[:, self.blocks_of(slot)[number], :, : places.stop - first], places

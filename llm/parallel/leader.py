@@ -199,7 +199,7 @@ def _embeddings(plan: Plan) -> list[Tensor]:
         return _embeddings(plan.prefill)
     if isinstance(plan, DecodePlan):
         return []
-    return [picture.embeddings_SD.float().cpu() for own in plan.pictures for picture in own]
+    return [torch.as_tensor(picture.embeddings_SD).float().cpu() for own in plan.pictures for picture in own]
 
 
 def _numbers(prefixes: Sequence[Prefix]) -> list[int]:

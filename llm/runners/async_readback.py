@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, PrefillPlan, Tokens, Top
+from llama_adapter.llm.runners.base import DecodePlan, PrefillPlan, Tokens, Top
 from llama_adapter.llm.runners.draw import Draw
 from llama_adapter.llm.runners.sampler import Prediction, choose, likeliest_of, logprobs_of
 from llama_adapter.runtime.devices import Backend, Mark
@@ -62,9 +62,7 @@ class AsyncReadback:
         """The newest tokens of slots 0..num_rows-1: on the device if it has a queue, else a list."""
         return self._newest[:num_rows]
 
-    def choose(
-        self, plan: PrefillPlan | DecodePlan | MixedPlan, prediction: Prediction, *, first_slot: int = 0
-    ) -> Tokens:
+    def choose(self, plan: PrefillPlan | DecodePlan, prediction: Prediction, *, first_slot: int = 0) -> Tokens:
         """Choose the tokens of a step in slots from `first_slot` on; returns the tokens that are read now.
 
         These are the tokens of this step or, on a device with a queue, of the previous step.
@@ -87,7 +85,7 @@ class AsyncReadback:
         ids_on_host, mark = self.transfer.fetch(ids_R)  # fetched last, so that its mark follows all copies
         return self.read((plan.rows, ids_on_host, on_host, top_on_host, mark))
 
-    def _with_newest(self, plan: PrefillPlan | DecodePlan | MixedPlan) -> Sequence[Draw | None]:
+    def _with_newest(self, plan: PrefillPlan | DecodePlan) -> Sequence[Draw | None]:
         """The draws of a plan. Constrained rows need their newest tokens, which are waited for while the step runs."""
         if self._unread is None or not any(draw and draw.rules and draw.rules.needs_newest for draw in plan.draws):
             return plan.draws

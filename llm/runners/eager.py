@@ -102,6 +102,8 @@ class EagerRunner:
     are: a mask multiplies by 0, and 0 times NaN would still affect a row.
     """
 
+    runs_mixed = False
+
     def __init__(
         self,
         decoder: LlamaAdapterDecoder,
@@ -144,10 +146,6 @@ class EagerRunner:
     def operators_name(self) -> str:
         return self.operators.name
 
-    @property
-    def runs_mixed(self) -> bool:
-        return False
-
     def run(self, plan: Plan) -> Result:
         match plan:
             case DecodePlan(rows=[]):
@@ -163,14 +161,12 @@ class EagerRunner:
                     pictures=plan.pictures,
                     kept=plan.kept,
                 )
-                self._keep_prompts(plan)
+                self._keep(plan, lambda row, count: self._cache.read(plan.first_slot + row, num_places=count))
                 return self._readback.choose(plan, prediction, first_slot=plan.first_slot)
-            case MixedPlan():
-                prediction = self.mixed(plan)
-                self._keep_prompts(plan.prefill)
-                return self._readback.choose(plan, prediction)
             case ScorePlan():
                 return Scores(plan.rows, self.score(plan))
+            case MixedPlan():
+                raise NotImplementedError("torch runs no mixed plans")
 
     @torch.inference_mode()
     def project_prefix(self, visual_query_BQD: Any) -> list[Prefix]:
@@ -292,10 +288,6 @@ class EagerRunner:
             tokens_R = torch.cat([tokens_R, tokens_R[-1:].expand(num_rows - len(tokens_R))])
         logits_RV, best_R = program(tokens_R[:, None], positions_R)
         return Prediction(logits_RV[: len(positions)], best_R[: len(positions)])
-
-    def mixed(self, plan: MixedPlan) -> Prediction:
-        """Predictions after the newest token of each running row and after each prompt. Only if `runs_mixed`."""
-        raise NotImplementedError(f"{type(self).__name__} runs no mixed plans")
 
     def _fused_decoder(self, num_rows: int) -> FusedDecoder | None:
         """The fused operators, if they compute a step of so many rows. They alone read blocks without a copy."""
@@ -463,9 +455,6 @@ class EagerRunner:
         return known
 
     @torch.inference_mode()
-    def _keep_prompts(self, plan: PrefillPlan) -> None:
-        self._keep(plan, lambda row, num_places: self._cache.read(plan.first_slot + row, num_places=num_places))
-
     def _keep(self, plan: PrefillPlan | ScorePlan, read: Callable[[int, int], Past]) -> None:
         """Keep what a plan says, and release what it drops. `read` copies the first places of a row."""
         for number in plan.dropped:
@@ -487,7 +476,7 @@ class EagerRunner:
         x_RSD = self._decoder.embed(tokens_RS)
         for x_SD, own in zip(x_RSD, pictures, strict=False):
             for picture in own:
-                x_SD[picture.start : picture.stop] = picture.embeddings_SD.to(x_SD)
+                x_SD[picture.start : picture.stop] = torch.as_tensor(picture.embeddings_SD).to(x_SD)
         return x_RSD
 
     def _column(self, values: Sequence[int], *, num_rows: int, fill: int = 0) -> Tensor:

@@ -1,6 +1,7 @@
 """A decoder and batches of tokens as the C kernels read them, from numpy arrays. Imports no torch."""
 
-# R rows, G heads of keys and values, P places, H head size, D model width, V vocabulary
+# A adapter layers, B pictures or rows, Q queries, N heads, R rows, G heads of keys and values, P places, H head size,
+# T tokens or blocks of a row, D model width, V vocabulary
 
 import ctypes
 from collections.abc import Sequence
@@ -9,8 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.ragged import Tokens
-from llama_adapter.runtime.kernels.arrays import ArrayLinear, Arrays, numbers
+from llama_adapter.runtime.kernels.arrays import ArrayLinear, Arrays, numbers, rounded
 from llama_adapter.runtime.kernels.library import KINDS, Library
 from llama_adapter.runtime.kernels.structs import ACTIVATIONS, BatchStruct, DecoderStruct, KeptStruct, LayerStruct
 from llama_adapter.runtime.kernels.threads import num_threads
@@ -22,7 +24,7 @@ _NORMS = ("attention_norm", "feed_forward_norm", "attention_out_norm", "feed_for
 class Places:
     """Keys and values (layers, rows, G, P, H), the last two dimensions dense. One layer alone is used for all.
 
-    With a table, rows are blocks, and each row of a batch has several; see `KVCache.table_BT`.
+    With a table, rows are blocks, and each row of a batch has several; see `Blocks`.
     """
 
     k: np.ndarray
@@ -67,8 +69,8 @@ class KernelDecoder:
         """
         self._config, self._arrays, self._dtype, self._library = config, arrays, dtype, library
         self._held: list[object] = []  # memory that the structures point to
-        self.qkv = [
-            self.linear(f"layers.{index}.attention.qkv", config.dim, config.attention_dim + 2 * config.kv_dim)
+        self._qkv = [
+            self._linear(f"layers.{index}.attention.qkv", config.dim, config.attention_dim + 2 * config.kv_dim)
             for index in range(config.num_layers)
         ]
         embedding_VD = arrays["embedding.weight"]
@@ -104,12 +106,44 @@ class KernelDecoder:
             embedding=embedding_VD.ctypes.data,
             layers=(LayerStruct * config.num_layers)(*layers),
             norm=self._floats("norm.weight", config.dim),
-            head=self.linear("head", config.dim, num_tokens).struct,
+            head=self._linear("head", config.dim, num_tokens).struct,
             sum=sum_address,
             adds_residual=config.rank == 0,
         )
 
-    def linear(self, name: str, num_in: int, num_out: int) -> ArrayLinear:
+        self.linears = [layer for layer in self._held if isinstance(layer, ArrayLinear)]  # of a step
+        self._adapter_kv = self._qkv[config.first_adapter_layer :]
+        if config.separate_adapter_kv:
+            count, width = config.num_adapter_layers, 2 * config.kv_dim
+            self._adapter_kv = [self._linear(f"adapter.kv.{index}", config.dim, width) for index in range(count)]
+        self._queries_AQD, self._gates_AN = (numbers(arrays[f"adapter.{name}"]) for name in ("queries", "gates"))
+
+    def project(self, visual_query_BQD: np.ndarray) -> Prefix:
+        """Visual queries, float32 -> prefix (A, B, N, Q, H), float32. See `llm.model.adapter.Adapter`."""
+        config, query_BQD = self._config, rounded(visual_query_BQD, self._dtype)
+        num_pictures, width = len(query_BQD), 2 * config.kv_dim
+        shape = config.prefix_shape(num_pictures)
+        prefix = Prefix(np.zeros(shape, np.float32), np.zeros(shape, np.float32))
+        for index in range(config.num_adapter_layers):
+            name = f"layers.{config.first_adapter_layer + index}.attention"
+            kv = self._adapter_kv[index](rounded(self._queries_AQD[index] + query_BQD, self._dtype))[..., -width:]
+            if config.separate_adapter_kv:
+                kv = rounded(kv + rounded(self._arrays[f"{name}.qkv.bias"][-width:], self._dtype), self._dtype)
+            k_BQGH, v_BQGH = np.split(kv.reshape(num_pictures, -1, 2 * config.num_kv_heads, config.head_dim), 2, axis=2)
+            if f"{name}.k_norm.weight" in self._arrays:
+                k_BQGH = self._normed(k_BQGH, numbers(self._arrays[f"{name}.k_norm.weight"]))
+            k_BNQH, v_BNQH = (np.repeat(part.swapaxes(1, 2), config.group, axis=1) for part in (k_BQGH, v_BQGH))
+            prefix.k[index] = k_BNQH
+            prefix.v[index] = rounded(v_BNQH * self._gates_AN[index][:, None, None], self._dtype)
+        return prefix
+
+    def _normed(self, k_BQGH: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        """The norm of keys, of each head or of all heads together: of as many numbers as there are weights."""
+        x = k_BQGH.reshape(*k_BQGH.shape[:2], -1, weight.size)
+        scale = np.sqrt(np.square(x).mean(-1, keepdims=True) + np.float32(self._config.norm_eps))
+        return rounded(x / scale * weight, self._dtype).reshape(k_BQGH.shape)
+
+    def _linear(self, name: str, num_in: int, num_out: int) -> ArrayLinear:
         """A layer of these arrays."""
         layer = ArrayLinear(
             self._arrays, name, num_in=num_in, num_out=num_out, dtype=self._dtype, library=self._library
@@ -139,7 +173,7 @@ class KernelDecoder:
 
     def _layer(self, index: int, table: Sequence[int | None]) -> LayerStruct:
         config, name = self._config, f"layers.{index}"
-        gate_up = self.linear(f"{name}.feed_forward.gate_up", config.dim, 2 * config.ffn_dim)
+        gate_up = self._linear(f"{name}.feed_forward.gate_up", config.dim, 2 * config.ffn_dim)
         heads = {"q_norm": config.num_heads, "k_norm": config.num_kv_heads}
         is_whole = config.qk_norm == "all"
         widths = {norm: (norm, config.dim) for norm in _NORMS} | {
@@ -154,11 +188,11 @@ class KernelDecoder:
             rotary_cos=table[0],
             rotary_sin=table[1],
             window=config.window_of(index),
-            qkv=self.qkv[index].struct,
-            out=self.linear(f"{name}.attention.out", config.attention_dim, config.dim).struct,
+            qkv=self._qkv[index].struct,
+            out=self._linear(f"{name}.attention.out", config.attention_dim, config.dim).struct,
             gate=gate_up.part(0, config.ffn_dim),
             up=gate_up.part(config.ffn_dim, config.ffn_dim),
-            down=self.linear(f"{name}.feed_forward.down", config.ffn_dim, config.dim).struct,
+            down=self._linear(f"{name}.feed_forward.down", config.ffn_dim, config.dim).struct,
         )
 
     def _floats(self, name: str, count: int) -> int:

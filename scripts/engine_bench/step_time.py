@@ -17,10 +17,10 @@ from llama_adapter.app.captioning.parts import Parts
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import GenerateRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.prompt import format_prompt
 from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, PrefillPlan
 from llama_adapter.llm.runners.eager import EagerRunner
+from llama_adapter.llm.runners.kernels import KernelRunner
 from scripts.common import in_turn
 
 NUM_PLACES = 88  # positions attended to: a prompt of 56 tokens and half a caption
@@ -56,22 +56,20 @@ def measure_step(parts: Parts, *, rows: int, rounds: int) -> dict[str, Any]:
 def _round(parts: Parts, *, rows: int) -> tuple[float, float, float, float]:
     """Seconds of a whole step, of its program, of the program at one position, and of the linear layers."""
     runner, wait = parts.runner, parts.backend.synchronise
-    assert isinstance(runner, EagerRunner), "its programs are called without plans"
+    assert isinstance(runner, EagerRunner | KernelRunner), "its programs are called without plans"
     tokens = [index + 3 for index in range(rows)]
     return (
         _engine_step(parts, rows=rows),
         _median(lambda: runner.decode(tokens, [NUM_PLACES - 1] * rows), wait),
         _median(lambda: runner.decode(tokens, [0] * rows), wait),
-        _linears(runner._decoder, parts, rows=rows),
+        _linears(runner, parts, rows=rows),
     )
 
 
 def _engine_step(parts: Parts, *, rows: int) -> float:
     """A whole step of the engine, at about as many positions as the program alone."""
     engine = Engine(parts.runner, eos_id=-1)
-    config = parts.model.decoder_config
-    shape = config.prefix_shape(1)
-    prefix = Prefix(*(torch.zeros(shape, dtype=parts.model.dtype, device=parts.backend.device) for _ in range(2)))
+    prefix = parts.runner.empty_prefix()
     prompt = tuple(range(3, 3 + NUM_PLACES - _NUM_STEPS // 2))
     sampling = SamplingParams(max_new_tokens=_NUM_STEPS + 2)
     for index in range(rows):
@@ -83,23 +81,28 @@ def _engine_step(parts: Parts, *, rows: int) -> float:
     return seconds
 
 
-def _linears(decoder: Any, parts: Parts, *, rows: int) -> float:
+def _linears(runner: EagerRunner | KernelRunner, parts: Parts, *, rows: int) -> float:
     """All linear layers of a step, one after the other."""
-    layers = _linear_layers(decoder)
-    inputs = {size: _input(parts, rows, size) for size in {layer.in_features for layer in layers}}
+    if isinstance(runner, KernelRunner):
+        layers = [(layer, layer.struct.num_in) for layer in runner._kernels.linears]
+    else:
+        layers = [(layer, layer.in_features) for layer in _linear_layers(runner._decoder)]
+    inputs: dict[int, Any] = {size: _input(parts, rows, size) for size in {16, *(size for _, size in layers)}}
 
     def run() -> None:
-        for layer in layers:
-            layer(inputs[layer.in_features])
+        for layer, size in layers:
+            layer(inputs[size])
 
     # Subtract Python's cost of a call, measured on layers with almost no work.
     small = torch.nn.Linear(16, 16, dtype=parts.model.dtype, device=parts.backend.device).requires_grad_(False)
     holder = torch.nn.ModuleList([small])
     parts.backend.prepare(holder)
-    least = _input(parts, rows, 16)
+    least: Any = holder[0]
+    if isinstance(runner, KernelRunner):
+        inputs, least = {size: x.float().numpy() for size, x in inputs.items()}, least.layer
     with torch.inference_mode():
         whole = _median(run, parts.backend.synchronise)
-        calls = _median(lambda: [holder[0](least) for _ in layers], parts.backend.synchronise)
+        calls = _median(lambda: [least(inputs[16]) for _ in layers], parts.backend.synchronise)
     return max(whole - calls, 0.0)
 
 

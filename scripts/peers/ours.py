@@ -1,6 +1,5 @@
 """Our engine, measured like the others: assembled as for any captioner, with the shared weights."""
 
-import contextlib
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
@@ -18,9 +17,8 @@ from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import GenerateRequest, Request
 from llama_adapter.llm.runners.base import Runner
 from llama_adapter.llm.runners.eager import EagerRunner
-from llama_adapter.llm.runners.native import NativeRunner
+from llama_adapter.llm.runners.kernels import KernelRunner
 from llama_adapter.runtime.devices import DTYPES, EAGER, open_backend
-from llama_adapter.runtime.kernels.threads import torch_stands_aside
 from llama_adapter.vision.config import VisionConfig
 from scripts.common import sample_files
 from scripts.peers import table
@@ -51,12 +49,11 @@ def open_parts(
 
 
 class OurDecoder:
-    """The runner with the adapter. With the C kernels, torch uses one thread, as in the runner's `run`."""
+    """The runner with the adapter."""
 
     def __init__(self, runner: Runner) -> None:
-        assert isinstance(runner, EagerRunner), "its programs are called without plans"
+        assert isinstance(runner, EagerRunner | KernelRunner), "its programs are called without plans"
         self._runner = runner
-        self._context = torch_stands_aside if isinstance(runner, NativeRunner) else contextlib.nullcontext
         config = runner.config.decoder
         visual_query_BQD = torch.randn(1, config.num_queries, config.dim, generator=torch.Generator().manual_seed(0))
         self._prefix = runner.project_prefix(visual_query_BQD)[0]
@@ -64,18 +61,18 @@ class OurDecoder:
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> list[int]:
         self._num_tokens = len(prompts[0])
-        with self._context():
-            prediction = self._runner.prefill(prompts, [self._prefix] * len(prompts), first_slot=0)
-            return prediction.best_R.tolist()
+        token_ids: list[int] = self._runner.prefill(
+            prompts, [self._prefix] * len(prompts), first_slot=0
+        ).best_R.tolist()
+        return token_ids
 
     def spread(self, num_rows: int) -> None:
         for row in range(1, num_rows):
             self._runner.move(0, row, num_tokens=self._num_tokens)
 
     def step(self, token_ids: Sequence[int], position: int) -> list[int]:
-        with self._context():
-            prediction = self._runner.decode(token_ids, [position] * len(token_ids))
-            return prediction.best_R.tolist()
+        chosen: list[int] = self._runner.decode(token_ids, [position] * len(token_ids)).best_R.tolist()
+        return chosen
 
 
 class PlannedEngine(Engine):

@@ -31,8 +31,9 @@ def test_answers_are_those_of_widened_weights(
     precision: str, operators: str, layer: str, limit: float, mode: str
 ) -> None:
     captioner = loaded(dtype="bfloat16", precision=precision, operators=operators, mode=mode)
-    decoder: Any = captioner._engine._runner._decoder  # type: ignore[attr-defined]
-    assert any(type(module).__name__ == layer for module in decoder.modules()) == IS_GPU
+    if IS_GPU:
+        decoder: Any = captioner._engine._runner._decoder  # type: ignore[attr-defined]
+        assert any(type(module).__name__ == layer for module in decoder.modules())
 
     expected, their_scores = widened(precision)
     pairs = zip(answers(captioner), expected, strict=True)

@@ -12,7 +12,6 @@ from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import ScoreRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.exported.mindir_graphs import MindirDecoder
-from llama_adapter.llm.exported.numpy_sampler import choose as choose_on_host
 from llama_adapter.llm.exported.onnx_program import OnnxProgram
 from llama_adapter.llm.exported.parity import compare
 from llama_adapter.llm.exported.weights_file import GROUP, WeightsFile, quantise_to_8_bits
@@ -20,6 +19,7 @@ from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.base import PrefillPlan
 from llama_adapter.llm.runners.draw import NO_TOKEN, Draw, Rules
+from llama_adapter.llm.runners.numpy_sampler import choose as choose_on_host
 from llama_adapter.llm.runners.sampler import choose, predict
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.schemes.int8 import quantise_weight

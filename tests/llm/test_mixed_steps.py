@@ -4,6 +4,7 @@ import dataclasses
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -15,7 +16,7 @@ from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import Output
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, PrefillPlan
-from llama_adapter.llm.runners.native import NativeRunner
+from llama_adapter.llm.runners.kernels import KernelRunner
 from llama_adapter.runtime.kernels.library import find_library
 from tests.llm.test_async_readback import HARMFUL_IDS, Schedule, play_on, schedule_of
 from tests.llm.test_native_runner import CONFIG, CONFIGS, DTYPES, open_native, prefixes, runners
@@ -42,16 +43,16 @@ def test_a_mixed_step_gives_the_logits_of_its_parts(
 
     newest: Any = ours.run(first)
     expected = [
-        ours.decode(newest.token_ids, step.positions).logits_RV.clone(),
+        ours.decode(newest.token_ids, step.positions).logits_RV.copy(),
         ours.prefill(admitted, pictures[3:], first_slot=3).logits_RV,
-        ours.decode([5] * 6, positions).logits_RV.clone(),
+        ours.decode([5] * 6, positions).logits_RV.copy(),
     ]
     for most_tokens in (2048, 10):  # in one portion, and in several
         monkeypatch.setattr("llama_adapter.llm.runners.ragged.MAX_TOKENS", most_tokens)
         ours.reset()
         ours.run(first)
-        given = [ours.mixed(MixedPlan(step, prefill)).logits_RV, ours.decode([5] * 6, positions).logits_RV.clone()]
-        assert torch.equal(torch.cat(given), torch.cat(expected))
+        given = [ours.predict(MixedPlan(step, prefill)).logits_RV, ours.decode([5] * 6, positions).logits_RV.copy()]
+        assert np.array_equal(np.concatenate(given), np.concatenate(expected))
 
 
 DECODERS = {False: toy_decoder(NATIVE_SMALL), True: toy_decoder(NATIVE_SMALL)}
@@ -83,7 +84,7 @@ def test_answers_and_log_probabilities_do_not_depend_on_mixed_steps(seed: int) -
     assert together.keys() >= alone.keys() - schedule.cancelled.keys()
 
 
-class Watched(NativeRunner):
+class Watched(KernelRunner):
     """Records the plans that it runs, and fails in one mixed plan after computing it."""
 
     plans: list[Any]

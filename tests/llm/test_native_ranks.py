@@ -15,7 +15,7 @@ from torch import Tensor
 from llama_adapter.llm.config import DecoderConfig, EngineConfig
 from llama_adapter.llm.load import place_decoder
 from llama_adapter.llm.runners.base import ScorePlan
-from llama_adapter.llm.runners.native import NativeRunner
+from llama_adapter.llm.runners.kernels import KernelRunner
 from llama_adapter.llm.split import take_all
 from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.kernels.library import find_library
@@ -94,30 +94,30 @@ def stored(dtype: torch.dtype, precision: Precision, *, config: DecoderConfig = 
     return dict(quantise(decoder.state_dict().items(), decoder, dtype=dtype, precision=precision))
 
 
-def runner(state: dict[str, Tensor], ranks: Alone = ALONE, *, config: DecoderConfig = CONFIG) -> NativeRunner:
+def runner(state: dict[str, Tensor], ranks: Alone = ALONE, *, config: DecoderConfig = CONFIG) -> KernelRunner:
     share = config.share(ranks.rank, ranks.size)
     dtype = state["embedding.weight"].dtype
     parts = take_all(state.items(), whole=config, share=share)
     engine = EngineConfig(decoder=share, dtype=dtype)
     made = place_decoder(engine, parts, backend=CpuBackend(), ranks=ranks).runner(4)
-    if not isinstance(made, NativeRunner):
+    if not isinstance(made, KernelRunner):
         pytest.skip(f"this processor has no kernels for {dtype}")
     return made
 
 
-def logits(runner: NativeRunner) -> Tensor:
+def logits(runner: KernelRunner) -> Tensor:
     """Logits of prompts, of steps after them, and scores of continuations."""
     queries_BQD = toy_visual_queries(4, config=runner.config.decoder)
     prompts, pictures = toy_prompts(4, longest=20), runner.project_prefix(queries_BQD)
     found = [runner.prefill(prompts, pictures, first_slot=0).logits_RV]
     found += [
-        runner.decode([5, 6, 7, 8], [len(prompt) + step for prompt in prompts]).logits_RV.clone() for step in range(2)
+        runner.decode([5, 6, 7, 8], [len(prompt) + step for prompt in prompts]).logits_RV.copy() for step in range(2)
     ]
     scores = runner.score(ScorePlan(range(4), prompts, [((3, 4), (5,))] * 4, pictures))
-    return torch.cat([*map(torch.flatten, found), torch.tensor(scores).flatten()])
+    return torch.cat([torch.tensor(part).flatten() for part in (*found, scores)])
 
 
-def of_all_ranks(runners: Iterable[NativeRunner]) -> list[Tensor]:
+def of_all_ranks(runners: Iterable[KernelRunner]) -> list[Tensor]:
     runners = list(runners)
     with ThreadPoolExecutor(len(runners)) as threads:
         return list(threads.map(logits, runners))

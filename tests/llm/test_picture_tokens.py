@@ -21,7 +21,7 @@ from llama_adapter.llm.parallel.follower import follow
 from llama_adapter.llm.parallel.leader import LeadingRunner
 from llama_adapter.llm.prefix import PictureTokens
 from llama_adapter.llm.runners.base import PrefillPlan, ScorePlan
-from llama_adapter.llm.runners.native import NativeRunner
+from llama_adapter.llm.runners.kernels import KernelRunner
 from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.errors import LlamaAdapterError
 from llama_adapter.runtime.kernels.library import find_library
@@ -43,7 +43,7 @@ def open_engine(kind: str, *, num_slots: int = 4) -> tuple[Engine, Tensor]:
     runner = open_runner(PLAIN, state, backend=CpuBackend(), num_slots=num_slots, **options)
     if kind == "kernels" and find_library().library is None:
         pytest.skip(find_library().reason)
-    assert isinstance(runner, NativeRunner) == (kind == "kernels")
+    assert isinstance(runner, KernelRunner) == (kind == "kernels")
     return Engine(runner, eos_id=EOS_ID), state["embedding.weight"]
 
 

@@ -20,9 +20,9 @@ from transformers import (
 from llama_adapter.llm.engine.requests import GenerateRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.engine.sequence import Sequence
-from llama_adapter.llm.exported.numpy_sampler import choose as choose_on_host
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.draw import Rules
+from llama_adapter.llm.runners.numpy_sampler import choose as choose_on_host
 from llama_adapter.llm.runners.sampler import Draw, choose, predict
 from tests.llm.toys import kept_distribution
 

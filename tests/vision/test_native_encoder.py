@@ -10,14 +10,17 @@ from torch import nn
 
 from llama_adapter.app.models.memory_fit import place_encoder
 from llama_adapter.runtime.devices import CpuBackend
+from llama_adapter.runtime.devices.cpu_linear import kernel_arrays
 from llama_adapter.runtime.kernels.arrays import Blocks
 from llama_adapter.runtime.kernels.library import find_library
 from llama_adapter.runtime.schemes import Precision
 from llama_adapter.runtime.schemes.balancing import read_norms
 from llama_adapter.runtime.schemes.layers import dequantise_linears
+from llama_adapter.runtime.schemes.scheme import dtype_name
 from llama_adapter.runtime.schemes.state import convert_precision
-from llama_adapter.vision.backends.native import NativeEncoder, tower_arrays
-from llama_adapter.vision.config import ClipConfig, ConnectorConfig, QueryConfig, VisionConfig
+from llama_adapter.vision.backends.kernels import KernelEncoder
+from llama_adapter.vision.backends.torch import TorchVisionBackend
+from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
 from llama_adapter.vision.inference import HostEncoder
 from tests.bounds import Float64, difference, spread
@@ -26,7 +29,7 @@ from tests.fakes.towers import TOWERS
 pytestmark = pytest.mark.skipif(find_library().library is None, reason=find_library().reason or "there are kernels")
 
 CONFIG = VisionConfig(
-    clip=ClipConfig(image_size=56, patch_size=14, width=64, num_layers=2, num_heads=2, output_dim=48),
+    clip=ClipConfig(image_size=56, patch_size=14, width=64, num_layers=2, num_heads=2, output_dim=64),
     query=QueryConfig(num_queries=3, width=96, depth=2, num_heads=2, mlp_dim=160, output_dim=32),
 )
 CONFIGS = {
@@ -42,6 +45,17 @@ CONFIGS = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class Ours:
+    """The kernels' encoder, which takes and gives tensors."""
+
+    encoder: KernelEncoder
+    dtype: torch.dtype
+
+    def __call__(self, pixels_BHWC: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(self.encoder.encode(pixels_BHWC.numpy())).to(self.dtype)
+
+
 def random_encoder(config: VisionConfig, dtype: torch.dtype) -> PictureEncoder:
     torch.manual_seed(0)
     encoder = PictureEncoder(config).eval().requires_grad_(False)
@@ -52,25 +66,26 @@ def random_encoder(config: VisionConfig, dtype: torch.dtype) -> PictureEncoder:
     return encoder.to(dtype)
 
 
-def encoders(config: VisionConfig, dtype: torch.dtype) -> tuple[NativeEncoder, HostEncoder]:
+def encoders(config: VisionConfig, dtype: torch.dtype) -> tuple[Ours, HostEncoder]:
     """An encoder by the kernels, and one by torch."""
     encoder = random_encoder(config, dtype)
     return prepared(copy.deepcopy(encoder), encoder)
 
 
-def prepared(one: PictureEncoder, other: PictureEncoder) -> tuple[NativeEncoder, HostEncoder]:
+def prepared(one: PictureEncoder, other: PictureEncoder) -> tuple[Ours, HostEncoder]:
     """The first encoder by the kernels, and the second one by torch."""
     ours, plain, backend = HostEncoder(one), HostEncoder(other), CpuBackend()
     backend.prepare(plain, wanted="aten")
     backend.prepare(ours)
-    tower = tower_arrays(ours)
-    assert tower is not None
+    arrays = kernel_arrays(ours)
+    assert arrays is not None
     assert backend.kernels is not None
-    return NativeEncoder(ours, one.config, tower, library=backend.kernels), plain
+    encoder = KernelEncoder(one.config, arrays, dtype=dtype_name(one.dtype), library=backend.kernels)
+    return Ours(encoder, one.dtype), plain
 
 
-def tower_blocks(ours: NativeEncoder) -> Blocks:
-    return ours._tower._blocks
+def tower_blocks(ours: Ours) -> Blocks:
+    return ours.encoder._tower._blocks
 
 
 def pixels(config: VisionConfig, count: int) -> torch.Tensor:
@@ -93,7 +108,7 @@ def test_the_visual_query_is_that_of_torchs_modules(config: VisionConfig, dtype:
 
 def few_bits(
     config: VisionConfig, precision: Precision, plain_state: dict[str, torch.Tensor] | None = None
-) -> tuple[NativeEncoder, HostEncoder]:
+) -> tuple[Ours, HostEncoder]:
     """An encoder with few-bit weights by the kernels, and one by torch with the same weights widened."""
     torch.manual_seed(0)
     plain_state = plain_state or PictureEncoder(config).state_dict()
@@ -184,24 +199,13 @@ def test_blocks_of_nothing_give_nothing(shape: tuple[int, ...]) -> None:
     assert tower_blocks(ours)(np.zeros(shape, np.float32)).shape == shape
 
 
-@pytest.mark.parametrize(("half", "kind"), [("query", NativeEncoder), ("clip", HostEncoder)])
-def test_a_half_with_a_layer_that_is_not_the_kernels_is_computed_by_torch(half: str, kind: type[nn.Module]) -> None:
+@pytest.mark.parametrize("half", ["query", "clip"])
+def test_an_encoder_with_a_layer_that_is_not_the_kernels_is_computed_by_torch(half: str) -> None:
     odd = dataclasses.replace(getattr(CONFIG, half), mlp_dim=162)  # no multiple of 4
     config = dataclasses.replace(CONFIG, **{half: odd})
     encoder = random_encoder(config, torch.float32)
     pictures = pixels(config, 2)
     placed = place_encoder(config, encoder.state_dict(), num_rows=2, operators="auto", backend=CpuBackend())
 
-    assert isinstance(placed.module, kind)
-    assert getattr(placed.module, "arrays", None) is None
+    assert isinstance(placed, TorchVisionBackend)
     torch.testing.assert_close(placed.encode(pictures.numpy()), encoder(pictures), rtol=1e-4, atol=1e-4)
-
-
-@torch.inference_mode()
-def test_a_connector_follows_the_kernels_tower() -> None:
-    clip = dataclasses.replace(CONFIG.clip, num_class_tokens=0, has_projection=False, output_dim=64)
-    query = ConnectorConfig(num_queries=4, shuffle=2, mlp_dim=96, output_dim=32)
-    ours, plain = encoders(VisionConfig(clip=clip, query=query), torch.float32)
-    pictures = pixels(CONFIG, 3)
-
-    torch.testing.assert_close(ours(pictures), plain(pictures), rtol=1e-4, atol=1e-4)

@@ -1,16 +1,26 @@
 """The encoder run by the C kernels on numpy arrays. Imports no torch."""
 
-# B pictures, P patches, F numbers of a patch, T tokens, W width, Q queries, D width of the language model
+# B pictures, P patches, F numbers of a patch, T tokens, W width, C width of features, Q queries,
+# D width of the language model
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from llama_adapter.runtime.kernels.arrays import ArrayLinear, Arrays, Blocks, LayerNorm, numbers, rounded
 from llama_adapter.runtime.kernels.library import Library
 from llama_adapter.vision.backends.batches import best_batch_size, even_batches, last_cache_bytes
-from llama_adapter.vision.config import LAYER_NORM_EPS, ClipConfig, ConnectorConfig, QueryConfig, VisionConfig
+from llama_adapter.vision.config import (
+    LAYER_NORM_EPS,
+    Activation,
+    ClipConfig,
+    ConnectorConfig,
+    QueryConfig,
+    VisionConfig,
+)
 from llama_adapter.vision.pixels import patches_of
 
 
@@ -90,18 +100,49 @@ class KernelQueries:
         return self._output_norm(self._output(x_BQW))
 
 
+class KernelConnector:
+    """`Connector` of a `HostEncoder`."""
+
+    def __init__(
+        self, config: ConnectorConfig, arrays: Arrays, *, input_dim: int, dtype: str, library: Library
+    ) -> None:
+        """As `KernelTower`."""
+        linear = partial(ArrayLinear, arrays, dtype=dtype, library=library)
+        self._shuffle, self._dtype, joined_dim = config.shuffle, dtype, input_dim * config.shuffle**2
+        self._activate = _ACTIVATIONS[config.activation]
+        self._up = linear("query.up", num_in=joined_dim, num_out=config.mlp_dim) if config.mlp_dim else None
+        self._down = linear("query.down", num_in=config.mlp_dim or joined_dim, num_out=config.output_dim)
+
+    def __call__(self, features_BPC: np.ndarray) -> np.ndarray:
+        """Features (B, P, C) -> tokens (B, P / shuffle^2, D), row by row, float32."""
+        (num_pictures, num_patches, width), each = features_BPC.shape, self._shuffle
+        side = math.isqrt(num_patches) // each
+        if each > 1:
+            rows = features_BPC.reshape(num_pictures, side, each, side, each, width).swapaxes(2, 3)
+            features_BPC = rows.reshape(num_pictures, side * side, each * each * width)
+        if self._up is None:
+            return self._down(features_BPC)
+        return self._down(rounded(self._activate(self._up(features_BPC)), self._dtype))
+
+
 class KernelEncoder:
-    """A `VisionBackend` that computes what `NativeEncoder` does, without torch. Not for connectors."""
+    """A `VisionBackend` that computes what a `HostEncoder` does, without torch.
+
+    `arrays` are all that the kernels read.
+    """
 
     name = "torch"  # as its weights are called in reports: the model's own
 
     def __init__(self, config: VisionConfig, arrays: Arrays, *, dtype: str, library: Library) -> None:
         """As `KernelTower`."""
-        assert not isinstance(config.query, ConnectorConfig), "models with a connector are not known"
-        self.pixels = config.clip.pixels
+        self.pixels, self.arrays = config.clip.pixels, arrays
         self._tower = KernelTower(config.clip, arrays, dtype=dtype, library=library)
-        dim = config.clip.output_dim
-        self._queries = KernelQueries(config.query, arrays, input_dim=dim, dtype=dtype, library=library)
+        sizes: dict[str, Any] = {"input_dim": config.clip.output_dim, "dtype": dtype, "library": library}
+        self._queries = (
+            KernelConnector(config.query, arrays, **sizes)
+            if isinstance(config.query, ConnectorConfig)
+            else KernelQueries(config.query, arrays, **sizes)
+        )
         itemsize = 4 if dtype == "float32" else 2
         self._largest = best_batch_size(config, itemsize=itemsize, cache_bytes=last_cache_bytes())
 
@@ -112,6 +153,32 @@ class KernelEncoder:
 
     def close(self) -> None:
         """See `VisionBackend.close`."""
+
+
+def _exact_gelu(x: np.ndarray) -> np.ndarray:
+    """x * (1 + erf(x / sqrt(2))) / 2; erf within 1.5e-7, by formula 7.1.26 of Abramowitz and Stegun."""
+    z = np.abs(x) * np.float32(math.sqrt(0.5))
+    t = 1 / (1 + np.float32(0.3275911) * z)
+    p = np.float32(1.061405429)
+    for term in (-1.453152027, 1.421413741, -0.284496736, 0.254829592):
+        p = p * t + np.float32(term)
+    half = p * t * np.exp(-z * z) / 2
+    x = x * np.where(x < 0, half, 1 - half)
+    return x
+
+
+def _sigmoid_gelu(x: np.ndarray, times: np.ndarray | np.float32) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        x = x / (1 + np.exp(-x * times))
+    return x
+
+
+_ACTIVATIONS: Mapping[Activation, Callable[[np.ndarray], np.ndarray]] = {
+    "quick_gelu": lambda x: _sigmoid_gelu(x, np.float32(1.702)),
+    "exact_gelu": _exact_gelu,
+    # (1 + tanh(y)) / 2 is sigmoid(2 y)
+    "gelu_tanh": lambda x: _sigmoid_gelu(x, np.float32(math.sqrt(8 / math.pi)) * (1 + np.float32(0.044715) * x * x)),
+}
 
 
 def _same(x: np.ndarray) -> np.ndarray:

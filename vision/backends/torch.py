@@ -27,7 +27,7 @@ class TorchVisionBackend:
         largest_batch: int | None = None,
         mode: GraphMode | None = None,
     ) -> None:
-        self.name, self.pixels = "torch", encoder.config.clip.pixels
+        self.name, self.pixels, self.dtype = "torch", encoder.config.clip.pixels, encoder.dtype
         self.batch_sizes = batch_sizes or ()
         self._device, self._largest_batch = device, largest_batch
         self._programs = None if mode is None else RepeatedPrograms(mode, of="the encoder")

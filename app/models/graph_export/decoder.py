@@ -31,6 +31,7 @@ from llama_adapter.llm.exported.program import DecoderProgram
 from llama_adapter.llm.exported.weights_file import ExportPrecision
 from llama_adapter.llm.load import place_decoder
 from llama_adapter.llm.runners.eager import EagerRunner
+from llama_adapter.llm.runners.kernels import KernelRunner
 from llama_adapter.runtime.atomic_write import refuse_to_replace, replace_folder
 from llama_adapter.runtime.devices import open_backend
 from llama_adapter.runtime.errors import GraphError, UsageError
@@ -235,7 +236,7 @@ def _compare(job: DecoderJob, card: ExportCard, folder: Path) -> None:
     model, tensors = stream_model(job.spec, dtype=torch.float32, is_encoded_elsewhere=True)
     config = EngineConfig(decoder=model.decoder_config, dtype=torch.float32)
     reference = place_decoder(config, tensors, backend=backend).runner(3)
-    assert isinstance(reference, EagerRunner), "the CPU's runners are"
+    assert isinstance(reference, EagerRunner | KernelRunner), "the CPU's runners are"
     program: DecoderProgram
     if job.format == "mindir":
         program = open_mindir_program(card, folder, MindirRuntime(), num_slots=3)

@@ -226,16 +226,15 @@ def test_pictures_and_choices_may_come_from_iterators(captioner: Captioner) -> N
 def test_numbers_that_overflow_end_in_an_error_and_do_not_reach_the_next_picture() -> None:
     captioner = Captioner.load(**model_options(), batch_size=2)
     expected = [answer.token_ids for answer in captioner.generate(PICTURES[:4], max_new_tokens=6)]
-    decoder = captioner._engine._runner._decoder  # type: ignore[attr-defined]
-    scale = decoder.layers[2].feed_forward_norm.weight
-    healthy = scale.clone()
-    scale.fill_(float("nan"))
+    scale = captioner._engine._runner.arrays["layers.2.feed_forward_norm.weight"]  # type: ignore[attr-defined]
+    healthy = scale.copy()
+    scale[:] = float("nan")
     for options in ({}, {"temperature": 0.7}, {"choices": ["Yes", "No"]}):
         for answer in captioner.generate(PICTURES[:3], **options):  # type: ignore[arg-type]
             assert answer.finish == "error"
             assert answer.error is not None
             assert answer.error.code == "not_finite"
-    scale.copy_(healthy)
+    scale[:] = healthy
     assert [answer.token_ids for answer in captioner.generate(PICTURES[:4], max_new_tokens=6)] == expected
 
 

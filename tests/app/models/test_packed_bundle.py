@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.command_line.doctor.model import diagnose
@@ -17,10 +16,9 @@ from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundl
 from llama_adapter.app.models.resources import embedded_model, sample_pictures
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.devices.cpu import CpuBackend, is_file_backed
-from llama_adapter.runtime.devices.cpu_linear import NativeLinear
 from llama_adapter.runtime.errors import CheckpointError, DeviceError
 from llama_adapter.runtime.kernels.layout import PackedLayout
-from llama_adapter.runtime.kernels.library import Finding, find_library
+from llama_adapter.runtime.kernels.library import KINDS, Finding, find_library
 from llama_adapter.runtime.schemes import PRECISIONS, Precision
 from tests.app.models.bundles import assert_same, assert_same_weights, edit
 
@@ -50,11 +48,10 @@ def opened(**options: Any) -> Captioner:
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_packed_bundle_is_mapped_and_answers_the_same(packed: Any, precision: Precision) -> None:
     captioner, plain = opened(model=str(packed[precision])), opened(precision=precision)
-    decoder: nn.Module = captioner._engine._runner._decoder  # type: ignore[attr-defined]
-    encoder: Any = captioner._vision.module  # type: ignore[union-attr]
-    linears = [module for half in (decoder, encoder) for module in half.modules() if isinstance(module, NativeLinear)]
+    halves: tuple[Any, ...] = captioner._engine._runner, captioner._vision
+    arrays = {name: array for half in halves for name, array in half.arrays.items()}
+    memories = [torch.from_numpy(array) for name, array in arrays.items() if name.rpartition(".")[2] in KINDS]
 
-    memories = [linear._memory for linear in linears]
     folded = 1  # normalisation and patch embedding are folded again at each start
     assert is_file_backed(memories).count(False) <= folded
     assert all(memory.data_ptr() % 64 == 0 for memory in memories)

@@ -172,7 +172,7 @@ def test_a_second_group_in_one_process_is_refused(pair: Captioner) -> None:
 def test_an_interrupt_amid_a_step_is_raised_and_later_calls_say_why_they_fail(
     pair: Captioner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ranks: Any = pair._engine._runner._runner._decoder.ranks  # type: ignore[attr-defined]
+    ranks: Any = pair._engine._runner._runner._ranks.ranks  # type: ignore[attr-defined]
 
     def interrupted(partial: Any) -> None:
         raise KeyboardInterrupt
@@ -189,7 +189,7 @@ def test_a_group_can_be_joined_again_after_a_failed_one(
 ) -> None:
     failed = shared_pair.open()
     with monkeypatch.context() as failing:
-        ranks: Any = failed._engine._runner._runner._decoder.ranks  # type: ignore[attr-defined]
+        ranks: Any = failed._engine._runner._runner._ranks.ranks  # type: ignore[attr-defined]
         failing.setattr(ranks, "sum", lambda partial: 1 / 0)
         with pytest.raises(RankError, match=r"^Rank 0 of 2 failed: "):
             texts(failed)

@@ -16,6 +16,8 @@ from llama_adapter.app.serving.online.service import Ask, Service, ServiceLimits
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.runners.base import MixedPlan, PrefillPlan, ScorePlan
 from llama_adapter.llm.runners.eager import EagerRunner
+from llama_adapter.llm.runners.kernels import KernelRunner
+from llama_adapter.runtime.kernels.library import find_library
 from tests.app.picture_models import Reference, pictures, save
 from tests.app.serving.online.waiting import started
 
@@ -36,9 +38,10 @@ def test_questions_of_several_threads_are_answered_behind_kept_pictures(
         lambda config, plan, **_: plain(config, plan, free=plan.total),  # no more than least
     )
     known, kept = 0, 0
-    run = EagerRunner.run
+    runner: Any = EagerRunner if find_library().library is None else KernelRunner
+    run = runner.run
 
-    def watched(self: EagerRunner, plan: Any) -> Any:
+    def watched(self: Any, plan: Any) -> Any:
         nonlocal known, kept
         prefill = plan.prefill if isinstance(plan, MixedPlan) else plan
         if isinstance(prefill, PrefillPlan | ScorePlan):
@@ -47,7 +50,7 @@ def test_questions_of_several_threads_are_answered_behind_kept_pictures(
         kept = max(kept, sum(k.shape[2] for k, _ in self._beginnings.values()))
         return result
 
-    monkeypatch.setattr(EagerRunner, "run", watched)
+    monkeypatch.setattr(runner, "run", watched)
     folder = save(tmp_path, "smolvlm")
     reference, images = Reference(folder, "smolvlm"), pictures(6)
     files = [encoded(image) for image in images]

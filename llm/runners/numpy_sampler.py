@@ -1,4 +1,4 @@
-"""`llm/runners/sampler.py` in numpy: chooses tokens that a graph does not choose, and computes log-probabilities."""
+"""`sampler.py` in numpy: chooses tokens, and computes log-probabilities. Imports no torch."""
 
 # T rows, V vocabulary
 
@@ -26,7 +26,9 @@ def log_softmax(logits_TV: np.ndarray) -> np.ndarray:
 
 def likeliest(logprobs_V: np.ndarray, num_top: int) -> list[tuple[int, float]]:
     """The likeliest tokens with their log-probabilities, the likeliest first."""
-    best = np.argsort(-logprobs_V, kind="stable")[:num_top]
+    last = min(num_top, len(logprobs_V)) - 1
+    candidates = np.flatnonzero(-logprobs_V <= np.partition(-logprobs_V, last)[last])  # sorting all takes longer
+    best = candidates[np.argsort(-logprobs_V[candidates], kind="stable")][:num_top]
     return list(zip(best.tolist(), logprobs_V[best].tolist(), strict=True))
 
 
