@@ -128,6 +128,29 @@ def test_small_weights_are_mapped_as_they_were_kept(spec: CaptionerSpec) -> None
     assert all(array.ctypes.data % 64 == 0 for array in arrays.values())
 
 
+@pytest.mark.parametrize(("most", "is_kept"), [(64, True), (63, False)])
+def test_large_weights_are_mapped_from_the_models_own_file(
+    spec: CaptionerSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, most: int, is_kept: bool
+) -> None:
+    monkeypatch.setattr(known, "_MOST_BYTES", most)
+    file = Path(str(spec.model)) / "llm.safetensors"
+    whole = np.memmap(file, np.uint8, "r")
+    weights = {"a.int8": whole[5000:9000].reshape(40, 100), "b": whole[128:256].view(np.uint16), "c": np.arange(16.0)}
+    weights["c"] = weights["c"].astype(np.float32)
+    known_model = KnownModel(spec=spec, info=INFO, pixels=PixelRule(), halves={"decoder": {}, "vision": {}})
+    known_model.remember(spec, files=marks_of(spec), weights=weights)
+
+    found = KnownModel.recall(spec)
+
+    assert found is not None
+    assert (found.halves is not None) == is_kept
+    if is_kept:
+        arrays = found.map_arrays(spec)
+        assert arrays.keys() == weights.keys()
+        assert all(np.array_equal(arrays[name], weights[name]) for name in weights)
+        assert [data.stat().st_size for data in (tmp_path / "cache").rglob("*.bin")] == [64]
+
+
 def test_weights_of_an_earlier_state_of_the_model_are_not_mapped(spec: CaptionerSpec, tmp_path: Path) -> None:
     known_model = KnownModel(spec=spec, info=INFO, pixels=PixelRule(), halves={"decoder": {}, "vision": {}})
     for value in (1.0, 2.0):
