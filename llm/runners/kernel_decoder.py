@@ -206,25 +206,25 @@ class KernelDecoder:
 
 def batch_of(
     tokens: Tokens,
+    x_TD: np.ndarray,
+    logits_RV: np.ndarray,
+    best_R: np.ndarray | None,
     *,
-    x: int,
     cache: Places,
     prefix: Places,
-    logits: int,
-    best: int | None,
     reads_ids: bool = True,
 ) -> BatchStruct:
-    """A batch for `KernelDecoder.forward`. The caller keeps the memory at the addresses `x`, `logits` and `best`.
+    """A batch for `KernelDecoder.forward`. The caller keeps the arrays, whose addresses it holds.
 
-    Unless it `reads_ids`, `x` has the embeddings, (tokens, D) in float32. `logits` (T, V) in float32, and `best` (T,)
-    in int64 or None, are for the tokens in `logit_tokens`.
+    Unless it `reads_ids`, `x_TD` has the embeddings, float32. `logits_RV`, float32, and `best_R`, int64 or None, are
+    for the tokens in `logit_tokens`.
     """
     return BatchStruct(
         num_tokens=len(tokens.ids),
         num_runs=len(tokens.run_rows),
         equal_runs=tokens.num_equal_rows(),
         ids=c_numbers(tokens.ids) if reads_ids else None,
-        x=x,
+        x=x_TD.ctypes.data,
         run_rows=c_numbers(tokens.run_rows),
         run_starts=c_numbers(tokens.run_starts),
         places=c_numbers(tokens.places),
@@ -235,8 +235,8 @@ def batch_of(
         prefix=prefix.struct,
         num_logits=len(tokens.logit_tokens),
         logit_tokens=c_numbers(tokens.logit_tokens),
-        logits=logits,
-        best=best,
+        logits=logits_RV.ctypes.data,
+        best=None if best_R is None else best_R.ctypes.data,
     )
 
 

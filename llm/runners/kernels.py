@@ -156,7 +156,7 @@ class KernelRunner(HostRunner):
     def _new_step(self, num_rows: int) -> _Step:
         prediction = Prediction(*(whole[:num_rows] for whole in self._predictions))
         tokens = Tokens.of_steps([0] * num_rows, [0] * num_rows)
-        batch = self._batch(tokens, self._x_RD, self._places, self._prefix, prediction)
+        batch = batch_of(tokens, self._x_RD, *prediction, cache=self._places, prefix=self._prefix)
         ids, places = c_numbers(tokens.ids), c_numbers(tokens.places)
         batch.ids, batch.places, batch.positions = ids, places, places
         self._steps[num_rows] = _Step(ids=ids, places=places, prediction=prediction, batch=batch)
@@ -226,9 +226,12 @@ class KernelRunner(HostRunner):
     def _run(self, tokens: Tokens, places: Places, prefix: Places) -> Prediction:
         """Predictions after each token in `logit_tokens`. Keys and values are written in place."""
         self._kernels.check(tokens.ids, tokens.run_rows, tokens.places, tokens.positions, of=places)
-        x_TD = self._no_embeddings(len(tokens.ids)) if self._reads_ids(tokens) else self._embedded(tokens)
+        # The kernels cannot look up embeddings of which each rank has a part.
+        reads_ids = self._ranks is None and not tokens.pictures
+        x_TD = self._no_embeddings(len(tokens.ids)) if reads_ids else self._embedded(tokens)
         prediction = self._empty_prediction(len(tokens.logit_tokens))
-        batch = self._batch(tokens, x_TD, places, prefix, prediction)
+        best_R = prediction.best_R if self._ranks is None else None
+        batch = batch_of(tokens, x_TD, prediction.logits_RV, best_R, cache=places, prefix=prefix, reads_ids=reads_ids)
         if self._ranks is None:
             self._kernels.forward(batch)
             return prediction
@@ -237,10 +240,6 @@ class KernelRunner(HostRunner):
         logits_RV = self._ranks.join(prediction.logits_RV, width=self.config.decoder.vocab_size)
         is_finite_R = np.isfinite(logits_RV.max(-1))
         return Prediction(logits_RV, np.where(is_finite_R, logits_RV.argmax(-1), NO_TOKEN))
-
-    def _reads_ids(self, tokens: Tokens) -> bool:
-        """Whether the kernels look up the embeddings. They cannot if each rank has a part of the vocabulary."""
-        return self._ranks is None and not tokens.pictures
 
     def _no_embeddings(self, num_tokens: int) -> np.ndarray:
         """Memory for the kernels' own embeddings."""
@@ -258,20 +257,6 @@ class KernelRunner(HostRunner):
         for first, picture in tokens.pictures:
             x_TD[first : first + len(picture.embeddings_SD)] = as_array(picture.embeddings_SD)
         return x_TD
-
-    def _batch(
-        self, tokens: Tokens, x_TD: np.ndarray, places: Places, prefix: Places, prediction: Prediction
-    ) -> BatchStruct:
-        """The batch for the kernels. The caller keeps the arrays, whose addresses it holds."""
-        return batch_of(
-            tokens,
-            x=x_TD.ctypes.data,
-            cache=places,
-            prefix=prefix,
-            logits=prediction.logits_RV.ctypes.data,
-            best=prediction.best_R.ctypes.data if self._ranks is None else None,
-            reads_ids=self._reads_ids(tokens),
-        )
 
     def _empty_prediction(self, num_rows: int) -> Prediction:
         """Memory for logits, of this rank's part of the vocabulary, and for the best tokens."""
