@@ -54,12 +54,11 @@ class Worker:
         self._num_inputs += 1
         if found is not None and found.signature not in self._seen:
             self._seen.add(found.signature)
-            if not found.is_known:
-                faulthandler.dump_traceback_later(MINIMISE_S + 2 * self.target.limit_s, exit=True)
-                found = minimised(found, self.target, limit_s=MINIMISE_S)
-                faulthandler.cancel_dump_traceback_later()
-                found.save(self._folder / FINDINGS)
-                print(f"finding: {found.signature}", file=sys.stderr, flush=True)
+            faulthandler.dump_traceback_later(MINIMISE_S + 2 * self.target.limit_s, exit=True)
+            found = minimised(found, self.target, limit_s=MINIMISE_S)
+            faulthandler.cancel_dump_traceback_later()
+            found.save(self._folder / FINDINGS)
+            print(f"finding: {found.signature}", file=sys.stderr, flush=True)
         is_new = outcome not in self._outcomes
         self._outcomes.add(outcome)
         if time.monotonic() - self._told_at > STATUS_EVERY_S:
