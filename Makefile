@@ -68,7 +68,7 @@ processors: .venv/.installed-dev
 	$(BIN)/python -m tests.processors $(TESTS)
 
 # Fuzzing for so many minutes, TARGET=name for one target alone (see docs/fuzzing.md). Exit code 1 where something is
-# found. Guided by coverage where atheris is installed: .venv/bin/pip install -e '.[fuzz]'
+# found.
 MINUTES ?= 30
 fuzz: .venv/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz run --minutes $(MINUTES) $(addprefix --target ,$(TARGET))

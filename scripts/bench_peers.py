@@ -16,10 +16,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from llama_adapter.runtime.atomic_write import atomic_write
 from scripts.bench import parse_settings
 from scripts.common import tell
-from scripts.pages.render import as_text, read, write
+from scripts.pages import render
 from scripts.peers.results import INSTRUCTIONS, PROCESSORS, Results, from_json, to_json
 from scripts.peers.rounds import Plan, run_rounds
 from scripts.peers.sizes import DECODERS, ENCODERS
@@ -37,15 +36,12 @@ CHOICES = {
 
 def load(folder: Path, nothing: Results) -> Results:
     """Read what `save` wrote for the same instruction sets; returns `nothing` if there is no file."""
-    return from_json(read(nothing.page, folder)) if (folder / f"{nothing.page}.json").is_file() else nothing
+    return from_json(render.read(nothing.page, folder)) if (folder / f"{nothing.page}.json").is_file() else nothing
 
 
 def save(results: Results, folder: Path) -> None:
-    """Write JSON atomically, with one row per line, and write the page."""
-    content = to_json(results)
-    with atomic_write(folder / f"{results.page}.json") as file:
-        file.write((as_text(content) + "\n").encode())
-    write(results.page, content, folder)
+    """Write the figures and their page."""
+    render.save(results.page, to_json(results), folder)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -38,7 +38,6 @@ from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.prompt import format_prompt
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.devices import Backend, open_backend
-from llama_adapter.runtime.devices.cpu_linear import NativeLinear
 from llama_adapter.runtime.schemes import QUANTISED, OperatorChoice, Precision
 from llama_adapter.runtime.schemes.state import linear_weights, quantise
 from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
@@ -134,9 +133,9 @@ def with_outliers(model: LoadedModel) -> LoadedModel:
     return dataclasses.replace(model, decoder_state=state, decoder_config=config)
 
 
-def open_captioner(variant: Variant, *, batch_size: int = 16) -> Captioner:
+def open_captioner(variant: Variant) -> Captioner:
     """The product's captioner, around the variant's weights."""
-    spec = CaptionerSpec(device="cpu", dtype="float32", batch_size=batch_size)
+    spec = CaptionerSpec(device="cpu", dtype="float32", batch_size=16)
     return Captioner(assemble_parts(spec, load=lambda dtype: streamed(mixed_model(variant))))
 
 
@@ -219,33 +218,6 @@ def compare_logits(logits: Tensor, expected: Tensor) -> dict[str, float]:
     }
 
 
-@torch.inference_mode()
-def rows_on_their_own(halves: Halves, pictures: Sequence[PictureSource]) -> dict[str, int]:
-    """Compare each row of a native linear layer in a batch with the same row computed alone.
-
-    Returns the number of calls of native layers, and the number of calls with a row that differs (it must be 0). The
-    inputs are those of one pass over `pictures` and their caption prompt.
-    """
-    num_layers, unequal = 0, 0
-
-    def look(module: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> None:
-        nonlocal num_layers, unequal
-        x = inputs[0]
-        alone = torch.cat([module.forward(x[row : row + 1]) for row in range(len(x))])
-        num_layers += 1
-        unequal += not torch.equal(alone, out)
-
-    modules = [*halves.encoder.modules(), *halves.decoder.modules()]
-    hooks = [module.register_forward_hook(look) for module in modules if isinstance(module, NativeLinear)]
-    try:
-        visual_query = halves.visual_queries(pictures)
-        halves.answer_logits(visual_query, [[1]] * len(pictures))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return {"layer_calls": num_layers, "unequal": unequal}
-
-
 def outlier_errors(size: str, precision: Precision) -> dict[str, float]:
     """Relative errors of the logits of a random decoder, by quantised part and method."""
     plain = random_model(size, dtype=torch.float32)
@@ -302,8 +274,6 @@ def measure_variants(
                 name: grade([question for _, question in exam.questions], answer_all(captioner, exam))
                 for name, exam in exams.items()
             }
-        with open_captioner(variant, batch_size=1) as captioner:
-            alone = captioner.generate(pictures["samples"], max_new_tokens=CAPTION_TOKENS)
         seen = halves.visual_queries(pictures["drawings"])
         forced = [answer.token_ids for answer in (expected[0] if expected else answers)["drawings"]]
         found = halves.answer_logits(seen, forced)
@@ -311,11 +281,9 @@ def measure_variants(
         result = {
             "name": variant.name,
             "scores": scores,
-            "same_alone": agreement(alone, answers["samples"]),
             "agreement": {name: agreement(answers[name], captions[name]) for name in pictures},
             "logits": {"drawings": compare_logits(found, logits)},
             "visual_query_error": {"drawings": float((seen - queries).norm() / queries.norm())},
-            "rows": rows_on_their_own(halves, pictures["samples"]),
         }
         results.append(result)
         tell(f"{variant.name}: {result['agreement']}")

@@ -28,6 +28,11 @@ def tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def table(heads: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table for the terminal."""
+    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in (heads, ["---"] * len(heads), *rows))
+
+
 def sample_files(count: int | None = None) -> list[Path]:
     """The sample pictures, by name: all of them, or `count`, repeated if there are too few."""
     files = sorted(path for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))

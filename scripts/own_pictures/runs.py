@@ -2,32 +2,16 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from scripts.common import tell
-from scripts.training_proofs.commands import run_command
+from scripts.training_proofs.commands import Figures, remembered, run_command
 from scripts.training_proofs.new_questions import write_table
 
 UNDECIDED = "undecided"  # the decision of `export-records` below the threshold
-
-Figures = dict[str, Any]
-
-
-def remembered(path: Path, measure: Callable[[], Figures]) -> Figures:
-    """The figures in a JSON file; if there is none, they are measured and written."""
-    if not path.exists():
-        tell(f"measuring {path.stem}")
-        figures = measure()
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(figures), encoding="utf-8")
-        partial.rename(path)
-    found: Figures = json.loads(path.read_text(encoding="utf-8"))
-    return found
 
 
 def train(learn: Path, out: Path, *, flags: Sequence[str], threads: int) -> Figures:

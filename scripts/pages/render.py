@@ -12,6 +12,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from llama_adapter.runtime.atomic_write import atomic_write
 from scripts.common import DOCS
 
 TEMPLATES = Path(__file__).parent
@@ -39,7 +40,8 @@ def read(name: str, folder: Path = DOCS) -> Any:
 
 def save(name: str, figures: Any, folder: Path = DOCS) -> None:
     """Write the figures and their page into `folder`."""
-    (folder / f"{name}.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    with atomic_write(folder / f"{name}.json") as file:
+        file.write((as_text(figures) + "\n").encode())
     write(name, figures, folder)
 
 

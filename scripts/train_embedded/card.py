@@ -1,85 +1,61 @@
-"""Puts scores into docs/embedded-model.json, and renders docs/embedded-model.md.
+"""Puts results into docs/embedded-model.json, renders docs/embedded-model.md, and plots curves beside it.
 
-Usage: python -m scripts.train_embedded.card [--scores NAME=FILE ...] [--familiar FILE] [--out FOLDER]
+Usage: python -m scripts.train_embedded.card [--scores NAME=FILE ...] [--familiar FILE] [--run FOLDER] [--out FOLDER]
 
 `--scores` adds a result of `scripts.train_embedded.score --json FILE`; NAME is float32 or int8. `--familiar` adds a
-result of `scripts.train_embedded.familiar_score --json FILE`.
+result of `scripts.train_embedded.familiar_score --json FILE`. `--run` adds the curves of a training. Other results
+stay.
 """
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llama_adapter.runtime.atomic_write import atomic_write
-from scripts.common import DOCS, add_out, parser_of
+from scripts.common import add_out, parser_of
 from scripts.pages import render
+from scripts.train_embedded.curves import collect, draw
 
-PLACE = DOCS / "embedded-model.json"
+PAGE = "embedded-model"
 TYPES = ("float32", "int8")
 
 
-def read(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`. Raises OSError, and ValueError if the file holds anything else."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds a {type(content).__name__}, not a JSON object")
-    return content
-
-
-def put(path: Path, *keys: str, value: object) -> None:
-    """Set `value` under nested `keys` of the object in `path`. The file is created if missing.
-
-    Raises OSError and ValueError.
-    """
-    content = read(path) if path.exists() else {}
-    inner = content
-    for name in keys[:-1]:
-        inner = inner.setdefault(name, {})
-    inner[keys[-1]] = value
-    with atomic_write(path) as file:
-        file.write((render.as_text(content) + "\n").encode())
-
-
-def table(heads: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
-    """A Markdown table for the terminal."""
-    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in (heads, ["---"] * len(heads), *rows))
-
-
-def put_scores(path: Path, name: str, result: Mapping[str, Any]) -> None:
+def add_scores(figures: dict[str, Any], name: str, result: Mapping[str, Any]) -> None:
     """Put a result of score.py under `name`: float32 or int8.
 
     Raises ValueError for other names, and if float32 and int8 were scored on different questions.
     """
     if name not in TYPES:
         raise ValueError(f"--scores takes {' or '.join(TYPES)}, got `{name}`")
-    known = read(path).get("scores", {}) if path.exists() else {}
+    known = figures["scores"]
     for other in {*known} - {name}:
         if any(known[other][key] != result[key] for key in ("seed", "asked")):
             raise ValueError(f"{name} and {other} were not asked the same questions: score both with the same flags")
-    put(path, "scores", name, value=result)
+    known[name] = result
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = parser_of(__doc__)
     parser.add_argument("--scores", action="append", default=[], metavar="NAME=FILE", help="result of score.py --json")
     parser.add_argument("--familiar", type=Path, metavar="FILE", help="result of familiar_score.py --json")
-    add_out(parser, "embedded-model")
+    parser.add_argument("--run", type=Path, metavar="FOLDER", help="folder of a training, with its NAME.curve.jsonl")
+    add_out(parser, PAGE)
     options = parser.parse_args(arguments)
-    figures = options.out / "embedded-model.json"
+    figures = render.read(PAGE, options.out)
     try:
         for given in options.scores:
             name, _, file = given.partition("=")
-            put_scores(figures, name, read(Path(file)))
+            add_scores(figures, name, json.loads(Path(file).read_text(encoding="utf-8")))
         if options.familiar is not None:
-            put(figures, "familiar", value=read(options.familiar))
-        render.write("embedded-model", read(figures), options.out)
+            figures["familiar"] = json.loads(options.familiar.read_text(encoding="utf-8"))
+        if options.run is not None:
+            for part, found in collect(options.run).items():
+                figures[part] |= found
+            draw(figures["curves"], options.out / "embedded-curves.png")
     except (OSError, ValueError) as error:
         parser.error(str(error))
+    render.save(PAGE, figures, options.out)
     return 0
 
 

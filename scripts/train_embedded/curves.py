@@ -1,15 +1,8 @@
-"""Collects the curves of a training in docs/embedded-model.json, and plots them in embedded-curves.png next to it.
-
-Usage: python -m scripts.train_embedded.curves [--run FOLDER] [--into FILE] [--redraw]
-
-Each NAME.curve.jsonl in the folder gives a curve and a row of the training table. Results of stages that the folder
-lacks are kept.
-"""
+"""The curves of a training: collected for docs/embedded-model.json, and plotted."""
 
 import io
 import json
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,8 +11,6 @@ import numpy as np
 from PIL import Image
 
 from llama_adapter.runtime.atomic_write import atomic_write
-from scripts.common import parser_of
-from scripts.train_embedded.card import PLACE, put, read
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,21 +26,23 @@ Series = Mapping[str, Sequence[float | None]]  # "step", "minutes", and a column
 Curves = Mapping[str, Mapping[str, Series]]  # stage -> "figures" or "scores" -> series
 
 
-def collect(run: Path, into: Path) -> None:
-    """Put curves and the training table into the JSON file `into`.
-
-    Raises OSError, and ValueError for a folder without curves and for invalid lines.
-    """
-    paths = sorted(run.glob("*.curve.jsonl"))
-    if not paths:
-        raise ValueError(f"no NAME.curve.jsonl in {run}: give the training's folder with --run")
-    for path in paths:
+def collect(run: Path) -> dict[str, dict[str, Any]]:
+    """The `curves` of a training and the rows of its table, `training`, by stage. Raises ValueError without curves."""
+    found: dict[str, dict[str, Any]] = {"curves": {}, "training": {}}
+    for path in sorted(run.glob("*.curve.jsonl")):
         name = path.name.removesuffix(".curve.jsonl")
-        points = _read_points(path)
-        put(into, "curves", name, value={kind: thin(points, kind) for kind in ("figures", "scores")})
-        last = {key: points[-1][key] for key in ("step", "num_steps", "processor_s")}
-        training = {"steps": last.pop("step"), **last, "minutes": round(last["processor_s"] / 60, 1)}
-        put(into, "training", name, value=training)
+        points = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        last = points[-1]
+        found["curves"][name] = {kind: thin(points, kind) for kind in ("figures", "scores")}
+        found["training"][name] = {
+            "steps": last["step"],
+            "num_steps": last["num_steps"],
+            "processor_s": last["processor_s"],
+            "minutes": round(last["processor_s"] / 60, 1),
+        }
+    if not found["curves"]:
+        raise ValueError(f"no NAME.curve.jsonl in {run}: give the training's folder with --run")
+    return found
 
 
 def thin(points: Sequence[Mapping[str, Any]], kind: str) -> dict[str, list[float | None]]:
@@ -76,16 +69,11 @@ def mean_of_tasks(scores: Series, *, pairs: bool = False) -> list[float | None]:
     return [None if None in values else sum(filter(None, values)) / len(values) for values in points]
 
 
-def draw(content: Mapping[str, Any], place: Path) -> None:
-    """Draw a column for each stage with curves in `content`: its loss, and its shares of right answers.
-
-    Raises ValueError if there are no curves.
-    """
+def draw(curves: Curves, place: Path) -> None:
+    """Draw a column for each stage with a curve: its loss, and its shares of right answers."""
     from matplotlib.figure import Figure
 
-    curves: Curves = {name: content["curves"][name] for name in STAGES if name in content.get("curves", {})}
-    if not curves:
-        raise ValueError("there are no curves: collect those of a training first")
+    curves = {name: curves[name] for name in STAGES if name in curves}
     figure = Figure(figsize=(2.5 * len(curves) + 0.5, 5), layout="constrained")
     panels = figure.subplots(2, len(curves), sharex="col", squeeze=False, height_ratios=(2, 3))
     for stage, losses, shares in zip(curves, *panels, strict=True):
@@ -137,21 +125,6 @@ def _label(name: str) -> str:
     return {"check": what, "pair": f"{what}, never drawn"}.get(kind, name)
 
 
-def _read_points(path: Path) -> list[dict[str, Any]]:
-    points: list[dict[str, Any]] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            point = json.loads(line)
-            if points and point["step"] < points[-1]["step"]:
-                raise ValueError(f"step {point['step']} comes after step {points[-1]['step']}")
-            points.append({key: point[key] for key in ("step", "num_steps", "processor_s")} | point)
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"invalid point in {path} line {number}: `{line[:60]}` ({error})") from None
-    if not points:
-        raise ValueError(f"{path} is empty")
-    return points
-
-
 def _rounded(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(f"{value:.4g}")
 
@@ -167,29 +140,3 @@ def _tasks(series: Series, *, pairs: bool = False) -> list[str]:
 def _numbers(values: Sequence[float | None]) -> list[float]:
     """Gaps as NaN, which plots skip."""
     return [math.nan if value is None else value for value in values]
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Collect and draw; prints the path of the plot on stdout."""
-    parser = parser_of(__doc__)
-    parser.add_argument(
-        "--run", type=Path, default=Path(".work/embedded/run"), help="folder of the curves (default: %(default)s)"
-    )
-    parser.add_argument("--into", type=Path, default=PLACE, help="file of the figures (default: %(default)s)")
-    parser.add_argument("--redraw", action="store_true", help="collect nothing, draw the known curves")
-    options = parser.parse_args(arguments)
-    try:
-        if not options.redraw:
-            collect(options.run, options.into)
-        place = options.into.parent / "embedded-curves.png"
-        draw(read(options.into), place)
-        print(place)
-    except ImportError as error:
-        parser.error(f"plots need matplotlib ({error}): pip install --editable '.[bench]'")
-    except (OSError, ValueError) as error:
-        parser.error(str(error))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

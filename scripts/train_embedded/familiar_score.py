@@ -18,8 +18,7 @@ from llama_adapter.vision.formats import PICTURE_SUFFIXES
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.out_of_distribution import OodDetector
 from llama_adapter.vision.preprocess import preprocess
-from scripts.common import parser_of
-from scripts.train_embedded.card import table
+from scripts.common import parser_of, table
 from scripts.train_embedded.familiar import FRESH, OTHERS, PRECISIONS, Encode, draw_own, encoder_of
 from scripts.train_embedded.other_worlds import KINDS, draw_others
 from scripts.train_embedded.pictures import FAMILIAR_SEED

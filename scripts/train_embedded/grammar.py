@@ -1,8 +1,8 @@
 """Other words for every question of the embedded model, as rules in text files. `wordings.py` expands them.
 
-A file in `words/` holds one rule per line. A `[heading]` names the rules below it; several headings are separated by
-commas. An indented line goes on with the rule before it, a line that starts with `#` is a comment, `3 x rule` stands
-for three lines, and `()` for a rule without words. Each line is drawn equally often.
+A file in `words/` holds rules, separated by ` ; ` or by line breaks. A `[heading]` names the rules below it; several
+headings are separated by commas. An indented line goes on with the rule before it, a line that starts with `#` is a
+comment, `3 x rule` stands for three rules, and `()` for a rule without words. Each rule is drawn equally often.
 
 Inside a rule `(a|b|)` is a choice, `$name` a phrase of `phrases.txt` or a word of `word_lists.txt`. Names with a digit
 or a capital are filled in from the scene: `$1` and `$2` objects ("the star"), `$N` what is counted ("red objects"),
@@ -29,14 +29,15 @@ def read_rules(name: str) -> Rules:
         if line.startswith("["):
             headings = line.strip("[]").split(", ")
         elif line and not line.startswith("#"):
-            times, rule = re.findall(r"^(?:(\d+) x )?(.*)", line)[0]
+            stated = [re.findall(r"^(?:(\d+) x )?(.*)", one)[0] for one in line.split(" ; ")]
+            found = ["" if rule == "()" else rule for times, rule in stated for _ in range(int(times or 1))]
             for heading in headings:
-                rules[heading] += ["" if rule == "()" else rule] * int(times or 1)
+                rules[heading] += found
     return {heading: tuple(found) for heading, found in rules.items()}
 
 
 def read_words(name: str) -> Rules:
-    """The words of words/`name`.txt, whose lines are `key: word word`, by key."""
+    """The words of words/`name`.txt, whose rules are `key: word word`, by key."""
     lines = (line.partition(": ") for line in read_rules(name)[""])
     return {key: tuple("" if word == "()" else word for word in words.split()) for key, _, words in lines}
 

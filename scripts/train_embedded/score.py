@@ -21,8 +21,7 @@ from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
 from llama_adapter.app.command_line.measuring import scoring
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from scripts.common import parser_of
-from scripts.train_embedded.card import table
+from scripts.common import parser_of, table
 from scripts.train_embedded.grammar import OUTSIDE_ANSWER
 from scripts.train_embedded.held_out import (
     SECOND_LIST,

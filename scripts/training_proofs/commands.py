@@ -6,12 +6,14 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from scripts.common import ROOT, tell
+
+Figures = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,17 +25,28 @@ class Training:
     flags: tuple[str, ...]
 
 
-def train(run: Training, folder: Path) -> dict[str, Any]:
+def remembered(path: Path, measure: Callable[[], Figures]) -> Figures:
+    """The figures in a JSON file; if there is none, they are measured and written."""
+    if not path.exists():
+        tell(f"measuring {path.stem}")
+        figures = measure()
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(figures), encoding="utf-8")
+        partial.rename(path)
+    found: Figures = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def train(run: Training, folder: Path) -> Figures:
     """Train into `folder`; returns the command, what is trained, processor minutes, steps, and the validation curve."""
     out = folder / f"{run.name}.pth"
     results = folder / f"{run.name}.training"
-    done = folder / f"{run.name}.json"
-    if not done.exists():
+
+    def measure() -> Figures:
         flags = ["--resume"] if (results / "last.safetensors").exists() else ["--force"]
-        tell(f"training {run.name}")
         seconds = run_command(["train", str(run.data), "--out", str(out), "--quiet", *run.flags, *flags])
         state = json.loads((results / "last.json").read_text(encoding="utf-8"))
-        figures = {
+        return {
             "command": " ".join(["llama-adapter train", run.data.name, "--out", out.name, *run.flags]),
             "processor_s": round(seconds, 1),
             "elapsed_s": round(state["elapsed_s"], 1),
@@ -42,9 +55,8 @@ def train(run: Training, folder: Path) -> dict[str, Any]:
             "examples": state["num_examples"],
             "curve": read_curve(results / "log.csv"),
         }
-        done.write_text(json.dumps(figures), encoding="utf-8")
-    found: dict[str, Any] = json.loads(done.read_text(encoding="utf-8"))
-    return found
+
+    return remembered(folder / f"{run.name}.json", measure)
 
 
 def bundle_of(run: Training, folder: Path) -> Path:

@@ -19,7 +19,6 @@ def main(given: Sequence[str] | None = None) -> int:
     run.add_argument("--minutes", type=float, default=30.0)
     one_of_them = {"choices": TARGETS, "metavar": "TARGET"}
     run.add_argument("--target", action="append", default=[], help="only this one; may be repeated", **one_of_them)
-    run.add_argument("--by-outcome", action="store_true", help="do without atheris where it is installed")
     run.add_argument("--folder", type=Path, default=Path(".fuzz"), help="where findings and what is learnt are kept")
     replay = commands.add_parser("replay", help="run files of inputs through a target")
     replay.add_argument("target", **one_of_them)
@@ -35,9 +34,7 @@ def main(given: Sequence[str] | None = None) -> int:
     if not arguments.minutes > 0:
         parser.error(f"--minutes must be above 0, got {arguments.minutes}")
     chosen = [TARGETS[name] for name in arguments.target] or list(TARGETS.values())
-    return run_campaign(
-        chosen, minutes=arguments.minutes, folder=arguments.folder.resolve(), by_outcome=arguments.by_outcome
-    )
+    return run_campaign(chosen, minutes=arguments.minutes, folder=arguments.folder.resolve())
 
 
 def _replay(target: Target, files: list[Path]) -> int:

@@ -11,9 +11,6 @@ from tests.fuzz.target import Target
 
 _ROOT = Path(__file__).resolve().parents[2]
 
-# Bugs that are not fixed yet: "target: signature" -> reason. Tests and campaigns ignore them. This should be empty.
-KNOWN: dict[str, str] = {}
-
 
 @dataclass(frozen=True)
 class Finding:
@@ -23,11 +20,6 @@ class Finding:
     signature: str
     data: bytes
     told: str  # the traceback, or what is known about the end of the process
-
-    @property
-    def is_known(self) -> bool:
-        """Whether the finding is listed in `KNOWN`."""
-        return f"{self.target}: {self.signature}" in KNOWN
 
     def save(self, folder: Path) -> Path:
         """Write the input, the traceback and the replay command; returns the path of the input."""

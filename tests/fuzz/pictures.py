@@ -93,6 +93,5 @@ TARGETS = (
         limit_s=20.0,
         memory_bytes=2 * 2**30,
         quick_rounds=100,
-        instrumented=("llama_adapter", "PIL"),
     ),
 )

@@ -39,7 +39,6 @@ class Target:
     limit_s: float = 10.0  # per input in a campaign; the tests have no time limit
     memory_bytes: int = 2**30  # address space in addition to that of the imports, in a campaign
     quick_rounds: int = 150  # mutations tried by `make test`
-    instrumented: tuple[str, ...] = ("llama_adapter",)  # packages whose branches guide a campaign
 
     @property
     def about(self) -> str:

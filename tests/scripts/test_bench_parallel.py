@@ -32,8 +32,8 @@ def test_the_weights_of_a_step_are_those_of_the_model() -> None:
 def test_ranks_send_sums_and_logits() -> None:
     config = decoder_config(parse_size("64x2x4x128"))
     # Five sums of 3 rows with 64 half-precision numbers, which a ring of 4 passes 1.5 times, and 3/4 of the logits.
-    assert link_bytes(config, ranks=4, rows=3, item_bytes=2) == 5 * 1.5 * 3 * 64 * 2 + 0.75 * 3 * 32000 * 4
-    assert link_bytes(config, ranks=1, rows=3, item_bytes=2) == 0
+    assert link_bytes(config, ranks=4, rows=3) == 5 * 1.5 * 3 * 64 * 2 + 0.75 * 3 * 32000 * 4
+    assert link_bytes(config, ranks=1, rows=3) == 0
 
 
 def test_a_step_is_bound_by_memory_and_latency() -> None:

@@ -18,7 +18,6 @@ def test_new_questions_have_the_answer_that_they_mean() -> None:
     )
     star, ring, moon = words
     for task, things, wanted in (
-        ("diagonal", words, {"star": "a small white moon", "moon": "a small red star"}),
         ("warm", words, {"star": "yes", "ring": "no"}),
         ("corners", (star, moon), {"": "yes"}),
         ("corners", (star, ring), {"": "no"}),
