@@ -49,16 +49,6 @@ class Form(Generic[Request]):
     places: tuple[str, str] = ("messages", "messages")  # the fields with the picture and with the prompt, for errors
 
 
-class Answering(Protocol):
-    """One answer in progress: a request to the service, or several requests that are combined into one answer."""
-
-    def cancel(self) -> None: ...
-
-    async def answer(self) -> Answer: ...
-
-    def __aiter__(self) -> AsyncIterator[Event]: ...
-
-
 class PartedAnswer:
     """A JSON answer that is combined from several requests, one for each property."""
 
@@ -83,6 +73,9 @@ class PartedAnswer:
     async def __aiter__(self) -> AsyncIterator[Event]:
         """The only event is the combined answer: it has no pieces of text."""
         yield await self.answer()
+
+
+Answering = RequestHandle | PartedAnswer  # one answer in progress
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -67,10 +67,7 @@ def read_schema(schema: Mapping[str, Any], *, place: str) -> tuple[Property, ...
 
 
 def combined(properties: Sequence[Property], answers: Sequence[Answer]) -> Answer:
-    """One answer with the JSON of all values, combined from `answers`. If an answer failed, the first such answer."""
-    for answer in answers:
-        if answer.error is not None:
-            return answer
+    """One answer with the JSON of all values, combined from `answers`, of which none has an error."""
     found = list(zip(properties, answers, strict=True))
     values = {item.name: answer.text if item.values is None else item.values[answer.text] for item, answer in found}
     probabilities = {

@@ -51,14 +51,6 @@ class ReadingTask:
     began: float | None = None  # `time.perf_counter()` when the reading was first observed
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PoolStatus:
-    """Counts of pictures in a pool."""
-
-    num_reading: int = 0
-    num_slow: int = 0  # slow pictures among them
-
-
 class ReadingPool:
     """A pool with a fast and a slow lane. Thread-safe.
 
@@ -108,13 +100,10 @@ class ReadingPool:
             waiting = chain.from_iterable(self._queues.values())
             return sum(len(task.picture) for task in waiting if task.side is not None)
 
-    def status(self) -> PoolStatus:
-        """The current counts."""
+    def counts(self) -> tuple[int, int]:
+        """Number of pictures that are being read, and of slow pictures among them."""
         with self._changed:
-            return PoolStatus(
-                num_reading=len(self._running),
-                num_slow=sum(task.is_slow or self._hangs(task) for task in self._running),
-            )
+            return len(self._running), sum(task.is_slow or self._hangs(task) for task in self._running)
 
     def close(self, *, timeout_s: float) -> None:
         """End all processes and threads; `ReadingDroppedError` is delivered for waiting pictures."""

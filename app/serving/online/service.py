@@ -30,7 +30,6 @@ from llama_adapter.app.serving.online.admission_queue import Entry
 from llama_adapter.app.serving.online.base import CANCELLED, LATE_S, QueuedService, late
 from llama_adapter.app.serving.online.reading_pool import (
     READING_FAILED,
-    PoolStatus,
     ReadingDroppedError,
     ReadingPool,
     ReadingTask,
@@ -196,7 +195,7 @@ class Service(QueuedService[Entry]):
         with self._changed:
             now = time.perf_counter()
             num_waiting = len(self._queue)
-            reading = PoolStatus() if self._pool is None else self._pool.status()
+            num_reading, num_slow = (0, 0) if self._pool is None else self._pool.counts()
             is_at_work = self._state == "ready" and bool(self._running)
             return ServiceStatus(
                 state="draining" if self._is_draining and self._state == "ready" else self._state,
@@ -204,8 +203,8 @@ class Service(QueuedService[Entry]):
                 or (is_at_work and now - self._heartbeat > self.limits.stall_s),
                 num_running=len(self._entries) - num_waiting,
                 num_waiting=num_waiting,
-                num_reading=reading.num_reading,
-                num_slow_reading=reading.num_slow,
+                num_reading=num_reading,
+                num_slow_reading=num_slow,
                 num_encoded=len(self._encoded),
                 restarts=self._restarts,
                 last_error=self._last_error,
@@ -556,7 +555,6 @@ class Service(QueuedService[Entry]):
             code = "unavailable" if problem.http_status == 503 else "engine_failed"
         for entry in running:
             self._fail(entry, AnswerError(code=code, message="The engine failed during this request; try again."))
-        self._tell(self._observer.restarted)
 
 
 def _fulfil(future: Future[PictureReading], reading: PictureReading | Exception) -> None:

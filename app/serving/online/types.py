@@ -91,6 +91,3 @@ class Observer:
 
     def finished(self, answer: Answer, seconds: float) -> None:
         """An answer or failure, and the seconds from submit to it."""
-
-    def restarted(self) -> None:
-        """The engine failed and will be loaded again."""

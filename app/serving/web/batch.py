@@ -334,7 +334,7 @@ class BatchEvents:
                 trouble = " ".join(told(error)).strip()
         figures = batch.figures(kind="batch")
         if figures.num_pictures:
-            history.add(figures)
+            history.append(figures)
         records = [result.record for result in sorted(shown.results, key=lambda result: result.index)]
         paths = await asyncio.to_thread(_write_downloads, records, batch.run_id) if records else None
         is_whole = batch.progress.num_done == batch.progress.num_pictures

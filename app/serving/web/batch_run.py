@@ -88,13 +88,12 @@ class BatchRun:
         num_pictures: int | None = None,
         window: int | None = None,
         has_thumbnails: bool = False,
-        now: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`window` is the number of requests in flight. Raises UnavailableError if no model is loaded."""
         self._service, self._files, self._question, self._sampling = service, iter(files), question, sampling
         self._default_prompt = service.info.default_prompt
         self._run, self._own = run, Run()  # the first is stopped by the user, the second by an error
-        self._client, self._num_pictures, self._has_thumbnails, self._now = client, num_pictures, has_thumbnails, now
+        self._client, self._num_pictures, self._has_thumbnails = client, num_pictures, has_thumbnails
         self.window = default_window(service) if window is None else window
         self.run_id = new_run_id()
         self._settings = record_settings(service.spec, info=service.info, sampling=sampling, task=question.task)
@@ -107,7 +106,7 @@ class BatchRun:
         self._was_shared = False
         self._waits_for = ""
         self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
-        self._started = now()
+        self._started = time.perf_counter()
         self._ended: float | None = None
         self._marks: deque[tuple[float, int]] = deque([(self._started, 0)])
         self._stages_before = self._stages_after = service.stage_seconds()
@@ -142,7 +141,7 @@ class BatchRun:
     def progress(self) -> Progress:
         """The progress of the run."""
         done = self._tally.num_pictures + self._tally.num_failed
-        now = self._now() if self._ended is None else self._ended
+        now = time.perf_counter() if self._ended is None else self._ended
         began, done_before = self._marks[0] if self._ended is None else (self._started, 0)
         counted = done if self._ended is None else self._tally.num_pictures  # at the end, the same as in `figures`
         rate = (counted - done_before) / (now - began) if now > began else 0.0
@@ -159,7 +158,7 @@ class BatchRun:
 
     def figures(self, *, kind: Literal["batch", "measure"]) -> RunFigures:
         """Times and counts of the run, until its end or until now."""
-        ended = self._now() if self._ended is None else self._ended
+        ended = time.perf_counter() if self._ended is None else self._ended
         return RunFigures(
             kind=kind,
             started_at=self._started_at,
@@ -180,7 +179,7 @@ class BatchRun:
 
     def _take(self) -> list[Result]:
         results, self._new = self._new, []
-        now = self._now()
+        now = time.perf_counter()
         self._marks.append((now, self._tally.num_pictures + self._tally.num_failed))
         while len(self._marks) > 2 and now - self._marks[1][0] > _RATE_WINDOW_S:
             self._marks.popleft()
@@ -188,7 +187,7 @@ class BatchRun:
 
     def _end(self) -> None:
         if self._ended is None:
-            self._ended, self._waits_for = self._now(), ""
+            self._ended, self._waits_for = time.perf_counter(), ""
             self._stages_after = self._service.stage_seconds()
 
     async def _work(self) -> None:
@@ -240,8 +239,8 @@ class BatchRun:
 
     async def _pause(self, seconds: float) -> None:
         """Wait, but not longer than until the run is stopped."""
-        until = self._now() + seconds
-        while not self._is_stopped and (rest_s := until - self._now()) > 0:
+        until = time.perf_counter() + seconds
+        while not self._is_stopped and (rest_s := until - time.perf_counter()) > 0:
             await asyncio.sleep(min(rest_s, _NOTICE_S))
 
     async def _follow(self, index: int, handle: RequestHandle, name: str, data: bytes) -> Result | None:

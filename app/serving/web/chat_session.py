@@ -2,18 +2,17 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from llama_adapter.app.captioning.tasks.answers import Answer, Event
+from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.captioning.tasks.prompts import Dialogue, Prompt
 from llama_adapter.app.pictures.reading.process_pool import ReadingProcessError
 from llama_adapter.app.serving.online.reading_pool import ReadingDroppedError
-from llama_adapter.app.serving.online.request_handle import Ask, RequestHandle
+from llama_adapter.app.serving.online.request_handle import Ask
 from llama_adapter.app.serving.online.service import Service
 from llama_adapter.app.serving.web.html import told
 from llama_adapter.app.serving.web.runs import Run
@@ -189,13 +188,15 @@ async def answer_turns(
             ask = replace(ask, picture=data, label=picture.name)
         handle = service.submit(ask)
         run.add(handle)
-        async with aclosing(in_bundles(handle)) as bundles:
-            async for events in bundles:
+        try:
+            async for events in handle.groups():  # larger ones for a slow reader
                 text = "".join(event.text for event in events if not isinstance(event, Answer))
                 answer = next((event for event in events if isinstance(event, Answer)), None)
                 turn = replace(turn, text=turn.text + text, answer=answer)
                 yield turn
-        run.discard(handle)
+        finally:
+            handle.cancel()  # has no effect on an answered request
+            run.discard(handle)
     except Exception as error:
         sentence, hint = told(error)
         yield replace(turn, problem=replace(describe(error), sentence=sentence, hint=hint))
@@ -205,26 +206,3 @@ def _said(turns: Sequence[Turn]) -> tuple[dialogue.Turn, ...]:
     """The questions and answers of turns without a picture that were answered."""
     answered = [turn for turn in turns if turn.is_text and turn.answer is not None and turn.answer.error is None]
     return tuple(said for turn in answered for said in (("user", turn.question), ("assistant", turn.text)))
-
-
-async def in_bundles(handle: RequestHandle) -> AsyncGenerator[list[Event]]:
-    """The events of a request in groups, larger ones for a slow reader. Closing the generator cancels the request."""
-    news: asyncio.Queue[Event] = asyncio.Queue()
-
-    async def pump() -> None:
-        async for event in handle:
-            news.put_nowait(event)
-
-    pumping = asyncio.create_task(pump())
-    is_whole = False
-    try:
-        while not is_whole:
-            bundle = [await news.get()]
-            while not news.empty():
-                bundle.append(news.get_nowait())
-            is_whole = isinstance(bundle[-1], Answer)
-            yield bundle
-    finally:
-        if not is_whole:
-            handle.cancel()
-        pumping.cancel()

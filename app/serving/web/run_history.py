@@ -1,7 +1,5 @@
-"""Figures of runs through a service. They are kept until the process ends."""
+"""Figures of runs through a service."""
 
-import threading
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
@@ -9,7 +7,6 @@ from typing import Any, Final, Literal
 from llama_adapter.app.captioning.stage_clock import STAGES
 from llama_adapter.app.jobs.report import longest_stage
 
-MAX_RUNS: Final = 30
 _BESIDE_THE_ENGINE: Final = ("read",)  # stages that run in other threads than the engine
 
 
@@ -99,28 +96,6 @@ class RunFigures:
 def stage_differences(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
     """Seconds by stage between two readings. They are at least 0, because a restart resets the counters."""
     return {stage: max(0.0, seconds - before.get(stage, 0.0)) for stage, seconds in after.items()}
-
-
-class RunHistory:
-    """The newest runs, oldest first. Thread-safe."""
-
-    def __init__(self, *, max_runs: int = MAX_RUNS) -> None:
-        self._runs: deque[RunFigures] = deque(maxlen=max_runs)
-        self._lock = threading.Lock()
-
-    def add(self, run: RunFigures) -> None:
-        """Add a run, and drop the oldest if there are too many."""
-        with self._lock:
-            self._runs.append(run)
-
-    def runs(self) -> list[RunFigures]:
-        """All runs."""
-        with self._lock:
-            return list(self._runs)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {"format": "llama-adapter-throughput", "version": 1, "runs": [run.to_dict() for run in self.runs()]}
 
 
 def to_compare(runs: Sequence[RunFigures]) -> list[RunFigures]:

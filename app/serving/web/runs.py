@@ -4,15 +4,16 @@ Imports no Gradio.
 """
 
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
 from llama_adapter.app.serving.online.request_handle import RequestHandle
-from llama_adapter.app.serving.web.run_history import RunHistory
+from llama_adapter.app.serving.web.run_history import RunFigures
 
 MAX_HISTORIES: Final = 256  # pages whose figures are kept; the oldest are deleted
+MAX_RUNS: Final = 30  # whose figures a page keeps; the oldest are deleted
 
 
 class Run:
@@ -21,19 +22,14 @@ class Run:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._handles: dict[int, RequestHandle] = {}
-        self._is_stopped = False
+        self.is_stopped = False  # whether Stop was pressed or the page closed
         self.is_left = False  # whether the page was closed
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether Stop was pressed or the page closed."""
-        return self._is_stopped
 
     def add(self, handle: RequestHandle) -> None:
         """Cancel this request when the run is stopped, or at once if it already is."""
         with self._lock:
             self._handles[handle.id] = handle
-            is_late = self._is_stopped
+            is_late = self.is_stopped
         if is_late:
             handle.cancel()
 
@@ -45,7 +41,7 @@ class Run:
     def stop(self) -> None:
         """Cancel all requests. May be called again."""
         with self._lock:
-            self._is_stopped = True
+            self.is_stopped = True
             handles = list(self._handles.values())
         for handle in handles:
             handle.cancel()
@@ -57,12 +53,12 @@ class Runs:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._runs: dict[tuple[str, str], Run] = {}
-        self._histories: OrderedDict[str, RunHistory] = OrderedDict()
+        self._histories: OrderedDict[str, deque[RunFigures]] = OrderedDict()
 
-    def history(self, session: str) -> RunHistory:
-        """The figures of this page's runs. Pages do not see each other's figures."""
+    def history(self, session: str) -> deque[RunFigures]:
+        """The figures of this page's runs, oldest first. Pages do not see each other's figures."""
         with self._lock:
-            history = self._histories.setdefault(session, RunHistory())
+            history = self._histories.setdefault(session, deque(maxlen=MAX_RUNS))
             while len(self._histories) > MAX_HISTORIES:
                 self._histories.popitem(last=False)
         return history

@@ -45,8 +45,7 @@ class SavedReport:
 
     name: str  # the name of its folder
     scores: Scores
-    comparison: Comparison | None
-    pictures: tuple[str | None, ...]
+    head: _Head
 
 
 _HEAD, _SCORES = pydantic.TypeAdapter(_Head), pydantic.TypeAdapter(Scores)
@@ -73,9 +72,7 @@ def read_report(folder: str) -> SavedReport:
             f"({shown_excerpt(first)})",
             hint="`llama-adapter eval` writes one",
         ) from None
-    return SavedReport(
-        name=path.parent.resolve().name, scores=scores, comparison=head.comparison, pictures=head.pictures
-    )
+    return SavedReport(name=path.parent.resolve().name, scores=scores, head=head)
 
 
 def build_scores(reports: tuple[SavedReport, ...]) -> None:
@@ -86,12 +83,12 @@ def build_scores(reports: tuple[SavedReport, ...]) -> None:
 
 def report_html(report: SavedReport) -> str:
     """The report as HTML: figures as tables, and the worst answers with their pictures."""
-    worst, pictures = report.scores.worst, report.pictures[: len(report.scores.worst)]
+    worst, pictures = report.scores.worst, report.head.pictures[: len(report.scores.worst)]
     return render(
         "scores",
         "report",
         name=report.name,
-        texts=contents(report.scores, report.comparison),
+        texts=contents(report.scores, report.head.comparison),
         worst=list(zip(worst, (*pictures, *(None,) * (len(worst) - len(pictures))), strict=True)),
         max_rows=MAX_ROWS,
     )

@@ -5,6 +5,7 @@ import json
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -22,7 +23,7 @@ from llama_adapter.app.pictures.inputs import expand_inputs
 from llama_adapter.app.serving.online.service import Service
 from llama_adapter.app.serving.web.batch_run import BatchRun, PictureFile
 from llama_adapter.app.serving.web.html import counted, rate, render, told
-from llama_adapter.app.serving.web.run_history import RunFigures, RunHistory, to_compare
+from llama_adapter.app.serving.web.run_history import RunFigures, to_compare
 from llama_adapter.app.serving.web.runs import Run, Runs
 from llama_adapter.app.serving.web.widgets import DIRECT, PRIVATE, html_view
 from llama_adapter.llm.engine.sampling_params import SamplingParams
@@ -68,7 +69,7 @@ def build_throughput(service: Service, *, runs: Runs, tab: gr.Tab) -> None:
             with runs.open(page, TAB) as run:
                 async with aclosing(measure(service, history, run=run, client=f"measurement of page {page}")) as lines:
                     async for line in lines:
-                        yield [_status(line), report(history.runs()), gr.skip(), *_buttons(is_running=True)]
+                        yield [_status(line), report(history), gr.skip(), *_buttons(is_running=True)]
                 ending = _status("Stopped. Finished measurements are kept." if run.is_stopped else "Measured.")
         except Exception as error:
             sentence, hint = told(error)
@@ -88,15 +89,16 @@ def build_throughput(service: Service, *, runs: Runs, tab: gr.Tab) -> None:
     tab.select(show, None, [view, download], **PRIVATE)  # runs of the Batch tab
 
 
-async def _shown(history: RunHistory) -> list[Any]:
+async def _shown(history: Sequence[RunFigures]) -> list[Any]:
     """The report and its download."""
-    runs = history.runs()
-    path = await asyncio.to_thread(_write_report, history) if runs else None
+    runs = list(history)
+    path = await asyncio.to_thread(_write_report, runs) if runs else None
     return [report(runs), gr.update(value=path, visible=bool(runs))]
 
 
-def _write_report(history: RunHistory) -> str:
-    text = json.dumps(history.to_dict(), indent=2, allow_nan=False) + "\n"
+def _write_report(runs: Sequence[RunFigures]) -> str:
+    content = {"format": "llama-adapter-throughput", "version": 1, "runs": [run.to_dict() for run in runs]}
+    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
     return str(processing_utils.save_bytes_to_cache(text.encode(), "throughput.json", utils.get_upload_folder()))
 
 
@@ -139,7 +141,7 @@ def sentence_of(run: RunFigures) -> str:
 
 
 async def measure(
-    service: Service, history: RunHistory, *, run: Run, client: str, seconds_each: float | None = None
+    service: Service, history: deque[RunFigures], *, run: Run, client: str, seconds_each: float | None = None
 ) -> AsyncGenerator[str]:
     """Do a short warm-up and one run for each of `IN_FLIGHT`; yields lines of progress, adds the runs to `history`.
 
@@ -167,7 +169,7 @@ async def measure(
                 yield f"{in_flight} in flight: {progress.num_done} pictures, {rate(progress.pictures_per_s)}{waits}"
         figures = batch.figures(kind="measure")
         if number > 0 and figures.num_pictures:
-            history.add(figures)
+            history.append(figures)
 
 
 def _samples() -> list[bytes]:

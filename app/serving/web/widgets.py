@@ -33,8 +33,8 @@ _PICK: Final = Path(__file__).with_name("picker.js").read_text(encoding="utf-8")
 OnOpening = tuple[Component, Callable[[], Any]]  # a component, and the function for its value on opening
 
 
-def html_view(value: str | Callable[[], str], *, elem_id: str | None = None) -> gr.HTML:
-    """HTML without events, in the page's style. If `value` is a function, it is called whenever a page is opened."""
+def html_view(value: str, *, elem_id: str | None = None) -> gr.HTML:
+    """HTML without events, in the page's style."""
     return gr.HTML(value, js_on_load=None, elem_id=elem_id, apply_default_css=False)
 
 

@@ -2,12 +2,11 @@
 
 from typing import Any
 
+import httpx
 import pytest
-from starlette.testclient import TestClient
 
 from llama_adapter.app.captioning.tasks.prompts import RawPrompt
 from llama_adapter.app.pictures.answer_error import AnswerError
-from llama_adapter.app.serving.http_api.api import ApiSettings, create_api
 from llama_adapter.app.serving.http_api.completions import understand
 from llama_adapter.app.serving.http_api.schemas import CompletionRequest
 from llama_adapter.app.serving.online.request_handle import RequestHandle
@@ -23,15 +22,13 @@ def wanted(prompt: Any = "The star is", **parameters: Any) -> dict[str, Any]:
     return {"model": "default", "prompt": prompt, **parameters}
 
 
-def sent(service: StubService, **parameters: Any) -> tuple[int, dict[str, Any]]:
-    application = create_api(service, settings=ApiSettings())  # type: ignore[arg-type]
-    came = TestClient(application, base_url="http://localhost").post(COMPLETIONS, json=wanted(**parameters))
+def sent(client: httpx.Client, **parameters: Any) -> tuple[int, dict[str, Any]]:
+    came = client.post(COMPLETIONS, json=wanted(**parameters))
     return came.status_code, came.json()
 
 
-def test_a_text_is_continued_without_a_template() -> None:
-    service = StubService()
-    code, body = sent(service)
+def test_a_text_is_continued_without_a_template(client: httpx.Client, service: StubService) -> None:
+    code, body = sent(client)
 
     (ask,) = service.asks
     assert (ask.prompt, ask.picture, ask.with_logprobs) == (RawPrompt("The star is"), None, False)
@@ -49,11 +46,9 @@ def test_a_text_is_continued_without_a_template() -> None:
     }
 
 
-def test_each_prompt_has_its_answers_and_seeds() -> None:
-    service = StubService(
-        lambda handle: handle.deliver(answer(f"answer {handle.id}", prompt_tokens=3 + handle.id // 2))
-    )
-    code, body = sent(service, prompt=["one", "two"], n=2, seed=7, temperature=0.5, stop="x", max_tokens=4)
+def test_each_prompt_has_its_answers_and_seeds(client: httpx.Client, service: StubService) -> None:
+    service.on_submit = lambda handle: handle.deliver(answer(f"answer {handle.id}", prompt_tokens=3 + handle.id // 2))
+    code, body = sent(client, prompt=["one", "two"], n=2, seed=7, temperature=0.5, stop="x", max_tokens=4)
 
     assert code == 200
     assert [(ask.prompt, ask.sampling.seed) for ask in service.asks] == [
@@ -69,25 +64,24 @@ def test_each_prompt_has_its_answers_and_seeds() -> None:
     assert body["usage"] == {"prompt_tokens": 7, "completion_tokens": 8, "total_tokens": 15}
 
 
-def test_a_picture_may_come_with_the_prompt() -> None:
-    service = StubService()
-
-    assert sent(service, image_url=EXAMPLE_PICTURE)[0] == 200
+def test_a_picture_may_come_with_the_prompt(client: httpx.Client, service: StubService) -> None:
+    assert sent(client, image_url=EXAMPLE_PICTURE)[0] == 200
     assert service.asks[0].picture is not None
-    assert sent(service, image_url="http://example.com/a.png")[1]["error"]["param"] == "image_url"
+    assert sent(client, image_url="http://example.com/a.png")[1]["error"]["param"] == "image_url"
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_errors_name_the_fields_of_a_completion(stream: bool) -> None:
+def test_errors_name_the_fields_of_a_completion(client: httpx.Client, service: StubService, stream: bool) -> None:
     def too_long(handle: RequestHandle) -> None:
         raise PromptTooLongError(600, 512)
 
     unreadable = AnswerError(code="unreadable", message="It is no picture.")
-    for service, param in (
-        (StubService(lambda handle: handle.deliver(answer(finish="error", error=unreadable))), "image_url"),
-        (StubService(too_long), "prompt"),
+    for on_submit, param in (
+        (lambda handle: handle.deliver(answer(finish="error", error=unreadable)), "image_url"),
+        (too_long, "prompt"),
     ):
-        status, body = sent(service, image_url=EXAMPLE_PICTURE, stream=stream)
+        service.on_submit = on_submit
+        status, body = sent(client, image_url=EXAMPLE_PICTURE, stream=stream)
         assert (status, body["error"]["param"]) == (400, param)
 
 
@@ -116,10 +110,12 @@ def test_log_probabilities_are_a_number(logprobs: int | None, expected: tuple[bo
         ({"messages": []}, "unknown_parameter", "messages"),
     ],
 )
-def test_what_is_not_served_is_refused_by_name(parameters: dict[str, Any], code: str, param: str) -> None:
-    status, body = sent(StubService(), **parameters)
+def test_what_is_not_served_is_refused_by_name(
+    client: httpx.Client, parameters: dict[str, Any], code: str, param: str
+) -> None:
+    status, body = sent(client, **parameters)
     assert (status, body["error"]["code"], body["error"]["param"]) == (400, code, param)
 
 
-def test_neutral_values_pass() -> None:
-    assert sent(StubService(), echo=False, best_of=1, suffix=None, user="u", logit_bias={})[0] == 200
+def test_neutral_values_pass(client: httpx.Client) -> None:
+    assert sent(client, echo=False, best_of=1, suffix=None, user="u", logit_bias={})[0] == 200

@@ -6,22 +6,23 @@ import pytest
 
 from llama_adapter.app.captioning.tasks.choose import OneOf
 from llama_adapter.app.captioning.tasks.task import FREE_TEXT
-from llama_adapter.app.serving.http_api.chat import understand
+from llama_adapter.app.serving.http_api.chat import chat_form
 from llama_adapter.app.serving.http_api.conversation import ChatQuestion
 from llama_adapter.app.serving.http_api.errors import ApiError
-from llama_adapter.app.serving.http_api.responses import understand as understand_responses
-from llama_adapter.app.serving.http_api.schemas import ChatRequest, ResponsesRequest, with_task_fields
+from llama_adapter.app.serving.http_api.responses import responses_form
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from tests.app.serving.http_api.requests import chat, image, user
 
+CHAT, RESPONSES = chat_form(), responses_form()
+
 
 def question(*messages: dict[str, Any], **parameters: Any) -> ChatQuestion:
-    return understand(with_task_fields(ChatRequest).model_validate(chat(*messages, **parameters)))
+    return CHAT.understand(CHAT.request.model_validate(chat(*messages, **parameters)))
 
 
 def question_of_responses(content: Any, **parameters: Any) -> ChatQuestion:
     body = {"model": "default", "input": content, **parameters}
-    return understand_responses(with_task_fields(ResponsesRequest).model_validate(body))
+    return RESPONSES.understand(RESPONSES.request.model_validate(body))
 
 
 def system(text: str, role: str = "system") -> dict[str, Any]:

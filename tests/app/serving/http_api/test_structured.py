@@ -1,5 +1,6 @@
 """Which JSON schemas can be answered, which questions they become, and the JSON built from the answers."""
 
+import asyncio
 import dataclasses
 import json
 import re
@@ -14,18 +15,17 @@ from llama_adapter.app.captioning.tasks.choose import OneOf
 from llama_adapter.app.captioning.tasks.question import Question
 from llama_adapter.app.captioning.tasks.task import FREE_TEXT
 from llama_adapter.app.pictures.answer_error import AnswerError
-from llama_adapter.app.serving.http_api import completions, conversation, responses
+from llama_adapter.app.serving.http_api import conversation
 from llama_adapter.app.serving.http_api.api import ApiSettings, create_api
-from llama_adapter.app.serving.http_api.chat import understand
+from llama_adapter.app.serving.http_api.asking import Form, PartedAnswer
+from llama_adapter.app.serving.http_api.chat import chat_form
+from llama_adapter.app.serving.http_api.completions import completions_form
+from llama_adapter.app.serving.http_api.conversation import ChatQuestion
 from llama_adapter.app.serving.http_api.errors import ApiError
-from llama_adapter.app.serving.http_api.schemas import (
-    MAX_PROPERTIES,
-    ChatRequest,
-    CompletionRequest,
-    ResponsesRequest,
-    with_task_fields,
-)
+from llama_adapter.app.serving.http_api.responses import responses_form
+from llama_adapter.app.serving.http_api.schemas import MAX_PROPERTIES
 from llama_adapter.app.serving.http_api.structured import combined, read_schema
+from llama_adapter.app.serving.online.request_handle import RequestHandle
 from llama_adapter.app.serving.online.service import Service
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from tests.app.serving.http_api.live import answer
@@ -34,11 +34,16 @@ from tests.app.serving.http_api.requests import RED_STAR, chat, data_uri, image,
 COLOUR = {"enum": ["red", "blue"], "type": "string", "description": "What color is it?", "title": "Colour"}
 STAR = {"type": "boolean", "description": "Is it a star?"}
 CAPTION = {"type": "string"}
+CHAT, COMPLETIONS, RESPONSES = chat_form(), completions_form(), responses_form()
 
 
 def asked(properties: dict[str, Any], *texts: str, **parameters: Any) -> list[Question]:
     body = chat(user(image(), *texts), response_format=json_schema(properties), **parameters)
-    return list(understand(with_task_fields(ChatRequest).model_validate(body)).questions)
+    return list(understood(CHAT, body).questions)
+
+
+def understood(form: Form[Any], body: dict[str, Any]) -> ChatQuestion:
+    return form.understand(form.request.model_validate(body))
 
 
 def test_a_property_alone_is_asked_by_the_request_s_text() -> None:
@@ -94,11 +99,14 @@ def test_probabilities_are_those_of_the_json_values() -> None:
     assert combined(read_schema(STAR, place="s"), answers[1:]).choice == {"true": 0.5, "false": 0.5}
 
 
-def test_the_first_failure_is_the_answer_s() -> None:
+def test_the_first_failure_is_the_answer_and_cancels_the_other_requests() -> None:
     properties = read_schema({"properties": {"colour": COLOUR, "star": STAR}}, place="s")
     failed = answer("", error=AnswerError(code="deadline", message="Too late."))
+    handles = [RequestHandle(number, cancel=lambda handle: None) for number in range(2)]
+    handles[0].deliver(failed)
 
-    assert combined(properties, [answer("red"), failed]) is failed
+    assert asyncio.run(PartedAnswer(handles, properties).answer()) is failed
+    assert handles[1].is_cancelled
 
 
 @pytest.mark.parametrize(
@@ -139,7 +147,6 @@ def test_other_schemas_are_refused_by_the_place_that_is_not_supported(schema: di
 
 NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 ANY = {"type": "object"}
-RESPONSES, COMPLETIONS = with_task_fields(ResponsesRequest), CompletionRequest
 
 
 @pytest.mark.parametrize(
@@ -160,12 +167,12 @@ RESPONSES, COMPLETIONS = with_task_fields(ResponsesRequest), CompletionRequest
     ],
 )
 def test_what_separate_questions_cannot_answer_guides_the_whole_answer(parameters: Any, wanted: dict[str, Any]) -> None:
-    asked = [understand(with_task_fields(ChatRequest).model_validate(chat(**parameters)))]
-    asked.append(completions.understand(COMPLETIONS.model_validate({"model": "m", "prompt": "p", **parameters})))
+    asked = [understood(CHAT, chat(**parameters))]
+    asked.append(understood(COMPLETIONS, {"model": "m", "prompt": "p", **parameters}))
     formats = {"json_schema": lambda own: {"type": "json_schema", **own["json_schema"]}, "json_object": lambda own: own}
     given = parameters.get("response_format")
     others = parameters if given is None else {"text": {"format": formats[given["type"]](given)}}
-    asked.append(responses.understand(RESPONSES.model_validate({"model": "m", "input": "p", **others})))
+    asked.append(understood(RESPONSES, {"model": "m", "input": "p", **others}))
 
     for one in asked:
         assert one.properties == ()
@@ -193,7 +200,7 @@ def test_without_the_package_only_separate_questions_answer(monkeypatch: pytest.
 )
 def test_forms_that_are_no_form_are_refused(parameters: dict[str, Any], param: str | None) -> None:
     with pytest.raises(ApiError) as caught:
-        understand(with_task_fields(ChatRequest).model_validate(chat(**parameters)))
+        understood(CHAT, chat(**parameters))
 
     assert (caught.value.code, caught.value.param) == ("invalid_value", param)
 

@@ -22,7 +22,7 @@ from tests.app.picture_models import Reference, pictures, save
 from tests.app.serving.online.waiting import started
 
 QUESTIONS = ("What is it?", "Is it red or blue, and how many are there in all?", "a")
-TOKENS, THREADS, ROUNDS = 12, 8, 5
+TOKENS, THREADS, ROUNDS = 12, 8, 3
 ROOM = 400  # places: fewer than the six pictures need
 CHOICES = ("red", "blue")
 
@@ -54,23 +54,32 @@ def test_questions_of_several_threads_are_answered_behind_kept_pictures(
     folder = save(tmp_path, "smolvlm")
     reference, images = Reference(folder, "smolvlm"), pictures(6)
     files = [encoded(image) for image in images]
-    cases = list(itertools.product(range(6), QUESTIONS))
+    cases = [((number,), question) for number, question in itertools.product(range(6), QUESTIONS)]
+    cases += [(numbers, QUESTIONS[0]) for numbers in ((), (0, 1), (1, 0))]
     expected = {
-        (number, question): reference.answer([images[number]], question, max_new_tokens=TOKENS)
-        for number, question in cases
+        (numbers, question): reference.answer([images[number] for number in numbers], question, max_new_tokens=TOKENS)
+        for numbers, question in cases
     }
 
     def load() -> Captioner:
         return Captioner.load(folder, batch_size=4, device="cpu", dtype="float32", context=ROOM)
 
-    def asked(service: Service, thread: int, found: list[tuple[tuple[int, str], Answer]]) -> None:
-        for number, question in cases[thread::3] * ROUNDS:
+    def asked(service: Service, thread: int, found: list[tuple[tuple[tuple[int, ...], str], Answer]]) -> None:
+        for numbers, question in cases[thread::3] * ROUNDS:
+            first, *others = (files[number] for number in numbers) if numbers else (None,)
             sampling = SamplingParams(max_new_tokens=TOKENS)
-            ask = Ask(picture=files[number], prompt=question, sampling=sampling, client=str(thread))
-            found.append(((number, question), service.submit(ask).result()))
+            ask = Ask(
+                picture=first,
+                others=tuple(filter(None, others)),
+                prompt=question,
+                sampling=sampling,
+                client=str(thread),
+            )
+            found.append(((numbers, question), service.submit(ask).result()))
 
-    found: list[tuple[tuple[int, str], Answer]] = []
-    with started(Service(load, limits=ServiceLimits(max_waiting=1000))) as service:
+    found: list[tuple[tuple[tuple[int, ...], str], Answer]] = []
+    # A small cache of encoded pictures, so that some are encoded again.
+    with started(Service(load, limits=ServiceLimits(max_waiting=1000, encoded_bytes=20_000))) as service:
         threads = [threading.Thread(target=asked, args=(service, n % 3, found)) for n in range(THREADS)]
         for thread in threads:
             thread.start()
@@ -83,6 +92,7 @@ def test_questions_of_several_threads_are_answered_behind_kept_pictures(
         assert answer.error is None
         assert list(answer.token_ids) == expected[case]
     assert known > len(found) / 3
+    assert {answer.is_reused for _, answer in found} == {True, False}
     assert 0 < kept <= ROOM
     for first, second in zip(chosen[::2], chosen[1::2], strict=True):
         assert scores(first) == pytest.approx(scores(second), abs=1e-4)

@@ -108,15 +108,13 @@ def test_a_slow_picture_leaves_its_place_to_others(pool: Pool) -> None:
     wait_for(lambda: "good" in pool.delivered)
 
     assert "slow 1" not in pool.delivered
-    assert (pool.pool.status().num_reading, pool.pool.status().num_slow) == (1, 1)
+    assert pool.pool.counts() == (1, 1)
     pool.reader.let_go("slow 1")
     wait_for(lambda: "slow 1" in pool.delivered)
     assert pool.reader.begun == ["slow 1", "good"]
 
 
-def test_full_slow_lane_postpones_slow_pictures(
-    pool: Pool,
-) -> None:
+def test_full_slow_lane_postpones_slow_pictures(pool: Pool) -> None:
     pool.submit("slow 1")
     wait_for(lambda: pool.reader.spent == ["slow 1"])
     pool.submit("slow 2")
@@ -135,7 +133,7 @@ def test_full_slow_lane_postpones_slow_pictures(
 def test_slow_picture_keeps_its_place_while_nobody_waits(pool: Pool) -> None:
     for name in ("slow 1", "slow 2"):
         pool.submit(name)
-    wait_for(lambda: pool.pool.status().num_slow == 2)  # the second slow one hangs
+    wait_for(lambda: pool.pool.counts()[1] == 2)  # the second slow one hangs
 
     pool.reader.let_go("slow 2")
     wait_for(lambda: "slow 2" in pool.delivered)
@@ -162,7 +160,7 @@ def test_cancelled_picture_frees_its_place(pool: Pool) -> None:
     wait_for(lambda: pool.delivered)
 
     assert isinstance(pool.delivered["slow 1"], ReadingDroppedError)
-    assert pool.pool.status().num_reading == 0
+    assert pool.pool.counts()[0] == 0
 
 
 def test_a_picture_that_is_discarded_while_it_waits_is_not_read(pool: Pool) -> None:
@@ -191,7 +189,7 @@ def test_clients_take_turns(pool: Pool) -> None:
 def test_close_ends_hung_readings_and_drops_waiting_ones(pool: Pool) -> None:
     for number in range(4):
         pool.submit(f"slow {number}")
-    wait_for(lambda: pool.pool.status().num_reading == 2)
+    wait_for(lambda: pool.pool.counts()[0] == 2)
     threads = [thread for thread in threading.enumerate() if thread.name.startswith("read ")]
     pool.pool.close(timeout_s=WAIT_S)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -18,7 +19,7 @@ from llama_adapter.app.command_line import main as cli
 from llama_adapter.app.serving.online.service import Ask, RequestHandle, Service, ServiceLimits, UnavailableError
 from llama_adapter.app.serving.web.batch import BatchEvents, BatchSession
 from llama_adapter.app.serving.web.batch_run import BatchRun, ByteBudget, PictureFile, Result
-from llama_adapter.app.serving.web.run_history import RunHistory
+from llama_adapter.app.serving.web.run_history import RunFigures
 from llama_adapter.app.serving.web.runs import Run, Runs
 from llama_adapter.app.serving.web.throughput import IN_FLIGHT, measure
 from llama_adapter.app.serving.web.uploads import Upload, place_in_uploads, private_uploads
@@ -237,22 +238,21 @@ def test_figures_count_what_was_answered_and_note_requests_of_others(
 
 
 def test_measuring_gives_a_run_of_new_pictures_for_each_number_in_flight(service: Service) -> None:
-    history = RunHistory()
+    history = deque[RunFigures]()
 
     async def main() -> list[str]:
         told = measure(service, history, run=Run(), client="test", seconds_each=0.0)
         return [line async for line in told]
 
     told = asyncio.run(main())
-    runs = history.runs()
-    assert tuple(run.in_flight for run in runs) == IN_FLIGHT
-    assert all(run.num_pictures >= 2 * run.in_flight and not run.num_reused for run in runs)
-    assert all(run.stages_s["clip"] > 0 for run in runs)
+    assert tuple(run.in_flight for run in history) == IN_FLIGHT
+    assert all(run.num_pictures >= 2 * run.in_flight and not run.num_reused for run in history)
+    assert all(run.stages_s["clip"] > 0 for run in history)
     assert any(line.startswith("16 in flight: ") for line in told)
 
 
 def test_a_measurement_that_is_stopped_measures_no_more(service: Service) -> None:
-    history, run = RunHistory(), Run()
+    history, run = deque[RunFigures](), Run()
 
     async def main() -> None:
         async for line in measure(service, history, run=run, client="test", seconds_each=0.0):
@@ -260,7 +260,7 @@ def test_a_measurement_that_is_stopped_measures_no_more(service: Service) -> Non
                 run.stop()
 
     asyncio.run(main())
-    assert [figures.in_flight for figures in history.runs()] in ([], [1])
+    assert [figures.in_flight for figures in history] in ([], [1])
     assert service.wait_until_idle(60)
 
 

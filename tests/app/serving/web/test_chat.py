@@ -100,6 +100,8 @@ def test_without_a_picture_nothing_about_one_is_suggested_or_asked(service: Stub
     assert last_of(events.ask_suggested(REQUEST, first, session, "", True, *SETTINGS)) == [gr.skip()] * 7
     assert "Write a question first." in ask(events, session, without=True, question=" ")[2]
     assert "“Without a picture”" in ask(events, session, without=False)[2]
+    refused = last_of(events.ask(REQUEST, session, "Red?", True, *SETTINGS[:4], "seven"))
+    assert "The seed must be a whole number" in refused[2]
     assert service.asks == []
     assert "la-chip" in events.switch(session, False)[3]
 
@@ -160,6 +162,20 @@ def test_a_question_whose_page_is_closed_is_asked_again_when_it_is_restored(pict
 
     assert ("red star" in log, "Stopped" in log, log.count("la-question")) == (True, False, 1)
     assert [asked.prompt for asked in service.asks] == ["Red?"] * 2
+
+
+def test_a_double_click_on_ask_asks_once() -> None:
+    events, session = events_of(Stub(lambda handle: None)), ChatSession()
+
+    async def ask_twice() -> list[list[Any]]:
+        first = events.ask(REQUEST, session, "Red?", True, *SETTINGS)
+        await anext(first)
+        again = [update async for update in events.ask(REQUEST, session, "Red?", True, *SETTINGS)]
+        await first.aclose()
+        return again
+
+    assert asyncio.run(ask_twice()) == [[gr.skip()] * 7]
+    assert len(session.turns) == 1
 
 
 def test_a_picture_chosen_while_a_text_is_answered_starts_a_new_chat(picture: PickedPicture) -> None:
@@ -223,9 +239,10 @@ def test_a_wrong_file_leaves_the_picture_and_its_questions(
     session.choose(picture)
     ask(events, session, without=False)
     event = chosen(*paths, refused=["`huge.zip` has 3,000 MB", 7, None])
-    html = asyncio.run(events.choose(session, event, REQUEST))[1]
+    _, html, *_, notice = asyncio.run(events.choose(session, event, REQUEST))
 
     assert session.picture is not None
+    assert notice == (gr.skip() if name == "star.jpg" else ""), "a new picture ends what was said before"
     assert (session.picture.name, len(session.turns)) == (name, int(name == "star.jpg"))
     assert f'data-taken="{"no" if name == "star.jpg" else "yes"}"' in html
     assert [text for text in (f"<bdi>{name}</bdi>", "<code>huge.zip</code> has", *told) if text not in html] == []
@@ -297,12 +314,20 @@ def test_the_page_of_a_llama_without_adapter_has_nothing_for_pictures(alone: Stu
     async def config() -> dict[str, Any]:  # runs in an event loop; otherwise Gradio opens one and never closes it
         return build_page(alone, samples=[STAR]).get_config_file()  # type: ignore[arg-type, return-value]
 
-    components = asyncio.run(config())["components"]
+    page = asyncio.run(config())
+    components = page["components"]
     (without,) = (one["props"] for one in components if one["props"].get("elem_id") == "chat-without")
     sides = [one["props"] for one in components if "la-side" in (one["props"].get("elem_classes") or ())]
 
     assert [one["props"]["label"] for one in components if one["type"] == "tabitem"] == ["Chat", "About"]
     assert (without["value"], without["interactive"]) == (True, False)
     assert [side["visible"] for side in sides] == [False, False], "the picture and the samples"
+    labels = {one["id"]: one["props"].get("label") for one in components}
+    ask = next(one["id"] for one in components if one["props"].get("elem_id") == "chat-ask")
+    asked = next(one for one in page["dependencies"] if (ask, "click") in map(tuple, one["targets"]))
+    assert [labels[number] for number in asked["inputs"]][3:] == [  # the arguments of `sampling_of`
+        *("Maximum tokens", "Temperature", "Top p", "Top k", "Seed"),
+        *("Min p", "Presence penalty", "Frequency penalty"),
+    ]
     assert "picture" not in head(alone)  # type: ignore[arg-type]
     assert "sees no pictures" in about(alone)  # type: ignore[arg-type]

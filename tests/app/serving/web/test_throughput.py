@@ -8,13 +8,7 @@ import pytest
 
 from llama_adapter.app.captioning.stage_clock import STAGES
 from llama_adapter.app.models.resources import sample_pictures
-from llama_adapter.app.serving.web.run_history import (
-    Circumstances,
-    RunFigures,
-    RunHistory,
-    stage_differences,
-    to_compare,
-)
+from llama_adapter.app.serving.web.run_history import Circumstances, RunFigures, stage_differences, to_compare
 from llama_adapter.app.serving.web.throughput import fresh_files, report, sentence_of
 from llama_adapter.vision.image import load_picture
 
@@ -75,16 +69,12 @@ def test_the_newest_run_of_each_number_is_compared_and_repeated_pictures_stand_a
     assert to_compare(runs) == [runs[1], runs[2], runs[3]]
 
 
-def test_the_history_keeps_the_newest_runs_and_is_json_with_the_derived_figures() -> None:
-    history = RunHistory(max_runs=2)
-    for number in (1, 2, 3):
-        history.add(replace(RUN, in_flight=number))
-    runs = json.loads(json.dumps(history.to_dict(), allow_nan=False))["runs"]
+def test_a_run_is_json_with_the_derived_figures() -> None:
+    run = json.loads(json.dumps(RUN.to_dict(), allow_nan=False))
 
-    assert [run["in_flight"] for run in runs] == [run.in_flight for run in history.runs()] == [2, 3]
-    assert runs[0]["pictures_per_s"] == 25.0
-    assert runs[0]["stage_ms_per_picture"]["clip"] == pytest.approx(20.0)
-    assert runs[0]["circumstances"]["threads"] == 2
+    assert run["pictures_per_s"] == 25.0
+    assert run["stage_ms_per_picture"]["clip"] == pytest.approx(20.0)
+    assert run["circumstances"]["threads"] == 2
 
 
 def test_the_table_says_all_that_the_bars_do() -> None:
