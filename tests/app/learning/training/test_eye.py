@@ -189,7 +189,7 @@ def test_augmentation_depends_on_the_generator_and_keeps_a_plain_picture_plain()
 def test_muon_updates_as_torchs_does(shape: tuple[int, int]) -> None:
     random = torch.Generator().manual_seed(0)
     weights = [torch.nn.Parameter(torch.ones(shape)) for _ in range(2)]
-    ours = Muon({"weight": weights[0]}, weight_decay=0.01)
+    ours = Muon(weights[:1], weight_decay=0.01)
     ours.param_groups[0]["lr"] = 0.1
     theirs = torch.optim.Muon(weights[1:], lr=0.1, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
     for _ in range(3):
