@@ -113,7 +113,7 @@ class EncodedCache:
             raise CacheError(
                 f"The encodings of {count:,} pictures take {needed / 1e9:.1f} GB, and `{self._folder}` has "
                 f"{free / 1e9:.1f} GB free",
-                hint="name a folder on another disk with --cache, or make room",
+                hint="name a folder on another disk with --encoded, or make room",
             )
 
     def _keep(self, digest: str, tensor: Tensor) -> None:

@@ -114,7 +114,7 @@ def test_a_damaged_encoding_is_encoded_again(
 def test_a_full_disk_is_known_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 10_000}))
     open_cache(tmp_path).require_room(2)
-    with pytest.raises(CacheError, match=r"1,000 pictures take 0.0 GB.* --cache|1,000 pictures take"):
+    with pytest.raises(CacheError, match=r"1,000 pictures take 0\.0 GB"):
         open_cache(tmp_path).require_room(1000)
 
 
