@@ -58,7 +58,7 @@ class TrainableDecoder(nn.Module):
         row for all rows.
         """
         layout = layout_of(tokens_BS, labels_BS)
-        hidden_LD = self._hidden(tokens_BS, visual_query_BQD, layout=layout, kept=layout.labelled_L)
+        hidden_LD = self.hidden(tokens_BS, visual_query_BQD, layout=layout)
         head, cap = self.decoder.head.weight, self.decoder.config.logit_cap
         if isinstance(head, Tensor) and head.requires_grad:
             logits_LV = capped(F.linear(hidden_LD, head.to(hidden_LD.dtype)).float(), cap)
@@ -68,13 +68,8 @@ class TrainableDecoder(nn.Module):
         loss_B = torch.zeros(len(tokens_BS), device=loss_L.device).index_add(0, layout.row_L, loss_L)
         return loss_B.sum(), loss_B
 
-    def logits(self, tokens_BS: Tensor, visual_query_BQD: Tensor) -> Tensor:
-        """Float32 logits (B, S, V) of all positions."""
-        hidden_TD = self._hidden(tokens_BS, visual_query_BQD, layout=layout_of(tokens_BS, None), kept=None)
-        return self.decoder.logits(hidden_TD.to(self.decoder.head.weight.dtype)).view(*tokens_BS.shape, -1)
-
-    def _hidden(self, tokens_BS: Tensor, visual_query_BQD: Tensor, *, layout: Layout, kept: Tensor | None) -> Tensor:
-        """Final hidden states, after the last norm, of the packed tokens `kept`, or of all if it is None."""
+    def hidden(self, tokens_BS: Tensor, visual_query_BQD: Tensor, *, layout: Layout) -> Tensor:
+        """Final hidden states, after the last norm, of the tokens whose next token has a label, (L, D)."""
         decoder = self.decoder
         prefix = self._prefix(visual_query_BQD, num_rows=len(tokens_BS))
         rotaries = [[part[layout.place_T][:, None] for part in table.buffers()] for table in decoder.rotaries]
@@ -87,7 +82,7 @@ class TrainableDecoder(nn.Module):
                 layout,
                 rotary=None if table is None else (rotaries[table][0], rotaries[table][1]),
                 window=decoder.layer_windows[index],
-                kept=kept if is_last else None,
+                kept=layout.labelled_L if is_last else None,
                 attend=self.attend,
             )
             arguments = (x_TD, prefix.k[j], prefix.v[j]) if j >= 0 else (x_TD,)

@@ -39,26 +39,18 @@ class Layout:
         return padded.flatten(0, 1).index_select(0, self.from_padded_T)
 
 
-def layout_of(tokens_BS: Tensor, labels_BS: Tensor | None) -> Layout:
-    """The layout of rows that begin at their first column.
-
-    A row ends at its last position that predicts a counted label. Without labels, all positions are kept.
-    """
-    num_rows, length = tokens_BS.shape
-    if labels_BS is None:
-        labels_BS = torch.full_like(tokens_BS, IGNORED)
-        is_kept_BS = torch.ones_like(tokens_BS, dtype=torch.bool)
-    else:
-        columns_S = torch.arange(length, device=labels_BS.device)
-        last_B1 = (columns_S * (labels_BS != IGNORED)).amax(1, keepdim=True)
-        is_kept_BS = columns_S < last_B1.clamp(min=1)
-        longest = int(last_B1.amax().clamp(min=1))
-        labels_BS, is_kept_BS, length = labels_BS[:, : longest + 1], is_kept_BS[:, :longest], longest
+def layout_of(tokens_BS: Tensor, labels_BS: Tensor) -> Layout:
+    """The layout of rows that begin at their first column. A row ends at its last position that predicts a label."""
+    columns_S = torch.arange(tokens_BS.shape[1], device=labels_BS.device)
+    last_B1 = (columns_S * (labels_BS != IGNORED)).amax(1, keepdim=True)
+    is_kept_BS = columns_S < last_B1.clamp(min=1)
+    length = int(last_B1.amax().clamp(min=1))
+    labels_BS, is_kept_BS = labels_BS[:, : length + 1], is_kept_BS[:, :length]
     number_BS = is_kept_BS.flatten().cumsum(0).sub_(1).view_as(is_kept_BS)
     targets_BS = labels_BS[:, 1:]
     row_L, column_L = (targets_BS != IGNORED).nonzero(as_tuple=True)
     return Layout(
-        num_rows=num_rows,
+        num_rows=len(tokens_BS),
         length=length,
         from_padded_T=is_kept_BS.flatten().nonzero().squeeze(1),
         to_padded=number_BS.where(is_kept_BS, 0).flatten(),

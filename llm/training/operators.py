@@ -165,23 +165,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return turned
 
 
-def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    normed: Tensor = _RmsNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
-    return normed
-
-
-def _swiglu(gate_up: Tensor) -> Tensor:
-    activated: Tensor = _SwiGlu.apply(gate_up)  # type: ignore[no-untyped-call]
-    return activated
-
-
-def _geglu(gate_up: Tensor) -> Tensor:
-    activated: Tensor = _GeGlu.apply(gate_up)  # type: ignore[no-untyped-call]
-    return activated
-
-
 # Attention of packed rows is in `attention.py`.
-TRAINING: Operators = dataclasses.replace(ATEN, name="training", rms_norm=_rms_norm, swiglu=_swiglu, geglu=_geglu)
+TRAINING: Operators = dataclasses.replace(
+    ATEN, name="training", rms_norm=_RmsNorm.apply, swiglu=_SwiGlu.apply, geglu=_GeGlu.apply
+)
 
 
 _MOST_LOGITS = 1 << 24  # in memory at once: 64 MiB in float32

@@ -1,6 +1,6 @@
 """The decoder in training on torch's meta device, without values, to count its memory and its work."""
 
-# A adapter layers, Q queries, N heads, D model width, P parts, R rank, B rows, S tokens, H head size
+# N heads, G heads of keys and values, B rows, S tokens, P positions, H head size
 
 import dataclasses
 from collections.abc import Collection
@@ -11,14 +11,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from llama_adapter.llm.config import DecoderConfig
-from llama_adapter.llm.model.llama import LlamaAdapterDecoder
-from llama_adapter.llm.training.adapter import TrainableAdapter
 from llama_adapter.llm.training.attention import attend_in_parts
-from llama_adapter.llm.training.build import Kind, kind_of
+from llama_adapter.llm.training.build import Kind, build_decoder
 from llama_adapter.llm.training.decoder import TrainableDecoder
 from llama_adapter.llm.training.frozen import fits, packed_bytes
 from llama_adapter.llm.training.linear import AdaptedLinear
-from llama_adapter.llm.weights.names import BIASED, PARTS, part_rows
+from llama_adapter.llm.weights.adapter import AdapterFile
+from llama_adapter.llm.weights.names import LlamaSource, SplitTensor, llama_shapes
 
 _META = torch.device("meta")
 
@@ -28,62 +27,25 @@ def sketch_decoder(
 ) -> TrainableDecoder:
     """As `build_decoder` for a LLaMA and a new adapter with pictures, for a type of device such as `cuda`."""
     plain = dataclasses.replace(config, separate_adapter_kv=False)
+    llama = dataclasses.replace(plain, num_adapter_layers=0, num_queries=0)
     with _META:
-        decoder = LlamaAdapterDecoder(plain)
-    for layer in decoder.layers:
-        for path in PARTS:
-            parent, _, own = path.rpartition(".")
-            weight = layer.get_submodule(path).weight
-            assert isinstance(weight, Tensor)
-            setattr(
-                layer.get_submodule(parent),
-                own,
-                _adapted(weight.shape, path, plain, trained=trained, rank=lora_rank, dtype=dtype),
-            )
-    head = decoder.head.weight
-    assert isinstance(head, Tensor)
-    sketched = AdaptedLinear(torch.empty(head.shape, dtype=dtype, device=_META))
-    decoder.register_module("head", sketched)
-    has_lora = "LoRA factors" in trained
-    num_layers = config.num_adapter_layers
-    decoder.adapter = TrainableAdapter(
-        plain,
-        queries_AQD=torch.empty(num_layers, config.num_queries, config.dim, device=_META),
-        gate_AG=torch.empty(num_layers, config.num_heads, device=_META),
-        new_gate_A=torch.empty(num_layers, device=_META) if has_lora else None,
-        has_tanh=True,
-    )
-    for name, parameter in decoder.named_parameters():
-        is_trained = kind_of(name) in trained
-        if parameter.dtype != dtype and not is_trained and "adapter." not in name and kind_of(name) != "biases":
-            module, _, own = name.rpartition(".")
-            frozen = nn.Parameter(parameter.to(dtype), requires_grad=False)
-            setattr(decoder.get_submodule(module), own, frozen)
-        else:
-            parameter.requires_grad_(is_trained)
-    decoder = decoder.to(_META)
-    found = TrainableDecoder(decoder)
+        tensors = {name: SplitTensor((torch.empty(shape, dtype=dtype),)) for name, shape in llama_shapes(llama).items()}
+        queries = torch.empty(config.num_adapter_layers * config.num_queries, config.dim)
+        gates = {f"layers.{layer}.attention.gate": torch.empty(config.num_heads) for layer in range(config.num_layers)}
+        found = build_decoder(
+            plain,
+            source=LlamaSource(name="LLaMA", config=llama, half_split=True, tensors=tensors, files=()),
+            adapter=AdapterFile(
+                name="adapter", queries=queries, visual={"queries": queries}, llama=gates, clip={}, declares={}
+            ),
+            trained=trained,
+            lora_rank=lora_rank,
+            dtype=dtype,
+            device=_META,
+            seed=0,
+        )
     found.attend = attend_in_parts if device_type == "cpu" or config.score_cap else attend_fused
     return found
-
-
-def _adapted(
-    shape: torch.Size,
-    path: str,
-    config: DecoderConfig,
-    *,
-    trained: Collection[Kind],
-    rank: int,
-    dtype: torch.dtype,
-) -> AdaptedLinear:
-    outputs, inputs = shape
-    rows = part_rows(path, config)
-    num_biased = sum(name in BIASED for name in PARTS[path])
-    bias = torch.empty(sum(rows[:num_biased]), device=_META) if "biases" in trained else None
-    lora = None
-    if "LoRA factors" in trained:
-        lora = torch.empty(len(rows) * rank, inputs, device=_META), torch.empty(outputs, rank, device=_META)
-    return AdaptedLinear(torch.empty(shape, dtype=dtype, device=_META), rows=rows, bias=bias, lora=lora)
 
 
 def frozen_weights(decoder: nn.Module) -> list[Tensor]:

@@ -47,11 +47,7 @@ class Optimizers:
         others = [weight for name, weight in named if not is_hidden(name, weight)]
         self._optimizers: tuple[torch.optim.Optimizer, ...] = (
             torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.01),
-            Muon(
-                {f"{number}": weight for number, (name, weight) in enumerate(named) if is_hidden(name, weight)},
-                weight_decay=0.01,
-                dtype=fast_type(),
-            ),
+            Muon((weight for name, weight in named if is_hidden(name, weight)), weight_decay=0.01, dtype=fast_type()),
         )
         self._weights = [weight for _, weight in named]
         self._rates = (lr, 2 * lr)

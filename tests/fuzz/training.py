@@ -11,7 +11,7 @@ from llama_adapter.app.learning.training.cache import EncodedCache
 from llama_adapter.app.learning.training.checkpoint import (
     LoopState,
     TrainingError,
-    check_resumable,
+    check_tensors,
     read_checkpoint,
     weight_shapes,
     weights_of,
@@ -46,7 +46,7 @@ def checkpoint(data: bytes) -> str:
     weights, moments = weight_shapes(parameters), optimiser.shapes()
     try:
         tensors, state = read_checkpoint(path)
-        check_resumable(tensors, state, weights=weights, moments=moments, path=path)
+        check_tensors(tensors, weights | (moments if state.step > len(state.skipped) else {}), path=path)
     except CheckpointError as error:
         return refused(error)
     with torch.no_grad():

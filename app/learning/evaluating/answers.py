@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from llama_adapter.app.captioning.captioner import Answer, Captioner, WorkItem, WorkQuestion
 from llama_adapter.app.captioning.tasks.question import Question
 from llama_adapter.app.jobs.records.record import recorded_choice
-from llama_adapter.app.learning.evaluating.outcomes import Reply, by_picture, outcome_of, question_of
+from llama_adapter.app.learning.evaluating.outcomes import by_picture, outcome_of, question_of
 from llama_adapter.app.learning.labelled.example import Example
 from llama_adapter.app.learning.scores.outcome import Outcome
 from llama_adapter.app.pictures.reading.reader import PictureReading
@@ -34,9 +34,9 @@ def ask_examples(captioner: Captioner, examples: Sequence[Example], *, sampling:
         if not isinstance(event, Answer):
             continue
         code = None if event.error is None else event.error.code
-        reply = Reply(text=event.text, choice=recorded_choice(event), error=code)
         shown = asked[event.index].shown(captioner.info.default_prompt)
-        outcome = outcome_of(examples[event.index], reply, shown=shown)
+        choice = recorded_choice(event)
+        outcome = outcome_of(examples[event.index], event.text, choice=choice, error=code, shown=shown)
         if outcome is not None:
             found[event.index] = outcome
     return [found[index] for index in sorted(found)]

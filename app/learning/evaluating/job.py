@@ -17,7 +17,6 @@ from llama_adapter.app.learning.evaluating.comparing import OUTCOMES, check_agai
 from llama_adapter.app.learning.evaluating.data import ALL_SPLITS, DataSettings, EvaluationData, read_data
 from llama_adapter.app.learning.evaluating.outcomes import (
     MODEL_ERRORS,
-    Reply,
     SavedOutcomes,
     by_picture,
     outcome_of,
@@ -206,8 +205,8 @@ def _answered(
                 found.unreadable[example.item.label] = "it changed after the data were checked"
                 continue
             error = record["error"]
-            reply = Reply(text=record["text"], choice=record["choice"], error=error and error["code"])
-            outcome = outcome_of(example, reply, shown=record["prompt"])
+            code, choice = error and error["code"], record["choice"]
+            outcome = outcome_of(example, record["text"], choice=choice, error=code, shown=record["prompt"])
             if outcome is not None:
                 outcomes[index] = outcome
             elif error is not None:

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Final, cast, get_args
 
 from llama_adapter.app.captioning.tasks.choose import choosing
@@ -13,36 +13,39 @@ from llama_adapter.app.learning.labelled.example import Example
 from llama_adapter.app.learning.scores.outcome import Outcome, Task
 from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.json_object import check_fields
 from llama_adapter.runtime.text import shown_excerpt, shown_name
 
 OUTCOMES_FORMAT: Final = "llama-adapter-outcomes"
 OUTCOMES_VERSION: Final = 1
 
+_LISTS: Final = ("references", "choices", "probabilities")
+_FIELDS: Final[Mapping[str, type | tuple[type, ...]]] = {
+    **dict.fromkeys(("picture", "question", "answer", "part", "digest"), str),
+    **{"references": list, "choices": (list, type(None)), "probabilities": (list, type(None))},
+}
+
 # Codes of errors of the model: it cannot answer the question, which counts as a wrong answer.
 MODEL_ERRORS: Final = frozenset(("not_finite", "prompt"))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Reply:
-    """A model's answer to an example."""
+def outcome_of(
+    example: Example, text: str, *, choice: Mapping[str, float | None] | None, error: str | None, shown: str
+) -> Outcome | None:
+    """The outcome of an example whose answer is `text`; None if its picture could not be read.
 
-    text: str
-    choice: Mapping[str, float | None] | None  # probability of each choice; None if it is not finite
-    error: str | None  # code of the error, if there is one
-
-
-def outcome_of(example: Example, reply: Reply, *, shown: str) -> Outcome | None:
-    """The outcome of an example; None if its picture could not be read. `shown` is the question as it was asked."""
-    if reply.error is not None and reply.error not in MODEL_ERRORS:
+    `choice` has the probability of each choice, or None if it is not finite. `error` is the code of the error, if there
+    is one. `shown` is the question as it was asked.
+    """
+    if error is not None and error not in MODEL_ERRORS:
         return None
-    choice = None if reply.error is not None or reply.choice is None else reply.choice
     probabilities = None
-    if choice is not None and example.choices is not None and None not in choice.values():
+    if error is None and choice is not None and example.choices is not None and None not in choice.values():
         probabilities = tuple(cast(float, choice[name]) for name in example.choices)
     return Outcome(
         picture="" if example.item.source is None else example.item.label,
         question=shown,
-        answer=reply.text if reply.error is None else "",
+        answer=text if error is None else "",
         references=example.answers,
         choices=example.choices,
         probabilities=probabilities,
@@ -82,7 +85,7 @@ def read_outcomes(path: str | os.PathLike[str]) -> SavedOutcomes:
             for text in file:
                 line += 1
                 outcomes.append(_outcome(json.loads(text)))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, UsageError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError, UsageError) as error:
         raise UsageError(
             f"Wanted the outcomes of an evaluation ({OUTCOMES_FORMAT}, version {OUTCOMES_VERSION}) in "
             f"`{shown_name(path)}`, got something else in line {line} ({shown_excerpt(str(error))})",
@@ -91,23 +94,13 @@ def read_outcomes(path: str | os.PathLike[str]) -> SavedOutcomes:
     return SavedOutcomes(model=model, task=task, outcomes=tuple(outcomes))
 
 
-def _outcome(values: dict[str, Any]) -> Outcome:
-    """The outcome of a line. Raises ValueError, KeyError, TypeError, AttributeError or UsageError if it is invalid."""
-    texts = ("picture", "question", "answer", "part", "digest")
-    lists = {name: values[name] for name in ("references", "choices")}
-    probabilities = values["probabilities"]
-    if values.keys() != {field.name for field in fields(Outcome)}:
-        raise ValueError(f"fields {', '.join(values)}")
-    if not all(isinstance(values[name], str) for name in texts):
-        raise ValueError("a text that is none")
-    if not all(isinstance(text, str) for one in lists.values() for text in one or ()):
+def _outcome(values: Any) -> Outcome:
+    """The outcome of a line. Raises ValueError, TypeError or UsageError if it is invalid."""
+    check_fields(values, _FIELDS, what="an outcome")
+    lists = {name: None if values[name] is None else tuple(values[name]) for name in _LISTS}
+    if not all(isinstance(text, str) for name in ("references", "choices") for text in lists[name] or ()):
         raise ValueError("a list with values that are not texts")
-    return Outcome(
-        **{name: values[name] for name in texts},
-        references=tuple(lists["references"]),
-        choices=None if lists["choices"] is None else tuple(lists["choices"]),
-        probabilities=None if probabilities is None else tuple(map(float, probabilities)),
-    )
+    return Outcome(**values | lists)
 
 
 def question_of(example: Example, *, question: str | None, input: str | None = None) -> Question:

@@ -18,13 +18,6 @@ Floats = NDArray[np.floating]
 LEAST_CERTAIN: Final = 0.25  # share of the pictures among which the most different ones are searched
 
 
-def margins(probabilities_BC: Floats) -> Floats:
-    """The difference between the two largest probabilities of each picture (B,): 0 is uncertain, 1 is certain."""
-    second_B, first_B = np.partition(probabilities_BC, -2, axis=1)[:, -2:].T
-    margins_B: Floats = first_B - second_B
-    return margins_B
-
-
 def next_to_label(
     probabilities_BC: Floats, features_BD: Floats, known_KD: Floats, *, count: int, share: float = LEAST_CERTAIN
 ) -> list[int]:
@@ -42,7 +35,8 @@ def next_to_label(
     num_pictures = len(probabilities_BC)
     if num_pictures == 0:
         return []
-    least_P = np.argsort(margins(probabilities_BC), kind="stable")[: max(count, math.ceil(share * num_pictures))]
+    second_B, first_B = np.partition(probabilities_BC, -2, axis=1)[:, -2:].T
+    least_P = np.argsort(first_B - second_B, kind="stable")[: max(count, math.ceil(share * num_pictures))]
     features_PD = features_BD[least_P]
     nearest_P = np.full(len(least_P), np.inf)
     if len(known_KD):

@@ -32,16 +32,6 @@ _CLITIC: Final = re.compile(r"(n't|'(?:s|m|d|re|ve|ll))\b")
 _WORD: Final = re.compile(r"n't\b|'(?:s|m|d|re|ve|ll)\b|\w+(?:[-./]\w+)*")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BleuCounts:
-    """The counts of each caption that corpus BLEU sums."""
-
-    matches_NK: Floats  # n-grams of the caption that a reference has, clipped
-    totals_NK: Floats  # n-grams of the caption
-    length_N: Floats  # tokens of the caption
-    closest_N: Floats  # tokens of the reference with the closest length; of two, the shorter one
-
-
 def tokens_of(text: str) -> Tokens:
     """Words in lower case, without punctuation. Contractions are split as in the Penn Treebank."""
     text = _CLITIC.sub(r" \1", text.lower().replace("’", "'"))
@@ -53,29 +43,45 @@ def ngrams(tokens: Tokens, order: int) -> Counter[Ngram]:
     return Counter(tokens[start : start + order] for start in range(len(tokens) - order + 1))
 
 
-def bleu_counts(captions: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> BleuCounts:
-    """The counts of each caption, compared with its references."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CaptionScores:
+    """The counts that corpus BLEU sums, and the scores of each caption."""
+
+    matches_NK: Floats  # n-grams of the caption that a reference has, clipped
+    totals_NK: Floats  # n-grams of the caption
+    length_N: Floats  # tokens of the caption
+    closest_N: Floats  # tokens of the reference with the closest length; of two, the shorter one
+    rouge_N: Floats
+    cider_N: Floats
+
+
+def caption_scores(outcomes: Sequence[Outcome]) -> CaptionScores:
+    """Counts and scores of each outcome's answer, compared with its references."""
+    captions = [tokens_of(one.answer) for one in outcomes]
+    references = [[tokens_of(text) for text in one.references] for one in outcomes]
     matches = np.zeros((len(captions), MAX_ORDER))
     totals = np.zeros((len(captions), MAX_ORDER))
     closest = np.zeros(len(captions))
     for index, (caption, right) in enumerate(zip(captions, references, strict=True)):
         closest[index] = min((abs(len(one) - len(caption)), len(one)) for one in right)[1]
-        for order in range(1, MAX_ORDER + 1):
+        for order in _ORDERS:
             most: Counter[Ngram] = Counter()
             for one in right:
                 most |= ngrams(one, order)
             own = ngrams(caption, order)
             matches[index, order - 1] = (own & most).total()
             totals[index, order - 1] = own.total()
-    return BleuCounts(
+    return CaptionScores(
         matches_NK=matches,
         totals_NK=totals,
         length_N=np.array([len(caption) for caption in captions], dtype=np.float64),
         closest_N=closest,
+        rouge_N=np.array([rouge_l(*pair) for pair in zip(captions, references, strict=True)], dtype=np.float64),
+        cider_N=cider_d(captions, references),
     )
 
 
-def bleu(counts: BleuCounts, chosen: Ints, *, order: int) -> float | None:
+def bleu(counts: CaptionScores, chosen: Ints, *, order: int) -> float | None:
     """Corpus BLEU of the `chosen` captions, with n-grams up to `order`, 0 to 1, unsmoothed; None without captions."""
     if not len(chosen):
         return None
@@ -125,29 +131,9 @@ def cider_d(captions: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) 
     return scores
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CaptionScores:
-    """The counts and scores from which the metrics of captions are computed."""
-
-    bleu: BleuCounts
-    rouge_N: Floats
-    cider_N: Floats
-
-
-def caption_scores(outcomes: Sequence[Outcome]) -> CaptionScores:
-    """Counts and scores of each outcome's answer, compared with its references."""
-    captions = [tokens_of(one.answer) for one in outcomes]
-    references = [[tokens_of(text) for text in one.references] for one in outcomes]
-    return CaptionScores(
-        bleu=bleu_counts(captions, references),
-        rouge_N=np.array([rouge_l(*pair) for pair in zip(captions, references, strict=True)], dtype=np.float64),
-        cider_N=cider_d(captions, references),
-    )
-
-
 def caption_figures(scores: CaptionScores, chosen: Ints) -> dict[str, float | None]:
     """Name -> metric for the `chosen` examples. CIDEr-D uses the weights that n-grams have in all examples."""
-    found = {f"BLEU-{order}": bleu(scores.bleu, chosen, order=order) for order in _ORDERS}
+    found = {f"BLEU-{order}": bleu(scores, chosen, order=order) for order in _ORDERS}
     return found | {"ROUGE-L": mean(scores.rouge_N[chosen]), "CIDEr-D": mean(scores.cider_N[chosen])}
 
 

@@ -28,10 +28,6 @@ class Draws:
     count: int = NUM_DRAWS
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        if self.count < 0:
-            raise ValueError(f"The number of draws must be at least 0, got {self.count}")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figure:

@@ -1,7 +1,7 @@
 """Reports of scores: JSON, Markdown, and an HTML page with the pictures of the worst answers. Writes no files."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -150,15 +150,15 @@ def _grid(title: str, what: str, rows: Mapping[str, Mapping[str, Figure]], *, no
         title=title,
         header=(what, *names, "n"),
         rows=tuple(
-            (row, *(_with_interval(name, own.get(name)) for name in names), _counted(_most(own.values())))
+            (
+                row,
+                *(_with_interval(name, own.get(name)) for name in names),
+                _counted(max(one.count for one in own.values())),
+            )
             for row, own in rows.items()
         ),
         note=note,
     )
-
-
-def _most(found: Iterable[Figure]) -> int:
-    return max((one.count for one in found), default=0)
 
 
 def _cells(name: str, figure: Figure, *, sign: str = "") -> tuple[str, str]:
@@ -249,12 +249,8 @@ def as_markdown(scores: Scores, comparison: Comparison | None = None) -> str:
     return rendered(_TEMPLATES / "report.md", texts=contents(scores, comparison), worst=worst) + "\n"
 
 
-def as_html(scores: Scores, comparison: Comparison | None = None, *, thumbnail: Thumbnail | None = None) -> str:
-    """A self-contained HTML page without scripts: metrics, and the worst answers with their pictures.
-
-    `thumbnail` gives the picture of an outcome. By default, the outcome's `picture` is opened as a file.
-    """
-    thumbnail = thumbnail or file_thumbnail
+def as_html(scores: Scores, comparison: Comparison | None = None, *, thumbnail: Thumbnail) -> str:
+    """A self-contained HTML page without scripts: metrics, and the worst answers with the pictures of `thumbnail`."""
     worst = [(one, _address(thumbnail(one.outcome)), one.outcome.references[:_MAX_REFERENCES]) for one in scores.worst]
     texts = contents(scores, comparison)
     return rendered(_TEMPLATES / "report.html", texts=texts, worst=worst, side=THUMBNAIL_SIDE)
@@ -280,25 +276,13 @@ def rendered(template: Path, **values: Any) -> str:
     return environment.get_template(template.name).render(**values).rstrip("\n")
 
 
-def file_thumbnail(outcome: Outcome) -> Image.Image | None:
-    """A thumbnail of the file that an outcome's `picture` names; None without a picture or if it cannot be read."""
-    return thumbnail_of(outcome.picture) if outcome.picture else None
-
-
 def thumbnail_of(source: PictureSource | FileSlice) -> Image.Image | None:
-    """A small RGB picture made from a picture file; None if it cannot be shown."""
+    """An RGB picture with sides up to THUMBNAIL_SIDE, made from a picture file; None if it cannot be shown."""
     try:
         source = source.read(max_bytes=DEFAULT_MAX_BYTES) if isinstance(source, FileSlice) else source
-        return small_picture(load_picture(source, least_side=THUMBNAIL_SIDE).image)
-    except PictureError:
-        return None
-
-
-def small_picture(image: Image.Image) -> Image.Image | None:
-    """An RGB picture with sides up to THUMBNAIL_SIDE; None for a mode that Pillow does not convert."""
-    try:
+        image = load_picture(source, least_side=THUMBNAIL_SIDE).image
         return Image.fromarray(view_pixels(image, side=THUMBNAIL_SIDE))
-    except (OSError, ValueError):
+    except (PictureError, OSError, ValueError):  # Pillow does not convert all modes
         return None
 
 

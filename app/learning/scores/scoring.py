@@ -70,8 +70,8 @@ class Measured:
     part_statistics: Statistics[str]
     score_N: Floats  # score of each answer, as in `Mistake`
     order_N: Ints  # indices of the outcomes, the worst first
-    is_right_N: Flags | None  # None for captions, which are not right or wrong
-    choices: Choices | None  # None for other tasks
+    is_right_N: Flags | None = None  # None for captions, which are not right or wrong
+    choices: Choices | None = None  # None for other tasks
 
 
 def measure_outcomes(task: Task, outcomes: Sequence[Outcome]) -> Measured:
@@ -88,27 +88,22 @@ def measure_outcomes(task: Task, outcomes: Sequence[Outcome]) -> Measured:
             is_right_N=table.is_right_N,
             choices=table,
         )
-    statistics: Statistics[str]
-    is_right_N: Flags | None
     if task == "open":
         found = answer_scores(outcomes)
-        statistics = means(found)
         score_N = found.get("VQA", found["normalised"])
-        is_right_N = found["normalised"] > 0
-        order_N = np.argsort(score_N, kind="stable")
-    else:
-        captions = caption_scores(outcomes)
-        statistics = partial(caption_figures, captions)
-        score_N = captions.cider_N
-        is_right_N = None
-        order_N = np.lexsort((captions.rouge_N, captions.cider_N))
+        return Measured(
+            statistics=means(found),
+            part_statistics=means(found),
+            score_N=score_N,
+            order_N=np.argsort(score_N, kind="stable"),
+            is_right_N=found["normalised"] > 0,
+        )
+    captions = caption_scores(outcomes)
     return Measured(
-        statistics=statistics,
-        part_statistics=statistics,
-        score_N=score_N,
-        order_N=order_N,
-        is_right_N=is_right_N,
-        choices=None,
+        statistics=partial(caption_figures, captions),
+        part_statistics=partial(caption_figures, captions),
+        score_N=captions.cider_N,
+        order_N=np.lexsort((captions.rouge_N, captions.cider_N)),
     )
 
 

@@ -45,9 +45,7 @@ class BatchOrder:
     """Divides examples into batches, differently in each epoch."""
 
     def __init__(self, lengths: Sequence[int], *, batch_size: int, seed: int) -> None:
-        """`lengths` are the numbers of tokens of the examples. Raises ValueError if there are none."""
-        if not lengths:
-            raise ValueError("there are no examples to learn")
+        """`lengths` are the numbers of tokens of the examples, at least one."""
         self._lengths, self._batch_size, self._seed = np.asarray(lengths), batch_size, seed
         self.steps_per_epoch = -(-len(lengths) // batch_size)
         self._epoch = lru_cache(maxsize=2)(self._divided)
@@ -171,13 +169,8 @@ class Feeder:
         ranks: OneRank,
     ) -> None:
         """A part has at most `rows` rows."""
-        self._examples, self._encodings, self._rows, self._ranks, self._seed = (
-            examples,
-            encodings,
-            rows,
-            ranks,
-            job.seed,
-        )
+        self._examples, self._encodings = examples, encodings
+        self._rows, self._ranks, self._seed = rows, ranks, job.seed
         lengths, batch_size = [one.num_tokens for one in examples], job.optimisation.batch_size
         self._order = BatchOrder(lengths, batch_size=batch_size, seed=job.seed)
         self.steps_per_epoch, self.num_steps = self._order.steps_per_epoch, job.optimisation.num_steps(len(examples))

@@ -8,8 +8,7 @@ so several processes may write the same file. It holds a digest of its numbers. 
 import hashlib
 import shutil
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -18,11 +17,6 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from llama_adapter.app.learning.labelled.example import Example
-from llama_adapter.app.pictures.inputs import PictureInput
-from llama_adapter.app.pictures.reading.prefetch import Prefetcher
-from llama_adapter.app.pictures.reading.reader import PictureReading, Reader
-from llama_adapter.app.pictures.reading.sources import FileSlice
 from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError
 from llama_adapter.runtime.text import shown_name
@@ -33,22 +27,12 @@ _SPARE: Final = 1.05
 _IN_MEMORY: Final = 1 << 30  # bytes of encoded pictures that a process keeps in memory
 _NAME: Final = "encoded"
 _DIGEST_BYTES: Final = 32
-_MOST_NAMED: Final = 20
 
 
 class CacheError(LlamaAdapterError):
     """Too little room for encoded pictures, too many unreadable pictures, or an encoding that is lost during a run."""
 
     exit_code = ExitCode.FAILED
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Unreadable:
-    """A picture that cannot be read and is left out."""
-
-    label: str
-    reason: str
-    digest: str
 
 
 class EncodedCache:
@@ -129,7 +113,7 @@ class EncodedCache:
             raise CacheError(
                 f"The encodings of {count:,} pictures take {needed / 1e9:.1f} GB, and `{self._folder}` has "
                 f"{free / 1e9:.1f} GB free",
-                hint="name a folder on another disk with --cache, or make room",
+                hint="name a folder on another disk with --encoded, or make room",
             )
 
     def _keep(self, digest: str, tensor: Tensor) -> None:
@@ -150,66 +134,3 @@ def _content(tensor: Tensor, *, name: str) -> dict[str, Tensor]:
 def _digest(tensor: Tensor, *, name: str) -> bytes:
     """SHA-256 over the picture's digest and the numbers of its encoding."""
     return hashlib.sha256(name.encode() + tensor.reshape(-1).view(torch.uint8).numpy().tobytes()).digest()
-
-
-def pictures_of(examples: Iterable[Example]) -> dict[str, PictureInput]:
-    """Digest -> picture, for all pictures of the examples."""
-    found: dict[str, PictureInput] = {}
-    for example in examples:
-        if example.item.source is not None:
-            found.setdefault(example.digest, example.item)
-    return found
-
-
-def encode_pictures(
-    cache: EncodedCache,
-    pictures: dict[str, PictureInput],
-    *,
-    reader: Reader,
-    encode: Callable[[Tensor], Tensor],
-    batch_size: int,
-    show: Callable[[int, int], None] = lambda done, failed: None,
-) -> list[Unreadable]:
-    """Encode and store the pictures; returns those that cannot be read.
-
-    `encode` takes uint8 pixels (B, H, W, 3). `show` is called with the number of pictures done, and how many of them
-    cannot be read. Raises what `encode` raises, and OSError.
-    """
-    unreadable: list[Unreadable] = []
-
-    def read(digest: str) -> tuple[str, PictureReading]:
-        source = pictures[digest].source
-        assert isinstance(source, str | bytes | FileSlice), "labelled data have no prefix files"
-        return digest, reader.read(source, name=shown_name(pictures[digest].label))
-
-    num_done = 0
-    with Prefetcher(iter(pictures), read, ahead=2 * batch_size) as readings:
-        while taken := readings.take(batch_size):
-            whole = [(digest, one.pixels) for digest, one in taken if one.pixels is not None]
-            for digest, one in taken:
-                if one.pixels is None:
-                    reason = one.error.message if one.error is not None else "it has no pixels"
-                    unreadable.append(Unreadable(label=pictures[digest].label, reason=reason, digest=digest))
-            if whole:
-                encoded = encode(torch.from_numpy(np.stack([pixels for _, pixels in whole])))
-                for (digest, _), one in zip(whole, encoded, strict=True):
-                    cache.put(digest, one)
-            num_done += len(taken)
-            show(num_done, len(unreadable))
-    return unreadable
-
-
-def check_unreadable(unreadable: Sequence[Unreadable], *, num_pictures: int, most: float) -> Iterator[str]:
-    """Lines that name the pictures that are left out.
-
-    Raises CacheError if these are more than the share `most` of all `num_pictures`.
-    """
-    for one in unreadable[:_MOST_NAMED]:
-        yield f"left out: {shown_name(one.label)}: {one.reason}"
-    if len(unreadable) > _MOST_NAMED:
-        yield f"left out: {len(unreadable) - _MOST_NAMED:,} more"
-    if len(unreadable) > most * num_pictures:
-        raise CacheError(
-            f"{len(unreadable):,} of {num_pictures:,} pictures cannot be read, and at most {most:.0%} are left out",
-            hint="repair or remove them, or allow more with --most-unreadable; finished encodings are kept",
-        )

@@ -2,25 +2,28 @@
 
 import contextlib
 import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from llama_adapter.app.jobs.progress import Progress
 from llama_adapter.app.learning.training.augmentation import ChangedPixels
 from llama_adapter.app.learning.training.batches import Encodings
-from llama_adapter.app.learning.training.cache import (
-    EncodedCache,
-    Unreadable,
-    check_unreadable,
-    encode_pictures,
-    pictures_of,
-)
+from llama_adapter.app.learning.training.cache import CacheError, EncodedCache
 from llama_adapter.app.learning.training.job import TrainJob
 from llama_adapter.app.learning.training.model import TrainableModel
 from llama_adapter.app.learning.training.plan import ENCODED_TOGETHER
-from llama_adapter.app.learning.training.prepare import TrainingData
+from llama_adapter.app.learning.training.prepare import TrainingData, Unreadable
 from llama_adapter.app.learning.training.ranks import OneRank
+from llama_adapter.app.pictures.inputs import PictureInput
 from llama_adapter.app.pictures.reading.isolated import IsolatedReader
+from llama_adapter.app.pictures.reading.prefetch import Prefetcher
+from llama_adapter.app.pictures.reading.reader import PictureReading, Reader
+from llama_adapter.app.pictures.reading.sources import FileSlice
 from llama_adapter.app.pictures.reading.spec import DEFAULT_PICTURE_TIMEOUT_S
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.terminal.stderr_lines import say
@@ -28,6 +31,7 @@ from llama_adapter.runtime.text import shown_name
 from llama_adapter.runtime.user_cache import cache_fault, cache_folder, is_temporary
 
 _FOLDER: Final = "encoded"
+_MOST_NAMED: Final = 20
 _MANY: Final = 1000  # pictures whose encodings take a noticeable time to be checked
 
 
@@ -66,7 +70,10 @@ def encode_all(
     place = _place(job, ranks=ranks)
     encoder = f"{model.encoder_digest} {model.dtype} {job.spec.exif} {job.spec.reading} {job.spec.transparency}"
     cache = EncodedCache(place, encoder=encoder, shape=tuple(nothing.shape[1:]), dtype=nothing.dtype)
-    pictures = pictures_of(one.example for one in data.everything)
+    pictures: dict[str, PictureInput] = {}
+    for one in data.everything:
+        if one.has_picture:
+            pictures.setdefault(one.example.digest, one.example.item)
     num_pictures = len(pictures) + len(data.unreadable)
     is_shown = ranks.is_first and not job.quiet
     if is_shown and len(pictures) >= _MANY:
@@ -81,18 +88,8 @@ def encode_all(
     reader = IsolatedReader(spec, pixels=model.vision_config.clip.pixels, timeout_s=DEFAULT_PICTURE_TIMEOUT_S)
 
     def encode(digests: list[str]) -> list[Unreadable]:
-        progress = Progress(visible=is_shown, count=lambda: len(digests))
-        try:
-            return encode_pictures(
-                cache,
-                {digest: pictures[digest] for digest in digests},
-                reader=reader,
-                encode=model.encode,
-                batch_size=ENCODED_TOGETHER,
-                show=lambda done, failed: progress.show(answered=done - failed, failed=failed, known=0),
-            )
-        finally:
-            progress.clear()
+        chosen = {digest: pictures[digest] for digest in digests}
+        return encode_pictures(cache, chosen, reader=reader, encode=model.encode, is_shown=is_shown)
 
     with contextlib.closing(reader):
         unreadable = encode(own) if own else []
@@ -107,3 +104,58 @@ def encode_all(
             say(line)
     kind = ChangedPixels if model.encodes == "pixels" else Encodings
     return kind(cache, nothing), unreadable
+
+
+def encode_pictures(
+    cache: EncodedCache,
+    pictures: Mapping[str, PictureInput],
+    *,
+    reader: Reader,
+    encode: Callable[[Tensor], Tensor],
+    is_shown: bool = False,
+) -> list[Unreadable]:
+    """Encode and store the pictures, which are named by their digests; returns those that cannot be read.
+
+    `encode` takes uint8 pixels (B, H, W, 3). Raises what `encode` raises, and OSError.
+    """
+    unreadable: list[Unreadable] = []
+
+    def read(digest: str) -> tuple[str, PictureReading]:
+        source = pictures[digest].source
+        assert isinstance(source, str | bytes | FileSlice), "labelled data have no prefix files"
+        return digest, reader.read(source, name=shown_name(pictures[digest].label))
+
+    progress, num_encoded = Progress(visible=is_shown, count=lambda: len(pictures)), 0
+    try:
+        with Prefetcher(iter(pictures), read, ahead=2 * ENCODED_TOGETHER) as readings:
+            while taken := readings.take(ENCODED_TOGETHER):
+                whole = [(digest, one.pixels) for digest, one in taken if one.pixels is not None]
+                for digest, one in taken:
+                    if one.pixels is None:
+                        reason = one.error.message if one.error is not None else "it has no pixels"
+                        unreadable.append(Unreadable(label=pictures[digest].label, reason=reason, digest=digest))
+                if whole:
+                    encoded = encode(torch.from_numpy(np.stack([pixels for _, pixels in whole])))
+                    for (digest, _), one in zip(whole, encoded, strict=True):
+                        cache.put(digest, one)
+                num_encoded += len(whole)
+                progress.show(answered=num_encoded, failed=len(unreadable), known=0)
+    finally:
+        progress.clear()
+    return unreadable
+
+
+def check_unreadable(unreadable: Sequence[Unreadable], *, num_pictures: int, most: float) -> Iterator[str]:
+    """Lines that name the pictures that are left out.
+
+    Raises CacheError if these are more than the share `most` of all `num_pictures`.
+    """
+    for one in unreadable[:_MOST_NAMED]:
+        yield f"left out: {shown_name(one.label)}: {one.reason}"
+    if len(unreadable) > _MOST_NAMED:
+        yield f"left out: {len(unreadable) - _MOST_NAMED:,} more"
+    if len(unreadable) > most * num_pictures:
+        raise CacheError(
+            f"{len(unreadable):,} of {num_pictures:,} pictures cannot be read, and at most {most:.0%} are left out",
+            hint="repair or remove them, or allow more with --most-unreadable; finished encodings are kept",
+        )

@@ -32,6 +32,7 @@ from llama_adapter.app.learning.training.checkpoint import (
     check_tensors,
     other_run,
     read_checkpoint,
+    weight_shapes,
     write_checkpoint,
 )
 from llama_adapter.app.learning.training.job import TrainJob
@@ -40,7 +41,7 @@ from llama_adapter.app.learning.training.model import TrainableModel
 from llama_adapter.app.learning.training.muon import Muon
 from llama_adapter.app.learning.training.prepare import TrainingData
 from llama_adapter.app.learning.training.ranks import OneRank
-from llama_adapter.app.learning.training.stepping import NamedAdamW
+from llama_adapter.app.learning.training.stepping import NamedAdamW, NamedOptimiser
 from llama_adapter.app.models.bundle_manifest import VISION
 from llama_adapter.app.models.resources import embedded_model, start_tower
 from llama_adapter.vision.config import VisionConfig
@@ -93,7 +94,8 @@ class Stage:
         matrices = {name: one for name, one in parameters.items() if ".blocks." in name and one.ndim == 2}
         others = {name: one for name, one in parameters.items() if name not in matrices}
         is_plain = {name for name, one in others.items() if one.ndim < 2}
-        self._muon = Muon(matrices, weight_decay=_DECAY)
+        muon = Muon(matrices.values(), weight_decay=_DECAY)
+        self._muon = NamedOptimiser(muon, matrices, kinds=("momentum",))
         self._adamw = NamedAdamW(others, no_decay=is_plain, weight_decay=_DECAY)
 
     def rate(self, step: int) -> float:
@@ -104,22 +106,19 @@ class Stage:
     def update(self, step: int, *, max_norm: float) -> None:
         """Update the parameters by their gradients, and delete these."""
         nn.utils.clip_grad_norm_(list(self.parameters.values()), max_norm or math.inf)
-        for group in self._muon.param_groups:
-            group["lr"] = _MATRIX_RATE * self.rate(step)
-        self._adamw.set_rate(_RATE * self.rate(step))
-        self._muon.step()
-        self._adamw.torch.step()
-        self._muon.zero_grad(set_to_none=True)
-        self._adamw.zero_grad()
+        for optimiser, rate in ((self._muon, _MATRIX_RATE), (self._adamw, _RATE)):
+            optimiser.set_rate(rate * self.rate(step))
+            optimiser.torch.step()
+            optimiser.zero_grad()
 
     def tensors(self) -> dict[str, Tensor]:
         """Weights, and the state of the optimisers if there was a step."""
         weights: dict[str, Tensor] = {f"{WEIGHT}{name}": one.detach() for name, one in self.parameters.items()}
-        return {**weights, **self._muon.named_state(), **self._adamw.state()}
+        return {**weights, **self._muon.state(), **self._adamw.state()}
 
     def shapes(self, *, has_begun: bool) -> dict[str, tuple[int, ...]]:
         """The names and shapes of `tensors`, before or after the first step."""
-        weights = {f"{WEIGHT}{name}": tuple(one.shape) for name, one in self.parameters.items()}
+        weights = weight_shapes(self.parameters)
         return {**weights, **self._muon.shapes(), **self._adamw.shapes()} if has_begun else weights
 
     @torch.no_grad()
@@ -128,7 +127,7 @@ class Stage:
         for name, parameter in self.parameters.items():
             parameter.copy_(tensors[f"{WEIGHT}{name}"])
         if has_begun:
-            self._muon.load_named(tensors)
+            self._muon.load_state(tensors)
             self._adamw.load_state(tensors)
 
 
@@ -193,7 +192,7 @@ class Eye:
         begun = (state.step > 0, state.step > self._tower.num_steps)
         stages = tuple(zip((self._tower, self._blocks), begun, strict=True))
         shapes = {name: shape for stage, has in stages for name, shape in stage.shapes(has_begun=has).items()}
-        check_tensors(tensors, shapes, num_steps=state.step, path=self._path)
+        check_tensors(tensors, shapes, path=self._path)
         for stage, has_begun in stages:
             stage.load(tensors, has_begun=has_begun)
         self._state = state

@@ -7,22 +7,48 @@ Bishop 1999).
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from llama_adapter.app.learning.training.asking import TrainExample
+from llama_adapter.app.learning.training.batches import Encodings
+from llama_adapter.app.learning.training.model import TrainableModel
+from llama_adapter.app.learning.training.prepare import TrainingData
 from llama_adapter.vision.out_of_distribution import Floats, OodDetector
 
-# B pictures, Q visual queries, D their width, K kept directions, N rows
+# B, N pictures, Q visual queries, D their width, K kept directions, N rows
 
 FEWEST_PICTURES: Final = 20
 _FAMILIAR_SHARE: Final = 0.98  # of new pictures like the training pictures
-_MOST_FITTED: Final = 1000  # pictures; further ones would only take time
+_MOST_FITTED: Final = 1000  # pictures of each part; further ones would only take time
 _MOST_KEPT: Final = 256  # directions
 _LEAST_SHARE: Final = 0.01  # lower bound of a variance, as a share of the mean variance
 _NUM_FOLDS: Final = 20
+_TOGETHER: Final = 64  # pictures whose visual queries are computed at once
+
+
+def familiarity_of(model: TrainableModel, data: TrainingData, encodings: Encodings) -> OodDetector | None:
+    """A detector of pictures unlike those of the training; None for fewer than 20 pictures."""
+    if model.vision is None:
+        return None
+    return fit_familiarity(*(_queries(model, part, encodings) for part in (data.train, data.validation)))
+
+
+@torch.no_grad()
+def _queries(model: TrainableModel, examples: Sequence[TrainExample], encodings: Encodings) -> Floats:
+    """The visual queries of different pictures, float32 (N, Q, D)."""
+    pictures = {one.example.digest: one for one in examples if one.has_picture}
+    seen = list(pictures.values())[:_MOST_FITTED]
+    config = model.decoder_config
+    found = [torch.zeros(0, config.num_queries, config.dim)]
+    for at in range(0, len(seen), _TOGETHER):
+        found.append(model.visual_query(encodings.of(seen[at : at + _TOGETHER])).float().cpu())
+    return np.asarray(torch.cat(found).numpy(), np.float32)
 
 
 def fit_familiarity(train_BQD: Floats, held_out_BQD: Floats) -> OodDetector | None:

@@ -24,7 +24,6 @@ from llama_adapter.app.learning.training.checkpoint import (
     WEIGHT,
     LoopState,
     TrainingError,
-    check_resumable,
     check_tensors,
     other_run,
     read_checkpoint,
@@ -215,14 +214,14 @@ class Loop:
         """
         parameters = self._distributed.model.trained()
         weights = weight_shapes(parameters)
-        tensors, state = self._read(BEST)
-        check_tensors(tensors, weights, num_steps=state.step, path=self._folder / BEST)
+        check_tensors(self._read(BEST)[0], weights, path=self._folder / BEST)
         tensors, state = self._read(LAST)
-        moments = self._optimiser.shapes()
-        check_resumable(tensors, state, weights=weights, moments=moments, path=self._folder / LAST)
+        has_moments = any(name.startswith(STEP) for name in tensors)  # none if no step changed the weights
+        moments = self._optimiser.shapes() if has_moments else {}
+        check_tensors(tensors, weights | moments, path=self._folder / LAST)
         self._distributed.load(weights_of(tensors))
-        if moments.keys() <= tensors.keys():
-            owners = {name: parameters[name.partition("/")[2]] for name in moments}
+        owners = {name: parameters[name.partition("/")[2]] for name in moments}
+        if has_moments:
             self._optimiser.load_state(
                 {
                     name: tensors[name] if name.startswith(STEP) else like(tensors[name], owner)

@@ -185,11 +185,9 @@ class TrainableModel(nn.Module):
     def encode(self, pixels_BHWC: Tensor) -> Tensor:
         """RGB pixels uint8 (B, S, S, 3) -> CLIP's features (B, T, C) or the visual query (B, Q, D), see `encodes`.
 
-        The result has no gradients, and has the dtype and device of the frozen weights. Pixels stay as they are. Raises
-        ValueError for an adapter for texts.
+        The result has no gradients, and has the dtype and device of the frozen weights. Pixels stay as they are.
         """
-        if self.vision is None:
-            raise ValueError("an adapter for texts encodes no pictures")
+        assert self.vision is not None, "an adapter for texts encodes no pictures"
         if self.encodes == "pixels":
             return pixels_BHWC.round().to(torch.uint8)
         pixels_BHWC = pixels_BHWC.to(self.device)
@@ -215,18 +213,12 @@ class TrainableModel(nn.Module):
         loss, loss_B = self.decoder(tokens_BS, labels_BS, self.visual_query(encoded))
         return loss, loss_B
 
-    @torch.no_grad()
-    def logits(self, tokens_BS: Tensor, encoded: Tensor | None) -> Tensor:
-        """Float32 logits (B, S, V) of all positions, without gradients."""
-        return self.decoder.logits(tokens_BS, self.visual_query(encoded))
-
     def visual_query(self, encoded: Tensor | None) -> Tensor:
         """Result of `encode` -> visual query (B, Q, D), zeros for an adapter for texts."""
         config = self.decoder_config
         if self.vision is None:
             return torch.zeros(1, config.num_queries, config.dim, dtype=self.dtype, device=self.device)
-        if encoded is None:
-            raise ValueError("a model that sees pictures needs `encoded`, for texts alone `encode_nothing()`")
+        assert encoded is not None, "a model that sees pictures encodes `encode_nothing()` for texts"
         if self.encodes == "pixels":
             pixels_BCSS = self.vision.normalise(encoded.to(self.device)).to(self.dtype)
             encoded = in_dtype_of(pixels_BCSS, self.vision.clip)

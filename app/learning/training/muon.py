@@ -4,13 +4,12 @@ Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024).
 most CPUs emulate.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 
 # R rows, C columns
-_BUFFER = "momentum/"  # prefix of names in the state
 _MOMENTUM, _STEPS = 0.95, 5
 
 
@@ -18,11 +17,11 @@ class Muon(torch.optim.Optimizer):
     """Momentum whose updates are orthogonalised, and scaled to the size of AdamW's, so that rates are comparable."""
 
     def __init__(
-        self, parameters: Mapping[str, nn.Parameter], *, weight_decay: float, dtype: torch.dtype = torch.float32
+        self, matrices: Iterable[nn.Parameter], *, weight_decay: float, dtype: torch.dtype = torch.float32
     ) -> None:
-        """`parameters` are matrices by name. Updates are orthogonalised in `dtype`."""
-        super().__init__([{"params": list(parameters.values())}], {"lr": 0.0, "weight_decay": weight_decay})
-        self._named, self._dtype = dict(parameters), dtype
+        """Updates are orthogonalised in `dtype`."""
+        super().__init__([{"params": list(matrices)}], {"lr": 0.0, "weight_decay": weight_decay})
+        self._dtype = dtype
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
@@ -38,21 +37,6 @@ class Muon(torch.optim.Optimizer):
                 update = orthogonal(weight.grad.lerp(mean, _MOMENTUM).to(self._dtype)).to(weight.dtype)
                 weight.mul_(1 - group["lr"] * group["weight_decay"])
                 weight.add_(update, alpha=-group["lr"] * 0.2 * max(weight.shape) ** 0.5)
-
-    def named_state(self) -> dict[str, Tensor]:
-        """The momentum of each parameter by name; empty before the first step. The tensors are not copies."""
-        found = {name: self.state[weight].get("momentum") for name, weight in self._named.items()}
-        return {f"{_BUFFER}{name}": tensor for name, tensor in found.items() if tensor is not None}
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The names and shapes of `named_state` after a step."""
-        return {f"{_BUFFER}{name}": tuple(weight.shape) for name, weight in self._named.items()}
-
-    @torch.no_grad()
-    def load_named(self, state: Mapping[str, Tensor]) -> None:
-        """Set the state to one with the names and shapes of `shapes`."""
-        for name, weight in self._named.items():
-            self.state[weight] = {"momentum": state[f"{_BUFFER}{name}"].to(weight.device).clone()}
 
 
 def orthogonal(matrix_RC: Tensor) -> Tensor:

@@ -16,13 +16,21 @@ from llama_adapter.app.learning.labelled.reading import read_examples
 from llama_adapter.app.learning.labelled.rows import Columns
 from llama_adapter.app.learning.labelled.splitting import split_examples
 from llama_adapter.app.learning.training.asking import Asker, TrainExample, default_question
-from llama_adapter.app.learning.training.cache import Unreadable
 from llama_adapter.app.learning.training.job import TrainJob
 from llama_adapter.runtime.errors import UsageError
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 PARTS: Final = (TRAIN, VALIDATION, TEST)
 LEAST_EXAMPLES: Final = 4  # to learn
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unreadable:
+    """A picture that cannot be read and is left out."""
+
+    label: str
+    reason: str
+    digest: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,14 +19,13 @@ from llama_adapter.app.learning.labelled.example import Example
 from llama_adapter.app.learning.scores.report import as_json, as_markdown, rendered
 from llama_adapter.app.learning.scores.scoring import Scores
 from llama_adapter.app.learning.training.asking import caption_prompts
-from llama_adapter.app.learning.training.cache import Unreadable
 from llama_adapter.app.learning.training.checkpoint import BEST, LAST, LoopState, TrainingError, other_run
 from llama_adapter.app.learning.training.job import TrainJob
 from llama_adapter.app.learning.training.loop import Ended
 from llama_adapter.app.learning.training.model import TrainableModel
 from llama_adapter.app.learning.training.part_tables import table_name, write_tables
 from llama_adapter.app.learning.training.plan import MOMENTS
-from llama_adapter.app.learning.training.prepare import TEST, TRAIN, VALIDATION, TrainingData
+from llama_adapter.app.learning.training.prepare import TEST, TRAIN, VALIDATION, TrainingData, Unreadable
 from llama_adapter.app.learning.training.run_log import LOG, draw_curves, read_log
 from llama_adapter.app.learning.training.scoring import all_scores, answered
 from llama_adapter.app.learning.training.yardstick import Yardstick

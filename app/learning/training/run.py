@@ -11,9 +11,7 @@ import torch
 
 from llama_adapter.app.learning.scores.scoring import Scores
 from llama_adapter.app.learning.training.asking import Asker, learned_questions
-from llama_adapter.app.learning.training.baseline import familiarity_of, yardstick_of
-from llama_adapter.app.learning.training.batches import Encodings, Feeder
-from llama_adapter.app.learning.training.cache import Unreadable
+from llama_adapter.app.learning.training.batches import Feeder
 from llama_adapter.app.learning.training.checkpoint import (
     BEST,
     LAST,
@@ -25,6 +23,7 @@ from llama_adapter.app.learning.training.checkpoint import (
 from llama_adapter.app.learning.training.distributing import Distributed, Kind
 from llama_adapter.app.learning.training.encoding import encode_all
 from llama_adapter.app.learning.training.eye import EYE, Eye, classes_of, is_small, num_epochs
+from llama_adapter.app.learning.training.familiarity import familiarity_of
 from llama_adapter.app.learning.training.job import TrainJob
 from llama_adapter.app.learning.training.loop import Ended, Interruption, Loop, TrainProgress, interruptible
 from llama_adapter.app.learning.training.model import TrainableModel, open_trainable
@@ -54,7 +53,7 @@ from llama_adapter.app.learning.training.scoring import (
     captioner_of,
     num_compared,
 )
-from llama_adapter.app.learning.training.yardstick import Yardstick
+from llama_adapter.app.learning.training.yardstick import yardstick_of
 from llama_adapter.app.models.bundle_manifest import read_configs, read_manifest
 from llama_adapter.app.models.checkpoints import DEFAULT_CONTEXT, find_llama
 from llama_adapter.app.models.models_by_name import bundle_folder
@@ -102,7 +101,7 @@ def _run(job: TrainJob) -> int:
     backend = open_backend(device_name(job.spec.device))
     ranks = meet(backend=backend, timeout_s=job.timeout_s)
     with contextlib.closing(ranks):
-        return _Training(job, data=data, backend=backend, ranks=ranks).run(data)
+        return _Training(job, data=data, backend=backend, ranks=ranks).run()
 
 
 def model_texts(spec: CaptionerSpec) -> tuple[Tokenizer, int, str]:
@@ -163,7 +162,7 @@ class _Planned(NamedTuple):
 
 
 class _Training:
-    """A run on this rank, from its data to its results."""
+    """A run on this rank: making it opens the model and encodes the pictures, `run` trains and writes the results."""
 
     def __init__(self, job: TrainJob, *, data: TrainingData, backend: Backend, ranks: OneRank) -> None:
         self._backend, self._ranks = backend, ranks
@@ -174,66 +173,50 @@ class _Training:
         learns_tower = is_small(self._sizes.vision) and classes_of(data.train) is not None
         job = job.with_sets(learns_tower=learns_tower).with_rate(width=self._sizes.decoder.dim)
         self._has_eye = learns_tower and "picture tower" in job.choice.kinds and num_epochs(job, len(data.train)) > 0
-        self._job = job.with_trained_eye() if self._has_eye else job
-
-    def run(self, data: TrainingData) -> int:
-        """Train on the data and write the results; returns the exit code."""
-        job, ranks = self._job, self._ranks
-        run = run_digest(job, data)
+        self._job = job = job.with_trained_eye() if self._has_eye else job
+        self._began = run_digest(job, data)  # before pictures were decoded
         if job.resume:
-            require_same_run(job.folder, run)
-        planned = self._planned(data)
+            require_same_run(job.folder, self._began)
+        self._planned = self._plan(data)
         if job.resume and (job.folder / LAST).is_file():
-            require_same_measure(job, read_checkpoint(job.folder / LAST)[1], is_scored=planned.is_scored)
-        plan = planned.plan
-        self._tell(f"predicted peak memory: {plan.total / 1e9:.2f} GB{' of each device' if ranks.size > 1 else ''}")
-        peak = _PeakMemory(self._backend.device)
-        model = self._open(self._backend.device, kernels=planned.kernels)
-        self._backend.empty_caches()
-        model.decoder.checkpoint_layers = job.checkpointing
+            require_same_measure(job, read_checkpoint(job.folder / LAST)[1], is_scored=self._planned.is_scored)
+        predicted = self._planned.plan.total / 1e9
+        self._tell(f"predicted peak memory: {predicted:.2f} GB{' of each device' if ranks.size > 1 else ''}")
+        self._peak = _PeakMemory(backend.device)
+        self._model = self._open(backend.device, kernels=self._planned.kernels)
+        backend.empty_caches()
+        self._model.decoder.checkpoint_layers = job.checkpointing
         if ranks.is_first:
-            require_disk(job, model)
-        for note in model.notes:
+            require_disk(job, self._model)
+        for note in self._model.notes:
             self._tell(f"note: {note}")
         if data.warnings:
             self._tell(f"note: the data have these faults:\n{data.warnings}")
         with terminated_as_interrupted():
-            encodings, unreadable = encode_all(job, model, data, ranks=ranks)
-        data = data.without({one.digest for one in unreadable if one.digest})
-        yardstick = yardstick_of(model, data, encodings) if ranks.is_first else None
-        for line in yardstick.lines() if yardstick is not None else ():
+            self._encodings, self._unreadable = encode_all(job, self._model, data, ranks=ranks)
+        self._data = data.without({one.digest for one in self._unreadable if one.digest})
+        self._yardstick = yardstick_of(self._model, self._data, self._encodings) if ranks.is_first else None
+        for line in self._yardstick.lines() if self._yardstick is not None else ():
             self._tell(line)
+
+    def run(self) -> int:
+        """Train on the data and write the results; returns the exit code."""
+        model, ranks = self._model, self._ranks
         with interruptible(speaks=ranks.is_first) as interruption:
-            seen = self._train_eye(model, data, run=run, encodings=encodings, interruption=interruption)
-            if seen is None:
+            if not self._train_eye(interruption):
                 return ExitCode.INTERRUPTED
-            encodings = seen
             if self._kind == "fsdp" and model.is_eye_trained and model.vision is not None:
                 self._seeing = {name: tensor.cpu().clone() for name, tensor in model.vision.state_dict().items()}
             distributed = Distributed(model, kind=self._kind, ranks=ranks)
-            self._announce(model, data)
-            ended = self._loop(
-                distributed, data, run=run, encodings=encodings, planned=planned, interruption=interruption
-            )
-            measured = peak.read()
-            memory = f"predicted {plan.total / 1e9:.2f} GB"
-            memory += "" if measured is None else f", measured {measured / 1e9:.2f} GB"
+            self._announce()
+            ended = self._loop(distributed, interruption)
             is_whole = ended.why != "interrupted"
             if ranks.is_first:
-                is_whole &= self._write(
-                    model,
-                    data,
-                    ended=ended,
-                    unreadable=unreadable,
-                    memory=memory,
-                    encodings=encodings,
-                    yardstick=yardstick,
-                    interruption=interruption,
-                )
+                is_whole &= self._write(ended, interruption)
             ranks.wait()  # until the files are written
         if not is_whole:
             return ExitCode.INTERRUPTED
-        return ExitCode.PICTURE_ERRORS if unreadable else ExitCode.OK
+        return ExitCode.PICTURE_ERRORS if self._unreadable else ExitCode.OK
 
     def _tell(self, text: str) -> None:
         if self._ranks.is_first:
@@ -243,42 +226,32 @@ class _Training:
         job = self._job
         return open_trainable(job.spec, job.choice, dtype=self._dtype, device=device, seed=job.seed, kernels=kernels)
 
-    def _train_eye(
-        self,
-        model: TrainableModel,
-        data: TrainingData,
-        *,
-        run: str,
-        encodings: Encodings,
-        interruption: Interruption,
-    ) -> Encodings | None:
-        """Train a small encoder, if the examples are classes; returns the encodings for the other parameters.
-
-        None if it was asked to end before.
-        """
-        job, ranks, classes = self._job, self._ranks, classes_of(data.train)
+    def _train_eye(self, interruption: Interruption) -> bool:
+        """Train a small encoder, if the examples are classes; returns False if it was asked to end before."""
+        job, ranks, data, classes = self._job, self._ranks, self._data, classes_of(self._data.train)
         if not self._has_eye or classes is None:
-            return encodings
+            return True
         if ranks.is_first:
             if not job.resume:  # a run that is replaced must not be continued after this one is interrupted
                 for name in (EYE, LAST, BEST):
                     (job.folder / name).unlink(missing_ok=True)
-            write_beginning(job, data, run=run)
+            write_beginning(job, data, run=self._began)
         digest = run_digest(job, data)
-        eye = Eye(model, data.train, classes=classes, encodings=encodings, job=job, run=digest, ranks=ranks)
+        eye = Eye(self._model, data.train, classes=classes, encodings=self._encodings, job=job, run=digest, ranks=ranks)
         if job.resume:
             eye.resume()
         progress = TrainProgress(visible=ranks.is_first and not job.quiet, num_steps=eye.num_steps, every=None)
         self._tell(f"training the picture tower: {eye.num_steps:,} steps")
         if not eye.train(progress, is_asked_to_end=lambda: interruption.is_asked):
             self._tell("interrupted while the picture tower is trained; --resume goes on from here")
-            return None
+            return False
         if data.validation:
             right = eye.accuracy(data.validation)
             self._tell(f"the picture tower tells {right:.1%} of {len(data.validation):,} validation examples apart")
-        return eye.finished(data)
+        self._encodings = eye.finished(data)
+        return True
 
-    def _planned(self, data: TrainingData) -> _Planned:
+    def _plan(self, data: TrainingData) -> _Planned:
         """Raises TooLittleMemoryError."""
         job, backend, is_divided = self._job, self._backend, self._kind == "fsdp"
         shapes = shapes_of(
@@ -312,8 +285,8 @@ class _Training:
         require_memory(plan, free=free, device=backend.name)
         return _Planned(plan, own.rows, is_scored, None)
 
-    def _announce(self, model: TrainableModel, data: TrainingData) -> None:
-        job, counts = self._job, model.counts()
+    def _announce(self) -> None:
+        job, data, counts = self._job, self._data, self._model.counts()
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in counts.items())
         self._tell(f"trained: {sum(counts.values()):,} numbers ({kinds})")
         num_steps = job.optimisation.num_steps(len(data.train))
@@ -332,22 +305,15 @@ class _Training:
                 "note: no examples are for validation, so the last weights are taken and the run does not end early"
             )
 
-    def _loop(
-        self,
-        distributed: Distributed,
-        data: TrainingData,
-        *,
-        run: str,
-        encodings: Encodings,
-        planned: _Planned,
-        interruption: Interruption,
-    ) -> Ended:
-        job, ranks = self._job, self._ranks
+    def _loop(self, distributed: Distributed, interruption: Interruption) -> Ended:
+        job, ranks, data, encodings = self._job, self._ranks, self._data, self._encodings
         step_size = job.optimisation.step_size(len(data.train))
-        rows = min(planned.rows, -(-step_size // ranks.size))  # fewer examples are left if pictures are unreadable
+        rows = min(
+            self._planned.rows, -(-step_size // ranks.size)
+        )  # fewer examples are left if pictures are unreadable
         validator = None
         if data.validation:
-            opens = partial(captioner_of, distributed.model, job.spec) if planned.is_scored else None
+            opens = partial(captioner_of, distributed.model, job.spec) if self._planned.is_scored else None
             validator = Validator(
                 distributed, data.validation, encodings=encodings, rows=rows, ranks=ranks, open_captioner=opens
             )
@@ -365,36 +331,28 @@ class _Training:
             if job.resume and (job.folder / LAST).is_file():
                 loop.resume()
             if ranks.is_first:  # after `resume`, which refuses the folder of another run
-                write_beginning(job, data, run=run)
+                write_beginning(job, data, run=self._began)
             return loop.run()
 
-    def _write(
-        self,
-        model: TrainableModel,
-        data: TrainingData,
-        *,
-        ended: Ended,
-        unreadable: list[Unreadable],
-        memory: str,
-        encodings: Encodings,
-        yardstick: Yardstick | None,
-        interruption: Interruption,
-    ) -> bool:
+    def _write(self, ended: Ended, interruption: Interruption) -> bool:
         """Write all results; returns whether the scoring was not interrupted."""
-        job, best = self._job, self._job.folder / BEST
+        job, model, data, yardstick = self._job, self._model, self._data, self._yardstick
+        best, measured = job.folder / BEST, self._peak.read()
+        memory = f"predicted {self._planned.plan.total / 1e9:.2f} GB"
+        memory += "" if measured is None else f", measured {measured / 1e9:.2f} GB"
         if self._kind == "fsdp":  # parameters are divided, but the adapter is written from whole ones
             model = self._open("cpu")
             if self._seeing is not None and model.vision is not None:
                 model.vision.load_state_dict(self._seeing)
                 model.freeze_vision()
         own = model.trained()
-        tensors, state = read_checkpoint(best)
-        check_tensors(tensors, weight_shapes(own), num_steps=state.step, path=best)
+        tensors, _ = read_checkpoint(best)
+        check_tensors(tensors, weight_shapes(own), path=best)
         with torch.no_grad():
             for name, tensor in weights_of(tensors).items():
                 own[name].copy_(tensor)
         model.questions = learned_questions(data.train, base=model.questions)
-        bundle = write_model(job, model, detector=familiarity_of(model, data, encodings))
+        bundle = write_model(job, model, detector=familiarity_of(model, data, self._encodings))
         say(f"wrote `{shown_name(job.out)}`" + ("" if bundle is None else f" and `{shown_name(str(bundle))}`"))
         if ended.state.best and ended.state.best_step == 0 < ended.state.step:
             say(
@@ -404,7 +362,7 @@ class _Training:
         spec = trained_spec(job, model)
         if self._kind != "fsdp":
             model.release()  # the captioner needs this memory
-        scores, unscored = self._test_scores(spec, data, ended=ended, interruption=interruption)
+        scores, unscored = self._test_scores(spec, ended, interruption)
         judged = [one for one in scores if yardstick is not None and one.task == yardstick.task]
         verdict = yardstick.verdict(judged[0].figures[HEADLINES[judged[0].task]]) if judged and yardstick else None
         draw(job)
@@ -413,7 +371,7 @@ class _Training:
             model,
             data,
             ended=ended,
-            unreadable=unreadable,
+            unreadable=self._unreadable,
             scores=scores,
             unscored=unscored,
             memory=memory,
@@ -436,13 +394,12 @@ class _Training:
         say(f"`{shown_name(str(job.folder / CARD))}` has all figures, and more commands. Ask it:\n{asking}")
         return unscored != _INTERRUPTED
 
-    def _test_scores(
-        self, spec: CaptionerSpec, data: TrainingData, *, ended: Ended, interruption: Interruption
-    ) -> tuple[list[Scores], str]:
+    def _test_scores(self, spec: CaptionerSpec, ended: Ended, interruption: Interruption) -> tuple[list[Scores], str]:
         """Scores of the test examples, or no scores and the reason.
 
         Errors are not raised, because the adapter is already written.
         """
+        data = self._data
         if not data.test:
             return [], "there are none."
         if ended.why == "interrupted" or interruption.is_asked:

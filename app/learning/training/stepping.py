@@ -12,12 +12,52 @@ from llama_adapter.app.learning.training.distributing import Distributed, norm_o
 from llama_adapter.app.learning.training.ranks import OneRank
 
 BETAS: Final = (0.9, 0.98)
-_MOMENTS: Final = ("exp_avg", "exp_avg_sq")
-SECOND_MOMENT, STEP = "exp_avg_sq/", "step/"  # prefixes of names in the state
+STEP = "step/"  # prefix of names in the state
 
 
-class NamedAdamW:
-    """AdamW (Loshchilov and Hutter, 2019) over named parameters, and its state by name.
+class NamedOptimiser:
+    """An optimiser of torch over named parameters, and its state by kind and name, such as `exp_avg/queries`."""
+
+    def __init__(
+        self, optimiser: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], *, kinds: Sequence[str]
+    ) -> None:
+        """`kinds` are the tensors of a parameter's state after a step: `step`, and others of the parameter's shape."""
+        self.torch, self._parameters, self._kinds = optimiser, dict(parameters), kinds
+
+    def set_rate(self, lr: float) -> None:
+        """Set the learning rate of all groups."""
+        for group in self.torch.param_groups:
+            group["lr"] = lr
+
+    def zero_grad(self) -> None:
+        """Delete all gradients."""
+        self.torch.zero_grad(set_to_none=True)
+
+    def state(self) -> dict[str, Tensor]:
+        """Moments and step counts by name; empty before the first step. The tensors are not copies."""
+        return {
+            f"{kind}/{name}": self.torch.state[parameter][kind]
+            for name, parameter in self._parameters.items()
+            if parameter in self.torch.state
+            for kind in self._kinds
+        }
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The names and shapes of the state after a step."""
+        named = [(kind, name) for kind in self._kinds for name in self._parameters]
+        return {f"{kind}/{name}": () if kind == "step" else tuple(self._parameters[name].shape) for kind, name in named}
+
+    @torch.no_grad()
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Set the state to one that has the names and shapes of `shapes`, in float32."""
+        for name, parameter in self._parameters.items():
+            own = {kind: state[f"{kind}/{name}"].clone() for kind in self._kinds}
+            moved = {kind: one if kind == "step" else one.to(parameter.device) for kind, one in own.items()}
+            self.torch.state[parameter] = moved
+
+
+class NamedAdamW(NamedOptimiser):
+    """AdamW (Loshchilov and Hutter, 2019).
 
     Parameters are in groups: with and without weight decay, and by their factor on the learning rate.
     """
@@ -31,49 +71,23 @@ class NamedAdamW:
         factor_of: Callable[[str], float] = lambda name: 1.0,
     ) -> None:
         """`no_decay` has the names without weight decay. `factor_of` maps a name to its factor on the learning rate."""
-        self._parameters = dict(parameters)
         groups: dict[tuple[float, float], list[nn.Parameter]] = {}
-        for name, parameter in self._parameters.items():
+        for name, parameter in parameters.items():
             key = (0.0 if name in no_decay else weight_decay, factor_of(name))
             groups.setdefault(key, []).append(parameter)
         self._factors = [factor for _, factor in groups]
-        self.torch = torch.optim.AdamW(
+        optimiser = torch.optim.AdamW(
             [{"params": group, "weight_decay": decay} for (decay, _), group in groups.items()],
             lr=0.0,
             betas=BETAS,
             eps=1e-8,
-            fused=_is_on_cpu(self._parameters.values()) or None,
+            fused=_is_on_cpu(parameters.values()) or None,
         )
+        super().__init__(optimiser, parameters, kinds=("exp_avg", "exp_avg_sq", "step"))
 
     def set_rate(self, lr: float) -> None:
-        """Set the learning rate of all groups."""
         for group, factor in zip(self.torch.param_groups, self._factors, strict=True):
             group["lr"] = lr * factor
-
-    def zero_grad(self) -> None:
-        """Delete all gradients."""
-        self.torch.zero_grad(set_to_none=True)
-
-    def state(self) -> dict[str, Tensor]:
-        """Moments and step counts by name; empty before the first step. The tensors are not copies."""
-        return {
-            f"{kind}/{name}": self.torch.state[parameter][kind]
-            for name, parameter in self._parameters.items()
-            if parameter in self.torch.state
-            for kind in (*_MOMENTS, "step")
-        }
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The names and shapes of the state after a step."""
-        moments = {f"{kind}/{name}": tuple(one.shape) for kind in _MOMENTS for name, one in self._parameters.items()}
-        return moments | {f"{STEP}{name}": () for name in self._parameters}
-
-    @torch.no_grad()
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Set the state to one that has the names and shapes of `shapes`, in float32."""
-        for name, parameter in self._parameters.items():
-            own = {kind: state[f"{kind}/{name}"].to(parameter.device).clone() for kind in _MOMENTS}
-            self.torch.state[parameter] = {"step": state[f"{STEP}{name}"].clone(), **own}
 
 
 def _is_on_cpu(parameters: Iterable[Tensor]) -> bool:

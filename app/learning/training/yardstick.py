@@ -1,7 +1,8 @@
 """What simple methods reach on the data of a run, in seconds: the yardstick for the trained adapter.
 
 Examples with choices are classified from small grey pixels and from the encoder's features (`probes.py`). For captions
-and open answers, one answer is given to all examples. N examples, D numbers of a vector.
+and open answers, one answer is given to all examples. N examples, D numbers of a vector, C width of the features, S
+pixels a side.
 """
 
 from collections import Counter
@@ -10,14 +11,21 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from llama_adapter.app.captioning.decisions.measures import NUM_FOLDS, wilson_low
 from llama_adapter.app.learning.scores.answers import answer_scores
 from llama_adapter.app.learning.scores.intervals import Figure
-from llama_adapter.app.learning.scores.outcome import Ints, Outcome, Task, task_of
+from llama_adapter.app.learning.scores.outcome import Outcome, Task, task_of
 from llama_adapter.app.learning.scores.scoring import measure_outcomes
+from llama_adapter.app.learning.training.asking import TrainExample
+from llama_adapter.app.learning.training.batches import Encodings
+from llama_adapter.app.learning.training.model import TrainableModel
+from llama_adapter.app.learning.training.prepare import TrainingData
 from llama_adapter.app.learning.training.probes import (
+    grey_pixels,
     linear_classes,
     nearest_classes,
     standardised,
@@ -27,6 +35,7 @@ from llama_adapter.app.learning.training.scoring import HEADLINES, SHOWN
 from llama_adapter.runtime.text import shown_excerpt
 
 MOST_MEASURED: Final = 2000  # of more examples, a sample is measured
+_TOGETHER: Final = 64
 GREY, FEATURES = "small grey pixels", "the encoder's features"
 _ADVICE: Final = (
     "Try, in this order: more --epochs; --sets bias,vision; more examples. Then look for examples with a wrong answer."
@@ -114,38 +123,26 @@ def _figure(num_right: int, count: int) -> Figure:
     return Figure(value=num_right / count, low=low, high=high, count=count)
 
 
-def sampled(count: int, *, seed: int = 0) -> Ints:
-    """The indices of the examples to measure, sorted: all, or a sample of `MOST_MEASURED` of more."""
-    if count <= MOST_MEASURED:
-        return np.arange(count, dtype=np.int64)
-    return np.sort(np.random.default_rng(seed).choice(count, MOST_MEASURED, replace=False)).astype(np.int64)
-
-
 def measure_choices(
     answers: Sequence[str],
     pictures: Sequence[str],
     *,
     grey_ND: Vectors | None = None,
     features_ND: Vectors | None = None,
-    seed: int = 0,
 ) -> Yardstick:
-    """What simple methods reach on training examples with choices; at most `MOST_MEASURED`, see `sampled`.
+    """What simple methods reach on training examples with choices, at least one.
 
     `answers` are the right answers, and `pictures` name the pictures: examples with the same name are in one fold.
     `grey_ND` has `grey_pixels` of each example, `features_ND` the mean of the encoder's tokens; numbers that are not
-    finite count as 0. Without vectors, or with a single picture, there are no probes. Raises ValueError without
-    examples.
+    finite count as 0. Without vectors, or with a single picture, there are no probes.
     """
-    if not answers:
-        raise ValueError("Wanted at least one example, got none")
-    chosen = sampled(len(answers), seed=seed)
-    names, labels_N = np.unique([answers[place] for place in chosen], return_inverse=True)
-    fold_N = stratified_folds(labels_N, [pictures[place] for place in chosen], seed=seed)
+    names, labels_N = np.unique(answers, return_inverse=True)
+    fold_N = stratified_folds(labels_N, pictures, seed=0)
     probes = []
     for on, given_ND in ((GREY, grey_ND), (FEATURES, features_ND)):
         if given_ND is None or not fold_N.any():
             continue
-        own_ND = np.nan_to_num(given_ND[chosen].astype(np.float64), posinf=0.0, neginf=0.0)
+        own_ND = np.nan_to_num(given_ND.astype(np.float64), posinf=0.0, neginf=0.0)
         near_N = nearest_classes(own_ND, labels_N, fold_N, by_angle=on == FEATURES)
         linear_N = linear_classes(standardised(own_ND) if on == FEATURES else own_ND, labels_N, fold_N)
         for method, found_N in (("nearest-neighbour probe", near_N), ("linear probe", linear_N)):
@@ -160,12 +157,9 @@ def measure_answers(learned: Iterable[Sequence[str]], asked: Sequence[Sequence[s
     """What the most frequent right answer of the training examples reaches on the test examples.
 
     `learned` and `asked` are the right answers of each training and test example. The test examples determine whether
-    they are captions or open answers, as they do when an adapter is scored. Raises UsageError without test examples,
-    and ValueError without training examples.
+    they are captions or open answers, as they do when an adapter is scored. Raises UsageError without test examples.
     """
     counts = Counter(answer for answers in learned for answer in dict.fromkeys(answers))
-    if not counts:
-        raise ValueError("Wanted at least one training example, got none")
     answer = counts.most_common(1)[0][0]
     outcomes = [Outcome(picture="", question="", answer=answer, references=tuple(one)) for one in asked]
     task, count = task_of(outcomes), len(outcomes)
@@ -173,3 +167,43 @@ def measure_answers(learned: Iterable[Sequence[str]], asked: Sequence[Sequence[s
     constant = Figure(value=value, count=count) if task == "captions" else _figure(round(value * count), count)
     exact = float(answer_scores(outcomes)["exact"].mean())
     return Yardstick(task=task, answer=answer, constant=constant, exact=exact)
+
+
+def yardstick_of(model: TrainableModel, data: TrainingData, encodings: Encodings) -> Yardstick | None:
+    """What simple methods reach on the data before the training; None without test examples that need a constant.
+
+    Small grey pixels are measured if the encodings are pixels, and the encoder's features if they are known.
+    """
+    chosen = [one for one in data.train if one.example.choices is not None and one.has_picture]
+    if 2 * len(chosen) <= len(data.train):
+        asked = [one.example.answers for one in data.test if one.example.choices is None]
+        return measure_answers([one.example.answers for one in data.train], asked) if asked else None
+    if len(chosen) > MOST_MEASURED:
+        drawn = np.random.default_rng(0).choice(len(chosen), MOST_MEASURED, replace=False)
+        chosen = [chosen[place] for place in np.sort(drawn)]
+    grey_ND, features_ND = _vectors(model, chosen, encodings)
+    return measure_choices(
+        [one.example.answers[0] for one in chosen],
+        [one.example.digest for one in chosen],
+        grey_ND=grey_ND,
+        features_ND=features_ND,
+    )
+
+
+@torch.no_grad()
+def _vectors(
+    model: TrainableModel, examples: Sequence[TrainExample], encodings: Encodings
+) -> tuple[Vectors | None, Vectors | None]:
+    """Grey pixels (N, 576) and the mean of CLIP's tokens (N, C) of each example; None if the encodings lack them."""
+    if model.encodes not in ("pixels", "features") or model.vision is None:
+        return None, None
+    grey: list[Vectors] = []
+    features: list[Tensor] = []
+    for at in range(0, len(examples), _TOGETHER):
+        encoded = encodings.of(examples[at : at + _TOGETHER])
+        assert encoded is not None, "the model sees pictures"
+        if model.encodes == "pixels":
+            grey += [grey_pixels(picture_SS3) for picture_SS3 in encoded.numpy()]
+            encoded = model.vision.features(encoded.to(model.device))
+        features.append(encoded.float().mean(1).cpu())
+    return np.stack(grey) if grey else None, torch.cat(features).numpy()

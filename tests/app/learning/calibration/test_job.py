@@ -62,30 +62,21 @@ def test_the_embedded_model_is_right_about_its_sample_pictures(
 
 
 @pytest.mark.slow
-def test_wrong_labels_are_listed_with_their_lines_and_lower_the_confidence(
+def test_wrong_labels_are_listed_and_pictures_that_cannot_be_read_are_counted(
     labels: Labels, capsys: pytest.CaptureFixture[str]
 ) -> None:
     picture, question, answer = labels.rows[4]
     labels.rows[4] = (picture, question, "no" if answer == "yes" else "yes")
-    labels.calibrate()
-
-    found = read_calibration(str(labels.folder / "c.json"))
-    assert found.temperature > 1.5
-    assert found.after.nll < found.before.nll
-    assert "most confident first:\n  line 6, " in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_pictures_that_cannot_be_read_are_counted_and_left_out(
-    labels: Labels, capsys: pytest.CaptureFixture[str]
-) -> None:
     (labels.folder / "broken.png").write_bytes(b"no picture")
     labels.rows += [("broken.png", "Is there a red star?", "yes"), ("missing.png", "Is there a red star?", "no")]
 
     assert labels.calibrate() == ExitCode.PICTURE_ERRORS
     found = read_calibration(str(labels.folder / "c.json"))
     assert (found.num_examples, found.num_unreadable) == (len(labels.rows) - 2, 2)
+    assert found.temperature > 1.5
+    assert found.after.nll < found.before.nll
     out, talk = capsys.readouterr()
+    assert "most confident first:\n  line 6, " in out
     assert "2 could not be answered" in out
     assert talk.count("error: ") == 2
 

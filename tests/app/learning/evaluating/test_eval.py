@@ -69,20 +69,6 @@ def test_known_sets_are_asked_and_scored_as_they_define_it(tmp_path: Path, run: 
     asked = (tmp_path / "pope-scores" / "answers.jsonl").read_text().splitlines()
     assert len(asked) == 2  # a question in both parts is asked once
 
-    mme = Folder(tmp_path / "mme", run)
-    mme.copy(STAR, "existence/1.jpg")
-    mme.write("existence/1.txt", f"{IS_STAR}\tYes\n{IS_RING}\tNo\n")
-    assert value(mme.scores()["parts"]["existence"], "MME score") == 200.0
-
-    vqa = Folder(tmp_path / "vqa", run)
-    vqa.copy(STAR, "val2014/COCO_val2014_000000000007.jpg")
-    question = {"image_id": 7, "question": "What color is the star?", "question_id": 70}
-    answers = [{"answer": answer} for answer in ["red"] * 2 + ["dark red"] * 8]
-    annotation = {"question_id": 70, "answer_type": "other", "multiple_choice_answer": "dark red", "answers": answers}
-    vqa.write("v2_OpenEnded_mscoco_val2014_questions.json", {"questions": [question]})
-    vqa.write("v2_mscoco_val2014_annotations.json", {"annotations": [annotation]})
-    assert value(vqa.scores()["figures"], "VQA") == pytest.approx(0.6)  # 2 of 10 people: (2 * 1 + 8 * 2) / (3 * 10)
-
     coco = Folder(tmp_path / "coco", run)
     captions = {"1.png": "a small purple triangle at the top", "2.jpg": "a big ship in the harbour"}
     for number, name in enumerate(captions):

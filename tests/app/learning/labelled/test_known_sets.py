@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llama_adapter.app.learning.labelled.reading import read_examples
@@ -99,14 +99,6 @@ def test_vqa(tmp_path: Path, annotations: str) -> None:
     assert (example.part, example.split) == ("number", "validation")
 
 
-def test_vqa_without_annotations_is_refused(tmp_path: Path) -> None:
-    questions = vqa(tmp_path / "Questions")  # folders beside it are searched too
-    (questions / "v2_mscoco_val2014_annotations.json").unlink()
-
-    with pytest.raises(InputsError, match="v2_mscoco_val2014_annotations"):
-        read(questions)
-
-
 def coco(folder: Path) -> Path:
     images = [{"id": number, "file_name": f"{number:012d}.jpg"} for number in (1, 2)]
     annotations = [{"image_id": 1, "id": number, "caption": f"Caption {number}."} for number in range(5)]
@@ -144,19 +136,20 @@ def test_science_qa(tmp_path: Path) -> None:
     assert reasons(found, folder=tmp_path)[0].startswith("problems.json, problem 3: it has no answer")
 
 
-def test_a_folder_with_two_sets_is_refused(tmp_path: Path) -> None:
-    vqa(coco(tmp_path))
-
-    with pytest.raises(InputsError, match="VQAv2 and captions of COCO"):
-        read(tmp_path)
-
-
 @pytest.mark.parametrize("data", [[], {}, {"questions": 1}, {"questions": [1]}])
 def test_damaged_files_are_refused(tmp_path: Path, data: Any) -> None:
     write(vqa(tmp_path) / "v2_OpenEnded_mscoco_val2014_questions.json", data)
-
     with pytest.raises(InputsError, match="with a list `questions`"):
         read(tmp_path)
+
+
+def test_two_sets_and_questions_without_annotations_are_refused(tmp_path: Path) -> None:
+    folder = vqa(coco(tmp_path / "sets"))  # folders beside it are searched too
+    with pytest.raises(InputsError, match="VQAv2 and captions of COCO"):
+        read(folder)
+    (folder / "v2_mscoco_val2014_annotations.json").unlink()
+    with pytest.raises(InputsError, match="v2_mscoco_val2014_annotations"):
+        read(folder / "v2_OpenEnded_mscoco_val2014_questions.json")
 
 
 def test_questions_of_vqa_without_answers_do_not_count(tmp_path: Path) -> None:
@@ -190,6 +183,7 @@ _SECOND_FILE = "v2_mscoco_val2014_annotations.json"  # read together with the qu
 
 
 @pytest.mark.slow
+@settings(max_examples=40)
 @given(data=_data)
 def test_any_json_gives_examples_or_problems_or_an_inputs_error(
     tmp_path_factory: pytest.TempPathFactory, data: Any

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from llama_adapter.app.learning.labelled.order import margins, next_to_label
+from llama_adapter.app.learning.labelled.order import next_to_label
 
 NONE_KNOWN = np.empty((0, 2), np.float32)
 LINE = np.array([[0, 0], [1, 0], [5, 0], [9, 0], [10, 0]], np.float32)
@@ -12,11 +12,6 @@ LINE = np.array([[0, 0], [1, 0], [5, 0], [9, 0], [10, 0]], np.float32)
 def sure(*likeliest: float) -> np.ndarray:
     """Probabilities of three choices; the second has the rest."""
     return np.array([[one, 1 - one, 0] for one in likeliest], np.float32)
-
-
-def test_margins_are_the_difference_between_the_two_likeliest_choices() -> None:
-    found = margins(np.array([[0.5, 0.5, 0], [0.1, 0.2, 0.7], [0, 0, 1]], np.float32))
-    assert found == pytest.approx([0, 0.5, 1], abs=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,12 +38,19 @@ def test_folders_are_classes(tmp_path: Path) -> None:
     assert not found.problems
 
 
-def test_folders_of_classes_may_lie_below_folders_of_splits(tmp_path: Path) -> None:
-    pictures(tmp_path, *(f"{split}/{name}/{split}.png" for split in ("train", "val") for name in ("cat", "dog")))
-    found = read_examples(str(tmp_path))
-
-    assert [example.split for example in found.examples] == ["train", "train", "validation", "validation"]
-    assert [example.answers for example in found.examples] == [("cat",), ("dog",)] * 2
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (
+            ["train/cat/1.png", "train/dog/2.png", "val/cat/3.png", "val/dog/4.png"],
+            [("cat", "train"), ("dog", "train"), ("cat", "validation"), ("dog", "validation")],
+        ),
+        (["train/a.png", "train/b.png", "car/c.png"], [("car", ""), ("train", ""), ("train", "")]),  # classes
+    ],
+)
+def test_folders_are_splits_if_all_are_named_so(names: list[str], expected: list[Any], tmp_path: Path) -> None:
+    found = read_examples(str(pictures(tmp_path, *names)))
+    assert [(one.answers[0], one.split) for one in found.examples] == expected
 
 
 @pytest.mark.parametrize("inside", ["cat/a.png", "metadata.jsonl", "shard.tar"])
@@ -52,18 +60,6 @@ def test_a_misspelt_folder_of_a_split_is_no_class(inside: str, tmp_path: Path) -
     with pytest.raises(InputsError, match=r"Wanted only folders of splits beside `.*train`, got `Tset`") as raised:
         read_examples(str(tmp_path))
     assert "did you mean test?" in raised.value.hint
-
-
-def test_a_folder_with_a_table_may_have_any_folders(tmp_path: Path) -> None:
-    pictures(tmp_path, "train/deep/a.png", "others/b.png")
-    write_lines(tmp_path / "metadata.jsonl", {"file_name": "train/deep/a.png", "text": "A."})
-    assert [one.answers for one in read_examples(str(tmp_path)).examples] == [("A.",)]
-
-
-def test_classes_may_be_named_after_splits(tmp_path: Path) -> None:
-    pictures(tmp_path, "train/a.png", "train/b.png", "car/c.png", "car/d.png")
-    found = read_examples(str(tmp_path))
-    assert [(one.answers, one.split) for one in found.examples] == [(("car",), "")] * 2 + [(("train",), "")] * 2
 
 
 def test_results_beside_classes_are_none_and_classes_that_differ_by_case_are_told(tmp_path: Path) -> None:
@@ -148,16 +144,24 @@ def test_classes_of_archives_are_those_of_all_of_them(tmp_path: Path, by: str) -
     assert not found.problems
 
 
-def test_metadata_of_hugging_face(tmp_path: Path) -> None:
-    for split in ("train", "test"):
-        pictures(tmp_path, f"{split}/a {split}.png")
-        write_lines(tmp_path / split / "metadata.jsonl", {"file_name": f"a {split}.png", "text": f"A {split}."})
+@pytest.mark.parametrize("is_above", [False, True])
+def test_metadata_of_hugging_face_may_lie_above_the_folders_of_splits_and_others(
+    is_above: bool, tmp_path: Path
+) -> None:
+    pictures(tmp_path, "train/deep/a.png", "test/b.png", *(["others/c.png"] if is_above else []))
+    names = {"train": "deep/a.png", "test": "b.png"}
+    if is_above:
+        rows = [{"file_name": f"{split}/{name}", "text": "A.", "split": split} for split, name in names.items()]
+        write_lines(tmp_path / "metadata.jsonl", *rows)
+    else:
+        for split, name in names.items():
+            write_lines(tmp_path / split / "metadata.jsonl", {"file_name": name, "text": "A."})
     found = read_examples(str(tmp_path))
 
-    assert [(brief(one, folder=tmp_path)[0], one.split) for one in found.examples] == [
-        ("test/a test.png", "test"),
-        ("train/a train.png", "train"),
-    ]
+    assert {(brief(one, folder=tmp_path)[0], one.split) for one in found.examples} == {
+        ("test/b.png", "test"),
+        ("train/deep/a.png", "train"),
+    }
 
 
 def test_missing_and_empty_pictures_are_told_by_name(tmp_path: Path) -> None:
@@ -207,15 +211,6 @@ def test_copies_may_have_other_captions_and_are_told_in_two_splits(
     found = read_examples(str(write_lines(tmp_path / "data.jsonl", *named)))
 
     assert reasons(found, folder=tmp_path) == told
-
-
-def test_without_digests_pictures_are_looked_for_alone(tmp_path: Path) -> None:
-    rows = [{"picture": name, "answer": "red"} for name in ("a.png", "b.png")]
-    pictures(tmp_path, "a.png")
-    found = read_examples(str(write_lines(tmp_path / "data.jsonl", *rows)), digests=False)
-
-    assert [example.digest for example in found.examples] == [""]
-    assert len(found.problems) == 1
 
 
 @pytest.mark.parametrize("name", ["nowhere", "notes.txt", "bare", "no/*.jsonl"])
@@ -288,14 +283,3 @@ def test_the_digest_of_data_goes_by_pictures_and_answers(tmp_path: Path) -> None
     assert digest(one, two) == digest(two, {**one, "picture": "copy.png"})
     assert digest(one, two) != digest(one, {**two, "answer": "a"})
     assert digest(one, two) != digest(one)
-
-
-def test_metadata_may_lie_above_the_folders_of_splits(tmp_path: Path) -> None:
-    pictures(tmp_path, "train/a.png", "test/b.png")
-    rows = [
-        {"file_name": f"{split}/{name}.png", "text": name, "split": split}
-        for split, name in (("train", "a"), ("test", "b"))
-    ]
-    write_lines(tmp_path / "metadata.jsonl", *rows)
-
-    assert [example.split for example in read_examples(str(tmp_path)).examples] == ["train", "test"]

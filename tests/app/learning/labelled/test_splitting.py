@@ -97,12 +97,6 @@ def test_copies_of_a_held_out_picture_are_held_out_too_unless_the_data_say_other
     assert sizes(parts) == {"train": 2, "test": 2, "dev set": 1}
 
 
-@pytest.mark.parametrize("shares", [{}, {"train": 1.0, "test": 0.0}, {"train": 0.5, "test": 0.6}])
-def test_shares_that_are_none_are_refused(shares: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="shares"):
-        split_examples([], shares=shares, seed=1)
-
-
 @pytest.mark.parametrize(
     ("split", "names"),
     [

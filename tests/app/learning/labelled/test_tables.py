@@ -1,6 +1,5 @@
 """Tables become examples: the name of the answer's column decides the kind of answer."""
 
-import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -62,16 +61,12 @@ def test_choices_make_a_choice_and_other_columns_are_kept(tmp_path: Path) -> Non
     assert only(tmp_path, row, choices=("never", "yes")).choices == ("never", "yes"), "those of the command win"
 
 
-def test_labels_have_all_labels_of_the_table_as_choices(tmp_path: Path) -> None:
+def test_labels_have_all_labels_of_the_table_as_choices_and_one_label_is_an_error(tmp_path: Path) -> None:
     found = read(tmp_path, *({"picture": f"{name}.png", "label": name} for name in ("cat", "dog", "axolotl")))
-
-    assert {example.choices for example in found.examples} == {("axolotl", "cat", "dog")}
-    assert [example.answers for example in found.examples] == [("cat",), ("dog",), ("axolotl",)]
-
-
-def test_a_single_label_is_an_error(tmp_path: Path) -> None:
+    assert [(one.answers, one.choices) for one in found.examples] == [
+        ((name,), ("axolotl", "cat", "dog")) for name in ("cat", "dog", "axolotl")
+    ]
     found = read(tmp_path, {"picture": "a.png", "label": "cat"}, {"picture": "b.png", "label": "cat"})
-
     assert not found.examples
     assert reasons(found, folder=tmp_path) == ["data.jsonl: all its labels are cat; wanted at least two classes"]
 
@@ -98,20 +93,6 @@ def test_columns_are_for_templates_and_tell_questions_apart(tmp_path: Path) -> N
     assert [example.item.columns for example in found.examples] == [{"what": "cat"}, {"what": "dog"}]
     assert not found.problems
     assert len(read(tmp_path, *rows, question="Is there an animal?").problems) == 1
-
-
-@pytest.mark.parametrize("as_lines", [True, False])
-def test_json_is_a_list_or_lines_of_objects(tmp_path: Path, as_lines: bool) -> None:
-    rows = [{"instruction": f"Say {name}.", "output": name} for name in ("a", "b")]
-    path = tmp_path / "alpaca.json"
-    path.write_text("\n".join(map(json.dumps, rows)) if as_lines else json.dumps(rows))
-
-    found = table_examples(str(path))
-    assert [brief(one, folder=tmp_path) for one in found.examples] == [
-        (None, "Say a.", "answer", ("a",)),
-        (None, "Say b.", "answer", ("b",)),
-    ]
-    assert found.examples[1].place == f"{path}, line 2"
 
 
 @pytest.mark.parametrize(

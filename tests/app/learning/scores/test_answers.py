@@ -49,8 +49,3 @@ def test_vqas_score_is_there_if_all_have_ten_references() -> None:
     found = answer_scores([ten, outcome("blue", *["red"] * 2, *["blue"] * 8)])
     assert found["VQA"] == pytest.approx([0.6, 1.0])
     assert "VQA" not in answer_scores([ten, outcome("red", "red")])
-
-
-def test_one_reference_is_not_enough_for_vqas_score() -> None:
-    with pytest.raises(ValueError, match="several people, got 1"):
-        vqa_score("red", ["red"])

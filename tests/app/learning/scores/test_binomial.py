@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_adapter.app.learning.scores.binomial import at_most, exact_interval, exact_low
+from llama_adapter.app.learning.scores.binomial import at_most, exact_interval
 
 
 @given(count=st.integers(0, 40), total=st.integers(0, 40), share=st.floats(0.0, 1.0))
@@ -27,8 +27,3 @@ def test_tails_of_many_trials_do_not_overflow() -> None:
 )
 def test_intervals_are_those_of_clopper_and_pearson(num_right: int, count: int, low: float, high: float) -> None:
     assert exact_interval(num_right, count) == pytest.approx((low, high), abs=1e-4)
-
-
-def test_the_bound_of_59_right_answers_of_59_is_95_percent() -> None:
-    assert exact_low(58, 58, level=0.05) < 0.95 < exact_low(59, 59, level=0.05)
-    assert exact_low(59, 59, level=0.05) == pytest.approx(0.05 ** (1 / 59))

@@ -1,8 +1,6 @@
 """Checkpoints: the evaluations that a run remembers, and damaged or foreign files, which are refused before use."""
 
-import json
 import math
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -43,95 +41,56 @@ def test_a_run_goes_on_while_score_or_loss_improves() -> None:
     assert (state.best, state.best_step, state.least_loss) == ([0.60, -2.2], 70, 2.0)
 
 
-FORMAT = "llama-adapter training 1"
 STATE = LoopState(step=3, num_steps=6, run="ab", best=[0.5, -math.inf], best_step=2, elapsed_s=1.5, num_examples=24)
 SCALER = torch.amp.GradScaler("cpu").state_dict()
 
 
-def whole() -> tuple[dict[str, nn.Parameter], dict[str, Tensor], dict[str, tuple[int, ...]]]:
-    """Parameters, and the names, tensors and shapes of their checkpoint after one step."""
+def whole() -> tuple[dict[str, Tensor], dict[str, tuple[int, ...]]]:
+    """The tensors of a checkpoint after one step, and their names and shapes."""
     parameters = {"a": nn.Parameter(torch.ones(2, 3)), "b": nn.Parameter(torch.zeros(4))}
     optimiser = NamedAdamW(parameters, no_decay=(), weight_decay=0.0)
     for one in parameters.values():
         one.grad = torch.ones_like(one)
     optimiser.torch.step()
     tensors = {f"weight/{name}": one.detach() for name, one in parameters.items()} | optimiser.state()
-    return parameters, tensors, weight_shapes(parameters) | optimiser.shapes()
+    return tensors, weight_shapes(parameters) | optimiser.shapes()
 
 
-def test_a_checkpoint_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_checkpoint_is_read_as_it_was_written_and_refused_if_a_byte_differs(tmp_path: Path) -> None:
     path = tmp_path / "last.safetensors"
-    _, tensors, shapes = whole()
-    for state in (STATE, LoopState(), LoopState(step=2, num_steps=2, num_examples=2, skipped=[1, 2], scaler=SCALER)):
+    tensors, shapes = whole()
+    for state in (LoopState(), LoopState(step=2, num_steps=2, num_examples=2, skipped=[1, 2], scaler=SCALER), STATE):
         write_checkpoint(path, tensors, state)
         found, read = read_checkpoint(path)
         assert read == state
-        assert shapes == {name: tuple(tensor.shape) for name, tensor in found.items()}
-        check_tensors(found, shapes, num_steps=3, path=path)
-
-
-@pytest.mark.parametrize(
-    "state",
-    [
-        "[" * 100_000,
-        "[]",
-        "{}",
-        json.dumps(asdict(STATE) | {"more": 1}),
-        *(
-            json.dumps(asdict(STATE) | values)
-            for values in (
-                *({"step": "x"}, {"step": -5}, {"step": 10**12}, {"step": 2.0}, {"step": True}, {"num_steps": None}),
-                *({"run": 1}, {"best": [math.nan]}, {"best": [math.inf]}, {"best": ["1"]}, {"best": [0.0] * 3}),
-                *({"best_step": 4}, {"best_step": -1}, {"least_loss": math.nan}, {"num_worse": -1}),
-                *({"skipped": [0]}, {"skipped": [4]}, {"skipped": [2, 2]}, {"skipped": ["1"]}),
-                *({"elapsed_s": math.inf}, {"elapsed_s": -1.0}, {"num_examples": 2}, {"num_examples": 10**30}),
-                *({"scaler": {"scale": 1.0}}, {"scaler": SCALER | {"scale": math.nan}}),
-                *({"scaler": SCALER | {"growth_interval": 10**40}}, {"scaler": SCALER | {"_growth_tracker": -1}}),
-            )
-        ),
-    ],
-)
-def test_impossible_states_are_refused(state: str, tmp_path: Path) -> None:
-    path = tmp_path / "last.safetensors"
-    save_file({"weight/a": torch.ones(1)}, path, metadata={"format": FORMAT, "state": state})
-    with pytest.raises(CheckpointError, match=r"no checkpoint of a training run of this version: .") as raised:
+        check_tensors(found, shapes, path=path)
+    content = path.read_bytes()
+    flipped = bytearray(content)
+    flipped[-1] ^= 1
+    for damaged in (content.replace(b"1.5", b"2.5"), bytes(flipped), content.replace(b"weight/a", b"weight/c"), b"{"):
+        assert damaged != content
+        path.write_bytes(damaged)
+        with pytest.raises(CheckpointError):
+            read_checkpoint(path)
+    save_file(tensors, path)
+    with pytest.raises(CheckpointError, match="damaged, or is no checkpoint") as raised:
         read_checkpoint(path)
-    assert len(raised.value.message) < 1000
     assert "--force" in raised.value.hint
-
-
-MOMENT, SECOND, STEP = "exp_avg/a", "exp_avg_sq/a", "step/a"
 
 
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({MOMENT: torch.ones(3, 2)}, "exp_avg/a.*shape"),
-        ({MOMENT: torch.ones(2, 3000)}, "exp_avg/a.*shape"),
-        ({MOMENT: torch.ones(6)}, "exp_avg/a.*shape"),
-        ({MOMENT: torch.ones(2, 3, dtype=torch.int8)}, "exp_avg/a.*int8"),
-        ({MOMENT: torch.ones(2, 3, dtype=torch.float64)}, "exp_avg/a.*float64"),
-        ({MOMENT: torch.full((2, 3), math.nan)}, "impossible numbers in `exp_avg/a`"),
-        ({SECOND: torch.full((2, 3), -1.0)}, "impossible numbers in `exp_avg_sq/a`"),
-        ({SECOND: torch.full((2, 3), math.inf)}, "impossible numbers in `exp_avg_sq/a`"),
-        ({STEP: torch.tensor([1.0])}, "step/a.*shape"),
-        *(({STEP: torch.tensor(step)}, "impossible numbers in `step/a`") for step in (0.0, -5.0, 1.5, 4.0, 1e12)),
-        ({STEP: torch.tensor(1)}, "step/a.*int64"),
-        ({STEP: None}, "lacks 1 tensors .`step/a`"),
-        ({"weight/b": None}, "lacks 1 tensors .`weight/b`"),
-        ({"weight/b": torch.full((4,), math.inf)}, "impossible numbers in `weight/b`"),
-        ({"weight/b": torch.ones(5)}, "weight/b.*shape"),
-        ({"exp_avg/c": torch.ones(1)}, "do not belong there .`exp_avg/c`"),
+        ({"exp_avg/a": torch.ones(3, 2)}, "exp_avg/a.*shape"),
+        ({"step/a": None}, "lacks 1 tensors .`step/a`"),
         ({"odd": torch.ones(1)}, "do not belong there .`odd`"),
     ],
 )
-def test_tensors_of_another_form_or_with_impossible_numbers_are_refused(
-    changes: dict[str, Tensor | None], told: str, tmp_path: Path
-) -> None:
-    _, tensors, shapes = whole()
+def test_tensors_of_another_model_are_refused(changes: dict[str, Tensor | None], told: str, tmp_path: Path) -> None:
+    tensors, shapes = whole()
     found = {name: tensor for name, tensor in (tensors | changes).items() if tensor is not None}
     with pytest.raises(CheckpointError, match=told):
-        check_tensors(found, shapes, num_steps=3, path=tmp_path / "last.safetensors")
+        check_tensors(found, shapes, path=tmp_path / "last.safetensors")
 
 
 ROW = "1,0.5,2.5,0.001,nan,10,300,0.1,,\r\n"

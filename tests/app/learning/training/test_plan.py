@@ -6,10 +6,9 @@ import json
 import pytest
 import torch
 
-from llama_adapter.app.learning.training import plan as plan_module
 from llama_adapter.app.learning.training.job import ParameterSet, TrainingChoice
 from llama_adapter.app.learning.training.model import open_trainable
-from llama_adapter.app.learning.training.plan import MetaCounter, Shapes, plan_step, plan_steps, require_memory, smaller
+from llama_adapter.app.learning.training.plan import MetaCounter, Shapes, plan_step, require_memory, smaller
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.training.frozen import PackedWeight, find_kernels, packed_bytes
 from llama_adapter.llm.training.layout import IGNORED
@@ -84,17 +83,6 @@ def test_smaller_parts_checkpoints_and_more_devices_take_less() -> None:
     divided = plan_step(eighth, num_ranks=8, kind="fsdp")
     assert divided.total < plan_step(eighth, num_ranks=8).total < whole.total
     assert divided.trained == whole.trained // 8
-
-
-def test_ways_to_share_a_step_are_planned_by_one_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, shapes, _, _ = counted(("bias",), checkpointing=False)
-    alone = [plan_step(shapes, num_ranks=4, kind=kind) for kind in ("ddp", "fsdp")]
-    counters = []
-    count = plan_module._computed
-    monkeypatch.setattr(plan_module, "_computed", lambda *given: counters.append(given) or count(*given))
-
-    assert plan_steps(shapes, num_ranks=4, kinds=("ddp", "fsdp")) == alone
-    assert len(counters) == 1
 
 
 @pytest.mark.slow

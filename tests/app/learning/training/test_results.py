@@ -59,7 +59,7 @@ def require(job: TrainJob, model: TrainableModel, *, free: int, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("base", ["bundle", "files"])
-@pytest.mark.parametrize("sets", [("bias",), ("adapter",), ("lora",)], ids="".join)
+@pytest.mark.parametrize("sets", [("bias",), ("lora",)], ids="".join)
 def test_the_disk_must_have_room_for_all_files_and_for_a_bundle_beside_the_one_that_it_replaces(
     base: str, sets: tuple[ParameterSet, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,7 +29,6 @@ from llama_adapter.app.learning.training.job import TrainingChoice
 from llama_adapter.app.learning.training.model import open_trainable
 from llama_adapter.app.learning.training.scoring import Validation, Validator
 from llama_adapter.app.learning.training.stepping import Step, Stepper
-from llama_adapter.app.models.bundle_manifest import read_manifest
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.devices.cpu import CpuBackend
@@ -38,23 +37,12 @@ from llama_adapter.runtime.tensor_files.files import read_safetensors
 from tests.app.command import Ran, Run
 from tests.app.learning.labelled.tables import write_lines
 from tests.app.learning.training.pets import draw_pets
+from tests.parity.golden import model_flags
 
 pytestmark = pytest.mark.slow
 
-QUICK = [
-    "--score",
-    "loss",
-    "--evaluate-every",
-    "3",
-    "--epochs",
-    "2",
-    "--batch-size",
-    "8",
-    "--lr",
-    "1e-3",
-    "--sets",
-    "bias",
-]
+QUICK = ["--score", "loss", "--evaluate-every", "3", "--epochs", "2", "--batch-size", "8", "--sets", "bias"]
+QUICK += ["--lr", "1e-3"]
 # AdamW's first steps have the same size for a gradient of rounding errors as for any other. With a tiny rate the
 # weights hardly move, so that results computed differently stay comparable.
 STEADY = [*QUICK, "--lr", "1e-7"]
@@ -129,10 +117,11 @@ def steady(pets: Path, encoded: list[str], tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.proves("training", "CPU")
 def test_a_folder_of_two_classes_becomes_an_adapter_that_answers(
-    pets: Path, encoded: list[str], tmp_path: Path, run: Run
+    pets: Path, encoded: list[str], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(eye, "_FEWEST_BLOCK_STEPS", 10)  # enough for two plain classes, as are the epochs
     out = tmp_path / "pets.pth"
-    ran = run(*("train", str(pets), "--out", str(out), "--tower-epochs", "12", "--evaluate-every", "40", *encoded))
+    ran = run("train", str(pets), "--out", str(out), "--tower-epochs", "8", "--epochs", "12", *encoded)
     assert ran.code == 0, ran.err
     folder = tmp_path / "pets.training"
     question = "Which of these is it: ring, triangle?"
@@ -180,23 +169,6 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(
     assert_same_bits(read_safetensors(folder / "best.safetensors"), read_safetensors(whole / "best.safetensors"))
 
 
-def test_evaluations_of_a_resumed_run_are_compared_by_the_same_measure(
-    whole: Path, train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "pets.training"
-    shutil.copytree(whole, folder)
-    kept = (folder / "last.safetensors").read_bytes()
-    monkeypatch.setattr(
-        "llama_adapter.app.learning.training.run.encode_all", None
-    )  # refused before pictures are encoded
-    for score in ("answers", "auto"):
-        ran = train("--score", score, "--resume")
-        assert ran.code == 2
-        assert "compares its evaluations by loss, and would go on by answers" in ran.err
-        assert "resume with --score loss" in ran.err
-    assert (folder / "last.safetensors").read_bytes() == kept
-
-
 def test_a_model_trained_for_captions_is_asked_its_own_question(
     pets: Path, encoded: list[str], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,25 +179,12 @@ def test_a_model_trained_for_captions_is_asked_its_own_question(
     ran = run("train", "captions.jsonl", "--out", "a.pth", "--question", question, *QUICK, *encoded)
     assert ran.code == 0, ran.err
     assert "wrote `a.pth` and `a.training/bundle`\n" in ran.err, "relative, as it was named"
+    [record] = run("caption", rows[0]["image"], "--model", "a.training/bundle", "--max-new-tokens", "1").records
+    assert record["prompt"] == "Describe {the} picture."
     over = ["--llama-dir", str(embedded_model()), "--adapter", "a.pth"]
-    for model in (["--model", "a.training/bundle"], over):
-        picture = rows[0]["image"]
-        [record] = run("caption", picture, *model, "--max-new-tokens", "1").records
-        assert record["prompt"] == "Describe {the} picture."
-        ran = run("eval", "a.training/test.jsonl", *model, "--out", "scores", "--overwrite", "--max-new-tokens", "1")
-        assert ran.code == 0, ran.err
-        assert "captions without a question are asked “Describe {the} picture.”" in ran.err
-
-    # Trained further, the adapter learns its own question again, and keeps it when it learns classes.
-    further = [*QUICK, *encoded, *over]
-    assert run("train", "captions.jsonl", "--out", "b.pth", *further).code == 0
-    assert run("train", str(pets), "--out", "c.pth", *further).code == 0
-    for name, learned in {"b": None, "c": "Which of these is it: ring, triangle?"}.items():
-        manifest = read_manifest(tmp_path / f"{name}.training" / "bundle")
-        assert (manifest["prompt"], manifest.get("question")) == ("Describe {the} picture.", learned)
-    ran = run("eval", str(pets), "--limit", "2", "--model", "c.training/bundle", "--out", "of-classes")
+    ran = run("eval", "a.training/test.jsonl", *over, "--out", "scores", "--max-new-tokens", "1")
     assert ran.code == 0, ran.err
-    assert "asked “Which of these is it: ring, triangle?”" in ran.err
+    assert "captions without a question are asked “Describe {the} picture.”" in ran.err
 
 
 def shortened(folder: Path) -> None:
@@ -243,31 +202,29 @@ def of_another_run(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "code", "told"),
+    ("change", "code", "told"),
     [
+        (["--score", "answers"], 2, "by loss, and would go on by answers"),
+        (["--score", "auto"], 2, "resume with --score loss"),
         (shortened, 1, "last.safetensors`: `exp_avg_sq/.*has the shape"),
         (of_another_run, 2, "has other data, examples or settings"),
         (lambda folder: (folder / "best.safetensors").unlink(), 1, "best.safetensors"),
         (lambda folder: (folder / "log.csv").write_bytes(b"\xff\0\n"), 1, "log.csv` is no log of a training"),
         (lambda folder: (folder / "bundle" / "mine.txt").touch(), 1, "`mine.txt` beside its bundle"),
-        (
-            lambda folder: (folder / "data.json").write_text("[" * 100_000),
-            0,
-            "",
-        ),  # only tells early what is refused later
     ],
 )
 def test_what_a_resumed_run_reads_is_checked_before_use(
-    damage: Callable[[Path], object], code: int, told: str, whole: Path, tmp_path: Path, train: Train
+    change: list[str] | Callable[[Path], object], code: int, told: str, whole: Path, tmp_path: Path, train: Train
 ) -> None:
     folder = tmp_path / "pets.training"
     shutil.copytree(whole, folder)
-    damage(folder)
-    ran = train("--resume")
+    if not isinstance(change, list):
+        change(folder)
+    ran = train("--resume", *(change if isinstance(change, list) else ()))
     assert "fault of the program" not in ran.err
     assert ran.code == code, ran.err
     assert re.search(told, ran.err)
-    assert (tmp_path / "pets.pth").exists() == (code == 0)
+    assert not (tmp_path / "pets.pth").exists()
 
 
 def test_accumulated_parts_give_the_same_sums(steady: Path, tmp_path: Path, train: Train) -> None:
@@ -443,9 +400,10 @@ def test_without_a_cache_folder_encodings_are_beside_the_adapter_and_a_note_says
 ) -> None:
     (tmp_path / "home").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    kill_after(0, monkeypatch)
     ran = run("train", str(pets), "--out", str(tmp_path / "pets.pth"), *QUICK)
 
-    assert ran.code == 0
+    assert ran.code == 9
     assert ran.err.count("encoded pictures are kept in") == ran.err.count("--encoded names another folder") == 1
     assert len(list((tmp_path / "pets.training" / "encoded").rglob("*.safetensors"))) == 30
 
@@ -547,14 +505,15 @@ def test_an_example_whose_loss_is_not_finite_is_named_and_its_step_skipped(
     assert str(place) in stopped.err
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_learns_as_float32_does(dtype: str, whole: Path, tmp_path: Path, train: Train) -> None:
-    ran = train("--dtype", dtype)
-    assert ran.code == 0, ran.err
-    ours, theirs = (losses(folder) for folder in (tmp_path / "pets.training", whole))
-    pairs = [(float(mine[1]), float(his[1])) for mine, his in zip(ours, theirs, strict=True) if mine[1] and his[1]]
-    assert len(pairs) >= 5, "float16 may skip its first step, to find its scale"
-    assert all(mine == pytest.approx(his, rel=0.25, abs=0.2) for mine, his in pairs)
+def test_float16_learns_as_float32_does(tmp_path: Path, train: Train) -> None:
+    learned = []
+    for dtype in ("float32", "float16"):
+        ran = train(*model_flags(), "--dtype", dtype, "--epochs", "1", "--validation", "0", "--test", "0", "--force")
+        assert ran.code == 0, ran.err
+        learned.append(losses(tmp_path / "pets.training"))
+    pairs = [(float(one[1]), float(other[1])) for one, other in zip(*learned, strict=True) if other[1]]
+    assert len(pairs) >= 3, "float16 may skip its first step, to find its scale"
+    assert all(one == pytest.approx(other, rel=0.05) for one, other in pairs), pairs
 
 
 def test_pictures_and_texts_are_learnt_together(pets: Path, tmp_path: Path, train: Train) -> None:
@@ -610,6 +569,7 @@ def test_answers_with_many_choices_are_not_scored_unless_asked_for(
     assert re.search(r"have \d choices to compare in each evaluation, so the loss alone decides", ran.err)
     assert ", accuracy " not in ran.err
     assert re.search(r"not scored: they have \d choices to compare, .*Score them:\nllama-adapter eval", ran.err)
+    kill_after(0, monkeypatch)  # after an evaluation
     asked = train("--epochs", "1", "--score", "answers", "--force")
     assert "--score loss is faster" in asked.err
     assert ", accuracy " in asked.err

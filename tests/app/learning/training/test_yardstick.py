@@ -9,7 +9,6 @@ from llama_adapter.app.learning.scores.intervals import Figure
 from llama_adapter.app.learning.training.yardstick import (
     FEATURES,
     GREY,
-    MOST_MEASURED,
     Probe,
     Yardstick,
     measure_answers,
@@ -58,7 +57,7 @@ def test_copies_of_a_picture_do_not_help() -> None:
     assert copies < 0.8 < others["nearest-neighbour", GREY]
 
 
-def test_few_and_many_examples_are_measured() -> None:
+def test_few_examples_are_measured() -> None:
     assert measure_choices(["a", "a", "b"], ["x"] * 3, grey_ND=NOISE[:3]).probes == ()
     assert measure_choices(["a", "b"], ["", ""]).constant.value == 0.5
     for count in (2, 3, 4):
@@ -66,14 +65,6 @@ def test_few_and_many_examples_are_measured() -> None:
             ANSWERS[-count:], list("abcd")[:count], grey_ND=NOISE[:count], features_ND=NOISE[:count]
         )
         assert len(found.probes) == 4
-    with pytest.raises(ValueError, match="at least one example"):
-        measure_choices([], [])
-    many = MOST_MEASURED + 500
-    answers = [("ring", "disc")[place % 2] for place in range(many)]
-    vectors = np.arange(many)[:, None] % 2 + np.zeros((1, 3))
-    found = measure_choices(answers, [str(place) for place in range(many)], grey_ND=vectors)
-    assert found.constant.count == MOST_MEASURED
-    assert set(shares(found).values()) == {1.0}
 
 
 def test_one_answer_for_all_is_scored_as_an_adapter_is() -> None:
@@ -89,8 +80,6 @@ def test_one_answer_for_all_is_scored_as_an_adapter_is() -> None:
     assert (found.task, found.answer, found.exact) == ("captions", star, 1 / 3)
     assert found.constant == Figure(value=pytest.approx(expected), count=3)
     assert expected > 1
-    with pytest.raises(ValueError, match="at least one training example"):
-        measure_answers([], asked)
 
 
 def yardstick(chance: float, **probes: float) -> Yardstick:
