@@ -4,7 +4,10 @@ import hashlib
 import os
 
 
-def file_digest(path: str | os.PathLike[str]) -> str:
-    """SHA-256 of a file, read in pieces, in hexadecimal."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def file_digest(*paths: str | os.PathLike[str]) -> str:
+    """SHA-256, in hexadecimal, of a file or of several files concatenated. They are read in pieces."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with open(path, "rb") as file:
+            hashlib.file_digest(file, lambda: digest)
+    return digest.hexdigest()

@@ -38,36 +38,29 @@ class Capabilities:
     most_rows: int = 64  # largest automatic batch size; larger ones are hardly faster (an estimate)
 
 
-class Mark(Protocol):
-    """A point in the device's queue."""
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A point in the device's queue: an event of the device, such as `torch.cuda.Event`."""
 
-    def ms_since(self, earlier: Any) -> float:
+    event: Any
+
+    def ms_since(self, earlier: "Mark") -> float:
         """Milliseconds since an earlier mark of the same device. Waits for this mark."""
-        ...
+        self.wait()
+        return float(earlier.event.elapsed_time(self.event))
 
     def wait(self) -> None:
         """Return when the device has reached this point."""
-        ...
+        self.event.synchronize()
 
 
 class Backend(Protocol):
-    """One device of one kind."""
+    """One device of one kind. Classes of devices inherit from it what most devices share."""
 
-    @property
-    def name(self) -> str:
-        """The name for reports, for example `cpu` or `cuda:0 (NVIDIA H100)`."""
-        ...
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def capabilities(self) -> Capabilities: ...
-
-    @property
-    def kernels(self) -> Library | None:
-        """This project's C kernels if `prepare` has used them, else None. The native runner needs them."""
-        ...
+    name: str  # for reports, for example `cpu` or `cuda:0 (NVIDIA H100)`
+    device: torch.device
+    capabilities: Capabilities
+    kernels: Library | None = None  # this project's C kernels if `prepare` has used them; the native runner needs them
 
     def synchronise(self) -> None:
         """Return when the device has finished all its work."""
@@ -75,7 +68,7 @@ class Backend(Protocol):
 
     def mark(self) -> Mark | None:
         """The current end of the device's queue; None if the host computes."""
-        ...
+        return None
 
     def profiler(self, folder: Path) -> AbstractContextManager[object]:
         """A context that profiles the device and writes a Chrome trace into `folder` when it ends."""
@@ -115,7 +108,7 @@ class Backend(Protocol):
 
         Empty if it has such operators or needs none, and with `aten`, because weights are then dequantised.
         """
-        ...
+        return ""
 
     def packed_layout(
         self, precision: Precision, activations: torch.dtype, *, wanted: OperatorChoice = "auto"
@@ -124,7 +117,7 @@ class Backend(Protocol):
 
         Float weights have the type of the activations.
         """
-        ...
+        return None
 
     def compile(self, program: Program, *, mode: str) -> Program:
         """A program with fixed shapes and dtypes as one graph. Raises DeviceError if the device does not have the mode.
@@ -133,20 +126,6 @@ class Backend(Protocol):
         it more than once, so its side effects must be idempotent. The next call of any graph may overwrite its results.
         """
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class EventMark:
-    """A mark that uses an event of the device, such as `torch.cuda.Event`."""
-
-    event: Any
-
-    def ms_since(self, earlier: "EventMark") -> float:
-        self.wait()
-        return float(earlier.event.elapsed_time(self.event))
-
-    def wait(self) -> None:
-        self.event.synchronize()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -31,11 +31,6 @@ class CollectiveLibrary:
     abort: Callable[[torch.device], None]  # ends all waits of this process for collectives, as far as the library can
 
 
-def _nccl_variables(timeout_s: float) -> dict[str, str]:
-    # NCCL has no time limit.
-    return {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
-
-
 def _hccl_variables(timeout_s: float) -> dict[str, str]:
     return {
         "TORCH_HCCL_ASYNC_ERROR_HANDLING": "0",
@@ -48,16 +43,16 @@ def _within(seconds: float, allowed: range) -> str:
     return str(min(max(math.ceil(seconds), allowed[0]), allowed[-1]))
 
 
-def _abort_nccl(device: torch.device) -> None:
-    dist.distributed_c10d._abort_process_group()
-
-
 def _abort_hccl(device: torch.device) -> None:
     dist.group.WORLD._get_backend(device).abort_hccl_comm("another rank failed")  # type: ignore[union-attr]
 
 
 LIBRARIES: Mapping[Collectives, CollectiveLibrary] = {
     "gloo": CollectiveLibrary(is_queued=False, variables=lambda timeout_s: {}, abort=lambda device: None),
-    "nccl": CollectiveLibrary(is_queued=True, variables=_nccl_variables, abort=_abort_nccl),
+    "nccl": CollectiveLibrary(
+        is_queued=True,
+        variables=lambda timeout_s: {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"},  # NCCL has no time limit
+        abort=lambda device: dist.distributed_c10d._abort_process_group(),
+    ),
     "hccl": CollectiveLibrary(is_queued=True, variables=_hccl_variables, abort=_abort_hccl),
 }

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity
 
-from llama_adapter.runtime.devices.base import Capabilities, Program, require_mode
+from llama_adapter.runtime.devices.base import Backend, Capabilities, Program, require_mode
 from llama_adapter.runtime.devices.cpu_linear import install_kernels, takes_types
 from llama_adapter.runtime.devices.tracing import torch_trace
 from llama_adapter.runtime.host_memory import free_host_bytes, total_host_bytes
@@ -26,7 +26,7 @@ from llama_adapter.runtime.schemes.scheme import find_scheme
 _MAPS = Path("/proc/self/maps")
 
 
-class CpuBackend:
+class CpuBackend(Backend):
     """The cores of the host. Every operation is synchronous."""
 
     name = "cpu"
@@ -38,13 +38,9 @@ class CpuBackend:
         copies_weights=True,
         most_rows=16,  # on two cores, 1, 5 and 16 rows answered 165, 199 and 247 pictures/s
     )
-    kernels: Library | None = None
 
     def synchronise(self) -> None:
         return
-
-    def mark(self) -> None:
-        return None
 
     def profiler(self, folder: Path) -> AbstractContextManager[object]:
         return torch_trace(folder, (ProfilerActivity.CPU,))
@@ -78,9 +74,6 @@ class CpuBackend:
             return True
         kernels = _kernels(wanted)
         return kernels is not None and takes_types(stored, activations)
-
-    def refusal(self, precision: Precision, *, wanted: OperatorChoice = "auto") -> str:
-        return ""
 
     def packed_layout(
         self, precision: Precision, activations: torch.dtype, *, wanted: OperatorChoice = "auto"

@@ -19,17 +19,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity
 
-from llama_adapter.runtime.devices.base import (
-    Accelerator,
-    Capabilities,
-    EventMark,
-    Program,
-    require_mode,
-)
+from llama_adapter.runtime.devices.base import Accelerator, Backend, Capabilities, Mark, Program, require_mode
 from llama_adapter.runtime.devices.cuda_linear import build_linear, find_triton_fault, has_integer_product
 from llama_adapter.runtime.devices.tracing import torch_trace
 from llama_adapter.runtime.errors import DeviceError
-from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.operators import (
     ATEN,
     DecoderSizes,
@@ -44,10 +37,8 @@ CUDA_GRAPH = "cuda_graph"
 _NUM_WARM_UPS = 2  # runs before the capture, in which libraries choose kernels and allocate workspaces
 
 
-class CudaBackend:
+class CudaBackend(Backend):
     """One NVIDIA GPU."""
-
-    kernels = None
 
     def __init__(self, index: int) -> None:
         self.device = torch.device("cuda", index)
@@ -74,10 +65,10 @@ class CudaBackend:
     def synchronise(self) -> None:
         torch.cuda.synchronize(self.device)
 
-    def mark(self) -> EventMark:
+    def mark(self) -> Mark:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self.device))
-        return EventMark(event)
+        return Mark(event)
 
     def profiler(self, folder: Path) -> AbstractContextManager[object]:
         return torch_trace(folder, (ProfilerActivity.CPU, ProfilerActivity.CUDA))
@@ -121,14 +112,6 @@ class CudaBackend:
         if wanted == "w8a8" and precision == "int8":
             return self._capability >= (7, 5) and has_integer_product()
         return not self.triton_fault
-
-    def refusal(self, precision: Precision, *, wanted: OperatorChoice = "auto") -> str:
-        return ""
-
-    def packed_layout(
-        self, precision: Precision, activations: torch.dtype, *, wanted: OperatorChoice = "auto"
-    ) -> PackedLayout | None:
-        return None
 
     def compile(self, program: Program, *, mode: str) -> Program:
         require_mode(mode, backend=self)

@@ -16,8 +16,9 @@ from torch import nn
 from llama_adapter.runtime.devices.base import (
     EAGER,
     Accelerator,
+    Backend,
     Capabilities,
-    EventMark,
+    Mark,
     Program,
     require_mode,
 )
@@ -25,7 +26,6 @@ from llama_adapter.runtime.devices.npu_linear import build_linear, choose_linear
 from llama_adapter.runtime.devices.npu_load import OTHERWISE, first_line, load_torch_npu
 from llama_adapter.runtime.devices.npu_operators import FRACTAL_NZ, LAYOUT, TILED, Choice, choose, family_of
 from llama_adapter.runtime.errors import DeviceError
-from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.operators import DecoderSizes, Operators
 from llama_adapter.runtime.schemes import FLOAT, OperatorChoice, Precision
 from llama_adapter.runtime.schemes.layers import dequantise_linears, float_type, replace_quantised
@@ -65,10 +65,8 @@ NPU = Accelerator(
 )
 
 
-class NpuBackend:
+class NpuBackend(Backend):
     """One Ascend NPU; see `open_npu`. Tested with torch_npu without its kernels, not on hardware."""
-
-    kernels = None
 
     def __init__(self, index: int, *, torch_npu: Any) -> None:
         self._torch_npu = torch_npu
@@ -94,10 +92,10 @@ class NpuBackend:
     def synchronise(self) -> None:
         self._torch_npu.npu.synchronize(self.device)
 
-    def mark(self) -> EventMark:
+    def mark(self) -> Mark:
         event = self._torch_npu.npu.Event(enable_timing=True)
         event.record(self._torch_npu.npu.current_stream(self.device))
-        return EventMark(event)
+        return Mark(event)
 
     def profiler(self, folder: Path) -> AbstractContextManager[object]:
         # Without `activities`, the profiler records the host and the NPU.
@@ -160,11 +158,6 @@ class NpuBackend:
 
     def refusal(self, precision: Precision, *, wanted: OperatorChoice = "auto") -> str:
         return "" if precision == FLOAT or wanted == "aten" else refusal(self.family, precision, wanted=wanted)
-
-    def packed_layout(
-        self, precision: Precision, activations: torch.dtype, *, wanted: OperatorChoice = "auto"
-    ) -> PackedLayout | None:
-        return None
 
     def compile(self, program: Program, *, mode: str) -> Program:
         require_mode(mode, backend=self)

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from llama_adapter.runtime.devices import triton_kernels as kernels
 from llama_adapter.runtime.operators import Hidden
-from llama_adapter.runtime.schemes.int4 import GROUP
+from llama_adapter.runtime.schemes.int4 import GROUP, unpacked
 
 HALVES = (torch.bfloat16, torch.float16)
 _FEW_ROWS = 192  # of 8-bit and 4-bit layers; with more, a plain product with widened weights is faster
@@ -350,7 +350,5 @@ def swiglu(gate_up: Tensor) -> Tensor:
 def pack4(stored: Tensor, scale_NG: Tensor) -> tuple[Tensor, Tensor]:
     """Weights and scales of `int4` -> those of `Weights`, for a number of inputs that 64 divides."""
     assert stored.shape[1] * 2 % (2 * GROUP) == 0
-    low, high = stored & 15, stored >> 4  # even and odd inputs
-    codes = torch.stack([low, high], dim=-1).flatten(1)
-    first, second = codes.chunk(2, dim=1)
+    first, second = unpacked(stored).chunk(2, dim=1)
     return first | (second << 4), scale_NG.contiguous()

@@ -15,22 +15,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from llama_adapter.runtime.digests import file_digest
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.explanation import first_that_fits, read_explanations
 from llama_adapter.runtime.graphs.card import Port
 from llama_adapter.runtime.graphs.defaults import LOG_LEVEL, LOG_LEVELS, PRECISION_MODE
 from llama_adapter.runtime.graphs.dims_sidecar import WEIGHTS_FOLDER, DimsSidecar
-from llama_adapter.runtime.graphs.gears import Gear, check_gears, with_sums
+from llama_adapter.runtime.graphs.gears import MAX_GEARS, Gear, check_gears, with_sums
 from llama_adapter.runtime.graphs.graph import Graph
 from llama_adapter.runtime.graphs.sidecar import (
     MAX_OM_BYTES,
     OM_MODE,
-    OmInput,
     OmSidecar,
     check_om_file,
     check_om_path,
     file_mark,
-    file_sha256,
     sidecar_path,
     write_sidecar,
 )
@@ -52,7 +51,6 @@ IMPLMODES: Final = ("high_precision", "high_performance")
 _IMPLMODES_FOR_ALL: Final = ("high_precision_for_all", "high_performance_for_all")
 # The guide's setting for the Atlas inference chip: faster activations. ATC's default covers fewer operators.
 _FAST_ACTIVATIONS: Final = {"op_select_implmode": "high_performance", "optypelist_for_implmode": "Sigmoid,Gelu"}
-MAX_GEARS: Final = 100
 MAX_GEAR: Final = 2048
 _OUTPUT_TYPES: Final = {"float32": "FP32", "float16": "FP16"}
 _TICK_S: Final = 30.0
@@ -319,19 +317,19 @@ def describe(request: AtcRequest | DimsRequest, made: Path, *, graph: Graph) -> 
             sources={file.name: file_mark(file) for file in graph.files},
             soc_version=settings.soc_version,
             precision_mode=settings.precision_mode,
-            sha256=file_sha256(made),
-            onnx_sha256=file_sha256(*graph.files),
+            sha256=file_digest(made),
+            onnx_sha256=file_digest(*graph.files),
         )
     batch = -1 if settings.gears else request.batch_sizes[0]
     return OmSidecar(
         card=graph.card,
-        input=OmInput(dtype=_input_dtype(request), shape=(batch, *request.port.shape[1:])),
+        input=Port(dtype=_input_dtype(request), shape=(batch, *request.port.shape[1:])),
         batch_sizes=request.batch_sizes,
         has_gears=settings.gears,
         soc_version=settings.soc_version,
         precision_mode=settings.precision_mode,
-        sha256=file_sha256(made),
-        onnx_sha256=file_sha256(*graph.files),
+        sha256=file_digest(made),
+        onnx_sha256=file_digest(*graph.files),
     )
 
 

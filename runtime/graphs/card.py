@@ -35,7 +35,7 @@ _ROUNDING, _TINY = 5e-3, 1e-7  # relative error of a mean in half precision; num
 class Port:
     """An input or an output of a graph. -1 stands for a dynamic size."""
 
-    name: str
+    name: str = ""
     dtype: str  # numpy's name, or the file's name of a type that numpy lacks
     shape: tuple[int, ...]
     symbols: tuple[str, ...] = field(default=(), compare=False)  # names of the dynamic sizes, in order, if known
@@ -43,7 +43,7 @@ class Port:
     @classmethod
     def of(cls, array: np.ndarray) -> "Port":
         """The type and shape of an array."""
-        return cls(name="", dtype=array.dtype.name, shape=array.shape)
+        return cls(dtype=array.dtype.name, shape=array.shape)
 
     @property
     def free_dims(self) -> tuple[int, ...]:

@@ -1,6 +1,5 @@
 """`config.ini` of MindSpore Lite: options of the context and of the graph engine (GE) on Ascend chips."""
 
-import difflib
 import os
 import re
 import warnings
@@ -11,6 +10,7 @@ from typing import Final
 
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.graphs.known_names import known_names
+from llama_adapter.runtime.settings.setting import nearest
 
 FILE: Final = "config.ini"
 CONTEXT: Final = "ascend_context"
@@ -98,5 +98,5 @@ def recommended_ge_config(*, is_a2: bool = True) -> str:
 
 
 def _similar(name: str, known: Set[str]) -> str:
-    found = difflib.get_close_matches(name, sorted(known), n=1)
-    return f"; `{found[0]}` may be meant" if found else ""
+    similar = nearest(name, sorted(known), cutoff=0.6)
+    return f"; `{similar}` may be meant" if similar else ""

@@ -11,7 +11,7 @@ from llama_adapter.runtime.graphs.card import Port
 
 Gear = Mapping[str, int]  # name of a dynamic dimension -> size
 
-MAX_GEARS: Final = 100  # limit of --dynamic_dims, which needs at least 2
+MAX_GEARS: Final = 100  # limit of --dynamic_dims and --dynamic_batch_size, which need at least 2
 MAX_RANK: Final = 4  # limit of --input_format=ND
 MAX_DIMS: Final = 128  # limit for all inputs together: ACL_MAX_DIM_CNT, because ACL passes a gear as one list
 MAX_STRING: Final = 4096  # characters of the text with which ais_bench sets a gear

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from llama_adapter.runtime.graphs.card import Port
+from llama_adapter.runtime.graphs.gears import MAX_RANK
 from llama_adapter.runtime.graphs.graph import Graph, Node
 from llama_adapter.runtime.graphs.known_names import known_names
 
@@ -17,7 +18,6 @@ OPSETS: Final = (11, 18)  # "ai.onnx opset v11 to v18" of --framework=5
 INPUT_DTYPES: Final = ("float32", "float16")
 # The ATC guide lists only INPUT_DTYPES for ONNX, but ATC also converts models with token ids of these types.
 TOKEN_DTYPES: Final = ("int32", "int64")
-MAX_INPUT_RANK: Final = 4  # limit of --input_format=ND
 
 # Operator -> first and last opset in which ATC supports it.
 REGISTERED: Final[Mapping[str, tuple[int, int]]] = {
@@ -131,8 +131,8 @@ def _inputs(port: Port, *, has_dims: bool) -> Iterator[Complaint]:
         yield complaint(
             f"type {port.dtype}, and ATC accepts float32 or float16", "export it with another type of input"
         )
-    if len(port.shape) > MAX_INPUT_RANK:
-        yield complaint(f"{len(port.shape)} dimensions, and ATC accepts {MAX_INPUT_RANK} at most", "join some of them")
+    if len(port.shape) > MAX_RANK:
+        yield complaint(f"{len(port.shape)} dimensions, and ATC accepts {MAX_RANK} at most", "join some of them")
     if any(dim > 0 for dim in port.free_dims) and not has_dims:
         dims = ", ".join(map(str, port.free_dims))
         yield complaint(f"free dimensions {dims}, and only the batch (0) may be free", "export it with fixed sizes")

@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib
-import importlib.util
 import json
 import logging
 import os
@@ -17,6 +16,7 @@ from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.extras import install_hint
 from llama_adapter.runtime.graphs.card import METADATA_KEYS, GraphCard, Port, find_card
+from llama_adapter.runtime.graphs.packages import import_package
 from llama_adapter.runtime.text import one_line
 
 PORTS_KEY: Final = "llama_adapter_ports"  # key in a file's user_info: the names of inputs and outputs
@@ -39,15 +39,8 @@ def weights_header() -> bytes:
 
 def import_mindspore() -> Any:
     """The package `mindspore`. Raises GraphError if it is missing or cannot be imported."""
-    if importlib.util.find_spec("mindspore") is None:
-        raise GraphError("This needs MindSpore, which is not installed", hint=install_hint("mindspore"))
     os.environ.setdefault("GLOG_v", "3")  # errors only: warnings have no consequence here
-    try:
-        return importlib.import_module("mindspore")
-    except Exception as error:
-        raise GraphError(
-            f"MindSpore is installed and cannot be imported: {one_line(str(error))}", hint=install_hint("mindspore")
-        ) from error
+    return import_package("mindspore", hint=install_hint("mindspore"))
 
 
 def write_mindir(
@@ -198,4 +191,4 @@ def _tensors(value: Any) -> list[Any]:
 
 def _port(tensor: Any) -> Port:
     dtype = _DTYPES.get(tensor.data_type, f"type {tensor.data_type}")
-    return Port(name="", dtype=dtype, shape=tuple(int(size) for size in tensor.dims))
+    return Port(dtype=dtype, shape=tuple(int(size) for size in tensor.dims))

@@ -4,7 +4,7 @@ import os
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any
 
 import numpy as np
 
@@ -14,9 +14,6 @@ from llama_adapter.runtime.graphs.ge_config import GeConfig
 from llama_adapter.runtime.graphs.mindir import HINT, graph_mode, import_mindspore, open_tensor, read_mindir
 from llama_adapter.runtime.graphs.session import GraphInfo, as_inputs, closed_error
 from llama_adapter.runtime.text import one_line
-
-MindsporeTarget = Literal["CPU", "Ascend"]
-TARGETS: Final = ("CPU", "Ascend")
 
 
 class MindsporeSession:
@@ -31,11 +28,14 @@ class MindsporeSession:
         self,
         path: str | os.PathLike[str],
         *,
-        target: MindsporeTarget = "CPU",
+        target: str = "CPU",
         device_id: int = 0,
         config: GeConfig | None = None,
     ) -> None:
-        """`config` is for Ascend. Raises GraphError for a file, an installation or a device that cannot be used."""
+        """`target` is `CPU` or `Ascend`; `config` is for Ascend.
+
+        Raises GraphError for a file, an installation or a device that cannot be used.
+        """
         file = str(path)
         self._mindspore = mindspore = import_mindspore()
         described = read_mindir(Path(path))
@@ -93,8 +93,6 @@ def check_sizes(arrays: Sequence[np.ndarray], ports: Sequence[Port], *, file: st
 
 
 def _set_device(mindspore: Any, target: str, *, device_id: int, config: GeConfig | None) -> None:
-    if target not in TARGETS:
-        raise GraphError(f"MindSpore has no target `{target}`", hint=" or ".join(TARGETS))
     try:
         if tuple(mindspore.get_current_device()) != (target, device_id):  # it cannot be set again after computing
             mindspore.set_device(target, device_id)

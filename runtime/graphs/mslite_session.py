@@ -1,7 +1,5 @@
 """A MindIR file run by MindSpore Lite. Tested with a stand-in that follows the documentation of release 2.10."""
 
-import importlib
-import importlib.util
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,10 +12,10 @@ from llama_adapter.runtime.graphs.card import Port
 from llama_adapter.runtime.graphs.ge_config import GeConfig
 from llama_adapter.runtime.graphs.mindir import HINT
 from llama_adapter.runtime.graphs.mindspore_session import check_sizes
+from llama_adapter.runtime.graphs.packages import import_package
 from llama_adapter.runtime.graphs.session import GraphInfo, as_inputs, closed_error
 from llama_adapter.runtime.text import one_line
 
-TARGETS: Final = ("cpu", "ascend")
 _INSTALL: Final = (
     "MindSpore Lite is on no package index: install the wheel of its download page, for this Python and CANN"
 )
@@ -35,19 +33,17 @@ class MsliteSession:
         target: str = "cpu",
         device_id: int = 0,
         config: GeConfig | None = None,
-        threads: int = 0,
     ) -> None:
-        """Load the graph.
+        """Load the graph for `cpu` or `ascend`. `config` is passed to MindSpore Lite as its file.
 
-        `config` is passed to MindSpore Lite as its file. `threads` are for the CPU; 0 means automatic. Raises
-        GraphError for a file, an installation or a device that cannot be used.
+        Raises GraphError for a file, an installation or a device that cannot be used.
         """
         file = str(path)
         if not Path(path).is_file():
             raise GraphError(f"The MindIR file `{file}` does not exist", hint=HINT)
-        mslite = _import_mslite()
+        mslite = import_package("mindspore_lite", hint=_INSTALL)
         try:
-            context = _context(mslite, target, device_id=device_id, config=config, threads=threads)
+            context = _context(mslite, target, device_id=device_id, config=config)
             self._model: Any = mslite.Model()
             self._model.build_from_file(
                 file, mslite.ModelType.MINDIR, context, config_path="" if config is None else config.path
@@ -97,28 +93,13 @@ class MsliteSession:
         self._model, self._inputs = None, []
 
 
-def _import_mslite() -> Any:
-    if importlib.util.find_spec("mindspore_lite") is None:
-        raise GraphError("This needs MindSpore Lite, which is not installed", hint=_INSTALL)
-    try:
-        return importlib.import_module("mindspore_lite")
-    except Exception as error:  # a library of CANN is missing, another Python, ...
-        raise GraphError(
-            f"mindspore_lite is installed and cannot be imported: {one_line(str(error))}", hint=_INSTALL
-        ) from error
-
-
-def _context(mslite: Any, target: str, *, device_id: int, config: GeConfig | None, threads: int) -> Any:
-    if target not in TARGETS:
-        raise GraphError(f"MindSpore Lite has no target `{target}` here", hint=" or ".join(TARGETS))
+def _context(mslite: Any, target: str, *, device_id: int, config: GeConfig | None) -> Any:
     context = mslite.Context()
     context.target = [target]
     if target == "ascend":
         context.ascend.device_id = device_id
         if config is not None and config.provider:
             context.ascend.provider = config.provider
-    else:
-        context.cpu.thread_num = threads
     return context
 
 

@@ -98,8 +98,8 @@ class OmDimsSession:
         pairs = {
             "takes": (self._model.inputs, self.inputs),
             "gives": (
-                [Port(name="", dtype=port.dtype, shape=port.shape) for port in self._model.outputs],
-                [Port(name="", dtype=port.dtype, shape=port.shape) for port in self.outputs],
+                [Port(dtype=port.dtype, shape=port.shape) for port in self._model.outputs],
+                [Port(dtype=port.dtype, shape=port.shape) for port in self.outputs],
             ),
         }
         for verb, (found, stored) in pairs.items():

@@ -1,14 +1,14 @@
 """onnxruntime's execution providers: the provider for each device, and its options."""
 
 import configparser
-import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from llama_adapter.runtime.device_names import split_device
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.graphs.known_names import known_names
+from llama_adapter.runtime.settings.setting import nearest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +93,7 @@ def _read_config(path: str, *, provider: str) -> dict[str, dict[str, str]]:
         raise UsageError(f"The provider configuration `{path}` cannot be read: {reason}") from None
     ours = (*BY_NAME, SESSION)
     for section in parser.sections():
-        if section not in ours and (similar := _nearest(section, ours)) is not None:
+        if section not in ours and (similar := nearest(section.lower(), ours)) is not None:
             raise UsageError(f"`{path}` has a section [{section}]", hint=f"[{similar}] may be meant")
     if not {provider, SESSION} & {*parser.sections()}:
         sections = ", ".join(f"[{name}]" for name in parser.sections()) or "none"
@@ -108,11 +108,6 @@ def _check(given: Mapping[str, str], *, known: frozenset[str], what: str) -> Non
     """Raise UsageError for an unknown name."""
     for name in given:
         if name not in known:
-            similar = _nearest(name, known)
+            similar = nearest(name.lower(), sorted(known))
             hint = f"`{similar}` may be meant" if similar else f"known: {', '.join(sorted(known)) or 'none'}"
             raise UsageError(f"`{name}` is no {what}", hint=hint)
-
-
-def _nearest(name: str, known: Sequence[str] | frozenset[str]) -> str | None:
-    found = difflib.get_close_matches(name.lower(), sorted(known), n=1, cutoff=0.7)
-    return found[0] if found else None

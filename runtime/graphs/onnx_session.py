@@ -1,7 +1,5 @@
 """An ONNX file run by onnxruntime, on the CPU or with another execution provider."""
 
-import importlib
-import importlib.util
 import os
 import re
 from collections.abc import Sequence
@@ -14,7 +12,7 @@ from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.card import Port, check_dtypes, find_card
 from llama_adapter.runtime.graphs.ladder import run_ladder
 from llama_adapter.runtime.graphs.onnx_provider import BY_NAME, CPU, OnnxProvider
-from llama_adapter.runtime.graphs.packages import INSTALL_HINT
+from llama_adapter.runtime.graphs.packages import import_package
 from llama_adapter.runtime.graphs.seal import SEAL_KEY, check_seal
 from llama_adapter.runtime.graphs.session import GraphInfo, as_inputs, check_fixed_batch, check_outputs, closed_error
 from llama_adapter.runtime.text import one_line
@@ -174,15 +172,8 @@ def zeros_on_device(shape: Sequence[int], dtype: np.dtype, *, device: str, devic
 
 
 def _onnxruntime() -> Any:
-    if importlib.util.find_spec("onnxruntime") is None:
-        raise GraphError("Running an ONNX file needs onnxruntime, which is not installed", hint=INSTALL_HINT)
     decline_telemetry()
-    try:
-        return importlib.import_module("onnxruntime")
-    except Exception as error:  # built against another numpy, a library is missing, ...
-        raise GraphError(
-            f"onnxruntime is installed and cannot be imported: {one_line(str(error))}", hint=INSTALL_HINT
-        ) from error
+    return import_package("onnxruntime")
 
 
 def _ports(arguments: Sequence[Any]) -> tuple[Port, ...]:

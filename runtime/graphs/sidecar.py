@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from llama_adapter.runtime.atomic_write import atomic_write
+from llama_adapter.runtime.digests import file_digest
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.card import GraphCard, Port
 from llama_adapter.runtime.json_object import check_fields, read_object, take_version
@@ -37,27 +38,6 @@ _MAX_PATH, _MAX_COMPONENT = 4096, 255
 _AGAIN = "make the OM again with `llama-adapter export om`"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OmInput:
-    """The input that an OM was compiled for.
-
-    It is stored because a number of bytes determines neither type nor layout.
-    """
-
-    dtype: str  # as numpy writes it
-    shape: tuple[int, ...]  # -1 for the batch of an OM with gears
-
-    @property
-    def layout(self) -> str:
-        """`NHWC` for pictures with colour last, `NCHW` with colour first; `ND` for anything else."""
-        if len(self.shape) != 4:
-            return "ND"
-        return "NHWC" if self.shape[3] == 3 else "NCHW" if self.shape[1] == 3 else "ND"
-
-    def __str__(self) -> str:
-        return str(Port(name="", dtype=self.dtype, shape=self.shape))
-
-
 class Sidecar(Protocol):
     """A description that is stored next to an OM."""
 
@@ -69,7 +49,7 @@ class OmSidecar:
     """The facts that cannot be read from an OM file itself: its model, its batch sizes and its origin."""
 
     card: GraphCard | None  # None for a graph of another program
-    input: OmInput
+    input: Port  # without a name; stored because a number of bytes determines neither type nor layout
     batch_sizes: tuple[int, ...]  # ascending
     has_gears: bool  # made with --dynamic_batch_size, for all batch sizes; otherwise there is one fixed batch size
     soc_version: str
@@ -90,7 +70,7 @@ class OmSidecar:
             "version": FORMAT_VERSION,
             **dataclasses.asdict(self),
             "card": None if self.card is None else json.loads(self.card.to_json()),
-            "input": {"dtype": self.input.dtype, "layout": self.input.layout, "shape": list(self.input.shape)},
+            "input": {"dtype": self.input.dtype, "layout": _layout(self.input), "shape": list(self.input.shape)},
         }
         return json.dumps(values, indent=2) + "\n"
 
@@ -109,13 +89,20 @@ class OmSidecar:
             raise GraphError(f"The side-car `{file}` cannot be read: {error}", hint=_AGAIN) from None
 
 
-def _read_input(values: dict[str, Any]) -> OmInput:
+def _layout(port: Port) -> str:
+    """`NHWC` for pictures with colour last, `NCHW` with colour first; `ND` for anything else."""
+    if len(port.shape) != 4:
+        return "ND"
+    return "NHWC" if port.shape[3] == 3 else "NCHW" if port.shape[1] == 3 else "ND"
+
+
+def _read_input(values: dict[str, Any]) -> Port:
     check_fields(values, {"dtype": str, "layout": str, "shape": list}, what="input")
     if any(type(size) is not int for size in values["shape"]):
         raise ValueError(f"shape of input must be whole numbers, and is {values['shape']!a}")
-    found = OmInput(dtype=values["dtype"], shape=tuple(values["shape"]))
-    if values["layout"] != found.layout:
-        raise ValueError(f"the layout of the input is said to be {values['layout']!a}, and {found} is {found.layout}")
+    found = Port(dtype=values["dtype"], shape=tuple(values["shape"]))
+    if values["layout"] != _layout(found):
+        raise ValueError(f"the layout of the input is said to be {values['layout']!a}, and {found} is {_layout(found)}")
     return found
 
 
@@ -164,20 +151,11 @@ def read_valid_sidecar(om_path: str | os.PathLike[str]) -> OmSidecar | None:
 
 def check_digest(om_path: str | os.PathLike[str], sha256: str, *, again: str) -> None:
     """Raise GraphError unless the OM has the digest in its side-car. Reads the whole OM."""
-    if file_sha256(om_path) != sha256:
+    if file_digest(om_path) != sha256:
         raise GraphError(
             f"The side-car `{sidecar_path(om_path).name}` is that of another file than `{om_path}`: the digests differ",
             hint=f"copy both again, they are written together; or {again}",
         )
-
-
-def file_sha256(*paths: str | os.PathLike[str]) -> str:
-    """SHA-256, in hexadecimal, of a file or of several files concatenated. They are read in chunks."""
-    digest = hashlib.sha256()
-    for path in paths:
-        with open(path, "rb") as file:
-            hashlib.file_digest(file, lambda: digest)
-    return digest.hexdigest()
 
 
 def file_mark(path: Path) -> str:

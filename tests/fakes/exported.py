@@ -16,9 +16,10 @@ from onnx import numpy_helper
 
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel
-from llama_adapter.runtime.graphs.card import GraphDtype
+from llama_adapter.runtime.digests import file_digest
+from llama_adapter.runtime.graphs.card import GraphDtype, Port
 from llama_adapter.runtime.graphs.open_session import GraphSpec
-from llama_adapter.runtime.graphs.sidecar import OmInput, OmSidecar, file_sha256, write_sidecar
+from llama_adapter.runtime.graphs.sidecar import OmSidecar, write_sidecar
 from llama_adapter.vision.backends.exported import ExportedEncoder, open_encoder
 from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
@@ -148,13 +149,13 @@ def make_om(
             path,
             OmSidecar(
                 card=card.to_graph(),
-                input=OmInput(dtype=dtype, shape=(batch, *card.input_shape)),
+                input=Port(dtype=dtype, shape=(batch, *card.input_shape)),
                 batch_sizes=tuple(batch_sizes),
                 has_gears=has_gears,
                 soc_version=soc,
                 precision_mode="mixed_float16",
-                sha256=file_sha256(path),
-                onnx_sha256=file_sha256(onnx),
+                sha256=file_digest(path),
+                onnx_sha256=file_digest(onnx),
             ),
         )
     return path

@@ -29,8 +29,8 @@ from llama_adapter.llm.weights.gguf import open_gguf
 from llama_adapter.llm.weights.huggingface import open_huggingface
 from llama_adapter.llm.weights.meta import open_meta
 from llama_adapter.runtime.errors import CheckpointError, GraphError
-from llama_adapter.runtime.graphs.card import GraphCard
-from llama_adapter.runtime.graphs.sidecar import OmInput, OmSidecar
+from llama_adapter.runtime.graphs.card import GraphCard, Port
+from llama_adapter.runtime.graphs.sidecar import OmSidecar
 from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder
@@ -312,7 +312,7 @@ def _made_card() -> GraphCard:
 def _sidecars() -> dict[str, bytes]:
     made = OmSidecar(
         card=_made_card(),
-        input=OmInput(dtype="float16", shape=(-1, 4, 4, 3)),
+        input=Port(dtype="float16", shape=(-1, 4, 4, 3)),
         batch_sizes=(1, 4),
         has_gears=True,
         soc_version="Ascend310P3",

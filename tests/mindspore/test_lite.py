@@ -62,8 +62,6 @@ def test_options_reach_the_context_and_the_build(mslite: Any) -> None:
     built = mslite.RECORD.built[-1]
     assert (built["target"], built["device_id"], built["provider"]) == (["ascend"], 0, "ge")
     assert built["options"] == config.sections
-    MsliteSession(graph("prefix"), threads=2)
-    assert mslite.RECORD.built[-1]["thread_num"] == 2
 
 
 def test_only_new_sizes_resize_the_model(mslite: Any) -> None:

@@ -4,7 +4,6 @@ Chips are tried with the real wheel and kernels run on the host (test_chips.py).
 written from their documentation. The choice itself needs no torch_npu.
 """
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,20 +56,9 @@ def stored_linear(precision: Any, num_inputs: int, num_outputs: int) -> tuple[nn
 
 
 def built(linear: nn.Linear, precision: Any, family: str, *, wanted: Any = "auto", dtype: Any = torch.float16) -> Any:
+    """The layer for a chip of this family, whose operators check their arguments for it."""
+    linear_references.chip = family
     return build_linear(linear, dtype, precision=precision, family=BY_NAME[family], torch_npu=FULL, wanted=wanted)
-
-
-def checking(family: str) -> Any:
-    """The operators as references, which check their arguments for the chip first."""
-
-    def checked(name: str) -> Callable[..., Any]:
-        def run(*given: Any, **named: Any) -> Any:
-            linear_references.CHECKS[name](family, *given, **named)
-            return linear_references.REFERENCES[name](*given, **named)
-
-        return run
-
-    return SimpleNamespace(**{name: checked(name) for name in linear_references.REFERENCES})
 
 
 @pytest.mark.parametrize("missing", sorted({name for one in LINEAR for name in one.needs}))
@@ -149,11 +137,8 @@ def test_a_calibrated_layer_computes_with_its_scale_of_inputs(family: str) -> No
     linear, _ = stored_linear("int8", 64, 48)
     linear.register_buffer("weight_input_scale", torch.tensor([0.01]))  # many inputs are above 1.27
     x = torch.randn(2, 5, 64).half()
-    checked = checking(family)
 
-    out = build_linear(
-        linear, torch.float16, precision="int8", family=BY_NAME[family], torch_npu=checked, wanted="w8a8"
-    )(x)
+    out = built(linear, "int8", family, wanted="w8a8")(x)
 
     levels = (x.float() / 0.01).round().clamp(-127, 127)
     expected = (levels @ linear.weight.float().T) * 0.01 * linear.weight_scale + linear.bias.float()

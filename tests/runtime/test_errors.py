@@ -271,15 +271,13 @@ def test_no_file_replaces_a_closed_stream(closed: str, tmp_path: Path) -> None:
     assert file.read_bytes() == b""
 
 
-@pytest.mark.parametrize("closed", CLOSED)
+@pytest.mark.parametrize("closed", ["2>&-", ">&- 2>&-"])
 def test_a_closed_stderr_is_not_redirected_to_stdout(closed: str) -> None:
     ran = run_with(
         closed, "import sys; from llama_adapter.app.command_line.main import main; sys.exit(main(['paint']))"
     )
 
-    assert ran.returncode == 2
-    assert ran.stdout == b""
-    assert ran.stderr.startswith(b"" if "2>&-" in closed else b"error: ")
+    assert (ran.returncode, ran.stdout) == (2, b"")
 
 
 @pytest.mark.parametrize("encoding", ["utf-8:strict", "ascii:strict"])

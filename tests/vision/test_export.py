@@ -15,7 +15,6 @@ import torch
 from onnx import numpy_helper
 
 from llama_adapter.runtime.errors import GraphError
-from llama_adapter.runtime.graphs import packages
 from llama_adapter.runtime.graphs.card import METADATA_KEYS, GraphCard, Port, fingerprint
 from llama_adapter.runtime.graphs.graph import read_graph
 from llama_adapter.runtime.graphs.lint import lint_graph
@@ -129,7 +128,7 @@ def test_weights_that_float16_cannot_hold_are_refused(bgr: Exported, tmp_path: P
 def test_missing_packages_are_an_error_with_the_command_to_install_them(
     bgr: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packages, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
 
     with pytest.raises(GraphError, match="onnx, onnxscript, which are missing") as caught:
         export_onnx(bgr.encoder.config, bgr.encoder.state_dict(), tmp_path / "clip.onnx", name="tiny")

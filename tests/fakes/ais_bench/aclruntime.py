@@ -25,9 +25,6 @@ LIBC = ctypes.CDLL(None)
 
 DTYPES = {"float32": 0, "float16": 1, "int8": 2, "int32": 3, "uint8": 4, "int64": 9, "double": 11, "bool": 12}
 Dtype = enum.Enum("Dtype", DTYPES)
-MAX_DIMS = 128  # ACL_MAX_DIM_CNT
-MAX_STRING = 4096
-
 
 TWIN_DTYPES = {
     "tensor(float)": np.float32,
@@ -82,7 +79,6 @@ class Descriptor:
         self.name: str = port["name"]
         self.datatype = Dtype["double" if port["dtype"] == "float64" else port["dtype"]]
         self.shape = [-1 if isinstance(size, str) else size for size in port["shape"]]
-        self.format = 2
         self.itemsize = np.dtype(port["dtype"]).itemsize
         sizes = [[gear.get(size, size) for size in port["shape"]] for gear in gears]
         self.size = self.itemsize * max(int(np.prod(shape)) for shape in sizes)
@@ -191,9 +187,6 @@ class InferenceSession:
 
     def set_dynamic_dims(self, text: str) -> None:
         self.set_context()
-        if len(text) > MAX_STRING:
-            say("ERROR", f"dymshape string length is over {MAX_STRING}")
-            raise RuntimeError("the format of dynamic dims string is illegal, please check")
         if not self._has_dims:
             say("INFO", "the dynamic_dims parameter is not specified for model conversion")
             raise failure(-1)
@@ -203,7 +196,7 @@ class InferenceSession:
             [gear.get(size, size) for port in self.header["inputs"] for size in port["shape"]]
             for gear in self.header["gears"]
         ]
-        if len(gears[0]) > MAX_DIMS or dims not in gears:
+        if dims not in gears:
             say("ERROR", "the dynamic_dims parameter is not correct")
             for number, gear in enumerate(gears):
                 say("ERROR", f"dims[{number}]:{''.join(f'[{size}]' for size in gear)}")

@@ -47,7 +47,7 @@ def results(
     prompts = toy_prompts(NUM_REQUESTS)
     prefixes = engine.project_prefix(toy_visual_queries(NUM_REQUESTS, config=config))
     for index, (prompt, prefix) in enumerate(zip(prompts, prefixes, strict=True)):
-        sampling = SamplingParams(max_new_tokens=6 + index)
+        sampling = SamplingParams(max_new_tokens=4 + index)
         engine.submit(GenerateRequest(id=index, prompt_ids=prompt, prefix=prefix, sampling=sampling))
     continuations = ((5, 6), (7,), (8, 9, 10))
     engine.submit(ScoreRequest(id=90, prompt_ids=prompts[1], prefix=prefixes[1], continuations=continuations))
@@ -123,7 +123,7 @@ def load(device: str, **options: Any) -> Captioner:
 def answers(captioner: Captioner) -> list[tuple[str, list[int], str]]:
     pictures = sorted(sample_pictures().iterdir())[:NUM_REQUESTS]
     prompts = [PROMPTS[index % len(PROMPTS)] for index in range(len(pictures))]
-    given = captioner.generate(pictures, prompts, max_new_tokens=20)
+    given = captioner.generate(pictures, prompts, max_new_tokens=8)
     given += captioner.generate(pictures[:2], "What colour is the shape?", choices=["red", "blue", "yellow"])
     return [(answer.text, list(answer.token_ids), answer.finish) for answer in given]
 

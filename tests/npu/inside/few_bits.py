@@ -43,9 +43,9 @@ def answers(device: str, *, dtype: str, **options: Any) -> dict[str, Any]:
     """Captions of a few samples, and the log-probabilities of choices for fewer."""
     captioner = Captioner.load(device=device, dtype=dtype, batch_size=8, **options)
     pictures = sorted(path for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))[:8]
-    chosen = captioner.generate(pictures[:4], QUESTION, choices=CHOICES)
+    chosen = captioner.generate(pictures[:2], QUESTION, choices=CHOICES)
     return {
-        "captions": [answer.text for answer in captioner.generate(pictures)],
+        "captions": [answer.text for answer in captioner.generate(pictures, max_new_tokens=8)],
         "scores": [[math.log(p) for p in (answer.choice or {}).values()] for answer in chosen],
         "notes": list(captioner.info.notes),
     }

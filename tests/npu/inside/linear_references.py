@@ -1,4 +1,4 @@
-"""References on the CPU for torch_npu's operators with weights of 8 and 4 bits, and the conditions on their arguments.
+"""References on the CPU for torch_npu's operators with weights of 8 and 4 bits, which check their arguments first.
 
 Written from op-plugin's documentation and the one of aclnnWeightQuantBatchMatmulV2, like references.py.
 """
@@ -14,6 +14,15 @@ from torch import Tensor
 HALF, SINGLE, BRAIN = torch.float16, torch.float32, torch.bfloat16
 DTYPES = {5: HALF, 15: BRAIN, HALF: HALF, BRAIN: BRAIN}  # also by number, because schemas turn dtypes into numbers
 MOST_FEATURES = 65535
+NEW_CHIPS = ("A2", "A3", "950")
+chip = "A2"  # the family whose conditions are checked; set by those who use the references
+
+
+def takes(tensors: list[Tensor], dtypes: dict[str, tuple[torch.dtype, ...]]) -> None:
+    """Assert that the operator is documented for the chip, and that it accepts tensors of these types."""
+    assert chip in dtypes, f"not documented for {chip}"
+    for tensor in tensors:
+        assert tensor.dtype in dtypes[chip], f"{tensor.dtype} on {chip}"
 
 
 def npu_weight_quant_batchmatmul(
@@ -27,12 +36,31 @@ def npu_weight_quant_batchmatmul(
     antiquant_group_size: int = 0,
 ) -> Tensor:
     """x @ (weight * scale) + bias, with one scale for each output, or for each pair of input group and output."""
-    levels = unpacked(weight) if weight.dtype == torch.int32 else weight
+    takes([x, antiquant_scale], {"310P": (HALF,), **dict.fromkeys(NEW_CHIPS, (HALF, BRAIN))})
+    is_packed = weight.dtype == torch.int32
+    assert weight.dtype == torch.int8 or (is_packed and chip != "310P")
+    levels = unpacked(weight) if is_packed else weight
+    num_outputs = levels.shape[1]
+    _check_sizes(x, weight, num_outputs)
+    assert antiquant_scale.dtype == x.dtype
     scale = antiquant_scale.float()
     if antiquant_group_size:
+        assert chip != "310P"
+        assert antiquant_group_size % 32 == 0
+        assert 32 <= antiquant_group_size <= len(weight) - 1
+        assert antiquant_scale.shape == (-(-len(weight) // antiquant_group_size), num_outputs)
+        assert antiquant_scale.is_contiguous() == weight.is_contiguous(), "both transposed, or neither"
         scale = scale.repeat_interleave(antiquant_group_size, 0)[: len(levels)]
+    else:
+        assert antiquant_scale.shape == (num_outputs,)
+        assert antiquant_scale.is_contiguous()
+    assert antiquant_offset is quant_scale is quant_offset is None, "not used by us"
     out = x.float() @ (levels.float() * scale)
-    return (out if bias is None else out + bias.float()).to(x.dtype)
+    if bias is not None:
+        assert bias.shape == (num_outputs,)
+        assert bias.dtype == (SINGLE if x.dtype == BRAIN else HALF)
+        out = out + bias.float()
+    return out.to(x.dtype)
 
 
 def npu_convert_weight_to_int4pack(weight: Tensor, inner_k_tiles: int = 0) -> Tensor:
@@ -40,6 +68,11 @@ def npu_convert_weight_to_int4pack(weight: Tensor, inner_k_tiles: int = 0) -> Te
 
     The order used by the device is not documented.
     """
+    takes([weight], dict.fromkeys(NEW_CHIPS, (torch.int32,)))
+    assert weight.dim() == 2
+    assert weight.is_contiguous()
+    assert weight.shape[1] % 8 == 0
+    assert inner_k_tiles == 0, "reserved"
     parts = (weight.long() & 15).unflatten(1, (-1, 8)) << torch.arange(0, 32, 4)
     return parts.sum(-1).to(torch.int32)
 
@@ -50,6 +83,8 @@ def unpacked(packed: Tensor) -> Tensor:
 
 
 def npu_dynamic_quant(x: Tensor) -> tuple[Tensor, Tensor]:
+    takes([x], dict.fromkeys(NEW_CHIPS, (HALF, BRAIN)))
+    assert x.dim() > 1
     scale = x.float().abs().amax(-1) / 127
     steps = torch.where(scale > 0, scale, 1.0)[..., None]
     return (x.float() / steps).round().to(torch.int8), scale
@@ -64,19 +99,21 @@ def npu_quant_matmul(
     bias: Tensor | None = None,
     output_dtype: Any = None,
 ) -> Tensor:
+    takes([x1, x2], dict.fromkeys(("310P", "A2", "A3"), (torch.int8,)))
+    _check_sizes(x1, x2, x2.shape[1])
+    assert scale.dtype == SINGLE
+    assert scale.shape == (x2.shape[1],)
+    biases, outputs = (torch.int32,), (HALF,)
     # Sums of products of 8 bits are exact in float64, whose product is much faster than that of integers.
     out = (x1.double() @ x2.double()).float() * scale
     if pertoken_scale is not None:
+        assert chip != "310P"
+        assert (pertoken_scale.dtype, pertoken_scale.shape) == (SINGLE, x1.shape[:1])
+        biases, outputs = (torch.int32, BRAIN, SINGLE), (HALF, BRAIN)
         out = out * pertoken_scale[:, None]
+    assert bias is None or (bias.dtype in biases and bias.shape == scale.shape)
+    assert DTYPES[output_dtype] in outputs
     return (out if bias is None else out + bias.float()).to(DTYPES[output_dtype])
-
-
-REFERENCES: dict[str, Callable[..., Any]] = {
-    "npu_weight_quant_batchmatmul": npu_weight_quant_batchmatmul,
-    "npu_convert_weight_to_int4pack": npu_convert_weight_to_int4pack,
-    "npu_dynamic_quant": npu_dynamic_quant,
-    "npu_quant_matmul": npu_quant_matmul,
-}
 
 
 def _check_sizes(x: Tensor, weight: Tensor, num_outputs: int) -> None:
@@ -88,79 +125,12 @@ def _check_sizes(x: Tensor, weight: Tensor, num_outputs: int) -> None:
     assert max(len(weight), num_outputs) <= MOST_FEATURES
 
 
-def check_weight_only(
-    family: str,
-    x: Tensor,
-    weight: Tensor,
-    antiquant_scale: Tensor,
-    antiquant_offset: Tensor | None = None,
-    quant_scale: Tensor | None = None,
-    quant_offset: Tensor | None = None,
-    bias: Tensor | None = None,
-    antiquant_group_size: int = 0,
-) -> None:
-    assert x.dtype in {"310P": (HALF,), "A2": (HALF, BRAIN), "A3": (HALF, BRAIN), "950": (HALF, BRAIN)}[family]
-    assert weight.dtype == torch.int8 or (weight.dtype == torch.int32 and family != "310P")
-    num_outputs = weight.shape[1] * (8 if weight.dtype == torch.int32 else 1)
-    _check_sizes(x, weight, num_outputs)
-    assert antiquant_scale.dtype == x.dtype
-    if antiquant_group_size:
-        assert family != "310P"
-        assert antiquant_group_size % 32 == 0
-        assert 32 <= antiquant_group_size <= len(weight) - 1
-        assert antiquant_scale.shape == (-(-len(weight) // antiquant_group_size), num_outputs)
-        assert antiquant_scale.is_contiguous() == weight.is_contiguous(), "both transposed, or neither"
-    else:
-        assert antiquant_scale.shape == (num_outputs,)
-        assert antiquant_scale.is_contiguous()
-    assert antiquant_offset is quant_scale is quant_offset is None, "not used by us"
-    if bias is not None:
-        assert bias.shape == (num_outputs,)
-        assert bias.dtype == (SINGLE if x.dtype == BRAIN else HALF)
-
-
-def check_int4pack(family: str, weight: Tensor, inner_k_tiles: int = 0) -> None:
-    assert family in ("A2", "A3", "950")
-    assert weight.dtype == torch.int32
-    assert weight.dim() == 2
-    assert weight.is_contiguous()
-    assert weight.shape[1] % 8 == 0
-    assert inner_k_tiles == 0, "reserved"
-
-
-def check_dynamic_quant(family: str, x: Tensor) -> None:
-    assert family in ("A2", "A3", "950")
-    assert x.dtype in (HALF, BRAIN)
-    assert x.dim() > 1
-
-
-def check_quant_matmul(
-    family: str,
-    x1: Tensor,
-    x2: Tensor,
-    scale: Tensor,
-    *,
-    pertoken_scale: Tensor | None = None,
-    bias: Tensor | None = None,
-    output_dtype: Any = None,
-) -> None:
-    assert family in ("310P", "A2", "A3")
-    assert x1.dtype == x2.dtype == torch.int8
-    _check_sizes(x1, x2, x2.shape[1])
-    assert scale.dtype == SINGLE
-    assert scale.shape == (x2.shape[1],)
-    biases, outputs = (torch.int32,), (HALF,)
-    if pertoken_scale is not None:
-        assert family != "310P"
-        assert (pertoken_scale.dtype, pertoken_scale.shape) == (SINGLE, x1.shape[:1])
-        biases, outputs = (torch.int32, BRAIN, SINGLE), (HALF, BRAIN)
-    assert bias is None or (bias.dtype in biases and bias.shape == scale.shape)
-    assert DTYPES[output_dtype] in outputs
-
-
-CHECKS: dict[str, Callable[..., None]] = {
-    "npu_weight_quant_batchmatmul": check_weight_only,
-    "npu_convert_weight_to_int4pack": check_int4pack,
-    "npu_dynamic_quant": check_dynamic_quant,
-    "npu_quant_matmul": check_quant_matmul,
+REFERENCES: dict[str, Callable[..., Any]] = {
+    function.__name__: function
+    for function in (
+        npu_weight_quant_batchmatmul,
+        npu_convert_weight_to_int4pack,
+        npu_dynamic_quant,
+        npu_quant_matmul,
+    )
 }

@@ -214,10 +214,11 @@ def test_embeddings_and_the_sums_of_their_squares() -> None:
     torch.testing.assert_close(hidden.sums[:, 0], table[tokens].float().square().sum(1), atol=0.01, rtol=1e-4)
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(0,), (1,), (3, 7), (100,), (200,)])
-@pytest.mark.parametrize(("precision", "bits"), [("int8", 8), ("int4", 4)])
-def test_a_layer_computes_what_its_scheme_says(precision: str, bits: int, shape: tuple[int, ...], bias: bool) -> None:
+@pytest.mark.parametrize(
+    ("shape", "bias"), [((0,), True), ((1,), False), ((3, 7), True), ((100,), True), ((200,), False)]
+)
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_a_layer_computes_what_its_scheme_says(precision: str, shape: tuple[int, ...], bias: bool) -> None:
     scheme = find_scheme(precision)  # type: ignore[arg-type]
     layer = nn.Linear(192, 80, bias=bias).half().requires_grad_(False)
     parts = scheme.quantise(normal(80, 192).cpu() / 14)

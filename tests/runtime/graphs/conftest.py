@@ -41,9 +41,12 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
 @pytest.fixture
 def atc(monkeypatch: pytest.MonkeyPatch) -> Path:
     """The stand-in for ATC, which the commands find too."""
-    monkeypatch.setenv(
-        "PATH", os.pathsep.join((str(FAKES.parent), str(Path(sys.executable).parent), os.environ["PATH"]))
-    )
+    return use_atc(monkeypatch)
+
+
+def use_atc(patch: pytest.MonkeyPatch) -> Path:
+    """Put the stand-in for ATC, and the Python that it needs, first on PATH; returns its path."""
+    patch.setenv("PATH", os.pathsep.join((str(FAKES.parent), str(Path(sys.executable).parent), os.environ["PATH"])))
     return find_atc()
 
 

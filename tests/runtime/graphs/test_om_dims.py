@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -24,6 +25,7 @@ from llama_adapter.runtime.graphs.graph import read_graph
 from llama_adapter.runtime.graphs.lint import lint_graph
 from llama_adapter.runtime.graphs.om_dims import OmDimsSession
 from llama_adapter.runtime.graphs.sidecar import sidecar_path
+from tests.runtime.graphs.conftest import use_atc
 
 HEADS, HEAD = 2, 4
 
@@ -38,7 +40,11 @@ SETTINGS = AtcSettings(soc_version="Ascend310P3", precision_mode="origin")
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """An OM that computes: ids + mean of the mask + mean of the cache -> logits; cache + 1 -> kept."""
+    return write_step(tmp_path)
+
+
+def write_step(folder: Path) -> Path:
+    """A graph that computes: ids + mean of the mask + mean of the cache -> logits; cache + 1 -> kept."""
     inputs = [
         helper.make_tensor_value_info("ids", TensorProto.INT32, ["R", "S"]),
         helper.make_tensor_value_info("mask", TensorProto.BOOL, ["R", "S", "P_plus_S"]),
@@ -62,17 +68,26 @@ def file(tmp_path: Path) -> Path:
     one = helper.make_tensor("one", TensorProto.FLOAT16, [1], np.ones(1, np.float16).tobytes(), raw=True)
     graph = helper.make_graph(nodes, "step", inputs, outputs, [one])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.save(model, tmp_path / "step.onnx")
-    return tmp_path / "step.onnx"
+    onnx.save(model, folder / "step.onnx")
+    return folder / "step.onnx"
 
 
 def request_for(file: Path, gears: tuple[Gear, ...] = GEARS) -> DimsRequest:
     return plan_dims(read_graph(file), file, file.with_name("step"), SETTINGS, gears)
 
 
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the OM that `om` copies."""
+    file = write_step(tmp_path_factory.mktemp("made"))
+    with pytest.MonkeyPatch.context() as patch:
+        return make_om(request_for(file), atc=use_atc(patch), graph=read_graph(file)).parent
+
+
 @pytest.fixture
-def om(file: Path, atc: Path) -> Path:
-    return make_om(request_for(file), atc=atc, graph=read_graph(file))
+def om(compiled: Path, tmp_path: Path) -> Path:
+    shutil.copytree(compiled, tmp_path / "copied")
+    return tmp_path / "copied" / "step.om"
 
 
 @pytest.fixture

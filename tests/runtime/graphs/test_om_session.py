@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from llama_adapter.runtime.errors import GraphError
-from llama_adapter.runtime.graphs.card import GraphCard
+from llama_adapter.runtime.graphs.card import GraphCard, is_same_model
 from llama_adapter.runtime.graphs.sidecar import read_sidecar, write_sidecar
 from tests.fakes.exported import make_om, open_om, query_limit, sample_pixels, sample_queries
 
@@ -67,51 +67,25 @@ def test_a_folder_of_fixed_files_is_one_encoder_of_several_batch_sizes(acl: Any,
     assert acl.RECORD.freed == 2
 
 
-def two_files(folder: Path, change: Callable[[GraphCard], GraphCard]) -> None:
-    """Write an OM for one picture and an OM for four pictures with a different card."""
-    for size in (1, 4):
-        make_om(folder / f"clip_bs{size}.om", [size])
-    sidecar = read_sidecar(folder / "clip_bs4.om")
-    assert sidecar is not None
-    assert sidecar.card is not None
-    write_sidecar(folder / "clip_bs4.om", dataclasses.replace(sidecar, card=change(sidecar.card)))
-
-
-def with_config(card: GraphCard, **changes: Any) -> GraphCard:
-    return dataclasses.replace(card, config={**card.config, **changes})
-
-
 @pytest.mark.parametrize(
-    "change",
+    ("change", "expected"),
     [
-        lambda card: with_config(card, channel_order="bgr"),
-        lambda card: with_config(card, query={**card.config["query"], "num_heads": 1}),
-        lambda card: dataclasses.replace(card, fingerprint={**card.fingerprint, "clip": "00 1.0"}),
+        ({"name": "other", "dtype": "float16"}, True),
+        ({"fingerprint": {"clip": "00 1.5001"}}, True),  # rounding changes the last digits
+        ({"fingerprint": {"clip": "00 1.6"}}, False),
+        ({"fingerprint": {"clip": "01 1.5"}}, False),
+        ({"fingerprint": {"clip": "00 1.5 1.5"}}, False),
+        ({"fingerprint": {}}, False),
+        ({"config": {"channel_order": "bgr"}}, False),
     ],
-    ids=["channel order", "heads", "weights"],
 )
-def test_a_folder_of_two_models_is_refused(acl: Any, change: Any, tmp_path: Path) -> None:
-    two_files(tmp_path, change)
+def test_files_of_one_model_have_its_sizes_and_its_weights_up_to_rounding(
+    change: dict[str, Any], expected: bool
+) -> None:
+    config, weights = {"channel_order": "rgb"}, {"clip": "00 1.5"}
+    card = GraphCard(part="vision", name="a", config=config, dtype="float32", opset=18, fingerprint=weights)
 
-    with pytest.raises(GraphError, match="are not of one model"):
-        open_om(tmp_path)
-
-    assert acl.RECORD.freed == acl.RECORD.loaded
-
-
-def test_a_folder_of_one_model_in_two_precisions_is_accepted(acl: Any, tmp_path: Path) -> None:
-    """Rounding changes the last digits of a fingerprint, which must be accepted."""
-
-    def rounded(card: GraphCard) -> GraphCard:
-        signs, first, *rest = card.fingerprint["clip"].split(" ")
-        told = " ".join([signs, f"{float(first) * 1.0001:.5g}", *rest])
-        assert told != card.fingerprint["clip"]
-        return dataclasses.replace(card, name="other", fingerprint={**card.fingerprint, "clip": told})
-
-    two_files(tmp_path, rounded)
-
-    with contextlib.closing(open_om(tmp_path)) as encoder:
-        assert encoder.batch_sizes == (1, 4)
+    assert is_same_model(card, dataclasses.replace(card, **change)) is expected
 
 
 def test_a_forked_process_cannot_use_the_files(acl: Any, tmp_path: Path) -> None:

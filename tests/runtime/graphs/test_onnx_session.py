@@ -1,11 +1,11 @@
 """The exported encoder in onnxruntime: torch's numbers for any number of pictures, and refused files."""
 
-import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -138,24 +138,21 @@ def test_a_result_of_another_form_is_refused(output: np.ndarray) -> None:
         check_outputs([output], [promised], batch=1, file="a.onnx")
 
 
-def test_a_missing_package_is_an_error_with_the_command_to_install_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("function", "result", "words"),
+    [
+        ("importlib.util.find_spec", None, "onnxruntime, which is not installed"),
+        ("importlib.import_module", ImportError("numpy.core failed"), r"cannot be imported: numpy\.core failed"),
+    ],
+)
+def test_a_missing_or_broken_package_is_an_error_with_the_command_to_install_it(
+    function: str, result: Exception | None, words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     file = foreign_onnx(tmp_path / "a.onnx", ("n", 2, 2, 3))
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else find(name))
-    with pytest.raises(GraphError, match="onnxruntime, which is not installed") as caught:
+    monkeypatch.setattr(function, Mock(side_effect=result, return_value=None))
+    with pytest.raises(GraphError, match=words) as caught:
         open_onnx(file)
     assert caught.value.hint == "in the folder of this project: pip install --editable '.[onnx]'"
-
-
-def test_a_failed_import_is_an_error_with_its_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def fail(name: str) -> Any:
-        raise ImportError("numpy.core.multiarray failed to import")
-
-    monkeypatch.setattr("importlib.import_module", fail)
-    with pytest.raises(GraphError, match=r"cannot be imported: numpy\.core\.multiarray failed"):
-        open_onnx(foreign_onnx(tmp_path / "a.onnx", ("n", 2, 2, 3)))
 
 
 def test_a_closed_backend_cannot_run() -> None:

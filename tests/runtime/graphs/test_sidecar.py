@@ -12,8 +12,8 @@ import pytest
 
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs import sidecar as module
+from llama_adapter.runtime.graphs.card import Port
 from llama_adapter.runtime.graphs.sidecar import (
-    OmInput,
     OmSidecar,
     check_om_file,
     read_sidecar,
@@ -35,7 +35,7 @@ SIDECAR = OmSidecar(
         opset=18,
         fingerprint={"clip": "00", "query": "11"},
     ).to_graph(),
-    input=OmInput(dtype="float16", shape=(-1, 4, 4, 3)),
+    input=Port(dtype="float16", shape=(-1, 4, 4, 3)),
     batch_sizes=(1, 4),
     has_gears=True,
     soc_version="Ascend310P3",
@@ -101,7 +101,7 @@ def test_a_damaged_sidecar_is_an_error_with_its_name(om: Path, change: dict[str,
     ("shape", "layout"), [((1, 4, 4, 3), "NHWC"), ((-1, 3, 4, 4), "NCHW"), ((1, 4, 4, 4), "ND"), ((1, 48), "ND")]
 )
 def test_the_layout_is_in_the_file_by_name(om: Path, shape: tuple[int, ...], layout: str) -> None:
-    write_sidecar(om, dataclasses.replace(SIDECAR, input=OmInput(dtype="float32", shape=shape)))
+    write_sidecar(om, dataclasses.replace(SIDECAR, input=Port(dtype="float32", shape=shape)))
 
     written = json.loads(sidecar_path(om).read_text())["input"]
 

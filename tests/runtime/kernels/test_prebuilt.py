@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from llama_adapter.runtime.kernels import compiling, instruction_sets, prebuilt
-from llama_adapter.runtime.kernels.compiling import compiled, compilers
+from llama_adapter.runtime.kernels.compiling import compilers
 from llama_adapter.runtime.kernels.instruction_sets import (
     CHOICE,
     INSTRUCTION_SETS,
@@ -23,18 +23,6 @@ from llama_adapter.runtime.kernels.prebuilt import find_prebuilt, name_prebuilt
 
 INSTRUCTIONS = choose_instructions()
 COMPILER = next(compilers(), None)
-needs_kernels = pytest.mark.skipif(
-    isinstance(INSTRUCTIONS, str) or COMPILER is None,
-    reason=INSTRUCTIONS if isinstance(INSTRUCTIONS, str) else "no C compiler",
-)
-
-
-@pytest.fixture(name="made", scope="module")
-def made_fixture() -> Path:
-    """The kernels in the cache of the user who runs the tests."""
-    assert isinstance(INSTRUCTIONS, InstructionSet)
-    assert COMPILER is not None
-    return compiled(COMPILER, INSTRUCTIONS)
 
 
 @pytest.fixture(name="folder")
@@ -69,8 +57,9 @@ def fill_cache(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return Path(shutil.copy(made, cache))
 
 
-@needs_kernels
-def test_a_prebuilt_library_needs_no_compiler(made: Path, folder: Path) -> None:
+def test_a_prebuilt_library_needs_no_compiler_and_comes_before_a_compiled_one(
+    made: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert isinstance(INSTRUCTIONS, InstructionSet)
     path = put(made, folder)
 
@@ -81,25 +70,11 @@ def test_a_prebuilt_library_needs_no_compiler(made: Path, folder: Path) -> None:
     assert finding.variant == INSTRUCTIONS.variant(INSTRUCTIONS.extras())
     assert finding.origin == f"prebuilt, {path}"
     assert not Path(os.environ["XDG_CACHE_HOME"]).exists()
-
-
-@needs_kernels
-def test_a_prebuilt_library_comes_before_a_compiled_one(
-    made: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cached = fill_cache(made, monkeypatch)
-    assert COMPILER is not None
-    with monkeypatch.context() as patch:
-        patch.setattr(prebuilt, "FOLDER", folder / "missing")
-        assert find_library().origin == f"compiled by `{shlex.join(COMPILER)}`, {cached}"
+    fill_cache(made, monkeypatch)
     find_library.cache_clear()
-
-    path = put(made, folder)
-
     assert find_library().origin == f"prebuilt, {path}"
 
 
-@needs_kernels
 def test_a_prebuilt_library_of_other_sources_is_not_taken(
     made: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,7 +116,6 @@ def make_empty_library(path: Path) -> None:
     ],
     ids=["truncated", "no library", "another library"],
 )
-@needs_kernels
 def test_a_prebuilt_library_that_does_not_load_is_replaced_and_explained(
     made: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Path], None], reason: str
 ) -> None:

@@ -14,8 +14,9 @@ from llama_adapter.app.command_line.doctor.environment import Probe
 from llama_adapter.app.command_line.main import main
 from llama_adapter.app.models.checkpoints import ModelSources
 from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.runtime.graphs.card import fingerprint
-from llama_adapter.runtime.graphs.sidecar import OmInput, OmSidecar, file_sha256, write_sidecar
+from llama_adapter.runtime.digests import file_digest
+from llama_adapter.runtime.graphs.card import Port, fingerprint
+from llama_adapter.runtime.graphs.sidecar import OmSidecar, write_sidecar
 from llama_adapter.vision.card import EncoderCard
 from tests.app.assembled import assemble_sources
 from tests.app.golden import ROOT, model_options
@@ -46,12 +47,12 @@ def put_om(folder: Path, card: EncoderCard | None, *, name: str = "clip.om", bat
         om,
         OmSidecar(
             card=None if card is None else card.to_graph(),
-            input=OmInput(dtype="float16", shape=(batch_size, 224, 224, 3)),
+            input=Port(dtype="float16", shape=(batch_size, 224, 224, 3)),
             batch_sizes=(batch_size,),
             has_gears=False,
             soc_version="Ascend310P3",
             precision_mode="fp16",
-            sha256=file_sha256(om),
+            sha256=file_digest(om),
             onnx_sha256="0",
         ),
     )

@@ -169,7 +169,6 @@ class Model:
                 "target": context.target,
                 "device_id": context.ascend.device_id,
                 "provider": context.ascend.provider,
-                "thread_num": context.cpu.thread_num,
                 "options": {section: dict(options[section]) for section in options.sections()},
             }
         )
