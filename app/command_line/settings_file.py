@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from llama_adapter.app.compat import foreign
+from llama_adapter.app.compat.importers import importer_of
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.settings.setting import SECTIONS
 from llama_adapter.runtime.settings.yaml_file import SettingsFile, read_content, read_yaml, settings_in
@@ -24,9 +25,8 @@ def read_settings(path: str) -> SettingsFile:
     data = read_yaml(path, content=content, as_written=True)
     if not data.keys() <= {"command", *SECTIONS}:
         typed = read_yaml(path, content=content)
-        importer = foreign.recognise(typed)
-        if importer is not None:
-            return _foreign(importer(typed, source=path), path)
+        if (importer := importer_of(typed)) is not None:
+            return _foreign(importer(typed).check(path), path)
     return settings_in(data, path)
 
 

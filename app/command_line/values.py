@@ -56,14 +56,13 @@ def parse_band(text: str) -> tuple[float, float]:
 
 def parse_shard(text: str) -> tuple[int, int]:
     """`0/4` -> (0, 4): the index of a part, counted from 0, and the number of parts."""
-    part, _, parts = text.partition("/")
     try:
-        shard = int(part), int(parts)
+        part, parts = map(int, text.split("/"))
     except ValueError:
-        shard = (0, 0)
-    if not 0 <= shard[0] < shard[1]:
-        raise argparse.ArgumentTypeError(f"wanted I/N with I counted from 0, such as 0/4 to 3/4, got {text!r}")
-    return shard
+        raise argparse.ArgumentTypeError(
+            f"wanted I/N with I counted from 0, such as 0/4 to 3/4, got {text!r}"
+        ) from None
+    return part, parts
 
 
 def parse_sample_fields(text: str) -> tuple[str, ...]:
@@ -126,18 +125,13 @@ def spec_from(options: argparse.Namespace, *, sees_pictures: bool = True) -> Cap
     With `sees_pictures`, LLaMA without an adapter is an error too.
     """
     spec = settings(CaptionerSpec, vars(options))
-    return check_adapter(spec) if sees_pictures else spec
-
-
-def check_adapter(spec: CaptionerSpec) -> CaptionerSpec:
-    """The spec itself. Raises UsageError for LLaMA without an adapter, unless it sees pictures as tokens."""
-    if is_blind(spec):
+    if sees_pictures and is_blind(spec):
         raise UsageError("--llama-dir needs --adapter beside it: a file such as BIAS-7B.pth")
     return spec
 
 
 def settings(kind: Callable[..., T], values: Mapping[str, Any], *, shown: Mapping[str, str] | None = None) -> T:
-    """An instance of the dataclass `kind`, made from the values that are its fields.
+    """An instance of the dataclass `kind`, made from the values that are its fields; lists become tuples.
 
     A ValueError becomes a UsageError that names flags: a field's flag is its name, or the entry in `shown`. For a value
     from the environment or a file, the error names the variable, or the file and line.
@@ -145,7 +139,16 @@ def settings(kind: Callable[..., T], values: Mapping[str, Any], *, shown: Mappin
     fields = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
     flags = {name: "--" + name.replace("_", "-") for name in fields} | dict(shown or {})
     with in_flags(flags, effective=values.get("effective", ())):
-        return kind(**{name: values[name] for name in fields if name in values})
+        given = {name: values[name] for name in fields if name in values}
+        return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+
+
+def refuse_without(needed: str, options: argparse.Namespace, *names: str) -> None:
+    """Raise UsageError for the first of these flags that is given; the caller knows that the flag `needed` is not."""
+    for name in names:
+        value = getattr(options, name, None)
+        if value is not None and value is not False and value not in ([], ()):
+            raise UsageError(f"--{name.replace('_', '-')} goes with {needed}, which is missing")
 
 
 @contextmanager

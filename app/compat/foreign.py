@@ -4,9 +4,8 @@ import io
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from llama_adapter.app.compat.imported import Imported
 from llama_adapter.app.compat.importers import (
@@ -45,22 +44,6 @@ _SCRIPTS = {
 }
 
 
-class Importer(Protocol):
-    """Converts settings of another system."""
-
-    def __call__(self, data: Mapping[str, Any], *, source: str = "settings") -> Imported: ...
-
-
-def recognise(data: Mapping[str, Any]) -> Importer | None:
-    """The importer for settings of another system; None if they are not of a known system.
-
-    The importer takes the mapping and `source`, a name for messages. It raises UsageError for a key that is not
-    supported, with its line if tables have `lines`.
-    """
-    import_settings = importer_of(data)
-    return None if import_settings is None else partial(_import_strictly, import_settings)
-
-
 def import_file(path: str) -> Imported:
     """The settings in a file of another system: YAML, JSON, or a command line in a .txt or .sh file.
 
@@ -95,10 +78,6 @@ def _import_table(data: Table, *, source: str) -> Imported:
             hint="known are ModelRunner's YAML, PaddleNLP's predictor options, and MindFormers' YAML",
         )
     return import_settings(data)
-
-
-def _import_strictly(import_settings: ImportSettings, data: Mapping[str, Any], *, source: str = "settings") -> Imported:
-    return import_settings(data).check(source)
 
 
 def _split(text: str, *, source: str, first: int | None = 1) -> list[_Word]:

@@ -321,11 +321,6 @@ _MINDFORMERS_RULES = _rules(
             lambda imported, value: bool(imported.value("load_checkpoint")), "load_checkpoint names the model", model
         ),
         f"{_CONFIG}.is_sample_acceleration": _sampling_in_graphs,
-        f"{_CONFIG}.extend_method": ignored_if(
-            lambda imported, value: str(value) in ("None", "none"),
-            "positions are not stretched",
-            refused("{value!r}: positions are not stretched here"),
-        ),
         "infer.prefill_model_path": _graphs,
         "infer.increment_model_path": _graphs,
         "infer.infer_seq_length": _graph_length,
@@ -548,19 +543,9 @@ _MODEL_RUNNER_RULES = _rules(
                 refused("weights that were split offline, in rank_N folders, cannot be read: name the whole model"),
             ),
         ),
-        "model_config.with_ckpt": ignored_if(
-            lambda imported, value: value is True,
-            "loading the checkpoint is the default",
-            refused("a model without weights is what `llama-adapter bench` measures"),
-        ),
         "parallel_config.attn_tp_size": _all_ranks,
         "parallel_config.lmhead_tp_size": _one_or_all_ranks,
         "parallel_config.embed_tp_size": _one_or_all_ranks,
-        "parallel_config.moe_tp_size": ignored_if(
-            lambda imported, value: value == 1,
-            "one is the default",
-            refused("{value!r}: the model has no experts to divide"),
-        ),
     },
     sampling=_MODEL_RUNNER_SAMPLING,
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.compat.foreign import recognise
+from llama_adapter.app.compat.importers import importer_of
 from llama_adapter.app.compat.infer_config import lite_settings
 from llama_adapter.app.compat.mindir import captioner_settings, mindir_settings, names_graphs
 from llama_adapter.app.models.models_by_name import FOREIGN_WEIGHTS, find_model, foreign_weights, model_settings
@@ -116,9 +116,9 @@ def _of_mapping(data: Mapping[str, Any], *, source: str = "settings") -> dict[st
     if "prefill_model_path" in data:
         lite = lite_settings(data)
         return (_settings_of(lite.pop("model")) if "model" in lite else {}) | lite
-    importer = None if data.keys() <= {"command", *SECTIONS} else recognise(data)
+    importer = None if data.keys() <= {"command", *SECTIONS} else importer_of(data)
     if importer is not None:
-        data = importer(data, source=source).settings
+        data = importer(data).check(source).settings
     sections = {name for name, value in data.items() if name in SECTIONS and isinstance(value, Mapping)}
     if not sections:
         return {name: value for name, value in data.items() if value is not None}

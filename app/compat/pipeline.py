@@ -112,11 +112,6 @@ def pipeline(
     return made
 
 
-def task_names() -> list[str]:
-    """The tasks that `pipeline` takes."""
-    return [entry.name for entry in tasks()]
-
-
 class InferTask:
     """MindSpore Lite's factory: makes pipelines from an `InferConfig`."""
 
@@ -134,12 +129,12 @@ class InferTask:
     @classmethod
     def check_task_valid(cls, task_type: str) -> bool:
         """Whether `task_type` is a known task."""
-        return task_type in task_names()
+        return task_type in cls.support_list()
 
     @classmethod
     def support_list(cls) -> list[str]:
         """The names of all tasks."""
-        return task_names()
+        return [entry.name for entry in tasks()]
 
 
 class Pipeline:

@@ -16,7 +16,6 @@ from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.job_planner import JobPlanner
 from llama_adapter.app.jobs.picture_encoders import OpenEncoder, open_exported
 from llama_adapter.app.jobs.records.record import is_part, read_records
-from llama_adapter.app.jobs.report import Tally
 from llama_adapter.app.models.spec import AUTO, DEFAULT_BATCH_SIZE, CaptionerSpec, EncoderSources, ModelInfo
 from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.pictures.inputs import may_wait
@@ -165,10 +164,6 @@ class EncodeRunner:
     def waited_s(self, wall_s: float) -> float:
         """See `Runner`."""
         return self._waited_s
-
-    def report(self, tally: Tally, wall_s: float) -> str:
-        """See `Runner`; `encode` has no stage times."""
-        return ""
 
 
 def _fields(looked: Looked) -> dict[str, Any]:

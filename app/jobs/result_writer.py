@@ -197,7 +197,7 @@ class ResultWriter:
         if self._file is not None:
             self._file.sync()
         self._summarise(wall_s, waited_s=waited_s)
-        if note := self._unfamiliar.note(what=self._what, has_records=self._file is not None):
+        if note := self._unfamiliar.note(has_records=self._file is not None):
             self.say(note)
         self.end_reason = "interrupted" if is_interrupted else "failed" if self.problem else "finished"
         if is_interrupted:

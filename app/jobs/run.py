@@ -90,7 +90,7 @@ def run_job(job: Job, runner: Runner | None = None) -> int:
             writer.say(note)
         if left_out:
             writer.say(f"note: left out: {left_out.note()}")
-    if job.profile is not None:
+    if job.profile is not None and isinstance(runner, LocalRunner):
         say(runner.report(writer.tally, wall_s))
     return writer.exit_code()
 

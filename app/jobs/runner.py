@@ -45,10 +45,6 @@ class Runner(Protocol):
         """Seconds of `wall_s` that the model waited for pictures."""
         ...
 
-    def report(self, tally: Tally, wall_s: float) -> str:
-        """Stage times, for jobs with `profile`."""
-        ...
-
 
 class LocalRunner:
     """Answers in this process; pictures are read in other processes or threads."""
@@ -119,7 +115,7 @@ class LocalRunner:
         return self._clock.seconds["read"]
 
     def report(self, tally: Tally, wall_s: float) -> str:
-        """See `Runner`."""
+        """Stage times, for jobs with `profile`."""
         assert self._captioner is not None, "jobs with `profile` load first"
         return Report(
             tally=tally,

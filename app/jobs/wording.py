@@ -38,26 +38,17 @@ class Unfamiliar:
         if answer.unfamiliar and answer.picture not in self._names and len(self._names) <= _MAX_NAMED:
             self._names.append(answer.picture)
 
-    def note(self, *, what: str = "picture", has_records: bool = False) -> str:
-        """The note, "" if at most 3 % are unfamiliar.
-
-        `what` is the word for what is counted: `picture` or `question`. `has_records`: the answers are in a file.
-        """
+    def note(self, *, has_records: bool = False) -> str:
+        """The note, "" if at most 3 % are unfamiliar. `has_records`: the answers are in a file."""
         if self._num_unfamiliar <= _NOTABLE * self._num_answers:
             return ""
-        is_one = self._num_unfamiliar == 1
-        if is_one and self._num_answers == 1:
-            return (
-                "note: the picture does not look like what this model was trained on, and the answer may mean nothing: "
-                f"{shown_name(self._names[0])}"
-            )
-        about = "" if what == "picture" else f"{'is' if is_one else 'are'} about pictures that "
-        looks = "does not look" if is_one and what == "picture" else "do not look"
-        said = f"{self._num_unfamiliar:,} of {self._num_answers:,} {what}s {about}{looks}"
         named = ", ".join(shown_name(name) for name in self._names[:_MAX_NAMED])
         more = ", ..." if len(self._names) > _MAX_NAMED else ""
         more += ' (`"unfamiliar": true` in their records)' if more and has_records else ""
-        return f"note: {said} like what this model was trained on, and the answers may mean nothing: {named}{more}"
+        return (
+            f"note: {self._num_unfamiliar:,} of {self._num_answers:,} answers may mean nothing, because this model was "
+            f"trained on pictures unlike these: {named}{more}"
+        )
 
 
 def unfamiliar_note(answers: Iterable[Answer]) -> str:

@@ -14,6 +14,11 @@ class Ran(NamedTuple):
     def records(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.out.splitlines()]
 
+    @property
+    def told(self) -> str:
+        """What is on stderr, as one line."""
+        return " ".join(self.err.split())
+
     def texts(self) -> dict[str, str]:
         return {record["picture"]: record["text"] for record in self.records}
 

@@ -24,6 +24,15 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 @pytest.fixture
+def known_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `doctor` examine only the model: the table of the environment takes many processes, and has its own tests."""
+    from llama_adapter.app.command_line.doctor.environment import Probe
+
+    known = [Probe(name="python", state="ok")]
+    monkeypatch.setattr("llama_adapter.app.command_line.doctor.command.look_at_environment", lambda: known)
+
+
+@pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with three pictures."""
     from tests.app.golden import NAMES, picture  # this imports torch, which other tests of the room do without

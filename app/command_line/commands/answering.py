@@ -11,7 +11,7 @@ from llama_adapter.app.captioning.tasks.entry import TaskEntry
 from llama_adapter.app.captioning.tasks.registry import entries_by_command, installed, question_of, tasks
 from llama_adapter.app.command_line.flags import add_flags, command
 from llama_adapter.app.command_line.parser import Parser
-from llama_adapter.app.command_line.values import in_flags, settings, spec_from, value_of
+from llama_adapter.app.command_line.values import in_flags, refuse_without, settings, spec_from, value_of
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.pictures.prefixes import is_prefixes
 from llama_adapter.llm.engine.sampling_params import SamplingParams
@@ -96,8 +96,7 @@ def _run(entries: Sequence[TaskEntry], options: argparse.Namespace) -> int:
         raise UsageError(f"--questions and {given} exclude each other", hint="put all questions into the sheet")
     if getattr(options, "calibrate", None) is not None:
         return _calibrate(options)
-    if any(getattr(options, name, None) is not None for name in ("calibration_out", "plot")):
-        raise UsageError("--calibration-out and --plot go with --calibrate, which is missing")
+    refuse_without("--calibrate", options, "calibration_out", "plot")
     is_asked = sheet_file is not None or not common.is_caption
     if sees_pictures:
         lacks_question = not is_asked and (options.paths or options.lists or not options.manifests)
@@ -109,16 +108,18 @@ def _run(entries: Sequence[TaskEntry], options: argparse.Namespace) -> int:
             f"{entries[0].command} needs a {flags['instruction']}", hint=f"or several in a file: {elsewhere}"
         )
     _check_out(options.out)
-    from llama_adapter.app.jobs.clusters.cluster import RayOptions
     from llama_adapter.app.jobs.job import Job
     from llama_adapter.app.jobs.questions import complete
-    from llama_adapter.app.pictures.inputs import read_question_sheet
+    from llama_adapter.app.pictures.inputs import InputSpec, read_question_sheet
     from llama_adapter.runtime.settings.sources import to_run_again
 
     spec = spec_from(options, sees_pictures=sees_pictures)
     if not sees_pictures and options.text_prefix == "zeros" and spec.is_llama_alone:
         raise UsageError("--text-prefix zeros needs --adapter")
-    inputs = inputs_from(options) if sees_pictures else _prompts_from(options)
+    if sees_pictures:
+        inputs = inputs_from(options)
+    else:
+        inputs = settings(InputSpec, {**vars(options), "is_text": True, "are_raw": options.raw})
     is_encoded = sees_pictures and are_encoded(inputs)
     if is_encoded:
         spec = _for_prefixes(spec, inputs, options)
@@ -136,17 +137,13 @@ def _run(entries: Sequence[TaskEntry], options: argparse.Namespace) -> int:
     job = settings(Job, {**vars(options), **values})
     from llama_adapter.app.jobs.run import run_job
 
-    if not sees_pictures:
+    if not sees_pictures or options.engine != "ray":
+        refuse_without("--engine ray", options, "actors", "ray_address")
         return run_job(job)
-    is_ray = options.engine == "ray"
-    if not is_ray and (options.actors is not None or options.ray_address is not None):
-        raise UsageError("--actors and --ray-address go with --engine ray, which is missing")
-    ray = settings(RayOptions, {**vars(options), "address": options.ray_address})
-    if not is_ray:
-        return run_job(job)
+    from llama_adapter.app.jobs.clusters.cluster import RayOptions
     from llama_adapter.app.jobs.clusters.runner import RayRunner
 
-    return run_job(job, RayRunner(ray))
+    return run_job(job, RayRunner(settings(RayOptions, {**vars(options), "address": options.ray_address})))
 
 
 def _calibrate(options: argparse.Namespace) -> int:
@@ -160,7 +157,7 @@ def _calibrate(options: argparse.Namespace) -> int:
     spec = spec_from(options)
     from llama_adapter.app.learning.calibration.calibrate import CalibrationJob, run_calibration
 
-    values = {"spec": spec, "question": options.instruction, "pictures": tuple(options.paths)}
+    values = {"spec": spec, "question": options.instruction, "pictures": options.paths}
     with locked_output(options.calibration_out):
         return run_calibration(settings(CalibrationJob, {**vars(options), **values}))
 
@@ -197,29 +194,20 @@ def _check_out(out: str | None) -> None:
         )
 
 
-def _prompts_from(options: argparse.Namespace) -> "InputSpec":
-    from llama_adapter.app.pictures.inputs import InputSpec
-
-    files = tuple(options.prompt_files)
-    with in_flags({"limit": "--limit"}, effective=options.effective):
-        return InputSpec(is_text=True, prompt_files=files, are_raw=options.raw, limit=options.limit)
-
-
 def inputs_from(options: argparse.Namespace) -> "InputSpec":
     from llama_adapter.app.pictures.inputs import InputSpec
 
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(options).items()}
-    if not any(values[name] for name in ("paths", "lists", "manifests")):
+    if not (options.paths or options.lists or options.manifests):
         raise UsageError(
             "No pictures are named",
             hint="name files or folders, or pass --list or --manifest; `--list -` reads names from stdin",
         )
-    if "-" in values["paths"]:
+    if "-" in options.paths:
         raise UsageError(
             "`-` is not a picture: pictures are not read from stdin",
             hint="`--list -` reads names from stdin, one per line; a file named - is `./-`",
         )
-    return settings(InputSpec, values)
+    return settings(InputSpec, vars(options))
 
 
 def run_export_records(options: argparse.Namespace) -> int:
@@ -227,6 +215,4 @@ def run_export_records(options: argparse.Namespace) -> int:
     from llama_adapter.app.jobs.exports.job import ExportRecordsJob
     from llama_adapter.app.jobs.exports.job import run_export_records as run
 
-    return run(
-        settings(ExportRecordsJob, {**vars(options), "records": tuple(options.records), "below": tuple(options.below)})
-    )
+    return run(settings(ExportRecordsJob, vars(options)))

@@ -43,9 +43,7 @@ class Settings(Mapping[str, Any]):
 
     def of(self, kind: type[T]) -> T:
         """An instance of the dataclass `kind`, made from the settings that are its fields. Raises UsageError."""
-        values = {
-            one.setting.dest: tuple(one.value) if isinstance(one.value, list) else one.value for one in self.effective
-        }
+        values = {one.setting.dest: one.value for one in self.effective}
         return settings(kind, {**values, "effective": self.effective})
 
     @property
@@ -137,8 +135,7 @@ def _import(options: argparse.Namespace) -> int:
     from llama_adapter.runtime.settings.shown import format_settings
 
     imported = foreign.import_file(options.file)
-    for entry in imported.report:
-        say(str(entry))
+    say(imported.format_report(), end="")
     text = format_settings(imported.settings)
     if options.out is None:
         print(text, end="")

@@ -4,25 +4,21 @@ import argparse
 import dataclasses
 
 from llama_adapter.app.command_line.flags import DEVICES
-from llama_adapter.app.command_line.values import settings
-from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.command_line.values import refuse_without, settings
+from llama_adapter.app.models.spec import AUTO, CaptionerSpec
+from llama_adapter.runtime.device_names import split_device
 from llama_adapter.runtime.errors import UsageError
 
 
 def run_doctor(options: argparse.Namespace) -> int:
     if options.plan is not None:
         return _run_plan(options)
-    only = {"--devices": options.devices, "--device-memory": options.device_memory, "--batch-size": options.batch_size}
-    for flag in (flag for flag, value in {**only, "--json": options.json or None}.items() if value is not None):
-        raise UsageError(f"{flag} goes with --plan, which is missing")
+    refuse_without("--plan", options, "devices", "device_memory", "batch_size", "json")
     if options.environment and (named := _model_flags(options)):
         goes = "goes" if len(named) == 1 else "go"
         raise UsageError(f"--environment looks at the installation only, and {', '.join(named)} {goes} with a model")
-    alone = {"--encoder-device": options.encoder_device, "--provider-option": options.provider_option or None}
-    alone["--provider-config"] = options.provider_config
-    for flag, value in alone.items():
-        if options.encoder is None and options.decoder is None and value is not None:
-            raise UsageError(f"{flag} goes with --encoder, which is missing")
+    if options.encoder is None and options.decoder is None:
+        refuse_without("--encoder", options, "encoder_device", "provider_option", "provider_config")
     # Checks what `caption` would refuse. --vision may be checked before an encoder is exported, so it is left out then.
     values = (
         vars(options)
@@ -31,10 +27,12 @@ def run_doctor(options: argparse.Namespace) -> int:
     )
     spec = settings(CaptionerSpec, values)
     from llama_adapter.app.command_line.doctor.command import run_checkup
-    from llama_adapter.app.command_line.doctor.environment import is_device, uses_of
+    from llama_adapter.app.command_line.doctor.environment import uses_of
 
-    if not is_device(spec.device):
-        raise UsageError(f"No kind of device named `{spec.device}`", hint=f"pass {DEVICES} as --device")
+    try:
+        split_device("cpu" if spec.device == AUTO else spec.device)
+    except ValueError:
+        raise UsageError(f"No kind of device named `{spec.device}`", hint=f"pass {DEVICES} as --device") from None
     vision = options.vision or spec.vision_kind
     uses = uses_of(device=spec.device, vision=vision, has_decoder=spec.decoder is not None)
     return run_checkup(None if options.environment else spec, uses=uses)

@@ -22,7 +22,7 @@ def run_eval(options: argparse.Namespace) -> int:
     given = vars(options)
     values = {
         "spec": spec,
-        "data": settings(DataSettings, {**given, "data": tuple(options.data)}),
+        "data": settings(DataSettings, given),
         "settings": to_run_again(options.effective, command="eval"),
     }
     return run_evaluation(settings(EvaluationJob, {**given, **values}))

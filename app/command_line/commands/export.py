@@ -45,8 +45,7 @@ def _run_export_onnx(options: argparse.Namespace) -> int:
     from llama_adapter.app.models.graph_export.to_onnx import OnnxJob, run_export_onnx
     from llama_adapter.app.models.spec import EncoderSources
 
-    values = {**vars(options), "pictures": tuple(options.pictures), "sources": settings(EncoderSources, vars(options))}
-    run_export_onnx(settings(OnnxJob, values))
+    run_export_onnx(settings(OnnxJob, {**vars(options), "sources": settings(EncoderSources, vars(options))}))
     return ExitCode.OK
 
 
@@ -55,7 +54,7 @@ def _run_export_om(options: argparse.Namespace) -> int:
     from llama_adapter.app.models.graph_export.to_om import OmJob, run_export_om
     from llama_adapter.runtime.graphs.atc import AtcSettings
 
-    values = {**vars(options), "extra": tuple(options.atc_flags)}
+    values = {**vars(options), "extra": options.atc_flags}
     atc = settings(AtcSettings, values, shown={"extra": "--atc-flag"})
     shown = {"onnx": "FILE.onnx", "batch_sizes": "--batch-sizes", "gears": "--gears"}
     run_export_om(settings(OmJob, {**values, "settings": atc}, shown=shown))

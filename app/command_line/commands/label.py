@@ -5,14 +5,12 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llama_adapter.app.command_line.values import settings, spec_from
 from llama_adapter.runtime.errors import UsageError
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
-
     from llama_adapter.app.learning.labelled.label_table import LabelTable
     from llama_adapter.app.pictures.inputs import PictureInput
     from llama_adapter.app.serving.online.service import Service
@@ -29,46 +27,36 @@ def run_label(options: argparse.Namespace) -> int:
     from llama_adapter.app.serving.online.types import ServiceLimits
     from llama_adapter.runtime.terminal.stderr_lines import say
 
-    inputs = settings(InputSpec, {**vars(options), "paths": tuple(options.paths)})
+    inputs = settings(InputSpec, vars(options))
     if are_encoded(inputs):
         raise UsageError(f"`{inputs.paths[0]}` holds encoded pictures, which cannot be shown", hint="name the pictures")
-    values = {**vars(options), "host_names": tuple(options.host_names), "spec": spec, "limits": ServiceLimits()}
-    job = settings(ServeJob, {**values, "has_page": True})
+    job = settings(ServeJob, {**vars(options), "spec": spec, "limits": ServiceLimits(), "has_page": True})
     check_packages(has_page=True, command="label")
     question = options.question or stored_questions(spec).question or class_question(options.choices)
     with closing(LabelTable(options.out, choices=options.choices, question=options.question)) as table:
         pictures = list(read_inputs(inputs))
         if not options.quiet:
             say(f"{len(pictures):,} pictures, {len(table.rows):,} rows in {options.out}: label them on the page")
-        page = partial(_add_page, pictures=pictures, table=table, question=question, choices=options.choices)
-        code = run_serve(job, add_page=page)
+        page = partial(_open_page, pictures=pictures, table=table, question=question, choices=options.choices)
+        code = run_serve(job, open_page=page)
         if table.rows and not options.quiet:
             say(f"{len(table.rows):,} rows in {options.out}, which `llama-adapter train` and `eval` read")
     return code
 
 
 @contextmanager
-def _add_page(
-    application: "FastAPI",
+def _open_page(
     service: "Service",
     *,
     pictures: "Sequence[PictureInput]",
     table: "LabelTable",
     question: str,
     choices: tuple[str, ...],
-) -> Iterator[None]:
-    """Mount the page for labelling at the root."""
-    from llama_adapter.app.serving.web.guards import bounded_uploads
+) -> Iterator[Any]:
+    """The page for labelling."""
     from llama_adapter.app.serving.web.label_session import LabelSession
     from llama_adapter.app.serving.web.labelling import build_labelling
-    from llama_adapter.app.serving.web.page import mount_page
-    from llama_adapter.app.serving.web.uploads import private_uploads
 
     logging.getLogger("llama_adapter.access").setLevel(logging.WARNING)  # no line for every key
-    with (
-        private_uploads(),
-        bounded_uploads(),
-        closing(LabelSession(service, pictures, table, question=question, choices=choices)) as session,
-    ):
-        mount_page(application, build_labelling(session), service)
-        yield
+    with closing(LabelSession(service, pictures, table, question=question, choices=choices)) as session:
+        yield build_labelling(session)

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llama_adapter.app.command_line.values import holding_out, settings, spec_from
+from llama_adapter.app.command_line.values import holding_out, refuse_without, settings, spec_from
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.problems import describe
@@ -90,8 +90,7 @@ def run_quantize(options: argparse.Namespace) -> int:
     job = settings(QuantiseJob, vars(options))
     if options.calibrate:
         return _tell(_calibrated(job, options), f"{options.precision}, calibrated")
-    if options.questions is not None:
-        raise UsageError("--questions goes with --calibrate, which is missing")
+    refuse_without("--calibrate", options, "questions")
     return _tell(quantise_bundle(job), options.precision)
 
 

@@ -33,10 +33,8 @@ def add_reference(commands: Any, *, run: Callable[[Sequence[str]], int]) -> None
 
 
 def _declare(reference: Parser) -> None:
-    add_flags(reference, "model")
+    add_flags(reference, "model", "run-reference")
     reference.set_defaults(**{field.name: _UNSET for field in dataclasses.fields(CaptionerSpec)})
-    reference.add_argument("script", metavar="SCRIPT.py", help="the program")
-    reference.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER, help="its own arguments")
 
 
 def _run_reference(run: Callable[[Sequence[str]], int], options: argparse.Namespace) -> int:

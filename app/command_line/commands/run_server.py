@@ -9,8 +9,7 @@ import socket
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llama_adapter.app.command_line.doctor.environment import PAGE_PACKAGES, SERVER_PACKAGES
 from llama_adapter.app.command_line.doctor.probes import IMPORT_NAMES
@@ -29,8 +28,6 @@ from llama_adapter.runtime.terminal.logs import Log, LogFormat, LogLevel
 from llama_adapter.vision.formats import PICTURE_SUFFIXES
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
-
     from llama_adapter.app.serving.http_api.api import ApiSettings
     from llama_adapter.app.serving.http_api.metrics import Metrics
     from llama_adapter.app.serving.web.scores import SavedReport
@@ -74,14 +71,15 @@ class ServeJob:
         require_least(self, "drain_s", least=0)
 
 
-# Mounts a page on the application of a service, and closes what the page holds at the end of the context.
-AddPage = Callable[["FastAPI", Service], AbstractContextManager[object]]
+# Makes the page of a service, and closes what the page holds at the end of the context.
+OpenPage = Callable[[Service], AbstractContextManager[Any]]
 
 
-def run_serve(job: ServeJob, *, add_page: AddPage | None = None) -> int:
+def run_serve(job: ServeJob, *, open_page: OpenPage | None = None) -> int:
     """Serve until SIGTERM or SIGHUP (drains, exit code 0) or Ctrl-C (drains, 130).
 
-    With `job.has_page`, `add_page` adds the page; by default that of `web`.
+    With `job.has_page`, the page of `open_page` is mounted at the root; by default that of `web`. Uploads go to a
+    folder that is removed at the end.
 
     Raises LlamaAdapterError for problems with the model, the address or the keys, and for missing packages.
     """
@@ -91,7 +89,11 @@ def run_serve(job: ServeJob, *, add_page: AddPage | None = None) -> int:
     from llama_adapter.app.serving.http_api.metrics import Metrics
     from llama_adapter.app.serving.http_api.running import address_of, bind, run
 
-    reports = _read_reports(job.scores)
+    reports: tuple[SavedReport, ...] = ()
+    if job.scores:
+        from llama_adapter.app.serving.web.scores import read_report  # imports the page, which `serve` does not need
+
+        reports = tuple(map(read_report, job.scores))
     log = Log(level=job.log_level, log_format=job.log_format, quiet=job.quiet)
     tell = log.tell
     keys = read_api_keys(job.api_key_file)
@@ -119,7 +121,18 @@ def run_serve(job: ServeJob, *, add_page: AddPage | None = None) -> int:
             batches = stack.enter_context(open_batches(job.batch_folder, service, settings=settings, limits=limits))
         application = create_api(service, settings=settings, metrics=metrics, batches=batches)
         if local is not None and job.has_page:
-            stack.enter_context((add_page or partial(add_chat_page, reports=reports))(application, local))
+            from llama_adapter.app.serving.web.guards import bounded_uploads
+            from llama_adapter.app.serving.web.page import build_page, mount_page
+            from llama_adapter.app.serving.web.uploads import private_uploads
+
+            stack.enter_context(private_uploads())
+            stack.enter_context(bounded_uploads())
+            if open_page is None:
+                samples = sorted(path for path in sample_pictures().iterdir() if path.suffix in PICTURE_SUFFIXES)
+                page = build_page(local, samples=samples, reports=reports)
+            else:
+                page = stack.enter_context(open_page(local))
+            mount_page(application, page, local)
         ended_by = run(
             application,
             listener=listener,
@@ -196,30 +209,6 @@ def api_settings(job: ServeJob, *, keys: Mapping[str, str]) -> "ApiSettings":
         )
     except ValueError as error:
         raise UsageError(str(error)) from error
-
-
-def _read_reports(folders: tuple[str, ...]) -> "tuple[SavedReport, ...]":
-    """The reports of evaluations. Without folders, no module of the page is imported, which `serve` does not need."""
-    if not folders:
-        return ()
-    from llama_adapter.app.serving.web.scores import read_report
-
-    return tuple(map(read_report, folders))
-
-
-@contextmanager
-def add_chat_page(
-    application: "FastAPI", service: Service, *, reports: "tuple[SavedReport, ...]" = ()
-) -> Iterator[None]:
-    """Mount the page of `web` at the root. Uploads go to a folder that is removed at the end."""
-    from llama_adapter.app.serving.web.guards import bounded_uploads
-    from llama_adapter.app.serving.web.page import build_page, mount_page
-    from llama_adapter.app.serving.web.uploads import private_uploads
-
-    with private_uploads(), bounded_uploads():
-        samples = sorted(path for path in sample_pictures().iterdir() if path.suffix in PICTURE_SUFFIXES)
-        mount_page(application, build_page(service, samples=samples, reports=reports), service)
-        yield
 
 
 def read_api_keys(path: str | None) -> dict[str, str]:

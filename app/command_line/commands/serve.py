@@ -30,11 +30,10 @@ def _serve(options: argparse.Namespace, *, has_page: bool) -> int:
     from llama_adapter.app.serving.online.types import ServiceLimits
 
     limits = settings(ServiceLimits, vars(options))
-
-    lists = ("host_names", "model_names", "cors_origins", "closed", "allowed_hosts", *(("scores",) if has_page else ()))
-    values = {**vars(options), **{name: tuple(getattr(options, name)) for name in lists}}
     more = {} if has_page else _replicas(options)
-    return run_serve(settings(ServeJob, {**values, "spec": spec, "limits": limits, "has_page": has_page, **more}))
+    return run_serve(
+        settings(ServeJob, {**vars(options), "spec": spec, "limits": limits, "has_page": has_page, **more})
+    )
 
 
 def _replicas(options: argparse.Namespace) -> dict[str, Any]:

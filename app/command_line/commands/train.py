@@ -5,7 +5,7 @@ from typing import Any
 
 from llama_adapter.app.command_line.flags import add_flags, command, fields_of
 from llama_adapter.app.command_line.parser import Parser
-from llama_adapter.app.command_line.values import settings
+from llama_adapter.app.command_line.values import refuse_without, settings
 from llama_adapter.app.learning.training.job import KINDS, LEARNING_RATES, Optimisation, TrainingChoice, TrainJob
 from llama_adapter.app.models.parallel.launch import quieten_torch
 from llama_adapter.app.models.spec import CaptionerSpec
@@ -31,16 +31,14 @@ def _declare(train: Parser) -> None:
 
 
 _OF_NEW = ("num_queries", "adapter_layers", "visual_width", "visual_depth")
-_PLAN_ONLY = ("devices", "tokens", "device_type", "device_tflops", "device_bandwidth")
+_PLAN_ONLY = ("devices", "tokens", "device_type", "device_tflops", "device_bandwidth", "json")
 
 
 def _run_train(options: argparse.Namespace) -> int:
     quieten_torch()
     if options.plan is not None:
         return _run_plan(options)
-    given = [name for name in _PLAN_ONLY if getattr(options, name) is not None] + ["json"] * options.json
-    if given:
-        raise UsageError(f"--{given[0].replace('_', '-')} goes with --plan, which is missing")
+    refuse_without("--plan", options, *_PLAN_ONLY)
     missing = [name for name, value in (("DATA", options.data), ("--out", options.out)) if not value]
     if missing:
         raise UsageError(f"the following arguments are required: {', '.join(missing)}")
@@ -67,7 +65,7 @@ def _job(options: argparse.Namespace, given: dict[str, Any]) -> TrainJob:
         )
     made = {"spec": spec, "choice": choice, "optimisation": settings(Optimisation, values), "settings": given}
     shown = {"save_every_s": "--save-every", "timeout_s": "--rank-timeout"}
-    return settings(TrainJob, {**values, **made, "data": tuple(options.data)}, shown=shown)
+    return settings(TrainJob, {**values, **made}, shown=shown)
 
 
 def _run_plan(options: argparse.Namespace) -> int:

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import torch
 
-from llama_adapter.app.command_line.doctor.environment import om_device
 from llama_adapter.app.command_line.doctor.findings import Finding, Report
 from llama_adapter.app.command_line.doctor.model import diagnose
 from llama_adapter.app.models.bundle import load_bundle
@@ -17,7 +16,7 @@ from llama_adapter.app.models.checkpoints import LoadedModel, ModelSources, stre
 from llama_adapter.app.models.encoders import check_card, check_sizes, examine, has_clip
 from llama_adapter.app.models.exported_encoder import check_encoder_exists, encoder_files, encoder_provider
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec
-from llama_adapter.runtime.device_names import om_device_id
+from llama_adapter.runtime.device_names import om_device_id, split_device
 from llama_adapter.runtime.devices import accelerator_kind
 from llama_adapter.runtime.graphs.open_session import GraphKind, GraphSpec
 from llama_adapter.runtime.graphs.sidecar import check_om_file, read_valid_sidecar, sidecar_path
@@ -54,8 +53,10 @@ def diagnose_with_encoder(target: Target, spec: CaptionerSpec) -> list[Finding]:
 
 def om_device_of(spec: CaptionerSpec) -> int | None:
     """The device on which the OM of `spec` is loaded; None if the decoder's device cannot run OMs."""
-    beside = om_device((accelerator_kind() or "") if spec.device == AUTO else spec.device)
-    return beside if beside is None or spec.encoder_device is None else om_device_id(spec.encoder_device)
+    kind, number = split_device((accelerator_kind() or "cpu") if spec.device == AUTO else spec.device)
+    if kind != "npu":
+        return None
+    return number if spec.encoder_device is None else om_device_id(spec.encoder_device)
 
 
 def _check_files(report: Report, spec: CaptionerSpec, stack: ExitStack) -> tuple[list[_Part], ExportedEncoder | None]:

@@ -8,7 +8,6 @@ prints the results.
 import importlib.metadata
 import os
 import platform
-import re
 import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -46,7 +45,6 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
 # Parts that only Ascend devices need. Absent ones that no use needs are shown as one line.
 ASCEND = ("NPU devices", "CANN", "atc", "torch_npu", "NPU operators", "aclruntime", "ais_bench")
 ASCEND_USES = frozenset({"--device npu", "--vision om"})
-_DEVICE = re.compile(r"cpu|auto|(cuda|npu)(:[0-9]+)?")
 # Hints for a part that is absent or broken; a hint of the check itself takes precedence.
 ADVICE: Mapping[str, str] = {
     **dict.fromkeys(("torch", *PROJECT_PACKAGES), f"install this project's packages: {INSTALL_PROJECT}"),
@@ -72,17 +70,6 @@ class Probe:
     state: State
     found: str = ""
     hint: str = ""
-
-
-def is_device(name: str) -> bool:
-    """Whether this is a valid device name, regardless of this machine's devices."""
-    return _DEVICE.fullmatch(name) is not None
-
-
-def om_device(name: str) -> int | None:
-    """The number of the device that runs OM files; None if `name` is a device of another kind."""
-    kind, _, number = name.partition(":")
-    return int(number or 0) if kind == "npu" else None
 
 
 def uses_of(*, device: str = "cpu", vision: str = "torch", has_decoder: bool = False) -> frozenset[str]:
@@ -133,8 +120,9 @@ def look_at_environment() -> list[Probe]:
         # A package that fails together with others, or ends their process, is examined in a separate process.
         alone = {name: ask("package", name) for names in groups for name in names if name not in answers}
     packages = answers | {name: said.result() for name, said in alone.items()}
+    python = f"{platform.python_version()}, {platform.system()} {platform.machine()}, {sys.executable}"
     return [
-        _python(),
+        Probe(name="python", state="ok", found=python),
         _probe("llama-adapter", look_at_installation()),
         *(_probe(name, packages[name]) for name in PROJECT_PACKAGES),
         _accelerators(devices.result(), torch_npu.result()),
@@ -167,11 +155,6 @@ def fold(probes: list[Probe], *, uses: frozenset[str]) -> list[Probe]:
 def _probe(name: str, said: Mapping[str, Any]) -> Probe:
     hint = said["hint"] or ("" if said["state"] == "ok" else ADVICE[name])
     return Probe(name=name, state=said["state"], found=said["found"], hint=hint)
-
-
-def _python() -> Probe:
-    machine = f"{platform.system()} {platform.machine()}"
-    return Probe(name="python", state="ok", found=f"{platform.python_version()}, {machine}, {sys.executable}")
 
 
 def _autoload(extensions: list[str], said: Mapping[str, Any]) -> Probe:

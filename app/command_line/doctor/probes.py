@@ -53,9 +53,10 @@ def look_at_torch() -> dict[str, Any]:
         return absent()
     import torch
 
-    count, threads = torch.cuda.device_count(), torch.get_num_threads()
+    count, threads, quota = torch.cuda.device_count(), torch.get_num_threads(), cpu_quota()
+    limit = "" if quota is None else f" (the container's quota is {quota:g} processors)"
     return ok(
-        f"{torch.__version__}, {threads} thread{'' if threads == 1 else 's'}{_quota()}",
+        f"{torch.__version__}, {threads} thread{'' if threads == 1 else 's'}{limit}",
         gpus=[torch.cuda.get_device_name(index) for index in range(count)],
         has_gpu_build=torch.version.cuda is not None,
     )
@@ -264,9 +265,3 @@ def version_of(distribution: str) -> str:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return ""
-
-
-def _quota() -> str:
-    """The container's limit of processors, if it has one."""
-    quota = cpu_quota()
-    return "" if quota is None else f" (the container's quota is {quota:g} processors)"

@@ -21,7 +21,6 @@ from llama_adapter.app.jobs.report import circumstances, load_average
 from llama_adapter.app.models.random_model import RandomLoader, parse_size
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.models.roofline import (
-    NumberSizes,
     decoder_shapes,
     decoder_weights,
     encoder_shapes,
@@ -143,7 +142,8 @@ class _Bench:
         files = sorted(str(path) for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))
         self._pictures = list(itertools.islice(itertools.cycle(files), job.pictures))
         self._meter = Meter(synchronise=parts.backend.synchronise)
-        sizes = _number_sizes(parts)
+        dtype = resolve_dtype(parts.info.dtype, backend=parts.backend)
+        sizes = number_sizes(parts.backend, dtype=dtype, precision=parts.info.precision, wanted=parts.spec.operators)
         metered = dataclasses.replace(
             parts,
             spec=dataclasses.replace(parts.spec, batch_size=batch_size),
@@ -199,13 +199,6 @@ class _Bench:
             choices=CHOICES if self._job.workload == "yesno" else None,
             clock=clock,
         )
-
-
-def _number_sizes(parts: Parts) -> NumberSizes:
-    """Bytes per number in the model's computations."""
-    info = parts.info
-    dtype = resolve_dtype(info.dtype, backend=parts.backend)
-    return number_sizes(parts.backend, dtype=dtype, precision=info.precision, wanted=parts.spec.operators)
 
 
 def _instruction(job: BenchJob, parts: Parts) -> str:

@@ -52,8 +52,8 @@ def headline(result: Mapping[str, Any]) -> str:
 
 
 def number_types(result: Mapping[str, Any]) -> str:
-    """The number types, such as `float32` or `int8 and float32`. Older results have no precision."""
-    return numbers(result["dtype"], result.get("precision", "float"))
+    """The number types, such as `float32` or `int8 and float32`."""
+    return numbers(result["dtype"], result["precision"])
 
 
 def circumstance_lines(result: Mapping[str, Any]) -> list[str]:
@@ -61,18 +61,17 @@ def circumstance_lines(result: Mapping[str, Any]) -> list[str]:
     ceilings, facts = result["ceilings"], result["circumstances"]
     load = "unknown" if facts["load_before"] is None else " ".join(f"{value:.2f}" for value in facts["load_before"])
     warm_up = ", ".join(f"{batch['warm_up_s']:.1f} s" for batch in result["batches"])
-    # Older results do not have this value.
-    busy = ", ".join(f"{batch['busy_cpus']:.2f}" for batch in result["batches"] if "busy_cpus" in batch)
+    rounds = "one round" if result["rounds"] == 1 else f"medians of {result['rounds']} rounds"
+    busy = ", ".join(f"{batch['busy_cpus']:.2f}" for batch in result["batches"])
     return [
         f"ceilings measured in this run: {ceilings['bytes_per_s'] / 1e9:.1f} GB/s, linear layers "
         f"{ceilings['decoder_flops_per_s'] / 1e9:,.0f} GFLOP/s (decoder's), "
         f"{ceilings['encoder_flops_per_s'] / 1e9:,.0f} GFLOP/s (encoder's)",
         f"{result['device']}, {number_types(result)}, {result['mode']} ({result['operators']}), encoder by "
         f"{result['vision']}; device waited for at each stage; {result['pictures']} pictures a round, "
-        f"{_rounds(result['rounds'])}; warm-up of one batch each: {warm_up}; loaded in {result['load_s']:.1f} s",
-        f"{facts['cpu']}, {facts['threads']} of {facts['num_cpus']} CPUs"
-        + (f" (kept busy: {busy})" if busy else "")
-        + f", load before the run {load}; "
+        f"{rounds}; warm-up of one batch each: {warm_up}; loaded in {result['load_s']:.1f} s",
+        f"{facts['cpu']}, {facts['threads']} of {facts['num_cpus']} CPUs (kept busy: {busy}), "
+        f"load before the run {load}; "
         + ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
         + (f", commit {facts['commit']}" if facts["commit"] else "")
         + f"; {facts['time']}",
@@ -115,10 +114,6 @@ def write_plot(result: BenchResult, place: str) -> None:
     )
     with named_after(place):
         figure.savefig(place, dpi=120)
-
-
-def _rounds(number: int) -> str:
-    return "one round" if number == 1 else f"medians of {number} rounds"
 
 
 def _count(number: int) -> str:

@@ -4,22 +4,22 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
-from llama_adapter.app.jobs.wording import one_line
 from llama_adapter.app.pictures.inputs import InputsError
 from llama_adapter.app.pictures.inputs.tables import read_rows
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.runtime.text import shown_name
+from llama_adapter.runtime.text import shown_excerpt, shown_name
 
 if TYPE_CHECKING:
     from llama_adapter.app.captioning.captioner import Captioner
 
 KNOWN_ANSWERS = "questions.jsonl"  # in the folder of the pictures
 MAX_SHOWN = 20  # wrong answers that are shown
-_MAX_SHOWN_CHARS = 120
+_shown = partial(shown_excerpt, length=120)
 _WHAT = "file of known answers"
 
 
@@ -76,12 +76,6 @@ class Score:
             lines.append(f"and {len(wrong) - MAX_SHOWN} more wrong")
         lines.append(f"{right} of {asked} answers exactly right, in {self.elapsed_s:.1f} s")
         return "\n".join(lines)
-
-
-def _shown(text: str) -> str:
-    """One line, truncated."""
-    line = one_line(text)
-    return line if len(line) <= _MAX_SHOWN_CHARS else f"{line[: _MAX_SHOWN_CHARS - 3]}..."
 
 
 def is_right(answer: str, *, wanted: str) -> bool:

@@ -18,7 +18,6 @@ from llama_adapter.app.jobs.clusters.reading import Reading, ReadingPipeline, pr
 from llama_adapter.app.jobs.clusters.worker import LoadedModel
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.job_planner import JobPlanner
-from llama_adapter.app.jobs.report import Tally
 from llama_adapter.app.jobs.result_writer import how_to_go_on
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.problems import Problem
@@ -89,10 +88,6 @@ class RayRunner:
         """See `Runner`."""
         drive = self._drive
         return wall_s * max(0.0, 1 - drive.busy_s / drive.ready_s) if drive.ready_s else 0.0
-
-    def report(self, tally: Tally, wall_s: float) -> str:
-        """Not implemented: `open` refuses jobs with a profile."""
-        raise NotImplementedError
 
 
 def _first_ready(crew: Crew) -> LoadedModel:

@@ -7,8 +7,9 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Final, Literal
+from typing import Any, BinaryIO, Final, Literal
 
 from llama_adapter.app.captioning.decisions.calibration import Calibration, read_calibration
 from llama_adapter.app.captioning.decisions.decider import Decider
@@ -181,32 +182,26 @@ def _writer(
     job: ExportRecordsJob, found: Survey, decider: Decider, place: str | None, refusals: Refusals
 ) -> Callable[[Iterable[Decided], BinaryIO], object]:
     """The function that writes rows to one file; `refusals` collects the pictures that it leaves out."""
-    template = Template(job.template or "{text}")
+    if job.to == "parquet":
+        return partial(write_parquet, runs=[dataclasses.asdict(run) for run in runs_behind(found.paths)])
+    template: dict[str, Any] = {"template": Template(job.template or "{text}"), "refusals": refusals}
+    lines: Callable[[Iterable[Decided]], Iterator[bytes]] = source_lines
     match job.to:
         case "csv":
-            columns = _columns(job, found, decider)
-            return lambda rows, file: _write_all(file, table_lines(rows, choices=columns, decider=decider))
+            lines = partial(table_lines, choices=_columns(job, found, decider), decider=decider)
         case "jsonl":
-            return lambda rows, file: _write_all(file, jsonl_lines(rows, decider=decider))
-        case "paddlenlp":
-            return lambda rows, file: _write_all(file, source_lines(rows))
+            lines = partial(jsonl_lines, decider=decider)
         case "metadata":
-            assert place is not None, "metadata has a file"
-            folder, has_choices = os.path.dirname(place) or ".", bool(found.choices)
-            return lambda rows, file: _write_all(
-                file, metadata_lines(rows, folder=folder, has_choices=has_choices, template=template, refusals=refusals)
-            )
+            folder = os.path.dirname(place or "") or "."
+            lines = partial(metadata_lines, folder=folder, has_choices=bool(found.choices), **template)
         case "kohya":
-            return lambda rows, file: _write_all(file, kohya_lines(rows, template=template, refusals=refusals))
-        case "parquet":
-            runs = [dataclasses.asdict(run) for run in runs_behind(found.paths)]
-            return lambda rows, file: write_parquet(rows, file, runs=runs)
-    raise AssertionError(f"no writer for {job.to}")
+            lines = partial(kohya_lines, **template)
 
+    def write(rows: Iterable[Decided], file: BinaryIO) -> None:
+        for line in lines(rows):
+            write_whole(file, line)
 
-def _write_all(file: BinaryIO, lines: Iterable[bytes]) -> None:
-    for line in lines:
-        write_whole(file, line)
+    return write
 
 
 @contextmanager

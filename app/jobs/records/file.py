@@ -71,8 +71,6 @@ class RecordWriter:
 
     def __init__(self, path: str | os.PathLike[str], *, older: tuple[Path, ...] = (), sync_every: int = 64) -> None:
         """`older` are files of earlier runs in the same folder. They are read and cleared together with this file."""
-        if sync_every < 1:
-            raise ValueError(f"sync_every must be at least 1, got {sync_every}")
         self.path = Path(path)
         self.num_written = 0
         self.repair: str | None = None

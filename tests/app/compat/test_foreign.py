@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 import yaml
 
-from llama_adapter.app.compat.foreign import import_file, import_line, recognise
+from llama_adapter.app.compat.foreign import import_file, import_line
 from llama_adapter.app.compat.imported import Imported
+from llama_adapter.app.compat.importers import importer_of
 from llama_adapter.app.models.bundle_manifest import INPUT_SCALES
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.llm.exported.card import ExportCard
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.settings.shown import format_settings
-from llama_adapter.runtime.settings.yaml_file import read_yaml
 from tests.llm.toys import CONFIG
 
 SETTINGS = Path(__file__).with_name("settings")  # files of the guides; MODEL stands for the model
@@ -83,14 +83,13 @@ def test_a_model_on_several_devices_becomes_ranks_without_graphs(text: str, size
 def test_what_cannot_be_served_is_refused_with_its_line_and_what_does_it(
     text: str, number: int, told: str, tmp_path: Path
 ) -> None:
-    refused, *others = imported(tmp_path, "run.yaml", text).refused
+    found = imported(tmp_path, "run.yaml", text)
+    refused, *others = found.refused
     assert refused.line == number
     assert told in refused.text
     assert not (told and others)
-    importer = recognise(data := read_yaml(str(tmp_path / "run.yaml")))
-    assert importer is not None
     with pytest.raises(UsageError, match=f"run.yaml:{number}"):
-        importer(data, source="run.yaml")
+        found.check("run.yaml")
 
 
 @pytest.mark.parametrize(("text", "expected"), yaml.safe_load((SETTINGS / "bits.yaml").read_text()))
@@ -149,7 +148,7 @@ def test_a_key_that_contradicts_an_earlier_one_is_ignored(tmp_path: Path) -> Non
 
 
 def test_our_own_settings_are_of_no_other_system() -> None:
-    assert recognise({"model": {"model": "x"}, "generation": {"seed": 1}}) is None
+    assert importer_of({"model": {"model": "x"}, "generation": {"seed": 1}}) is None
 
 
 @pytest.mark.parametrize(

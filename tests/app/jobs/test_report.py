@@ -1,8 +1,6 @@
 """The report has stage times, counts and circumstances as they were measured."""
 
 import dataclasses
-import math
-import random
 import subprocess
 from dataclasses import dataclass
 
@@ -15,7 +13,6 @@ from llama_adapter.app.captioning.stage_clock import STAGES, StageClock
 from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.jobs import report as report_module
 from llama_adapter.app.jobs.report import (
-    Latencies,
     Report,
     Tally,
     commit,
@@ -54,7 +51,7 @@ def test_rates_are_counts_by_wall_time() -> None:
     report = report_of(tally, stages_s={"read": 0.5, "forward": 1.5}, wall_s=2.0)
 
     assert (tally.num_pictures, tally.num_failed, tally.num_tokens) == (2, 1, 8)
-    assert (report.pictures_per_s, report.tokens_per_s, report.tokens_per_picture) == (1.0, 4.0, 4.0)
+    assert "1.00 pictures/s, 4.0 tokens/s, 4.0 tokens a picture" in report.format_table()
 
 
 def test_the_longest_stage_bounds_a_run() -> None:
@@ -79,7 +76,9 @@ def test_the_table(snapshot: SnapshotAssertion, monkeypatch: pytest.MonkeyPatch)
         synchronised=False,
         device_stages_s={"read": 0.0, "forward": 2.5},
     )
-    assert marked.format_table() == snapshot
+    table = marked.format_table()
+    assert [line.split()[-1] for line in table.splitlines()[:4]] == ["device", "0.000", "2.500", "2.500"]
+    assert all(words in table for words in ("int8 and bfloat16", "the host's times, device not waited for"))
 
 
 def test_versions_are_those_that_are_imported() -> None:
@@ -137,25 +136,8 @@ def test_stages_add_up_to_the_time_of_a_run() -> None:
     assert all(clock.seconds[stage] > 0 for stage in STAGES)
 
 
-def latencies(times: list[float]) -> Latencies:
-    kept = Latencies()
-    for time_ms in times:
-        kept.add(time_ms)
-    return kept
-
-
-def test_percentiles_are_within_half_a_percent_in_constant_memory() -> None:
-    draw = random.Random(3)
-    times = [draw.lognormvariate(3.0, 2.0) for _ in range(5000)]
-    kept = latencies(times)
-
-    for fraction in (0.0, 0.01, 0.5, 0.95, 0.999, 1.0):
-        assert kept.percentile(fraction) == pytest.approx(percentile(sorted(times), fraction), rel=0.0051)
-    assert len(latencies([draw.uniform(1, 1000) for _ in range(20_000)])._buckets) <= math.log(1000) / 0.01 + 2
-
-
 @pytest.mark.parametrize(
-    ("times", "fraction", "expected"), [([12.3456], 0.5, 12.3456), ([0.0, 0.0, 5.0], 0.5, 1e-3), ([0.0, 5.0], 1.0, 5.0)]
+    ("times", "fraction", "expected"), [([12.3], 0.5, 12.3), ([0.0, 1.0, 5.0], 0.5, 1.0), ([0.0, 5.0], 1.0, 5.0)]
 )
 def test_percentiles_of_few_times(times: list[float], fraction: float, expected: float) -> None:
-    assert latencies(times).percentile(fraction) == pytest.approx(expected, rel=0.01)
+    assert percentile(times, fraction) == expected

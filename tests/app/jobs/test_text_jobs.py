@@ -71,28 +71,6 @@ def test_rows_are_answered_in_a_context_that_the_template_fills(run: Run, tmp_pa
     assert [record["error"] is None for record in sorted(ran.records, key=lambda one: one["picture"])] == [True, False]
 
 
-@pytest.mark.parametrize("name", ["p.txt", "p.jsonl", "p.json", "p.csv"])
-def test_every_kind_of_file_gives_the_same_answers(run: Run, tmp_path: Path, name: str) -> None:
-    prompts = ["Name a colour.", "Is {it} red?", "Name a colour."]
-    content = {
-        "p.txt": "\n\n".join(prompts),
-        "p.jsonl": "\n".join(
-            json.dumps({key: value, "tgt": "x"})
-            for key, value in zip(("src", "question", "src"), (prompts[0], prompts[1], [prompts[2]]), strict=True)
-        ),
-        "p.json": json.dumps([prompts[0], {"instruction": prompts[1]}, prompts[2]]),
-        "p.csv": "prompt,input\n" + "".join(f"{prompt},\n" for prompt in prompts),
-    }
-
-    ran = run("generate", "--prompt-file", written(tmp_path, name, content[name]), COMMON, "--batch-size", "2")
-
-    texts = dict(zip(prompts, expected(*prompts), strict=True))
-    assert sorted((record["prompt"], record["text"]) for record in ran.records) == sorted(
-        (prompt, texts[prompt]) for prompt in prompts
-    )
-    assert len({record["picture"] for record in ran.records}) == 3
-
-
 def test_malformed_rows_get_records_and_stop_nothing(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "answers.jsonl"
     rows = [
@@ -134,13 +112,6 @@ def test_rows_may_have_only_an_input_or_choices(run: Run, tmp_path: Path) -> Non
     assert second["choice"].keys() == {"red", "green"}
 
 
-@pytest.mark.parametrize("text", ['{"name": "a"}', "[1", '"a text"'])
-def test_json_that_is_no_list_is_refused_before_the_model_is_loaded(run: Run, tmp_path: Path, text: str) -> None:
-    ran = run("generate", "--prompt-file", written(tmp_path, "p.json", text), "--model", "nowhere")
-
-    assert (ran.code, "nowhere" in ran.err) == (2, False)
-
-
 @pytest.mark.parametrize(
     "flags",
     [
@@ -163,12 +134,6 @@ def test_commands_for_pictures_refuse_llama_alone(run: Run, command: str) -> Non
     ran = run(*command.split(), *pictures, *LLAMA[:4])
 
     assert (ran.code, "--adapter" in ran.err) == (2, True)
-
-
-def test_doctor_checks_llama_alone(run: Run) -> None:
-    ran = run("doctor", *LLAMA[:4])
-
-    assert (ran.code, "LLaMA in Meta" in ran.out) == (0, True)
 
 
 def test_what_is_answered_depends_on_the_prefix_and_is_recorded_by_it(run: Run, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from tests.app.command import Run
 from tests.app.picture_models import Reference, pictures, save
 
 HOME = "LLAMA_ADAPTER_HOME"
+pytestmark = pytest.mark.usefixtures("known_environment")
 
 
 @pytest.fixture(scope="module")
@@ -31,18 +32,14 @@ def test_pictures_are_captioned_and_asked_about(folder: Path, run: Run, monkeypa
     asked = run("ask", "--llama-dir", str(folder), photos, "--question", "Red?", "--choices", "yes,no", options)
 
     reference = Reference(folder, "smolvlm")
-    lines = [json.loads(line) for line in by_path.out.splitlines()]
-    assert [line["prompt"] for line in lines] == ["Describe this image."] * 2
-    for line in lines:
+    assert [line["prompt"] for line in by_path.records] == ["Describe this image."] * 2
+    for line in by_path.records:
         image = pictures(2)[int(Path(line["picture"]).stem)]
         expected = reference.answer([image], "Describe this image.", max_new_tokens=6)
         assert line["text"] == reference.tokenizer.decode(expected, skip_special_tokens=True)
-    same = [{name: line[name] for name in ("id", "picture", "text")} for line in lines]
-    named = [json.loads(line) for line in by_name.out.splitlines()]
-    assert [{name: line[name] for name in same[0]} for line in sorted(named, key=lambda one: one["picture"])] == sorted(
-        same, key=lambda one: one["picture"]
-    )
-    assert {json.loads(line)["text"] for line in asked.out.splitlines()} <= {"yes", "no"}
+    facts = [sorted((one["picture"], one["id"], one["text"]) for one in ran.records) for ran in (by_path, by_name)]
+    assert facts[0] == facts[1]
+    assert set(asked.texts().values()) <= {"yes", "no"}
 
 
 @pytest.mark.slow
@@ -52,10 +49,7 @@ def test_two_ranks_answer_as_one(folder: Path, run: Run) -> None:
     together = run("caption", flags, "--dtype", "float32", "--tensor-parallel", "2", "--parallel-timeout", "30")
 
     assert together.code == 0, together.err
-    texts = [
-        {one["picture"]: one["text"] for one in map(json.loads, ran.out.splitlines())} for ran in (alone, together)
-    ]
-    assert texts[0] == texts[1] != {}
+    assert alone.texts() == together.texts() != {}
 
 
 def test_doctor_says_what_the_model_does_with_pictures(folder: Path, run: Run) -> None:

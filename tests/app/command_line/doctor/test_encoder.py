@@ -10,7 +10,6 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from llama_adapter.app.command_line.doctor.encoder import diagnose_with_encoder, om_device_of
-from llama_adapter.app.command_line.doctor.environment import Probe
 from llama_adapter.app.command_line.main import main
 from llama_adapter.app.models.checkpoints import ModelSources
 from llama_adapter.app.models.spec import CaptionerSpec
@@ -172,11 +171,7 @@ def test_with_the_device_named_the_om_is_loaded_there(
     assert found == snapshot
 
 
-def test_the_encoder_of_another_model_fails_the_command(
-    onnx: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    place = "llama_adapter.app.command_line.doctor.command.look_at_environment"
-    monkeypatch.setattr(place, lambda: [Probe(name="CANN", state="absent")])
-
+@pytest.mark.usefixtures("known_environment")
+def test_the_encoder_of_another_model_fails_the_command(onnx: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--encoder", str(onnx)]) == 1
     assert capsys.readouterr().out.endswith("checks: encoder\n")

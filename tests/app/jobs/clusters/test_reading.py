@@ -51,7 +51,7 @@ def test_slow_pictures_come_all_and_in_their_order(monkeypatch: pytest.MonkeyPat
 
     def wait(picture: object, **_: object) -> PictureReading:
         number = int(str(picture).rpartition("/")[2].removesuffix(".png"))
-        time.sleep(0.3 - 0.05 * number if number < 5 else 0)
+        time.sleep(0.06 - 0.01 * number if number < 5 else 0)
         return PictureReading(digest=str(number))
 
     monkeypatch.setattr("llama_adapter.app.jobs.clusters.reading.read_remote", lambda address: address)

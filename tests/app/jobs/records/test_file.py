@@ -18,6 +18,11 @@ from llama_adapter.runtime.record_lines import RecordFileError
 from tests.app.recorded import recorded
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "answers.jsonl"
+
+
 def write(path: Path, *texts: str) -> RecordWriter:
     with RecordWriter(path) as writer:
         for text in texts:
@@ -38,8 +43,7 @@ def test_records_are_appended_and_read_back_in_order(tmp_path: Path) -> None:
     assert path.read_bytes().endswith(b"\n")
 
 
-def test_after_any_cut_the_whole_lines_survive_and_writing_goes_on(tmp_path: Path) -> None:
-    path = tmp_path / "answers.jsonl"
+def test_after_any_cut_the_whole_lines_survive_and_writing_goes_on(path: Path) -> None:
     write(path, "one", "two")
     whole = path.read_bytes()
     second = whole.index(b"\n") + 1
@@ -77,8 +81,7 @@ HALF = WHOLE[:100]
     ],
     ids=["long", "zeros", "whole", "whole and zero", "whole and zeros", "byte order mark", "empty lines"],
 )
-def test_the_end_is_repaired_and_writing_goes_on(content: bytes, repair: str | None, tmp_path: Path) -> None:
-    path = tmp_path / "answers.jsonl"
+def test_the_end_is_repaired_and_writing_goes_on(content: bytes, repair: str | None, path: Path) -> None:
     path.write_bytes(content)
     kept = ["one", "two", "three"]
 
@@ -128,9 +131,8 @@ def test_a_file_with_anything_else_is_refused_and_left_alone(tmp_path: Path, sna
 
 
 def test_an_end_that_is_longer_than_a_record_is_refused_and_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, path: Path
 ) -> None:
-    path = tmp_path / "answers.jsonl"
     monkeypatch.setattr("llama_adapter.runtime.record_lines.MAX_RECORD_BYTES", 200_000)
     monkeypatch.setattr("llama_adapter.app.jobs.records.file.MAX_RECORD_BYTES", 200_000)
     for end in (HALF + b"x" * 300_000, bytes(300_000) + HALF):
@@ -141,8 +143,7 @@ def test_an_end_that_is_longer_than_a_record_is_refused_and_left_alone(
         assert is_left_alone
 
 
-def test_reading_names_the_line_that_is_no_record(tmp_path: Path) -> None:
-    path = tmp_path / "answers.jsonl"
+def test_reading_names_the_line_that_is_no_record(path: Path) -> None:
     write(path, "one")
     with open(path, "ab") as file:
         file.write(b"oops\n")
@@ -163,9 +164,8 @@ def test_a_file_that_got_no_record_does_not_stay_unless_it_was_there_before(tmp_
 
 
 def test_records_reach_the_system_one_by_one_and_the_disk_in_groups(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, path: Path
 ) -> None:
-    path = tmp_path / "answers.jsonl"
     path.touch()  # the name of a new file would be synced too
     syncs: list[int] = []
     monkeypatch.setattr(os, "fsync", syncs.append)
@@ -188,16 +188,10 @@ def test_a_pipe_takes_records_without_repair(tmp_path: Path) -> None:
         assert json.loads(pipe.read())["text"] == "through a pipe"
 
 
-def test_groups_of_no_records_are_the_callers_mistake(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        RecordWriter(tmp_path / "answers.jsonl", sync_every=0)
-
-
 # Two writers
 
 
-def test_a_second_writer_is_refused_and_repairs_nothing_until_the_first_is_done(tmp_path: Path) -> None:
-    path = tmp_path / "answers.jsonl"
+def test_a_second_writer_is_refused_and_repairs_nothing_until_the_first_is_done(path: Path) -> None:
     with RecordWriter(path) as first:
         first.write(recorded(text="one"))
         with open(path, "ab") as file:
@@ -210,8 +204,7 @@ def test_a_second_writer_is_refused_and_repairs_nothing_until_the_first_is_done(
     assert texts_in(path) == ["one", "two"]
 
 
-def test_a_file_that_its_last_writer_removes_is_created_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "answers.jsonl"
+def test_a_file_that_its_last_writer_removes_is_created_again(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     first = RecordWriter(path)
     really_open, opened = open, 0
 
@@ -233,8 +226,7 @@ def test_a_file_that_its_last_writer_removes_is_created_again(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("room", [0, 1, 10, 150])
-def test_what_does_not_fit_is_taken_back_and_the_rest_stays(room: int, tmp_path: Path) -> None:
-    path = tmp_path / "answers.jsonl"
+def test_what_does_not_fit_is_taken_back_and_the_rest_stays(room: int, path: Path) -> None:
     write(path, "one", "two")
     before = path.read_bytes()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -258,10 +250,11 @@ def test_a_full_device_raises(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_the_name_of_a_new_file_is_made_durable_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_name_of_a_new_file_is_made_durable_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: Path
+) -> None:
     synced: list[str] = []
     monkeypatch.setattr("os.fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
-    path = tmp_path / "answers.jsonl"
 
     with RecordWriter(path, sync_every=1) as writer:
         writer.write(recorded())

@@ -17,12 +17,16 @@ from llama_adapter.app.jobs.records.manifest import (
 from llama_adapter.runtime.record_lines import RecordFileError
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "answers.jsonl"
+
+
 def manifest(run: str = "run-1", **values: Any) -> RunManifest:
     return RunManifest(run=run, spec={"device": "cpu"}, model_digest="model", versions={"python": "3.11"}, **values)
 
 
-def test_a_manifest_tells_the_circumstances_of_a_run_from_start_to_end(tmp_path: Path) -> None:
-    path = tmp_path / "answers.jsonl"
+def test_a_manifest_tells_the_circumstances_of_a_run_from_start_to_end(tmp_path: Path, path: Path) -> None:
     run = manifest()
     write_manifest(path, manifest=run)
     (started,) = read_manifest(path)
@@ -39,8 +43,7 @@ def test_a_manifest_tells_the_circumstances_of_a_run_from_start_to_end(tmp_path:
     assert [file.name for file in tmp_path.iterdir()] == ["answers.jsonl.manifest.json"]
 
 
-def test_every_run_that_appended_stays_in_the_manifest(tmp_path: Path) -> None:
-    path = tmp_path / "answers.jsonl"
+def test_every_run_that_appended_stays_in_the_manifest(tmp_path: Path, path: Path) -> None:
     for run in ("first", "second", "first"):
         write_manifest(path, manifest=manifest(run, counts={"stop": 1}))
     assert [run.run for run in read_manifest(path)] == ["first", "second"]
@@ -57,8 +60,7 @@ def test_all_names_of_a_file_lead_to_one_manifest(tmp_path: Path) -> None:
     assert not (tmp_path / "link.jsonl.manifest.json").exists()
 
 
-def test_a_manifest_of_an_older_version_without_the_newer_fields_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "answers.jsonl"
+def test_a_manifest_of_an_older_version_without_the_newer_fields_is_read(path: Path) -> None:
     run = {"run": "old", "spec": {}, "model_digest": "m", "versions": {}, "started_at": "then", "counts": {"stop": 1}}
     manifest_path(path).write_text(json.dumps({"format": "llama-adapter-runs", "version": 1, "runs": [run]}))
     (read,) = read_manifest(path)
@@ -73,16 +75,14 @@ def test_a_manifest_of_an_older_version_without_the_newer_fields_is_read(tmp_pat
         '[{"run": [], "spec": {}, "model_digest": "", "versions": {}}]}',
     ],
 )
-def test_an_invalid_manifest_is_refused_and_left_alone(content: str, tmp_path: Path) -> None:
-    path = tmp_path / "answers.jsonl"
+def test_an_invalid_manifest_is_refused_and_left_alone(content: str, path: Path) -> None:
     manifest_path(path).write_text(content)
     with pytest.raises(RecordFileError, match="Wanted a manifest"):
         write_manifest(path, manifest=manifest())
     assert manifest_path(path).read_text() == content
 
 
-def test_a_failed_write_leaves_the_old_manifest(tmp_path: Path) -> None:
-    path = tmp_path / "answers.jsonl"
+def test_a_failed_write_leaves_the_old_manifest(tmp_path: Path, path: Path) -> None:
     write_manifest(path, manifest=manifest())
     before = manifest_path(path).read_bytes()
     with pytest.raises(TypeError):
