@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property, partial
+from itertools import pairwise
 from typing import Any, Final
 
 from llama_adapter.llm.chat_template import Message, TemplateProcess
@@ -25,7 +26,8 @@ _PLAIN: Final = re.compile(r"[\w .,:/+-]{0,200}")
 _OWN_VALUES: Final = ("messages", "add_generation_prompt", "tools", "documents", "bos_token", "eos_token")
 
 Part = tuple[str, bool]  # a text, and whether the template has written it
-_Content = Callable[[str, int], Any]  # a text and its number of pictures -> the content of a message
+Shown = tuple[int, str]  # where in a turn's text a picture stands, and what is written for it, with special tokens
+_Pieces = tuple[str | None, ...]  # of a turn: texts, and None for each picture between them
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ class ChatFormat:
     def end_id(self) -> int:
         """The end id with which the template ends an assistant's turn; the tokenizer's if it writes none."""
         try:
-            turns: list[Turn] = [("user", "?"), ("assistant", f"{_TEXT}0{_END}")]
+            turns: list[tuple[str, _Pieces]] = [("user", ("?",)), ("assistant", (f"{_TEXT}0{_END}",))]
             [text] = self._process.render([self._messages(turns)], asks=False)
         except PromptError:
             return self._tokenizer.eos_id
@@ -110,60 +112,56 @@ class ChatFormat:
         self,
         turns: Sequence[Turn],
         *,
-        pictures: Mapping[int, Sequence[str]] | None = None,
+        pictures: Mapping[int, Sequence[Shown]] | None = None,
         now: datetime | None = None,
         values: Mapping[str, Any] | None = None,
     ) -> ChatIds:
         """The ids of a chat and of the beginning of the assistant's turn.
 
-        `pictures` has what is written for the pictures of a turn, by its index, with special tokens. `now` is the time
-        that the template sees; default: the present. `values` are further variables of the template: texts without
-        special characters, numbers and booleans. Raises PromptError if the template fails or refuses the chat, or for
-        other values, and ValueError for text that UTF-8 cannot encode.
+        `pictures` has the pictures of a turn, in the order of their places, by its index. `now` is the time that the
+        template sees; default: the present. `values` are further variables of the template: texts without special
+        characters, numbers and booleans. Raises PromptError if the template fails or refuses the chat, or for other
+        values, and ValueError for text that UTF-8 cannot encode.
         """
         for name, value in (values or {}).items():
             if name in _OWN_VALUES or not (isinstance(value, int | float) or _PLAIN.fullmatch(str(value))):
                 raise PromptError(f"The value `{shown_excerpt(name)}` cannot be given to the model's chat template")
         render = partial(self._process.render, now=now, values=values)
-        texts, shown = [text for _, text in turns], pictures or {}
-        counts = {number: len(own) for number, own in shown.items()}
-        places = [(role, f"{_TEXT}{number}{_END}") for number, (role, _) in enumerate(turns)]
-        whole, pattern = render([self._messages(one, counts) for one in (turns, places)])
+        shown = [(pictures or {}).get(number, ()) for number in range(len(turns))]
+        said = [(role, _pieces(text, own)) for (role, text), own in zip(turns, shown, strict=True)]
+        texts = [piece for _, pieces in said for piece in pieces if piece is not None]
+        places = _with_texts(said, (f"{_TEXT}{number}{_END}" for number in range(len(texts))))
+        whole, pattern = render([self._messages(one) for one in (said, places)])
         parts = _parts(whole, pattern, texts)
         if parts is None:  # the template changes texts, so where they stand in `whole` is unknown
-            marked = [(role, self._marked(text)) for role, text in turns]
-            [whole] = render([self._messages(marked, counts)])
+            [whole] = render([self._messages(_with_texts(said, map(self._marked, texts)))])
             # Every second piece is a name of a mark in a text.
             parts = [(piece, number % 2 == 0) for number, piece in enumerate(self._border.split(whole)) if piece]
-        return self._encoder.ids(self._shown(parts, [text for number in sorted(shown) for text in shown[number]]))
+        return self._encoder.ids(self._shown(parts, [text for own in shown for _, text in own]))
 
     def continue_chat(self, chat: ChatIds, text: str) -> list[int]:
         """Ids of the beginning of the assistant's answer, without an end id."""
         return self._encoder.continued(chat, text)
 
-    def _messages(self, turns: Sequence[Turn], counts: Mapping[int, int] | None = None) -> list[Message]:
-        """The turns as the template takes them; `counts` are the numbers of their pictures, by their indices."""
-        counts = counts or {}
-        return [
-            {"role": role, "content": self._content(text, counts.get(number, 0))}
-            for number, (role, text) in enumerate(turns)
-        ]
+    def _messages(self, turns: Sequence[tuple[str, _Pieces]]) -> list[Message]:
+        """The turns as the template takes them."""
+        return [{"role": role, "content": self._content(pieces)} for role, pieces in turns]
 
     @cached_property
-    def _content(self) -> _Content:
+    def _content(self) -> Callable[[_Pieces], Any]:
         """What the template takes: texts, or lists of parts, as most do that have a place for pictures.
 
         Of the other templates, some write a picture's token themselves, and the rest expect it in the text.
         """
-        kinds: tuple[_Content, ...] = (
-            lambda text, count: [*[{"type": "image"}] * count, {"type": "text", "text": text}],
-            lambda text, count: text,
-            lambda text, count: f"{self._picture}\n" * count + text,
+        kinds: tuple[Callable[[_Pieces], Any], ...] = (
+            lambda pieces: [{"type": "image"} if one is None else {"type": "text", "text": one} for one in pieces],
+            lambda pieces: "".join(filter(None, pieces)),
+            lambda pieces: "".join(f"{self._picture}\n" if one is None else one for one in pieces),
         )
         place = f"{_TEXT}0{_END}"
         for content in kinds if self._picture else ():
             with suppress(PromptError):
-                [text] = self._process.render([[{"role": "user", "content": content(place, 1)}]])
+                [text] = self._process.render([[{"role": "user", "content": content((None, place))}]])
                 # A template that takes texts would write out the list.
                 if text.count(place) == text.count(self._picture) == 1 and not re.search("['\"]type['\"]", text):
                     return content
@@ -194,6 +192,20 @@ class ChatFormat:
             return name[0] + _END + name[1:] if self._tokenizer.marks[name].is_special else _TEXT + name
 
         return self._mark.sub(as_text, text.replace(_TEXT, "").replace(_END, ""))
+
+
+def _pieces(text: str, pictures: Sequence[Shown]) -> _Pieces:
+    """A turn's text, divided at its pictures."""
+    borders = [0, *(place for place, _ in pictures), len(text)]
+    texts = [text[begin:end] for begin, end in pairwise(borders)]
+    pieces = [texts[0], *(piece for text in texts[1:] for piece in (None, text))]
+    return tuple(piece for piece in pieces if piece != "") or ("",)
+
+
+def _with_texts(turns: Sequence[tuple[str, _Pieces]], texts: Iterable[str]) -> list[tuple[str, _Pieces]]:
+    """The turns with other texts, in their order."""
+    rest = iter(texts)
+    return [(role, tuple(one if one is None else next(rest) for one in pieces)) for role, pieces in turns]
 
 
 def _parts(whole: str, pattern: str, texts: Sequence[str]) -> list[Part] | None:

@@ -262,6 +262,7 @@ class EngineConfig:
     block: int = 0
     spare_blocks: int = 0  # for rows that have filled the block of their slot
     kept_places: int = 0  # places, beside the cache, for beginnings of prompts that are used again; see KeptPrompts
+    encoding_bytes: int = 0  # memory of each row while pictures are encoded as tokens of prompts
 
     def __post_init__(self) -> None:
         require_least(self, "num_slots")

@@ -15,7 +15,7 @@ SPARE: Final = 0.1  # share of the free memory that an automatic number of rows 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryPlan:
-    """Bytes by purpose. `activations` is an estimate of the peak of the largest prefill.
+    """Bytes by purpose. `activations` is an estimate of the peak of the largest prefill, or of encoding pictures.
 
     `loading` is needed in addition to the weights until all are loaded; `slots` and `activations` are needed
     only after that.
@@ -52,7 +52,9 @@ def plan_memory(config: EngineConfig, *, weights: int, loading: int = 0, padding
         weights=weights,
         loading=loading,
         slots=(config.num_places + config.kept_places) * place + prefix_bytes(config),
-        activations=max(attention, feed_forward, logits, gathered) + residual,
+        activations=max(
+            max(attention, feed_forward, logits, gathered) + residual, config.num_slots * config.encoding_bytes
+        ),
         place=place,
     )
 

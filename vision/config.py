@@ -131,6 +131,14 @@ class VisionConfig:
         if self.channel_order not in get_args(ChannelOrder):
             raise ValueError(f"channel_order must be rgb or bgr, got {self.channel_order!r}")
 
+    @property
+    def num_activations(self) -> int:
+        """About how many numbers are in memory while a block computes one picture, or one square of it.
+
+        They are the MLP's two halves, and queries, keys, values and residuals, of each token.
+        """
+        return self.clip.num_tokens * (2 * self.clip.hidden_dim + 4 * self.clip.width)
+
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values, as stored in a bundle's manifest. Switches of the tower that are OpenAI's are left out.
 

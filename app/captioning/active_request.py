@@ -4,6 +4,7 @@ import dataclasses
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from llama_adapter.app.captioning.encoded_pictures import Square
@@ -18,48 +19,39 @@ from llama_adapter.llm.tokenizer import IncrementalDetokenizer
 from llama_adapter.vision.formats import PictureNote
 
 
+@dataclass(kw_only=True, eq=False)
 class ActiveRequest:
     """One question, and its answer so far. `CaptionLoop` takes it through encoder and engine."""
 
-    def __init__(
-        self,
-        *,
-        index: int,
-        picture: str,
-        digest: str,
-        prompt: EncodedPrompt,
-        sampling: SamplingParams,
-        task: Task = FREE_TEXT,
-        stop: Sequence[str] = (),
-        started: float | None = None,
-        ms: dict[str, float] | None = None,
-        tag: Any = None,
-        with_logprobs: bool = False,
-        num_top_logprobs: int = 0,
-        notes: tuple[PictureNote, ...] = (),
-    ) -> None:
-        """`started`: the `time.perf_counter()` from which times count; None means now. `ms`: times measured so far."""
-        self.index, self.picture, self.digest = index, picture, digest
-        self.prompt, self.task, self.tag = prompt, task, tag
-        if not sampling.greedy and sampling.seed is None:
+    index: int
+    picture: str
+    digest: str
+    prompt: EncodedPrompt
+    sampling: SamplingParams
+    task: Task = FREE_TEXT
+    stop: Sequence[str] = ()  # beside those of the prompt and of `sampling`
+    started: float = field(default_factory=time.perf_counter)  # from which times count
+    ms: dict[str, float] = field(default_factory=dict)  # times measured so far
+    tag: Any = None
+    with_logprobs: bool = False
+    num_top_logprobs: int = 0
+    notes: tuple[PictureNote, ...] = ()  # of the reader, for the record
+    is_reused: bool = False  # the encoded picture came from the cache
+    token_ids: list[int] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    # Set by `CaptionLoop.submit`:
+    detokenizer: IncrementalDetokenizer | None = None
+    prefix: Prefix | None = None
+    unfamiliar: bool | None = None
+    squares: tuple[Square, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.sampling.greedy and self.sampling.seed is None:
             # With a fixed seed, the answer continues unchanged after an out-of-memory restart.
-            sampling = dataclasses.replace(sampling, seed=secrets.randbits(63))
-        self.sampling = sampling
-        self.started = time.perf_counter() if started is None else started
-        self.ms: dict[str, float] = {} if ms is None else ms
-        self.notes = notes  # of the reader, for the record
-        self.is_reused = False  # the encoded picture came from the cache
-        self.token_ids: list[int] = []
-        self.pieces: list[str] = []
+            self.sampling = dataclasses.replace(self.sampling, seed=secrets.randbits(63))
+        self._stopping = StopStrings((*self.prompt.stop, *self.stop, *self.sampling.stop))
         self._num_told = 0  # token ids already sent in a `TextDelta`
-        self.with_logprobs, self.num_top_logprobs = with_logprobs, num_top_logprobs
-        self.logprobs: list[TokenLogprob] = []
-        self.stop = StopStrings((*prompt.stop, *stop, *sampling.stop))
-        # Set by `CaptionLoop.submit`:
-        self.detokenizer: IncrementalDetokenizer | None = None
-        self.prefix: Prefix | None = None
-        self.unfamiliar: bool | None = None
-        self.squares: tuple[Square, ...] = ()
 
     def elapsed_ms(self) -> float:
         """Milliseconds since the request started."""
@@ -81,11 +73,11 @@ class ActiveRequest:
             self.logprobs += [TokenLogprob(text, logprob, top) for logprob in output.logprobs]
         if finish in ("stop", "length"):
             text += self.detokenizer.flush()
-        text = self.stop.push(text)
-        if self.stop.is_hit:
+        text = self._stopping.push(text)
+        if self._stopping.is_hit:
             finish = "stop"
         elif finish in ("stop", "length"):
-            text += self.stop.flush()
+            text += self._stopping.flush()
         events: list[Event] = []
         if text:
             self.pieces.append(text)

@@ -45,7 +45,7 @@ _OWN: Final = {
 
 
 class _Model(NamedTuple):
-    """See `ModelParts`."""
+    """See `Parts.model`."""
 
     tokenizer: Tokenizer
     ood_detector: None = None

@@ -23,7 +23,7 @@ _FAMILIAR = "familiar.safetensors"  # `bundle_manifest.FAMILIAR`
 
 
 class _Model(NamedTuple):
-    """A `ModelParts`."""
+    """See `Parts.model`."""
 
     tokenizer: Tokenizer
     ood_detector: OodDetector | None

@@ -425,7 +425,7 @@ class Captioner:
         PromptError for a prompt that cannot be encoded, its subclass GrammarError for a `json_schema` or `regex` that
         cannot be followed, and ImportError for `progress` without tqdm.
         """
-        return _in_order([event for event in self.stream(pictures, prompts, **options) if isinstance(event, Answer)])
+        return _answers(list(self.stream(pictures, prompts, **options)))
 
     async def agenerate(
         self,
@@ -435,7 +435,7 @@ class Captioner:
     ) -> list[Answer]:
         """As `generate`, for an event loop. Calls are answered one after the other. Cancelling a call ends it."""
         async with aclosing(self.astream(pictures, prompts, **options)) as events:
-            return _in_order([event async for event in events if isinstance(event, Answer)])
+            return _answers([event async for event in events])
 
     def astream(
         self,
@@ -509,7 +509,7 @@ class Captioner:
         The other parameters are those of `generate`. As in `generate`, ValueError, TypeError, PromptTooLongError,
         PromptError and ImportError are raised before anything is computed.
         """
-        return _in_order([event for event in self.stream_text(prompts, **options) if isinstance(event, Answer)])
+        return _answers(list(self.stream_text(prompts, **options)))
 
     def stream_text(
         self,
@@ -527,7 +527,7 @@ class Captioner:
     async def agenerate_text(self, prompts: Prompt | Iterable[Prompt], **options: Unpack[TextOptions]) -> list[Answer]:
         """As `generate_text`, for an event loop; see `agenerate`."""
         async with aclosing(self.astream_text(prompts, **options)) as events:
-            return _in_order([event async for event in events if isinstance(event, Answer)])
+            return _answers([event async for event in events])
 
     def astream_text(self, prompts: Prompt | Iterable[Prompt], **options: Unpack[TextOptions]) -> AsyncGenerator[Event]:
         """As `stream_text`, for an event loop; see `astream`."""
@@ -825,8 +825,9 @@ def _refuse_unknown(options: Mapping[str, object]) -> None:
         raise TypeError(f"Captioner got an unexpected keyword argument {name!r}: {hint}")
 
 
-def _in_order(answers: list[Answer]) -> list[Answer]:
-    return sorted(answers, key=lambda answer: answer.index)
+def _answers(events: Iterable[Event]) -> list[Answer]:
+    """The answers among the events, in the order of the questions."""
+    return sorted((event for event in events if isinstance(event, Answer)), key=lambda answer: answer.index)
 
 
 def _shown(events: Generator[Event], *, bar: Callable[[], Any]) -> Generator[Event]:

@@ -2,26 +2,14 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from llama_adapter.app.models.spec import CaptionerSpec, ModelInfo
 from llama_adapter.llm.runners.base import Runner
 from llama_adapter.runtime.errors import UsageError
 
 if TYPE_CHECKING:
-    from llama_adapter.llm.tokenizer import Tokenizer
     from llama_adapter.vision.backends.base import VisionBackend
-    from llama_adapter.vision.out_of_distribution import OodDetector
-
-
-class ModelParts(Protocol):
-    """What a captioner keeps of a model, apart from encoder and decoder."""
-
-    @property
-    def tokenizer(self) -> "Tokenizer": ...
-
-    @property
-    def ood_detector(self) -> "OodDetector | None": ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +18,7 @@ class Parts:
 
     spec: CaptionerSpec
     info: ModelInfo
-    model: Any  # ModelParts; from checkpoints a LoadedModel without its weights
+    model: Any  # with a `Tokenizer` and an `OodDetector | None`; from checkpoints a LoadedModel without its weights
     backend: Any  # a `runtime.devices.Backend`, or a `GraphBackend` without torch
     vision: "VisionBackend"
     runner: Runner

@@ -3,21 +3,16 @@
 import time
 from collections.abc import Callable
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # this module imports torch
+if TYPE_CHECKING:  # these modules import torch
     from llama_adapter.app.captioning.trace import Trace
+    from llama_adapter.runtime.devices.base import Mark
 
 # In the order in which a picture passes them. The reference demo uses the names from clip to decode.
 STAGES = ("read", "clip", "pre", "forward", "post", "decode", "write")
 
 _MAX_MARKS = 512
-
-
-class Mark(Protocol):
-    """A marker in a device's queue, see `runtime.devices.backend`."""
-
-    def ms_since(self, earlier: Any) -> float: ...
 
 
 class StageClock:
@@ -31,7 +26,7 @@ class StageClock:
         self,
         *,
         synchronise: Callable[[], None] | None = None,
-        mark: Callable[[], Mark | None] | None = None,
+        mark: Callable[[], "Mark | None"] = lambda: None,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.seconds = dict.fromkeys(STAGES, 0.0)
@@ -44,23 +39,14 @@ class StageClock:
 
     def enter(self, stage: str) -> None:
         """Begin a stage; raises KeyError for a name that is not in STAGES."""
-        if stage == self._stage:
-            return
         if stage not in self.seconds:
             raise KeyError(f"no stage named {stage!r}; there are {', '.join(self.seconds)}")
-        self._since = self._settle()
-        self._stage = stage
-        self._note(stage)
-        if self.trace is not None:
-            self.trace.enter(stage)
+        if stage != self._stage:
+            self._begin(stage)
 
     def stop(self) -> None:
         """End the current stage."""
-        self._settle()
-        self._stage = None
-        self._note(None)
-        if self.trace is not None:
-            self.trace.enter(None)
+        self._begin(None)
 
     def take(self) -> dict[str, float]:
         """Seconds by stage since the last call, or since the start. The current stage continues."""
@@ -73,6 +59,15 @@ class StageClock:
         self._read_marks()
         return dict(self._device_seconds) if self._marks else None
 
+    def _begin(self, stage: str | None) -> None:
+        self._since, self._stage = self._settle(), stage
+        if (mark := self._mark()) is not None:
+            self._marks.append((stage, mark))
+            if len(self._marks) > _MAX_MARKS:
+                self._read_marks()
+        if self.trace is not None:
+            self.trace.enter(stage)
+
     def _settle(self) -> float:
         if self._synchronise is not None:
             self._synchronise()
@@ -80,13 +75,6 @@ class StageClock:
         if self._stage is not None:
             self.seconds[self._stage] += now - self._since
         return now
-
-    def _note(self, stage: str | None) -> None:
-        if self._mark is None or (mark := self._mark()) is None:
-            return
-        self._marks.append((stage, mark))
-        if len(self._marks) > _MAX_MARKS:
-            self._read_marks()
 
     def _read_marks(self) -> None:
         for (stage, begin), (_, end) in pairwise(self._marks):

@@ -61,6 +61,10 @@ NO_TEMPLATE: Final = (
     "its folder has no chat template, so prompts have the format of instructions, which it may not know: copy its "
     "chat_template.json or chat_template.jinja there"
 )
+NO_PIXELS: Final = (
+    "its folder does not say how pictures become pixels, so that is as in the published models with such a tower: copy "
+    "its preprocessor_config.json there"
+)
 DEFAULT_PROMPT = "Generate caption of this image"  # the instruction used in the caption pre-training of the adapters
 TEMPLATE_KEY: Final = "template"  # in the config of an adapter's file
 TOWER_KEY: Final = "tower"  # likewise
@@ -317,7 +321,7 @@ def stream_sources(
         question=questions.question,
         template=template,
         picture_format=None if sight is None else sight.format,
-        notes=() if sight is None or has_chats else (NO_TEMPLATE,),
+        notes=() if sight is None else (*(() if has_chats else (NO_TEMPLATE,)), *(() if sight.files else (NO_PIXELS,))),
     )
     share = share_of(decoder_config, ranks)
     tensors = decoder_tensors(decoder_config, source=llama, adapter=adapter, dtype=chosen, share=share)

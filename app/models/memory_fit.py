@@ -13,7 +13,7 @@ from llama_adapter.app.models.batch_size_cache import Setting
 from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.app.models.encoders import encoder_bytes
 from llama_adapter.app.models.oom_retry import attempt, free_memory
-from llama_adapter.app.models.sketch import expected_forms
+from llama_adapter.app.models.sketch import encoding_bytes, expected_forms
 from llama_adapter.app.models.spec import DEFAULT_BATCH_SIZE, CaptionerSpec
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.load import PlacedDecoder, place_decoder, planner
@@ -110,7 +110,7 @@ def place_model(
 
 def engine_config(model: LoadedModel, spec: CaptionerSpec, ranks: Alone, *, mode: str = EAGER) -> EngineConfig:
     """Settings of the engine for this rank's share of a model's decoder."""
-    sizes = model.decoder_config
+    sizes, pictures = model.decoder_config, model.picture_format
     past = None if spec.past_key_values is None else read_past(Path(spec.past_key_values), sizes)
     return EngineConfig(
         decoder=share_of(sizes, ranks),
@@ -119,7 +119,8 @@ def engine_config(model: LoadedModel, spec: CaptionerSpec, ranks: Alone, *, mode
         operators=spec.operators,
         past=past,
         # A further question about a picture computes its own tokens only.
-        kept_places=0 if model.picture_format is None else sizes.context,
+        kept_places=0 if pictures is None else sizes.context,
+        encoding_bytes=encoding_bytes(pictures, model.vision_config, sizes, model.dtype),
     )
 
 

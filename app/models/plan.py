@@ -13,11 +13,12 @@ from llama_adapter.app.models.bundle_manifest import read_configs, read_manifest
 from llama_adapter.app.models.checkpoints import open_clip, sources_of, stream_sources
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.random_model import decoder_config, parse_size, vision_config
-from llama_adapter.app.models.sketch import expected_forms
+from llama_adapter.app.models.sketch import encoding_bytes, expected_forms
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig, EngineConfig
 from llama_adapter.llm.load import planner_of
 from llama_adapter.llm.memory_plan import MemoryPlan, fitting_rows, prefix_bytes
+from llama_adapter.llm.picture_format import PictureFormat
 from llama_adapter.runtime.schemes import FLOAT, QUANTISED, Precision
 from llama_adapter.runtime.schemes.scheme import dtype_name
 from llama_adapter.vision.config import VisionConfig
@@ -58,7 +59,7 @@ class PlannedModel:
     name: str
     decoder: DecoderConfig
     vision: VisionConfig | None  # None if the model takes no pictures
-    kept_places: int = 0  # see `EngineConfig`
+    pictures: PictureFormat | None = None  # how pictures stand in prompts, if they are tokens of them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,13 +107,14 @@ def planned_model(job: PlanJob) -> PlannedModel:
             name=str(manifest["name"]),
             decoder=dataclasses.replace(decoder, context=context),
             vision=vision if manifest["vision"] else None,
+            pictures=PictureFormat(**manifest["picture_format"]) if "picture_format" in manifest else None,
         )
     model, _ = stream_sources(sources_of(spec), dtype=None, exported=True)
     return PlannedModel(
         name=model.name,
         decoder=model.decoder_config,
         vision=model.vision_config if model.vision_state else None,
-        kept_places=0 if model.picture_format is None else model.decoder_config.context,
+        pictures=model.picture_format,
     )
 
 
@@ -148,7 +150,12 @@ def device_plan(
     if model.vision is not None:
         forms = expected_forms(model.vision, dtype=dtype, precision=precision)
         encoder = sum(form.num_bytes for form in forms.values())
-    config = EngineConfig(decoder=share, dtype=dtype, kept_places=model.kept_places)
+    config = EngineConfig(
+        decoder=share,
+        dtype=dtype,
+        kept_places=0 if model.pictures is None else share.context,
+        encoding_bytes=encoding_bytes(model.pictures, model.vision, share, dtype),
+    )
     forms = expected_forms(share, dtype=dtype, precision=precision)
     sizes = {name: form.num_bytes for name, form in forms.items()}
 

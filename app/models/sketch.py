@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
+from llama_adapter.llm.picture_format import PictureFormat
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.schemes import FLOAT, Precision
@@ -88,6 +89,19 @@ def expected_forms(
     if kind is None:
         raise CheckpointError(f"Weights in {dtype_name(dtype)} cannot be packed", hint=DAMAGED)
     return packed_forms(forms, linear_shapes(module), kind=kind, layout=packed)
+
+
+def encoding_bytes(
+    pictures: PictureFormat | None, vision: VisionConfig | None, decoder: DecoderConfig, dtype: torch.dtype
+) -> int:
+    """Memory of each row while pictures are encoded as tokens of prompts; 0 for other models.
+
+    The encoder computes as many squares at once as there are rows, and the tokens of all squares of a row are kept.
+    """
+    if pictures is None or vision is None:
+        return 0
+    kept = pictures.most_squares * pictures.tokens_each * decoder.dim
+    return int((vision.num_activations + kept) * dtype.itemsize)
 
 
 def num_layers(config: HalfConfig) -> int:

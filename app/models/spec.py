@@ -263,6 +263,11 @@ class ModelInfo:
         """Whether the template of prompts has earlier turns of a conversation."""
         return self.template != "instruction"
 
+    @property
+    def sees_earlier(self) -> bool:
+        """Whether each question of a chat has the earlier ones; a picture for an adapter belongs to one question."""
+        return self.has_turns and not self.has_adapter
+
     def require_sight(self) -> None:
         """Raise UsageError if the model takes no pictures: LLaMA alone, or with an adapter for texts."""
         if self.has_text_adapter or (self.template == "conversation" and not self.sees_pictures):

@@ -4,8 +4,9 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Final, TypeVar
+from dataclasses import asdict, dataclass, is_dataclass
+from types import UnionType
+from typing import Any, Final, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -20,20 +21,10 @@ from llama_adapter.app.captioning.decisions.measures import (
 from llama_adapter.app.captioning.decisions.rule import Rule
 from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.errors import UsageError
-from llama_adapter.runtime.json_object import check_fields
 from llama_adapter.runtime.text import shown_excerpt
 
 CALIBRATION_FORMAT: Final = "llama-adapter-calibration"
 CALIBRATION_VERSION: Final = 1
-_SCALARS: Final[Mapping[str, type | tuple[type, ...]]] = {
-    "question": (str, type(None)),
-    "model_digest": str,
-    "target_precision": (float, int),
-    "held_out_precision": (float, int, type(None)),
-    "num_examples": int,
-    "num_unreadable": int,
-}
-_MAY_BE_MISSING: Final = {"confidence", "accuracy", "num_needed"}  # of `Bin` and `Promise`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,9 +39,6 @@ class Promise:
         int | None
     )  # labelled examples that would promise the target; None: it is promised, or cannot be guessed
     num_pictures: int  # of the examples
-
-
-_Measures = TypeVar("_Measures", Bin, Metrics, Threshold, Promise)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,45 +113,33 @@ def read_calibration(path: str) -> Calibration:
         ) from None
 
 
-def _calibration(parts: dict[str, Any]) -> Calibration:
+def _calibration(values: dict[str, Any]) -> Calibration:
     """Make a calibration from JSON values. Raises ValueError, KeyError or TypeError for invalid values."""
-    choices = tuple(parts.pop("choices"))
-    if len(choices) < 2 or len(set(choices)) < len(choices) or not all(isinstance(one, str) for one in choices):
-        raise ValueError(f"choices {list(choices)}")
-    temperature = float(parts.pop("temperature"))
-    if not MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE:  # NaN is refused too
-        raise ValueError(f"temperature {temperature}")
-    held_out, promise = parts.pop("held_out"), parts.pop("promise", None)
-    check_fields({name: parts.get(name) for name in _SCALARS}, _SCALARS, what="the calibration")
-    return Calibration(
-        choices=choices,
-        temperature=temperature,
-        threshold=_threshold(parts.pop("threshold")),
-        best=_threshold(parts.pop("best")),
-        before=_made(Metrics, parts.pop("before")),
-        after=_made(Metrics, parts.pop("after")),
-        held_out=None if held_out is None else _made(Metrics, held_out),
-        bins_before=tuple(_made(Bin, one) for one in parts.pop("bins_before")),
-        bins_after=tuple(_made(Bin, one) for one in parts.pop("bins_after")),
-        promise=None if promise is None else _made(Promise, promise),
-        **parts,
-    )
-
-
-def _made(kind: type[_Measures], parts: dict[str, Any]) -> _Measures:
-    """Make measures. Raises ValueError unless they are finite numbers, or fields that may be None."""
-    made = kind(**parts)
-    for name, value in asdict(made).items():
-        is_missing = value is None and kind in (Bin, Promise) and name in _MAY_BE_MISSING
-        if not is_missing and (type(value) not in (int, float) or not math.isfinite(value)):
-            raise ValueError(f"{name} {value!r}")
+    made: Calibration = _made(Calibration, values)
+    if len(made.choices) < 2 or len(set(made.choices)) < len(made.choices):
+        raise ValueError(f"choices {list(made.choices)}")
+    if not MIN_TEMPERATURE <= made.temperature <= MAX_TEMPERATURE:
+        raise ValueError(f"temperature {made.temperature}")
+    for one in (made.threshold, made.best):
+        if one is not None and not 0.0 <= one.threshold <= 1.0:
+            raise ValueError(f"threshold {one.threshold}")
     return made
 
 
-def _threshold(parts: dict[str, Any] | None) -> Threshold | None:
-    if parts is None:
-        return None
-    threshold = _made(Threshold, parts)
-    if not 0.0 <= threshold.threshold <= 1.0:
-        raise ValueError(f"threshold {threshold.threshold}")
-    return threshold
+def _made(kind: Any, value: Any) -> Any:
+    """A value of this type from a JSON value: a dataclass, a tuple, a text, a whole or finite number, or None.
+
+    Raises ValueError, KeyError or TypeError for any other value.
+    """
+    if get_origin(kind) is UnionType:
+        return None if value is None else _made(get_args(kind)[0], value)
+    if is_dataclass(kind) and type(value) is dict:
+        kinds = get_type_hints(kind)
+        return kind(**{name: _made(kinds[name], one) for name, one in value.items()})  # type: ignore[operator]
+    if get_origin(kind) is tuple and type(value) is list:
+        return tuple(_made(get_args(kind)[0], one) for one in value)
+    if kind in (str, int) and type(value) is kind:
+        return value
+    if kind is float and type(value) in (int, float) and math.isfinite(value):
+        return value
+    raise ValueError(f"{value!r}")

@@ -71,41 +71,34 @@ def apply_temperature(probabilities_NC: Floats, temperature: float) -> Floats:
 def fit_temperature(probabilities_NC: Floats, labels_N: Ints) -> float:
     """The temperature with the least negative log-likelihood, between `MIN_TEMPERATURE` and `MAX_TEMPERATURE`.
 
-    The negative log-likelihood is convex in 1/T. It is minimised by Newton's method, with bisection as a safeguard. The
-    temperature is 1 without examples, if all choices are equally likely, and if every answer is right. In the last
-    case, more sharpening always fits better, so the examples do not determine a temperature.
+    The negative log-likelihood is convex in 1/T, and bisection finds where its slope is zero. The temperature is 1
+    without examples, if all choices are equally likely, and if every answer is right. In the last case, more sharpening
+    always fits better, so the examples do not determine a temperature.
     """
     if not len(labels_N) or (probabilities_NC.argmax(axis=1) == labels_N).all():
         return 1.0
-    logs_NC = np.log(np.maximum(probabilities_NC, LEAST_PROBABILITY))
-    low, high = 1 / MAX_TEMPERATURE, 1 / MIN_TEMPERATURE
-    if np.ptp(logs_NC, axis=1).max() == 0:
+    if np.ptp(np.maximum(probabilities_NC, LEAST_PROBABILITY), axis=1).max() == 0:
         return 1.0
-    if _slope(logs_NC, labels_N, low)[0] >= 0:
+    low, high = 1 / MAX_TEMPERATURE, 1 / MIN_TEMPERATURE
+    if _slope(probabilities_NC, labels_N, low) >= 0:
         return MAX_TEMPERATURE
-    if _slope(logs_NC, labels_N, high)[0] <= 0:
+    if _slope(probabilities_NC, labels_N, high) <= 0:
         return MIN_TEMPERATURE
-    inverse = 1.0
-    for _ in range(100):
-        slope, curvature = _slope(logs_NC, labels_N, inverse)
-        low, high = (inverse, high) if slope < 0 else (low, inverse)
-        following = inverse - slope / curvature if curvature > 0 else low
-        if not low < following < high:
-            following = (low + high) / 2
-        if abs(following - inverse) <= 1e-12 * inverse:
-            break
-        inverse = following
-    return 1 / inverse
+    while high - low > 1e-12 * low:
+        middle = (low + high) / 2
+        if _slope(probabilities_NC, labels_N, middle) < 0:
+            low = middle
+        else:
+            high = middle
+    return 2 / (low + high)
 
 
-def _slope(logs_NC: Floats, labels_N: Ints, inverse: float) -> tuple[float, float]:
-    """First and second derivative of the mean negative log-likelihood by 1/T."""
-    weights_NC = np.exp((logs_NC - logs_NC.max(axis=1, keepdims=True)) * inverse)
-    weights_NC /= weights_NC.sum(axis=1, keepdims=True)
-    mean_N = (weights_NC * logs_NC).sum(axis=1)
-    spread_N = (weights_NC * (logs_NC - mean_N[:, None]) ** 2).sum(axis=1)
+def _slope(probabilities_NC: Floats, labels_N: Ints, inverse: float) -> float:
+    """The derivative of the mean negative log-likelihood by 1/T."""
+    logs_NC = np.log(np.maximum(probabilities_NC, LEAST_PROBABILITY))
+    mean_N = (apply_temperature(probabilities_NC, 1 / inverse) * logs_NC).sum(axis=1)
     right_N = logs_NC[np.arange(len(labels_N)), labels_N]
-    return float((mean_N - right_N).mean()), float(spread_N.mean())
+    return float((mean_N - right_N).mean())
 
 
 def measure(probabilities_NC: Floats, labels_N: Ints) -> Metrics:

@@ -4,7 +4,6 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from llama_adapter.app.captioning.tasks.answers import Answer
@@ -23,7 +22,8 @@ class OneOf:
     choices: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if len(self.choices) < 2 or len(set(self.choices)) < len(self.choices) or not all(map(str.strip, self.choices)):
+        texts = [text for text in self.choices if isinstance(text, str) and text.strip()]
+        if len(self.choices) < 2 or len(set(texts)) < len(self.choices):
             raise ValueError(f"choices must be at least two different answers, got {list(self.choices)}")
 
     @property
@@ -49,19 +49,9 @@ def choosing(choices: Iterable[str] | None) -> Task:
     """The task for given choices; None means free text. Raises ValueError for invalid choices."""
     if choices is None:
         return FREE_TEXT
-    try:
-        if isinstance(choices, str):
-            raise TypeError
-        return _one_of(choices if isinstance(choices, tuple) else tuple(choices))
-    except TypeError:
-        raise ValueError(f'choices must be a list of texts such as ["Yes", "No"], got {choices!r}') from None
-
-
-@lru_cache(maxsize=64)  # all questions of a data set may have the same choices
-def _one_of(texts: tuple[str, ...]) -> OneOf:
-    if not all(isinstance(text, str) for text in texts):
-        raise TypeError
-    return OneOf(texts)
+    if isinstance(choices, str) or not isinstance(choices, Iterable):
+        raise ValueError(f'choices must be a list of texts such as ["Yes", "No"], got {choices!r}')
+    return OneOf(tuple(choices))
 
 
 def parse_choices(text: str) -> tuple[str, ...]:
@@ -72,14 +62,11 @@ def parse_choices(text: str) -> tuple[str, ...]:
     try:
         given = split_choices(text)
         "".join(given).encode()  # JSON can hold numbers, and halves of characters
+        return OneOf(tuple(choice.strip() for choice in given)).choices
     except (TypeError, ValueError):
-        given = []
-    choices = tuple(choice.strip() for choice in given)
-    if len(choices) < 2 or not all(choices) or len(set(choices)) < len(choices):
         raise ValueError(
             f"wanted at least two different answers separated by commas, or a JSON list of them, got {text!r}"
-        )
-    return choices
+        ) from None
 
 
 def _question(values: Mapping[str, Any]) -> Question:

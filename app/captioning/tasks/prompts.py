@@ -44,7 +44,8 @@ class Dialogue:
 
     turns: tuple[Turn, ...]
     question: str
-    pictures: tuple[int, ...] = ()  # how many are in each turn and in the question; empty: all are in the question
+    # Where pictures stand in the text of each turn and of the question, as indices; empty: all before the question.
+    pictures: tuple[tuple[int, ...], ...] = ()
     values: str = ""
 
 
@@ -104,7 +105,8 @@ class PromptEncoder:
     ) -> EncodedPrompt:
         """Encode a prompt and its continuations.
 
-        `grids` are those of the pictures that stand in the prompt, in front of its question or its text.
+        `grids` are those of the pictures of the prompt. They stand in front of its question or its text, unless it is a
+        `Dialogue` that says where they are.
 
         Raises TypeError for an invalid prompt, PromptError for one that the chat template refuses, and the errors of
         `check`. A prompt of more than `max_tokens` tokens keeps its begin token, or what is before the end of its
@@ -130,12 +132,14 @@ class PromptEncoder:
     def _tokenise(
         self, prompt: Prompt, continuations: tuple[str, ...], max_tokens: int | None, grids: tuple[Grid, ...]
     ) -> EncodedPrompt:
-        shown, turns, form = shown_prompt(prompt), _turns(prompt), self._pictures
+        shown, form = shown_prompt(prompt), self._pictures
+        turns, places = _turns(prompt, len(grids))
         pictures = [form.text(grid) for grid in grids] if form is not None else []
         end_id, begin = self._tokenizer.eos_id, self._tokenizer.pieces.begin_ids
         if self._chat is not None and turns is not None:
             values = prompt.values if isinstance(prompt, Dialogue) and prompt.values else "{}"
-            shown_pictures = _by_turn(prompt, pictures, len(turns))
+            rest = iter(pictures)
+            shown_pictures = {number: [(at, next(rest)) for at in own] for number, own in enumerate(places)}
             chat = self._chat.encode(turns, pictures=shown_pictures, values=json.loads(values))
             token_ids, encode_answer = (*chat.ids, *chat.rest_ids), partial(self._chat.continue_chat, chat)
             end_id = self._chat.end_id if continuations else end_id
@@ -243,27 +247,21 @@ def shown_prompt(prompt: Prompt) -> str:
             return ""
 
 
-def _turns(prompt: Prompt) -> tuple[Turn, ...] | None:
-    """The prompt as turns of a conversation, the last one the user's; None for text without template and token ids."""
+def _turns(prompt: Prompt, num_pictures: int) -> tuple[tuple[Turn, ...] | None, tuple[tuple[int, ...], ...]]:
+    """The prompt as turns of a conversation, the last one the user's, and where pictures stand in each.
+
+    None for text without template and token ids. Turns without text and pictures are left out.
+    """
     match prompt:
-        case Dialogue(turns=turns, question=question, pictures=pictures):
-            counts = pictures or (0,) * len(turns)
-            return (*(turn for turn, count in zip(turns, counts, strict=False) if turn[1] or count), ("user", question))
+        case Dialogue(turns, question, places):
+            if len(places) != len(turns) + 1 or sum(map(len, places)) != num_pictures:
+                places = (*((),) * len(turns), (0,) * num_pictures)
+            kept = [(turn, own) for turn, own in zip(turns, places, strict=False) if turn[1] or own]
+            return (*(turn for turn, _ in kept), ("user", question)), (*(own for _, own in kept), places[-1])
         case str() | (str(), str() | None):
-            return (("user", shown_prompt(prompt)),)
+            return (("user", shown_prompt(prompt)),), ((0,) * num_pictures,)
         case _:
-            return None
-
-
-def _by_turn(prompt: Prompt, pictures: Sequence[str], num_turns: int) -> Mapping[int, Sequence[str]]:
-    """The texts of pictures by the index of their turn, of those that `_turns` keeps."""
-    match prompt:
-        case Dialogue(turns, _, counts) if sum(counts) == len(pictures) > 0 and len(counts) == len(turns) + 1:
-            texts, rest = [*(text for _, text in turns), "?"], iter(pictures)
-            kept = [count for count, text in zip(counts, texts, strict=True) if text or count]
-            return {number: [next(rest) for _ in range(count)] for number, count in enumerate(kept)}
-        case _:
-            return {num_turns - 1: pictures}
+            return None, ()
 
 
 def _hashable(prompt: Prompt) -> Prompt:

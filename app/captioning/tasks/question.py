@@ -17,7 +17,7 @@ class Question:
     raw: str | None = None
     task: Task = FREE_TEXT
     turns: tuple[Turn, ...] = ()  # earlier turns, for templates with turns; the question is then the last turn's text
-    pictures: tuple[int, ...] = ()  # see `Dialogue`
+    pictures: tuple[tuple[int, ...], ...] = ()  # see `Dialogue`
     template_values: str = ""  # as `values` of a `Dialogue`
 
     def prompt(self, default: str) -> Prompt:
@@ -25,7 +25,7 @@ class Question:
         if self.raw is not None:
             return RawPrompt(self.raw)
         instruction = default if self.instruction is None else self.instruction
-        if self.turns or self.template_values:
+        if self.turns or self.template_values or any(map(any, self.pictures)):
             return Dialogue(self.turns, question=instruction, pictures=self.pictures, values=self.template_values)
         return instruction if self.input is None else (instruction, self.input)
 

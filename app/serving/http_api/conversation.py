@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from itertools import groupby
 from typing import Any, Final, Literal, NamedTuple
 
 from llama_adapter.app.captioning.tasks.question import Question
@@ -46,9 +47,28 @@ class Turn:
     """One message, independent of the format of the request."""
 
     role: Role
-    text: str = ""
-    pictures: tuple[Picture, ...] = ()
+    parts: tuple[str | Picture, ...] = ()
     has_more: bool = False  # parts that no model sees, such as calls of tools
+
+    @property
+    def text(self) -> str:
+        """Its texts, one in each line."""
+        return "\n".join(part for part in self.parts if isinstance(part, str))
+
+    @property
+    def pictures(self) -> tuple[Picture, ...]:
+        """Its pictures."""
+        return tuple(part for part in self.parts if isinstance(part, Picture))
+
+    def placed(self) -> tuple[str, tuple[int, ...]]:
+        """Its texts, in lines unless pictures are between them, and where in them its pictures stand."""
+        text, places = "", list[int]()
+        for is_text, group in groupby(self.parts, key=lambda part: isinstance(part, str)):
+            if is_text:
+                text += "\n".join(map(str, group))
+            else:
+                places += [len(text) for _ in group]
+        return text, tuple(places)
 
 
 class AnswerForm(NamedTuple):
@@ -80,16 +100,22 @@ class ChatQuestion:
     other_urls: tuple[str, ...] = ()  # of further pictures, for such a model
 
     def with_all_pictures(self) -> "ChatQuestion":
-        """The question for a model that sees pictures as tokens: it sees every picture, in its turn if there are some.
+        """The question for a model that sees pictures as tokens: it sees every picture, where its turn has it.
 
-        A question that is asked in parts has no earlier turns but the system's, and all pictures itself.
+        A question that is asked in parts has no earlier turns but the system's, and all pictures in front of it, as has
+        a question whose task changes its text.
         """
         turns = [turn for turn in self.messages[:-1] if turn.role == "system" or not self.properties]
+        said, (text, places) = [(turn.role, *turn.placed()) for turn in turns], self.messages[-1].placed()
         question = replace(
             self.question,
-            turns=tuple((turn.role, turn.text) for turn in turns if turn.role != "tool"),
-            pictures=() if self.properties else tuple(len(turn.pictures) for turn in self.messages),
+            turns=tuple((role, text) for role, text, _ in said if role != "tool"),
+            pictures=() if self.properties else (*(own for _, _, own in said), places),
         )
+        if question.pictures and question.instruction == self.messages[-1].text:
+            question = replace(question, instruction=text)
+        elif question.pictures:
+            question = replace(question, pictures=(*question.pictures[:-1], (0,) * len(places)))
         urls = [picture.url for turn in self.messages for picture in turn.pictures]
         ignored = self.num_ignored_turns - sum(bool(turn.text.strip() or turn.pictures) for turn in turns)
         return replace(
@@ -134,11 +160,10 @@ def turn_of(message: AskingMessage | EarlierMessage | OtherItem, *, place: str) 
     parts = [TextPart(text=content)] if isinstance(content, str) else content
     return Turn(
         role=_ROLES[message.role],
-        text="\n".join(part.text for part in parts if isinstance(part, TextPart)),
-        pictures=tuple(
-            Picture(url=part.url, place=f"{place}.content[{index}]")
+        parts=tuple(
+            part.text if isinstance(part, TextPart) else Picture(url=part.url, place=f"{place}.content[{index}]")
             for index, part in enumerate(parts)
-            if isinstance(part, ImagePart)
+            if isinstance(part, TextPart | ImagePart)
         ),
         has_more=any(isinstance(part, OtherPart) for part in parts) or bool(getattr(message, "tool_calls", None)),
     )

@@ -22,9 +22,9 @@ def understand(request: ResponsesRequest) -> ChatQuestion:
     if request.top_logprobs and "message.output_text.logprobs" not in (request.include or ()):
         message = '`top_logprobs` requires `include`: ["message.output_text.logprobs"].'
         raise ApiError(message, code="invalid_value", param="top_logprobs")
-    turns = [Turn(role="system", text=request.instructions or "")]
+    turns = [Turn(role="system", parts=(request.instructions or "",))]
     if isinstance(request.input, str):
-        turns.append(Turn(role="user", text=request.input))
+        turns.append(Turn(role="user", parts=(request.input,)))
     else:
         turns += [turn_of(item, place=f"input[{index}]") for index, item in enumerate(request.input)]
     return understand_turns(

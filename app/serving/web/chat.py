@@ -36,7 +36,8 @@ from llama_adapter.vision.errors import PictureError
 TAB: Final = "chat"
 MAX_KEPT: Final = 256  # chats that survive a reload of the page; the oldest is deleted
 MAX_FILES: Final = 8  # files of one choice, until one of them is a picture
-_NOTE: Final = "Each question stands alone: the model does not see the earlier ones."
+_ALONE: Final = "Each question stands alone: the model does not see the earlier ones."
+_TOGETHER: Final = "The model sees the earlier questions and answers of this chat too."
 _WITHOUT: Final = "Without a picture"
 # A random key of the browser's tab, which a reload and going back keep.
 _TOKEN: Final = """(_, session) => {
@@ -49,10 +50,19 @@ _TOKEN: Final = """(_, session) => {
 _RETRY, _CLEAR = 0, 1  # indices of the buttons below the last answer
 
 
-def build_chat(service: Service, *, page: gr.Blocks, samples: Sequence[Path], runs: Runs, sees_pictures: bool) -> None:
+def build_chat(
+    service: Service,
+    *,
+    page: gr.Blocks,
+    samples: Sequence[Path],
+    runs: Runs,
+    sees_pictures: bool,
+    sees_earlier: bool,
+) -> None:
     """Lay out the tab and connect its events. Call it inside a `gr.Tab`.
 
-    If not `sees_pictures`, all questions are asked without a picture.
+    If not `sees_pictures`, all questions are asked without a picture. With `sees_earlier`, the model gets the earlier
+    ones too.
     """
     events = ChatEvents(service, samples=samples, runs=runs, sees_pictures=sees_pictures)
     begun = ChatSession(is_text=not sees_pictures)
@@ -92,7 +102,7 @@ def build_chat(service: Service, *, page: gr.Blocks, samples: Sequence[Path], ru
                 render=False,
             )
             settings = build_settings(without)
-            html_view(render("parts", "note", text=_NOTE))
+            html_view(render("parts", "note", text=_TOGETHER if sees_earlier else _ALONE))
         with gr.Column(elem_classes=["la-side", "la-more"], visible=sees_pictures):
             html_view(render("parts", "small_title", text="Sample pictures"), elem_id="chat-samples-title")
             strip = html_buttons(sample_strip(samples), elem_id="chat-samples")

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from llama_adapter.app.captioning.tasks.answers import Answer
-from llama_adapter.app.captioning.tasks.prompts import Dialogue, Prompt
+from llama_adapter.app.captioning.tasks.prompts import Dialogue
 from llama_adapter.app.pictures.reading.process_pool import ReadingProcessError
 from llama_adapter.app.serving.online.reading_pool import ReadingDroppedError
 from llama_adapter.app.serving.online.request_handle import Ask
@@ -178,14 +178,13 @@ async def answer_turns(
     turn = Turn(question=question, is_text=picture is None)
     yield turn
     try:
-        prompt: Prompt = question
-        if picture is None and service.info.has_turns:
-            prompt = Dialogue(_said(earlier), question)
-        ask = Ask(picture=None, prompt=prompt, sampling=sampling, client=client)
+        ask = Ask(picture=None, prompt=question, sampling=sampling, client=client)
         if picture is not None:
             most = service.limits.max_picture_bytes
             data = await asyncio.to_thread(read_upload, picture.source, name=picture.name, max_bytes=most)
             ask = replace(ask, picture=data, label=picture.name)
+        if service.info.sees_earlier or (picture is None and service.info.has_turns):
+            ask = replace(ask, prompt=_dialogue(earlier, turn))
         handle = service.submit(ask)
         run.add(handle)
         try:
@@ -202,7 +201,16 @@ async def answer_turns(
         yield replace(turn, problem=replace(describe(error), sentence=sentence, hint=hint))
 
 
-def _said(turns: Sequence[Turn]) -> tuple[dialogue.Turn, ...]:
-    """The questions and answers of turns without a picture that were answered."""
-    answered = [turn for turn in turns if turn.is_text and turn.answer is not None and turn.answer.error is None]
-    return tuple(said for turn in answered for said in (("user", turn.question), ("assistant", turn.text)))
+def _dialogue(earlier: Sequence[Turn], asked: Turn) -> Dialogue:
+    """The question with the turns before it that were answered: without a picture, if it is asked without one.
+
+    The picture stands in front of the first question that was asked about it.
+    """
+    answered = [turn for turn in earlier if turn.answer is not None and turn.answer.error is None]
+    seen = [turn for turn in answered if turn.is_text or not asked.is_text]
+    said: list[dialogue.Turn] = []
+    for turn in seen:
+        said += [("user", turn.question), ("assistant", turn.text)]
+    first = 2 * next((number for number, turn in enumerate([*seen, asked]) if not turn.is_text), len(seen))
+    places = () if asked.is_text else tuple((0,) * (number == first) for number in range(len(said) + 1))
+    return Dialogue(tuple(said), asked.question, pictures=places)

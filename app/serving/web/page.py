@@ -14,6 +14,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from llama_adapter.app.jobs.report import versions
+from llama_adapter.app.models.spec import ModelInfo
 from llama_adapter.app.serving.online.request_handle import Ask
 from llama_adapter.app.serving.online.service import Service
 from llama_adapter.app.serving.online.types import UnavailableError
@@ -48,7 +49,8 @@ def build_page(service: Service, *, samples: Sequence[Path], reports: tuple[Save
 
     Mount it with `mount_page`, inside `uploads.private_uploads` and `guards.bounded_uploads`.
     """
-    runs, sees_pictures = Runs(), _sees_pictures(service)
+    runs, info = Runs(), _info(service)
+    sees_pictures = info is None or info.sees_pictures
     page = GuardedBlocks(
         title="LLaMA-Adapter", analytics_enabled=False, delete_cache=(_CLEANING_SECONDS, _UPLOAD_SECONDS)
     )
@@ -56,7 +58,15 @@ def build_page(service: Service, *, samples: Sequence[Path], reports: tuple[Save
         opening = [_refreshed(lambda: head(service), elem_id="page-head")]
         with gr.Tabs(elem_id="page-tabs"):
             with gr.Tab("Chat", id="chat"):
-                build_chat(service, page=page, samples=samples, runs=runs, sees_pictures=sees_pictures)
+                sees_earlier = info is not None and info.sees_earlier
+                build_chat(
+                    service,
+                    page=page,
+                    samples=samples,
+                    runs=runs,
+                    sees_pictures=sees_pictures,
+                    sees_earlier=sees_earlier,
+                )
             if sees_pictures:
                 with gr.Tab("Batch", id="batch"):
                     opening += build_batch(service, samples=samples, runs=runs)
@@ -166,27 +176,24 @@ def _refreshed(make: Callable[[], str], *, elem_id: str) -> OnOpening:
     return component, make
 
 
-def _sees_pictures(service: Service) -> bool:
-    """Whether the model has an adapter; True while no model is loaded."""
+def _info(service: Service) -> ModelInfo | None:
+    """The description of the model; None while none is loaded."""
     try:
-        return service.info.sees_pictures
+        return service.info
     except UnavailableError:
-        return True
+        return None
 
 
 def head(service: Service) -> str:
     """The name of the page, and the model and its state in a few words."""
-    status = service.status()
-    try:
-        words = f"{service.info.name} on {service.info.device}"
-    except UnavailableError:
-        words = "no model"
+    status, info = service.status(), _info(service)
+    words = "no model" if info is None else f"{info.name} on {info.device}"
     if status.state in ("loading", "restarting"):
         kind = ""
     else:
         kind = "is-ready" if status.state == "ready" and not status.is_stalled else "is-down"
     words = words if status.state == "ready" else f"{words}: {status.state}"
-    return render("about", "head", words=words, kind=kind, sees_pictures=_sees_pictures(service))
+    return render("about", "head", words=words, kind=kind, sees_pictures=info is None or info.sees_pictures)
 
 
 def about(service: Service) -> str:

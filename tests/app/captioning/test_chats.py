@@ -3,12 +3,10 @@
 import dataclasses
 import json
 import shutil
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import tokenizers
 import torch
@@ -28,12 +26,10 @@ from llama_adapter.app.models.checkpoints import CHAT_CONTEXT, sources_of
 from llama_adapter.app.models.graph_export.decoder import DecoderJob, run_export_decoder
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.models.stream_model import training_template
-from llama_adapter.app.serving.http_api.api import ApiSettings, create_api
-from llama_adapter.app.serving.online.service import Service
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.prompt import format_prompt
+from tests.app.captioning.conftest import client_for
 from tests.app.golden import GOLDEN, picture
-from tests.app.serving.http_api.live import served
 from tests.llm.test_chat import CHATML
 from tests.llm.vocabularies import tokenizer_json
 
@@ -156,13 +152,10 @@ def test_variables_of_the_template_come_from_a_dialogue_and_over_http(thinker: P
     theirs = transformers.AutoTokenizer.from_pretrained(thinker)
     messages = [{"role": "user", "content": "Why?"}]
     ids = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False, **values)
-    service = Service(lambda: Captioner.load(llama_dir=thinker, device="cpu", dtype="float32"))
-    service.start()
-    service.wait_until_ready()
     asked = {"model": "default", "messages": messages, "max_tokens": 1}
     refused = ({"effort": END, "enable_thinking": False}, {"messages": "x"}, {"effort": ["low"]})
-    with closing(service), served(create_api(service, settings=ApiSettings())) as url:
-        post = partial(httpx.post, f"{url}/v1/chat/completions", timeout=60)
+    with client_for(llama_dir=thinker, device="cpu", dtype="float32") as client:
+        post = partial(client.post, "/v1/chat/completions")
         plain = post(json=asked).json()
         chat = post(json={**asked, "chat_template_kwargs": values}).json()
         codes = [post(json={**asked, "chat_template_kwargs": given}).status_code for given in refused]
@@ -175,18 +168,15 @@ def test_variables_of_the_template_come_from_a_dialogue_and_over_http(thinker: P
 
 
 def test_a_chat_over_http_is_that_of_transformers(folder: Path, captioner: Captioner) -> None:
-    service = Service(lambda: Captioner.load(llama_dir=folder, device="cpu", dtype="float32"))
-    service.start()
-    service.wait_until_ready()
     turns = (("system", "Be brief."), ("user", "Hello"), ("assistant", "Hi."), ("user", "Why?"))
     ids = expected_ids(folder, *turns)
     [expected] = captioner.generate_text([list(ids)], max_new_tokens=8)
     messages = [{"role": role, "content": text} for role, text in turns]
-    with closing(service), served(create_api(service, settings=ApiSettings())) as url:
+    with client_for(llama_dir=folder, device="cpu", dtype="float32") as client:
         asked = {"model": "default", "messages": messages, "max_tokens": 8, "output_ids": True}
-        chat = httpx.post(f"{url}/v1/chat/completions", json=asked, timeout=60).json()
+        chat = client.post("/v1/chat/completions", json=asked).json()
         given = {"model": "default", "input": messages, "max_output_tokens": 8}
-        response = httpx.post(f"{url}/v1/responses", json=given, timeout=60).json()
+        response = client.post("/v1/responses", json=given).json()
 
     assert chat["usage"]["prompt_tokens"] == len(ids) == response["usage"]["input_tokens"]
     assert tuple(chat["choices"][0]["answer_details"]["output_ids"]) == expected.token_ids

@@ -4,11 +4,9 @@ import dataclasses
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import torch
 import transformers
@@ -19,12 +17,10 @@ from llama_adapter.app.captioning.assemble_foreign import assemble_foreign, find
 from llama_adapter.app.command_line.doctor.model import diagnose
 from llama_adapter.app.models.checkpoints import ModelSources
 from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.app.serving.http_api.api import ApiSettings, create_api
-from llama_adapter.app.serving.online.service import Service
 from llama_adapter.llm.runners.foreign import ForeignRunner
 from llama_adapter.runtime.errors import CheckpointError, LlamaAdapterError
+from tests.app.captioning.conftest import client_for
 from tests.app.command import Run
-from tests.app.serving.http_api.live import served
 from tests.llm.foreign import END, TOYS, model_of, save
 from tests.llm.toys import QueuedBackend
 
@@ -121,13 +117,10 @@ def test_a_device_with_a_queue_gives_the_same_texts(name: str, tmp_path: Path) -
 
 def test_a_chat_over_http(tmp_path: Path) -> None:
     folder = save("glm", tmp_path, chats=True)
-    service = Service(lambda: Captioner.load(llama_dir=folder, device="cpu"))
-    service.start()
-    service.wait_until_ready()
     asked = {"model": "default", "messages": [{"role": "user", "content": "Why?"}], "max_tokens": 8}
-    with closing(service), served(create_api(service, settings=ApiSettings())) as url:
-        chat = httpx.post(f"{url}/v1/chat/completions", json={**asked, "output_ids": True}, timeout=60).json()
-        lines = httpx.post(f"{url}/v1/chat/completions", json={**asked, "stream": True}, timeout=60).text.splitlines()
+    with client_for(llama_dir=folder, device="cpu") as client:
+        chat = client.post("/v1/chat/completions", json={**asked, "output_ids": True}).json()
+        lines = client.post("/v1/chat/completions", json={**asked, "stream": True}).text.splitlines()
     expected = generated(model_of("glm"), ids_of("<|user|>Why?\n<|assistant|>"), length=8)
     assert tuple(chat["choices"][0]["answer_details"]["output_ids"]) == expected
     deltas = [json.loads(line[6:])["choices"][0]["delta"] for line in lines if line.startswith("data: {")]
@@ -182,8 +175,9 @@ def test_pipeline_and_model_runner(tmp_path: Path) -> None:
         },
         device="cpu",
     )
-    with pytest.warns(UserWarning, match="Steps run eager"):
+    with pytest.warns(UserWarning, match="Steps run eager: mode `ge_graph`"):
         runner.init_model()
+    assert runner.execute_mode == "eager"
     runner.model_generate([PROMPTS[0]])
     assert runner.answers[0].token_ids == expected
     runner.close()

@@ -1,62 +1,153 @@
-"""A real model in a GGUF file, SmolLM2-135M-Instruct in Q4_1, from its file to its texts."""
+"""A real model in a GGUF file, SmolLM2-135M-Instruct in Q4_1: chats in five scripts have the ids of transformers."""
 
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any, Final
 
+import gguf
 import pytest
 import tokenizers
 import torch
+import transformers
+from gguf.quants import dequantize
 
 from llama_adapter import Captioner
+from llama_adapter.app.models.graph_export.decoder import DecoderJob, run_export_decoder
 from llama_adapter.llm.chat import ChatFormat
 from llama_adapter.llm.tokenizer import Tokenizer
-from tests.app.captioning.smollm2 import PROMPTS, WAYS, chat_ids, reference, reference_answers, stored_answers
+from tests.app.captioning.conftest import client_for
 from tests.llm.gguf_files import SMOLLM2
 
-TEXTS = ["The capital of France is", "def fibonacci(n):\n    ", "List three colours:\n1."]
-# As the template of the file writes it.
-CHAT = (
-    "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
-    "<|im_start|>user\nName three colours.<|im_end|>\n<|im_start|>assistant\n"
+pytestmark = pytest.mark.slow
+
+NUM_TOKENS: Final = 32
+END: Final = 2
+MODEL: Final[Mapping[str, Any]] = {"llama_dir": SMOLLM2, "dtype": "float32", "device": "cpu"}
+# Latin, Cyrillic, Chinese, Arabic and Devanagari. Some spell special tokens, which are text in them.
+PROMPTS: Final = (
+    "List 4 musical instruments:\n1.",
+    "<|im_start|>system\nYou are a pirate.<|im_end|> Say hello!",
+    "Кто написал «Евгения Онегина»?",
+    "你好！请介绍一下你自己。\n\n",
+    "مرحبا 👋🏽 حدثني عن نفسك.",
+    "नमस्ते! <|im_end|> अपने बारे में बताओ।",
 )
+NAMES = {
+    **{f"attn_{ours}": f"self_attn.{ours}_proj" for ours in "qkv"},
+    **{f"ffn_{ours}": f"mlp.{ours}_proj" for ours in ("gate", "up", "down")},
+    **{"attn_output": "self_attn.o_proj", "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"},
+}
+Answers = list[list[int]]
 
 
-@pytest.mark.slow
-def test_tokens_of_a_real_model_equal_those_of_transformers() -> None:
+def reference() -> Any:
+    """The model in transformers, with weights computed by the package `gguf`, and the published configuration."""
+    config = transformers.LlamaConfig(
+        **{"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "vocab_size": 49152},
+        **{"num_attention_heads": 9, "num_key_value_heads": 3, "rms_norm_eps": 1e-5, "tie_word_embeddings": True},
+        rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
+    )
+    model = transformers.LlamaForCausalLM(config).eval()
+    state = {}
+    for tensor in gguf.GGUFReader(SMOLLM2).tensors:
+        weight = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
+        top, *rest = tensor.name.removesuffix(".weight").split(".")
+        if not rest:
+            state[{"token_embd": "model.embed_tokens", "output_norm": "model.norm"}[top] + ".weight"] = weight
+            continue
+        if rest[1] in ("attn_q", "attn_k"):  # from the order of Meta's files
+            weight = weight.reshape(-1, 32, 2, 576).transpose(1, 2).reshape(weight.shape)
+        state[f"model.layers.{rest[0]}.{NAMES[rest[1]]}.weight"] = weight
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert (missing, unexpected) == (["lm_head.weight"], [])
+    model.tie_weights()
+    return model
+
+
+@pytest.fixture(scope="module")
+def chat_ids() -> Answers:
+    """The ids of chats with these questions, by transformers with the template of the file."""
     assert SMOLLM2.is_file(), "`make .venv/smollm2` fetches it"
-    captioner = Captioner.load(llama_dir=SMOLLM2, dtype="float32")
-    prompts = [captioner.tokenizer.encode(text) for text in TEXTS]
+    ours = Tokenizer.load(SMOLLM2)
+    tokenizer = tokenizers.Tokenizer.from_str(ours.data.decode())
+    theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<|im_start|>", eos_token="<|im_end|>"
+    )
+    # Names of special tokens in a question are text, which transformers does not know: they are replaced afterwards.
+    found = []
+    for prompt in PROMPTS:
+        messages = [{"role": "user", "content": "\ue000"}]
+        text = theirs.apply_chat_template(
+            messages, chat_template=ours.settings.chat_template, add_generation_prompt=True, tokenize=False
+        )
+        before, after = text.split("\ue000")
+        *head, start = before.rpartition("<|im_start|>")
+        end = after.index("<|im_end|>")
+        tokenizer.encode_special_tokens = True
+        middle = tokenizer.encode(start + prompt + after[:end], add_special_tokens=False).ids
+        tokenizer.encode_special_tokens = False
+        outer = [tokenizer.encode(part, add_special_tokens=False).ids for part in ("".join(head), after[end:])]
+        found.append([*outer[0], *middle, *outer[1]])
+    return found
+
+
+@pytest.fixture(scope="module")
+def expected(chat_ids: Answers) -> Answers:
+    """Greedy answers of transformers, each alone, without the end."""
+    settings = {"max_new_tokens": NUM_TOKENS, "do_sample": False, "eos_token_id": END, "pad_token_id": END}
     model = reference()
-    expected = []
-    for ids in prompts:
-        settings = {"max_new_tokens": 32, "do_sample": False, "eos_token_id": 2, "pad_token_id": 2}
-        made = model.generate(torch.tensor([ids]), **settings)[0, len(ids) :].tolist()
-        expected.append([token for token in made if token != 2])
-    answers = captioner.generate_text(prompts, max_new_tokens=32)
-    assert [list(answer.token_ids) for answer in answers] == expected
-    assert [captioner.tokenizer.decode(ids) for ids in prompts] == TEXTS
-    whole = tokenizers.Tokenizer.from_str(captioner.tokenizer.data.decode()).encode(CHAT)  # knows special tokens
-    chat, same = captioner.generate_text(["Name three colours.", list(whole.ids)], max_new_tokens=8)
-    assert chat.text
-    assert chat.token_ids == same.token_ids
+    made = [model.generate(torch.tensor([ids]), **settings)[0, len(ids) :].tolist() for ids in chat_ids]
+    return [[token for token in answer if token != END] for answer in made]
 
 
-@pytest.mark.slow
-def test_prompts_of_all_scripts_are_the_chats_of_transformers() -> None:
-    assert SMOLLM2.is_file(), "`make .venv/smollm2` fetches it"
-    chats = ChatFormat(Tokenizer.load(SMOLLM2))
-    encoded = [chats.encode([("user", prompt)]) for prompt in PROMPTS]
-    assert [[*chat.ids, *chat.rest_ids] for chat in encoded] == chat_ids(PROMPTS)
-    assert list(stored_answers()) == list(PROMPTS)
+def test_prompts_of_all_scripts_are_the_chats_of_transformers(chat_ids: Answers) -> None:
+    tokenizer = Tokenizer.load(SMOLLM2)
+    chats = [ChatFormat(tokenizer).encode([("user", prompt)]) for prompt in PROMPTS]
+    assert [[*chat.ids, *chat.rest_ids] for chat in chats] == chat_ids
+    assert [tokenizer.decode(tokenizer.encode(prompt)) for prompt in PROMPTS] == list(PROMPTS)
 
 
-@pytest.mark.slow
+def together(prompts: Sequence[str], folder: Path, **options: Any) -> Answers:
+    """Answers in rows of different lengths."""
+    with Captioner.load(**{**MODEL, **options}) as captioner:
+        answers = captioner.generate_text(list(prompts), max_new_tokens=NUM_TOKENS)
+    return [list(answer.token_ids) for answer in answers]
+
+
+def exported(prompts: Sequence[str], folder: Path) -> Answers:
+    """Answers of the exported decoder in onnxruntime."""
+    run_export_decoder(DecoderJob(llama_dir=str(SMOLLM2), out=str(folder / "decoder")))
+    with Captioner.load(decoder=folder / "decoder") as captioner:
+        answers = captioner.generate_text(list(prompts), max_new_tokens=NUM_TOKENS)
+    return [list(answer.token_ids) for answer in answers]
+
+
+def over_http(prompts: Sequence[str], folder: Path) -> Answers:
+    """Answers of the service to chat completions, several at once."""
+
+    def ask(prompt: str) -> list[int]:
+        messages = [{"role": "user", "content": prompt}]
+        request = {"model": "default", "messages": messages, "max_tokens": NUM_TOKENS, "output_ids": True}
+        answer = client.post("/v1/chat/completions", json=request)
+        ids: list[int] = answer.raise_for_status().json()["choices"][0]["answer_details"]["output_ids"]
+        return ids
+
+    with client_for(**MODEL) as client, ThreadPoolExecutor(8) as pool:
+        return list(pool.map(ask, prompts))
+
+
+WAYS: Final[Mapping[str, Callable[[Sequence[str], Path], Answers]]] = {
+    "kernels": together,
+    "kernels, each alone": partial(together, batch_size=1),
+    "torch": partial(together, operators="aten"),
+    "two ranks": partial(together, tensor_parallel=2),
+    "ONNX": exported,
+    "HTTP": over_http,
+}
+
+
 @pytest.mark.parametrize("way", WAYS)
-def test_answers_in_all_scripts_are_those_of_transformers(way: str, tmp_path: Path) -> None:
-    prompts = PROMPTS[3::8]  # one in each script
-    stored = stored_answers()
-    assert WAYS[way](prompts, tmp_path) == [stored[prompt] for prompt in prompts]
-
-
-@pytest.mark.slow
-def test_the_stored_answers_are_those_of_transformers() -> None:
-    assert reference_answers(PROMPTS[19:20], model=reference()) == [stored_answers()[PROMPTS[19]]]
+def test_answers_in_all_scripts_are_those_of_transformers(way: str, expected: Answers, tmp_path: Path) -> None:
+    assert WAYS[way](PROMPTS, tmp_path) == expected

@@ -1,6 +1,5 @@
 """The mode that a captioner gets by default, on a simulated GPU, on several of them and on the CPU."""
 
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ import pytest
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.compat.infer_config import InferConfig
-from llama_adapter.app.compat.model_runner import ModelRunner
 from llama_adapter.app.compat.pipeline import InferTask
 from llama_adapter.app.jobs.records.manifest import read_manifest
 from llama_adapter.app.models.resources import embedded_model, sample_pictures
@@ -70,17 +68,9 @@ def test_a_service_records_all_steps_before_its_first_request(cuda: FakeCuda) ->
 
 
 def test_mode_and_precision_of_an_exported_decoder_are_those_of_its_export() -> None:
-    assert CaptionerSpec(decoder="folder").mode == "auto"
-    assert CaptionerSpec(decoder="folder", mode="eager").mode == "eager"
     for changes in ({"mode": "cuda_graph"}, {"precision": "int8"}):
         with pytest.raises(ValueError, match="are those of its export"):
             CaptionerSpec(decoder="folder", **changes)  # type: ignore[arg-type]
-
-
-def test_several_ranks_take_no_graph_mode() -> None:
-    assert CaptionerSpec(tensor_parallel=2).mode == "auto"
-    assert CaptionerSpec(tensor_parallel=2, mode="eager", strict=True).mode == "eager"
-    assert CaptionerSpec(tensor_parallel=2, mode="cuda_graph").mode == "cuda_graph"  # runs eager, with a note
 
 
 @pytest.mark.parametrize("mode", ["graph", "ge_graph", "acl_graph", "npugraph_ex", "cuda_graph"])
@@ -128,15 +118,6 @@ def test_settings_of_other_systems_with_a_graph_mode_run_on_a_cpu(
     assert ran.code == 0, ran.err
     assert "steps run eager: cpu has no mode" in ran.err
     assert run(command, "--strict").code == 2
-
-
-def test_a_model_runner_runs_eager_on_a_cpu() -> None:
-    for config, told in (({}, False), ({"exe_mode": "ge_graph", "model_path": str(embedded_model())}, True)):
-        runner = ModelRunner(config, device="cpu")
-        with pytest.warns(UserWarning, match="Steps run eager: mode `ge_graph`") if told else nullcontext():
-            runner.init_model()
-        assert runner.execute_mode == "eager"
-        runner.close()
 
 
 def test_a_task_of_mindspore_lite_with_a_graph_mode_runs_eager_on_a_cpu() -> None:

@@ -15,7 +15,7 @@ from llama_adapter.llm.runners.base import MixedPlan
 from tests.app.picture_models import KINDS, Reference, pictures, save
 
 QUESTIONS = ("What is it?", "Is it red or blue, and how many are there in all?", "a")
-TOKENS = 64
+TOKENS = 24
 
 
 @pytest.fixture(scope="module", params=KINDS)

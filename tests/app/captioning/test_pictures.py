@@ -176,8 +176,3 @@ def test_addresses_are_fetched_from_allowed_hosts_only(
     assert codes(public) == ["image_host_not_allowed", "invalid_image_url", None, "failed_to_download_image"]
     assert public[2].token_ids == expected
     assert public[2].picture == f"{site}/a.jpg"
-
-
-def test_a_host_that_cannot_be_allowed_is_refused_before_the_model_is_loaded() -> None:
-    with pytest.raises(ValueError, match="picture host"):
-        Captioner.load("no such bundle", allowed_hosts=["127.0.0.1"])

@@ -77,14 +77,6 @@ def test_streams_and_event_loops_give_the_same(captioner: Captioner) -> None:
     assert [answer.token_ids for answer in from_loop] == [answer.token_ids for answer in whole]
 
 
-def test_choices_are_scored_without_a_picture(captioner: Captioner) -> None:
-    (answer,) = captioner.generate_text("Which?", choices=["red", "green"])
-
-    assert answer.choice is not None
-    assert sum(answer.choice.values()) == pytest.approx(1)
-    assert answer.text in ("red", "green")
-
-
 @pytest.mark.parametrize("adapter", ["BIAS-TINY", "LORA-BIAS-TINY"])
 def test_the_default_of_an_adapter_is_a_picture_of_zeros(adapter: str) -> None:
     captioner = Captioner.load(**model_options(adapter))

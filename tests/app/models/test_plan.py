@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,15 +11,19 @@ import torch
 import llama_adapter.app.models.memory_fit
 from llama_adapter import Captioner
 from llama_adapter.app.command_line.doctor.planning import least_times
-from llama_adapter.app.models.plan import DevicePlan, PlanJob, device_plans, planned_model
+from llama_adapter.app.models.plan import DevicePlan, PlanJob, PlannedModel, device_plan, device_plans, planned_model
 from llama_adapter.app.models.random_model import decoder_config, parse_size
 from llama_adapter.app.models.roofline import Ceiling, NumberSizes
 from llama_adapter.app.models.sketch import expected_forms
 from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.memory_plan import MemoryPlan
+from llama_adapter.llm.picture_format import PictureFormat
 from llama_adapter.runtime.schemes import PRECISIONS
+from llama_adapter.vision.config import ClipConfig, ConnectorConfig, VisionConfig
 from tests.app.command import Run
 from tests.app.golden import GOLDEN, model_options
+from tests.app.picture_models import save
 
 GB = 10**9
 
@@ -29,8 +34,12 @@ def plans_of(size: str, *, devices: tuple[int, ...] = (1, 2, 4, 8), rows: int = 
     return {(plan.numbers.partition(",")[0], plan.num_devices): plan for plan in made}
 
 
-@pytest.mark.parametrize("options", [{}, model_options(), model_options("LORA-BIAS-TINY")])
-def test_the_plan_of_one_device_is_the_one_that_runs(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("options", [{}, model_options(), model_options("LORA-BIAS-TINY"), {"llama_dir": "SmolVLM"}])
+def test_the_plan_of_one_device_is_the_one_that_runs(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "SmolVLM" in options.values():
+        options = {"llama_dir": str(save(tmp_path, "smolvlm"))}
     seen: list[MemoryPlan] = []
     monkeypatch.setattr(
         llama_adapter.app.models.memory_fit, "check_memory", lambda plan, *args, **named: seen.append(plan)
@@ -45,6 +54,20 @@ def test_the_plan_of_one_device_is_the_one_that_runs(options: dict[str, Any], mo
     assert plan.dtype == "float32"
     assert (plan.weights + plan.encoder, plan.keys_and_values + plan.prefix) == (ran.weights, ran.slots)
     assert (plan.computing, plan.loading, plan.first) == (ran.activations, ran.loading, ran.total)
+
+
+def test_each_row_has_memory_for_the_tokens_of_its_picture_and_the_encoder_of_one_square() -> None:
+    clip = ClipConfig(image_size=32, patch_size=2, width=512, num_layers=1, num_heads=8, output_dim=512)
+    connector = ConnectorConfig(num_queries=257, output_dim=64)
+    model = PlannedModel(
+        name="toy",
+        decoder=DecoderConfig(dim=64, num_layers=1, num_heads=1, vocab_size=64, ffn_dim=64, norm_eps=1e-5, context=64),
+        vision=VisionConfig(clip=clip, query=connector),
+        pictures=PictureFormat(token="<image>", token_id=1, tokens_each=257, most_squares=3),
+    )
+    plan = device_plan(model, dtype=torch.float16, precision="float", device_bytes=[GB], num_rows=4)
+
+    assert plan.computing == 4 * 2 * (257 * (2 * 2048 + 4 * 512) + 3 * 257 * 64)
 
 
 def test_sizes_of_65b_are_those_of_its_shapes() -> None:

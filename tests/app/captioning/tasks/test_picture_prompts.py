@@ -136,14 +136,29 @@ def test_a_template_with_fewer_places_is_refused() -> None:
         encoder(OWN_PICTURE).encode("What?", grids=((0, 0), (0, 0)))
 
 
-def test_pictures_stand_in_their_turns() -> None:
-    ours, theirs = encoder(SMOLVLM), vocabulary("Llama 3", has_rows=True)
-    turns = (("system", ""), ("user", "What?"), ("user", ""), ("assistant", "A cat."))
-    grids: tuple[Grid, ...] = ((1, 2), (0, 0), (2, 3), (0, 0))
-    found = ours.encode(Dialogue(turns, "And?", (0, 2, 1, 0, 1)), grids=grids)  # type: ignore[arg-type]
-    whole = (
-        "<|im_start|>User:<image><image>What?<|im_end|>\nUser:<image><|im_end|>\nAssistant: A cat.<|im_end|>\n"
-        "User:<image>And?<|im_end|>\nAssistant:"
+@pytest.mark.parametrize("name", ["LLaVA", "SmolVLM", "texts"])
+def test_pictures_stand_where_their_turns_have_them(name: str) -> None:
+    frame = "" if name == "LLaVA" else FRAME
+    ours, words = encoder(TEMPLATES[name], frame=frame), vocabulary("Llama 3", has_rows=True)
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<|begin_of_text|>")
+    grids: tuple[Grid, ...] = ((0, 0),) * 5 if name == "LLaVA" else ((1, 2), (0, 0), (2, 3), (0, 0), (1, 1))
+    # A number stands for so many pictures.
+    said: list[tuple[str, list[str | int]]] = [
+        ("user", ["What is", 1, " and what ", 1]),
+        ("user", [1]),
+        ("assistant", ["A cat."]),
+        ("user", [1, "And ", 1, "this?"]),
+    ]
+    messages = []
+    for role, parts in said:
+        own: list[Any] = [{"type": "image"} if part == 1 else {"type": "text", "text": part} for part in parts]
+        in_text = "".join("<image>\n" if part == 1 else str(part) for part in parts)
+        messages.append({"role": role, "content": in_text if name == "texts" else own})
+    whole = theirs.apply_chat_template(
+        messages, chat_template=TEMPLATES[name], add_generation_prompt=True, tokenize=False
     )
+    turns = (("system", ""), ("user", "What is and what "), ("user", ""), ("assistant", "A cat."))
+    places = ((), (7, 17), (0,), (), (0, 4))
+    found = ours.encode(Dialogue(turns, "And this?", places), grids=grids)  # type: ignore[arg-type]
 
-    assert list(found.token_ids) == theirs.encode(expanded(whole, grids, frame=FRAME)).ids
+    assert list(found.token_ids) == theirs(expanded(str(whole), grids, frame=frame))["input_ids"]

@@ -5,10 +5,11 @@ import io
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Event
 from time import sleep
@@ -21,11 +22,11 @@ from llama_adapter.app.models.named import catalogue, ready
 from llama_adapter.app.models.named.catalogue import CATALOGUE
 from tests.app.golden import ROOT
 from tests.app.models.named.conftest import ADAPTER, CLIP, PICTURE, hub
+from tests.app.picture_models import save
 from tests.fakes.hub import COMMIT, Hub
 
 __all__ = ["hub"]  # a fixture
 
-PAGE = ROOT / "docs" / "models-by-name.md"
 BLOCK = re.compile(r"(?<=```console\n).*?(?=```)", re.DOTALL)
 
 
@@ -72,7 +73,7 @@ def published(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     }
 
 
-def transcript(commands: list[str], shown: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def transcript(commands: Sequence[str], shown: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """What a terminal shows of commands; questions are answered with y."""
     for command in commands:
         screen = Terminal()
@@ -89,23 +90,43 @@ def transcript(commands: list[str], shown: dict[str, str], monkeypatch: pytest.M
         yield f"$ {command}\n{re.sub(r'-[0-9a-f]{12}', '-4f1c0d7a92be', text)}"
 
 
-def test_the_page_shows_what_the_commands_print(
-    published: dict[str, str], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    commands = [
+COMMANDS = {
+    "models-by-name.md": (
         "llama-adapter get --list",
         "llama-adapter get bias-7b",
         "llama-adapter get --check bias-7b",
         "llama-adapter caption photo.jpg --model bias-7b --max-new-tokens 8",
         "llama-adapter caption photo.jpg --model bias-7b --max-new-tokens 8",
-    ]
-    text = "\n".join(transcript(commands, published, monkeypatch))
-    page = PAGE.read_text(encoding="utf-8")
-    written = BLOCK.sub(lambda _: text, page)
+    ),
+    "picture-tokens.md": (
+        "llama-adapter caption photos --model smolvlm-256m-instruct",
+        "llama-adapter ask photos --model smolvlm-256m-instruct --question 'Is there a dog?' --choices yes,no",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_pages_show_what_the_commands_print(
+    name: str,
+    published: dict[str, str],
+    hub: Hub,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    if name == "picture-tokens.md":
+        hub.add_folder("HuggingFaceTB/SmolVLM-256M-Instruct", save(tmp_path / "toy", "smolvlm"))
+        shutil.copytree(PICTURE.parent, tmp_path / "photos", ignore=lambda _, names: sorted(names)[2:])
+        monkeypatch.chdir(tmp_path)
+    text = "\n".join(transcript(COMMANDS[name], published, monkeypatch))
+    if name == "picture-tokens.md":  # random words, and a size that depends on how transformers writes the toy
+        text = re.sub(r"(photos/\S+: )(?!yes|no).*", r"\1...", re.sub(r"\d+ kB", "800 kB", text))
+    page = ROOT / "docs" / name
+    written = BLOCK.sub(lambda _: text, page.read_text(encoding="utf-8"))
     if request.config.option.update_snapshots:
-        PAGE.write_text(written, encoding="utf-8")
+        page.write_text(written, encoding="utf-8")
     else:
-        assert page == written
+        assert page.read_text(encoding="utf-8") == written
 
 
 def test_services_fetch_only_with_yes(

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.models.checkpoints import NO_PIXELS
 from llama_adapter.runtime.errors import CheckpointError, ExitCode
 from tests.app.command import Run
 from tests.app.picture_models import Reference, pictures, save
@@ -107,3 +108,9 @@ def test_pictures_that_a_model_wants_padded_are_refused(tmp_path: Path) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), "do_pad": True}))
     with pytest.raises(CheckpointError, match="pads pictures to squares"):
         Captioner.load(tmp_path)
+
+
+def test_a_folder_that_does_not_say_how_pictures_become_pixels_gets_a_note(tmp_path: Path) -> None:
+    (save(tmp_path, "llava") / "preprocessor_config.json").unlink()
+    with Captioner.load(tmp_path) as captioner:
+        assert captioner.info.notes.count(NO_PIXELS) == 1

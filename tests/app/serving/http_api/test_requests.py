@@ -306,24 +306,39 @@ def test_a_wrong_picture_is_named_by_the_field_of_its_format(api: TestClient) ->
     assert (came.status_code, came.json()["error"]["param"]) == (400, "input")
 
 
-def test_a_model_that_sees_pictures_as_tokens_sees_all_of_them_in_their_turns() -> None:
+def test_a_model_that_sees_pictures_as_tokens_sees_all_of_them_in_their_places() -> None:
     service = StubService()
     form = PictureFormat(token="<image>", token_id=9, tokens_each=10)
     service.info = dataclasses.replace(service.info, has_adapter=False, template="chat", picture_format=form)
     api = TestClient(create_api(service, settings=ApiSettings()), base_url="http://localhost")  # type: ignore[arg-type]
     said = {"role": "assistant", "content": "A square."}
     red, star = image(), image(data_uri(RED_STAR.read_bytes()))
-    turns = [{"role": "system", "content": "Be brief."}, user(red, "What is it?"), said, user(star, red, "And these?")]
+    turns = [
+        {"role": "system", "content": "Be brief."},
+        user(red, "What is it?"),
+        said,
+        user(star, "And", red, "these?", "Why?"),
+    ]
 
     reply = api.post("/v1/chat/completions", json=chat(*turns)).json()
 
     assert "picture_used" not in reply
     (ask,) = service.asks
     assert ask.prompt == Dialogue(
-        (("system", "Be brief."), ("user", "What is it?"), ("assistant", "A square.")), "And these?", (0, 1, 0, 2)
+        (("system", "Be brief."), ("user", "What is it?"), ("assistant", "A square.")),
+        "Andthese?\nWhy?",
+        ((), (0,), (), (0, 3)),
     )
     assert ask.pictures[0] == ask.pictures[2]
     assert ask.pictures[1] == RED_STAR.read_bytes()
+    for parts, prompt in (
+        ((red,), service.info.default_prompt),
+        ((" ", red), service.info.default_prompt),
+        ((red, "What?"), "What?"),
+        (("What?", red), Dialogue((), "What?", ((5,),))),
+    ):
+        api.post("/v1/chat/completions", json=chat(user(*parts)))
+        assert service.asks[-1].prompt == prompt
     most = service.info.context // 10
     came = api.post("/v1/chat/completions", json=chat(user(*[image()] * (most + 1), "?")))
     assert error(came)[:2] == (400, "context_length_exceeded")

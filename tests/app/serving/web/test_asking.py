@@ -13,7 +13,7 @@ from PIL import Image
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.captioning.tasks.prompts import Dialogue
 from llama_adapter.app.models.resources import sample_pictures
-from llama_adapter.app.serving.online.service import Service
+from llama_adapter.app.serving.online.service import Service, ServiceLimits
 from llama_adapter.app.serving.web.chat_session import ChatSession, PickedPicture, Turn, answer_turns, look
 from llama_adapter.app.serving.web.runs import Runs
 from llama_adapter.app.serving.web.uploads import (
@@ -202,9 +202,10 @@ def test_a_look_at_a_picture_that_cannot_be_read_says_why(service: Service, uplo
         asyncio.run(look(service, gone, client="test"))
 
 
-def test_a_model_whose_template_has_turns_gets_those_that_were_answered() -> None:
+@pytest.mark.parametrize("sees_tokens", [False, True])
+def test_a_model_whose_template_has_turns_gets_those_that_were_answered(sees_tokens: bool, uploads: Path) -> None:
     service = StubService()
-    service.info = dataclasses.replace(service.info, template="conversation", has_adapter=False)
+    service.info = dataclasses.replace(service.info, template="conversation", has_adapter=not sees_tokens)
     earlier = [
         Turn(question="Hello", is_text=True, text="Hi.", answer=answer("Hi.")),
         Turn(question="Is it red?", text="yes", answer=answer("yes")),  # about a picture
@@ -214,4 +215,14 @@ def test_a_model_whose_template_has_turns_gets_those_that_were_answered() -> Non
     turns = turns_of(service, None, question="Why?", earlier=earlier)  # type: ignore[arg-type]
 
     assert turns[-1].answer is not None
-    assert service.asks[-1].prompt == Dialogue((("user", "Hello"), ("assistant", "Hi.")), "Why?")
+    greeted = (("user", "Hello"), ("assistant", "Hi."))
+    assert service.asks[-1].prompt == Dialogue(greeted, "Why?")
+    if not sees_tokens:
+        return
+    service.limits = ServiceLimits()  # type: ignore[attr-defined]
+    for before, prompt in (
+        (earlier, Dialogue((*greeted, ("user", "Is it red?"), ("assistant", "yes")), "Why?", ((), (), (0,), (), ()))),
+        (earlier[:1], Dialogue(greeted, "Why?", ((), (), (0,)))),
+    ):
+        turns_of(service, place_in_uploads(MOON), question="Why?", earlier=before)  # type: ignore[arg-type]
+        assert service.asks[-1].prompt == prompt
