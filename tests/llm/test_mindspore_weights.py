@@ -91,13 +91,13 @@ def test_cut_and_damaged_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.ckpt"
     write_ckpt(path, [("one", torch.ones(9, 5)), ("two", torch.zeros(300, dtype=torch.float16))])
     whole, numbers = path.read_bytes(), random.Random(0)
-    for length in range(1, len(whole)):
+    for length in range(1, len(whole), 5):
         path.write_bytes(whole[:length])
         try:
             assert read_ckpt(path).keys() == {"one"}  # cut exactly between the two
         except CheckpointError:
             continue
-    for _ in range(2000):
+    for _ in range(400):
         changed = bytearray(whole)
         for _ in range(numbers.choice((1, 3))):
             changed[numbers.randrange(60)] = numbers.randrange(256)
