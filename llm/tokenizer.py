@@ -8,7 +8,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from llama_adapter.llm.pieces.base import Mark, Pieces
+from llama_adapter.llm.pieces.base import Mark
 from llama_adapter.llm.pieces.byte_ranks import END_IDS, is_byte_ranks, ranks_to_json
 from llama_adapter.llm.pieces.folder import (
     SETTINGS_FILE,
@@ -31,7 +31,9 @@ class Tokenizer:
     begin with no token. Each of `end_ids` ends a text.
     """
 
-    def __init__(self, pieces: Pieces, data: bytes, settings: TokenizerSettings | None = None) -> None:
+    def __init__(
+        self, pieces: SentencePieces | JsonPieces, data: bytes, settings: TokenizerSettings | None = None
+    ) -> None:
         """Wrap the pieces of a file with the content `data`; use `load` or `from_bytes`."""
         self.pieces, self.data, self.settings = pieces, data, settings or TokenizerSettings()
         self.vocab_size, self.bos_id = pieces.num_ids, pieces.bos_id
@@ -80,7 +82,7 @@ class Tokenizer:
         if is_byte_ranks(data):
             data = ranks_to_json(data, name=name)
             settings = dataclasses.replace(settings, end_ids=settings.end_ids or END_IDS)
-        pieces: Pieces
+        pieces: SentencePieces | JsonPieces
         if data.lstrip()[:1] == b"{":
             pieces = JsonPieces(data, name=name, chat_template=settings.chat_template)
         else:

@@ -9,7 +9,6 @@ from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.models.stream_model import stream_model
 from llama_adapter.runtime.devices import open_backend
 from llama_adapter.runtime.errors import CheckpointError
-from llama_adapter.runtime.graphs.card import fingerprint
 from llama_adapter.vision.backends.base import VisionBackend
 
 
@@ -18,7 +17,6 @@ def open_torch_encoder(spec: CaptionerSpec, exported: ExportedModel) -> VisionBa
     model, _ = stream_model(spec, dtype=torch.float32)
     if not has_clip(model):
         raise CheckpointError(f"`{model.name}` has no CLIP", hint="name its file as --clip")
-    own = fingerprint(model.vision_state) if model.origin is None else model.origin.fingerprint
-    check_fingerprint(own, exported, what=f"The model `{model.name}`", name=model.name)
+    check_fingerprint(model.source.fingerprint, exported, what=f"The model `{model.name}`", name=model.name)
     backend = open_backend("cpu")
     return place_encoder(model.vision_config, model.vision_state, num_rows=1, operators=spec.operators, backend=backend)

@@ -40,6 +40,7 @@ from llama_adapter.llm.weights.mindspore import open_mindspore
 from llama_adapter.llm.weights.names import LlamaSource
 from llama_adapter.runtime.digests import file_digest
 from llama_adapter.runtime.errors import CheckpointError
+from llama_adapter.runtime.graphs.card import fingerprint
 from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.ranks import ALONE, Alone
 from llama_adapter.runtime.schemes import FLOAT, Precision
@@ -172,6 +173,11 @@ class LoadedModel:
     ood_detector: OodDetector | None = None  # detects pictures unlike the training data
     notes: tuple[str, ...] = ()  # sentences for the user about the source files
     picture_format: PictureFormat | None = None  # how pictures stand in prompts, if they are tokens of them
+
+    @property
+    def source(self) -> Origin:
+        """The model that the weights were made from: `origin`, or this model itself."""
+        return self.origin or Origin(digest=self.digest, fingerprint=fingerprint(self.vision_state))
 
 
 # A model with an empty `decoder_state`, and an iterator that makes the decoder's tensors, for models larger than

@@ -15,7 +15,7 @@ from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.pictures.prefixes.file import Encoding
 from llama_adapter.runtime.devices import EAGER, Backend
 from llama_adapter.runtime.errors import CheckpointError, GraphError
-from llama_adapter.runtime.graphs.card import fingerprint, is_same
+from llama_adapter.runtime.graphs.card import is_same
 from llama_adapter.runtime.graphs.open_session import GraphSpec
 from llama_adapter.runtime.graphs.sidecar import read_sidecar, sidecar_path
 from llama_adapter.runtime.schemes import FLOAT
@@ -71,10 +71,9 @@ def check_card(card: EncoderCard, model: LoadedModel, *, spec: CaptionerSpec) ->
     Only parts that the model's files contain are compared: with an exported encoder, CLIP may be missing. `spec` may
     also name prefix files, which have the card of the encoder that encoded them.
     """
-    are_prefixes, model_name = spec.vision_kind == "prefixes", model.name
-    they, hint = f"The encoder `{spec.encoder}`", _EXPORT_AGAIN
+    model_name, they, hint = model.name, f"The encoder `{spec.encoder}`", _EXPORT_AGAIN
     came_from, reads, made_with, maker = f"was exported from {card.name}", "reads", "was exported with", "export"
-    if are_prefixes:
+    if spec.vision_kind == "prefixes":
         they, hint = f"The prefixes `{spec.encoder}`", _ENCODE_AGAIN
         came_from = f"were encoded by {card.name}"
         reads, made_with, maker = f"{came_from}, which reads", f"{came_from} with", "encode"
@@ -82,17 +81,10 @@ def check_card(card: EncoderCard, model: LoadedModel, *, spec: CaptionerSpec) ->
     if made != wanted:
         raise _other_queries(spec, model, made=made, wanted=wanted)
     # Quantised weights differ in some signs, so the weights from which they were made are compared.
-    own_halves = fingerprint(model.vision_state) if model.origin is None else model.origin.fingerprint
-    for half, own in own_halves.items():
+    for half, own in model.source.fingerprint.items():
         if not is_same(card.fingerprint.get(half), own):
-            if are_prefixes:
-                raise GraphError(
-                    f"{they} {came_from}, and its {HALVES[half]} are not those of the model {model_name}", hint=hint
-                )
             raise GraphError(
-                f"The encoder `{spec.encoder}` was exported from {card.name}, and its {HALVES[half]} are not those of "
-                f"the model {model_name}",
-                hint=hint,
+                f"{they} {came_from}, and its {HALVES[half]} are not those of the model {model_name}", hint=hint
             )
     if card.vision.channel_order != model.vision_config.channel_order:
         raise GraphError(

@@ -49,7 +49,8 @@ class DtypeChoice:
         first, large = capabilities.dtypes[0], capabilities.large_dtype
         if first != "float32":
             return first, "the best type of this device"
-        num_weights = sizes.num_encoder_weights + _num_weights(sizes)
+        decoder = expected_forms(sizes.decoder, dtype=torch.float32)
+        num_weights = sizes.num_encoder_weights + sum(math.prod(form.shape) for form in decoder.values())
         if num_weights < LARGE_MODEL:
             return first, "the model is small"
         if large is None:
@@ -75,11 +76,6 @@ def best_dtype(num_weights: int, backend: Backend) -> torch.dtype:
     first, large = backend.capabilities.dtypes[0], backend.capabilities.large_dtype
     is_large = first == "float32" and large is not None and num_weights >= LARGE_MODEL
     return DTYPES[large if is_large and large is not None else first]
-
-
-def _num_weights(sizes: ModelSizes) -> int:
-    """The number of the decoder's weights."""
-    return sum(math.prod(form.shape) for form in expected_forms(sizes.decoder, dtype=torch.float32).values())
 
 
 def check_asked_precision(spec: CaptionerSpec, *, backend: Backend) -> None:

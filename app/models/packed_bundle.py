@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from llama_adapter.app.models.bundle import check_other_target, known_answer_of, save_bundle
-from llama_adapter.app.models.checkpoints import LoadedModel, Origin, StreamedModel
+from llama_adapter.app.models.checkpoints import LoadedModel, StreamedModel
 from llama_adapter.app.models.models_by_name import bundle_folder, is_llama, model_settings
 from llama_adapter.app.models.number_formats import DtypeChoice
 from llama_adapter.app.models.sketch import HalfConfig, sketch
@@ -24,7 +24,6 @@ from llama_adapter.runtime.devices import EAGER, open_backend
 from llama_adapter.runtime.devices.cpu_linear import pack_weight
 from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.given import require_named, require_one_of
-from llama_adapter.runtime.graphs.card import fingerprint
 from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.kernels.library import Library, find_library
 from llama_adapter.runtime.schemes import FLOAT, PRECISIONS, Precision
@@ -89,9 +88,8 @@ def pack_model(model: LoadedModel, tensors: Iterable[tuple[str, Tensor]], *, lib
             f"The kernels do not compute in {dtype_name(model.dtype)}", hint="pass --dtype float32 or bfloat16"
         )
     packer = _Packer(library=library, kind=kind, precision=model.precision)
-    origin = model.origin or Origin(digest=model.digest, fingerprint=fingerprint(model.vision_state))
     vision = dict(packer.packed(model.vision_state.items(), model.vision_config))
-    packed = dataclasses.replace(model, vision_state=vision, origin=origin, packed=library.layout)
+    packed = dataclasses.replace(model, vision_state=vision, origin=model.source, packed=library.layout)
     return packed, packer.packed(tensors, model.decoder_config)
 
 
@@ -149,10 +147,9 @@ def split_bundle(
     model, tensors = stream_merged_bundle(source, lora)
     for note in model.notes:
         tell(f"note: {note}")
-    origin = model.origin or Origin(digest=model.digest, fingerprint=fingerprint(model.vision_state))
     return save_bundle(
         target,
-        model=dataclasses.replace(model, origin=origin),
+        model=dataclasses.replace(model, origin=model.source),
         decoder_tensors=tensors,
         num_ranks=num_ranks,
         **({} if lora else known_answer_of(source)),

@@ -209,14 +209,14 @@ def plan_lines(model: PlannedModel, plans: Iterable[DevicePlan], *, num_rows: in
         others = [f"{one.others / _GB:.2f}" if one.others else "-"]
         fits = [str(one.rows[limit]) if one.rows[limit] else "no" for limit in limits]
         table.append([*start, *(f"{size / _GB:.2f}" for size in sizes), *others, *fits])
-    widths = [max(len(row[column]) for row in table if len(row) == len(table[0])) for column in range(len(table[0]))]
-    for row in table:
-        cells = [
-            row[0].ljust(widths[0]),
-            *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=False)),
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return lines
+    return lines + table_lines(table)
+
+
+def table_lines(table: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of cells as lines, with the numbers of a column below each other; shorter rows do not widen columns."""
+    whole = [row for row in table if len(row) == len(table[0])]
+    widths = [max(map(len, column)) for column in zip(*whole, strict=True)]
+    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in table]
 
 
 def plan_json(model: PlannedModel, plans: Iterable[DevicePlan], *, num_rows: int) -> dict[str, Any]:

@@ -136,7 +136,7 @@ def stream_random(
         merged=("gates",),
         precision=precision,
     )
-    return model, _drawn_decoder(decoder, dtype=dtype, precision=precision, eos_id=tokenizer.eos_id)
+    return model, _drawn_tensors(decoder, dtype=dtype, precision=precision, eos_id=tokenizer.eos_id)
 
 
 random_model = whole(stream_random)
@@ -165,29 +165,21 @@ class RandomLoader:
         return model, tensors if share is whole else take_all(tensors, whole=whole, share=share)
 
 
-def _drawn_decoder(
-    config: DecoderConfig, *, dtype: torch.dtype, precision: Precision, eos_id: int
-) -> Iterator[tuple[str, Tensor]]:
-    for name, tensor in _drawn_tensors(config, dtype=dtype, precision=precision, eos_id=eos_id):
-        if name == "adapter.gates":
-            tensor.fill_(0.5)
-        yield name, tensor
-        del tensor
-
-
 def _drawn_tensors(
     config: HalfConfig, *, dtype: torch.dtype, precision: Precision, eos_id: int | None = None
 ) -> Iterator[tuple[str, Tensor]]:
     """As `random_tensors`, but quantised some rows at a time, so that no whole matrix is in memory as floats.
 
-    The logit of `eos_id` is 0. The largest of thousands of random logits is positive, so greedy decoding never selects
-    it.
+    The gates are 0.5, and the logit of `eos_id` is 0. The largest of thousands of random logits is positive, so greedy
+    decoding never selects it.
     """
     module, scheme = sketch(config), find_scheme(precision)
     linears = linear_weights(module) if scheme.weight_dtype is not None else frozenset()
     drawn = _Drawn(dtype, eos_id)
     for name, tensor in module.state_dict().items():
-        if name not in linears:
+        if name == "adapter.gates":
+            yield name, torch.full(tensor.shape, 0.5, dtype=dtype)
+        elif name not in linears:
             yield name, drawn.rows(name, tensor, 0, len(tensor))
         else:
             num_rows = max(_NUM_DRAWN // tensor.shape[1], 1)

@@ -19,7 +19,7 @@ _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 class JsonPieces:
-    """The pieces of a `tokenizer.json`. See `Pieces`.
+    """The pieces of a `tokenizer.json`, with the attributes and methods of `SentencePieces`.
 
     The package's objects have a setting for names of special tokens in a text: their ids, or ordinary text. It belongs
     to the object, so there is one object that reads ids and up to two that read text, which share their vocabulary.
@@ -77,19 +77,19 @@ class JsonPieces:
         self.unknown_id = None if unknown is None else whole.token_to_id(unknown)
 
     def encode(self, text: str, *, is_inner: bool = False) -> list[int]:
-        """As `Pieces.encode`."""
+        """As `SentencePieces.encode`."""
         ids: list[int] = (self._inner if is_inner else self._text).encode(text, add_special_tokens=False).ids
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """As `Pieces.decode`. Invalid bytes of a byte-level vocabulary give U+FFFD."""
+        """As `SentencePieces.decode`. Invalid bytes of a byte-level vocabulary give U+FFFD."""
         if self._is_byte_level:
             return b"".join(self.bytes_of(one) or b"" for one in ids).decode("utf-8", self.byte_errors)
         text: str = self._whole.decode(list(ids))
         return text
 
     def text_inside(self, piece_id: int) -> str:
-        """As `Pieces.text_inside`."""
+        """As `SentencePieces.text_inside`."""
         before, num_before = self._before
         return self.decode([before, piece_id])[num_before:]
 
@@ -100,7 +100,7 @@ class JsonPieces:
         return next((both for both in lengths if both[1]), (0, 0))
 
     def bytes_of(self, piece_id: int) -> bytes | None:
-        """As `Pieces.bytes_of`. All pieces of a byte-level vocabulary are bytes."""
+        """As `SentencePieces.bytes_of`. All pieces of a byte-level vocabulary are bytes."""
         if piece_id in self._added and self._added[piece_id].special:
             return b""
         name = self._whole.id_to_token(piece_id)
@@ -113,12 +113,12 @@ class JsonPieces:
         return None if byte is None else bytes.fromhex(byte[1])
 
     def id_of(self, name: str) -> int | None:
-        """As `Pieces.id_of`."""
+        """As `SentencePieces.id_of`."""
         found: int | None = self._whole.token_to_id(name)
         return found
 
     def name_of(self, piece_id: int) -> str:
-        """As `Pieces.name_of`. A part of a character in a byte-level vocabulary has the names of its bytes."""
+        """As `SentencePieces.name_of`. A part of a character in a byte-level vocabulary has the names of its bytes."""
         if self._is_byte_level and (content := self.bytes_of(piece_id)):
             return "".join(f"<0x{byte:02X}>" for byte in content)
         return self._whole.id_to_token(piece_id) or f"<{piece_id}>"

@@ -19,11 +19,11 @@ codecs.register_error("replace-byte", _replace_byte)
 
 
 class SentencePieces:
-    """The pieces of a SentencePiece model. See `Pieces`."""
+    """The pieces of a SentencePiece model. Immutable and thread-safe, as those of the other kinds of files."""
 
-    file_name = TOKENIZER_FILES[0]
-    byte_errors = "replace-byte"
-    is_exact = True
+    file_name = TOKENIZER_FILES[0]  # under which such files are found
+    byte_errors = "replace-byte"  # error handler of codecs for bytes that are not UTF-8
+    is_exact = True  # whether `decode` gives what a stream of the ids gives, also for bytes that are not UTF-8
 
     def __init__(self, data: bytes, *, name: str) -> None:
         """Read a model. `name` is used in messages.
@@ -49,10 +49,10 @@ class SentencePieces:
                 hint="use the `tokenizer.model` that came with the LLaMA weights",
             )
         self._processor = processor
-        self.num_ids: int = processor.get_piece_size()
-        self.bos_id: int | None = processor.bos_id()
-        self.begin_ids: tuple[int, ...] = (processor.bos_id(),)
-        self.end_ids: tuple[int, ...] = (processor.eos_id(),)
+        self.num_ids: int = processor.get_piece_size()  # the highest id, and one
+        self.bos_id: int | None = processor.bos_id()  # the id that begins a text, if there is one
+        self.begin_ids: tuple[int, ...] = (processor.bos_id(),)  # in front of a text
+        self.end_ids: tuple[int, ...] = (processor.eos_id(),)  # those that the file itself names
         self.unknown_id: int | None = processor.unk_id()
         self._unknown_length = len(processor.decode([self.unknown_id]))
         self._byte_of_id: dict[int, bytes] = {
@@ -67,32 +67,35 @@ class SentencePieces:
         }
 
     def encode(self, text: str, *, is_inner: bool = False) -> list[int]:
-        """As `Pieces.encode`. Every text gets the model's leading space, also behind a mark, as in LLaMA's chats."""
+        """Ids of a text without begin and end. Names of marks are ordinary text. `is_inner`: it follows a mark.
+
+        Every text gets the model's leading space, also behind a mark, as in LLaMA's chats.
+        """
         ids: list[int] = self._processor.encode(text)
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """As `Pieces.decode`. The unknown piece gives " \u2047 ", and invalid bytes give U+FFFD."""
+        """Text of known ids. Control tokens have none, the unknown piece gives " \u2047 ", invalid bytes U+FFFD."""
         text: str = self._processor.decode(list(ids)) if ids else ""
         return text
 
     def text_inside(self, piece_id: int) -> str:
-        """As `Pieces.text_inside`."""
+        """Text of a piece without bytes inside a text, where its leading space is kept."""
         # The unknown piece stands for the text before. Every SentencePiece model has one.
         assert self.unknown_id is not None
         return self.decode([self.unknown_id, piece_id])[self._unknown_length :]
 
     def bytes_of(self, piece_id: int) -> bytes | None:
-        """As `Pieces.bytes_of`."""
+        """The bytes of a piece of bytes, which may be part of a character; None for other pieces."""
         return self._byte_of_id.get(piece_id)
 
     def id_of(self, name: str) -> int | None:
-        """As `Pieces.id_of`."""
+        """The id of a piece's name; None for other texts."""
         found: int = self._processor.piece_to_id(name)
         return found if self.name_of(found) == name else None
 
     def name_of(self, piece_id: int) -> str:
-        """As `Pieces.name_of`."""
+        """The name of a piece, such as </s> or <0x0A>."""
         name: str = self._processor.id_to_piece(piece_id)
         return name
 

@@ -1,18 +1,17 @@
-"""Reads and writes LLaMA in MindFormers' format, a `.ckpt` file and a YAML with the sizes, without MindSpore."""
+"""Reads LLaMA in MindFormers' format, a `.ckpt` file and a YAML with the sizes, without MindSpore."""
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 from torch import Tensor
 
-from llama_adapter.llm.config import SHARED_KEYS, DecoderConfig
-from llama_adapter.llm.weights.names import LlamaSource, SplitTensor, checked_config, checked_source, meta_tensors
+from llama_adapter.llm.weights.names import LlamaSource, SplitTensor, checked_config, checked_source
 from llama_adapter.runtime.errors import CheckpointError
-from llama_adapter.runtime.tensor_files.ckpt_files import read_ckpt, write_ckpt
+from llama_adapter.runtime.tensor_files.ckpt_files import read_ckpt
 from llama_adapter.runtime.tensor_files.files import check_dense, count_blocks, list_keys, require_numbers
 
 # MindFormers' names -> Meta's names. Names of tensors in layers differ only in their prefix.
@@ -63,27 +62,6 @@ def open_mindspore(folder: str | os.PathLike[str]) -> LlamaSource:
         meaning=_MEANING,
         half_split=True,
     )
-
-
-def write_mindspore(path: str | os.PathLike[str], config: DecoderConfig, state: Mapping[str, Tensor]) -> None:
-    """Write a decoder without adapter in MindFormers' format, in the dtypes of `state`.
-
-    Raises CheckpointError for a decoder with an adapter, with biases, or of another family than LLaMA.
-    """
-    biased = [name for name, tensor in state.items() if name.endswith(".bias") and bool(tensor.any())]
-    foreign = [*(["an adapter"] if config.num_adapter_layers else []), *config.differences]
-    foreign += [f"biases ({list_keys(biased)})"] if biased else []
-    if foreign := [one for one in foreign if one != SHARED_KEYS]:
-        raise CheckpointError(
-            f"The decoder has {', '.join(foreign)}, which MindFormers' LLaMA has not", hint="write LLaMA alone"
-        )
-    write_ckpt(Path(path), _unpacked(config, state))
-
-
-def _unpacked(config: DecoderConfig, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    for own, tensor in state.items():
-        for name, part in meta_tensors(own, tensor, config).items() if not own.endswith(".bias") else ():
-            yield _OURS.get(name, f"model.{name}"), part
 
 
 def only_file(folder: Path, pattern: str) -> Path:

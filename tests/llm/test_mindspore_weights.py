@@ -1,8 +1,9 @@
-"""LLaMA in MindSpore's `.ckpt` files with MindFormers' names, written and read without MindSpore."""
+"""LLaMA in MindSpore's `.ckpt` files with MindFormers' names, read without MindSpore."""
 
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ import yaml
 from llama_adapter import Captioner
 from llama_adapter.llm.weights.huggingface import open_huggingface
 from llama_adapter.llm.weights.meta import open_meta
-from llama_adapter.llm.weights.mindspore import open_mindspore, write_mindspore
+from llama_adapter.llm.weights.mindspore import open_mindspore
+from llama_adapter.llm.weights.names import LlamaSource, meta_tensors
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files import ckpt_files
 from llama_adapter.runtime.tensor_files.ckpt_files import read_ckpt, write_ckpt
@@ -19,26 +21,41 @@ from tests.llm.test_sources_of_families import made
 from tests.llm.toys import GOLDEN, build_decoder
 
 META = GOLDEN / "LLaMA" / "TINY"
+NAMES = {
+    "tok_embeddings.weight": "model.tok_embeddings.embedding_weight",
+    "norm.weight": "model.norm_out.weight",
+    "output.weight": "lm_head.weight",
+}
 SETTINGS = {"hidden_size": 64, "num_layers": 4, "num_heads": 4, "rms_norm_eps": 1e-6}
 
 
-def write_folder(folder: Path, **settings: object) -> Path:
-    """Write LLaMA-TINY in MindFormers' form, with the tokenizer."""
+def write_folder(folder: Path, source: LlamaSource | None = None, *, vocab_size: int = 512, **settings: object) -> Path:
+    """Write a decoder in MindFormers' form, LLaMA-TINY where none is given, with the tokenizer."""
     folder.mkdir(exist_ok=True)
-    config, state = build_decoder(open_meta(META), None, vocab_size=512)
-    write_mindspore(folder / "llama.ckpt", config, state)
+    config, state = build_decoder(source or open_meta(META), None, vocab_size=vocab_size)
+    parts = [meta_tensors(name, tensor, config) for name, tensor in state.items() if not name.endswith(".bias")]
+    tensors = {NAMES.get(name, f"model.{name}"): tensor for part in parts for name, tensor in part.items()}
+    write_ckpt(folder / "llama.ckpt", tensors.items())
     model = {name: value for name, value in {**SETTINGS, **settings}.items() if value is not None}
     (folder / "llama.yaml").write_text(yaml.safe_dump({"model": {"model_config": model}}))
     shutil.copy(GOLDEN / "LLaMA" / "tokenizer.model", folder)
     return folder
 
 
-def test_a_written_llama_is_the_one_that_it_was(tmp_path: Path) -> None:
-    config, wanted = build_decoder(open_meta(META), None, vocab_size=512)
-    made_config, made = build_decoder(open_mindspore(write_folder(tmp_path / "a")), None, vocab_size=512)
-    assert made_config == config
-    assert made.keys() == wanted.keys()
-    assert [name for name in made if not torch.equal(made[name], wanted[name])] == []
+@pytest.mark.parametrize("shares_keys", [False, True])
+def test_a_written_llama_is_the_one_that_it_was(shares_keys: bool, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {}
+    source, vocab_size = open_meta(META), 512
+    if shares_keys:
+        made("llama", num_attention_heads=6, num_key_value_heads=2).save_pretrained(tmp_path / "theirs")
+        source, vocab_size = open_huggingface(tmp_path / "theirs"), 48
+        settings = {"hidden_size": 24, "num_layers": None, "num_heads": 6, "n_kv_heads": 2}
+    config, wanted = build_decoder(source, None, vocab_size=vocab_size)
+    folder = write_folder(tmp_path / "a", source, vocab_size=vocab_size, **settings)
+    found_config, found = build_decoder(open_mindspore(folder), None, vocab_size=vocab_size)
+    assert found_config == config
+    assert found.keys() == wanted.keys()
+    assert [name for name in found if not torch.equal(found[name], wanted[name])] == []
 
 
 def test_it_is_a_model_wherever_a_llama_is_named(tmp_path: Path) -> None:
@@ -48,13 +65,6 @@ def test_it_is_a_model_wherever_a_llama_is_named(tmp_path: Path) -> None:
         with Captioner.load(llama_dir=place, device="cpu", dtype="float32") as captioner:
             texts.append([answer.text for answer in captioner.generate_text(prompts, max_new_tokens=8)])
     assert texts[0] == texts[1]
-
-
-def test_names_are_those_of_mindformers(tmp_path: Path, snapshot: object) -> None:
-    tensors = read_ckpt(write_folder(tmp_path / "a") / "llama.ckpt")
-    assert [
-        f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items() if ".layers." not in name or ".1." in name
-    ] == snapshot
 
 
 def test_tensors_of_every_kind_and_in_parts_are_read_as_written(
@@ -81,13 +91,13 @@ def test_cut_and_damaged_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.ckpt"
     write_ckpt(path, [("one", torch.ones(9, 5)), ("two", torch.zeros(300, dtype=torch.float16))])
     whole, numbers = path.read_bytes(), random.Random(0)
-    for length in range(1, len(whole)):
+    for length in range(1, len(whole), 5):
         path.write_bytes(whole[:length])
         try:
             assert read_ckpt(path).keys() == {"one"}  # cut exactly between the two
         except CheckpointError:
             continue
-    for _ in range(2000):
+    for _ in range(400):
         changed = bytearray(whole)
         for _ in range(numbers.choice((1, 3))):
             changed[numbers.randrange(60)] = numbers.randrange(256)
@@ -138,28 +148,3 @@ def test_incomplete_folders_are_refused(problem: str, tmp_path: Path) -> None:
         write_ckpt(folder / "llama.ckpt", tensors.items())
     with pytest.raises(CheckpointError):
         open_mindspore(folder)
-
-
-def test_heads_that_share_keys_are_written_and_other_families_refused(tmp_path: Path) -> None:
-    made("llama", num_attention_heads=6, num_key_value_heads=2).save_pretrained(tmp_path / "llama")
-    made("gemma3").save_pretrained(tmp_path / "gemma")
-    config, state = build_decoder(open_huggingface(tmp_path / "llama"), None, vocab_size=48)
-    write_mindspore(tmp_path / "grouped.ckpt", config, state)
-    settings = {"hidden_size": 24, "num_heads": 6, "n_kv_heads": 2, "rms_norm_eps": 1e-6}
-    (tmp_path / "grouped.yaml").write_text(yaml.safe_dump({"model": {"model_config": settings}}))
-
-    again = build_decoder(open_mindspore(tmp_path), None, vocab_size=48)
-    assert again[0] == config
-    assert [name for name in state if not torch.equal(again[1][name], state[name])] == []
-    other = build_decoder(open_huggingface(tmp_path / "gemma"), None, vocab_size=48)
-    with pytest.raises(CheckpointError, match="norms both its blocks"):
-        write_mindspore(tmp_path / "other.ckpt", *other)
-
-
-def test_a_decoder_with_an_adapter_has_no_names_there(tmp_path: Path) -> None:
-    from llama_adapter.llm.weights.adapter import open_adapter
-
-    adapter = open_adapter(GOLDEN / "adapters" / "BIAS-TINY.pth")
-    config, state = build_decoder(open_meta(META), adapter, vocab_size=512)
-    with pytest.raises(CheckpointError):
-        write_mindspore(tmp_path / "a.ckpt", config, state)

@@ -20,7 +20,7 @@ from llama_adapter.llm.tokenizer import IncrementalDetokenizer, Tokenizer
 from llama_adapter.runtime.errors import CheckpointError
 from tests.llm.vocabularies import KINDS, LLAMA_3, OTHERS, SPECIALS, sentencepiece_model, texts, tokenizer_json
 
-NUM_TEXTS = 10_000
+NUM_TEXTS = 3_000
 SETTINGS = TokenizerSettings(end_ids=(2,), chat_template="{{ '<think></think>' }}")
 
 

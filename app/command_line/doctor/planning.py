@@ -19,6 +19,7 @@ from llama_adapter.app.models.plan import (
     plan_json,
     plan_lines,
     planned_model,
+    table_lines,
 )
 from llama_adapter.app.models.roofline import (
     Ceiling,
@@ -147,14 +148,13 @@ def machine_lines(plan: MachinePlan, *, num_rows: int) -> list[str]:
             if one.rows[plan.free_bytes] < num_rows:
                 cells[-1] += f" with {one.rows[plan.free_bytes]}"
         table.append([*cells, *["-"] * (len(table[0]) - len(cells))])
-    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
     return [
         f"This machine: {plan.device}, {plan.free_bytes / _GB:.1f} GB free; measured now: {plan.bytes_per_s / 1e9:.3g} "
         "GB/s of memory, and the rates of products below.",
         f"The least times that these allow, for a prompt of {PROMPT_TOKENS} and an answer of {ANSWER_TOKENS} tokens; "
         "`llama-adapter bench` measures a model.",
         "",
-        *("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in table),
+        *table_lines(table),
     ]
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 from llama_adapter.app.learning.training.job import Parallel, TrainJob
 from llama_adapter.app.learning.training.plan import Shapes, StepPlan, plan_steps, smaller
 from llama_adapter.app.models.checkpoints import open_clip
-from llama_adapter.app.models.plan import PlanJob, PlannedModel, planned_model
+from llama_adapter.app.models.plan import PlanJob, PlannedModel, planned_model, table_lines
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.training.frozen import PackedWeight, find_kernels, times, times_back
 from llama_adapter.runtime.ceilings import best_seconds
@@ -202,10 +202,7 @@ def _lines(
                 f"{batch / one.seconds:.3g}",
             ]
         )
-    widths = [max(len(row[column]) for row in table) for column in range(len(heads))]
-    for row in table:
-        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        yield "  ".join(cells)
+    yield from table_lines(table)
 
 
 def _as_json(model: PlannedModel, shapes: Shapes, runs: Sequence[PlannedRun], *, rates: Rates) -> dict[str, Any]:

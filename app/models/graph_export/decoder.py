@@ -36,7 +36,6 @@ from llama_adapter.runtime.atomic_write import refuse_to_replace, replace_folder
 from llama_adapter.runtime.devices import open_backend
 from llama_adapter.runtime.errors import GraphError, UsageError
 from llama_adapter.runtime.given import require_one_of
-from llama_adapter.runtime.graphs.card import fingerprint
 from llama_adapter.runtime.graphs.mindir_runtime import MindirRuntime
 from llama_adapter.runtime.graphs.sidecar import file_mark
 from llama_adapter.runtime.partial import partial_folder
@@ -171,7 +170,6 @@ def _write(job: DecoderJob, model: LoadedModel, tensors: Iterable[tuple[str, Ten
         files.append(FAMILIAR_FILE)
     if job.encoder and config.num_adapter_layers and model.vision_state and not is_mindir:
         files += _write_encoder(job, model, folder)
-    own = fingerprint(model.vision_state) if model.origin is None else dict(model.origin.fingerprint)
     return ExportCard(
         format=job.format,
         name=model.name,
@@ -183,7 +181,7 @@ def _write(job: DecoderJob, model: LoadedModel, tensors: Iterable[tuple[str, Ten
         prompt=model.prompt,
         template=job.spec.prompt_template or model.template,
         channel_order=model.vision_config.channel_order,
-        fingerprint=own if config.num_adapter_layers else {},
+        fingerprint=dict(model.source.fingerprint) if config.num_adapter_layers else {},
         files={name: file_mark(folder / name) for name in files},
         settings=graphs,
     )

@@ -20,7 +20,7 @@ from llama_adapter.llm.exported.mindir_graphs import (
     not_computed,
 )
 from llama_adapter.llm.exported.weights_file import Stored, WeightsFile
-from llama_adapter.runtime.graphs.card import GraphDtype, Port, fingerprint
+from llama_adapter.runtime.graphs.card import GraphDtype, Port
 from llama_adapter.runtime.graphs.ge_config import FILE as GE_CONFIG
 from llama_adapter.runtime.graphs.ge_config import recommended_ge_config
 from llama_adapter.runtime.graphs.mindir import External, import_mindspore, weights_header, write_mindir
@@ -115,8 +115,7 @@ def _write_encoder(model: LoadedModel, path: Path, *, dtype: GraphDtype) -> None
     weights = _write_weights(path.parent / _ENCODER_WEIGHTS, state.items(), dtype=dtype)
     folded = [("patches.weight", patches.weight), ("patches.bias", patches.bias)]
     weights |= _append_floats(path.parent / _ENCODER_WEIGHTS, folded)
-    own = fingerprint(model.vision_state) if model.origin is None else dict(model.origin.fingerprint)
-    card = EncoderCard(name=model.name, vision=config, dtype=dtype, opset=0, fingerprint=own)
+    card = EncoderCard(name=model.name, vision=config, dtype=dtype, opset=0, fingerprint=dict(model.source.fingerprint))
     side = config.clip.image_size
     write_mindir(
         Encoder(config, getattr(import_mindspore(), dtype)),

@@ -69,8 +69,7 @@ def run_export_om(job: OmJob) -> None:
     graph = read_graph(job.onnx)
     if graph.card is not None:
         EncoderCard.from_graph(graph.card, file=job.onnx)
-    requests: Sequence[AtcRequest | DimsRequest]
-    requests = [_plan_dims(job, graph)] if job.sizes else plan_om(job, graph)
+    requests = _plan(job, graph)
     if job.adopt is not None:
         _adopt(requests[0], graph=graph, force=job.force)
         return
@@ -99,11 +98,15 @@ def run_export_om(job: OmJob) -> None:
             tell(told_next(requests[0].output))
 
 
-def _plan_dims(job: OmJob, graph: Graph) -> DimsRequest:
-    """The run of ATC for a graph with several dynamic sizes."""
-    output = Path(job.onnx).with_suffix("") if job.out is None else Path(job.out)
+def _plan(job: OmJob, graph: Graph) -> Sequence[AtcRequest | DimsRequest]:
+    """The runs of ATC. Raises GraphError if the chip is unknown, and for a graph that ATC cannot convert."""
+    onnx = Path(job.onnx)
+    output = onnx.with_suffix("") if job.out is None else Path(job.out)
     settings = replace(job.settings, soc_version=job.settings.soc_version or detect_soc_version())
-    return plan_dims(graph, Path(job.onnx), output, settings, [parse_gear(text) for text in job.sizes])
+    if job.sizes:
+        return [plan_dims(graph, onnx, output, settings, [parse_gear(text) for text in job.sizes])]
+    requests = plan(graph, onnx, output, settings)
+    return requests if job.adopt is None else [replace(requests[0], output=Path(job.adopt))]
 
 
 def _convert(request: AtcRequest | DimsRequest, *, atc: Path, graph: Graph) -> None:
@@ -151,16 +154,6 @@ def _adopt(request: AtcRequest | DimsRequest, *, graph: Graph, force: bool) -> N
 def _tell_of_foreign(onnx: str, graph: Graph) -> None:
     if graph.card is None:
         tell(f"`{onnx}` was not exported here: so later checks cannot compare its weights with a model's")
-
-
-def plan_om(job: OmJob, graph: Graph) -> list[AtcRequest]:
-    """The runs of ATC. Raises GraphError if the chip is unknown, and for a graph that ATC cannot convert."""
-    output = Path(job.onnx).with_suffix("") if job.out is None else Path(job.out)
-    settings = job.settings
-    if settings.soc_version is None:
-        settings = replace(settings, soc_version=detect_soc_version())
-    requests = plan(graph, Path(job.onnx), output, settings)
-    return requests if job.adopt is None else [replace(requests[0], output=Path(job.adopt))]
 
 
 def _check_names(requests: Sequence[AtcRequest | DimsRequest]) -> None:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from llama_adapter.app.models.named.errors import DownloadError
-from llama_adapter.app.models.named.source import Check, Missing, require_space
+from llama_adapter.app.models.named.source import Check, DownloadError, Missing, require_space
 from llama_adapter.runtime.digests import file_digest
 from llama_adapter.runtime.locking import awaited_lock
 from llama_adapter.runtime.partial import named_after

@@ -7,16 +7,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llama_adapter.app.models.named.catalogue import Part, read_catalogue
-from llama_adapter.app.models.named.errors import NotHereError
 from llama_adapter.app.models.named.file_source import FileSource
 from llama_adapter.app.models.named.hub_source import CACHED, SCHEME, HubSource
-from llama_adapter.app.models.named.source import Source, require_space, shown_bytes
-from llama_adapter.runtime.errors import LlamaAdapterError
+from llama_adapter.app.models.named.source import require_space, shown_bytes
+from llama_adapter.runtime.errors import LlamaAdapterError, UsageError
 from llama_adapter.runtime.terminal.stderr_lines import say
 from llama_adapter.runtime.text import shown_text
 
 # yes: given on the command line; ask: on a terminal, a question is asked; no: nothing is fetched.
 Consent = Literal["yes", "ask", "no"]
+
+
+class NotHereError(UsageError):
+    """Weights that are not on this machine, and that nobody allowed to fetch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +28,7 @@ class Weights:
 
     name: str  # as users write it
     title: str
-    source: Source
+    source: HubSource | FileSource
     bytes: int | None = None  # of all files, about
     licence: str = ""  # "": the source is asked
     page: str  # of the licence
@@ -34,7 +37,7 @@ class Weights:
     @classmethod
     def of_part(cls, part: Part) -> "Weights":
         """The weights of an entry of the catalogue."""
-        source: Source
+        source: HubSource | FileSource
         if part.hub is not None:
             source = HubSource.parse(SCHEME + part.hub, needs_tokenizer=part.kind == "llama")
         else:

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
-from llama_adapter.app.models.named.errors import DownloadError
-from llama_adapter.app.models.named.source import Check, Missing, require_space
+from llama_adapter.app.models.named.source import Check, DownloadError, Missing, require_space
 from llama_adapter.llm.pieces.base import TOKENIZER_FILES
 from llama_adapter.runtime.digests import file_digest
 from llama_adapter.runtime.errors import UsageError

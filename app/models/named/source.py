@@ -1,12 +1,16 @@
 """What the sources of weights have in common: one file at an address, or the files of a repository."""
 
 import shutil
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
-from llama_adapter.app.models.named.errors import DownloadError
+from llama_adapter.runtime.errors import LlamaAdapterError
+
+
+class DownloadError(LlamaAdapterError):
+    """Weights that could not be fetched, or are not what their authors published."""
+
+    default_hint = "check the network, and run the command again: it goes on where it ended"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,29 +28,6 @@ class Check:
 
     path: Path
     fault: str
-
-
-class Source(Protocol):
-    """Where weights come from. All methods may raise DownloadError and OSError."""
-
-    @property
-    def page(self) -> str:
-        """The page that people look at."""
-
-    def folder(self) -> Path:
-        """The folder that files are fetched into."""
-
-    def here(self) -> Path | None:
-        """The file or folder on this machine; None if it is missing or incomplete. Asks no server."""
-
-    def missing(self) -> Missing:
-        """What is to be fetched, as the server says."""
-
-    def fetch(self, *, tell: Callable[[str], None]) -> Path:
-        """Fetch what is missing; the path of the file or folder. `tell` gets a line while it waits."""
-
-    def check(self) -> Iterator[Check]:
-        """The files that should be on this machine, compared with their digests. Asks no server."""
 
 
 def require_space(folder: Path, num_bytes: int) -> None:

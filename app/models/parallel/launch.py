@@ -15,7 +15,7 @@ LOOPBACK: Final = ("127.0.0.1", "localhost")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launched:
-    """The values that `torchrun` sets in the environment."""
+    """A rank among those of one decoder: as `torchrun` says in the environment, or as the first rank does."""
 
     rank: int
     size: int

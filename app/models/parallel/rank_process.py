@@ -39,18 +39,9 @@ def main(descriptor: str, started: str) -> None:
     values = json.loads(started)
     if values["cores"] is not None:
         bind_to(values["cores"])
-    sys.exit(
-        _live(
-            SentMessages(int(descriptor)),
-            FileStore(values["store"], values["size"]),
-            values["rank"],
-            values["size"],
-            device=values["device"],
-            timeout_s=values["timeout_s"],
-            is_launched=False,
-            are_local=True,
-        )
-    )
+    place = Launched(rank=values["rank"], size=values["size"], local_rank=values["rank"], is_local=True)
+    messages, store = SentMessages(int(descriptor)), FileStore(values["store"], place.size)
+    sys.exit(_live(messages, store, place, device=values["device"], timeout_s=values["timeout_s"], is_launched=False))
 
 
 def run_launched(place: Launched, spec: CaptionerSpec) -> int:
@@ -58,30 +49,13 @@ def run_launched(place: Launched, spec: CaptionerSpec) -> int:
     checked_launch(spec.tensor_parallel)
     kind = open_backend(AUTO).device.type if spec.device == AUTO else spec.device.partition(":")[0]
     store = environment_store(place, timeout_s=spec.parallel_timeout)
-    return _live(
-        store,
-        store,
-        place.rank,
-        place.size,
-        device="cpu" if kind == "cpu" else f"{kind}:{place.local_rank}",
-        timeout_s=spec.parallel_timeout,
-        is_launched=True,
-        are_local=place.is_local,
-    )
+    device = "cpu" if kind == "cpu" else f"{kind}:{place.local_rank}"
+    return _live(store, store, place, device=device, timeout_s=spec.parallel_timeout, is_launched=True)
 
 
-def _live(
-    messages: Any,
-    store: Any,
-    rank: int,
-    size: int,
-    *,
-    device: str,
-    timeout_s: float,
-    is_launched: bool,
-    are_local: bool,
-) -> int:
+def _live(messages: Any, store: Any, place: Launched, *, device: str, timeout_s: float, is_launched: bool) -> int:
     """The life of a rank; returns its exit code. `messages` go to the first rank, and groups join through `store`."""
+    rank = place.rank
     beats = Beats(messages, rank, is_launched=is_launched)
     try:
         _say(messages, "hello", rank, {"llama-adapter": __version__, "torch": torch.__version__})
@@ -90,11 +64,11 @@ def _live(
         ranks, channel = join(
             store,
             rank=rank,
-            size=size,
+            size=place.size,
             collectives=collectives,
             timeout_s=timeout_s,
             device=backend.device,
-            are_local=are_local,
+            are_local=place.is_local,
         )
         _serve(messages, ranks, channel, device=device)
     except CollectiveError:  # another rank ended; the first rank reports which

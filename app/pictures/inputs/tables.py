@@ -11,7 +11,7 @@ import os
 import re
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from llama_adapter.app.pictures.inputs.fields import KNOWN_COLUMNS, PICTURE_COLUMNS, known_name, named
@@ -62,18 +62,38 @@ def read_rows(
     first row, or in any object of a list.
     """
     check_suffix(path, what=what)
+    table = _Table(path=path, what=what, wanted=wanted, known=known)
     if _suffix(path) == ".parquet":
-        yield from _known_rows(parquet_rows(path, what=what), path=path, what=what, wanted=wanted, known=known)
+        yield from _known_rows(parquet_rows(path, what=what), table)
         return
     with opened_lines(path, what=what) as file:
         begun = read_beginning(file, path=path, what=what)
         if _suffix(path) in JSON_SUFFIXES and not begun.strip():
             return
         if begun.lstrip()[:1] in (b"[", b"{"):
-            rows = _json_rows(file, begun=begun, path=path, what=what)
-            yield from _known_rows(rows, path=path, what=what, wanted=wanted, known=known)
+            yield from _known_rows(_json_rows(file, begun=begun, table=table), table)
         else:
-            yield from _cell_rows(file, begun=begun, path=path, what=what, wanted=wanted, known=known)
+            yield from _cell_rows(file, begun=begun, table=table)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Table:
+    """A file and what is wanted of it; see `read_rows`."""
+
+    path: str
+    what: str
+    wanted: Sequence[str]
+    known: Collection[str]
+
+    def check_names(self, names: Sequence[str], *, where: str) -> None:
+        """Raise `InputsError` if none of the columns `wanted` is among the names that are found `where`."""
+        if self.wanted and set(names).isdisjoint(self.wanted):
+            fault = "no known column" if set(names).isdisjoint(self.known) else "none of these"
+            raise InputsError(
+                f"Wanted a {self.what} with one of the columns {named(self.wanted)}, but {where} of "
+                f"`{shown_name(self.path)}` names {fault}: it holds {shown_excerpt(', '.join(names))}.",
+                hint="write the names of the columns into the first line; in JSON, use these names for the fields",
+            )
 
 
 def check_suffix(path: str, *, what: str) -> None:
@@ -89,10 +109,9 @@ def _suffix(path: str) -> str:
     return os.path.splitext(path)[1].lower()
 
 
-def _known_rows(
-    rows: Iterator[Row], *, path: str, what: str, wanted: Sequence[str], known: Collection[str]
-) -> Iterator[Row]:
+def _known_rows(rows: Iterator[Row], table: _Table) -> Iterator[Row]:
     """The rows with known names in lower case. Raises `InputsError` if the first objects have no column `wanted`."""
+    wanted, known = table.wanted, table.known
     has_wanted, without = not wanted, list[Row]()  # the rows before the first with a column that is wanted
     for row in rows:
         own = {name: value for name, value in row.values.items() if known_name(name, known) == name}
@@ -107,31 +126,13 @@ def _known_rows(
         without.clear()
         yield row
     if first := next((row for row in without if row.values), None):
-        _check_names(
-            list(first.values),
-            path=path,
-            what=what,
-            wanted=wanted,
-            known=known,
-            where=f"the object in line {first.line:,}",
-        )
+        table.check_names(list(first.values), where=f"the object in line {first.line:,}")
     yield from without
 
 
-def _check_names(
-    names: Sequence[str], *, path: str, what: str, wanted: Sequence[str], known: Collection[str], where: str
-) -> None:
-    if wanted and set(names).isdisjoint(wanted):
-        fault = "no known column" if set(names).isdisjoint(known) else "none of these"
-        raise InputsError(
-            f"Wanted a {what} with one of the columns {named(wanted)}, but {where} of `{shown_name(path)}` names "
-            f"{fault}: it holds {shown_excerpt(', '.join(names))}.",
-            hint="write the names of the columns into the first line; in JSON, use these names for the fields",
-        )
-
-
-def _json_rows(file: ByteFile, *, begun: bytes, path: str, what: str) -> Iterator[Row]:
+def _json_rows(file: ByteFile, *, begun: bytes, table: _Table) -> Iterator[Row]:
     """Lines of objects are read one by one; all other JSON is read as a whole."""
+    path, what = table.path, table.what
     end = line_end(begun)
     first = begun.strip().split(end, 1)[0].strip()
     if first[:1] == b"{" and first != b"{" and _suffix(path) in _LINE_SUFFIXES:  # otherwise one object over many lines
@@ -139,7 +140,7 @@ def _json_rows(file: ByteFile, *, begun: bytes, path: str, what: str) -> Iterato
             if line is None:
                 yield Row(line=number, problem=_TOO_LONG_REASON)
             elif line.strip():
-                yield _in_utf8(_json_row(line, number=number), path=path, what=what)
+                yield _in_utf8(_json_row(line, number=number), table)
         return
     pieces = [begun, *iter(file.read1, b"")]
     values = set_rows(load_json(b"".join(pieces), path=path, what=what), folder=os.path.dirname(path))
@@ -166,9 +167,7 @@ def load_json(data: bytes, *, path: str, what: str) -> object:
                 return values
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise InputsError(
-            f"Wanted a {what} in UTF-8, but line {line:,} of `{shown_name(path)}` is not.", hint=_SAVE_AGAIN
-        ) from None
+        raise _not_utf8(path, what=what, where=f"line {line:,}") from None
     except (ValueError, RecursionError):  # a number of thousands of digits, thousands of brackets
         reason = "it is not valid JSON"
     raise InputsError(
@@ -186,9 +185,8 @@ def _json_row(line: bytes, *, number: int) -> Row:
     return Row(line=number, values=values) if isinstance(values, dict) else Row(line=number, problem=_NO_OBJECT)
 
 
-def _cell_rows(
-    file: ByteFile, *, begun: bytes, path: str, what: str, wanted: Sequence[str], known: Collection[str]
-) -> Iterator[Row]:
+def _cell_rows(file: ByteFile, *, begun: bytes, table: _Table) -> Iterator[Row]:
+    path, known = table.path, table.known
     begun, num_before, delimiter = _without_separator_line(begun)
     end = line_end(begun)
     delimiter = delimiter or _delimiter(
@@ -205,23 +203,22 @@ def _cell_rows(
     problem = problem or ("two of its columns have the same name" if len(set(given)) < len(given) else "")
     if problem:
         raise InputsError(
-            f"Wanted a {what} with the names of its columns in the first line of `{shown_name(path)}`, but {problem}.",
+            f"Wanted a {table.what} with the names of its columns in the first line of `{shown_name(path)}`, but "
+            f"{problem}.",
             hint="give every column a different name",
         )
-    _check_names(given, path=path, what=what, wanted=wanted, known=known, where="the first line")
+    table.check_names(given, where="the first line")
     if any(map(_has_raw_bytes, given)):
-        raise InputsError(
-            f"Wanted a {what} in UTF-8, but the first line of `{shown_name(path)}` is not.", hint=_SAVE_AGAIN
-        )
+        raise _not_utf8(path, what=table.what, where="the first line")
     for line, cells, reason in records:
         line += num_before
         if not reason and len(cells) != len(names):
             reason = f"it has {len(cells)} cells, and the first line has {len(names)}"
         values = {} if reason else {name: cell for name, cell in zip(names, cells, strict=True) if name}
-        yield _in_utf8(Row(line=line, values=values, problem=reason), path=path, what=what)
+        yield _in_utf8(Row(line=line, values=values, problem=reason), table)
 
 
-def _in_utf8(row: Row, *, path: str, what: str) -> Row:
+def _in_utf8(row: Row, table: _Table) -> Row:
     """The row, with a problem if a cell other than the name of a picture is not UTF-8.
 
     Raises InputsError instead if the file can be read again, so that `check_table` says it once, before the work.
@@ -231,10 +228,14 @@ def _in_utf8(row: Row, *, path: str, what: str) -> Row:
     )
     if odd is None:
         return row
-    if can_read_again(path):
+    if can_read_again(table.path):
         where = f"the cell `{shown_excerpt(odd)}` of line {row.line:,}"
-        raise InputsError(f"Wanted a {what} in UTF-8, but {where} of `{shown_name(path)}` is not.", hint=_SAVE_AGAIN)
+        raise _not_utf8(table.path, what=table.what, where=where)
     return Row(line=row.line, problem="it is not UTF-8")
+
+
+def _not_utf8(path: str, *, what: str, where: str) -> InputsError:
+    return InputsError(f"Wanted a {what} in UTF-8, but {where} of `{shown_name(path)}` is not.", hint=_SAVE_AGAIN)
 
 
 def _without_separator_line(begun: bytes) -> tuple[bytes, int, str]:

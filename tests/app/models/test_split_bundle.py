@@ -13,7 +13,7 @@ from torch import Tensor
 
 from llama_adapter.app.command_line.doctor.model import diagnose
 from llama_adapter.app.command_line.main import main
-from llama_adapter.app.models.bundle import convert, load_bundle, save_bundle, stream_bundle
+from llama_adapter.app.models.bundle import convert, save_bundle, stream_bundle
 from llama_adapter.app.models.bundle_manifest import KNOWN_ANSWER, read_manifest
 from llama_adapter.app.models.packed_bundle import PackJob, pack_bundle, split_bundle
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
@@ -151,18 +151,19 @@ def test_a_bundle_that_does_not_tell_its_blocks_was_divided_in_blocks_of_64(
     assert torch.equal(torch.cat(parts, dim=1), dict(stream_bundle(source)[1])["layers.0.feed_forward.down.weight"])
 
 
-@pytest.mark.parametrize("block", [0, "64", None, True])
-def test_a_damaged_block_is_refused(own: Path, block: object) -> None:
-    edit_manifest(ffn_block=block)(own)
-    with pytest.raises(CheckpointError, match="invalid configuration: ffn_block must be"):
-        part(own, 0, 2)
-
-
-@pytest.mark.parametrize("count", [0, -2, 10**9, "2", None, 2.0, 1])  # a decoder that is whole has no `num_ranks`
-def test_a_damaged_number_of_ranks_is_refused(own: Path, count: object) -> None:
-    edit_manifest(num_ranks=count)(own)
-    with pytest.raises(CheckpointError, match="incomplete or wrong in `num_ranks`"):
-        load_bundle(own)
+def test_damaged_numbers_are_refused(own: Path) -> None:
+    wrong: dict[str, tuple[str, tuple[object, ...]]] = {
+        "ffn_block": ("invalid configuration: ffn_block must be", (0, "64", None, True)),
+        # A decoder that is whole has no `num_ranks`.
+        "num_ranks": ("incomplete or wrong in `num_ranks`", (0, -2, 10**9, "2", None, 2.0, 1)),
+    }
+    for name, (words, values) in wrong.items():
+        good = read_manifest(own)[name]
+        for value in values:
+            edit_manifest(**{name: value})(own)
+            with pytest.raises(CheckpointError, match=words):
+                part(own, 0, 2)
+            edit_manifest(**{name: good})(own)
 
 
 def test_more_ranks_than_heads_are_refused(tmp_path: Path) -> None:

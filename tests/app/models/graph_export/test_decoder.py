@@ -152,16 +152,6 @@ def test_8_bit_bundles_are_exported_with_their_weights(run: Run, tmp_path: Path)
     assert Captioner.load(decoder=out, model=bundle).caption(picture()).token_ids
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--format", "onnx-atc", "--precision", "int4"], "precision int8 and int4 are onnxruntime's"),
-        (["--precision", "int3"], "invalid choice"),
-        (["--adapter", "missing.pth"], "go with --llama-dir"),
-    ],
-)
-def test_wrong_flags_are_usage_errors(run: Run, tmp_path: Path, flags: list[str], words: str) -> None:
-    ran = run("export", "decoder", "--out", str(tmp_path / "exported"), *flags)
-
-    assert ran.code == 2
-    assert words in ran.err
+def test_precisions_of_onnxruntime_are_for_its_format_only() -> None:
+    with pytest.raises(ValueError, match="precision int8 and int4 are onnxruntime's"):
+        DecoderJob(out="exported", format="onnx-atc", precision="int4")

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from llama_adapter.app.models.named import file_source
-from llama_adapter.app.models.named.errors import DownloadError
 from llama_adapter.app.models.named.file_source import FileSource
+from llama_adapter.app.models.named.source import DownloadError
 from llama_adapter.runtime.problems import describe
 from tests.fakes.hub import Hub
 

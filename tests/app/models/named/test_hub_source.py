@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from llama_adapter.app.models.named.errors import DownloadError
 from llama_adapter.app.models.named.hub_source import HubSource
+from llama_adapter.app.models.named.source import DownloadError
 from llama_adapter.runtime.errors import UsageError
 from tests.app.models.named.conftest import GOLDEN
 from tests.fakes.hub import COMMIT, Hub

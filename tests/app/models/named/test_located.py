@@ -15,8 +15,7 @@ from llama_adapter.app.compat.pipeline import pipeline
 from llama_adapter.app.models.checkpoints import RELEASED_ADAPTERS
 from llama_adapter.app.models.named import catalogue, ready
 from llama_adapter.app.models.named.catalogue import CATALOGUE, find_parts, read_catalogue
-from llama_adapter.app.models.named.errors import NotHereError
-from llama_adapter.app.models.named.getting import Consent, terms
+from llama_adapter.app.models.named.getting import Consent, NotHereError, terms
 from llama_adapter.app.models.named.located import located, parts_of
 from llama_adapter.app.models.named.ready import Numbers
 from llama_adapter.app.models.random_model import parse_size

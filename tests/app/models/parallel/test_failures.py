@@ -107,48 +107,51 @@ def launch(monkeypatch: pytest.MonkeyPatch, rank: int, *, address: str, port: in
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
 
 
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
 COMMAND = ("caption", str(SAMPLES[0]), "--tensor-parallel", "2", "--parallel-timeout", "1")
+NOBODY = "did not meet the others at {address}, port {port}, within 1 s: "
 
 
 @pytest.mark.parametrize(
-    ("rank", "address", "told"),
+    ("rank", "address", "is_taken", "told"),
     [
         (
             0,
             "127.0.0.1",
-            "cannot listen on port {port}, which MASTER_PORT names: it is taken\n\nhint: set MASTER_PORT to",
+            True,
+            "cannot listen on port {port}, which MASTER_PORT names: it is taken\n\nhint: set ",
         ),
-        (1, "nowhere.invalid", "did not meet the others at nowhere.invalid, port {port}, within 1 s: "),
-        # torch alone would wait forever.
-        (
-            1,
-            "127.0.0.1",
-            "did not meet the others at {address}, port {port}, within 1 s: the server there does not answer",
-        ),
+        (0, "127.0.0.1", False, NOBODY),
+        (1, "nowhere.invalid", True, NOBODY),
+        (1, "127.0.0.1", True, f"{NOBODY}the server there does not answer"),  # torch alone would wait forever
     ],
 )
 def test_a_taken_port_a_wrong_name_and_a_silent_server_are_told(
-    rank: int, address: str, told: str, run: Run, taken: int, monkeypatch: pytest.MonkeyPatch
+    rank: int, address: str, is_taken: bool, told: str, run: Run, taken: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launch(monkeypatch, rank, address=address, port=taken)
+    port = taken if is_taken else free_port()
+    launch(monkeypatch, rank, address=address, port=port)
     monkeypatch.setattr(rendezvous, "_SPARE_S", 0.5)
     ran = run(*COMMAND)
     assert ran.code == ExitCode.FAILED
-    assert f"error: Rank {rank} of 2 {told.format(address=address, port=taken)}" in ran.err
+    assert f"error: Rank {rank} of 2 {told.format(address=address, port=port)}" in ran.err
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_meets_nobody_says_where_it_looked(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_meets_nobody_says_where_it_looked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs in a separate process, because torch's loggers write to its stderr."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    launch(monkeypatch, rank, address="127.0.0.1", port=port)
+    port = free_port()
+    launch(monkeypatch, 1, address="127.0.0.1", port=port)
     ran = subprocess.run([sys.executable, "-m", "llama_adapter", *COMMAND], capture_output=True, text=True, cwd=ROOT)
     error, hint = ran.stderr.rstrip("\n").split("\n\n")
     assert ran.returncode == ExitCode.FAILED
-    assert error.startswith(f"error: Rank {rank} of 2 did not meet the others at 127.0.0.1, port {port}, within 1 s: ")
+    assert error.startswith(f"error: Rank 1 of 2 {NOBODY.format(address='127.0.0.1', port=port)}")
     assert "MASTER_ADDR and MASTER_PORT" in hint
     assert "\n" not in error + hint
 
@@ -198,9 +201,7 @@ def test_ranks_of_one_machine_are_told_from_those_of_several(change: dict[str, s
 
 
 def test_the_store_of_ranks_on_this_machine_listens_on_loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     for address in LOOPBACK:
         launch(monkeypatch, 0, address=address, port=port)
         place = Launched(rank=0, size=1, local_rank=0, is_local=True)

@@ -64,7 +64,7 @@ def test_text_adapters_and_pasts_answer_as_on_one_rank(kind: str, tmp_path: Path
 
 
 def test_quantised_and_bfloat16_decoders_run_on_ranks_that_end_with_the_captioner() -> None:
-    for options in ({"precision": "int8"}, {"precision": "int4"}, {"dtype": "bfloat16"}):
+    for options in ({"precision": "int8", "dtype": "bfloat16"}, {"precision": "int4"}):
         with Captioner.load(batch_size=4, tensor_parallel=2, **options) as captioner:
             processes = children(captioner)
             assert captioner.caption(SAMPLES[0]).text == "a small yellow moon above a small green cross"
