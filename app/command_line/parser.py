@@ -75,6 +75,7 @@ class Parser(argparse.ArgumentParser):
         self._declare = declare
         self.root = self
         self.takes_words = False  # whether all arguments are collected as `words`, for another parser
+        self.variables: dict[str, str] = {}  # by `dest`: environment variables with another name than usual
         self.add_argument("-h", "--help", action=_Help, nargs="?", metavar="GROUP", help="this help, or a part of it")
 
     def add_argument_group(self, title: Any = None, description: Any = None, section: Any = None, **more: Any) -> Group:
@@ -171,6 +172,7 @@ class Parser(argparse.ArgumentParser):
             command=self.name,
             given={dest: value for dest, value in values.items() if value is not None and value != []},
             file=file,
+            variables=self.variables,
             commands=lambda: {name: parser.settings() for name, parser in self.root.commands().items()},
         )
         for one in options.effective:

@@ -36,10 +36,12 @@ def resolve(
     command: str,
     given: Mapping[str, Any],
     file: SettingsFile | None,
+    variables: Mapping[str, str],
     commands: Commands,
 ) -> list[Effective]:
     """The value of each setting. `given` are the values of the command line, by `dest`; they take precedence.
 
+    `variables` are additional names of environment variables, by `dest`; they take precedence over LLAMA_ADAPTER_KEY.
     Raises UsageError, which names the line or variable, for invalid values and names.
     """
     _check_variables(settings, commands)
@@ -50,7 +52,7 @@ def resolve(
             value = given[setting.dest]
             flag = setting.flags[value] if setting.flags else setting.shown
             found.append(Effective(setting=setting, value=value, kind="flag", source=flag))
-        elif _is_set(variable := setting.variable):
+        elif variable := _set_variable(setting, variables):
             value = _read(setting, _items(setting, os.environ[variable]), variable)
             found.append(Effective(setting=setting, value=value, kind="variable", source=variable))
         elif (entry := entries.get(setting.key)) and entry.given is not None:
@@ -84,10 +86,12 @@ def _read(setting: Setting, given: Given, place: str) -> Any:
         raise UsageError(f"{place}: {error}") from None
 
 
-def _is_set(name: str) -> bool:
-    """Whether an environment variable sets a setting. An empty variable is ignored."""
-    value = os.environ.get(name, "")
-    return value != "" and not (name == f"{PREFIX}PORT" and _KUBERNETES.match(value))
+def _set_variable(setting: Setting, variables: Mapping[str, str]) -> str | None:
+    """The environment variable that sets this setting, if any. An empty variable is ignored."""
+    for name in (variables.get(setting.dest), setting.variable):
+        if name and os.environ.get(name) and not (name == f"{PREFIX}PORT" and _KUBERNETES.match(os.environ[name])):
+            return name
+    return None
 
 
 def _items(setting: Setting, text: str) -> Given:
