@@ -290,37 +290,38 @@ static input_t convert_input(const linear_t *linear, const void *x, int type, in
 /* ---- products ---- */
 
 /* A tile of `rows` rows from `row` on, over inputs first..end-1 of a block. `w` are the weights from `first` on. */
-ALWAYS_INLINE void tile(const int kind, const bool deep, const int rows, const input_t *input, int64_t row, int64_t first,
+ALWAYS_INLINE void tile(const int kind, const int fetch, const int rows, const input_t *input, int64_t row, int64_t first,
                         int64_t end, const void *w, float *c) {
     int64_t at = row * input->stride + first, stride = input->stride, num_in = end - first;
-    if (kind == FLOAT32) tile_float32(deep, rows, (const float *)input->values + at, stride, w, num_in, c, first > 0);
+    if (kind == FLOAT32) tile_float32(fetch, rows, (const float *)input->values + at, stride, w, num_in, c, first > 0);
     else if (kind == BFLOAT16)
-        tile_bfloat16(deep, rows, (const bfloat16_input_t *)input->values + at, stride, w, num_in, c, first > 0);
-    else tile_of_integers(kind, deep, rows, input, row, first, end, w, c);
+        tile_bfloat16(fetch, rows, (const bfloat16_input_t *)input->values + at, stride, w, num_in, c, first > 0);
+    else tile_of_integers(kind, fetch, rows, input, row, first, end, w, c);
 }
 
 /* A function for each kind and number of rows. In one large function, GCC 12 keeps vectors of tiles in memory. */
 typedef void (*tile_t)(const input_t *input, int64_t row, int64_t first, int64_t end, const void *w, float *c);
-#define TILE(name, kind, deep, rows)                                                                                   \
-    static __attribute__((noinline)) void name##_##rows(const input_t *input, int64_t row, int64_t first, int64_t end, \
-                                                        const void *w, float *c) {                                     \
-        tile(kind, deep, rows, input, row, first, end, w, c);                                                          \
+#define TILE(kind, fetch, rows)                                                                                    \
+    static __attribute__((noinline)) void kind##_##fetch##_##rows(const input_t *input, int64_t row, int64_t first, \
+                                                                  int64_t end, const void *w, float *c) {           \
+        tile(kind, fetch, rows, input, row, first, end, w, c);                                                      \
     }
-#define TILES(kind)                                                                                                   \
-    TILE(kind, kind, false, 1) TILE(kind, kind, false, 2) TILE(kind, kind, false, 3) TILE(kind, kind, false, 4)       \
-    TILE(kind, kind, false, 5) TILE(kind, kind, false, 6) TILE(deep_##kind, kind, true, 4)                            \
-    TILE(deep_##kind, kind, true, 5) TILE(deep_##kind, kind, true, 6)
+#define TILES(kind)                                                                                              \
+    TILE(kind, NEAR, 1) TILE(kind, NEAR, 2) TILE(kind, NEAR, 3) TILE(kind, NEAR, 4) TILE(kind, NEAR, 5)          \
+    TILE(kind, NEAR, 6) TILE(kind, DEEP, 4) TILE(kind, DEEP, 5) TILE(kind, DEEP, 6) TILE(kind, NO_FETCH, 6)
 TILES(FLOAT32)
 TILES(BFLOAT16)
 TILES(INT8)
 TILES(INT4)
 
-#define TILES_OF(kind)                                              \
-    {{kind##_1, kind##_2, kind##_3, kind##_4, kind##_5, kind##_6},  \
-     {kind##_1, kind##_2, kind##_3, deep_##kind##_4, deep_##kind##_5, deep_##kind##_6}}
-static const tile_t tiles[][2][TILE_ROWS] = {TILES_OF(FLOAT32), TILES_OF(BFLOAT16), TILES_OF(INT8), TILES_OF(INT4)};
+#define FIRST_THREE(kind) kind##_NEAR_1, kind##_NEAR_2, kind##_NEAR_3
+#define TILES_OF(kind)                                                     \
+    {{FIRST_THREE(kind), kind##_NEAR_4, kind##_NEAR_5, kind##_NO_FETCH_6}, \
+     {FIRST_THREE(kind), kind##_NEAR_4, kind##_NEAR_5, kind##_NEAR_6},     \
+     {FIRST_THREE(kind), kind##_DEEP_4, kind##_DEEP_5, kind##_DEEP_6}}
+static const tile_t tiles[][3][TILE_ROWS] = {TILES_OF(FLOAT32), TILES_OF(BFLOAT16), TILES_OF(INT8), TILES_OF(INT4)};
 
-/* Whether the L1 cache has 32 KB or less. 4 rows or more then fetch weights `deep`, which takes half of the time for 5 rows
+/* Whether the L1 cache has 32 KB or less. 4 rows or more then fetch weights DEEP, which takes half of the time for 5 rows
  * of int8 on AMD Zen 4. An L1 cache of unknown size counts as larger. */
 static bool l1_is_small;
 __attribute__((constructor)) static void look_up_l1(void) {
@@ -336,15 +337,16 @@ static void block_sums(const linear_t *self, const input_t *input, int64_t block
     int64_t step = is_integer(self->kind) ? WIDE_GROUP : GROUP; /* inputs that tiles compute whole */
     int64_t slab = step * most(1, SLAB_BYTES(self->kind, num_rows) / bytes_of_block(self->kind, step));
     int64_t depth = num_rows <= TILE_ROWS ? self->num_in : slab;
-    /* A single tile of floats only waits for memory if the processor multiplies bfloat16: `deep` then costs 3 to 7 %. */
-    bool deep = l1_is_small && (num_rows > TILE_ROWS || is_integer(self->kind) || BFLOAT16_INPUT == FLOAT32);
+    /* A single tile of floats only waits for memory if the processor multiplies bfloat16: DEEP then costs 3 to 7 %. */
+    bool is_deep = l1_is_small && (num_rows > TILE_ROWS || is_integer(self->kind) || BFLOAT16_INPUT == FLOAT32);
+    int first_fetch = is_deep ? DEEP : NEAR; /* the first tile brings a slab into the cache, where the others find it */
     const char *weights = (const char *)self->weight + bytes_of_block(self->kind, self->num_in) * block;
     for (int64_t first = 0; first < self->num_in; first += depth) {
         const char *w = weights + bytes_of_block(self->kind, first);
         int64_t end = least(first + depth, self->num_in);
         for (int64_t r = 0; r < num_rows; r += TILE_ROWS)
-            tiles[self->kind][deep][least(TILE_ROWS, num_rows - r) - 1](input, first_row + r, first, end, w,
-                                                                        c + r * SUMS_APART);
+            tiles[self->kind][r ? NO_FETCH : first_fetch][least(TILE_ROWS, num_rows - r) - 1](
+                input, first_row + r, first, end, w, c + r * SUMS_APART);
     }
 }
 

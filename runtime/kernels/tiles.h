@@ -49,12 +49,15 @@ typedef struct {
 #define UNROLL _Pragma("GCC unroll 8")
 #define EACH(i, count) UNROLL for (int i = 0; i < (count); i++)
 
-/* Fetches weights before they are used: 8 KB ahead into the L1 cache. `deep` is for small L1 caches: 16 KB ahead into the
- * L2 cache, and 2 KB ahead into the L1 cache. Prefetching may read beyond the end of the weights; it never faults. */
-ALWAYS_INLINE void fetch_ahead(const bool deep, const void *weights) {
+/* How weights are fetched before they are used: not at all; 8 KB ahead into the L1 cache; or, for small L1 caches, 16 KB
+ * ahead into the L2 cache and 2 KB ahead into the L1 cache. Prefetching may read beyond the end of the weights; it never
+ * faults. */
+enum { NO_FETCH = 0, NEAR = 1, DEEP = 2 };
+
+ALWAYS_INLINE void fetch_ahead(const int fetch, const void *weights) {
     const char *at = weights;
-    if (deep) __builtin_prefetch(at + 16384, 0, 2), __builtin_prefetch(at + 2048, 0, 3);
-    else __builtin_prefetch(at + 8192, 0, 3);
+    if (fetch == DEEP) __builtin_prefetch(at + 16384, 0, 2), __builtin_prefetch(at + 2048, 0, 3);
+    else if (fetch == NEAR) __builtin_prefetch(at + 8192, 0, 3);
 }
 
 ALWAYS_INLINE void load_sums(const int rows, floats_t sums[TILE_ROWS][TILE_VECTORS], const float *c, bool go_on) {
@@ -65,7 +68,7 @@ ALWAYS_INLINE void store_sums(const int rows, floats_t sums[TILE_ROWS][TILE_VECT
     EACH(r, rows) EACH(v, TILE_VECTORS) store(c + r * SUMS_APART + v * LANES, sums[r][v]);
 }
 
-ALWAYS_INLINE void tile_float32(const bool deep, const int rows, const float *a, int64_t stride, const float *w, int64_t num_in, float *c,
+ALWAYS_INLINE void tile_float32(const int fetch, const int rows, const float *a, int64_t stride, const float *w, int64_t num_in, float *c,
                                 bool go_on) {
     floats_t sums[TILE_ROWS][TILE_VECTORS];
     load_sums(rows, sums, c, go_on);
@@ -73,7 +76,7 @@ ALWAYS_INLINE void tile_float32(const bool deep, const int rows, const float *a,
         floats_t weights[TILE_VECTORS];
         EACH(v, TILE_VECTORS) {
             weights[v] = load(w + v * LANES);
-            fetch_ahead(deep, w + v * LANES);
+            fetch_ahead(fetch, w + v * LANES);
         }
         EACH(r, rows) {
             floats_t x = splat(a[r * stride + k]);
@@ -87,7 +90,7 @@ ALWAYS_INLINE void tile_float32(const bool deep, const int rows, const float *a,
 #define BFLOAT16_INPUT BFLOAT16 /* the type of activations for weights in bfloat16 */
 typedef bfloat16_t bfloat16_input_t;
 
-ALWAYS_INLINE void tile_bfloat16(const bool deep, const int rows, const bfloat16_t *a, int64_t stride, const bfloat16_t *w, int64_t num_in,
+ALWAYS_INLINE void tile_bfloat16(const int fetch, const int rows, const bfloat16_t *a, int64_t stride, const bfloat16_t *w, int64_t num_in,
                                  float *c, bool go_on) {
     floats_t sums[TILE_ROWS][TILE_VECTORS];
     load_sums(rows, sums, c, go_on);
@@ -95,7 +98,7 @@ ALWAYS_INLINE void tile_bfloat16(const bool deep, const int rows, const bfloat16
         pairs_t weights[TILE_VECTORS];
         EACH(v, TILE_VECTORS) {
             weights[v] = load_pairs(w + 2 * v * LANES);
-            fetch_ahead(deep, w + 2 * v * LANES);
+            fetch_ahead(fetch, w + 2 * v * LANES);
         }
         EACH(r, rows) {
             int32_t pair;
@@ -109,7 +112,7 @@ ALWAYS_INLINE void tile_bfloat16(const bool deep, const int rows, const bfloat16
 #define BFLOAT16_INPUT FLOAT32 /* weights are widened */
 typedef float bfloat16_input_t;
 
-ALWAYS_INLINE void tile_bfloat16(const bool deep, const int rows, const float *a, int64_t stride, const bfloat16_t *w, int64_t num_in,
+ALWAYS_INLINE void tile_bfloat16(const int fetch, const int rows, const float *a, int64_t stride, const bfloat16_t *w, int64_t num_in,
                                  float *c, bool go_on) {
     floats_t sums[TILE_ROWS][TILE_VECTORS];
     load_sums(rows, sums, c, go_on);
@@ -117,7 +120,7 @@ ALWAYS_INLINE void tile_bfloat16(const bool deep, const int rows, const float *a
         floats_t weights[TILE_VECTORS];
         EACH(v, TILE_VECTORS) {
             weights[v] = first_of_pairs(w + 2 * v * LANES);
-            fetch_ahead(deep, w + 2 * v * LANES);
+            fetch_ahead(fetch, w + 2 * v * LANES);
         }
         EACH(r, rows) {
             floats_t x = splat(a[r * stride + k]);
@@ -152,7 +155,7 @@ typedef ints_t int_sums_t[TILE_ROWS][TILE_VECTORS];
 /* Adds products of eight inputs at a time, where an instruction multiplies two rows with two outputs: `w` are weights of
  * `kind`, of all `vectors`. The last of an odd number of rows is paired with itself. Returns the number of inputs that
  * it computed. A row alone is not computed here, and 4 inputs may be left. Integers are exact in any order. */
-ALWAYS_INLINE int64_t add_in_pairs(const bool deep, const int rows, const int vectors, const int kind, int_sums_t sums,
+ALWAYS_INLINE int64_t add_in_pairs(const int fetch, const int rows, const int vectors, const int kind, int_sums_t sums,
                                    const int8_t *a, int64_t stride, const uint8_t *w, int64_t num_in) {
     if (rows == 1) return 0;
     const int num_pairs = (rows + 1) / 2, num_bytes = (kind == INT8 ? 8 : 4) * BLOCK; /* for eight inputs */
@@ -162,7 +165,7 @@ ALWAYS_INLINE int64_t add_in_pairs(const bool deep, const int rows, const int ve
     for (; k + 8 <= num_in; k += 8, w += num_bytes) {
         ints_t x[TILE_ROWS / 2];
         EACH(p, num_pairs) x[p] = load_pair(a + 2 * p * stride + k, a + least(2 * p + 1, rows - 1) * stride + k);
-        for (int line = 0; line < num_bytes; line += 64) fetch_ahead(deep, w + line);
+        for (int line = 0; line < num_bytes; line += 64) fetch_ahead(fetch, w + line);
         EACH(v, vectors) {
             const uint8_t *at = w + 4 * v * LANES;
             ints_t four = kind == INT8 ? int8_weights(at, 0) : low_halves(at);
@@ -182,12 +185,12 @@ ALWAYS_INLINE int64_t add_in_pairs(const bool deep, const int rows, const int ve
 #endif
 
 /* Adds the products of a group of inputs. The loop is not unrolled: with GCC 12 and AVX-512 that is 3 % faster. */
-ALWAYS_INLINE void add_int8_products(const bool deep, const int rows, const int vectors, int_sums_t sums,
+ALWAYS_INLINE void add_int8_products(const int fetch, const int rows, const int vectors, int_sums_t sums,
                                      const int8_input_t *a, int64_t stride, const uint8_t *w, int64_t num_in) {
-    int64_t k = add_in_pairs(deep, rows, vectors, INT8, sums, a, stride, w, num_in);
+    int64_t k = add_in_pairs(fetch, rows, vectors, INT8, sums, a, stride, w, num_in);
     w += k * BLOCK;
     _Pragma("GCC unroll 1") for (; k < num_in; k += 4, w += 4 * BLOCK) {
-        EACH(v, vectors) fetch_ahead(deep, w + 4 * v * LANES);
+        EACH(v, vectors) fetch_ahead(fetch, w + 4 * v * LANES);
         EACH(pass, INT8_PASSES) {
             ints_t weights[TILE_VECTORS];
             EACH(v, vectors) weights[v] = int8_weights(w + 4 * v * LANES, pass);
@@ -207,12 +210,12 @@ ALWAYS_INLINE void add_int8_products(const bool deep, const int rows, const int 
 #endif
 
 /* As add_int8_products, for a GROUP of inputs. */
-ALWAYS_INLINE void add_int4_products(const bool deep, const int rows, const int vectors, int_sums_t sums,
+ALWAYS_INLINE void add_int4_products(const int fetch, const int rows, const int vectors, int_sums_t sums,
                                      const int8_t *a, int64_t stride, const uint8_t *w) {
-    int64_t in_pairs = add_in_pairs(deep, rows, vectors, INT4, sums, a, stride, w, GROUP); /* all or none */
+    int64_t in_pairs = add_in_pairs(fetch, rows, vectors, INT4, sums, a, stride, w, GROUP); /* all or none */
     INT4_UNROLL for (int64_t k = in_pairs; k < GROUP; k += 8, w += 4 * BLOCK) {
         ints_t weights[TILE_VECTORS];
-        EACH(v, vectors) fetch_ahead(deep, w + 4 * v * LANES);
+        EACH(v, vectors) fetch_ahead(fetch, w + 4 * v * LANES);
         EACH(v, vectors) weights[v] = low_halves(w + 4 * v * LANES);
         EACH(r, rows) {
             ints_t x = splat_word(a + r * stride + k);
@@ -234,7 +237,7 @@ ALWAYS_INLINE void add_to_total(float *total, floats_t sum, float scale, bool go
  * multiplied by the scales of the weights. The scale of the activations is applied once, when the sums are added to the
  * totals in `c`. With few registers, the sums of INT8 are added to the totals group by group, because `scaled` would be
  * in memory too. */
-ALWAYS_INLINE void part_of_integers(const int kind, const bool deep, const int rows, const int vectors,
+ALWAYS_INLINE void part_of_integers(const int kind, const int fetch, const int rows, const int vectors,
                                     const int first_vector, const void *a, int64_t stride, const float *scales,
                                     const int32_t *offsets, const float *bases, int64_t num_rows, int64_t group,
                                     const uint8_t *w, int64_t num_in, float *c, bool go_on) {
@@ -246,7 +249,7 @@ ALWAYS_INLINE void part_of_integers(const int kind, const bool deep, const int r
         int_sums_t sums;
         if (kind == INT8) {
             EACH(r, rows) EACH(v, vectors) sums[r][v] = splat_ints(offsets[r]);
-            add_int8_products(deep, rows, vectors, sums, (const int8_input_t *)a + first, stride,
+            add_int8_products(fetch, rows, vectors, sums, (const int8_input_t *)a + first, stride,
                               w + 4 * first_vector * LANES, least(group, num_in - first));
             EACH(r, rows) EACH(v, vectors) {
                 floats_t sum = subtract(as_floats(sums[r][v]), splat(bases[r]));
@@ -257,8 +260,8 @@ ALWAYS_INLINE void part_of_integers(const int kind, const bool deep, const int r
         } else {
             EACH(r, rows) EACH(v, vectors) sums[r][v] = int4_start(offsets[r]);
             const uint16_t *float16_scales = (const uint16_t *)w + first_vector * LANES;
-            for (int i = 0; i < vectors * LANES; i += 32) fetch_ahead(deep, float16_scales + i);
-            add_int4_products(deep, rows, vectors, sums, (const int8_t *)a + first, stride,
+            for (int i = 0; i < vectors * LANES; i += 32) fetch_ahead(fetch, float16_scales + i);
+            add_int4_products(fetch, rows, vectors, sums, (const int8_t *)a + first, stride,
                               w + 2 * BLOCK + 4 * first_vector * LANES);
             floats_t weight_scales[TILE_VECTORS];
             EACH(v, vectors) weight_scales[v] = load_float16(float16_scales + v * LANES);
@@ -275,7 +278,7 @@ ALWAYS_INLINE void part_of_integers(const int kind, const bool deep, const int r
 }
 
 /* A tile for `kind`, INT8 or INT4; `first` of the layer's inputs begins a WIDE_GROUP. */
-ALWAYS_INLINE void tile_of_integers(const int kind, const bool deep, const int rows, const input_t *input, int64_t row,
+ALWAYS_INLINE void tile_of_integers(const int kind, const int fetch, const int rows, const input_t *input, int64_t row,
                                     int64_t first, int64_t end, const uint8_t *w, float *c) {
     const int vectors = VECTORS_AT_A_TIME(rows), value_bytes = kind == INT8 ? sizeof(int8_input_t) : 1;
     const int wide_bytes = kind == INT8 ? WIDE_GROUP * BLOCK : WIDE_GROUP / GROUP * INT4_BYTES; /* of weights */
@@ -286,7 +289,7 @@ ALWAYS_INLINE void tile_of_integers(const int kind, const bool deep, const int r
     const char *a = (const char *)input->values + (row * stride + first) * value_bytes;
     for (int64_t k = first; k < end; k += WIDE_GROUP) {
         EACH(part, TILE_VECTORS / vectors)
-            part_of_integers(kind, deep, rows, vectors, part * vectors, a, stride, scales, offsets, bases, num_rows, group,
+            part_of_integers(kind, fetch, rows, vectors, part * vectors, a, stride, scales, offsets, bases, num_rows, group,
                              w, least(WIDE_GROUP, end - k), c, k > 0);
         a += WIDE_GROUP * value_bytes, w += wide_bytes, scales += num_rows, offsets += places, bases += places;
     }

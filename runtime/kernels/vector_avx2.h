@@ -30,7 +30,11 @@ static inline floats_t load_first(const float *values, int64_t count) { return _
 static inline floats_t load_first_or(const float *values, int64_t count, float other) {
     return _mm256_blendv_ps(splat(other), load_first(values, count), _mm256_castsi256_ps(lanes_of(count)));
 }
-static inline void store_first(float *out, floats_t x, int64_t count) { _mm256_maskstore_ps(out, lanes_of(count), x); }
+/* The branch matters: a masked store takes ten times as long on AMD Zen 3. */
+static inline void store_first(float *out, floats_t x, int64_t count) {
+    if (count >= LANES) store(out, x);
+    else _mm256_maskstore_ps(out, lanes_of(count), x);
+}
 static inline floats_t only_first(floats_t x, int64_t count) {
     return _mm256_and_ps(x, _mm256_castsi256_ps(lanes_of(count)));
 }

@@ -138,7 +138,7 @@ class HuggingFaceVision:
         transformers = require("transformers", package="transformers")
         settings = transformers.CLIPVisionConfig(
             hidden_size=config.width,
-            intermediate_size=4 * config.width,
+            intermediate_size=config.hidden_dim,
             num_hidden_layers=config.num_layers,
             num_attention_heads=config.num_heads,
             image_size=config.image_size,

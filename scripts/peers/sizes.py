@@ -12,12 +12,12 @@ DECODERS = (
     *("tiny", "160M", "1B", "7B"),
     *("SmolLM2-135M", "SmolLM2-360M", "Qwen2.5-0.5B", "TinyLlama", "Llama-3.2-1B", "Llama-3.2-3B", "Llama-3.1-8B"),
 )
-ENCODERS = ("vit-tiny", "ViT-L/14")
+ENCODERS = ("vit-tiny", "ViT-L/14", "ViT-B/32", "ViT-L/14@336", "SigLIP-base")
 # Encoders of caption jobs, by decoder.
 JOB_ENCODERS: Mapping[str, tuple[str, ...]] = {
     "tiny": ("vit-tiny",),
     "160M": ("embedded", "ViT-L/14"),
-    "1B": ("embedded", "ViT-L/14"),
+    "1B": ("embedded", "ViT-L/14", "ViT-B/32"),
     "7B": ("ViT-L/14",),
 }
 

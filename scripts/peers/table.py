@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from llama_adapter.runtime.schemes import Precision
-from scripts.peers.sizes import Part
+from scripts.peers.sizes import ENCODERS, Part
 
 Section = Literal["machine", "decode", "job", "vision"]  # what one child process measures
 Device = Literal["cpu", "cuda"]
@@ -100,6 +100,7 @@ _GROWING = "eager, growing cache"
 _GRAPHS = "exported decoder in onnxruntime"
 _DYNAMIC = "dynamic quantisation"
 _NNCF = "post-training quantisation by NNCF"
+_CLIPS = tuple(name for name in ENCODERS if name != "SigLIP-base")  # that `CLIPVisionModel` computes
 _ON_CPU: tuple[Engine, ...] = (
     *_ours("decode"),
     *(
@@ -116,8 +117,8 @@ _ON_CPU: tuple[Engine, ...] = (
     *_ours("job"),
     Engine("reference-float32", "job", "reference", note="as the reference's loop does"),
     *_ours("vision"),
-    Engine("hf-float32", "vision", "hf", note="eager"),
-    Engine("hf-bfloat16", "vision", "hf", dtype="bfloat16", note="eager"),
+    Engine("hf-float32", "vision", "hf", note="eager", sizes=_CLIPS),
+    Engine("hf-bfloat16", "vision", "hf", dtype="bfloat16", note="eager", sizes=_CLIPS),
     Engine("onnxruntime-float32", "vision", "onnxruntime", file="tokens.onnx"),
     Engine("onnxruntime-int8", "vision", "onnxruntime", precision="int8", file="tokens-int8.onnx", note=_DYNAMIC),
     Engine("openvino-float32", "vision", "openvino", file="tokens.onnx"),

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from scripts.peers.results import Results, Row
+from scripts.peers.sizes import ENCODERS
 from scripts.peers.table import Device
 
 
@@ -65,6 +66,7 @@ def _all(ratio: float, batches: Sequence[int] = BATCH_SIZES) -> dict[int, float]
 
 
 _BOTH = ("1B", "160M")
+_TOWERS = ENCODERS[1:]
 _JOBS = [f"{decoder}+{encoder}" for decoder in _BOTH for encoder in ("embedded", "ViT-L/14")]
 _BEST: tuple[Target, ...] = (
     *_targets("decode", "ours-float32", ("hf-float32",), ("1B",), _all(1.8)),
@@ -83,9 +85,10 @@ _BEST: tuple[Target, ...] = (
     *_targets("prefill", "ours-int4", ("llama.cpp-q4_0",), ("1B",), _all(3.0, PREFILL_BATCH_SIZES)),
     *_targets("decode", "ours-int4", ("ours-int8",), ("1B",), {1: 1.4, 5: 1.2, 16: 1.0}),
     *_targets("job", "ours-float32", ("reference-float32",), _JOBS, {5: 4.0}),
-    *_targets("vision", "ours-float32", ("onnxruntime-float32", "openvino-float32"), ("ViT-L/14",), _all(1.0)),
+    *_targets("vision", "ours-float32", ("onnxruntime-float32", "openvino-float32"), _TOWERS, _all(1.0)),
     *_targets("vision", "ours-int8", ("hf-float32",), ("ViT-L/14",), _all(5.0)),
     *_targets("vision", "ours-int8", ("openvino-int8",), ("ViT-L/14",), _all(1.0)),
+    *_targets("vision", "ours-int8", ("onnxruntime-int8", "openvino-int8"), _TOWERS[1:], _all(1.0)),
     *(
         target
         for ours, peer in _AT_EQUAL_BITS

@@ -23,10 +23,29 @@ from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.weights.names import meta_tensors, to_huggingface
 from llama_adapter.runtime.schemes import Precision
 from llama_adapter.runtime.schemes.state import convert_precision
-from llama_adapter.vision.config import QueryConfig, VisionConfig
+from llama_adapter.vision.config import VIT_L_14, ClipConfig, QueryConfig, VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder, VisualQueryBlocks
 from llama_adapter.vision.tensor_names import LAYOUTS
 from scripts.peers.sizes import CONTEXT
+
+# Towers besides those of app/models/random_model.py, with the sizes of their published configs.
+_TOWERS = {
+    "ViT-B/32": ClipConfig(patch_size=32, width=768, num_layers=12, num_heads=12, output_dim=512),
+    "ViT-L/14@336": dataclasses.replace(VIT_L_14, image_size=336),
+    "SigLIP-base": ClipConfig(
+        patch_size=16,
+        width=768,
+        num_layers=12,
+        num_heads=12,
+        output_dim=768,
+        activation="gelu_tanh",
+        norm_eps=1e-6,
+        num_class_tokens=0,
+        has_patch_bias=True,
+        has_pre_norm=False,
+        has_projection=False,
+    ),
+}
 
 
 def decoder_sizes(size: str) -> DecoderConfig:
@@ -43,6 +62,7 @@ def encoder_sizes(encoder: str, *, output_dim: int) -> VisionConfig:
         config = VisionConfig.from_dict(read_manifest(embedded_model())["vision"])
     else:
         config = vision_config(LLAMA_SIZES["tiny" if encoder == "vit-tiny" else "7B"])
+        config = dataclasses.replace(config, clip=_TOWERS.get(encoder, config.clip))
     return dataclasses.replace(config, query=dataclasses.replace(config.query, output_dim=output_dim))
 
 
