@@ -34,8 +34,8 @@ def decide(bundle: Path, answers: Path, out: Path, *, target: float, seed: int) 
     """Calibrate on a random half of the answered pictures, and decide about the other half.
 
     `answers` are the records of `eval` on folders of classes. Returns the number of pictures of the other half, the
-    numbers of decided and of right ones among them, and whether the calibration found a threshold for `target`. Without
-    one, nothing counts as decided.
+    numbers of decided and of right ones among them, and the `bound`: the share of right ones that the calibration
+    promises, with 95 % confidence. Without a threshold for `target` it is None, and nothing counts as decided.
     """
 
     def measure() -> Figures:
@@ -56,11 +56,12 @@ def decide(bundle: Path, answers: Path, out: Path, *, target: float, seed: int) 
         for line in decisions.read_text(encoding="utf-8").splitlines():
             record = json.loads(line)
             decided[record["picture"]] = record["decision"]
-        is_promised = json.loads(calibration.read_text(encoding="utf-8"))["threshold"] is not None
+        promise = json.loads(calibration.read_text(encoding="utf-8"))["promise"]
         texts = {name: decided[name] for name in (one["picture"] for one in new) if decided[name] != UNDECIDED}
         num_right = sum(text == _class_of(name) for name, text in texts.items())
-        counts = {"decided": len(texts), "right": num_right} if is_promised else {"decided": 0, "right": 0}
-        return {"promised": is_promised, "pictures": len(new), **counts}
+        if promise is None:
+            return {"bound": None, "pictures": len(new), "decided": 0, "right": 0}
+        return {"bound": promise["bound"], "pictures": len(new), "decided": len(texts), "right": num_right}
 
     return remembered(out.with_suffix(".json"), measure)
 

@@ -115,9 +115,9 @@ def test_the_page_names_the_sets_where_the_adapter_is_not_ahead() -> None:
         return {"set": name, "baselines": {"chance": 0.1, "small network": best}, **copy.deepcopy(ROW)}
 
     splits = [
-        {"promised": True, "pictures": 100, "decided": 60, "right": 58},
-        {"promised": True, "pictures": 100, "decided": 80, "right": 75},
-        {"promised": False, "pictures": 100, "decided": 0, "right": 0},
+        {"bound": 0.95, "pictures": 100, "decided": 60, "right": 58},
+        {"bound": 0.96, "pictures": 100, "decided": 80, "right": 75},
+        {"bound": None, "pictures": 100, "decided": 0, "right": 0},
     ]
     rows = [row("tools", 0.88), row("pages", 0.97), row("crops", 0.9)]
     counts = {"threads": 2, "learned": 40, "held_out": 20, "circumstances": ABOUT}
@@ -139,6 +139,6 @@ def test_the_page_names_the_sets_where_the_adapter_is_not_ahead() -> None:
     assert '90.0 %, and also that of the baseline "small network" is 90.0 %, inside the interval' in page
     assert "ahead of every baseline on every set" not in page
     assert "| pages | 4 | 40 | 60 | 90.0 (85.0 to 95.0) | 97.0 | small network |" in page
-    assert "| tools | 90.0 | 46.7 | 95.0 | 2 of 3 | 1 |" in page
+    assert "| tools | 90.0 | 46.7 | 95.0 to 96.0 | 95.0 | 1 of 2 |" in page
     figures["accuracy"]["rows"] = rows[:1]
     assert "The adapter is ahead of every baseline on every set." in render("own-pictures", figures)
