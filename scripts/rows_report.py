@@ -90,7 +90,7 @@ def _step_row(placed: PlacedDecoder, name: str, settings: Settings, *, rows: int
             k, v = (torch.randn(shape, generator=draw) for _ in range(2))
             runner._cache.write(slot, (k.numpy(), v.numpy()) if isinstance(runner, KernelRunner) else (k, v))
         ways[way] = lambda runner=runner: runner.decode([5] * rows, [length - 1] * rows)  # type: ignore[misc]
-        results[way] = torch.tensor(runner.decode([5] * rows, [length - 1] * rows).best_R)
+        results[way] = torch.as_tensor(runner.decode([5] * rows, [length - 1] * rows).best_R)
     assert torch.equal(results["whole"], results["blocks"]), "the caches give different tokens"
 
     def timed(way: str) -> float:

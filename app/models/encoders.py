@@ -71,9 +71,10 @@ def check_card(card: EncoderCard, model: LoadedModel, *, spec: CaptionerSpec) ->
     Only parts that the model's files contain are compared: with an exported encoder, CLIP may be missing. `spec` may
     also name prefix files, which have the card of the encoder that encoded them.
     """
-    model_name, they, hint = model.name, f"The encoder `{spec.encoder}`", _EXPORT_AGAIN
+    are_prefixes, model_name = spec.vision_kind == "prefixes", model.name
+    they, hint = f"The encoder `{spec.encoder}`", _EXPORT_AGAIN
     came_from, reads, made_with, maker = f"was exported from {card.name}", "reads", "was exported with", "export"
-    if spec.vision_kind == "prefixes":
+    if are_prefixes:
         they, hint = f"The prefixes `{spec.encoder}`", _ENCODE_AGAIN
         came_from = f"were encoded by {card.name}"
         reads, made_with, maker = f"{came_from}, which reads", f"{came_from} with", "encode"
@@ -83,8 +84,14 @@ def check_card(card: EncoderCard, model: LoadedModel, *, spec: CaptionerSpec) ->
     # Quantised weights differ in some signs, so the weights from which they were made are compared.
     for half, own in model.source.fingerprint.items():
         if not is_same(card.fingerprint.get(half), own):
+            if are_prefixes:
+                raise GraphError(
+                    f"{they} {came_from}, and its {HALVES[half]} are not those of the model {model_name}", hint=hint
+                )
             raise GraphError(
-                f"{they} {came_from}, and its {HALVES[half]} are not those of the model {model_name}", hint=hint
+                f"The encoder `{spec.encoder}` was exported from {card.name}, and its {HALVES[half]} are not those of "
+                f"the model {model_name}",
+                hint=hint,
             )
     if card.vision.channel_order != model.vision_config.channel_order:
         raise GraphError(

@@ -23,6 +23,7 @@ from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.weights.names import meta_tensors, to_huggingface
 from llama_adapter.runtime.schemes import Precision
 from llama_adapter.runtime.schemes.state import convert_precision
+from llama_adapter.vision.backends.kernels import KernelQueries
 from llama_adapter.vision.config import VIT_L_14, ClipConfig, QueryConfig, VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder, VisualQueryBlocks
 from llama_adapter.vision.tensor_names import LAYOUTS
@@ -84,6 +85,7 @@ def give_all_tokens() -> None:
     A visual query without visual blocks would be the same for every picture.
     """
     VisualQueryBlocks.forward = lambda self, features_BTC: features_BTC  # type: ignore[method-assign]
+    KernelQueries.__call__ = lambda self, features_BTC: features_BTC  # type: ignore[method-assign]
 
 
 def decoder_state(

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from llama_adapter.app.captioning.tasks.answers import Answer
@@ -51,7 +52,11 @@ def choosing(choices: Iterable[str] | None) -> Task:
         return FREE_TEXT
     if isinstance(choices, str) or not isinstance(choices, Iterable):
         raise ValueError(f'choices must be a list of texts such as ["Yes", "No"], got {choices!r}')
-    return OneOf(tuple(choices))
+    texts = tuple(choices)
+    return _one_of(texts) if all(isinstance(text, str) for text in texts) else OneOf(texts)
+
+
+_one_of = lru_cache(maxsize=64)(OneOf)  # all questions of a data set may have the same choices
 
 
 def parse_choices(text: str) -> tuple[str, ...]:

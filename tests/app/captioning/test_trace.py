@@ -22,7 +22,8 @@ PICTURES = sorted((GOLDEN / "images").iterdir())[:2]
 
 @pytest.fixture(scope="module")
 def captioner() -> Iterator[Captioner]:
-    with Captioner.load(**model_options(), device="cpu", batch_size=4) as loaded:
+    # The profiler does not see the C kernels.
+    with Captioner.load(**model_options(), device="cpu", batch_size=4, operators="aten") as loaded:
         yield loaded
 
 

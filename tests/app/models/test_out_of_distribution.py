@@ -20,6 +20,7 @@ from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundl
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.runtime.errors import CheckpointError
+from llama_adapter.vision.backends.base import as_array
 from llama_adapter.vision.out_of_distribution import Floats, OodDetector, read_familiarity
 from tests.app.golden import GOLDEN
 from tests.bounds import unit
@@ -177,7 +178,7 @@ def test_the_mark_is_that_of_the_answers_own_picture(tmp_path: Path, model: Load
     size = vision.pixels.image_size
     images = [Image.new("RGB", (size, size), tone) for tone in ("black", "white")]
     ood_detector = fitted_to(model, threshold=0.0)
-    distances = ood_detector.distances(vision.encode(np.stack([np.array(image) for image in images])).float().numpy())
+    distances = ood_detector.distances(as_array(vision.encode(np.stack([np.array(image) for image in images]))))
     near, far = (images[index] for index in np.argsort(distances))
     add_familiarity(bundle, dataclasses.replace(ood_detector, threshold=float(distances.mean())))
 

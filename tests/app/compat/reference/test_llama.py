@@ -14,6 +14,7 @@ from llama_adapter import Captioner, RawPrompt
 from llama_adapter.app.compat.reference import llama
 from llama_adapter.app.compat.reference.pictures import clip_transform
 from llama_adapter.runtime.errors import CheckpointError, GraphError, LlamaAdapterError, UsageError
+from llama_adapter.vision.backends.base import as_array
 from tests.app.golden import CASES, GOLDEN, model_options, picture
 from tests.bounds import Float64, difference, spread
 
@@ -71,8 +72,8 @@ def test_floats_between_the_levels_of_a_picture_are_computed_as_they_are(bias: A
             double = copy.deepcopy(encoder).double()
             exact = double.query(double.clip(imgs.double()))
         (pixels,) = llama.encoder_pixels(imgs, captioner=captioner)
-        found = captioner._vision.encode(pixels[None])
-        rounded = captioner._vision.encode(np.rint(pixels[None]).clip(0, 255).astype(np.uint8))
+        found = torch.as_tensor(captioner._vision.encode(pixels[None]))
+        rounded = torch.as_tensor(captioner._vision.encode(np.rint(pixels[None]).clip(0, 255).astype(np.uint8)))
 
     assert difference(found, wanted) <= (limit := spread(wanted, exact))
     assert difference(rounded, wanted) > 10 * limit
@@ -205,7 +206,7 @@ class Session:
 
     def infer(self, feeds: list[np.ndarray]) -> list[np.ndarray]:
         self.given += feeds
-        return [self.encoder.encode(feeds[0].astype(np.float32)).numpy()[..., : self.width]]
+        return [as_array(self.encoder.encode(feeds[0].astype(np.float32)))[..., : self.width]]
 
 
 def test_a_programs_session_encodes_the_pictures_and_clip_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
