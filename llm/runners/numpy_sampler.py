@@ -3,10 +3,14 @@
 # T rows, V vocabulary
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
 from llama_adapter.llm.runners.draw import NO_TOKEN, Draw, Rules
+
+_LEAST: Final = np.float32(1e-4)  # of the largest probability: what other tokens have is seldom needed
+_MARGIN: Final = 1e-3  # more than the rounding of a sum
 
 
 def choose(logits_TV: np.ndarray, draws: Sequence[Draw | None]) -> list[int]:
@@ -44,7 +48,7 @@ def _choose(logits_V: np.ndarray, draw: Draw | None) -> int:
         scaled_V = logits_V / np.float32(draw.temperature)
     probabilities_V = np.exp(scaled_V - scaled_V.max())
     probabilities_V /= probabilities_V.sum()
-    order_V = np.argsort(-probabilities_V, kind="stable")
+    order_V = _likeliest_first(probabilities_V, share=1.0 if draw.top_k else draw.top_p)
     sorted_V = probabilities_V[order_V]
     if draw.top_k:
         sorted_V[draw.top_k :] = 0
@@ -56,6 +60,17 @@ def _choose(logits_V: np.ndarray, draw: Draw | None) -> int:
     place = int(np.searchsorted(cumulative_V, np.float32(draw.uniform) * cumulative_V[-1], side="right"))
     # Rounding may place the target beyond the end. The last kept token is then used.
     return int(order_V[min(place, int((kept_V > 0).sum()) - 1)])
+
+
+def _likeliest_first(probabilities_V: np.ndarray, *, share: float) -> np.ndarray:
+    """Tokens, the likeliest first: at least as many as have this share together.
+
+    Few tokens mostly have it, and sorting only them takes a fraction of the time.
+    """
+    front = np.flatnonzero(probabilities_V >= _LEAST * probabilities_V.max())
+    if probabilities_V[front].sum() > share + _MARGIN:
+        return front[np.argsort(-probabilities_V[front], kind="stable")]
+    return np.argsort(-probabilities_V, kind="stable")
 
 
 def _apply(rules: Rules, logits_V: np.ndarray) -> None:

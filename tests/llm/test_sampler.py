@@ -68,6 +68,18 @@ def test_top_k_keeps_k_tokens_and_top_p_counts_what_is_left() -> None:
     torch.testing.assert_close(kept_distribution(probabilities, top_p=0.5, top_k=2), torch.tensor([[1.0, 0, 0, 0]]))
 
 
+@pytest.mark.parametrize("top_p", [0.1, 0.75, 0.95, 0.9999, 1.0])
+def test_the_host_draws_as_torch_from_a_large_vocabulary(top_p: float) -> None:
+    """The host sorts only likely tokens where they are enough."""
+    logits = torch.randn(60, 5000, generator=torch.Generator().manual_seed(0)) * torch.tensor([[3.0], [8.0]]).tile(
+        30, 1
+    )
+    logits[:, ::30] = 1.0  # ties
+    draws = [Draw(temperature=0.7, top_p=top_p, top_k=0, uniform=(row + 0.5) / 60) for row in range(60)]
+
+    assert choose_on_host(logits.numpy(), draws) == choose(predict(logits), draws, upload=torch.tensor).tolist()
+
+
 def test_extreme_draws_stay_on_kept_tokens() -> None:
     logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(0))
     kept = kept_distribution(logits.softmax(-1), top_p=0.5)[0]
