@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from llama_adapter.llm.config import EngineConfig
-from llama_adapter.llm.model.kv import DecodeView, KVCache, KVView, LayerViews, NoCache, Past, Recorder
+from llama_adapter.llm.model.kv import DecodeView, KVCache, KVView, LayerViews, NoCache, Recorder
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder, linears_of
 from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.prefix import Prefix
@@ -29,6 +29,7 @@ from llama_adapter.llm.runners.base import (
     Scores,
     WarmUp,
 )
+from llama_adapter.llm.runners.beginnings import Beginnings
 from llama_adapter.llm.runners.sampler import Prediction, logprobs, predict, sum_scores
 from llama_adapter.llm.runners.score_layout import lay_out, layout_mask, layout_positions
 from llama_adapter.llm.runners.shapes import EXACT, Shapes
@@ -122,7 +123,7 @@ class EagerRunner:
         self._readback = AsyncReadback(backend, num_slots=config.num_slots, ranks=decoder.ranks)
         self._upload = self._readback.transfer.upload
         sizes = config.decoder
-        self._beginnings: dict[int, Past] = {}  # beginnings of prompts with the past, by number, see `KeptTokens`
+        self._beginnings = Beginnings()
         self._start = config.past_length  # the decoder's position at which prompts begin
         self._heads = slice(sizes.heads.start, sizes.heads.stop)  # this rank's heads among those of all ranks
         kv_heads = slice(sizes.kv_heads.start, sizes.kv_heads.stop)
@@ -161,7 +162,12 @@ class EagerRunner:
                     pictures=plan.pictures,
                     kept=plan.kept,
                 )
-                self._keep(plan, lambda row, count: self._cache.read(plan.first_slot + row, num_places=count))
+                with torch.inference_mode():
+                    self._beginnings.keep(
+                        plan,
+                        lambda row, count: self._cache.read(plan.first_slot + row, num_places=count),
+                        start=self._start,
+                    )
                 return self._readback.choose(plan, prediction, first_slot=plan.first_slot)
             case ScorePlan():
                 return Scores(plan.rows, self.score(plan))
@@ -318,7 +324,7 @@ class EagerRunner:
     def score(self, plan: ScorePlan) -> list[list[float]]:
         """Log-probability of each continuation of each row."""
         num_prompts = len(plan.rows)
-        past, known = self._past_of(plan)
+        past, known = self._beginnings.before(plan, self._cache.past)
         start = self._start + known
         asked = zip(plan.continuations, paired(plan.prompts, plan.pictures), strict=True)
         questions = _one_for_all([(prompt[known:], choices, () if known else own) for choices, (prompt, own) in asked])
@@ -348,14 +354,8 @@ class EagerRunner:
             key = "score", *tokens.shape, *mask_R1SP.shape, num_rows, num_targets
             program = self._prompt_program(key, self._score_program(NoCache(past)), num_tokens=num_rows * width)
         (per_token_T,) = program(tokens, positions_RS, mask_R1SP, *prefix, rows_T, places_T, targets_T)
-        self._keep(plan, recorder.read)
+        self._beginnings.keep(plan, recorder.read, start=self._start)
         return sum_scores(per_token_T, layouts)
-
-    def _past_of(self, plan: ScorePlan) -> tuple[Past | None, int]:
-        """The keys and values before all prompts of a plan, and how many of their tokens these have."""
-        first = plan.kept[0] if plan.kept else None
-        is_known = first is not None and first.is_known
-        return (self._beginnings[first.number], first.num_tokens) if first and is_known else (self._cache.past, 0)
 
     def _score_program(self, cache: KVView) -> PromptProgram:
         """Log-probabilities (T,) of target tokens of laid-out continuations."""
@@ -453,15 +453,6 @@ class EagerRunner:
         self._prefix.k[:, slots] = torch.cat([prefix.k for prefix in prefixes], dim=1)
         self._prefix.v[:, slots] = torch.cat([prefix.v for prefix in prefixes], dim=1)
         return known
-
-    @torch.inference_mode()
-    def _keep(self, plan: PrefillPlan | ScorePlan, read: Callable[[int, int], Past]) -> None:
-        """Keep what a plan says, and release what it drops. `read` copies the first places of a row."""
-        for number in plan.dropped:
-            self._beginnings.pop(number, None)
-        for row, tokens in enumerate(plan.kept):
-            if tokens is not None and not tokens.is_known and tokens.number not in plan.dropped:
-                self._beginnings[tokens.number] = read(row, self._start + tokens.num_tokens)
 
     def _padded(self, rows: Sequence[Sequence[int]], *, num_rows: int, width: int) -> Tensor:
         """Ids of `num_rows` rows, or of the single row that stands for all, each padded to `width`."""

@@ -8,7 +8,7 @@ Imports torch only for ranks.
 
 import contextlib
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from llama_adapter.llm.model.blocks import ArrayBlocks, Past, lazy_zeros
 from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, Pictures, Plan, PrefillPlan, Result, ScorePlan
+from llama_adapter.llm.runners.beginnings import Beginnings
 from llama_adapter.llm.runners.draw import NO_TOKEN
 from llama_adapter.llm.runners.host import HostRunner, Prediction, as_array, scores_of
 from llama_adapter.llm.runners.kernel_decoder import KernelDecoder, Places, batch_of, c_numbers
@@ -79,7 +80,7 @@ class KernelRunner(HostRunner):
         self._places = Places(self._cache.k, self._cache.v, self._cache.table_BT if self._cache.is_paged else None)
         k, v = (lazy_zeros(sizes.prefix_shape(config.num_slots), self._kept_type) for _ in range(2))
         self._prefix = Places(k, v)
-        self._beginnings: dict[int, Past] = {}  # beginnings of prompts with the past, by number, see `KeptTokens`
+        self._beginnings = Beginnings()
         self._steps: dict[int, _Step] = {}  # by number of rows
         # The memory of steps, which call nothing else: while weights pass through the caches, other code leaves them.
         self._x_RD = self._no_embeddings(config.num_slots)
@@ -136,7 +137,9 @@ class KernelRunner(HostRunner):
         ]
         parts = portions(rows, steps=steps, past_length=self._start)
         predictions = [self._run(tokens, self._places, self._prefix) for tokens in parts]
-        self._keep(plan, lambda row, num_places: self._cache.read(first_slot + row, num_places=num_places))
+        self._beginnings.keep(
+            plan, lambda row, count: self._cache.read(first_slot + row, num_places=count), start=self._start
+        )
         if len(predictions) == 1:
             return predictions[0]
         return Prediction(*map(np.concatenate, zip(*predictions, strict=True)))
@@ -163,10 +166,7 @@ class KernelRunner(HostRunner):
         return self._steps[num_rows]
 
     def score(self, plan: ScorePlan) -> list[list[float]]:
-        first = plan.kept[0] if plan.kept else None
-        past, known = self._cache.past, 0
-        if first is not None and first.is_known:
-            past, known = self._beginnings[first.number], first.num_tokens
+        past, known = self._beginnings.before(plan, self._cache.past)
         start, sizes = self._start + known, self.config.decoder
         asked = zip(plan.prompts, plan.continuations, _pictures(plan), strict=True)
         layouts = [lay_out(prompt[known:], choices, () if known else own) for prompt, choices, own in asked]
@@ -182,7 +182,9 @@ class KernelRunner(HostRunner):
         rows = [(row, start, layout) for row, layout in enumerate(layouts)]
         parts = portions(rows, steps=Tokens(), past_length=start)
         logits_TV = np.concatenate([self._run(tokens, Places(k, v), prefix).logits_RV for tokens in parts])
-        self._keep(plan, lambda row, num_places: (k[:, row, :, :num_places].copy(), v[:, row, :, :num_places].copy()))
+        self._beginnings.keep(
+            plan, lambda row, count: (k[:, row, :, :count].copy(), v[:, row, :, :count].copy()), start=self._start
+        )
         return scores_of(logits_TV, layouts)
 
     def _joined(self, parts: Sequence[np.ndarray]) -> np.ndarray:
@@ -191,14 +193,6 @@ class KernelRunner(HostRunner):
         if joined.shape != self.config.decoder.prefix_shape(len(parts)):
             raise ValueError(f"prefixes of {joined.shape} for slots of {self._prefix.k.shape}")
         return joined
-
-    def _keep(self, plan: PrefillPlan | ScorePlan, read: Callable[[int, int], Past]) -> None:
-        """Keep what a plan says, and release what it drops. `read` copies the first places of a row."""
-        for number in plan.dropped:
-            self._beginnings.pop(number, None)
-        for row, tokens in enumerate(plan.kept):
-            if tokens is not None and not tokens.is_known and tokens.number not in plan.dropped:
-                self._beginnings[tokens.number] = read(row, self._start + tokens.num_tokens)
 
     def kept(self, *, num_tokens: int) -> PastKeyValues:
         """Keys and values of the past and of the first `num_tokens` tokens of slot 0, as a past for other prompts."""

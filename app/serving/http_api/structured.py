@@ -67,7 +67,7 @@ def read_schema(schema: Mapping[str, Any], *, place: str) -> tuple[Property, ...
 
 
 def combined(properties: Sequence[Property], answers: Sequence[Answer]) -> Answer:
-    """One answer with the JSON of all values, combined from `answers`, of which none has an error."""
+    """One answer with the JSON of all values, combined from `answers`. None of them has an error."""
     found = list(zip(properties, answers, strict=True))
     values = {item.name: answer.text if item.values is None else item.values[answer.text] for item, answer in found}
     probabilities = {
