@@ -21,7 +21,7 @@ class Blocks(ABC):
     """
 
     def __init__(self, context: int, *, num_slots: int, block: int = 0, spare_blocks: int = 0) -> None:
-        """`block` and `spare_blocks` are those of `EngineConfig`. Heirs make `k`, `v` and `table_BT` of `table`."""
+        """`block` and `spare_blocks` are those of `EngineConfig`. Subclasses make `k` and `v`."""
         self.block = block or context
         self.is_paged = self.block < context
         # With spare blocks, there is one more. What padding writes beyond its row is put there, and never read.

@@ -60,7 +60,7 @@ class Backend(Protocol):
     name: str  # for reports, for example `cpu` or `cuda:0 (NVIDIA H100)`
     device: torch.device
     capabilities: Capabilities
-    kernels: Library | None = None  # this project's C kernels if `prepare` has used them; the native runner needs them
+    kernels: Library | None = None  # this project's C kernels if `prepare` has used them; `KernelRunner` needs them
 
     def synchronise(self) -> None:
         """Return when the device has finished all its work."""
