@@ -8,7 +8,8 @@ process through a socket. A fork of the warm process runs the command line and e
 forwards the signals that it receives, and exits as the fork did.
 
 These tests do not cover how an interpreter starts; tests in `tests/e2e` start real ones. Slow work is done once per
-test run: tracing the embedded model's encoder for `export`, and examining the environment for `doctor`.
+test run: tracing the embedded model's encoder for `export`, and examining the environment for `doctor`. `train` takes
+fewer steps.
 """
 
 import io
@@ -149,8 +150,8 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     sys.argv[1:] = request["arguments"]
-    if request["arguments"] and (share := _SHARED.get(request["arguments"][0])):
-        share()
+    if request["arguments"] and (prepare := _PREPARED.get(request["arguments"][0])):
+        prepare()
     given = os.environ.get("PYTHONPATH")
     sys.path[:1] = [os.getcwd(), *(os.path.abspath(folder) for folder in (given.split(os.pathsep) if given else []))]
 
@@ -177,7 +178,13 @@ def _share_environment() -> None:
     command.look_at_environment = look
 
 
-_SHARED = {"export": _share_encoder, "doctor": _share_environment}
+def _shorten_training() -> None:
+    from llama_adapter.app.learning.training import eye, job
+
+    eye._FEWEST_BLOCK_STEPS, job._STEPS_OVER_TRAINED_EYE = 5, 10
+
+
+_PREPARED = {"export": _share_encoder, "doctor": _share_environment, "train": _shorten_training}
 
 
 def _load() -> None:

@@ -89,6 +89,7 @@ def test_rows_of_a_small_cache_answer_as_with_one_for_each(config: DecoderConfig
     assert answers[2] == answers[0]
 
 
+@pytest.mark.slow
 def test_a_thousand_rows_are_put_back_and_none_is_lost() -> None:
     whole, small = (Engine(native(num_slots=8, **cache), eos_id=EOS_ID) for cache in ({}, SMALLEST))
     requests = mixed_requests(whole, 1000, config=CONFIG)

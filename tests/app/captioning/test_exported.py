@@ -36,7 +36,7 @@ CHOICES = ["red", "a very light grey", "white"]
 install = conftest.install  # a fixture
 
 
-@pytest.fixture(params=["onnx", "om"])
+@pytest.fixture(params=["onnx", pytest.param("om", marks=pytest.mark.slow)])
 def form(request: pytest.FixtureRequest, install: Callable[..., None]) -> str:
     """The form of an exported decoder."""
     if request.param == "om":
@@ -101,6 +101,7 @@ def test_sample_pictures_have_torchs_answers(form: str, wanted: tuple[list[Any],
         assert share == pytest.approx(other, abs=choice_limit())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("form", ["om"], indirect=True)
 @pytest.mark.parametrize("name", ["decoder.om", "prefix.om"])

@@ -70,6 +70,7 @@ def test_answers_are_those_of_widened_weights(
         assert ours == pytest.approx(theirs, abs=tolerance)
 
 
+@pytest.mark.slow
 def test_a_gpu_without_a_compiler_computes_with_torch_and_a_note_says_why(
     ops: LinearOps, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -266,6 +266,7 @@ def test_commands_and_digests(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("known_environment")
 def test_a_bundle_is_merged_with_a_lora_as_checkpoints_are(
     folders: Callable[[str], Path], bare: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -297,6 +298,7 @@ def test_a_bundle_is_merged_with_a_lora_as_checkpoints_are(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("known_environment")
 def test_commands_that_merge_a_lora_of_another_base_tell_it(
     bare: Path, foreign: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -316,6 +318,7 @@ def test_commands_that_merge_a_lora_of_another_base_tell_it(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("known_environment")
 def test_doctor_tells_a_missing_bundle_once_and_checks_a_lora_beside_an_encoder(
     bare: Path, foreign: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -116,6 +116,7 @@ def test_pictures_are_refused_in_words(
     assert said in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.usefixtures("known_environment")
 def test_commands_make_and_read_it(file: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data.jsonl").write_text('{"question": "Why?", "answer": "Because."}\n' * 2)

@@ -64,6 +64,7 @@ def fitted(examples: Examples, *, target_precision: float) -> Calibration:
     return calibrate(examples, choices=choices, question=None, model_digest="", target_precision=target_precision)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_choices", [2, 3])
 def test_the_fitted_temperature_breaks_no_promise(num_choices: int) -> None:
     num_runs, new = 60, drawn(1, count=20_000, num_choices=num_choices)
