@@ -30,6 +30,9 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Processes with another HOME use the kernels that are already compiled.
 os.environ.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))
 
+# Clusters that programs start would have a process for each core that waits for a task.
+os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+
 # Without a GPU, Triton's kernels run in its interpreter. It must be chosen before they are imported.
 if not Path("/dev/nvidia0").exists():
     os.environ["TRITON_INTERPRET"] = "1"

@@ -2,12 +2,16 @@
 
 import dataclasses
 import json
+from contextlib import closing
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from scripts import gpu_round
-from scripts.gpu_round import TESTS, Outcome, Step, left, main, steps
+from scripts import bench_peers, gpu_round
+from scripts.gpu_round import TESTS, Outcome, State, Step, left, main, steps
+from scripts.peers import rounds
+from scripts.peers.processes import Children
 
 PASSED = Outcome(state="passed", seconds=1.0, time="", commit="", gpu="")
 FAILED = dataclasses.replace(PASSED, state="failed", lines=("why",))
@@ -61,8 +65,21 @@ def test_a_failed_and_a_cut_step_are_kept_with_their_lines_and_run_again(
 
 
 @pytest.mark.slow
-def test_the_round_rehearses_on_the_cpu(tmp_path: Path) -> None:
-    code = main(["600", "--rehearse", "--out", str(tmp_path)])
+def test_the_round_rehearses_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_program, children = gpu_round._run, Children()
+
+    def run(step: Step, left_s: float, *, toy: bool) -> tuple[State, float, tuple[str, ...]]:
+        """Run the first program of each kind as it is, and the others in this process, with the same children."""
+        if step.name in (TESTS, "large jobs"):
+            return run_program(step, left_s, toy=toy)
+        code = bench_peers.main([*step.command[2:], "--limit", f"{left_s:.0f}"])
+        return "failed" if code else "passed", 0.0, ()
+
+    monkeypatch.setattr(gpu_round, "_run", run)
+    monkeypatch.setattr(rounds, "Children", lambda: Mock(wraps=children, close=Mock()))
+
+    with closing(children):
+        code = main(["600", "--rehearse", "--out", str(tmp_path)])
 
     names = [step.name for step in steps(toy=False, out=tmp_path)]
     assert {name: state for name, (state, _) in told(tmp_path).items()} == dict.fromkeys(names, "passed")

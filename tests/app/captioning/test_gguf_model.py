@@ -22,7 +22,7 @@ from tests.llm.gguf_files import SMOLLM2
 
 pytestmark = pytest.mark.slow
 
-NUM_TOKENS: Final = 32
+NUM_TOKENS: Final = 12
 END: Final = 2
 MODEL: Final[Mapping[str, Any]] = {"llama_dir": SMOLLM2, "dtype": "float32", "device": "cpu"}
 # Latin, Cyrillic, Chinese, Arabic and Devanagari. Some spell special tokens, which are text in them.

@@ -42,7 +42,7 @@ def compute_expected() -> None:
 def answers(device: str, *, dtype: str, **options: Any) -> dict[str, Any]:
     """Captions of a few samples, and the log-probabilities of choices for fewer."""
     captioner = Captioner.load(device=device, dtype=dtype, batch_size=8, **options)
-    pictures = sorted(path for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))[:8]
+    pictures = sorted(path for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))[:4]
     chosen = captioner.generate(pictures[:2], QUESTION, choices=CHOICES)
     return {
         "captions": [answer.text for answer in captioner.generate(pictures, max_new_tokens=8)],
