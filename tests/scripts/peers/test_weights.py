@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, get_args
 
@@ -71,15 +70,14 @@ def test_spread_copies_a_row() -> None:
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("cache", get_args(CacheKind))
 @pytest.mark.parametrize("spread", [False, True])
-def test_hugging_face_gives_the_same_tokens(cache: CacheKind, spread: bool) -> None:
+def test_hugging_face_gives_the_same_tokens(cache: CacheKind, spread: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     config, state = without_adapter(kv_heads=2 if spread else 0)
+    if cache == "compiled":  # the step is traced as for Inductor, whose own compiler takes half a minute
+        plain: Any = importlib.import_module("torch._dynamo.backends.debugging").aot_eager
+        monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", lambda graph, inputs, **_: plain(graph, inputs))
     theirs = HuggingFaceDecoder(state, config, dtype=torch.float32, cache=cache)
 
-    # Kernels are compiled here, because the processes that torch.compile starts would each import torch.
-    inductor: Any = importlib.import_module("torch._inductor.config")
-    with inductor.patch(compile_threads=1) if cache == "compiled" else nullcontext():
-        their_steps = some_steps(theirs, spread=spread)
-    assert their_steps == some_steps(our_decoder(config, state), spread=spread)
+    assert some_steps(theirs, spread=spread) == some_steps(our_decoder(config, state), spread=spread)
 
 
 @pytest.mark.slow
