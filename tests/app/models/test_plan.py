@@ -126,10 +126,14 @@ def test_the_command_prints_a_table_or_json(run: Run, snapshot: Any) -> None:
     assert set(told["plans"][0]["rows"][0]) == {"device_bytes", "rows", "fits"}
 
 
-def test_without_devices_this_machine_is_answered_for(run: Run) -> None:
+def test_without_devices_this_machine_is_answered_for(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llama_adapter.runtime.ceilings._HOST_BUFFER", 64 << 20)
     printed = run("doctor", "--plan", "tiny", "--batch-size", "2")
     assert printed.out.startswith("This machine: ")
     assert "pictures/s, 2 rows" in printed.out
+    planning = "llama_adapter.app.command_line.doctor.planning"
+    monkeypatch.setattr(f"{planning}.measure_bandwidth", lambda backend: 1e10)  # once is enough
+    monkeypatch.setattr(f"{planning}.measure_matmul", lambda backend, **product: 1e11)
     own = json.loads(run("doctor", "--plan", "tiny", "--batch-size", "2", "--json").out)["this_machine"]
     assert own["free_bytes"] > 0
     for one in own["formats"]:
