@@ -3,8 +3,8 @@
 Usage: python -m scripts.prove_training [--part world|precision|bases ...] [--work FOLDER] [--out FOLDER] [--quick]
 
 Parts that are not run keep their figures. Finished results in the working folder are reused. The first two parts take
-about a quarter of an hour on one core, and `bases` about half an hour. It needs SmolLM2-135M-Instruct, which
-`make .venv/smollm2` fetches.
+about a quarter of an hour on one core, and `bases` as long. It needs SmolLM2-135M-Instruct, which `make .venv/smollm2`
+fetches.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ PRECISION = "corners"  # the task of the part `precision`
 # Decoders of the part `bases`, each with the highest learning rates of its trainings; None is the default.
 BASES: Mapping[str, tuple[Path, tuple[float | None, ...]]] = {
     "the embedded decoder": (embedded_model(), (None, 0.003)),
-    "SmolLM2-135M-Instruct": (SMOLLM2, (0.003, None)),
+    "SmolLM2-135M-Instruct": (SMOLLM2, (0.003,)),
 }
 EXAM_SEED = 22  # for drawings not used elsewhere
 
@@ -102,7 +102,8 @@ def measure_bases(settings: Settings) -> dict[str, Any]:
             figures = train(run, settings.work)
             test = json.loads((settings.work / f"{run.name}.training/test.json").read_text(encoding="utf-8"))["figures"]
             rows.append({"base": base, "rate": rate, "test": test, "reached": first_steps(figures["curve"]), **figures})
-    return {"drawings": settings.colors, "question": QUESTION, "levels": LEVELS, "rows": rows}
+    finished = evaluate(None, data, settings.work / "colors-finished", task="open")
+    return {"drawings": settings.colors, "question": QUESTION, "levels": LEVELS, "finished": finished, "rows": rows}
 
 
 def _world_run(settings: Settings, task: str, table: str, *, rate: float | None = None) -> Training:
