@@ -1,6 +1,6 @@
 """Compares our engine with other programs, and writes docs/peers.json and docs/peers.md.
 
-Usage: python -m scripts.bench_peers [--threads N] [--sizes 1B 160M ViT-L/14] [--sections decode job vision] ...
+Usage: python -m scripts.bench_peers [--threads N] [--sizes 1B 160M ViT-L/14] [--sections decode job vision sight] ...
 
 With `--instructions avx2` our kernels, torch and oneDNN use AVX2 on every processor, and the page is
 docs/peers-avx2.md. llama.cpp uses the instruction sets that it was compiled for.
@@ -21,13 +21,13 @@ from scripts.common import tell
 from scripts.pages import render
 from scripts.peers.results import INSTRUCTIONS, PROCESSORS, Results, from_json, to_json
 from scripts.peers.rounds import Plan, run_rounds
-from scripts.peers.sizes import DECODERS, ENCODERS
+from scripts.peers.sizes import DECODERS, ENCODERS, SIGHTS
 from scripts.peers.table import DEVICES, engine_names
 
 CHOICES = {
     "instructions": INSTRUCTIONS,
     "processor": PROCESSORS,
-    "sizes": (*DECODERS, *ENCODERS),
+    "sizes": (*DECODERS, *ENCODERS, *SIGHTS),
     "sections": Plan.sections,
     "device": DEVICES,
     "engines": engine_names(),

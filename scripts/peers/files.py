@@ -16,7 +16,9 @@ from scripts.peers.exported import export_tower, quantise_onnx, quantise_openvin
 from scripts.peers.graphs import FOLDER, MINDIR, export_random
 from scripts.peers.llama_cpp import Quantisation, quantise_gguf
 from scripts.peers.packages import require
+from scripts.peers.sight import save_random
 from scripts.peers.sizes import place_of
+from scripts.peers.table import SIGHT_FOLDER
 from scripts.peers.weights import (
     bare_tower,
     decoder_sizes,
@@ -125,6 +127,7 @@ _MAKERS: Mapping[str, Callable[[Path, str, int], None]] = {
     "q8_0.gguf": _quantise("q8_0"),
     "q4_0.gguf": _quantise("q4_0"),
     "tokens.onnx": _write_tower,
+    SIGHT_FOLDER: lambda place, size, threads: save_random(place, size),
     **dict.fromkeys(
         (MINDIR, *(f"{FOLDER}{precision}" for precision in get_args(ExportPrecision))),
         lambda place, size, threads: export_random(place, size, eos_id=end_id(decoder_sizes(size).vocab_size)),

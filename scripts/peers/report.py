@@ -6,7 +6,7 @@ from typing import Any
 
 from llama_adapter.app.models.roofline import NumberSizes, Work, encoder_work, prefill_work, step_work
 from scripts.peers.results import Results, Row, from_json
-from scripts.peers.sizes import JOB_ENDS, NUM_PROMPT_TOKENS, num_steps
+from scripts.peers.sizes import JOB_ENDS, NUM_ANSWER_TOKENS, NUM_PROMPT_TOKENS, NUM_SIGHT_PICTURES, num_steps
 from scripts.peers.table import ENGINES, Device
 from scripts.peers.targets import TARGETS, check
 from scripts.peers.weights import bare_tower, decoder_sizes
@@ -43,6 +43,10 @@ PARTS = {
     "prefill": ("Prefill", "tokens/s"),
     "vision": ("Pictures", "pictures/s"),
     "job": ("Caption jobs", "pictures/s"),
+    "sight": ("Pictures as tokens", "pictures/s"),
+    "sight-encoder": ("Pictures as tokens: encoder and connector", "pictures/s"),
+    "sight-prefill": ("Pictures as tokens: prefill", "tokens/s"),
+    "sight-decode": ("Pictures as tokens: decode", "tokens/s"),
 }
 
 
@@ -100,6 +104,9 @@ def page_context(figures: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "num_prompt_tokens": NUM_PROMPT_TOKENS,
         "job_ends": JOB_ENDS,
+        "sights": sorted({row.size for row in results.rows if row.part == "sight"}),
+        "num_sight_pictures": NUM_SIGHT_PICTURES,
+        "num_answer_tokens": NUM_ANSWER_TOKENS,
         "instructions": results.instructions,
         "processor": results.processor,
         "device": results.device,
@@ -204,5 +211,5 @@ def _stages(row: Row) -> str:
 
 
 def _note(part: str, engine: str, *, device: Device) -> str:
-    wanted = ("decode" if part == "prefill" else part, engine, device)
+    wanted = ("decode" if part == "prefill" else part.partition("-")[0], engine, device)
     return next((one.note for one in ENGINES if (one.section, one.name, one.device) == wanted), "")

@@ -14,7 +14,16 @@ from typing import Annotated, Any
 from scripts.common import ROOT, Tell
 from scripts.peers.processes import Children, Runner, run_child
 from scripts.peers.results import INSTRUCTIONS, Key, Missing, Results, Row
-from scripts.peers.sizes import ENCODERS, JOB_ENCODERS, JOB_ENDS, SMALL_JOB, num_steps, place_of
+from scripts.peers.sizes import (
+    ENCODERS,
+    JOB_ENCODERS,
+    JOB_ENDS,
+    NUM_SIGHT_PICTURES,
+    SIGHTS,
+    SMALL_JOB,
+    num_steps,
+    place_of,
+)
 from scripts.peers.table import (
     DEVICES,
     MACHINES,
@@ -38,7 +47,7 @@ _ENOUGH_S = 40.0  # after this time, no further batch size is compiled
 class Plan:
     """What a run measures, as plain values."""
 
-    sections: Annotated[tuple[Section, ...], "sections to measure"] = ("decode", "job", "vision")
+    sections: Annotated[tuple[Section, ...], "sections to measure"] = ("decode", "job", "vision", "sight")
     sizes: Annotated[tuple[str, ...], "sizes of models"] = ("1B", "160M", "ViT-L/14")
     engines: Annotated[tuple[str, ...], "engines to measure"] = tuple(engine_names())
     batch_sizes: Annotated[tuple[int, ...], "batch sizes of decode steps and of picture encoders"] = (1, 5, 16)
@@ -61,7 +70,7 @@ class Plan:
         """All tasks of one round, in order: the ceilings of the machine before each size, and jobs last."""
         for size in self.sizes:
             yield self._task(MACHINES[self.device], size)
-            yield from self._tasks("vision" if size in ENCODERS else "decode", size)
+            yield from self._tasks("sight" if size in SIGHTS else "vision" if size in ENCODERS else "decode", size)
         for size in self.sizes:
             for encoder in JOB_ENCODERS.get(size, ()):
                 yield from self._tasks("job", f"{size}+{encoder}")
@@ -82,6 +91,7 @@ class Plan:
             "decode": [*prefills, *(("decode", batch) for batch in batches)],
             "job": [("job", count) for count in self.job_sizes if (count > SMALL_JOB) == (engine.slots is not None)],
             "vision": [("vision", batch) for batch in batches],
+            "sight": [("sight", NUM_SIGHT_PICTURES)],
         }
         return Task(
             engine=engine,

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from llama_adapter.runtime.schemes import Precision
 from scripts.peers.sizes import ENCODERS, Part
 
-Section = Literal["machine", "decode", "job", "vision"]  # what one child process measures
+Section = Literal["machine", "decode", "job", "vision", "sight"]  # what one child process measures
 Device = Literal["cpu", "cuda"]
 DEVICES: tuple[Device, ...] = ("cpu", "cuda")
 Rung = tuple[Part, int]  # a figure to measure: a part, at a batch size
@@ -39,7 +39,7 @@ class Task:
     """One engine and one size: what to open, and the batch sizes to measure."""
 
     engine: Engine
-    size: str  # of a decoder or an encoder; of both for a job, such as `1B+ViT-L/14`
+    size: str  # of a decoder, an encoder or both in one model; for a job of both, such as `1B+ViT-L/14`
     work: str  # folder of the files that other programs run
     threads: int
     rungs: tuple[Rung, ...]
@@ -95,6 +95,7 @@ def _ours(section: Section) -> tuple[Engine, ...]:
     )
 
 
+SIGHT_FOLDER = "smolvlm"  # the file of a model that sees pictures as tokens
 _KINDS: dict[str, Precision] = {"float32": "float", "int8": "int8", "int4": "int4"}
 _GROWING = "eager, growing cache"
 _GRAPHS = "exported decoder in onnxruntime"
@@ -123,6 +124,9 @@ _ON_CPU: tuple[Engine, ...] = (
     Engine("onnxruntime-int8", "vision", "onnxruntime", precision="int8", file="tokens-int8.onnx", note=_DYNAMIC),
     Engine("openvino-float32", "vision", "openvino", file="tokens.onnx"),
     Engine("openvino-int8", "vision", "openvino", precision="int8", file="tokens-int8.xml", note=_NNCF),
+    Engine("ours-float32", "sight", "ours", file=SIGHT_FOLDER),
+    Engine("hf-float32", "sight", "hf", file=SIGHT_FOLDER, note="eager"),
+    Engine("ours-int8", "sight", "ours", precision="int8", file=SIGHT_FOLDER),
 )
 
 

@@ -46,8 +46,9 @@ def train(run: Training, folder: Path) -> Figures:
         flags = ["--resume"] if (results / "last.safetensors").exists() else ["--force"]
         seconds = run_command(["train", str(run.data), "--out", str(out), "--quiet", *run.flags, *flags])
         state = json.loads((results / "last.json").read_text(encoding="utf-8"))
+        command = " ".join(["llama-adapter train", run.data.name, "--out", out.name, *run.flags])
         return {
-            "command": " ".join(["llama-adapter train", run.data.name, "--out", out.name, *run.flags]),
+            "command": command.replace(f"{folder}/", "").replace(f"{ROOT}/", ""),
             "processor_s": round(seconds, 1),
             "elapsed_s": round(state["elapsed_s"], 1),
             "steps": state["step"],

@@ -25,7 +25,7 @@ OLD_A_PICTURE = 2
 _OUTSIDE_SHARE = 0.125  # as in the embedded model's training
 _KNOWN_SHARE = 0.5
 _NEW_WORDS = re.compile(r"warm|cold|diagonal|opposite", re.IGNORECASE)
-_SPLITS = ("train", "val", "test")
+SPLITS = ("train", "val", "test")
 
 Maker = Callable[[Scene, np.random.Generator], Question | None]
 
@@ -75,7 +75,7 @@ def write_drawings(folder: Path, task: str, *, counts: tuple[int, int, int], see
     (folder / "pictures").mkdir(parents=True, exist_ok=True)
     new: list[dict[str, Any]] = []
     mixed: list[dict[str, Any]] = []
-    for number, (split, count) in enumerate(zip(_SPLITS, counts, strict=True)):
+    for number, (split, count) in enumerate(zip(SPLITS, counts, strict=True)):
         rng = np.random.default_rng([PROOF_SEED, NEW_TASKS[task].seed, seed, number])
         for index in range(count):
             scene, question = _asked_scene(task, rng)
