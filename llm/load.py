@@ -1,7 +1,6 @@
-"""Loads a decoder from its state dict, plans its memory, and creates runners on a device."""
+"""Loads a decoder from its state dict, and creates runners on a device."""
 
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -9,7 +8,6 @@ import torch
 from torch import Tensor
 
 from llama_adapter.llm.config import DecoderConfig, EngineConfig
-from llama_adapter.llm.memory_plan import MemoryPlan, least_cache, plan_memory
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder, use_operators, use_ranks
 from llama_adapter.llm.runners.base import Runner
 from llama_adapter.llm.runners.eager import EagerRunner
@@ -20,10 +18,8 @@ from llama_adapter.runtime.devices import EAGER, Backend
 from llama_adapter.runtime.devices.cpu_linear import kernel_arrays
 from llama_adapter.runtime.operators import Operators
 from llama_adapter.runtime.ranks import ALONE, Alone
-from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.schemes.layers import load_state, load_stream
-from llama_adapter.runtime.schemes.scheme import TensorForm, dtype_name
-from llama_adapter.runtime.schemes.state import loaded_bytes
+from llama_adapter.runtime.schemes.scheme import dtype_name
 
 
 def decoder_from_state(config: DecoderConfig, state: Mapping[str, Tensor]) -> LlamaAdapterDecoder:
@@ -36,51 +32,6 @@ def decoder_from_state(config: DecoderConfig, state: Mapping[str, Tensor]) -> Ll
         decoder = LlamaAdapterDecoder(config)
     load_state(decoder, state)
     return decoder
-
-
-def planner(
-    config: EngineConfig,
-    forms: Mapping[str, TensorForm],
-    *,
-    backend: Backend,
-    precision: Precision = FLOAT,
-    reserved: int = 0,
-) -> Callable[[int], MemoryPlan]:
-    """A function from a number of rows to the memory plan of a runner with so many rows and their `least_cache`.
-
-    `forms` are those of the state dict in `precision`, which `place_decoder` receives tensor by tensor. `reserved`
-    bytes of the device are counted for other uses.
-    """
-    is_dequantised = not backend.computes_in(precision, config.dtype, wanted=config.operators)
-    sizes = {
-        name: loaded_bytes(form, dtype=config.dtype, is_dequantised=is_dequantised) for name, form in forms.items()
-    }
-    padding = 2 if backend.capabilities.static_shapes else 1  # rows are rounded up to a power of two
-    return planner_of(config, forms, sizes, padding=padding, reserved=reserved)
-
-
-def planner_of(
-    config: EngineConfig,
-    forms: Mapping[str, TensorForm],
-    sizes: Mapping[str, int],
-    *,
-    padding: int,
-    reserved: int = 0,
-) -> Callable[[int], MemoryPlan]:
-    """As `planner`, for a device that need not exist here: `sizes` are the bytes of each tensor on the device.
-
-    Padded prefills may be `padding` times larger.
-    """
-    # While loading: one block in the form of its file in addition to the device's, and the largest matrix in float32,
-    # which is rounded.
-    largest = max((math.prod(form.shape) for form in forms.values()), default=0)
-    blocks = [name for name in sizes if name.startswith("layers.")]
-    block_bytes = sum(sizes[name] for name in blocks) // max(config.decoder.num_layers, 1)
-    loading = block_bytes + largest * torch.float32.itemsize
-    weights = reserved + sum(sizes.values())
-    return lambda num_slots: plan_memory(
-        least_cache(replace(config, num_slots=num_slots)), weights=weights, loading=loading, padding=padding
-    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,11 +1,16 @@
 """Computes the memory that a decoder needs on a device, before it is allocated."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from llama_adapter.llm.config import EngineConfig
+from llama_adapter.runtime.devices import Backend
 from llama_adapter.runtime.errors import TooLittleMemoryError
+from llama_adapter.runtime.schemes import FLOAT, Precision
+from llama_adapter.runtime.schemes.scheme import TensorForm
+from llama_adapter.runtime.schemes.state import loaded_bytes
 
 BLOCK: Final = 128  # places of the cache that a row gets at once; most captions fit with their prompts
 _MOST_KEPT: Final = 16
@@ -126,4 +131,49 @@ def check_memory(plan: MemoryPlan, config: EngineConfig, *, free: int | None, de
         f"{slots} with a context of {config.decoder.context} need {plan.total / 1e9:.1f} GB ({weights}{parts}), and "
         f"{free / 1e9:.1f} GB are free on {device}",
         hint=f"try a smaller {smaller}" + (", or a half --dtype" if plan.weights else ""),
+    )
+
+
+def planner(
+    config: EngineConfig,
+    forms: Mapping[str, TensorForm],
+    *,
+    backend: Backend,
+    precision: Precision = FLOAT,
+    reserved: int = 0,
+) -> Callable[[int], MemoryPlan]:
+    """A function from a number of rows to the memory plan of a runner with so many rows and their `least_cache`.
+
+    `forms` are those of the state dict in `precision`, which `place_decoder` receives tensor by tensor. `reserved`
+    bytes of the device are counted for other uses.
+    """
+    is_dequantised = not backend.computes_in(precision, config.dtype, wanted=config.operators)
+    sizes = {
+        name: loaded_bytes(form, dtype=config.dtype, is_dequantised=is_dequantised) for name, form in forms.items()
+    }
+    padding = 2 if backend.capabilities.static_shapes else 1  # rows are rounded up to a power of two
+    return planner_of(config, forms, sizes, padding=padding, reserved=reserved)
+
+
+def planner_of(
+    config: EngineConfig,
+    forms: Mapping[str, TensorForm],
+    sizes: Mapping[str, int],
+    *,
+    padding: int,
+    reserved: int = 0,
+) -> Callable[[int], MemoryPlan]:
+    """As `planner`, for a device that need not exist here: `sizes` are the bytes of each tensor on the device.
+
+    Padded prefills may be `padding` times larger.
+    """
+    # While loading: one block in the form of its file in addition to the device's, and the largest matrix in float32,
+    # which is rounded.
+    largest = max((math.prod(form.shape) for form in forms.values()), default=0)
+    blocks = [name for name in sizes if name.startswith("layers.")]
+    block_bytes = sum(sizes[name] for name in blocks) // max(config.decoder.num_layers, 1)
+    loading = block_bytes + largest * _FLOAT32_BYTES
+    weights = reserved + sum(sizes.values())
+    return lambda num_slots: plan_memory(
+        least_cache(replace(config, num_slots=num_slots)), weights=weights, loading=loading, padding=padding
     )

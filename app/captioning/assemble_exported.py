@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 
 from llama_adapter.app.captioning.parts import GraphBackend, Parts
-from llama_adapter.app.models.exported_encoder import decoder_provider, encoder_graph
-from llama_adapter.app.models.exported_model import (
+from llama_adapter.app.models.exported import (
     FOR_ATC,
     MINDIR,
     ExportedModel,
     check_fingerprint,
+    encoder_graph,
     read_exported_model,
 )
 from llama_adapter.app.models.spec import AUTO, DEFAULT_BATCH_SIZE, EXPORTED, CaptionerSpec, ModelInfo, template_id
@@ -28,6 +28,7 @@ from llama_adapter.llm.weights.past import read_past
 from llama_adapter.runtime.device_names import om_device_id
 from llama_adapter.runtime.errors import GraphError, UsageError
 from llama_adapter.runtime.graphs.mindir_runtime import MindirRuntime, mindir_runtime
+from llama_adapter.runtime.graphs.onnx_provider import provider_of_device
 from llama_adapter.runtime.host_cpus import default_threads
 from llama_adapter.vision.backends.base import EncodedBefore, NoEncoder, VisionBackend
 from llama_adapter.vision.backends.exported import ArrayEncoder, ExportedEncoder, open_encoder
@@ -144,7 +145,8 @@ def open_program(
     if runtime is not None:
         return open_mindir_program(card, folder, runtime, num_slots=num_slots, past=past), card.config.context
     if card.format == "onnx":
-        provider, threads = decoder_provider(spec), default_threads()
+        device, threads = "cpu" if spec.device == AUTO else spec.device, default_threads()
+        provider = provider_of_device(device, options=spec.provider_option, config=spec.provider_config)
         program = OnnxProgram(card, folder, threads=threads, num_slots=num_slots, provider=provider, past=past)
         return program, card.config.context
     if card.format == FOR_ATC:
@@ -167,7 +169,7 @@ def _open_vision(
     if spec.encoder is not None and spec.vision_kind == "prefixes":
         return _encoded_before(read_first_file(spec.encoder).encoding, exported, path=spec.encoder)
     if spec.vision_kind == "torch":
-        from llama_adapter.app.captioning.torch_encoder import open_torch_encoder
+        from llama_adapter.app.models.encoders import open_torch_encoder
 
         return open_torch_encoder(spec, exported), None
     path = spec.encoder or exported.encoder

@@ -12,7 +12,6 @@ from llama_adapter.app.models.checkpoints import (
     SourceFile,
     base_name,
     digest_of,
-    find_llama,
 )
 from llama_adapter.app.models.named.getting import terms
 from llama_adapter.app.models.number_formats import best_dtype
@@ -23,14 +22,12 @@ from llama_adapter.llm.conversation import Template
 from llama_adapter.llm.memory_plan import MemoryPlan, check_memory
 from llama_adapter.llm.runners.foreign import ForeignRunner
 from llama_adapter.llm.tokenizer import Tokenizer
-from llama_adapter.llm.weights.families import FOREIGN
 from llama_adapter.llm.weights.foreign import count_weights, open_foreign, read_foreign
 from llama_adapter.llm.weights.huggingface import weight_files
 from llama_adapter.runtime.devices import EAGER, open_backend, open_best, resolve_dtype
 from llama_adapter.runtime.errors import CheckpointError, DeviceError, UsageError
 from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.runtime.schemes.scheme import dtype_name
-from llama_adapter.runtime.tensor_files.arrays import read_json
 from llama_adapter.runtime.text import shown_name
 from llama_adapter.vision.backends.base import NoEncoder
 
@@ -49,16 +46,6 @@ class _Model(NamedTuple):
 
     tokenizer: Tokenizer
     ood_detector: None = None
-
-
-def find_foreign(spec: CaptionerSpec) -> LlamaFolder | None:
-    """The folder of a spec whose model transformers runs; None for all others. Raises CheckpointError."""
-    if spec.llama_dir is None or spec.adapter is not None:
-        return None
-    place = find_llama(spec.llama_dir, llama_type=spec.llama_type)
-    if place.form != "huggingface" or read_json(place.folder / "config.json").get("model_type") not in FOREIGN:
-        return None
-    return place
 
 
 def assemble_foreign(spec: CaptionerSpec, place: LlamaFolder) -> Parts:

@@ -153,14 +153,14 @@ class Captioner:
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="captioner")  # for `agenerate`, `astream`
         self._allowed: tuple[AllowedHost, ...] = ()  # hosts to download pictures from
         # The default of `run`; may be replaced.
-        self.reader: Reader = PictureReader(self.spec.pictures, pixels=self.pixels)
+        self.reader: Reader = PictureReader(self.spec.pictures, pixels=parts.vision.pixels)
         form = self.info.picture_format
         self._prompts = PromptEncoder(
             self.tokenizer, check=self._engine.check, template=self.info.template, pictures=form
         )
         self._grammars = Grammars(self.tokenizer)
         order: ChannelOrder = "bgr" if self.spec.channel_order == "bgr" else "rgb"
-        self._text_prefixes = TextPrefixes(zeros=zero_picture(self.pixels, channel_order=order))
+        self._text_prefixes = TextPrefixes(zeros=zero_picture(parts.vision.pixels, channel_order=order))
 
     @classmethod
     def load(
@@ -795,12 +795,16 @@ def _open_parts(spec: CaptionerSpec) -> Parts:
         return known
     try:
         from llama_adapter.app.captioning.assemble import assemble_parts, remember
-        from llama_adapter.app.captioning.assemble_foreign import assemble_foreign, find_foreign
+        from llama_adapter.app.captioning.assemble_foreign import assemble_foreign
+        from llama_adapter.app.models.checkpoints import find_llama
     except RuntimeError as error:
         note_torch_import(error)
         raise
-    files, foreign = marks_of(spec), find_foreign(spec)
-    parts = assemble_parts(spec) if foreign is None else assemble_foreign(spec, foreign)
+    files = marks_of(spec)
+    alone = None
+    if spec.llama_dir is not None and spec.adapter is None:
+        alone = find_llama(spec.llama_dir, llama_type=spec.llama_type)
+    parts = assemble_foreign(spec, alone) if alone is not None and alone.is_foreign else assemble_parts(spec)
     remember(spec, parts, files=files)
     return parts
 

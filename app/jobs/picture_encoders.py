@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from llama_adapter.app.models.exported_encoder import check_encoder_exists, encoder_graph, encoder_identity
+from llama_adapter.app.models.exported import check_encoder_exists, encoder_graph, encoder_identity
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.pictures.prefixes.file import Encoding, StoredPicture
 from llama_adapter.llm.runners.base import Runner

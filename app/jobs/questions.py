@@ -1,4 +1,4 @@
-"""Prompt templates: fills variables such as {stem} into questions, for each picture."""
+"""The questions of a job about each picture: their variables such as {stem}, and their number."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -7,9 +7,10 @@ from pathlib import PurePosixPath
 
 from llama_adapter.app.captioning.tasks.choose import OneOf
 from llama_adapter.app.captioning.tasks.question import Question
-from llama_adapter.app.pictures.inputs import QuestionFields
+from llama_adapter.app.jobs.job import Job
+from llama_adapter.app.pictures.inputs import PictureInput, QuestionFields, count_inputs, may_bring_columns
 from llama_adapter.app.pictures.names import name_as_text
-from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError
+from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError, UsageError
 
 # `{stem}` is a variable; `{{` and `}}` stand for single braces. Other text in braces, such as JSON, is left unchanged.
 _PIECES = re.compile(r"\{\{|\}\}|\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -70,6 +71,28 @@ def picture_variables(label: str, columns: Mapping[str, str]) -> dict[str, str]:
     path = PurePosixPath(label)
     own = {"stem": path.stem, "name": path.name, "parent": path.parent.name, "path": label}
     return {**own, **columns}
+
+
+def check_variables(job: Job) -> None:
+    """Raise UsageError if a question names a variable that no picture of the job can have."""
+    if not job.fills_variables or may_bring_columns(job.inputs):
+        return
+    for question in job.questions:
+        try:
+            fill(question, picture_variables("", {}))
+        except TemplateError as error:
+            raise UsageError(str(error), hint=error.hint) from None
+
+
+def count_answers(job: Job, *, addresses: bool = False) -> int | None:
+    """The number of answers of the whole job; None if it is not known before the job ends."""
+
+    def size(picture: PictureInput) -> int:
+        return len(questions_about(() if job.is_encoding else picture.questions, common=job.questions))
+
+    if job.items is not None:
+        return sum(map(size, job.items))
+    return count_inputs(job.inputs, size=size, addresses=addresses)
 
 
 def _fill(text: str | None, variables: Mapping[str, str]) -> str | None:

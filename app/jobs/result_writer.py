@@ -59,6 +59,8 @@ class ResultWriter:
         self._format = job.format or ("text" if sys.stdout.isatty() else "jsonl")
         self._on_stdout = job.out is None or job.format is not None
         is_in_the_way = self._on_stdout and sys.stdout.isatty()
+        is_one_each = job.items is None and len(job.questions) == 1  # question about each picture
+        self._what = "prompt" if job.items is None and job.inputs.is_text else "picture" if is_one_each else "question"
         self._progress = Progress(visible=not job.quiet and not is_in_the_way, what=self._what, count=count)
         # On a terminal, the line of an answer waits for the lines of earlier questions. A resumed job skips questions,
         # so its lines do not wait.
@@ -232,14 +234,6 @@ class ResultWriter:
             write_manifest(self._job.out, manifest=self._manifest)
         except OSError as error:
             self.say(f"note: the end of this run is not in its manifest: {error.strerror}", even_if_quiet=True)
-
-    @property
-    def _what(self) -> str:
-        if self._job.items is not None:
-            return "question"
-        if self._job.inputs.is_text:
-            return "prompt"
-        return "picture" if len(self._job.questions) == 1 else "question"
 
     def _print(self, record: Record) -> None:
         """Print one record on stdout and flush it."""

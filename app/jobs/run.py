@@ -18,7 +18,7 @@ from llama_adapter.app.captioning.tasks.task import task_settings
 from llama_adapter.app.captioning.work_items import WorkItem
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.job_planner import JobPlanner
-from llama_adapter.app.jobs.questions import TemplateError, fill, is_template, picture_variables, questions_about
+from llama_adapter.app.jobs.questions import check_variables, count_answers, is_template
 from llama_adapter.app.jobs.records.file import RecordWriter, open_records
 from llama_adapter.app.jobs.records.index import RecordIndex
 from llama_adapter.app.jobs.records.manifest import RunManifest, new_run_id, read_manifest
@@ -27,14 +27,7 @@ from llama_adapter.app.jobs.result_writer import ResultWriter
 from llama_adapter.app.jobs.runner import LocalRunner, Runner
 from llama_adapter.app.jobs.wording import EMBEDDED_NOTE, EMBEDDED_TEXT_NOTE, is_sample
 from llama_adapter.app.models.spec import AUTO
-from llama_adapter.app.pictures.inputs import (
-    PictureInput,
-    check_inputs,
-    count_in_sub_folders,
-    count_inputs,
-    may_bring_columns,
-    read_inputs,
-)
+from llama_adapter.app.pictures.inputs import check_inputs, count_in_sub_folders, read_inputs
 from llama_adapter.app.pictures.inputs.items import LeftOut
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.terminal.stderr_lines import say
@@ -51,7 +44,7 @@ def run_job(job: Job, runner: Runner | None = None) -> int:
     """
     runner = runner or LocalRunner()
     check_inputs(job.inputs, need_questions=job.lacks_question, addresses=runner.reads_addresses)
-    _check_variables(job)
+    check_variables(job)
     decider = _open_decider(job)
     with ExitStack() as stack:
         # Opened before the model, which may take minutes to load, so that an unwritable path fails immediately.
@@ -117,17 +110,6 @@ def _interruptible() -> Iterator[threading.Event]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def _check_variables(job: Job) -> None:
-    """Raise UsageError if a question names a variable that no picture of the job can have."""
-    if not job.fills_variables or may_bring_columns(job.inputs):
-        return
-    for question in job.questions:
-        try:
-            fill(question, picture_variables("", {}))
-        except TemplateError as error:
-            raise UsageError(str(error), hint=error.hint) from None
 
 
 def _open_decider(job: Job) -> Decider:
@@ -262,14 +244,3 @@ def _passed_over(job: Job, folders: Mapping[str, None]) -> str:
     least = " or more" if number == _MOST_COUNTED else ""
     were = "picture was" if number == 1 else "pictures were"
     return f"note: {number:,}{least} {were} left out in sub-folders of {named}{more}; --recursive includes them"
-
-
-def count_answers(job: Job, *, addresses: bool = False) -> int | None:
-    """The number of answers of the whole job; None if it is not known before the job ends."""
-
-    def size(picture: PictureInput) -> int:
-        return len(questions_about(() if job.is_encoding else picture.questions, common=job.questions))
-
-    if job.items is not None:
-        return sum(map(size, job.items))
-    return count_inputs(job.inputs, size=size, addresses=addresses)

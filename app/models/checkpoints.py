@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, ParamSpec, get_args
@@ -32,6 +32,7 @@ from llama_adapter.llm.split import share_of
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights.adapter import AdapterFile, open_adapter
 from llama_adapter.llm.weights.build import decoder_tensors, plan_decoder
+from llama_adapter.llm.weights.families import FOREIGN
 from llama_adapter.llm.weights.gguf import open_gguf
 from llama_adapter.llm.weights.huggingface import open_huggingface
 from llama_adapter.llm.weights.lora import LoraFolder, merged_source, open_loras
@@ -45,6 +46,7 @@ from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.ranks import ALONE, Alone
 from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.schemes.state import drained
+from llama_adapter.runtime.tensor_files.arrays import read_json
 from llama_adapter.runtime.tensor_files.files import list_keys, read_tensor_file
 from llama_adapter.runtime.tensor_files.gguf_files import only_gguf
 from llama_adapter.runtime.tensor_files.gguf_names import is_gguf
@@ -209,6 +211,11 @@ class LlamaFolder:
     form: LlamaForm
     tokenizer: Path | None  # None if neither the folder nor the one above has it; a GGUF file has its own inside
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether transformers runs its model, unless an adapter extends it. Raises CheckpointError."""
+        return self.form == "huggingface" and read_json(self.folder / "config.json").get("model_type") in FOREIGN
+
     def require_tokenizer(self) -> Path:
         """The tokenizer's file. Raises CheckpointError if there is none."""
         if self.tokenizer is not None:
@@ -262,56 +269,64 @@ def stream_sources(
     adapter = None if sources.adapter is None else open_adapter(sources.adapter, for_texts=True)
     sees_tokens = adapter is None and place.form == "huggingface" and has_connector(place.folder)
     tokenizer, llama, clip = open_llama_parts(place, adapter=adapter, clip=sources.clip)
-    sight = None
-    if sees_tokens:
-        sight = open_connected(place.folder, tokenizer, dim=llama.config.dim)
-        if llama.is_folded:
-            raise CheckpointError(f"The decoder in `{place.folder}` scales embeddings, which is not done to pictures")
+    sight = open_connected(place.folder, tokenizer, dim=llama.config.dim) if sees_tokens else None
+    if sight is not None and llama.is_folded:
+        raise CheckpointError(f"The decoder in `{place.folder}` scales embeddings, which is not done to pictures")
     folded = llama.merged
     llama, loras = merge_loras(sources.lora, llama, adapter)
     base = base_name(place.folder.resolve())
-    has_chats = adapter is None and tokenizer.settings.chat_template is not None
-    template: Template = "chat" if has_chats else "instruction" if adapter is None else declared_template(adapter)
+    files = [SourceFile(role="llama", path=path) for path in llama.files]
+    files.append(SourceFile(role="tokenizer", path=str(tokenizer_file)))
+    seen: Collection[Tensor] = ()  # of the encoder
+    notes: tuple[str, ...] = ()
+    channel_order: ChannelOrder = "rgb"
+    heads: int | None = None
+    if adapter is None:
+        has_chats = tokenizer.settings.chat_template is not None
+        template: Template = "chat" if has_chats else "instruction"
+        name, questions = shown_name(base), StoredQuestions()
+        if sight is not None:
+            questions = StoredQuestions(prompt=PICTURE_PROMPT)
+            seen = sight.tensors.values()
+            files += [SourceFile(role="clip", path=path) for path in sight.files]
+            notes = (*(() if has_chats else (NO_TEMPLATE,)), *(() if sight.files else (NO_PIXELS,)))
+    else:
+        name, template, questions = adapter_name(adapter.name), declared_template(adapter), declared_questions(adapter)
+        channel_order, adapter_digest = resolve_channel_order(sources.channel_order, adapter)
+        files.append(SourceFile(role="adapter", path=adapter.name, sha256=adapter_digest))
+        if adapter.sees_pictures:
+            heads = query_heads(sources, adapter, exported=exported, encoder=encoder)
+        seen = adapter.visual.values()
+        if clip is not None:
+            seen = [*seen, *clip.tensors.values()]
+            if not adapter.clip:
+                files.append(SourceFile(role="clip", path=clip.name))
     usual = DEFAULT_CONTEXT if template == "instruction" else CHAT_CONTEXT
     if sight is not None:
         usual = max(CHAT_CONTEXT, sight.format.most_tokens + CHAT_CONTEXT // 2)
     context = usual if sources.context is None else sources.context
     decoder_config = plan_decoder(llama, adapter, vocab_size=tokenizer.vocab_size, context=context)
-    files = [
-        *(SourceFile(role="llama", path=path) for path in llama.files),
-        SourceFile(role="tokenizer", path=str(tokenizer_file)),
-    ]
     vision_config, vision_state = no_vision(decoder_config), dict[str, Tensor]()
-    if adapter is None:
-        name, questions = shown_name(base), StoredQuestions()
-        seen = {} if sight is None else sight.tensors
-        chosen = None if dtype is None else dtype_of(dtype, decoder=decoder_config, encoder=seen.values())
-        if sight is not None:
-            questions = StoredQuestions(prompt=PICTURE_PROMPT)
-            files += [SourceFile(role="clip", path=path) for path in sight.files]
-            vision_config = sight.config
-            vision_state = {ours: tensor.to(chosen or tensor.dtype).contiguous() for ours, tensor in seen.items()}
-    else:
-        name, questions = adapter_name(adapter.name), declared_questions(adapter)
-        channel_order, adapter_digest = resolve_channel_order(sources.channel_order, adapter)
-        vision_tensors = (*adapter.visual.values(), *(() if clip is None else clip.tensors.values()))
-        chosen = None if dtype is None else dtype_of(dtype, decoder=decoder_config, encoder=vision_tensors)
-        files.append(SourceFile(role="adapter", path=adapter.name, sha256=adapter_digest))
-        if clip is not None and not adapter.clip:
-            files.append(SourceFile(role="clip", path=clip.name))
-        if adapter.sees_pictures:
-            if clip is None and exported:
-                vision_config, vision_state = _query_alone(adapter, encoder, sources, channel_order=channel_order)
-            else:
-                vision_config, vision_state = build_vision(
-                    adapter.visual,
-                    name=adapter.name,
-                    clip=clip,
-                    visual_heads=query_heads(sources, adapter, exported=exported, encoder=encoder),
-                    channel_order=channel_order,
-                    dtype=chosen,
-                )
-            check_halves(vision_config, decoder_config, adapter=adapter.name)
+    chosen = None if dtype is None else dtype_of(dtype, decoder=decoder_config, encoder=seen)
+    if sight is not None:
+        vision_config = sight.config
+        vision_state = {ours: tensor.to(chosen or tensor.dtype).contiguous() for ours, tensor in sight.tensors.items()}
+    elif adapter is not None and adapter.sees_pictures:
+        if clip is None and exported:  # the exported encoder contains CLIP
+            query, state = read_query(adapter.visual, name=adapter.name, visual_heads=heads)
+            tower = VIT_L_14 if encoder is None else encoder.vision.clip  # default: the CLIP of the released adapters
+            vision_config = VisionConfig(clip=tower, query=query, channel_order=channel_order)
+            vision_state = {f"query.{ours}": tensor for ours, tensor in state.items()}
+        else:
+            vision_config, vision_state = build_vision(
+                adapter.visual,
+                name=adapter.name,
+                clip=clip,
+                visual_heads=heads,
+                channel_order=channel_order,
+                dtype=chosen,
+            )
+        check_halves(vision_config, decoder_config, adapter=adapter.name)
     model = LoadedModel(
         name=name,
         digest=digest_of(files, vision_config, decoder_config),
@@ -327,7 +342,7 @@ def stream_sources(
         question=questions.question,
         template=template,
         picture_format=None if sight is None else sight.format,
-        notes=() if sight is None else (*(() if has_chats else (NO_TEMPLATE,)), *(() if sight.files else (NO_PIXELS,))),
+        notes=notes,
     )
     share = share_of(decoder_config, ranks)
     tensors = decoder_tensors(decoder_config, source=llama, adapter=adapter, dtype=chosen, share=share)
@@ -453,17 +468,6 @@ def declared_questions(adapter: AdapterFile) -> StoredQuestions:
                 hint="the file was changed after `train` wrote it: take it from a copy, or train it again",
             )
     return StoredQuestions(**declared)
-
-
-def _query_alone(
-    adapter: AdapterFile, encoder: EncoderCard | None, sources: ModelSources, *, channel_order: ChannelOrder
-) -> tuple[VisionConfig, dict[str, Tensor]]:
-    """The visual blocks in the adapter's file; the exported encoder contains CLIP."""
-    heads = query_heads(sources, adapter, exported=True, encoder=encoder)
-    query, state = read_query(adapter.visual, name=adapter.name, visual_heads=heads)
-    clip = VIT_L_14 if encoder is None else encoder.vision.clip  # default: the CLIP of the released adapters
-    config = VisionConfig(clip=clip, query=query, channel_order=channel_order)
-    return config, {f"query.{name}": tensor for name, tensor in state.items()}
 
 
 def read_encoder(

@@ -45,9 +45,6 @@ def open_connected(folder: Path, tokenizer: Tokenizer, *, dim: int) -> Connected
     """
     config = read_json(folder / "config.json")
     is_llava = config["model_type"] == "llava"
-    found: dict[str, Tensor] = {}
-    for file in weight_files(folder):
-        found |= {key.removeprefix("model."): tensor for key, tensor in read_tensor_file(file).tensors.items()}
     vision, name = config.get("vision_config"), str(folder)
     beside, values = _pixel_values(folder)
     layer, strategy = config.get("vision_feature_layer", -2), config.get("vision_feature_select_strategy", "default")
@@ -56,6 +53,11 @@ def open_connected(folder: Path, tokenizer: Tokenizer, *, dim: int) -> Connected
         raise _refusal(folder, "joins the features of several layers", (layer, strategy))
     if is_llava and values.get("do_pad"):
         raise _refusal(folder, "pads pictures to squares", {"do_pad": True})
+    if (activation := config.get("projector_hidden_act", "gelu")) != "gelu":
+        raise _refusal(folder, "has another activation in its connector", activation)
+    found: dict[str, Tensor] = {}
+    for file in weight_files(folder):
+        found |= {key.removeprefix("model."): tensor for key, tensor in read_tensor_file(file).tensors.items()}
     clip = read_clip(
         found,
         name=name,
@@ -67,8 +69,6 @@ def open_connected(folder: Path, tokenizer: Tokenizer, *, dim: int) -> Connected
     )
     if drops_class and not clip.config.num_class_tokens:
         raise _refusal(folder, "drops the first patch of a tower without a class token", strategy)
-    if (activation := config.get("projector_hidden_act", "gelu")) != "gelu":
-        raise _refusal(folder, "has another activation in its connector", activation)
     connector, tensors = _connector(found, clip, shuffle=1 if is_llava else config.get("scale_factor", 2), name=name)
     if connector.output_dim != dim:
         raise CheckpointError(

@@ -1,26 +1,37 @@
-"""Checks whether an exported encoder belongs to a model, by its card or by comparing its outputs."""
+"""The encoder that a spec names in place of the model's own: opened, and checked by its card or its outputs."""
 
 import dataclasses
 import mmap
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 import torch
 
 from llama_adapter.app.models.checkpoints import LoadedModel, read_encoder
-from llama_adapter.app.models.exported_encoder import encoder_files, encoder_graph
-from llama_adapter.app.models.exported_model import HALVES
+from llama_adapter.app.models.exported import (
+    HALVES,
+    ExportedModel,
+    check_encoder_exists,
+    check_fingerprint,
+    encoder_files,
+    encoder_graph,
+    encoder_identity,
+)
+from llama_adapter.app.models.memory_fit import place_encoder
 from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.app.pictures.prefixes.file import Encoding
-from llama_adapter.runtime.devices import EAGER, Backend
+from llama_adapter.app.models.stream_model import stream_model
+from llama_adapter.app.pictures.prefixes.file import Encoding, check_keys_values, read_first_file
+from llama_adapter.runtime.devices import EAGER, Backend, open_backend
 from llama_adapter.runtime.errors import CheckpointError, GraphError
 from llama_adapter.runtime.graphs.card import is_same
 from llama_adapter.runtime.graphs.open_session import GraphSpec
 from llama_adapter.runtime.graphs.sidecar import read_sidecar, sidecar_path
 from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.runtime.schemes.scheme import dtype_name
-from llama_adapter.vision.backends.exported import ExportedEncoder
+from llama_adapter.vision.backends.base import EncodedBefore, VisionBackend
+from llama_adapter.vision.backends.exported import ExportedEncoder, open_encoder
 from llama_adapter.vision.card import GRAPH_NAME, EncoderCard
 from llama_adapter.vision.config import ChannelOrder, VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
@@ -44,13 +55,81 @@ def encoder_spec(spec: CaptionerSpec, *, backend: Backend, mode: str) -> GraphSp
     return encoder_graph(spec, device_id=beside_decoder, own_process=shares_device and mode != EAGER)
 
 
-def encoder_bytes(spec: CaptionerSpec, *, own_bytes: int, backend: Backend) -> int:
-    """Bytes that the encoder takes on the decoder's device: `own_bytes` for the model's own, or the OM files' sizes."""
-    if spec.vision_kind == "torch":
-        return own_bytes
-    if not backend.capabilities.runs_om or spec.vision_kind != "om":
-        return 0
-    return sum(file.stat().st_size for file in encoder_files(spec))
+@dataclass(kw_only=True, slots=True)
+class GivenEncoder:
+    """What a spec names in place of the model's own encoder: an exported encoder, or prefix files.
+
+    Its methods are called in this order: `of` before a device is opened, `begin` before weights are read, `check`
+    before they are placed, and `open` after that.
+    """
+
+    spec: CaptionerSpec  # of prefix files, with the way in which their pictures were read
+    encoding: Encoding | None = None  # of prefix files
+    card: EncoderCard | None = None  # None if the encoder's files have none
+    graph: GraphSpec | None = None  # this and the next field are None for prefix files
+    exported: ExportedEncoder | None = None
+
+    @classmethod
+    def of(cls, spec: CaptionerSpec) -> Self | None:
+        """What `spec` names; None for the model's own encoder. Raises GraphError and PrefixFileError."""
+        if spec.encoder is None:
+            return None
+        check_encoder_exists(spec)
+        if spec.vision_kind != "prefixes":
+            return cls(spec=spec)
+        encoding = read_first_file(spec.encoder).encoding
+        spec = dataclasses.replace(spec, **encoding.reading_of_pictures)
+        return cls(spec=spec, encoding=encoding, card=encoding.card)
+
+    def begin(self, *, backend: Backend, mode: str) -> None:
+        """Read the card of an exported encoder, for a decoder on `backend`. Raises GraphError.
+
+        An OM is not opened yet: the decoder's device must be initialised before the OM creates its own context.
+        """
+        if self.encoding is not None:
+            return
+        self.graph = encoder_spec(self.spec, backend=backend, mode=mode)
+        if self.spec.vision_kind == "om":
+            self.card = om_card(self.spec)
+        else:
+            self.exported = open_encoder(self.graph)
+            self.card = self.exported.card
+
+    def check(self, model: LoadedModel) -> None:
+        """Raise GraphError or PrefixFileError if it is of another model, as far as is known before it is opened."""
+        encoding, spec = self.encoding, self.spec
+        if self.card is not None and (encoding is None or encoding.keeps == "queries"):
+            check_card(self.card, model, spec=spec)
+        if encoding is None:
+            return
+        if encoding.keeps == "keys_values" and encoding.digest != model.digest:
+            raise GraphError(
+                f"The prefixes `{spec.encoder}` hold keys and values of the model {encoding.name} "
+                f"({encoding.digest[:12]}), and this is {model.name} ({model.digest[:12]})",
+                hint="load the bundle that encoded them, or encode again without --keys-values",
+            )
+        check_keys_values(str(spec.encoder), model.decoder_config)
+
+    def open(self, model: LoadedModel) -> tuple[VisionBackend, str | None, str]:
+        """The backend, its identity in records (None if it is this model's own encoder), and a note for the user.
+
+        Raises GraphError for an encoder that does not fit `model`.
+        """
+        if self.encoding is not None:
+            own, made = (dtype_name(model.dtype), model.precision), (self.encoding.dtype, self.encoding.precision)
+            identity = self.encoding.encoder or (None if made == own else " ".join(made))
+            return EncodedBefore(self.encoding.vision), identity, ""
+        if self.exported is None:
+            assert self.graph is not None, "`begin` was called"
+            self.exported = open_encoder(self.graph)
+        check_sizes(self.exported, model, spec=self.spec)
+        note = examine(self.exported, model, spec=self.spec).sentence if self.card is None else ""
+        return self.exported, encoder_identity(self.spec, channel_order=self.exported.channel_order), note
+
+    def close(self) -> None:
+        """Close the encoder, if it was opened."""
+        if self.exported is not None:
+            self.exported.close()
 
 
 def om_card(spec: CaptionerSpec) -> EncoderCard | None:
@@ -102,25 +181,6 @@ def check_card(card: EncoderCard, model: LoadedModel, *, spec: CaptionerSpec) ->
     if card.vision != model.vision_config:
         difference = _differences(card.vision, model.vision_config)
         raise GraphError(f"{they} {made_with} {difference} for the model {model_name}", hint=hint)
-
-
-def check_encoding(encoding: Encoding, model: LoadedModel, *, spec: CaptionerSpec) -> str | None:
-    """The identity, for records, of the encoder of a run's prefixes; None if it is this model's own encoder.
-
-    Raises GraphError for visual queries of another encoder, and for keys and values of another model.
-    """
-    if encoding.keeps == "queries":
-        check_card(encoding.card, model, spec=spec)
-    if encoding.keeps == "keys_values" and encoding.digest != model.digest:
-        raise GraphError(
-            f"The prefixes `{spec.encoder}` hold keys and values of the model {encoding.name} "
-            f"({encoding.digest[:12]}), and this is {model.name} ({model.digest[:12]})",
-            hint="load the bundle that encoded them, or encode again without --keys-values",
-        )
-    if encoding.encoder is not None:
-        return encoding.encoder
-    own = (dtype_name(model.dtype), model.precision)
-    return None if (encoding.dtype, encoding.precision) == own else f"{encoding.dtype} {encoding.precision}"
 
 
 def _other_queries(
@@ -249,3 +309,16 @@ def _compare(encoder: ExportedEncoder, reference: PictureEncoder) -> list[tuple[
             difference = float((made - wanted).norm() / wanted.norm())
             found.append((difference, order, bool(has_typo)))
     return found
+
+
+def open_torch_encoder(spec: CaptionerSpec, exported: ExportedModel) -> VisionBackend:
+    """The encoder of the model in `spec` in torch, for an exported decoder of the same model.
+
+    Raises CheckpointError without CLIP, GraphError for another model.
+    """
+    model, _ = stream_model(spec, dtype=torch.float32)
+    if not has_clip(model):
+        raise CheckpointError(f"`{model.name}` has no CLIP", hint="name its file as --clip")
+    check_fingerprint(model.source.fingerprint, exported, what=f"The model `{model.name}`", name=model.name)
+    backend = open_backend("cpu")
+    return place_encoder(model.vision_config, model.vision_state, num_rows=1, operators=spec.operators, backend=backend)

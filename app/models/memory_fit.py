@@ -11,13 +11,13 @@ from torch import Tensor
 
 from llama_adapter.app.models.batch_size_cache import Setting
 from llama_adapter.app.models.checkpoints import LoadedModel
-from llama_adapter.app.models.encoders import encoder_bytes
+from llama_adapter.app.models.exported import encoder_files
 from llama_adapter.app.models.oom_retry import attempt, free_memory
 from llama_adapter.app.models.sketch import encoding_bytes, expected_forms
 from llama_adapter.app.models.spec import DEFAULT_BATCH_SIZE, CaptionerSpec
 from llama_adapter.llm.config import EngineConfig
-from llama_adapter.llm.load import PlacedDecoder, place_decoder, planner
-from llama_adapter.llm.memory_plan import MemoryPlan, check_memory, fitting_rows, least_cache, widest_cache
+from llama_adapter.llm.load import PlacedDecoder, place_decoder
+from llama_adapter.llm.memory_plan import MemoryPlan, check_memory, fitting_rows, least_cache, planner, widest_cache
 from llama_adapter.llm.runners.base import Runner
 from llama_adapter.llm.runners.shapes import powers_of_two
 from llama_adapter.llm.split import share_of
@@ -27,7 +27,7 @@ from llama_adapter.runtime.devices.cpu import is_file_backed
 from llama_adapter.runtime.devices.cpu_linear import kernel_arrays
 from llama_adapter.runtime.devices.programs import GraphMode
 from llama_adapter.runtime.ranks import ALONE, Alone
-from llama_adapter.runtime.schemes import OperatorChoice
+from llama_adapter.runtime.schemes import OperatorChoice, Precision
 from llama_adapter.runtime.schemes.scheme import dtype_name
 from llama_adapter.vision.backends.kernels import KernelEncoder
 from llama_adapter.vision.backends.torch import TorchVisionBackend
@@ -65,10 +65,8 @@ def place_model(
     `tensors` are read, if the model does not fit into the device's memory.
     """
     config = engine_config(model, spec, ranks, mode=mode)
-    sizes = config.decoder
-    reserved = encoder_bytes(spec, own_bytes=_bytes_to_come(model.vision_state, backend), backend=backend)
-    forms = expected_forms(sizes, dtype=model.dtype, precision=model.precision)
-    planned = planner(config, forms, backend=backend, precision=model.precision, reserved=reserved)
+    encoder_bytes = _bytes_to_come(model.vision_state, backend)
+    planned = memory_plans(config, spec, precision=model.precision, encoder_bytes=encoder_bytes, backend=backend)
     if ranks_here > 1:
         planned = _together(planned, ranks_here)
     setting = Setting(
@@ -106,6 +104,20 @@ def place_model(
     if isinstance(vision, TorchVisionBackend):
         vision.batch_sizes = _batch_sizes(runner.config.num_slots, backend)
     return Placed(runner=runner, vision=vision, note=note, remember_rows=setting.remember)
+
+
+def memory_plans(
+    config: EngineConfig, spec: CaptionerSpec, *, precision: Precision, encoder_bytes: int, backend: Backend
+) -> Callable[[int], MemoryPlan]:
+    """A function from a number of rows to the memory plan of a model, with the encoder that `spec` names.
+
+    `encoder_bytes` are those of the model's own encoder. An exported one counts only if it is on the decoder's device.
+    """
+    if spec.encoder is not None:
+        is_here = spec.vision_kind == "om" and backend.capabilities.runs_om
+        encoder_bytes = sum(file.stat().st_size for file in encoder_files(spec)) if is_here else 0
+    forms = expected_forms(config.decoder, dtype=config.dtype, precision=precision)
+    return planner(config, forms, backend=backend, precision=precision, reserved=encoder_bytes)
 
 
 def engine_config(model: LoadedModel, spec: CaptionerSpec, ranks: Alone, *, mode: str = EAGER) -> EngineConfig:

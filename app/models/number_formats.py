@@ -5,11 +5,10 @@ from typing import Final
 
 import torch
 
-from llama_adapter.app.models.encoders import encoder_bytes
+from llama_adapter.app.models.memory_fit import memory_plans
 from llama_adapter.app.models.sketch import ModelSizes, expected_forms
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec
 from llama_adapter.llm.config import EngineConfig
-from llama_adapter.llm.load import planner
 from llama_adapter.runtime.devices import DTYPES, Backend, resolve_dtype
 from llama_adapter.runtime.errors import DeviceError, UsageError
 from llama_adapter.runtime.schemes import FLOAT, QUANTISED, OperatorChoice, Precision
@@ -62,12 +61,10 @@ class DtypeChoice:
 
     def needed_bytes(self, sizes: ModelSizes, name: str) -> int:
         """Memory for the model in this dtype, with the batch size of the spec, or with one row if that is `auto`."""
-        spec, backend, dtype = self._spec, self._backend, DTYPES[name]
-        own_bytes = sizes.num_encoder_weights * dtype.itemsize
-        reserved = encoder_bytes(spec, own_bytes=own_bytes, backend=backend)
-        forms = expected_forms(sizes.decoder, dtype=dtype, precision=sizes.precision)
+        spec, dtype = self._spec, DTYPES[name]
         config = EngineConfig(decoder=sizes.decoder, dtype=dtype, mode=self._mode, operators=spec.operators)
-        plan = planner(config, forms, backend=backend, precision=sizes.precision, reserved=reserved)
+        encoder_bytes = sizes.num_encoder_weights * dtype.itemsize
+        plan = memory_plans(config, spec, precision=sizes.precision, encoder_bytes=encoder_bytes, backend=self._backend)
         return plan(1 if spec.batch_size == AUTO else spec.batch_size).total
 
 

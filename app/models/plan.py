@@ -16,8 +16,7 @@ from llama_adapter.app.models.random_model import decoder_config, parse_size, vi
 from llama_adapter.app.models.sketch import encoding_bytes, expected_forms
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig, EngineConfig
-from llama_adapter.llm.load import planner_of
-from llama_adapter.llm.memory_plan import MemoryPlan, fitting_rows, prefix_bytes
+from llama_adapter.llm.memory_plan import MemoryPlan, fitting_rows, planner_of, prefix_bytes
 from llama_adapter.llm.picture_format import PictureFormat
 from llama_adapter.runtime.schemes import FLOAT, QUANTISED, Precision
 from llama_adapter.runtime.schemes.scheme import dtype_name

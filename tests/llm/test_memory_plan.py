@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from llama_adapter.llm.config import DecoderConfig, EngineConfig
-from llama_adapter.llm.load import place_decoder, planner
+from llama_adapter.llm.load import place_decoder
 from llama_adapter.llm.memory_plan import (
     MemoryPlan,
     check_memory,
     fitting_rows,
     least_cache,
     plan_memory,
+    planner,
     widest_cache,
 )
 from llama_adapter.llm.past import PastKeyValues

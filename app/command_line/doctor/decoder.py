@@ -4,7 +4,7 @@ from contextlib import closing
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.command_line.doctor.findings import Finding, Report
-from llama_adapter.app.models.exported_model import read_exported_model
+from llama_adapter.app.models.exported import read_exported_model
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.models.spec import CaptionerSpec
 

@@ -14,7 +14,7 @@ from llama_adapter.app.command_line.doctor.model import diagnose
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel, ModelSources, stream_sources
 from llama_adapter.app.models.encoders import check_card, check_sizes, examine, has_clip
-from llama_adapter.app.models.exported_encoder import check_encoder_exists, encoder_files, encoder_provider
+from llama_adapter.app.models.exported import check_encoder_exists, encoder_files, encoder_provider
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec
 from llama_adapter.runtime.device_names import om_device_id, split_device
 from llama_adapter.runtime.devices import accelerator_kind

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llama_adapter.app.captioning.assemble_foreign import find_foreign
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.command_line.doctor.findings import Finding, Report
 from llama_adapter.app.models.bundle import add_known_answer
@@ -52,7 +51,7 @@ from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.models.roofline import tower_flops
 from llama_adapter.app.models.sight import has_connector
 from llama_adapter.app.models.sketch import HalfConfig
-from llama_adapter.app.models.spec import AUTO, CaptionerSpec
+from llama_adapter.app.models.spec import AUTO
 from llama_adapter.app.models.stream_model import stream_merged_bundle
 from llama_adapter.app.pictures.reading.isolated import open_reader
 from llama_adapter.llm.pieces.folder import stored_name
@@ -145,11 +144,8 @@ def _bundle_findings(
 def _check_sources(report: Report, sources: ModelSources, *, exported: bool, encoder: EncoderCard | None) -> None:
     place = report.attempt("llama", lambda: find_llama(sources.llama_dir, llama_type=sources.llama_type))
     tokenizer = llama = sees_tokens = None
-    spec = CaptionerSpec(llama_dir=str(sources.llama_dir), llama_type=sources.llama_type)
-    is_alone = place is not None and sources.adapter is None
-    foreign = report.attempt("llama", partial(find_foreign, spec)) if is_alone else None
-    if foreign is not None:
-        return _check_foreign_folder(report, foreign)
+    if place is not None and sources.adapter is None and report.attempt("llama", lambda: place.is_foreign):
+        return _check_foreign_folder(report, place)
     adapter, adapter_file = None, sources.adapter
     if place is not None:
         tokenizer = report.attempt("tokenizer", place.open_tokenizer)

@@ -18,7 +18,7 @@ from llama_adapter.app.learning.training.job import Parallel
 from llama_adapter.app.learning.training.model import in_dtype_of
 from llama_adapter.app.models.sketch import expected_forms, sketch
 from llama_adapter.llm.config import DecoderConfig, EngineConfig
-from llama_adapter.llm.load import planner_of
+from llama_adapter.llm.memory_plan import planner_of
 from llama_adapter.llm.training.build import DECODER_KINDS, Kind
 from llama_adapter.llm.training.decoder import TrainableDecoder
 from llama_adapter.llm.training.layout import IGNORED

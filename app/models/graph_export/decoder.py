@@ -13,7 +13,7 @@ from torch import Tensor
 
 from llama_adapter.app.models.checkpoints import LoadedModel, sources_of, stream_sources
 from llama_adapter.app.models.encoders import has_clip
-from llama_adapter.app.models.exported_model import ENCODER_FILE, FAMILIAR_FILE
+from llama_adapter.app.models.exported import ENCODER_FILE, FAMILIAR_FILE
 from llama_adapter.app.models.graph_export.mindir import export_mindir, settings_files
 from llama_adapter.app.models.graph_export.output import check_place, give, tell, told_parity
 from llama_adapter.app.models.graph_export.to_onnx import read_pixels

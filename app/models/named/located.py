@@ -79,7 +79,8 @@ def located(
 def located_spec(spec: CaptionerSpec) -> CaptionerSpec:
     """The spec with paths in place of names. Nothing is fetched: raises NotHereError for missing weights."""
     values = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
-    return dataclasses.replace(spec, **located(values))
+    found = located(values)
+    return dataclasses.replace(spec, **found) if found else spec
 
 
 def find_weights(name: str, kind: Kind) -> Weights | None:

@@ -13,9 +13,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from llama_adapter import Captioner, ModelRunner, RawPrompt, TextDelta, UsageError, pipeline
-from llama_adapter.app.captioning.assemble_foreign import assemble_foreign, find_foreign
+from llama_adapter.app.captioning.assemble_foreign import assemble_foreign
 from llama_adapter.app.command_line.doctor.model import diagnose
-from llama_adapter.app.models.checkpoints import ModelSources
+from llama_adapter.app.models.checkpoints import ModelSources, find_llama
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.runners.foreign import ForeignRunner
 from llama_adapter.runtime.errors import CheckpointError, LlamaAdapterError
@@ -101,10 +101,9 @@ def test_choices_are_scored_by_the_logits(kind: str, captioner: Captioner) -> No
 @pytest.mark.parametrize("name", ["bloom", "gpt_oss"])
 @pytest.mark.proves("Bloom, GLM, GPT-2, gpt_oss (through transformers)", "CUDA")
 def test_a_device_with_a_queue_gives_the_same_texts(name: str, tmp_path: Path) -> None:
-    spec = CaptionerSpec(llama_dir=str(save(name, tmp_path)), device="cpu", batch_size=2)
-    place = find_foreign(spec)
-    assert place is not None
-    parts = assemble_foreign(spec, place)
+    folder = str(save(name, tmp_path))
+    spec = CaptionerSpec(llama_dir=folder, device="cpu", batch_size=2)
+    parts = assemble_foreign(spec, find_llama(folder))
     runner = parts.runner
     assert isinstance(runner, ForeignRunner)
     queued = ForeignRunner(runner.model, runner.config, backend=QueuedBackend())

@@ -22,11 +22,11 @@ from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.captioning.tasks.question import Question
 from llama_adapter.app.jobs.job import Job
+from llama_adapter.app.jobs.questions import count_answers
 from llama_adapter.app.jobs.records.file import RecordWriter
 from llama_adapter.app.jobs.records.manifest import manifest_path, read_manifest
 from llama_adapter.app.jobs.records.record import Record, read_records
 from llama_adapter.app.jobs.result_writer import ResultWriter, how_to_go_on
-from llama_adapter.app.jobs.run import count_answers
 from llama_adapter.app.jobs.runner import LocalRunner
 from llama_adapter.app.models.bundle import add_familiarity, convert, load_bundle
 from llama_adapter.app.models.checkpoints import ModelSources

@@ -12,8 +12,7 @@ from llama_adapter.app.models.random_model import LLAMA_SIZES, decoder_config
 from llama_adapter.app.models.sketch import ModelSizes, expected_forms
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import EngineConfig
-from llama_adapter.llm.load import planner
-from llama_adapter.llm.memory_plan import MemoryPlan, check_memory
+from llama_adapter.llm.memory_plan import MemoryPlan, check_memory, planner
 from llama_adapter.runtime.devices import EAGER, Capabilities
 from llama_adapter.runtime.devices.npu_operators import family_of
 from llama_adapter.runtime.errors import DeviceError
