@@ -41,7 +41,7 @@ from llama_adapter.app.captioning.work_items import (
     text_items,
     work_items,
 )
-from llama_adapter.app.models.known import marks_of
+from llama_adapter.app.models.known import KnownModel, marks_of
 from llama_adapter.app.models.oom_retry import OomRetry, attempt
 from llama_adapter.app.models.parallel.errors import RankError
 from llama_adapter.app.models.spec import PLAIN_MODES, BatchSize, CaptionerSpec, ModelInfo, VisionKind
@@ -789,20 +789,23 @@ def _open_parts(spec: CaptionerSpec) -> Parts:
         from llama_adapter.app.captioning.assemble_exported import assemble_exported
 
         return assemble_exported(spec)
-    from llama_adapter.app.captioning.assemble_known import assemble_known
+    from llama_adapter.app.captioning.assemble_arrays import assemble_arrays
 
-    if (known := assemble_known(spec)) is not None:
-        return known
+    files = marks_of(spec)
+    parts = assemble_arrays(spec) or _assemble_with_torch(spec)
+    KnownModel(spec=parts.spec, info=parts.info, pixels=parts.vision.pixels).remember(spec, files=files)
+    return parts
+
+
+def _assemble_with_torch(spec: CaptionerSpec) -> Parts:
     try:
-        from llama_adapter.app.captioning.assemble import assemble_parts, remember
+        from llama_adapter.app.captioning.assemble import assemble_parts
         from llama_adapter.app.captioning.assemble_foreign import assemble_foreign, find_foreign
     except RuntimeError as error:
         note_torch_import(error)
         raise
-    files, foreign = marks_of(spec), find_foreign(spec)
-    parts = assemble_parts(spec) if foreign is None else assemble_foreign(spec, foreign)
-    remember(spec, parts, files=files)
-    return parts
+    foreign = find_foreign(spec)
+    return assemble_parts(spec) if foreign is None else assemble_foreign(spec, foreign)
 
 
 def _task_of(task: Task | None, choices: Sequence[str] | None) -> Task:
