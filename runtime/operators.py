@@ -47,17 +47,6 @@ class Linear(nn.Linear):
             super().reset_parameters()
 
 
-def plain_frequencies(head_dim: int, *, theta: float) -> Tensor:
-    """theta^(-2i / head_dim), the angle of one position of an unscaled rotary embedding, float32 (head_dim / 2)."""
-    return 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-
-
-def rotary_table(frequencies: Tensor, *, num_positions: int) -> tuple[Tensor, Tensor]:
-    """cos and sin of position * frequency, (H / 2): float32 (positions, H), both halves equal."""
-    angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies)
-    return angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
-
-
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) times the weight, in float32, then cast back (Zhang & Sennrich, 2019).
 

@@ -67,11 +67,12 @@ def fail_unless_allowed(report: pytest.TestReport | pytest.CollectReport) -> Non
 
 @pytest.fixture(scope="session", autouse=True)
 def no_model_is_known() -> Iterator[None]:
-    """In this process no model is known from earlier loads, because tests look into models and change devices.
+    """In this process, no model is known from earlier loads, and all are opened by torch.
 
-    Commands that tests start know them.
+    Tests look into models and change devices. Commands that tests start know models, and open bundles without torch.
     """
     with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("llama_adapter.app.captioning.assemble_arrays.assemble_arrays", lambda spec: None)
         patched.setattr("llama_adapter.app.models.known._place", _unknown)
         yield
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from llama_adapter.runtime.operators import Linear
-from llama_adapter.vision.config import LAYER_NORM_EPS, Activation
+from llama_adapter.vision.config import LAYER_NORM_EPS, NORM_READERS, Activation
 
 AttentionFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -85,7 +85,7 @@ class Mlp(nn.Module):
 class Block(nn.Module):
     """x += Attention(LN(x)); x += MLP(LN(x))."""
 
-    norm_readers: ClassVar = {"norm1": "attention.qkv", "norm2": "mlp.up"}  # see schemes/balancing.py
+    norm_readers: ClassVar = {norm: NORM_READERS[norm] for norm in ("norm1", "norm2")}
 
     def __init__(
         self, width: int, *, num_heads: int, hidden_dim: int, activation: Activation, eps: float = LAYER_NORM_EPS

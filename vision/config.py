@@ -3,12 +3,14 @@
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Final, Literal, get_args, get_origin, get_type_hints
 
 from llama_adapter.vision.pixels import PixelRule
 
 ChannelOrder = Literal["rgb", "bgr"]
 Activation = Literal["quick_gelu", "exact_gelu", "gelu_tanh"]
+# Norms, and the one linear layer beside each that reads it; see schemes/balancing.py.
+NORM_READERS: Final = {"norm1": "attention.qkv", "norm2": "mlp.up", "post_norm": "projection"}
 LAYER_NORM_EPS = 1e-5  # of the visual-query blocks; newer timm releases default to 1e-6, which gives other results
 _MAY_BE_ZERO = ("depth", "longest", "margin", "mlp_dim", "num_class_tokens")
 

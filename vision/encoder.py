@@ -13,7 +13,14 @@ from torch import Tensor, nn
 from llama_adapter.runtime.operators import Linear, random_parameter
 from llama_adapter.runtime.schemes.layers import load_state
 from llama_adapter.vision.block import ACTIVATIONS, AttentionFunction, Block, SelfAttention, prepend
-from llama_adapter.vision.config import LAYER_NORM_EPS, ClipConfig, ConnectorConfig, QueryConfig, VisionConfig
+from llama_adapter.vision.config import (
+    LAYER_NORM_EPS,
+    NORM_READERS,
+    ClipConfig,
+    ConnectorConfig,
+    QueryConfig,
+    VisionConfig,
+)
 
 
 class ClipVisionTower(nn.Module):
@@ -23,7 +30,7 @@ class ClipVisionTower(nn.Module):
     Layer scales of DINOv2 are factors in the weights before them.
     """
 
-    norm_readers: ClassVar = {"post_norm": "projection"}  # see schemes/balancing.py
+    norm_readers: ClassVar = {norm: NORM_READERS[norm] for norm in ("post_norm",)}
 
     def __init__(self, config: ClipConfig) -> None:
         super().__init__()

@@ -11,35 +11,24 @@ from torch import Tensor, nn
 from llama_adapter.runtime.operators import Linear
 from llama_adapter.vision.block import AttentionFunction, Mlp, SelfAttention, fused_attention, quick_gelu
 from llama_adapter.vision.encoder import PictureEncoder
-from llama_adapter.vision.pixels import patches_of
-
-BYTE_RANGE = 255.0  # pixels are bytes, but CLIP's normalisation is for 0..1
+from llama_adapter.vision.pixels import folded, patches_of
 
 
 class FoldedPatches(nn.Module):
-    """Normalisation and patch embedding as one linear layer, in float32 for any dtype of the encoder.
-
-    A patch embedding has no padding, so W ((x / 255 - mean) / std) is a linear function of x with a bias.
-    """
+    """Normalisation and patch embedding as one linear layer, in float32 for any dtype of the encoder."""
 
     def __init__(self, encoder: PictureEncoder) -> None:
         super().__init__()
-        weight_WCPP = encoder.clip.patch_embedding.weight.detach().float()
-        scaled_WCPP = weight_WCPP / encoder.std.float()
-        if encoder.config.channel_order == "bgr":
-            # The weights of the first channel in training belong to the last channel of RGB pixels.
-            scaled_WPPC = scaled_WCPP.flip(1).permute(0, 2, 3, 1)
-        else:
-            scaled_WPPC = scaled_WCPP.permute(0, 2, 3, 1)
-        self.patch_size = encoder.config.clip.patch_size
-        self.dtype = encoder.dtype
-        width, num_features = len(weight_WCPP), weight_WCPP[0].numel()
-        self.linear = Linear(num_features, width, device="meta")
-        self.linear.weight = nn.Parameter((scaled_WPPC / BYTE_RANGE).reshape(width, num_features), requires_grad=False)
-        shift_W = -(scaled_WCPP * encoder.mean.float()).sum((1, 2, 3))
-        if (bias_W := encoder.clip.patch_embedding.bias) is not None:
-            shift_W += bias_W.detach().float()
-        self.linear.bias = nn.Parameter(shift_W, requires_grad=False)
+        own, config = encoder.clip.patch_embedding, encoder.config
+        given = [None if part is None else part.detach().float().cpu().numpy() for part in (own.weight, own.bias)]
+        assert given[0] is not None
+        weight_WF, bias_W = map(
+            torch.from_numpy, folded(given[0], given[1], rule=config.clip, channel_order=config.channel_order)
+        )
+        self.patch_size, self.dtype = config.clip.patch_size, encoder.dtype
+        self.linear = Linear(weight_WF.shape[1], len(weight_WF), device="meta")
+        self.linear.weight = nn.Parameter(weight_WF, requires_grad=False)
+        self.linear.bias = nn.Parameter(bias_W, requires_grad=False)
 
     def forward(self, pixels_BHWC: Tensor) -> Tensor:
         """Pixels uint8 or float32 (B, S, S, 3) RGB -> embedded patches (B, T, W), row by row, in the encoder's type."""

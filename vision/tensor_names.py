@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from llama_adapter.runtime.errors import CheckpointError
-from llama_adapter.runtime.tensor_files.files import check_dense, check_names, list_keys
+from llama_adapter.runtime.tensor_files.arrays import list_keys
+from llama_adapter.runtime.tensor_files.files import check_dense, check_names
 
 MEANING = "the file is damaged, or another model; the released adapters want OpenAI's ViT-L/14"
 Names = dict[str, tuple[str, ...]]

@@ -5,26 +5,21 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from functools import partial
 
-from llama_adapter.app.captioning.parts import Parts
+from llama_adapter.app.captioning.parts import Parts, loaded_parts
 from llama_adapter.app.models.checkpoints import StreamedModel
 from llama_adapter.app.models.encoders import GivenEncoder
-from llama_adapter.app.models.known import FileMarks, KnownModel
 from llama_adapter.app.models.memory_fit import place_model
-from llama_adapter.app.models.named.getting import terms
 from llama_adapter.app.models.number_formats import DtypeChoice, check_asked_precision, check_rounding, widening_note
 from llama_adapter.app.models.parallel.group import RankGroup
 from llama_adapter.app.models.random_model import RandomLoader
 from llama_adapter.app.models.sketch import Dtype
-from llama_adapter.app.models.spec import AUTO, CaptionerSpec, ModelInfo, template_id
+from llama_adapter.app.models.spec import AUTO, CaptionerSpec
 from llama_adapter.app.models.stream_model import check_split, stream_model
-from llama_adapter.llm.runners.kernels import KernelRunner
 from llama_adapter.runtime.devices import open_backend, open_best, settle_mode
 from llama_adapter.runtime.errors import CheckpointError, UsageError
 from llama_adapter.runtime.ranks import ALONE
 from llama_adapter.runtime.schemes.scheme import dtype_name
-from llama_adapter.runtime.user_cache import cache_note
 from llama_adapter.vision.backends.base import NoEncoder, VisionBackend
-from llama_adapter.vision.backends.kernels import KernelEncoder
 
 ModelLoader = Callable[[Dtype], StreamedModel]  # takes the dtype of the weights, or a `DtypeChoice`
 
@@ -85,7 +80,7 @@ def assemble_parts(
             given.check(model)
         elif not model.vision_state and vision is None:
             vision, has_encoder = NoEncoder(), True
-        has_adapter, is_for_texts = model.decoder_config.num_adapter_layers > 0, not model.vision_state
+        is_for_texts = not model.vision_state
         placed = place_model(
             model,
             tensors,
@@ -105,67 +100,17 @@ def assemble_parts(
         dtype, reasons = dtype_name(model.dtype), "; ".join(filter(None, (why, choice.reason)))
         chosen_note = reasons and f"computing on {backend.name} in {dtype}: {reasons}"
         stack.pop_all()
-    template = spec.prompt_template or model.template
-    spec = dataclasses.replace(
+    return loaded_parts(
         spec,
-        vision=spec.vision_kind,
-        device=str(backend.device),
-        dtype=dtype,
-        mode=mode,
-        batch_size=runner.config.num_slots,
-        context=model.decoder_config.context,
-        channel_order=model.vision_config.channel_order,
-        precision=model.precision,
-    )
-    return Parts(
-        spec=spec,
-        info=ModelInfo(
-            name=model.name,
-            digest=model.digest,
-            device=backend.name,
-            dtype=dtype,
-            precision=model.precision,
-            vision=vision.name,
-            mode=mode,
-            operators=runner.operators_name,
-            encoder=identity,
-            notes=tuple(
-                filter(
-                    None,
-                    (chosen_note, mode_note, *model.notes, foreign_note, widened_note, placed.note, cache_note()),
-                )
-            ),
-            context=runner.config.context,
-            default_prompt=model.prompt,
-            has_adapter=has_adapter and not is_for_texts,
-            has_text_adapter=has_adapter and is_for_texts,
-            template=template,
-            template_id=template_id(template, own=model.template, chat_template=model.tokenizer.settings.chat_template),
-            card=model.card or terms((spec.llama_dir, spec.adapter, spec.clip)),
-            past=None if runner.config.past is None else runner.config.past.digest,
-            picture_format=model.picture_format,
-        ),
-        model=dataclasses.replace(model, vision_state={}),
+        dataclasses.replace(model, vision_state={}),
         backend=backend,
         vision=vision,
         runner=runner,
+        dtype=dtype,
+        mode=mode,
+        is_for_texts=is_for_texts,
+        encoder=identity,
+        notes=(chosen_note, mode_note, *model.notes, foreign_note, widened_note, placed.note),
         remember_rows=placed.remember_rows,
         end_ranks=lambda: None if group is None else group.close(),
     )
-
-
-def remember(spec: CaptionerSpec, parts: Parts, *, files: FileMarks) -> None:
-    """Keep what is known of a model that was loaded for `spec`, with its weights if the kernels compute all of it.
-
-    `files` are the marks of its files before that. Models that see pictures as tokens are left out.
-    """
-    if parts.info.picture_format is not None:
-        return None
-    known = KnownModel(spec=parts.spec, info=parts.info, pixels=parts.vision.pixels)
-    encoder = parts.vision.arrays if isinstance(parts.vision, KernelEncoder) else None
-    decoder = parts.runner.arrays if isinstance(parts.runner, KernelRunner) else None
-    is_changed = spec.llama_dir or spec.past_key_values or spec.operators != "auto" or spec.lora
-    if encoder is None or decoder is None or is_changed:
-        return known.remember(spec, files=files)
-    halves = {"decoder": parts.model.decoder_config.to_dict(), "vision": parts.model.vision_config.to_dict()}
-    return dataclasses.replace(known, halves=halves).remember(spec, files=files, weights={**encoder, **decoder})

@@ -1,9 +1,9 @@
 """From a spec to a captioner's parts for a model that the package transformers runs: texts only, without kernels."""
 
-import dataclasses
 from typing import Final, NamedTuple
 
-from llama_adapter.app.captioning.parts import Parts
+from llama_adapter.app.captioning.parts import Parts, loaded_parts
+from llama_adapter.app.models.bundle_manifest import no_vision
 from llama_adapter.app.models.checkpoints import (
     CHAT_CONTEXT,
     DEFAULT_CONTEXT,
@@ -13,10 +13,8 @@ from llama_adapter.app.models.checkpoints import (
     base_name,
     digest_of,
 )
-from llama_adapter.app.models.named.getting import terms
 from llama_adapter.app.models.number_formats import best_dtype
-from llama_adapter.app.models.sketch import no_vision
-from llama_adapter.app.models.spec import AUTO, DEFAULT_BATCH_SIZE, CaptionerSpec, ModelInfo, template_id
+from llama_adapter.app.models.spec import AUTO, DEFAULT_BATCH_SIZE, CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig, EngineConfig
 from llama_adapter.llm.conversation import Template
 from llama_adapter.llm.memory_plan import MemoryPlan, check_memory
@@ -26,10 +24,11 @@ from llama_adapter.llm.weights.foreign import count_weights, open_foreign, read_
 from llama_adapter.llm.weights.huggingface import weight_files
 from llama_adapter.runtime.devices import EAGER, open_backend, open_best, resolve_dtype
 from llama_adapter.runtime.errors import CheckpointError, DeviceError, UsageError
-from llama_adapter.runtime.schemes import FLOAT
+from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.schemes.scheme import dtype_name
 from llama_adapter.runtime.text import shown_name
 from llama_adapter.vision.backends.base import NoEncoder
+from llama_adapter.vision.config import VisionConfig
 
 # Fields of a spec that need this package's own decoder, with the values that do not.
 _OWN: Final = {
@@ -42,10 +41,19 @@ _OWN: Final = {
 
 
 class _Model(NamedTuple):
-    """See `Parts.model`."""
+    """What `loaded_parts` reads of a `LoadedModel`."""
 
+    name: str
+    digest: str
     tokenizer: Tokenizer
+    template: Template
+    decoder_config: DecoderConfig
+    vision_config: VisionConfig
+    precision: Precision = FLOAT
+    prompt: str = DEFAULT_PROMPT
+    card: str = ""
     ood_detector: None = None
+    picture_format: None = None
 
 
 def assemble_foreign(spec: CaptionerSpec, place: LlamaFolder) -> Parts:
@@ -88,41 +96,16 @@ def assemble_foreign(spec: CaptionerSpec, place: LlamaFolder) -> Parts:
     sources = [SourceFile(role="llama", path=str(file)) for file in files]
     sources.append(SourceFile(role="tokenizer", path=str(place.require_tokenizer())))
     model = open_foreign(place.folder, config, dtype=dtype).to(backend.device)
-    spec = dataclasses.replace(
-        spec,
-        vision=spec.vision_kind,
-        device=str(backend.device),
-        dtype=dtype_name(dtype),
-        mode=EAGER,
-        batch_size=num_slots,
-        context=context,
-        channel_order="rgb",
-        precision=FLOAT,
-    )
-    name, runner = shown_name(base_name(place.folder.resolve())), ForeignRunner(model, engine, backend=backend)
+    name, vision = shown_name(base_name(place.folder.resolve())), no_vision(decoder)
     note = f"`{name}` ({config.model_type}) runs through transformers: for texts, without this program's kernels"
-    return Parts(
-        spec=spec,
-        info=ModelInfo(
-            name=name,
-            digest=digest_of(sources, no_vision(decoder), decoder),
-            device=backend.name,
-            dtype=dtype_name(dtype),
-            precision=FLOAT,
-            vision=NoEncoder.name,
-            mode=EAGER,
-            operators=runner.operators_name,
-            encoder=None,
-            notes=tuple(filter(None, (note, why and f"computing on {backend.name}: {why}", mode_note))),
-            context=context,
-            default_prompt=DEFAULT_PROMPT,
-            has_adapter=False,
-            template=template,
-            template_id=template_id(template, own=own, chat_template=tokenizer.settings.chat_template),
-            card=terms((spec.llama_dir,)),
-        ),
-        model=_Model(tokenizer),
+    return loaded_parts(
+        spec,
+        _Model(name, digest_of(sources, vision, decoder), tokenizer, own, decoder, vision),
         backend=backend,
         vision=NoEncoder(),
-        runner=runner,
+        runner=ForeignRunner(model, engine, backend=backend),
+        dtype=dtype_name(dtype),
+        mode=EAGER,
+        is_for_texts=True,
+        notes=(note, why and f"computing on {backend.name}: {why}", mode_note),
     )

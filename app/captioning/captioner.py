@@ -41,7 +41,7 @@ from llama_adapter.app.captioning.work_items import (
     text_items,
     work_items,
 )
-from llama_adapter.app.models.known import marks_of
+from llama_adapter.app.models.known import KnownModel, marks_of
 from llama_adapter.app.models.oom_retry import OomRetry, attempt
 from llama_adapter.app.models.parallel.errors import RankError
 from llama_adapter.app.models.spec import PLAIN_MODES, BatchSize, CaptionerSpec, ModelInfo, VisionKind
@@ -789,24 +789,26 @@ def _open_parts(spec: CaptionerSpec) -> Parts:
         from llama_adapter.app.captioning.assemble_exported import assemble_exported
 
         return assemble_exported(spec)
-    from llama_adapter.app.captioning.assemble_known import assemble_known
+    from llama_adapter.app.captioning.assemble_arrays import assemble_arrays
 
-    if (known := assemble_known(spec)) is not None:
-        return known
+    files = marks_of(spec)
+    parts = assemble_arrays(spec) or _assemble_with_torch(spec)
+    KnownModel(spec=parts.spec, info=parts.info, pixels=parts.vision.pixels).remember(spec, files=files)
+    return parts
+
+
+def _assemble_with_torch(spec: CaptionerSpec) -> Parts:
     try:
-        from llama_adapter.app.captioning.assemble import assemble_parts, remember
+        from llama_adapter.app.captioning.assemble import assemble_parts
         from llama_adapter.app.captioning.assemble_foreign import assemble_foreign
         from llama_adapter.app.models.checkpoints import find_llama
     except RuntimeError as error:
         note_torch_import(error)
         raise
-    files = marks_of(spec)
     alone = None
     if spec.llama_dir is not None and spec.adapter is None:
         alone = find_llama(spec.llama_dir, llama_type=spec.llama_type)
-    parts = assemble_foreign(spec, alone) if alone is not None and alone.is_foreign else assemble_parts(spec)
-    remember(spec, parts, files=files)
-    return parts
+    return assemble_foreign(spec, alone) if alone is not None and alone.is_foreign else assemble_parts(spec)
 
 
 def _task_of(task: Task | None, choices: Sequence[str] | None) -> Task:

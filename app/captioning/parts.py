@@ -1,12 +1,14 @@
 """The parts of a captioner. Imports no torch: exported models run without it."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from llama_adapter.app.models.spec import CaptionerSpec, ModelInfo
+from llama_adapter.app.models.named.getting import terms
+from llama_adapter.app.models.spec import CaptionerSpec, ModelInfo, template_id
 from llama_adapter.llm.runners.base import Runner
 from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.user_cache import cache_note
 
 if TYPE_CHECKING:
     from llama_adapter.vision.backends.base import VisionBackend
@@ -29,6 +31,57 @@ class Parts:
         """Release an exported encoder's device, thread and process, and end other ranks. Can be called again."""
         self.vision.close()
         self.end_ranks()
+
+
+def loaded_parts(
+    spec: CaptionerSpec,
+    model: Any,
+    *,
+    backend: Any,
+    vision: "VisionBackend",
+    runner: Runner,
+    dtype: str,
+    mode: str,
+    is_for_texts: bool,
+    encoder: str | None = None,
+    notes: Iterable[str],
+    **others: Any,
+) -> Parts:
+    """The parts of a `LoadedModel` or an `ArrayModel`, with the spec and the description that it has when it is loaded.
+
+    `encoder` is the identity of an exported encoder. Empty notes are left out. `others` are further fields of `Parts`.
+    """
+    template, has_adapter = spec.prompt_template or model.template, model.decoder_config.num_adapter_layers > 0
+    shared: dict[str, Any] = {"dtype": dtype, "precision": model.precision, "mode": mode}
+    found = dataclasses.replace(
+        spec,
+        vision=spec.vision_kind,
+        device=str(backend.device),
+        batch_size=runner.config.num_slots,
+        context=model.decoder_config.context,
+        channel_order=model.vision_config.channel_order,
+        **shared,
+    )
+    info = ModelInfo(
+        name=model.name,
+        digest=model.digest,
+        device=backend.name,
+        vision=vision.name,
+        operators=runner.operators_name,
+        encoder=encoder,
+        notes=tuple(filter(None, (*notes, cache_note()))),
+        context=runner.config.context,
+        default_prompt=model.prompt,
+        has_adapter=has_adapter and not is_for_texts,
+        has_text_adapter=has_adapter and is_for_texts,
+        template=template,
+        template_id=template_id(template, own=model.template, chat_template=model.tokenizer.settings.chat_template),
+        card=model.card or terms((spec.llama_dir, spec.adapter, spec.clip)),
+        past=None if runner.config.past is None else runner.config.past.digest,
+        picture_format=model.picture_format,
+        **shared,
+    )
+    return Parts(spec=found, info=info, model=model, backend=backend, vision=vision, runner=runner, **others)
 
 
 class GraphBackend:

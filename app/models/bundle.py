@@ -11,11 +11,9 @@ input_scales.safetensors  optional: scales of the inputs of calibrated 8-bit lay
 
 import dataclasses
 import functools
-import hashlib
 import json
 import os
 import shutil
-import stat
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,6 +23,7 @@ import torch
 from torch import Tensor
 
 from llama_adapter.app.models.bundle_manifest import (
+    DAMAGED,
     FAMILIAR,
     FORMAT,
     INPUT_SCALES,
@@ -38,16 +37,16 @@ from llama_adapter.app.models.bundle_manifest import (
     decoder_file,
     decoder_files,
     files_for,
+    in_channel_order,
     model_digest,
+    notes_on_rights,
     num_ranks_of,
     packed_layout,
     read_configs,
-    read_decoder,
     read_manifest,
-    read_vision,
     stored_precision,
-    stored_tensors,
 )
+from llama_adapter.app.models.bundle_tensors import read_decoder, read_vision, stored_tensors
 from llama_adapter.app.models.checkpoints import (
     LoadedModel,
     ModelSources,
@@ -61,7 +60,7 @@ from llama_adapter.app.models.checkpoints import (
 from llama_adapter.app.models.input_scales import read_scales, write_scales
 from llama_adapter.app.models.packed_weights import TakePacked
 from llama_adapter.app.models.replaced_folder import again_if_replaced
-from llama_adapter.app.models.sketch import DAMAGED, Dtype, HalfConfig, dtype_of, expected_forms, sketch
+from llama_adapter.app.models.sketch import Dtype, HalfConfig, dtype_of, expected_forms, sketch
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.picture_format import PictureFormat
 from llama_adapter.llm.split import dense, share_of, shares_of, take
@@ -74,12 +73,11 @@ from llama_adapter.runtime.graphs.card import fingerprint
 from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.partial import partial_folder, remove_leftovers
 from llama_adapter.runtime.ranks import ALONE, Alone
-from llama_adapter.runtime.schemes import FLOAT, Precision
+from llama_adapter.runtime.schemes import BUNDLE_VERSIONS, FLOAT, Precision
 from llama_adapter.runtime.schemes.files import TensorWriter
-from llama_adapter.runtime.schemes.scheme import TensorForm, dtype_name, find_scheme
+from llama_adapter.runtime.schemes.scheme import TensorForm, dtype_name
 from llama_adapter.runtime.schemes.state import all_of
-from llama_adapter.runtime.tensor_files.arrays import read_json
-from llama_adapter.runtime.tensor_files.files import list_keys
+from llama_adapter.runtime.tensor_files.arrays import list_keys, read_json
 from llama_adapter.runtime.text import shown_excerpt, shown_name
 from llama_adapter.vision.config import ChannelOrder
 from llama_adapter.vision.out_of_distribution import OodDetector, read_familiarity
@@ -164,7 +162,7 @@ def save_bundle(
             (partial / name).write_bytes(content)
         manifest: dict[str, Any] = {
             "format": FORMAT,
-            "version": find_scheme(model.precision).bundle_version,
+            "version": BUNDLE_VERSIONS[model.precision],
             "name": shown_excerpt(model.name, length=120),
             "vision": vision.to_dict() if has_encoder else {},
             "llm": decoder.to_dict(),
@@ -335,7 +333,7 @@ def stream_bundle(
         is_split = num_ranks_of(manifest) > 1
         part = all_of if is_split else functools.partial(_part, whole=decoder, share=share, model=str(place))
         tensors = dense(taken.tensors(decoder_state, share, dtype=chosen, wanted=precision, take=part))
-    notes = _notes(place, [MANIFEST, *files])
+    notes = notes_on_rights(place, [MANIFEST, *files])
     if has_packed is not None and take_packed is not None and not taken.is_taken(precision, chosen):
         notes += (
             f"the weights of `{place}` are packed in {has_packed}, which this model cannot use directly on this "
@@ -354,10 +352,7 @@ def stream_bundle(
     ood_detector = None
     if FAMILIAR in manifest["files"]:
         ood_detector = read_familiarity(place / FAMILIAR, num_queries=decoder.num_queries, width=decoder.dim)
-    digest = str(manifest["digest"])
-    if channel_order not in (None, vision.channel_order):
-        vision = dataclasses.replace(vision, channel_order=channel_order)
-        digest = hashlib.sha256(f"{digest} {channel_order}".encode()).hexdigest()  # the answers differ
+    vision, digest = in_channel_order(channel_order, vision, manifest)
     model = LoadedModel(
         name=str(manifest["name"]),
         digest=digest,
@@ -399,29 +394,6 @@ def _part(name: str, tensor: Tensor, *, whole: DecoderConfig, share: DecoderConf
             f"The decoder of `{model}` cannot be split over {share.num_ranks} ranks: {error}",
             hint="use fewer ranks, or weights of 8 bits or floats",
         ) from None
-
-
-def _notes(place: Path, files: Iterable[str]) -> tuple[str, ...]:
-    """A note if other users may change files of the bundle, because they could then replace the model."""
-    # In a folder with the sticky bit, other users may add files but not replace existing ones.
-    open_to = {"the folder itself": "" if place.stat().st_mode & stat.S_ISVTX else _writers(place)}
-    open_to |= {f"`{shown_name(file)}`": _writers(place / file) for file in files}
-    found = [what for what, who in open_to.items() if who]
-    if not found:
-        return ()
-    who = "every user of this machine" if "every user" in open_to.values() else "a group that this user is not in"
-    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-    return (f"{who} may change the model `{place}` ({found[0]}{more}); if that is not meant: `chmod -R go-w {place}`",)
-
-
-def _writers(path: Path) -> str:
-    """Who may write to a path, except its owner and this user's groups, which are shared on purpose; "" if nobody."""
-    status = path.stat()
-    if status.st_mode & stat.S_IWOTH:
-        return "every user"
-    if status.st_mode & stat.S_IWGRP and status.st_gid not in {os.getegid(), *os.getgroups()}:
-        return "a group"
-    return ""
 
 
 def check_other_target(target: Path, source: Path, *, to: str, overwrite: bool) -> None:

@@ -1,33 +1,28 @@
-"""The manifest of a bundle: its keys and versions, the files that it names, and the tensors they must contain."""
+"""The manifest of a bundle: its keys and versions, and the files that it names. Imports no torch."""
 
 import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+import stat
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
-from torch import Tensor
-
-from llama_adapter.app.models.packed_weights import Stored, TakePacked
-from llama_adapter.app.models.sketch import DAMAGED, HalfConfig, check_halves, expected_forms, no_vision, num_layers
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.conversation import Template
 from llama_adapter.llm.pieces.folder import SETTINGS_FILE, stored_name
-from llama_adapter.runtime.devices import DTYPES
 from llama_adapter.runtime.errors import CheckpointError
-from llama_adapter.runtime.kernels.layout import PackedLayout
-from llama_adapter.runtime.ranks import Alone
-from llama_adapter.runtime.schemes import FLOAT, PRECISIONS, Precision, packed
-from llama_adapter.runtime.schemes.files import check_tensors
-from llama_adapter.runtime.schemes.packed import kind_of
-from llama_adapter.runtime.schemes.scheme import find_scheme
-from llama_adapter.runtime.tensor_files.arrays import read_json
-from llama_adapter.runtime.tensor_files.files import list_keys, read_metadata, read_safetensors
+from llama_adapter.runtime.kernels.layout import LAYOUT_VERSION, PACKED_KINDS, PackedLayout
+from llama_adapter.runtime.schemes import BUNDLE_VERSIONS, FLOAT, FLOAT_TYPES, PRECISIONS, Precision
+from llama_adapter.runtime.tensor_files.arrays import list_keys, read_json
 from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS, shown_excerpt, shown_name
-from llama_adapter.vision.config import VisionConfig
+from llama_adapter.vision.config import VIT_L_14, ChannelOrder, ConnectorConfig, QueryConfig, VisionConfig
 
+if TYPE_CHECKING:  # torch is not needed to read a manifest
+    from llama_adapter.runtime.ranks import Alone
+
+DAMAGED = "the bundle is damaged or was changed by hand; write it again with `llama-adapter convert`"
 FORMAT = "llama-adapter-bundle"
 MANIFEST, VISION, LLM, KNOWN_ANSWER, FAMILIAR, INPUT_SCALES = (
     "manifest.json",
@@ -75,7 +70,7 @@ def read_manifest(directory: str | os.PathLike[str]) -> dict[str, Any]:
     if manifest.get("format") != FORMAT:
         raise CheckpointError(f"`{place / MANIFEST}` is not the manifest of a model bundle")
     version = manifest.get("version")
-    versions = [*_versions(), *_FORMS_OF_VERSION]
+    versions = [*BUNDLE_VERSIONS.values(), *_FORMS_OF_VERSION]
     if type(version) is not int or version not in versions:
         raise CheckpointError(
             f"The bundle `{place}` has the version {shown_excerpt(repr(version))}, and this program reads "
@@ -112,13 +107,14 @@ def _faults(manifest: Mapping[str, Any]) -> list[str]:
     if (shown := manifest.get("picture_format")) is not None:
         is_known = _has_form(shown, _PICTURE_FORMAT) and shown.keys() == _PICTURE_FORMAT.keys()
         faults += [] if is_known else ["picture_format"]
-    if manifest["dtype"] not in DTYPES:
+    if manifest["dtype"] not in FLOAT_TYPES:
         return [*faults, "dtype"]
     faults += [] if manifest.get("precision", FLOAT) == precision else ["precision"]
     if version == PACKED_VERSION:
         block, added = manifest["packed"]["block"], manifest["packed"]["int8_added"]
-        is_known = manifest["packed"]["version"] == packed.VERSION and 0 < block <= _LARGEST_BLOCK
-        is_known = is_known and 0 <= added < 256 and kind_of(precision, DTYPES[manifest["dtype"]]) is not None
+        is_known = manifest["packed"]["version"] == LAYOUT_VERSION and 0 < block <= _LARGEST_BLOCK
+        kind = manifest["dtype"] if precision == FLOAT else precision
+        is_known = is_known and 0 <= added < 256 and kind in PACKED_KINDS
         faults += [] if is_known and _is_label(manifest["packed"]["source"]) else ["packed"]
     if has_origin:
         origin = manifest["origin"]
@@ -179,17 +175,7 @@ def stored_precision(manifest: Mapping[str, Any]) -> Precision:
     if manifest["version"] in _FORMS_OF_VERSION:
         precision: Precision = manifest["precision"]
         return precision
-    return _versions()[manifest["version"]]
-
-
-def stored_tensors(manifest: Mapping[str, Any], *, take_packed: TakePacked | None = None) -> Stored:
-    """How the tensors in a bundle's files are stored; `take_packed` is that of `stream_bundle`."""
-    return Stored(
-        layout=packed_layout(manifest),
-        precision=stored_precision(manifest),
-        dtype=DTYPES[manifest["dtype"]],
-        take_packed=take_packed,
-    )
+    return next(name for name, version in BUNDLE_VERSIONS.items() if version == manifest["version"])
 
 
 def packed_layout(manifest: Mapping[str, Any]) -> PackedLayout | None:
@@ -198,37 +184,6 @@ def packed_layout(manifest: Mapping[str, Any]) -> PackedLayout | None:
         return None
     fields = {field.name: manifest["packed"][field.name] for field in dataclasses.fields(PackedLayout)}
     return PackedLayout(**fields)
-
-
-def _versions() -> dict[int, Precision]:
-    return {find_scheme(precision).bundle_version: precision for precision in PRECISIONS}
-
-
-def read_half(path: Path, config: HalfConfig, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of encoder or decoder, mapped from its file.
-
-    Raises CheckpointError unless names, shapes and types match the configuration. A configuration with more layers than
-    the file has tensors is refused before its module is built.
-    """
-    state = read_safetensors(path)
-    if num_layers(config) > len(state):
-        raise CheckpointError(
-            f"`{path}` has {len(state)} tensors, and its configuration speaks of {num_layers(config):,} layers",
-            hint=DAMAGED,
-        )
-    forms = expected_forms(
-        config,
-        dtype=DTYPES[manifest["dtype"]],
-        precision=stored_precision(manifest),
-        packed=packed_layout(manifest),
-    )
-    check_tensors(state, forms=forms, path=path, hint=DAMAGED)
-    return state
-
-
-def read_vision(place: Path, config: VisionConfig, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The encoder's tensors, as `read_half`. A bundle for texts has none, and an empty `vision` in its manifest."""
-    return read_half(place / VISION, config, manifest) if manifest["vision"] else {}
 
 
 def num_ranks_of(manifest: Mapping[str, Any]) -> int:
@@ -256,7 +211,7 @@ def model_files(manifest: Mapping[str, Any]) -> tuple[str, ...]:
     return *vision, *decoder_files(num_ranks_of(manifest)), tokenizer, *settings, *scales
 
 
-def files_for(manifest: Mapping[str, Any], ranks: Alone, *, place: Path) -> dict[str, Any]:
+def files_for(manifest: Mapping[str, Any], ranks: "Alone", *, place: Path) -> dict[str, Any]:
     """The entries of the files that this rank needs: all except the other ranks' parts of the decoder.
 
     Raises CheckpointError if the decoder is split for another number of ranks.
@@ -270,27 +225,6 @@ def files_for(manifest: Mapping[str, Any], ranks: Alone, *, place: Path) -> dict
         )
     others = set(decoder_files(wanted)) - {decoder_file(ranks.rank, wanted)} if wanted > 1 else set()
     return {name: entry for name, entry in manifest["files"].items() if name not in others}
-
-
-def read_decoder(
-    place: Path, decoder: DecoderConfig, manifest: Mapping[str, Any], *, rank: int = 0
-) -> dict[str, Tensor]:
-    """As `read_half`, for the decoder, or for a rank's part of a split decoder.
-
-    Raises CheckpointError also for the part of another rank, which may have the same shapes.
-    """
-    count = num_ranks_of(manifest)
-    if count == 1:
-        return read_half(place / LLM, decoder, manifest)
-    path = place / decoder_file(rank, count)
-    state, said = read_half(path, decoder.share(rank, count), manifest), read_metadata(path)
-    if said.get("rank") != str(rank) or said.get("num_ranks") != str(count):
-        told = f"rank {said['rank']} of {said.get('num_ranks')}" if "rank" in said else "no rank"
-        raise CheckpointError(
-            f"`{path}` holds the part of {shown_excerpt(told)}, where rank {rank} of {count} is wanted",
-            hint="files were mixed up: copy the folder again, and keep the files' names",
-        )
-    return state
 
 
 def model_digest(manifest: Mapping[str, Any]) -> str:
@@ -318,3 +252,56 @@ def is_bare(name: str) -> bool:
 def _is_label(text: str) -> bool:
     """Whether a text is printable on one line."""
     return UNSAFE_ON_TERMINALS.search(text) is None and len(text) <= _LONGEST_LABEL
+
+
+def no_vision(config: DecoderConfig) -> VisionConfig:
+    """Nominal encoder sizes for a model without encoder."""
+    sizes = {"num_queries": max(1, config.num_queries), "output_dim": config.dim}
+    return VisionConfig(clip=VIT_L_14, query=QueryConfig(width=1, depth=0, num_heads=1, mlp_dim=1, **sizes))
+
+
+def check_halves(vision: VisionConfig, decoder: DecoderConfig, *, adapter: str) -> None:
+    """Raise CheckpointError unless both halves agree on the visual queries; a connector may make any number."""
+    made, read = (vision.query.num_queries, vision.query.output_dim), (decoder.num_queries, decoder.dim)
+    if isinstance(vision.query, ConnectorConfig):
+        read = made[0], decoder.dim
+    if made != read:
+        raise CheckpointError(
+            f"The adapter `{adapter}` makes {made[0]} visual queries of width {made[1]}, and its LLaMA part reads "
+            f"{read[0]} of width {read[1]}",
+            hint="the file was put together from two adapters; take the original",
+        )
+
+
+def notes_on_rights(place: Path, files: Iterable[str]) -> tuple[str, ...]:
+    """A note if other users may change files of the bundle, because they could then replace the model."""
+    # In a folder with the sticky bit, other users may add files but not replace existing ones.
+    open_to = {"the folder itself": "" if place.stat().st_mode & stat.S_ISVTX else _writers(place)}
+    open_to |= {f"`{shown_name(file)}`": _writers(place / file) for file in files}
+    found = [what for what, who in open_to.items() if who]
+    if not found:
+        return ()
+    who = "every user of this machine" if "every user" in open_to.values() else "a group that this user is not in"
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return (f"{who} may change the model `{place}` ({found[0]}{more}); if that is not meant: `chmod -R go-w {place}`",)
+
+
+def _writers(path: Path) -> str:
+    """Who may write to a path, except its owner and this user's groups, which are shared on purpose; "" if nobody."""
+    status = path.stat()
+    if status.st_mode & stat.S_IWOTH:
+        return "every user"
+    if status.st_mode & stat.S_IWGRP and status.st_gid not in {os.getegid(), *os.getgroups()}:
+        return "a group"
+    return ""
+
+
+def in_channel_order(
+    channel_order: ChannelOrder | None, vision: VisionConfig, manifest: Mapping[str, Any]
+) -> tuple[VisionConfig, str]:
+    """The encoder for pictures in this order of colours, None for its own, and the digest of such a model."""
+    digest = str(manifest["digest"])
+    if channel_order in (None, vision.channel_order):
+        return vision, digest
+    other = dataclasses.replace(vision, channel_order=channel_order)
+    return other, hashlib.sha256(f"{digest} {channel_order}".encode()).hexdigest()  # the answers differ

@@ -17,12 +17,12 @@ from typing import Final, Literal, NamedTuple, ParamSpec, get_args
 import torch
 from torch import Tensor
 
-from llama_adapter.app.models.bundle_manifest import MANIFEST, is_question
+from llama_adapter.app.models.bundle_manifest import MANIFEST, check_halves, is_question, no_vision
 from llama_adapter.app.models.connected import open_connected
 from llama_adapter.app.models.llama_bundle import open_bundle, open_bundle_clip
 from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.app.models.sight import has_connector
-from llama_adapter.app.models.sketch import Dtype, check_halves, dtype_of, no_vision
+from llama_adapter.app.models.sketch import Dtype, dtype_of
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.conversation import Template
@@ -46,8 +46,8 @@ from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.ranks import ALONE, Alone
 from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.schemes.state import drained
-from llama_adapter.runtime.tensor_files.arrays import read_json
-from llama_adapter.runtime.tensor_files.files import list_keys, read_tensor_file
+from llama_adapter.runtime.tensor_files.arrays import list_keys, read_json
+from llama_adapter.runtime.tensor_files.files import read_tensor_file
 from llama_adapter.runtime.tensor_files.gguf_files import only_gguf
 from llama_adapter.runtime.tensor_files.gguf_names import is_gguf
 from llama_adapter.runtime.text import shown_excerpt, shown_name

@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from llama_adapter.app.models.sketch import DAMAGED, sketch
+from llama_adapter.app.models.bundle_manifest import DAMAGED
+from llama_adapter.app.models.sketch import sketch
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.schemes.files import TensorWriter, check_tensors
@@ -19,7 +20,8 @@ from llama_adapter.runtime.schemes.int8 import INPUT_SCALE
 from llama_adapter.runtime.schemes.packed import PACKED
 from llama_adapter.runtime.schemes.scheme import TensorForm
 from llama_adapter.runtime.schemes.state import linear_weights
-from llama_adapter.runtime.tensor_files.files import list_keys, read_safetensors
+from llama_adapter.runtime.tensor_files.arrays import list_keys
+from llama_adapter.runtime.tensor_files.files import read_safetensors
 
 
 def write_scales(path: Path, scales: Mapping[str, Tensor], decoder: DecoderConfig) -> None:

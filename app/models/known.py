@@ -2,21 +2,18 @@
 
 `known/KEY.json` has the resolved spec and the `ModelInfo` of a model that one process computes on the CPU. KEY stands
 for the spec, this program and the processor. The model's files, and all beside them, must be as before they were read.
-`known/KEY-FILES.bin` has the weights of a model as the kernels read them, so that they are mapped, and torch is not
-imported; FILES stands for those marks. Of a large model, which must be packed, it has those that are not mapped from
-the model's own files. The folder may be deleted.
+The folder may be deleted.
 """
 
 import dataclasses
 import functools
 import hashlib
 import json
-import math
 import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 import llama_adapter
 from llama_adapter.app.models.models_by_name import bundle_folder
@@ -28,13 +25,8 @@ from llama_adapter.runtime.kernels.instruction_sets import CHOICE, processor_fla
 from llama_adapter.runtime.user_cache import cache_folder
 from llama_adapter.vision.pixels import PixelRule
 
-if TYPE_CHECKING:  # jobs are planned without numpy
-    import numpy as np
-
 _FOLDER: Final = "known"
 _MOST_MODELS: Final = 16  # the oldest ones are removed
-_MOST_BYTES: Final = 64 << 20  # of a file of weights
-_ALIGNMENT: Final = 64  # bytes; the kernels need it of each array
 FileMarks = Mapping[str, list[int]] | None  # size, times and number of each file, by path
 # Fields of a spec that pass through a load unchanged, so the present ones are used.
 _PASSING: Final = ("batch_size", "exif", "transparency", "damaged", "reading", "strict", "parallel_timeout")
@@ -47,9 +39,6 @@ class KnownModel:
     spec: CaptionerSpec
     info: ModelInfo
     pixels: PixelRule
-    halves: Mapping[str, Any] | None = None  # the configurations of encoder and decoder, if the weights are kept
-    # Type and shape of each of their arrays, its place in a file, and this file; empty: the file of weights.
-    arrays: Mapping[str, tuple[str, list[int], int, str]] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def recall(cls, spec: CaptionerSpec) -> Self | None:
@@ -65,54 +54,24 @@ class KnownModel:
                 spec=CaptionerSpec(**content["spec"] | {name: getattr(spec, name) for name in _PASSING}),
                 info=ModelInfo(**info | {"notes": tuple(info["notes"])}),
                 pixels=PixelRule(**pixels | lists),
-                halves=content["halves"],
-                arrays=content["arrays"],
             )
         return None
 
-    def map_arrays(self, spec: CaptionerSpec) -> dict[str, "np.ndarray"]:
-        """The weights that `remember` kept for `spec`, by name. Raises OSError and ValueError."""
-        import numpy as np
-
-        own, found = _weights_place(_place(spec), _marks_of(spec)), {}
-        opened = functools.cache(lambda file: np.memmap(file or own, np.uint8, "r"))
-        for name, (kind, shape, start, file) in self.arrays.items():
-            number = np.dtype(kind)
-            part: np.ndarray = opened(file)[start : start + math.prod(shape) * number.itemsize]
-            found[name] = part.view(number).reshape(shape)
-        return found
-
-    def remember(
-        self, spec: CaptionerSpec, *, files: FileMarks, weights: "Mapping[str, np.ndarray] | None" = None
-    ) -> None:
-        """Keep this for `spec`, and its weights unless many are neither small nor mapped from the model's files.
+    def remember(self, spec: CaptionerSpec, *, files: FileMarks) -> None:
+        """Keep this for `spec`, unless it sees pictures as tokens. If keeping fails, it is loaded first next time too.
 
         `files` is the result of `marks_of` before the model was loaded, so that files that change meanwhile are
-        noticed. If keeping fails, the model is loaded first next time too.
+        noticed.
         """
-        if files is None:
+        if files is None or self.info.picture_format is not None:
             return
         with suppress(OSError, ValueError):
-            place, known = _place(spec), dataclasses.replace(self, halves=None)
-            weights = weights or {}
-            mapped = _mapped_places(weights, files) if sum(one.nbytes for one in weights.values()) > _MOST_BYTES else {}
-            if weights and sum(weights[name].nbytes for name in weights.keys() - mapped.keys()) <= _MOST_BYTES:
-                table = {}
-                with atomic_write(_weights_place(place, files)) as file:
-                    for name, array in weights.items():
-                        table[name] = (array.dtype.str, list(array.shape), *mapped.get(name, (file.tell(), "")))
-                        if name not in mapped:
-                            file.write(array.tobytes() + b"\0" * (-array.nbytes % _ALIGNMENT))
-                known = dataclasses.replace(self, arrays=table)
+            place = _place(spec)
             with atomic_write(place) as file:
-                file.write(json.dumps(dataclasses.asdict(known) | {"files": files}).encode())
+                file.write(json.dumps(dataclasses.asdict(self) | {"files": files}).encode())
             others = sorted(place.parent.glob("*.json"), key=lambda one: one.stat().st_mtime_ns)
             for old in others[:-_MOST_MODELS]:
                 old.unlink(missing_ok=True)
-            kept = {one.stem for one in others[-_MOST_MODELS:]} - {place.stem}
-            for data in place.parent.glob("*.bin"):
-                if data.stem.partition("-")[0] not in kept and data != _weights_place(place, files):
-                    data.unlink(missing_ok=True)
 
 
 def _place(spec: CaptionerSpec) -> Path:
@@ -126,25 +85,6 @@ def _place(spec: CaptionerSpec) -> Path:
     folder = "" if spec.is_embedded else os.getcwd()  # of relative paths
     parts = [given, folder, _program(), sorted(processor_flags()), os.environ.get(CHOICE)]
     return cache_folder() / _FOLDER / f"{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]}.json"
-
-
-def _weights_place(place: Path, files: FileMarks) -> Path:
-    """The file of weights beside `place`. Another state of the model has another one, which is never taken for it."""
-    state = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:32]
-    return place.with_name(f"{place.stem}-{state}.bin")
-
-
-def _mapped_places(weights: "Mapping[str, np.ndarray]", files: Mapping[str, Any]) -> dict[str, tuple[int, str]]:
-    """Where the arrays that are mapped from these files lie: the place in a file, and its path."""
-    found, paths = {}, {os.path.realpath(file) for file in files}
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        addresses, _, offset, _, _, *path = line.split(maxsplit=5)
-        if path and path[0] in paths:
-            first, end = (int(address, 16) for address in addresses.split("-"))
-            for name, array in weights.items():
-                if first <= array.ctypes.data and array.ctypes.data + array.nbytes <= end:
-                    found[name] = (array.ctypes.data - first + int(offset, 16), path[0])
-    return found
 
 
 @functools.cache

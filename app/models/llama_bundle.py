@@ -4,17 +4,8 @@ import dataclasses
 import os
 from pathlib import Path
 
-from llama_adapter.app.models.bundle_manifest import (
-    LLM,
-    VISION,
-    check_sizes,
-    num_ranks_of,
-    read_configs,
-    read_decoder,
-    read_half,
-    read_manifest,
-    stored_tensors,
-)
+from llama_adapter.app.models.bundle_manifest import LLM, VISION, check_sizes, num_ranks_of, read_configs, read_manifest
+from llama_adapter.app.models.bundle_tensors import read_decoder, read_half, stored_tensors
 from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.llm.weights.names import FOLDED, MATRICES, LlamaSource, SplitTensor, checked_source, meta_tensors
 from llama_adapter.runtime.devices import DTYPES

@@ -13,7 +13,8 @@ from llama_adapter.app.models.batch_size_cache import Setting
 from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.app.models.exported import encoder_files
 from llama_adapter.app.models.oom_retry import attempt, free_memory
-from llama_adapter.app.models.sketch import encoding_bytes, expected_forms
+from llama_adapter.app.models.sight import encoding_bytes
+from llama_adapter.app.models.sketch import expected_forms
 from llama_adapter.app.models.spec import DEFAULT_BATCH_SIZE, CaptionerSpec
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.load import PlacedDecoder, place_decoder
@@ -132,7 +133,7 @@ def engine_config(model: LoadedModel, spec: CaptionerSpec, ranks: Alone, *, mode
         past=past,
         # A further question about a picture computes its own tokens only.
         kept_places=0 if pictures is None else sizes.context,
-        encoding_bytes=encoding_bytes(pictures, model.vision_config, sizes, model.dtype),
+        encoding_bytes=encoding_bytes(pictures, model.vision_config, sizes, itemsize=model.dtype.itemsize),
     )
 
 

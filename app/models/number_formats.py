@@ -1,10 +1,10 @@
 """The number formats that a model computes in: its dtype, given or the best one, and the precision of its weights."""
 
 import math
-from typing import Final
 
 import torch
 
+from llama_adapter.app.models.dtype_rule import LARGE_MODEL, best_type
 from llama_adapter.app.models.memory_fit import memory_plans
 from llama_adapter.app.models.sketch import ModelSizes, expected_forms
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec
@@ -13,8 +13,6 @@ from llama_adapter.runtime.devices import DTYPES, Backend, resolve_dtype
 from llama_adapter.runtime.errors import DeviceError, UsageError
 from llama_adapter.runtime.schemes import FLOAT, QUANTISED, OperatorChoice, Precision
 from llama_adapter.runtime.schemes.scheme import dtype_name, find_scheme
-
-LARGE_MODEL: Final = 100_000_000  # weights; smaller models use float32: fast enough, exact (see docs/devices.md)
 
 
 class DtypeChoice:
@@ -50,14 +48,8 @@ class DtypeChoice:
             return first, "the best type of this device"
         decoder = expected_forms(sizes.decoder, dtype=torch.float32)
         num_weights = sizes.num_encoder_weights + sum(math.prod(form.shape) for form in decoder.values())
-        if num_weights < LARGE_MODEL:
-            return first, "the model is small"
-        if large is None:
-            return first, "16-bit types are slower here"
-        is_packed = self._backend.computes_in(sizes.precision, DTYPES[first], wanted=self._spec.operators)
-        if sizes.precision != FLOAT and is_packed:
-            return first, "its weights have 8 bits"
-        return large, f"faster for {num_weights / 1e9:.1f} billion weights"
+        is_taken = self._backend.computes_in(sizes.precision, DTYPES[first], wanted=self._spec.operators)
+        return best_type(num_weights, large=large, has_few_bits=sizes.precision != FLOAT and is_taken)
 
     def needed_bytes(self, sizes: ModelSizes, name: str) -> int:
         """Memory for the model in this dtype, with the batch size of the spec, or with one row if that is `auto`."""

@@ -13,7 +13,8 @@ from llama_adapter.app.models.bundle_manifest import read_configs, read_manifest
 from llama_adapter.app.models.checkpoints import open_clip, sources_of, stream_sources
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.random_model import decoder_config, parse_size, vision_config
-from llama_adapter.app.models.sketch import encoding_bytes, expected_forms
+from llama_adapter.app.models.sight import encoding_bytes
+from llama_adapter.app.models.sketch import expected_forms
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig, EngineConfig
 from llama_adapter.llm.memory_plan import MemoryPlan, fitting_rows, planner_of, prefix_bytes
@@ -153,7 +154,7 @@ def device_plan(
         decoder=share,
         dtype=dtype,
         kept_places=0 if model.pictures is None else share.context,
-        encoding_bytes=encoding_bytes(model.pictures, model.vision, share, dtype),
+        encoding_bytes=encoding_bytes(model.pictures, model.vision, share, itemsize=dtype.itemsize),
     )
     forms = expected_forms(share, dtype=dtype, precision=precision)
     sizes = {name: form.num_bytes for name, form in forms.items()}

@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
+from llama_adapter.app.models.bundle_manifest import DAMAGED
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
-from llama_adapter.llm.picture_format import PictureFormat
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.schemes.packed import kind_of, packed_forms
 from llama_adapter.runtime.schemes.scheme import TensorForm, dtype_name
 from llama_adapter.runtime.schemes.state import linear_shapes, stored_forms
-from llama_adapter.vision.config import VIT_L_14, ConnectorConfig, QueryConfig, VisionConfig
+from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder
 
 HalfConfig = VisionConfig | DecoderConfig
@@ -51,9 +51,6 @@ def dtype_of(
         decoder=decoder, num_encoder_weights=num_encoder_weights, precision=precision, packed_in=packed_in
     )
     return dtype(sizes)
-
-
-DAMAGED = "the bundle is damaged or was changed by hand; write it again with `llama-adapter convert`"
 
 
 def sketch(config: HalfConfig) -> nn.Module:
@@ -91,40 +88,8 @@ def expected_forms(
     return packed_forms(forms, linear_shapes(module), kind=kind, layout=packed)
 
 
-def encoding_bytes(
-    pictures: PictureFormat | None, vision: VisionConfig | None, decoder: DecoderConfig, dtype: torch.dtype
-) -> int:
-    """Memory of each row while pictures are encoded as tokens of prompts; 0 for other models.
-
-    The encoder computes as many squares at once as there are rows, and the tokens of all squares of a row are kept.
-    """
-    if pictures is None or vision is None:
-        return 0
-    kept = pictures.most_squares * pictures.tokens_each * decoder.dim
-    return int((vision.num_activations + kept) * dtype.itemsize)
-
-
 def num_layers(config: HalfConfig) -> int:
     """Number of transformer layers of encoder or decoder. Each layer has several tensors."""
     if isinstance(config, VisionConfig):
         return config.clip.num_layers + config.query.depth
     return config.num_layers
-
-
-def no_vision(config: DecoderConfig) -> VisionConfig:
-    """Nominal encoder sizes for a model without encoder."""
-    sizes = {"num_queries": max(1, config.num_queries), "output_dim": config.dim}
-    return VisionConfig(clip=VIT_L_14, query=QueryConfig(width=1, depth=0, num_heads=1, mlp_dim=1, **sizes))
-
-
-def check_halves(vision: VisionConfig, decoder: DecoderConfig, *, adapter: str) -> None:
-    """Raise CheckpointError unless both halves agree on the visual queries; a connector may make any number."""
-    made, read = (vision.query.num_queries, vision.query.output_dim), (decoder.num_queries, decoder.dim)
-    if isinstance(vision.query, ConnectorConfig):
-        read = made[0], decoder.dim
-    if made != read:
-        raise CheckpointError(
-            f"The adapter `{adapter}` makes {made[0]} visual queries of width {made[1]}, and its LLaMA part reads "
-            f"{read[0]} of width {read[1]}",
-            hint="the file was put together from two adapters; take the original",
-        )

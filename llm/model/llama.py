@@ -19,9 +19,7 @@ from llama_adapter.runtime.operators import (
     Operators,
     capped,
     capped_attention,
-    plain_frequencies,
     random_parameter,
-    rotary_table,
 )
 from llama_adapter.runtime.ranks import ALONE, Alone
 
@@ -58,13 +56,7 @@ class RotaryTable(nn.Module):
 
     def __init__(self, rotary: Rotary, config: DecoderConfig) -> None:
         super().__init__()
-        with torch.device("cpu"):  # real values even if the weights are on the meta device
-            found = rotary.frequencies(config.head_dim, context=config.context)
-            frequencies, factors = map(torch.from_numpy, found)
-            if rotary.is_plain:  # powers of torch and numpy differ in their last bits
-                frequencies = plain_frequencies(config.head_dim, theta=rotary.theta)
-            tables = rotary_table(frequencies, num_positions=config.context)
-            cos, sin = (table * factors.repeat(2) for table in tables)
+        cos, sin = map(torch.from_numpy, rotary.table(config.head_dim, context=config.context))
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 

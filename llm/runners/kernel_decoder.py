@@ -12,12 +12,15 @@ import numpy as np
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.ragged import Tokens
-from llama_adapter.runtime.kernels.arrays import ArrayLinear, Arrays, numbers, rounded
+from llama_adapter.runtime.kernels.arrays import ArrayLinear, Arrays, numbers, rounded, shaped
 from llama_adapter.runtime.kernels.library import KINDS, Library
 from llama_adapter.runtime.kernels.structs import ACTIVATIONS, BatchStruct, DecoderStruct, KeptStruct, LayerStruct
 from llama_adapter.runtime.kernels.threads import num_threads
 
-_NORMS = ("attention_norm", "feed_forward_norm", "attention_out_norm", "feed_forward_out_norm")
+# Norms, and the values of `DecoderConfig.norms` with which a decoder has them.
+_NORMS = dict.fromkeys(("attention_norm", "feed_forward_norm"), ("before", "both")) | dict.fromkeys(
+    ("attention_out_norm", "feed_forward_out_norm"), ("after", "both")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +83,8 @@ class KernelDecoder:
         rotaries = [config.rotary_of(index) for index in range(config.num_layers)]
         distinct = list(dict.fromkeys(rotary for rotary in rotaries if rotary is not None))
         tables = [
-            [self._floats(f"rotaries.{index}.{part}", config.context * config.head_dim) for part in ("cos", "sin")]
-            for index in range(len(distinct))
+            [self._held_floats(part_PH) for part_PH in rotary.table(config.head_dim, context=config.context)]
+            for rotary in distinct
         ]
         layers = [
             self._layer(index, [None, None] if rotary is None else tables[distinct.index(rotary)])
@@ -112,11 +115,12 @@ class KernelDecoder:
         )
 
         self.linears = [layer for layer in self._held if isinstance(layer, ArrayLinear)]  # of a step
-        self._adapter_kv = self._qkv[config.first_adapter_layer :]
+        self._adapter_kv, count = self._qkv[config.first_adapter_layer :], config.num_adapter_layers
         if config.separate_adapter_kv:
-            count, width = config.num_adapter_layers, 2 * config.kv_dim
+            width = 2 * config.kv_dim
             self._adapter_kv = [self._linear(f"adapter.kv.{index}", config.dim, width) for index in range(count)]
-        self._queries_AQD, self._gates_AN = (numbers(arrays[f"adapter.{name}"]) for name in ("queries", "gates"))
+        self._queries_AQD = shaped(arrays, "adapter.queries", count, config.num_queries, config.dim)
+        self._gates_AN = shaped(arrays, "adapter.gates", count, config.num_heads)
 
     def project(self, visual_query_BQD: np.ndarray) -> Prefix:
         """Visual queries, float32 -> prefix (A, B, N, Q, H), float32. See `llm.model.adapter.Adapter`."""
@@ -128,9 +132,9 @@ class KernelDecoder:
             name = f"layers.{config.first_adapter_layer + index}.attention"
             kv = self._adapter_kv[index](rounded(self._queries_AQD[index] + query_BQD, self._dtype))[..., -width:]
             if config.separate_adapter_kv:
-                kv = rounded(kv + rounded(self._arrays[f"{name}.qkv.bias"][-width:], self._dtype), self._dtype)
+                kv = rounded(kv + rounded(numbers(self._arrays[f"{name}.qkv.bias"])[-width:], self._dtype), self._dtype)
             k_BQGH, v_BQGH = np.split(kv.reshape(num_pictures, -1, 2 * config.num_kv_heads, config.head_dim), 2, axis=2)
-            if f"{name}.k_norm.weight" in self._arrays:
+            if config.qk_norm != "none":
                 k_BQGH = self._normed(k_BQGH, numbers(self._arrays[f"{name}.k_norm.weight"]))
             k_BNQH, v_BNQH = (np.repeat(part.swapaxes(1, 2), config.group, axis=1) for part in (k_BQGH, v_BQGH))
             prefix.k[index] = k_BNQH
@@ -176,15 +180,12 @@ class KernelDecoder:
         gate_up = self._linear(f"{name}.feed_forward.gate_up", config.dim, 2 * config.ffn_dim)
         heads = {"q_norm": config.num_heads, "k_norm": config.num_kv_heads}
         is_whole = config.qk_norm == "all"
-        widths = {norm: (norm, config.dim) for norm in _NORMS} | {
-            norm: (f"attention.{norm}", config.head_dim * (count if is_whole else 1)) for norm, count in heads.items()
-        }
+        widths = {norm: (norm, config.dim) for norm, where in _NORMS.items() if config.norms in where}
+        if config.qk_norm != "none":
+            each = {norm: config.head_dim * (count if is_whole else 1) for norm, count in heads.items()}
+            widths |= {norm: (f"attention.{norm}", width) for norm, width in each.items()}
         return LayerStruct(
-            **{
-                norm: self._floats(f"{name}.{own}.weight", width)
-                for norm, (own, width) in widths.items()
-                if f"{name}.{own}.weight" in self._arrays
-            },
+            **{norm: self._floats(f"{name}.{own}.weight", width) for norm, (own, width) in widths.items()},
             rotary_cos=table[0],
             rotary_sin=table[1],
             window=config.window_of(index),
@@ -197,11 +198,11 @@ class KernelDecoder:
 
     def _floats(self, name: str, count: int) -> int:
         """Address of numbers in float32."""
-        floats = np.ascontiguousarray(numbers(self._arrays[name]))
-        if floats.size != count:
-            raise ValueError(f"`{name}` has {floats.size} numbers, where {count} are wanted")
+        return self._held_floats(shaped(self._arrays, name, count))
+
+    def _held_floats(self, floats: np.ndarray) -> int:
         self._held.append(floats)
-        return floats.ctypes.data
+        return int(floats.ctypes.data)
 
 
 def batch_of(

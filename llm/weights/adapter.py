@@ -23,6 +23,7 @@ from llama_adapter.llm.weights.names import (
     norm_shapes,
 )
 from llama_adapter.runtime.errors import CheckpointError
+from llama_adapter.runtime.tensor_files.arrays import list_keys
 from llama_adapter.runtime.tensor_files.files import (
     ADAPTER,
     Shape,
@@ -30,7 +31,6 @@ from llama_adapter.runtime.tensor_files.files import (
     check_names,
     check_shapes,
     count_blocks,
-    list_keys,
     read_tensor_file,
     what_is,
 )

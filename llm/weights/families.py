@@ -16,7 +16,8 @@ from llama_adapter.llm.rotary import Rotary
 from llama_adapter.llm.weights.folds import Folds
 from llama_adapter.llm.weights.names import MATRICES, checked_config
 from llama_adapter.runtime.errors import CheckpointError
-from llama_adapter.runtime.tensor_files.files import list_keys, require_numbers
+from llama_adapter.runtime.tensor_files.arrays import list_keys
+from llama_adapter.runtime.tensor_files.files import require_numbers
 from llama_adapter.runtime.text import shown_excerpt
 
 MEANING: Final = "the folder is incomplete, or config.json and weights come from different models; download it again"

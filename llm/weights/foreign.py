@@ -10,8 +10,7 @@ import torch
 from llama_adapter.llm.weights.families import FOREIGN, MEANING, check_floats, code_error
 from llama_adapter.runtime.errors import CheckpointError, UsageError
 from llama_adapter.runtime.extras import install_hint
-from llama_adapter.runtime.tensor_files.arrays import read_json
-from llama_adapter.runtime.tensor_files.files import list_keys
+from llama_adapter.runtime.tensor_files.arrays import list_keys, read_json
 from llama_adapter.runtime.text import one_line, shown_excerpt
 
 _MXFP4 = "mxfp4"  # the 4-bit weights that gpt_oss is published with

@@ -22,8 +22,8 @@ from llama_adapter.llm.weights.names import (
     split_rows,
 )
 from llama_adapter.runtime.errors import CheckpointError
-from llama_adapter.runtime.tensor_files.arrays import read_json
-from llama_adapter.runtime.tensor_files.files import check_dense, check_shapes, list_keys, read_tensor_file
+from llama_adapter.runtime.tensor_files.arrays import list_keys, read_json
+from llama_adapter.runtime.tensor_files.files import check_dense, check_shapes, read_tensor_file
 
 # Types of the language model in larger models that may not say it in their `text_config`.
 _USUAL_PARTS = {"gemma3": "gemma3_text"} | dict.fromkeys(("llava", "llava_next", "idefics3", "smolvlm"), "llama")

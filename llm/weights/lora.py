@@ -31,14 +31,8 @@ from llama_adapter.llm.weights.names import (
 from llama_adapter.llm.weights.neighbour_lora import read_neighbour_lora
 from llama_adapter.llm.weights.peft_config import CONFIG, PeftConfig, read_config
 from llama_adapter.runtime.errors import CheckpointError, UsageError
-from llama_adapter.runtime.tensor_files.files import (
-    Shape,
-    check_dense,
-    check_names,
-    check_shapes,
-    list_keys,
-    read_tensor_file,
-)
+from llama_adapter.runtime.tensor_files.arrays import list_keys
+from llama_adapter.runtime.tensor_files.files import Shape, check_dense, check_names, check_shapes, read_tensor_file
 from llama_adapter.runtime.text import shown_excerpt
 
 _WEIGHTS: Final = ("adapter_model.safetensors", "adapter_model.bin")

@@ -22,11 +22,10 @@ from llama_adapter.llm.weights.names import (
     checked_source,
 )
 from llama_adapter.runtime.errors import CheckpointError
-from llama_adapter.runtime.tensor_files.arrays import read_json
+from llama_adapter.runtime.tensor_files.arrays import list_keys, read_json
 from llama_adapter.runtime.tensor_files.files import (
     check_dense,
     check_names,
-    list_keys,
     read_tensor_file,
     require_numbers,
     what_is,

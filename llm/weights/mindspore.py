@@ -11,8 +11,9 @@ from torch import Tensor
 
 from llama_adapter.llm.weights.names import LlamaSource, SplitTensor, checked_config, checked_source
 from llama_adapter.runtime.errors import CheckpointError
+from llama_adapter.runtime.tensor_files.arrays import list_keys
 from llama_adapter.runtime.tensor_files.ckpt_files import read_ckpt
-from llama_adapter.runtime.tensor_files.files import check_dense, count_blocks, list_keys, require_numbers
+from llama_adapter.runtime.tensor_files.files import check_dense, count_blocks, require_numbers
 
 # MindFormers' names -> Meta's names. Names of tensors in layers differ only in their prefix.
 _TOP = {

@@ -11,9 +11,8 @@ from llama_adapter.llm.weights.mindspore import meta_name, only_file, read_model
 from llama_adapter.llm.weights.names import to_huggingface
 from llama_adapter.llm.weights.peft_config import PeftConfig, made_config
 from llama_adapter.runtime.errors import CheckpointError
-from llama_adapter.runtime.tensor_files.arrays import read_json
+from llama_adapter.runtime.tensor_files.arrays import list_keys, read_json
 from llama_adapter.runtime.tensor_files.ckpt_files import read_ckpt
-from llama_adapter.runtime.tensor_files.files import list_keys
 from llama_adapter.runtime.tensor_files.paddle_files import read_pdparams
 
 _PADDLE_CONFIG: Final = "lora_config.json"

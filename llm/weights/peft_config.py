@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from llama_adapter.runtime.errors import CheckpointError
-from llama_adapter.runtime.tensor_files.arrays import read_json
-from llama_adapter.runtime.tensor_files.files import Shape, list_keys
+from llama_adapter.runtime.tensor_files.arrays import list_keys, read_json
+from llama_adapter.runtime.tensor_files.files import Shape
 from llama_adapter.runtime.text import shown_excerpt
 
 CONFIG: Final = "adapter_config.json"

@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from llama_adapter.runtime.kernels.arrays import ArrayLinear
+from llama_adapter.runtime.kernels.arrays import ALIGNMENT, ArrayLinear, packed
 from llama_adapter.runtime.kernels.library import KINDS, Library
 from llama_adapter.runtime.kernels.threads import num_threads
 from llama_adapter.runtime.schemes import int4, int8
 from llama_adapter.runtime.schemes.layers import WEIGHT, float_type, replace_layers
-from llama_adapter.runtime.schemes.packed import ALIGNMENT, DTYPES, StoredPacked
+from llama_adapter.runtime.schemes.packed import DTYPES, StoredPacked
 from llama_adapter.runtime.schemes.scheme import dtype_name
 
 _ACTIVATIONS = (torch.float32, torch.bfloat16)
@@ -38,18 +38,17 @@ class NativeLinear(nn.Module):
         self._library = library
         # Not a parameter or buffer, because packed weights can be neither moved nor saved.
         if isinstance(linear, StoredPacked):
-            self.weight_dtype, packed = DTYPES[linear.kind], linear.packed
+            self.weight_dtype, memory = DTYPES[linear.kind], linear.packed.numpy()
         else:
-            self.weight_dtype, packed = linear.weight.dtype, _packed(linear, library)
+            self.weight_dtype, memory = linear.weight.dtype, _packed(linear, library)
         kind = dtype_name(self.weight_dtype)
-        self._memory = packed[: library.packed_bytes(KINDS[kind], self.out_features, self.in_features)]
         self.bias = None if linear.bias is None else linear.bias.detach().float().contiguous()
         floats = {
             "scale": getattr(linear, WEIGHT + int8.SCALE) if kind == "int8" else None,
             "bias": self.bias,
             "input_scale": getattr(linear, WEIGHT + int8.INPUT_SCALE, None),
         }
-        self.arrays = {kind: self._memory.numpy()} | {
+        self.arrays = {kind: memory} | {
             name: tensor.detach().float().contiguous().numpy() for name, tensor in floats.items() if tensor is not None
         }
         self.layer = ArrayLinear(self.arrays, "", num_in=self.in_features, num_out=self.out_features, library=library)
@@ -78,23 +77,16 @@ class NativeLinear(nn.Module):
         return out
 
 
-def _packed(linear: nn.Linear, library: Library) -> Tensor:
-    """The packed weight of a layer as bytes, at an aligned address in new memory."""
-    weight = linear.weight.detach().contiguous()
-    kind, shape = KINDS[dtype_name(weight.dtype)], (linear.out_features, linear.in_features)
-    num_bytes = library.packed_bytes(kind, *shape)
-    memory = torch.empty(num_bytes + ALIGNMENT, dtype=torch.uint8)
-    packed = memory[-memory.data_ptr() % ALIGNMENT :][:num_bytes]
-    groups = getattr(linear, WEIGHT + int4.SCALE).contiguous() if weight.dtype == torch.uint8 else None
-    scales = None if groups is None else groups.data_ptr()
-    library.pack(kind, *shape, weight.data_ptr(), scales, packed.data_ptr(), num_threads())
-    return packed
+def _packed(linear: nn.Linear, library: Library) -> np.ndarray:
+    weight = linear.weight.detach()
+    groups = getattr(linear, WEIGHT + int4.SCALE).numpy() if weight.dtype == torch.uint8 else None
+    return packed(bits(weight), groups, library=library)
 
 
 def pack_weight(linear: nn.Linear, *, library: Library) -> Tensor:
     """The packed weight of a plain or quantised layer as bytes, padded with zeros to a multiple of 64."""
-    packed = _packed(linear, library)
-    return nn.functional.pad(packed, (0, -len(packed) % ALIGNMENT))
+    memory = torch.from_numpy(_packed(linear, library))
+    return nn.functional.pad(memory, (0, -len(memory) % ALIGNMENT))
 
 
 def takes_types(weights: torch.dtype, activations: torch.dtype) -> bool:
@@ -144,6 +136,6 @@ def kernel_arrays(module: nn.Module) -> dict[str, np.ndarray] | None:
 
 
 def bits(tensor: Tensor) -> np.ndarray:
-    """A tensor in float32 or bfloat16 as an array in the same memory; of bfloat16, its bits as uint16."""
-    array: np.ndarray = (tensor if tensor.dtype == torch.float32 else tensor.view(torch.uint16)).numpy()
+    """A tensor as an array in the same memory; of bfloat16, its bits as uint16."""
+    array: np.ndarray = (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
     return array

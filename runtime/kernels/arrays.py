@@ -1,13 +1,14 @@
 """The kernels on numpy arrays: linear layers, norms, and stacks of blocks. Imports no torch.
 
-Weights are those of `runtime.devices.cpu_linear.kernel_arrays`. Numbers are float32. With dtype bfloat16 they are
-rounded to it where torch rounds, and stored as its bits, uint16.
+Weights are those of `runtime.devices.cpu_linear.kernel_arrays`, or those of a state dict. Numbers are float32. With
+dtype bfloat16 they are rounded to it where torch rounds, and stored as its bits, uint16.
 """
 
 # B pictures, T tokens, W width; I inputs, O outputs
 
 import ctypes
 from collections.abc import Mapping
+from typing import Final
 
 import numpy as np
 
@@ -16,6 +17,10 @@ from llama_adapter.runtime.kernels.structs import ACTIVATIONS, BlockStruct, Line
 from llama_adapter.runtime.kernels.threads import num_threads
 
 Arrays = Mapping[str, np.ndarray]
+ALIGNMENT: Final = 64  # bytes: packed weights are padded to a multiple, so that each begins at a cache line
+_STEP: Final = 4  # the number of inputs is a multiple of it
+GROUP: Final = 32  # inputs of an output that share a scale of 4-bit weights
+KIND_OF: Final = {"float32": "float32", "uint16": "bfloat16", "int8": "int8", "uint8": "uint8"}  # by numpy's name
 
 
 def stored(x: np.ndarray, dtype: str) -> np.ndarray:
@@ -37,24 +42,63 @@ def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
     return x if dtype == "float32" else numbers(stored(x, dtype))
 
 
+def shaped(arrays: Arrays, name: str, *shape: int) -> np.ndarray:
+    """The numbers of an array, float32. Raises KeyError without it, and ValueError for another shape."""
+    if arrays[name].shape != shape:
+        raise ValueError(f"`{name}` has the shape {arrays[name].shape}, where {shape} is wanted")
+    return np.ascontiguousarray(numbers(arrays[name]))
+
+
+def packed(weight: np.ndarray, scale_OG: np.ndarray | None = None, *, library: Library) -> np.ndarray:
+    """A plain weight (O, I) as the kernels read it: bytes at an aligned address in new memory.
+
+    It is float32, bfloat16 as its bits, int8, or uint8 (O, I / 2) with float16 scales, as the schemes store it.
+    """
+    kind, num_out, num_in = KINDS[KIND_OF[weight.dtype.name]], len(weight), weight.shape[1]
+    num_in *= 2 if weight.dtype == np.uint8 else 1
+    num_bytes = library.packed_bytes(kind, num_out, num_in)
+    memory = np.empty(num_bytes + ALIGNMENT, np.uint8)
+    bytes_ = memory[-memory.ctypes.data % ALIGNMENT :][:num_bytes]
+    plain, scales = np.ascontiguousarray(weight), None if scale_OG is None else np.ascontiguousarray(scale_OG)
+    scales_address = None if scales is None else scales.ctypes.data
+    library.pack(kind, num_out, num_in, plain.ctypes.data, scales_address, bytes_.ctypes.data, num_threads())
+    return bytes_
+
+
 class ArrayLinear:
-    """A linear layer of packed weights. See `runtime.devices.cpu_linear.NativeLinear`."""
+    """A linear layer of the kernels. See `runtime.devices.cpu_linear.NativeLinear`."""
 
     def __init__(
         self, arrays: Arrays, name: str, *, num_in: int, num_out: int, dtype: str = "float32", library: Library
     ) -> None:
         """The arrays' names begin with `name`, unless it is empty. `dtype` is that of inputs and outputs.
 
-        Raises KeyError without a weight, and ValueError for arrays of other sizes.
+        The weight is packed, with the name of its kind, or plain, with the name `weight`. Raises KeyError without one,
+        and ValueError for arrays of other sizes.
         """
-        own = {key: arrays.get(f"{name}.{key}" if name else key) for key in (*KINDS, "scale", "bias", "input_scale")}
-        kind, self._weight = next((kind, weight) for kind in KINDS if (weight := own[kind]) is not None)
-        self._scale, self._bias, input_scale = (own[key] for key in ("scale", "bias", "input_scale"))
+        keys = (*KINDS, "weight", "scale", "bias", "input_scale")
+        own = {key: arrays.get(f"{name}.{key}" if name else key) for key in keys}
+        if (plain := own["weight"]) is not None:
+            kind, groups = KIND_OF[plain.dtype.name], own.pop("scale") if plain.dtype == np.uint8 else None
+            sizes = [(num_out, num_in // 2 if kind == "uint8" else num_in), (num_out, num_in // GROUP)]
+            if plain.shape != sizes[0] or num_in % (GROUP if kind == "uint8" else _STEP):
+                raise ValueError(f"`{name}` has a weight {plain.shape}, where {sizes[0]} is wanted")
+            if kind == "uint8" and (groups is None or groups.dtype != np.float16 or groups.shape != sizes[1]):
+                raise ValueError(f"`{name}` lacks its scales {sizes[1]}")
+            own[kind] = packed(plain, groups, library=library)
+        kind, weight = next(((kind, own[kind]) for kind in KINDS if own[kind] is not None), ("", None))
+        if weight is None:
+            raise KeyError(name)
+        num_bytes = library.packed_bytes(KINDS[kind], num_out, num_in)
+        self._weight = weight[:num_bytes]
+        self._scale, bias, input_scale = (own.get(key) for key in ("scale", "bias", "input_scale"))
+        self._bias = None if bias is None else np.ascontiguousarray(numbers(bias))
         self._input_scale = 0.0 if input_scale is None else input_scale.item()
         given = [array.nbytes for array in (self._scale, self._bias) if array is not None]
-        num_bytes = library.packed_bytes(KINDS[kind], num_out, num_in)
         if self._weight.nbytes != num_bytes or any(size != 4 * num_out for size in given):
             raise ValueError(f"`{name}` has {self._weight.nbytes} and {given} bytes, where {num_bytes} are wanted")
+        if (kind == "int8") != (self._scale is not None):
+            raise ValueError(f"`{name}` has scales, which go with 8-bit weights, or lacks them")
         self._kind, self._num_in, self._num_out, self._library = KINDS[kind], num_in, num_out, library
         self._dtype = "float32" if kind == "float32" else dtype
         self.struct = self.part(0, num_out)
@@ -86,8 +130,8 @@ class ArrayLinear:
 class LayerNorm:
     """Layer norm over the last dimension, computed in float32 and rounded to `dtype`."""
 
-    def __init__(self, arrays: Arrays, name: str, *, eps: float, dtype: str) -> None:
-        self.weight, self.bias = (numbers(arrays[f"{name}.{part}"]) for part in ("weight", "bias"))
+    def __init__(self, arrays: Arrays, name: str, *, width: int, eps: float, dtype: str) -> None:
+        self.weight, self.bias = (shaped(arrays, f"{name}.{part}", width) for part in ("weight", "bias"))
         self._eps, self._dtype = np.float32(eps), dtype
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
@@ -142,7 +186,7 @@ class Blocks:
             for key, (own, num_in, num_out) in sizes.items()
         }
         norms = {
-            f"{norm}_{part}": np.ascontiguousarray(numbers(arrays[f"{name}.{norm}.{part}"]))
+            f"{norm}_{part}": shaped(arrays, f"{name}.{norm}.{part}", width)
             for norm in ("norm1", "norm2")
             for part in ("weight", "bias")
         }

@@ -116,6 +116,11 @@ def _named(wanted: str, choice: Sequence[InstructionSet]) -> InstructionSet:
     return instructions
 
 
+def large_dtype() -> str | None:
+    """The type in which large models are twice as fast as in float32; None without instructions for it."""
+    return "bfloat16" if "avx512_bf16" in processor_flags() else None
+
+
 @functools.cache
 def processor_flags() -> frozenset[str]:
     """Features of an x86 or ARM processor as Linux names them; empty if unknown."""

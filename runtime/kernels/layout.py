@@ -1,6 +1,11 @@
 """What the layout of packed weights depends on, as data that bundles store in their manifest. Imports no torch."""
 
 from dataclasses import dataclass
+from typing import Final
+
+LAYOUT_VERSION: Final = 1  # see linear.h
+PACKED: Final = "_packed_"  # between the name of a weight and its kind, in the names of packed tensors
+PACKED_KINDS: Final = ("float32", "bfloat16", "int8", "int4")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

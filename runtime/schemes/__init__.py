@@ -25,4 +25,6 @@ OPERATORS: Final[Mapping[OperatorChoice, str]] = {
     "aten": "plain torch, which widens weights of fewer bits",
     "w8a8": "as auto, and inputs of 8-bit layers are rounded to 8 bits too",
 }
+BUNDLE_VERSIONS: Final[Mapping[Precision, int]] = {FLOAT: 1, "int8": 2, "int4": 3}  # older programs refuse later ones
+FLOAT_TYPES: Final = ("float32", "bfloat16", "float16")
 QUANTISED: Final = tuple(name for name in PRECISIONS if name != FLOAT)  # what `quantize` can write

@@ -12,6 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 import torch
 from torch import Tensor, nn
 
+from llama_adapter.runtime.schemes import arrays
+from llama_adapter.runtime.schemes.scheme import dtype_name
+
 # Attribute of a module class: the names of its norms, each with the name of the one linear layer that reads it.
 READERS = "norm_readers"
 
@@ -55,22 +58,9 @@ def balanced(
 
 
 def balancing_factors(weight_I: Tensor, bias_I: Tensor, weight_OI: Tensor, *, dtype: torch.dtype) -> Tensor:
-    """Powers of two, float32 (I,), to divide the channels of a norm by, and to multiply the columns that read them by.
-
-    They make the spread of a channel, sqrt(weight^2 + bias^2), and the root mean square of its column as nearly equal
-    as powers of two can, up to one constant for all channels. A factor is 1 if the channel's spread or its column is 0,
-    if it has numbers that are not finite, or if `dtype` could not hold the divided numbers exactly.
-    """
-    spread_I = (weight_I.float().square() + bias_I.float().square()).sqrt()
-    column_I = weight_OI.float().square().mean(0).sqrt()
-    exponent_I = (spread_I.log2() - column_I.log2()) / 2
-    is_known_I = exponent_I.isfinite()
-    factors_I = torch.ones_like(spread_I)
-    factors_I[is_known_I] = torch.exp2((exponent_I - exponent_I[is_known_I].mean()).round())[is_known_I]
-    for part_I in (weight_I, bias_I):
-        is_exact_I = (part_I.float() / factors_I).to(dtype).float() * factors_I == part_I.to(dtype).float()
-        factors_I = torch.where(is_exact_I, factors_I, 1.0)
-    return factors_I
+    """See `runtime.schemes.arrays.balancing_factors`; on the device of the weight."""
+    floats = (tensor.detach().float().cpu().numpy() for tensor in (weight_I, bias_I, weight_OI))
+    return torch.from_numpy(arrays.balancing_factors(*floats, dtype=dtype_name(dtype))).to(weight_I.device)
 
 
 def _balance(held: MutableMapping[str, Tensor], weight: str, bias: str, columns: str, *, dtype: torch.dtype) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.schemes.scheme import TensorForm, dtype_name
 from llama_adapter.runtime.schemes.state import check_stored
-from llama_adapter.runtime.tensor_files.files import list_keys
+from llama_adapter.runtime.tensor_files.arrays import list_keys
 from llama_adapter.runtime.text import shown_excerpt
 
 _SAFETENSORS_NAMES = {

@@ -5,7 +5,6 @@ from llama_adapter.runtime.schemes.scheme import Scheme, TensorForm
 SCHEME = Scheme(
     name="float",
     title="full",
-    bundle_version=1,
     weight_dtype=None,
     weights_per_item=1,
     suffixes=("",),

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from llama_adapter.runtime.kernels.library import KINDS, Library, find_library
-from llama_adapter.runtime.kernels.threads import num_threads
+from llama_adapter.runtime.kernels.arrays import GROUP as GROUP
+from llama_adapter.runtime.kernels.library import Library, find_library
+from llama_adapter.runtime.schemes.arrays import round_int4
 from llama_adapter.runtime.schemes.gptq import round_columns
-from llama_adapter.runtime.schemes.scheme import Parts, Scheme, TensorForm, dtype_name, rows_at_once
+from llama_adapter.runtime.schemes.scheme import Parts, Scheme, TensorForm, rows_at_once
 
-GROUP = 32
 SCALE = "_scale"
 MIDDLE = 8
 _LEVELS = (-MIDDLE, MIDDLE - 1)
@@ -49,18 +49,9 @@ def quantise_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _round_by_kernels(weight_OI: Tensor, kernels: Library) -> tuple[Tensor, Tensor]:
-    """As `_round`. The kernels add errors in another order; if that could change the choice, torch rounds the group."""
-    numbers_OI = weight_OI if weight_OI.dtype in (torch.float32, torch.bfloat16) else weight_OI.float()
-    numbers_OI = numbers_OI.detach().contiguous()
-    num_outputs, num_inputs = numbers_OI.shape
-    num_groups = -(-num_inputs // GROUP)
-    codes_OGP = torch.empty(num_outputs, num_groups, GROUP // 2, dtype=torch.uint8)
-    scales_OG = torch.empty(num_outputs, num_groups)
-    undecided_OG = torch.empty(num_outputs, num_groups, dtype=torch.bool)
-    addresses = (tensor.data_ptr() for tensor in (numbers_OI, codes_OGP, scales_OG, undecided_OG))
-    kernels.round_int4(KINDS[dtype_name(numbers_OI.dtype)], num_outputs, num_inputs, *addresses, num_threads())
-    if bool(undecided_OG.any()):
-        codes_OGP[undecided_OG], scales_OG[undecided_OG] = _round_groups(_in_groups(numbers_OI)[undecided_OG].float())
+    numbers_OI = (weight_OI if weight_OI.dtype == torch.bfloat16 else weight_OI.float()).detach()
+    bits_OI = (numbers_OI.view(torch.uint16) if numbers_OI.dtype == torch.bfloat16 else numbers_OI).numpy()
+    codes_OGP, scales_OG = map(torch.from_numpy, round_int4(bits_OI, library=kernels))
     return codes_OGP, scales_OG
 
 
@@ -156,7 +147,6 @@ def _fault(suffix: str, tensor: Tensor) -> str:
 SCHEME = Scheme(
     name="int4",
     title="4-bit",
-    bundle_version=3,
     weight_dtype=torch.uint8,
     weights_per_item=2,
     suffixes=("", SCALE),

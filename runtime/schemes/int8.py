@@ -7,13 +7,13 @@ scale of its inputs, which operators w8a8 use for every row.
 import torch
 from torch import Tensor
 
+from llama_adapter.runtime.schemes.arrays import LARGEST as LARGEST
 from llama_adapter.runtime.schemes.scheme import Parts, Scheme, TensorForm, rows_at_once
 
 SCALE = "_scale"  # the scales of `head.weight` are `head.weight_scale`
 INPUT_SCALE = (
     "_input_scale"  # of a calibrated layer's inputs, float32 (1,); no part of the scheme, see `input_scales.py`
 )
-LARGEST = 127
 
 
 def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,7 +81,6 @@ def _foreign(weight: Tensor) -> str:
 SCHEME = Scheme(
     name="int8",
     title="8-bit",
-    bundle_version=2,
     weight_dtype=torch.int8,
     weights_per_item=1,
     suffixes=("", SCALE),

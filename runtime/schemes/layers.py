@@ -169,12 +169,12 @@ def replace_quantised(module: nn.Module, build: Callable[[nn.Linear, Precision],
     return replace_layers(module, build_quantised)
 
 
-def dequantise_linears(module: nn.Module) -> None:
-    """Give the quantised layers inside `module` plain weights, in the float type of the module."""
+def dequantise_linears(module: nn.Module, *, keep: Callable[[nn.Linear], bool] = lambda layer: False) -> None:
+    """Give the quantised layers inside `module`, except those to `keep`, plain weights in its float type."""
     layers = [
         (layer, scheme)
         for layer in module.modules()
-        if isinstance(layer, nn.Linear) and (scheme := scheme_of(layer.weight.dtype)) is not None
+        if isinstance(layer, nn.Linear) and (scheme := scheme_of(layer.weight.dtype)) is not None and not keep(layer)
     ]
     if not layers:
         return

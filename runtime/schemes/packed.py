@@ -12,13 +12,12 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
+from llama_adapter.runtime.kernels.arrays import ALIGNMENT
+from llama_adapter.runtime.kernels.layout import PACKED as PACKED
 from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.schemes import FLOAT, QUANTISED, Precision, int4, int8
 from llama_adapter.runtime.schemes.scheme import Scheme, TensorForm, dtype_name, find_scheme
 
-PACKED: Final = "_packed_"
-ALIGNMENT: Final = 64  # bytes: packed weights are padded to a multiple, so that each begins at a cache line
-VERSION: Final = 1  # of the layout, see linear.h
 # Stored dtypes of weights, by kind. A packed name ends with its kind.
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8, "int4": torch.uint8}
 _SIDE_BY_SIDE: Final = {"float32": 1, "bfloat16": 2, "int8": 4, "int4": int4.GROUP}

@@ -39,7 +39,6 @@ class Scheme:
 
     name: Precision
     title: str  # for people, as in "8-bit weights"
-    bundle_version: int  # version of bundles in this format; older programs refuse versions they do not know
     weight_dtype: torch.dtype | None  # dtype of the stored weight, unique among schemes; None: the model's float type
     weights_per_item: int  # weights in one element of the stored tensor
     suffixes: tuple[str, ...]  # of the stored tensors of a weight

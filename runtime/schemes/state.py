@@ -15,7 +15,7 @@ from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.schemes.balancing import balanced, read_norms
 from llama_adapter.runtime.schemes.packed import PACKED, beside, scheme_of_kind
 from llama_adapter.runtime.schemes.scheme import Scheme, TensorForm, find_scheme, scheme_of
-from llama_adapter.runtime.tensor_files.files import list_keys
+from llama_adapter.runtime.tensor_files.arrays import list_keys
 
 # Returns the required part of a stored tensor, given its name and the tensor.
 Take = Callable[[str, Tensor], Tensor]

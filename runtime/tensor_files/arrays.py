@@ -2,7 +2,7 @@
 
 import json
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +13,14 @@ from llama_adapter.runtime.device_failures import tells_shortage
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.text import shown_excerpt
 
+_NUMBERS: Final[Mapping[str, Any]] = {
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": np.uint16,
+    "I8": np.int8,
+    "U8": np.uint8,
+}
+_SHOWN_KEYS: Final = 12
 _MAX_JSON: Final = 16 << 20  # bytes; the largest shard index has a hundredth of this
 
 
@@ -20,6 +28,21 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """Read a safetensors file. Raises CheckpointError for a missing, damaged or foreign file."""
     with open_safetensors(path, framework="numpy") as file:
         return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dictionary)
+
+
+def map_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The tensors of a safetensors file, mapped; bfloat16 as its bits, uint16.
+
+    Raises OSError, and KeyError or ValueError for a damaged file and for other types of numbers.
+    """
+    content = np.asarray(np.memmap(path, np.uint8, "r"))  # slices of a memmap are slow
+    start = 8 + int.from_bytes(content[:8].tobytes(), "little")
+    header, found = json.loads(content[8:start].tobytes()), dict[str, np.ndarray]()
+    for name in header.keys() - {"__metadata__"}:
+        number, (first, end) = np.dtype(_NUMBERS[header[name]["dtype"]]), header[name]["data_offsets"]
+        part: np.ndarray = content[start:][max(first, 0) : end]
+        found[name] = part.view(number).reshape([max(size, 0) for size in header[name]["shape"]])
+    return found
 
 
 @contextmanager
@@ -91,3 +114,10 @@ def damaged(path: Path, what: str = "") -> CheckpointError:
         + reason,
         hint="compare its size with the place it came from, and copy it again",
     )
+
+
+def list_keys(keys: Sequence[str]) -> str:
+    """The first twelve keys for a message, and the number of further keys."""
+    told = ", ".join(f"`{shown_excerpt(key)}`" for key in keys[:_SHOWN_KEYS])
+    rest = len(keys) - _SHOWN_KEYS
+    return f"{told} and {rest} more" if rest > 0 else told

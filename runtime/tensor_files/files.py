@@ -15,12 +15,11 @@ from torch import Tensor
 
 from llama_adapter.runtime.device_failures import tells_shortage
 from llama_adapter.runtime.errors import CheckpointError
-from llama_adapter.runtime.tensor_files.arrays import damaged, open_safetensors, require_file
+from llama_adapter.runtime.tensor_files.arrays import damaged, list_keys, open_safetensors, require_file
 from llama_adapter.runtime.tensor_files.pickles import ForeignObjectError, Module, PickleError, TensorHeader, Unread
 from llama_adapter.runtime.tensor_files.torch_files import CompressedError, TorchFile, module_tensors
 from llama_adapter.runtime.text import shown_excerpt
 
-_SHOWN_KEYS = 12
 _LARGEST = 1 << 63  # whole numbers in a tensor are below this
 _FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 ADAPTER = "a LLaMA-Adapter file"
@@ -191,13 +190,6 @@ def require_numbers(
             wrong.append(name)
     if wrong:
         raise CheckpointError(f"`{path}` has no number, or an impossible one, for {list_keys(wrong)}", hint=hint)
-
-
-def list_keys(keys: Sequence[str]) -> str:
-    """The first twelve keys for a message, and the number of further keys."""
-    told = ", ".join(f"`{shown_excerpt(key)}`" for key in keys[:_SHOWN_KEYS])
-    rest = len(keys) - _SHOWN_KEYS
-    return f"{told} and {rest} more" if rest > 0 else told
 
 
 def _other_kind(what: str, name: str, kind: str) -> CheckpointError:

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.rotary import Rotary
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.devices import Backend
-from llama_adapter.runtime.operators import plain_frequencies, rotary_table
 from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.encoder import encoder_from_state
 from llama_adapter.vision.image import load_picture
@@ -36,9 +36,8 @@ class ReferenceLoop:
         self._device = head.device
         shape = (config.num_layers, num_rows, config.context, config.num_heads, config.head_dim)
         self._k_LBPNH, self._v_LBPNH = head.new_zeros(shape), head.new_zeros(shape)
-        frequencies = plain_frequencies(config.head_dim, theta=config.rope_theta)
-        table = rotary_table(frequencies, num_positions=config.context)
-        self._cos_PH, self._sin_PH = (part.to(self._device) for part in table)
+        table = Rotary(theta=config.rope_theta).table(config.head_dim, context=config.context)
+        self._cos_PH, self._sin_PH = (torch.from_numpy(part).to(self._device) for part in table)
 
     @torch.inference_mode()
     def generate(

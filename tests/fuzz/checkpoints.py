@@ -16,8 +16,9 @@ from gguf import GGMLQuantizationType
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from llama_adapter.app.models.bundle_manifest import LLM, MANIFEST, VISION, check_sizes, read_configs, read_half
+from llama_adapter.app.models.bundle_manifest import LLM, MANIFEST, VISION, check_sizes, read_configs
 from llama_adapter.app.models.bundle_manifest import read_manifest as read_bundle
+from llama_adapter.app.models.bundle_tensors import read_half
 from llama_adapter.app.models.checkpoints import open_clip
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.llm.config import DecoderConfig

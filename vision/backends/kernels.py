@@ -10,32 +10,35 @@ from typing import Any
 
 import numpy as np
 
-from llama_adapter.runtime.kernels.arrays import ArrayLinear, Arrays, Blocks, LayerNorm, numbers, rounded
+from llama_adapter.runtime.kernels.arrays import ArrayLinear, Arrays, Blocks, LayerNorm, rounded, shaped
 from llama_adapter.runtime.kernels.library import Library
 from llama_adapter.vision.backends.batches import best_batch_size, even_batches, last_cache_bytes
-from llama_adapter.vision.config import (
-    LAYER_NORM_EPS,
-    Activation,
-    ClipConfig,
-    ConnectorConfig,
-    QueryConfig,
-    VisionConfig,
-)
-from llama_adapter.vision.pixels import patches_of
+from llama_adapter.vision.config import LAYER_NORM_EPS, Activation, ConnectorConfig, QueryConfig, VisionConfig
+from llama_adapter.vision.pixels import folded, patches_of
 
 
 class KernelTower:
     """`FoldedPatches` and `ClipVisionTower` of a `HostEncoder`."""
 
-    def __init__(self, config: ClipConfig, arrays: Arrays, *, dtype: str, library: Library) -> None:
-        """`arrays` are those of a prepared `HostEncoder`. Raises KeyError and ValueError if they do not fit."""
-        self._config, self._dtype = config, dtype
+    def __init__(self, whole: VisionConfig, arrays: Arrays, *, dtype: str, library: Library) -> None:
+        """`arrays` are those of a prepared `HostEncoder`, or the state dict of a `PictureEncoder`.
+
+        Raises KeyError and ValueError if they do not fit.
+        """
+        self._dtype, self._config = dtype, whole.clip
+        config = whole.clip
         linear = partial(ArrayLinear, arrays, num_out=config.width, dtype=dtype, library=library)
-        norm = partial(LayerNorm, arrays, eps=config.norm_eps, dtype=dtype)
-        self._patches = linear("patches.linear", num_in=3 * config.patch_size**2)
-        shape = (config.num_class_tokens, config.width)
-        self._class_CW = numbers(arrays["clip.class_embedding"]).reshape(shape) if shape[0] else np.zeros(shape, "f4")
-        self._positions_TW = numbers(arrays["clip.position_embedding"])
+        norm = partial(LayerNorm, arrays, width=config.width, eps=config.norm_eps, dtype=dtype)
+        side, shape = config.patch_size, (config.num_class_tokens, config.width)
+        weight_WCPP = shaped(arrays, "clip.patch_embedding.weight", config.width, 3, side, side)
+        bias_W = shaped(arrays, "clip.patch_embedding.bias", config.width) if config.has_patch_bias else None
+        weight_WF, shift_W = folded(weight_WCPP, bias_W, rule=config, channel_order=whole.channel_order)
+        patches = {"weight": weight_WF, "bias": shift_W}
+        self._patches = ArrayLinear(patches, "", num_in=3 * side**2, num_out=config.width, library=library)
+        self._class_CW = np.zeros(shape, np.float32)
+        if shape[0]:  # one class token is a vector
+            self._class_CW[:] = shaped(arrays, "clip.class_embedding", *shape[shape[0] == 1 :])
+        self._positions_TW = shaped(arrays, "clip.position_embedding", config.num_tokens, config.width)
         self._blocks = Blocks(
             arrays,
             "clip.blocks",
@@ -73,8 +76,8 @@ class KernelQueries:
         linear = partial(ArrayLinear, arrays, dtype=dtype, library=library)
         norm = partial(LayerNorm, arrays, eps=LAYER_NORM_EPS, dtype=dtype)
         self._input = linear("query.input_projection", num_in=input_dim, num_out=config.width)
-        self._input_norm = norm("query.input_norm")
-        self._queries_QW = numbers(arrays["query.queries"])
+        self._input_norm = norm("query.input_norm", width=config.width)
+        self._queries_QW = shaped(arrays, "query.queries", config.num_queries, config.width)
         self._blocks = None
         if config.depth:
             self._blocks = Blocks(
@@ -90,7 +93,7 @@ class KernelQueries:
                 library=library,
             )
         self._output = linear("query.output_projection", num_in=config.width, num_out=config.output_dim)
-        self._output_norm = norm("query.output_norm")
+        self._output_norm = norm("query.output_norm", width=config.output_dim)
 
     def __call__(self, features_BTC: np.ndarray) -> np.ndarray:
         """Features (B, T, C) -> visual query (B, Q, D), float32."""
@@ -126,17 +129,14 @@ class KernelConnector:
 
 
 class KernelEncoder:
-    """A `VisionBackend` that computes what a `HostEncoder` does, without torch.
-
-    `arrays` are all that the kernels read.
-    """
+    """A `VisionBackend` that computes what a `HostEncoder` does, without torch."""
 
     name = "torch"  # as its weights are called in reports: the model's own
 
     def __init__(self, config: VisionConfig, arrays: Arrays, *, dtype: str, library: Library) -> None:
         """As `KernelTower`."""
         self.pixels, self.arrays = config.clip.pixels, arrays
-        self._tower = KernelTower(config.clip, arrays, dtype=dtype, library=library)
+        self._tower = KernelTower(config, arrays, dtype=dtype, library=library)
         sizes: dict[str, Any] = {"input_dim": config.clip.output_dim, "dtype": dtype, "library": library}
         self._queries = (
             KernelConnector(config.query, arrays, **sizes)

@@ -24,12 +24,10 @@ from llama_adapter.app.models.bundle_manifest import (
     num_ranks_of,
     packed_layout,
     read_configs,
-    read_decoder,
     read_manifest,
-    read_vision,
     stored_precision,
-    stored_tensors,
 )
+from llama_adapter.app.models.bundle_tensors import read_decoder, read_vision, stored_tensors
 from llama_adapter.app.models.checkpoints import (
     RELEASED_ADAPTERS,
     LlamaFolder,
@@ -68,8 +66,8 @@ from llama_adapter.runtime.kernels.library import find_library
 from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.schemes.scheme import find_scheme
 from llama_adapter.runtime.schemes.state import foreign_weights
-from llama_adapter.runtime.tensor_files.arrays import read_json
-from llama_adapter.runtime.tensor_files.files import list_keys, read_tensor_file
+from llama_adapter.runtime.tensor_files.arrays import list_keys, read_json
+from llama_adapter.runtime.tensor_files.files import read_tensor_file
 from llama_adapter.runtime.text import shown_excerpt, shown_name
 from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.towers import ClipSource

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from llama_adapter.app.learning.training.job import TrainingChoice
 from llama_adapter.app.learning.training.sources import NEW_ADAPTER, TrainingSources, open_sources
-from llama_adapter.app.models.bundle_manifest import is_question
+from llama_adapter.app.models.bundle_manifest import check_halves, is_question, no_vision
 from llama_adapter.app.models.checkpoints import (
     QUESTION_KEYS,
     TEMPLATE_KEY,
@@ -26,7 +26,7 @@ from llama_adapter.app.models.checkpoints import (
     StreamedModel,
     adapter_clip,
 )
-from llama_adapter.app.models.sketch import Dtype, check_halves, dtype_of, no_vision
+from llama_adapter.app.models.sketch import Dtype, dtype_of
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.tokenizer import Tokenizer

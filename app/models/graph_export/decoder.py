@@ -40,7 +40,7 @@ from llama_adapter.runtime.graphs.mindir_runtime import MindirRuntime
 from llama_adapter.runtime.graphs.sidecar import file_mark
 from llama_adapter.runtime.partial import partial_folder
 from llama_adapter.runtime.schemes import FLOAT
-from llama_adapter.runtime.tensor_files.files import list_keys
+from llama_adapter.runtime.tensor_files.arrays import list_keys
 from llama_adapter.vision.encoder import encoder_from_state
 from llama_adapter.vision.export import compare as compare_encoders
 from llama_adapter.vision.export import export_onnx

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 import yaml
 from torch import Tensor
 
@@ -24,7 +25,6 @@ from llama_adapter.runtime.graphs.card import GraphDtype, Port
 from llama_adapter.runtime.graphs.ge_config import FILE as GE_CONFIG
 from llama_adapter.runtime.graphs.ge_config import recommended_ge_config
 from llama_adapter.runtime.graphs.mindir import External, import_mindspore, weights_header, write_mindir
-from llama_adapter.runtime.operators import plain_frequencies, rotary_table
 from llama_adapter.vision.card import INPUT, OUTPUT, EncoderCard
 from llama_adapter.vision.encoder import encoder_from_state
 from llama_adapter.vision.inference import FoldedPatches
@@ -80,7 +80,7 @@ def export_mindir(
     # The rotary table is float32 in every model, like normalisation.
     rotary = config.rotary_of(0)
     assert rotary is not None, "else it differs from LLaMA"
-    cos, sin = rotary_table(plain_frequencies(config.head_dim, theta=rotary.theta), num_positions=config.context)
+    cos, sin = map(torch.from_numpy, rotary.table(config.head_dim, context=config.context))
     weights |= _append_floats(folder / weights_file, [("rotary_cos", cos), ("rotary_sin", sin)])
     decoder = MindirDecoder(config=config, dtype=dtype, weights=weights, folder=folder, weights_file=weights_file)
     graphs = {PREFILL: f"{stem}_prefill_graph.mindir", INCREMENT: f"{stem}_inc_graph.mindir"}

@@ -1,11 +1,12 @@
 """Which heavy modules a command imports. They decide how fast it starts."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.app.models.resources import embedded_model, sample_pictures
 
 HEAVY = {
     *("torch", "numpy", "PIL", "safetensors", "sentencepiece", "tokenizers", "huggingface_hub", "jinja2", "gguf"),
@@ -37,13 +38,14 @@ def test_help_and_usage_errors_import_nothing_heavy() -> None:
     assert imported(*(line.split() for line in USAGE), code=2) == set()
 
 
-def test_a_known_model_answers_without_torch_and_a_command_that_finds_all_answers_imports_no_model(
+def test_a_bundle_answers_without_torch_at_its_first_use_and_a_command_that_finds_all_answers_imports_no_model(
     tmp_path: Path,
 ) -> None:
-    out = str(tmp_path / "answers.jsonl")
-    job = ["caption", PICTURE, "--out", out]
-    imported(job)  # the first use may have to lay out the weights
-    assert imported([*job, "--overwrite"]) <= {"numpy", "PIL", "safetensors", "sentencepiece", "importlib.metadata"}
+    out, bundle = str(tmp_path / "answers.jsonl"), shutil.copytree(embedded_model(), tmp_path / "bundle")
+    job = ["caption", PICTURE, "--model", str(bundle), "--out", out]
+    answering = {"numpy", "PIL", "safetensors", "sentencepiece", "importlib.metadata"}
+    assert imported(job, [*job, "--overwrite", "--precision", "int4", "--dtype", "bfloat16"]) <= answering
 
+    imported([*job, "--overwrite"])
     assert imported(job) <= {"numpy", "importlib.metadata"}
     assert imported(["export-records", out, "--to", "csv", "--out", str(tmp_path / "answers.csv")]) <= {"numpy"}

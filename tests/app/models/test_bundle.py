@@ -13,10 +13,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from syrupy.assertion import SnapshotAssertion
-from torch import Tensor
 
 import llama_adapter.app.models.bundle
 from llama_adapter.app.models import sketch
@@ -25,6 +25,7 @@ from llama_adapter.app.models.bundle_manifest import model_digest, read_manifest
 from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 from llama_adapter.app.models.sketch import expected_forms
+from llama_adapter.llm.rotary import Rotary
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.problems import describe
 from llama_adapter.runtime.schemes.files import TensorWriter
@@ -223,11 +224,11 @@ def test_after_a_failed_replacement_the_old_bundle_is_there(
 def test_shapes_are_known_without_memory_for_the_context(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
 
-    def rotary_table(frequencies: Tensor, *, num_positions: int) -> tuple[Tensor, Tensor]:
-        made.append(num_positions)
-        return torch.zeros(1, 2 * len(frequencies)), torch.zeros(1, 2 * len(frequencies))
+    def table(self: Rotary, head_dim: int, *, context: int) -> tuple[np.ndarray, np.ndarray]:
+        made.append(context)
+        return np.zeros((1, head_dim), np.float32), np.zeros((1, head_dim), np.float32)
 
-    monkeypatch.setattr("llama_adapter.llm.model.llama.rotary_table", rotary_table)
+    monkeypatch.setattr(Rotary, "table", table)
     monkeypatch.setattr(sketch, "_sketch", sketch._sketch.__wrapped__)  # the uncached function
     endless = dataclasses.replace(model.decoder_config, context=10**9)
     forms = expected_forms(endless, dtype=torch.float32)

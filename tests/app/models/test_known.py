@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from llama_adapter.app.models import known
@@ -111,57 +110,3 @@ def test_with_little_memory_the_number_format_is_chosen_again(
     monkeypatch.setattr(known, "free_host_bytes", lambda: 1 << 20)
 
     assert KnownModel.recall(spec) is None
-
-
-def test_small_weights_are_mapped_as_they_were_kept(spec: CaptionerSpec) -> None:
-    weights = {"a": np.arange(7, dtype=np.uint16), "b.float32": np.ones((3, 5), np.float32)}
-    known_model = KnownModel(spec=spec, info=INFO, pixels=PixelRule(), halves={"decoder": {}, "vision": {}})
-    known_model.remember(spec, files=marks_of(spec), weights=weights)
-
-    found = KnownModel.recall(spec)
-
-    assert found is not None
-    arrays = found.map_arrays(spec)
-    assert {name: (array.dtype, array.tolist()) for name, array in arrays.items()} == {
-        name: (array.dtype, array.tolist()) for name, array in weights.items()
-    }
-    assert all(array.ctypes.data % 64 == 0 for array in arrays.values())
-
-
-@pytest.mark.parametrize(("most", "is_kept"), [(64, True), (63, False)])
-def test_large_weights_are_mapped_from_the_models_own_file(
-    spec: CaptionerSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, most: int, is_kept: bool
-) -> None:
-    monkeypatch.setattr(known, "_MOST_BYTES", most)
-    file = Path(str(spec.model)) / "llm.safetensors"
-    whole = np.memmap(file, np.uint8, "r")
-    weights = {"a.int8": whole[5000:9000].reshape(40, 100), "b": whole[128:256].view(np.uint16), "c": np.arange(16.0)}
-    weights["c"] = weights["c"].astype(np.float32)
-    known_model = KnownModel(spec=spec, info=INFO, pixels=PixelRule(), halves={"decoder": {}, "vision": {}})
-    known_model.remember(spec, files=marks_of(spec), weights=weights)
-
-    found = KnownModel.recall(spec)
-
-    assert found is not None
-    assert (found.halves is not None) == is_kept
-    if is_kept:
-        arrays = found.map_arrays(spec)
-        assert arrays.keys() == weights.keys()
-        assert all(np.array_equal(arrays[name], weights[name]) for name in weights)
-        assert [data.stat().st_size for data in (tmp_path / "cache").rglob("*.bin")] == [64]
-
-
-def test_weights_of_an_earlier_state_of_the_model_are_not_mapped(spec: CaptionerSpec, tmp_path: Path) -> None:
-    known_model = KnownModel(spec=spec, info=INFO, pixels=PixelRule(), halves={"decoder": {}, "vision": {}})
-    for value in (1.0, 2.0):
-        (Path(str(spec.model)) / "manifest.json").write_text(str(value))
-        files = marks_of(spec)
-        known_model.remember(spec, files=files, weights={"a": np.full(3, value, np.float32)})
-        found = KnownModel.recall(spec)
-        assert found is not None
-        assert found.map_arrays(spec)["a"].tolist() == [value] * 3
-    assert len([*(tmp_path / "cache").rglob("*.bin")]) == 1
-
-    (Path(str(spec.model)) / "manifest.json").write_text("3.0")
-    with pytest.raises(FileNotFoundError):
-        found.map_arrays(spec)

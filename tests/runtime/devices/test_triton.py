@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from llama_adapter.llm.rotary import Rotary
 from llama_adapter.runtime import operators
 from llama_adapter.runtime.devices import triton_calls
 from llama_adapter.runtime.devices.cuda_linear import build_linear
@@ -157,8 +158,7 @@ def test_attention_of_a_step(with_prefix: bool, in_blocks: bool, dtype: torch.dt
     qkv = normal(num_rows, 3 * HEADS * HEAD_DIM, dtype=dtype)
     k, v = (normal(num_rows, HEADS, num_places, HEAD_DIM, dtype=dtype, seed=seed) for seed in (1, 2))
     prefix = [normal(num_rows, HEADS, num_queries, HEAD_DIM, dtype=dtype, seed=seed) for seed in (3, 4)]
-    frequencies = operators.plain_frequencies(HEAD_DIM, theta=1e4)
-    cos, sin = (part.to(DEVICE) for part in operators.rotary_table(frequencies, num_positions=num_places))
+    cos, sin = (torch.from_numpy(part).to(DEVICE) for part in Rotary().table(HEAD_DIM, context=num_places))
 
     expected_k, expected_v = k.clone(), v.clone()
     q_R1NH, k_R1NH, v_R1NH = qkv.view(num_rows, 1, 3, HEADS, HEAD_DIM).unbind(2)
@@ -191,7 +191,7 @@ def test_attention_of_a_step(with_prefix: bool, in_blocks: bool, dtype: torch.dt
 def test_rotary_positions_and_swiglu(table_rows: int, dtype: torch.dtype) -> None:
     qkv = normal(2, 5, 3 * HEADS * HEAD_DIM, dtype=dtype).unflatten(-1, (3, HEADS, HEAD_DIM))
     q_BSNH, k_BSNH, _ = qkv.unbind(2)
-    cos, sin = operators.rotary_table(operators.plain_frequencies(HEAD_DIM, theta=1e4), num_positions=9)
+    cos, sin = map(torch.from_numpy, Rotary().table(HEAD_DIM, context=9))
     cos, sin = (
         torch.stack([part[row : row + 5] for row in range(table_rows)])[:, :, None].to(DEVICE) for part in (cos, sin)
     )

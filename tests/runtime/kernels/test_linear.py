@@ -342,6 +342,9 @@ def test_only_supported_linear_layers_are_replaced(library: Library) -> None:
     assert not can_take(odd, activations=torch.float32)
     assert not can_take(layer(torch.uint8, num_in=48, num_out=4), activations=torch.float32)
     assert install_kernels(nn.Sequential(odd, half), library=library) == 0
+    narrow = nn.Sequential(layer(torch.uint8, num_in=48, num_out=4), layer(torch.uint8, num_in=64, num_out=4))
+    CpuBackend().prepare(narrow)  # a width that int4 kernels lack is widened
+    assert [one.weight_dtype for one in narrow] == [torch.float32, torch.uint8]
     decoder = toy_decoder()
     num_linear = sum(isinstance(module, nn.Linear) for module in decoder.modules())
     embedding = decoder.embedding

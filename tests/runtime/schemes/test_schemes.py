@@ -12,7 +12,7 @@ from llama_adapter.app.models.random_model import random_model
 from llama_adapter.app.models.sketch import expected_forms, sketch
 from llama_adapter.llm.load import decoder_from_state
 from llama_adapter.runtime.errors import CheckpointError
-from llama_adapter.runtime.schemes import PRECISIONS, QUANTISED, Precision
+from llama_adapter.runtime.schemes import BUNDLE_VERSIONS, PRECISIONS, QUANTISED, Precision
 from llama_adapter.runtime.schemes.int4 import GROUP
 from llama_adapter.runtime.schemes.int8 import INPUT_SCALE, quantise_rows, quantise_weight
 from llama_adapter.runtime.schemes.layers import dequantise_linears, replace_quantised, store_parts
@@ -53,7 +53,7 @@ def test_a_scheme_stores_the_tensors_that_it_declares(precision: str) -> None:
 def test_schemes_differ_in_bundle_version_and_stored_dtype() -> None:
     schemes = [find_scheme(precision) for precision in PRECISIONS]
 
-    assert [scheme.bundle_version for scheme in schemes] == [1, 2, 3]  # existing bundles have these versions
+    assert BUNDLE_VERSIONS == {"float": 1, "int8": 2, "int4": 3}  # existing bundles have these versions
     assert len({scheme.weight_dtype for scheme in schemes}) == len(schemes)
     assert scheme_of(torch.float16) is None
     assert scheme_of(torch.int8) is find_scheme("int8")

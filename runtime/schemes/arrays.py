@@ -1,0 +1,97 @@
+"""Rounding of weights to few bits, as numpy arrays, with the numbers of the schemes. Imports no torch."""
+
+# O outputs, I inputs, G groups of 32 inputs, E inputs of a group, P pairs of them, M groups of any outputs
+
+import functools
+from typing import Final
+
+import numpy as np
+
+from llama_adapter.runtime.kernels.arrays import GROUP, KIND_OF, numbers, rounded
+from llama_adapter.runtime.kernels.library import KINDS, Library
+from llama_adapter.runtime.kernels.threads import num_threads
+
+LARGEST: Final = 127  # of weights of 8 bits
+
+
+def balancing_factors(weight_I: np.ndarray, bias_I: np.ndarray, weight_OI: np.ndarray, *, dtype: str) -> np.ndarray:
+    """Powers of two, float32 (I,), to divide the channels of a norm by, and to multiply the columns that read them by.
+
+    All are float32. They make the spread of a channel, sqrt(weight^2 + bias^2), and the root mean square of its column
+    as nearly equal as powers of two can, up to one constant for all channels. A factor is 1 if the channel's spread or
+    its column is 0, if it has numbers that are not finite, or if `dtype` could not hold the divided numbers exactly.
+    """
+
+    def held(x: np.ndarray) -> np.ndarray:
+        return x.astype(np.float16).astype(np.float32) if dtype == "float16" else rounded(x, dtype)
+
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        spread_I = np.sqrt(np.square(weight_I) + np.square(bias_I))
+        column_I = np.sqrt(np.square(weight_OI).mean(0))
+        exponent_I = (np.log2(spread_I) - np.log2(column_I)) / 2
+        is_known_I = np.isfinite(exponent_I)
+        factors_I = np.ones_like(spread_I)
+        factors_I[is_known_I] = np.exp2(np.rint(exponent_I - exponent_I[is_known_I].mean()))[is_known_I]
+        for part_I in (weight_I, bias_I):
+            is_exact_I = held(part_I / factors_I) * factors_I == held(part_I)
+            factors_I = np.where(is_exact_I, factors_I, np.float32(1))
+    return np.asarray(factors_I)
+
+
+def round_int8(floats_OI: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A weight in float32 as the scheme int8 rounds it: int8 (O, I), and scales float32 (O,)."""
+    steps_O = np.abs(floats_OI).max(1) / np.float32(LARGEST)
+    scale_O = np.where(steps_O > 0, steps_O, np.float32(1))
+    levels_OI = np.rint(floats_OI / scale_O[:, None])
+    return np.clip(levels_OI, -LARGEST, LARGEST).astype(np.int8), scale_O
+
+
+def round_int4(weight_OI: np.ndarray, *, library: Library) -> tuple[np.ndarray, np.ndarray]:
+    """A weight in float32, or in bfloat16 as its bits, rounded to 4 bits as the scheme int4 does.
+
+    Returns bytes of two codes (O, G, 16) and scales float16 (O, G). The kernels add errors in another order than torch.
+    Groups where that could change the choice of the scale are rounded here. Raises ValueError for a number that is not
+    finite or too large.
+    """
+    plain_OI, (num_out, num_in) = np.ascontiguousarray(weight_OI), weight_OI.shape
+    shape = num_out, -(-num_in // GROUP)
+    codes_OGP = np.empty((*shape, GROUP // 2), np.uint8)
+    scales_OG, undecided_OG = np.empty(shape, np.float32), np.empty(shape, np.bool_)
+    addresses = (array.ctypes.data for array in (plain_OI, codes_OGP, scales_OG, undecided_OG))
+    library.round_int4(KINDS[KIND_OF[plain_OI.dtype.name]], num_out, num_in, *addresses, num_threads())
+    if undecided_OG.any():
+        padded_OI = np.pad(numbers(plain_OI), ((0, 0), (0, -num_in % GROUP)))
+        codes_OGP[undecided_OG], scales_OG[undecided_OG] = _round_groups(padded_OI.reshape(*shape, GROUP)[undecided_OG])
+    return codes_OGP, scales_OG.astype(np.float16)
+
+
+def _round_groups(weight_ME: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Groups of weights -> codes (M, 16) and scales (M,), as `runtime.schemes.int4` rounds them, in the same order."""
+    if not np.isfinite(weight_ME).all():
+        raise ValueError("a number is infinite or NaN")
+    places_M1 = np.abs(weight_ME).argmax(1)[:, None]
+    widest_M1 = np.take_along_axis(weight_ME, places_M1, 1) / np.float32(-8)
+    best_M1, least_M = np.empty_like(widest_M1), np.full(len(weight_ME), np.inf, np.float32)
+    for factor in (1.0, 0.95, 0.9, 0.85):
+        with np.errstate(over="ignore"):
+            steps_M1 = (widest_M1 * np.float32(factor)).astype(np.float16).astype(np.float32)
+        steps_M1 = np.where(steps_M1 == 0, np.float32(1), steps_M1)
+        if not np.isfinite(steps_M1).all():
+            raise ValueError("a number is too large for a scale in float16")
+        error_ME = np.square(np.clip(np.rint(weight_ME / steps_M1), -8, 7) * steps_M1 - weight_ME)
+        first_M8, *others = np.split(error_ME, 4, axis=1)  # torch adds eight sums
+        error_M = np.cumsum(functools.reduce(np.add, others, first_M8), axis=1, dtype=np.float32)[:, -1]
+        best_M1 = np.where((error_M < least_M)[:, None], steps_M1, best_M1)
+        least_M = np.minimum(error_M, least_M)
+    codes_ME = (np.clip(np.rint(weight_ME / best_M1), -8, 7) + 8).astype(np.uint8)
+    return codes_ME[:, 0::2] | (codes_ME[:, 1::2] << 4), best_M1[:, 0]
+
+
+def widened(array: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """A weight of few bits in float32 (O, I)."""
+    levels_OI, steps_OI = array.astype(np.float32), scale[:, None]
+    if array.dtype == np.uint8:
+        codes_OI = np.stack([array & 15, array >> 4], axis=-1).reshape(len(array), -1)
+        steps_OI = np.repeat(scale.astype(np.float32), GROUP, axis=1)[:, : codes_OI.shape[1]]
+        levels_OI = codes_OI.astype(np.float32) - np.float32(8)
+    return np.asarray(levels_OI * steps_OI)
