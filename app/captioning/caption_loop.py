@@ -67,6 +67,11 @@ class CaptionLoop:
         return max(0, self.num_rows - len(self.in_flight))
 
     @property
+    def num_put_back(self) -> int:
+        """How often a row went back into the queue because the rows together had filled the cache."""
+        return self._engine.num_put_back
+
+    @property
     def num_wanted(self) -> int:
         """Number of pictures to encode next: at least half a batch, and at most one batch in flight.
 

@@ -188,10 +188,11 @@ class Parser(argparse.ArgumentParser):
         formatter.add_usage(self.usage, shown, self._mutually_exclusive_groups)
         formatter.add_text(self.description)
         for heading in self._action_groups:
-            formatter.start_section(heading.title)
-            formatter.add_text(heading.description)
-            formatter.add_arguments([action for action in heading._group_actions if action in shown])
-            formatter.end_section()
+            if own := [one for one in heading._group_actions if one in shown and one.help is not argparse.SUPPRESS]:
+                formatter.start_section(heading.title)
+                formatter.add_text(heading.description)
+                formatter.add_arguments(own)
+                formatter.end_section()
         if names:
             formatter.add_text(f"more flags: --help all, or a group of them:\n--help {', '.join(names)}")
         formatter.add_text(self.epilog)

@@ -12,7 +12,7 @@ from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS, shown_name
 
 EMBEDDED_NOTE = (
     "note: the embedded model knows drawn shapes and nothing else; for photographs pass --model, "
-    "or --llama-dir, --adapter and --clip"
+    "for example smolvlm-500m-instruct"
 )
 
 EMBEDDED_TEXT = "the embedded model knows pictures only, and its answers to prompts without one mean nothing"

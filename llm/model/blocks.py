@@ -26,8 +26,9 @@ class Blocks(ABC):
         self.is_paged = self.block < context
         # With spare blocks, there is one more. What padding writes beyond its row is put there, and never read.
         self.num_blocks = num_slots + (spare_blocks + 1 if self.is_paged else 0)
-        self._extra: list[list[int]] = [[] for _ in range(num_slots)]  # blocks of each slot, without its own
-        self._spare = list(range(self.num_blocks - 2, num_slots - 1, -1))
+        self._num_slots = num_slots
+        self._extra: list[list[int]] = []  # blocks of each slot, without its own
+        self._spare: list[int] = []
         self._most = -(-context // self.block)
         self.past: Past | None = None
         self.start = 0
@@ -44,7 +45,9 @@ class Blocks(ABC):
         """A copy of consecutive places, (L, N, P, H) each, as one."""
 
     def begin(self, past: Past | None) -> None:
-        """Write the past into every slot."""
+        """Write the past into every slot. There is memory for all of them, as `k` and `v` are made."""
+        self._extra = [[] for _ in range(self._num_slots)]
+        self._spare = list(range(self.num_blocks - 2, self._num_slots - 1, -1))
         self.table_BT = self.as_table(self._table(range(len(self._extra))))
         if past is not None:
             self.past, self.start = past, past[0].shape[2]

@@ -3,9 +3,12 @@
 The rules are those of PEFT: a name in a list is the end of a module's name, an expression matches the whole name.
 """
 
+import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +19,12 @@ from llama_adapter.runtime.tensor_files.files import Shape
 from llama_adapter.runtime.text import shown_excerpt
 
 CONFIG: Final = "adapter_config.json"
+_TRIAL_S: Final = 5.0  # for all expressions of a config on the names of all modules, in another process
+_TRIAL: Final = """import contextlib, json, re, sys
+for one in json.load(sys.stdin):
+    with contextlib.suppress(Exception):
+        re.fullmatch(*one)
+"""
 _MERGE: Final = "merge it with PEFT (`merge_and_unload`, then `save_pretrained`), and name the result as --llama-dir"
 
 # Values that are supported, and hints for others. Other initialisations change the base model's weights too.
@@ -73,6 +82,7 @@ class PeftConfig:
         `modules` are all modules of a LLaMA with the shapes of their weights; embedding and head are the first and the
         last one. Raises CheckpointError if a name or the expression matches none of them.
         """
+        self._require_quick(modules)
         matrices = [module for module, shape in modules.items() if len(shape) == 2]
         targets, kept = self.entries["target_modules"], self.entries["modules_to_save"]
         if isinstance(targets, str) and targets.lower() == "all-linear":
@@ -109,18 +119,37 @@ class PeftConfig:
         return alpha / (math.sqrt(rank) if self.entries["use_rslora"] else rank)
 
     def _is_in_layers(self, module: str) -> bool:
-        layers, given = self.entries["layers_to_transform"], self.entries["layers_pattern"]
+        layers = self.entries["layers_to_transform"]
         targets = self.entries["target_modules"]
         if isinstance(targets, str) or layers == [] or module in targets:
             return True
-        patterns = [given] if isinstance(given, str) and given else given or [r"[^.]*"]
-        found = (self._match(rf"(.*?\.)??{pattern}\.(?P<idx>\d+)\..*", module) for pattern in patterns)
+        given = self.entries["layers_pattern"] or r"[^.]*"
+        found = (self._match(_of_layers(one), module) for one in ([given] if isinstance(given, str) else given))
         layer = next((match["idx"] for match in found if match), None)
         return layer is not None and int(layer) in ([layers] if isinstance(layers, int) else layers)
 
+    def _require_quick(self, modules: Collection[str]) -> None:
+        """Raise CheckpointError for expressions that backtrack for long: nothing ends a match in this process."""
+        entries = self.entries
+        whole = [one for name in ("target_modules", "exclude_modules") if isinstance(one := entries[name], str)]
+        ends = [*entries["rank_pattern"], *entries["alpha_pattern"]]
+        layers = [given] if isinstance(given := entries["layers_pattern"], str) else given
+        if not re.search(r"[*+?{]", "".join([*whole, *ends, *layers])):  # nothing is repeated
+            return
+        patterns = [*whole, *map(_of_end, ends), *map(_of_layers, layers)]
+        asked = json.dumps([(one, module) for one in patterns for module in modules])
+        command = [sys.executable, "-IS", "-c", _TRIAL]
+        try:
+            subprocess.run(command, input=asked.encode(), stderr=subprocess.DEVNULL, timeout=_TRIAL_S, check=False)
+        except subprocess.TimeoutExpired:
+            raise CheckpointError(
+                f"`{self.path}` has a regular expression that is matched for more than {_TRIAL_S:.0f} s",
+                hint="write the names of the modules as a list in its place",
+            ) from None
+
     def _patterned(self, entry: str, module: str, default: float) -> float:
         patterns = self.entries[entry].items()
-        return next((value for key, value in patterns if self._match(rf"(.*\.)?({key})", module)), default)
+        return next((value for key, value in patterns if self._match(_of_end(key), module)), default)
 
     def _match(self, pattern: str, module: str) -> re.Match[str] | None:
         try:
@@ -173,6 +202,14 @@ def _checked(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 def _patterns(given: str | Sequence[str]) -> dict[str, str]:
     """Names with expressions for the modules whose names end so; an expression stands for itself."""
     return {given: given} if isinstance(given, str) else {name: rf"(.*\.)?{re.escape(name)}" for name in given}
+
+
+def _of_end(key: str) -> str:
+    return rf"(.*\.)?({key})"
+
+
+def _of_layers(pattern: str) -> str:
+    return rf"(.*?\.)??{pattern}\.(?P<idx>\d+)\..*"
 
 
 def _wrong(path: Path, name: str, value: object, wanted: str, hint: str) -> CheckpointError:

@@ -80,7 +80,7 @@ def _declare(entries: Sequence[TaskEntry], parser: Parser) -> None:
 
 def list_tasks(options: argparse.Namespace) -> int:
     for entry in tasks():
-        print(f"{entry.name}: takes {entry.takes}; answers {entry.answers} (`llama-adapter {entry.command}`)")
+        print(f"{entry.name}: takes {entry.takes}; the answer is {entry.answers} (`llama-adapter {entry.command}`)")
     return ExitCode.OK
 
 

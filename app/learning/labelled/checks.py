@@ -82,6 +82,8 @@ def _check_copies(found: Examples, *, question: str | None) -> None:
 
 def _check_classes(found: Examples) -> None:
     asked = [example for example in found.examples if example.choices is not None]
+    if all(example.split for example in asked):
+        return  # nothing is left to split
     pictures = defaultdict[tuple[tuple[str, ...] | None, str], dict[str, Example]](
         dict
     )  # class, which is (choices, answer) -> picture -> its first example

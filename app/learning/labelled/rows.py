@@ -236,7 +236,7 @@ def _example(
     if choices is not None:
         if len(choices) > MAX_CHOICES:
             raise ValueError(_too_many(len(choices), what="choices"))
-        answers = _among(choices, answers, shown=f"{column} {shown_excerpt(repr(row[column]))}")
+        answers = _among(choices, answers, shown=f"{column.removesuffix('s')} {shown_excerpt(repr(row[column]))}")
     if item.source is None and question.instruction is None and question.input is None:
         raise ValueError("it has neither a picture nor a question")
     spoken_for = {*question_columns(row), *columns.answer, *PICTURE_COLUMNS, _PART, _SPLIT}

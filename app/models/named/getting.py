@@ -90,8 +90,9 @@ def _require_consent(
     can_ask = consent == "ask" and sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
     if consent != "yes" and not can_ask:
         size = shown_bytes(_sum([weights.bytes for _, weights in absent]))
+        titles = "; ".join(weights.title for _, weights in absent)
         raise NotHereError(
-            f"`{shown_text(name)}` is not on this machine: {', '.join(weights.title for _, weights in absent)}, {size}",
+            f"`{shown_text(name)}` is not on this machine ({size}): {titles}",
             hint=f"`llama-adapter get {shown_text(name)}` shows licences and fetches it; --yes answers the question",
         )
     show = tell if consent == "yes" else say  # a question always shows what it is about

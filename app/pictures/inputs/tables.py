@@ -205,7 +205,7 @@ def _cell_rows(file: ByteFile, *, begun: bytes, table: _Table) -> Iterator[Row]:
         raise InputsError(
             f"Wanted a {table.what} with the names of its columns in the first line of `{shown_name(path)}`, but "
             f"{problem}.",
-            hint="give every column a different name",
+            hint="write the name of each column there, and none of them twice",
         )
     table.check_names(given, where="the first line")
     if any(map(_has_raw_bytes, given)):
@@ -213,7 +213,7 @@ def _cell_rows(file: ByteFile, *, begun: bytes, table: _Table) -> Iterator[Row]:
     for line, cells, reason in records:
         line += num_before
         if not reason and len(cells) != len(names):
-            reason = f"it has {len(cells)} cells, and the first line has {len(names)}"
+            reason = f"it has {len(cells)} {'cells' if cells[1:] else 'cell'}, and the first line has {len(names)}"
         values = {} if reason else {name: cell for name, cell in zip(names, cells, strict=True) if name}
         yield _in_utf8(Row(line=line, values=values, problem=reason), table)
 

@@ -97,7 +97,11 @@ class _StatusCollector(Collector):
             ("uptime_seconds", "Since the start.", status.uptime_s),
         ):
             yield GaugeMetricFamily(f"{_NAME}_{name}", text, value=value)
-        yield CounterMetricFamily(f"{_NAME}_restarts", "Engine failures after which it was restarted.", status.restarts)
+        for name, text, value in (
+            ("restarts", "Engine failures after which it was restarted.", status.restarts),
+            ("rows_put_back", "Answers that waited for others to end, as memory was full.", status.num_put_back),
+        ):
+            yield CounterMetricFamily(f"{_NAME}_{name}", text, value)
 
 
 class _ReplicasCollector(Collector):

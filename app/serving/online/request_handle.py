@@ -26,6 +26,7 @@ class Ask:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     task: Task = FREE_TEXT
     stop: tuple[str, ...] = ()  # the text ends before the first of these strings
+    least_room: int = 0  # tokens of the context that the prompt must leave for the answer
     client: str = ""  # name of the client, for taking turns
     timeout_s: float | None = None  # capped at the service's limit; None: that limit
     is_background: bool = False  # yields to other requests; its time limit counts from its admission

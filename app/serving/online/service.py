@@ -21,6 +21,7 @@ from llama_adapter.app.captioning.captioner import Captioner, ModelInfo
 from llama_adapter.app.captioning.encoded_pictures import EncodedPicture, EncodedPictures
 from llama_adapter.app.captioning.stage_clock import STAGES, StageClock
 from llama_adapter.app.captioning.tasks.answers import Answer, Event
+from llama_adapter.app.captioning.tasks.prompts import EncodedPrompt
 from llama_adapter.app.models.spec import PLAIN_MODES, CaptionerSpec
 from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.pictures.reading.isolated import IsolatedReader
@@ -43,7 +44,8 @@ from llama_adapter.app.serving.online.types import (
     State,
     UnavailableError,
 )
-from llama_adapter.llm.errors import PromptError
+from llama_adapter.llm.errors import PromptError, PromptTooLongError
+from llama_adapter.llm.picture_format import Grid
 from llama_adapter.runtime.problems import describe, is_out_of_memory
 from llama_adapter.vision.backends.base import as_array
 
@@ -85,6 +87,7 @@ class Service(QueuedService[Entry]):
         self._state: State = "loading"
         self._load_error: BaseException | None = None
         self._restarts, self._num_fruitless = 0, 0  # fruitless: failures since the last answer
+        self._num_put_back = 0
         self._captioner: Captioner | None = None
         self._pool: ReadingPool | None = None  # set when the first model is loaded
         self._readers_failed_at: float | None = None  # time of the last failure; None after a success
@@ -132,7 +135,7 @@ class Service(QueuedService[Entry]):
         captioner = self._loaded()
         self._check_sizes(ask)
         grids = captioner.least_grids(len(ask.pictures))
-        prompt = captioner.encode_prompt(ask.prompt, ask.task, sampling=ask.sampling, grids=grids)
+        prompt = _encoded(captioner, ask, grids)
         text_prefix = captioner.info.text_prefix(ask.text_prefix)
         if ask.picture is not None:
             captioner.info.require_sight()
@@ -206,6 +209,7 @@ class Service(QueuedService[Entry]):
                 num_reading=num_reading,
                 num_slow_reading=num_slow,
                 num_encoded=len(self._encoded),
+                num_put_back=self._num_put_back,
                 restarts=self._restarts,
                 last_error=self._last_error,
                 uptime_s=now - self._started,
@@ -426,13 +430,15 @@ class Service(QueuedService[Entry]):
 
     def _serve(self, captioner: Captioner) -> None:
         """Answer requests until the service is closed."""
-        clock = StageClock()
+        clock, num_put_back = StageClock(), self._num_put_back
         with captioner.open_loop(clock) as loop:
             while self._wait_for_work(loop, clock):
                 self._sweep(loop)
                 self._admit(loop)
                 if loop.in_flight:
-                    self._deliver(loop.step())
+                    events = loop.step()
+                    self._num_put_back = num_put_back + loop.num_put_back
+                    self._deliver(events)
                 for stage, seconds in clock.take().items():
                     if seconds:
                         self._note_stage(stage, seconds)
@@ -478,7 +484,7 @@ class Service(QueuedService[Entry]):
         if grids == captioner.least_grids(len(grids)):
             return None
         try:
-            prompt = captioner.encode_prompt(ask.prompt, ask.task, sampling=ask.sampling, grids=grids)
+            prompt = _encoded(captioner, ask, grids)
         except (PromptError, ValueError) as refusal:
             return AnswerError(code="prompt", message=str(refusal))
         entry.in_loop.prompt = prompt
@@ -563,6 +569,14 @@ def _fulfil(future: Future[PictureReading], reading: PictureReading | Exception)
             future.set_exception(reading)
         else:
             future.set_result(reading)
+
+
+def _encoded(captioner: Captioner, ask: Ask, grids: tuple[Grid, ...]) -> EncodedPrompt:
+    """The prompt of a request. Raises as `encode_prompt`, and PromptTooLongError without room for the answer."""
+    prompt = captioner.encode_prompt(ask.prompt, ask.task, sampling=ask.sampling, grids=grids)
+    if (needed := len(prompt.token_ids) + ask.least_room) > captioner.info.context:
+        raise PromptTooLongError(needed, captioner.info.context)
+    return prompt
 
 
 def _kind(error: BaseException) -> str:

@@ -75,6 +75,7 @@ class ServiceStatus:
     num_reading: int  # pictures
     num_slow_reading: int  # slow pictures among them
     num_encoded: int  # pictures in the cache
+    num_put_back: int  # how often an answer waited until others ended, because memory for its next tokens was missing
     restarts: int
     last_error: str | None
     uptime_s: float

@@ -133,6 +133,7 @@ class ReplicatedService(QueuedService[_Entry]):
                 num_reading=sum(status.num_reading for status in reports),
                 num_slow_reading=sum(status.num_slow_reading for status in reports),
                 num_encoded=sum(status.num_encoded for status in reports),
+                num_put_back=sum(status.num_put_back for status in reports),
                 restarts=self._num_gone,
                 last_error=self._last_error,
                 uptime_s=time.perf_counter() - self._started,

@@ -20,6 +20,7 @@ from llama_adapter.app.serving.web.suggestions import num_named
 from llama_adapter.app.serving.web.uploads import Upload, read_upload, uploaded
 from llama_adapter.llm import conversation as dialogue
 from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.errors import PromptError
 from llama_adapter.runtime.errors import ExitCode
 from llama_adapter.runtime.problems import Problem, describe
 from llama_adapter.vision.errors import PictureError
@@ -49,6 +50,7 @@ class Turn:
 
     question: str
     is_text: bool = False  # whether it was asked without a picture
+    num_unseen: int = 0  # earlier questions that the model did not see, because the context was full
     text: str = ""
     answer: Answer | None = None  # set at the end
     problem: Problem | None = None  # set instead of an answer
@@ -173,7 +175,8 @@ async def answer_turns(
 ) -> AsyncGenerator[Turn]:
     """Ask the question of a turn; yields the turn at first, whenever its text grows, and at its end.
 
-    Errors become its `problem`. `earlier` are the turns before it, for a model whose template has turns.
+    Errors become its `problem`. `earlier` are the turns before it, for a model whose template has turns. The oldest
+    are left out if the context has no room for them and an answer.
     """
     turn = Turn(question=question, is_text=picture is None)
     yield turn
@@ -183,31 +186,54 @@ async def answer_turns(
             most = service.limits.max_picture_bytes
             data = await asyncio.to_thread(read_upload, picture.source, name=picture.name, max_bytes=most)
             ask = replace(ask, picture=data, label=picture.name)
-        if service.info.sees_earlier or (picture is None and service.info.has_turns):
-            ask = replace(ask, prompt=_dialogue(earlier, turn))
-        handle = service.submit(ask)
-        run.add(handle)
-        try:
-            async for events in handle.groups():  # larger ones for a slow reader
-                text = "".join(event.text for event in events if not isinstance(event, Answer))
-                answer = next((event for event in events if isinstance(event, Answer)), None)
-                turn = replace(turn, text=turn.text + text, answer=answer)
-                yield turn
-        finally:
-            handle.cancel()  # has no effect on an answered request
-            run.discard(handle)
+        sees = service.info.sees_earlier or (picture is None and service.info.has_turns)
+        seen = _answered(earlier, turn) if sees else []
+        # What did not fit before is not tried again: the chat has only become longer.
+        num_unseen = max((one.num_unseen for one in seen if one.is_text == turn.is_text), default=0)
+        for unseen in range(min(num_unseen, len(seen)), len(seen) + 1):
+            is_last = unseen == len(seen)
+            if sees:
+                room = 0 if is_last else min(sampling.max_new_tokens, service.info.context // 2)
+                ask = replace(ask, prompt=_dialogue(seen[unseen:], turn), least_room=room)
+            try:
+                handle = service.submit(ask)
+            except PromptError:
+                if is_last:
+                    raise
+                continue
+            run.add(handle)
+            turn = replace(turn, num_unseen=unseen)
+            try:
+                async for events in handle.groups():  # larger ones for a slow reader
+                    text = "".join(event.text for event in events if not isinstance(event, Answer))
+                    answer = next((event for event in events if isinstance(event, Answer)), None)
+                    if (
+                        answer is not None
+                        and answer.error is not None
+                        and answer.error.code == "prompt"
+                        and not is_last
+                    ):
+                        break  # the picture turned out to have too many tokens
+                    turn = replace(turn, text=turn.text + text, answer=answer)
+                    yield turn
+                else:
+                    return
+            finally:
+                handle.cancel()  # has no effect on an answered request
+                run.discard(handle)
     except Exception as error:
         sentence, hint = told(error)
         yield replace(turn, problem=replace(describe(error), sentence=sentence, hint=hint))
 
 
-def _dialogue(earlier: Sequence[Turn], asked: Turn) -> Dialogue:
-    """The question with the turns before it that were answered: without a picture, if it is asked without one.
-
-    The picture stands in front of the first question that was asked about it.
-    """
+def _answered(earlier: Sequence[Turn], asked: Turn) -> list[Turn]:
+    """The turns before a question that were answered: without a picture, if it is asked without one."""
     answered = [turn for turn in earlier if turn.answer is not None and turn.answer.error is None]
-    seen = [turn for turn in answered if turn.is_text or not asked.is_text]
+    return [turn for turn in answered if turn.is_text or not asked.is_text]
+
+
+def _dialogue(seen: Sequence[Turn], asked: Turn) -> Dialogue:
+    """The question with the turns before it. The picture stands in front of the first question about it."""
     said: list[dialogue.Turn] = []
     for turn in seen:
         said += [("user", turn.question), ("assistant", turn.text)]

@@ -101,6 +101,9 @@ def test_help_shows_the_flags_of_the_first_day_and_the_others_by_group(run: Run)
     assert not flags(model) & {"--top-p", "--device"}
     assert "--no-recursive" not in flags(everything)
     assert run("--help", "caption").out == first
+    shown = run("serve", "--help").out
+    assert "batches:" not in shown, "all flags of this group are left out"
+    assert "batches:" in run("serve", "--help", "server").out
     assert run("caption", "--help", "photos").code == run("--help", "captoin").code == 2
 
 

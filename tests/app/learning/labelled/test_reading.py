@@ -86,6 +86,16 @@ def test_what_is_wrong_with_folders_of_classes(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(("split", "num_told"), [("", 2), ("test", 0)])
+def test_a_class_of_one_example_is_told_unless_the_data_name_the_splits(
+    split: str, num_told: int, tmp_path: Path
+) -> None:
+    pictures(tmp_path, "a.png", "b.png")
+    (tmp_path / "labels.csv").write_text(f"picture,label,split\na.png,cat,{split}\nb.png,dog,{split}\n")
+
+    assert len(reasons(read_examples(str(tmp_path / "labels.csv")), folder=tmp_path)) == num_told
+
+
 def test_choices_of_the_command_are_those_of_folders(tmp_path: Path) -> None:
     pictures(tmp_path, "Cat/a.png", "bird/b.png")
     found = read_examples(str(tmp_path), columns=Columns(choices=("cat", "dog")))

@@ -101,6 +101,7 @@ def test_columns_are_for_templates_and_tell_questions_apart(tmp_path: Path) -> N
         ({"picture": "a.png", "answer": {"is": "red"}}, "its answer is not text"),
         ({"picture": "a.png", "answer": "\ud800"}, "its answer is not UTF-8"),
         ({"picture": "a.png", "answer": "maybe", "choices": "yes,no"}, "its answer 'maybe' is none of yes, no"),
+        ({"picture": "a.png", "answers": "maybe", "choices": "yes,no"}, "its answer 'maybe' is none of yes, no"),
         ({"picture": "a.png", "answer": "yes", "choices": "yes"}, "`choices` must be at least two"),
         ({"picture": "a.png", "answer": "yes", "question": 3}, "`question` is not text"),
         ({"picture": "https://a.org/a.png", "answer": "yes"}, "its picture https://a.org/a.png is an address"),

@@ -62,7 +62,15 @@ def answer(text: str = "red", *, error: AnswerError | None = None, **fields: obj
 
 def status(state: str = "ready", **fields: object) -> ServiceStatus:
     """The status of a stub."""
-    counts = ("num_running", "num_waiting", "num_reading", "num_slow_reading", "num_encoded", "restarts")
+    counts = (
+        "num_running",
+        "num_waiting",
+        "num_reading",
+        "num_slow_reading",
+        "num_encoded",
+        "num_put_back",
+        "restarts",
+    )
     values = {"is_stalled": False, **dict.fromkeys(counts, 0)}
     return ServiceStatus(state=state, **{**values, "last_error": None, "uptime_s": 1.0, **fields})
 

@@ -349,7 +349,7 @@ def test_metrics_count_requests_by_route_and_never_by_path(service: StubService)
         client.post(CHAT, json=chat())
         client.post(CHAT, json=chat(n=0))
         client.get(f"/{SECRET}")
-        service.state = status(num_running=3, restarts=2)
+        service.state = status(num_running=3, restarts=2, num_put_back=7)
         text = client.get("/metrics").text
 
     counted = 'llama_adapter_http_requests_total{method="POST",route="/v1/chat/completions",status="%d"} 1.0'
@@ -357,6 +357,7 @@ def test_metrics_count_requests_by_route_and_never_by_path(service: StubService)
     assert counted % 400 in text
     assert "llama_adapter_requests_running 3.0" in text
     assert "llama_adapter_restarts_total 2.0" in text
+    assert "llama_adapter_rows_put_back_total 7.0" in text
     assert SECRET not in text
 
 

@@ -33,6 +33,7 @@ from llama_adapter.app.serving.online.service import (
     ServiceLimits,
     UnavailableError,
 )
+from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptError, PromptTooLongError
 from llama_adapter.runtime.errors import UsageError
@@ -142,7 +143,8 @@ def test_answers_are_those_of_the_captioner(shared: Service, captioner: Captione
     assert [answer.digest for answer in answers] == [answer.digest for answer in expected]
 
 
-def test_a_picture_is_encoded_once_for_all_questions_about_it(start: Starter) -> None:
+def test_a_picture_is_encoded_once_for_all_questions_about_it(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Engine, "num_put_back", 7)
     service, gate, handle = held(start)
     together = [service.submit(ask(1)) for _ in range(3)]
     gate.open()
@@ -158,6 +160,7 @@ def test_a_picture_is_encoded_once_for_all_questions_about_it(start: Starter) ->
     assert [answer.is_reused for answer in answers].count(False) == 1
     assert {answer.text for answer in answers} == {"a large red star, a large purple star and a large white circle"}
     assert service.status().num_encoded == 2
+    assert service.status().num_put_back == 7
 
 
 def test_features_are_close_for_pictures_that_look_alike(shared: Service) -> None:
@@ -281,6 +284,7 @@ def test_pictures_above_the_limits_are_refused(start: Starter, limits: ServiceLi
     [
         (ask(0, "x" * 30_000), PromptError),
         (ask(0, "word " * 3000), PromptTooLongError),
+        (ask(0, least_room=500), PromptTooLongError),
         (ask(0, task=OneOf(("yes", "n" * 30_000))), PromptError),
         (ask(0, [10**9]), PromptError),
         (ask(0, ("x", "y" * 30_000)), PromptError),

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import functools
 import io
 import itertools
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,8 @@ from PIL import Image
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.captioning.tasks.prompts import Dialogue
 from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.app.pictures.answer_error import AnswerError
+from llama_adapter.app.serving.online.request_handle import Ask, RequestHandle
 from llama_adapter.app.serving.online.service import Service, ServiceLimits
 from llama_adapter.app.serving.web.chat_session import ChatSession, PickedPicture, Turn, answer_turns, look
 from llama_adapter.app.serving.web.runs import Runs
@@ -27,6 +30,7 @@ from llama_adapter.app.serving.web.uploads import (
     uploads_of,
 )
 from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.errors import PromptTooLongError
 from llama_adapter.vision.errors import PictureError
 from tests.app.serving.http_api.live import StubService, answer
 
@@ -226,3 +230,31 @@ def test_a_model_whose_template_has_turns_gets_those_that_were_answered(sees_tok
     ):
         turns_of(service, place_in_uploads(MOON), question="Why?", earlier=before)  # type: ignore[arg-type]
         assert service.asks[-1].prompt == prompt
+
+
+class NarrowService(StubService):
+    """A context for three questions with their answers."""
+
+    def submit(self, ask: Ask) -> RequestHandle:
+        assert isinstance(ask.prompt, Dialogue)
+        if (needed := len(ask.prompt.turns) + 2 * (ask.least_room > 0)) > 6:
+            raise PromptTooLongError(needed, 6)
+        return super().submit(ask)
+
+
+def test_the_oldest_turns_are_left_out_if_they_do_not_fit_with_an_answer() -> None:
+    service = NarrowService()
+    service.info = dataclasses.replace(service.info, template="conversation", has_adapter=False)
+    asked = functools.partial(turns_of, service, None)  # type: ignore[arg-type]
+    chat = [Turn(question=str(number), is_text=True, answer=answer("yes")) for number in range(5)]
+
+    chat.append(asked(question="5", earlier=chat)[-1])
+    assert [one.num_unseen for one in chat] == [0, 0, 0, 0, 0, 3]
+    assert [text for _, text in service.asks[-1].prompt.turns[::2]] == ["3", "4"]  # type: ignore[union-attr]
+
+    # The reading of a picture may show that there is less room still.
+    errors = [AnswerError(code="prompt", message="too long"), None]
+    service.on_submit = lambda handle: handle.deliver(answer("no", error=errors.pop(0)))
+    last = asked(question="6", earlier=chat)[-1]
+    assert last.answer is not None
+    assert (last.answer.text, last.num_unseen, len(service.asks)) == ("no", 5, 3)
