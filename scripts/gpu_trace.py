@@ -7,11 +7,12 @@ share of the time from the first kernel's start to the last one's end; a *gap* i
 `--on cpu`, operators of the CPU stand in for kernels, which only shows that the code works.
 """
 
+import functools
 import itertools
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -91,7 +92,7 @@ def traced(call: Callable[[], object], *, device: str) -> Summary:
     return Summary.of(
         [
             Span(event.name, event.time_range.start, event.time_range.end)
-            for event in profile.events() or ()  # type: ignore[no-untyped-call]
+            for event in profile.events() or ()
             if event.device_type.name == activity.name
         ]
     )
@@ -101,12 +102,14 @@ def parts_of(decoder: str, encoder: str, *, slots: int, device: str) -> Iterator
     """The parts by name; each call runs one of them."""
     config = decoder_sizes(decoder)
     [engine] = chosen_engines(("ours-bfloat16",), "job", "cuda")
+    if device == "cpu":
+        engine = replace(engine, operators="aten")  # the profiler sees operators of torch alone
     parts = open_parts(config, encoder_sizes(encoder, output_dim=config.dim), engine, num_rows=slots, device=device)
     runner = OurDecoder(parts.runner)
     for num_rows in dict.fromkeys((max(slots // 4, 1), slots)):
         ids = runner.prefill([prompt_ids(0)]) * num_rows
         runner.spread(num_rows)
-        yield f"a step, rows: {num_rows}", lambda ids=ids: runner.step(ids, NUM_PROMPT_TOKENS)
+        yield f"a step, rows: {num_rows}", functools.partial(runner.step, ids, NUM_PROMPT_TOKENS)
     prompts = [prompt_ids(row) for row in range(max(slots // 4, 1))]
     yield f"a prefill of {NUM_PROMPT_TOKENS} tokens each, prompts: {len(prompts)}", lambda: runner.prefill(prompts)
     side = parts.vision.pixels.image_size
