@@ -42,9 +42,10 @@ SITE = WHEELS / "site"
 TOOLS = ("pytest>=8.4", "pytest-xdist>=3.8", "hypothesis>=6.130", "gguf>=0.17")
 THERE = ("torch", "numpy", "pillow", "sentencepiece", "safetensors")  # large, and on machines with a GPU
 # For a rehearsal, in place of sizes and numbers of the round.
-SMALL = {"7B": "tiny", "1B": "tiny", "ViT-L/14": "vit-tiny", "1000": "66", "64": "4", "16": "3", "5": "2"}
+SMALL = {"7B": "tiny", "1B": "tiny", "ViT-L/14": "vit-tiny", "2000": "66", "256": "6", "64": "4", "16": "3", "5": "2"}
 TESTS = "tests"  # the step that compares; it comes before those that measure
 _LINES = 12  # of the output of a step that did not pass
+_SHOWN = 40  # of the output of a step that is shown
 _GRACE_S = 10.0
 
 State = Literal["passed", "failed", "cut"]
@@ -58,6 +59,7 @@ class Step:
     about: str
     command: tuple[str, ...]  # arguments of Python
     least_s: float
+    is_shown: bool = False  # whether the page has its output
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +71,7 @@ class Outcome:
     time: str
     commit: str
     gpu: str
-    lines: tuple[str, ...] = ()  # the last lines of a step that did not pass
+    lines: tuple[str, ...] = ()  # the last lines of a step that did not pass, or is shown
 
 
 def steps(*, toy: bool, out: Path) -> tuple[Step, ...]:
@@ -85,8 +87,11 @@ def steps(*, toy: bool, out: Path) -> tuple[Step, ...]:
         return Step(name=name, about=about, command=tuple(command), least_s=16.0 if toy else least_s)
 
     batches = ("1", "5", "16", "64")
+    pictures = ("16", "1", "64", "5", "256")  # every other one is compiled first
     decoders = ("--sections", "decode", "--batch-sizes", *batches, "--prefill-batch-sizes", *batches)
-    slots = ("ours-bfloat16-64-slots", "ours-bfloat16-most-slots")
+    slots = ("ours-bfloat16-64-slots", "ours-bfloat16-256-slots", "ours-bfloat16-most-slots")
+    trace = ("-m", "scripts.gpu_trace")
+    toy_trace = ("--decoder", "tiny", "--encoder", "vit-tiny", "--slots", "4", "--on", "cpu")
     tests = (
         ("tests/cuda/test_parity.py", "-k", "not float16")
         if toy
@@ -101,9 +106,16 @@ def steps(*, toy: bool, out: Path) -> tuple[Step, ...]:
         ),
         measured(
             "large jobs",
-            "1,000 pictures, 7B with ViT-L/14, in 64 slots and in as many as fit",
-            *("--sizes", "7B", "--sections", "job", "--job-sizes", "1000", "--engines", *slots, "--rounds", "1"),
-            least_s=60.0,
+            "2,000 pictures, 7B with ViT-L/14, in 64 and 256 slots and in as many as fit",
+            *("--sizes", "7B", "--sections", "job", "--job-sizes", "2000", "--engines", *slots, "--rounds", "1"),
+            least_s=90.0,
+        ),
+        Step(
+            name="trace",
+            about="kernels and gaps of steps, a prefill, the encoder and a job, 7B with ViT-L/14 in 256 slots",
+            command=(*trace, *toy_trace) if toy else trace,
+            least_s=16.0 if toy else 45.0,
+            is_shown=True,
         ),
         measured(
             "decoder 7B",
@@ -113,8 +125,8 @@ def steps(*, toy: bool, out: Path) -> tuple[Step, ...]:
         ),
         measured(
             "encoder",
-            "ViT-L/14 in bfloat16, float16 and float32, beside Hugging Face's, eager and compiled",
-            *("--sizes", "ViT-L/14", "--sections", "vision", "--batch-sizes", *batches, "--rounds", "2"),
+            "ViT-L/14 in bfloat16, float16 and float32, with and without graphs, beside Hugging Face's",
+            *("--sizes", "ViT-L/14", "--sections", "vision", "--batch-sizes", *pictures, "--rounds", "2"),
             least_s=45.0,
         ),
         measured(
@@ -193,7 +205,7 @@ def _run(step: Step, left_s: float, *, toy: bool) -> tuple[State, float, tuple[s
     if "--device" in command:
         command += ["--limit", f"{left_s:.0f}"]
     started = time.monotonic()
-    last: deque[str] = deque(maxlen=_LINES)
+    last: deque[str] = deque(maxlen=_SHOWN if step.is_shown else _LINES)
     with subprocess.Popen(
         command,
         cwd=ROOT,
@@ -215,7 +227,8 @@ def _run(step: Step, left_s: float, *, toy: bool) -> tuple[State, float, tuple[s
     seconds = time.monotonic() - started
     if seconds > left_s or any("the time is over" in line for line in last):
         return "cut", seconds, tuple(last)
-    return ("failed", seconds, tuple(last)) if process.returncode else ("passed", seconds, ())
+    state: State = "failed" if process.returncode else "passed"
+    return state, seconds, tuple(last) if step.is_shown or state == "failed" else ()
 
 
 def unpack() -> None:

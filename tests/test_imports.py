@@ -24,6 +24,7 @@ DEVICE_HOMES = (
     "app/command_line/doctor/environment.py",
     "app/command_line/doctor/probes.py",
     "scripts/gpu_round.py",
+    "scripts/gpu_trace.py",
     "scripts/peers/",
 )
 TEXTS_FOR_PEOPLE = ("app/command_line/",)  # may name devices in texts, but not use them

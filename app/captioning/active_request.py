@@ -3,7 +3,7 @@
 import dataclasses
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -43,7 +43,7 @@ class ActiveRequest:
     # Set by `CaptionLoop.submit`:
     detokenizer: IncrementalDetokenizer | None = None
     prefix: Prefix | None = None
-    unfamiliar: bool | None = None
+    find_unfamiliar: Callable[[], bool] | None = None
     squares: tuple[Square, ...] = ()
 
     def __post_init__(self) -> None:
@@ -110,7 +110,7 @@ class ActiveRequest:
             error=error,
             ms={**self.ms, "total": self.elapsed_ms()},
             prompt_tokens=len(self.prompt.token_ids),
-            unfamiliar=self.unfamiliar,
+            unfamiliar=None if self.find_unfamiliar is None else self.find_unfamiliar(),
             is_reused=self.is_reused,
             tag=self.tag,
             logprobs=tuple(self.logprobs),

@@ -7,7 +7,7 @@ import functools
 import hashlib
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -21,12 +21,14 @@ from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import GenerateRequest, ScoreRequest
 from llama_adapter.llm.prefix import PictureTokens, TextPrefix
 from llama_adapter.llm.tokenizer import IncrementalDetokenizer, Tokenizer
-from llama_adapter.vision.backends.base import VisionBackend, as_array
+from llama_adapter.vision.backends.base import VisionBackend, fetch_array
 from llama_adapter.vision.out_of_distribution import OodDetector
 from llama_adapter.vision.squares import grid_of, squares_of
 
 Pixels = np.ndarray | tuple[np.ndarray, ...]  # of a picture, or of the pictures of one prompt
 Content = Pixels | StoredPicture | TextPrefix  # pixels for the encoder, or a replacement for a picture
+
+LARGE_BATCH = 64  # pictures; devices encode and prefill hardly faster with more, and rows would wait for them
 
 
 class CaptionLoop:
@@ -73,7 +75,7 @@ class CaptionLoop:
 
     @property
     def num_wanted(self) -> int:
-        """Number of pictures to encode next: at least half a batch, and at most one batch in flight.
+        """Number of pictures to encode next: at least half a batch or `LARGE_BATCH`, and at most one batch in flight.
 
         It is 0 while requests wait for a slot, as with a picture that has many questions.
         """
@@ -81,7 +83,15 @@ class CaptionLoop:
             return 0
         num_pictures = len({id(request.prefix) for request in self.in_flight.values()})
         num_missing = self.num_rows - num_pictures
-        return num_missing if 2 * num_missing >= self.num_rows else 0
+        return num_missing if num_missing >= min(self.num_rows / 2, LARGE_BATCH) else 0
+
+    def least_ready(self, num_wanted: int) -> int:
+        """Number of these pictures that must have been read before any is encoded.
+
+        Without requests in flight, the device has no work, so it does not wait for more than `LARGE_BATCH`. With some,
+        it has, and a batch of few pictures takes almost as long as one of more.
+        """
+        return min(num_wanted, self.num_rows // 16 if self.in_flight else LARGE_BATCH)
 
     def start(self, asked: Sequence[tuple[Content, Sequence[ActiveRequest]]]) -> None:
         """Encode pictures, and hand the requests about each to the engine."""
@@ -113,7 +123,7 @@ class CaptionLoop:
             engine = self._engine
             return EncodedPicture(engine.empty_prefix() if wanted == "none" else engine.learned_prefix()), 0.0
         [picture], clip_ms = self._encode_pixels([self._text_prefixes.zeros])
-        return picture._replace(unfamiliar=None), clip_ms
+        return picture._replace(find_unfamiliar=None), clip_ms
 
     def _encode_pixels(self, pixels: Sequence[Pixels | StoredPicture]) -> tuple[list[EncodedPicture], float]:
         pictures: list[EncodedPicture] = []
@@ -145,9 +155,11 @@ class CaptionLoop:
             prefixes = self._engine.project_prefix(visual_query_BQD)
         if self._ood_detector is None:
             return [EncodedPicture(prefix) for prefix in prefixes], clip_ms
-        # Done after the projection is queued, so that the device is busy while the host waits.
-        unfamiliar = self._ood_detector.unfamiliar(as_array(visual_query_BQD))
-        return [EncodedPicture(*both) for both in zip(prefixes, unfamiliar, strict=True)], clip_ms
+        detect, query = self._ood_detector.unfamiliar, fetch_array(visual_query_BQD)
+        # Computed for the first answer: the host would wait for the device here.
+        found = functools.cache(lambda: detect(query()))
+        finders = [functools.partial(_item, found, row) for row in range(len(prefixes))]
+        return [EncodedPicture(*both) for both in zip(prefixes, finders, strict=True)], clip_ms
 
     def _embed_batch(self, pixels: Sequence[Pixels | StoredPicture]) -> tuple[list[EncodedPicture], float]:
         """As `_encode_batch`, for pictures that become tokens of prompts."""
@@ -168,7 +180,7 @@ class CaptionLoop:
         """Hand a request about an encoded picture to the engine; returns its id for `cancel`."""
         request_id = next(CaptionLoop._ids)
         request.detokenizer = IncrementalDetokenizer(self._tokenizer)
-        request.prefix, request.unfamiliar, request.notes = *picture[:2], picture.notes or request.notes
+        request.prefix, request.find_unfamiliar, request.notes = *picture[:2], picture.notes or request.notes
         request.squares = picture.squares
         self._submit_to_engine(request_id, request)
         self.in_flight[request_id] = request
@@ -238,3 +250,7 @@ class CaptionLoop:
         for request_id in list(self.in_flight):
             self.cancel(request_id)
         self._clock.stop()
+
+
+def _item(values: Callable[[], Sequence[bool]], place: int) -> bool:
+    return values()[place]

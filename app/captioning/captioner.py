@@ -593,6 +593,7 @@ class Captioner:
             items,
             reader=reader or self.reader,
             batch_size=self.batch_size,
+            device=self.spec.device,
             wants=wants,
             may_wait=may_wait,
             stop=stop,
@@ -618,7 +619,10 @@ class Captioner:
                 while not pictures.is_exhausted and (num_wanted := loop.num_wanted) and not stop():
                     clock.enter("read")
                     # Do not wait for a picture while there are questions to answer.
-                    batch = pictures.take(num_wanted, at_least=0 if loop.in_flight else None)
+                    least = loop.least_ready(num_wanted)
+                    if loop.in_flight and not pictures.has_ready(least):
+                        break
+                    batch = pictures.take(num_wanted, at_least=0 if loop.in_flight else least)
                     if not batch:
                         break
                     errors = self._admit(batch, loop, sampling=sampling, logprobs=logprobs)

@@ -2,6 +2,7 @@
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ class EncodedPicture(NamedTuple):
     """An encoded picture, ready for the decoder; or the pictures of one prompt, if they are tokens of it."""
 
     prefix: Prefix  # (A, 1, N, Q, H)
-    unfamiliar: bool | None = None  # whether it is out of distribution; None: the model cannot tell
+    find_unfamiliar: Callable[[], bool] | None = None  # whether it is out of distribution; None: the model cannot tell
     notes: tuple[PictureNote, ...] = ()  # set in a cache, which has no reading
     grids: tuple[Grid, ...] = ()  # of pictures that are tokens
     squares: tuple[Square, ...] = ()  # of all their grids
@@ -61,6 +62,9 @@ class EncodedPictures:
         """Add a picture; returns a copy whose tensors are not views into those of its batch."""
         # A view would keep the whole batch in memory.
         squares = tuple(square._replace(embeddings_SD=copied(square.embeddings_SD)) for square in picture.squares)
+        if (find := picture.find_unfamiliar) is not None:
+            is_unfamiliar = find()
+            picture = picture._replace(find_unfamiliar=lambda: is_unfamiliar)
         picture = picture._replace(prefix=picture.prefix.copy(), squares=squares)
         with self._lock:
             self._drop(digest)

@@ -11,8 +11,9 @@ if TYPE_CHECKING:  # these modules import torch
 
 # In the order in which a picture passes them. The reference demo uses the names from clip to decode.
 STAGES = ("read", "clip", "pre", "forward", "post", "decode", "write")
+HOST_STAGES = ("read", "decode", "write")  # they give the device no work, so its time in them is time without work
 
-_MAX_MARKS = 512
+_MAX_MARKS = 512  # half of them are read at once: the device passed these long ago, so nothing is waited for
 
 
 class StageClock:
@@ -56,7 +57,7 @@ class StageClock:
 
     def read_device_seconds(self) -> dict[str, float] | None:
         """Device seconds by stage; None without marks. Waits for the last mark."""
-        self._read_marks()
+        self._read_marks(len(self._marks) - 1)
         return dict(self._device_seconds) if self._marks else None
 
     def _begin(self, stage: str | None) -> None:
@@ -64,7 +65,7 @@ class StageClock:
         if (mark := self._mark()) is not None:
             self._marks.append((stage, mark))
             if len(self._marks) > _MAX_MARKS:
-                self._read_marks()
+                self._read_marks(_MAX_MARKS // 2)
         if self.trace is not None:
             self.trace.enter(stage)
 
@@ -76,8 +77,9 @@ class StageClock:
             self.seconds[self._stage] += now - self._since
         return now
 
-    def _read_marks(self) -> None:
-        for (stage, begin), (_, end) in pairwise(self._marks):
+    def _read_marks(self, count: int) -> None:
+        """Add the intervals that the first `count` marks begin."""
+        for (stage, begin), (_, end) in pairwise(self._marks[: count + 1]):
             if stage is not None:
                 self._device_seconds[stage] += end.ms_since(begin) / 1e3
-        del self._marks[:-1]  # the last one begins the next interval
+        del self._marks[: max(count, 0)]

@@ -9,7 +9,7 @@ from llama_adapter.app.captioning.tasks.prompts import Dialogue, Prompt, RawProm
 from llama_adapter.app.captioning.tasks.task import FREE_TEXT, Task
 from llama_adapter.app.pictures.inputs.remote import RemotePicture
 from llama_adapter.app.pictures.inputs.urls import AllowedHost
-from llama_adapter.app.pictures.reading.prefetch import Prefetcher
+from llama_adapter.app.pictures.reading.prefetch import Prefetcher, num_reading_threads
 from llama_adapter.app.pictures.reading.reader import PictureReading, Reader, joined
 from llama_adapter.app.pictures.reading.sources import Source
 from llama_adapter.llm.prefix import TextPrefix
@@ -167,13 +167,14 @@ def read_ahead(
     *,
     reader: Reader,
     batch_size: int,
+    device: str,
     wants: Wants | None = None,
     may_wait: bool = False,
     stop: Callable[[], bool] = lambda: False,
 ) -> Prefetcher[WorkItem, Looked]:
     """Read the pictures of items up to two batches ahead; those with nothing to answer are dropped.
 
-    The parameters are those of `Captioner.run`.
+    `device` computes. The other parameters are those of `Captioner.run`.
     """
     return Prefetcher(
         iter(items),
@@ -182,6 +183,7 @@ def read_ahead(
         shareable=is_shareable,
         num_bytes=carried_bytes,
         wanted=lambda looked: bool(looked.questions),
+        num_threads=num_reading_threads(device),
         may_wait=may_wait,
         stop=stop,
     )

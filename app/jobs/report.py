@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import llama_adapter
+from llama_adapter.app.captioning.stage_clock import HOST_STAGES
 from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.models.spec import ModelInfo
 
@@ -71,9 +72,14 @@ class Report:
         if self.tally.num_pictures:
             p50, p95 = (percentile(sorted(self.tally.times_ms), fraction) for fraction in (0.50, 0.95))
             lines.append(f"latency of a picture: p50 {p50:.1f} ms, p95 {p95:.1f} ms")
-        if (longest := longest_stage(self.stages_s)) is not None:
+        # The host's times do not show what a device with a queue does.
+        if (longest := longest_stage(self.device_stages_s or self.stages_s)) is not None:
             stage, part = longest
             lines.append(f"bound by: {stage} ({part:.0%} of the time)")
+        if self.device_stages_s:
+            idle_s = sum(self.device_stages_s.get(stage, 0.0) for stage in HOST_STAGES)
+            part = idle_s / (on_device["total"] or math.inf)
+            lines.append(f"device without work: {idle_s:.3f} s ({part:.0%} of its time), in {', '.join(HOST_STAGES)}")
         clock = "device waited for at each stage" if self.synchronised else "the host's times, device not waited for"
         model, made_by = self.model, commit()
         lines += [

@@ -65,11 +65,14 @@ class LocalRunner:
             elif not job.inputs.is_text:
                 known.info.require_sight()
             self.spec, self.info = known.spec, known.info
-            self._reader = self._stack.enter_context(
-                closing(
-                    open_reader(job.reader, self.spec.pictures, pixels=known.pixels, timeout_s=job.picture_timeout_s)
-                )
+            reader = open_reader(
+                job.reader,
+                self.spec.pictures,
+                pixels=known.pixels,
+                timeout_s=job.picture_timeout_s,
+                device=self.spec.device,
             )
+            self._reader = self._stack.enter_context(closing(reader))
             yield
 
     def _load(self, spec: CaptionerSpec) -> "Captioner":
@@ -95,6 +98,7 @@ class LocalRunner:
                 items,
                 reader=self._reader,
                 batch_size=self.spec.batch_size,
+                device=self.spec.device,
                 wants=None if planner.earlier is None else planner.wants,
                 may_wait=may_wait(self._job.inputs),
                 stop=stop,

@@ -34,6 +34,7 @@ from llama_adapter.vision.backends.kernels import KernelEncoder
 from llama_adapter.vision.backends.torch import TorchVisionBackend
 from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.encoder import encoder_from_state
+from llama_adapter.vision.inference import scale_activations
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -206,6 +207,8 @@ def place_encoder(
     )
     state.clear()
     backend.prepare(vision.module, wanted=operators)
+    if backend.capabilities.queued and operators != "aten":
+        scale_activations(vision.module)
     backend.empty_caches()
     if (library := backend.kernels) is not None and (arrays := kernel_arrays(vision.module)) is not None:
         return KernelEncoder(config, arrays, dtype=dtype_name(vision.dtype), library=library)

@@ -17,6 +17,7 @@ from torch.nn import functional
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.model.blocks import Blocks, lazy_zeros
 from llama_adapter.llm.past import PastKeyValues
+from llama_adapter.runtime.devices.transfer import upload
 from llama_adapter.runtime.operators import StoreFunction, store
 
 Past = tuple[Tensor, Tensor]  # keys and values of C tokens before others, (L, N, C, H) each
@@ -177,7 +178,7 @@ class KVCache(Blocks):
         return torch.from_numpy(part).to(self._device, dtype)
 
     def as_table(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        return torch.tensor(rows, device=self._device)
+        return upload(rows, self._device)
 
     def joined(self, parts: Sequence[Tensor]) -> Tensor:
         return torch.cat(list(parts), dim=2)

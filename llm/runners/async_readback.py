@@ -9,7 +9,6 @@ drops that result.
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,32 +16,12 @@ from llama_adapter.llm.runners.base import DecodePlan, PrefillPlan, Tokens, Top
 from llama_adapter.llm.runners.draw import Draw
 from llama_adapter.llm.runners.sampler import Prediction, choose, likeliest_of, logprobs_of
 from llama_adapter.runtime.devices import Backend, Mark
+from llama_adapter.runtime.devices.transfer import Transfer
 from llama_adapter.runtime.ranks import ALONE, Alone
 
 # Rows; their tokens and, if wanted, log-probabilities and likeliest tokens, which are being copied to the host; the
 # mark of the copies' end.
 Unread = tuple[Sequence[int], Tensor, Tensor | None, tuple[Tensor, Tensor] | None, Mark | None]
-
-
-class Transfer:
-    """Copies few numbers to and from one device, asynchronously if the device has a queue."""
-
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-        # A device copies pinned memory asynchronously. If the host is the device, pinning is not needed.
-        self._pins = backend.capabilities.queued and backend.device.type != "cpu"
-
-    def upload(self, values: Sequence[int] | Sequence[float] | Sequence[Sequence[int]] | np.ndarray) -> Tensor:
-        """A tensor on the device, int64 or float32, or of the type of an array."""
-        if not self._pins:
-            return torch.tensor(values, device=self._backend.device)
-        return torch.tensor(values, pin_memory=True).to(self._backend.device, non_blocking=True)
-
-    def fetch(self, values: Tensor) -> tuple[Tensor, Mark | None]:
-        """A copy on the host, which is complete at the mark. With a queue, later work may overwrite int64 `values`."""
-        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=self._pins)
-        host.copy_(values, non_blocking=True)
-        return host, self._backend.mark()
 
 
 class AsyncReadback:

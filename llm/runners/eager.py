@@ -186,7 +186,7 @@ class EagerRunner:
 
     def stored_prefix(self, k_ANQH: np.ndarray, v_ANQH: np.ndarray) -> Prefix:
         parts = (part[:, None, self._heads] for part in (k_ANQH, v_ANQH))
-        return Prefix(*(torch.from_numpy(part).to(self._device, self.config.dtype) for part in parts))
+        return Prefix(*(self._upload(part).to(self.config.dtype) for part in parts))
 
     def empty_prefix(self) -> Prefix:
         shape = self.config.decoder.prefix_shape(1)
@@ -338,8 +338,8 @@ class EagerRunner:
         positions_RS = self._padded(
             [layout_positions(layout, start=start) for layout in distinct], num_rows=num_rows, width=width
         )
-        masks = [torch.from_numpy(layout_mask(layout, width, start=start)) for layout in distinct]
-        mask_R1SP = torch.stack([*masks, *[masks[-1]] * (len(tokens_RS) - len(masks))])[:, None].to(self._device)
+        masks = [layout_mask(layout, width, start=start) for layout in distinct]
+        mask_R1SP = self._upload(np.stack([*masks, *[masks[-1]] * (len(tokens_RS) - len(masks))]))[:, None]
         prefixes = [*plan.prefixes, *[plan.prefixes[-1]] * (num_rows - num_prompts)]
         prefix = Prefix(
             torch.cat([prefix.k for prefix in prefixes], dim=1), torch.cat([prefix.v for prefix in prefixes], dim=1)

@@ -53,6 +53,7 @@ class CudaBackend(Backend):
             graph_modes=(CUDA_GRAPH,),
             queued=True,
             collectives="nccl",
+            most_rows=256,
         )
         self._capability = torch.cuda.get_device_capability(self.device)
         self._graphs = CudaGraphs(self.device)

@@ -39,7 +39,14 @@ def open_parts(
     if not backend.computes_in(precision, dtype):
         raise MissingPackage(f"{precision} weights would be widened here: the kernels for them are not available")
     mode = engine.mode if backend.capabilities.graph_modes else EAGER
-    spec = CaptionerSpec(device=device, dtype=engine.dtype, precision=precision, batch_size=num_rows, mode=mode)
+    spec = CaptionerSpec(
+        device=device,
+        dtype=engine.dtype,
+        precision=precision,
+        batch_size=num_rows,
+        mode=mode,
+        operators=engine.operators,
+    )
     drawn_on = None if device == "cpu" else backend.device
 
     def load(_: Dtype) -> StreamedModel:
@@ -93,7 +100,10 @@ class PlannedEngine(Engine):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class JobResult:
-    """A caption job: total seconds from files to texts, seconds by stage, and the tokens of each picture."""
+    """A caption job: total seconds from files to texts, seconds by stage, and the tokens of each picture.
+
+    The stages are those of a device with a queue, else the host's.
+    """
 
     seconds: float
     stages_s: dict[str, float]
@@ -125,5 +135,7 @@ class OurJob:
         seconds = time.perf_counter() - started
         assert [len(answer.token_ids) for answer in answers] == list(ends), "a caption did not end as planned"
         return JobResult(
-            seconds=seconds, stages_s=dict(clock.seconds), token_ids=tuple(answer.token_ids for answer in answers)
+            seconds=seconds,
+            stages_s=clock.read_device_seconds() or dict(clock.seconds),
+            token_ids=tuple(answer.token_ids for answer in answers),
         )

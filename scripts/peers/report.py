@@ -14,10 +14,13 @@ from scripts.peers.weights import bare_tower, decoder_sizes
 _INT4 = 4.5 / 8  # one 16-bit scale for 32 weights
 # Our engines by device: the sizes of their numbers in bytes, and the ceiling of their matrix products.
 _FLOATS = {
-    "ours-float32": (NumberSizes(4, 4), "matmul-float32"),
-    "ours-float16": (NumberSizes(2, 2), "matmul-float16"),
+    **dict.fromkeys(("ours-float32", "ours-float32-eager"), (NumberSizes(4, 4), "matmul-float32")),
+    **dict.fromkeys(("ours-float16", "ours-float16-eager"), (NumberSizes(2, 2), "matmul-float16")),
     **dict.fromkeys(
-        ("ours-bfloat16", "ours-bfloat16-eager", "ours-bfloat16-64-slots", "ours-bfloat16-most-slots"),
+        (
+            "ours-bfloat16",
+            *(f"ours-bfloat16-{kind}" for kind in ("eager", "aten", "64-slots", "256-slots", "most-slots")),
+        ),
         (NumberSizes(2, 2), "matmul-bfloat16"),
     ),
 }

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from llama_adapter.runtime.schemes import Precision
+from llama_adapter.runtime.schemes import OperatorChoice, Precision
 from scripts.peers.sizes import ENCODERS, Part
 
 Section = Literal["machine", "decode", "job", "vision", "sight"]  # what one child process measures
@@ -30,6 +30,7 @@ class Engine:
     note: str = ""
     device: Device = "cpu"
     mode: str = "eager"  # of our decoder
+    operators: OperatorChoice = "auto"  # of ours
     sizes: tuple[str, ...] = ()  # if not empty, other sizes are not measured
     slots: int | Literal["most"] | None = None  # of large jobs; without it, a row for each picture of a small one
 
@@ -155,9 +156,18 @@ _ON_GPU: tuple[Engine, ...] = (  # the most important ones first
     _on_gpu("ours-float32", "vision", "ours", dtype="float32", **_GRAPH),  # first, as the errors are relative to it
     *(_on_gpu(f"ours-{dtype}", "vision", "ours", dtype=dtype, **_GRAPH) for dtype in _HALVES),
     *(_on_gpu(f"hf-{dtype}", "vision", "hf", dtype=dtype, note="eager") for dtype in (*_HALVES, "float32")),
-    _on_gpu("hf-bfloat16-compiled", "vision", "hf-compiled", note=_COMPILED),
+    *(
+        _on_gpu(f"hf-{dtype}-compiled", "vision", "hf-compiled", dtype=dtype, note=_COMPILED)
+        for dtype in (*_HALVES, "float32")
+    ),
+    _on_gpu("ours-bfloat16-aten", "vision", "ours", operators="aten", note="quick GELU as three kernels", **_GRAPH),
+    *(
+        _on_gpu(f"ours-{dtype}-eager", "vision", "ours", dtype=dtype, note="without graphs")
+        for dtype in (*_HALVES, "float32")
+    ),
     _on_gpu("ours-bfloat16", "job", "ours", **_GRAPH, **_JOBS),
     _on_gpu("ours-bfloat16-64-slots", "job", "ours", slots=64, **_GRAPH, **_JOBS),
+    _on_gpu("ours-bfloat16-256-slots", "job", "ours", slots=256, **_GRAPH, **_JOBS),
     _on_gpu("ours-bfloat16-most-slots", "job", "ours", slots="most", note="as many as fit", **_GRAPH, **_JOBS),
     *(_on_gpu(f"reference-{dtype}", "job", "reference", dtype=dtype, **_JOBS) for dtype in ("float16", "bfloat16")),
 )

@@ -109,6 +109,7 @@ _AVX2: tuple[Target, ...] = (
 )
 _LARGE = ("7B", "1B")
 _COMPILED = ("hf-bfloat16-compiled",)
+_PICTURES = (*BATCH_SIZES, 64, 256)
 _GPU: tuple[Target, ...] = (
     *_targets("decode", "ours-bfloat16", ("hf-bfloat16",), _LARGE, {1: 1.8}),
     *_targets("prefill", "ours-bfloat16", ("hf-bfloat16",), _LARGE, _all(1.0)),
@@ -116,7 +117,13 @@ _GPU: tuple[Target, ...] = (
     *_targets("decode", "ours-bfloat16", ("llama.cpp-bf16",), ("1B",), _all(1.0)),
     *_targets("decode", "ours-int8", ("llama.cpp-q8_0",), ("1B",), _all(1.0)),
     *_targets("decode", "ours-int4", ("llama.cpp-q4_0",), ("1B",), {1: 1.15, 5: 2.0, 16: 2.0}),
-    *_targets("vision", "ours-bfloat16", ("hf-bfloat16", *_COMPILED), ("ViT-L/14",), _all(1.0)),
+    *(
+        target
+        for dtype in ("bfloat16", "float16")
+        for target in _targets(
+            "vision", f"ours-{dtype}", (f"hf-{dtype}", f"hf-{dtype}-compiled"), ("ViT-L/14",), _all(1.0, _PICTURES)
+        )
+    ),
 )
 TARGETS: Mapping[tuple[Device, str], tuple[Target, ...]] = {  # by device and instruction sets
     ("cpu", "best"): _BEST,

@@ -5,10 +5,17 @@ import dataclasses
 import pytest
 import torch
 
-from llama_adapter.vision.block import fused_attention, plain_attention
+from llama_adapter.vision.block import Mlp, fused_attention, plain_attention
 from llama_adapter.vision.config import ChannelOrder, ClipConfig, QueryConfig, VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder
-from llama_adapter.vision.inference import FoldedPatches, HostEncoder, attention_for, bfloat16_attention
+from llama_adapter.vision.inference import (
+    FoldedPatches,
+    HostEncoder,
+    ScaledMlp,
+    attention_for,
+    bfloat16_attention,
+    scale_activations,
+)
 from llama_adapter.vision.pixels import zero_picture
 from tests.bounds import FACTOR, Float64, largest, sums, unit
 from tests.fakes.exported import sample_pixels
@@ -66,6 +73,23 @@ def test_the_original_encoder_stays_unchanged_and_shares_its_tensors() -> None:
     assert [(block.mlp.activation, block.attention.attend) for block in encoder.clip.blocks] == parts
     assert ours.clip.blocks[0].mlp.up.weight is encoder.clip.blocks[0].mlp.up.weight
     assert ours.query.queries is encoder.query.queries
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_scaled_activation_is_as_close_to_float32_as_the_plain_one(dtype: torch.dtype) -> None:
+    pixels = torch.from_numpy(sample_pixels()[:3])
+    with Float64():
+        exact = random_encoder(dtype=torch.float64)(pixels)
+    encoder = random_encoder(dtype=dtype)
+    plain_error = (encoder(pixels) - exact).square().mean().sqrt()
+
+    scale_activations(encoder)
+
+    kinds = [type(block.mlp) for block in (*encoder.clip.blocks, *encoder.query.blocks)]
+    assert kinds == [ScaledMlp, ScaledMlp, Mlp]  # the last one has another activation
+    ours = encoder(pixels)
+    assert ours.dtype == dtype
+    assert (ours - exact).square().mean().sqrt() < FACTOR * plain_error
 
 
 def test_products_of_bfloat16_are_softmax_attention() -> None:

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.devices.programs import GraphMode
 from llama_adapter.vision.backends.batches import USUAL_CACHE_BYTES, best_batch_size, even_batches, last_cache_bytes
 from llama_adapter.vision.backends.torch import TorchVisionBackend
@@ -77,8 +78,24 @@ def test_a_number_of_pictures_that_occurs_again_is_recorded(monkeypatch: pytest.
         assert difference(ours, expected) <= query_limit()
 
 
-def test_no_pictures_give_no_visual_queries() -> None:
-    backend = TorchVisionBackend(embedded_encoder(), device=CPU)
+def test_recorded_calls_are_full_so_that_few_sizes_occur(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda()
+    cuda.install(monkeypatch)
+    monkeypatch.setattr("llama_adapter.vision.backends.torch.MOST_RECORDED", 3)
+    encoder = embedded_encoder()
+    recording = TorchVisionBackend(encoder, device=CPU, mode=GraphMode(HostCuda(), "cuda_graph"))
+    pixels = np.ascontiguousarray(sample_pixels()[:8])
+    expected = TorchVisionBackend(encoder, device=CPU, largest_batch=8).encode(pixels)
+
+    ours, given = numbers_given_to(recording, pixels)
+
+    assert (given[0], given[-1], cuda.num_captures()) == (3, 2, 1)  # the second call of three is the first recording
+    assert difference(ours, expected) <= query_limit()
+
+
+@pytest.mark.parametrize("mode", [None, GraphMode(CpuBackend(), "eager")])
+def test_no_pictures_give_no_visual_queries(mode: GraphMode | None) -> None:
+    backend = TorchVisionBackend(embedded_encoder(), device=CPU, mode=mode)
     one = backend.encode(sample_pixels()[:1])
 
     assert backend.encode(sample_pixels()[:0]).shape == (0, *one.shape[1:])

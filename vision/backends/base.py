@@ -1,5 +1,6 @@
 """The protocol of vision backends, and backends for models that are loaded without an encoder."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, Union
 
 import numpy as np
@@ -19,6 +20,17 @@ def as_array(visual_query_BQD: VisualQuery) -> np.ndarray:
     given: Any = visual_query_BQD
     array: np.ndarray = given.astype(np.float32) if isinstance(given, np.ndarray) else given.float().cpu().numpy()
     return array
+
+
+def fetch_array(visual_query_BQD: VisualQuery) -> Callable[[], np.ndarray]:
+    """As `as_array`, when the function that is returned is called. A copy from a device begins at once."""
+    if isinstance(visual_query_BQD, np.ndarray):
+        array = as_array(visual_query_BQD)
+        return lambda: array
+    from llama_adapter.runtime.devices.transfer import fetch  # imports torch
+
+    found = fetch(visual_query_BQD)
+    return lambda: as_array(found())
 
 
 class VisionBackend(Protocol):

@@ -1,13 +1,16 @@
-"""The encoder run by torch, on any device. On the host, the number of pictures per call suits the caches."""
+"""The encoder run by torch, on any device. The number of pictures per call suits the caches, or the recordings."""
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from llama_adapter.runtime.devices.programs import GraphMode, RepeatedPrograms
+from llama_adapter.runtime.devices.transfer import upload
 from llama_adapter.vision.backends.batches import best_batch_size, even_batches, last_cache_bytes
 from llama_adapter.vision.encoder import PictureEncoder
 from llama_adapter.vision.inference import HostEncoder
+
+MOST_RECORDED = 64  # pictures of a recorded call: more at once are hardly faster, and would be recorded too
 
 
 class TorchVisionBackend:
@@ -15,7 +18,8 @@ class TorchVisionBackend:
 
     With `batch_sizes`, in ascending order, a batch is padded to the next of these sizes, for devices on which each new
     shape costs time. Calls have at most `largest_batch` pictures. None means all at once; on the host, it means a
-    number that suits the caches. With `mode`, a number of pictures that occurs again is recorded as a graph.
+    number that suits the caches. With `mode`, calls have at most `MOST_RECORDED` pictures, and a number of pictures
+    that occurs again is recorded as a graph. The host does not wait for a device with a queue.
     """
 
     def __init__(
@@ -46,9 +50,14 @@ class TorchVisionBackend:
         size = next((size for size in self.batch_sizes if size >= num_pictures), num_pictures)
         if size > num_pictures:
             pixels_BHWC = np.concatenate([pixels_BHWC, np.repeat(pixels_BHWC[-1:], size - num_pictures, axis=0)])
-        sizes = even_batches(size, largest=self._largest_batch or max(size, 1))
+        largest = self._largest_batch or max(size, 1)
+        if self._programs is None:
+            sizes = even_batches(size, largest=largest)
+        else:  # calls of few sizes, so that most are recorded
+            largest = min(largest, MOST_RECORDED)
+            sizes = [largest] * (size // largest) + [size % largest] * (size % largest > 0 or not size)
         batches = np.split(pixels_BHWC, np.cumsum(sizes)[:-1])
-        queries = [self._run(torch.from_numpy(batch_BHWC).to(self._device)) for batch_BHWC in batches]
+        queries = [self._run(upload(batch_BHWC, self._device)) for batch_BHWC in batches]
         return (queries[0] if len(queries) == 1 else torch.cat(queries))[:num_pictures]
 
     def _run(self, pixels_BHWC: Tensor) -> Tensor:

@@ -182,14 +182,20 @@ def _shown(source: str | bytes | FileSlice, name: str | None) -> str:
 
 
 def open_reader(
-    kind: ReaderKind, spec: ReadingSpec, *, pixels: PixelRule, timeout_s: float = DEFAULT_PICTURE_TIMEOUT_S
+    kind: ReaderKind,
+    spec: ReadingSpec,
+    *,
+    pixels: PixelRule,
+    timeout_s: float = DEFAULT_PICTURE_TIMEOUT_S,
+    device: str = "cpu",
 ) -> Reader:
-    """Open the reader of a command's pictures, for an encoder that takes `pixels`.
+    """Open the reader of a command's pictures, for an encoder that takes `pixels`, while `device` computes.
 
     It starts a process; several pictures at a time start more.
     """
     if kind == "thread":
         return PictureReader(spec, pixels=pixels)
-    reader = IsolatedReader(spec, pixels=pixels, timeout_s=timeout_s, num_kept=1)
+    num_processes = num_reading_threads(device)
+    reader = IsolatedReader(spec, pixels=pixels, timeout_s=timeout_s, num_processes=num_processes, num_kept=1)
     reader.start()
     return reader

@@ -11,16 +11,18 @@ from llama_adapter.runtime.host_cpus import usable_cpus
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-# Decoding and resizing release the GIL, so threads help. More threads than this only use more memory.
+# Decoding and resizing release the GIL, so threads help. More threads than this only use more memory, or, if another
+# device computes, the processors that it leaves idle.
 MAX_THREADS = 4
+MAX_THREADS_BESIDE_DEVICE = 16
 MAX_AHEAD_BYTES = 512 * 2**20
 _PATIENCE_S = 1.0  # how long `take` waits for all the results that are wanted, rather than for one
 _LOOK_S = 0.1  # interval between checks of `stop` while waiting
 
 
-def num_reading_threads() -> int:
-    """Number of threads that read pictures on this machine."""
-    return min(MAX_THREADS, usable_cpus())
+def num_reading_threads(device: str = "cpu") -> int:
+    """Number of threads that read pictures on this machine while `device` computes."""
+    return min(MAX_THREADS if device == "cpu" else MAX_THREADS_BESIDE_DEVICE, usable_cpus())
 
 
 class _Pending(NamedTuple, Generic[Item, Result]):
@@ -102,6 +104,12 @@ class Prefetcher(Generic[Item, Result]):
             raise failure
         self.is_exhausted = self._is_at_end and self._failure is None
         return results
+
+    def has_ready(self, count: int) -> bool:
+        """Whether `take` has this many results without waiting, or all that were drawn."""
+        with self._changed:
+            num_ready = sum(pending.is_ready for pending in self._pending)
+            return num_ready >= min(count, len(self._pending))
 
     def has_results(self) -> bool:
         """Whether there is a result that is wanted. Waits until one is ready, unless `stop` returns True."""

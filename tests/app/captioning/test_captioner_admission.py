@@ -11,6 +11,7 @@ import pytest
 from llama_adapter.app.captioning.caption_loop import CaptionLoop
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.captioning.encoded_pictures import EncodedPicture
+from llama_adapter.app.captioning.stage_clock import StageClock
 from llama_adapter.app.captioning.tasks.answers import Answer, Event
 from llama_adapter.app.captioning.tasks.prompts import Prompt
 from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
@@ -118,3 +119,25 @@ def test_many_questions_about_each_picture_keep_every_row_in_use(
     assert max(watched.under_way) <= captioner.batch_size
     assert min(watched.requests_at_step) >= captioner.batch_size
     assert max(watched.requests_at_call) <= captioner.batch_size  # no picture is encoded earlier, only to wait
+
+
+def test_a_large_batch_begins_with_part_of_its_rows_and_is_filled_before_half_are_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("llama_adapter.app.captioning.caption_loop.LARGE_BATCH", 2)
+    captioner = Captioner.load(**model_options(), batch_size=8, context=CONTEXT)
+    sheets = [[ending_after(length)] for length in LENGTHS * 4]
+    watched = watch(captioner, sheets, monkeypatch)
+
+    assert len(watched.answers) == len(sheets)
+    assert set(watched.encoded[1:-1]) <= {2, 3}  # two rows are free, or more if several end at once
+    assert min(watched.requests_at_step) > 8 - 4  # so half of the rows are never free while pictures are left
+
+
+def test_pictures_are_gathered_while_rows_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    captioner = Captioner.load(**model_options(), batch_size=32, context=CONTEXT)
+    with captioner.open_loop(StageClock()) as loop:
+        assert (loop.least_ready(32), loop.least_ready(3)) == (32, 3)
+        monkeypatch.setattr(loop, "in_flight", {0: None})
+        assert (loop.least_ready(31), loop.least_ready(1)) == (2, 1)
+        loop.in_flight = {}

@@ -6,7 +6,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from llama_adapter.app.pictures.reading.prefetch import Prefetcher
+from llama_adapter.app.pictures.reading.prefetch import Prefetcher, num_reading_threads
 
 
 def test_every_item_has_its_result_and_ready_ones_come_oldest_first() -> None:
@@ -71,6 +71,27 @@ def test_what_is_ready_comes_without_waiting_for_the_rest() -> None:
         may_end.set()
         assert reader.take(2, at_least=1) == [2]
         assert reader.is_exhausted
+
+
+def test_whether_enough_is_ready_is_known_without_waiting() -> None:
+    release = threading.Event()
+
+    def read(number: int) -> int:
+        return number if number < 2 or release.wait(10) else -1
+
+    with Prefetcher(iter(range(4)), read, ahead=4, num_threads=4) as reader:
+        assert reader.has_ready(1)  # nothing is drawn yet, so nothing can be waited for
+        assert reader.take(1) == [0]
+        reader.take(1)
+        assert (reader.has_ready(0), reader.has_ready(1), reader.has_ready(3)) == (True, False, False)
+        release.set()
+        assert sorted(reader.take(2)) == [2, 3]
+
+
+def test_more_threads_read_while_another_device_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llama_adapter.app.pictures.reading.prefetch.usable_cpus", lambda: 12)
+
+    assert (num_reading_threads(), num_reading_threads("cpu"), num_reading_threads("npu:0")) == (4, 4, 12)
 
 
 def test_items_that_hold_many_bytes_are_not_drawn_far_ahead() -> None:

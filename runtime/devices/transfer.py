@@ -1,0 +1,55 @@
+"""Copies between the host and a device. Where the device has a queue, the host does not wait for them."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from llama_adapter.runtime.devices.base import Backend, Mark
+
+Numbers = Sequence[int] | Sequence[float] | Sequence[Sequence[int]] | np.ndarray
+
+
+def upload(values: Numbers, device: torch.device) -> Tensor:
+    """A tensor on a device, int64 or float32, or of the type of an array. On the host, it shares an array's memory.
+
+    A GPU copies it from pinned memory after the work that it was given before.
+    """
+    host = torch.from_numpy(values) if isinstance(values, np.ndarray) else torch.tensor(values)
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
+
+
+def fetch(values: Tensor) -> Callable[[], Tensor]:
+    """Begin to copy a tensor to the host; the function that is returned waits for the copy.
+
+    A tensor on the host is returned itself.
+    """
+    if values.device.type != "cuda":
+        return values.cpu
+    host = torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(values.device))
+
+    def wait() -> Tensor:
+        event.synchronize()
+        return host
+
+    return wait
+
+
+class Transfer:
+    """Copies few numbers to and from one device."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def upload(self, values: Numbers) -> Tensor:
+        """As `upload`, to this device."""
+        return upload(values, self._backend.device)
+
+    def fetch(self, values: Tensor) -> tuple[Tensor, Mark | None]:
+        """A copy on the host, which is complete at the mark. With a queue, later work may overwrite int64 `values`."""
+        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=values.device.type == "cuda")
+        host.copy_(values, non_blocking=True)
+        return host, self._backend.mark()
