@@ -1,7 +1,7 @@
 """Trains the tower that `train` starts from, on pictures of invented things: `python -m scripts.train_start_tower`.
 
-The embedded model's picture tower learns to tell 128 classes of start_pictures.py apart. A second task
-teaches each token what is around it. The run takes about 20 minutes of one core. It goes on from its last state, which
+The embedded model's picture tower learns to tell 512 classes of start_pictures.py apart. A second task
+teaches each token what is around it. The run takes about 45 minutes of one core. It goes on from its last state, which
 it saves each minute. `start.safetensors` in its folder is the finished tower, assets/start-tower.safetensors.
 """
 
@@ -22,7 +22,7 @@ from llama_adapter.vision.block import plain_attention
 from llama_adapter.vision.encoder import PictureEncoder, use_attention
 from scripts import start_pictures
 
-NUM_CLASSES, _EACH, _BATCH, _SEED = 128, 32, 64, 20261128
+NUM_CLASSES, _EACH, _BATCH, _SEED = 512, 16, 64, 20261128
 _WARMUP, _FALL, _SAVE_EVERY_S = 40, 0.25, 60.0  # steps, a share of the steps
 
 
@@ -36,7 +36,7 @@ class _Even(Stage):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="for the state and the finished tower")
-    parser.add_argument("--steps", type=int, default=880)
+    parser.add_argument("--steps", type=int, default=2000)
     arguments = parser.parse_args()
     arguments.folder.mkdir(exist_ok=True)
     state_path, log = arguments.folder / "state.safetensors", arguments.folder / "log.txt"

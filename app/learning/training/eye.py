@@ -1,11 +1,12 @@
 """Trains a small encoder to tell classes apart, before the decoder learns to name them.
 
 First the picture tower learns: a linear layer on the mean of CLIP's tokens predicts the class of an augmented picture.
-Then the visual blocks learn over the finished tower, with a linear layer on the mean of the visual queries. Both layers
-are thrown away. The decoder is not computed, so the same minutes allow several times as many steps as training through
-it. It learns afterwards from the visual queries of several views of each picture.
+Then the visual blocks learn over the finished tower, with a linear layer on the mean of the visual queries. They learn
+the probabilities that the tower's layer gives each picture, which say more than its class. Both layers are thrown away.
+The decoder is not computed, so the same minutes allow several times as many steps as training through it. It learns
+afterwards from the visual queries of several views of each picture.
 
-The embedded model's tower starts from weights that scripts/train_start_tower.py trained further, on drawings of 128
+The embedded model's tower starts from weights that scripts/train_start_tower.py trained further, on drawings of 512
 invented classes, because they learn other classes faster.
 """
 
@@ -54,7 +55,7 @@ _PASSES, _FEWEST_EPOCHS, _MOST_EPOCHS = 16_000, 6, 150  # pictures that a run le
 _MATRIX_RATE, _RATE, _WARMUP = 5e-3, 1e-3, 0.1  # of Muon and AdamW
 _DECAY, _SMOOTHING = 0.05, 0.1
 _BLOCK_SHARE, _FEWEST_BLOCK_STEPS = 0.12, 60  # steps of the visual blocks, as a share of those of the tower
-_VIEWS: Final = 4  # of each training picture, for the decoder
+_VIEWED, _FEWEST_VIEWS, _MOST_VIEWS = 4000, 4, 12  # pictures that the decoder learns from, each view counted
 _SAVE_EVERY_S: Final = 60.0
 _TOGETHER: Final = 64  # pictures encoded at once
 
@@ -235,7 +236,8 @@ class Eye:
         self._model.freeze_vision()
         random = torch.Generator().manual_seed(self._job.seed)
         views: dict[str, Tensor] = {}
-        for examples, count in ((data.train, _VIEWS), (data.validation, 1)):
+        num_views = min(max(_VIEWED // len(data.train), _FEWEST_VIEWS), _MOST_VIEWS)
+        for examples, count in ((data.train, num_views), (data.validation, 1)):
             kinds = (None, *[random] * (count - 1))
             views_VBQD = torch.stack([self._queries(examples, random=one) for one in kinds]) if examples else ()
             for place, one in enumerate(examples):
@@ -265,12 +267,16 @@ class Eye:
         pixels = augmented(self._pixels([self._examples[index] for index in chosen]), random=random)[own]
         loss = torch.zeros((), device=self._device)
         if len(pixels):
+            labels_B = self._label_N[chosen[own]].to(self._device)
             with nullcontext() if is_tower else torch.no_grad():
                 features_BTC = self._features(pixels)
-            head = self._tower_head if is_tower else self._query_head
-            logits_BK = head((features_BTC if is_tower else self._vision.query(features_BTC)).mean(1))
-            labels_B = self._label_N[chosen[own]].to(self._device)
-            loss = F.cross_entropy(logits_BK, labels_B, label_smoothing=_SMOOTHING, reduction="sum") / len(chosen)
+                tower_BK = self._tower_head(features_BTC.mean(1))
+            if is_tower:
+                loss_B = F.cross_entropy(tower_BK, labels_B, label_smoothing=_SMOOTHING, reduction="none")
+            else:
+                logits_BK = self._query_head(self._vision.query(features_BTC).mean(1))
+                loss_B = F.cross_entropy(logits_BK, tower_BK.softmax(1), reduction="none")
+            loss = loss_B.sum() / len(chosen)
             loss.backward()  # type: ignore[no-untyped-call]
         stage, step = (tower, step) if is_tower else (self._blocks, step - tower.num_steps)
         if self._ranks.size > 1:
