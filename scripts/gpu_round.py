@@ -35,6 +35,7 @@ from llama_adapter.app.jobs.report import circumstances, load_average
 from scripts.bench import positive
 from scripts.common import DOCS, ROOT, add_out, parser_of, tell
 from scripts.pages.render import read, save
+from scripts.peers.table import TUNED
 
 PAGE, PROCESSOR, GPU = "gpu-round", "h100", "H100"
 WHEELS = ROOT / ".wheels"
@@ -86,6 +87,7 @@ def steps(*, toy: bool, out: Path) -> tuple[Step, ...]:
 
     batches = ("1", "5", "16", "64")
     decoders = ("--sections", "decode", "--batch-sizes", *batches, "--prefill-batch-sizes", *batches)
+    kernels = ("ours-bfloat16", *TUNED, "ours-int8", "ours-int4")
     slots = ("ours-bfloat16-64-slots", "ours-bfloat16-most-slots")
     tests = ("tests/cuda/test_parity.py",) if toy else ("tests/cuda", "tests/runtime/devices/test_triton.py")
     return (
@@ -99,6 +101,13 @@ def steps(*, toy: bool, out: Path) -> tuple[Step, ...]:
             "large jobs",
             "1,000 pictures, 7B with ViT-L/14, in 64 slots and in as many as fit",
             *("--sizes", "7B", "--sections", "job", "--job-sizes", "1000", "--engines", *slots, "--rounds", "1"),
+            least_s=60.0,
+        ),
+        measured(
+            "kernels",
+            "steps by the decoder's kernels that are to be tried beside the default: `TUNINGS` in triton_calls.py",
+            *("--sizes", "7B", *(() if toy else ("1B",)), "--sections", "decode", "--rounds", "1"),
+            *("--batch-sizes", *batches, "--prefill-batch-sizes", "5", "--engines", *kernels[: 2 if toy else None]),
             least_s=60.0,
         ),
         measured(

@@ -78,17 +78,20 @@ class FusedDecoder:
         rotary = decoder.table_of(0)
         assert rotary is not None  # see `can_run`
         table = rotary.cos, rotary.sin
-        hidden = step.embed(tokens_R, decoder.embedding.weight)
-        for index, (layer, weights) in enumerate(zip(decoder.layers, self.layers, strict=True)):
-            qkv, out, gate_up, down = weights
+        norms: list[Any] = [
+            norm for layer in decoder.layers for norm in (layer.attention_norm, layer.feed_forward_norm)
+        ]
+        norms.append(decoder.norm)
+        hidden = step.embed(tokens_R, decoder.embedding.weight, next_norm=norms[0].weight)
+        for index, (qkv, out, gate_up, down) in enumerate(self.layers):
             j = index - config.first_adapter_layer
-            norm, next_norm = layer.attention_norm, layer.feed_forward_norm
-            projected = step.project(hidden, qkv, norm=norm.weight, eps=norm.eps)  # type: ignore[arg-type, union-attr]
+            before, between, after = norms[2 * index : 2 * index + 3]
+            projected = step.project(hidden, qkv, norm=before.weight, eps=before.eps)
             own_prefix = (prefix.k[j], prefix.v[j]) if j >= 0 else None
             heads = step.attend(projected, table, cache[index], table_RT, positions_R, own_prefix)
-            hidden = step.add(hidden.x, heads, out)
-            units = step.project(hidden, gate_up, norm=next_norm.weight, eps=next_norm.eps, with_swiglu=True)  # type: ignore[arg-type, union-attr]
-            hidden = step.add(hidden.x, units, down)
+            hidden = step.add(hidden.x, heads, out, next_norm=between.weight)
+            units = step.project(hidden, gate_up, norm=between.weight, eps=between.eps, with_swiglu=True)
+            hidden = step.add(hidden.x, units, down, next_norm=after.weight)
         norm = decoder.norm
         logits_RV = step.project(hidden, self.head, norm=norm.weight, eps=norm.eps, dtype=torch.float32)
         prediction = predict(logits_RV)
@@ -258,14 +261,17 @@ class EagerRunner:
 
     def _prefill_program(self, length: int) -> PromptProgram:
         """A prefill with prompts of `length` tokens."""
-        decoder, start, cache, whole = self._decoder, self._start, self._cache, self._prefix
+        decoder, operators = self._decoder, self.operators
+        start, cache, whole = self._start, self._cache, self._prefix
 
         def program(tokens: Tensor, places_R: Tensor, slots: slice | Tensor) -> tuple[Tensor, Tensor]:
             prefix, view = Prefix(whole.k[:, slots], whole.v[:, slots]), cache.prefill_view(slots)
             positions_1S = torch.arange(start, start + length, device=tokens.device)[None]
-            ones_SP = torch.ones(length, start + length, dtype=torch.bool, device=tokens.device)
-            causal_11SP = ones_SP.tril(start)[None, None]
-            hidden_R1D = decoder(tokens, positions_1S, causal_11SP, prefix, view, places_B=places_R)
+            mask_11SP = None
+            if start or not operators.knows_causal or decoder.config.differences:
+                ones_SP = torch.ones(length, start + length, dtype=torch.bool, device=tokens.device)
+                mask_11SP = ones_SP.tril(start)[None, None]
+            hidden_R1D = decoder(tokens, positions_1S, mask_11SP, prefix, view, places_B=places_R)
             logits_RV, best_R = predict(decoder.logits(hidden_R1D[:, 0]))
             return logits_RV, best_R
 
