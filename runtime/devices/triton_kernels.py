@@ -53,7 +53,7 @@ _LEVELS = """
     prmt.b32 $3, high, MAGIC, 0x4342;
 """ + "".join(f"    fma.rn.TYPE ${number}, ${number}, one, middle;\n" for number in range(4))
 # A pair of words of eight codes each, and a place -> the pair of codes at this place, minus 8. The place is a constant,
-# so two instructions remain of the first five, none of them for place 0.
+# so one shift remains of the first five instructions.
 _EIGHTH = """
     .reg .b32 word, place, one, middle;
     .reg .pred is_second;
