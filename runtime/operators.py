@@ -170,14 +170,12 @@ def store(cache_BNPH: Tensor, positions_B: Tensor, new_BN1H: Tensor) -> None:
 
 
 class Hidden(NamedTuple):
-    """Hidden states of one token of each row, (R, D).
+    """Hidden states of one token of each row, (R, D), and float32 sums of their squares, (R, parts), for a norm.
 
-    For the norm that follows: the states times its weight, and float32 sums of the states' squares, (R, parts). Both
-    are None if the next operators do not read them.
+    `sums` is None if the next operators do not read them.
     """
 
     x: Tensor
-    normed: Tensor | None
     sums: Tensor | None
 
 
@@ -193,8 +191,8 @@ class StepOperators(Protocol):
         """The weights of a prepared linear layer as these operators read them; None if they cannot."""
         ...
 
-    def embed(self, tokens_R: Tensor, table_VD: Tensor, *, next_norm: Tensor) -> Hidden:
-        """The embeddings of tokens; `next_norm` is the weight of the norm that follows."""
+    def embed(self, tokens_R: Tensor, table_VD: Tensor) -> Hidden:
+        """The embeddings of tokens."""
         ...
 
     def project(
@@ -210,7 +208,7 @@ class StepOperators(Protocol):
         """The linear layer of the normalised hidden states, (R, N); with `with_swiglu`, then `swiglu` of that."""
         ...
 
-    def add(self, residual_RD: Tensor, x_RK: Tensor, weights: Any, *, next_norm: Tensor) -> Hidden:
+    def add(self, residual_RD: Tensor, x_RK: Tensor, weights: Any) -> Hidden:
         """The residual plus the linear layer of x."""
         ...
 

@@ -257,8 +257,7 @@ class LlamaAdapterDecoder(nn.Module):
 
         `mask_B1SP` is bool, True where a token may attend. If its B is 1, it is broadcast. None stands for a causal
         mask of S tokens without others before them, if the operators know it and `DecoderConfig.differences` is empty.
-        Without a cache, P = S and
-        tokens attend only to each other, with gradients, as in training and scoring.
+        Without a cache, P = S and tokens attend only to each other, with gradients, as in training and scoring.
 
         If all rows have the same tokens, a single row (1, S) is enough. Everything before the first adapter attention
         does not depend on the picture and is computed once. The number of rows B is then that of the prefix.

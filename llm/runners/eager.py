@@ -78,20 +78,17 @@ class FusedDecoder:
         rotary = decoder.table_of(0)
         assert rotary is not None  # see `can_run`
         table = rotary.cos, rotary.sin
-        norms: list[Any] = [
-            norm for layer in decoder.layers for norm in (layer.attention_norm, layer.feed_forward_norm)
-        ]
-        norms.append(decoder.norm)
-        hidden = step.embed(tokens_R, decoder.embedding.weight, next_norm=norms[0].weight)
-        for index, (qkv, out, gate_up, down) in enumerate(self.layers):
+        hidden = step.embed(tokens_R, decoder.embedding.weight)
+        for index, (layer, weights) in enumerate(zip(decoder.layers, self.layers, strict=True)):
+            qkv, out, gate_up, down = weights
             j = index - config.first_adapter_layer
-            before, between, after = norms[2 * index : 2 * index + 3]
-            projected = step.project(hidden, qkv, norm=before.weight, eps=before.eps)
+            norm, next_norm = layer.attention_norm, layer.feed_forward_norm
+            projected = step.project(hidden, qkv, norm=norm.weight, eps=norm.eps)  # type: ignore[arg-type, union-attr]
             own_prefix = (prefix.k[j], prefix.v[j]) if j >= 0 else None
             heads = step.attend(projected, table, cache[index], table_RT, positions_R, own_prefix)
-            hidden = step.add(hidden.x, heads, out, next_norm=between.weight)
-            units = step.project(hidden, gate_up, norm=between.weight, eps=between.eps, with_swiglu=True)
-            hidden = step.add(hidden.x, units, down, next_norm=after.weight)
+            hidden = step.add(hidden.x, heads, out)
+            units = step.project(hidden, gate_up, norm=next_norm.weight, eps=next_norm.eps, with_swiglu=True)  # type: ignore[arg-type, union-attr]
+            hidden = step.add(hidden.x, units, down)
         norm = decoder.norm
         logits_RV = step.project(hidden, self.head, norm=norm.weight, eps=norm.eps, dtype=torch.float32)
         prediction = predict(logits_RV)

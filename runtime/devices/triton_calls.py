@@ -3,9 +3,8 @@
 With up to 16 rows, a layer of a step is five kernels: the q, k, v projection with the norm before it; attention, with
 rotary positions, the write into the cache and the adapter; the output projection plus the residual; gate and up
 projection with norm and activation; and the down projection plus the residual. A kernel that writes hidden states also
-writes them times the weight of the next norm, and sums of their squares for each block of outputs. The next kernel
-multiplies its sums by one factor for each row, so no norm is computed apart. Every row is computed in the same order in
-a batch of up to 16 rows. With more rows, norms and products in floats are torch's.
+writes sums of their squares for each block of outputs, so the next kernel normalises without another pass. Every row is
+computed in the same order in a batch of up to 16 rows. With more rows, norms and products in floats are torch's.
 
 This module imports triton through triton_kernels.py, so it is imported inside functions.
 """
@@ -118,18 +117,18 @@ def linear(
     x_RK: Tensor,
     weights: Weights,
     *,
+    norm: Tensor | None = None,
     sums_RB: Tensor | None = None,
     eps: float = 0.0,
     swiglu: bool = False,
     residual_RN: Tensor | None = None,
-    next_norm: Tensor | None = None,
+    with_sums: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Hidden:
-    """x W^T + bias. x is bfloat16 or float16, and contiguous.
+    """x W^T + bias, and with `with_sums` the sums of its squares. x is bfloat16 or float16, and contiguous.
 
-    With `sums_RB`, x is normalised: it is already multiplied by the norm's weight, and these are the sums of its
-    squares before. With `swiglu`, the outputs are gate and up rows, and the result is silu(gate) * up. `residual_RN` is
-    added. With `next_norm`, the weight of the norm that follows, the other fields of `Hidden` are written too.
+    With `norm`, x is normalised first; `sums_RB` are the sums of its squares. With `swiglu`, the outputs are gate and
+    up rows, and the result is silu(gate) * up. `residual_RN` is added.
     """
     num_rows, num_inputs = len(x_RK), weights.num_inputs
     num_outputs = weights.num_outputs // 2 if swiglu else weights.num_outputs
@@ -140,10 +139,7 @@ def linear(
             block_in //= 2
     num_blocks = triton.cdiv(num_outputs, blocks.outputs)
     out_RN = x_RK.new_empty(num_rows, num_outputs, dtype=dtype or x_RK.dtype)
-    normed_RN = out_sums_RB = None
-    if next_norm is not None:
-        normed_RN = torch.empty_like(out_RN)
-        out_sums_RB = x_RK.new_empty(num_rows, num_blocks, dtype=torch.float32)
+    out_sums_RB = x_RK.new_empty(num_rows, num_blocks, dtype=torch.float32) if with_sums else None
     row_blocks = triton.cdiv(num_rows, blocks.rows)
     num_steps = triton.cdiv(weights.weight.shape[1], block_in)
     splits = _choose_splits(num_blocks * row_blocks, num_steps, programs=blocks.programs)
@@ -155,14 +151,13 @@ def linear(
         kernels.linear,
         (num_blocks, row_blocks, splits),
         x_RK,
+        _or(norm, x_RK),
         _or(sums_RB, x_RK),
         weights.weight,
         _or(weights.scale, x_RK),
         _or(weights.bias, x_RK),
         _or(residual_RN, x_RK),
-        _or(next_norm, x_RK),
         out_RN,
-        _or(normed_RN, out_RN),
         _or(out_sums_RB, out_RN),
         _or(parts, out_RN),
         _or(tickets, out_RN),
@@ -173,11 +168,11 @@ def linear(
         eps,
         BITS=weights.bits,
         IN_EIGHTHS=weights.in_eighths,
-        NORM=sums_RB is not None,
+        NORM=norm is not None,
         SWIGLU=swiglu,
         BIAS=weights.bias is not None,
         RESIDUAL=residual_RN is not None,
-        SUMS=next_norm is not None,
+        SUMS=with_sums,
         EVEN=num_inputs % block_in == 0,
         ASSEMBLY=x_RK.is_cuda,
         SPLITS=splits,
@@ -188,7 +183,7 @@ def linear(
         num_stages=blocks.stages,
         in_step=True,
     )
-    return Hidden(out_RN, normed_RN, out_sums_RB)
+    return Hidden(out_RN, out_sums_RB)
 
 
 def _run(
@@ -275,13 +270,12 @@ class Step:
             return Weights(_FLOAT, linear.weight, None, linear.bias)
         return None
 
-    def embed(self, tokens_R: Tensor, table_VD: Tensor, *, next_norm: Tensor) -> Hidden:
+    def embed(self, tokens_R: Tensor, table_VD: Tensor) -> Hidden:
         num_rows, width = len(tokens_R), table_VD.shape[1]
-        out_RD, normed_RD = (table_VD.new_empty(num_rows, width) for _ in range(2))
+        out_RD = table_VD.new_empty(num_rows, width)
         sums_R1 = table_VD.new_empty(num_rows, 1, dtype=torch.float32)
-        tensors = tokens_R, table_VD, next_norm, out_RD, normed_RD, sums_R1
-        _run(kernels.embed, (num_rows,), *tensors, width, BLOCK=_ELEMENTS, in_step=True)
-        return Hidden(out_RD, normed_RD, sums_R1)
+        _run(kernels.embed, (num_rows,), tokens_R, table_VD, out_RD, sums_R1, width, BLOCK=_ELEMENTS, in_step=True)
+        return Hidden(out_RD, sums_R1)
 
     def project(
         self,
@@ -293,23 +287,25 @@ class Step:
         with_swiglu: bool = False,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        if len(hidden.x) <= _FUSED_ROWS:
-            assert hidden.normed is not None, "it is written for so few rows"
-            return linear(hidden.normed, weights, sums_RB=hidden.sums, eps=eps, swiglu=with_swiglu, dtype=dtype).x
-        x_RK = F.rms_norm(hidden.x, norm.shape, norm, eps)
+        x_RK = hidden.x
+        if len(x_RK) <= _FUSED_ROWS:
+            assert hidden.sums is not None, "they are written for so few rows"
+            fused = linear(x_RK, weights, norm=norm, sums_RB=hidden.sums, eps=eps, swiglu=with_swiglu, dtype=dtype)
+            return fused.x
+        x_RK = F.rms_norm(x_RK, norm.shape, norm, eps)
         if weights.in_eighths and with_swiglu:  # products of gate and up at once would need too many registers
-            return swiglu(linear(x_RK, weights).x)
+            return swiglu(linear(x_RK, weights, dtype=dtype).x)
         if weights.bits < _FLOAT:
             return linear(x_RK, weights, swiglu=with_swiglu, dtype=dtype).x
         out_RN = F.linear(x_RK, weights.weight, weights.bias)
         return (swiglu(out_RN) if with_swiglu else out_RN).to(dtype or x_RK.dtype)
 
-    def add(self, residual_RD: Tensor, x_RK: Tensor, weights: Weights, *, next_norm: Tensor) -> Hidden:
+    def add(self, residual_RD: Tensor, x_RK: Tensor, weights: Weights) -> Hidden:
         if len(x_RK) <= _FUSED_ROWS:
-            return linear(x_RK, weights, residual_RN=residual_RD, next_norm=next_norm)
+            return linear(x_RK, weights, residual_RN=residual_RD, with_sums=True)
         if weights.bits < _FLOAT:
             return linear(x_RK, weights, residual_RN=residual_RD)
-        return Hidden(residual_RD + F.linear(x_RK, weights.weight, weights.bias), None, None)
+        return Hidden(residual_RD + F.linear(x_RK, weights.weight, weights.bias), None)
 
     def attend(
         self,

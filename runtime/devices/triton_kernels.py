@@ -97,12 +97,20 @@ def _norm_factors(sums, rows_R, num_rows, num_sums, num_inputs, eps, BLOCK_ROWS:
 
 
 @triton.jit
-def _inputs(x, rows_R, num_rows, columns_K, num_inputs, EVEN: tl.constexpr):
-    """Inputs (K, R)."""
+def _inputs(x, norm, factors_R, rows_R, num_rows, columns_K, num_inputs, NORM: tl.constexpr, EVEN: tl.constexpr):
+    """Inputs (K, R), normalised if `NORM`."""
     mask = (rows_R < num_rows)[None, :]
     if not EVEN:
         mask = mask & (columns_K < num_inputs)[:, None]
-    return tl.load(x + rows_R[None, :] * num_inputs + columns_K[:, None], mask=mask, other=0.0)
+    tile_KR = tl.load(x + rows_R[None, :] * num_inputs + columns_K[:, None], mask=mask, other=0.0)
+    if NORM:
+        if EVEN:
+            weight_K = tl.load(norm + columns_K)
+        else:
+            weight_K = tl.load(norm + columns_K, mask=columns_K < num_inputs, other=0.0)
+        exact_KR = tile_KR.to(tl.float32) * factors_R[None, :] * weight_K.to(tl.float32)[:, None]
+        tile_KR = exact_KR.to(tile_KR.dtype)
+    return tile_KR
 
 
 @triton.jit
@@ -174,6 +182,8 @@ def _add_eighths(
     acc_NR,
     up_NR,
     x,
+    norm,
+    factors_R,
     weight,
     scales,
     ups,
@@ -183,6 +193,7 @@ def _add_eighths(
     num_outputs,
     num_inputs,
     chunk,
+    NORM: tl.constexpr,
     SWIGLU: tl.constexpr,
     ASSEMBLY: tl.constexpr,
 ):
@@ -197,7 +208,7 @@ def _add_eighths(
         up_words = _weights(weight, outs_N + num_outputs, words_K, num_inputs // 8, True)
     for group in tl.static_range(8):
         columns_K = (chunk * 8 + group) * GROUP + tl.arange(0, GROUP)
-        tile_KR = _inputs(x, rows_R, num_rows, columns_K, num_inputs, True)
+        tile_KR = _inputs(x, norm, factors_R, rows_R, num_rows, columns_K, num_inputs, NORM, True)
         acc_NR += tl.dot(_eighth(words, dtype, group, ASSEMBLY), tile_KR) * _scale_of(scales, group)
         if SWIGLU:
             up_NR += tl.dot(_eighth(up_words, dtype, group, ASSEMBLY), tile_KR) * _scale_of(ups, group)
@@ -220,14 +231,13 @@ def _scales_of_chunk(scale, outs_N, chunk, num_stored):
 @triton.jit(do_not_specialize=["num_rows", "num_sums"])
 def linear(
     x,
+    norm,
     sums,
     weight,
     scale,
     bias,
     residual,
-    next_norm,
     out,
-    out_normed,
     out_sums,
     parts,
     tickets,
@@ -265,6 +275,9 @@ def linear(
             places += num_outputs * row_bytes
             tl.inline_asm_elementwise(_FETCH, "=r,l", [places], dtype=tl.int32, is_pure=False, pack=1)
     _follow(DEPENDENT)
+    factors_R = tl.zeros((BLOCK_ROWS,), tl.float32)
+    if NORM:
+        factors_R = _norm_factors(sums, rows_R, num_rows, num_sums, num_inputs, eps, BLOCK_ROWS)
     acc_NR = tl.zeros((BLOCK_OUT, BLOCK_ROWS), tl.float32)
     up_NR = tl.zeros((BLOCK_OUT, BLOCK_ROWS), tl.float32)
     if IN_EIGHTHS:
@@ -282,6 +295,8 @@ def linear(
                 acc_NR,
                 up_NR,
                 x,
+                norm,
+                factors_R,
                 weight,
                 own,
                 own_ups,
@@ -291,6 +306,7 @@ def linear(
                 num_outputs,
                 num_inputs,
                 chunk,
+                NORM,
                 SWIGLU,
                 ASSEMBLY,
             )
@@ -298,8 +314,8 @@ def linear(
         half = num_inputs // 2
         for start in range(split * BLOCK_IN, half, SPLITS * BLOCK_IN):
             columns_K, group = start + tl.arange(0, BLOCK_IN), start // GROUP
-            low = _inputs(x, rows_R, num_rows, columns_K, num_inputs, True)
-            high = _inputs(x, rows_R, num_rows, columns_K + half, num_inputs, True)
+            low = _inputs(x, norm, factors_R, rows_R, num_rows, columns_K, num_inputs, NORM, True)
+            high = _inputs(x, norm, factors_R, rows_R, num_rows, columns_K + half, num_inputs, NORM, True)
             acc_NR = _add_halves(
                 acc_NR, weight, scale, outs_N, columns_K, group, low, high, num_inputs, ASSEMBLY, BLOCK_OUT, BLOCK_IN
             )
@@ -311,12 +327,11 @@ def linear(
     else:
         for start in range(split * BLOCK_IN, num_inputs, SPLITS * BLOCK_IN):
             columns_K = start + tl.arange(0, BLOCK_IN)
-            tile = _inputs(x, rows_R, num_rows, columns_K, num_inputs, EVEN)
-            own = _weights(weight, outs_N, columns_K, num_inputs, EVEN)
-            acc_NR = tl.dot(own.to(tile.dtype), tile, acc_NR)
+            tile = _inputs(x, norm, factors_R, rows_R, num_rows, columns_K, num_inputs, NORM, EVEN)
+            acc_NR = tl.dot(_weights(weight, outs_N, columns_K, num_inputs, EVEN).to(tile.dtype), tile, acc_NR)
             if SWIGLU:
-                own = _weights(weight, outs_N + num_outputs, columns_K, num_inputs, EVEN)
-                up_NR = tl.dot(own.to(tile.dtype), tile, up_NR)
+                ups = _weights(weight, outs_N + num_outputs, columns_K, num_inputs, EVEN)
+                up_NR = tl.dot(ups.to(tile.dtype), tile, up_NR)
     if SPLITS > 1:
         # The programs of a block store their parts, and the last one to do so adds them up in a fixed order.
         tile = tl.arange(0, BLOCK_OUT)[:, None] * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[None, :]
@@ -335,10 +350,6 @@ def linear(
             acc_NR += tl.load(own + part * 2 * BLOCK_OUT * BLOCK_ROWS, cache_modifier=".cg")
             if SWIGLU:
                 up_NR += tl.load(own + (part * 2 + 1) * BLOCK_OUT * BLOCK_ROWS, cache_modifier=".cg")
-    if NORM:  # x is a row times the norm's weight; the row's factor is the same for all products
-        factors_R = _norm_factors(sums, rows_R, num_rows, num_sums, num_inputs, eps, BLOCK_ROWS)
-        acc_NR *= factors_R[None, :]
-        up_NR *= factors_R[None, :]
     if BITS == 8:
         acc_NR = acc_NR * tl.load(scale + outs_N)[:, None]
         if SWIGLU:
@@ -357,8 +368,6 @@ def linear(
     tl.store(out + places, result, mask=mask)
     if SUMS:
         exact = result.to(tl.float32)
-        normed = exact * tl.load(next_norm + outs_N).to(tl.float32)[:, None]
-        tl.store(out_normed + places, normed.to(result.dtype), mask=mask)
         sums_R = tl.sum(tl.where(mask, exact * exact, 0.0), axis=0)
         tl.store(out_sums + rows_R * tl.num_programs(0) + block, sums_R, mask=rows_R < num_rows)
 
@@ -462,7 +471,7 @@ def attention(
 
 
 @triton.jit
-def embed(tokens, table, norm, out, normed, sums, width, DEPENDENT: tl.constexpr, BLOCK: tl.constexpr):
+def embed(tokens, table, out, sums, width, DEPENDENT: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     _follow(DEPENDENT)
     token = tl.load(tokens + row)
@@ -470,11 +479,8 @@ def embed(tokens, table, norm, out, normed, sums, width, DEPENDENT: tl.constexpr
     for start in range(0, width, BLOCK):
         columns = start + tl.arange(0, BLOCK)
         values = tl.load(table + token * width + columns, mask=columns < width, other=0.0)
-        exact = values.to(tl.float32)
-        weight = tl.load(norm + columns, mask=columns < width, other=0.0).to(tl.float32)
         tl.store(out + row * width + columns, values, mask=columns < width)
-        tl.store(normed + row * width + columns, (exact * weight).to(values.dtype), mask=columns < width)
-        total += exact * exact
+        total += values.to(tl.float32) * values.to(tl.float32)
     tl.store(sums + row, tl.sum(total, axis=0))
 
 

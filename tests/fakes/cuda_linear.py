@@ -40,11 +40,12 @@ class LinearOps:
         x_RK: Tensor,
         weights: Weights,
         *,
+        norm: Tensor | None = None,
         sums_RB: Tensor | None = None,
         eps: float = 0.0,
         swiglu: bool = False,
         residual_RN: Tensor | None = None,
-        next_norm: Tensor | None = None,
+        with_sums: bool = False,
         dtype: torch.dtype | None = None,
     ) -> Hidden:
         self.calls[f"linear of {weights.bits} bits"] += 1
@@ -52,14 +53,16 @@ class LinearOps:
         assert x_RK.dtype in triton_calls.HALVES
         assert weights.weight.is_contiguous()
         assert residual_RN is None or residual_RN.is_contiguous()
-        out_RN = F.linear(x_RK.float(), widened(weights))
-        if sums_RB is not None:
-            out_RN *= torch.rsqrt(sums_RB.sum(1, keepdim=True) / x_RK.shape[1] + eps)
-        out_RN = out_RN if weights.bias is None else out_RN + weights.bias.float()
+        assert (norm is None) == (sums_RB is None)
+        if norm is not None and sums_RB is not None:
+            factors_R1 = torch.rsqrt(sums_RB.sum(1, keepdim=True) / x_RK.shape[1] + eps)
+            x_RK = (x_RK.float() * factors_R1 * norm.float()).to(x_RK.dtype)
+        bias_N = None if weights.bias is None else weights.bias.float()
+        out_RN = F.linear(x_RK.float(), widened(weights), bias_N)
         out_RN = operators.swiglu(out_RN) if swiglu else out_RN
         out_RN = out_RN if residual_RN is None else out_RN + residual_RN.float()
         out_RN = out_RN.to(dtype or x_RK.dtype)
-        return Hidden(out_RN, None, None) if next_norm is None else hidden(out_RN, next_norm)
+        return Hidden(out_RN, out_RN.float().square().sum(1, keepdim=True) if with_sums else None)
 
     def widen(self, weights: Weights, dtype: torch.dtype) -> Tensor:
         self.calls[f"widen {weights.bits} bits"] += 1
@@ -73,8 +76,9 @@ class LinearOps:
         assert gate_up.is_contiguous()
         return operators.swiglu(gate_up.float()).to(gate_up.dtype)
 
-    def embed(self, tokens_R: Tensor, table_VD: Tensor, *, next_norm: Tensor) -> Hidden:
-        return hidden(table_VD[tokens_R], next_norm)
+    def embed(self, tokens_R: Tensor, table_VD: Tensor) -> Hidden:
+        x_RD = table_VD[tokens_R]
+        return Hidden(x_RD, x_RD.float().square().sum(1, keepdim=True))
 
     def attend(
         self,
@@ -121,12 +125,6 @@ def ops(monkeypatch: pytest.MonkeyPatch) -> LinearOps:
     fake = LinearOps()
     fake.install(monkeypatch)
     return fake
-
-
-def hidden(x_RD: Tensor, next_norm: Tensor) -> Hidden:
-    """Hidden states, and what the norm that follows needs."""
-    exact_RD = x_RD.float()
-    return Hidden(x_RD, (exact_RD * next_norm.float()).to(x_RD.dtype), exact_RD.square().sum(1, keepdim=True))
 
 
 def widened(weights: Weights) -> Tensor:

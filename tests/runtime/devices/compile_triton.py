@@ -37,7 +37,7 @@ def product(
     capability: int, pointer: str, bits: int, weight: str, scale: str, blocks: Blocks, flags: dict[str, bool]
 ) -> tuple[str, int]:
     """The name and shared memory of `linear` for these types of pointers."""
-    types = dict.fromkeys(("x", "next_norm", "bias", "residual", "out", "out_normed"), pointer)
+    types = dict.fromkeys(("x", "norm", "bias", "residual", "out"), pointer)
     types |= {"weight": weight, "scale": scale, "sums": "*fp32", "out_sums": "*fp32", "eps": "fp32"}
     types |= {"parts": "*fp32", "tickets": "*i32"}
     sizes: dict[str, Any] = dict.fromkeys(("IN_EIGHTHS", "NORM", "SWIGLU", "RESIDUAL", "SUMS", "DEPENDENT"), False)
@@ -68,7 +68,7 @@ def compiled(capability: int, half: str) -> Iterator[tuple[str, int]]:
     for half_size, places in ((32, 0), (64, 0), (64, 128)):
         sizes = {"HALF": half_size, "QUERIES": 16, "PLACES": places, "BLOCK_PLACES": 64, "DEPENDENT": capability >= 90}
         yield f"attention {half_size} {places}", shared_bytes(kernels.attention, capability, types, sizes)
-    types = dict.fromkeys(("table", "norm", "out", "normed"), pointer) | {"tokens": "*i64", "sums": "*fp32"}
+    types = dict.fromkeys(("table", "out"), pointer) | {"tokens": "*i64", "sums": "*fp32"}
     yield "embed", shared_bytes(kernels.embed, capability, types, {"BLOCK": 1024, "DEPENDENT": capability >= 90})
     widening = (("widen8", "*i8", "*fp32"), ("widen4", "*u8", "*fp16"), ("widen_eighths", "*i16", "*fp16"))
     for name, weight, scale in widening:

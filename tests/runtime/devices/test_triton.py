@@ -84,25 +84,16 @@ def test_a_product_with_norm_activation_and_residual(
     x_RK, norm = normal(num_rows, num_inputs, dtype=dtype, seed=2), normal(num_inputs, dtype=dtype, seed=3)
     residual = normal(num_rows, num_outputs // (1 + with_swiglu), dtype=dtype, seed=4)
     sums = x_RK.float().square().unflatten(1, (2, -1)).sum(-1).contiguous()
-    next_norm = normal(residual.shape[1], dtype=dtype, seed=5)
 
     found = linear(
-        (x_RK.float() * norm.float()).to(dtype),
-        weights,
-        sums_RB=sums,
-        eps=EPS,
-        swiglu=with_swiglu,
-        residual_RN=residual,
-        next_norm=next_norm,
+        x_RK, weights, norm=norm, sums_RB=sums, eps=EPS, swiglu=with_swiglu, residual_RN=residual, with_sums=True
     )
 
     assert weights.bias is not None
     expected = operators.rms_norm(x_RK, norm, EPS).float() @ wide_NK.T + weights.bias.float()
     expected = operators.swiglu(expected) if with_swiglu else expected
     assert near(found.x, expected + residual.float(), dtype)
-    assert found.normed is not None
     assert found.sums is not None
-    assert torch.equal(found.normed, (found.x.float() * next_norm.float()).to(dtype))
     torch.testing.assert_close(found.sums.sum(1), found.x.float().square().sum(1), atol=1e-4, rtol=1e-4)
 
 
@@ -112,12 +103,12 @@ def test_a_product_with_norm_activation_and_residual(
 @pytest.mark.usefixtures("tuning")
 def test_steps_of_few_and_of_more_rows(num_rows: int, bits: int, with_swiglu: bool) -> None:
     step, dtype = Step(), torch.float16
-    out, out_NK = weights_of(bits, 128, 192, dtype=dtype)
-    units, units_NK = weights_of(bits, 80, 128, dtype=dtype)
-    residual, heads = normal(num_rows, 128, dtype=dtype, seed=2), normal(num_rows, 192, dtype=dtype, seed=3)
-    norm = normal(128, dtype=dtype, seed=4)
+    out, out_NK = weights_of(bits, 256, 192, dtype=dtype)
+    units, units_NK = weights_of(bits, 80, 256, dtype=dtype)
+    residual, heads = normal(num_rows, 256, dtype=dtype, seed=2), normal(num_rows, 192, dtype=dtype, seed=3)
+    norm = normal(256, dtype=dtype, seed=4)
 
-    hidden = step.add(residual, heads, out, next_norm=norm)
+    hidden = step.add(residual, heads, out)
     found = step.project(hidden, units, norm=norm, eps=EPS, with_swiglu=with_swiglu, dtype=torch.float32)
 
     assert out.bias is not None
@@ -127,7 +118,7 @@ def test_steps_of_few_and_of_more_rows(num_rows: int, bits: int, with_swiglu: bo
     expected = F.linear(operators.rms_norm(hidden.x.float(), norm, EPS), units_NK, units.bias.float())
     expected = operators.swiglu(expected) if with_swiglu else expected
     assert found.dtype == torch.float32
-    assert near(found, expected, dtype)
+    assert ((found - expected).norm() / expected.norm()).item() < 1e-3
 
 
 @pytest.mark.parametrize("with_swiglu", [False, True])
@@ -239,12 +230,9 @@ def test_rotary_positions_and_swiglu(table_rows: int, dtype: torch.dtype) -> Non
 
 def test_embeddings_and_the_sums_of_their_squares() -> None:
     table, tokens = normal(7, 1100, dtype=torch.float16), torch.tensor([3, 0, 3], device=DEVICE)
-    norm = normal(1100, dtype=torch.float16, seed=1)
-    hidden = Step().embed(tokens, table, next_norm=norm)
+    hidden = Step().embed(tokens, table)
 
     assert torch.equal(hidden.x, table[tokens])
-    assert hidden.normed is not None
-    assert torch.equal(hidden.normed, (table[tokens].float() * norm.float()).half())
     assert hidden.sums is not None
     torch.testing.assert_close(hidden.sums[:, 0], table[tokens].float().square().sum(1), atol=0.01, rtol=1e-4)
 
