@@ -133,8 +133,13 @@ def _by_key_heads(q_BNSH: Tensor, k_BGPH: Tensor, mask_B1SP: Tensor | None) -> t
     return q_BNSH.reshape(num_rows, -1, group * num_tokens, head_dim), mask_B1SP
 
 
-def fused_causal_attention(q_BNSH: Tensor, k_BGPH: Tensor, v_BGPH: Tensor, mask_B1SP: Tensor) -> Tensor:
-    """`causal_attention` by torch's fused kernel, without S x P scores in memory."""
+def fused_causal_attention(q_BNSH: Tensor, k_BGPH: Tensor, v_BGPH: Tensor, mask_B1SP: Tensor | None) -> Tensor:
+    """`causal_attention` by torch's fused kernel, without S x P scores in memory.
+
+    Without a mask, each of S tokens attends to itself and earlier ones. G is N then, and P is S.
+    """
+    if mask_B1SP is None:
+        return F.scaled_dot_product_attention(q_BNSH, k_BGPH, v_BGPH, is_causal=True)
     q_BGMH, mask_B1MP = _by_key_heads(q_BNSH, k_BGPH, mask_B1SP)
     if mask_B1MP is not None and mask_B1MP.shape[2] < q_BGMH.shape[2]:
         mask_B1MP = mask_B1MP.expand(-1, -1, q_BGMH.shape[2], -1)
@@ -224,9 +229,10 @@ class Operators:
     rotate: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
     swiglu: Callable[[Tensor], Tensor]
     geglu: Callable[[Tensor], Tensor]
-    causal_attention: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+    causal_attention: Callable[[Tensor, Tensor, Tensor, Any], Tensor]
     adapter_attention: Callable[[Tensor, Tensor, Tensor], Tensor]
     store: StoreFunction
+    knows_causal: bool = False  # `causal_attention` also takes None; see `fused_causal_attention`
     step: StepOperators | None = None
     note: str = ""  # for the user, if better operators should be there and are not
 

@@ -35,6 +35,7 @@ from llama_adapter.app.jobs.report import circumstances, load_average
 from scripts.bench import positive
 from scripts.common import DOCS, ROOT, add_out, parser_of, tell
 from scripts.pages.render import read, save
+from scripts.peers.table import TUNED
 
 PAGE, PROCESSOR, GPU = "gpu-round", "h100", "H100"
 WHEELS = ROOT / ".wheels"
@@ -89,6 +90,7 @@ def steps(*, toy: bool, out: Path) -> tuple[Step, ...]:
     batches = ("1", "5", "16", "64")
     pictures = ("16", "1", "64", "5", "256")  # every other one is compiled first
     decoders = ("--sections", "decode", "--batch-sizes", *batches, "--prefill-batch-sizes", *batches)
+    kernels = ("ours-bfloat16", *TUNED, "ours-int8", "ours-int4")
     slots = ("ours-bfloat16-64-slots", "ours-bfloat16-256-slots", "ours-bfloat16-most-slots")
     trace = ("-m", "scripts.gpu_trace")
     toy_trace = ("--decoder", "tiny", "--encoder", "vit-tiny", "--slots", "4", "--on", "cpu")
@@ -116,6 +118,13 @@ def steps(*, toy: bool, out: Path) -> tuple[Step, ...]:
             command=(*trace, *toy_trace) if toy else trace,
             least_s=16.0 if toy else 45.0,
             is_shown=True,
+        ),
+        measured(
+            "kernels",
+            "steps by the decoder's kernels that are to be tried beside the default: `TUNINGS` in triton_calls.py",
+            *("--sizes", "7B", *(() if toy else ("1B",)), "--sections", "decode", "--rounds", "1"),
+            *("--batch-sizes", *batches, "--prefill-batch-sizes", "5", "--engines", *kernels[: 2 if toy else None]),
+            least_s=60.0,
         ),
         measured(
             "decoder 7B",

@@ -3,7 +3,7 @@
 # B rows, S step tokens, P positions attended to, Q adapter queries, N heads, G heads of keys and values, H head size,
 # D model width, V vocabulary
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -83,7 +83,7 @@ class Attention(nn.Module):
         *,
         layer: int,
         rotary: tuple[Tensor, Tensor] | None,
-        mask_B1SP: Tensor,
+        mask_B1SP: Tensor | None,
         prefix: tuple[Tensor, Tensor] | None,
         cache: KVView,
         places_B: Tensor | None = None,
@@ -94,11 +94,11 @@ class Attention(nn.Module):
             q_BSNH, k_BSGH = self.operators.rotate(q_BSNH, k_BSGH, *rotary)
         q_BNSH = q_BSNH.transpose(1, 2)
         k_BGPH, v_BGPH = cache.update(layer, k_BSGH.transpose(1, 2), v_BSGH.transpose(1, 2))
-        heads_BNSH = self._attend(q_BNSH, k_BGPH, v_BGPH, mask_B1SP)
+        heads_BNSH = self._attend(q_BNSH, k_BGPH, v_BGPH, self.operators.causal_attention, mask_B1SP)
         if prefix is not None:
             if len(q_BNSH) < len(prefix[0]):  # one row stood for all; from here on, rows have different pictures
                 q_BNSH = q_BNSH.expand(len(prefix[0]), -1, -1, -1)
-            heads_BNSH = heads_BNSH + self._attend(q_BNSH, *prefix, None)
+            heads_BNSH = heads_BNSH + self._attend(q_BNSH, *prefix, self.operators.adapter_attention)
         return self.ranks.sum(self.out(_at(places_B, heads_BNSH.transpose(1, 2).flatten(2))))
 
     def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -107,12 +107,12 @@ class Attention(nn.Module):
         q, k, v = torch.split(qkv.view(*qkv.shape[:-1], sum(num_heads), self.head_dim), num_heads, dim=-2)
         return q, k, v
 
-    def _attend(self, q_BNSH: Tensor, k_BGPH: Tensor, v_BGPH: Tensor, mask_B1SP: Tensor | None) -> Tensor:
+    def _attend(
+        self, q_BNSH: Tensor, k_BGPH: Tensor, v_BGPH: Tensor, attention: Callable[..., Tensor], *mask: Tensor | None
+    ) -> Tensor:
         if self.score_cap:
-            return capped_attention(q_BNSH, k_BGPH, v_BGPH, mask_B1SP, cap=self.score_cap)
-        if mask_B1SP is None:
-            return self.operators.adapter_attention(q_BNSH, k_BGPH, v_BGPH)
-        return self.operators.causal_attention(q_BNSH, k_BGPH, v_BGPH, mask_B1SP)
+            return capped_attention(q_BNSH, k_BGPH, v_BGPH, *(mask or (None,)), cap=self.score_cap)
+        return attention(q_BNSH, k_BGPH, v_BGPH, *mask)
 
 
 def _heads_norm(config: DecoderConfig, num_heads: int) -> nn.Module:
@@ -170,7 +170,7 @@ class Layer(nn.Module):
         *,
         layer: int,
         rotary: tuple[Tensor, Tensor] | None,
-        mask_B1SP: Tensor,
+        mask_B1SP: Tensor | None,
         prefix: tuple[Tensor, Tensor] | None,
         cache: KVView,
         places_B: Tensor | None = None,
@@ -235,7 +235,7 @@ class LlamaAdapterDecoder(nn.Module):
         self,
         tokens_BS: Tensor,
         positions_BS: Tensor,
-        mask_B1SP: Tensor,
+        mask_B1SP: Tensor | None,
         prefix: Prefix,
         cache: KVView | None = None,
         places_B: Tensor | None = None,
@@ -247,8 +247,9 @@ class LlamaAdapterDecoder(nn.Module):
         With `places_B` int64, only the token at this place of each row is returned, (B, 1, D), and the end of the last
         layer is computed for these tokens only.
 
-        `mask_B1SP` is bool, True where a token may attend. If its B is 1, it is broadcast. Without a cache, P = S and
-        tokens attend only to each other, with gradients, as in training and scoring.
+        `mask_B1SP` is bool, True where a token may attend. If its B is 1, it is broadcast. None stands for a causal
+        mask of S tokens without others before them, if the operators know it and `DecoderConfig.differences` is empty.
+        Without a cache, P = S and tokens attend only to each other, with gradients, as in training and scoring.
 
         If all rows have the same tokens, a single row (1, S) is enough. Everything before the first adapter attention
         does not depend on the picture and is computed once. The number of rows B is then that of the prefix.
@@ -284,10 +285,11 @@ class LlamaAdapterDecoder(nn.Module):
         """The rotary tables at the tokens' positions, as the operators read them."""
         return [self.operators.lay_out_rotary(cos_BS1H, sin_BS1H, num_rows, dtype) for cos_BS1H, sin_BS1H in tables]
 
-    def _masks(self, mask_B1SP: Tensor, positions_BS: Tensor, cache: KVView) -> Mapping[int, Tensor]:
+    def _masks(self, mask_B1SP: Tensor | None, positions_BS: Tensor, cache: KVView) -> Mapping[int, Tensor | None]:
         """The mask for each window of the layers."""
         masks = {0: mask_B1SP}
         for window in {*self.layer_windows} - {0}:
+            assert mask_B1SP is not None, "a window is a difference"
             distance_BSP = positions_BS[:, :, None] - cache.positions(positions_BS)[:, None]
             masks[window] = mask_B1SP & (distance_BSP < window)[:, None]
         return masks

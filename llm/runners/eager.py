@@ -258,14 +258,17 @@ class EagerRunner:
 
     def _prefill_program(self, length: int) -> PromptProgram:
         """A prefill with prompts of `length` tokens."""
-        decoder, start, cache, whole = self._decoder, self._start, self._cache, self._prefix
+        decoder, operators = self._decoder, self.operators
+        start, cache, whole = self._start, self._cache, self._prefix
 
         def program(tokens: Tensor, places_R: Tensor, slots: slice | Tensor) -> tuple[Tensor, Tensor]:
             prefix, view = Prefix(whole.k[:, slots], whole.v[:, slots]), cache.prefill_view(slots)
             positions_1S = torch.arange(start, start + length, device=tokens.device)[None]
-            ones_SP = torch.ones(length, start + length, dtype=torch.bool, device=tokens.device)
-            causal_11SP = ones_SP.tril(start)[None, None]
-            hidden_R1D = decoder(tokens, positions_1S, causal_11SP, prefix, view, places_B=places_R)
+            mask_11SP = None
+            if start or not operators.knows_causal or decoder.config.differences:
+                ones_SP = torch.ones(length, start + length, dtype=torch.bool, device=tokens.device)
+                mask_11SP = ones_SP.tril(start)[None, None]
+            hidden_R1D = decoder(tokens, positions_1S, mask_11SP, prefix, view, places_B=places_R)
             logits_RV, best_R = predict(decoder.logits(hidden_R1D[:, 0]))
             return logits_RV, best_R
 

@@ -169,6 +169,7 @@ FUSED = dataclasses.replace(
     lay_out_rotary=lay_out_rotary,
     rotate=rotate,
     causal_attention=fused_causal_attention,
+    knows_causal=True,
     adapter_attention=fused_adapter_attention,
 )
 

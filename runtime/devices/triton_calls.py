@@ -12,7 +12,8 @@ This module imports triton through triton_kernels.py, so it is imported inside f
 # R rows, K inputs, N outputs, B blocks of outputs, G groups, A adapter queries, H head size
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,8 +36,7 @@ _ELEMENTS = 1024  # of an element-wise kernel's block
 class Weights:
     """The weights of a linear layer as the kernels read them.
 
-    8 bits: int8 (N, K), scale float32 (N,). 4 bits: uint8 (N, K / 2), codes of input k in the low half of byte k and of
-    input K / 2 + k in its high half, scale float16 (N, G). Floats: (N, K) in the type of the activations, no scale.
+    8 bits: int8 (N, K), scale float32 (N,). 4 bits: see `pack4`. Floats: (N, K) in the type of the activations.
     """
 
     bits: int
@@ -50,12 +50,17 @@ class Weights:
 
     @property
     def num_inputs(self) -> int:
-        return self.weight.shape[1] * (2 if self.bits == 4 else 1)
+        return self.weight.shape[1] * self.weight.itemsize * 8 // self.bits
+
+    @property
+    def in_eighths(self) -> bool:
+        """Whether 4-bit weights are words of eight codes."""
+        return self.weight.dtype == torch.int32
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Sizes of a product's blocks; for 4 bits, inputs of either half. Measured on an H100 with the layers of a 7B."""
+    """Sizes of a product's blocks; for 4 bits, inputs of either half, or words."""
 
     rows: int
     outputs: int
@@ -65,19 +70,46 @@ class Blocks:
     programs: int = 1  # wanted; with fewer blocks, several programs share the inputs of each
 
 
-_BLOCKS = {  # by bits; the smallest that holds all rows is used, else the last one
-    _FLOAT: (Blocks(16, 16, 256, 2, 4),),
-    8: (Blocks(16, 32, 128, 4, 5, 192), Blocks(32, 32, 128, 4, 5, 192), Blocks(64, 64, 128, 4, 4)),
-    4: (Blocks(16, 64, 128, 4, 3, 192), Blocks(32, 64, 128, 4, 3, 192), Blocks(64, 64, 64, 4, 3)),
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tuning:
+    """How products are computed. It does not depend on the rows beside a row, so a row's bits do not either."""
+
+    blocks: Mapping[int, tuple[Blocks, ...]]  # by bits; the smallest that holds all rows is used, else the last one
+    in_eighths: bool = False  # 4-bit weights are packed as words of eight codes, if 256 divides the inputs
+    is_dependent: bool = False  # a step's kernels start while the one before ends, from compute capability 9.0 on
+
+
+MEASURED = Tuning(  # the fastest on an H100 with the layers of a 7B
+    blocks={
+        _FLOAT: (Blocks(16, 16, 256, 2, 4),),
+        8: (Blocks(16, 32, 128, 4, 5, 192), Blocks(32, 32, 128, 4, 5, 192), Blocks(64, 64, 128, 4, 4)),
+        4: (Blocks(16, 64, 128, 4, 3, 192), Blocks(32, 64, 128, 4, 3, 192), Blocks(64, 64, 64, 4, 3)),
+    }
+)
+# Not measured. A warp for each 16 outputs, since with more of them each weight is converted twice.
+PROPOSED = Tuning(
+    blocks={
+        _FLOAT: (Blocks(16, 16, 256, 2, 4, 256),),
+        8: (Blocks(16, 32, 128, 2, 5, 512), Blocks(32, 32, 128, 2, 5, 512), Blocks(64, 64, 128, 4, 4)),
+        4: (Blocks(16, 32, 32, 2, 4, 512), Blocks(32, 32, 32, 2, 4, 512), Blocks(64, 64, 32, 4, 3)),
+    },
+    in_eighths=True,
+)
+TUNINGS = {
+    "measured": MEASURED,
+    "proposed": PROPOSED,
+    "dependent": replace(MEASURED, is_dependent=True),
+    "proposed-dependent": replace(PROPOSED, is_dependent=True),
 }
+tuning = MEASURED  # what all products use; `scripts.bench_peers` sets the others, see runtime/decisions.md
 _LEAST_STEPS = 4  # of a program's loop over its inputs
 _MOST_SPLITS = 8
 _MOST_SHARED_BLOCKS = 1024
 
 
 @functools.cache
-def _has_assembly(device: torch.device) -> bool:
-    """Whether the GPU has all instructions of `_LEVELS`: from Hopper on, for subtractions in bfloat16."""
+def _is_dependent(device: torch.device) -> bool:
+    """Whether the GPU can start a kernel while the one before ends: from Hopper on."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
@@ -102,7 +134,7 @@ def linear(
     num_outputs = weights.num_outputs // 2 if swiglu else weights.num_outputs
     blocks = choose_blocks(weights.bits, num_rows)
     block_in = blocks.inputs
-    if weights.bits == 4:
+    if weights.bits == 4 and not weights.in_eighths:
         while num_inputs // 2 % block_in:
             block_in //= 2
     num_blocks = triton.cdiv(num_outputs, blocks.outputs)
@@ -135,32 +167,43 @@ def linear(
         0 if sums_RB is None else sums_RB.shape[1],
         eps,
         BITS=weights.bits,
+        IN_EIGHTHS=weights.in_eighths,
         NORM=norm is not None,
         SWIGLU=swiglu,
         BIAS=weights.bias is not None,
         RESIDUAL=residual_RN is not None,
         SUMS=with_sums,
         EVEN=num_inputs % block_in == 0,
-        ASSEMBLY=_has_assembly(x_RK.device),
+        ASSEMBLY=x_RK.is_cuda,
         SPLITS=splits,
         BLOCK_ROWS=blocks.rows,
         BLOCK_OUT=blocks.outputs,
         BLOCK_IN=block_in,
         num_warps=blocks.warps,
         num_stages=blocks.stages,
+        in_step=True,
     )
     return Hidden(out_RN, out_sums_RB)
 
 
-def _run(kernel: Any, grid: tuple[int, ...], first: Tensor, *arguments: Any, **sizes: Any) -> None:
-    """Launch a kernel on the device of its first argument; by itself, Triton launches on the current device."""
+def _run(
+    kernel: Any, grid: tuple[int, ...], first: Tensor, *arguments: Any, in_step: bool = False, **sizes: Any
+) -> None:
+    """Launch a kernel on the device of its first argument; by itself, Triton launches on the current device.
+
+    The kernels of a step may start before the one before has ended.
+    """
+    if in_step:
+        sizes["DEPENDENT"] = tuning.is_dependent and _is_dependent(first.device)
+        if sizes["DEPENDENT"]:
+            sizes["launch_pdl"] = True
     with torch.cuda.device_of(first):  # type: ignore[no-untyped-call]
         kernel[grid](first, *arguments, **sizes)
 
 
 def choose_blocks(bits: int, num_rows: int) -> Blocks:
     """The blocks of a product with so many rows."""
-    *smaller, largest = _BLOCKS[bits]
+    *smaller, largest = tuning.blocks[bits]
     return next((blocks for blocks in smaller if num_rows <= blocks.rows), largest)
 
 
@@ -231,7 +274,7 @@ class Step:
         num_rows, width = len(tokens_R), table_VD.shape[1]
         out_RD = table_VD.new_empty(num_rows, width)
         sums_R1 = table_VD.new_empty(num_rows, 1, dtype=torch.float32)
-        _run(kernels.embed, (num_rows,), tokens_R, table_VD, out_RD, sums_R1, width, BLOCK=_ELEMENTS)
+        _run(kernels.embed, (num_rows,), tokens_R, table_VD, out_RD, sums_R1, width, BLOCK=_ELEMENTS, in_step=True)
         return Hidden(out_RD, sums_R1)
 
     def project(
@@ -250,6 +293,8 @@ class Step:
             fused = linear(x_RK, weights, norm=norm, sums_RB=hidden.sums, eps=eps, swiglu=with_swiglu, dtype=dtype)
             return fused.x
         x_RK = F.rms_norm(x_RK, norm.shape, norm, eps)
+        if weights.in_eighths and with_swiglu:  # products of gate and up at once would need too many registers
+            return swiglu(linear(x_RK, weights, dtype=dtype).x)
         if weights.bits < _FLOAT:
             return linear(x_RK, weights, swiglu=with_swiglu, dtype=dtype).x
         out_RN = F.linear(x_RK, weights.weight, weights.bias)
@@ -298,6 +343,7 @@ class Step:
             QUERIES=triton.next_power_of_2(max(num_queries, 1)),
             PLACES=0 if table_RT is None else num_places,
             BLOCK_PLACES=64,
+            in_step=True,
         )
         return out
 
@@ -306,12 +352,17 @@ def widen(weights: Weights, dtype: torch.dtype) -> Tensor:
     """The weights of 8 or 4 bits as floats (N, K)."""
     num_outputs, num_inputs = weights.num_outputs, weights.num_inputs
     out_NK = weights.weight.new_empty(num_outputs, num_inputs, dtype=dtype)
+    arguments = weights.weight, weights.scale
     if weights.bits == 8:
         kernel, num_columns = kernels.widen8, num_inputs
+    elif weights.in_eighths:
+        assert weights.scale is not None
+        kernel, num_columns = kernels.widen_eighths, num_inputs
+        arguments = weights.weight.view(torch.int16), weights.scale.view(torch.float16)
     else:
         kernel, num_columns = kernels.widen4, num_inputs // 2
     grid = num_outputs, triton.cdiv(num_columns, _ELEMENTS)
-    _run(kernel, grid, weights.weight, weights.scale, out_NK, num_inputs, BLOCK=_ELEMENTS)
+    _run(kernel, grid, *arguments, out_NK, num_inputs, BLOCK=_ELEMENTS)
     return out_NK
 
 
@@ -348,7 +399,24 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 
 def pack4(stored: Tensor, scale_NG: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights and scales of `int4` -> those of `Weights`, for a number of inputs that 64 divides."""
+    """Weights and scales of `int4` -> those of `Weights`, for a number of inputs that 64 divides.
+
+    In halves: bytes (N, K / 2), uint8, with the code of input k in the low half of byte k and that of input K / 2 + k
+    in its high half; scales float16 (N, G).
+
+    In eighths: words (N, K / 8), int32, of which 32 have the codes of 256 inputs, eight groups. Of words 2 i and
+    2 i + 1, the lower 16 bits have the codes of inputs 2 i of all groups, and the upper ones those of inputs 2 i + 1:
+    groups 0 to 3 in the first word, from the lowest bits on, groups 4 to 7 in the second. A tensor core takes such
+    inputs as neighbours. Scales are int64 (G / 4, N), four float16 of adjacent groups each.
+    """
+    num_outputs, num_groups = scale_NG.shape
     assert stored.shape[1] * 2 % (2 * GROUP) == 0
-    first, second = unpacked(stored).chunk(2, dim=1)
-    return first | (second << 4), scale_NG.contiguous()
+    codes_NK = unpacked(stored)
+    if not tuning.in_eighths or num_groups % 8:
+        first, second = codes_NK.chunk(2, dim=1)
+        return first | (second << 4), scale_NG.contiguous()
+    codes = codes_NK.view(num_outputs, num_groups // 8, 2, 4, GROUP // 2, 2)  # word, place, i, half
+    words = sum(codes[:, :, :, place].int() << 4 * place for place in range(4)).transpose(2, 3)  # type: ignore[union-attr]
+    words = words[..., 0] | (words[..., 1] << 16)
+    scales = scale_NG.view(num_outputs, num_groups // 4, 4).transpose(0, 1).contiguous()
+    return words.reshape(num_outputs, -1), scales.view(torch.int64)[..., 0]

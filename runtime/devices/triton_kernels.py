@@ -13,11 +13,36 @@ from llama_adapter.runtime.schemes import int4
 
 GROUP = tl.constexpr(int4.GROUP)  # inputs that share a scale of 4-bit weights
 
-# Four bytes of two codes each -> their low and high codes minus 8, exact in the 16-bit type: `magic | code` is the
-# number magic + code, from which magic + 8 is subtracted.
+# Numbers of few bits become exact numbers of the 16-bit type without conversions: a code behind the bits of a power of
+# two is that power plus the code, and the power is subtracted. fma is the subtraction that GPUs before Hopper have.
+_TYPES = {
+    tl.bfloat16: {
+        "TYPE": "bf16x2",
+        "ONE": "0x3F803F80",
+        "MAGIC": "0x43434343",
+        "BASE": "0x43004300",
+        "MIDDLE": "0xC308C308",
+    },
+    tl.float16: {
+        "TYPE": "f16x2",
+        "ONE": "0x3C003C00",
+        "MAGIC": "0x64646464",
+        "BASE": "0x64006400",
+        "MIDDLE": "0xE408E408",
+    },
+}
+
+
+def _assembly(text: str, dtype: tl.dtype) -> tl.constexpr:
+    for name, value in _TYPES[dtype].items():
+        text = text.replace(name, value)
+    return tl.constexpr("{\n" + text + "}\n")
+
+
+# Four bytes of two codes each -> their low and high codes minus 8.
 _LEVELS = """
-{
-    .reg .b32 low, high, middle;
+    .reg .b32 low, high, one, middle;
+    mov.b32 one, ONE;
     mov.b32 middle, MIDDLE;
     and.b32 low, $4, 0x0F0F0F0F;
     shr.u32 high, $4, 4;
@@ -26,18 +51,37 @@ _LEVELS = """
     prmt.b32 $1, low, MAGIC, 0x4342;
     prmt.b32 $2, high, MAGIC, 0x4140;
     prmt.b32 $3, high, MAGIC, 0x4342;
-    sub.rn.TYPE $0, $0, middle;
-    sub.rn.TYPE $1, $1, middle;
-    sub.rn.TYPE $2, $2, middle;
-    sub.rn.TYPE $3, $3, middle;
-}
+""" + "".join(f"    fma.rn.TYPE ${number}, ${number}, one, middle;\n" for number in range(4))
+# A pair of words of eight codes each, and a place -> the pair of codes at this place, minus 8. The place is a constant,
+# so one shift remains of the first five instructions.
+_EIGHTH = """
+    .reg .b32 word, place, one, middle;
+    .reg .pred is_second;
+    setp.ge.u32 is_second, $3, 4;
+    selp.b32 word, $2, $1, is_second;
+    and.b32 place, $3, 3;
+    shl.b32 place, place, 2;
+    shr.u32 word, word, place;
+    lop3.b32 word, word, 0x000F000F, BASE, 0xEA;
+    mov.b32 one, ONE;
+    mov.b32 middle, MIDDLE;
+    fma.rn.TYPE $0, word, one, middle;
 """
-_BFLOAT16_LEVELS = tl.constexpr(
-    _LEVELS.replace("MAGIC", "0x43434343").replace("TYPE", "bf16x2").replace("MIDDLE", "0x43084308")
-)
-_FLOAT16_LEVELS = tl.constexpr(
-    _LEVELS.replace("MAGIC", "0x64646464").replace("TYPE", "f16x2").replace("MIDDLE", "0x64086408")
-)
+_LEVELS_BF16, _LEVELS_F16 = (_assembly(_LEVELS, dtype) for dtype in _TYPES)
+_EIGHTH_BF16, _EIGHTH_F16 = (_assembly(_EIGHTH, dtype) for dtype in _TYPES)
+_LINES = tl.constexpr(8)  # of 128 bytes of each output's weights, fetched while the kernel before still runs
+_FETCH = tl.constexpr("prefetch.global.L2 [$1]; mov.b32 $0, 0;")
+
+
+@triton.jit
+def _follow(DEPENDENT: tl.constexpr):
+    """Wait for the kernel before, if this one was launched while it ran, and let the next one be launched.
+
+    The next one starts after this wait, so before its own wait it may read what came before this kernel.
+    """
+    if DEPENDENT:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit
@@ -71,7 +115,7 @@ def _inputs(x, norm, factors_R, rows_R, num_rows, columns_K, num_inputs, NORM: t
 
 @triton.jit
 def _weights(weight, outs_N, columns_K, num_inputs, EVEN: tl.constexpr):
-    """Stored weights or pairs of weights (N, K)."""
+    """Stored weights, or pairs or words of them (N, K)."""
     place = weight + outs_N[:, None].to(tl.int64) * num_inputs + columns_K[None, :]
     if EVEN:
         return tl.load(place, eviction_policy="evict_first")
@@ -82,16 +126,11 @@ def _weights(weight, outs_N, columns_K, num_inputs, EVEN: tl.constexpr):
 def _levels(pairs, dtype: tl.constexpr, ASSEMBLY: tl.constexpr):
     """Bytes of two codes -> the low and the high codes minus 8, exact in `dtype`."""
     if not ASSEMBLY:
-        low, high = ((pairs & 15).to(tl.int8) - 8).to(dtype), ((pairs >> 4).to(tl.int8) - 8).to(dtype)
-    elif dtype == tl.bfloat16:
-        low, high = tl.inline_asm_elementwise(
-            _BFLOAT16_LEVELS, "=r,=r,=r,=r,r", [pairs], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
-        )
-    else:
-        low, high = tl.inline_asm_elementwise(
-            _FLOAT16_LEVELS, "=r,=r,=r,=r,r", [pairs], dtype=(tl.float16, tl.float16), is_pure=True, pack=4
-        )
-    return low, high
+        return ((pairs & 15).to(tl.int8) - 8).to(dtype), ((pairs >> 4).to(tl.int8) - 8).to(dtype)
+    text: tl.constexpr = _LEVELS_BF16 if dtype == tl.bfloat16 else _LEVELS_F16
+    return tl.inline_asm_elementwise(
+        text, "=r,=r,=r,=r,r", [pairs], dtype=(dtype.value, dtype.value), is_pure=True, pack=4
+    )
 
 
 @triton.jit
@@ -104,7 +143,7 @@ def _scales(scale, outs_N, first, num_groups, dtype: tl.constexpr, BLOCK_OUT: tl
 
 
 @triton.jit
-def _add_products4(
+def _add_halves(
     acc_NR,
     weight,
     scale,
@@ -127,6 +166,68 @@ def _add_products4(
     return tl.dot(high_NK, high_KR, tl.dot(low_NK, low_KR, acc_NR))
 
 
+@triton.jit
+def _eighth(words, dtype: tl.constexpr, PLACE: tl.constexpr, ASSEMBLY: tl.constexpr):
+    """Words -> the levels of one of their eight groups of inputs, exact in `dtype`."""
+    if ASSEMBLY:
+        text: tl.constexpr = _EIGHTH_BF16 if dtype == tl.bfloat16 else _EIGHTH_F16
+        place = tl.full(words.shape, PLACE, tl.int32)
+        return tl.inline_asm_elementwise(text, "=r,r,r,r,r", [words, place], dtype=dtype.value, is_pure=True, pack=2)
+    half = tl.split(words.reshape(words.shape[0], words.shape[1] // 2, 2))[PLACE // 4] >> 4 * (PLACE % 4)
+    return (tl.join(half & 15, half >> 16 & 15).reshape(words.shape) - 8).to(dtype)
+
+
+@triton.jit
+def _add_eighths(
+    acc_NR,
+    up_NR,
+    x,
+    norm,
+    factors_R,
+    weight,
+    scales,
+    ups,
+    outs_N,
+    rows_R,
+    num_rows,
+    num_outputs,
+    num_inputs,
+    chunk,
+    NORM: tl.constexpr,
+    SWIGLU: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
+):
+    """acc plus the products of 256 inputs, scaled once for each output and group; the same for `up_NR`.
+
+    `scales` are two numbers of four float16 scales for each output, and `ups` those of up.
+    """
+    dtype = x.dtype.element_ty
+    words_K = chunk * GROUP + tl.arange(0, GROUP)
+    words = _weights(weight, outs_N, words_K, num_inputs // 8, True)
+    if SWIGLU:
+        up_words = _weights(weight, outs_N + num_outputs, words_K, num_inputs // 8, True)
+    for group in tl.static_range(8):
+        columns_K = (chunk * 8 + group) * GROUP + tl.arange(0, GROUP)
+        tile_KR = _inputs(x, norm, factors_R, rows_R, num_rows, columns_K, num_inputs, NORM, True)
+        acc_NR += tl.dot(_eighth(words, dtype, group, ASSEMBLY), tile_KR) * _scale_of(scales, group)
+        if SWIGLU:
+            up_NR += tl.dot(_eighth(up_words, dtype, group, ASSEMBLY), tile_KR) * _scale_of(ups, group)
+    return acc_NR, up_NR
+
+
+@triton.jit
+def _scale_of(scales, GROUP_NUMBER: tl.constexpr):
+    """The scale of one of eight groups, float32 (N, 1)."""
+    bits = (scales[GROUP_NUMBER // 4] >> 16 * (GROUP_NUMBER % 4)).to(tl.int16)
+    return bits.to(tl.float16, bitcast=True).to(tl.float32)[:, None]
+
+
+@triton.jit
+def _scales_of_chunk(scale, outs_N, chunk, num_stored):
+    place = scale + chunk * 2 * num_stored + outs_N
+    return tl.load(place), tl.load(place + num_stored)
+
+
 @triton.jit(do_not_specialize=["num_rows", "num_sums"])
 def linear(
     x,
@@ -146,6 +247,7 @@ def linear(
     num_sums,
     eps,
     BITS: tl.constexpr,
+    IN_EIGHTHS: tl.constexpr,
     NORM: tl.constexpr,
     SWIGLU: tl.constexpr,
     BIAS: tl.constexpr,
@@ -153,6 +255,7 @@ def linear(
     SUMS: tl.constexpr,
     EVEN: tl.constexpr,
     ASSEMBLY: tl.constexpr,
+    DEPENDENT: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
@@ -163,23 +266,62 @@ def linear(
     is_out_N = outs_N < num_outputs
     outs_N = tl.minimum(outs_N, num_outputs - 1)
     rows_R = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    if DEPENDENT:
+        row_bytes = num_inputs.to(tl.int64) * BITS // 8
+        lines = (split * _LINES + tl.arange(0, _LINES)) * 128 % row_bytes
+        places = weight.to(tl.int64) + outs_N[:, None] * row_bytes + lines[None, :]
+        tl.inline_asm_elementwise(_FETCH, "=r,l", [places], dtype=tl.int32, is_pure=False, pack=1)
+        if SWIGLU:
+            places += num_outputs * row_bytes
+            tl.inline_asm_elementwise(_FETCH, "=r,l", [places], dtype=tl.int32, is_pure=False, pack=1)
+    _follow(DEPENDENT)
     factors_R = tl.zeros((BLOCK_ROWS,), tl.float32)
     if NORM:
         factors_R = _norm_factors(sums, rows_R, num_rows, num_sums, num_inputs, eps, BLOCK_ROWS)
     acc_NR = tl.zeros((BLOCK_OUT, BLOCK_ROWS), tl.float32)
     up_NR = tl.zeros((BLOCK_OUT, BLOCK_ROWS), tl.float32)
-    if BITS == 4:
+    if IN_EIGHTHS:
+        num_chunks = num_inputs // (8 * GROUP)
+        num_stored = num_outputs * 2 if SWIGLU else num_outputs
+        scales = _scales_of_chunk(scale, outs_N, split, num_stored)
+        ups = _scales_of_chunk(scale, outs_N + (num_stored - num_outputs), split, num_stored)
+        for chunk in range(split, num_chunks, SPLITS):
+            own, own_ups = scales, ups
+            later = tl.minimum(chunk + SPLITS, num_chunks - 1)  # so that their loads are not waited for
+            scales = _scales_of_chunk(scale, outs_N, later, num_stored)
+            if SWIGLU:
+                ups = _scales_of_chunk(scale, outs_N + num_outputs, later, num_stored)
+            acc_NR, up_NR = _add_eighths(
+                acc_NR,
+                up_NR,
+                x,
+                norm,
+                factors_R,
+                weight,
+                own,
+                own_ups,
+                outs_N,
+                rows_R,
+                num_rows,
+                num_outputs,
+                num_inputs,
+                chunk,
+                NORM,
+                SWIGLU,
+                ASSEMBLY,
+            )
+    elif BITS == 4:
         half = num_inputs // 2
         for start in range(split * BLOCK_IN, half, SPLITS * BLOCK_IN):
             columns_K, group = start + tl.arange(0, BLOCK_IN), start // GROUP
             low = _inputs(x, norm, factors_R, rows_R, num_rows, columns_K, num_inputs, NORM, True)
             high = _inputs(x, norm, factors_R, rows_R, num_rows, columns_K + half, num_inputs, NORM, True)
-            acc_NR = _add_products4(
+            acc_NR = _add_halves(
                 acc_NR, weight, scale, outs_N, columns_K, group, low, high, num_inputs, ASSEMBLY, BLOCK_OUT, BLOCK_IN
             )
             if SWIGLU:
                 ups_N = outs_N + num_outputs
-                up_NR = _add_products4(
+                up_NR = _add_halves(
                     up_NR, weight, scale, ups_N, columns_K, group, low, high, num_inputs, ASSEMBLY, BLOCK_OUT, BLOCK_IN
                 )
     else:
@@ -264,6 +406,7 @@ def attention(
     adapter_stride,
     softmax_scale,
     num_queries,
+    DEPENDENT: tl.constexpr,
     HALF: tl.constexpr,
     QUERIES: tl.constexpr,
     PLACES: tl.constexpr,
@@ -280,6 +423,7 @@ def attention(
     prefix = row.to(tl.int64) * adapter_stride + (head * num_queries + queries)[:, None] * 2 * HALF + half_H[None, :]
     adapter_k1, adapter_k2 = _halves(adapter_k, prefix, is_query[:, None], HALF)
     adapter_v1, adapter_v2 = _halves(adapter_v, prefix, is_query[:, None], HALF)
+    _follow(DEPENDENT)  # all above is older than the projection of q, k and v
     width = num_heads * 2 * HALF
     own = row * 3 * width + head * 2 * HALF + half_H
     dtype = out.dtype.element_ty
@@ -327,8 +471,9 @@ def attention(
 
 
 @triton.jit
-def embed(tokens, table, out, sums, width, BLOCK: tl.constexpr):
+def embed(tokens, table, out, sums, width, DEPENDENT: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0)
+    _follow(DEPENDENT)
     token = tl.load(tokens + row)
     total = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, width, BLOCK):
@@ -363,6 +508,22 @@ def widen4(weight, scale, out, num_inputs, BLOCK: tl.constexpr):
     first = out + row * num_inputs + columns
     tl.store(first, (((pairs & 15).to(tl.float32) - 8.0) * low).to(dtype), mask=mask)
     tl.store(first + half, (((pairs >> 4).to(tl.float32) - 8.0) * high).to(dtype), mask=mask)
+
+
+@triton.jit
+def widen_eighths(weight, scale, out, num_inputs, BLOCK: tl.constexpr):
+    """Weights as int16, scales as float16; see `pack4`."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = columns < num_inputs
+    chunk, group, place = columns // (8 * GROUP), columns // GROUP % 8, columns % GROUP
+    word = chunk * 64 + place // 2 * 4 + group // 4 * 2 + place % 2
+    codes = tl.load(weight + row * (num_inputs // 4) + word, mask=mask, other=0) >> group % 4 * 4 & 15
+    four = (chunk * 2 + group // 4) * tl.num_programs(0) + row
+    factor = tl.load(scale + four * 4 + group % 4, mask=mask, other=0.0).to(tl.float32)
+    tl.store(
+        out + row * num_inputs + columns, ((codes - 8).to(tl.float32) * factor).to(out.dtype.element_ty), mask=mask
+    )
 
 
 @triton.jit

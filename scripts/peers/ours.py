@@ -36,6 +36,10 @@ def open_parts(
     because their figures would be those of floats.
     """
     backend, dtype, precision = open_backend(device), DTYPES[engine.dtype], engine.precision
+    if engine.tuning:  # for the whole process, which measures this engine alone
+        from llama_adapter.runtime.devices import triton_calls
+
+        triton_calls.tuning = triton_calls.TUNINGS[engine.tuning]
     if not backend.computes_in(precision, dtype):
         raise MissingPackage(f"{precision} weights would be widened here: the kernels for them are not available")
     mode = engine.mode if backend.capabilities.graph_modes else EAGER

@@ -7,7 +7,7 @@ from typing import Any
 from llama_adapter.app.models.roofline import NumberSizes, Work, encoder_work, prefill_work, step_work
 from scripts.peers.results import Results, Row, from_json
 from scripts.peers.sizes import JOB_ENDS, NUM_ANSWER_TOKENS, NUM_PROMPT_TOKENS, NUM_SIGHT_PICTURES, num_steps
-from scripts.peers.table import ENGINES, Device
+from scripts.peers.table import ENGINES, TUNED, Device
 from scripts.peers.targets import TARGETS, check
 from scripts.peers.weights import bare_tower, decoder_sizes
 
@@ -24,17 +24,18 @@ _FLOATS = {
         (NumberSizes(2, 2), "matmul-bfloat16"),
     ),
 }
+_ON_GPU = {
+    **_FLOATS,
+    "ours-int8": (NumberSizes(1, 2), "matmul-int8"),
+    "ours-int4": (NumberSizes(_INT4, 2), "matmul-int4"),
+}
 OURS: Mapping[Device, Mapping[str, tuple[NumberSizes, str]]] = {
     "cpu": {
         **_FLOATS,
         "ours-int8": (NumberSizes(1, 4), "matmul-int8"),
         "ours-int4": (NumberSizes(_INT4, 4), "matmul-int4"),
     },
-    "cuda": {
-        **_FLOATS,
-        "ours-int8": (NumberSizes(1, 2), "matmul-int8"),
-        "ours-int4": (NumberSizes(_INT4, 2), "matmul-int4"),
-    },
+    "cuda": _ON_GPU | {name: _ON_GPU[beside] for name, (beside, _) in TUNED.items()},
 }
 _MOST = 0.7  # A figure counts as bound by a ceiling from this share on
 WANTED_SHARE = 0.8

@@ -27,6 +27,7 @@ from scripts.peers.sizes import (
 from scripts.peers.table import (
     DEVICES,
     MACHINES,
+    TUNED,
     Device,
     Engine,
     Reply,
@@ -49,7 +50,9 @@ class Plan:
 
     sections: Annotated[tuple[Section, ...], "sections to measure"] = ("decode", "job", "vision", "sight")
     sizes: Annotated[tuple[str, ...], "sizes of models"] = ("1B", "160M", "ViT-L/14")
-    engines: Annotated[tuple[str, ...], "engines to measure"] = tuple(engine_names())
+    engines: Annotated[tuple[str, ...], "engines to measure"] = tuple(
+        name for name in engine_names() if name not in TUNED
+    )
     batch_sizes: Annotated[tuple[int, ...], "batch sizes of decode steps and of picture encoders"] = (1, 5, 16)
     prefill_batch_sizes: Annotated[tuple[int, ...], "batch sizes of prefills"] = (1, 5)
     job_sizes: Annotated[tuple[int, ...], "numbers of pictures of jobs"] = (len(JOB_ENDS),)

@@ -31,6 +31,7 @@ class Engine:
     device: Device = "cpu"
     mode: str = "eager"  # of our decoder
     operators: OperatorChoice = "auto"  # of ours
+    tuning: str = ""  # of our products on a GPU, a key of `triton_calls.TUNINGS`; empty for the default
     sizes: tuple[str, ...] = ()  # if not empty, other sizes are not measured
     slots: int | Literal["most"] | None = None  # of large jobs; without it, a row for each picture of a small one
 
@@ -142,6 +143,17 @@ _SMALL: dict[str, Any] = {  # files of 7B would take minutes
     "sizes": ("tiny", "160M", "1B", "SmolLM2-135M", "SmolLM2-360M", "Qwen2.5-0.5B", "TinyLlama", "Llama-3.2-1B")
 }
 _JOBS: dict[str, Any] = {"sizes": ("tiny+vit-tiny", "7B+ViT-L/14")}
+# Our decoders with kernels that are measured beside the default ones: name -> the one beside, and the tuning.
+_NUMBERS: dict[str, dict[str, Any]] = {
+    "ours-bfloat16": {},
+    "ours-int8": {"precision": "int8"},
+    "ours-int4": {"precision": "int4"},
+}
+TUNED = {
+    f"{beside}-{tuning}": (beside, tuning)
+    for beside in _NUMBERS
+    for tuning in ("proposed", "dependent", "proposed-dependent")
+}
 _ON_GPU: tuple[Engine, ...] = (  # the most important ones first
     _on_gpu("ours-bfloat16", "decode", "ours", **_GRAPH),
     _on_gpu("hf-bfloat16", "decode", "hf-dynamic", note=_GROWING),
@@ -150,6 +162,10 @@ _ON_GPU: tuple[Engine, ...] = (  # the most important ones first
     _on_gpu("hf-bfloat16-compiled", "decode", "hf-compiled", note=f"static cache, {_COMPILED}"),
     _on_gpu("ours-bfloat16-eager", "decode", "ours", note="without graphs"),
     _on_gpu("ours-float16", "decode", "ours", dtype="float16", **_GRAPH),
+    *(
+        _on_gpu(name, "decode", "ours", tuning=tuning, **_NUMBERS[beside], **_GRAPH)
+        for name, (beside, tuning) in TUNED.items()
+    ),
     _on_gpu("llama.cpp-q4_0", "decode", "llama.cpp", precision="int4", file="q4_0.gguf", **_SMALL),
     _on_gpu("llama.cpp-bf16", "decode", "llama.cpp", file="bf16.gguf", **_SMALL),
     _on_gpu("llama.cpp-q8_0", "decode", "llama.cpp", precision="int8", file="q8_0.gguf", **_SMALL),

@@ -46,6 +46,7 @@ def test_fused_operators_compute_what_plain_ones_do(dtype: torch.dtype) -> None:
     q, k, v, gated = normal(3, 4, 6, 16), normal(3, 4, 9, 16), normal(3, 4, 9, 16), normal(3, 4, 5, 16)
     keys = normal(3, 4, 5, 16)
     mask = torch.ones(3, 1, 6, 9, dtype=torch.bool).tril(diagonal=2)
+    causal = mask[:, :, :, 2:8]
     angles = torch.randn(1, 6, 1, 8, generator=draw).repeat(1, 1, 1, 2)
     x, weight = normal(3, 6, 64), normal(64)
 
@@ -57,6 +58,7 @@ def test_fused_operators_compute_what_plain_ones_do(dtype: torch.dtype) -> None:
             *operators.rotate(q_.transpose(1, 2), k_[:, :, :6].transpose(1, 2), *rotary),
             operators.causal_attention(q_, k_, v_, mask),
             operators.causal_attention(q_, k_, v_, mask[:1]),
+            operators.causal_attention(q_, k_[:, :, :6], v_[:, :, :6], None if operators.knows_causal else causal),
             operators.adapter_attention(q_, keys_, gated_),
         )
 

@@ -189,8 +189,9 @@ def test_the_mark_is_that_of_the_answers_own_picture(tmp_path: Path, model: Load
 def test_the_mark_is_kept_with_the_encoded_picture() -> None:
     kept = EncodedPictures(max_bytes=10_000)
     prefix = Prefix(torch.ones(1, 1, 2, 2, 2), torch.ones(1, 1, 2, 2, 2))
-    kept.keep("a", EncodedPicture(prefix, unfamiliar=True))
+    kept.keep("a", EncodedPicture(prefix, find_unfamiliar=lambda: True))
     found = kept.find("a")
 
     assert found is not None
-    assert found.unfamiliar is True
+    assert found.find_unfamiliar is not None
+    assert found.find_unfamiliar()

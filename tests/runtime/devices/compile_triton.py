@@ -12,11 +12,12 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
 from llama_adapter.runtime.devices import triton_kernels as kernels
-from llama_adapter.runtime.devices.triton_calls import choose_blocks
+from llama_adapter.runtime.devices.triton_calls import MEASURED, PROPOSED, Blocks
 
 ALIGNED = ("num_inputs", "num_outputs", "slot_stride", "head_stride", "adapter_stride", "width")
 STEP: list[dict[str, bool]] = [{"NORM": True, "SWIGLU": True}, {"RESIDUAL": True, "SUMS": True, "EVEN": False}]
 MANY_ROWS: list[dict[str, bool]] = [{"SWIGLU": True}]
+MANY_ROWS_IN_EIGHTHS: list[dict[str, bool]] = [{"RESIDUAL": True}]
 
 
 def shared_bytes(kernel: Any, capability: int, types: dict[str, str], sizes: dict[str, Any], **options: int) -> int:
@@ -32,31 +33,45 @@ def shared_bytes(kernel: Any, capability: int, types: dict[str, str], sizes: dic
     return int(compile(source, target=GPUTarget("cuda", capability, 32), options=options).metadata.shared)
 
 
+def product(
+    capability: int, pointer: str, bits: int, weight: str, scale: str, blocks: Blocks, flags: dict[str, bool]
+) -> tuple[str, int]:
+    """The name and shared memory of `linear` for these types of pointers."""
+    types = dict.fromkeys(("x", "norm", "bias", "residual", "out"), pointer)
+    types |= {"weight": weight, "scale": scale, "sums": "*fp32", "out_sums": "*fp32", "eps": "fp32"}
+    types |= {"parts": "*fp32", "tickets": "*i32"}
+    sizes: dict[str, Any] = dict.fromkeys(("IN_EIGHTHS", "NORM", "SWIGLU", "RESIDUAL", "SUMS", "DEPENDENT"), False)
+    sizes |= {"BITS": bits, "ASSEMBLY": True, "BIAS": True, "EVEN": True, **flags}
+    sizes |= {"BLOCK_ROWS": blocks.rows, "BLOCK_OUT": blocks.outputs, "BLOCK_IN": blocks.inputs}
+    sizes["SPLITS"] = 2 if blocks.programs > 1 else 1
+    options = {"num_warps": blocks.warps, "num_stages": blocks.stages}
+    return f"{bits} bits {blocks} {flags}", shared_bytes(kernels.linear, capability, types, sizes, **options)
+
+
 def compiled(capability: int, half: str) -> Iterator[tuple[str, int]]:
     """The name and shared memory of every kernel for this compute capability (90: 9.0) and type of activations."""
     pointer, number = f"*{half}", "fp32"
     stored = {16: (pointer, pointer), 8: ("*i8", "*fp32"), 4: ("*u8", "*fp16")}
     for bits, (weight, scale) in stored.items():
-        for blocks in dict.fromkeys(choose_blocks(bits, rows) for rows in (1, 17, 33)):
+        for blocks in MEASURED.blocks[bits]:
             for flags in STEP if blocks.rows == 16 else MANY_ROWS:
-                types = dict.fromkeys(("x", "norm", "bias", "residual", "out"), pointer)
-                types |= {"weight": weight, "scale": scale, "sums": "*fp32", "out_sums": "*fp32", "eps": number}
-                types |= {"parts": "*fp32", "tickets": "*i32"}
-                sizes = {"BITS": bits, "ASSEMBLY": capability >= 90, "BIAS": True}
-                sizes |= {"NORM": False, "SWIGLU": False, "RESIDUAL": False, "SUMS": False, "EVEN": True, **flags}
-                sizes |= {"BLOCK_ROWS": blocks.rows, "BLOCK_OUT": blocks.outputs, "BLOCK_IN": blocks.inputs}
-                sizes["SPLITS"] = 2 if blocks.programs > 1 else 1
-                options = {"num_warps": blocks.warps, "num_stages": blocks.stages}
-                yield f"{bits} bits {blocks} {flags}", shared_bytes(kernels.linear, capability, types, sizes, **options)
+                yield product(capability, pointer, bits, weight, scale, blocks, flags)
+    stored[4] = "*i32", "*i64"
+    for bits, (weight, scale) in stored.items():
+        for blocks in PROPOSED.blocks[bits]:
+            for flags in STEP if blocks.rows == 16 else MANY_ROWS if bits == 8 else MANY_ROWS_IN_EIGHTHS:
+                constants = flags | {"IN_EIGHTHS": bits == 4, "DEPENDENT": capability >= 90}
+                yield product(capability, pointer, bits, weight, scale, blocks, constants)
     heads = ("qkv", "k_cache", "v_cache", "adapter_k", "adapter_v", "out")
     types = dict.fromkeys(heads, pointer) | {"cos": "*fp32", "sin": "*fp32", "positions": "*i64", "table": "*i64"}
     types["softmax_scale"] = number
     for half_size, places in ((32, 0), (64, 0), (64, 128)):
-        sizes = {"HALF": half_size, "QUERIES": 16, "PLACES": places, "BLOCK_PLACES": 64}
+        sizes = {"HALF": half_size, "QUERIES": 16, "PLACES": places, "BLOCK_PLACES": 64, "DEPENDENT": capability >= 90}
         yield f"attention {half_size} {places}", shared_bytes(kernels.attention, capability, types, sizes)
-    types = {"tokens": "*i64", "table": pointer, "out": pointer, "sums": "*fp32"}
-    yield "embed", shared_bytes(kernels.embed, capability, types, {"BLOCK": 1024})
-    for name, weight, scale in (("widen8", "*i8", "*fp32"), ("widen4", "*u8", "*fp16")):
+    types = dict.fromkeys(("table", "out"), pointer) | {"tokens": "*i64", "sums": "*fp32"}
+    yield "embed", shared_bytes(kernels.embed, capability, types, {"BLOCK": 1024, "DEPENDENT": capability >= 90})
+    widening = (("widen8", "*i8", "*fp32"), ("widen4", "*u8", "*fp16"), ("widen_eighths", "*i16", "*fp16"))
+    for name, weight, scale in widening:
         types = {"weight": weight, "scale": scale, "out": pointer}
         yield name, shared_bytes(getattr(kernels, name), capability, types, {"BLOCK": 1024})
     types = {"x": pointer, "out": pointer, "cos": "*fp32", "sin": "*fp32"}

@@ -17,7 +17,16 @@ from llama_adapter.llm.rotary import Rotary
 from llama_adapter.runtime import operators
 from llama_adapter.runtime.devices import triton_calls
 from llama_adapter.runtime.devices.cuda_linear import build_linear
-from llama_adapter.runtime.devices.triton_calls import Blocks, Step, Weights, linear, pack4, widen
+from llama_adapter.runtime.devices.triton_calls import (
+    TUNINGS,
+    Blocks,
+    Step,
+    Tuning,
+    Weights,
+    linear,
+    pack4,
+    widen,
+)
 from llama_adapter.runtime.schemes import int4, int8
 from llama_adapter.runtime.schemes.layers import store_parts
 from llama_adapter.runtime.schemes.scheme import find_scheme
@@ -55,10 +64,20 @@ def near(found: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
     return bool(error < unit(dtype))
 
 
+@pytest.fixture(params=TUNINGS if DEVICE == "cuda" else ["measured", "proposed"])
+def tuning(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Tuning:
+    """Each way of computing products, in turn."""
+    monkeypatch.setattr(triton_calls, "tuning", TUNINGS[request.param])
+    return TUNINGS[request.param]
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("with_swiglu", [False, True])
 @pytest.mark.parametrize("bits", [16, 8, 4])
-@pytest.mark.parametrize(("num_rows", "num_inputs", "num_outputs"), [(1, 192, 80), (16, 128, 48), (20, 192, 80)])
+@pytest.mark.parametrize(
+    ("num_rows", "num_inputs", "num_outputs"), [(1, 192, 80), (16, 128, 48), (20, 192, 80), (3, 768, 80), (70, 256, 48)]
+)
+@pytest.mark.usefixtures("tuning")
 def test_a_product_with_norm_activation_and_residual(
     bits: int, with_swiglu: bool, num_rows: int, num_inputs: int, num_outputs: int, dtype: torch.dtype
 ) -> None:
@@ -82,12 +101,13 @@ def test_a_product_with_norm_activation_and_residual(
 @pytest.mark.parametrize("with_swiglu", [False, True])
 @pytest.mark.parametrize("bits", [16, 8, 4])
 @pytest.mark.parametrize("num_rows", [5, 40])
+@pytest.mark.usefixtures("tuning")
 def test_steps_of_few_and_of_more_rows(num_rows: int, bits: int, with_swiglu: bool) -> None:
     step, dtype = Step(), torch.float16
-    out, out_NK = weights_of(bits, 128, 192, dtype=dtype)
-    units, units_NK = weights_of(bits, 80, 128, dtype=dtype)
-    residual, heads = normal(num_rows, 128, dtype=dtype, seed=2), normal(num_rows, 192, dtype=dtype, seed=3)
-    norm = normal(128, dtype=dtype, seed=4)
+    out, out_NK = weights_of(bits, 256, 192, dtype=dtype)
+    units, units_NK = weights_of(bits, 80, 256, dtype=dtype)
+    residual, heads = normal(num_rows, 256, dtype=dtype, seed=2), normal(num_rows, 192, dtype=dtype, seed=3)
+    norm = normal(256, dtype=dtype, seed=4)
 
     hidden = step.add(residual, heads, out)
     found = step.project(hidden, units, norm=norm, eps=EPS, with_swiglu=with_swiglu, dtype=torch.float32)
@@ -105,16 +125,16 @@ def test_steps_of_few_and_of_more_rows(num_rows: int, bits: int, with_swiglu: bo
 @pytest.mark.parametrize("with_swiglu", [False, True])
 @pytest.mark.parametrize("bits", [16, 8, 4])
 def test_programs_that_share_a_block_give_the_same_product_each_time(
-    bits: int, with_swiglu: bool, monkeypatch: pytest.MonkeyPatch
+    bits: int, with_swiglu: bool, tuning: Tuning, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dtype = torch.float16
-    weights, wide_NK = weights_of(bits, 80, 576, dtype=dtype)
-    x_RK = normal(5, 576, dtype=dtype, seed=2)
+    weights, wide_NK = weights_of(bits, 80, 768, dtype=dtype)
+    x_RK = normal(5, 768, dtype=dtype, seed=2)
 
     monkeypatch.setattr(triton_calls, "_LEAST_STEPS", 1)
     found = []
     for programs in (1, 9, 9, 5):
-        blocks = Blocks(16, 32, 64, 4, 2, programs)
+        blocks = Blocks(16, 32, 32 if weights.in_eighths else 64, 4, 2, programs)
         monkeypatch.setattr(triton_calls, "choose_blocks", lambda bits, num_rows, blocks=blocks: blocks)
         found.append(linear(x_RK, weights, swiglu=with_swiglu).x)
 
@@ -134,9 +154,10 @@ def test_few_blocks_are_shared_if_each_program_keeps_some_steps(num_blocks: int,
 
 
 @pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.usefixtures("tuning")
 def test_a_row_is_the_same_alone_and_in_a_batch(bits: int) -> None:
-    weights, _ = weights_of(bits, 80, 192, dtype=torch.float16)
-    x_RK = normal(16, 192, dtype=torch.float16, seed=2)
+    weights, _ = weights_of(bits, 80, 512, dtype=torch.float16)
+    x_RK = normal(16, 512, dtype=torch.float16, seed=2)
     whole = linear(x_RK, weights).x
 
     assert all(torch.equal(linear(x_RK[:count], weights).x, whole[:count]) for count in (1, 5))
@@ -144,8 +165,10 @@ def test_a_row_is_the_same_alone_and_in_a_batch(bits: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, *DTYPES])
 @pytest.mark.parametrize("bits", [8, 4])
-def test_widened_weights_are_those_of_the_scheme(bits: int, dtype: torch.dtype) -> None:
-    weights, wide_NK = weights_of(bits, 40, 192, dtype=dtype)
+@pytest.mark.parametrize("num_inputs", [192, 768])
+@pytest.mark.usefixtures("tuning")
+def test_widened_weights_are_those_of_the_scheme(num_inputs: int, bits: int, dtype: torch.dtype) -> None:
+    weights, wide_NK = weights_of(bits, 40, num_inputs, dtype=dtype)
 
     assert torch.equal(widen(weights, dtype), wide_NK.to(dtype))
 
@@ -256,5 +279,5 @@ def test_every_kernel_compiles_for_a_gpu_and_fits_into_its_memory(capability: in
     )
 
     found: dict[str, int] = json.loads(done.stdout)
-    assert len(found) == 18
+    assert len(found) == 29
     assert {name: size for name, size in found.items() if size > SHARED[capability]} == {}
