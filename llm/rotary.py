@@ -3,13 +3,11 @@
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
 Scaling = Literal["none", "linear", "dynamic", "llama3", "yarn", "longrope"]
-_KEPT, _KEPT_WIDTH = Path(__file__).with_name("rotary_rounding.npz"), 128  # differences in units of the last place
 SCALINGS: Final[tuple[Scaling, ...]] = get_args(Scaling)
 
 
@@ -85,19 +83,12 @@ class Rotary:
     def table(self, head_dim: int, *, context: int) -> tuple[np.ndarray, np.ndarray]:
         """cos and sin of every position, float32 (context, H) each. Both halves of a row are equal.
 
-        They are rounded from float64, so they are the same on all processors. The first models keep the numbers that
-        they had before, of which one in forty differs in its last bit: `rotary_rounding.npz` has these differences.
+        They are rounded from float64, so they are the same on all processors.
         """
         angles, factors = self.frequencies(head_dim, context=context)
         angles_PH = np.outer(np.arange(context, dtype=np.float32), angles).astype(np.float64)
-        halves = {"cos": np.cos(angles_PH).astype(np.float32), "sin": np.sin(angles_PH).astype(np.float32)}
-        if self == Rotary() and _KEPT_WIDTH % head_dim == 0:
-            with np.load(_KEPT) as kept:
-                for name, half_PH in halves.items():
-                    steps_PH = kept[name][:context, :: _KEPT_WIDTH // head_dim]
-                    bits_PH = half_PH[: len(steps_PH)].view(np.int32)
-                    bits_PH += steps_PH
-        cos, sin = (np.tile(half_PH * factors, 2) for half_PH in halves.values())
+        halves_PH = (function(angles_PH).astype(np.float32) * factors for function in (np.cos, np.sin))
+        cos, sin = (np.tile(half_PH, 2) for half_PH in halves_PH)
         return cos, sin
 
     def _frequencies(self, rotated: int, context: int) -> tuple[np.ndarray, float]:

@@ -68,25 +68,9 @@ def folded(
     scaled_WCPP = weight_WCPP / std
     # With "bgr", the weights of the first channel in training belong to the last channel of RGB pixels.
     scaled_WPPC = (scaled_WCPP[:, ::-1] if channel_order == "bgr" else scaled_WCPP).transpose(0, 2, 3, 1)
-    shift_W = -_sums((scaled_WCPP * mean).reshape(len(weight_WCPP), -1))
+    shift_W = -(scaled_WCPP * mean).sum((1, 2, 3))
     shift_W = shift_W if bias_W is None else shift_W + bias_W
     return np.ascontiguousarray(scaled_WPPC / np.float32(255)).reshape(len(weight_WCPP), -1), shift_W
-
-
-def _sums(x_WF: "np.ndarray") -> "np.ndarray":
-    """The sum of each row, float32, in the order in which torch adds with vectors of 8: models keep their numbers."""
-    import numpy as np
-
-    vectors_WV8 = x_WF[:, : x_WF.shape[1] // 8 * 8].reshape(len(x_WF), -1, 8)
-    fours_WV32 = vectors_WV8[:, : vectors_WV8.shape[1] // 4 * 4].reshape(len(x_WF), -1, 32)
-    in_blocks = fours_WV32.shape[1] // 16 * 16
-    blocks_W32 = fours_WV32[:, :in_blocks].reshape(len(x_WF), -1, 16, 32).sum(2).sum(1)
-    first, *others = np.split(fours_WV32[:, in_blocks:].sum(1) + blocks_W32, 4, axis=1)
-    for part_W8 in (*vectors_WV8[:, 4 * fours_WV32.shape[1] :].swapaxes(0, 1), *others):
-        first = first + part_W8
-    numbers_WN = np.concatenate([x_WF[:, 8 * vectors_WV8.shape[1] :], first], axis=1)
-    total_W: np.ndarray = np.cumsum(numbers_WN, axis=1, dtype=np.float32)[:, -1]
-    return total_W
 
 
 def zero_picture(rule: PixelRule, *, channel_order: Literal["rgb", "bgr"]) -> "np.ndarray":
