@@ -70,7 +70,7 @@ def test_the_round_rehearses_on_the_cpu(tmp_path: Path, monkeypatch: pytest.Monk
 
     def run(step: Step, left_s: float, *, toy: bool) -> tuple[State, float, tuple[str, ...]]:
         """Run the first program of each kind as it is, and the others in this process, with the same children."""
-        if step.name in (TESTS, "large jobs"):
+        if step.name in (TESTS, "large jobs", "trace"):
             return run_program(step, left_s, toy=toy)
         code = bench_peers.main([*step.command[2:], "--limit", f"{left_s:.0f}"])
         return "failed" if code else "passed", 0.0, ()
