@@ -49,9 +49,9 @@ def round_int8(floats_OI: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def round_int4(weight_OI: np.ndarray, *, library: Library) -> tuple[np.ndarray, np.ndarray]:
     """A weight in float32, or in bfloat16 as its bits, rounded to 4 bits as the scheme int4 does.
 
-    Returns bytes of two codes (O, G, 16) and scales float16 (O, G). The kernels add errors in another order than torch.
-    Groups where that could change the choice of the scale are rounded here. Raises ValueError for a number that is not
-    finite or too large.
+    Returns bytes of two codes (O, G, 16) and scales float16 (O, G). The kernels add errors in another order than the
+    scheme. Groups where that could change the choice of the scale are rounded here. Raises ValueError for a number that
+    is not finite or too large.
     """
     plain_OI, (num_out, num_in) = np.ascontiguousarray(weight_OI), weight_OI.shape
     shape = num_out, -(-num_in // GROUP)
@@ -79,7 +79,7 @@ def _round_groups(weight_ME: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if not np.isfinite(steps_M1).all():
             raise ValueError("a number is too large for a scale in float16")
         error_ME = np.square(np.clip(np.rint(weight_ME / steps_M1), -8, 7) * steps_M1 - weight_ME)
-        first_M8, *others = np.split(error_ME, 4, axis=1)  # torch adds eight sums
+        first_M8, *others = np.split(error_ME, 4, axis=1)
         error_M = np.cumsum(functools.reduce(np.add, others, first_M8), axis=1, dtype=np.float32)[:, -1]
         best_M1 = np.where((error_M < least_M)[:, None], steps_M1, best_M1)
         least_M = np.minimum(error_M, least_M)

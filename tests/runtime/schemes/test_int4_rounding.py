@@ -141,7 +141,7 @@ def test_two_scales_that_are_equally_good_are_rounded_again(
 
 
 def squared_errors(weight: Tensor, step: float) -> Tensor:
-    """The squared errors of rows rounded with this step, summed as torch does."""
+    """The squared errors of rows rounded with this step, summed by torch."""
     steps = torch.tensor(step).half().float()
     rounded = (weight / steps).round().clamp(-8, 7) * steps
     return (rounded - weight).square().sum(-1)
