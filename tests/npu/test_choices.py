@@ -25,7 +25,7 @@ LLAMA_7B = DecoderConfig(
 )
 FULL = SimpleNamespace(**{fused.needs: lambda *_: None for fused in FUSED if fused.needs})
 # `lay_out_rotary` goes with `rotate`, and no chip has an operator of its own for `geglu`.
-NAMES = set(Operators.__dataclass_fields__) - {"name", "note", "step", "lay_out_rotary", "geglu"}
+NAMES = set(Operators.__dataclass_fields__) - {"name", "note", "step", "lay_out_rotary", "geglu", "knows_causal"}
 BY_NAME = {family.name: family for family in (*FAMILIES, UNKNOWN)}
 
 
