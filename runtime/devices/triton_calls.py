@@ -404,7 +404,7 @@ def pack4(stored: Tensor, scale_NG: Tensor) -> tuple[Tensor, Tensor]:
     In halves: bytes (N, K / 2), uint8, with the code of input k in the low half of byte k and that of input K / 2 + k
     in its high half; scales float16 (N, G).
 
-    In eighths, codes are words (N, K / 8), int32, of eight codes each. 32 words hold 256 inputs, which are eight groups.
+    In eighths, codes are words (N, K / 8), int32, of eight codes each. 32 words hold the 256 inputs of eight groups.
     Words 2 i and 2 i + 1 hold inputs 2 i in their lower 16 bits, and inputs 2 i + 1 in their upper ones. The first word
     is for groups 0 to 3, from the lowest bits on, and the second for groups 4 to 7. A tensor core takes such inputs as
     neighbours. Scales are int64 (G / 4, N), four float16 of adjacent groups each.
