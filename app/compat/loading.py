@@ -10,7 +10,7 @@ from typing import Any
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.compat.importers import importer_of
 from llama_adapter.app.compat.infer_config import lite_settings
-from llama_adapter.app.compat.mindir import captioner_settings, mindir_settings, names_graphs
+from llama_adapter.app.compat.mindir import graphs_of
 from llama_adapter.app.models.models_by_name import FOREIGN_WEIGHTS, find_model, foreign_weights, model_settings
 from llama_adapter.app.models.named.located import is_named
 from llama_adapter.app.models.spec import CaptionerSpec
@@ -38,10 +38,13 @@ def open_model(model: Any, settings: Mapping[str, Any], *, backend: str) -> tupl
     Raises UsageError, and what `Captioner.load` raises.
     """
     settings = dict(settings)
-    is_checkpoint = _MINDSPORE.get(backend) == "ms" and not names_graphs(model)
-    if backend in _MINDSPORE and not is_checkpoint:
-        graphs = captioner_settings(mindir_settings(model) | settings)
-        return _load(graphs | {"decoder_backend": _MINDSPORE[backend]})
+    is_checkpoint = False
+    if (mindspore := _MINDSPORE.get(backend)) is not None:
+        graphs = graphs_of(model)
+        is_checkpoint = graphs is None and mindspore == "ms"
+        if not is_checkpoint:
+            found = lite_settings((graphs or {}) | settings, runs_graphs=True)
+            return _load(found | {"decoder_backend": mindspore})
     if backend == "paddle":
         raise UsageError("No backend `paddle` is here", hint="leave `backend` out: torch runs the model")
     if backend in ("onnx", "om"):

@@ -21,7 +21,7 @@ from llama_adapter.app.captioning.tasks.registry import get_task, tasks
 from llama_adapter.app.captioning.tasks.task import FREE_TEXT, Task
 from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion, is_token_id, text_items
 from llama_adapter.app.compat.loading import open_model
-from llama_adapter.app.compat.mindir import names_graphs
+from llama_adapter.app.compat.mindir import graphs_of
 from llama_adapter.app.compat.streamer import Streamer
 from llama_adapter.app.models.spec import EXPORTED
 from llama_adapter.llm.engine.sampling_params import SamplingParams
@@ -123,7 +123,7 @@ class InferTask:
 
         MindSpore Lite runs MindIR graphs, unless `backend` names another program. Raises what `pipeline` raises.
         """
-        settings.setdefault("backend", "mslite" if names_graphs(task_config) else "torch")
+        settings.setdefault("backend", "torch" if graphs_of(task_config) is None else "mslite")
         return cls.open_pipeline(task_type, task_config, **settings)
 
     @classmethod

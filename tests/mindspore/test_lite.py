@@ -248,8 +248,6 @@ def test_forms_that_are_no_graphs_are_refused(tmp_path: Path) -> None:
     prefill, increment = str(graph("prefill")), str(graph("increment"))
     shutil.copytree(folder, tmp_path / "two yaml")
     (tmp_path / "two yaml" / "b.yaml").write_text("infer: {}\n")
-    shutil.copytree(folder, tmp_path / "three graphs")
-    shutil.copy(prefill, tmp_path / "three graphs" / "other.mindir")
     (tmp_path / "foreign").mkdir()
     for path in (prefill, increment):
         shutil.copy(path, tmp_path / "foreign")
@@ -257,7 +255,6 @@ def test_forms_that_are_no_graphs_are_refused(tmp_path: Path) -> None:
         (None, {}),
         (17, {}),
         (tmp_path / "two yaml", {}),
-        (tmp_path / "three graphs", {}),
         (tmp_path / "foreign", {}),
         (tmp_path, {}),
         ((increment, prefill), {}),
