@@ -16,12 +16,11 @@ from starlette.routing import Route
 
 from llama_adapter import __version__
 from llama_adapter.app.captioning.captioner import ModelInfo
+from llama_adapter.app.serving.http_api import chat, completions, responses
 from llama_adapter.app.serving.http_api.access import AccessLog, RootPath, visit_of
 from llama_adapter.app.serving.http_api.asking import Asker, Form, model_info, shown_name
 from llama_adapter.app.serving.http_api.batches import Batches
 from llama_adapter.app.serving.http_api.bodies import parse_json
-from llama_adapter.app.serving.http_api.chat import chat_form
-from llama_adapter.app.serving.http_api.completions import completions_form
 from llama_adapter.app.serving.http_api.errors import add_error_handlers, not_stored, of_status
 from llama_adapter.app.serving.http_api.file_routes import FILES_PATH, add_file_routes, files_are_off
 from llama_adapter.app.serving.http_api.file_store import FileLimits
@@ -29,17 +28,20 @@ from llama_adapter.app.serving.http_api.guards import API_PREFIX, GuardSettings,
 from llama_adapter.app.serving.http_api.metrics import CONTENT_TYPE, Metrics
 from llama_adapter.app.serving.http_api.pictures import PictureSettings
 from llama_adapter.app.serving.http_api.replying import IGNORED_TURNS, AnswerResponse
-from llama_adapter.app.serving.http_api.responses import responses_form
 from llama_adapter.app.serving.http_api.schemas import (
     LARGEST_SEED,
     Architecture,
+    ChatRequest,
+    CompletionRequest,
     Health,
     Model,
     ModelList,
     Readiness,
+    ResponsesRequest,
     content_of,
     documentation,
     error_replies,
+    with_task_fields,
 )
 from llama_adapter.app.serving.online.base import OnlineService
 from llama_adapter.app.serving.online.types import ServiceLimits
@@ -95,7 +97,7 @@ def open_batches(folder: str, service: OnlineService, *, settings: ApiSettings, 
     return Batches(
         folder,
         asker=_asker(service, settings=settings),
-        forms=_forms(),
+        forms=forms(),
         limits=limits,
         max_row_bytes=settings.guards.max_body_bytes,
         rows_at_once=2 * service.batch_size,  # one half is read while the other half is answered
@@ -106,12 +108,29 @@ def _asker(service: OnlineService, *, settings: ApiSettings) -> Asker:
     return Asker(service=service, pictures=settings.pictures, model_names=settings.model_names)
 
 
-def _forms() -> dict[str, Form[Any]]:
-    """Path -> form of the requests for answers."""
+def forms() -> dict[str, Form[Any]]:
+    """Path -> form of the requests for answers. Chat and responses have the fields of all tasks."""
     return {
-        "/v1/chat/completions": chat_form(),
-        "/v1/responses": responses_form(),
-        "/v1/completions": completions_form(),
+        "/v1/chat/completions": Form(
+            request=with_task_fields(ChatRequest),
+            id_prefix="chatcmpl-",
+            understand=chat.understand,
+            reply=chat.ChatReply.to,
+        ),
+        "/v1/responses": Form(
+            request=with_task_fields(ResponsesRequest),
+            id_prefix="resp_",
+            understand=responses.understand,
+            reply=responses.ResponsesReply.to,
+            places=("input", "input"),
+        ),
+        "/v1/completions": Form(
+            request=CompletionRequest,
+            id_prefix="cmpl-",
+            understand=completions.understand,
+            reply=completions.CompletionReply.to,
+            places=("image_url", "prompt"),
+        ),
     }
 
 
@@ -122,7 +141,7 @@ def _openai_routes(
     keys = [Security(HTTPBearer(scheme_name="key", auto_error=False))] if needs_key else []
     router = APIRouter(prefix="/v1", dependencies=keys, route_class=_JsonRoute)
     created, names = int(time.time()), settings.model_names
-    for path, form in _forms().items():
+    for path, form in forms().items():
         _add_form(router, path, form, asker=_asker(service, settings=settings))
 
     if batches is not None:

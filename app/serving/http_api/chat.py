@@ -4,17 +4,16 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
-from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from fastapi.sse import format_sse_event
 
 from llama_adapter.app.captioning.captioner import ModelInfo
 from llama_adapter.app.captioning.tasks.answers import Answer, TextDelta, TokenLogprob
-from llama_adapter.app.serving.http_api.asking import Form, NumberedEvent
+from llama_adapter.app.serving.http_api.asking import NumberedEvent
 from llama_adapter.app.serving.http_api.conversation import ChatQuestion, form_of, turn_of, understand_turns
 from llama_adapter.app.serving.http_api.errors import ApiError, of_answer
-from llama_adapter.app.serving.http_api.schemas import ChatRequest, CompletionRequest, with_task_fields
+from llama_adapter.app.serving.http_api.schemas import ChatRequest, CompletionRequest
 
 
 def understand(request: ChatRequest) -> ChatQuestion:
@@ -42,33 +41,6 @@ def check_stream_options(request: ChatRequest | CompletionRequest) -> None:
         raise _invalid("`stream_options` requires `stream`: true.", "stream_options")
 
 
-def chat_form() -> Form[ChatRequest]:
-    """`/v1/chat/completions`, with the fields of all tasks."""
-    return Form(
-        request=with_task_fields(ChatRequest),
-        id_prefix="chatcmpl-",
-        understand=understand,
-        reply=partial(make_reply, ChatReply),
-    )
-
-
-def make_reply(
-    kind: type["ChatReply"],
-    request: ChatRequest | CompletionRequest,
-    asked: ChatQuestion,
-    head: Mapping[str, Any],
-    info: ModelInfo,
-) -> "ChatReply":
-    """The reply to a request, of this kind."""
-    return kind(
-        {**head, "created": int(time.time()), "system_fingerprint": f"fp_{info.digest[:12]}"},
-        with_usage=request.stream_options is not None and bool(request.stream_options.include_usage),
-        with_logprobs=asked.with_logprobs,
-        num_answers=asked.num_answers,
-        num_prompts=len(asked.prompts),
-    )
-
-
 class ChatReply:
     """Answers as chat completions: `num_answers` of the first prompt, then of the next one.
 
@@ -90,6 +62,19 @@ class ChatReply:
     ) -> None:
         self._head, self._num_answers, self._num_prompts = head, num_answers * num_prompts, num_prompts
         self._with_usage, self._with_logprobs = with_usage, with_logprobs
+
+    @classmethod
+    def to(
+        cls, request: ChatRequest | CompletionRequest, asked: ChatQuestion, head: Mapping[str, Any], info: ModelInfo
+    ) -> Self:
+        """The reply to a request."""
+        return cls(
+            {**head, "created": int(time.time()), "system_fingerprint": f"fp_{info.digest[:12]}"},
+            with_usage=request.stream_options is not None and bool(request.stream_options.include_usage),
+            with_logprobs=asked.with_logprobs,
+            num_answers=asked.num_answers,
+            num_prompts=len(asked.prompts),
+        )
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The body: `schemas.ChatCompletion`."""

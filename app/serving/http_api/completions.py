@@ -2,14 +2,12 @@
 
 import itertools
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from llama_adapter.app.captioning.tasks.answers import TokenLogprob
 from llama_adapter.app.captioning.tasks.question import Question
 from llama_adapter.app.captioning.tasks.task import FREE_TEXT, WithTokenIds
-from llama_adapter.app.serving.http_api.asking import Form
-from llama_adapter.app.serving.http_api.chat import ChatReply, check_stream_options, make_reply
+from llama_adapter.app.serving.http_api.chat import ChatReply, check_stream_options
 from llama_adapter.app.serving.http_api.conversation import ChatQuestion, form_of, sampling_of, stop_of
 from llama_adapter.app.serving.http_api.errors import ApiError
 from llama_adapter.app.serving.http_api.schemas import MAX_QUESTIONS, CompletionRequest
@@ -29,24 +27,15 @@ def understand(request: CompletionRequest) -> ChatQuestion:
     first, *others = (Question(raw=prompt, task=task) for prompt in prompts)
     return ChatQuestion(
         picture_url=request.image_url,
-        picture_used=None,
         text_prefix=request.text_prefix,
         question=first,
         others=tuple(others),
-        properties=(),
         sampling=sampling_of(request, max_new_tokens=request.max_tokens or DEFAULT_TOKENS, form=form_of(request)),
         stop=stop_of(request),
         with_logprobs=request.logprobs is not None,
         num_top_logprobs=request.logprobs or 0,
         num_answers=num_answers,
-        num_ignored_turns=0,
     )
-
-
-def completions_form() -> Form[CompletionRequest]:
-    """`/v1/completions`."""
-    reply, places = partial(make_reply, CompletionReply), ("image_url", "prompt")
-    return Form(request=CompletionRequest, id_prefix="cmpl-", understand=understand, reply=reply, places=places)
 
 
 class CompletionReply(ChatReply):

@@ -84,15 +84,15 @@ class ChatQuestion:
     """What a request asks."""
 
     picture_url: str | None  # None: the question is about no picture
-    picture_used: str | None  # place of the picture, if the request has several
     text_prefix: TextPrefix | None  # for a question without a picture
     question: Question
-    properties: tuple[Property, ...]  # of the wanted JSON, each a separate question; empty: the answer is plain text
     sampling: SamplingParams
     stop: tuple[str, ...]
     with_logprobs: bool
     num_answers: int
-    num_ignored_turns: int  # earlier messages that a model whose template has no turns does not see in full
+    picture_used: str | None = None  # place of the picture, if the request has several
+    properties: tuple[Property, ...] = ()  # of the wanted JSON, each a separate question; empty: plain text
+    num_ignored_turns: int = 0  # earlier messages that a model whose template has no turns does not see in full
     num_top_logprobs: int = 0  # how many of the likeliest tokens have their log-probability too
     others: tuple[Question, ...] = ()  # further prompts of the request, each with `num_answers` answers
     turns: tuple[dialogue.Turn, ...] = ()  # what a model whose template has turns sees of the earlier messages

@@ -4,17 +4,17 @@ import itertools
 import json
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from fastapi.sse import format_sse_event
 
 from llama_adapter.app.captioning.captioner import ModelInfo
 from llama_adapter.app.captioning.tasks.answers import Answer, TextDelta
-from llama_adapter.app.serving.http_api.asking import Form, NumberedEvent
+from llama_adapter.app.serving.http_api.asking import NumberedEvent
 from llama_adapter.app.serving.http_api.chat import extensions_of, logprobs_of
 from llama_adapter.app.serving.http_api.conversation import ChatQuestion, Turn, form_of, turn_of, understand_turns
 from llama_adapter.app.serving.http_api.errors import ApiError, of_answer
-from llama_adapter.app.serving.http_api.schemas import ResponsesRequest, with_task_fields
+from llama_adapter.app.serving.http_api.schemas import ResponsesRequest
 
 
 def understand(request: ResponsesRequest) -> ChatQuestion:
@@ -35,20 +35,6 @@ def understand(request: ResponsesRequest) -> ChatQuestion:
         form=form_of(request, None if request.text is None else request.text.format),
         with_logprobs="message.output_text.logprobs" in (request.include or ()),
         num_top_logprobs=request.top_logprobs or 0,
-    )
-
-
-def responses_form() -> Form[ResponsesRequest]:
-    """`/v1/responses`, with the fields of all tasks."""
-    request, places = with_task_fields(ResponsesRequest), ("input", "input")
-    return Form(request=request, id_prefix="resp_", understand=understand, reply=_reply, places=places)
-
-
-def _reply(
-    request: ResponsesRequest, asked: ChatQuestion, head: Mapping[str, Any], info: ModelInfo
-) -> "ResponsesReply":
-    return ResponsesReply(
-        {**head, "created_at": int(time.time()), **parameters_of(request, asked)}, with_logprobs=asked.with_logprobs
     )
 
 
@@ -77,6 +63,12 @@ class ResponsesReply:
     def __init__(self, head: Mapping[str, Any], *, with_logprobs: bool = False) -> None:
         self._head, self._with_logprobs = head, with_logprobs
         self._item_id = f"msg_{str(head['id']).removeprefix('resp_')}"
+
+    @classmethod
+    def to(cls, request: ResponsesRequest, asked: ChatQuestion, head: Mapping[str, Any], info: ModelInfo) -> Self:
+        """The reply to a request."""
+        head = {**head, "created_at": int(time.time()), **parameters_of(request, asked)}
+        return cls(head, with_logprobs=asked.with_logprobs)
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The body: `schemas.ResponseBody`."""

@@ -6,14 +6,13 @@ import pytest
 
 from llama_adapter.app.captioning.tasks.choose import OneOf
 from llama_adapter.app.captioning.tasks.task import FREE_TEXT
-from llama_adapter.app.serving.http_api.chat import chat_form
+from llama_adapter.app.serving.http_api.api import forms
 from llama_adapter.app.serving.http_api.conversation import ChatQuestion
 from llama_adapter.app.serving.http_api.errors import ApiError
-from llama_adapter.app.serving.http_api.responses import responses_form
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from tests.app.serving.http_api.requests import chat, image, user
 
-CHAT, RESPONSES = chat_form(), responses_form()
+CHAT, RESPONSES, _ = forms().values()
 
 
 def question(*messages: dict[str, Any], **parameters: Any) -> ChatQuestion:

@@ -17,12 +17,15 @@ from llama_adapter.app.serving.http_api.asking import NumberedEvent, Pending, Re
 from llama_adapter.app.serving.http_api.chat import ChatReply
 from llama_adapter.app.serving.http_api.completions import CompletionReply
 from llama_adapter.app.serving.http_api.replying import AnswerResponse
-from llama_adapter.app.serving.http_api.responses import ResponsesReply, parameters_of, responses_form, understand
+from llama_adapter.app.serving.http_api.responses import ResponsesReply, parameters_of, understand
+from llama_adapter.app.serving.http_api.schemas import ResponsesRequest, with_task_fields
 from llama_adapter.app.serving.online.request_handle import RequestHandle
 from tests.app.serving.http_api.live import answer, check_documented
 
 HEAD = {"id": "chatcmpl-1", "created": 1, "model": "m", "system_fingerprint": "fp"}
-ASKED = responses_form().request.model_validate({"model": "default", "input": "What?", "metadata": {"a": "b"}})
+ASKED = with_task_fields(ResponsesRequest).model_validate(
+    {"model": "default", "input": "What?", "metadata": {"a": "b"}}
+)
 RESPONSES_HEAD = {"id": "resp_1", "model": "m", "created_at": 1, **parameters_of(ASKED, understand(ASKED))}
 REPLIES: dict[str, Any] = {"ChatCompletion": ChatReply, "Completion": CompletionReply, "ResponseBody": ResponsesReply}
 

@@ -16,13 +16,10 @@ from llama_adapter.app.captioning.tasks.question import Question
 from llama_adapter.app.captioning.tasks.task import FREE_TEXT
 from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.serving.http_api import conversation
-from llama_adapter.app.serving.http_api.api import ApiSettings, create_api
+from llama_adapter.app.serving.http_api.api import ApiSettings, create_api, forms
 from llama_adapter.app.serving.http_api.asking import Form, PartedAnswer
-from llama_adapter.app.serving.http_api.chat import chat_form
-from llama_adapter.app.serving.http_api.completions import completions_form
 from llama_adapter.app.serving.http_api.conversation import ChatQuestion
 from llama_adapter.app.serving.http_api.errors import ApiError
-from llama_adapter.app.serving.http_api.responses import responses_form
 from llama_adapter.app.serving.http_api.schemas import MAX_PROPERTIES
 from llama_adapter.app.serving.http_api.structured import combined, read_schema
 from llama_adapter.app.serving.online.request_handle import RequestHandle
@@ -34,7 +31,7 @@ from tests.app.serving.http_api.requests import RED_STAR, chat, data_uri, image,
 COLOUR = {"enum": ["red", "blue"], "type": "string", "description": "What color is it?", "title": "Colour"}
 STAR = {"type": "boolean", "description": "Is it a star?"}
 CAPTION = {"type": "string"}
-CHAT, COMPLETIONS, RESPONSES = chat_form(), completions_form(), responses_form()
+CHAT, RESPONSES, COMPLETIONS = forms().values()
 
 
 def asked(properties: dict[str, Any], *texts: str, **parameters: Any) -> list[Question]:
