@@ -159,14 +159,14 @@ def _opened_replicas(
     job: ServeJob, *, address: str, metrics: "Metrics", tell: Callable[[str], None]
 ) -> Iterator[OnlineService]:
     """A service over replicas, once it is ready. The name of the Ray Serve application contains host and port."""
-    from llama_adapter.app.serving.replicas.deployment import ReplicatedSettings, open_replicas
+    from llama_adapter.app.serving.replicas.deployment import open_replicas
 
     assert job.deployment is not None, "the job asks for replicas"
     name = f"{job.deployment.name}-{socket.gethostname()}-{address.rpartition(':')[2]}"
-    settings = ReplicatedSettings(
-        spec=job.spec, limits=job.limits, ray=job.ray, deployment=dataclasses.replace(job.deployment, name=name)
-    )
-    with open_replicas(settings, observer=metrics, tell=tell) as service:
+    deployment = dataclasses.replace(job.deployment, name=name)
+    with open_replicas(
+        deployment, spec=job.spec, limits=job.limits, ray=job.ray, observer=metrics, tell=tell
+    ) as service:
         metrics.watch_replicas(service.replica_metrics)
         yield service
 

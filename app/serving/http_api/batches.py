@@ -129,12 +129,12 @@ class Batches:
         *,
         asker: Asker,
         forms: Mapping[str, Form[Any]],
-        limits: FileLimits | None = None,
+        limits: FileLimits,
         max_row_bytes: int,
-        rows_at_once: int = 16,
+        rows_at_once: int,
     ) -> None:
         """Raises what `FileStore` raises. `forms` maps the path of an endpoint to its form."""
-        self.files = FileStore(Path(folder), limits=limits or FileLimits())
+        self.files = FileStore(Path(folder), limits=limits)
         self._folder = Path(folder) / "batches"
         self._folder.mkdir(mode=0o700, exist_ok=True)
         self._asker, self._forms = asker, forms

@@ -49,8 +49,6 @@ class GuardSettings:
         require_above_zero(self, "max_body_bytes", "max_bytes_under_way", "body_timeout_s")
         if any(not re.fullmatch(r"[\x21-\x7e]{8,}", key) for key in self.api_keys):
             raise ValueError("An API key must have at least 8 characters, ASCII without spaces")
-        if len(self.key_names) not in (0, len(self.api_keys)):
-            raise ValueError("Every API key has a name, or none has")
         for origin in self.cors_origins:
             if not re.fullmatch(r"\*|https?://[a-z0-9.\[\]:_-]+", origin):
                 raise ValueError(f"An origin is https://NAME, http://NAME:PORT or *, got {origin!r}")

@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any, Final
 
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
@@ -62,9 +64,6 @@ class RefusedUpload(Response):
 
 async def _receive(request: Request, file: NewFile) -> str:
     """Write the part named `file` to `file`; returns the file name that the client gave. Raises ApiError."""
-    from python_multipart.exceptions import FormParserError
-    from python_multipart.multipart import MultipartParser
-
     form = _Form()
     try:
         parser = MultipartParser(_boundary(request.headers), form.callbacks())
@@ -94,8 +93,6 @@ async def _pieces(request: Request) -> AsyncIterator[bytes]:
 
 
 def _boundary(headers: Headers) -> bytes:
-    from python_multipart.multipart import parse_options_header
-
     kind, options = parse_options_header(headers.get("content-type", ""))
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
         message = "A file is uploaded as multipart/form-data, with the parts `file` and `purpose`."
@@ -149,8 +146,6 @@ class _Form:
         self._header, self._value = b"", b""
 
     def _end_headers(self) -> None:
-        from python_multipart.multipart import parse_options_header
-
         _, options = parse_options_header(self._headers.get(b"content-disposition", b""))
         self._part = options.get(b"name", b"")
         if self._part == b"file" and self.file_name is None:

@@ -208,11 +208,7 @@ class ReadingPool:
             task.deliver(ReadingDroppedError())
             return
         message = "The picture takes long to read, and too many such pictures wait. Ask later, or send a smaller one."
-        task.deliver(
-            PictureReading(
-                digest="", pixels=None, error=AnswerError(code=READING_BUSY, message=message), elapsed_ms=0.0
-            )
-        )
+        task.deliver(PictureReading(error=AnswerError(code=READING_BUSY, message=message)))
 
     def _num_running(self, *, is_slow: bool) -> int:
         return sum(task.is_slow == is_slow for task in self._running)

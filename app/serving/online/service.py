@@ -117,7 +117,6 @@ class Service(QueuedService[Entry]):
 
     @property
     def info(self) -> ModelInfo:
-        """The loaded model. Raises UnavailableError while no model is loaded."""
         return self._loaded().info
 
     @property
@@ -127,11 +126,9 @@ class Service(QueuedService[Entry]):
 
     @property
     def batch_size(self) -> int:
-        """Number of requests answered together. Raises UnavailableError while no model is loaded."""
         return self._loaded().batch_size
 
     def submit(self, ask: Ask) -> RequestHandle:
-        """See `QueuedService.submit`."""
         captioner = self._loaded()
         self._check_sizes(ask)
         grids = captioner.least_grids(len(ask.pictures))
@@ -194,15 +191,15 @@ class Service(QueuedService[Entry]):
         return as_array(whole.mean(-2)).ravel()
 
     def status(self) -> ServiceStatus:
-        """The current status."""
         with self._changed:
             now = time.perf_counter()
             num_waiting = len(self._queue)
             num_reading, num_slow = (0, 0) if self._pool is None else self._pool.counts()
             is_at_work = self._state == "ready" and bool(self._running)
+            failed_at = self._readers_failed_at
             return ServiceStatus(
                 state="draining" if self._is_draining and self._state == "ready" else self._state,
-                is_stalled=self._are_readers_failing(now)
+                is_stalled=(failed_at is not None and now - failed_at < _READERS_FAILED_S)
                 or (is_at_work and now - self._heartbeat > self.limits.stall_s),
                 num_running=len(self._entries) - num_waiting,
                 num_waiting=num_waiting,
@@ -214,9 +211,6 @@ class Service(QueuedService[Entry]):
                 last_error=self._last_error,
                 uptime_s=now - self._started,
             )
-
-    def _are_readers_failing(self, now: float) -> bool:
-        return self._readers_failed_at is not None and now - self._readers_failed_at < _READERS_FAILED_S
 
     def stage_seconds(self) -> dict[str, float]:
         """Busy seconds by stage since the start: of the engine thread, and for `read` of the reading processes."""
@@ -280,7 +274,7 @@ class Service(QueuedService[Entry]):
             self._read(entry)
             return
         elapsed_ms = (time.perf_counter() - started) * 1e3
-        self._note_reading(entry, PictureReading(digest=digest, pixels=None, error=None, elapsed_ms=elapsed_ms))
+        self._note_reading(entry, PictureReading(digest=digest, elapsed_ms=elapsed_ms))
 
     def _read(self, entry: Entry) -> None:
         entry.reading, readings = None, dict[int, PictureReading]()

@@ -10,7 +10,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llama_adapter.app.captioning.tasks.answers import Event
@@ -56,7 +56,6 @@ class ServeReplicas:
         self._answering = handle.options(method_name="answer", stream=True)
 
     async def ask(self, ask: Ask, *, session: str) -> AsyncIterator[Sequence[Event]]:
-        """See `types.Replicas`."""
         import ray
         from ray.serve.exceptions import RayServeException
 
@@ -74,11 +73,9 @@ class ServeReplicas:
                 response.cancel()
 
     async def reports(self) -> Sequence[ReplicaReport]:
-        """See `types.Replicas`."""
         return [came for came in await self._all("report") if isinstance(came, ReplicaReport)]
 
     async def metrics(self) -> "Mapping[str, Sequence[Metric]]":
-        """See `types.Replicas`."""
         return dict(came for came in await self._all("metrics") if isinstance(came, tuple))
 
     async def _all(self, method: str) -> Sequence[Any]:
@@ -206,27 +203,22 @@ def _raise_not_loaded(message: str, settings: DeploymentSettings) -> None:
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReplicatedSettings:
-    """The settings of a service over replicas."""
-
-    spec: CaptionerSpec
-    limits: ServiceLimits
-    ray: RayOptions
-    deployment: DeploymentSettings
-
-
 @contextmanager
 def open_replicas(
-    settings: ReplicatedSettings, *, observer: Observer, tell: Callable[[str], None]
+    deployment: DeploymentSettings,
+    *,
+    spec: CaptionerSpec,
+    limits: ServiceLimits,
+    ray: RayOptions,
+    observer: Observer,
+    tell: Callable[[str], None],
 ) -> Iterator[ReplicatedService]:
     """A service that is ready. At the end of the context, its replicas and a cluster that it started are removed.
 
     Raises UsageError if Ray Serve is missing or there are too few devices, WorkersFailedError, and the errors of
     loading the model.
     """
-    deployment, spec = settings.deployment, settings.spec
-    with joined_cluster(settings.ray, package="ray.serve", extra="replicas") as where:
+    with joined_cluster(ray, package="ray.serve", extra="replicas") as where:
         flag = "--replicas" if deployment.max_replicas is None else "--max-replicas"
         ranks = spec.tensor_parallel
         place = plan_replica(machines(), device=spec.device, replicas=deployment.most, flag=flag, ranks=ranks)
@@ -234,7 +226,7 @@ def open_replicas(
         shared = place.sharing_memory
         replica = ReplicaSettings(
             spec=replace(spec, device=place.device),
-            limits=settings.limits,
+            limits=limits,
             folder=os.getcwd(),
             threads=place.threads,
             # Shares of the memory that is free before the first replica loads. Later, the free memory depends on which
@@ -243,7 +235,7 @@ def open_replicas(
         )
         with (
             deployed(deployment, replica, place, tell=tell) as replicas,
-            closing(ReplicatedService(replicas, limits=settings.limits, observer=observer)) as service,
+            closing(ReplicatedService(replicas, limits=limits, observer=observer)) as service,
         ):
             service.start()
             service.wait_until_ready(60.0)
