@@ -8,7 +8,7 @@ import threading
 import zipfile
 from collections import Counter
 from dataclasses import dataclass
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, NamedTuple
 
 from llama_adapter.app.serving.web.html import counted
 from llama_adapter.runtime.text import shown_name
@@ -33,12 +33,11 @@ class ArchiveLimits:
     max_directory_bytes: int = 2 * 2**20  # size of the list of entries; `max_entries` entries need far less
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ArchiveEntry:
+class ArchiveEntry(NamedTuple):
     """One picture in an archive."""
 
     name: str  # printable, relative, including folders; unique in the archive
-    index: int  # index among all entries of the archive
+    info: zipfile.ZipInfo
 
 
 class Archive:
@@ -60,7 +59,6 @@ class Archive:
             raise PictureError("unreadable", f"`{name}` cannot be read ({error.strerror}); add it again.") from error
         try:
             self._zip = zipfile.ZipFile(_Bounded(self._file, max_read=limits.max_directory_bytes))
-            self._entries = self._zip.infolist()
             self._choose()
         except _TooMuchAtOnceError:
             self._file.close()
@@ -71,7 +69,11 @@ class Archive:
             ) from None
         except Exception as error:  # a damaged list of entries raises many kinds of errors
             self._file.close()
-            raise _not_a_zip(name, error) from error
+            words = " ".join(str(error).split())[:120]
+            raise PictureError(
+                "truncated",
+                f"Wanted a zip, but `{name}` is not one, or is cut off or damaged ({words}); make it again.",
+            ) from error
 
     def close(self) -> None:
         """Close the file. May be called again."""
@@ -81,8 +83,7 @@ class Archive:
 
     def read(self, entry: ArchiveEntry) -> bytes:
         """The bytes of one picture. Raises PictureError if it cannot be read or exceeds a limit."""
-        info = self._entries[entry.index]
-        label = f"`{entry.name}`"
+        info, label = entry.info, f"`{entry.name}`"
         if info.flag_bits & _ENCRYPTED:
             raise PictureError(
                 "unsupported", f"{label} is encrypted, which is not supported; make a zip without a password."
@@ -123,7 +124,7 @@ class Archive:
     def _choose(self) -> None:
         """Split the entries into pictures and skipped kinds."""
         taken: set[str] = set()
-        for index, info in enumerate(self._entries):
+        for info in self._zip.infolist():
             if info.is_dir():
                 continue
             name, left_archive = safe_name(info.filename)
@@ -134,7 +135,7 @@ class Archive:
                 self.skipped[kind] += 1
                 continue
             self.num_renamed += left_archive
-            self.pictures.append(ArchiveEntry(name=unique_name(name, taken), index=index))
+            self.pictures.append(ArchiveEntry(unique_name(name, taken), info))
 
 
 def _skipped_kind(name: str, *, mode: int) -> str | None:
@@ -170,13 +171,6 @@ def unique_name(name: str, taken: set[str]) -> str:
         candidate = f"{stem} ({number}){suffix}"
     taken.add(candidate.casefold())
     return candidate
-
-
-def _not_a_zip(name: str, error: Exception) -> PictureError:
-    words = " ".join(str(error).split())[:120]
-    return PictureError(
-        "truncated", f"Wanted a zip, but `{name}` is not one, or is cut off or damaged ({words}); make it again."
-    )
 
 
 class _TooMuchAtOnceError(Exception):

@@ -365,7 +365,7 @@ def _update(
 
 
 def _failure(sentence: str, hint: str = "") -> str:
-    return render("batch", "failure", sentence=sentence, hint=hint)
+    return render("parts", "alert", sentence=sentence, hint=hint)
 
 
 def _rule(threshold: Any, band: Any) -> Rule:

@@ -34,12 +34,12 @@ class BatchFiles:
         try:
             for upload in uploads:
                 name = safe_name(upload.name)[0]
-                if "/" in upload.name:
-                    self._add_from_folder(upload.path, name)
+                if "/" in upload.name and not _is_picture(name):
+                    self._num_skipped += 1
                 elif name.lower().endswith(".zip"):
                     self._add_archive(upload.path, name)
                 else:
-                    self._add_upload(upload.path, name)
+                    self._add(name, partial(read_upload, upload.path, name=name, max_bytes=limits.max_picture_bytes))
         except BaseException:
             self.close()
             raise
@@ -59,15 +59,6 @@ class BatchFiles:
             return
         self.pictures.append(PictureFile(name=unique_name(name, self._taken), read=read))
 
-    def _add_upload(self, path: str, name: str) -> None:
-        self._add(name, partial(read_upload, path, name=name, max_bytes=self._limits.max_picture_bytes))
-
-    def _add_from_folder(self, path: str, name: str) -> None:
-        if os.path.basename(name).startswith(".") or os.path.splitext(name)[1].lower() not in PICTURE_SUFFIXES:
-            self._num_skipped += 1
-        else:
-            self._add_upload(path, name)
-
     def _add_archive(self, path: str, name: str) -> None:
         limits = ArchiveLimits(max_entry_bytes=self._limits.max_picture_bytes, max_entries=self._max_pictures)
         try:
@@ -83,6 +74,10 @@ class BatchFiles:
         self.notes += archive.notes()
         if not archive.pictures:
             self.notes.append(f"{name}: no pictures in it.")
+
+
+def _is_picture(name: str) -> bool:
+    return not os.path.basename(name).startswith(".") and os.path.splitext(name)[1].lower() in PICTURE_SUFFIXES
 
 
 def _raise(code: str, message: str) -> bytes:

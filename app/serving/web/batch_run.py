@@ -254,18 +254,15 @@ class BatchRun:
             self._run.discard(handle)
             self._own.discard(handle)
             self._num_in_flight -= 1
-        self._notice_others()
+        status = self._service.status()
+        # With requests of other clients, there are more than those of this run.
+        self._was_shared = self._was_shared or status.num_running + status.num_waiting > self._num_in_flight
         if answer.error is not None and answer.error.code == "cancelled":
             return None
         small = None
         if self._has_thumbnails and answer.error is None:
             small = await _thumbnail(self._service, data, name=name, client=self._client)
         return self._result(index, answer, small)
-
-    def _notice_others(self) -> None:
-        """Note whether the service has requests of other clients: more requests than those of this run."""
-        status = self._service.status()
-        self._was_shared = self._was_shared or status.num_running + status.num_waiting > self._num_in_flight
 
     def _result(self, index: int, answer: Answer, small: str | None = None) -> Result:
         self._tally.add(answer)

@@ -104,7 +104,7 @@ def judged(index: int, probability: float, **changes: Any) -> Result:
         picture_of(PICTURE, problems=[EVIL], notes=[EVIL]),
         render("batch", "files", files=[EVIL], num_files=2, problems=[EVIL], is_taken=True, max_bytes=1, max_files=1),
         render("about", "state", status=dataclasses.replace(STATUS, last_error=EVIL)),
-        render("batch", "failure", sentence=EVIL, hint=EVIL),
+        render("parts", "alert", sentence=EVIL, hint=EVIL),
         progress_view(PROGRESS, state="failed", notes=[EVIL], trouble=EVIL),
         "".join(cards([result(0, picture=EVIL, text=EVIL)], num_answered=1, rule=Rule())),
         "".join(cards([judged(0, 0.9, picture=EVIL)], num_answered=1, rule=Rule())),
