@@ -9,7 +9,7 @@ import torch
 
 from llama_adapter.app.captioning.assemble import assemble_parts
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.learning.evaluating.answers import ask_examples
+from llama_adapter.app.learning.evaluating.outcomes import ask_examples
 from llama_adapter.app.learning.scores.outcome import Outcome, Task, task_of
 from llama_adapter.app.learning.scores.scoring import Scores, measure_outcomes, score
 from llama_adapter.app.learning.training.asking import TrainExample
