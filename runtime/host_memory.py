@@ -35,12 +35,12 @@ def _container_bytes(cgroup: Path) -> int | None:
     if limit is None or used is None:
         return None
     # The page cache, mapped weights included, counts as used, but the kernel can reclaim it.
-    cached = sum(_statistic(cgroup / "memory.stat", name) or 0 for name in ("inactive_file", "active_file"))
+    cached = sum(statistic(cgroup / "memory.stat", name) or 0 for name in ("inactive_file", "active_file"))
     return max(limit - used + cached, 0)
 
 
 def _machine_bytes(name: str) -> int | None:
-    kibibytes = _statistic(Path("/proc/meminfo"), f"{name}:")
+    kibibytes = statistic(Path("/proc/meminfo"), f"{name}:")
     return None if kibibytes is None else kibibytes * 1024
 
 
@@ -52,7 +52,8 @@ def _number(file: Path) -> int | None:
         return None
 
 
-def _statistic(file: Path, name: str) -> int | None:
+def statistic(file: Path, name: str) -> int | None:
+    """The number after `name` in a file such as /proc/meminfo; None if the file or the name is missing."""
     try:
         rows = [line.split() for line in file.read_text(encoding="ascii").splitlines()]
     except (OSError, ValueError):

@@ -16,12 +16,11 @@ import torch
 from llama_adapter.app.learning.labelled.example import Example
 from llama_adapter.app.learning.training.asking import TrainExample
 from llama_adapter.app.learning.training.batches import Microbatch
-from llama_adapter.app.learning.training.distributing import Distributed
 from llama_adapter.app.learning.training.job import TrainingChoice
 from llama_adapter.app.learning.training.model import TrainableModel
 from llama_adapter.app.learning.training.plan import Shapes, plan_step
 from llama_adapter.app.learning.training.planning import measured_rates
-from llama_adapter.app.learning.training.ranks import OneRank
+from llama_adapter.app.learning.training.ranks import Distributed, OneRank
 from llama_adapter.app.learning.training.sources import TrainingSources, new_adapter
 from llama_adapter.app.learning.training.stepping import NamedAdamW, Stepper
 from llama_adapter.app.models.checkpoints import DEFAULT_CONTEXT

@@ -57,10 +57,7 @@ class Job:
 
     @property
     def fills_variables(self) -> bool:
-        """Whether {names} in questions are replaced, by parts of a picture's path for example.
-
-        Without pictures, braces in prompts are plain text.
-        """
+        """Whether {names} in questions are replaced. Without pictures, braces in prompts are plain text."""
         return not self.inputs.is_text and self.items is None
 
     @property

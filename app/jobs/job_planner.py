@@ -122,10 +122,7 @@ class JobPlanner:
         return tuple(names)
 
     def _left_to_ask(self, asked: Asked, digest: str) -> Asked | None:
-        """The question if it must be asked, None if an earlier run answered it.
-
-        The record found is claimed: it does not count for another picture.
-        """
+        """The question if it must be asked; None if an earlier run answered it, whose record is then claimed."""
         if self.earlier is None:
             return asked
         key = asked.key

@@ -43,10 +43,7 @@ class ResultWriter:
         decider: Decider | None = None,
         count: Callable[[], int | None] | None = None,
     ) -> None:
-        """`run` is the id of this run. `manifest` is written now and again at the end; `decider` is for text output.
-
-        `count` is passed to `Progress`.
-        """
+        """`run` is the id of this run. `manifest` is written now and at the end; `decider` is for text output."""
         self.tally, self._unfamiliar = Tally(), Unfamiliar()
         # The reason to begin no more pictures, if there is one; `exit_code` raises it.
         self.problem: JobStoppedError | None = None

@@ -1,21 +1,17 @@
 """`caption`, `ask` and `generate` from top to bottom: read pictures or prompts, and write answers as they are ready."""
 
 import dataclasses
-import os
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing
 from functools import partial
-from types import FrameType
-from typing import Any
 
 from llama_adapter.app.captioning.decisions.calibration import read_calibration
 from llama_adapter.app.captioning.decisions.decider import Decider
 from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.captioning.tasks.task import task_settings
 from llama_adapter.app.captioning.work_items import WorkItem
+from llama_adapter.app.jobs.interruption import interruptible
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.job_planner import JobPlanner
 from llama_adapter.app.jobs.questions import check_variables, count_answers, is_template
@@ -57,10 +53,10 @@ def run_job(job: Job, runner: Runner | None = None) -> int:
         writer = stack.enter_context(
             ResultWriter(job, planner, run=run, file=file, manifest=manifest, decider=decider, count=count)
         )
-        interrupted = stack.enter_context(_interruptible())
+        interruption = stack.enter_context(interruptible("finishing what is begun; Ctrl-C again stops at once"))
 
         def stop() -> bool:
-            return interrupted.is_set() or writer.problem is not None
+            return interruption.is_asked or writer.problem is not None
 
         folders, left_out = dict[str, None](), LeftOut()
         items = _plan(job, runner, planner, writer, folders=folders, left_out=left_out, stop=stop)
@@ -74,7 +70,7 @@ def run_job(job: Job, runner: Runner | None = None) -> int:
             else:
                 writer.show_piece(event)
         wall_s = time.perf_counter() - started
-        writer.finish(wall_s, waited_s=runner.waited_s(wall_s), is_interrupted=interrupted.is_set())
+        writer.finish(wall_s, waited_s=runner.waited_s(wall_s), is_interrupted=interruption.is_asked)
         if job.paddlenlp_out is not None and file is not None:
             from llama_adapter.app.jobs.exports.outputs import write_targets
 
@@ -86,30 +82,6 @@ def run_job(job: Job, runner: Runner | None = None) -> int:
     if job.profile is not None and isinstance(runner, LocalRunner):
         say(runner.report(writer.tally, wall_s))
     return writer.exit_code()
-
-
-@contextmanager
-def _interruptible() -> Iterator[threading.Event]:
-    """The event is set by the first Ctrl-C, SIGTERM or SIGHUP; the second one raises KeyboardInterrupt."""
-    requested, previous = threading.Event(), dict[signal.Signals, Any]()
-
-    def request(number: int, frame: FrameType | None) -> None:
-        for heard in previous:
-            signal.signal(heard, signal.default_int_handler)
-        requested.set()  # after the loop: `set` is not reentrant, and another signal's handler would call it again
-        with suppress(OSError):  # print is not reentrant
-            os.write(2, b"\nfinishing what is begun; Ctrl-C again stops at once\n")
-
-    # Only the main thread can set handlers. Ignored signals stay ignored, as under nohup.
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                previous[number] = signal.signal(number, request)
-    try:
-        yield requested
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def _open_decider(job: Job) -> Decider:

@@ -60,11 +60,7 @@ def unfamiliar_note(answers: Iterable[Answer]) -> str:
 
 
 def text_line(record: Record, *, decider: Decider | None = None, with_prompt: bool = False) -> str:
-    """An answer as one line.
-
-    If the record's choices differ from those of the calibration, as a manifest's own choices may, the most likely
-    choice is shown.
-    """
+    """An answer as one line: with its likeliest choice if the choices are not those of the calibration."""
     said = one_line(record["text"])
     if record["choice"] is not None:
         calibration = None if decider is None else decider.calibration
@@ -72,13 +68,9 @@ def text_line(record: Record, *, decider: Decider | None = None, with_prompt: bo
         decision = (decider if decider is not None and is_known else Decider()).decide(record["choice"])
         said = one_line(decision.text)
         said += "" if decision.probability is None else f" ({decision.probability:.2f})"
-    asked = _before_answer(one_line(record["prompt"])) if with_prompt else ""
-    return f"{shown_name(record['picture'])}: {asked}{said}"
-
-
-def _before_answer(prompt: str) -> str:
-    """A prompt, with a separator before the answer."""
-    return f"{prompt} " if prompt.endswith(("?", ":", ".", "!")) else f"{prompt}: "
+    asked = one_line(record["prompt"])
+    asked += " " if asked.endswith(("?", ":", ".", "!")) else ": "
+    return f"{shown_name(record['picture'])}: {asked if with_prompt else ''}{said}"
 
 
 def one_line(text: str) -> str:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from llama_adapter.app.learning.training import probes
+from llama_adapter.app.learning.training import yardstick
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.vision.encoder import encoder_from_state
 from llama_adapter.vision.preprocess import preprocess
@@ -74,7 +74,7 @@ def nearest(learn_NF: Floats, labels_N: Ints, held_MF: Floats) -> Ints:
 
 def ridge(learn_NF: Floats, labels_N: Ints, held_MF: Floats) -> Ints:
     """The class (M,) with the highest output of a ridge regression of one-hot targets, as in a run's yardstick."""
-    likeliest_M: Ints = probes.ridge(learn_NF, np.eye(int(labels_N.max()) + 1)[labels_N], held_MF).argmax(axis=1)
+    likeliest_M: Ints = yardstick.ridge(learn_NF, np.eye(int(labels_N.max()) + 1)[labels_N], held_MF).argmax(axis=1)
     return likeliest_M
 
 

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from llama_adapter.app.learning.training.muon import Muon
+from llama_adapter.app.learning.training.stepping import Muon
 
 CHECKPOINT_EVERY_S = 60.0
 REPORT_EVERY_S = 20.0

@@ -15,17 +15,26 @@ def run_eval(options: argparse.Namespace) -> int:
     if os.path.lexists(options.out) and not os.path.isdir(options.out):
         raise UsageError(f"--out is a folder, and `{options.out}` is a file")
     spec = spec_from(options, sees_pictures=False)  # data may be text alone
+    from llama_adapter.app.captioning.tasks.question import Question
+    from llama_adapter.app.jobs.job import Job
     from llama_adapter.app.learning.evaluating.data import DataSettings
-    from llama_adapter.app.learning.evaluating.job import EvaluationJob, run_evaluation
+    from llama_adapter.app.learning.evaluating.job import ANSWERS, EvaluationJob, run_evaluation
+    from llama_adapter.app.pictures.inputs import InputSpec
+    from llama_adapter.llm.engine.sampling_params import SamplingParams
     from llama_adapter.runtime.settings.sources import to_run_again
 
     given = vars(options)
+    data = settings(DataSettings, given)
     values = {
         "spec": spec,
-        "data": settings(DataSettings, given),
+        "inputs": InputSpec(paths=data.data),
+        "questions": (Question(instruction=data.question),),
+        "sampling": settings(SamplingParams, {"max_new_tokens": options.max_new_tokens}),  # --seed is of the draw
+        "out": str(Path(options.out) / ANSWERS),
         "settings": to_run_again(options.effective, command="eval"),
     }
-    return run_evaluation(settings(EvaluationJob, {**given, **values}))
+    answering = settings(Job, {**given, **values})
+    return run_evaluation(EvaluationJob(data=data, out=options.out, against=options.against, answering=answering))
 
 
 def run_bench(options: argparse.Namespace) -> int:

@@ -31,15 +31,7 @@ class Chunk:
     items: tuple[WorkItem, ...]
     is_sure: bool = False  # whether all of it must be answered, regardless of earlier records
     num_losses: int = 0  # how often the chunk was lost
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReadChunk:
-    """A chunk whose pictures were read."""
-
-    number: int
-    items: tuple[WorkItem, ...]  # their pictures are readings
-    problem: Problem | None = None  # the reason, if none could be read
+    problem: Problem | None = None  # the reason, if its pictures could not be read
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,10 +78,7 @@ class Ledger:
         return chunk
 
     def settle(self, number: int) -> Chunk | None:
-        """Remove an answered chunk and return it.
-
-        Returns None if it was answered before, which may happen after a machine was lost.
-        """
+        """Remove a chunk and return it; None if it was answered before, as may happen after a machine was lost."""
         return self._under_way.pop(number, None)
 
     def enter_lost(self) -> tuple[list[Chunk], list[Answer]]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llama_adapter.app.captioning.work_items import WorkItem
-from llama_adapter.app.jobs.clusters.chunks import Chunk, Known, ReadChunk
+from llama_adapter.app.jobs.clusters.chunks import Chunk, Known
 from llama_adapter.app.jobs.clusters.places import READING_CPUS
 from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.pictures.inputs.addresses import is_remote, read_remote
@@ -56,7 +56,7 @@ def enter_folder(folder: str) -> None:
 
 
 def read_chunk(payload: bytes, *, reading: Reading, known: Known | None) -> bytes:
-    """Read a pickled `Chunk`; returns a pickled `ReadChunk`. A picture that cannot be read has an error."""
+    """Read the pictures of a pickled `Chunk`; returns it pickled, with readings or errors in their place."""
     chunk: Chunk = pickle.loads(payload)
     enter_folder(reading.folder)
     look = partial(_look, reader=_reader(reading), known=None if chunk.is_sure else known)
@@ -68,7 +68,7 @@ def read_chunk(payload: bytes, *, reading: Reading, known: Known | None) -> byte
     except Exception as error:  # an error of a single picture is in its reading instead
         problem = describe(error)
         items = tuple(dataclasses.replace(item, picture=PictureReading()) for item in chunk.items)
-    return pickle.dumps(ReadChunk(number=chunk.number, items=items, problem=problem), protocol=5)
+    return pickle.dumps(dataclasses.replace(chunk, items=items, problem=problem), protocol=5)
 
 
 def _look(item: WorkItem, *, reader: Reader, known: Known | None) -> WorkItem:
@@ -178,7 +178,7 @@ class ReadingPipeline:
 
 
 def read_block(batch: dict[str, "np.ndarray[Any, Any]"], *, reading: Reading, known: Any) -> dict[str, Any]:
-    """Read a batch of one pickled `Chunk`; returns one pickled `ReadChunk`. `known` is a reference to a `Known`."""
+    """As `read_chunk`, for a batch of one `Chunk`. `known` is a reference to a `Known`."""
     import ray
 
     found: Known | None = None if known is None else ray.get(known)

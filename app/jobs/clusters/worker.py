@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llama_adapter.app.captioning.captioner import Answer, Captioner
-from llama_adapter.app.jobs.clusters.chunks import AnsweredChunk, ReadChunk
+from llama_adapter.app.jobs.clusters.chunks import AnsweredChunk, Chunk
 from llama_adapter.app.jobs.clusters.reading import enter_folder
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.runner import check_questions, warm_up
@@ -60,7 +60,7 @@ class CaptionWorker:
     def answer(self, block: "pyarrow.Table") -> AnsweredChunk:
         """Answer a read chunk. `block` is a table with one row, whose `payload` is the pickled chunk."""
         started = time.perf_counter()
-        chunk: ReadChunk = pickle.loads(block["payload"][0].as_buffer())
+        chunk: Chunk = pickle.loads(block["payload"][0].as_buffer())
         digests, left_out, asked = [], [], []
         for position, item in enumerate(chunk.items):
             assert isinstance(item.picture, PictureReading), "the pictures of a read chunk were read"

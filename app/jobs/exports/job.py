@@ -14,23 +14,8 @@ from typing import Any, BinaryIO, Final, Literal
 from llama_adapter.app.captioning.decisions.calibration import Calibration, read_calibration
 from llama_adapter.app.captioning.decisions.decider import Decider
 from llama_adapter.app.captioning.decisions.rule import Rule
+from llama_adapter.app.jobs.exports import outputs
 from llama_adapter.app.jobs.exports.formats import SidecarNames
-from llama_adapter.app.jobs.exports.outputs import (
-    KOHYA_NAME,
-    METADATA_NAME,
-    Decided,
-    Template,
-    check_parts,
-    jsonl_lines,
-    kohya_lines,
-    metadata_lines,
-    source_lines,
-    table_lines,
-    text_of,
-    with_decisions,
-    write_parts,
-)
-from llama_adapter.app.jobs.exports.parquet import write_parquet
 from llama_adapter.app.jobs.exports.sidecars import PLAIN_TEXT, XMP, Existing, Refusals, SidecarFiles
 from llama_adapter.app.jobs.exports.survey import MAX_REMEMBERED, Selection, Survey, file_name, record_files, survey
 from llama_adapter.app.jobs.records.manifest import runs_behind
@@ -88,7 +73,7 @@ class ExportRecordsJob:
             raise ValueError(f"wanted a suffix such as .caption, got {self.suffix!r}")
         if self.suffix is not None and self.suffix.lower() in PICTURE_SUFFIXES:
             raise ValueError(f"{self.suffix} is the suffix of pictures: choose another one for texts")
-        Template(self.template or "{text}")  # raises for other fields
+        outputs.Template(self.template or "{text}")  # raises for other fields
         Rule.from_flags(self.threshold, self.abstain)  # raises for numbers out of range
 
 
@@ -108,12 +93,12 @@ def run_export_records(job: ExportRecordsJob) -> int:
         return _export_sidecars(job, paths, selection, decider)
     found = survey(paths, selection)
     _check(job, found, decider)
-    rows = with_decisions(found.last_of_pictures() if job.to in _ONE_A_PICTURE else found.records(), decider)
+    rows = outputs.with_decisions(found.last_of_pictures() if job.to in _ONE_A_PICTURE else found.records(), decider)
     refusals = Refusals()
     write = _writer(job, found, decider, place, refusals)
     if job.rows_per_file is not None:
         assert place is not None, "parts have a folder"
-        write_parts(rows, Path(place), suffix=job.to, rows_in_a_part=job.rows_per_file, write=write)
+        outputs.write_parts(rows, Path(place), suffix=job.to, rows_in_a_part=job.rows_per_file, write=write)
     else:
         with _opened(place) as file:
             write(rows, file)
@@ -124,7 +109,7 @@ def run_export_records(job: ExportRecordsJob) -> int:
 
 
 def _export_sidecars(job: ExportRecordsJob, paths: list[str], selection: Selection, decider: Decider) -> int:
-    below, template = _writable(job, paths), Template(job.template or "{text}")
+    below, template = _writable(job, paths), outputs.Template(job.template or "{text}")
     is_xmp = job.to == "xmp"
     files = SidecarFiles(
         job.out,
@@ -140,9 +125,9 @@ def _export_sidecars(job: ExportRecordsJob, paths: list[str], selection: Selecti
     with files:
         found = survey(paths, selection, see=lambda record: files.see(file_name(record)))
         _check(job, found, decider)
-        for record, decision in with_decisions(found.last_of_pictures(), decider):
+        for record, decision in outputs.with_decisions(found.last_of_pictures(), decider):
             picture = file_name(record)
-            files.write(picture, template.fill(picture=picture, text=text_of(record, decision)))
+            files.write(picture, template.fill(picture=picture, text=outputs.text_of(record, decision)))
     kept = f", {files.num_kept} with another text kept" if files.num_kept else ""
     _say(job, f"{files.num_written} texts written, {files.num_same} were there already{kept}; {_left_out(found)}")
     if files.other_name is not None:
@@ -180,24 +165,24 @@ def _writable(job: ExportRecordsJob, paths: list[str]) -> list[str]:
 
 def _writer(
     job: ExportRecordsJob, found: Survey, decider: Decider, place: str | None, refusals: Refusals
-) -> Callable[[Iterable[Decided], BinaryIO], object]:
+) -> Callable[[Iterable[outputs.Decided], BinaryIO], object]:
     """The function that writes rows to one file; `refusals` collects the pictures that it leaves out."""
     if job.to == "parquet":
-        return partial(write_parquet, runs=[dataclasses.asdict(run) for run in runs_behind(found.paths)])
-    template: dict[str, Any] = {"template": Template(job.template or "{text}"), "refusals": refusals}
-    lines: Callable[[Iterable[Decided]], Iterator[bytes]] = source_lines
+        return partial(outputs.write_parquet, runs=[dataclasses.asdict(run) for run in runs_behind(found.paths)])
+    template: dict[str, Any] = {"template": outputs.Template(job.template or "{text}"), "refusals": refusals}
+    lines: Callable[[Iterable[outputs.Decided]], Iterator[bytes]] = outputs.source_lines
     match job.to:
         case "csv":
-            lines = partial(table_lines, choices=_columns(job, found, decider), decider=decider)
+            lines = partial(outputs.table_lines, choices=_columns(job, found, decider), decider=decider)
         case "jsonl":
-            lines = partial(jsonl_lines, decider=decider)
+            lines = partial(outputs.jsonl_lines, decider=decider)
         case "metadata":
             folder = os.path.dirname(place or "") or "."
-            lines = partial(metadata_lines, folder=folder, has_choices=bool(found.choices), **template)
+            lines = partial(outputs.metadata_lines, folder=folder, has_choices=bool(found.choices), **template)
         case "kohya":
-            lines = partial(kohya_lines, **template)
+            lines = partial(outputs.kohya_lines, **template)
 
-    def write(rows: Iterable[Decided], file: BinaryIO) -> None:
+    def write(rows: Iterable[outputs.Decided], file: BinaryIO) -> None:
         for line in lines(rows):
             write_whole(file, line)
 
@@ -236,13 +221,14 @@ def _place(job: ExportRecordsJob, paths: list[str]) -> str | None:
     if job.rows_per_file is not None:
         if any(os.path.dirname(os.path.realpath(path)) == os.path.realpath(place) for path in paths):
             raise UsageError(f"`{place}` is the folder of the records themselves", hint="name another one as --out")
-        check_parts(Path(place), force=job.force)
+        outputs.check_parts(Path(place), force=job.force)
         return place
     if job.to in ("metadata", "kohya") and (os.path.isdir(place) or place.endswith(("/", os.sep))):
-        place = os.path.join(place, METADATA_NAME if job.to == "metadata" else KOHYA_NAME)
-    if job.to == "metadata" and os.path.basename(place) != METADATA_NAME:
+        place = os.path.join(place, outputs.METADATA_NAME if job.to == "metadata" else outputs.KOHYA_NAME)
+    if job.to == "metadata" and os.path.basename(place) != outputs.METADATA_NAME:
         raise UsageError(
-            f"Wanted a folder, or a file of the name {METADATA_NAME} that other programs know, got `{place}` as --out"
+            f"Wanted a folder, or a file of the name {outputs.METADATA_NAME} that other programs know, got "
+            f"`{place}` as --out"
         )
     if os.path.exists(place) and any(os.path.samefile(place, path) for path in paths if os.path.exists(path)):
         raise UsageError(f"`{place}` is a file of answers itself", hint="name another file as --out")

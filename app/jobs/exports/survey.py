@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from llama_adapter.app.jobs.records.index import Moves
+from llama_adapter.app.jobs.records.index import Keys, Moves, last_places
 from llama_adapter.app.jobs.records.record import Record, may_be_escaped, read_records, superseded_names
 from llama_adapter.app.pictures.inputs import natural_key
 from llama_adapter.app.pictures.names import escaped_name, find_escaped, name_key, picture_key
@@ -19,8 +19,6 @@ from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.record_lines import RecordFileError
 
 MAX_REMEMBERED: Final = 100  # limit for each of prompts, choices and runs, which are used in messages and columns
-
-_Keys = NDArray[np.uint64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +42,7 @@ class Selection:
 
 @dataclass(kw_only=True, slots=True)
 class Survey:
-    """The result of the first pass. It takes 26 bytes for each record."""
+    """The result of the first pass. It takes 17 bytes for each record."""
 
     paths: tuple[str, ...]
     selection: Selection
@@ -58,9 +56,8 @@ class Survey:
     choices: dict[tuple[str, ...], None] = field(default_factory=dict)
     runs: dict[str, None] = field(default_factory=dict)
     _kept: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
-    _pictures: _Keys = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
-    _prompts: _Keys = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
-    _ids: _Keys = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
+    _pictures: Keys = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
+    _prompts: Keys = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
 
     def records(self) -> Iterator[Record]:
         """The records that count, in their order. Raises the errors of `read_records`.
@@ -90,14 +87,17 @@ class Survey:
     @property
     def num_repeated(self) -> int:
         """Number of records whose picture and prompt also have a later answer, by another model or settings."""
-        pairs = np.stack((self._pictures[self._kept], self._prompts[self._kept]), axis=1)
-        return len(pairs) - len(np.unique(pairs, axis=0))
+        return self.num_taken - len(self._pairs)
 
     @property
     def has_several_prompts(self) -> bool:
         """Whether some picture has answers to more than one prompt."""
-        pairs = np.unique(np.stack((self._pictures[self._kept], self._prompts[self._kept]), axis=1), axis=0)
-        return len(np.unique(pairs[:, 0])) < len(pairs)
+        return self.num_pictures < len(self._pairs)
+
+    @property
+    def _pairs(self) -> Keys:
+        """The different pairs of picture and prompt."""
+        return np.unique(np.stack((self._pictures[self._kept], self._prompts[self._kept]), axis=1), axis=0)
 
     def last_of_pictures(self) -> Iterator[Record]:
         """For each picture, the last record that counts."""
@@ -138,13 +138,14 @@ def survey(paths: Sequence[str], selection: Selection, *, see: Callable[[Record]
             if see is not None and selection.takes(record):
                 see(record)
         found.num_lines.append(len(pictures) - num_before)
-    found._pictures, found._prompts, found._ids = (np.array(keys, dtype=np.uint64) for keys in (pictures, prompts, ids))
+    found._pictures, found._prompts, ids_N, runs_N = (
+        np.array(keys, dtype=np.uint64) for keys in (pictures, prompts, ids, runs)
+    )
     old_names.rename(found._pictures)
     is_failed = np.frombuffer(failed, dtype=np.bool_)
-    is_current = _is_last(found._pictures, found._ids, first=~is_failed)
-    is_current &= ~moves.are_replaced(found._ids, found._pictures)
-    run_of = np.array(runs, dtype=np.uint64)
-    is_current &= ~is_failed | (run_of[_last_places(found._pictures, found._prompts)] == run_of)
+    is_current = _is_last(found._pictures, ids_N, later=~is_failed)
+    is_current &= ~moves.are_replaced(ids_N, found._pictures)
+    is_current &= ~is_failed | (runs_N[last_places(found._pictures, found._prompts)] == runs_N)
     for place in np.flatnonzero(is_current & is_failed).tolist() if superseded else ():
         by, run = superseded.get(pictures[place], (-1, 0))
         is_current[place] = by < place or run == runs[place]
@@ -159,10 +160,7 @@ def survey(paths: Sequence[str], selection: Selection, *, see: Callable[[Record]
 
 
 def record_files(names: Sequence[str]) -> list[str]:
-    """The named files; for a folder, the .jsonl files in it, in natural order.
-
-    Raises UsageError for pipes, because records are read twice.
-    """
+    """The named files, of folders the .jsonl files in natural order. Raises UsageError for pipes: all is read twice."""
     files: list[str] = []
     for name in names:
         if os.path.isdir(name):
@@ -175,24 +173,10 @@ def record_files(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(files))
 
 
-def _is_last(*keys: _Keys, first: NDArray[np.bool_] | None = None) -> NDArray[np.bool_]:
-    """Whether each row is the last one with its keys. Rows marked in `first` sort after others with the same keys."""
-    is_last: NDArray[np.bool_] = _last_places(*keys, first=first) == np.arange(len(keys[0]))
+def _is_last(*keys: Keys, later: NDArray[np.bool_] | None = None) -> NDArray[np.bool_]:
+    """Whether each row is the last one with its keys, see `last_places`."""
+    is_last: NDArray[np.bool_] = last_places(*keys, later=later) == np.arange(len(keys[0]))
     return is_last
-
-
-def _last_places(*keys: _Keys, first: NDArray[np.bool_] | None = None) -> NDArray[np.intp]:
-    """For each row, the last row with the same keys; see `_is_last`."""
-    count = len(keys[0])
-    rank = np.zeros(count, dtype=np.bool_) if first is None else first
-    order = np.lexsort((np.arange(count), rank, *keys))
-    differs = np.zeros(max(count - 1, 0), dtype=np.bool_)
-    for key in keys:
-        differs |= key[order[:-1]] != key[order[1:]]
-    is_end = np.append(differs, True)[:count]
-    places = np.zeros(count, dtype=np.intp)
-    places[order] = order[is_end][np.cumsum(is_end) - is_end]
-    return places
 
 
 def _remember(found: Survey, record: Record) -> None:
@@ -237,7 +221,7 @@ class OldNames:
             if self._own.setdefault(key(escaped), own) != own:
                 self._own[key(escaped)] = None
 
-    def rename(self, pictures: _Keys) -> None:
+    def rename(self, pictures: Keys) -> None:
         """Replace the keys of escaped names in `pictures` by the keys of the true names."""
         for row, old in zip(self._rows, self._keys, strict=True):
             own = self._own.get(old)

@@ -16,6 +16,7 @@ from llama_adapter.app.jobs.records.record import Record, may_be_escaped, read_r
 from llama_adapter.app.pictures.names import name_key, place_of
 
 State = Literal["answered", "failed"]
+Keys = NDArray[np.uint64]
 
 # Number of records under other names that are examined. A picture with more copies may be answered again.
 _MAX_DOUBTS = 16
@@ -40,25 +41,34 @@ class Moves:
         for kept, key in zip(self._keys, keys, strict=True):
             kept.append(key)
 
-    def are_replaced(self, *keys: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    def are_replaced(self, *keys: Keys) -> NDArray[np.bool_]:
         """Whether each row with these keys, of shape (rows,), comes before a record that replaces it."""
         num_rows = len(keys[0])
         if not self._rows:
             return np.zeros(num_rows, dtype=np.bool_)
-        rows = np.concatenate((np.arange(num_rows, dtype=np.uint64), np.array(self._rows, dtype=np.uint64)))
-        both = [
-            np.concatenate((own, np.array(moved, dtype=np.uint64))) for own, moved in zip(keys, self._keys, strict=True)
-        ]
-        order = np.lexsort((rows, *both))
-        starts = np.zeros(len(order), dtype=np.bool_)
-        for one in both:
-            starts[1:] |= one[order[1:]] != one[order[:-1]]
-        group = np.empty(len(order), dtype=np.intp)
-        group[order] = np.cumsum(starts)
-        last = np.full(len(order), -1, dtype=np.int64)  # the last replacing row of each group
-        np.maximum.at(last, group[num_rows:], rows[num_rows:].astype(np.int64))
-        are_replaced: NDArray[np.bool_] = np.arange(num_rows) < last[group[:num_rows]]
+        both = [np.concatenate((own, moved)) for own, moved in zip(keys, map(_as_keys, self._keys), strict=True)]
+        last = last_places(*both, later=np.arange(len(both[0])) >= num_rows)[:num_rows]
+        rows = np.concatenate((np.zeros(num_rows, dtype=np.uint64), _as_keys(self._rows)))  # 0: replaced by none
+        are_replaced: NDArray[np.bool_] = np.arange(num_rows) < rows[last]
         return are_replaced
+
+
+def last_places(*keys: Keys, later: NDArray[np.bool_] | None = None) -> NDArray[np.intp]:
+    """For each row, the last row with the same keys. Rows marked in `later` sort after others with the same keys."""
+    count = len(keys[0])
+    rank = np.zeros(count, dtype=np.bool_) if later is None else later
+    order = np.lexsort((np.arange(count), rank, *keys))
+    differs = np.zeros(max(count - 1, 0), dtype=np.bool_)
+    for key in keys:
+        differs |= key[order[:-1]] != key[order[1:]]
+    is_end = np.append(differs, True)[:count]
+    places = np.zeros(count, dtype=np.intp)
+    places[order] = order[is_end][np.cumsum(is_end) - is_end]
+    return places
+
+
+def _as_keys(numbers: "array[int]") -> Keys:
+    return np.array(numbers, dtype=np.uint64)
 
 
 class RecordIndex:
@@ -73,20 +83,20 @@ class RecordIndex:
     def __init__(self, paths: Iterable[str | os.PathLike[str]]) -> None:
         """Reads all files, oldest first. Raises `RecordFileError` and OSError."""
         self._paths = tuple(map(Path, paths))
-        keys, files, offsets, failed = bytearray(), array("L"), array("Q"), bytearray()
+        keys, files, offsets, failed = array("Q"), array("L"), array("Q"), bytearray()
         superseded: dict[int, tuple[int, int, str]] = {}  # by name: position and run of the last superseding record
         moves = Moves(num_keys=3)
         for number, path in enumerate(self._paths):
             for offset, record in read_record_lines(path):
-                keys += _key(record["id"], record["picture"])
+                keys.extend(_key(record["id"], record["picture"]))
                 files.append(number)
                 offsets.append(offset)
                 failed.append(record["error"] is not None)
                 if (former := record.get("moved_from")) is not None:
-                    moves.add(len(failed) - 1, *_parts(_key(record["id"], former)))
+                    moves.add(len(failed) - 1, *_key(record["id"], former))
                 for mended in superseded_names(record):
                     superseded[name_key(mended)] = number, offset, record["run"]
-        high, low, name = np.frombuffer(bytes(keys), dtype=">u8").reshape(-1, 3).astype(np.uint64).T
+        high, low, name = _as_keys(keys).reshape(-1, 3).T
         order = np.lexsort((name, low, high))  # stable: equal keys keep their order
         self._high, self._low, self._name = high[order], low[order], name[order]
         self._files = np.array(files, dtype=np.uint32)[order]
@@ -140,10 +150,7 @@ class RecordIndex:
         return self._record_of(failed)["run"] != self._record_of(answered)["run"]
 
     def claim(self, record_id: str, picture: str, *, path: str | None = None) -> Claim | None:
-        """Claim the record of this picture, unless another picture has claimed it.
-
-        `path` is the picture's file, if it has one.
-        """
+        """Claim the record of this picture, whose file is `path`, unless another picture has claimed it."""
         with self._lock:
             return self._take(self._candidates(_key(record_id, picture), path))
 
@@ -163,7 +170,7 @@ class RecordIndex:
         """Rows that no picture has claimed, answers first."""
         return (row for row in sorted(rows, key=self._has_failed.__getitem__) if not self._is_claimed[row])
 
-    def _candidates(self, key: bytes, path: str | None) -> Iterator[tuple[int, Record | None]]:
+    def _candidates(self, key: tuple[int, ...], path: str | None) -> Iterator[tuple[int, Record | None]]:
         """Rows, with their record if its picture has moved."""
         own, first, last = self._rows(key)
         yield from ((row, None) for row in self._free(own))
@@ -175,9 +182,9 @@ class RecordIndex:
             if _stands_for(record, path):
                 yield row, None if path is None or os.path.lexists(record["picture"]) else record
 
-    def _rows(self, key: bytes) -> tuple[range, int, int]:
+    def _rows(self, key: tuple[int, ...]) -> tuple[range, int, int]:
         """The rows with this id and name, and the bounds of all rows with this id."""
-        high, low, name = map(np.uint64, _parts(key))
+        high, low, name = map(np.uint64, key)
         first, last = _bounds(self._high, high, 0, len(self))
         first, last = _bounds(self._low, low, first, last)
         return range(*_bounds(self._name, name, first, last)), first, last
@@ -204,21 +211,17 @@ class RecordIndex:
             self._is_claimed[row] |= not self._has_failed[slice(*same)].all()
 
 
-def _key(record_id: str, picture: str) -> bytes:
-    """A key of 24 bytes: the id (or its digest, if it is not 32 hex digits) and a digest of the name."""
+def _key(record_id: str, picture: str) -> tuple[int, ...]:
+    """Three numbers: the halves of the id (or of its digest, if it is not 32 hex digits), and a digest of the name."""
     try:
         own = bytes.fromhex(record_id)
     except ValueError:
         own = b""
     own = own if len(own) == 16 else hashlib.blake2b(record_id.encode(errors="surrogatepass"), digest_size=16).digest()
-    return own + name_key(picture).to_bytes(8, "big")
+    return int.from_bytes(own[:8], "big"), int.from_bytes(own[8:], "big"), name_key(picture)
 
 
-def _parts(key: bytes) -> tuple[int, ...]:
-    return tuple(int.from_bytes(key[start : start + 8], "big") for start in (0, 8, 16))
-
-
-def _bounds(ascending: NDArray[np.uint64], value: np.uint64, first: int, last: int) -> tuple[int, int]:
+def _bounds(ascending: Keys, value: np.uint64, first: int, last: int) -> tuple[int, int]:
     """The bounds of `value` in the sorted `ascending[first:last]`."""
     part = ascending[first:last]
     return first + int(part.searchsorted(value, "left")), first + int(part.searchsorted(value, "right"))

@@ -16,8 +16,7 @@ from llama_adapter.app.captioning.tasks.question import Question
 from llama_adapter.app.jobs.records.record import recorded_choice
 from llama_adapter.app.learning.calibration.fitting import Examples, calibrate
 from llama_adapter.app.learning.calibration.report import Mistake, format_calibration, write_plot
-from llama_adapter.app.learning.evaluating.answers import work_items
-from llama_adapter.app.learning.evaluating.outcomes import question_of
+from llama_adapter.app.learning.evaluating.outcomes import question_of, work_items
 from llama_adapter.app.learning.labelled.example import Example
 from llama_adapter.app.learning.labelled.reading import read_examples
 from llama_adapter.app.learning.labelled.rows import Columns

@@ -47,8 +47,11 @@ def format_calibration(calibration: Calibration, *, mistakes: Sequence[Mistake] 
     ]
     if found.held_out is not None:
         lines.append(_row("after, cross-validated", found.held_out))
-    if more := [*_threshold_lines(found), *(f"note: {note}" for note in _notes(found))]:
-        lines += ["", *more]
+    more = [] if found.threshold is None else [_figures(found, found.threshold)]
+    if found.threshold is not None and found.held_out_precision is not None and not found.is_promised:
+        more.append(f"cross-validated precision of the threshold: {found.held_out_precision:.1%}")
+    more += [f"note: {note}" for note in _notes(found)]
+    lines += ["", *more] if more else []
     if mistakes:
         lines += ["", f"{len(mistakes)} answers differ from their labels, the most confident first:"]
         for one in mistakes[:_NUM_MISTAKES]:
@@ -85,15 +88,6 @@ def headline(found: Calibration) -> str:
         return bound
     needed = f" (about {_rounded(promise.num_needed):,} would do)" if promise.num_needed is not None else ""
     return f"{found.num_examples} examples are too few to promise {target}{needed}; they promise: {bound}"
-
-
-def _threshold_lines(found: Calibration) -> list[str]:
-    if found.threshold is None:
-        return []
-    lines = [_figures(found, found.threshold)]
-    if found.held_out_precision is not None and not found.is_promised:
-        lines.append(f"cross-validated precision of the threshold: {found.held_out_precision:.1%}")
-    return lines
 
 
 def _figures(found: Calibration, threshold: Threshold) -> str:

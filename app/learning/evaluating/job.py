@@ -3,11 +3,8 @@
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from PIL import Image
-
-from llama_adapter.app.captioning.tasks.question import Question
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.job_planner import JobPlanner
 from llama_adapter.app.jobs.records.record import Record, read_records
@@ -32,11 +29,8 @@ from llama_adapter.app.learning.scores.report import SCORES, as_html, as_json, a
 from llama_adapter.app.learning.scores.scoring import Scores, score
 from llama_adapter.app.models.sight import is_blind
 from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.app.pictures.inputs import InputSpec, PictureInput, QuestionFields
+from llama_adapter.app.pictures.inputs import PictureInput, QuestionFields
 from llama_adapter.app.pictures.reading.reader import PictureReading
-from llama_adapter.app.pictures.reading.sources import FileSlice
-from llama_adapter.app.pictures.reading.spec import DEFAULT_PICTURE_TIMEOUT_S, DEFAULT_READER, ReaderKind
-from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.locking import locked_output
@@ -54,18 +48,10 @@ _MOST_NAMED: Final = 5  # pictures that a note names
 class EvaluationJob:
     """One run of `eval`, as plain values."""
 
-    spec: CaptionerSpec
     data: DataSettings
     out: str  # folder for answers and reports
     against: str | None = None  # the folder of another evaluation of the same data
-    max_new_tokens: int = SamplingParams.max_new_tokens
-    overwrite: bool = False  # this and the next five fields are those of `Job`
-    retry_errors: bool = False
-    max_errors: int | None = None
-    reader: ReaderKind = DEFAULT_READER
-    picture_timeout_s: float = DEFAULT_PICTURE_TIMEOUT_S
-    quiet: bool = False
-    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    answering: Job  # asks the questions; it gets its `items` when the data are read
 
 
 class _Asked(NamedTuple):
@@ -87,35 +73,37 @@ def run_evaluation(job: EvaluationJob) -> int:
 
 def _run(job: EvaluationJob) -> int:
     against = None if job.against is None else read_against(job.against, out=job.out)
-    data = read_data(job.data, stored=lambda: _stored(job.spec))
+    data = read_data(job.data, stored=lambda: _stored(job.answering.spec))
     if against is not None:
         check_against(against, data, question=job.data.question, path=str(job.against))
     _say_problems(job, data)
     asked = list(_asked(data.examples, question=job.data.question))
-    answering, runner = _answering(job, asked), LocalRunner()
+    answering, runner = _with_items(job.answering, asked), LocalRunner()
     code = run_job(answering, runner)
     if code == ExitCode.INTERRUPTED:
         return code
     folder = Path(job.out)
     planner = JobPlanner(answering, spec=runner.spec, info=runner.info)
-    found = _answered(data.examples, asked, planner, read_records(folder / ANSWERS))
-    if not found.outcomes:
+    outcomes, unreadable, num_refused = _answered(data.examples, asked, planner, read_records(folder / ANSWERS))
+    if not outcomes:
         say("error: none of the examples was answered")
         return ExitCode.FAILED
-    unreadable = data.unreadable | found.unreadable
-    saved = SavedOutcomes(model=runner.info.name, task=data.task, outcomes=tuple(found.outcomes))
+    unreadable = data.unreadable | unreadable
+    saved = SavedOutcomes(model=runner.info.name, task=data.task, outcomes=tuple(outcomes))
     draws = Draws(seed=job.data.seed)
-    notes = _notes(job, data, unreadable=unreadable, num_refused=found.num_refused)
-    scores = score(found.outcomes, model=saved.model, task=data.task, draws=draws, notes=notes)
+    notes = _notes(job, data, unreadable=unreadable, num_refused=num_refused)
+    scores = score(outcomes, model=saved.model, task=data.task, draws=draws, notes=notes)
     write_outcomes(saved, folder / OUTCOMES)
     comparison = None
     if against is not None:
-        comparison = compare_with(against, saved, path=str(job.against), out=job.out, draws=draws, quiet=job.quiet)
+        comparison = compare_with(
+            against, saved, path=str(job.against), out=job.out, draws=draws, quiet=job.answering.quiet
+        )
     _write_reports(folder, scores, comparison, examples=data.examples)
     print(as_markdown(dataclasses.replace(scores, worst=()), comparison), end="")
-    if not job.quiet:
+    if not job.answering.quiet:
         say(f"the reports are in `{shown_name(job.out)}`; scores.html shows the worst answers")
-    return ExitCode.PICTURE_ERRORS if unreadable or found.num_refused else ExitCode.OK
+    return ExitCode.PICTURE_ERRORS if unreadable or num_refused else ExitCode.OK
 
 
 def _stored(spec: CaptionerSpec) -> "StoredQuestions":
@@ -126,7 +114,7 @@ def _stored(spec: CaptionerSpec) -> "StoredQuestions":
 
 def _model_questions(job: EvaluationJob, data: EvaluationData) -> Iterator[str]:
     """Sentences about the questions that come from the model."""
-    spec = job.spec
+    spec = job.answering.spec
     path = spec.decoder or spec.adapter or spec.model or spec.llama_dir
     model = "the embedded model" if path is None else f"`{shown_name(path)}`"
     for kind, text in data.model_questions.items():
@@ -134,11 +122,11 @@ def _model_questions(job: EvaluationJob, data: EvaluationData) -> Iterator[str]:
 
 
 def _say_problems(job: EvaluationJob, data: EvaluationData) -> None:
-    if is_blind(job.spec) and any(example.item.source is not None for example in data.examples):
+    if is_blind(job.answering.spec) and any(example.item.source is not None for example in data.examples):
         raise UsageError("--llama-dir needs --adapter beside it: a file such as BIAS-7B.pth")
     for reason in data.unreadable.values():
         say(f"error: {reason}")
-    for note in (*data.warnings, *_model_questions(job, data)) if not job.quiet else ():
+    for note in (*data.warnings, *_model_questions(job, data)) if not job.answering.quiet else ():
         say(f"note: {note}")
 
 
@@ -158,42 +146,30 @@ def _asked(examples: Sequence[Example], *, question: str | None) -> Iterator[_As
         yield _Asked(item=item, examples=tuple(asking))
 
 
-def _answering(job: EvaluationJob, asked: Sequence[_Asked]) -> Job:
+def _with_items(job: Job, asked: Sequence[_Asked]) -> Job:
     """The job that answers the questions of all examples."""
     is_text = all(one.item.source is None for one in asked)
-    return Job(
-        spec=job.spec,
-        inputs=InputSpec(paths=job.data.data, is_text=is_text),
-        questions=(Question(instruction=job.data.question),),
+    return dataclasses.replace(
+        job,
+        inputs=dataclasses.replace(job.inputs, is_text=is_text),
         items=tuple(one.item for one in asked),
-        sampling=SamplingParams(max_new_tokens=job.max_new_tokens),
-        out=str(Path(job.out) / ANSWERS),
-        overwrite=job.overwrite,
-        retry_errors=job.retry_errors,
-        max_errors=job.max_errors,
         reader="thread" if is_text else job.reader,
-        picture_timeout_s=job.picture_timeout_s,
-        quiet=job.quiet,
-        settings=job.settings,
     )
-
-
-@dataclasses.dataclass(slots=True)
-class _Found:
-    outcomes: list[Outcome] = dataclasses.field(default_factory=list)  # in the order of the examples
-    unreadable: dict[str, str] = dataclasses.field(default_factory=dict)  # pictures by name, with the reason
-    num_refused: int = 0  # questions that the model could not answer
 
 
 def _answered(
     examples: Sequence[Example], asked: Sequence[_Asked], planner: JobPlanner, records: Iterable[Record]
-) -> _Found:
-    """The outcomes of all examples whose pictures could be read."""
+) -> tuple[list[Outcome], dict[str, str], int]:
+    """The outcomes of all examples whose pictures could be read, in the order of the examples.
+
+    Also returns the other pictures by name, with the reason, and the number of questions that the model could not
+    answer.
+    """
     by_id: dict[str, Record] = {}
     for one_record in records:
         if one_record["error"] is None or one_record["id"] not in by_id:
             by_id[one_record["id"]] = one_record
-    found, outcomes = _Found(), dict[int, Outcome]()
+    outcomes, unreadable, num_refused = dict[int, Outcome](), dict[str, str](), 0
     for one in asked:
         work, _ = planner.item(one.item)
         prefix = work.picture.digest if isinstance(work.picture, PictureReading) else ""
@@ -202,7 +178,7 @@ def _answered(
             # If a picture disappeared after the data were checked, its record has no digest.
             record = by_id.get(key.id(example.digest or prefix)) or by_id.get(key.id(""))
             if record is None:
-                found.unreadable[example.item.label] = "it changed after the data were checked"
+                unreadable[example.item.label] = "it changed after the data were checked"
                 continue
             error = record["error"]
             code, choice = error and error["code"], record["choice"]
@@ -210,10 +186,9 @@ def _answered(
             if outcome is not None:
                 outcomes[index] = outcome
             elif error is not None:
-                found.unreadable[example.item.label] = error["message"]
-            found.num_refused += error is not None and error["code"] in MODEL_ERRORS
-    found.outcomes = [outcomes[index] for index in sorted(outcomes)]
-    return found
+                unreadable[example.item.label] = error["message"]
+            num_refused += error is not None and error["code"] in MODEL_ERRORS
+    return [outcomes[index] for index in sorted(outcomes)], unreadable, num_refused
 
 
 def _notes(
@@ -236,13 +211,9 @@ def _notes(
 
 def _write_reports(folder: Path, scores: Scores, comparison: Comparison | None, *, examples: Sequence[Example]) -> None:
     sources = {example.item.label: example.item.source for example in examples}
-
-    def thumbnail(outcome: Outcome) -> Image.Image | None:
-        source = sources.get(outcome.picture)
-        return thumbnail_of(source) if isinstance(source, str | bytes | FileSlice) else None
-
-    page = as_html(scores, comparison, thumbnail=thumbnail)
-    table = as_json(scores, comparison, thumbnail=thumbnail)
+    pictures = [thumbnail_of(sources.get(one.outcome.picture)) for one in scores.worst]
+    page = as_html(scores, comparison, pictures=pictures)
+    table = as_json(scores, comparison, pictures=pictures)
     for name, text in {SCORES: table, "scores.md": as_markdown(scores, comparison), "scores.html": page}.items():
         with atomic_write(folder / name) as file:
             file.write(text.encode(errors="backslashreplace"))

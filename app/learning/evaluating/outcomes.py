@@ -1,20 +1,28 @@
-"""The questions of examples, outcomes from the answers to them, and files of outcomes. Imports no model."""
+"""The questions of examples, the answers to them as outcomes, and files of outcomes. Imports no model."""
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final, cast, get_args
+from typing import TYPE_CHECKING, Any, Final, cast, get_args
 
+from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.captioning.tasks.choose import choosing
 from llama_adapter.app.captioning.tasks.question import Question
+from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
 from llama_adapter.app.jobs.questions import complete, fill, picture_variables
+from llama_adapter.app.jobs.records.record import recorded_choice
 from llama_adapter.app.learning.labelled.example import Example
 from llama_adapter.app.learning.scores.outcome import Outcome, Task
+from llama_adapter.app.pictures.reading.reader import PictureReading
+from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.json_object import check_fields
 from llama_adapter.runtime.text import shown_excerpt, shown_name
+
+if TYPE_CHECKING:  # it imports torch
+    from llama_adapter.app.captioning.captioner import Captioner
 
 OUTCOMES_FORMAT: Final = "llama-adapter-outcomes"
 OUTCOMES_VERSION: Final = 1
@@ -134,3 +142,45 @@ def require_questions(without: Sequence[Example], *, count: int) -> None:
             f"{shown_excerpt(without[0].place)}",
             hint="pass one for these as --question",
         )
+
+
+def ask_examples(captioner: "Captioner", examples: Sequence[Example], *, sampling: SamplingParams) -> list[Outcome]:
+    """The examples with their answers, in the order of the examples.
+
+    The answer to an example with choices is the most probable choice, with the probability of each choice. Other
+    answers are generated text. An example without a question asks the model's caption prompt. A picture is read and
+    encoded once for all its questions. Examples without a picture use the prefix that the model was trained with for
+    texts.
+
+    An example whose picture cannot be read is left out. If the model cannot answer an example, because its logits are
+    not finite or the prompt is too long, the answer is empty, which counts as wrong.
+
+    Raises TemplateError if a question has a variable that its example lacks, and UsageError if there are pictures but
+    the model sees none.
+    """
+    if any(example.item.source is not None for example in examples):
+        captioner.info.require_sight()
+    asked = [question_of(example, question=None) for example in examples]
+    found: dict[int, Outcome] = {}
+    for event in captioner.run(list(work_items(captioner, examples, asked)), sampling=sampling):
+        if not isinstance(event, Answer):
+            continue
+        code = None if event.error is None else event.error.code
+        shown = asked[event.index].shown(captioner.info.default_prompt)
+        choice = recorded_choice(event)
+        outcome = outcome_of(examples[event.index], event.text, choice=choice, error=code, shown=shown)
+        if outcome is not None:
+            found[event.index] = outcome
+    return [found[index] for index in sorted(found)]
+
+
+def work_items(captioner: "Captioner", examples: Sequence[Example], asked: Sequence[Question]) -> Iterator[WorkItem]:
+    """One work item for each picture, in their order, and for each example without one. `asked` has their questions."""
+    default = captioner.info.default_prompt
+    for group in by_picture(examples):
+        item = examples[group[0]].item
+        picture = PictureReading(digest=captioner.info.text_prefix()) if item.source is None else item.source
+        questions = (
+            WorkQuestion(index=index, prompt=asked[index].prompt(default), task=asked[index].task) for index in group
+        )
+        yield WorkItem(picture=picture, label=item.label, questions=tuple(questions))

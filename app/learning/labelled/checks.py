@@ -31,10 +31,7 @@ def check_examples(found: Examples, *, question: str | None = None) -> None:
 
 
 def check_split_names(found: Examples, *, report: Callable[[str, str], None], chosen: str | None = None) -> None:
-    """Report examples whose split is neither a usual one nor `chosen`: a misspelt split would lose its examples.
-
-    `report` is `found.refuse` or `found.warn`.
-    """
+    """Report examples whose split is neither usual nor `chosen`, by `found.refuse` or `warn`: it may be misspelt."""
     counts = Counter(example.split for example in found.examples)
     unknown = [name for name in counts if name and name not in (*SPLITS, chosen)]
     if not unknown:
@@ -159,16 +156,12 @@ def _digest(source: str | bytes | FileSlice) -> str:
 
 
 def data_digest(examples: Iterable[Example]) -> str:
-    """SHA-256 of the pictures, questions and answers of the examples, in hexadecimal.
-
-    It does not depend on the names of files and the order of the examples.
-    """
-    shortened = lru_cache(maxsize=1024)(_shortened)
+    """SHA-256, hexadecimal, of pictures, questions and answers, whatever the names of files and their order."""
     texts = sorted(
         json.dumps(
             [
                 *(example.digest, example.question.instruction, example.question.input),
-                *(example.answers, shortened(example.choices), sorted(example.item.columns.items())),
+                *(example.answers, _shortened(example.choices), sorted(example.item.columns.items())),
             ]
         )
         for example in examples
@@ -176,6 +169,7 @@ def data_digest(examples: Iterable[Example]) -> str:
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
 
+@lru_cache(maxsize=1024)
 def _shortened(choices: tuple[str, ...] | None) -> tuple[str, ...] | str | None:
     """Many choices as their digest: the classes of large data would be many gigabytes if each example listed them."""
     if choices is None or len(choices) <= _MOST_LISTED:

@@ -15,6 +15,7 @@ from llama_adapter.runtime.atomic_write import sync_folder
 from llama_adapter.runtime.errors import LlamaAdapterError, UsageError
 from llama_adapter.runtime.locking import OutputLockedError, open_locked
 from llama_adapter.runtime.partial import named_after
+from llama_adapter.runtime.terminal.standard_output import write_whole
 from llama_adapter.runtime.text import shown_excerpt, shown_name
 
 _MARK: Final = b"\xef\xbb\xbf"  # the byte order mark that spreadsheets write
@@ -83,10 +84,7 @@ class LabelTable:
         self._file.close()
 
     def add(self, picture: str, label: str) -> None:
-        """Append a row and sync it to disk. After an error, the table is as before.
-
-        Raises LabelTableChangedError and OSError.
-        """
+        """Append a row and sync it. After an error, the table is as before. Raises LabelTableChangedError, OSError."""
         cells = {"picture": picture, "label": label, "question": self.question or ""}
         offset = self._end
         self._write(_line([cells[name] for name in self.columns]))
@@ -107,9 +105,7 @@ class LabelTable:
         self._require_unchanged()
         try:
             with named_after(self.path):
-                rest = memoryview(line)
-                while rest:
-                    rest = rest[self._file.write(rest) :]
+                write_whole(self._file, line)
                 os.fsync(self._file.fileno())
         except BaseException:
             with suppress(OSError):

@@ -9,15 +9,8 @@ from dataclasses import replace
 
 from llama_adapter.app.learning.labelled.example import Examples
 from llama_adapter.app.learning.labelled.rows import Columns, add_row, is_split_name, similar_split, split_name
-from llama_adapter.app.pictures.inputs import InputsError, natural_key
+from llama_adapter.app.pictures.inputs import InputsError, folders, natural_key
 from llama_adapter.app.pictures.inputs.archives import MAX_TEXT_BYTES, archive_inputs, is_archive_name
-from llama_adapter.app.pictures.inputs.folders import (
-    file_input,
-    folder_inputs,
-    has_picture_suffix,
-    is_folder,
-    is_thumbnail_folder,
-)
 from llama_adapter.app.pictures.inputs.items import LeftOut
 from llama_adapter.app.pictures.inputs.xmp import MAX_BYTES as MAX_XMP_BYTES
 from llama_adapter.app.pictures.inputs.xmp import description_of
@@ -34,8 +27,8 @@ SAME_NAME = "the archive has two pictures of this name, which a table could not 
 def sub_folders(folder: str) -> list[str]:
     """Names of the sub-folders in natural order, without hidden folders and folders of results. Raises OSError."""
     with os.scandir(folder) as listing:
-        names = [entry.name for entry in listing if is_folder(entry) and not entry.name.startswith(".")]
-    names = [name for name in names if not is_thumbnail_folder(name)]
+        names = [entry.name for entry in listing if folders.is_folder(entry) and not entry.name.startswith(".")]
+    names = [name for name in names if not folders.is_thumbnail_folder(name)]
     return sorted((name for name in names if not _has_results(os.path.join(folder, name))), key=natural_key)
 
 
@@ -79,13 +72,13 @@ def class_examples(folder: str, *, columns: Columns) -> Examples:
     The examples have no question. A class without pictures, and pictures outside of the classes' folders, are errors.
     """
     found, places = Examples(), split_folders(folder)
-    for item in folder_inputs(folder, recursive=False) if places != [(folder, "")] else ():
+    for item in folders.folder_inputs(folder, recursive=False) if places != [(folder, "")] else ():
         if item.source != folder:
             found.left_out.add("pictures beside the folders of splits", item.label)
     for place, split in places:
         for name in sub_folders(place):
             inside = os.path.join(place, name)
-            items = list(folder_inputs(inside, recursive=True))
+            items = list(folders.folder_inputs(inside, recursive=True))
             if items[0].source == inside:
                 found.refuse(inside, "the folder of this class has no pictures")
                 continue
@@ -100,7 +93,7 @@ def class_examples(folder: str, *, columns: Columns) -> Examples:
                     told_at=inside,
                 ):
                     break
-        num_outside = sum(item.source != place for item in folder_inputs(place, recursive=False))
+        num_outside = sum(item.source != place for item in folders.folder_inputs(place, recursive=False))
         if num_outside:
             found.refuse(place, f"pictures outside of the folders of classes: {num_outside:,}")
     return found
@@ -156,7 +149,7 @@ def beside_examples(folder: str, *, columns: Columns, left_out: LeftOut) -> Exam
                     left_out.add(kind, path)
             if not picture or not answered:
                 continue
-            item, path = file_input(os.path.join(place, picture), root=folder), answered[0]
+            item, path = folders.file_input(os.path.join(place, picture), root=folder), answered[0]
             values = values_of[path]
             if isinstance(values, ValueError):
                 found.refuse(path, str(values))
@@ -174,7 +167,7 @@ def _groups(folder: str) -> Iterator[tuple[str, list[tuple[str, list[str]]]]]:
             stem, suffix = os.path.splitext(name)
             if name.startswith(".") or name in METADATA:
                 continue
-            if has_picture_suffix(name):
+            if folders.has_picture_suffix(name):
                 pictures[stem].append(name)
             elif suffix.lower() in TEXT_SUFFIXES:
                 texts[stem].append(name)

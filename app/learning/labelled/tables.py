@@ -95,7 +95,9 @@ def with_members(found: Examples) -> None:
         if member is not None and member.error is not None:
             found.refuse(example.place, member.error.message, unreadable=example)
             continue
-        kept.append(example if member is None else _from(example, member))
+        if member is not None:
+            example = replace(example, item=replace(example.item, source=member.source, root=member.root))
+        kept.append(example)
     found.examples[:] = kept
 
 
@@ -104,7 +106,3 @@ def archive_in(path: str) -> str | None:
     parts = path.split("/")
     places = (end for end in range(1, len(parts)) if is_archive_name(parts[end - 1]))
     return next(filter(os.path.isfile, ("/".join(parts[:end]) for end in places)), None)
-
-
-def _from(example: Example, member: PictureInput) -> Example:
-    return replace(example, item=replace(example.item, source=member.source, root=member.root))

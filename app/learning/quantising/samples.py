@@ -107,10 +107,7 @@ def _check_number(found: int) -> None:
 
 
 def quantise_calibrated(job: QuantiseJob, samples: SampleSpec) -> Path:
-    """As `quantise_bundle`, but rounded for the samples.
-
-    Raises the errors of `quantise_bundle` and `collect_samples`.
-    """
+    """As `quantise_bundle`, but rounded for the samples. Raises its errors and those of `collect_samples`."""
     bundle = None if job.model is None else os.path.abspath(job.model)  # a path, not a name to search for
 
     def round_weights(model: LoadedModel) -> tuple[LoadedModel, Iterator[tuple[str, Tensor]]]:

@@ -81,7 +81,13 @@ def read_choices(outcomes: Sequence[Outcome]) -> Choices:
             answer_N[index] = place[named]
         if one.probabilities is not None:
             probabilities_NC[index, place] = one.probabilities
-    has_all = all(one.probabilities is not None for one in outcomes)
+    sureness = None
+    if all(one.probabilities is not None for one in outcomes):
+        sureness = Sureness(
+            rank_NC=np.stack([ranks(column_N) for column_N in probabilities_NC.T], axis=1),
+            highest_N=probabilities_NC.max(axis=1),
+            is_right_N=probabilities_NC.argmax(axis=1) == label_N,
+        )
     sets: dict[tuple[int, str], int] = {}
     keys = zip(picture_groups(outcomes).tolist(), (one.part for one in outcomes), strict=True)
     return Choices(
@@ -89,7 +95,7 @@ def read_choices(outcomes: Sequence[Outcome]) -> Choices:
         label_N=label_N,
         answer_N=answer_N,
         is_right_N=answer_N == label_N,
-        sureness=_sureness(probabilities_NC, label_N) if has_all else None,
+        sureness=sureness,
         set_N=np.array([sets.setdefault(key, len(sets)) for key in keys], dtype=np.int64),
     )
 
@@ -211,14 +217,6 @@ def mean_roc_auc(rank_MC: Ints, label_M: Ints) -> float | None:
 def ranks(values_N: Floats) -> Ints:
     """The rank of each value from 0; equal values have one rank."""
     return np.unique(values_N, return_inverse=True)[1].astype(np.int64)
-
-
-def _sureness(probabilities_NC: Floats, label_N: Ints) -> Sureness:
-    return Sureness(
-        rank_NC=np.stack([ranks(column_N) for column_N in probabilities_NC.T], axis=1),
-        highest_N=probabilities_NC.max(axis=1),
-        is_right_N=probabilities_NC.argmax(axis=1) == label_N,
-    )
 
 
 def _defined(value: float) -> float | None:

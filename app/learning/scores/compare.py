@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llama_adapter.app.learning.scores.binomial import at_most
 from llama_adapter.app.learning.scores.choices import Flags
-from llama_adapter.app.learning.scores.intervals import Draws, Figure, Statistics, figures
+from llama_adapter.app.learning.scores.intervals import Draws, Figure, Statistics, at_most, figures
 from llama_adapter.app.learning.scores.outcome import Ints, Outcome, Task, picture_groups, task_of
 from llama_adapter.app.learning.scores.scoring import measure_outcomes
 
@@ -99,10 +98,7 @@ def _difference(one: Statistics[str], other: Statistics[str]) -> Statistics[str]
 
     def difference(chosen: Ints) -> dict[str, float | None]:
         before, after = one(chosen), other(chosen)
-        return {name: _minus(after[name], value) for name, value in before.items() if name in after}
+        both = {name: (value, after[name]) for name, value in before.items() if name in after}
+        return {name: None if old is None or new is None else new - old for name, (old, new) in both.items()}
 
     return difference
-
-
-def _minus(after: float | None, before: float | None) -> float | None:
-    return None if after is None or before is None else after - before

@@ -1,8 +1,8 @@
-"""Metrics with bootstrap intervals, drawn by picture.
+"""Intervals: of metrics by bootstrap draws of pictures, and of shares by exact binomial tails.
 
 Percentile intervals follow Efron and Tibshirani, "An Introduction to the Bootstrap" (1993), chapter 13. Questions about
-one picture are not independent, so whole pictures are drawn (the cluster bootstrap of Field and Welsh, 2007). N
-examples.
+one picture are not independent, so whole pictures are drawn (the cluster bootstrap of Field and Welsh, 2007). The
+exact bounds for shares of independent examples are those of Clopper and Pearson (1934). N examples.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -15,6 +15,7 @@ from llama_adapter.app.learning.scores.outcome import Floats, Ints
 
 NUM_DRAWS: Final = 1000
 LEVEL: Final = 0.95
+_NUM_HALVINGS: Final = 40  # of an interval of width 1, to 1e-12
 
 Key = TypeVar("Key", bound=Hashable)
 # Indices of examples, which may repeat -> name -> the metric of these examples. None: undefined.
@@ -73,3 +74,29 @@ def _figure(value: float | None, drawn: list[float], count: int) -> Figure:
         return Figure(value=value, count=count)
     low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Figure(value=value, low=float(low), high=float(high), count=count)
+
+
+def at_most(count: int, total: int, share: float) -> float:
+    """The probability of at most `count` successes in `total` independent trials, each a success with `share`."""
+    if count >= total or share <= 0.0:
+        return 1.0
+    if share >= 1.0:
+        return 0.0
+    successes = np.arange(1, count + 1)
+    steps = np.log((total - successes + 1) / successes) + np.log(share / (1.0 - share))
+    log_terms = total * np.log1p(-share) + np.concatenate(([0.0], np.cumsum(steps)))
+    return min(1.0, float(np.exp(log_terms).sum()))
+
+
+def exact_low(num_right: int, count: int, *, level: float) -> float:
+    """The lower bound of Clopper and Pearson for a share, which is too high with a probability of at most `level`."""
+    low, high = 0.0, 1.0  # of the share of wrong ones; its upper bound is looked for
+    for _ in range(_NUM_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if at_most(count - num_right, count, middle) > level else (low, middle)
+    return 1.0 - high
+
+
+def exact_interval(num_right: int, count: int, *, level: float = 0.05) -> tuple[float, float]:
+    """The two-sided interval of Clopper and Pearson, 95 % by default, for `num_right` of `count`."""
+    return exact_low(num_right, count, level=level / 2), 1.0 - exact_low(count - num_right, count, level=level / 2)

@@ -20,10 +20,7 @@ YES_NO: Final = frozenset(("yes", "no"))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """One answered example.
-
-    Raises UsageError if there are no references, or the probabilities do not match the choices.
-    """
+    """One answered example. Raises UsageError without references, or if probabilities do not match the choices."""
 
     picture: str  # name of the picture; empty without a picture
     question: str
@@ -88,10 +85,7 @@ class Outcome:
 
 
 def picture_groups(outcomes: Sequence[Outcome]) -> Ints:
-    """The number of each outcome's picture, (N,), from 0 in order of appearance.
-
-    Each outcome without a picture has its own number.
-    """
+    """The number of each outcome's picture, (N,), from 0 in order of appearance; one of its own without a picture."""
     numbers: dict[object, int] = {}
     keys = [one.digest or (one.picture or index) for index, one in enumerate(outcomes)]
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)

@@ -1,7 +1,7 @@
 """Reports of scores: JSON, Markdown, and an HTML page with the pictures of the worst answers. Writes no files."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -11,14 +11,13 @@ from PIL import Image
 from llama_adapter.app.learning.scores.choices import Confusion
 from llama_adapter.app.learning.scores.compare import Comparison
 from llama_adapter.app.learning.scores.intervals import Draws, Figure
-from llama_adapter.app.learning.scores.outcome import Outcome
 from llama_adapter.app.learning.scores.scoring import Scores
 from llama_adapter.app.pictures.reading.sources import FileSlice
 from llama_adapter.app.pictures.reading.views import data_address, view_pixels
 from llama_adapter.runtime.text import markdown_text, shown_excerpt, shown_name, shown_text
 from llama_adapter.vision.errors import PictureError
 from llama_adapter.vision.files import DEFAULT_MAX_BYTES
-from llama_adapter.vision.image import PictureSource, load_picture
+from llama_adapter.vision.image import load_picture
 
 # Metrics that are shown as plain numbers, because they are not shares of examples. All others are shown in per cent.
 _PLAIN: Final = frozenset(("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "ROUGE-L", "CIDEr-D", "ROC-AUC", "ECE", "MME score"))
@@ -204,42 +203,30 @@ THUMBNAIL_SIDE: Final = 160  # pixels
 _TEMPLATES: Final = Path(__file__).with_name("templates")
 _MAX_REFERENCES: Final = 5  # right answers that are shown per example
 
-# Gives a small RGB picture of an outcome, with sides up to THUMBNAIL_SIDE; None if it cannot be shown.
-Thumbnail = Callable[[Outcome], Image.Image | None]
+
+def contents(scores: Scores, comparison: Comparison | None = None) -> dict[str, Any]:
+    """The texts of a report for its template, without the worst answers."""
+    return {
+        "title": f"Scores of {scores.model}" if scores.model else "Scores",
+        "sentences": (_sentence(scores), *scores.notes),
+        "tables": (*score_tables(scores), *(comparison_tables(comparison) if comparison else ())),
+        "worst_title": "Worst captions" if scores.task == "captions" else "Worst errors",
+        "verdict": verdict(comparison) if comparison else "",
+    }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Contents:
-    """The texts of a report for people."""
-
-    title: str
-    sentences: tuple[str, ...]
-    tables: tuple[Table, ...]
-    worst_title: str
-    verdict: str = ""  # on two models
-
-
-def contents(scores: Scores, comparison: Comparison | None = None) -> Contents:
-    """The texts of a report, without the worst answers."""
-    return Contents(
-        title=f"Scores of {scores.model}" if scores.model else "Scores",
-        sentences=(_sentence(scores), *scores.notes),
-        tables=(*score_tables(scores), *(comparison_tables(comparison) if comparison else ())),
-        worst_title="Worst captions" if scores.task == "captions" else "Worst errors",
-        verdict=verdict(comparison) if comparison else "",
-    )
-
-
-def as_json(scores: Scores, comparison: Comparison | None = None, *, thumbnail: Thumbnail | None = None) -> str:
+def as_json(
+    scores: Scores, comparison: Comparison | None = None, *, pictures: Sequence[str | None] | None = None
+) -> str:
     """Every metric with its interval and count, and the worst answers, as JSON in ASCII. Undefined metrics are null.
 
-    With `thumbnail`, `pictures` has the pictures of the worst answers as data URIs; null if an answer has none.
+    `pictures` are the data URIs of the worst answers' pictures; None, or null in JSON, if an answer has none.
     """
     written: dict[str, Any] = {"format": SCORES_FORMAT, "version": SCORES_VERSION, **asdict(scores)}
     if comparison is not None:
         written["comparison"] = asdict(comparison)
-    if thumbnail is not None:
-        written["pictures"] = [_address(thumbnail(one.outcome)) for one in scores.worst]
+    if pictures is not None:
+        written["pictures"] = pictures
     return json.dumps(written, indent=1, allow_nan=False) + "\n"
 
 
@@ -249,9 +236,12 @@ def as_markdown(scores: Scores, comparison: Comparison | None = None) -> str:
     return rendered(_TEMPLATES / "report.md", texts=contents(scores, comparison), worst=worst) + "\n"
 
 
-def as_html(scores: Scores, comparison: Comparison | None = None, *, thumbnail: Thumbnail) -> str:
-    """A self-contained HTML page without scripts: metrics, and the worst answers with the pictures of `thumbnail`."""
-    worst = [(one, _address(thumbnail(one.outcome)), one.outcome.references[:_MAX_REFERENCES]) for one in scores.worst]
+def as_html(
+    scores: Scores, comparison: Comparison | None = None, *, pictures: Sequence[str | None] | None = None
+) -> str:
+    """A self-contained HTML page without scripts: metrics, and the worst answers with `pictures`, see `as_json`."""
+    shown = zip(scores.worst, pictures or [None] * len(scores.worst), strict=True)
+    worst = [(one, address, one.outcome.references[:_MAX_REFERENCES]) for one, address in shown]
     texts = contents(scores, comparison)
     return rendered(_TEMPLATES / "report.html", texts=texts, worst=worst, side=THUMBNAIL_SIDE)
 
@@ -276,12 +266,14 @@ def rendered(template: Path, **values: Any) -> str:
     return environment.get_template(template.name).render(**values).rstrip("\n")
 
 
-def thumbnail_of(source: PictureSource | FileSlice) -> Image.Image | None:
-    """An RGB picture with sides up to THUMBNAIL_SIDE, made from a picture file; None if it cannot be shown."""
+def thumbnail_of(source: object) -> str | None:
+    """The data URI of a picture file in small, RGB with sides up to THUMBNAIL_SIDE; None if it cannot be shown."""
     try:
         source = source.read(max_bytes=DEFAULT_MAX_BYTES) if isinstance(source, FileSlice) else source
+        if not isinstance(source, str | bytes):
+            return None
         image = load_picture(source, least_side=THUMBNAIL_SIDE).image
-        return Image.fromarray(view_pixels(image, side=THUMBNAIL_SIDE))
+        return data_address(Image.fromarray(view_pixels(image, side=THUMBNAIL_SIDE)))
     except (PictureError, OSError, ValueError):  # Pillow does not convert all modes
         return None
 
@@ -290,10 +282,6 @@ def _sentence(scores: Scores) -> str:
     what = {"choices": "answers out of given choices", "open": "open answers", "captions": "captions"}[scores.task]
     pictures = "1 picture" if scores.num_pictures == 1 else f"{scores.num_pictures:,} pictures"
     return f"{scores.num_examples:,} {what}, {pictures}."
-
-
-def _address(image: Image.Image | None) -> str | None:
-    return None if image is None else data_address(image)
 
 
 def _visible(value: Any) -> Any:

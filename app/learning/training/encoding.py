@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from llama_adapter.app.jobs.progress import Progress
-from llama_adapter.app.learning.training.augmentation import ChangedPixels
-from llama_adapter.app.learning.training.batches import Encodings
+from llama_adapter.app.learning.training.batches import ChangedPixels, Encodings
 from llama_adapter.app.learning.training.cache import CacheError, EncodedCache
 from llama_adapter.app.learning.training.job import TrainJob
 from llama_adapter.app.learning.training.model import TrainableModel
@@ -146,10 +145,7 @@ def encode_pictures(
 
 
 def check_unreadable(unreadable: Sequence[Unreadable], *, num_pictures: int, most: float) -> Iterator[str]:
-    """Lines that name the pictures that are left out.
-
-    Raises CacheError if these are more than the share `most` of all `num_pictures`.
-    """
+    """Lines that name the pictures that are left out. Raises CacheError if these are more than the share `most`."""
     for one in unreadable[:_MOST_NAMED]:
         yield f"left out: {shown_name(one.label)}: {one.reason}"
     if len(unreadable) > _MOST_NAMED:

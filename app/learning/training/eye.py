@@ -24,25 +24,16 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from llama_adapter.app.learning.training import checkpoint
 from llama_adapter.app.learning.training.asking import TrainExample
-from llama_adapter.app.learning.training.augmentation import Views, augmented
-from llama_adapter.app.learning.training.batches import Encodings
-from llama_adapter.app.learning.training.checkpoint import (
-    WEIGHT,
-    LoopState,
-    check_tensors,
-    other_run,
-    read_checkpoint,
-    weight_shapes,
-    write_checkpoint,
-)
+from llama_adapter.app.learning.training.batches import Encodings, Views, augmented
+from llama_adapter.app.learning.training.checkpoint import WEIGHT, LoopState
 from llama_adapter.app.learning.training.job import TrainJob
 from llama_adapter.app.learning.training.loop import TrainProgress
 from llama_adapter.app.learning.training.model import TrainableModel
-from llama_adapter.app.learning.training.muon import Muon
 from llama_adapter.app.learning.training.prepare import TrainingData
 from llama_adapter.app.learning.training.ranks import OneRank
-from llama_adapter.app.learning.training.stepping import NamedAdamW, NamedOptimiser
+from llama_adapter.app.learning.training.stepping import Muon, NamedAdamW, NamedOptimiser
 from llama_adapter.app.models.bundle_manifest import VISION
 from llama_adapter.app.models.resources import embedded_model, start_tower
 from llama_adapter.vision.config import VisionConfig
@@ -119,7 +110,7 @@ class Stage:
 
     def shapes(self, *, has_begun: bool) -> dict[str, tuple[int, ...]]:
         """The names and shapes of `tensors`, before or after the first step."""
-        weights = weight_shapes(self.parameters)
+        weights = checkpoint.weight_shapes(self.parameters)
         return {**weights, **self._muon.shapes(), **self._adamw.shapes()} if has_begun else weights
 
     @torch.no_grad()
@@ -187,23 +178,20 @@ class Eye:
         """Continue from the state in the run's folder, if there is one. Raises CheckpointError and UsageError."""
         if not self._path.is_file():
             return
-        tensors, state = read_checkpoint(self._path)
+        tensors, state = checkpoint.read_checkpoint(self._path)
         if (state.run, state.num_steps) != (self._state.run, self._state.num_steps):
-            raise other_run(self._job.folder)
+            raise checkpoint.other_run(self._job.folder)
         begun = (state.step > 0, state.step > self._tower.num_steps)
         stages = tuple(zip((self._tower, self._blocks), begun, strict=True))
         shapes = {name: shape for stage, has in stages for name, shape in stage.shapes(has_begun=has).items()}
-        check_tensors(tensors, shapes, path=self._path)
+        checkpoint.check_tensors(tensors, shapes, path=self._path)
         for stage, has_begun in stages:
             stage.load(tensors, has_begun=has_begun)
         self._state = state
         self._adopt()
 
     def train(self, progress: TrainProgress, *, is_asked_to_end: Callable[[], bool]) -> bool:
-        """Train to the end; returns False if it was asked to end.
-
-        The state is saved each minute and at the end. Raises OSError.
-        """
+        """Train to the end; False if it was asked to end. The state is saved each minute. Raises OSError."""
         state, began, saved = self._state, time.monotonic() - self._state.elapsed_s, time.monotonic()
         is_whole = True
         while state.step < state.num_steps and is_whole:
@@ -312,7 +300,7 @@ class Eye:
 
     def _save(self) -> None:
         if self._ranks.is_first:
-            write_checkpoint(self._path, {**self._tower.tensors(), **self._blocks.tensors()}, self._state)
+            checkpoint.write_checkpoint(self._path, {**self._tower.tensors(), **self._blocks.tensors()}, self._state)
 
 
 def _named(module: nn.Module, prefix: str) -> dict[str, nn.Parameter]:

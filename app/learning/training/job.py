@@ -208,10 +208,7 @@ class TrainJob:
         return self.optimisation.lr
 
     def rate_at(self, step: int, *, num_steps: int) -> float:
-        """The learning rate of a step, which counts from 0: it rises linearly, then falls as a cosine.
-
-        Loshchilov and Hutter (2017).
-        """
+        """The learning rate of a step from 0: a linear rise, then a cosine (Loshchilov and Hutter, 2017)."""
         optimisation = self.optimisation
         num_warm = round(optimisation.warmup * num_steps)
         if step < num_warm:

@@ -3,41 +3,25 @@
 A run that was interrupted and resumed gives bit-identical results.
 """
 
-import signal
 import statistics
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import FrameType
-from typing import Any, Final
+from typing import Final
 
 import torch
 
+from llama_adapter.app.jobs.interruption import Interruption
 from llama_adapter.app.jobs.progress import StatusLine, duration
+from llama_adapter.app.learning.training import checkpoint
 from llama_adapter.app.learning.training.batches import Feeder
-from llama_adapter.app.learning.training.checkpoint import (
-    BEST,
-    LAST,
-    WEIGHT,
-    LoopState,
-    TrainingError,
-    check_tensors,
-    other_run,
-    read_checkpoint,
-    weight_shapes,
-    weights_of,
-    write_checkpoint,
-)
-from llama_adapter.app.learning.training.distributing import Distributed, like
+from llama_adapter.app.learning.training.checkpoint import BEST, LAST, LoopState, TrainingError
 from llama_adapter.app.learning.training.job import TrainJob
-from llama_adapter.app.learning.training.ranks import OneRank
+from llama_adapter.app.learning.training.ranks import Distributed, OneRank, like
 from llama_adapter.app.learning.training.run_log import RunLog
 from llama_adapter.app.learning.training.scoring import Validation
 from llama_adapter.app.learning.training.stepping import STEP, NamedAdamW, Step, Stepper
-from llama_adapter.app.models.parallel.errors import RankError
 from llama_adapter.runtime.terminal.stderr_lines import say
 from llama_adapter.runtime.text import shown_name
 
@@ -46,6 +30,7 @@ _WINDOW: Final = 50  # the rate and the time left are measured over this many st
 _SLOW: Final = 2  # the first steps, which take longer than others
 _LEAST_STEPS: Final = 5  # before the time left is shown
 _SMOOTH: Final = 0.95
+_MOST_NAMED: Final = 5
 
 
 class TrainProgress(StatusLine):
@@ -112,60 +97,6 @@ class TrainProgress(StatusLine):
             say(line)
 
 
-class Interruption:
-    """Notes whether the run was asked to end."""
-
-    def __init__(self, *, speaks: bool = True) -> None:
-        self.is_asked = False
-        self._speaks, self._raises = speaks, False
-
-    @contextmanager
-    def raised(self) -> Iterator[None]:
-        """Inside this context, the first request already raises KeyboardInterrupt."""
-        self._raises = True
-        try:
-            yield
-        finally:
-            self._raises = False
-
-    def ask(self) -> None:
-        """Ask the run to end after its present step.
-
-        Raises KeyboardInterrupt if this is the second request, or inside `raised`.
-        """
-        is_second, self.is_asked = self.is_asked, True
-        if is_second or self._raises:
-            raise KeyboardInterrupt
-        if self._speaks:
-            say("ending after this step; interrupt again to end at once")
-
-
-@contextmanager
-def interruptible(*, speaks: bool = True) -> Iterator[Interruption]:
-    """Inside this context, the first Ctrl-C, SIGTERM or SIGHUP is noted; the second one raises KeyboardInterrupt."""
-    found = Interruption(speaks=speaks)
-    if threading.current_thread() is not threading.main_thread():
-        yield found
-        return
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        found.ask()
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before: dict[int, Any] = {number: signal.signal(number, handle) for number in numbers}
-    try:
-        yield found
-    except RankError:
-        before[signal.SIGTERM] = signal.SIG_IGN  # torchrun sends it to all ranks now; the error is printed first
-        raise
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-_MOST_NAMED: Final = 5
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ended:
     """How a run ended."""
@@ -213,13 +144,13 @@ class Loop:
         Raises CheckpointError, and UsageError if a checkpoint is from a run with other settings or data.
         """
         parameters = self._distributed.model.trained()
-        weights = weight_shapes(parameters)
-        check_tensors(self._read(BEST)[0], weights, path=self._folder / BEST)
+        weights = checkpoint.weight_shapes(parameters)
+        checkpoint.check_tensors(self._read(BEST)[0], weights, path=self._folder / BEST)
         tensors, state = self._read(LAST)
         has_moments = any(name.startswith(STEP) for name in tensors)  # none if no step changed the weights
         moments = self._optimiser.shapes() if has_moments else {}
-        check_tensors(tensors, weights | moments, path=self._folder / LAST)
-        self._distributed.load(weights_of(tensors))
+        checkpoint.check_tensors(tensors, weights | moments, path=self._folder / LAST)
+        self._distributed.load(checkpoint.weights_of(tensors))
         owners = {name: parameters[name.partition("/")[2]] for name in moments}
         if has_moments:
             self._optimiser.load_state(
@@ -236,9 +167,9 @@ class Loop:
 
     def _read(self, name: str) -> tuple[dict[str, torch.Tensor], LoopState]:
         """A checkpoint of this run; its tensors are not checked. Raises the errors of `resume`."""
-        tensors, state = read_checkpoint(self._folder / name)
+        tensors, state = checkpoint.read_checkpoint(self._folder / name)
         if state.run != self._state.run or state.num_steps != self._state.num_steps:
-            raise other_run(self._folder)
+            raise checkpoint.other_run(self._folder)
         return tensors, state
 
     def run(self) -> Ended:
@@ -344,7 +275,7 @@ class Loop:
 
     def _weights(self) -> dict[str, torch.Tensor]:
         whole = self._distributed.whole(self._distributed.model.trained())
-        return {f"{WEIGHT}{name}": tensor for name, tensor in whole.items()}
+        return {f"{checkpoint.WEIGHT}{name}": tensor for name, tensor in whole.items()}
 
     def _save(self) -> None:
         moments = self._distributed.whole(self._optimiser.state())
@@ -359,7 +290,7 @@ class Loop:
         if not self._ranks.is_first:
             return
         try:
-            write_checkpoint(self._folder / name, tensors, self._state)
+            checkpoint.write_checkpoint(self._folder / name, tensors, self._state)
         except OSError as error:
             kept = (self._folder / LAST).is_file()
             raise TrainingError(

@@ -17,15 +17,9 @@ from torch import Tensor, nn
 
 from llama_adapter.app.learning.training.job import TrainingChoice
 from llama_adapter.app.learning.training.sources import NEW_ADAPTER, TrainingSources, open_sources
+from llama_adapter.app.models import checkpoints
 from llama_adapter.app.models.bundle_manifest import check_halves, is_question, no_vision
-from llama_adapter.app.models.checkpoints import (
-    QUESTION_KEYS,
-    TEMPLATE_KEY,
-    TOWER_KEY,
-    LoadedModel,
-    StreamedModel,
-    adapter_clip,
-)
+from llama_adapter.app.models.checkpoints import LoadedModel, StreamedModel
 from llama_adapter.app.models.sketch import Dtype, dtype_of
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig
@@ -309,17 +303,17 @@ class TrainableModel(nn.Module):
             heads, order = self.vision_config.query.num_heads, self.vision_config.channel_order
             config |= {"visual_heads": heads, "channel_order": order}
             if tower := self._tower_config():
-                config[TOWER_KEY] = tower
+                config[checkpoints.TOWER_KEY] = tower
         if self.sources.template != "instruction":
-            config[TEMPLATE_KEY] = self.sources.template
-        asked = {key: getattr(self.questions, name) for name, key in QUESTION_KEYS.items()}
+            config[checkpoints.TEMPLATE_KEY] = self.sources.template
+        asked = {key: getattr(self.questions, name) for name, key in checkpoints.QUESTION_KEYS.items()}
         return config | {key: text for key, text in asked.items() if is_question(text)}
 
     def _tower_config(self) -> dict[str, Any]:
         """The config of the tower in the adapter's file; empty if the file has none, or one of OpenAI's kind."""
         if self.vision is not None and _TOWER in self.choice.kinds:
             return clip_tensors(self.vision.clip.state_dict(), self.vision_config.clip)[1]
-        stated: dict[str, Any] = self.sources.adapter.declares.get(TOWER_KEY, {})
+        stated: dict[str, Any] = self.sources.adapter.declares.get(checkpoints.TOWER_KEY, {})
         return stated
 
     def loaded_model(self, dtype: Dtype) -> StreamedModel:
@@ -374,7 +368,7 @@ def _vision(
     return build_vision(
         adapter.visual,
         name=adapter.name,
-        clip=adapter_clip(adapter) if adapter.clip else sources.clip,
+        clip=checkpoints.adapter_clip(adapter) if adapter.clip else sources.clip,
         visual_heads=sources.visual_heads,
         channel_order=sources.channel_order,
         dtype=dtype,

@@ -30,10 +30,7 @@ def table_name(part: str) -> str:
 
 
 def write_tables(data: TrainingData, folder: Path) -> None:
-    """Write a table for each part that has examples. For a part without examples, remove the table of an earlier run.
-
-    Raises OSError.
-    """
+    """Write a table for each part with examples; of an empty part, remove that of an earlier run. Raises OSError."""
     for part, examples in data.parts:
         path = folder / table_name(part)
         if not examples:

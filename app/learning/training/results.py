@@ -17,7 +17,7 @@ from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.learning.evaluating.outcomes import question_of
 from llama_adapter.app.learning.labelled.example import Example
 from llama_adapter.app.learning.scores.report import as_json, as_markdown, rendered
-from llama_adapter.app.learning.scores.scoring import Scores
+from llama_adapter.app.learning.scores.scoring import Scores, score
 from llama_adapter.app.learning.training.asking import caption_prompts
 from llama_adapter.app.learning.training.checkpoint import BEST, LAST, LoopState, TrainingError, other_run
 from llama_adapter.app.learning.training.job import TrainJob
@@ -27,7 +27,7 @@ from llama_adapter.app.learning.training.part_tables import table_name, write_ta
 from llama_adapter.app.learning.training.plan import MOMENTS
 from llama_adapter.app.learning.training.prepare import TEST, TRAIN, VALIDATION, TrainingData, Unreadable
 from llama_adapter.app.learning.training.run_log import LOG, draw_curves, read_log
-from llama_adapter.app.learning.training.scoring import all_scores, answered
+from llama_adapter.app.learning.training.scoring import answered
 from llama_adapter.app.learning.training.yardstick import Yardstick
 from llama_adapter.app.models.bundle import check_target, save_bundle
 from llama_adapter.app.models.bundle_manifest import read_manifest
@@ -166,14 +166,10 @@ def trained_spec(job: TrainJob, model: TrainableModel) -> CaptionerSpec:
 
 
 def score_test(job: TrainJob, spec: CaptionerSpec, data: TrainingData) -> list[Scores]:
-    """Score the written adapter on the test examples, and write `test.json` and `test.md`.
-
-    Raises the errors of `Captioner` and OSError.
-    """
-    if not data.test:
-        return []
+    """Score the written adapter, and write `test.json` and `test.md`. Raises the errors of `Captioner` and OSError."""
     with Captioner.from_spec(spec) as captioner:
-        found = all_scores(answered(captioner, data.test), model=Path(job.out).stem)
+        outcomes = answered(captioner, data.test)
+    found = [score(of_task, model=Path(job.out).stem, task=task) for task, of_task in outcomes.items()]
     for one in found:
         kind = "" if len(found) == 1 else f"-{one.task}"
         for suffix, text in ((".json", as_json(one)), (".md", as_markdown(one))):
@@ -209,10 +205,7 @@ def write_card(
     verdict: str | None,
     bundle: Path | None,
 ) -> None:
-    """Write `card.md`: the base model, the data, the settings and the scores of the adapter.
-
-    `unscored` is the reason if there are no scores.
-    """
+    """Write `card.md`: base model, data, settings and scores. `unscored` is the reason if there are no scores."""
     counts = model.counts()
     trained = ", ".join(f"{count:,} in {kind}" for kind, count in counts.items())
     text = rendered(

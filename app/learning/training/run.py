@@ -9,42 +9,22 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from llama_adapter.app.jobs.interruption import Interruption, interruptible
 from llama_adapter.app.learning.scores.scoring import Scores
+from llama_adapter.app.learning.training import checkpoint, results
 from llama_adapter.app.learning.training.asking import Asker, learned_questions
 from llama_adapter.app.learning.training.batches import Feeder
-from llama_adapter.app.learning.training.checkpoint import (
-    BEST,
-    LAST,
-    check_tensors,
-    read_checkpoint,
-    weight_shapes,
-    weights_of,
-)
-from llama_adapter.app.learning.training.distributing import Distributed, Kind
+from llama_adapter.app.learning.training.checkpoint import BEST, LAST
 from llama_adapter.app.learning.training.encoding import encode_all
 from llama_adapter.app.learning.training.eye import EYE, Eye, classes_of, is_small, num_epochs
 from llama_adapter.app.learning.training.familiarity import familiarity_of
 from llama_adapter.app.learning.training.job import TrainJob
-from llama_adapter.app.learning.training.loop import Ended, Interruption, Loop, TrainProgress, interruptible
+from llama_adapter.app.learning.training.loop import Ended, Loop, TrainProgress
 from llama_adapter.app.learning.training.model import TrainableModel, open_trainable
 from llama_adapter.app.learning.training.plan import StepPlan, plan_step, require_memory, smaller
 from llama_adapter.app.learning.training.planning import shapes_of, sizes_of
 from llama_adapter.app.learning.training.prepare import TrainingData, prepare, read_data, run_digest
-from llama_adapter.app.learning.training.ranks import OneRank, device_name, meet, num_ranks_here
-from llama_adapter.app.learning.training.results import (
-    CARD,
-    ask_command,
-    draw,
-    require_disk,
-    require_same_measure,
-    require_same_run,
-    score_command,
-    score_test,
-    trained_spec,
-    write_beginning,
-    write_card,
-    write_model,
-)
+from llama_adapter.app.learning.training.ranks import Distributed, Kind, OneRank, device_name, meet, num_ranks_here
 from llama_adapter.app.learning.training.scoring import (
     HEADLINES,
     MOST_COMPARED,
@@ -64,6 +44,7 @@ from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.training.frozen import find_kernels
 from llama_adapter.runtime.devices import Backend, open_backend, resolve_dtype
 from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError, UsageError
+from llama_adapter.runtime.host_memory import statistic
 from llama_adapter.runtime.kernels.library import Library
 from llama_adapter.runtime.locking import locked_output
 from llama_adapter.runtime.partial import remove_leftovers
@@ -72,6 +53,7 @@ from llama_adapter.runtime.terminal.run_guarded import terminated_as_interrupted
 from llama_adapter.runtime.terminal.stderr_lines import say
 from llama_adapter.runtime.text import shown_name, shown_text
 
+_STATUS: Final = Path("/proc/self/status")
 _INTERRUPTED: Final = "the run was interrupted."
 _MOST_TEST_COMPARED: Final = 10 * MOST_COMPARED
 _SCORED_BYTES: Final = 2 << 30  # frozen weights. Larger models load too slowly to be scored during a run
@@ -176,10 +158,12 @@ class _Training:
         self._job = job = job.with_trained_eye() if self._has_eye else job
         self._began = run_digest(job, data)  # before pictures were decoded
         if job.resume:
-            require_same_run(job.folder, self._began)
+            results.require_same_run(job.folder, self._began)
         self._planned = self._plan(data)
         if job.resume and (job.folder / LAST).is_file():
-            require_same_measure(job, read_checkpoint(job.folder / LAST)[1], is_scored=self._planned.is_scored)
+            results.require_same_measure(
+                job, checkpoint.read_checkpoint(job.folder / LAST)[1], is_scored=self._planned.is_scored
+            )
         predicted = self._planned.plan.total / 1e9
         self._tell(f"predicted peak memory: {predicted:.2f} GB{' of each device' if ranks.size > 1 else ''}")
         self._peak = _PeakMemory(backend.device)
@@ -187,7 +171,7 @@ class _Training:
         backend.empty_caches()
         self._model.decoder.checkpoint_layers = job.checkpointing
         if ranks.is_first:
-            require_disk(job, self._model)
+            results.require_disk(job, self._model)
         for note in self._model.notes:
             self._tell(f"note: {note}")
         if data.warnings:
@@ -202,7 +186,8 @@ class _Training:
     def run(self) -> int:
         """Train on the data and write the results; returns the exit code."""
         model, ranks = self._model, self._ranks
-        with interruptible(speaks=ranks.is_first) as interruption:
+        note = "ending after this step; interrupt again to end at once" if ranks.is_first else ""
+        with interruptible(note) as interruption:
             if not self._train_eye(interruption):
                 return ExitCode.INTERRUPTED
             if self._kind == "fsdp" and model.is_eye_trained and model.vision is not None:
@@ -235,7 +220,7 @@ class _Training:
             if not job.resume:  # a run that is replaced must not be continued after this one is interrupted
                 for name in (EYE, LAST, BEST):
                     (job.folder / name).unlink(missing_ok=True)
-            write_beginning(job, data, run=self._began)
+            results.write_beginning(job, data, run=self._began)
         digest = run_digest(job, data)
         eye = Eye(self._model, data.train, classes=classes, encodings=self._encodings, job=job, run=digest, ranks=ranks)
         if job.resume:
@@ -331,7 +316,7 @@ class _Training:
             if job.resume and (job.folder / LAST).is_file():
                 loop.resume()
             if ranks.is_first:  # after `resume`, which refuses the folder of another run
-                write_beginning(job, data, run=self._began)
+                results.write_beginning(job, data, run=self._began)
             return loop.run()
 
     def _write(self, ended: Ended, interruption: Interruption) -> bool:
@@ -346,27 +331,27 @@ class _Training:
                 model.vision.load_state_dict(self._seeing)
                 model.freeze_vision()
         own = model.trained()
-        tensors, _ = read_checkpoint(best)
-        check_tensors(tensors, weight_shapes(own), path=best)
+        tensors, _ = checkpoint.read_checkpoint(best)
+        checkpoint.check_tensors(tensors, checkpoint.weight_shapes(own), path=best)
         with torch.no_grad():
-            for name, tensor in weights_of(tensors).items():
+            for name, tensor in checkpoint.weights_of(tensors).items():
                 own[name].copy_(tensor)
         model.questions = learned_questions(data.train, base=model.questions)
-        bundle = write_model(job, model, detector=familiarity_of(model, data, self._encodings))
+        bundle = results.write_model(job, model, detector=familiarity_of(model, data, self._encodings))
         say(f"wrote `{shown_name(job.out)}`" + ("" if bundle is None else f" and `{shown_name(str(bundle))}`"))
         if ended.state.best and ended.state.best_step == 0 < ended.state.step:
             say(
                 "note: no evaluation was better than the one before the first step, so these are the weights that the "
                 "training began with; more --epochs or another --lr may help"
             )
-        spec = trained_spec(job, model)
+        spec = results.trained_spec(job, model)
         if self._kind != "fsdp":
             model.release()  # the captioner needs this memory
         scores, unscored = self._test_scores(spec, ended, interruption)
         judged = [one for one in scores if yardstick is not None and one.task == yardstick.task]
         verdict = yardstick.verdict(judged[0].figures[HEADLINES[judged[0].task]]) if judged and yardstick else None
-        draw(job)
-        write_card(
+        results.draw(job)
+        results.write_card(
             job,
             model,
             data,
@@ -387,18 +372,15 @@ class _Training:
             say(f"test: {HEADLINES[one.task]} {figure.value or 0.0:.3f}{interval} of {figure.count:,} examples")
             if one.hint is not None:
                 say(f"note: {one.hint}")
-        scoring = score_command(job, data, bundle=bundle)
+        scoring = results.score_command(job, data, bundle=bundle)
         if not scores and scoring is not None:
             say(f"note: the test examples are not scored: {unscored} Score them:\n{shown_text(scoring)}")
-        asking = shown_text(ask_command(job, data, bundle=bundle))
-        say(f"`{shown_name(str(job.folder / CARD))}` has all figures, and more commands. Ask it:\n{asking}")
+        asking = shown_text(results.ask_command(job, data, bundle=bundle))
+        say(f"`{shown_name(str(job.folder / results.CARD))}` has all figures, and more commands. Ask it:\n{asking}")
         return unscored != _INTERRUPTED
 
     def _test_scores(self, spec: CaptionerSpec, ended: Ended, interruption: Interruption) -> tuple[list[Scores], str]:
-        """Scores of the test examples, or no scores and the reason.
-
-        Errors are not raised, because the adapter is already written.
-        """
+        """Scores of the test examples, or none and the reason. Errors are not raised: the adapter is written."""
         data = self._data
         if not data.test:
             return [], "there are none."
@@ -411,7 +393,7 @@ class _Training:
             say(f"scoring {len(data.test):,} test examples")
         try:
             with interruption.raised():
-                return score_test(self._job, spec, data), ""
+                return results.score_test(self._job, spec, data), ""
         except KeyboardInterrupt:
             return [], _INTERRUPTED
         except (LlamaAdapterError, RuntimeError, OSError) as error:
@@ -426,20 +408,11 @@ class _PeakMemory:
         if device.type != "cpu":
             self._allocator = torch.get_device_module(device)
             self._allocator.reset_peak_memory_stats(device)
-        self._device, self._before = device, _status("VmRSS:")
+        self._device, self._before = device, statistic(_STATUS, "VmRSS:")
 
     def read(self) -> int | None:
         """The peak in bytes; None if the system does not report it."""
         if self._allocator is not None:
             return int(self._allocator.max_memory_allocated(self._device))
-        peak = _status("VmHWM:")
-        return None if peak is None or self._before is None else peak - self._before
-
-
-def _status(name: str) -> int | None:
-    """A value of /proc/self/status in bytes; None if it is missing."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-            if line.startswith(name):
-                return int(line.split()[1]) * 1024
-    return None
+        peak = statistic(_STATUS, "VmHWM:")
+        return None if peak is None or self._before is None else (peak - self._before) * 1024

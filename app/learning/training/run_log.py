@@ -113,30 +113,26 @@ def draw_curves(rows: Sequence[Mapping[str, str]], path: Path, *, title: str) ->
         return False
     has_score = any(row.get("validation_score") for row in rows)
     figure = Figure(figsize=(8, 6 if has_score else 4.5), layout="constrained")
-    heights = [3, 2, 1] if has_score else [3, 1]
-    axes: Any = figure.subplots(len(heights), 1, sharex=True, gridspec_kw={"height_ratios": heights})
+    heights = {"loss per token": 3, **({"score": 2} if has_score else {}), "learning rate": 1}
+    axes: Any = figure.subplots(len(heights), 1, sharex=True, height_ratios=list(heights.values()))
+    for one, label in zip(axes, heights, strict=True):
+        one.set_ylabel(label)
+        one.grid(alpha=0.3)
+        one.spines[["top", "right"]].set_visible(False)
     step, loss = _column(rows, "loss")
     axes[0].plot(step, loss, color="0.8", linewidth=0.8)
     axes[0].plot(step, _smoothed(loss), color="tab:blue", label="training")
     held_step, held_loss = _column(rows, "validation_loss")
     if len(held_step):
         axes[0].plot(held_step, held_loss, "o-", color="tab:orange", markersize=4, label="validation")
-    axes[0].set_ylabel("loss per token")
     if len(loss) and loss.min() > 0 and loss.max() > 20 * loss.min():
         axes[0].set_yscale("log")
     axes[0].legend(frameon=False)
     axes[0].set_title(title)
     if has_score:
-        score_step, score = _column(rows, "validation_score")
-        axes[1].plot(score_step, score, "o-", color="tab:green", markersize=4)
-        axes[1].set_ylabel("score")
-    rate_step, rate = _column(rows, "lr")
-    axes[-1].plot(rate_step, rate, color="tab:red")
-    axes[-1].set_ylabel("learning rate")
+        axes[1].plot(*_column(rows, "validation_score"), "o-", color="tab:green", markersize=4)
+    axes[-1].plot(*_column(rows, "lr"), color="tab:red")
     axes[-1].set_xlabel("step")
-    for one in axes:
-        one.grid(alpha=0.3)
-        one.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=120)
     return True
 

@@ -9,14 +9,13 @@ import torch
 
 from llama_adapter.app.captioning.assemble import assemble_parts
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.learning.evaluating.answers import ask_examples
+from llama_adapter.app.learning.evaluating.outcomes import ask_examples
 from llama_adapter.app.learning.scores.outcome import Outcome, Task, task_of
-from llama_adapter.app.learning.scores.scoring import Scores, measure_outcomes, score
+from llama_adapter.app.learning.scores.scoring import measure_outcomes
 from llama_adapter.app.learning.training.asking import TrainExample
 from llama_adapter.app.learning.training.batches import Encodings, microbatches
-from llama_adapter.app.learning.training.distributing import Distributed
 from llama_adapter.app.learning.training.model import TrainableModel
-from llama_adapter.app.learning.training.ranks import OneRank
+from llama_adapter.app.learning.training.ranks import Distributed, OneRank
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.schemes.scheme import dtype_name
@@ -73,11 +72,6 @@ def headline(outcomes: dict[Task, list[Outcome]]) -> tuple[float, str]:
         return 0.0, "score"
     name = names[0] if len(names) == 1 else f"mean of {' and '.join(names)}"
     return float(np.average(values, weights=weights)), name
-
-
-def all_scores(outcomes: dict[Task, list[Outcome]], *, model: str) -> list[Scores]:
-    """All figures of each task, with intervals."""
-    return [score(of_task, model=model, task=task) for task, of_task in outcomes.items()]
 
 
 def captioner_of(model: TrainableModel, spec: CaptionerSpec) -> Captioner:

@@ -11,21 +11,9 @@ import torch
 from torch import Tensor
 
 from llama_adapter.app.learning.training.job import TrainingChoice
+from llama_adapter.app.models import checkpoints
 from llama_adapter.app.models.bundle import load_bundle
-from llama_adapter.app.models.checkpoints import (
-    DEFAULT_CONTEXT,
-    LoadedModel,
-    SourceFile,
-    StoredQuestions,
-    adapter_name,
-    declared_questions,
-    find_llama,
-    open_clip,
-    open_llama_parts,
-    query_heads,
-    resolve_channel_order,
-    sources_of,
-)
+from llama_adapter.app.models.checkpoints import LoadedModel, SourceFile, StoredQuestions
 from llama_adapter.app.models.llama_bundle import open_bundle, open_bundle_clip
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.replaced_folder import again_if_replaced
@@ -84,7 +72,7 @@ def open_sources(spec: CaptionerSpec, choice: TrainingChoice, *, seed: int) -> T
         )
     if spec.llama_dir is None:
         return _of_bundle(bundle_folder(spec.model), spec)
-    place = find_llama(spec.llama_dir, llama_type=spec.llama_type)
+    place = checkpoints.find_llama(spec.llama_dir, llama_type=spec.llama_type)
     adapter = None if spec.adapter is None else open_adapter(spec.adapter, for_texts=True)
     if adapter is not None and adapter.is_chat:
         raise UsageError(
@@ -92,28 +80,30 @@ def open_sources(spec: CaptionerSpec, choice: TrainingChoice, *, seed: int) -> T
             "trained here",
             hint="adapters that see pictures and those of LLaMA-Adapter V1 can be trained",
         )
-    tokenizer, llama, clip = open_llama_parts(place, adapter=adapter, clip=spec.clip)
-    context = DEFAULT_CONTEXT if spec.context is None else spec.context
+    tokenizer, llama, clip = checkpoints.open_llama_parts(place, adapter=adapter, clip=spec.clip)
+    context = checkpoints.DEFAULT_CONTEXT if spec.context is None else spec.context
     files = tuple(SourceFile(role="llama", path=path) for path in llama.files)
     questions = StoredQuestions()
     if adapter is None:
-        clip = open_clip(choice.clip) if choice.clip is not None else None
+        clip = checkpoints.open_clip(choice.clip) if choice.clip is not None else None
         adapter = new_adapter(llama, choice, clip=clip, seed=seed)
         order: ChannelOrder = "bgr" if spec.channel_order == "bgr" else "rgb"
         heads: int | None = choice.visual_heads
         name = shown_name(place.folder.resolve().name)
     else:
         assert spec.adapter is not None, "it was opened"
-        sources = sources_of(spec)
-        order, _ = resolve_channel_order(spec.channel_order, adapter)
-        heads = query_heads(sources, adapter, exported=False, encoder=None)
-        name = adapter_name(spec.adapter)
+        sources = checkpoints.sources_of(spec)
+        order, _ = checkpoints.resolve_channel_order(spec.channel_order, adapter)
+        heads = checkpoints.query_heads(sources, adapter, exported=False, encoder=None)
+        name = checkpoints.adapter_name(spec.adapter)
         files += (SourceFile(role="adapter", path=str(spec.adapter)),)
-        questions = declared_questions(adapter)
+        questions = checkpoints.declared_questions(adapter)
+    if not any(key.endswith(".bias") for key in adapter.llama):  # it gets those of the LLaMA, if there are some
+        adapter = dataclasses.replace(adapter, llama={**adapter.llama, **_biases(llama)})
     return TrainingSources(
         name=name,
         llama=llama,
-        adapter=_with_biases(adapter, llama),
+        adapter=adapter,
         clip=clip,
         visual_heads=heads,
         channel_order=order,
@@ -125,13 +115,6 @@ def open_sources(spec: CaptionerSpec, choice: TrainingChoice, *, seed: int) -> T
         bundle=str(place.folder) if place.form == "bundle" else None,
         has_adapter_file=spec.adapter is not None,
     )
-
-
-def _with_biases(adapter: AdapterFile, llama: LlamaSource) -> AdapterFile:
-    """The adapter. If it has no biases and `llama` has some, it gets these."""
-    if any(name.endswith(".bias") for name in adapter.llama):
-        return adapter
-    return dataclasses.replace(adapter, llama={**adapter.llama, **_biases(llama)})
 
 
 def _biases(llama: LlamaSource) -> dict[str, Tensor]:

@@ -1,4 +1,8 @@
-"""One step of the optimiser: gradients of all parts and ranks, a check that they are finite, and the update."""
+"""One step of the optimiser: gradients of all parts and ranks, a check that they are finite, and the update.
+
+Muon is of Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024). torch's own computes in
+bfloat16, which most CPUs emulate.
+"""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from llama_adapter.app.learning.training.batches import Fed
-from llama_adapter.app.learning.training.distributing import Distributed, norm_of
-from llama_adapter.app.learning.training.ranks import OneRank
+from llama_adapter.app.learning.training.ranks import Distributed, OneRank, norm_of
 
+# B rows of a batch; R rows, C columns of a matrix
 BETAS: Final = (0.9, 0.98)
 STEP = "step/"  # prefix of names in the state
 
@@ -25,9 +29,9 @@ class NamedOptimiser:
         self.torch, self._parameters, self._kinds = optimiser, dict(parameters), kinds
 
     def set_rate(self, lr: float) -> None:
-        """Set the learning rate of all groups."""
+        """Set the learning rate of all groups, times the `factor` of a group that has one."""
         for group in self.torch.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get("factor", 1.0)
 
     def zero_grad(self) -> None:
         """Delete all gradients."""
@@ -57,10 +61,7 @@ class NamedOptimiser:
 
 
 class NamedAdamW(NamedOptimiser):
-    """AdamW (Loshchilov and Hutter, 2019).
-
-    Parameters are in groups: with and without weight decay, and by their factor on the learning rate.
-    """
+    """AdamW (Loshchilov and Hutter, 2019), with groups by weight decay and by factor on the learning rate."""
 
     def __init__(
         self,
@@ -75,9 +76,8 @@ class NamedAdamW(NamedOptimiser):
         for name, parameter in parameters.items():
             key = (0.0 if name in no_decay else weight_decay, factor_of(name))
             groups.setdefault(key, []).append(parameter)
-        self._factors = [factor for _, factor in groups]
         optimiser = torch.optim.AdamW(
-            [{"params": group, "weight_decay": decay} for (decay, _), group in groups.items()],
+            [{"params": group, "weight_decay": decay, "factor": factor} for (decay, factor), group in groups.items()],
             lr=0.0,
             betas=BETAS,
             eps=1e-8,
@@ -85,17 +85,12 @@ class NamedAdamW(NamedOptimiser):
         )
         super().__init__(optimiser, parameters, kinds=("exp_avg", "exp_avg_sq", "step"))
 
-    def set_rate(self, lr: float) -> None:
-        for group, factor in zip(self.torch.param_groups, self._factors, strict=True):
-            group["lr"] = lr * factor
-
 
 def _is_on_cpu(parameters: Iterable[Tensor]) -> bool:
     """Whether the parameters are whole tensors on the CPU. AdamW is fused there: the default makes about 20 passes."""
     return all(one.device.type == "cpu" and not hasattr(one, "full_tensor") for one in parameters)
 
 
-# B rows
 _FIRST_SCALE: Final = 2.0**14
 _LEAST_SCALE: Final = 1.0
 
@@ -183,3 +178,55 @@ def _odd_places(parts: Sequence[Fed], losses: Sequence[Tensor]) -> tuple[str, ..
     finite = torch.cat([torch.isfinite(loss_B) for loss_B in losses]).cpu().tolist()
     examples = [one for part, _ in parts for one in part.examples]
     return tuple(one.example.place for one, is_finite in zip(examples, finite, strict=True) if not is_finite)
+
+
+_MOMENTUM, _STEPS = 0.95, 5
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum whose updates are orthogonalised, and scaled to the size of AdamW's, so that rates are comparable."""
+
+    def __init__(
+        self, matrices: Iterable[nn.Parameter], *, weight_decay: float, dtype: torch.dtype = torch.float32
+    ) -> None:
+        """Updates are orthogonalised in `dtype`."""
+        super().__init__([{"params": list(matrices)}], {"lr": 0.0, "weight_decay": weight_decay})
+        self._dtype = dtype
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        """Update the parameters that have gradients."""
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                state = self.state[weight]
+                if not state:
+                    state["momentum"] = torch.zeros_like(weight)
+                mean = state["momentum"].lerp_(weight.grad, 1 - _MOMENTUM)
+                update = orthogonal(weight.grad.lerp(mean, _MOMENTUM).to(self._dtype)).to(weight.dtype)
+                weight.mul_(1 - group["lr"] * group["weight_decay"])
+                weight.add_(update, alpha=-group["lr"] * 0.2 * max(weight.shape) ** 0.5)
+
+
+def orthogonal(matrix_RC: Tensor) -> Tensor:
+    """The nearest matrix whose singular values are about 1, by Newton-Schulz iterations."""
+    is_tall = matrix_RC.shape[0] > matrix_RC.shape[1]
+    x = matrix_RC.T if is_tall else matrix_RC
+    x = x / x.norm().clamp(min=1e-7)
+    # Every iteration multiplies x by a polynomial of its Gram matrix. These commute, so their product comes first,
+    # and x, which has up to four times as many columns, is multiplied once.
+    gram = x @ x.T
+    factor = product = _polynomial(gram)
+    for _ in range(_STEPS - 1):
+        gram = factor @ gram @ factor
+        factor = _polynomial(gram)
+        product = factor @ product
+    update: Tensor = product @ x
+    return update.T if is_tall else update
+
+
+def _polynomial(gram_RR: Tensor) -> Tensor:
+    found = torch.addmm(gram_RR, gram_RR, gram_RR, beta=-4.7750, alpha=2.0315)
+    found.diagonal().add_(3.4445)
+    return found

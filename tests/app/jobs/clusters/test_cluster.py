@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import pytest
 
-from llama_adapter.app.jobs.clusters.own_cluster import kept_on_this_machine
+from llama_adapter.app.jobs.clusters.cluster import kept_on_this_machine
 from llama_adapter.runtime.errors import UsageError
 from tests.app.models.parallel.processes import descendants, listening
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from llama_adapter.app.jobs.clusters.chunks import Chunk, Known, ReadChunk
+from llama_adapter.app.jobs.clusters.chunks import Chunk, Known
 from llama_adapter.app.jobs.clusters.reading import Reading, read_chunk
 from llama_adapter.app.pictures.inputs import PictureInput
 from llama_adapter.app.pictures.reading.reader import PictureReading
@@ -20,8 +20,8 @@ from tests.app.jobs.clusters.made import QUESTIONS, SPEC, item, known_after, pla
 READING = Reading(spec=SPEC.pictures, pixels=PixelRule(image_size=32), kind="thread", timeout_s=10.0, folder=".")
 
 
-def read(chunk: Chunk, *, known: Known | None = None) -> ReadChunk:
-    done: ReadChunk = pickle.loads(read_chunk(pickle.dumps(chunk), reading=READING, known=known))
+def read(chunk: Chunk, *, known: Known | None = None) -> Chunk:
+    done: Chunk = pickle.loads(read_chunk(pickle.dumps(chunk), reading=READING, known=known))
     return done
 
 

@@ -373,7 +373,7 @@ def test_parquet_is_written_in_row_groups_and_shards_have_one_schema(
 ) -> None:
     import pyarrow.parquet as pq
 
-    monkeypatch.setattr("llama_adapter.app.jobs.exports.parquet.ROWS_IN_A_GROUP", 10)
+    monkeypatch.setattr("llama_adapter.app.jobs.exports.outputs.ROWS_IN_A_GROUP", 10)
     answers.write([record(f"{number}.png") for number in range(25)])
     answers.export("parquet", "a.parquet")
     answers.write([])

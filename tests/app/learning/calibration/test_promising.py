@@ -5,9 +5,8 @@ import pytest
 
 from llama_adapter.app.captioning.decisions.calibration import Calibration
 from llama_adapter.app.captioning.decisions.measures import Floats, apply_temperature, find_threshold
-from llama_adapter.app.learning.calibration.fitting import Examples, calibrate
-from llama_adapter.app.learning.calibration.promising import LEVEL, choose
-from llama_adapter.app.learning.scores.binomial import at_most
+from llama_adapter.app.learning.calibration.fitting import LEVEL, Examples, calibrate, choose
+from llama_adapter.app.learning.scores.intervals import at_most
 
 # N examples or new pictures, C choices
 

@@ -1,9 +1,16 @@
-"""Bootstrap intervals are seeded, drawn by picture, and as wide as theory predicts."""
+"""Bootstrap intervals are seeded, drawn by picture, and as wide as theory predicts.
+
+Binomial tails and exact intervals equal the sums of their definition and published tables.
+"""
+
+import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from llama_adapter.app.learning.scores.intervals import Draws, Figure, figures, means
+from llama_adapter.app.learning.scores.intervals import Draws, Figure, at_most, exact_interval, figures, means
 from llama_adapter.app.learning.scores.outcome import Ints, picture_groups, task_of
 from llama_adapter.runtime.errors import UsageError
 from tests.app.learning.scores.outcomes import outcome
@@ -80,3 +87,23 @@ def test_probabilities_belong_to_choices_and_an_example_needs_a_right_answer() -
         outcome("", "x", picture="a.png", choices=("x", "y"), probabilities=(1.0, float("nan")))
     with pytest.raises(UsageError, match=r"at least one right answer for `a.png`"):
         outcome("", picture="a.png")
+
+
+@given(count=st.integers(0, 40), total=st.integers(0, 40), share=st.floats(0.0, 1.0))
+def test_a_tail_is_the_sum_of_its_terms(count: int, total: int, share: float) -> None:
+    terms = (math.comb(total, k) * share**k * (1 - share) ** (total - k) for k in range(min(count, total) + 1))
+
+    assert at_most(count, total, share) == pytest.approx(sum(terms), abs=1e-9)
+
+
+def test_tails_of_many_trials_do_not_overflow() -> None:
+    assert at_most(50_000, 100_000, 0.5) == pytest.approx(0.5, abs=0.002)
+    assert at_most(40_000, 100_000, 0.5) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("num_right", "count", "low", "high"),  # the last decimals are those of the tables
+    [(0, 10, 0.0, 0.3085), (10, 10, 0.6915, 1.0), (8, 10, 0.4439, 0.9748), (95, 100, 0.8872, 0.9836), (0, 0, 0.0, 1.0)],
+)
+def test_intervals_are_those_of_clopper_and_pearson(num_right: int, count: int, low: float, high: float) -> None:
+    assert exact_interval(num_right, count) == pytest.approx((low, high), abs=1e-4)

@@ -38,10 +38,6 @@ class Page(HTMLParser):
         self.words += data
 
 
-def nothing(outcome: Outcome) -> None:
-    """No outcome has a picture."""
-
-
 def asked(marks: str, *, name: str = "{}.png", right: tuple[str, str] = ("yes", "no")) -> list[Outcome]:
     """Yes-or-no outcomes, two per picture; `+` is a right answer, `-` a wrong one."""
     return [
@@ -100,7 +96,7 @@ def test_a_comparison_ends_with_the_better_model(one: str, other: str, has_own_p
     assert last.startswith(f"**{said}")
     assert compared.mcnemar is not None
     assert last.endswith(f"; McNemar's p = {compared.mcnemar.p_value:.3g}).**")
-    assert said[:20] in Page(as_html(scores, compared, thumbnail=nothing)).words
+    assert said[:20] in Page(as_html(scores, compared)).words
 
 
 def test_captions_are_compared_by_cider() -> None:
@@ -121,7 +117,7 @@ def test_undefined_figures_are_null_and_a_dash() -> None:
 
 def test_the_page_shows_the_same_cells_as_the_markdown() -> None:
     scores = score(asked("++-++-++++-+"), draws=DRAWS)
-    page = Page(as_html(scores, thumbnail=nothing))
+    page = Page(as_html(scores))
 
     rows = [line.strip("| ").split(" | ") for line in as_markdown(scores).splitlines() if line.startswith("| ")]
     cells = [cell.replace("\\", "") for row in rows for cell in row if not cell.startswith("---")]
@@ -133,7 +129,7 @@ def test_the_worst_errors_have_small_pictures_and_the_page_needs_nothing_from_el
     Image.new("RGBA", (900, 300), (200, 10, 10, 255)).save(tmp_path / "0.png")
     (tmp_path / "1.png").write_bytes(b"no picture")
     scores = score(asked("-+-+", name=str(tmp_path / "{}.png")), draws=DRAWS)
-    page = Page(as_html(scores, thumbnail=lambda one: thumbnail_of(one.picture)))
+    page = Page(as_html(scores, pictures=[thumbnail_of(one.outcome.picture) for one in scores.worst]))
 
     shown = [attributes for tag, attributes in page.tags if tag == "img"]
     assert [one["alt"] for one in shown] == [str(tmp_path / "0.png")]
@@ -152,7 +148,7 @@ def test_the_worst_errors_have_small_pictures_and_the_page_needs_nothing_from_el
 def test_text_is_shown_and_never_run() -> None:
     one = outcome(EVIL, EVIL + " cat", picture=EVIL, question=EVIL, part=EVIL)
     scores = score([one, outcome("", "red")], model=EVIL, draws=DRAWS)
-    markdown, html = as_markdown(scores), as_html(scores, thumbnail=nothing)
+    markdown, html = as_markdown(scores), as_html(scores)
 
     assert "<script" not in html
     assert "\u202e" not in html + markdown

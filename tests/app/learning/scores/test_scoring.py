@@ -133,7 +133,7 @@ def test_a_name_that_always_loses_is_hinted_at_in_every_report() -> None:
     assert "balanced accuracy is 50.0%" in found.hint
     assert "ask --calibrate" in found.hint
     assert found.hint in json.loads(as_json(found))["notes"]
-    for report in (as_markdown(found).replace("\\", ""), as_html(found, thumbnail=lambda one: None)):
+    for report in (as_markdown(found).replace("\\", ""), as_html(found)):
         assert "ask --calibrate" in report
 
 

@@ -14,15 +14,14 @@ from torch import Tensor
 from llama_adapter import UsageError
 from llama_adapter.app.learning.training import eye
 from llama_adapter.app.learning.training.asking import TrainExample
-from llama_adapter.app.learning.training.augmentation import Views, augmented
-from llama_adapter.app.learning.training.batches import Encodings
+from llama_adapter.app.learning.training.batches import Encodings, Views, augmented
 from llama_adapter.app.learning.training.eye import Eye, classes_of, is_small
 from llama_adapter.app.learning.training.job import Optimisation, TrainingChoice, TrainJob
 from llama_adapter.app.learning.training.loop import TrainProgress
 from llama_adapter.app.learning.training.model import TrainableModel, open_trainable
-from llama_adapter.app.learning.training.muon import Muon
 from llama_adapter.app.learning.training.prepare import TrainingData
 from llama_adapter.app.learning.training.ranks import OneRank
+from llama_adapter.app.learning.training.stepping import Muon
 from llama_adapter.app.models.resources import start_tower
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.vision.config import VIT_L_14, QueryConfig, VisionConfig

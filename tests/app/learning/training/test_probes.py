@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from llama_adapter.app.learning.training.probes import (
+from llama_adapter.app.learning.training.yardstick import (
     _PENALTIES,
     grey_pixels,
     linear_classes,

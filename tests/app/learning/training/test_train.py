@@ -386,7 +386,7 @@ def test_a_full_disk_names_the_checkpoint_and_the_way_on(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write_checkpoint(path, *arguments)
 
-    monkeypatch.setattr("llama_adapter.app.learning.training.loop.write_checkpoint", write)
+    monkeypatch.setattr("llama_adapter.app.learning.training.checkpoint.write_checkpoint", write)
     ran = train()
 
     assert ran.code == 1
@@ -469,7 +469,7 @@ def test_one_interrupt_ends_the_scoring_and_keeps_the_adapter(
         os.kill(os.getpid(), signal.SIGINT)
         raise AssertionError("scored on")
 
-    monkeypatch.setattr("llama_adapter.app.learning.training.run.score_test", score)
+    monkeypatch.setattr("llama_adapter.app.learning.training.results.score_test", score)
     ran = train("--epochs", "1", "--batch-size", "1000")
 
     folder = tmp_path / "pets.training"

@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
     one, other = asked("++-++-++++-+", name=EVIL), asked("+++++++++---", name=EVIL)
     scores = score(other, model=EVIL, draws=Draws(count=20))
     comparison = compare(one, other, names=(EVIL, "trained"), draws=Draws(count=20))
-    text = as_json(scores, comparison, thumbnail=lambda outcome: thumbnail_of(SAMPLE))
+    text = as_json(scores, comparison, pictures=[thumbnail_of(SAMPLE)] * len(scores.worst))
     (tmp_path / "scores.json").write_text(text)
     return tmp_path
 

@@ -7,7 +7,7 @@ import pytest
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.jobs.questions import TemplateError
-from llama_adapter.app.learning.evaluating.answers import ask_examples
+from llama_adapter.app.learning.evaluating.outcomes import ask_examples
 from llama_adapter.app.learning.labelled.example import Example
 from llama_adapter.app.learning.labelled.reading import read_examples
 from llama_adapter.app.models.resources import sample_pictures
