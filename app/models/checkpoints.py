@@ -18,15 +18,15 @@ import torch
 from torch import Tensor
 
 from llama_adapter.app.models.bundle_manifest import MANIFEST, check_halves, is_question, no_vision
+from llama_adapter.app.models.bundle_tensors import open_bundle, open_bundle_clip
 from llama_adapter.app.models.connected import open_connected
-from llama_adapter.app.models.llama_bundle import open_bundle, open_bundle_clip
+from llama_adapter.app.models.described import DEFAULT_PROMPT, DescribedModel
 from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.app.models.sight import has_connector
 from llama_adapter.app.models.sketch import Dtype, dtype_of
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.conversation import Template
-from llama_adapter.llm.picture_format import PictureFormat
 from llama_adapter.llm.pieces.folder import find_tokenizer, read_settings
 from llama_adapter.llm.split import share_of
 from llama_adapter.llm.tokenizer import Tokenizer
@@ -44,7 +44,6 @@ from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.graphs.card import fingerprint
 from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.ranks import ALONE, Alone
-from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.schemes.state import drained
 from llama_adapter.runtime.tensor_files.arrays import list_keys, read_json
 from llama_adapter.runtime.tensor_files.files import read_tensor_file
@@ -53,7 +52,6 @@ from llama_adapter.runtime.tensor_files.gguf_names import is_gguf
 from llama_adapter.runtime.text import shown_excerpt, shown_name
 from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.config import VIT_L_14, ChannelOrder, VisionConfig
-from llama_adapter.vision.out_of_distribution import OodDetector
 from llama_adapter.vision.towers import ClipSource, clip_files, configs_beside, read_clip
 from llama_adapter.vision.weights import KNOWN_VISUAL_HEADS, build_vision, read_query
 
@@ -68,7 +66,6 @@ NO_PIXELS: Final = (
     "its folder does not say how pictures become pixels, so that is as in the published models with such a tower: copy "
     "its preprocessor_config.json there"
 )
-DEFAULT_PROMPT = "Generate caption of this image"  # the instruction used in the caption pre-training of the adapters
 TEMPLATE_KEY: Final = "template"  # in the config of an adapter's file
 TOWER_KEY: Final = "tower"  # likewise
 # `StoredQuestions` -> its entries in the config of an adapter's file.
@@ -145,36 +142,19 @@ class StoredQuestions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LoadedModel:
-    """Encoder and decoder of a model, as state dicts for `PictureEncoder` and `LlamaAdapterDecoder`.
+class LoadedModel(DescribedModel):
+    """Encoder and decoder of a model, as state dicts for `PictureEncoder` and `LlamaAdapterDecoder`."""
 
-    `digest` identifies the model in records: the bundle's digest, or a digest of names, sizes and times of the source
-    files. `dtype` is the dtype of all tensors except those of quantised weights.
-    """
-
-    name: str
-    digest: str
-    vision_config: VisionConfig
     vision_state: dict[str, Tensor]  # empty after the encoder was put on its device
-    decoder_config: DecoderConfig
     decoder_state: dict[str, Tensor]  # empty if the decoder is streamed
-    tokenizer: Tokenizer
-    dtype: torch.dtype
+    dtype: torch.dtype  # of all tensors except those of quantised weights
     sources: tuple[SourceFile, ...]
     # What was merged into the weights: "gates", "lora" and "scales" of an adapter, "lora:NAME=WEIGHT" of PEFT, and
     # "folded": factors of a family.
     merged: tuple[str, ...]
-    prompt: str = DEFAULT_PROMPT
-    question: str | None = None  # as in `StoredQuestions`
-    template: Template = "instruction"  # the template of prompts
-    card: str = ""
-    precision: Precision = FLOAT  # of the linear layers' weights
     origin: Origin | None = None  # if weights are or were quantised or packed
     input_scales: Mapping[str, Tensor] = field(default_factory=dict)  # see `input_scales.py`
     packed: PackedLayout | None = None  # layout of the linear layers' weights, if packed for kernels
-    ood_detector: OodDetector | None = None  # detects pictures unlike the training data
-    notes: tuple[str, ...] = ()  # sentences for the user about the source files
-    picture_format: PictureFormat | None = None  # how pictures stand in prompts, if they are tokens of them
 
     @property
     def source(self) -> Origin:

@@ -2,11 +2,10 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,17 +16,12 @@ from llama_adapter.app.models.bundle import add_known_answer
 from llama_adapter.app.models.bundle_manifest import (
     KNOWN_ANSWER,
     VISION,
-    check_sizes,
+    Manifest,
     decoder_file,
     is_bare,
-    model_digest,
-    num_ranks_of,
-    packed_layout,
-    read_configs,
     read_manifest,
-    stored_precision,
 )
-from llama_adapter.app.models.bundle_tensors import read_decoder, read_vision, stored_tensors
+from llama_adapter.app.models.bundle_tensors import Stored, read_decoder, read_vision
 from llama_adapter.app.models.checkpoints import (
     RELEASED_ADAPTERS,
     LlamaFolder,
@@ -86,7 +80,7 @@ def write_known_answer(place: Path) -> str:
     """
     manifest = read_manifest(place)
     picture = sample_pictures() / KNOWN_PICTURE if manifest["vision"] else None
-    with Captioner.load(place, batch_size=1, tensor_parallel=num_ranks_of(manifest)) as captioner:
+    with Captioner.load(place, batch_size=1, tensor_parallel=manifest.num_ranks) as captioner:
         if picture is None:
             [answer] = captioner.generate_text(KNOWN_PROMPT, max_new_tokens=KNOWN_TOKENS)
         else:
@@ -354,38 +348,38 @@ def _check_bundle(report: Report, place: Path, *, precision: Precision | None, d
     if manifest is None:
         return
     numbers = str(manifest["dtype"])
-    layout = packed_layout(manifest)
-    if (stored := stored_precision(manifest)) != FLOAT:
+    layout = manifest.layout
+    if (stored := manifest.precision) != FLOAT:
         origin = manifest["origin"]
         numbers = f"{stored} and {numbers}, made from the model {origin['digest'][:12]}"
         if num_pictures := origin.get("calibration_pictures"):
             numbers += f", calibrated with {num_pictures} pictures"
     if layout is not None:
         numbers += f", packed in {layout} from the bundle {manifest['packed']['source'][:12]}"
-    ranks = num_ranks_of(manifest)
+    ranks = manifest.num_ranks
     if ranks > 1:
         numbers += f", its decoder split for {ranks} ranks"
     report.add("ok", "manifest", f"The bundle holds the model {manifest['name']!r} in {numbers}")
     if layout is not None:
         _tell_packed(report, layout, stored)
-    _check_files(report, place, manifest)
+    _check_files(report, manifest)
     if not report.has_errors:
         report.add("ok", "files", f"All {len(manifest['files'])} files have the sizes and digests of the manifest")
-    configs = report.attempt("manifest", lambda: read_configs(place, manifest))
+    configs = report.attempt("manifest", manifest.configs)
     if configs is None:
         return
     vision, decoder = configs
     halves: list[tuple[str, HalfConfig, Callable[[], dict[str, Tensor]]]] = []
     if manifest["vision"]:
-        halves.append((VISION, vision, partial(read_vision, place, vision, manifest)))
+        halves.append((VISION, vision, partial(read_vision, manifest, vision)))
     for rank in range(ranks):
-        read = partial(read_decoder, place, decoder, manifest, rank=rank)
+        read = partial(read_decoder, manifest, decoder, rank=rank)
         halves.append((decoder_file(rank, ranks), decoder.share(rank, ranks), read))
     for name, config, read_tensors in halves:
         state = report.attempt(name, read_tensors)
         if state is not None:
             report.add("ok", name, f"`{name}` has its {len(state)} tensors, in the shapes of its configuration")
-            plain = partial(stored_tensors(manifest).plain, state, config)
+            plain = partial(Stored(manifest).plain, state, config)
             _check_finite(report, name, name, plain())
             _check_foreign(report, name, plain())
     name = stored_name(manifest["files"])
@@ -395,7 +389,7 @@ def _check_bundle(report: Report, place: Path, *, precision: Precision | None, d
         sentence = f"The tokenizer has {tokenizer.vocab_size} pieces, and the model has {vocab_size} tokens"
         report.add("error", name, sentence, "another model's tokenizer was copied into the bundle")
     if not report.has_errors:
-        _check_known_answer(report, place, manifest, precision=precision, device=device)
+        _check_known_answer(report, manifest, precision=precision, device=device)
 
 
 def _tell_packed(report: Report, layout: PackedLayout, precision: Precision) -> None:
@@ -410,22 +404,20 @@ def _tell_packed(report: Report, layout: PackedLayout, precision: Precision) -> 
     report.add("ok", "packed", sentence, "`llama-adapter pack` on this processor makes a bundle that starts faster")
 
 
-def _check_files(report: Report, place: Path, manifest: Mapping[str, Any]) -> None:
+def _check_files(report: Report, manifest: Manifest) -> None:
     for name, entry in manifest["files"].items():
-        has_size = report.passes(name, partial(check_sizes, place, {"files": {name: entry}}))
-        if has_size and (actual := file_digest(place / name)) != entry["sha256"]:
+        has_size = report.passes(name, partial(manifest.check_sizes, name))
+        if has_size and (actual := file_digest(manifest.place / name)) != entry["sha256"]:
             sentence = f"`{name}` has the SHA-256 {actual}, where {shown_excerpt(entry['sha256'])} is wanted"
             report.add("error", name, sentence, "copy the whole folder again")
-    if model_digest(manifest) != manifest["digest"]:
+    if manifest.model_digest() != manifest["digest"]:
         sentence = "The manifest's digest of the model is not that of its files and configuration"
         hint = "the manifest was changed by hand; write the bundle again with `llama-adapter convert`"
         report.add("error", "manifest", sentence, hint)
 
 
-def _check_known_answer(
-    report: Report, place: Path, manifest: Mapping[str, Any], *, precision: Precision | None, device: str
-) -> None:
-    what = "known answer"
+def _check_known_answer(report: Report, manifest: Manifest, *, precision: Precision | None, device: str) -> None:
+    place, what = manifest.place, "known answer"
     if not (place / KNOWN_ANSWER).is_file():
         sentence = "The bundle carries no known answer, so its files were checked and the model was not run"
         report.add("not tried", what, sentence)
@@ -443,9 +435,7 @@ def _check_known_answer(
     options = {"max_new_tokens": known["max_new_tokens"]} if "max_new_tokens" in known else {}
     try:
         with (
-            Captioner.load(
-                place, precision=precision, device=device, tensor_parallel=num_ranks_of(manifest)
-            ) as captioner,
+            Captioner.load(place, precision=precision, device=device, tensor_parallel=manifest.num_ranks) as captioner,
             closing(open_reader("process", captioner.spec.pictures, pixels=captioner.pixels)) as captioner.reader,
         ):
             options["temperature"] = 0.0
@@ -466,7 +456,7 @@ def _check_known_answer(
         numbers = "" if used == FLOAT else f" with {find_scheme(used).title} weights"
         report.add("ok", what, f"The model answers {answer.text!r} {asked} {where}{numbers}, as it should")
     # Also if quantised weights were dequantised: rounding errors remain.
-    elif quantised := {used, stored_precision(manifest)} - {FLOAT}:
+    elif quantised := {used, manifest.precision} - {FLOAT}:
         report.add(
             "warning",
             what,

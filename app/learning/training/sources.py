@@ -12,6 +12,7 @@ from torch import Tensor
 
 from llama_adapter.app.learning.training.job import TrainingChoice
 from llama_adapter.app.models.bundle import load_bundle
+from llama_adapter.app.models.bundle_tensors import open_bundle, open_bundle_clip
 from llama_adapter.app.models.checkpoints import (
     DEFAULT_CONTEXT,
     LoadedModel,
@@ -26,7 +27,6 @@ from llama_adapter.app.models.checkpoints import (
     resolve_channel_order,
     sources_of,
 )
-from llama_adapter.app.models.llama_bundle import open_bundle, open_bundle_clip
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.app.models.spec import CaptionerSpec

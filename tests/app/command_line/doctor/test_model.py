@@ -20,7 +20,7 @@ from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.command_line.doctor.findings import Finding
 from llama_adapter.app.command_line.doctor.model import diagnose, write_known_answer
 from llama_adapter.app.models.bundle import add_known_answer, save_bundle
-from llama_adapter.app.models.bundle_manifest import read_configs
+from llama_adapter.app.models.bundle_manifest import Manifest
 from llama_adapter.app.models.checkpoints import RELEASED_ADAPTERS, ModelSources
 from tests.app.assembled import assemble_sources
 from tests.app.models.bundles import edit, edit_known_answer
@@ -82,12 +82,12 @@ def test_a_bundle_that_is_replaced_while_it_is_checked_is_checked_again(
 ) -> None:
     second = assemble_sources(changed(adapter=GOLDEN / "adapters" / "LORA-BIAS-TINY.pth"))
 
-    def read_late(*arguments: Any) -> Any:
+    def read_late(manifest: Manifest) -> Any:
         monkeypatch.undo()
         save_bundle(bundle, model=second, overwrite=True)
-        return read_configs(*arguments)
+        return manifest.configs()
 
-    monkeypatch.setattr("llama_adapter.app.command_line.doctor.model.read_configs", read_late)
+    monkeypatch.setattr(Manifest, "configs", read_late)
     findings = diagnose(bundle)
 
     assert [finding for finding in findings if finding.level == "error"] == []
