@@ -14,11 +14,10 @@ from llama_adapter.app.command_line.doctor.model import diagnose
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel, ModelSources, stream_sources
 from llama_adapter.app.models.encoders import check_card, check_sizes, examine, has_clip
-from llama_adapter.app.models.exported import check_encoder_exists, encoder_files, encoder_provider
+from llama_adapter.app.models.exported import check_encoder_exists, encoder_files, encoder_graph
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec
 from llama_adapter.runtime.device_names import om_device_id, split_device
 from llama_adapter.runtime.devices import accelerator_kind
-from llama_adapter.runtime.graphs.open_session import GraphKind, GraphSpec
 from llama_adapter.runtime.graphs.sidecar import check_om_file, read_valid_sidecar, sidecar_path
 from llama_adapter.vision.backends.exported import ExportedEncoder, open_encoder
 from llama_adapter.vision.card import EncoderCard
@@ -82,13 +81,8 @@ def _check_files(report: Report, spec: CaptionerSpec, stack: ExitStack) -> tuple
 
 
 def _open(report: Report, spec: CaptionerSpec, stack: ExitStack, *, device_id: int) -> ExportedEncoder | None:
-    assert spec.encoder is not None
-    is_om = spec.vision_kind == "om"
     # An OM runs in its own process, because a device fault may end the process.
-    kind: GraphKind = "om" if is_om else "onnx"
-    graph = GraphSpec(
-        kind=kind, path=spec.encoder, device_id=device_id, provider=encoder_provider(spec), own_process=is_om
-    )
+    graph = encoder_graph(spec, device_id=device_id, own_process=spec.vision_kind == "om")
     encoder = report.attempt(_WHAT, lambda: stack.enter_context(closing(open_encoder(graph))))
     if encoder is not None:
         sizes = " or ".join(map(str, encoder.batch_sizes or ["any"]))
