@@ -260,11 +260,10 @@ class Captioner:
         """
         given = dict(locals())
         values = {name: given[name] for name in CaptionerSpec.__dataclass_fields__ if given[name] is not None}
-        plain = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in values.items()}
-        for name in {"device", "dtype"} & plain.keys():
-            plain[name] = str(plain[name]).removeprefix("torch.")
+        for name in {"device", "dtype"} & values.keys():
+            values[name] = str(values[name]).removeprefix("torch.")
         allowed = tuple(map(AllowedHost.parse, texts("allowed_hosts", allowed_hosts or ())))
-        captioner = cls.from_spec(CaptionerSpec(**plain))
+        captioner = cls.from_spec(CaptionerSpec(**values))
         captioner._allowed = allowed
         if captioner.info.mode == "eager" and values.get("mode", DEFAULTS.mode) not in (DEFAULTS.mode, "eager"):
             warnings.warn(f"Steps run eager: mode `{mode}` cannot be used on {captioner.info.device}", stacklevel=2)

@@ -42,7 +42,6 @@ from llama_adapter.app.models.bundle_manifest import (
 from llama_adapter.app.models.bundle_tensors import Stored, TakePacked, read_decoder, read_vision
 from llama_adapter.app.models.checkpoints import (
     LoadedModel,
-    ModelSources,
     Origin,
     SourceFile,
     StreamedModel,
@@ -54,6 +53,7 @@ from llama_adapter.app.models.described import described
 from llama_adapter.app.models.input_scales import read_scales, write_scales
 from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.app.models.sketch import Dtype, HalfConfig, dtype_of, expected_forms, sketch
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.split import dense, share_of, shares_of, take
 from llama_adapter.runtime.atomic_write import atomic_write, replace_folder
@@ -76,7 +76,7 @@ STORED_DTYPE: Final = torch.float16  # in which checkpoints become bundles, unle
 
 
 def convert(
-    sources: ModelSources,
+    spec: CaptionerSpec,
     directory: str | os.PathLike[str],
     *,
     dtype: torch.dtype = STORED_DTYPE,
@@ -84,12 +84,12 @@ def convert(
     overwrite: bool = False,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Path:
-    """Write the model of `sources` as a bundle in `dtype`, with the decoder split over `num_ranks`; returns its folder.
+    """Write the checkpoints of `spec` as a bundle in `dtype`, its decoder split over `num_ranks`; returns the folder.
 
     `tell` gets a line for each note about the model. Raises the errors of `stream_sources` and `save_bundle`.
     """
     check_target(directory, overwrite=overwrite)
-    model, decoder_tensors = stream_sources(sources, dtype=dtype)
+    model, decoder_tensors = stream_sources(spec, dtype=dtype)
     sources_read = tuple(dataclasses.replace(file, sha256=file_digest(file.path)) for file in model.sources)
     for file in sources_read:
         if claimed_digest(file.path) not in (None, file.sha256):

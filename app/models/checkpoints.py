@@ -97,25 +97,6 @@ Role = Literal["llama", "tokenizer", "adapter", "clip", "lora"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModelSources:
-    """Paths of the parts of a model. `channel_order` auto means bgr for the public releases, and rgb otherwise."""
-
-    llama_dir: str | os.PathLike[str]
-    llama_type: str | None = None  # a sub-folder of llama_dir
-    adapter: str | os.PathLike[str] | None = None  # None: a LLaMA alone, for texts
-    clip: str | os.PathLike[str] | None = None  # optional if the adapter's file contains CLIP
-    visual_heads: int | None = None
-    channel_order: Literal["auto", "rgb", "bgr"] = "auto"
-    context: int | None = None
-    lora: Sequence[str] = ()  # as in `CaptionerSpec`
-
-
-def sources_of(spec: CaptionerSpec) -> ModelSources:
-    """The sources of a spec with `llama_dir`."""
-    return ModelSources(**{field.name: getattr(spec, field.name) for field in dataclasses.fields(ModelSources)})
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SourceFile:
     """A file from which a model was made. `sha256` is None if it was not computed."""
 
@@ -228,14 +209,16 @@ class LoadedEncoder(NamedTuple):
 
 
 def stream_sources(
-    sources: ModelSources,
+    spec: CaptionerSpec,
     *,
     dtype: Dtype | None,
     exported: bool = False,
     encoder: EncoderCard | None = None,
     ranks: Alone = ALONE,
 ) -> StreamedModel:
-    """Read a model onto the CPU, its weights in `dtype`. With None, weights keep their dtype, to be quantised later.
+    """Read the model of `llama_dir` and what goes with it onto the CPU, its weights in `dtype`.
+
+    Of the spec, only the fields that name the model count. With None, weights keep their dtype, to be quantised later.
 
     With `ranks`, the decoder's tensors are this process's share, and no other weights are read. With an `exported`
     encoder, CLIP may be missing; `encoder` is the exported encoder's card, if it has one. A model that sees no pictures
@@ -244,16 +227,17 @@ def stream_sources(
     Raises CheckpointError, before the first tensor is read, if a part is missing, damaged, of another kind, or does not
     fit the other parts.
     """
-    place = find_llama(sources.llama_dir, llama_type=sources.llama_type)
+    assert spec.llama_dir is not None, "the caller asks"
+    place = find_llama(spec.llama_dir, llama_type=spec.llama_type)
     tokenizer_file = place.require_tokenizer()
-    adapter = None if sources.adapter is None else open_adapter(sources.adapter, for_texts=True)
+    adapter = None if spec.adapter is None else open_adapter(spec.adapter, for_texts=True)
     sees_tokens = adapter is None and place.form == "huggingface" and has_connector(place.folder)
-    tokenizer, llama, clip = open_llama_parts(place, adapter=adapter, clip=sources.clip)
+    tokenizer, llama, clip = open_llama_parts(place, adapter=adapter, clip=spec.clip)
     sight = open_connected(place.folder, tokenizer, dim=llama.config.dim) if sees_tokens else None
     if sight is not None and llama.is_folded:
         raise CheckpointError(f"The decoder in `{place.folder}` scales embeddings, which is not done to pictures")
     folded = llama.merged
-    llama, loras = merge_loras(sources.lora, llama, adapter)
+    llama, loras = merge_loras(spec.lora, llama, adapter)
     base = base_name(place.folder.resolve())
     files = [SourceFile(role="llama", path=path) for path in llama.files]
     files.append(SourceFile(role="tokenizer", path=str(tokenizer_file)))
@@ -272,10 +256,10 @@ def stream_sources(
             notes = (*(() if has_chats else (NO_TEMPLATE,)), *(() if sight.files else (NO_PIXELS,)))
     else:
         name, template, questions = adapter_name(adapter.name), declared_template(adapter), declared_questions(adapter)
-        channel_order, adapter_digest = resolve_channel_order(sources.channel_order, adapter)
+        channel_order, adapter_digest = resolve_channel_order(spec.channel_order, adapter)
         files.append(SourceFile(role="adapter", path=adapter.name, sha256=adapter_digest))
         if adapter.sees_pictures:
-            heads = query_heads(sources, adapter, exported=exported, encoder=encoder)
+            heads = query_heads(spec, adapter, exported=exported, encoder=encoder)
         seen = adapter.visual.values()
         if clip is not None:
             seen = [*seen, *clip.tensors.values()]
@@ -284,7 +268,7 @@ def stream_sources(
     usual = DEFAULT_CONTEXT if template == "instruction" else CHAT_CONTEXT
     if sight is not None:
         usual = max(CHAT_CONTEXT, sight.format.most_tokens + CHAT_CONTEXT // 2)
-    context = usual if sources.context is None else sources.context
+    context = usual if spec.context is None else spec.context
     decoder_config = plan_decoder(llama, adapter, vocab_size=tokenizer.vocab_size, context=context)
     vision_config, vision_state = no_vision(decoder_config), dict[str, Tensor]()
     chosen = None if dtype is None else dtype_of(dtype, decoder=decoder_config, encoder=seen)
@@ -399,13 +383,13 @@ def require_encoder(model: LoadedModel) -> None:
 
 
 def query_heads(
-    sources: ModelSources, adapter: AdapterFile, *, exported: bool, encoder: EncoderCard | None
+    spec: CaptionerSpec, adapter: AdapterFile, *, exported: bool, encoder: EncoderCard | None
 ) -> int | None:
     """Number of heads of the visual blocks; None means that it follows from their width.
 
     An exported encoder computes the visual blocks itself, so an unknown number does not matter there.
     """
-    stated = declared_heads(adapter) if sources.visual_heads is None else sources.visual_heads
+    stated = declared_heads(adapter) if spec.visual_heads is None else spec.visual_heads
     if stated is not None or not exported:
         return stated
     if encoder is not None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 
 from llama_adapter.app.models.bundle_manifest import read_manifest
-from llama_adapter.app.models.checkpoints import open_clip, sources_of, stream_sources
+from llama_adapter.app.models.checkpoints import open_clip, stream_sources
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.random_model import decoder_config, parse_size, vision_config
 from llama_adapter.app.models.sight import encoding_bytes
@@ -108,7 +108,7 @@ def planned_model(job: PlanJob) -> PlannedModel:
             vision=vision if manifest["vision"] else None,
             pictures=manifest.picture_format,
         )
-    model, _ = stream_sources(sources_of(spec), dtype=None, exported=True)
+    model, _ = stream_sources(spec, dtype=None, exported=True)
     return PlannedModel(
         name=model.name,
         decoder=model.decoder_config,

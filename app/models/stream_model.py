@@ -1,6 +1,5 @@
 """What a spec names, from a bundle or from checkpoints: its weights, the sizes of its decoder, its questions."""
 
-import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,6 @@ from llama_adapter.app.models.checkpoints import (
     declared_questions,
     declared_template,
     folded_error,
-    sources_of,
     stream_sources,
     with_loras,
 )
@@ -68,9 +66,7 @@ def stream_model(
     precision = spec.precision or FLOAT
     # Weights are quantised from the values in the files, so that they are rounded only once.
     read_in = dtype if precision == FLOAT else None
-    model, tensors = stream_sources(
-        sources_of(spec), dtype=read_in, exported=is_encoded_elsewhere, encoder=encoder, ranks=ranks
-    )
+    model, tensors = stream_sources(spec, dtype=read_in, exported=is_encoded_elsewhere, encoder=encoder, ranks=ranks)
     if precision != FLOAT:
         vision_tensors = model.vision_state.values()
         dtype = dtype_of(dtype, decoder=model.decoder_config, encoder=vision_tensors, precision=precision)
@@ -88,7 +84,8 @@ def check_split(spec: CaptionerSpec, *, random: RandomLoader | None = None) -> N
     elif spec.llama_dir is None:
         _, decoder = read_manifest(bundle_folder(spec.model)).configs()
     else:
-        alone = dataclasses.replace(sources_of(spec), adapter=None, clip=None)
+        names = ("llama_dir", "llama_type", "context", "lora")
+        alone = CaptionerSpec(**{name: getattr(spec, name) for name in names})
         decoder = stream_sources(alone, dtype=None)[0].decoder_config
     shares_of(decoder, spec.tensor_parallel)
 

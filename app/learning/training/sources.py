@@ -25,7 +25,6 @@ from llama_adapter.app.models.checkpoints import (
     open_llama_parts,
     query_heads,
     resolve_channel_order,
-    sources_of,
 )
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.replaced_folder import again_if_replaced
@@ -104,9 +103,8 @@ def open_sources(spec: CaptionerSpec, choice: TrainingChoice, *, seed: int) -> T
         name = shown_name(place.folder.resolve().name)
     else:
         assert spec.adapter is not None, "it was opened"
-        sources = sources_of(spec)
         order, _ = resolve_channel_order(spec.channel_order, adapter)
-        heads = query_heads(sources, adapter, exported=False, encoder=None)
+        heads = query_heads(spec, adapter, exported=False, encoder=None)
         name = adapter_name(spec.adapter)
         files += (SourceFile(role="adapter", path=str(spec.adapter)),)
         questions = declared_questions(adapter)

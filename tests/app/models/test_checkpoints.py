@@ -18,14 +18,8 @@ from torch import Tensor
 import llama_adapter.app.models.checkpoints
 from llama_adapter.app.models.bundle import convert, save_bundle
 from llama_adapter.app.models.bundle_tensors import open_bundle
-from llama_adapter.app.models.checkpoints import (
-    ModelSources,
-    SourceFile,
-    adapter_name,
-    claimed_digest,
-    find_llama,
-    open_llama_parts,
-)
+from llama_adapter.app.models.checkpoints import SourceFile, adapter_name, claimed_digest, find_llama, open_llama_parts
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.models.stream_model import stream_merged_bundle
 from llama_adapter.llm.weights.adapter import open_adapter
 from llama_adapter.llm.weights.huggingface import open_huggingface
@@ -41,7 +35,7 @@ HUGGINGFACE = GOLDEN / "LLaMA-HF" / "TINY"
 RELEASED = next(iter(llama_adapter.app.models.checkpoints.RELEASED_ADAPTERS))
 
 
-def sources(**changes: Any) -> ModelSources:
+def sources(**changes: Any) -> CaptionerSpec:
     return dataclasses.replace(SOURCES, **{"adapter": GOLDEN / "adapters" / "BIAS-TINY.pth", **changes})
 
 
