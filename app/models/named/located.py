@@ -46,7 +46,7 @@ def located(
         return found
     if (place := _place(name)) is not None:
         can_be_llama = "llama_dir" in values and values["llama_dir"] is None
-        return found | _llama_settings(place) if can_be_llama else found
+        return found | {"model": None} | model_settings(place) if can_be_llama and is_llama(place) else found
     is_plain = not (from_checkpoints or values.get("lora") or (values.get("tensor_parallel") or 1) > 1)
     computing = {field: values[field] for field in _COMPUTING if values.get(field) is not None}
     if name.startswith(SCHEME):
@@ -105,11 +105,6 @@ def _place(name: str) -> Path | None:
         return find_model(name)
     except UsageError:
         return None
-
-
-def _llama_settings(place: Path) -> dict[str, Any]:
-    """The fields for a path given as `model` that is a LLaMA; empty for bundles, and for what is no model."""
-    return {"model": None, **model_settings(place)} if is_llama(place) else {}
 
 
 def parts_of(name: str) -> dict[str, Part]:

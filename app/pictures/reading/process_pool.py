@@ -58,7 +58,7 @@ class ReadingCrew:
         If that fails, the error is raised later, when a process is needed.
         """
         with self._lock, suppress(OSError):
-            while not self._is_closed and self._num_good() < self._num_kept:
+            while not self._is_closed and sum(not process.is_spent for process in self._members) < self._num_kept:
                 self._idle.insert(0, self._started())
 
     @contextmanager
@@ -132,9 +132,6 @@ class ReadingCrew:
                     hint="the disk or network with the pictures does not answer: repair it, then run again",
                 )
             return self._idle.pop() if self._idle else self._started()
-
-    def _num_good(self) -> int:
-        return sum(not process.is_spent for process in self._members)
 
     def _started(self) -> ReadingProcess:
         """Called under the lock. Raises OSError."""
