@@ -220,8 +220,8 @@ def test_a_picture_whose_process_is_killed_each_time_has_an_error(
     read, killed = ReadingProcess.read, []
 
     def killed_amid(self: ReadingProcess, *given: Any, **named: Any) -> PictureReading:
-        os.kill(self.process_id, signal.SIGKILL)
-        killed.append(self.process_id)
+        os.kill(self.child.process.pid, signal.SIGKILL)
+        killed.append(self.child.process.pid)
         return read(self, *given, **named)
 
     with monkeypatch.context() as patch:
