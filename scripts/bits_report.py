@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from llama_adapter.app.captioning.assemble import assemble_parts
 from llama_adapter.app.captioning.captioner import Answer, Captioner
 from llama_adapter.app.models.bundle import load_bundle
-from llama_adapter.app.models.checkpoints import LoadedModel, ModelSources, stream_sources, streamed
+from llama_adapter.app.models.checkpoints import LoadedModel, stream_sources, streamed
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 from llama_adapter.app.models.random_model import random_model
 from llama_adapter.app.models.resources import embedded_model
@@ -321,7 +321,7 @@ def measure_texts(settings: Settings) -> dict[str, Any]:
             file = settings.llama
             if kind is not None:
                 file = requantised(file, Path(scratch) / f"{kind}.gguf", kind=kind)
-            model, tensors = stream_sources(ModelSources(llama_dir=file), dtype=torch.float32)
+            model, tensors = stream_sources(CaptionerSpec(llama_dir=str(file)), dtype=torch.float32)
             state = dict(quantise(tensors, sketch(model.decoder_config), dtype=torch.float32, precision=precision))
             result = {
                 "name": name,

@@ -8,6 +8,7 @@ from functools import partial
 from llama_adapter.app.captioning.parts import Parts, loaded_parts
 from llama_adapter.app.models.checkpoints import StreamedModel
 from llama_adapter.app.models.encoders import GivenEncoder
+from llama_adapter.app.models.exported import check_encoder_exists
 from llama_adapter.app.models.memory_fit import place_model
 from llama_adapter.app.models.number_formats import DtypeChoice, check_asked_precision, check_rounding, widening_note
 from llama_adapter.app.models.parallel.group import RankGroup
@@ -41,22 +42,25 @@ def assemble_parts(
             "An exported decoder cannot be measured operator by operator",
             hint="`caption --profile` and demo_bsz.py report its speed, with --decoder",
         )
-    given = None if vision is not None else GivenEncoder.of(spec)
-    spec, has_encoder = spec if given is None else given.spec, vision is not None or given is not None
+    if vision is None:
+        check_encoder_exists(spec)
     backend, why = open_best() if spec.device == AUTO else (open_backend(spec.device), "")
     mode, mode_note = settle_mode(spec.mode, backend=backend, num_ranks=spec.tensor_parallel, strict=spec.strict)
     check_asked_precision(spec, backend=backend)
     choice = DtypeChoice(spec, backend=backend, mode=mode)
+    given: GivenEncoder | None = None
+    group: RankGroup | None = None
     with ExitStack() as stack:
-        group: RankGroup | None = None
+        if vision is None and spec.encoder is not None:
+            given = stack.enter_context(closing(GivenEncoder(spec, backend=backend, mode=mode)))
+            spec = given.spec
+        has_encoder = vision is not None or given is not None
         if spec.tensor_parallel > 1:
             if load is not None and not isinstance(load, RandomLoader):
                 raise UsageError("A model made in this process is not split: tensor_parallel must be 1")
             check = partial(check_split, spec, random=load)
             group = stack.enter_context(closing(RankGroup(spec, backend=backend, check=check)))
         ranks = ALONE if group is None else group.ranks
-        if given is not None:
-            stack.enter_context(closing(given)).begin(backend=backend, mode=mode)
         if load is None:
             model, tensors = stream_model(
                 spec,

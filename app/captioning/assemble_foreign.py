@@ -1,34 +1,32 @@
 """From a spec to a captioner's parts for a model that the package transformers runs: texts only, without kernels."""
 
-from typing import Final, NamedTuple
+from typing import Final
 
 from llama_adapter.app.captioning.parts import Parts, loaded_parts
 from llama_adapter.app.models.bundle_manifest import no_vision
 from llama_adapter.app.models.checkpoints import (
     CHAT_CONTEXT,
     DEFAULT_CONTEXT,
-    DEFAULT_PROMPT,
     LlamaFolder,
     SourceFile,
     base_name,
     digest_of,
 )
+from llama_adapter.app.models.described import DescribedModel
 from llama_adapter.app.models.number_formats import best_dtype
 from llama_adapter.app.models.spec import AUTO, DEFAULT_BATCH_SIZE, CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig, EngineConfig
 from llama_adapter.llm.conversation import Template
 from llama_adapter.llm.memory_plan import MemoryPlan, check_memory
 from llama_adapter.llm.runners.foreign import ForeignRunner
-from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights.foreign import count_weights, open_foreign, read_foreign
 from llama_adapter.llm.weights.huggingface import weight_files
 from llama_adapter.runtime.devices import EAGER, open_backend, open_best, resolve_dtype
 from llama_adapter.runtime.errors import CheckpointError, DeviceError, UsageError
-from llama_adapter.runtime.schemes import FLOAT, Precision
+from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.runtime.schemes.scheme import dtype_name
 from llama_adapter.runtime.text import shown_name
 from llama_adapter.vision.backends.base import NoEncoder
-from llama_adapter.vision.config import VisionConfig
 
 # Fields of a spec that need this package's own decoder, with the values that do not.
 _OWN: Final = {
@@ -38,22 +36,6 @@ _OWN: Final = {
     "operators": (AUTO, "aten"),
     "tensor_parallel": (1,),
 }
-
-
-class _Model(NamedTuple):
-    """What `loaded_parts` reads of a `LoadedModel`."""
-
-    name: str
-    digest: str
-    tokenizer: Tokenizer
-    template: Template
-    decoder_config: DecoderConfig
-    vision_config: VisionConfig
-    precision: Precision = FLOAT
-    prompt: str = DEFAULT_PROMPT
-    card: str = ""
-    ood_detector: None = None
-    picture_format: None = None
 
 
 def assemble_foreign(spec: CaptionerSpec, place: LlamaFolder) -> Parts:
@@ -100,7 +82,14 @@ def assemble_foreign(spec: CaptionerSpec, place: LlamaFolder) -> Parts:
     note = f"`{name}` ({config.model_type}) runs through transformers: for texts, without this program's kernels"
     return loaded_parts(
         spec,
-        _Model(name, digest_of(sources, vision, decoder), tokenizer, own, decoder, vision),
+        DescribedModel(
+            name=name,
+            digest=digest_of(sources, vision, decoder),
+            vision_config=vision,
+            decoder_config=decoder,
+            tokenizer=tokenizer,
+            template=own,
+        ),
         backend=backend,
         vision=NoEncoder(),
         runner=ForeignRunner(model, engine, backend=backend),

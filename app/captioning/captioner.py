@@ -151,7 +151,7 @@ class Captioner:
         self._turn = threading.Lock()  # held while a loop is open
         self._running_in: int | None = None  # the thread that opened it
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="captioner")  # for `agenerate`, `astream`
-        self._allowed: tuple[AllowedHost, ...] = ()  # hosts to download pictures from
+        self.allowed_hosts: tuple[AllowedHost, ...] = ()  # that pictures are downloaded from
         # The default of `run`; may be replaced.
         self.reader: Reader = PictureReader(self.spec.pictures, pixels=parts.vision.pixels)
         form = self.info.picture_format
@@ -260,12 +260,11 @@ class Captioner:
         """
         given = dict(locals())
         values = {name: given[name] for name in CaptionerSpec.__dataclass_fields__ if given[name] is not None}
-        plain = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in values.items()}
-        for name in {"device", "dtype"} & plain.keys():
-            plain[name] = str(plain[name]).removeprefix("torch.")
+        for name in {"device", "dtype"} & values.keys():
+            values[name] = str(values[name]).removeprefix("torch.")
         allowed = tuple(map(AllowedHost.parse, texts("allowed_hosts", allowed_hosts or ())))
-        captioner = cls.from_spec(CaptionerSpec(**plain))
-        captioner._allowed = allowed
+        captioner = cls.from_spec(CaptionerSpec(**values))
+        captioner.allowed_hosts = allowed
         if captioner.info.mode == "eager" and values.get("mode", DEFAULTS.mode) not in (DEFAULTS.mode, "eager"):
             warnings.warn(f"Steps run eager: mode `{mode}` cannot be used on {captioner.info.device}", stacklevel=2)
         return captioner
@@ -276,11 +275,6 @@ class Captioner:
         if not isinstance(spec, CaptionerSpec):
             raise TypeError(f"Wanted a CaptionerSpec, got {spec!r}: `Captioner.load` takes a model's paths")
         return cls(_open_parts(spec))
-
-    @property
-    def allowed_hosts(self) -> tuple[AllowedHost, ...]:
-        """Hosts that pictures are downloaded from."""
-        return self._allowed
 
     @property
     def batch_size(self) -> int:
@@ -361,7 +355,7 @@ class Captioner:
         return self.generate(self._only(picture), [question], **options)[0]
 
     def _only(self, picture: Pictures) -> list[GivenPicture]:
-        given = given_pictures(picture, allowed=self._allowed)
+        given = given_pictures(picture, allowed=self.allowed_hosts)
         if len(given) > 1 and self.info.picture_format is not None:
             names = [f"picture {index}" if one.name is None else one.name for index, one in enumerate(given)]
             return [GivenPicture(given[0].source, " and ".join(names), tuple(one.source for one in given[1:]))]
@@ -493,7 +487,9 @@ class Captioner:
         """
         self.info.require_sight()
         task = _task_of(task, choices)
-        items = work_items(pictures, prompts, default_prompt=self.info.default_prompt, task=task, allowed=self._allowed)
+        items = work_items(
+            pictures, prompts, default_prompt=self.info.default_prompt, task=task, allowed=self.allowed_hosts
+        )
         return self._stream_items(items, **options)
 
     def generate_text(self, prompts: Prompt | Iterable[Prompt], **options: Unpack[TextOptions]) -> list[Answer]:

@@ -2,59 +2,38 @@
 
 import dataclasses
 import os
-from pathlib import Path
 
 from llama_adapter.app.models.bundle_arrays import BundleArrays, num_weights
 from llama_adapter.app.models.bundle_manifest import (
-    FAMILIAR,
     LLM,
     MANIFEST,
     SPLIT_VERSION,
     VISION,
-    check_sizes,
     in_channel_order,
     notes_on_rights,
-    packed_layout,
-    read_configs,
     read_manifest,
-    stored_precision,
 )
+from llama_adapter.app.models.described import DescribedModel, described
 from llama_adapter.app.models.dtype_rule import best_type
 from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig
-from llama_adapter.llm.conversation import Template
-from llama_adapter.llm.picture_format import PictureFormat
 from llama_adapter.llm.runners.kernels import can_run
-from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.host_memory import free_host_bytes
 from llama_adapter.runtime.kernels.instruction_sets import large_dtype
 from llama_adapter.runtime.kernels.library import Library
-from llama_adapter.runtime.schemes import FLOAT, Precision
+from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.runtime.tensor_files.arrays import map_arrays
 from llama_adapter.vision.config import ConnectorConfig, VisionConfig
-from llama_adapter.vision.out_of_distribution import OodDetector, read_familiarity
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class ArrayModel:
-    """A model as arrays. Fields with the names of those of `LoadedModel` are the same."""
+class ArrayModel(DescribedModel):
+    """A model as arrays."""
 
-    name: str
-    digest: str
     arrays: BundleArrays
     has_encoder: bool
-    vision_config: VisionConfig
-    decoder_config: DecoderConfig
-    tokenizer: Tokenizer
     dtype: str
-    precision: Precision
-    prompt: str
-    template: Template
-    card: str
-    ood_detector: OodDetector | None
-    notes: tuple[str, ...]
-    picture_format: PictureFormat | None
 
 
 @again_if_replaced
@@ -63,13 +42,12 @@ def open_arrays(folder: str | os.PathLike[str], *, spec: CaptionerSpec, library:
 
     Raises CheckpointError, OSError, KeyError, TypeError and ValueError for a damaged bundle.
     """
-    place = Path(folder)
-    manifest = read_manifest(place)
-    check_sizes(place, manifest)
-    vision, decoder = read_configs(place, manifest)
+    manifest = read_manifest(folder)
+    manifest.check_sizes()
+    place, (vision, decoder) = manifest.place, manifest.configs()
     decoder = dataclasses.replace(decoder, context=spec.context or decoder.context)
     vision, digest = in_channel_order(None if spec.channel_order == AUTO else spec.channel_order, vision, manifest)
-    stored, layout = stored_precision(manifest), packed_layout(manifest)
+    stored, layout = manifest.precision, manifest.layout
     precision, why = spec.precision or stored, [] if spec.device == "cpu" else ["no accelerator is installed"]
     is_taken = layout is None or (precision == stored and layout.fits(library.layout, precision))
     if manifest["version"] == SPLIT_VERSION or not is_taken or not can_run(decoder):
@@ -84,11 +62,6 @@ def open_arrays(folder: str | os.PathLike[str], *, spec: CaptionerSpec, library:
     num_bytes = 4 * count if layout is None else sum(array.nbytes for array in tensors.values())
     if (is_fixed and dtype != manifest["dtype"]) or 2 * num_bytes > (free_host_bytes() or 0):
         return None
-    tokenizer, detector = Tokenizer.load_stored(place, manifest["files"]), None
-    if tokenizer.vocab_size != decoder.vocab_size:
-        return None
-    if FAMILIAR in manifest["files"]:
-        detector = read_familiarity(place / FAMILIAR, num_queries=decoder.num_queries, width=decoder.dim)
     chosen = (f"computing on cpu in {dtype}: {'; '.join(why)}",) if why else ()
     arrays = BundleArrays(
         tensors,
@@ -100,21 +73,15 @@ def open_arrays(folder: str | os.PathLike[str], *, spec: CaptionerSpec, library:
         library=library,
     )
     return ArrayModel(
-        name=str(manifest["name"]),
+        **described(manifest, decoder),
         digest=digest,
         arrays=arrays,
         has_encoder=bool(manifest["vision"]),
         vision_config=vision,
         decoder_config=decoder,
-        tokenizer=tokenizer,
         dtype=dtype,
         precision=precision,
-        prompt=str(manifest["prompt"]),
-        template=manifest.get("template", "instruction"),
-        card=str(manifest["card"]),
-        ood_detector=detector,
         notes=(*chosen, *notes_on_rights(place, [MANIFEST, *manifest["files"]])),
-        picture_format=PictureFormat(**manifest["picture_format"]) if "picture_format" in manifest else None,
     )
 
 

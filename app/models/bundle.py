@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from llama_adapter.app.models.bundle_manifest import (
-    DAMAGED,
     FAMILIAR,
     FORMAT,
     INPUT_SCALES,
@@ -33,23 +32,16 @@ from llama_adapter.app.models.bundle_manifest import (
     PACKED_VERSION,
     SPLIT_VERSION,
     VISION,
-    check_sizes,
+    Manifest,
     decoder_file,
     decoder_files,
-    files_for,
     in_channel_order,
-    model_digest,
     notes_on_rights,
-    num_ranks_of,
-    packed_layout,
-    read_configs,
     read_manifest,
-    stored_precision,
 )
-from llama_adapter.app.models.bundle_tensors import read_decoder, read_vision, stored_tensors
+from llama_adapter.app.models.bundle_tensors import Stored, TakePacked, read_decoder, read_vision
 from llama_adapter.app.models.checkpoints import (
     LoadedModel,
-    ModelSources,
     Origin,
     SourceFile,
     StreamedModel,
@@ -57,16 +49,14 @@ from llama_adapter.app.models.checkpoints import (
     stream_sources,
     whole,
 )
+from llama_adapter.app.models.described import described
 from llama_adapter.app.models.input_scales import read_scales, write_scales
-from llama_adapter.app.models.packed_weights import TakePacked
 from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.app.models.sketch import Dtype, HalfConfig, dtype_of, expected_forms, sketch
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig
-from llama_adapter.llm.picture_format import PictureFormat
 from llama_adapter.llm.split import dense, share_of, shares_of, take
-from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.atomic_write import atomic_write, replace_folder
-from llama_adapter.runtime.devices import DTYPES
 from llama_adapter.runtime.digests import file_digest
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.graphs.card import fingerprint
@@ -80,13 +70,13 @@ from llama_adapter.runtime.schemes.state import all_of
 from llama_adapter.runtime.tensor_files.arrays import list_keys, read_json
 from llama_adapter.runtime.text import shown_excerpt, shown_name
 from llama_adapter.vision.config import ChannelOrder
-from llama_adapter.vision.out_of_distribution import OodDetector, read_familiarity
+from llama_adapter.vision.out_of_distribution import OodDetector
 
 STORED_DTYPE: Final = torch.float16  # in which checkpoints become bundles, unless another one is asked for
 
 
 def convert(
-    sources: ModelSources,
+    spec: CaptionerSpec,
     directory: str | os.PathLike[str],
     *,
     dtype: torch.dtype = STORED_DTYPE,
@@ -94,12 +84,12 @@ def convert(
     overwrite: bool = False,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Path:
-    """Write the model of `sources` as a bundle in `dtype`, with the decoder split over `num_ranks`; returns its folder.
+    """Write the checkpoints of `spec` as a bundle in `dtype`, its decoder split over `num_ranks`; returns the folder.
 
     `tell` gets a line for each note about the model. Raises the errors of `stream_sources` and `save_bundle`.
     """
     check_target(directory, overwrite=overwrite)
-    model, decoder_tensors = stream_sources(sources, dtype=dtype)
+    model, decoder_tensors = stream_sources(spec, dtype=dtype)
     sources_read = tuple(dataclasses.replace(file, sha256=file_digest(file.path)) for file in model.sources)
     for file in sources_read:
         if claimed_digest(file.path) not in (None, file.sha256):
@@ -160,7 +150,7 @@ def save_bundle(
             write_scales(partial / INPUT_SCALES, model.input_scales, decoder)
         for name, content in model.tokenizer.files.items():
             (partial / name).write_bytes(content)
-        manifest: dict[str, Any] = {
+        values: dict[str, Any] = {
             "format": FORMAT,
             "version": BUNDLE_VERSIONS[model.precision],
             "name": shown_excerpt(model.name, length=120),
@@ -175,18 +165,19 @@ def save_bundle(
             "card": model.card,
         }
         if model.question is not None:
-            manifest |= {"question": model.question}
+            values["question"] = model.question
         if model.template != "instruction":
-            manifest |= {"template": model.template}
+            values["template"] = model.template
         if model.picture_format is not None:
-            manifest |= {"picture_format": dataclasses.asdict(model.picture_format)}
+            values["picture_format"] = dataclasses.asdict(model.picture_format)
         if packed is not None:
-            manifest |= {"version": PACKED_VERSION, "packed": dataclasses.asdict(packed) | {"source": model.digest}}
+            values |= {"version": PACKED_VERSION, "packed": dataclasses.asdict(packed) | {"source": model.digest}}
         if num_ranks > 1:
-            manifest |= {"version": SPLIT_VERSION, "num_ranks": num_ranks, "ffn_block": decoder.ffn_block}
+            values |= {"version": SPLIT_VERSION, "num_ranks": num_ranks, "ffn_block": decoder.ffn_block}
         if model.origin is not None and (model.precision != FLOAT or packed is not None or num_ranks > 1):
-            manifest |= {"precision": model.precision, "origin": dataclasses.asdict(model.origin)}
-        manifest["digest"] = model_digest(manifest)
+            values |= {"precision": model.precision, "origin": dataclasses.asdict(model.origin)}
+        manifest = Manifest(partial, values)
+        manifest["digest"] = manifest.model_digest()
         _write_json(partial / MANIFEST, manifest)
         if known_answer is not None:
             add_known_answer(partial, known_answer=known_answer, picture=known_picture)
@@ -291,92 +282,72 @@ def stream_bundle(
     File sizes and the names, shapes and types of tensors are checked; digests are not (`doctor` checks them). Raises
     CheckpointError if the bundle is missing or damaged. A bundle that is replaced during the call is read again.
     """
-    place = Path(directory)
-    manifest = read_manifest(place)
-    files = files_for(manifest, ranks, place=place)
-    check_sizes(place, {"files": files})
-    vision, decoder = read_configs(place, manifest)
-    stored = DTYPES[manifest["dtype"]]
-    vision_state = read_vision(place, vision, manifest)
-    decoder_state = read_decoder(place, decoder, manifest, rank=ranks.rank)
-    has_packed, stored_in = packed_layout(manifest), stored_precision(manifest)
-    own = manifest["origin"] if has_packed is not None or stored_in != FLOAT else None
+    manifest = read_manifest(directory)
+    place, files = manifest.place, manifest.files_for(ranks)
+    manifest.check_sizes(*files)
+    vision, decoder = manifest.configs()
+    taken = Stored(manifest, take_packed=take_packed)
+    vision_state = read_vision(manifest, vision)
+    decoder_state = read_decoder(manifest, decoder, rank=ranks.rank)
+    own = manifest["origin"] if taken.layout is not None or taken.precision != FLOAT else None
     origin = own and Origin(
         digest=own["digest"],
         fingerprint=own["fingerprint"],
         calibration_pictures=own.get("calibration_pictures", 0),
     )
-    precision = precision or stored_in
+    precision = precision or taken.precision
     if precision != FLOAT and origin is None:
         origin = Origin(digest=manifest["digest"], fingerprint=fingerprint(vision_state))
     if context is not None:
         decoder = dataclasses.replace(decoder, context=context)
-    taken = stored_tensors(manifest, take_packed=take_packed)
     chosen = dtype_of(
-        dtype or stored,
+        dtype or taken.dtype,
         decoder=decoder,
         encoder=sketch(vision).state_dict().values() if vision_state else (),
         precision=precision,
-        packed_in=stored if precision == FLOAT and taken.is_taken(FLOAT, stored) else None,
+        packed_in=taken.dtype if precision == FLOAT and taken.is_taken(FLOAT, taken.dtype) else None,
     )
-    if vision_state and (cast_vision or has_packed is not None):
+    if vision_state and (cast_vision or taken.layout is not None):
         vision_state = dict(taken.tensors(vision_state, vision, dtype=chosen, wanted=precision))
     share = share_of(decoder, ranks)
     if share is decoder:
         tensors = taken.tensors(decoder_state, decoder, dtype=chosen, wanted=precision)
     else:
-        if has_packed is not None:
+        if taken.layout is not None:
             raise CheckpointError(
                 f"The weights of `{place}` are packed for one rank, and {share.num_ranks} share the decoder",
                 hint="use the bundle that it was packed from",
             )
-        is_split = num_ranks_of(manifest) > 1
+        is_split = manifest.num_ranks > 1
         part = all_of if is_split else functools.partial(_part, whole=decoder, share=share, model=str(place))
         tensors = dense(taken.tensors(decoder_state, share, dtype=chosen, wanted=precision, take=part))
     notes = notes_on_rights(place, [MANIFEST, *files])
-    if has_packed is not None and take_packed is not None and not taken.is_taken(precision, chosen):
+    if taken.layout is not None and take_packed is not None and not taken.is_taken(precision, chosen):
         notes += (
-            f"the weights of `{place}` are packed in {has_packed}, which this model cannot use directly on this "
+            f"the weights of `{place}` are packed in {taken.layout}, which this model cannot use directly on this "
             "processor: they are laid out again at every start",
         )
-    tokenizer = Tokenizer.load_stored(place, manifest["files"])
-    if tokenizer.vocab_size != decoder.vocab_size:
-        raise CheckpointError(
-            f"The bundle `{place}` has a tokenizer of {tokenizer.vocab_size} pieces for a model of "
-            f"{decoder.vocab_size} tokens",
-            hint=DAMAGED,
-        )
     input_scales: Mapping[str, Tensor] = {}
-    if INPUT_SCALES in files and precision == stored_in:
+    if INPUT_SCALES in files and precision == taken.precision:
         input_scales = read_scales(place / INPUT_SCALES, decoder)
-    ood_detector = None
-    if FAMILIAR in manifest["files"]:
-        ood_detector = read_familiarity(place / FAMILIAR, num_queries=decoder.num_queries, width=decoder.dim)
     vision, digest = in_channel_order(channel_order, vision, manifest)
     model = LoadedModel(
-        name=str(manifest["name"]),
+        **described(manifest, decoder),
         digest=digest,
         vision_config=vision,
         vision_state=vision_state,
         decoder_config=decoder,
         decoder_state={},
-        tokenizer=tokenizer,
         dtype=chosen,
         sources=tuple(
             SourceFile(role=source["role"], path=source["path"], sha256=source.get("sha256"))
             for source in manifest["sources"]
         ),
         merged=tuple(manifest["merged"]),
-        prompt=str(manifest["prompt"]),
-        question=manifest.get("question"),
-        template=manifest.get("template", "instruction"),
-        picture_format=PictureFormat(**manifest["picture_format"]) if "picture_format" in manifest else None,
-        card=str(manifest["card"]),
         precision=precision,
         origin=origin,
-        ood_detector=ood_detector,
         input_scales=input_scales,
-        packed=has_packed if taken.is_taken(precision, chosen) else None,
+        packed=taken.layout if taken.is_taken(precision, chosen) else None,
         notes=notes,
     )
     return model, tensors

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.conversation import Template
+from llama_adapter.llm.picture_format import PictureFormat
 from llama_adapter.llm.pieces.folder import SETTINGS_FILE, stored_name
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.kernels.layout import LAYOUT_VERSION, PACKED_KINDS, PackedLayout
@@ -56,7 +57,114 @@ _MOST_RANKS = 1024
 _FIRST_FFN_BLOCK = 64  # for split bundles without this entry
 
 
-def read_manifest(directory: str | os.PathLike[str]) -> dict[str, Any]:
+class Manifest(dict[str, Any]):
+    """The values of a bundle's manifest by key, and what follows from them. `place` is the bundle's folder."""
+
+    def __init__(self, place: Path, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self.place = place
+
+    @property
+    def precision(self) -> Precision:
+        """The precision of the weights in the files."""
+        if self["version"] in _FORMS_OF_VERSION:
+            precision: Precision = self["precision"]
+            return precision
+        return next(name for name, version in BUNDLE_VERSIONS.items() if version == self["version"])
+
+    @property
+    def layout(self) -> PackedLayout | None:
+        """The layout of the packed weights in the files; None if they are not packed."""
+        if self["version"] != PACKED_VERSION:
+            return None
+        return PackedLayout(**{field.name: self["packed"][field.name] for field in dataclasses.fields(PackedLayout)})
+
+    @property
+    def num_ranks(self) -> int:
+        """The number of ranks over which the decoder's files are split; 1 means that the decoder is one file."""
+        return int(self["num_ranks"]) if self["version"] == SPLIT_VERSION else 1
+
+    @property
+    def model_files(self) -> tuple[str, ...]:
+        """Names of the files that answers depend on."""
+        vision = (VISION,) if self["vision"] else ()
+        optional = (name for name in (SETTINGS_FILE, INPUT_SCALES) if name in self["files"])
+        return *vision, *decoder_files(self.num_ranks), stored_name(self["files"]), *optional
+
+    @property
+    def picture_format(self) -> PictureFormat | None:
+        """How pictures stand in prompts, if they are tokens of them."""
+        fields = self.get("picture_format")
+        return None if fields is None else PictureFormat(**fields)
+
+    def files_for(self, ranks: "Alone") -> tuple[str, ...]:
+        """Names of the files that this rank needs: all except the other ranks' parts of the decoder.
+
+        Raises CheckpointError if the decoder is split for another number of ranks.
+        """
+        wanted = self.num_ranks
+        if wanted not in (1, ranks.size):
+            raise CheckpointError(
+                f"The decoder of `{self.place}` is split for {wanted} ranks, and this run has {ranks.size}",
+                hint=f"commands that answer take --tensor-parallel {wanted}; for others, and for another number, use "
+                "the bundle that it was split from",
+            )
+        others = set(decoder_files(wanted)) - {decoder_file(ranks.rank, wanted)}
+        return tuple(name for name in self["files"] if name not in others)
+
+    def check_sizes(self, *names: str) -> None:
+        """Raise CheckpointError for the first of the files, by default of all, that is missing or has another size."""
+        for name in names or self["files"]:
+            path, wanted = self.place / name, self["files"][name]["bytes"]
+            if not path.is_file():
+                raise CheckpointError(
+                    f"The bundle `{self.place}` lacks `{shown_name(name)}`", hint="copy the whole folder again"
+                )
+            if path.stat().st_size != wanted:
+                raise CheckpointError(
+                    f"`{path}` has {path.stat().st_size:,} bytes, where {wanted:,} are wanted",
+                    hint="the copy was cut short; copy the whole folder again",
+                )
+
+    def configs(self) -> tuple[VisionConfig, DecoderConfig]:
+        """The configurations; the encoder's are nominal in a bundle for texts.
+
+        Raises CheckpointError if they are invalid or do not fit each other.
+        """
+        try:
+            decoder = DecoderConfig.from_dict(self["llm"])
+            vision = VisionConfig.from_dict(self["vision"]) if self["vision"] else no_vision(decoder)
+            if self["version"] == SPLIT_VERSION:
+                decoder = dataclasses.replace(decoder, ffn_block=self.get("ffn_block", _FIRST_FFN_BLOCK))
+            decoder.share(0, self.num_ranks)
+        except (TypeError, KeyError, ValueError) as error:
+            raise CheckpointError(
+                f"`{self.place / MANIFEST}` has an invalid configuration: {shown_excerpt(str(error), length=300)}"
+            ) from None
+        if self["vision"]:
+            check_halves(vision, decoder, adapter=str(self.place))
+        return vision, decoder
+
+    def model_digest(self) -> str:
+        """SHA-256 of everything that answers depend on: the digests of the model's files, and its configurations."""
+        parts = {
+            "files": {file: self["files"][file]["sha256"] for file in self.model_files},
+            **{name: self[name] for name in ("vision", "llm", "picture_format") if name in self},
+        }
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def decoder_file(rank: int, num_ranks: int) -> str:
+    """Name of the file with a rank's part of the decoder, or with all of it."""
+    return LLM if num_ranks == 1 else f"llm-rank-{rank}-of-{num_ranks}.safetensors"
+
+
+def decoder_files(num_ranks: int) -> tuple[str, ...]:
+    """Names of the decoder's files, in the order of the ranks."""
+    return tuple(decoder_file(rank, num_ranks) for rank in range(num_ranks))
+
+
+def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
     """Read and check a bundle's manifest. Raises CheckpointError if it is missing, invalid or of another version."""
     place = Path(directory)
     if not (place / MANIFEST).is_file():
@@ -66,7 +174,7 @@ def read_manifest(directory: str | os.PathLike[str]) -> dict[str, Any]:
             hint="pass a name from `llama-adapter get --list`, or a folder that `llama-adapter convert` wrote, or its "
             "name in LLAMA_ADAPTER_HOME; LLaMA's own folders go with --llama-dir",
         )
-    manifest = read_json(place / MANIFEST)
+    manifest = Manifest(place, read_json(place / MANIFEST))
     if manifest.get("format") != FORMAT:
         raise CheckpointError(f"`{place / MANIFEST}` is not the manifest of a model bundle")
     version = manifest.get("version")
@@ -82,13 +190,13 @@ def read_manifest(directory: str | os.PathLike[str]) -> dict[str, Any]:
     return manifest
 
 
-def _faults(manifest: Mapping[str, Any]) -> list[str]:
+def _faults(manifest: Manifest) -> list[str]:
     """Keys, or names of files, whose values are missing or wrong."""
     version = manifest["version"]
     has_own_version = version in _FORMS_OF_VERSION
     if has_own_version and manifest.get("precision") not in PRECISIONS:
         return ["precision"]
-    precision = stored_precision(manifest)
+    precision = manifest.precision
     forms = {**_FORMS, **_FORMS_OF_VERSION.get(version, {})}
     has_origin = has_own_version or precision != FLOAT
     if has_origin:
@@ -98,7 +206,7 @@ def _faults(manifest: Mapping[str, Any]) -> list[str]:
         return faults
     if version == SPLIT_VERSION and not 1 < manifest["num_ranks"] <= _MOST_RANKS:
         return ["num_ranks"]
-    faults += [file for file in model_files(manifest) if file not in manifest["files"]]
+    faults += [file for file in manifest.model_files if file not in manifest["files"]]
     faults += [file for file in manifest["files"] if not is_bare(file)]
     faults += [key for key in ("name", "digest") if not _is_label(manifest[key])]
     faults += [] if len(manifest["prompt"]) <= _LONGEST_QUESTION else ["prompt"]
@@ -133,110 +241,6 @@ def _has_form(value: object, form: Any) -> bool:
         forms = dict.fromkeys(value, form[str]) if str in form else form
         return all(_has_form(value.get(key), inner) for key, inner in forms.items())
     return isinstance(value, form)
-
-
-def read_configs(place: Path, manifest: Mapping[str, Any]) -> tuple[VisionConfig, DecoderConfig]:
-    """The configurations in a manifest; the encoder's are nominal in a bundle for texts.
-
-    Raises CheckpointError if they are invalid or do not fit each other.
-    """
-    try:
-        decoder = DecoderConfig.from_dict(manifest["llm"])
-        vision = VisionConfig.from_dict(manifest["vision"]) if manifest["vision"] else no_vision(decoder)
-        if manifest["version"] == SPLIT_VERSION:
-            decoder = dataclasses.replace(decoder, ffn_block=manifest.get("ffn_block", _FIRST_FFN_BLOCK))
-        decoder.share(0, num_ranks_of(manifest))
-    except (TypeError, KeyError, ValueError) as error:
-        raise CheckpointError(
-            f"`{place / MANIFEST}` has an invalid configuration: {shown_excerpt(str(error), length=300)}"
-        ) from None
-    if manifest["vision"]:
-        check_halves(vision, decoder, adapter=str(place))
-    return vision, decoder
-
-
-def check_sizes(place: Path, manifest: Mapping[str, Any]) -> None:
-    """Raise CheckpointError for the first file of the manifest that is missing or has another size."""
-    for file, entry in manifest["files"].items():
-        path = place / file
-        if not path.is_file():
-            raise CheckpointError(
-                f"The bundle `{place}` lacks `{shown_name(file)}`", hint="copy the whole folder again"
-            )
-        if path.stat().st_size != entry["bytes"]:
-            raise CheckpointError(
-                f"`{path}` has {path.stat().st_size:,} bytes, where {entry['bytes']:,} are wanted",
-                hint="the copy was cut short; copy the whole folder again",
-            )
-
-
-def stored_precision(manifest: Mapping[str, Any]) -> Precision:
-    """The precision of the weights in a bundle's files."""
-    if manifest["version"] in _FORMS_OF_VERSION:
-        precision: Precision = manifest["precision"]
-        return precision
-    return next(name for name, version in BUNDLE_VERSIONS.items() if version == manifest["version"])
-
-
-def packed_layout(manifest: Mapping[str, Any]) -> PackedLayout | None:
-    """The layout of the packed weights in a bundle's files; None if they are not packed."""
-    if manifest["version"] != PACKED_VERSION:
-        return None
-    fields = {field.name: manifest["packed"][field.name] for field in dataclasses.fields(PackedLayout)}
-    return PackedLayout(**fields)
-
-
-def num_ranks_of(manifest: Mapping[str, Any]) -> int:
-    """The number of ranks over which the decoder's files are split; 1 means that the decoder is one file."""
-    count: int = manifest["num_ranks"] if manifest["version"] == SPLIT_VERSION else 1
-    return count
-
-
-def decoder_file(rank: int, num_ranks: int) -> str:
-    """Name of the file with a rank's part of the decoder, or with all of it."""
-    return LLM if num_ranks == 1 else f"llm-rank-{rank}-of-{num_ranks}.safetensors"
-
-
-def decoder_files(num_ranks: int) -> tuple[str, ...]:
-    """Names of the decoder's files, in the order of the ranks."""
-    return tuple(decoder_file(rank, num_ranks) for rank in range(num_ranks))
-
-
-def model_files(manifest: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of the files that answers depend on."""
-    scales = (INPUT_SCALES,) if INPUT_SCALES in manifest["files"] else ()
-    settings = (SETTINGS_FILE,) if SETTINGS_FILE in manifest["files"] else ()
-    tokenizer = stored_name(manifest["files"])
-    vision = (VISION,) if manifest["vision"] else ()
-    return *vision, *decoder_files(num_ranks_of(manifest)), tokenizer, *settings, *scales
-
-
-def files_for(manifest: Mapping[str, Any], ranks: "Alone", *, place: Path) -> dict[str, Any]:
-    """The entries of the files that this rank needs: all except the other ranks' parts of the decoder.
-
-    Raises CheckpointError if the decoder is split for another number of ranks.
-    """
-    wanted = num_ranks_of(manifest)
-    if wanted not in (1, ranks.size):
-        raise CheckpointError(
-            f"The decoder of `{place}` is split for {wanted} ranks, and this run has {ranks.size}",
-            hint=f"commands that answer take --tensor-parallel {wanted}; for others, and for another number, use the "
-            "bundle that it was split from",
-        )
-    others = set(decoder_files(wanted)) - {decoder_file(ranks.rank, wanted)} if wanted > 1 else set()
-    return {name: entry for name, entry in manifest["files"].items() if name not in others}
-
-
-def model_digest(manifest: Mapping[str, Any]) -> str:
-    """SHA-256 of everything that answers depend on: the digests of the model's files, and its configurations."""
-    parts = {
-        "files": {file: manifest["files"][file]["sha256"] for file in model_files(manifest)},
-        "vision": manifest["vision"],
-        "llm": manifest["llm"],
-    }
-    if "picture_format" in manifest:
-        parts["picture_format"] = manifest["picture_format"]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def is_question(value: object) -> bool:

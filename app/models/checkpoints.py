@@ -18,15 +18,15 @@ import torch
 from torch import Tensor
 
 from llama_adapter.app.models.bundle_manifest import MANIFEST, check_halves, is_question, no_vision
+from llama_adapter.app.models.bundle_tensors import open_bundle, open_bundle_clip
 from llama_adapter.app.models.connected import open_connected
-from llama_adapter.app.models.llama_bundle import open_bundle, open_bundle_clip
+from llama_adapter.app.models.described import DEFAULT_PROMPT, DescribedModel
 from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.app.models.sight import has_connector
 from llama_adapter.app.models.sketch import Dtype, dtype_of
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.conversation import Template
-from llama_adapter.llm.picture_format import PictureFormat
 from llama_adapter.llm.pieces.folder import find_tokenizer, read_settings
 from llama_adapter.llm.split import share_of
 from llama_adapter.llm.tokenizer import Tokenizer
@@ -44,7 +44,6 @@ from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.graphs.card import fingerprint
 from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.ranks import ALONE, Alone
-from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.schemes.state import drained
 from llama_adapter.runtime.tensor_files.arrays import list_keys, read_json
 from llama_adapter.runtime.tensor_files.files import read_tensor_file
@@ -53,7 +52,6 @@ from llama_adapter.runtime.tensor_files.gguf_names import is_gguf
 from llama_adapter.runtime.text import shown_excerpt, shown_name
 from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.config import VIT_L_14, ChannelOrder, VisionConfig
-from llama_adapter.vision.out_of_distribution import OodDetector
 from llama_adapter.vision.towers import ClipSource, clip_files, configs_beside, read_clip
 from llama_adapter.vision.weights import KNOWN_VISUAL_HEADS, build_vision, read_query
 
@@ -68,7 +66,6 @@ NO_PIXELS: Final = (
     "its folder does not say how pictures become pixels, so that is as in the published models with such a tower: copy "
     "its preprocessor_config.json there"
 )
-DEFAULT_PROMPT = "Generate caption of this image"  # the instruction used in the caption pre-training of the adapters
 TEMPLATE_KEY: Final = "template"  # in the config of an adapter's file
 TOWER_KEY: Final = "tower"  # likewise
 # `StoredQuestions` -> its entries in the config of an adapter's file.
@@ -100,25 +97,6 @@ Role = Literal["llama", "tokenizer", "adapter", "clip", "lora"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModelSources:
-    """Paths of the parts of a model. `channel_order` auto means bgr for the public releases, and rgb otherwise."""
-
-    llama_dir: str | os.PathLike[str]
-    llama_type: str | None = None  # a sub-folder of llama_dir
-    adapter: str | os.PathLike[str] | None = None  # None: a LLaMA alone, for texts
-    clip: str | os.PathLike[str] | None = None  # optional if the adapter's file contains CLIP
-    visual_heads: int | None = None
-    channel_order: Literal["auto", "rgb", "bgr"] = "auto"
-    context: int | None = None
-    lora: Sequence[str] = ()  # as in `CaptionerSpec`
-
-
-def sources_of(spec: CaptionerSpec) -> ModelSources:
-    """The sources of a spec with `llama_dir`."""
-    return ModelSources(**{field.name: getattr(spec, field.name) for field in dataclasses.fields(ModelSources)})
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SourceFile:
     """A file from which a model was made. `sha256` is None if it was not computed."""
 
@@ -145,36 +123,19 @@ class StoredQuestions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LoadedModel:
-    """Encoder and decoder of a model, as state dicts for `PictureEncoder` and `LlamaAdapterDecoder`.
+class LoadedModel(DescribedModel):
+    """Encoder and decoder of a model, as state dicts for `PictureEncoder` and `LlamaAdapterDecoder`."""
 
-    `digest` identifies the model in records: the bundle's digest, or a digest of names, sizes and times of the source
-    files. `dtype` is the dtype of all tensors except those of quantised weights.
-    """
-
-    name: str
-    digest: str
-    vision_config: VisionConfig
     vision_state: dict[str, Tensor]  # empty after the encoder was put on its device
-    decoder_config: DecoderConfig
     decoder_state: dict[str, Tensor]  # empty if the decoder is streamed
-    tokenizer: Tokenizer
-    dtype: torch.dtype
+    dtype: torch.dtype  # of all tensors except those of quantised weights
     sources: tuple[SourceFile, ...]
     # What was merged into the weights: "gates", "lora" and "scales" of an adapter, "lora:NAME=WEIGHT" of PEFT, and
     # "folded": factors of a family.
     merged: tuple[str, ...]
-    prompt: str = DEFAULT_PROMPT
-    question: str | None = None  # as in `StoredQuestions`
-    template: Template = "instruction"  # the template of prompts
-    card: str = ""
-    precision: Precision = FLOAT  # of the linear layers' weights
     origin: Origin | None = None  # if weights are or were quantised or packed
     input_scales: Mapping[str, Tensor] = field(default_factory=dict)  # see `input_scales.py`
     packed: PackedLayout | None = None  # layout of the linear layers' weights, if packed for kernels
-    ood_detector: OodDetector | None = None  # detects pictures unlike the training data
-    notes: tuple[str, ...] = ()  # sentences for the user about the source files
-    picture_format: PictureFormat | None = None  # how pictures stand in prompts, if they are tokens of them
 
     @property
     def source(self) -> Origin:
@@ -248,14 +209,16 @@ class LoadedEncoder(NamedTuple):
 
 
 def stream_sources(
-    sources: ModelSources,
+    spec: CaptionerSpec,
     *,
     dtype: Dtype | None,
     exported: bool = False,
     encoder: EncoderCard | None = None,
     ranks: Alone = ALONE,
 ) -> StreamedModel:
-    """Read a model onto the CPU, its weights in `dtype`. With None, weights keep their dtype, to be quantised later.
+    """Read the model of `llama_dir` and what goes with it onto the CPU, its weights in `dtype`.
+
+    Of the spec, only the fields that name the model count. With None, weights keep their dtype, to be quantised later.
 
     With `ranks`, the decoder's tensors are this process's share, and no other weights are read. With an `exported`
     encoder, CLIP may be missing; `encoder` is the exported encoder's card, if it has one. A model that sees no pictures
@@ -264,16 +227,17 @@ def stream_sources(
     Raises CheckpointError, before the first tensor is read, if a part is missing, damaged, of another kind, or does not
     fit the other parts.
     """
-    place = find_llama(sources.llama_dir, llama_type=sources.llama_type)
+    assert spec.llama_dir is not None, "the caller asks"
+    place = find_llama(spec.llama_dir, llama_type=spec.llama_type)
     tokenizer_file = place.require_tokenizer()
-    adapter = None if sources.adapter is None else open_adapter(sources.adapter, for_texts=True)
+    adapter = None if spec.adapter is None else open_adapter(spec.adapter, for_texts=True)
     sees_tokens = adapter is None and place.form == "huggingface" and has_connector(place.folder)
-    tokenizer, llama, clip = open_llama_parts(place, adapter=adapter, clip=sources.clip)
+    tokenizer, llama, clip = open_llama_parts(place, adapter=adapter, clip=spec.clip)
     sight = open_connected(place.folder, tokenizer, dim=llama.config.dim) if sees_tokens else None
     if sight is not None and llama.is_folded:
         raise CheckpointError(f"The decoder in `{place.folder}` scales embeddings, which is not done to pictures")
     folded = llama.merged
-    llama, loras = merge_loras(sources.lora, llama, adapter)
+    llama, loras = merge_loras(spec.lora, llama, adapter)
     base = base_name(place.folder.resolve())
     files = [SourceFile(role="llama", path=path) for path in llama.files]
     files.append(SourceFile(role="tokenizer", path=str(tokenizer_file)))
@@ -292,10 +256,10 @@ def stream_sources(
             notes = (*(() if has_chats else (NO_TEMPLATE,)), *(() if sight.files else (NO_PIXELS,)))
     else:
         name, template, questions = adapter_name(adapter.name), declared_template(adapter), declared_questions(adapter)
-        channel_order, adapter_digest = resolve_channel_order(sources.channel_order, adapter)
+        channel_order, adapter_digest = resolve_channel_order(spec.channel_order, adapter)
         files.append(SourceFile(role="adapter", path=adapter.name, sha256=adapter_digest))
         if adapter.sees_pictures:
-            heads = query_heads(sources, adapter, exported=exported, encoder=encoder)
+            heads = query_heads(spec, adapter, exported=exported, encoder=encoder)
         seen = adapter.visual.values()
         if clip is not None:
             seen = [*seen, *clip.tensors.values()]
@@ -304,7 +268,7 @@ def stream_sources(
     usual = DEFAULT_CONTEXT if template == "instruction" else CHAT_CONTEXT
     if sight is not None:
         usual = max(CHAT_CONTEXT, sight.format.most_tokens + CHAT_CONTEXT // 2)
-    context = usual if sources.context is None else sources.context
+    context = usual if spec.context is None else spec.context
     decoder_config = plan_decoder(llama, adapter, vocab_size=tokenizer.vocab_size, context=context)
     vision_config, vision_state = no_vision(decoder_config), dict[str, Tensor]()
     chosen = None if dtype is None else dtype_of(dtype, decoder=decoder_config, encoder=seen)
@@ -419,13 +383,13 @@ def require_encoder(model: LoadedModel) -> None:
 
 
 def query_heads(
-    sources: ModelSources, adapter: AdapterFile, *, exported: bool, encoder: EncoderCard | None
+    spec: CaptionerSpec, adapter: AdapterFile, *, exported: bool, encoder: EncoderCard | None
 ) -> int | None:
     """Number of heads of the visual blocks; None means that it follows from their width.
 
     An exported encoder computes the visual blocks itself, so an unknown number does not matter there.
     """
-    stated = declared_heads(adapter) if sources.visual_heads is None else sources.visual_heads
+    stated = declared_heads(adapter) if spec.visual_heads is None else spec.visual_heads
     if stated is not None or not exported:
         return stated
     if encoder is not None:

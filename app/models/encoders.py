@@ -2,9 +2,8 @@
 
 import dataclasses
 import mmap
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +12,6 @@ from llama_adapter.app.models.checkpoints import LoadedModel, read_encoder
 from llama_adapter.app.models.exported import (
     HALVES,
     ExportedModel,
-    check_encoder_exists,
     check_fingerprint,
     encoder_files,
     encoder_graph,
@@ -55,49 +53,36 @@ def encoder_spec(spec: CaptionerSpec, *, backend: Backend, mode: str) -> GraphSp
     return encoder_graph(spec, device_id=beside_decoder, own_process=shares_device and mode != EAGER)
 
 
-@dataclass(kw_only=True, slots=True)
 class GivenEncoder:
     """What a spec names in place of the model's own encoder: an exported encoder, or prefix files.
 
-    Its methods are called in this order: `of` before a device is opened, `begin` before weights are read, `check`
-    before they are placed, and `open` after that.
+    `check` is called before weights are placed, and `open` after that.
     """
 
-    spec: CaptionerSpec  # of prefix files, with the way in which their pictures were read
-    encoding: Encoding | None = None  # of prefix files
-    card: EncoderCard | None = None  # None if the encoder's files have none
-    graph: GraphSpec | None = None  # this and the next field are None for prefix files
-    exported: ExportedEncoder | None = None
-
-    @classmethod
-    def of(cls, spec: CaptionerSpec) -> Self | None:
-        """What `spec` names; None for the model's own encoder. Raises GraphError and PrefixFileError."""
-        if spec.encoder is None:
-            return None
-        check_encoder_exists(spec)
-        if spec.vision_kind != "prefixes":
-            return cls(spec=spec)
-        encoding = read_first_file(spec.encoder).encoding
-        spec = dataclasses.replace(spec, **encoding.reading_of_pictures)
-        return cls(spec=spec, encoding=encoding, card=encoding.card)
-
-    def begin(self, *, backend: Backend, mode: str) -> None:
-        """Read the card of an exported encoder, for a decoder on `backend`. Raises GraphError.
+    def __init__(self, spec: CaptionerSpec, *, backend: Backend, mode: str) -> None:
+        """For a decoder on `backend`. Raises GraphError and PrefixFileError.
 
         An OM is not opened yet: the decoder's device must be initialised before the OM creates its own context.
         """
-        if self.encoding is not None:
+        self.spec = spec  # of prefix files, with the way in which their pictures were read
+        self.card: EncoderCard | None = None  # None if the encoder's files have none
+        self._encoding: Encoding | None = None  # of prefix files
+        self._exported: ExportedEncoder | None = None
+        if spec.vision_kind == "prefixes":
+            self._encoding = read_first_file(str(spec.encoder)).encoding
+            self.card = self._encoding.card
+            self.spec = dataclasses.replace(spec, **self._encoding.reading_of_pictures)
             return
-        self.graph = encoder_spec(self.spec, backend=backend, mode=mode)
-        if self.spec.vision_kind == "om":
-            self.card = om_card(self.spec)
+        self._graph = encoder_spec(spec, backend=backend, mode=mode)
+        if spec.vision_kind == "om":
+            self.card = om_card(spec)
         else:
-            self.exported = open_encoder(self.graph)
-            self.card = self.exported.card
+            self._exported = open_encoder(self._graph)
+            self.card = self._exported.card
 
     def check(self, model: LoadedModel) -> None:
         """Raise GraphError or PrefixFileError if it is of another model, as far as is known before it is opened."""
-        encoding, spec = self.encoding, self.spec
+        encoding, spec = self._encoding, self.spec
         if self.card is not None and (encoding is None or encoding.keeps == "queries"):
             check_card(self.card, model, spec=spec)
         if encoding is None:
@@ -115,21 +100,18 @@ class GivenEncoder:
 
         Raises GraphError for an encoder that does not fit `model`.
         """
-        if self.encoding is not None:
-            own, made = (dtype_name(model.dtype), model.precision), (self.encoding.dtype, self.encoding.precision)
-            identity = self.encoding.encoder or (None if made == own else " ".join(made))
-            return EncodedBefore(self.encoding.vision), identity, ""
-        if self.exported is None:
-            assert self.graph is not None, "`begin` was called"
-            self.exported = open_encoder(self.graph)
-        check_sizes(self.exported, model, spec=self.spec)
-        note = examine(self.exported, model, spec=self.spec).sentence if self.card is None else ""
-        return self.exported, encoder_identity(self.spec, channel_order=self.exported.channel_order), note
+        if (encoding := self._encoding) is not None:
+            own, made = (dtype_name(model.dtype), model.precision), (encoding.dtype, encoding.precision)
+            return EncodedBefore(encoding.vision), encoding.encoder or (None if made == own else " ".join(made)), ""
+        encoder = self._exported = self._exported or open_encoder(self._graph)
+        check_sizes(encoder, model, spec=self.spec)
+        note = examine(encoder, model, spec=self.spec).sentence if self.card is None else ""
+        return encoder, encoder_identity(self.spec, channel_order=encoder.channel_order), note
 
     def close(self) -> None:
         """Close the encoder, if it was opened."""
-        if self.exported is not None:
-            self.exported.close()
+        if self._exported is not None:
+            self._exported.close()
 
 
 def om_card(spec: CaptionerSpec) -> EncoderCard | None:
@@ -163,14 +145,8 @@ def check_card(card: EncoderCard, model: LoadedModel, *, spec: CaptionerSpec) ->
     # Quantised weights differ in some signs, so the weights from which they were made are compared.
     for half, own in model.source.fingerprint.items():
         if not is_same(card.fingerprint.get(half), own):
-            if are_prefixes:
-                raise GraphError(
-                    f"{they} {came_from}, and its {HALVES[half]} are not those of the model {model_name}", hint=hint
-                )
             raise GraphError(
-                f"The encoder `{spec.encoder}` was exported from {card.name}, and its {HALVES[half]} are not those of "
-                f"the model {model_name}",
-                hint=hint,
+                f"{they} {came_from}, and its {HALVES[half]} are not those of the model {model_name}", hint=hint
             )
     if card.vision.channel_order != model.vision_config.channel_order:
         raise GraphError(

@@ -13,7 +13,7 @@ from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.device_names import om_device_id
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.card import is_same
-from llama_adapter.runtime.graphs.onnx_provider import CPU, OnnxProvider, provider_of_device
+from llama_adapter.runtime.graphs.onnx_provider import CPU, provider_of_device
 from llama_adapter.runtime.graphs.open_session import GraphKind, GraphSpec
 from llama_adapter.vision.config import ChannelOrder
 from llama_adapter.vision.out_of_distribution import OodDetector, read_familiarity
@@ -77,25 +77,24 @@ def check_fingerprint(found: Mapping[str, str], exported: ExportedModel, *, what
             )
 
 
-def encoder_provider(spec: CaptionerSpec) -> OnnxProvider:
-    """The execution provider of an ONNX encoder. Raises UsageError for options that the provider does not know."""
-    if spec.vision_kind != "onnx":
-        return CPU
-    device = "cpu" if spec.encoder_device is None else str(spec.encoder_device)
-    return provider_of_device(device, options=spec.provider_option, config=spec.provider_config)
-
-
 def encoder_graph(spec: CaptionerSpec, *, device_id: int = 0, own_process: bool = False) -> GraphSpec:
-    """The graph of the encoder. `device_id` is the device of an OM, if the spec names none."""
+    """The graph of the encoder. `device_id` is the device of an OM, if the spec names none.
+
+    Raises UsageError for options that the execution provider of an ONNX encoder does not know.
+    """
     assert spec.encoder is not None, "the spec checks that there is one"
     kind: GraphKind = "onnx" if spec.vision_kind == "onnx" else "om"
-    if kind == "om" and spec.encoder_device is not None:
+    provider = CPU
+    if kind == "onnx":
+        device = "cpu" if spec.encoder_device is None else str(spec.encoder_device)
+        provider = provider_of_device(device, options=spec.provider_option, config=spec.provider_config)
+    elif spec.encoder_device is not None:
         device_id = om_device_id(spec.encoder_device)
     return GraphSpec(
         kind=kind,
         path=spec.encoder,
         device_id=device_id,
-        provider=encoder_provider(spec),
+        provider=provider,
         own_process=spec.encoder_process or own_process,
     )
 

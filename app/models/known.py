@@ -47,7 +47,7 @@ class KnownModel:
             content = json.loads(_place(spec).read_bytes())
             files, info, pixels = (content[name] for name in ("files", "info", "pixels"))
             num_bytes = sum(marks[0] for marks in files.values())
-            if files != _marks_of(spec) or 2 * num_bytes > (free_host_bytes() or 0):
+            if files != marks_of(spec) or 2 * num_bytes > (free_host_bytes() or 0):
                 return None
             lists = {name: tuple(pixels[name]) for name in ("mean", "std")}
             return cls(
@@ -100,14 +100,7 @@ def _program() -> list[Any]:
 
 
 def marks_of(spec: CaptionerSpec) -> FileMarks:
-    """The marks of the files of a spec as they are; None if they cannot be listed."""
-    with suppress(OSError):
-        return _marks_of(spec)
-    return None
-
-
-def _marks_of(spec: CaptionerSpec) -> dict[str, list[int]]:
-    """Numbers of the files of a spec and of those beside them, by path."""
+    """The marks of the files of a spec and of those beside them, as they are; None if they cannot be listed."""
     if spec.llama_dir is None:
         places = [bundle_folder(spec.model)]
     else:
@@ -116,9 +109,11 @@ def _marks_of(spec: CaptionerSpec) -> dict[str, list[int]]:
     places += [Path(name) for name in (spec.adapter, spec.clip, spec.past_key_values) if name is not None]
     places += [Path(part) for text in spec.lora for part in (text, text.rpartition("=")[0]) if part]
     folders = {place if place.is_dir() else place.parent for place in places}
-    return {entry.path: _marks(entry.stat()) for folder in folders for entry in os.scandir(folder) if entry.is_file()}
-
-
-def _marks(status: os.stat_result) -> list[int]:
-    # A file's number tells two files of one size and time apart. Its own time changes with its content and rights.
-    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+    marks = {}
+    with suppress(OSError):
+        for entry in (entry for folder in folders for entry in os.scandir(folder) if entry.is_file()):
+            status = entry.stat()
+            # A file's number tells two files of one size and time apart. Its own time changes with content and rights.
+            marks[entry.path] = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+        return marks
+    return None

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import torch
 
-from llama_adapter.app.models.bundle_manifest import read_configs, read_manifest
-from llama_adapter.app.models.checkpoints import open_clip, sources_of, stream_sources
+from llama_adapter.app.models.bundle_manifest import read_manifest
+from llama_adapter.app.models.checkpoints import open_clip, stream_sources
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.random_model import decoder_config, parse_size, vision_config
 from llama_adapter.app.models.sight import encoding_bytes
@@ -99,17 +99,16 @@ def planned_model(job: PlanJob) -> PlannedModel:
             vision = dataclasses.replace(vision, clip=open_clip(job.clip).config)
         return PlannedModel(name=name, decoder=decoder_config(size, context=spec.context), vision=vision)
     if spec.llama_dir is None:
-        place = bundle_folder(spec.model)
-        manifest = read_manifest(place)
-        vision, decoder = read_configs(place, manifest)
+        manifest = read_manifest(bundle_folder(spec.model))
+        vision, decoder = manifest.configs()
         context = spec.context or decoder.context
         return PlannedModel(
             name=str(manifest["name"]),
             decoder=dataclasses.replace(decoder, context=context),
             vision=vision if manifest["vision"] else None,
-            pictures=PictureFormat(**manifest["picture_format"]) if "picture_format" in manifest else None,
+            pictures=manifest.picture_format,
         )
-    model, _ = stream_sources(sources_of(spec), dtype=None, exported=True)
+    model, _ = stream_sources(spec, dtype=None, exported=True)
     return PlannedModel(
         name=model.name,
         decoder=model.decoder_config,

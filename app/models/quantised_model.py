@@ -16,10 +16,11 @@ from llama_adapter.app.models.bundle import (
     require_space,
     save_bundle,
 )
-from llama_adapter.app.models.checkpoints import LoadedModel, ModelSources, Origin, StreamedModel, stream_sources
+from llama_adapter.app.models.checkpoints import LoadedModel, Origin, StreamedModel, stream_sources
 from llama_adapter.app.models.models_by_name import is_llama, model_settings
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.sketch import sketch
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.given import require_named, require_one_of
 from llama_adapter.runtime.graphs.card import fingerprint
@@ -87,7 +88,7 @@ def quantise_bundle(job: QuantiseJob, *, round_weights: RoundWeights | None = No
     target = Path(job.out)
     check_other_target(target, source, to="quantise", overwrite=job.force)
     if is_llama(source):
-        model, tensors = stream_sources(ModelSources(**model_settings(source)), dtype=None)
+        model, tensors = stream_sources(CaptionerSpec(**model_settings(source)), dtype=None)
         dtype = STORED_DTYPE
     else:
         model = load_bundle(source)

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -102,67 +103,53 @@ def vision_config(size: LlamaSize, *, channel_order: ChannelOrder = "rgb") -> Vi
     )
 
 
-def stream_random(
-    name: str,
-    *,
-    dtype: Dtype,
-    context: int | None = None,
-    channel_order: ChannelOrder = "rgb",
-    precision: Precision = FLOAT,
-    vision: VisionConfig | None = None,
-) -> StreamedModel:
-    """A model of a size (see `parse_size`) in `dtype` on the CPU, with the same numbers at every call.
-
-    `vision` replaces the encoder's sizes of `vision_config` and `channel_order`. The tensors of the decoder are made
-    one by one. Greedy decoding never selects the end token. Raises ValueError for invalid sizes. Raises DeviceError,
-    before any number is drawn, for a model larger than the host's memory.
-    """
-    size = parse_size(name)
-    decoder = decoder_config(size, context=context)
-    vision = vision_config(size, channel_order=channel_order) if vision is None else vision
-    dtype = dtype_of(dtype, decoder=decoder, encoder=sketch(vision).state_dict().values(), precision=precision)
-    tokenizer = WiderTokenizer(decoder.vocab_size)
-    _check_host(decoder, vision, dtype=dtype, precision=precision, name=name)
-    model = LoadedModel(
-        name=f"random {name}",
-        digest=f"random-{name}",
-        vision_config=vision,
-        vision_state=dict(_drawn_tensors(vision, dtype=dtype, precision=precision)),
-        decoder_config=decoder,
-        decoder_state={},
-        tokenizer=tokenizer,
-        dtype=dtype,
-        sources=(),
-        merged=("gates",),
-        precision=precision,
-    )
-    return model, _drawn_tensors(decoder, dtype=dtype, precision=precision, eos_id=tokenizer.eos_id)
-
-
-random_model = whole(stream_random)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RandomLoader:
-    """Makes the same random model at every call and in every process; see `stream_random`."""
+    """Makes the same random model of a size (see `parse_size`) on the CPU at every call and in every process."""
 
     name: str
     context: int | None = None
     channel_order: ChannelOrder = "rgb"
     precision: Precision = FLOAT
+    vision: VisionConfig | None = None  # in place of the encoder's sizes of `vision_config` and `channel_order`
 
     def __call__(self, dtype: Dtype, ranks: Alone = ALONE) -> StreamedModel:
-        """With `ranks`, the decoder's tensors are this rank's share; each matrix is drawn whole, then divided."""
-        model, tensors = stream_random(
-            self.name,
+        """The model in `dtype`; the tensors of the decoder are made one by one. Greedy decoding never selects the end.
+
+        With `ranks`, the decoder's tensors are this rank's share; each matrix is drawn whole, then divided. Raises
+        ValueError for invalid sizes. Raises DeviceError, before any number is drawn, for a model larger than the host's
+        memory.
+        """
+        size, precision = parse_size(self.name), self.precision
+        decoder = decoder_config(size, context=self.context)
+        vision = self.vision or vision_config(size, channel_order=self.channel_order)
+        dtype = dtype_of(dtype, decoder=decoder, encoder=sketch(vision).state_dict().values(), precision=precision)
+        tokenizer = WiderTokenizer(decoder.vocab_size)
+        _check_host(decoder, vision, dtype=dtype, precision=precision, name=self.name)
+        model = LoadedModel(
+            name=f"random {self.name}",
+            digest=f"random-{self.name}",
+            vision_config=vision,
+            vision_state=dict(_drawn_tensors(vision, dtype=dtype, precision=precision)),
+            decoder_config=decoder,
+            decoder_state={},
+            tokenizer=tokenizer,
             dtype=dtype,
-            context=self.context,
-            channel_order=self.channel_order,
-            precision=self.precision,
+            sources=(),
+            merged=("gates",),
+            precision=precision,
         )
-        whole = model.decoder_config
-        share = share_of(whole, ranks)
-        return model, tensors if share is whole else take_all(tensors, whole=whole, share=share)
+        tensors = _drawn_tensors(decoder, dtype=dtype, precision=precision, eos_id=tokenizer.eos_id)
+        share = share_of(decoder, ranks)
+        return model, tensors if share is decoder else take_all(tensors, whole=decoder, share=share)
+
+
+def stream_random(name: str, *, dtype: Dtype, **options: Any) -> StreamedModel:
+    """A model of a size in `dtype`; `options` are the other fields of `RandomLoader`, whose errors are raised."""
+    return RandomLoader(name=name, **options)(dtype)
+
+
+random_model = whole(stream_random)
 
 
 def _drawn_tensors(

@@ -107,7 +107,9 @@ class CaptionerSpec:
     def __post_init__(self) -> None:
         paths = ("model", "llama_dir", "llama_type", "adapter", "clip", "past_key_values", "decoder", "encoder")
         for name in (*paths, "ge_config", "provider_config"):
-            if not isinstance(value := getattr(self, name), str | None):
+            if isinstance(value := getattr(self, name), os.PathLike):
+                object.__setattr__(self, name, os.fspath(value))
+            elif not isinstance(value, str | None):
                 raise ValueError(f"{name} must be a path as text, got {value!r}")
             require_named(self, name, hint=_NAME_A_PATH)
         for name, other in (("batch_size", AUTO), ("context", None), ("visual_heads", None), ("tensor_parallel", 1)):

@@ -1,26 +1,24 @@
 """What a spec names, from a bundle or from checkpoints: its weights, the sizes of its decoder, its questions."""
 
-import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from llama_adapter.app.models.bundle import stream_bundle
-from llama_adapter.app.models.bundle_manifest import num_ranks_of, read_configs, read_manifest, stored_precision
+from llama_adapter.app.models.bundle_manifest import read_manifest
+from llama_adapter.app.models.bundle_tensors import TakePacked
 from llama_adapter.app.models.checkpoints import (
     StoredQuestions,
     StreamedModel,
     declared_questions,
     declared_template,
     folded_error,
-    sources_of,
     stream_sources,
     with_loras,
 )
 from llama_adapter.app.models.input_scales import insert_scales
 from llama_adapter.app.models.models_by_name import bundle_folder
-from llama_adapter.app.models.packed_weights import TakePacked
 from llama_adapter.app.models.quantised_model import quantise_model
 from llama_adapter.app.models.random_model import RandomLoader, decoder_config, parse_size
 from llama_adapter.app.models.sketch import Dtype, dtype_of, sketch
@@ -68,9 +66,7 @@ def stream_model(
     precision = spec.precision or FLOAT
     # Weights are quantised from the values in the files, so that they are rounded only once.
     read_in = dtype if precision == FLOAT else None
-    model, tensors = stream_sources(
-        sources_of(spec), dtype=read_in, exported=is_encoded_elsewhere, encoder=encoder, ranks=ranks
-    )
+    model, tensors = stream_sources(spec, dtype=read_in, exported=is_encoded_elsewhere, encoder=encoder, ranks=ranks)
     if precision != FLOAT:
         vision_tensors = model.vision_state.values()
         dtype = dtype_of(dtype, decoder=model.decoder_config, encoder=vision_tensors, precision=precision)
@@ -86,10 +82,10 @@ def check_split(spec: CaptionerSpec, *, random: RandomLoader | None = None) -> N
     if random is not None:
         decoder = decoder_config(parse_size(random.name))
     elif spec.llama_dir is None:
-        place = Path(bundle_folder(spec.model))
-        _, decoder = read_configs(place, read_manifest(place))
+        _, decoder = read_manifest(bundle_folder(spec.model)).configs()
     else:
-        alone = dataclasses.replace(sources_of(spec), adapter=None, clip=None)
+        names = ("llama_dir", "llama_type", "context", "lora")
+        alone = CaptionerSpec(**{name: getattr(spec, name) for name in names})
         decoder = stream_sources(alone, dtype=None)[0].decoder_config
     shares_of(decoder, spec.tensor_parallel)
 
@@ -134,10 +130,10 @@ def stream_merged_bundle(
     """
     if not lora:
         return stream_bundle(directory, ranks=ranks, take_packed=take_packed, **options)
-    place = Path(directory)
-    manifest = read_manifest(place)
-    if stored_precision(manifest) != FLOAT or num_ranks_of(manifest) > 1:
-        kind = "is split over ranks" if num_ranks_of(manifest) > 1 else f"has {stored_precision(manifest)} weights"
+    manifest = read_manifest(directory)
+    place = manifest.place
+    if manifest.precision != FLOAT or manifest.num_ranks > 1:
+        kind = "is split over ranks" if manifest.num_ranks > 1 else f"has {manifest.precision} weights"
         raise CheckpointError(
             f"The bundle `{place}` {kind}, so LoRA is not merged into it",
             hint="merge LoRA into the bundle of floats that it was made of (`llama-adapter convert --model BUNDLE "

@@ -16,8 +16,7 @@ from gguf import GGMLQuantizationType
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from llama_adapter.app.models.bundle_manifest import LLM, MANIFEST, VISION, check_sizes, read_configs
-from llama_adapter.app.models.bundle_manifest import read_manifest as read_bundle
+from llama_adapter.app.models.bundle_manifest import LLM, MANIFEST, VISION, read_manifest
 from llama_adapter.app.models.bundle_tensors import read_half
 from llama_adapter.app.models.checkpoints import open_clip
 from llama_adapter.app.models.resources import embedded_model
@@ -113,9 +112,9 @@ def bundle(data: bytes) -> str:
                 (place / file.name).symlink_to(file.resolve())
 
     def open_it(place: Path) -> str:
-        content = read_bundle(place)
-        check_sizes(place, content)
-        vision, decoder = read_configs(place, content)
+        content = read_manifest(place)
+        content.check_sizes()
+        vision, decoder = content.configs()
         assert read_half(place / VISION, vision, content)
         assert read_half(place / LLM, decoder, content)
         return str(decoder.num_layers)[:3]

@@ -8,8 +8,8 @@ from functools import lru_cache
 from typing import Any
 
 from llama_adapter.app.captioning.tasks.answers import Answer
-from llama_adapter.app.captioning.tasks.ask import ASK
 from llama_adapter.app.captioning.tasks.entry import Option, RequestField, TaskEntry, Widget
+from llama_adapter.app.captioning.tasks.free_text import ASK
 from llama_adapter.app.captioning.tasks.prompts import EncodedPrompt
 from llama_adapter.app.captioning.tasks.question import Question
 from llama_adapter.app.captioning.tasks.task import FREE_TEXT, Task

@@ -9,12 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from llama_adapter.app.captioning.tasks.ask import ASK
-from llama_adapter.app.captioning.tasks.caption import CAPTION
 from llama_adapter.app.captioning.tasks.choose import CHOOSE
 from llama_adapter.app.captioning.tasks.entry import PROMPT_OPTIONS, Option, TaskEntry
+from llama_adapter.app.captioning.tasks.free_text import ASK, CAPTION, TEXT_GENERATION
 from llama_adapter.app.captioning.tasks.question import Question
-from llama_adapter.app.captioning.tasks.text_generation import TEXT_GENERATION
 from llama_adapter.runtime.errors import UsageError
 
 GROUP: Final = "llama_adapter.tasks"  # group of entry points, each of them a `TaskEntry`

@@ -53,14 +53,12 @@ def _make_bundle(place: Path) -> None:
 
 def _list() -> int:
     from llama_adapter.app.models.named.catalogue import KINDS, read_catalogue
-    from llama_adapter.app.models.named.getting import Weights
     from llama_adapter.app.models.named.source import shown_bytes
 
     for kind in KINDS:
         print(f"{kind}:")
         for name, part in read_catalogue()[kind].items():
-            weights = Weights.of_part(part)
-            state = "here" if weights.source.here() else "on request" if part.asks else ""
+            state = "here" if part.source.here() else "on request" if part.asks else ""
             size = shown_bytes(part.bytes) if part.bytes else "?"
-            print(f"  {name:22}{size:>8}  {state:10}  {part.licence}: {weights.page}")
+            print(f"  {name:22}{size:>8}  {state:10}  {part.licence}: {part.home}")
     return ExitCode.OK

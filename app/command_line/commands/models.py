@@ -38,14 +38,13 @@ def run_convert(options: argparse.Namespace) -> int:
             "bundle, --model with --tensor-parallel to split it, or --lora to merge",
         )
     from llama_adapter.app.models.bundle import convert
-    from llama_adapter.app.models.checkpoints import sources_of
     from llama_adapter.runtime.devices import DTYPES
 
     if options.dtype not in DTYPES:
         raise UsageError(f"No dtype named `{options.dtype}`", hint=f"pass one of {', '.join(DTYPES)} as --dtype")
-    sources = sources_of(spec_from(options, sees_pictures=False))
+    spec = spec_from(options, sees_pictures=False)
     numbers = {"dtype": DTYPES[options.dtype], "num_ranks": options.num_ranks}
-    bundle = convert(sources, options.out, **numbers, overwrite=options.force, tell=say)
+    bundle = convert(spec, options.out, **numbers, overwrite=options.force, tell=say)
     code = _tell(bundle, options.dtype, num_ranks=options.num_ranks)
     if not options.no_known_answer:
         _answer(bundle)
@@ -62,12 +61,12 @@ def _run_split(options: argparse.Namespace) -> int:
             "convert --model splits a bundle, and --tensor-parallel is missing",
             hint="for 2 ranks pass 2; with --lora a bundle is merged",
         )
-    from llama_adapter.app.models.bundle_manifest import read_manifest, stored_precision
+    from llama_adapter.app.models.bundle_manifest import read_manifest
     from llama_adapter.app.models.packed_bundle import split_bundle
 
     given = {"num_ranks": options.num_ranks, "lora": options.lora, "overwrite": options.force}
     bundle = split_bundle(options.model, options.out, **given, tell=say)
-    code = _tell(bundle, stored_precision(read_manifest(bundle)), num_ranks=options.num_ranks)
+    code = _tell(bundle, read_manifest(bundle).precision, num_ranks=options.num_ranks)
     if options.lora and options.num_ranks == 1 and not options.no_known_answer:
         _answer(bundle)
     return code

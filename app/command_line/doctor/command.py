@@ -132,10 +132,5 @@ def _diagnose(spec: CaptionerSpec) -> list[Finding]:
         return diagnose_decoder(spec)
     from llama_adapter.app.command_line.doctor.encoder import diagnose_with_encoder
     from llama_adapter.app.command_line.doctor.model import diagnose
-    from llama_adapter.app.models.checkpoints import sources_of
-    from llama_adapter.app.models.models_by_name import bundle_folder
 
-    target = bundle_folder(spec.model) if spec.llama_dir is None else sources_of(spec)
-    if spec.encoder is not None:
-        return diagnose_with_encoder(target, spec)
-    return diagnose(target, lora=spec.lora, precision=spec.precision, device=spec.device)
+    return diagnose(spec) if spec.encoder is None else diagnose_with_encoder(spec)

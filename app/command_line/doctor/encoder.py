@@ -1,7 +1,6 @@
 """Checks an exported encoder before use: whether it opens, is undamaged, and belongs to the model it is used with."""
 
 import dataclasses
-import os
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -12,30 +11,29 @@ import torch
 from llama_adapter.app.command_line.doctor.findings import Finding, Report
 from llama_adapter.app.command_line.doctor.model import diagnose
 from llama_adapter.app.models.bundle import load_bundle
-from llama_adapter.app.models.checkpoints import LoadedModel, ModelSources, stream_sources
+from llama_adapter.app.models.checkpoints import LoadedModel, stream_sources
 from llama_adapter.app.models.encoders import check_card, check_sizes, examine, has_clip
-from llama_adapter.app.models.exported import check_encoder_exists, encoder_files, encoder_provider
+from llama_adapter.app.models.exported import check_encoder_exists, encoder_files, encoder_graph
+from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec
 from llama_adapter.runtime.device_names import om_device_id, split_device
 from llama_adapter.runtime.devices import accelerator_kind
-from llama_adapter.runtime.graphs.open_session import GraphKind, GraphSpec
 from llama_adapter.runtime.graphs.sidecar import check_om_file, read_valid_sidecar, sidecar_path
 from llama_adapter.vision.backends.exported import ExportedEncoder, open_encoder
 from llama_adapter.vision.card import EncoderCard
 
 _WHAT = "encoder"
-Target = ModelSources | str | os.PathLike[str]
 
 
 class _Part(NamedTuple):
-    """One file of an encoder: a spec that names only this file, and its card."""
+    """One file of an encoder: the spec with only this file, and its card."""
 
     spec: CaptionerSpec
     card: EncoderCard | None
 
 
-def diagnose_with_encoder(target: Target, spec: CaptionerSpec) -> list[Finding]:
-    """Check a model as `diagnose` does, and the exported encoder of `spec`.
+def diagnose_with_encoder(spec: CaptionerSpec) -> list[Finding]:
+    """Check the model of `spec` as `diagnose` does, and its exported encoder.
 
     An OM is loaded only if `spec.device` is a device that runs it. Faults are returned as findings, never raised.
     """
@@ -43,11 +41,9 @@ def diagnose_with_encoder(target: Target, spec: CaptionerSpec) -> list[Finding]:
     with ExitStack() as stack:
         parts, encoder = _check_files(of_files, spec, stack)
         card = next((part.card for part in parts if part.card is not None), None)
-        of_model = diagnose(
-            target, exported=True, encoder=card, lora=spec.lora, precision=spec.precision, device=spec.device
-        )
+        of_model = diagnose(spec, exported=True, encoder=card)
         if parts:
-            _compare(of_both, parts, encoder, target)
+            _compare(of_both, parts, encoder)
     return [*of_model, *of_files.findings, *of_both.findings]
 
 
@@ -82,13 +78,8 @@ def _check_files(report: Report, spec: CaptionerSpec, stack: ExitStack) -> tuple
 
 
 def _open(report: Report, spec: CaptionerSpec, stack: ExitStack, *, device_id: int) -> ExportedEncoder | None:
-    assert spec.encoder is not None
-    is_om = spec.vision_kind == "om"
     # An OM runs in its own process, because a device fault may end the process.
-    kind: GraphKind = "om" if is_om else "onnx"
-    graph = GraphSpec(
-        kind=kind, path=spec.encoder, device_id=device_id, provider=encoder_provider(spec), own_process=is_om
-    )
+    graph = encoder_graph(spec, device_id=device_id, own_process=spec.vision_kind == "om")
     encoder = report.attempt(_WHAT, lambda: stack.enter_context(closing(open_encoder(graph))))
     if encoder is not None:
         sizes = " or ".join(map(str, encoder.batch_sizes or ["any"]))
@@ -118,9 +109,9 @@ def _check_om(report: Report, spec: CaptionerSpec, file: Path) -> _Part | None:
     return report.attempt(_WHAT, check)
 
 
-def _compare(report: Report, parts: list[_Part], encoder: ExportedEncoder | None, target: Target) -> None:
+def _compare(report: Report, parts: list[_Part], encoder: ExportedEncoder | None) -> None:
     """Check that the encoder's files belong to the model."""
-    model = Report().attempt(_WHAT, lambda: _load(target, parts[0]))
+    model = Report().attempt(_WHAT, lambda: _load(parts[0]))
     if model is None:  # the findings of `diagnose` have the reason
         sentence = "The model cannot be read, so it is not known whether the encoder is its own"
         report.add("not tried", _WHAT, sentence)
@@ -139,9 +130,9 @@ def _compare(report: Report, parts: list[_Part], encoder: ExportedEncoder | None
             report.add("ok", _WHAT, f"`{spec.encoder}` is this model's own, by {compared}")
 
 
-def _load(target: Target, part: _Part) -> LoadedModel:
+def _load(part: _Part) -> LoadedModel:
     """The model without its decoder's tensors, which may not fit into memory."""
-    if isinstance(target, ModelSources):
-        return stream_sources(target, dtype=torch.float16, exported=True, encoder=part.card)[0]
-    order = part.spec.channel_order
-    return load_bundle(target, channel_order=None if order == "auto" else order)
+    spec, order = part.spec, part.spec.channel_order
+    if spec.llama_dir is not None:
+        return stream_sources(spec, dtype=torch.float16, exported=True, encoder=part.card)[0]
+    return load_bundle(bundle_folder(spec.model), channel_order=None if order == "auto" else order)

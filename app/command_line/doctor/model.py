@@ -2,11 +2,10 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,22 +16,16 @@ from llama_adapter.app.models.bundle import add_known_answer
 from llama_adapter.app.models.bundle_manifest import (
     KNOWN_ANSWER,
     VISION,
-    check_sizes,
+    Manifest,
     decoder_file,
     is_bare,
-    model_digest,
-    num_ranks_of,
-    packed_layout,
-    read_configs,
     read_manifest,
-    stored_precision,
 )
-from llama_adapter.app.models.bundle_tensors import read_decoder, read_vision, stored_tensors
+from llama_adapter.app.models.bundle_tensors import Stored, read_decoder, read_vision
 from llama_adapter.app.models.checkpoints import (
     RELEASED_ADAPTERS,
     LlamaFolder,
     LlamaForm,
-    ModelSources,
     claimed_digest,
     find_clip,
     find_llama,
@@ -44,12 +37,13 @@ from llama_adapter.app.models.checkpoints import (
     resolve_channel_order,
 )
 from llama_adapter.app.models.connected import open_connected
+from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.models.roofline import tower_flops
 from llama_adapter.app.models.sight import has_connector
 from llama_adapter.app.models.sketch import HalfConfig
-from llama_adapter.app.models.spec import AUTO
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.models.stream_model import stream_merged_bundle
 from llama_adapter.app.pictures.reading.isolated import open_reader
 from llama_adapter.llm.pieces.folder import stored_name
@@ -86,7 +80,7 @@ def write_known_answer(place: Path) -> str:
     """
     manifest = read_manifest(place)
     picture = sample_pictures() / KNOWN_PICTURE if manifest["vision"] else None
-    with Captioner.load(place, batch_size=1, tensor_parallel=num_ranks_of(manifest)) as captioner:
+    with Captioner.load(place, batch_size=1, tensor_parallel=manifest.num_ranks) as captioner:
         if picture is None:
             [answer] = captioner.generate_text(KNOWN_PROMPT, max_new_tokens=KNOWN_TOKENS)
         else:
@@ -99,36 +93,26 @@ def write_known_answer(place: Path) -> str:
     return answer.text
 
 
-def diagnose(
-    target: ModelSources | str | os.PathLike[str],
-    *,
-    exported: bool = False,
-    encoder: EncoderCard | None = None,
-    lora: Sequence[str] = (),
-    precision: Precision | None = None,
-    device: str = AUTO,
-) -> list[Finding]:
-    """Check a model: a bundle's folder, with `lora` to be merged into it, or the checkpoints for a bundle.
+def diagnose(spec: CaptionerSpec, *, exported: bool = False, encoder: EncoderCard | None = None) -> list[Finding]:
+    """Check the model of a spec: a bundle and the LoRA to be merged into it, or the checkpoints for a bundle.
 
     With an `exported` encoder, CLIP may be missing; `encoder` is the encoder's card, if it has one. The question of a
-    bundle's known answer is asked again on `device` in `precision`, by default the bundle's own.
+    bundle's known answer is asked again on the spec's device in its precision, by default the bundle's own.
 
     After a failed check, later checks still run. Files are read completely and compared with their known digests.
     Faults of the model are returned as findings, never raised.
     """
-    if not isinstance(target, ModelSources):
-        return _bundle_findings(target, lora=lora, precision=precision, device=device)
+    if spec.llama_dir is None:
+        return _bundle_findings(bundle_folder(spec.model), spec)
     report = Report()
-    _check_sources(report, target, exported=exported, encoder=encoder)
+    _check_sources(report, spec, exported=exported, encoder=encoder)
     return report.findings
 
 
 @again_if_replaced
-def _bundle_findings(
-    place: str | os.PathLike[str], *, lora: Sequence[str], precision: Precision | None, device: str
-) -> list[Finding]:
-    report = Report()
-    _check_bundle(report, Path(place), precision=precision, device=device)
+def _bundle_findings(place: str | os.PathLike[str], spec: CaptionerSpec) -> list[Finding]:
+    report, lora = Report(), spec.lora
+    _check_bundle(report, Path(place), spec)
     if not lora or report.has_errors:
         return report.findings
     merged = report.attempt("lora", lambda: stream_merged_bundle(place, lora))
@@ -139,12 +123,12 @@ def _bundle_findings(
     return report.findings
 
 
-def _check_sources(report: Report, sources: ModelSources, *, exported: bool, encoder: EncoderCard | None) -> None:
-    place = report.attempt("llama", lambda: find_llama(sources.llama_dir, llama_type=sources.llama_type))
+def _check_sources(report: Report, spec: CaptionerSpec, *, exported: bool, encoder: EncoderCard | None) -> None:
+    place = report.attempt("llama", lambda: find_llama(spec.llama_dir or "", llama_type=spec.llama_type))
     tokenizer = llama = sees_tokens = None
-    if place is not None and sources.adapter is None and report.attempt("llama", lambda: place.is_foreign):
+    if place is not None and spec.adapter is None and report.attempt("llama", lambda: place.is_foreign):
         return _check_foreign_folder(report, place)
-    adapter, adapter_file = None, sources.adapter
+    adapter, adapter_file = None, spec.adapter
     if place is not None:
         tokenizer = report.attempt("tokenizer", place.open_tokenizer)
         llama = report.attempt("llama", lambda: open_llama(place))
@@ -154,13 +138,13 @@ def _check_sources(report: Report, sources: ModelSources, *, exported: bool, enc
         adapter = report.attempt("adapter", lambda: open_adapter(adapter_file, for_texts=True))
     clip: ClipSource | None = None
     if adapter is not None and adapter.sees_pictures:
-        clip = report.attempt("clip", lambda: find_clip(sources.clip, adapter, llama=place))
-    elif adapter is None and adapter_file is not None and sources.clip is not None:
-        clip = report.attempt("clip", lambda: open_clip(sources.clip or ""))
+        clip = report.attempt("clip", lambda: find_clip(spec.clip, adapter, llama=place))
+    elif adapter is None and adapter_file is not None and spec.clip is not None:
+        clip = report.attempt("clip", lambda: open_clip(spec.clip or ""))
         if clip is None:
-            _check_swapped(report, adapter=adapter_file, clip=sources.clip)
-    if llama is not None and sources.lora:
-        merged = report.attempt("lora", partial(merge_loras, sources.lora, llama, adapter))
+            _check_swapped(report, adapter=adapter_file, clip=spec.clip)
+    if llama is not None and spec.lora:
+        merged = report.attempt("lora", partial(merge_loras, spec.lora, llama, adapter))
         loras = merged[1] if merged else ()
         for lora in loras:
             sentence = f"All tensors of the LoRA `{lora.path}` are known and fit this LLaMA, weight {lora.weight:g}"
@@ -187,8 +171,8 @@ def _check_sources(report: Report, sources: ModelSources, *, exported: bool, enc
         report.add("ok", "clip", f"CLIP with {sizes}: {cost}; no tensor is missing or unknown")
         _check_finite(report, "clip", clip.name, clip.tensors.items())
     if adapter is not None and adapter.sees_pictures:
-        heads = query_heads(sources, adapter, exported=exported, encoder=encoder)
-        _check_vision(report, adapter, clip, sources, exported=exported, heads=heads)
+        heads = query_heads(spec, adapter, exported=exported, encoder=encoder)
+        _check_vision(report, adapter, clip, spec, exported=exported, heads=heads)
 
 
 def _check_foreign_folder(report: Report, place: LlamaFolder) -> None:
@@ -281,18 +265,18 @@ def _check_vision(
     report: Report,
     adapter: AdapterFile,
     clip: ClipSource | None,
-    sources: ModelSources,
+    spec: CaptionerSpec,
     *,
     exported: bool,
     heads: int | None,
 ) -> None:
-    if clip is None and (sources.clip is not None or exported):
+    if clip is None and (spec.clip is not None or exported):
         # CLIP's fault is reported already, or CLIP is in the exported encoder. The visual blocks are still checked.
         is_read = report.passes("vision", lambda: read_query(adapter.visual, name=adapter.name, visual_heads=heads))
-        if is_read and sources.clip is None:
+        if is_read and spec.clip is None:
             report.add("ok", "vision", "The visual blocks are complete; CLIP is taken from the exported encoder")
         return
-    order, _ = resolve_channel_order(sources.channel_order, adapter)
+    order, _ = resolve_channel_order(spec.channel_order, adapter)
     built = report.attempt(
         "vision",
         lambda: build_vision(
@@ -349,43 +333,43 @@ def _check_listed_digests(report: Report, place: LlamaFolder) -> None:
             report.add("error", "llama", f"`{shown_name(path)}` {sentence}", hint)
 
 
-def _check_bundle(report: Report, place: Path, *, precision: Precision | None, device: str) -> None:
+def _check_bundle(report: Report, place: Path, spec: CaptionerSpec) -> None:
     manifest = report.attempt("manifest", lambda: read_manifest(place))
     if manifest is None:
         return
     numbers = str(manifest["dtype"])
-    layout = packed_layout(manifest)
-    if (stored := stored_precision(manifest)) != FLOAT:
+    layout = manifest.layout
+    if (stored := manifest.precision) != FLOAT:
         origin = manifest["origin"]
         numbers = f"{stored} and {numbers}, made from the model {origin['digest'][:12]}"
         if num_pictures := origin.get("calibration_pictures"):
             numbers += f", calibrated with {num_pictures} pictures"
     if layout is not None:
         numbers += f", packed in {layout} from the bundle {manifest['packed']['source'][:12]}"
-    ranks = num_ranks_of(manifest)
+    ranks = manifest.num_ranks
     if ranks > 1:
         numbers += f", its decoder split for {ranks} ranks"
     report.add("ok", "manifest", f"The bundle holds the model {manifest['name']!r} in {numbers}")
     if layout is not None:
         _tell_packed(report, layout, stored)
-    _check_files(report, place, manifest)
+    _check_files(report, manifest)
     if not report.has_errors:
         report.add("ok", "files", f"All {len(manifest['files'])} files have the sizes and digests of the manifest")
-    configs = report.attempt("manifest", lambda: read_configs(place, manifest))
+    configs = report.attempt("manifest", manifest.configs)
     if configs is None:
         return
     vision, decoder = configs
     halves: list[tuple[str, HalfConfig, Callable[[], dict[str, Tensor]]]] = []
     if manifest["vision"]:
-        halves.append((VISION, vision, partial(read_vision, place, vision, manifest)))
+        halves.append((VISION, vision, partial(read_vision, manifest, vision)))
     for rank in range(ranks):
-        read = partial(read_decoder, place, decoder, manifest, rank=rank)
+        read = partial(read_decoder, manifest, decoder, rank=rank)
         halves.append((decoder_file(rank, ranks), decoder.share(rank, ranks), read))
     for name, config, read_tensors in halves:
         state = report.attempt(name, read_tensors)
         if state is not None:
             report.add("ok", name, f"`{name}` has its {len(state)} tensors, in the shapes of its configuration")
-            plain = partial(stored_tensors(manifest).plain, state, config)
+            plain = partial(Stored(manifest).plain, state, config)
             _check_finite(report, name, name, plain())
             _check_foreign(report, name, plain())
     name = stored_name(manifest["files"])
@@ -395,7 +379,7 @@ def _check_bundle(report: Report, place: Path, *, precision: Precision | None, d
         sentence = f"The tokenizer has {tokenizer.vocab_size} pieces, and the model has {vocab_size} tokens"
         report.add("error", name, sentence, "another model's tokenizer was copied into the bundle")
     if not report.has_errors:
-        _check_known_answer(report, place, manifest, precision=precision, device=device)
+        _check_known_answer(report, manifest, spec)
 
 
 def _tell_packed(report: Report, layout: PackedLayout, precision: Precision) -> None:
@@ -410,22 +394,20 @@ def _tell_packed(report: Report, layout: PackedLayout, precision: Precision) -> 
     report.add("ok", "packed", sentence, "`llama-adapter pack` on this processor makes a bundle that starts faster")
 
 
-def _check_files(report: Report, place: Path, manifest: Mapping[str, Any]) -> None:
+def _check_files(report: Report, manifest: Manifest) -> None:
     for name, entry in manifest["files"].items():
-        has_size = report.passes(name, partial(check_sizes, place, {"files": {name: entry}}))
-        if has_size and (actual := file_digest(place / name)) != entry["sha256"]:
+        has_size = report.passes(name, partial(manifest.check_sizes, name))
+        if has_size and (actual := file_digest(manifest.place / name)) != entry["sha256"]:
             sentence = f"`{name}` has the SHA-256 {actual}, where {shown_excerpt(entry['sha256'])} is wanted"
             report.add("error", name, sentence, "copy the whole folder again")
-    if model_digest(manifest) != manifest["digest"]:
+    if manifest.model_digest() != manifest["digest"]:
         sentence = "The manifest's digest of the model is not that of its files and configuration"
         hint = "the manifest was changed by hand; write the bundle again with `llama-adapter convert`"
         report.add("error", "manifest", sentence, hint)
 
 
-def _check_known_answer(
-    report: Report, place: Path, manifest: Mapping[str, Any], *, precision: Precision | None, device: str
-) -> None:
-    what = "known answer"
+def _check_known_answer(report: Report, manifest: Manifest, spec: CaptionerSpec) -> None:
+    place, what = manifest.place, "known answer"
     if not (place / KNOWN_ANSWER).is_file():
         sentence = "The bundle carries no known answer, so its files were checked and the model was not run"
         report.add("not tried", what, sentence)
@@ -444,7 +426,7 @@ def _check_known_answer(
     try:
         with (
             Captioner.load(
-                place, precision=precision, device=device, tensor_parallel=num_ranks_of(manifest)
+                place, precision=spec.precision, device=spec.device, tensor_parallel=manifest.num_ranks
             ) as captioner,
             closing(open_reader("process", captioner.spec.pictures, pixels=captioner.pixels)) as captioner.reader,
         ):
@@ -466,7 +448,7 @@ def _check_known_answer(
         numbers = "" if used == FLOAT else f" with {find_scheme(used).title} weights"
         report.add("ok", what, f"The model answers {answer.text!r} {asked} {where}{numbers}, as it should")
     # Also if quantised weights were dequantised: rounding errors remain.
-    elif quantised := {used, stored_precision(manifest)} - {FLOAT}:
+    elif quantised := {used, manifest.precision} - {FLOAT}:
         report.add(
             "warning",
             what,

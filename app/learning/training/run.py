@@ -34,7 +34,7 @@ from llama_adapter.app.learning.training.scoring import (
     num_compared,
 )
 from llama_adapter.app.learning.training.yardstick import yardstick_of
-from llama_adapter.app.models.bundle_manifest import read_configs, read_manifest
+from llama_adapter.app.models.bundle_manifest import read_manifest
 from llama_adapter.app.models.checkpoints import DEFAULT_CONTEXT, find_llama
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.parallel.launch import launched
@@ -94,7 +94,7 @@ def model_texts(spec: CaptionerSpec) -> tuple[Tokenizer, int, str]:
         return place.open_tokenizer(), spec.context or DEFAULT_CONTEXT, prompt
     bundle = bundle_folder(spec.model)
     manifest = read_manifest(bundle)
-    _, decoder = read_configs(bundle, manifest)
+    _, decoder = manifest.configs()
     return Tokenizer.load_stored(bundle, manifest["files"]), spec.context or decoder.context, str(manifest["prompt"])
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from llama_adapter.app.learning.training.job import TrainingChoice
 from llama_adapter.app.models import checkpoints
 from llama_adapter.app.models.bundle import load_bundle
+from llama_adapter.app.models.bundle_tensors import open_bundle, open_bundle_clip
 from llama_adapter.app.models.checkpoints import LoadedModel, SourceFile, StoredQuestions
-from llama_adapter.app.models.llama_bundle import open_bundle, open_bundle_clip
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.app.models.spec import CaptionerSpec
@@ -92,9 +92,8 @@ def open_sources(spec: CaptionerSpec, choice: TrainingChoice, *, seed: int) -> T
         name = shown_name(place.folder.resolve().name)
     else:
         assert spec.adapter is not None, "it was opened"
-        sources = checkpoints.sources_of(spec)
         order, _ = checkpoints.resolve_channel_order(spec.channel_order, adapter)
-        heads = checkpoints.query_heads(sources, adapter, exported=False, encoder=None)
+        heads = checkpoints.query_heads(spec, adapter, exported=False, encoder=None)
         name = checkpoints.adapter_name(spec.adapter)
         files += (SourceFile(role="adapter", path=str(spec.adapter)),)
         questions = checkpoints.declared_questions(adapter)

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, get_args
 import torch
 from torch import Tensor
 
-from llama_adapter.app.models.checkpoints import LoadedModel, sources_of, stream_sources
+from llama_adapter.app.models.checkpoints import LoadedModel, stream_sources
 from llama_adapter.app.models.encoders import has_clip
 from llama_adapter.app.models.exported import ENCODER_FILE, FAMILIAR_FILE
 from llama_adapter.app.models.graph_export.mindir import export_mindir, settings_files
@@ -143,7 +143,7 @@ def _open(spec: CaptionerSpec) -> tuple[LoadedModel, Iterable[tuple[str, Tensor]
         return stream_merged_bundle(
             bundle_folder(spec.model), spec.lora, context=spec.context, channel_order=order, cast_vision=False
         )
-    model, tensors = stream_sources(sources_of(spec), dtype=torch.float32, exported=True)
+    model, tensors = stream_sources(spec, dtype=torch.float32, exported=True)
     if model.picture_format is not None:
         raise tokens_error(model.name, "exported decoders")
     return model, tensors

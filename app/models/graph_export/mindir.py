@@ -46,24 +46,20 @@ def export_mindir(
     tensors: Iterable[tuple[str, Tensor]],
     folder: Path,
     *,
-    name: str | None = None,
     dtype: GraphDtype = "float32",
     sampling: bool = True,
     encoder: bool = True,
-    is_a2: bool = True,
 ) -> MindirExport:
     """Write a model as MindIR graphs, with its weights in separate files, into an existing folder.
 
-    `tensors` are those of the decoder, which are read one by one. The files are `<name>_prefill_graph.mindir`,
-    `<name>_inc_graph.mindir`, `<name>_variables` (a folder with the weights and the graphs of prefix and encoder),
-    `<name>.yaml` and `config.ini`.
+    `tensors` are those of the decoder, which are read one by one. The files are `<model>_prefill_graph.mindir`,
+    `<model>_inc_graph.mindir`, `<model>_variables` (a folder with the weights and the graphs of prefix and encoder),
+    `<model>.yaml` and `config.ini`.
 
     Parameters:
-        name: the name in file names. Default: the model's name.
         dtype: dtype of weights and cache; 8-bit weights are converted to it.
         sampling: whether the graphs draw tokens themselves (`is_sample_acceleration`).
         encoder: whether to write the picture encoder too.
-        is_a2: whether `config.ini` is for an Atlas 800T A2; if False, it is for an Atlas 800.
 
     Raises GraphError without MindSpore, for a decoder that differs from the first LLaMA, and for weights that `dtype`
     cannot hold.
@@ -72,7 +68,7 @@ def export_mindir(
     if config.differences:
         raise not_computed(", ".join(config.differences))
     import_mindspore()
-    stem = re.sub(r"[^A-Za-z0-9_.-]+", "_", name or model.name)
+    stem = re.sub(r"[^A-Za-z0-9_.-]+", "_", model.name)
     variables = _VARIABLES.format(stem)
     (folder / variables).mkdir()
     weights_file = f"{variables}/{_DECODER_WEIGHTS}"
@@ -96,7 +92,7 @@ def export_mindir(
             _write_encoder(model, folder / graphs[ENCODER], dtype=dtype)
             files += [graphs[ENCODER], f"{variables}/{_ENCODER_WEIGHTS}"]
     (folder / f"{stem}.yaml").write_text(_settings(config, stem, graphs, sampling=sampling), encoding="utf-8")
-    (folder / GE_CONFIG).write_text(recommended_ge_config(is_a2=is_a2), encoding="utf-8")
+    (folder / GE_CONFIG).write_text(recommended_ge_config(), encoding="utf-8")
     return MindirExport(files=tuple(files), graphs=graphs)
 
 

@@ -60,14 +60,10 @@ class OnnxJob:
 
 def load_encoder(sources: EncoderSources) -> LoadedEncoder:
     """Load the encoder's weights in float32. The language model is not needed. Raises CheckpointError."""
-    if sources.adapter is None:
-        return _from_bundle(sources)
-    return read_encoder(
-        sources.adapter, clip=sources.clip, visual_heads=sources.visual_heads, channel_order=sources.channel_order
-    )
-
-
-def _from_bundle(sources: EncoderSources) -> LoadedEncoder:
+    if sources.adapter is not None:
+        return read_encoder(
+            sources.adapter, clip=sources.clip, visual_heads=sources.visual_heads, channel_order=sources.channel_order
+        )
     place = embedded_model() if sources.model is None else Path(sources.model)
     order = None if sources.channel_order == "auto" else sources.channel_order
     model = load_bundle(place, channel_order=order)  # the decoder is mapped but not read

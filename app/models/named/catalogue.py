@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, Self, get_args
 
+from llama_adapter.app.models.named.file_source import FileSource
+from llama_adapter.app.models.named.hub_source import SCHEME, HubSource
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.settings.yaml_file import Table, read_yaml
 
@@ -24,7 +26,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """One entry of the catalogue: the weights of a LLaMA, an adapter or a CLIP.
+    """The weights of a LLaMA, an adapter or a CLIP: an entry of the catalogue, or an address of the Hub.
 
     Raises ValueError if it has not exactly one source, or a `url` without digest.
     """
@@ -32,8 +34,8 @@ class Part:
     kind: Kind
     name: str
     title: str
-    licence: str
-    hub: str | None = None  # OWNER/NAME[@REVISION]
+    licence: str  # "": the source is asked
+    hub: str | None = None  # OWNER/NAME[@REVISION][/FILE]
     url: str | None = None
     sha256: str | None = None
     bytes: int | None = None
@@ -43,6 +45,24 @@ class Part:
     clip: str | None = None
     visual_heads: int | None = None  # of an adapter, if its width is not 768
     size: str | None = None  # of a LLaMA, as in `parse_size`
+
+    @classmethod
+    def at(cls, address: str, kind: Kind) -> Self:
+        """The weights at an address `hf:OWNER/NAME`. Raises UsageError."""
+        title = HubSource.parse(address).repo
+        return cls(kind=kind, name=address, title=title, licence="", hub=address.removeprefix(SCHEME))
+
+    @property
+    def source(self) -> HubSource | FileSource:
+        """Where the weights come from. A LLaMA needs its tokenizer too."""
+        if self.hub is not None:
+            return HubSource.parse(SCHEME + self.hub, needs_tokenizer=self.kind == "llama")
+        return FileSource(url=self.url or "", sha256=self.sha256 or "", bytes=self.bytes, page=self.page)
+
+    @property
+    def home(self) -> str:
+        """The page of the licence."""
+        return self.page or self.source.page
 
     @property
     def others(self) -> dict[Kind, str]:

@@ -2,13 +2,11 @@
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from llama_adapter.app.models.named.catalogue import Part, read_catalogue
-from llama_adapter.app.models.named.file_source import FileSource
-from llama_adapter.app.models.named.hub_source import CACHED, SCHEME, HubSource
+from llama_adapter.app.models.named.hub_source import CACHED, HubSource
 from llama_adapter.app.models.named.source import require_space, shown_bytes
 from llama_adapter.runtime.errors import LlamaAdapterError, UsageError
 from llama_adapter.runtime.terminal.stderr_lines import say
@@ -22,36 +20,6 @@ class NotHereError(UsageError):
     """Weights that are not on this machine, and that nobody allowed to fetch."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Weights:
-    """Weights that have a name: a part of a model, where it comes from, and on what terms."""
-
-    name: str  # as users write it
-    title: str
-    source: HubSource | FileSource
-    bytes: int | None = None  # of all files, about
-    licence: str = ""  # "": the source is asked
-    page: str  # of the licence
-    asks: bool = False  # whether access must be asked for
-
-    @classmethod
-    def of_part(cls, part: Part) -> "Weights":
-        """The weights of an entry of the catalogue."""
-        source: HubSource | FileSource
-        if part.hub is not None:
-            source = HubSource.parse(SCHEME + part.hub, needs_tokenizer=part.kind == "llama")
-        else:
-            source = FileSource(url=part.url or "", sha256=part.sha256 or "", bytes=part.bytes, page=part.page)
-        own: dict[str, Any] = {name: getattr(part, name) for name in ("name", "title", "bytes", "licence", "asks")}
-        return cls(source=source, page=part.page or source.page, **own)
-
-    @classmethod
-    def of_address(cls, address: str, *, needs_tokenizer: bool) -> "Weights":
-        """The weights at `hf:OWNER/NAME`. Raises UsageError."""
-        source = HubSource.parse(address, needs_tokenizer=needs_tokenizer)
-        return cls(name=address, title=source.repo, source=source, page=source.page)
-
-
 def terms(paths: Iterable[object]) -> str:
     """Names, licences and pages of the weights at these paths, as far as the catalogue or the Hub's cache tell."""
     told = []
@@ -62,15 +30,13 @@ def terms(paths: Iterable[object]) -> str:
         parts = [part for entries in read_catalogue().values() for part in entries.values()]
         meant = (one for one in parts if one.is_at(repo=repo, file=folders[-1]))
         if (part := next(meant, None)) is not None:
-            told.append(f"{part.name}: {part.licence}, {Weights.of_part(part).page}")
+            told.append(f"{part.name}: {part.licence}, {part.home}")
         elif repo:
             told.append(HubSource(repo=repo).page)
     return "; ".join(told)
 
 
-def obtain(
-    wanted: Mapping[str, Weights], *, name: str, consent: Consent, tell: Callable[[str], None]
-) -> dict[str, Path]:
+def obtain(wanted: Mapping[str, Part], *, name: str, consent: Consent, tell: Callable[[str], None]) -> dict[str, Path]:
     """The path of each of the weights, by its role; what is missing is fetched if the user consents.
 
     `name` is what the user asked for. `tell` gets lines on what is done. Raises NotHereError without consent, and
@@ -85,7 +51,7 @@ def obtain(
 
 
 def _require_consent(
-    absent: Sequence[tuple[str, Weights]], *, name: str, consent: Consent, tell: Callable[[str], None]
+    absent: Sequence[tuple[str, Part]], *, name: str, consent: Consent, tell: Callable[[str], None]
 ) -> None:
     can_ask = consent == "ask" and sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
     if consent != "yes" and not can_ask:
@@ -102,7 +68,7 @@ def _require_consent(
         sizes.setdefault(weights.source.folder(), []).append(missing.bytes)
         licence = weights.licence or missing.licence or "licence"
         asks = ", access must be asked for there" if weights.asks or missing.asks else ""
-        lines.append(f"  {role:8}{shown_bytes(missing.bytes):>10}  {weights.title}; {licence}: {weights.page}{asks}")
+        lines.append(f"  {role:8}{shown_bytes(missing.bytes):>10}  {weights.title}; {licence}: {weights.home}{asks}")
     for line in (f"{name} is not on this machine. To fetch:", *lines):
         show(shown_text(line))
     for folder, several in sizes.items():

@@ -225,11 +225,8 @@ def _hub() -> Any:
 
 
 def _matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
-    return sorted({name for name in names for pattern in patterns if _fits(name, pattern)})
-
-
-def _fits(name: str, pattern: str) -> bool:
-    return name.count("/") == pattern.count("/") and fnmatchcase(name, pattern)
+    pairs = [(name, pattern) for name in names for pattern in patterns if name.count("/") == pattern.count("/")]
+    return sorted({name for name, pattern in pairs if fnmatchcase(name, pattern)})
 
 
 def _some(names: Sequence[str]) -> str:

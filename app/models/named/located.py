@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from llama_adapter.app.models.models_by_name import find_model, is_llama, model_settings
 from llama_adapter.app.models.named.catalogue import Kind, Part, find_part, find_parts
-from llama_adapter.app.models.named.getting import Consent, Weights, obtain
+from llama_adapter.app.models.named.getting import Consent, obtain
 from llama_adapter.app.models.named.hub_source import SCHEME
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.errors import UsageError
@@ -46,12 +46,11 @@ def located(
         return found
     if (place := _place(name)) is not None:
         can_be_llama = "llama_dir" in values and values["llama_dir"] is None
-        return found | _llama_settings(place) if can_be_llama else found
+        return found | {"model": None} | model_settings(place) if can_be_llama and is_llama(place) else found
     is_plain = not (from_checkpoints or values.get("lora") or (values.get("tensor_parallel") or 1) > 1)
     computing = {field: values[field] for field in _COMPUTING if values.get(field) is not None}
     if name.startswith(SCHEME):
-        weights = Weights.of_address(name, needs_tokenizer=True)
-        folder = obtain({"model": weights}, name=name, consent=consent, tell=tell)["model"]
+        folder = obtain({"model": Part.at(name, "llama")}, name=name, consent=consent, tell=tell)["model"]
         if is_plain:
             from llama_adapter.app.models.named.ready import ready_texts
 
@@ -63,8 +62,7 @@ def located(
         return found
 
     def checkpoints() -> dict[str, Any]:
-        wanted = {field: Weights.of_part(parts[kind]) for field, kind in FIELDS.items() if kind in parts}
-        wanted = {field: weights for field, weights in wanted.items() if field in values}
+        wanted = {field: parts[kind] for field, kind in FIELDS.items() if kind in parts and field in values}
         paths = obtain(wanted, name=name, consent=consent, tell=tell)
         return {field: str(path) for field, path in paths.items()} | _heads(parts.get("adapter"), values)
 
@@ -83,14 +81,11 @@ def located_spec(spec: CaptionerSpec) -> CaptionerSpec:
     return dataclasses.replace(spec, **found) if found else spec
 
 
-def find_weights(name: str, kind: Kind) -> Weights | None:
+def find_weights(name: str, kind: Kind) -> Part | None:
     """The weights that a name or an address stands for; None for a path. Raises UsageError for a wrong address."""
     if Path(name).expanduser().exists():
         return None
-    if name.startswith(SCHEME):
-        return Weights.of_address(name, needs_tokenizer=kind == "llama")
-    part = find_part(kind, name)
-    return None if part is None else Weights.of_part(part)
+    return Part.at(name, kind) if name.startswith(SCHEME) else find_part(kind, name)
 
 
 def _heads(part: Part | None, values: Mapping[str, Any]) -> dict[str, int]:
@@ -112,19 +107,14 @@ def _place(name: str) -> Path | None:
         return None
 
 
-def _llama_settings(place: Path) -> dict[str, Any]:
-    """The fields for a path given as `model` that is a LLaMA; empty for bundles, and for what is no model."""
-    return {"model": None, **model_settings(place)} if is_llama(place) else {}
-
-
-def parts_of(name: str) -> dict[str, Weights]:
+def parts_of(name: str) -> dict[str, Part]:
     """All weights that `get NAME` fetches, by kind. Raises UsageError if there is no such name or address."""
     if name.startswith(SCHEME):
-        return {"model": Weights.of_address(name, needs_tokenizer=False)}
-    parts: Mapping[Kind, Part] = find_parts(name)
+        return {"model": Part.at(name, "adapter")}  # it need not be a LLaMA with a tokenizer
+    parts = {str(kind): part for kind, part in find_parts(name).items()}
     if not parts:
         raise UsageError(
             f"The catalogue has no model `{name}`",
             hint="`llama-adapter get --list` lists its names; hf:OWNER/NAME is a repository of the Hugging Face Hub",
         )
-    return {kind: Weights.of_part(part) for kind, part in parts.items()}
+    return parts

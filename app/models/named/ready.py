@@ -10,7 +10,7 @@ from typing import Any
 
 from llama_adapter.app.models.bundle import save_bundle
 from llama_adapter.app.models.bundle_manifest import MANIFEST
-from llama_adapter.app.models.checkpoints import base_name, sources_of, stream_sources
+from llama_adapter.app.models.checkpoints import base_name, stream_sources
 from llama_adapter.app.models.named.catalogue import Kind, Part
 from llama_adapter.app.models.named.getting import terms
 from llama_adapter.app.models.number_formats import DtypeChoice
@@ -132,7 +132,7 @@ def _sizes(parts: Mapping[Kind, Part], obtain: Obtain) -> ModelSizes:
         weights = sketch(vision_config(size)).state_dict().values()
         decoder = decoder_config(size)
     else:
-        model, _ = stream_sources(sources_of(CaptionerSpec(**obtain())), dtype=None)
+        model, _ = stream_sources(CaptionerSpec(**obtain()), dtype=None)
         weights, decoder = model.vision_state.values(), model.decoder_config
     num_weights = sum(tensor.numel() for tensor in weights)
     return ModelSizes(decoder=decoder, num_encoder_weights=num_weights, precision=FLOAT)

@@ -18,7 +18,7 @@ from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.app.models.parallel.cores import bind_to, cores_of_ranks
 from llama_adapter.app.models.parallel.errors import RankError
 from llama_adapter.app.models.parallel.fingerprint import files_fingerprint, fingerprints
-from llama_adapter.app.models.parallel.launch import checked_launch
+from llama_adapter.app.models.parallel.launch import Launched, checked_launch
 from llama_adapter.app.models.parallel.messages import ReceivedMessages
 from llama_adapter.app.models.parallel.rendezvous import (
     SECONDARY,
@@ -66,7 +66,7 @@ class RankGroup:
         self._step_watch: StepWatch | None = None
         self._restore_cores: Callable[[], None] = lambda: None
         place = checked_launch(spec.tensor_parallel)
-        self._are_local = place is None or place.is_local
+        self._place = place or Launched(rank=0, size=self.size, local_rank=0, is_local=True)
         if place is not None and place.rank > 0:
             raise UsageError(
                 f"This process is rank {place.rank} of {place.size} of torchrun, and a captioner leads them as rank 0",
@@ -120,15 +120,8 @@ class RankGroup:
         self._watch_steps(spec, collectives=collectives)
         try:
             with self._watching():
-                return join(
-                    self._store,
-                    rank=0,
-                    size=self.size,
-                    collectives=collectives,
-                    timeout_s=spec.parallel_timeout,
-                    device=self._backend.device,
-                    are_local=self._are_local,
-                )
+                timeout_s, device = spec.parallel_timeout, self._backend.device
+                return join(self._store, self._place, collectives=collectives, timeout_s=timeout_s, device=device)
         except CollectiveError as error:
             raise self._named_failure(error) from None
 

@@ -61,15 +61,7 @@ def _live(messages: Any, store: Any, place: Launched, *, device: str, timeout_s:
         _say(messages, "hello", rank, {"llama-adapter": __version__, "torch": torch.__version__})
         backend = open_backend(device)
         collectives = backend.capabilities.collectives
-        ranks, channel = join(
-            store,
-            rank=rank,
-            size=place.size,
-            collectives=collectives,
-            timeout_s=timeout_s,
-            device=backend.device,
-            are_local=place.is_local,
-        )
+        ranks, channel = join(store, place, collectives=collectives, timeout_s=timeout_s, device=backend.device)
         _serve(messages, ranks, channel, device=device)
     except CollectiveError:  # another rank ended; the first rank reports which
         with suppress(RuntimeError):

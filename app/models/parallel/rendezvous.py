@@ -90,19 +90,13 @@ def _open_store(place: Launched, timeout: timedelta) -> Any:
 
 
 def join(
-    store: Any,
-    *,
-    rank: int,
-    size: int,
-    collectives: Collectives,
-    timeout_s: float,
-    device: torch.device,
-    are_local: bool,
+    store: Any, place: Launched, *, collectives: Collectives, timeout_s: float, device: torch.device
 ) -> tuple[Ranks, Channel]:
     """Join the process groups for the devices and for commands; returns when all ranks have joined.
 
-    `are_local`: all ranks are on this machine. Raises CollectiveError, and UsageError if a group exists already.
+    Raises CollectiveError, and UsageError if a group exists already.
     """
+    rank, size = place.rank, place.size
     if dist.is_initialized():
         raise UsageError(
             "This process has a process group of torch.distributed already",
@@ -111,7 +105,7 @@ def join(
     if device.type != "cpu":
         torch.get_device_module(device).set_device(device)
     library, timeout = LIBRARIES[collectives], timedelta(seconds=timeout_s)
-    variables = library.variables(timeout_s) | ({"GLOO_SOCKET_IFNAME": "lo"} if are_local else {})
+    variables = library.variables(timeout_s) | ({"GLOO_SOCKET_IFNAME": "lo"} if place.is_local else {})
     prefixed = PrefixStore("ranks", store)
     dist.distributed_c10d._world.group_count = 0  # part of the groups' names; a failed start has increased it
     try:

@@ -119,14 +119,6 @@ class MemberNames:
         return candidate
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Text:
-    """A text of a sample, as columns of its pictures."""
-
-    stem: str  # the member's name without its suffix
-    columns: dict[str, str]
-
-
 @dataclass(slots=True)
 class _Sample:
     """The sample that is currently being read."""
@@ -135,8 +127,9 @@ class _Sample:
     max_bytes: int
     names: MemberNames  # of the whole archive
     key: str = ""
-    pictures: list[tuple[str, PictureInput]] = field(default_factory=list)  # with the stem of each
-    texts: list[_Text] = field(default_factory=list)
+    # Each with its stem, the member's name without its suffix; texts are columns of the pictures.
+    pictures: list[tuple[str, PictureInput]] = field(default_factory=list)
+    texts: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     fields: set[str] = field(default_factory=set)
     num_bytes: int = 0
 
@@ -151,13 +144,13 @@ class _Sample:
                 self._add_picture(member, stem=stem, tar=tar)
                 self.fields.add(member.name[len(self.key) + 1 :])
         elif member.kind == "file" and suffix.lower() in ("json", *_TEXTS) and member.num_bytes <= MAX_TEXT_BYTES:
-            self.texts.append(_Text(stem=stem, columns=_columns(tar.read(member), suffix=suffix.lower())))
+            self.texts.append((stem, _columns(tar.read(member), suffix=suffix.lower())))
             self.fields.add(member.name[len(self.key) + 1 :])
 
     def inputs(self, fields: tuple[str, ...] | None, *, left_out: LeftOut, seen: set[str]) -> Iterator[PictureInput]:
         """The pictures of the sample with their columns; `left_out` counts the others."""
         seen.update(self.fields)
-        stems = {text.stem for text in self.texts}
+        stems = {stem for stem, _ in self.texts}
         of_picture, of_text = (*(fields or ()), "", "")[:2]
         if of_picture:
             chosen = [one for one in self.pictures if self._field(one[0]) == of_picture]
@@ -172,12 +165,12 @@ class _Sample:
             chosen = self.pictures
         for stem, picture in chosen:
             columns: dict[str, str] = {}
-            for text in self.texts:
-                own = self._field(text.stem)
-                if (own == of_text) if of_text else text.stem in (stem, self.key):
-                    columns |= text.columns
+            for of, values in self.texts:
+                own = self._field(of)
+                if (own == of_text) if of_text else of in (stem, self.key):
+                    columns |= values
                 elif not of_text and not {stem, self.key} & stems:
-                    columns |= {own if name in _TEXTS else name: value for name, value in text.columns.items()}
+                    columns |= {own if name in _TEXTS else name: value for name, value in values.items()}
             yield replace(picture, columns=columns)
         taken = {picture.label for _, picture in chosen}
         for _, picture in self.pictures:

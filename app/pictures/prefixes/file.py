@@ -8,7 +8,7 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
@@ -354,11 +354,8 @@ def _numbers(data: bytes, dtype: str, shape: tuple[int, ...]) -> "np.ndarray":
     return stored.astype(np.float32)
 
 
-def _checksum(parts: Any) -> int:
-    checksum = 0
-    for part in parts:
-        checksum = zlib.crc32(part, checksum)
-    return checksum
+def _checksum(parts: Iterable[bytes]) -> int:
+    return zlib.crc32(b"".join(parts))
 
 
 def _text(data: bytes) -> str:

@@ -28,7 +28,7 @@ from llama_adapter.vision.pixels import PixelRule
 DEFAULT_MEMORY_BYTES = 4 * 2**30
 
 
-class IsolatedReader:
+class IsolatedReader(ReadingCrew):
     """Reads exactly as `PictureReader`, but in `num_processes` processes (default: one per reading thread).
 
     `num_kept` of them (default: all) are kept ready; the others start on demand. A picture that is not read within
@@ -54,24 +54,15 @@ class IsolatedReader:
         self._timeout_s = timeout_s
         limits = limits or PictureLimits()
         self._here = PictureReader(spec, pixels=pixels, limits=limits)
-        self._crew = ReadingCrew(
+        super().__init__(
             lambda: ReadingProcess(spec, pixels=pixels, memory_bytes=memory_bytes, limits=limits),
             num_processes=num_processes or num_reading_threads(),
             num_kept=num_kept,
         )
 
-    @property
-    def process_ids(self) -> tuple[int, ...]:
-        """The ids of the running reading processes."""
-        return self._crew.process_ids
-
-    def start(self) -> None:
-        """Start the processes that are kept ready, without waiting for them. Otherwise they start on demand."""
-        self._crew.start()
-
     def wait_until_ready(self) -> None:
         """Wait until a process is ready to read. Raises `ReadingProcessError` if none can be started."""
-        with self._crew.lent():
+        with self.lent():
             pass
 
     def read(
@@ -117,7 +108,7 @@ class IsolatedReader:
         process: ReadingProcess | None = None
         was_killed = False
         try:
-            with self._crew.lent() as process:
+            with self.lent() as process:
                 reading = process.read(
                     source,
                     name=name,
@@ -131,7 +122,7 @@ class IsolatedReader:
             is_at_hand = isinstance(source, bytes) or (process is not None and bool(process.digest))
             code, reason = TIMEOUT, f"it was not {_AFTER_TIMEOUT[is_at_hand].format(self._timeout_s)}"
         except ConnectionError:
-            self._crew.check_open()
+            self.check_open()
             assert process is not None, "only a process that was lent hangs up"
             code, reason = CRASHED, f"the process that read it ended {_how_ended(process)}"
             was_killed = process.how_it_ended() == _KILLED
@@ -144,10 +135,6 @@ class IsolatedReader:
             elapsed_ms=(time.perf_counter() - started) * 1e3,
         )
         return reading, code == CRASHED and (was_killed or not reading.digest)
-
-    def close(self) -> None:
-        """End the processes. May be called repeatedly. A reading in another thread then raises RuntimeError."""
-        self._crew.close()
 
     def __enter__(self) -> Self:
         return self
@@ -168,7 +155,7 @@ def _how_ended(process: ReadingProcess) -> str:
     how = process.how_it_ended()
     if how == _KILLED:
         return f"{how}: the system may have run out of memory; make the picture smaller, or run fewer programs"
-    said = f" ({process.said})" if process.said else ""
+    said = f" ({process.child.said})" if process.child.said else ""
     return f"{how}{said}; {_AFTER_CRASH}"
 
 

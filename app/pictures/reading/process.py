@@ -69,12 +69,8 @@ class ReadingProcess:
         self.digest = ""  # of the picture that is being read; "" until known
         self.started_at = time.monotonic()
         about = (*(dataclasses.asdict(one) for one in (pixels, limits, spec)), memory_bytes)
-        self._child = ChildProcess(ENTRY, *map(json.dumps, about), environ=ENVIRONMENT, capture=True, watch_parent=True)
-        self._connection = self._child.connection
-
-    @property
-    def process_id(self) -> int:
-        return self._child.process.pid
+        self.child = ChildProcess(ENTRY, *map(json.dumps, about), environ=ENVIRONMENT, capture=True, watch_parent=True)
+        self._connection = self.child.connection
 
     def wait_until_ready(self, *, timeout_s: float) -> None:
         """Wait until the process is ready. Raises the errors of `read`, also if it has ended or was stopped since."""
@@ -83,7 +79,7 @@ class ReadingProcess:
             self._wait(None, deadline=deadline)
             self._receive_head(deadline)
             self.is_ready = True
-        elif self.has_gone() or self._usage()[1]:
+        elif self.child.has_ended() or self._usage()[1]:
             raise ConnectionAbortedError("it has ended, or was stopped")
 
     def read(
@@ -125,7 +121,7 @@ class ReadingProcess:
         if head.num_bytes and head.code is None and side is None and any(length % size for length in head.shape):
             raise ChildProcessError(f"it sent {head.shape} pixels in place of squares of {size}")
         pixels, error = self._receive_body(head, deadline)
-        self._child.listen()
+        self.child.listen()
         elapsed_ms = (time.perf_counter() - started) * 1e3
         if elapsed_ms > _CHECK_MEMORY_AFTER_MS and self._resident_bytes() > MAX_KEPT_BYTES:
             self.is_spent = True
@@ -136,38 +132,25 @@ class ReadingProcess:
         """Lower the process's priority. It cannot be raised again, so the process is marked as spent."""
         self.is_spent = True
         with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, self.process_id, SLOW_NICENESS)
+            os.setpriority(os.PRIO_PROCESS, self.child.process.pid, SLOW_NICENESS)
 
     def kill(self) -> None:
         """Send SIGKILL. A process that hangs in the operating system ends later. Thread-safe."""
-        self._child.process.kill()
+        self.child.process.kill()
 
     def end(self) -> bool:
         """Kill the process and release its resources; returns whether it has ended. Can be called again."""
-        self._child.process.kill()
+        self.child.process.kill()
         self._connection.close()
-        is_gone = self._child.has_ended(within_s=REAP_LIMIT_S)
-        self._child.listen()
-        self._child.release()
+        is_gone = self.child.has_ended(within_s=REAP_LIMIT_S)
+        self.child.listen()
+        self.child.release()
         return is_gone
-
-    def has_gone(self) -> bool:
-        """Whether the process has ended."""
-        return self._child.has_ended()
-
-    def let_go(self) -> None:
-        """In a forked process: close inherited descriptors. The reading process belongs to the other process."""
-        self._child.disown()
-
-    @property
-    def said(self) -> str:
-        """The last line that the process wrote to stdout or stderr; available after `end`."""
-        return self._child.said
 
     def how_it_ended(self) -> str:
         """How a process ended by itself, in words such as "by SIGSEGV"."""
-        self._child.has_ended(within_s=REAP_LIMIT_S)
-        return self._child.how_it_ended() or "amid a reply"
+        self.child.has_ended(within_s=REAP_LIMIT_S)
+        return self.child.how_it_ended() or "amid a reply"
 
     def _send(self, *parts: bytes, deadline: float | None) -> None:
         with _socket_errors():
@@ -200,14 +183,15 @@ class ReadingProcess:
     def _usage(self) -> tuple[float, bool]:
         """Processor seconds since the process started, and whether it is stopped; without /proc, the clock and no."""
         with suppress(OSError, IndexError, ValueError):
-            fields = Path(f"/proc/{self.process_id}/stat").read_bytes().rpartition(b")")[2].split()
+            fields = Path(f"/proc/{self.child.process.pid}/stat").read_bytes().rpartition(b")")[2].split()
             return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), fields[0] == b"T"
         return time.monotonic(), False
 
     def _resident_bytes(self) -> int:
         """Memory in use; 0 without /proc."""
         with suppress(OSError, IndexError, ValueError):
-            return int(Path(f"/proc/{self.process_id}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            pages = Path(f"/proc/{self.child.process.pid}/statm").read_text().split()[1]
+            return int(pages) * os.sysconf("SC_PAGE_SIZE")
         return 0
 
     def _receive_head(self, deadline: float | None, *, max_side: int = 0) -> ReplyHead:
@@ -237,7 +221,7 @@ class ReadingProcess:
                 self._connection.settimeout(_remaining(deadline))
                 count = self._connection.recv_into(view)
                 if not count:
-                    self._child.has_ended(within_s=REAP_LIMIT_S)  # collects the exit status for the message
+                    self.child.has_ended(within_s=REAP_LIMIT_S)  # collects the exit status for the message
                     raise ConnectionAbortedError("it closed the connection")
                 view = view[count:]
 

@@ -50,15 +50,15 @@ class ReadingCrew:
     def process_ids(self) -> tuple[int, ...]:
         """The ids of the running processes, in arbitrary order."""
         with self._lock:
-            return tuple(process.process_id for process in self._members)
+            return tuple(process.child.process.pid for process in self._members)
 
     def start(self) -> None:
-        """Start the processes that are kept ready, without waiting for them.
+        """Start the processes that are kept ready, without waiting for them. Otherwise they start on demand.
 
         If that fails, the error is raised later, when a process is needed.
         """
         with self._lock, suppress(OSError):
-            while not self._is_closed and self._num_good() < self._num_kept:
+            while not self._is_closed and sum(not process.is_spent for process in self._members) < self._num_kept:
                 self._idle.insert(0, self._started())
 
     @contextmanager
@@ -81,7 +81,7 @@ class ReadingCrew:
                 self._idle.append(process)
 
     def close(self) -> None:
-        """End all processes, including lent ones. May be called repeatedly."""
+        """End all processes, including lent ones, whose readings then raise RuntimeError. May be called repeatedly."""
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, []
@@ -102,7 +102,7 @@ class ReadingCrew:
         """Called in a forked process, which has only this thread: leave the reading processes to the parent."""
         self._finalizer.detach()
         for process in (*self._members, *self._unending):
-            process.let_go()
+            process.child.disown()
         self._begin()
 
     def _ready(self) -> ReadingProcess:
@@ -124,7 +124,7 @@ class ReadingCrew:
     def _next(self) -> ReadingProcess:
         with self._lock:
             self.check_open()
-            self._unending = [process for process in self._unending if not process.has_gone()]
+            self._unending = [process for process in self._unending if not process.child.has_ended()]
             if len(self._unending) >= MAX_UNENDING:
                 raise ReadingProcessError(
                     f"Reading stops: {len(self._unending)} processes that were reading pictures hang in the "
@@ -132,9 +132,6 @@ class ReadingCrew:
                     hint="the disk or network with the pictures does not answer: repair it, then run again",
                 )
             return self._idle.pop() if self._idle else self._started()
-
-    def _num_good(self) -> int:
-        return sum(not process.is_spent for process in self._members)
 
     def _started(self) -> ReadingProcess:
         """Called under the lock. Raises OSError."""
@@ -148,7 +145,7 @@ class ReadingCrew:
             self._discard(process)
             if process.is_ready:  # it was idle when it ended
                 return
-            words = process.said or f"ended {process.how_it_ended()}"
+            words = process.child.said or f"ended {process.how_it_ended()}"
         with self._lock:
             if process is None or process.started_at > self._failed_at:
                 self._num_failed_starts, self._failed_at = self._num_failed_starts + 1, time.monotonic()

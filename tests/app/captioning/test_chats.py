@@ -22,7 +22,7 @@ from llama_adapter.app.learning.training.results import write_adapter
 from llama_adapter.app.learning.training.run import model_texts
 from llama_adapter.app.models.bundle import convert
 from llama_adapter.app.models.bundle_manifest import read_manifest
-from llama_adapter.app.models.checkpoints import CHAT_CONTEXT, sources_of
+from llama_adapter.app.models.checkpoints import CHAT_CONTEXT
 from llama_adapter.app.models.graph_export.decoder import DecoderJob, run_export_decoder
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.models.stream_model import training_template
@@ -211,7 +211,7 @@ def test_an_adapter_keeps_the_template_of_its_training(template: Any, folder: Pa
     tokenizer, _, prompt = model_texts(trained)
     asker = Asker(tokenizer, default_prompt=prompt, template=training_template(trained))
     row = asker.row("Which?", "red")
-    convert(sources_of(trained), tmp_path / "bundle", dtype=torch.float32)
+    convert(trained, tmp_path / "bundle", dtype=torch.float32)
 
     expected = (
         expected_ids(folder, ("user", "Which?")) if template else tuple(tokenizer.encode(format_prompt("Which?")))
@@ -221,7 +221,7 @@ def test_an_adapter_keeps_the_template_of_its_training(template: Any, folder: Pa
     assert row.num_labels == len(row.token_ids) - row.num_prompt, "each token counts: id 0 is one like others"
     names = {"tokenizer.json", "tokenizer_config.json"}
     assert names < set(read_manifest(tmp_path / "bundle")["files"])
-    assert {finding.level for finding in diagnose(tmp_path / "bundle")} == {"ok", "not tried"}
+    assert {finding.level for finding in diagnose(CaptionerSpec(model=tmp_path / "bundle"))} == {"ok", "not tried"}
     bundle = dataclasses.replace(CaptionerSpec(model=str(tmp_path / "bundle")), device="cpu", dtype="float32")
     for one in (trained, bundle):
         with Captioner.from_spec(one) as captioner:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from llama_adapter import Captioner, ModelRunner, RawPrompt, TextDelta, UsageError, pipeline
 from llama_adapter.app.captioning.assemble_foreign import assemble_foreign
 from llama_adapter.app.command_line.doctor.model import diagnose
-from llama_adapter.app.models.checkpoints import ModelSources, find_llama
+from llama_adapter.app.models.checkpoints import find_llama
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.runners.foreign import ForeignRunner
 from llama_adapter.runtime.errors import CheckpointError, LlamaAdapterError
@@ -262,7 +262,7 @@ def test_without_transformers_the_way_to_install_it_is_named(tmp_path: Path, mon
 
 def test_doctor_says_what_a_folder_holds_and_lacks(kind: str, tmp_path: Path) -> None:
     folder = save(kind, tmp_path / kind)
-    sources = ModelSources(llama_dir=folder)
+    sources = CaptionerSpec(llama_dir=folder)
     findings = diagnose(sources)
     assert {finding.level for finding in findings} == {"ok"}
     number = sum(parameter.numel() for parameter in model_of(kind).parameters())

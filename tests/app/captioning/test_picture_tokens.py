@@ -9,8 +9,8 @@ import torch
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.models.bundle import convert
-from llama_adapter.app.models.checkpoints import ModelSources
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.runners.base import MixedPlan
 from tests.app.picture_models import KINDS, Reference, pictures, save
 
@@ -83,7 +83,7 @@ def test_a_further_question_about_a_picture_computes_its_own_tokens_only(
 
 
 def test_bundles_answer_as_their_folders_do(captioner: Captioner, folder: Path, tmp_path: Path) -> None:
-    whole = convert(ModelSources(llama_dir=folder), tmp_path / "whole", dtype=torch.float32)
+    whole = convert(CaptionerSpec(llama_dir=folder), tmp_path / "whole", dtype=torch.float32)
     few_bits = quantise_bundle(QuantiseJob(model=whole, out=tmp_path / "int8", precision="int8"))
     images = pictures(2, seed=3)
 

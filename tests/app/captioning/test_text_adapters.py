@@ -15,8 +15,9 @@ import torch
 from llama_adapter import Captioner, CheckpointError, Dialogue, RawPrompt, UsageError
 from llama_adapter.app.command_line.doctor.model import diagnose
 from llama_adapter.app.models.bundle import convert
-from llama_adapter.app.models.checkpoints import CHAT_CONTEXT, ModelSources, read_encoder
+from llama_adapter.app.models.checkpoints import CHAT_CONTEXT, read_encoder
 from llama_adapter.app.models.graph_export.decoder import DecoderJob, run_export_decoder
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.conversation import format_conversation
 from llama_adapter.llm.split import take
 from llama_adapter.llm.weights.adapter import open_adapter
@@ -172,7 +173,7 @@ def test_models_with_the_instruction_template_see_no_turns() -> None:
 @pytest.mark.parametrize(("make", "told"), [(chat_adapter, "for chat"), (v1_adapter, "see pictures|sees no pictures")])
 def test_an_adapter_for_texts_sees_no_pictures(make: Make, told: str, tmp_path: Path) -> None:
     make(tmp_path / "adapter.pth")
-    sources = ModelSources(**LLAMA, adapter=tmp_path / "adapter.pth")
+    sources = CaptionerSpec(**LLAMA, adapter=tmp_path / "adapter.pth")
 
     assert {finding.level for finding in diagnose(sources)} == {"ok"}
     bundle = convert(sources, tmp_path / "bundle", dtype=torch.float32)

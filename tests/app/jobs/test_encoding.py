@@ -18,8 +18,8 @@ from llama_adapter.app.captioning.captioner import Answer, Captioner, Event
 from llama_adapter.app.jobs import encoding
 from llama_adapter.app.jobs.records.record import read_records
 from llama_adapter.app.models.bundle import convert
-from llama_adapter.app.models.checkpoints import ModelSources
 from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.pictures.prefixes.file import PrefixRow, StoredPicture, read_prefix_file, write_prefixes
 from tests.app.command import Ran, Run
 from tests.app.exported import exported_embedded, exported_golden
@@ -34,7 +34,7 @@ DECODER = [*model_flags()[:6], "--max-new-tokens", "6"]  # LLaMA and adapter, wi
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return convert(ModelSources(**model_options()), tmp_path_factory.mktemp("models") / "tiny")
+    return convert(CaptionerSpec(**model_options()), tmp_path_factory.mktemp("models") / "tiny")
 
 
 def in_order(records: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -29,7 +29,6 @@ from llama_adapter.app.jobs.records.record import Record, read_records
 from llama_adapter.app.jobs.result_writer import ResultWriter, how_to_go_on
 from llama_adapter.app.jobs.runner import LocalRunner
 from llama_adapter.app.models.bundle import add_familiarity, convert, load_bundle
-from llama_adapter.app.models.checkpoints import ModelSources
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.pictures.inputs import InputSpec
 from llama_adapter.vision.out_of_distribution import OodDetector
@@ -657,7 +656,7 @@ def test_a_damaged_archive_keeps_its_failure_and_asks_nothing_again(run: Run, fo
 
 
 def test_unfamiliar_pictures_are_recorded_and_told_once_at_the_end(run: Run, folder: Path, tmp_path: Path) -> None:
-    bundle = convert(ModelSources(**model_options()), tmp_path / "bundle")
+    bundle = convert(CaptionerSpec(**model_options()), tmp_path / "bundle")
     config = load_bundle(bundle).decoder_config
     queries = np.random.default_rng(1).standard_normal((20, config.num_queries, config.dim)).astype(np.float32)
     add_familiarity(bundle, dataclasses.replace(OodDetector.fit(queries), threshold=0.0))

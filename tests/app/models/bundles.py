@@ -13,12 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from llama_adapter.app.models.checkpoints import LoadedModel, ModelSources
+from llama_adapter.app.models.checkpoints import LoadedModel
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.digests import file_digest
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 PICTURE = GOLDEN / "images" / "tiny_10x10.png"
-SOURCES = ModelSources(
+SOURCES = CaptionerSpec(
     llama_dir=GOLDEN / "LLaMA",
     llama_type="TINY",
     adapter=GOLDEN / "adapters" / "LORA-BIAS-TINY.pth",

@@ -21,7 +21,7 @@ from syrupy.assertion import SnapshotAssertion
 import llama_adapter.app.models.bundle
 from llama_adapter.app.models import sketch
 from llama_adapter.app.models.bundle import add_known_answer, convert, load_bundle, save_bundle
-from llama_adapter.app.models.bundle_manifest import model_digest, read_manifest
+from llama_adapter.app.models.bundle_manifest import read_manifest
 from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 from llama_adapter.app.models.sketch import expected_forms
@@ -93,7 +93,7 @@ def test_the_digest_depends_on_the_model_and_not_on_its_folder_or_known_answer(
 ) -> None:
     again = save_bundle(tmp_path / "again", model=model)
     digest = load_bundle(bundle).digest
-    assert load_bundle(again).digest == digest == model_digest(read_manifest(again))
+    assert load_bundle(again).digest == digest == read_manifest(again).model_digest()
     add_known_answer(again, known_answer={"prompt": "?", "text": "!"}, picture=PICTURE)
     assert load_bundle(again).digest == digest
     half = convert(SOURCES, tmp_path / "half", dtype=torch.float16)

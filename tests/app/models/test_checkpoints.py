@@ -17,15 +17,9 @@ from torch import Tensor
 
 import llama_adapter.app.models.checkpoints
 from llama_adapter.app.models.bundle import convert, save_bundle
-from llama_adapter.app.models.checkpoints import (
-    ModelSources,
-    SourceFile,
-    adapter_name,
-    claimed_digest,
-    find_llama,
-    open_llama_parts,
-)
-from llama_adapter.app.models.llama_bundle import open_bundle
+from llama_adapter.app.models.bundle_tensors import open_bundle
+from llama_adapter.app.models.checkpoints import SourceFile, adapter_name, claimed_digest, find_llama, open_llama_parts
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.models.stream_model import stream_merged_bundle
 from llama_adapter.llm.weights.adapter import open_adapter
 from llama_adapter.llm.weights.huggingface import open_huggingface
@@ -41,7 +35,7 @@ HUGGINGFACE = GOLDEN / "LLaMA-HF" / "TINY"
 RELEASED = next(iter(llama_adapter.app.models.checkpoints.RELEASED_ADAPTERS))
 
 
-def sources(**changes: Any) -> ModelSources:
+def sources(**changes: Any) -> CaptionerSpec:
     return dataclasses.replace(SOURCES, **{"adapter": GOLDEN / "adapters" / "BIAS-TINY.pth", **changes})
 
 
@@ -186,7 +180,9 @@ def test_faults_of_the_sources(tmp_path: Path, snapshot: SnapshotAssertion) -> N
     assert told == snapshot
 
 
-@pytest.mark.parametrize("reader", ["llama_bundle.read_half", "llama_bundle.read_decoder", "checkpoints.open_llama"])
+@pytest.mark.parametrize(
+    "reader", ["bundle_tensors.read_vision", "bundle_tensors.read_decoder", "checkpoints.open_llama"]
+)
 def test_a_bundle_for_a_llama_that_is_replaced_while_it_is_read_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str
 ) -> None:

@@ -14,7 +14,6 @@ import demo_bsz
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.command_line.main import main
 from llama_adapter.app.models.bundle import convert
-from llama_adapter.app.models.checkpoints import ModelSources
 from llama_adapter.app.models.encoders import encoder_spec
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 from llama_adapter.app.models.spec import CaptionerSpec
@@ -47,7 +46,7 @@ def without_clip(adapter: str = "BIAS-TINY") -> dict[str, object]:
 
 @pytest.mark.proves("int8 weights", "ONNX")
 def test_the_encoder_of_full_weights_fits_8_bit_ones(encoder: Path, tmp_path: Path) -> None:
-    full = convert(ModelSources(**model_options()), tmp_path / "full")
+    full = convert(CaptionerSpec(**model_options()), tmp_path / "full")
     rounded = quantise_bundle(QuantiseJob(model=str(full), out=str(tmp_path / "rounded")))
     models: list[dict[str, object]] = [
         {"model": rounded},
@@ -157,8 +156,8 @@ def test_an_encoder_without_a_card_that_computes_something_else_is_refused(encod
 
 @pytest.mark.parametrize("half", ["clip", "query"])
 def test_a_fingerprint_survives_rounding_and_tells_models_apart(half: str) -> None:
-    state = assemble_sources(ModelSources(**model_options())).vision_state
-    other = assemble_sources(ModelSources(**model_options("CAPTION-TINY"))).vision_state
+    state = assemble_sources(CaptionerSpec(**model_options())).vision_state
+    other = assemble_sources(CaptionerSpec(**model_options("CAPTION-TINY"))).vision_state
     own = fingerprint(state)[half]
 
     for dtype in (torch.float16, torch.bfloat16):
@@ -241,7 +240,7 @@ def test_flags_that_exclude_each_other(capsys: pytest.CaptureFixture[str], snaps
 
 
 def test_a_damaged_card_is_refused() -> None:
-    config: VisionConfig = assemble_sources(ModelSources(**model_options())).vision_config
+    config: VisionConfig = assemble_sources(CaptionerSpec(**model_options())).vision_config
     card = EncoderCard(name="m", vision=config, dtype="float16", opset=18, fingerprint={"clip": "0"})
     text = card.to_graph().to_json()
     assert EncoderCard.from_graph(GraphCard.from_json(text, file="f"), file="f") == card

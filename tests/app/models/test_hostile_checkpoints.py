@@ -16,6 +16,7 @@ from syrupy.assertion import SnapshotAssertion
 from llama_adapter.app.command_line.doctor.model import diagnose
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.checkpoints import open_clip
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.errors import CheckpointError, ExitCode
 from llama_adapter.runtime.problems import describe
 from llama_adapter.runtime.tensor_files.files import read_tensor_file
@@ -91,7 +92,7 @@ def test_a_bundle_with_more_layers_than_tensors_is_refused_before_modules_are_bu
 ) -> None:
     edit_config(half, **{entry: 100_000_000})(bundle)
     assert "its configuration speaks of 100,000,0" in refused(lambda: load_bundle(bundle))
-    assert any("100,000,0" in finding.sentence for finding in diagnose(bundle))
+    assert any("100,000,0" in finding.sentence for finding in diagnose(CaptionerSpec(model=bundle)))
 
 
 @pytest.mark.parametrize("name", ["\x1b[31mred", "two\nlines", "x" * 1000])

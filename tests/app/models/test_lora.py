@@ -15,7 +15,7 @@ from llama_adapter import Captioner, CheckpointError, UsageError
 from llama_adapter.__main__ import main
 from llama_adapter.app.models.bundle import convert, load_bundle
 from llama_adapter.app.models.bundle_manifest import read_manifest
-from llama_adapter.app.models.checkpoints import ModelSources, find_llama, open_llama, stream_sources
+from llama_adapter.app.models.checkpoints import find_llama, open_llama, stream_sources
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.models.stream_model import stream_merged_bundle, stream_model
@@ -190,8 +190,8 @@ def test_an_adapter_sees_the_merged_llama(
     shutil.copy(LLAMA / "tokenizer.model", tmp_path / "merged")
     rest: dict[str, Any] = {"adapter": GOLDEN / f"adapters/{adapter}.pth", "visual_heads": 4}
     rest["clip"] = GOLDEN / "CLIP/tiny-vit-torchscript.pt"
-    wanted = assemble_sources(ModelSources(llama_dir=tmp_path / "merged", **rest)).decoder_state
-    sources = ModelSources(llama_dir=LLAMA, lora=[str(folders(kind))], **rest)
+    wanted = assemble_sources(CaptionerSpec(llama_dir=tmp_path / "merged", **rest)).decoder_state
+    sources = CaptionerSpec(llama_dir=LLAMA, lora=[str(folders(kind))], **rest)
     ours = assemble_sources(sources).decoder_state
     assert ours.keys() == wanted.keys()
     for name, tensor in wanted.items():
@@ -205,7 +205,7 @@ def test_an_adapter_sees_the_merged_llama(
     assert [source["path"] for source in listed] == ["adapter_config.json", "adapter_model.safetensors"]
     assert all(len(source["sha256"]) == 64 for source in listed)
 
-    bare = convert(ModelSources(llama_dir=LLAMA, **rest), tmp_path / "bare", dtype=torch.float32)
+    bare = convert(CaptionerSpec(llama_dir=LLAMA, **rest), tmp_path / "bare", dtype=torch.float32)
     if (adapter, kind) == ("LORA-BIAS-TINY", "dora"):  # lengths of rows that contain the adapter's LoRA are others
         with pytest.raises(CheckpointError, match="contain its adapter's changes"):
             stream_merged_bundle(bare, [str(folders(kind))])
@@ -398,7 +398,7 @@ def test_a_tensor_that_the_adapter_replaces(folders: Callable[[str], Path]) -> N
     parts: dict[str, Any] = {"adapter": GOLDEN / "adapters/BIAS-TINY.pth", "visual_heads": 4}
     parts["clip"] = GOLDEN / "CLIP/tiny-vit-torchscript.pt"
     with pytest.raises(CheckpointError, match="replaces them"):
-        assemble_sources(ModelSources(llama_dir=LLAMA, lora=[str(folders("saved"))], **parts))
+        assemble_sources(CaptionerSpec(llama_dir=LLAMA, lora=[str(folders("saved"))], **parts))
 
 
 @pytest.mark.slow
@@ -422,6 +422,6 @@ def test_what_is_not_summed(folders: Callable[[str], Path]) -> None:
         [f"{folders('saved')}=2"],
     ):
         with pytest.raises(CheckpointError, match="which is not summed"):
-            stream_sources(ModelSources(llama_dir=str(LLAMA), lora=texts), dtype=torch.float32)
+            stream_sources(CaptionerSpec(llama_dir=str(LLAMA), lora=texts), dtype=torch.float32)
     # What PEFT stores beside the factors of the embedding equals the LLaMA's own, so it is no whole weight.
-    stream_sources(ModelSources(llama_dir=str(LLAMA), lora=[f"{folders('ends')}=2"]), dtype=torch.float32)
+    stream_sources(CaptionerSpec(llama_dir=str(LLAMA), lora=[f"{folders('ends')}=2"]), dtype=torch.float32)

@@ -104,7 +104,7 @@ def test_the_manifest_and_doctor_name_the_form(packed: Any, tmp_path: Path, monk
     assert manifest["packed"]["source"] == manifest["origin"]["digest"] == source["digest"]
     assert manifest["packed"]["block"] == library.layout.block
 
-    findings = diagnose(packed["int8"], device="cpu")
+    findings = diagnose(CaptionerSpec(model=packed["int8"], device="cpu"))
     assert {finding.level for finding in findings} == {"ok"}
     told = " ".join(finding.sentence for finding in findings)
     assert f"packed in {library.layout}" in told
@@ -113,7 +113,7 @@ def test_the_manifest_and_doctor_name_the_form(packed: Any, tmp_path: Path, monk
     monkeypatch.setattr(
         "llama_adapter.app.command_line.doctor.model.find_library", lambda: Finding(library=None, reason="none here")
     )
-    told = " ".join(finding.sentence for finding in diagnose(packed["int8"], device="cpu"))
+    told = " ".join(finding.sentence for finding in diagnose(CaptionerSpec(model=packed["int8"], device="cpu")))
     assert "do not use its packed weights" in told
     assert "none here" in told
 

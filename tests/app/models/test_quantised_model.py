@@ -18,7 +18,7 @@ from llama_adapter.app.models.bundle_manifest import read_manifest
 from llama_adapter.app.models.graph_export.to_onnx import load_encoder
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 from llama_adapter.app.models.resources import embedded_model, sample_pictures
-from llama_adapter.app.models.spec import EncoderSources
+from llama_adapter.app.models.spec import CaptionerSpec, EncoderSources
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.graphs.card import fingerprint
 from llama_adapter.runtime.schemes import QUANTISED, Precision
@@ -182,16 +182,16 @@ def test_a_model_quantised_at_load_can_be_saved(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_doctor_replays_the_known_answer_in_8_bits(own_bundle: Path) -> None:
-    findings = {finding.what: finding for finding in diagnose(own_bundle)}
+    findings = {finding.what: finding for finding in diagnose(CaptionerSpec(model=own_bundle))}
     assert {finding.level for finding in findings.values()} == {"ok"}
     assert read_manifest(embedded_model())["digest"][:12] in findings["manifest"].sentence
     assert "8-bit" in findings["known answer"].sentence
-    assert "8-bit" not in diagnose(own_bundle, precision="float")[-1].sentence
+    assert "8-bit" not in diagnose(CaptionerSpec(model=own_bundle, precision="float"))[-1].sentence
 
     known = json.loads((own_bundle / "known_answer.json").read_text())
     edit_known_answer(own_bundle, **{**known, "text": "a blue star"})
     for precision in ("int8", "float"):
-        last = diagnose(own_bundle, precision=precision)[-1]
+        last = diagnose(CaptionerSpec(model=own_bundle, precision=precision))[-1]
         assert (last.level, last.what) == ("warning", "known answer")
         assert "'a large red star" in last.sentence
         assert "'a blue star'" in last.sentence
@@ -200,7 +200,11 @@ def test_doctor_replays_the_known_answer_in_8_bits(own_bundle: Path) -> None:
 def test_doctor_finds_weights_that_the_kernels_do_not_support(own_bundle: Path) -> None:
     edit_tensors(lambda tensors: tensors["head.weight"][3].fill_(-128))(own_bundle)
 
-    faults = {finding.what: finding.sentence for finding in diagnose(own_bundle) if finding.level == "error"}
+    faults = {
+        finding.what: finding.sentence
+        for finding in diagnose(CaptionerSpec(model=own_bundle))
+        if finding.level == "error"
+    }
 
     assert "-128" in faults["llm.safetensors"]
 

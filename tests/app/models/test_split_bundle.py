@@ -18,6 +18,7 @@ from llama_adapter.app.models.bundle_manifest import KNOWN_ANSWER, read_manifest
 from llama_adapter.app.models.packed_bundle import PackJob, pack_bundle, split_bundle
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 from llama_adapter.app.models.resources import embedded_model
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.split import share_of, take
 from llama_adapter.runtime.errors import CheckpointError, UsageError
 from llama_adapter.runtime.kernels.library import find_library
@@ -129,7 +130,7 @@ def test_files_that_changed_their_places_are_refused(own: Path) -> None:
     (own / "other").rename(second)
     with pytest.raises(CheckpointError, match=r"holds the part of rank 1 of 2, where rank 0 of 2 is wanted"):
         part(own, 0, 2)
-    errors = {finding.what for finding in diagnose(own) if finding.level == "error"}
+    errors = {finding.what for finding in diagnose(CaptionerSpec(model=own)) if finding.level == "error"}
     assert errors == {first.name, second.name}
 
 

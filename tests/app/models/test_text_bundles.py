@@ -16,9 +16,9 @@ from llama_adapter.app.command_line.doctor.model import diagnose, write_known_an
 from llama_adapter.app.command_line.main import main
 from llama_adapter.app.models.bundle import convert
 from llama_adapter.app.models.bundle_manifest import read_manifest
-from llama_adapter.app.models.checkpoints import ModelSources
 from llama_adapter.app.models.packed_bundle import PackJob, pack_bundle
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.pieces.folder import SETTINGS_FILE
 from llama_adapter.runtime.schemes import Precision
 from tests.app.golden import picture
@@ -44,7 +44,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bundle(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return convert(ModelSources(llama_dir=file), tmp_path_factory.mktemp("bundle") / "texts", dtype=torch.float32)
+    return convert(CaptionerSpec(llama_dir=file), tmp_path_factory.mktemp("bundle") / "texts", dtype=torch.float32)
 
 
 def answers(**model: Any) -> list[tuple[int, ...]]:
@@ -78,7 +78,7 @@ def test_fewer_bits_are_those_of_the_file(
     direct, again = write(str(file), str(tmp_path / "direct")), write(str(bundle), str(tmp_path / "again"))
     expected = answers(llama_dir=file, precision=precision)
     assert answers(model=direct) == answers(model=again) == expected
-    assert "ok" in {finding.level for finding in diagnose(direct)} <= {"ok", "not tried"}
+    assert "ok" in {finding.level for finding in diagnose(CaptionerSpec(model=direct))} <= {"ok", "not tried"}
 
 
 def test_a_known_answer_needs_no_picture_and_goes_into_bundles_made_of_it(bundle: Path, tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_known_answer_needs_no_picture_and_goes_into_bundles_made_of_it(bundle
     text = write_known_answer(whole)
     made = quantise_bundle(QuantiseJob(model=str(whole), out=str(tmp_path / "int8")))
     assert json.loads((made / "known_answer.json").read_text())["text"] == text
-    findings = diagnose(whole, device="cpu")
+    findings = diagnose(CaptionerSpec(model=whole, device="cpu"))
     assert {finding.level for finding in findings} == {"ok"}
     assert any(f"answers {text!r} to its own prompt" in finding.sentence for finding in findings)
 
@@ -136,6 +136,6 @@ def test_it_has_no_clip_and_stands_for_a_llama(bundle: Path) -> None:
     assert answers(llama_dir=bundle) == answers(model=bundle)
     adapter = GOLDEN / "adapters" / "BIAS-TINY.pth"
     with pytest.raises(CheckpointError, match="is for texts, and holds no CLIP"):
-        convert(ModelSources(llama_dir=GOLDEN / "LLaMA-HF" / "TINY", adapter=adapter, clip=bundle), bundle / "x")
+        convert(CaptionerSpec(llama_dir=GOLDEN / "LLaMA-HF" / "TINY", adapter=adapter, clip=bundle), bundle / "x")
     with Captioner.load(bundle) as captioner, pytest.raises(UsageError, match="sees no pictures"):
         captioner.caption(picture())

@@ -99,7 +99,7 @@ def test_a_package_adds_a_task_to_python() -> None:
         ("broken_task:NOTHING", ""),
         ("broken_task:TASK", "TASK = 5"),
         ("missing_module:TASK", ""),
-        ("broken_task:TASK", "from llama_adapter.app.captioning.tasks.caption import CAPTION as TASK"),
+        ("broken_task:TASK", "from llama_adapter.app.captioning.tasks.free_text import CAPTION as TASK"),
         (
             "broken_task:TASK",
             "import dataclasses; from llama_adapter.app.captioning.tasks.choose import CHOOSE\n"

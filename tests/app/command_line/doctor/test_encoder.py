@@ -11,7 +11,6 @@ from syrupy.assertion import SnapshotAssertion
 
 from llama_adapter.app.command_line.doctor.encoder import diagnose_with_encoder, om_device_of
 from llama_adapter.app.command_line.main import main
-from llama_adapter.app.models.checkpoints import ModelSources
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.digests import file_digest
 from llama_adapter.runtime.graphs.card import Port, fingerprint
@@ -24,7 +23,7 @@ from tests.parity.exported import golden_onnx
 
 pytestmark = pytest.mark.slow
 
-SOURCES = ModelSources(**model_options())
+SOURCES = CaptionerSpec(**model_options())
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +57,9 @@ def put_om(folder: Path, card: EncoderCard | None, *, name: str = "clip.om", bat
     return om
 
 
-def look(encoder: Path, target: Any = SOURCES, **changes: Any) -> list[str]:
+def look(encoder: Path, model: CaptionerSpec = SOURCES, **changes: Any) -> list[str]:
     """The findings about the encoder only, one per line, with its folder replaced."""
-    found = diagnose_with_encoder(target, CaptionerSpec(encoder=str(encoder), **changes))
+    found = diagnose_with_encoder(dataclasses.replace(model, encoder=encoder, **changes))
     folder = str(encoder if encoder.is_dir() else encoder.parent)
     return [
         f"{one.level}: {one.sentence} [{one.hint}]".replace(folder, "FOLDER") for one in found if one.what == "encoder"
@@ -73,8 +72,8 @@ def test_an_onnx_file_is_opened_and_compared(onnx: Path, tmp_path: Path, snapsho
     cut.write_bytes(onnx.read_bytes()[:1000])
     found = {
         "its own model": look(onnx),
-        "another model": look(onnx, ModelSources(**model_options("CAPTION-TINY"))),
-        "no model": look(onnx, tmp_path / "no-bundle"),
+        "another model": look(onnx, CaptionerSpec(**model_options("CAPTION-TINY"))),
+        "no model": look(onnx, CaptionerSpec(model=tmp_path / "no-bundle")),
         "no file": look(tmp_path / "none.onnx"),
         "cut short": [line.partition(":")[0] for line in look(cut)],
     }
@@ -89,8 +88,8 @@ def test_an_encoder_without_a_card_is_compared_where_there_is_clip(
     alone = {name: value for name, value in model_options().items() if name not in ("clip", "visual_heads")}
     found = {
         "its own model": look(file),
-        "another model": look(file, ModelSources(**model_options("CAPTION-TINY"))),
-        "without CLIP": look(file, ModelSources(**alone), **alone),
+        "another model": look(file, CaptionerSpec(**model_options("CAPTION-TINY"))),
+        "without CLIP": look(file, CaptionerSpec(**alone)),
     }
     assert found == snapshot
 
@@ -98,7 +97,7 @@ def test_an_encoder_without_a_card_is_compared_where_there_is_clip(
 def test_beside_an_encoder_clip_and_heads_may_be_missing(onnx: Path) -> None:
     options = model_options()
     del options["clip"], options["visual_heads"]
-    findings = diagnose_with_encoder(ModelSources(**options), CaptionerSpec(encoder=str(onnx)))
+    findings = diagnose_with_encoder(CaptionerSpec(**options, encoder=onnx))
 
     assert {finding.level for finding in findings} == {"ok"}
     assert "vision" in {finding.what for finding in findings}
@@ -128,7 +127,7 @@ def test_an_om_is_checked_by_its_files_and_not_loaded(
     folder.mkdir()
     found["empty folder"] = look(folder)
     put_om(folder, card, name="a.om", batch_size=1)
-    other = assemble_sources(ModelSources(**model_options("CAPTION-TINY")))
+    other = assemble_sources(CaptionerSpec(**model_options("CAPTION-TINY")))
     foreign = dataclasses.replace(card, name="CAPTION-TINY", fingerprint=fingerprint(other.vision_state))
     put_om(folder, foreign, name="b.om")
     found["folder with the OM of another model"] = look(folder)

@@ -20,8 +20,9 @@ from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.command_line.doctor.findings import Finding
 from llama_adapter.app.command_line.doctor.model import diagnose, write_known_answer
 from llama_adapter.app.models.bundle import add_known_answer, save_bundle
-from llama_adapter.app.models.bundle_manifest import read_configs
-from llama_adapter.app.models.checkpoints import RELEASED_ADAPTERS, ModelSources
+from llama_adapter.app.models.bundle_manifest import Manifest
+from llama_adapter.app.models.checkpoints import RELEASED_ADAPTERS
+from llama_adapter.app.models.spec import CaptionerSpec
 from tests.app.assembled import assemble_sources
 from tests.app.models.bundles import edit, edit_known_answer
 from tests.llm.gguf_files import sentencepiece_keys, write_model
@@ -30,14 +31,18 @@ GOLDEN = Path(__file__).parents[3] / "golden"
 ADAPTER = GOLDEN / "adapters" / "BIAS-TINY.pth"
 CLIP = GOLDEN / "CLIP" / "tiny-vit-torchscript.pt"
 PICTURE = GOLDEN / "images" / "shapes_200x300.jpg"
-SOURCES = ModelSources(llama_dir=GOLDEN / "LLaMA", llama_type="TINY", adapter=ADAPTER, clip=CLIP, visual_heads=4)
+SOURCES = CaptionerSpec(llama_dir=GOLDEN / "LLaMA", llama_type="TINY", adapter=ADAPTER, clip=CLIP, visual_heads=4)
 
 
-def errors(target: Any) -> list[Finding]:
-    return [finding for finding in diagnose(target) if finding.level == "error"]
+def examined(target: CaptionerSpec | Path) -> list[Finding]:
+    return diagnose(target if isinstance(target, CaptionerSpec) else CaptionerSpec(model=str(target)))
 
 
-def changed(**changes: Any) -> ModelSources:
+def errors(target: CaptionerSpec | Path) -> list[Finding]:
+    return [finding for finding in examined(target) if finding.level == "error"]
+
+
+def changed(**changes: Any) -> CaptionerSpec:
     return dataclasses.replace(SOURCES, **changes)
 
 
@@ -72,7 +77,7 @@ def test_an_intact_gguf_file_has_no_faults(tmp_path: Path) -> None:
 
 
 def test_an_intact_bundle_has_no_faults_and_without_a_known_answer_it_is_not_run(bundle: Path) -> None:
-    *findings, last = diagnose(bundle)
+    *findings, last = examined(bundle)
     assert {finding.level for finding in findings} == {"ok"}
     assert (last.level, last.what) == ("not tried", "known answer")
 
@@ -82,13 +87,13 @@ def test_a_bundle_that_is_replaced_while_it_is_checked_is_checked_again(
 ) -> None:
     second = assemble_sources(changed(adapter=GOLDEN / "adapters" / "LORA-BIAS-TINY.pth"))
 
-    def read_late(*arguments: Any) -> Any:
+    def read_late(manifest: Manifest) -> Any:
         monkeypatch.undo()
         save_bundle(bundle, model=second, overwrite=True)
-        return read_configs(*arguments)
+        return manifest.configs()
 
-    monkeypatch.setattr("llama_adapter.app.command_line.doctor.model.read_configs", read_late)
-    findings = diagnose(bundle)
+    monkeypatch.setattr(Manifest, "configs", read_late)
+    findings = examined(bundle)
 
     assert [finding for finding in findings if finding.level == "error"] == []
     assert "LORA-BIAS-TINY" in findings[0].sentence
@@ -97,17 +102,17 @@ def test_a_bundle_that_is_replaced_while_it_is_checked_is_checked_again(
 # Damaged files: each function damages a copy of the LLaMA folder, or makes another adapter, and returns the sources.
 
 
-def llama(folder: Path, **changes: Any) -> ModelSources:
+def llama(folder: Path, **changes: Any) -> CaptionerSpec:
     return changed(llama_dir=shutil.copytree(GOLDEN / "LLaMA", folder / "LLaMA"), **changes)
 
 
-def missing_shard(folder: Path) -> ModelSources:
+def missing_shard(folder: Path) -> CaptionerSpec:
     sources = llama(folder, llama_type="TINY-2SHARD")
     (folder / "LLaMA" / "TINY-2SHARD" / "consolidated.01.pth").unlink()
     return sources
 
 
-def flipped_bit(folder: Path) -> ModelSources:
+def flipped_bit(folder: Path) -> CaptionerSpec:
     sources, file = llama(folder), folder / "LLaMA" / "TINY" / "consolidated.00.pth"
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1  # the file still opens and looks right
@@ -115,7 +120,7 @@ def flipped_bit(folder: Path) -> ModelSources:
     return sources
 
 
-def smaller_vocabulary(folder: Path) -> ModelSources:
+def smaller_vocabulary(folder: Path) -> CaptionerSpec:
     sources, file = llama(folder), folder / "LLaMA" / "TINY" / "consolidated.00.pth"
     tensors = torch.load(file, weights_only=True)
     for name in ("tok_embeddings.weight", "output.weight"):
@@ -125,25 +130,25 @@ def smaller_vocabulary(folder: Path) -> ModelSources:
     return sources
 
 
-def more_layers(folder: Path) -> ModelSources:
+def more_layers(folder: Path) -> CaptionerSpec:
     sources, file = llama(folder), folder / "LLaMA" / "TINY" / "params.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"n_layers": 40}))
     file.with_name("checklist.chk").unlink()
     return sources
 
 
-def no_tokenizer(folder: Path) -> ModelSources:
+def no_tokenizer(folder: Path) -> CaptionerSpec:
     shutil.copytree(GOLDEN / "LLaMA/TINY", folder / "LLaMA" / "TINY")
     return changed(llama_dir=folder / "LLaMA")
 
 
-def truncated(folder: Path, kept: int) -> ModelSources:
+def truncated(folder: Path, kept: int) -> CaptionerSpec:
     for source in (ADAPTER, CLIP):
         (folder / source.name).write_bytes(source.read_bytes()[:kept])
     return changed(adapter=folder / ADAPTER.name, clip=folder / CLIP.name)
 
 
-def edited_adapter(folder: Path, edit: Callable[[dict[str, Any]], object], source: Path = ADAPTER) -> ModelSources:
+def edited_adapter(folder: Path, edit: Callable[[dict[str, Any]], object], source: Path = ADAPTER) -> CaptionerSpec:
     with torch.serialization.safe_globals([Namespace]):
         content = torch.load(source, weights_only=True)
     edit(content["model"])
@@ -151,20 +156,20 @@ def edited_adapter(folder: Path, edit: Callable[[dict[str, Any]], object], sourc
     return changed(adapter=folder / "edited.pth")
 
 
-def clip_without_numbers(folder: Path) -> ModelSources:
+def clip_without_numbers(folder: Path) -> CaptionerSpec:
     def edit(tensors: dict[str, Any]) -> None:
         tensors["clip.visual.proj"] = tensors["clip.visual.proj"].to("meta")
 
     return edited_adapter(folder, edit, GOLDEN / "adapters" / "training-checkpoint-0.pth")
 
 
-def untrained(folder: Path) -> ModelSources:
+def untrained(folder: Path) -> CaptionerSpec:
     gates = {f"llama.layers.{layer}.attention.gate": torch.zeros(1, 4, 1, 1) for layer in range(4)}
     return edited_adapter(folder, lambda tensors: tensors.update(gates))
 
 
-FAULTY: dict[str, Callable[[Path], ModelSources | Path]] = {
-    "nothing is there": lambda folder: ModelSources(llama_dir="no-llama", adapter="no-adapter.pth", clip="no-clip.pt"),
+FAULTY: dict[str, Callable[[Path], CaptionerSpec | Path]] = {
+    "nothing is there": lambda folder: CaptionerSpec(llama_dir="no-llama", adapter="no-adapter.pth", clip="no-clip.pt"),
     "no bundle": lambda folder: folder / "absent",
     "adapter and CLIP swapped": lambda folder: changed(adapter=CLIP, clip=ADAPTER),
     "LLaMA as adapter": lambda folder: changed(adapter=GOLDEN / "LLaMA" / "TINY" / "consolidated.00.pth"),
@@ -191,9 +196,9 @@ def test_every_fault_is_a_finding(name: str, tmp_path: Path, snapshot: SnapshotA
     assert faults(FAULTY[name](tmp_path), tmp_path) == snapshot
 
 
-def faults(target: Any, folder: Path) -> str:
+def faults(target: CaptionerSpec | Path, folder: Path) -> str:
     """All findings that are not ok, with paths and digests replaced."""
-    found = [one for one in diagnose(target) if one.level != "ok"]
+    found = [one for one in examined(target) if one.level != "ok"]
     text = "\n".join(f"{one.level} {one.what}: {one.sentence} [{one.hint}]" for one in found)
     text = text.replace(str(folder), "FOLDER").replace(str(GOLDEN), "GOLDEN")
     return re.sub(r"\b[0-9a-f]{32}(?:[0-9a-f]{32})?(?=\b|_)", "DIGEST", text)
@@ -220,14 +225,14 @@ def test_the_known_answer_is_replayed(bundle: Path, monkeypatch: pytest.MonkeyPa
     [answer] = Captioner.load(bundle).generate([PICTURE], known["prompt"], max_new_tokens=4)
     add_known_answer(bundle, known_answer={**known, "text": answer.text}, picture=PICTURE)
     monkeypatch.delattr("PIL.Image.open")  # this process must not decode the bundle's picture
-    finding = diagnose(bundle)[-1]
+    finding = examined(bundle)[-1]
     assert (finding.level, finding.what) == ("ok", "known answer")
     assert f"{answer.text!r} about its own picture on cpu in float32" in finding.sentence
     add_known_answer(bundle, known_answer={**known, "text": "something else"}, picture=PICTURE)
     [finding] = errors(bundle)
     assert "'something else'" in finding.sentence
     monkeypatch.setattr("llama_adapter.app.models.number_formats.DtypeChoice._best", lambda *_: ("bfloat16", "a whim"))
-    assert diagnose(bundle)[-1].level == "warning"  # rounding may change a word
+    assert examined(bundle)[-1].level == "warning"  # rounding may change a word
 
 
 @pytest.mark.slow
@@ -236,10 +241,10 @@ def test_a_known_answer_that_was_written_is_replayed_and_half_precision_may_diff
     known = json.loads((bundle / "known_answer.json").read_text())
 
     assert (known["text"], known["dtype"]) == (text, "float32")
-    assert [diagnose(bundle)[-1].level] == ["ok"]
+    assert [examined(bundle)[-1].level] == ["ok"]
     for dtype, level in (("float32", "error"), ("bfloat16", "warning")):
         edit_known_answer(bundle, **{**known, "text": "something else", "dtype": dtype})
-        assert diagnose(bundle)[-1].level == level
+        assert examined(bundle)[-1].level == level
 
 
 def test_a_known_answer_that_cannot_be_replayed_is_a_finding(bundle: Path, snapshot: SnapshotAssertion) -> None:
@@ -280,5 +285,5 @@ def test_all_damaged_files_of_a_bundle_are_findings(bundle: Path, snapshot: Snap
 
 
 def test_a_llama_alone_is_checked() -> None:
-    found = diagnose(ModelSources(llama_dir=GOLDEN / "LLaMA", llama_type="TINY"))
+    found = diagnose(CaptionerSpec(llama_dir=GOLDEN / "LLaMA", llama_type="TINY"))
     assert {(finding.level, finding.what) for finding in found} == {("ok", "llama"), ("ok", "tokenizer")}

@@ -16,6 +16,7 @@ from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.bundle_manifest import read_manifest
 from llama_adapter.app.models.quantised_model import QuantiseJob
 from llama_adapter.app.models.resources import embedded_model, sample_pictures
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.errors import CheckpointError
 from tests.app.command import Run
 from tests.app.models.bundles import edit_manifest
@@ -58,7 +59,7 @@ def test_the_bundle_has_the_form_of_4_bits_and_says_how_it_was_calibrated(bundle
 def test_it_answers_as_the_original_and_doctor_finds_it_sound(bundle: Path) -> None:
     with Captioner.load(bundle, dtype="float32") as ours, Captioner.load(dtype="float32") as full:
         texts = [[answer.text for answer in captioner.generate(FILES)] for captioner in (ours, full)]
-    findings = {finding.what: finding for finding in diagnose(bundle)}
+    findings = {finding.what: finding for finding in diagnose(CaptionerSpec(model=bundle))}
 
     assert sum(one == other for one, other in zip(*texts, strict=True)) >= 0.95 * len(FILES)
     assert {finding.level for finding in findings.values()} == {"ok"}

@@ -71,7 +71,7 @@ def test_the_weights_are_those_without_calibration_and_each_layer_of_the_decoder
     assert all(scale.shape == (1,) and 0 < float(scale) < 100 for scale in stored.input_scales.values())
     assert manifest["files"][INPUT_SCALES]["bytes"] == (bundle / INPUT_SCALES).stat().st_size
     assert manifest["origin"]["calibration_pictures"] == 8
-    assert {finding.level for finding in diagnose(bundle)} == {"ok"}
+    assert {finding.level for finding in diagnose(CaptionerSpec(model=bundle))} == {"ok"}
     assert load_bundle(bundle, precision="float").input_scales == {}
 
 
@@ -124,7 +124,9 @@ def test_bundles_made_from_it_keep_the_scales(bundle: Path, tmp_path: Path) -> N
     bare = edit(lambda manifest: manifest["files"].pop(INPUT_SCALES))
     bare(copy)
     assert load_bundle(copy).input_scales == {}
-    assert "digest" in "".join(finding.sentence for finding in diagnose(copy) if finding.level == "error")
+    assert "digest" in "".join(
+        finding.sentence for finding in diagnose(CaptionerSpec(model=copy)) if finding.level == "error"
+    )
 
 
 def test_each_rank_of_a_split_decoder_has_the_scales_of_whole_layers(bundle: Path, tmp_path: Path) -> None:

@@ -12,10 +12,11 @@ from llama_adapter.app.learning.quantising import rounding
 from llama_adapter.app.learning.quantising.rounding import Sample, round_model
 from llama_adapter.app.learning.quantising.samples import SampleSpec, collect_samples
 from llama_adapter.app.models.bundle import load_bundle
-from llama_adapter.app.models.checkpoints import LoadedModel, ModelSources
+from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.app.models.quantised_model import quantise_model
 from llama_adapter.app.models.resources import embedded_model, sample_pictures
 from llama_adapter.app.models.sketch import expected_forms
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.load import decoder_from_state
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.schemes.layers import dequantise_linears
@@ -78,7 +79,7 @@ def test_outputs_about_other_pictures_are_closer_than_with_nearest_rounding(
 
 @pytest.mark.parametrize("adapter", ["BIAS-TINY", "LORA-BIAS-TINY"])  # LORA: the adapter has its own layers
 def test_every_linear_layer_of_a_model_is_rounded(adapter: str) -> None:
-    model = assemble_sources(ModelSources(**model_options(adapter)))
+    model = assemble_sources(CaptionerSpec(**model_options(adapter)))
     side, rng = model.vision_config.clip.image_size, np.random.default_rng(0)
     samples = [
         Sample(pixels=rng.integers(0, 256, (side, side, 3), dtype=np.uint8), token_ids=(1, *ids), num_prompt_tokens=3)

@@ -16,7 +16,7 @@ from llama_adapter.app.learning.training.model import TrainableModel, open_train
 from llama_adapter.app.learning.training.results import write_adapter
 from llama_adapter.app.learning.training.sources import TrainingSources, new_adapter
 from llama_adapter.app.models.bundle import convert, load_bundle, save_bundle
-from llama_adapter.app.models.checkpoints import LoadedModel, StoredQuestions, sources_of
+from llama_adapter.app.models.checkpoints import LoadedModel, StoredQuestions
 from llama_adapter.app.models.random_model import LLAMA_SIZES, WiderTokenizer, decoder_config
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.spec import CaptionerSpec
@@ -270,7 +270,7 @@ def test_an_adapter_declares_the_questions_that_it_learned(tmp_path: Path) -> No
     write_adapter(model, path)
     again = dataclasses.replace(spec(), adapter=str(path))
     assert stored_questions(again) == asked == trainable(again, "bias").questions
-    folder = convert(sources_of(again), tmp_path / "bundle", dtype=torch.float32)
+    folder = convert(again, tmp_path / "bundle", dtype=torch.float32)
     assert stored_questions(CaptionerSpec(model=str(folder))) == asked
     with Captioner.from_spec(again) as captioner:
         assert captioner.info.default_prompt == "Describe it."
@@ -300,7 +300,7 @@ def test_an_adapter_is_trained_over_a_siglip(trained: ParameterSet, tmp_path: Pa
 
     clip = str(tmp_path / "siglip") if trained == "visual" else None
     wanted = dataclasses.replace(ALONE, adapter=str(tmp_path / "new.pth"), clip=clip)
-    bundle = convert(sources_of(wanted), tmp_path / "bundle", dtype=torch.float32)
+    bundle = convert(wanted, tmp_path / "bundle", dtype=torch.float32)
 
     assert model.vision_config.clip.activation == "gelu_tanh"
     assert distance(model, wanted) <= 1
@@ -437,7 +437,7 @@ def test_an_adapter_over_a_bundle_answers_with_the_bundle_as_llama(tmp_path: Pat
 
 
 def test_a_bundle_stands_for_its_llama_with_its_biases_and_gates_of_one_are_said(tmp_path: Path) -> None:
-    folder = convert(sources_of(spec()), tmp_path / "bundle", dtype=torch.float32)
+    folder = convert(spec(), tmp_path / "bundle", dtype=torch.float32)
     without = spec("CAPTION-TINY", llama_dir=str(folder), llama_type=None)
     assert distance(trainable(without, "bias"), without) <= 1
     bundle = load_bundle(folder)

@@ -20,7 +20,6 @@ from llama_adapter.app.learning.training.plan import MOMENTS
 from llama_adapter.app.learning.training.results import CARD, draw, require_disk, write_card, write_model
 from llama_adapter.app.learning.training.yardstick import measure_answers
 from llama_adapter.app.models.bundle import convert
-from llama_adapter.app.models.checkpoints import sources_of
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.text import shown_text
 from tests.app.golden import model_options
@@ -65,7 +64,7 @@ def test_the_disk_must_have_room_for_all_files_and_for_a_bundle_beside_the_one_t
 ) -> None:
     spec = CaptionerSpec(**model_options("BIAS-TINY"))
     if base == "bundle":
-        spec = CaptionerSpec(model=str(convert(sources_of(spec), tmp_path / "base")))
+        spec = CaptionerSpec(model=str(convert(spec, tmp_path / "base")))
     job = TrainJob(data=("a",), out=str(tmp_path / "run/a.pth"), spec=spec, choice=TrainingChoice(sets=sets))
     job = dataclasses.replace(job, bundle=base == "files")
     model = open_trainable(job.spec, job.choice, dtype=torch.float32, device="cpu", seed=0)

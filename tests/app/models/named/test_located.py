@@ -45,7 +45,7 @@ def test_the_catalogue_of_the_package_is_right(monkeypatch: pytest.MonkeyPatch) 
         assert set(find_parts(name)) == {"llama", "adapter", "clip"}
     for part in found["llama"].values():
         assert part.size is None or parse_size(part.size)
-    assert all(weights.page.startswith("https://") for name in found["llama"] for weights in parts_of(name).values())
+    assert all(part.home.startswith("https://") for name in found["llama"] for part in parts_of(name).values())
 
 
 @pytest.mark.parametrize(

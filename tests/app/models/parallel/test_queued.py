@@ -14,6 +14,7 @@ from llama_adapter import Captioner
 from llama_adapter.app.models.parallel import group as group_module
 from llama_adapter.app.models.parallel import rendezvous, watch
 from llama_adapter.app.models.parallel.errors import RankError
+from llama_adapter.app.models.parallel.launch import Launched
 from llama_adapter.app.models.parallel.watch import StepWatch
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.runtime.devices.collectives import LIBRARIES
@@ -65,12 +66,10 @@ def test_a_rank_chooses_its_device_before_it_joins(
     monkeypatch.setattr(dist, "all_reduce", lambda tensor: calls.append("sum"))
     rendezvous.join(
         dist.HashStore(),
-        rank=3,
-        size=4,
+        Launched(rank=3, size=4, local_rank=3, is_local=True),
         collectives=collectives,
         timeout_s=7,
         device=device,  # type: ignore[arg-type]
-        are_local=True,
     )
     assert calls == [
         ("set_device", device),

@@ -18,6 +18,7 @@ from llama_adapter.app.command_line.doctor.model import diagnose, write_known_an
 from llama_adapter.app.models.packed_bundle import split_bundle
 from llama_adapter.app.models.parallel.errors import RankError
 from llama_adapter.app.models.resources import embedded_model
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.serving.online.request_handle import Ask
 from llama_adapter.app.serving.online.service import Service
 from llama_adapter.runtime.errors import UsageError
@@ -101,7 +102,7 @@ def test_a_split_bundle_answers_as_the_whole_one(alone: Captioner, tmp_path: Pat
     with Captioner.load(split, batch_size=4, tensor_parallel=2) as captioner:
         assert texts(captioner) == texts(alone)
     assert write_known_answer(split)
-    findings = diagnose(split)
+    findings = diagnose(CaptionerSpec(model=split))
     assert {finding.level for finding in findings} == {"ok"}
     assert any("about its own picture" in finding.sentence for finding in findings)
 

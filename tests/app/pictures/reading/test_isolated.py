@@ -26,6 +26,7 @@ from llama_adapter.app.pictures.reading.process_pool import ReadingProcessError
 from llama_adapter.app.pictures.reading.reader import PictureReader, PictureReading
 from llama_adapter.app.pictures.reading.sources import FileSlice
 from llama_adapter.app.pictures.reading.spec import ReadingSpec
+from llama_adapter.runtime.child_process import ChildProcess
 from llama_adapter.vision.pixels import PixelRule
 from tests.app.golden import ROOT
 from tests.app.pictures.reading.strange_reading import entry
@@ -220,8 +221,8 @@ def test_a_picture_whose_process_is_killed_each_time_has_an_error(
     read, killed = ReadingProcess.read, []
 
     def killed_amid(self: ReadingProcess, *given: Any, **named: Any) -> PictureReading:
-        os.kill(self.process_id, signal.SIGKILL)
-        killed.append(self.process_id)
+        os.kill(self.child.process.pid, signal.SIGKILL)
+        killed.append(self.child.process.pid)
         return read(self, *given, **named)
 
     with monkeypatch.context() as patch:
@@ -289,11 +290,8 @@ def test_reading_stops_when_too_many_processes_cannot_be_ended(
     monkeypatch.setattr("llama_adapter.app.pictures.reading.process_pool.MAX_UNENDING", 1)
     alone.read(PICTURES[0])
     with monkeypatch.context() as patch:
-        end = ReadingProcess.end
-        patch.setattr(
-            "llama_adapter.app.pictures.reading.process.ReadingProcess.end", lambda process: end(process) and False
-        )
-        patch.setattr("llama_adapter.app.pictures.reading.process.ReadingProcess.has_gone", lambda process: False)
+        has_ended = ChildProcess.has_ended
+        patch.setattr(ChildProcess, "has_ended", lambda child, **given: has_ended(child, **given) and False)
         assert alone.read(PICTURES[0], wants_pixels=to_all(alone, signal.SIGSEGV)).error is not None
         with pytest.raises(ReadingProcessError, match="hang in the operating system"):
             alone.read(PICTURES[0])
@@ -356,6 +354,7 @@ PARENT = """
 import os, signal, sys, threading
 from llama_adapter.app.pictures.reading.isolated import IsolatedReader
 from llama_adapter.app.pictures.reading.spec import ReadingSpec
+from llama_adapter.runtime.child_process import ChildProcess
 from llama_adapter.vision.pixels import PixelRule
 
 reader = IsolatedReader(ReadingSpec(), pixels=PixelRule(image_size=64), timeout_s=600, num_processes=2)
