@@ -15,10 +15,13 @@ demo: .venv/.installed
 	$(BIN)/python demo_bsz.py
 
 # Everything: `check`, the tests that run the command line or a browser, train or compute for long, then the parts with
-# other projects. A part that fails does not keep the others from running; the last line names those that failed.
-PARTS := style own clients mindspore arm-short
+# other projects. A part that fails does not keep the others from running; the last line names those that failed. The
+# tests with MindSpore and those on ARM have one process each, so they run at the same time.
 test: .venv/.programs .venv/.installed-dev
-	@failed=; for part in $(PARTS); do $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; done; \
+	@failed=; for part in style own clients; do $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; done; \
+	  $(MAKE) --no-print-directory mindspore > .venv/mindspore.txt 2>&1 & mindspore=$$!; trap "kill $$mindspore" INT; \
+	  $(MAKE) --no-print-directory arm-short || failed="$$failed arm-short"; \
+	  wait $$mindspore || failed="$$failed mindspore"; cat .venv/mindspore.txt; \
 	  test -z "$$failed" || { echo "make test: failed:$$failed" >&2; exit 1; }
 
 # Format, lint, types, import contracts and the quick tests.

@@ -47,8 +47,8 @@ GCC = "aarch64-linux-gnu-gcc"
 CLANG = shlex.join([str(resources.files("ziglang") / "zig"), "cc", *target_options("aarch64")])
 HINT = """\
 hint: a network is needed. Debian's packages for arm64 come by apt-get and dpkg-deb (not as root), wheels for AArch64 by
-pip; both take the mirrors of this machine. All other tests of `make test` have run before these, and `make check` has
-none of these."""
+pip; both take the mirrors of this machine. All other tests of `make test` run without these, as does
+`make check`."""
 
 
 NEWEST, ALL = "max,sve=off", ("asimddp", "i8mm", "bf16")

@@ -72,7 +72,7 @@ def _work(target: Target, tally: Tally, folder: Path, *, seconds: float) -> bool
         (folder / name).unlink(missing_ok=True)
     before = {path.name for path in (folder / CORPUS).glob("*")}
     scratch = tempfile.mkdtemp(prefix="llama-adapter-fuzz-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
-    command = [sys.executable, "-m", "tests.fuzz.worker", target.name, str(folder), f"{seconds:.1f}"]
+    command = [sys.executable, "-m", "tests.fuzz.worker", target.room, target.name, str(folder), f"{seconds:.1f}"]
     command.append(str(SystemRandom().randrange(1, 2**31)))
     environment = {**os.environ, "FUZZ_SCRATCH": scratch, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", **ENVIRONMENT}
     started = time.monotonic()

@@ -43,7 +43,17 @@ class Target:
     @property
     def about(self) -> str:
         """The first line of the docstring of `run`."""
-        return str(getattr(self.run, "func", self.run).__doc__).partition("\n")[0]
+        return str(self._function.__doc__).partition("\n")[0]
+
+    @property
+    def room(self) -> str:
+        """The name of its module, which has it in `TARGETS`."""
+        return self._function.__module__
+
+    @property
+    def _function(self) -> Callable[[bytes], str]:
+        function: Callable[[bytes], str] = getattr(self.run, "func", self.run)  # of a partial
+        return function
 
     def corpus(self) -> Mapping[str, bytes]:
         """Seeds and earlier findings, by name."""

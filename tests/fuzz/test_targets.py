@@ -4,6 +4,7 @@ The mutations are the same each time. A failure prints the replay command.
 """
 
 from collections import Counter
+from importlib import import_module
 from pathlib import Path
 from random import Random
 
@@ -50,6 +51,11 @@ def test_mutations(name: str, tmp_path: Path) -> None:
         outcomes[outcome] += 1
 
     assert len(outcomes) >= 2, f"mutations of {name} change nothing: {outcomes}"
+
+
+def test_a_worker_finds_every_target_in_its_room() -> None:
+    for target in TARGETS.values():
+        assert target in import_module(target.room).TARGETS
 
 
 def test_corpus_files_are_small_and_belong_to_targets() -> None:

@@ -11,11 +11,12 @@ import os
 import resource
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 from random import Random
 
 from tests.fuzz.findings import finding_of, minimised
-from tests.fuzz.targets import TARGETS
+from tests.fuzz.target import Target
 
 CURRENT, STATUS, CORPUS, FINDINGS = "current", "status", "corpus", "findings"
 STATUS_EVERY_S = 0.5
@@ -26,8 +27,8 @@ _MOST_KEPT = 4_000  # entries of a corpus
 class Worker:
     """Runs inputs of one target, and keeps inputs with new outcomes."""
 
-    def __init__(self, name: str, *, folder: Path, seed: int) -> None:
-        self.target = TARGETS[name]
+    def __init__(self, target: Target, *, folder: Path, seed: int) -> None:
+        self.target = target
         self.random = Random(seed)
         self._folder, self._num_inputs = folder, 0
         self._seen: set[str] = set()
@@ -103,12 +104,15 @@ def work(worker: Worker, *, ends_at: float) -> None:
 def main() -> None:
     """Entry point for campaign.py."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("room", help="its module: the others take seconds to import")
     parser.add_argument("target")
     parser.add_argument("folder", type=Path)
     parser.add_argument("seconds", type=float, help="from the first input on")
     parser.add_argument("seed", type=int)
     arguments = parser.parse_args()
-    worker = Worker(arguments.target, folder=arguments.folder, seed=arguments.seed)
+    targets: tuple[Target, ...] = import_module(arguments.room).TARGETS
+    target = next(target for target in targets if target.name == arguments.target)
+    worker = Worker(target, folder=arguments.folder, seed=arguments.seed)
     work(worker, ends_at=time.monotonic() + arguments.seconds)
 
 

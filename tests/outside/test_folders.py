@@ -2,8 +2,6 @@
 
 import json
 import os
-import random
-import re
 import shutil
 from pathlib import Path
 
@@ -14,7 +12,6 @@ from llama_adapter.app.learning.labelled.rows import Columns
 from llama_adapter.app.pictures.inputs import InputsError, InputSpec, read_inputs
 from llama_adapter.app.pictures.inputs.items import LeftOut
 from tests.app.command import Run
-from tests.app.pictures.inputs.files import tar_bytes
 
 HERE = Path(__file__).parent
 COLORS = ("red", "blue", "green")
@@ -117,31 +114,6 @@ def test_kohya_s_metadata_names_pictures_with_or_without_suffix(name: str, tmp_p
     metadata = {name: {"tags": "cat, sitting"}, "2": {"caption": "a dog", "tags": "dog"}}
     folder = tree(tmp_path, **{"1.png": b"1", "2.jpg": b"2", "metadata.json": json.dumps(metadata)})
     assert data(folder)[0] == [("1.png", ("cat, sitting",)), ("2.jpg", ("a dog",))]
-
-
-@pytest.mark.parametrize("seed", range(15))
-@pytest.mark.parametrize("as_tar", [False, True])
-def test_every_file_is_an_example_an_error_or_in_the_note(as_tar: bool, seed: int, tmp_path: Path) -> None:
-    """Trees of pictures and texts with random names; each has at least one pair."""
-    draw = random.Random(seed)
-    suffixes = (".png", ".jpg", ".seg.png", ".txt", ".caption", ".json", ".TXT")
-    names = {draw.choice("abc") + draw.choice(("", ".1", " x")) + draw.choice(suffixes) for _ in range(8)}
-    files = {
-        name: name if not name.endswith("json") else '{"text": "x"}' for name in sorted({*names, "z.png", "z.txt"})
-    }
-    if as_tar:
-        members = {name: content.encode() for name, content in files.items()}
-        (tmp_path / "t.tar").write_bytes(tar_bytes(members))
-    else:
-        tree(tmp_path, **files)
-    found = read_examples(str(tmp_path / "t.tar" if as_tar else tmp_path), digests=False)
-
-    pictures = {name for name in files if name.endswith((".png", ".jpg"))}
-    seen = {os.path.basename(one.item.label) for one in found.examples}
-    errors = sum(not problem.is_warning for problem in found.problems)
-    counted = sum(map(int, re.findall(r"(?:^|, )(?:second )?pictures [^:]*: (\d+)", found.left_out.note())))
-    assert seen <= pictures
-    assert len(seen) + errors + counted >= len(pictures)
 
 
 def test_a_text_belongs_to_the_picture_that_has_its_stem(tmp_path: Path) -> None:

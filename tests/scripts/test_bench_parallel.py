@@ -10,7 +10,9 @@ from scripts.bench_parallel import H100, Machine, link_bytes, main, num_weights,
 
 
 @pytest.mark.slow
-def test_a_quick_run_measures_whole_and_split_bundles(tmp_path: Path) -> None:
+def test_a_quick_run_measures_whole_and_split_bundles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # In this process, because six new ones would import torch for most of the time.
+    monkeypatch.setattr("scripts.bench_parallel.in_fresh_process", lambda work, *given: work(*given))
     main(["--quick", "--out", str(tmp_path)])
 
     parts = json.loads((tmp_path / "parallel.json").read_text(encoding="utf-8"))

@@ -1,5 +1,6 @@
 """Shared code of benchmarks."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -7,7 +8,7 @@ from typing import Annotated
 import pytest
 
 from scripts.bench import parse_settings, run_bench
-from scripts.common import DOCS, in_turn
+from scripts.common import DOCS, in_fresh_process, in_turn
 from scripts.pages.render import read
 
 
@@ -57,3 +58,7 @@ def test_every_way_is_measured_once_in_each_round() -> None:
 
     assert in_turn("ab", lambda way: order.append(way) or len(order), rounds=2) == {"a": [1, 3], "b": [2, 4]}  # type: ignore[func-returns-value]
     assert order == ["a", "b", "a", "b"]
+
+
+def test_a_fresh_process_is_another_one() -> None:
+    assert in_fresh_process(os.getpid) != os.getpid()

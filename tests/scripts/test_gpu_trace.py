@@ -1,8 +1,6 @@
-"""Traces of a GPU: kernels, the time without any, and a rehearsal on the CPU."""
+"""Traces of a GPU: kernels, and the time without any. A round's rehearsal runs the program (test_gpu_round.py)."""
 
-import pytest
-
-from scripts.gpu_trace import Span, Summary, main
+from scripts.gpu_trace import Span, Summary
 
 
 def test_gaps_are_the_time_in_which_no_kernel_runs() -> None:
@@ -16,18 +14,4 @@ def test_gaps_are_the_time_in_which_no_kernel_runs() -> None:
         "a step | 6.00 ms, busy 66.7%, 4 kernels, longest gap 2.000 ms",
         "      4.000 ms  66.7%      2 x a",
         "      1.100 ms  18.3%      2 x b",
-    ]
-
-
-@pytest.mark.slow
-def test_all_parts_are_rehearsed_on_the_cpu(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--decoder", "tiny", "--encoder", "vit-tiny", "--slots", "4", "--on", "cpu"]) == 0
-
-    parts = [line.split(" | ")[0] for line in capsys.readouterr().out.splitlines() if not line.startswith(" ")]
-    assert parts == [
-        "a step, rows: 1",
-        "a step, rows: 4",
-        "a prefill of 55 tokens each, prompts: 1",
-        "the encoder, pictures: 1",
-        "a job of 8 pictures, slots: 4",
     ]

@@ -3,8 +3,6 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from llama_adapter.app.learning.calibration.calibrate import read_labelled
 from llama_adapter.app.pictures.inputs import InputsError
@@ -53,12 +51,3 @@ def test_unusable_tables_are_refused_with_the_line(text: str, name: str, told: s
     with pytest.raises(InputsError) as refused:
         read(tmp_path, text.encode(), name)
     assert told in refused.value.message
-
-
-@given(st.binary(max_size=200))
-def test_no_bytes_are_more_than_refused(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
-    for name in ("labels.csv", "labels.jsonl"):
-        try:
-            assert read(tmp_path_factory.getbasetemp(), data, name)
-        except InputsError:
-            continue

@@ -4,7 +4,6 @@ import asyncio
 import dataclasses
 import functools
 import io
-import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -35,7 +34,6 @@ from llama_adapter.vision.errors import PictureError
 from tests.app.serving.http_api.live import StubService, answer
 
 MOON = sample_pictures() / "01-yellow-moon-green-cross.png"
-CAPTION = "a small yellow moon above a small green cross"
 
 
 @pytest.fixture(scope="module")
@@ -53,13 +51,10 @@ def turns_of(
     path: str | None,
     *,
     question: str = "Generate caption of this image",
-    stop_first: bool = False,
     earlier: Sequence[Turn] = (),
 ) -> list[Turn]:
     async def collect() -> list[Turn]:
         with Runs().open("page", "chat") as run:
-            if stop_first:
-                run.stop()
             picture = None if path is None else picture_at(path)
             turns = answer_turns(
                 service,
@@ -73,34 +68,6 @@ def turns_of(
             return [turn async for turn in turns]
 
     return asyncio.run(collect())
-
-
-@pytest.mark.slow
-def test_an_answer_begins_empty_grows_and_ends(service: Service, uploads: Path) -> None:
-    turns = turns_of(service, place_in_uploads(MOON))
-
-    assert turns[0].text == ""
-    assert all(later.text.startswith(earlier.text) for earlier, later in itertools.pairwise(turns))
-    assert turns[-1].answer is not None
-    assert turns[-1].text == turns[-1].answer.text == CAPTION
-    assert [turn.is_open for turn in turns] == [True] * (len(turns) - 1) + [False]
-
-
-@pytest.mark.slow
-def test_a_question_without_a_picture_is_answered_as_a_text(service: Service) -> None:
-    last = turns_of(service, None, question="Is there an orange cross?")[-1]
-
-    assert last.answer is not None
-    assert (last.text, last.is_text, last.answer.digest) == ("no", True, "zeros")
-
-
-@pytest.mark.slow
-def test_a_stopped_question_ends_as_cancelled(service: Service, uploads: Path) -> None:
-    last = turns_of(service, place_in_uploads(MOON), stop_first=True)[-1]
-
-    assert last.answer is not None
-    assert last.answer.error is not None
-    assert last.answer.error.code == "cancelled"
 
 
 def test_another_page_goes_on_with_a_chat_whose_picture_is_there(uploads: Path) -> None:

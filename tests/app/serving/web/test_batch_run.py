@@ -21,7 +21,7 @@ from llama_adapter.app.serving.web.batch import BatchEvents, BatchSession
 from llama_adapter.app.serving.web.batch_run import BatchRun, ByteBudget, PictureFile, Result
 from llama_adapter.app.serving.web.run_history import RunFigures
 from llama_adapter.app.serving.web.runs import Run, Runs
-from llama_adapter.app.serving.web.throughput import IN_FLIGHT, measure
+from llama_adapter.app.serving.web.throughput import measure
 from llama_adapter.app.serving.web.uploads import Upload, place_in_uploads, private_uploads
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptError
@@ -56,28 +56,6 @@ async def collect(run: BatchRun) -> list[Result]:
 
 def answered(service: Service, files: Sequence[PictureFile], question: Question = CAPTION) -> list[Result]:
     return sorted(asyncio.run(collect(batch(service, files, question))), key=lambda result: result.index)
-
-
-def test_every_file_becomes_a_record_with_a_thumbnail_and_a_bad_one_says_why(service: Service) -> None:
-    cut_off = PictureFile(name="cut off.jpg", read=lambda: SAMPLES[3].read_bytes()[:400])
-    files = [*files_of(SAMPLES[:3]), cut_off, unreadable(), *files_of(SAMPLES[3:6])]
-    results = asyncio.run(collect(batch(service, files, has_thumbnails=True)))
-    results.sort(key=lambda result: result.index)
-
-    assert [result.record["picture"] for result in results] == [
-        *(path.name for path in SAMPLES[:3]),
-        "cut off.jpg",
-        "gone.png",
-        *(path.name for path in SAMPLES[3:6]),
-    ]
-    errors = [result.record["error"] for result in results]
-    assert [error["code"] for error in errors if error is not None] == ["truncated", "missing"]
-    assert errors[3] is not None
-    assert "`cut off.jpg`" in errors[3]["message"]
-    for result in results:
-        is_answered = result.record["error"] is None
-        assert bool(result.record["text"]) == is_answered
-        assert (result.thumbnail or "").startswith("data:image/jpeg;base64,") == is_answered
 
 
 @pytest.mark.parametrize("choices", [None, ("yes", "no")])
@@ -123,30 +101,6 @@ def test_a_busy_service_is_asked_again_until_every_picture_is_answered() -> None
 
     assert sorted(result.index for result in results) == list(range(5))
     assert all(result.record["error"] is None for result in results)
-
-
-def test_stopping_keeps_what_is_done_and_frees_the_engine() -> None:
-    gate, run = Gate(), Run()
-
-    async def main(service: Service) -> tuple[BatchRun, list[Result]]:
-        held = batch(service, files_of(SAMPLES), run=run)
-        results: list[Result] = []
-        gate.close()
-        gate.let(20)  # enough steps for the first answers, but not for all
-        async for new in held.results():
-            results += new
-            if results:
-                run.stop()
-                gate.open()
-        return held, results
-
-    with started(Service(Captioner.load, observer=gate)) as service:
-        held, results = asyncio.run(main(service))
-        assert service.wait_until_idle(60)
-
-    assert 0 < len(results) < len(SAMPLES)
-    assert all(result.record["error"] is None for result in results)
-    assert held.progress.num_done == len(results)
 
 
 def test_closing_the_results_early_cancels_what_is_in_flight() -> None:
@@ -235,20 +189,6 @@ def test_figures_count_what_was_answered_and_note_requests_of_others(
     assert figures.stages_s["forward"] > 0
     assert figures.circumstances.device == "cpu"
     assert run.progress.remaining_s == 0
-
-
-def test_measuring_gives_a_run_of_new_pictures_for_each_number_in_flight(service: Service) -> None:
-    history = deque[RunFigures]()
-
-    async def main() -> list[str]:
-        told = measure(service, history, run=Run(), client="test", seconds_each=0.0)
-        return [line async for line in told]
-
-    told = asyncio.run(main())
-    assert tuple(run.in_flight for run in history) == IN_FLIGHT
-    assert all(run.num_pictures >= 2 * run.in_flight and not run.num_reused for run in history)
-    assert all(run.stages_s["clip"] > 0 for run in history)
-    assert any(line.startswith("16 in flight: ") for line in told)
 
 
 def test_a_measurement_that_is_stopped_measures_no_more(service: Service) -> None:

@@ -138,32 +138,6 @@ def test_a_page_without_a_secret_key_is_not_kept(service: Stub, token: Any) -> N
     assert not events._kept
 
 
-def test_a_question_whose_page_is_closed_is_asked_again_when_it_is_restored(picture: PickedPicture) -> None:
-    replies: list[Any] = [None, answer("red star")]
-    service = Stub(lambda handle: handle.deliver(reply) if (reply := replies.pop(0)) else None)
-    events, before, after = events_of(service), ChatSession(), ChatSession()
-    events.restore(TOKEN, before)
-    before.choose(picture)
-
-    async def close_meanwhile() -> None:
-        updates = events.ask(REQUEST, before, "Red?", False, *SETTINGS)
-        await anext(updates)
-        await anext(updates)
-        events._runs.leave(REQUEST.session_hash)
-        assert [update async for update in updates] == [], "a cancelled answer would stay on the restored page"
-
-    asyncio.run(close_meanwhile())
-    shown = events.restore(TOKEN, after)
-    assert ("224 × 224 pixels" in shown[2], "aria-busy" in shown[3], "Stopped" in shown[3]) == (True, True, False)
-    assert shown[3].count("data-is-pressed") == 1
-    retry = gr.EventData(None, {"index": 0})
-    log = last_of(events.retry_or_clear(REQUEST, retry, after, "", False, *SETTINGS))[3]
-    assert "data-is-pressed" not in log
-
-    assert ("red star" in log, "Stopped" in log, log.count("la-question")) == (True, False, 1)
-    assert [asked.prompt for asked in service.asks] == ["Red?"] * 2
-
-
 def test_a_double_click_on_ask_asks_once() -> None:
     events, session = events_of(Stub(lambda handle: None)), ChatSession()
 
