@@ -149,8 +149,8 @@ _whole = BeforeValidator(_as_whole)  # accepts 1.0 for 1. Last in each type, so 
 One = Annotated[int, Field(ge=1, le=1), _whole]
 NoNumber = Annotated[int, Field(ge=0, le=0), _whole]
 _Positive = Annotated[int, Field(ge=1, le=_INT32)]
-# -1 means no limit, as in llama.cpp and LM Studio.
-Limit = Annotated[_Positive, BeforeValidator(_as_limit, json_schema_input_type=Literal[-1] | _Positive)]
+_PositiveOrNone = Literal[-1] | _Positive  # -1 means no limit, as in llama.cpp and LM Studio
+Limit = Annotated[_Positive, BeforeValidator(_as_limit, json_schema_input_type=_PositiveOrNone)]
 Seed = Annotated[int, Field(ge=-LARGEST_SEED - 1, le=LARGEST_SEED), _whole]
 TopK = Annotated[int, Field(ge=-1, le=_INT32), _whole]
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), _whole]
