@@ -30,16 +30,25 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     if place.is_dir():
         raise IsADirectoryError(0, "A file is to be written here, and it is a folder", str(path))
     remove_leftovers(place.parent)
-    file = create_partial(place)
-    try:
-        with named_after(path), file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(file.name, place)
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(file.name)
+    with named_after(path):
+        file = create_partial(place)
+        try:
+            with file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+                os.replace(file.name, place)
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(file.name)
+
+
+def require_place(path: str | os.PathLike[str]) -> None:
+    """Create the folder of a file that is written after long work, and raise OSError if it cannot be written to."""
+    place = Path(path).absolute()
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with named_after(path), create_partial(place) as trial:
+        os.unlink(trial.name)
 
 
 def sync_folder(folder: Path) -> None:

@@ -10,7 +10,7 @@ class ExitCode(IntEnum):
 
     OK = 0
     FAILED = 1
-    USAGE = 2  # a wrong command line, or a device that is not available
+    USAGE = 2  # a wrong command line, setting or data file, or a device that is not available
     PICTURE_ERRORS = 3  # finished, but some pictures have an error instead of an answer
     INTERRUPTED = 130
 

@@ -45,11 +45,12 @@ def create_partial(place: str | Path, *, folder: int | None = None, is_private: 
 
 @contextmanager
 def named_after(path: str | os.PathLike[str]) -> Iterator[None]:
-    """An OSError in the context without a file name, such as that of a write to a full disk, gets this one."""
+    """An OSError in the context gets this file name if it has none, as on a full disk, or one of a partial file."""
     try:
         yield
     except OSError as error:
-        if error.errno is not None and error.filename is None:
+        is_partial = any(map(_NAME.fullmatch, str(error.filename).split(os.sep)))
+        if error.errno is not None and (error.filename is None or is_partial):
             error.filename = os.fspath(path)
         raise
 
@@ -58,24 +59,23 @@ def named_after(path: str | os.PathLike[str]) -> Iterator[None]:
 def partial_folder(target: Path) -> Iterator[Path]:
     """A new folder beside `target`, with the mode of any new folder. It is removed at the end, if it was not renamed.
 
-    What killed processes left in the same place is removed first. An OSError in the context without a file name gets
-    that of `target`. Raises OSError.
+    What killed processes left in the same place is removed first. Raises OSError, which names `target`.
     """
     remove_leftovers(target.parent)
-    while True:
-        partial = target.with_name(_partial_name(target.name))
-        partial.mkdir()
-        with suppress(FileNotFoundError):
-            descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            if _is_held(descriptor):
-                break
-            os.close(descriptor)
-    try:
-        with named_after(target):
+    with named_after(target):
+        while True:
+            partial = target.with_name(_partial_name(target.name))
+            partial.mkdir()
+            with suppress(FileNotFoundError):
+                descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                if _is_held(descriptor):
+                    break
+                os.close(descriptor)
+        try:
             yield partial
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-        os.close(descriptor)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+            os.close(descriptor)
 
 
 def _partial_name(name: str) -> str:

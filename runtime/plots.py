@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from llama_adapter.runtime.atomic_write import require_place
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.extras import install_hint
 
@@ -9,11 +10,10 @@ PLOT_SUFFIXES = (".png", ".svg")
 
 
 def check_plot(place: str) -> None:
-    """Raise UsageError if a plot cannot be written to this file, or if matplotlib is missing."""
+    """Raise UsageError for another kind of file or if matplotlib is missing, and OSError as `require_place`."""
     if Path(place).suffix.lower() not in PLOT_SUFFIXES:
         raise UsageError(f"--plot writes {' or '.join(PLOT_SUFFIXES)}, got `{place}`")
-    if not Path(place).absolute().parent.is_dir():
-        raise UsageError(f"The folder of `{place}` does not exist")
+    require_place(place)
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:

@@ -80,7 +80,7 @@ def load_settings(
         command: `caption`, `ask`, `serve`, `export onnx`, ...
         overrides: such as `batch_size=4`; a value of None is ignored.
 
-    Raises UsageError for invalid settings, and OSError.
+    Raises UsageError for invalid settings and for a file that cannot be read.
     """
     return load(build_parser(), None if path is None else os.fspath(path), command=command, given=overrides)
 

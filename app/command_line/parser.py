@@ -13,8 +13,8 @@ from llama_adapter.runtime.settings.setting import SECTIONS, Setting, nearest
 from llama_adapter.runtime.terminal.stderr_lines import say
 
 EXIT_CODES = """\
-exit codes: 0 success, 1 failure, 2 usage error or device unavailable, 3 finished but some pictures could not be read,
-130 interrupted
+exit codes: 0 success, 1 failure, 2 usage error, faulty data or device unavailable, 3 finished but some pictures could
+not be read, 130 interrupted
 """
 
 _MOST_SHOWN = 24  # commands with at most this many flags show all of them in their help

@@ -15,7 +15,7 @@ from llama_adapter.runtime.settings.yaml_file import SettingsFile, read_content,
 def read_settings(path: str) -> SettingsFile:
     """The settings in a file: a file of this program, the last run of a manifest, or a file that `app/compat` supports.
 
-    Raises UsageError, which names the line, for invalid content, and OSError.
+    Raises UsageError, which names the line, for invalid content, and for a file that cannot be read.
     """
     if path.endswith("manifest.json"):
         return settings_in(_last_run(path), path)
@@ -40,6 +40,8 @@ def _last_run(path: str) -> Mapping[str, Any]:
     from llama_adapter.app.jobs.records.manifest import read_manifest
 
     content = Path(path)
+    if not content.is_file():
+        raise UsageError(f"Cannot read the settings `{path}`: there is no such file", hint="name a manifest of a run")
     records = (
         content.parent if content.name == "manifest.json" else content.with_name(content.name[: -len(".manifest.json")])
     )

@@ -48,7 +48,7 @@ def import_file(path: str) -> Imported:
     """The settings in a file of another system: YAML, JSON, or a command line in a .txt or .sh file.
 
     The report lists keys that are not supported. Raises UsageError if the file is not of a known system or cannot be
-    read, and OSError.
+    read.
     """
     if not path.endswith(COMMAND_SUFFIXES):
         return _import_table(read_yaml(path), source=path)
@@ -71,7 +71,7 @@ def import_line(words: Sequence[str]) -> Imported | None:
 def _import_table(data: Table, *, source: str) -> Imported:
     import_settings = importer_of(data)
     if import_settings is None:
-        if data.keys() <= {"command", *SECTIONS}:
+        if data and data.keys() <= {"command", *SECTIONS}:
             raise UsageError(f"`{source}` has our own settings already", hint=f"pass it as `--config {source}`")
         raise UsageError(
             f"`{source}` has the settings of no known system: its keys are {', '.join(map(str, data)) or 'none'}",

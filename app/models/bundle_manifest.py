@@ -171,8 +171,8 @@ def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
         problem = f"has no {MANIFEST}" if place.is_dir() else "is a file" if place.exists() else "does not exist"
         raise CheckpointError(
             f"`{place}` is no model bundle: it {problem}",
-            hint="pass a name from `llama-adapter get --list`, or a folder that `llama-adapter convert` wrote, or its "
-            "name in LLAMA_ADAPTER_HOME; LLaMA's own folders go with --llama-dir",
+            hint="pass a name from `llama-adapter get --list`, hf:OWNER/NAME, a folder that `llama-adapter convert` "
+            "wrote, or its name in LLAMA_ADAPTER_HOME; LLaMA's own folders go with --llama-dir",
         )
     manifest = Manifest(place, read_json(place / MANIFEST))
     if manifest.get("format") != FORMAT:

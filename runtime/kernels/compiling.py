@@ -12,12 +12,12 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from llama_adapter.runtime.kernels.instruction_sets import INSTRUCTION_SETS, InstructionSet
+from llama_adapter.runtime.partial import partial_folder
 from llama_adapter.runtime.user_cache import read_own, working_cache
 
 FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden")
@@ -69,8 +69,8 @@ def compiled(compiler: list[str], instructions: InstructionSet) -> Path:
         with suppress(OSError):
             if path.name == name_by_content(read_own(path), stem):
                 return path
-    with tempfile.TemporaryDirectory(dir=cache) as folder:
-        made = Path(folder) / "kernels.so"
+    with partial_folder(cache / stem) as folder:
+        made = folder / "kernels.so"
         compile_kernels(command, made)
         made.chmod(0o600)
         target = cache / name_by_content(read_own(made), stem)

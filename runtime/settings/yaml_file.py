@@ -8,6 +8,7 @@ from typing import Any
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.settings.setting import SECTIONS, Given
 
+_WIDE_COLON = "\uff1a"  # of Chinese texts, which editors put in place of a colon
 MAX_CONFIG_BYTES = 2**20
 MAX_CONFIG_VALUES = 100_000  # including values that aliases repeat
 
@@ -45,9 +46,13 @@ class SettingsFile:
 
 
 def read_content(path: str) -> str:
-    """The text of a file of settings. Raises UsageError if it is too large or not UTF-8, and OSError."""
-    with open(path, "rb") as file:
-        content = file.read(MAX_CONFIG_BYTES + 1)
+    """The text of a file of settings. Raises UsageError if it cannot be read, is too large or not UTF-8."""
+    try:
+        with open(path, "rb") as file:
+            content = file.read(MAX_CONFIG_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"Cannot read the settings `{path}`: {reason}", hint="name a file in YAML") from None
     if len(content) > MAX_CONFIG_BYTES:
         raise UsageError(f"`{path}` has more than {MAX_CONFIG_BYTES:,} bytes, which is too much for settings")
     try:
@@ -60,7 +65,7 @@ def read_yaml(path: str, *, content: str | None = None, as_written: bool = False
     """The mapping in a YAML file. With `as_written`, its scalars are texts or None.
 
     `content` is the text of the file, if it was read already. Raises UsageError, which names the line, for other
-    content, duplicate keys and too many values, and OSError.
+    content, duplicate keys and too many values, and for a file that cannot be read.
     """
     import yaml
 
@@ -83,7 +88,8 @@ def read_yaml(path: str, *, content: str | None = None, as_written: bool = False
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark else ""
-        raise UsageError(f"{path}{line}: this is not YAML: {error.problem or error.context}") from None
+        hint = f"write `:` in place of the full-width `{_WIDE_COLON}`" if _WIDE_COLON in content else ""
+        raise UsageError(f"{path}{line}: this is not YAML: {error.problem or error.context}", hint=hint) from None
     except RecursionError:
         raise UsageError(f"`{path}` cannot be read: nested too deeply") from None
     finally:

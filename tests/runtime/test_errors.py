@@ -163,6 +163,16 @@ def test_a_write_that_fails_names_the_file_that_the_user_asked_for(
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("writer", [atomic_write, partial_folder])
+def test_a_place_that_cannot_be_written_to_has_its_own_name(
+    writer: Callable[[Path], AbstractContextManager[object]],
+) -> None:
+    with pytest.raises(OSError, match="No such file") as refused, writer(Path("/proc/answers.csv")):
+        pass
+
+    assert describe(refused.value).sentence == "No such file or directory: `/proc/answers.csv`"
+
+
 NPU_ERROR = """synchronize:build/torch_npu.dir/compiler_depend.ts:107 NPU function error: {call}, error code is {code}
 [ERROR] 2026-08-01-09:48:12 (PID:1234, Device:0, RankID:-1) ERR00100 PTA call acl api failed
 [Error]: The AI Core execution is abnormal.

@@ -66,7 +66,7 @@ class Settings(Mapping[str, Any]):
 
 
 def load(root: Parser, path: str | None, *, command: str, given: Mapping[str, Any]) -> Settings:
-    """The settings of a command; `given` values, by key, take precedence. Raises UsageError, and OSError."""
+    """The settings of a command; `given` values, by key, take precedence. Raises UsageError."""
     from llama_adapter.runtime.settings.yaml_file import as_given
 
     commands = root.commands()

@@ -4,10 +4,9 @@ import argparse
 import json
 import os
 import sys
-from pathlib import Path
 
 from llama_adapter.app.command_line.values import settings, spec_from
-from llama_adapter.runtime.atomic_write import atomic_write
+from llama_adapter.runtime.atomic_write import atomic_write, require_place
 from llama_adapter.runtime.errors import ExitCode, UsageError
 
 
@@ -46,8 +45,8 @@ def run_bench(options: argparse.Namespace) -> int:
 
     values = {name: value for name, value in vars(options).items() if name != "question" or value is not None}
     job = settings(BenchJob, {**values, "spec": spec})
-    if options.out is not None and not Path(options.out).absolute().parent.is_dir():
-        raise UsageError(f"The folder of `{options.out}` does not exist")
+    if options.out is not None:
+        require_place(options.out)
     if options.plot is not None:
         check_plot(options.plot)
     tell = (lambda line: None) if options.quiet else (lambda line: print(line, file=sys.stderr))

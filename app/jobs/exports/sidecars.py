@@ -172,14 +172,15 @@ class SidecarFiles:
                     case "refuse" | "extend":
                         raise _RefusedError(f"`{name}` is there already with other content; see --existing")
         data = self._format.write(text, there)
-        file = create_partial(name, folder=self._folder)
-        try:
-            with named_after(os.path.join(folder, name)), file:
-                file.write(data)
-            os.replace(file.name, name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
-        finally:
-            with suppress(FileNotFoundError):
-                os.unlink(file.name, dir_fd=self._folder)
+        with named_after(os.path.join(folder, name)):
+            file = create_partial(name, folder=self._folder)
+            try:
+                with file:
+                    file.write(data)
+                os.replace(file.name, name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+            finally:
+                with suppress(FileNotFoundError):
+                    os.unlink(file.name, dir_fd=self._folder)
         self.num_written += 1
 
     def _old_text(self, name: str, there: bytes | None) -> str | None:

@@ -26,7 +26,7 @@ from llama_adapter.app.pictures.reading.isolated import open_reader
 from llama_adapter.app.pictures.reading.reader import Reader
 from llama_adapter.app.pictures.reading.spec import DEFAULT_PICTURE_TIMEOUT_S, ReaderKind
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.runtime.atomic_write import refuse_to_replace
+from llama_adapter.runtime.atomic_write import refuse_to_replace, require_place
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.plots import check_plot
 from llama_adapter.runtime.terminal.stderr_lines import say, say_count
@@ -121,11 +121,10 @@ def read_labelled(path: str, *, choices: tuple[str, ...]) -> list[Example]:
 
 
 def _check_outputs(job: CalibrationJob) -> None:
-    """Raise UsageError for output files that cannot be written."""
+    """Raise UsageError for output files that exist, and OSError for those that cannot be written."""
     paths = [Path(path) for path in (job.calibration_out, job.plot) if path is not None]
     refuse_to_replace(paths, force=job.force, other=", or name another file as --calibration-out or --plot")
-    if not Path(job.calibration_out).absolute().parent.is_dir():
-        raise UsageError(f"The folder of `{job.calibration_out}` does not exist")
+    require_place(job.calibration_out)
     if job.plot is not None:
         check_plot(job.plot)
 

@@ -4,14 +4,14 @@
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter, tree_map_only
+from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from llama_adapter.app.learning.training.job import Parallel
@@ -293,7 +293,8 @@ class MetaCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     `live_bytes` is the present sum and `peak_bytes` its maximum. `flops` are the floating-point operations of matrix
     products, and `frozen_flops` those of products with `frozen` weights. `traffic` is the number of bytes that all
     other operations read and write. If an operation mixes CPU tensors, such as indices, with meta tensors, the CPU
-    tensors are treated as meta tensors.
+    tensors are treated as meta tensors. An operation that was seen before with tensors of the same forms is not run:
+    torch derives the form of a result in Python, which takes most of the time.
     """
 
     def __init__(self, frozen: Iterable[Tensor] = ()) -> None:
@@ -301,28 +302,33 @@ class MetaCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.live_bytes = self.peak_bytes = self.flops = self.frozen_flops = self.traffic = 0
         self._frozen = {id(one.untyped_storage()): one for one in frozen}
         self._seen: dict[int, weakref.ref[Any]] = {}
+        self._done: dict[Any, _Done] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = tuple(args), kwargs or {}
-        given = [one for one in tree_iter((args, kwargs)) if isinstance(one, Tensor)]
-        if any(one.is_meta for one in given) and not all(one.is_meta for one in given):
+        given = list(_tensors((args, tuple(kwargs.values()))))
+        is_meta = any(one.is_meta for one in given)
+        if is_meta and not all(one.is_meta for one in given):
             args, kwargs = tree_map_only(Tensor, lambda one: one.to("meta"), (args, kwargs))
         for one in given:
             self._count(one, num_bytes=0)  # no effect on known tensors; the others were made outside
-        packet = func._overloadpacket
-        out = func(*args, **kwargs)
-        if packet in flop_registry:
-            flops = flop_registry[packet](*args, **kwargs, out_val=out)
-            self.flops += flops
-            if any(id(one.untyped_storage()) in self._frozen for one in given):
-                self.frozen_flops += flops
-        elif not func.is_view:
-            self.traffic += sum(
-                one.numel() * one.itemsize for one in tree_iter((args, kwargs, out)) if isinstance(one, Tensor)
-            )
-        for one in tree_iter(out):
-            if isinstance(one, Tensor):
-                self._count(one, num_bytes=one.untyped_storage().nbytes())
+        key = (func, _form(args), _form(tuple(kwargs.items())))
+        done = self._done.get(key) if is_meta and not func.is_view else None
+        if done is not None:
+            out = args[0] if func._schema.name.endswith("_") else _again(done.form)
+        else:
+            out = func(*args, **kwargs)
+            flops = flop_registry.get(func._overloadpacket, lambda *_, **__: 0)(*args, **kwargs, out_val=out)
+            is_other = func._overloadpacket not in flop_registry and not func.is_view
+            traffic = sum(one.numel() * one.itemsize for one in (*given, *_tensors((out,)))) if is_other else 0
+            done = _Done(_form(out), flops, traffic)
+            if is_meta and (not func._schema.is_mutable or (args and out is args[0])):
+                self._done[key] = done
+        self.flops, self.traffic = self.flops + done.flops, self.traffic + done.traffic
+        if done.flops and any(id(one.untyped_storage()) in self._frozen for one in given):
+            self.frozen_flops += done.flops
+        for one in _tensors((out,)):
+            self._count(one, num_bytes=one.untyped_storage().nbytes())
         return out
 
     def _count(self, tensor: Tensor, *, num_bytes: int) -> None:
@@ -341,3 +347,42 @@ class MetaCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 del self._seen[key]
 
         return forget
+
+
+class _Done(NamedTuple):
+    """What an operation gives."""
+
+    form: Any  # of its result
+    flops: int
+    traffic: int
+
+
+class _Form(NamedTuple):
+    """A tensor without its numbers."""
+
+    shape: torch.Size
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def _form(value: Any) -> Any:
+    """A value with forms in place of tensors, which can be the key of a dictionary."""
+    if isinstance(value, Tensor):
+        return _Form(value.shape, value.stride(), value.dtype)
+    return tuple(map(_form, value)) if isinstance(value, tuple | list) else value
+
+
+def _again(form: Any) -> Any:
+    """New tensors on the meta device in place of forms."""
+    if isinstance(form, _Form):
+        return torch.empty_strided(form.shape, form.strides, dtype=form.dtype, device="meta")
+    return tuple(map(_again, form)) if isinstance(form, tuple) else form
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors in a value of tuples and lists."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for one in value:
+            yield from _tensors(one)

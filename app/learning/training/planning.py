@@ -22,6 +22,7 @@ from llama_adapter.vision.config import VisionConfig
 
 _GB: Final = 1e9
 _TOKENS: Final = 512  # tokens in the measurement of rates
+_OUTPUTS: Final = 1024  # of its matrix products on a CPU, which reaches its rate with fewer than a layer has
 _UNCACHED: Final = 1 << 27  # bytes; more than almost any cache holds
 _LABELS: Final = 8  # without data, one in 8 tokens of a row is assumed to be a label
 
@@ -123,9 +124,10 @@ def measured_rates(backend: Backend, *, decoder: DecoderConfig, dtype: torch.dty
     """The rates of this machine's device in training, measured with layers of the model's widths."""
     options: dict[str, Any] = {"dtype": dtype, "device": backend.device}
     x_TD = torch.randn(_TOKENS, decoder.dim, **options)
-    weight_FD = torch.randn(decoder.ffn_dim, decoder.dim, **options)
+    outputs = decoder.ffn_dim if backend.capabilities.queued else min(decoder.ffn_dim, _OUTPUTS)
+    weight_FD = torch.randn(outputs, decoder.dim, **options)
     count = -(-_UNCACHED // (_TOKENS * decoder.ffn_dim * dtype.itemsize))
-    many_TF = [torch.randn(_TOKENS, decoder.ffn_dim, **options) for _ in range(count)]
+    many_TF = [torch.ones(_TOKENS, decoder.ffn_dim, **options) for _ in range(count)]
     kernels = find_kernels(backend.device.type, dtype)
     frozen = weight_FD if kernels is None else PackedWeight(weight_FD, library=kernels)
     products, frozen_products = (

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import os
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -42,6 +41,7 @@ from llama_adapter.app.models.spec import AUTO, CaptionerSpec
 from llama_adapter.app.models.stream_model import stored_questions, training_template
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.training.frozen import find_kernels
+from llama_adapter.runtime.atomic_write import require_place
 from llama_adapter.runtime.devices import Backend, open_backend, resolve_dtype
 from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError, UsageError
 from llama_adapter.runtime.host_memory import statistic
@@ -99,16 +99,11 @@ def model_texts(spec: CaptionerSpec) -> tuple[Tokenizer, int, str]:
 
 
 def _check_places(job: TrainJob) -> None:
-    """Raise UsageError if the job cannot write its results, or would replace earlier ones unasked."""
-    out = Path(job.out)
-    if not out.absolute().parent.is_dir():
-        raise UsageError(f"The folder of `{job.out}` does not exist", hint="make it first")
-    folder = job.folder
+    """Raise UsageError if the job would replace earlier results unasked, and OSError if it cannot write its own."""
+    out, folder = Path(job.out), job.folder
     if out.is_dir() or (folder.exists() and not folder.is_dir()):
         wanted, got, place = ("file", "folder", out) if out.is_dir() else ("folder", "file", folder)
         raise UsageError(f"Wanted to write a {wanted} `{place}`, and a {got} is there", hint="name another --out")
-    if not os.access(out.absolute().parent, os.W_OK):
-        raise UsageError(f"The folder of `{job.out}` cannot be written to", hint="name another --out")
     has_checkpoint = (folder / LAST).is_file() or (folder / EYE).is_file()
     if job.resume and not has_checkpoint:
         raise UsageError(
@@ -120,6 +115,7 @@ def _check_places(job: TrainJob) -> None:
             f"`{there}` exists already",
             hint="go on with that run with --resume, replace it with --force, or name another --out",
         )
+    require_place(out)
 
 
 def run_dtype(job: TrainJob, backend: Backend) -> torch.dtype:

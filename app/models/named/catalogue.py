@@ -89,7 +89,7 @@ Catalogue = Mapping[Kind, Mapping[str, Part]]
 def read_catalogue() -> Catalogue:
     """The catalogue: the file that LLAMA_ADAPTER_CATALOGUE names, or that of the package.
 
-    Raises UsageError, which names the line, for entries of another form, and OSError.
+    Raises UsageError, which names the line, for entries of another form, and for a file that cannot be read.
     """
     return _read(os.environ.get(CATALOGUE) or str(Path(__file__).with_name("catalogue.yaml")))
 

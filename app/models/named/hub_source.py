@@ -25,7 +25,8 @@ from llama_adapter.runtime.terminal.stderr_lines import can_overwrite_lines
 
 SCHEME: Final = "hf:"
 CACHED: Final = "models--"  # begins the names of folders in the cache
-_ADDRESS = re.compile(r"hf:(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^/]+))?(?:/(?P<file>.+))?")
+_PART: Final = r"\w(?:[\w.-]*\w)?"  # of a repository's name
+_ADDRESS = re.compile(rf"hf:(?P<repo>{_PART}/{_PART})(?:@(?P<revision>[^/]+))?(?:/(?P<file>.+))?", re.ASCII)
 _MANIFEST: Final = "manifest.json"  # of a bundle, which has no other folders or formats
 # Beside the weights: sizes, tokenizer, ends of answers, chat template, preprocessing.
 _BESIDE: Final = (

@@ -26,7 +26,10 @@ def is_remote(name: object) -> bool:
 
 def address_label(address: str) -> str:
     """An address for records: without user name, password and query, which may be secret."""
-    parts = urlsplit(address)
+    try:
+        parts = urlsplit(address)
+    except ValueError:  # a bracket that is part of no IPv6 address
+        return address.partition("?")[0]
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{unquote(parts.path, errors='surrogateescape')}"
 
 

@@ -8,18 +8,20 @@ from llama_adapter.app.pictures.inputs.addresses import ADDRESS
 from llama_adapter.app.pictures.inputs.items import PictureInput, QuestionFields
 from llama_adapter.runtime.given import split_choices
 
-PICTURE_COLUMNS = ("picture", "image", "file_name", "filename", "path")
+PICTURE_COLUMNS = ("picture", "image", "images", "file_name", "filename", "path")
 PROMPT_COLUMNS = ("prompt", "question", "instruction")
 INPUT_COLUMN, CHOICES_COLUMN = "input", "choices"
-QUESTIONS, TURNS = "questions", "conversations"  # lists of objects; turns are of LLaVA's instructions
+QUESTIONS, TURNS = "questions", "conversations"  # lists of objects; turns are of LLaVA's instructions, or of a chat
+_CHAT = "messages"  # another name of turns
 KNOWN_COLUMNS = frozenset((*PICTURE_COLUMNS, *PROMPT_COLUMNS, INPUT_COLUMN, CHOICES_COLUMN, QUESTIONS, TURNS))
-_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
+_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 _PICTURE_MARK = "<image>"  # in the questions of LLaVA; it is no part of a prompt here
 
 
 def known_name(name: str, known: Collection[str] = KNOWN_COLUMNS) -> str:
     """The name of a column without white space around it, in lower case if it is one of `known`."""
     name = name.strip()
+    name = TURNS if name.lower() == _CHAT and _CHAT not in known else name
     return name.lower() if name.lower() in known else name
 
 
@@ -38,7 +40,7 @@ def asked_rows(values: Mapping[str, object], *, are_templates: bool) -> list[dic
     row = dict(values)
     if isinstance(row.get(TURNS), list) or (TURNS in row and not isinstance(row.get("answer"), str)):
         as_question = as_template if are_templates else str
-        pairs = _pairs(row.pop(TURNS))
+        pairs = _pairs(row.pop(TURNS), has_picture=are_templates)
         return [{**row, "question": as_question(asked), "answer": said} for asked, said in pairs]
     several = row.pop(QUESTIONS, None)
     if several is None:
@@ -56,25 +58,37 @@ def _with_question(row: dict[str, object]) -> dict[str, object]:
     return {name: value for name, value in row.items() if name != "text"} | {"question": text}
 
 
-def _pairs(turns: object) -> list[tuple[str, str | None]]:
+def _pairs(turns: object, *, has_picture: bool) -> list[tuple[str, str | None]]:
     """Each question of a conversation with its answer. Raises ValueError."""
     pairs: list[tuple[str, str | None]] = []
     for turn in turns if isinstance(turns, list) else [None]:
-        match turn:
-            case {"from": str(role), "value": str(text)} if _ROLES.get(role) == "user":
-                pairs.append((text.replace(_PICTURE_MARK, "").strip(), None))
-            case {"from": str(role), "value": str(text)} if (
-                _ROLES.get(role) == "assistant" and pairs and pairs[-1][1] is None
-            ):
-                pairs[-1] = pairs[-1][0], text
-            case {"from": "system", "value": str()} if not pairs:
-                continue
-            case _:
-                pairs.clear()
-                break
+        role, text = _said(turn)
+        if role == "user":
+            if _PICTURE_MARK in text and not has_picture:
+                raise ValueError(f"its `{TURNS}` have a picture, and it has none in a column {named(PICTURE_COLUMNS)}")
+            pairs.append((text.replace(_PICTURE_MARK, "").strip(), None))
+        elif role == "assistant" and pairs and pairs[-1][1] is None:
+            pairs[-1] = pairs[-1][0], text
+        elif role != "system" or pairs:
+            pairs.clear()
+            break
     if not pairs:
-        raise ValueError(f'its `{TURNS}` are no list of turns of "human" and "gpt", each with a text `value`')
+        raise ValueError(
+            f'its `{TURNS}` are no list of turns of "human" and "gpt", each with a text `value`, or of "user" and '
+            '"assistant", each with `content`'
+        )
     return pairs
+
+
+def _said(turn: object) -> tuple[str, str]:
+    """The role and the text of a turn in LLaVA's form or that of chats, with marks of pictures; "" for other values."""
+    match turn:
+        case {"from": str(role), "value": str(text)} | {"role": str(role), "content": str(text)}:
+            return _ROLES.get(role, ""), text
+        case {"role": str(role), "content": list(parts)} if all(isinstance(part, Mapping) for part in parts):
+            texts = (part["text"] if isinstance(part.get("text"), str) else _PICTURE_MARK for part in parts)
+            return _ROLES.get(role, ""), "\n".join(texts)
+    return "", ""
 
 
 def first_column(values: Mapping[str, object], *, of: tuple[str, ...]) -> str | None:
@@ -157,12 +171,17 @@ def row_picture(values: Mapping[str, object], *, root: str, place: str) -> Pictu
     """The picture of a row, relative to the folder `root`; None if it has none. `place` is the row's, for messages.
 
     It is in the first of `PICTURE_COLUMNS` whose value is not null: a path or an address, or an object with `bytes` or
-    `path`, as the `datasets` library stores pictures. Raises ValueError with the reason for another value.
+    `path`, as the `datasets` library stores pictures, or a list of one of them. Raises ValueError with the reason for
+    another value.
     """
-    column = next((name for name in PICTURE_COLUMNS if values.get(name) is not None), None)
+    column = next((name for name in PICTURE_COLUMNS if values.get(name) not in (None, [])), None)
     if column is None:
         return None
     value = values[column]
+    if isinstance(value, list):
+        if len(value) > 1:
+            raise ValueError(f"`{column}` has {len(value):,} pictures, and a question is about one")
+        value = value[0]
     if isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes):
         label = f"{place}/{value['path']}" if isinstance(value.get("path"), str) else place
         return PictureInput(source=value["bytes"], label=label, root=root or ".", found_in=(place,))

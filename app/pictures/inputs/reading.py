@@ -8,7 +8,13 @@ from functools import partial
 from itertools import islice
 
 from llama_adapter.app.pictures.answer_error import AnswerError
-from llama_adapter.app.pictures.inputs.addresses import check_remote, is_remote, remote_inputs
+from llama_adapter.app.pictures.inputs.addresses import (
+    address_label,
+    check_remote,
+    is_remote,
+    remote_inputs,
+    shown_address,
+)
 from llama_adapter.app.pictures.inputs.archives import archive_inputs, is_archive_name
 from llama_adapter.app.pictures.inputs.folders import file_input, folder_inputs, is_folder
 from llama_adapter.app.pictures.inputs.items import InputsError, InputSpec, LeftOut, PictureInput
@@ -94,11 +100,17 @@ def may_bring_columns(spec: InputSpec) -> bool:
 
 
 def _all_inputs(spec: InputSpec, *, addresses: bool, left_out: LeftOut) -> Iterator[PictureInput]:
-    named = partial(_named_inputs, recursive=spec.recursive, fields=spec.sample_fields, left_out=left_out)
+    named = partial(
+        _named_inputs,
+        recursive=spec.recursive,
+        fields=spec.sample_fields,
+        left_out=left_out,
+        addresses=addresses,
+    )
     for name in spec.paths:
         if addresses and is_remote(name):
             yield from remote_inputs(name, recursive=spec.recursive)
-        elif is_pattern(name):
+        elif is_pattern(name) and not is_remote(name):
             yield from _pattern_inputs(name, expand=named)
         else:
             yield from named(name)
@@ -152,7 +164,13 @@ def _listed(line: bytes) -> bytes:
 
 
 def _named_inputs(
-    name: str, *, recursive: bool, fields: tuple[str, ...] | None, left_out: LeftOut, root: str | None = None
+    name: str,
+    *,
+    recursive: bool,
+    fields: tuple[str, ...] | None,
+    left_out: LeftOut,
+    addresses: bool,
+    root: str | None = None,
 ) -> Iterator[PictureInput]:
     """The items of a name without wildcards.
 
@@ -167,6 +185,9 @@ def _named_inputs(
             yield _explained(item, recursive=recursive) if item.source == name else item
     elif is_archive_name(name) and os.path.isfile(name):
         yield from archive_inputs(name, fields=fields, left_out=left_out)
+    elif is_remote(name) and not addresses:
+        message = f"Wanted a picture file, got the address `{shown_address(name)}`; download it, or use --engine ray."
+        yield PictureInput.failed(address_label(name), "missing", message, source=name)
     else:
         yield file_input(name, root=root)
 

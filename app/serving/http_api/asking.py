@@ -119,7 +119,7 @@ class Asker:
     ) -> Pending:
         """Submit a request; `request_id` is `req_` and a number. Raises ApiError."""
         info = model_info(self.service)
-        name = shown_name(request.model, info=info, names=self.model_names)
+        name = shown_name(request.model or ALIAS, info=info, names=self.model_names)
         asked = form.understand(request)
         if info.picture_format is not None and asked.messages:
             asked = asked.with_all_pictures()

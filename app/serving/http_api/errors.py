@@ -153,9 +153,7 @@ def of_validation(error: RequestValidationError) -> ApiError:
     if kind == "json_invalid" or (kind == "missing" and not location):
         return ApiError("The body is not valid JSON in UTF-8.", code="invalid_json")
     if not location:
-        return ApiError(
-            "The body must be a JSON object with `model` and `messages` (or `input`, `prompt`).", code="invalid_type"
-        )
+        return ApiError("The body must be a JSON object with `messages` (or `input`, `prompt`).", code="invalid_type")
     if kind == "extra_forbidden":
         return _unknown_parameter(location)
     place = _place(location)

@@ -132,6 +132,10 @@ def _as_whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def _as_limit(value: Any) -> Any:
+    return _INT32 if value == -1 else _as_whole(value)
+
+
 _by_kind = Discriminator(_kind_of_part, "part_type", "type is missing or unknown")
 _Seen = Annotated[TextPart, Tag(f"{LABEL_MARK}text")] | Annotated[ImagePart, Tag(f"{LABEL_MARK}picture")]
 _Unseen = Annotated[OtherPart, Tag(f"{LABEL_MARK}other")]
@@ -144,7 +148,9 @@ No = Annotated[bool, AfterValidator(_refuse_true), Field(json_schema_extra={"con
 _whole = BeforeValidator(_as_whole)  # accepts 1.0 for 1. Last in each type, so that the JSON schema keeps the limits
 One = Annotated[int, Field(ge=1, le=1), _whole]
 NoNumber = Annotated[int, Field(ge=0, le=0), _whole]
-Limit = Annotated[int, Field(ge=1, le=_INT32), _whole]
+_Positive = Annotated[int, Field(ge=1, le=_INT32)]
+_PositiveOrNone = Literal[-1] | _Positive  # -1 means no limit, as in llama.cpp and LM Studio
+Limit = Annotated[_Positive, BeforeValidator(_as_limit, json_schema_input_type=_PositiveOrNone)]
 Seed = Annotated[int, Field(ge=-LARGEST_SEED - 1, le=LARGEST_SEED), _whole]
 TopK = Annotated[int, Field(ge=-1, le=_INT32), _whole]
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), _whole]
@@ -298,7 +304,7 @@ class IgnoredParameters(NeutralParameters):
 class CommonRequest(IgnoredParameters):
     """The fields that chat and responses requests share. A parameter that is null has its default."""
 
-    model: str = Field(description="A name that `/v1/models` lists, or `default`.")
+    model: str = Field("", description="A name that `/v1/models` lists, or `default`. Default: the loaded model.")
     temperature: float | None = Field(None, ge=0, le=2, description="Default: 0, greedy decoding.")
     top_p: float | None = Field(None, ge=0, le=1, description="Default: 0.75. Used with a temperature above 0.")
     top_k: TopK | None = Field(None, description="Extension. Default: 0 (or -1), all tokens.")
@@ -355,7 +361,7 @@ class ChatRequest(CommonRequest):
     """A question, usually about a picture. A parameter that is null has its default."""
 
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
-    max_completion_tokens: Limit | None = Field(None, description="Default: 64.")
+    max_completion_tokens: Limit | None = Field(None, description="Default: 64. -1: until the context is full.")
     max_tokens: Limit | None = Field(None, description="The older name of `max_completion_tokens`.")
     n: Answers | None = Field(None, description="Number of answers. With a seed, answer i has seed + i.")
     logprobs: bool | None = Field(

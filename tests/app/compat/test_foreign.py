@@ -159,6 +159,11 @@ def test_what_is_not_plain_settings_is_an_error(text: str, tmp_path: Path) -> No
         imported(tmp_path, "x.yaml", text)
 
 
+def test_a_script_without_options_has_the_settings_of_no_system(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no known system: its keys are none"):
+        imported(tmp_path, "x.sh", "python pipeline_inference.py\n")
+
+
 @pytest.mark.parametrize("text", ["run --a 'b", "run --a 1 --a 2", "run --a 1 2"])
 def test_what_is_no_command_line_is_an_error(text: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=":2"):

@@ -145,6 +145,7 @@ def test_services_fetch_only_with_yes(
     [
         ("get", 2, "get needs a name"),
         ("get nothing", 2, "The catalogue has no model `nothing`"),
+        ("get Bias7b", 2, "`bias-7b` may be meant"),
         ("get --list --check", 2, "--list goes without"),
         ("get hf:nothing", 2, "no address"),
         ("get bias-7b", 2, "get bias-7b`"),

@@ -14,6 +14,7 @@ from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.pictures.inputs import InputsError
 from llama_adapter.runtime.errors import ExitCode, UsageError
+from llama_adapter.runtime.problems import describe
 
 
 class Labels:
@@ -105,7 +106,7 @@ def test_only_the_named_pictures_count_and_one_question_may_stand_for_all(labels
         {"choices": ("left", "right")},
         {"pictures": ("elsewhere.png",)},
         {"plot": "plot.txt"},
-        {"calibration_out": "/nowhere/c.json"},
+        {"calibration_out": "/proc/c.json"},
         {"calibration_out": __file__},  # it exists
         {"prompts": False},
     ],
@@ -120,10 +121,11 @@ def test_unusable_settings_are_refused_before_a_model_is_loaded(
     if not settings.pop("prompts", True):
         labels.rows = [(picture, "", "no") for picture, *_ in labels.rows]
 
-    with pytest.raises((InputsError, UsageError)) as refused:
+    with pytest.raises((InputsError, UsageError, OSError)) as refused:
         labels.calibrate(**settings)
-    shown = refused.value.message.replace(str(labels.folder), "FOLDER").replace(__file__, "FILE")
-    assert (shown, refused.value.hint) == snapshot
+    problem = describe(refused.value)
+    shown = problem.sentence.replace(str(labels.folder), "FOLDER").replace(__file__, "FILE")
+    assert (shown, problem.hint) == snapshot
 
 
 @pytest.mark.parametrize("precision", [0.0, 1.1, float("nan")])

@@ -16,6 +16,10 @@ def turns(*texts: str) -> list[dict[str, str]]:
     return [{"from": ("human", "gpt")[index % 2], "value": text} for index, text in enumerate(texts)]
 
 
+def chat(*contents: Any) -> list[dict[str, Any]]:
+    return [{"role": ("user", "assistant")[index % 2], "content": one} for index, one in enumerate(contents)]
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     fill(tmp_path, "a.jpg", "b.jpg")
@@ -25,6 +29,18 @@ def folder(tmp_path: Path) -> Path:
         {"id": "2", "image": "b.jpg", "conversations": turns("Where is it?\n<image>", "Left.")},
     ]
     (tmp_path / "llava.json").write_text(json.dumps(llava))
+    parts = [{"type": "image"}, {"type": "text", "text": "Where is it?", "index": None}]
+    chats = [
+        {
+            "messages": [
+                {"role": "system", "content": "Look."},
+                *chat("<image>What is it?", "A star.", "And how?", "Red."),
+            ]
+        },
+        {"messages": chat(parts, [{"type": "text", "text": "Left."}])},
+    ]
+    lines = (json.dumps({**row, "images": [name]}) + "\n" for row, name in zip(chats, ("a.jpg", "b.jpg"), strict=True))
+    (tmp_path / "chat.jsonl").write_text("".join(lines))
     (tmp_path / "alpaca.json").write_text(json.dumps([{"instruction": "Add.", "input": "1, 2", "output": "3"}]))
     return tmp_path
 
@@ -38,7 +54,10 @@ ASKED = [
 TEXTS = [(None, "Add.", "answer", ("3",))]
 
 
-@pytest.mark.parametrize(("name", "expected"), [("cc3m.csv", CAPTIONS), ("llava.json", ASKED), ("alpaca.json", TEXTS)])
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("cc3m.csv", CAPTIONS), ("llava.json", ASKED), ("chat.jsonl", ASKED), ("alpaca.json", TEXTS)],
+)
 def test_a_table_is_read_as_it_is(name: str, expected: list[Any], folder: Path) -> None:
     found = read(folder / name)
     assert [brief(one, folder=folder) for one in found.examples] == expected
@@ -102,6 +121,18 @@ def test_other_conversations_are_refused_with_their_line(value: Any, folder: Pat
     (folder / "llava.json").write_text(json.dumps([{"image": "a.jpg", "conversations": value}]))
     (reason,) = reasons(read(folder / "llava.json"), folder=folder)
     assert reason.startswith("llava.json, line 1: its `conversations` are no list of turns")
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"conversations": turns("<image>\nWhat?", "A star.")}, "its `conversations` have a picture, and it has none"),
+        ({"images": ["a.jpg", "b.jpg"], "conversations": turns("What?", "A star.")}, "`images` has 2 pictures"),
+    ],
+)
+def test_no_picture_of_a_conversation_is_left_out(row: dict[str, Any], reason: str, folder: Path) -> None:
+    (folder / "llava.json").write_text(json.dumps([row]))
+    assert reason in reasons(read(folder / "llava.json"), folder=folder)[0]
 
 
 def test_an_address_is_no_picture_and_a_url_beside_a_question_is_a_column(folder: Path) -> None:

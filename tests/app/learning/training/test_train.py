@@ -370,6 +370,7 @@ def test_what_cannot_be_written_is_told_before_the_first_step(
     (tmp_path / "file.training").write_text("mine")
     assert "and a folder is there" in refusal("folder.pth")
     assert "and a file is there" in refusal("file.pth")
+    assert "No such file or directory: `/proc/pets.pth`" in refusal("/proc/pets.pth")
     monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=10**6))
     assert "MB, and the disk of" in refusal("pets.pth")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file.training", "folder.pth"]

@@ -37,6 +37,7 @@ def fetch(source: HubSource) -> Path:
         ("hf:a/b/c.gguf", HubSource(repo="a/b", file="c.gguf")),
         ("hf:a", None),
         ("hf:a/b@", None),
+        ("hf:../b", None),
         ("hf:https://a/b", None),
     ],
 )

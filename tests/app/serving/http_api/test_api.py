@@ -252,12 +252,12 @@ def test_the_names_of_the_server_replace_the_model_s_own(service: StubService) -
         listed = client.get("/v1/models").json()["data"]
         said = {
             name: client.post(CHAT, json=chat() | {"model": name}).json().get("model")
-            for name in ("a/b", "c", "default", "stub")
+            for name in ("a/b", "c", "default", "stub", "", None)
         }
         found = client.get("/v1/models/c").json()["id"]
 
     assert [model["id"] for model in listed] == ["a/b", "c"]
-    assert said == {"a/b": "a/b", "c": "c", "default": "a/b", "stub": None}
+    assert said == {"a/b": "a/b", "c": "c", "default": "a/b", "stub": None, "": "a/b", None: "a/b"}
     assert found == "c"
 
 
