@@ -85,7 +85,7 @@ class MindirDecoder:
 
 def rotary_tables(config: DecoderConfig) -> dict[str, np.ndarray]:
     """The tables of the step's rotary embeddings, float32 (context, H) each, by the name of the parameter."""
-    found = {}
+    found: dict[str, np.ndarray] = {}
     for index, rotary in enumerate(config.distinct_rotaries):
         cos, sin = rotary.table(config.head_dim, context=config.context)
         found |= {f"rotaries.{index}.cos": cos, f"rotaries.{index}.sin": sin}
