@@ -25,7 +25,6 @@ _SWITCHES: Final[Mapping[str, Any]] = {
     "layer_rotaries": (),
     "layer_windows": (),
 }
-SHARED_KEYS: Final = "heads that share keys and values"
 QkNorm = Literal["none", "head", "all"]
 Norms = Literal["before", "both", "after"]
 Activation = Literal["silu", "gelu_tanh"]
@@ -122,22 +121,28 @@ class DecoderConfig:
         return window if window < self.context else 0
 
     @property
-    def differences(self) -> tuple[str, ...]:
-        """What it computes and the first LLaMA does not, in words, for programs that lack some of it."""
-        layers = range(self.num_layers)
-        rotaries = {self.rotary_of(layer) for layer in layers}
-        found = {
-            SHARED_KEYS: self.group > 1,
-            "heads of another width": self.dim != (self.all_heads or self.num_heads) * self.head_dim,
-            "norms of queries and keys": self.qk_norm != "none",
-            f"norms {self.norms} its blocks": self.norms != "before",
-            f"the activation {self.activation}": self.activation != "silu",
-            "capped scores": bool(self.score_cap),
-            "capped logits": bool(self.logit_cap),
-            "other rotary embeddings": len(rotaries) > 1 or not all(rotary and rotary.is_plain for rotary in rotaries),
-            "sliding windows": any(self.window_of(layer) for layer in layers),
-        }
-        return tuple(name for name, is_there in found.items() if is_there)
+    def distinct_rotaries(self) -> tuple[Rotary, ...]:
+        """The rotary embeddings of the layers, each once."""
+        found = dict.fromkeys(map(self.rotary_of, range(self.num_layers)))
+        return tuple(rotary for rotary in found if rotary is not None)
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The windows of the layers, each once, in ascending order; empty if all layers see everything."""
+        return tuple(sorted({*map(self.window_of, range(self.num_layers))} - {0}))
+
+    @property
+    def is_first_llama(self) -> bool:
+        """Whether it computes what the first LLaMA does, for programs that compute nothing else."""
+        rotaries = {*map(self.rotary_of, range(self.num_layers))}
+        return (
+            self.group == 1
+            and self.dim == (self.all_heads or self.num_heads) * self.head_dim
+            and (self.qk_norm, self.norms, self.activation) == ("none", "before", "silu")
+            and not (self.score_cap or self.logit_cap or self.windows)
+            and len(rotaries) == 1
+            and all(rotary is not None and rotary.is_plain for rotary in rotaries)
+        )
 
     @property
     def heads(self) -> range:

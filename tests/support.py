@@ -72,7 +72,7 @@ def page(found: Iterator[Proof]) -> str:
         "  simulated `atc` and ais_bench.",
         "- *not run*: the feature is not disabled, but no test runs it.",
         "- *none*: the device neither has nor needs the feature.",
-        "- *refused*: exports of models that compute more than the first LLaMA are refused in one sentence.",
+        "- *refused*: models of this kind are not exported; one sentence says so.",
         "",
         "[Devices](devices.md) has the details and the measurements.",
     ]

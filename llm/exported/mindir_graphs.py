@@ -1,12 +1,14 @@
 """Writes the decoder's graphs as MindIR files that share one weight file. No tensor is loaded."""
 
-# R rows, S tokens of the step per row, P cached positions per row, T wanted tokens, N heads, H head size,
-# Q adapter queries, D model width, V vocabulary
+# R rows, S tokens of the step per row, P cached positions per row, T wanted tokens, N heads, G heads of keys and
+# values, H head size, Q adapter queries, D model width, V vocabulary
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.exported.step import (
@@ -19,9 +21,9 @@ from llama_adapter.llm.exported.step import (
     VISUAL_QUERY,
     WANTED,
     layer_ports,
+    num_prefix_layers,
 )
 from llama_adapter.llm.exported.weights_file import Stored
-from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.card import Port
 from llama_adapter.runtime.graphs.mindir import External, import_mindspore, write_mindir
 
@@ -33,8 +35,7 @@ PREFILL, INCREMENT, PREFIX, ENCODER = "prefill", "increment", "prefix", "encoder
 class MindirDecoder:
     """A decoder to write: its sizes, its dtype, and the locations of its weights.
 
-    `weights` locates the tensors of the state dict, `rotary_cos` and `rotary_sin` in the file
-    `weights_file` of `folder`.
+    `weights` locates the tensors of the state dict and those of `rotary_tables` in the file `weights_file` of `folder`.
     """
 
     config: DecoderConfig
@@ -53,16 +54,16 @@ class MindirDecoder:
         self._write(cell, path, inputs=inputs, outputs=outputs, of=self.weights)
 
     def write_prefix(self, path: str) -> None:
-        """The graph from the visual query (R, Q, D) to the prefix. Raises GraphError if keys or values have a bias."""
+        """The graph from the visual query (R, Q, D) to the prefix."""
         config, weights = self.config, dict(self.weights)
+        rows = config.attention_dim, config.attention_dim + 2 * config.kv_dim  # of keys and values in `qkv`
         for j in range(config.num_adapter_layers):
-            packed = f"layers.{config.first_adapter_layer + j}.attention.qkv"
-            if weights[f"{packed}.bias"].rows(config.dim, 3 * config.dim).read(self.folder / self.weights_file).any():
-                raise not_computed("biases of keys and values")
-            kv = weights.get(f"adapter.kv.{j}.weight")
-            if kv is None:  # rows of the packed projection of tokens
-                kv = weights[f"{packed}.weight"].rows(config.dim, 3 * config.dim)
-            weights[f"projections.{j}.weight"] = kv
+            attention = f"layers.{config.first_adapter_layer + j}.attention"
+            own = weights.get(f"adapter.kv.{j}.weight")
+            weights[f"layers.{j}.projection.weight"] = own or weights[f"{attention}.qkv.weight"].rows(*rows)
+            weights[f"layers.{j}.projection.bias"] = weights[f"{attention}.qkv.bias"].rows(*rows)
+            if config.qk_norm != "none":
+                weights[f"layers.{j}.norm.weight"] = weights[f"{attention}.k_norm.weight"]
         query = Port(name=VISUAL_QUERY, dtype=self.dtype, shape=(-1, config.num_queries, config.dim))
         from llama_adapter.llm.exported.mindspore_cells import PrefixProjection
 
@@ -82,20 +83,21 @@ class MindirDecoder:
         return getattr(import_mindspore(), self.dtype)
 
 
-def not_computed(what: str) -> GraphError:
-    """The refusal of a decoder with `what`, which the cells do not compute."""
-    return GraphError(
-        f"This decoder has {what}, which MindIR exports do not compute",
-        hint="export it with --format onnx, or for Ascend chips with --format onnx-atc",
-    )
+def rotary_tables(config: DecoderConfig) -> dict[str, np.ndarray]:
+    """The tables of the step's rotary embeddings, float32 (context, H) each, by the name of the parameter."""
+    found: dict[str, np.ndarray] = {}
+    for index, rotary in enumerate(config.distinct_rotaries):
+        cos, sin = rotary.table(config.head_dim, context=config.context)
+        found |= {f"rotaries.{index}.cos": cos, f"rotaries.{index}.sin": sin}
+    return found
 
 
 def step_inputs(config: DecoderConfig, *, dtype: str, has_cache: bool, has_sampling: bool) -> tuple[Port, ...]:
     """Inputs of an increment if `has_cache`, else of a prefill. R, S, P and T are dynamic.
 
-    Prefixes of the adapter layers are (R, N, Q, H), and caches of all layers (R, N, P, H).
+    Prefixes of the adapter layers are (R, N, Q, H), and caches of all layers (R, G, P, H).
     """
-    heads, size = config.num_heads, config.head_dim
+    size = config.head_dim
     ports = [
         Port(name=IDS, dtype="int32", shape=(-1, -1)),
         Port(name=POSITIONS, dtype="int32", shape=(-1, -1)),
@@ -105,8 +107,8 @@ def step_inputs(config: DecoderConfig, *, dtype: str, has_cache: bool, has_sampl
     if has_sampling:
         types = ("float32", "float32", "int32", "float32")
         ports += [Port(name=name, dtype=kind, shape=(-1,)) for name, kind in zip(SAMPLING, types, strict=True)]
-    prefix, cache = (-1, heads, config.num_queries, size), (-1, heads, -1, size)
-    ports += [Port(name=name, dtype=dtype, shape=prefix) for name in layer_ports("prefix", config.num_adapter_layers)]
+    prefix, cache = (-1, config.num_heads, config.num_queries, size), (-1, config.num_kv_heads, -1, size)
+    ports += [Port(name=name, dtype=dtype, shape=prefix) for name in layer_ports("prefix", num_prefix_layers(config))]
     if has_cache:
         ports += [Port(name=name, dtype=dtype, shape=cache) for name in layer_ports("cache", config.num_layers)]
     return tuple(ports)

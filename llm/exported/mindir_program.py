@@ -8,6 +8,7 @@ from typing import Any
 from llama_adapter.llm.exported.card import ExportCard
 from llama_adapter.llm.exported.host_program import HostProgram
 from llama_adapter.llm.exported.mindir_graphs import INCREMENT, PREFILL, PREFIX, step_inputs
+from llama_adapter.llm.exported.step import num_prefix_layers
 from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.mindir_runtime import MindirRuntime
@@ -25,7 +26,7 @@ def open_mindir_program(
     with ExitStack() as stack:
         opened: dict[str, GraphSession] = {}
         needed = [INCREMENT] if runtime.backend == "ms" else [PREFILL, INCREMENT]
-        for kind in needed + ([PREFIX] if card.config.num_adapter_layers else []):
+        for kind in needed + ([PREFIX] if num_prefix_layers(card.config) else []):
             if kind not in graphs:
                 raise GraphError(f"The card of `{folder}` names no {kind} graph", hint="export the decoder again")
             opened[kind] = stack.enter_context(closing(runtime.open(folder / str(graphs[kind]))))

@@ -306,9 +306,7 @@ class GraphBuilder:
         """cos and sin of the positions, (R, S, 1, H / 2), for each rotary embedding of the layers."""
         config = self._config
         found: dict[Rotary | None, tuple[ir.Value, ir.Value]] = {}
-        for rotary in dict.fromkeys(map(config.rotary_of, range(config.num_layers))):
-            if rotary is None:
-                continue
+        for rotary in config.distinct_rotaries:
             frequencies, factors = rotary.frequencies(config.head_dim, context=config.context)
             angles = np.outer(np.arange(config.context, dtype=np.float32), frequencies)
             cos, sin = (
@@ -323,13 +321,13 @@ class GraphBuilder:
     ) -> "dict[int, ir.Value]":
         """The mask for each window of the layers, (R, 1, S, P)."""
         masks = {0: self._op("Unsqueeze", mask_RSP, self._ints(1))}
-        windows = {*map(self._config.window_of, range(self._config.num_layers))} - {0}
+        windows = self._config.windows
         if not windows:
             return masks
         keys_RP = self._positions_of_keys(mask_RSP, positions_RS, places_RS)
         columns = (self._op("Unsqueeze", part, self._ints(axis)) for part, axis in ((positions_RS, 2), (keys_RP, 1)))
         distance_RSP = self._op("Sub", *columns)
-        for window in sorted(windows):
+        for window in windows:
             is_near_RSP = self._op("Less", distance_RSP, self._scalar(window, "int32"))
             masks[window] = self._op("And", masks[0], self._op("Unsqueeze", is_near_RSP, self._ints(1)))
         return masks

@@ -214,7 +214,7 @@ class LlamaAdapterDecoder(nn.Module):
         self.operators = ATEN
         self.ranks: Alone = ALONE
         rotaries = [config.rotary_of(layer) for layer in range(config.num_layers)]
-        distinct = list(dict.fromkeys(rotary for rotary in rotaries if rotary is not None))
+        distinct = config.distinct_rotaries
         self.rotaries = nn.ModuleList(RotaryTable(rotary, config) for rotary in distinct)
         # Of each layer. A table of None: it does not rotate; a window of 0: it sees all.
         self.layer_tables = [None if rotary is None else distinct.index(rotary) for rotary in rotaries]
@@ -248,7 +248,7 @@ class LlamaAdapterDecoder(nn.Module):
         layer is computed for these tokens only.
 
         `mask_B1SP` is bool, True where a token may attend. If its B is 1, it is broadcast. None stands for a causal
-        mask of S tokens without others before them, if the operators know it and `DecoderConfig.differences` is empty.
+        mask of S tokens without others before them, if the operators know it and `DecoderConfig.is_first_llama`.
         Without a cache, P = S and tokens attend only to each other, with gradients, as in training and scoring.
 
         If all rows have the same tokens, a single row (1, S) is enough. Everything before the first adapter attention
@@ -288,8 +288,8 @@ class LlamaAdapterDecoder(nn.Module):
     def _masks(self, mask_B1SP: Tensor | None, positions_BS: Tensor, cache: KVView) -> Mapping[int, Tensor | None]:
         """The mask for each window of the layers."""
         masks = {0: mask_B1SP}
-        for window in {*self.layer_windows} - {0}:
-            assert mask_B1SP is not None, "a window is a difference"
+        for window in self.config.windows:
+            assert mask_B1SP is not None, "the first LLaMA has no window"
             distance_BSP = positions_BS[:, :, None] - cache.positions(positions_BS)[:, None]
             masks[window] = mask_B1SP & (distance_BSP < window)[:, None]
         return masks

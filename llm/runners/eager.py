@@ -67,7 +67,7 @@ class FusedDecoder:
     def can_run(self) -> bool:
         """Whether the operators compute this decoder and can read all layers, and it is whole."""
         weights = (*itertools.chain.from_iterable(self.layers), self.head)
-        is_known = not self.decoder.config.differences
+        is_known = self.decoder.config.is_first_llama
         return is_known and all(each is not None for each in weights) and self.decoder.ranks is ALONE
 
     def run(
@@ -252,7 +252,7 @@ class EagerRunner:
             prefix, view = Prefix(whole.k[:, slots], whole.v[:, slots]), cache.prefill_view(slots)
             positions_1S = torch.arange(start, start + length, device=tokens.device)[None]
             mask_11SP = None
-            if start or not operators.knows_causal or decoder.config.differences:
+            if start or not operators.knows_causal or not decoder.config.is_first_llama:
                 ones_SP = torch.ones(length, start + length, dtype=torch.bool, device=tokens.device)
                 mask_11SP = ones_SP.tril(start)[None, None]
             hidden_R1D = decoder(tokens, positions_1S, mask_11SP, prefix, view, places_B=places_R)

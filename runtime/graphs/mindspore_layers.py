@@ -56,13 +56,18 @@ class LayerNorm(nn.Cell):  # type: ignore[misc]
 
 
 class Scores(nn.Cell):  # type: ignore[misc]
-    """q k^T / sqrt(H) in float32."""
+    """q k^T / sqrt(H) in float32, capped; see `capped`."""
 
-    def __init__(self, head_dim: int) -> None:
+    def __init__(self, head_dim: int, *, cap: float = 0.0) -> None:
         super().__init__()
         self.multiply = ops.BatchMatMul(transpose_b=True)
-        self.scale = head_dim**-0.5
+        self.scale, self.cap = head_dim**-0.5, cap
 
     def construct(self, q: Any, k: Any) -> Any:
         """q (R, N, S, H), k (R, N, P, H) -> (R, N, S, P)."""
-        return ops.cast(self.multiply(q, k), mindspore.float32) * self.scale
+        return capped(ops.cast(self.multiply(q, k), mindspore.float32) * self.scale, self.cap)
+
+
+def capped(x: Any, cap: float) -> Any:
+    """cap * tanh(x / cap); x itself if `cap` is 0."""
+    return cap * ops.tanh(x / cap) if cap else x

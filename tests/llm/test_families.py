@@ -92,9 +92,13 @@ def family(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def decoder(family: str, tmp_path: Path) -> LlamaAdapterDecoder:
-    """The folder of a model, opened as `--llama-dir` is."""
-    written(family).save_pretrained(tmp_path)
-    config, state = build_decoder(open_huggingface(tmp_path), None, vocab_size=SIZES["vocab_size"], context=CONTEXT)
+    return opened(family, tmp_path)
+
+
+def opened(family: str, folder: Path) -> LlamaAdapterDecoder:
+    """A model, saved in `folder` and opened as `--llama-dir` is."""
+    written(family).save_pretrained(folder)
+    config, state = build_decoder(open_huggingface(folder), None, vocab_size=SIZES["vocab_size"], context=CONTEXT)
     return decoder_from_state(config, state)
 
 
@@ -131,9 +135,14 @@ RUNNERS: dict[str, Callable[[LlamaAdapterDecoder, Path], Runner]] = {
 def test_greedy_tokens_of_ragged_batches_are_those_of_transformers(
     family: str, runner: str, decoder: LlamaAdapterDecoder, tmp_path: Path
 ) -> None:
+    check_greedy_tokens(RUNNERS[runner](decoder, tmp_path), family)
+
+
+def check_greedy_tokens(runner: Runner, family: str, *, num_tokens: int = 64) -> None:
+    """Three ragged prompts on a runner with two slots continue as in transformers."""
     prompts = [tuple(random_ids(1, length)[0].tolist()) for length in (37, 35, 50)]
-    settings = SamplingParams(max_new_tokens=64)
-    engine = Engine(RUNNERS[runner](decoder, tmp_path), eos_id=-7)  # the third one starts beside a running row
+    settings = SamplingParams(max_new_tokens=num_tokens)
+    engine = Engine(runner, eos_id=-7)  # the third one starts beside a running row
     requests = [
         GenerateRequest(id=index, prompt_ids=prompt, prefix=engine.empty_prefix(), sampling=settings)
         for index, prompt in enumerate(prompts)

@@ -85,7 +85,7 @@ def toy_decoder(config: DecoderConfig = CONFIG, *, seed: int = 0) -> LlamaAdapte
     decoder = LlamaAdapterDecoder(config).eval().requires_grad_(False)
     decoder.adapter.gates.normal_()
     decoder.head.weight.normal_(std=0.5)
-    if config.differences:
+    if not config.is_first_llama:
         for module in decoder.modules():
             if isinstance(module, RmsNorm):
                 module.weight.normal_(1.0, 0.2)

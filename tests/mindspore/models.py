@@ -1,9 +1,11 @@
 """Models exported as MindIR, once for all tests, and greedy answers computed by their graphs."""
 
+import dataclasses
 import functools
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,15 +14,23 @@ import torch
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.app.models.graph_export.decoder import DecoderJob, run_export_decoder
+from llama_adapter.app.models.graph_export.mindir import export_mindir
 from llama_adapter.app.models.resources import embedded_model
+from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.exported.card import read_card
 from llama_adapter.llm.exported.host_program import HostProgram
 from llama_adapter.llm.exported.mindir_program import open_mindir_program
+from llama_adapter.llm.exported.runner import ExportedRunner
 from llama_adapter.llm.exported.step import decode_step, prefill_step
+from llama_adapter.llm.model.llama import LlamaAdapterDecoder
+from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.prefix import Prefix
+from llama_adapter.runtime.graphs.card import GraphDtype
+from llama_adapter.runtime.graphs.defaults import MindirBackend
 from llama_adapter.runtime.graphs.mindir_runtime import MindirRuntime
 from llama_adapter.runtime.graphs.session import GraphSession
 from tests.app.golden import model_options
+from tests.llm.exported import CARD
 
 NUM_SLOTS = 16
 _FOLDER = tempfile.TemporaryDirectory(prefix="mindir-")
@@ -57,6 +67,26 @@ def encoder(name: str = "embedded", *, precision: str = "float32") -> GraphSessi
     settings = read_card(folder).settings
     assert settings is not None
     return MindirRuntime().open(folder / settings["encoder"])
+
+
+def mindir_runner(
+    decoder: LlamaAdapterDecoder,
+    folder: Path,
+    *,
+    num_slots: int,
+    past: PastKeyValues | None = None,
+    backend: MindirBackend = "ms",
+    dtype: GraphDtype = "float32",
+) -> ExportedRunner:
+    """A runner of a decoder exported into `folder`."""
+    model: Any = SimpleNamespace(decoder_config=decoder.config, name="toy")  # without an encoder
+    made = export_mindir(model, decoder.state_dict().items(), folder, dtype=dtype, encoder=False)
+    card = dataclasses.replace(
+        CARD, format="mindir", decoder=decoder.config.to_dict(), dtype=dtype, settings=made.graphs
+    )
+    opened = open_mindir_program(card, folder, MindirRuntime(backend=backend), num_slots=num_slots, past=past)
+    config = EngineConfig(decoder=decoder.config, dtype=np.dtype(dtype), num_slots=num_slots, past=past)
+    return ExportedRunner(opened, config)
 
 
 def place(made: HostProgram, visual_query_BQD: np.ndarray) -> None:

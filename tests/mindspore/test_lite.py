@@ -1,9 +1,6 @@
 """MindSpore Lite's session with a stand-in that runs the same graphs in MindSpore and checks the documented calls."""
 
-import importlib
 import shutil
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +21,7 @@ from tests.mindspore.models import encoder, exported, greedy
 from tests.mindspore.test_graphs import PICTURES
 from tests.parity.golden import GENERATE, pixels
 
-FAKE = Path(__file__).resolve().parents[1] / "fakes" / "mindspore_lite"
 TEXTS = ["a small red star", "Below is"]
-
-
-@pytest.fixture
-def mslite(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The stand-in, with one Ascend device."""
-    monkeypatch.syspath_prepend(str(FAKE))
-    monkeypatch.setenv("FAKE_ASCENDS", "1")
-    yield importlib.import_module("mindspore_lite")
-    del sys.modules["mindspore_lite"]
 
 
 def graph(kind: str, *, folder: Path | None = None) -> Path:

@@ -18,8 +18,9 @@ from llama_adapter.llm.exported.mindir_graphs import (
     PREFILL,
     PREFIX,
     MindirDecoder,
-    not_computed,
+    rotary_tables,
 )
+from llama_adapter.llm.exported.step import num_prefix_layers
 from llama_adapter.llm.exported.weights_file import Stored, WeightsFile
 from llama_adapter.runtime.graphs.card import GraphDtype, Port
 from llama_adapter.runtime.graphs.ge_config import FILE as GE_CONFIG
@@ -61,29 +62,24 @@ def export_mindir(
         sampling: whether the graphs draw tokens themselves (`is_sample_acceleration`).
         encoder: whether to write the picture encoder too.
 
-    Raises GraphError without MindSpore, for a decoder that differs from the first LLaMA, and for weights that `dtype`
-    cannot hold.
+    Raises GraphError without MindSpore, and for weights that `dtype` cannot hold.
     """
     config = model.decoder_config
-    if config.differences:
-        raise not_computed(", ".join(config.differences))
     import_mindspore()
     stem = re.sub(r"[^A-Za-z0-9_.-]+", "_", model.name)
     variables = _VARIABLES.format(stem)
     (folder / variables).mkdir()
     weights_file = f"{variables}/{_DECODER_WEIGHTS}"
     weights = _write_weights(folder / weights_file, tensors, dtype=dtype)
-    # The rotary table is float32 in every model, like normalisation.
-    rotary = config.rotary_of(0)
-    assert rotary is not None, "else it differs from LLaMA"
-    cos, sin = map(torch.from_numpy, rotary.table(config.head_dim, context=config.context))
-    weights |= _append_floats(folder / weights_file, [("rotary_cos", cos), ("rotary_sin", sin)])
+    # Rotary tables are float32 in every model, like normalisation.
+    tables = ((key, torch.from_numpy(table)) for key, table in rotary_tables(config).items())
+    weights |= _append_floats(folder / weights_file, tables)
     decoder = MindirDecoder(config=config, dtype=dtype, weights=weights, folder=folder, weights_file=weights_file)
     graphs = {PREFILL: f"{stem}_prefill_graph.mindir", INCREMENT: f"{stem}_inc_graph.mindir"}
     for kind in (PREFILL, INCREMENT):
         decoder.write_step(graphs[kind], has_cache=kind == INCREMENT, has_sampling=sampling)
     files = [weights_file, *graphs.values()]
-    if config.num_adapter_layers:
+    if num_prefix_layers(config):
         graphs[PREFIX] = f"{variables}/prefix_graph.mindir"
         decoder.write_prefix(graphs[PREFIX])
         files.append(graphs[PREFIX])
@@ -156,6 +152,7 @@ def _settings(config: DecoderConfig, stem: str, graphs: Mapping[str, str], *, sa
                 "hidden_size": config.dim,
                 "num_layers": config.num_layers,
                 "num_heads": config.num_heads,
+                **({"n_kv_heads": config.num_kv_heads} if config.group > 1 else {}),
                 "vocab_size": config.vocab_size,
                 "intermediate_size": config.ffn_dim,
                 "rms_norm_eps": config.norm_eps,

@@ -1,0 +1,45 @@
+"""Decoders of all families in MindIR graphs, run by MindSpore."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.llm.past import PastKeyValues
+from llama_adapter.runtime.graphs.defaults import MindirBackend
+from tests.llm.test_exported_decoder import check_answers_and_scores
+from tests.llm.test_families import check_greedy_tokens, opened
+from tests.llm.toys import EOS_ID, FAMILIES, toy_decoder, toy_engine, toy_prompts
+from tests.mindspore.models import mindir_runner
+
+
+@pytest.mark.parametrize("family", ["llama 3.1", "qwen2", "qwen3", "gemma3"])
+@pytest.mark.proves("Llama 3, TinyLlama, SmolLM2", "MindSpore")
+@pytest.mark.proves("Qwen2, Qwen2.5, Qwen3", "MindSpore")
+@pytest.mark.proves("Gemma 2, Gemma 3", "MindSpore")
+def test_greedy_tokens_of_ragged_batches_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    decoder = opened(family, tmp_path / "folder")
+    check_greedy_tokens(mindir_runner(decoder, tmp_path, num_slots=2), family, num_tokens=32)
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "num_past"),
+    [("grouped", "mslite", 0), ("gemma", "mslite", 0), ("olmo", "ms", 4), ("windows", "ms", 4)],
+)
+@pytest.mark.proves("Mistral, Phi-3, SmolLM3", "MindSpore")
+@pytest.mark.proves("OLMo 2, Granite", "MindSpore")
+def test_pictures_are_answered_and_scored_as_in_torch(
+    tmp_path: Path, mslite: Any, name: str, backend: MindirBackend, num_past: int
+) -> None:
+    """MindSpore Lite runs prompts in the prefill graph; MindSpore, and prompts after a past, in that of increments."""
+    config = FAMILIES[name]
+    decoder = toy_decoder(config)
+    shape = (2, config.num_layers, config.num_kv_heads, num_past, config.head_dim)
+    past = PastKeyValues(*np.random.default_rng(1).normal(size=shape).astype(np.float32)) if num_past else None
+    engines = [
+        toy_engine(decoder, num_slots=4, past=past),
+        Engine(mindir_runner(decoder, tmp_path, num_slots=4, past=past, backend=backend), eos_id=EOS_ID),
+    ]
+    check_answers_and_scores(engines, toy_prompts(9, longest=20), config)
