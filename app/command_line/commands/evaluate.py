@@ -29,7 +29,7 @@ def run_eval(options: argparse.Namespace) -> int:
         "inputs": InputSpec(paths=data.data),
         "questions": (Question(instruction=data.question),),
         "sampling": settings(SamplingParams, {"max_new_tokens": options.max_new_tokens}),  # --seed is of the draw
-        "out": str(Path(options.out) / ANSWERS),
+        "out": os.path.join(options.out, ANSWERS),
         "settings": to_run_again(options.effective, command="eval"),
     }
     answering = settings(Job, {**given, **values})
