@@ -248,7 +248,7 @@ class DecoderConfig:
         """Inverse of `to_dict`. Raises TypeError for unknown or missing fields, ValueError for bad values."""
         lists = {name: tuple(values[name]) for name in ("layer_rotaries", "layer_windows") if name in values}
         if "rotaries" in values:
-            lists["rotaries"] = tuple(map(Rotary.from_dict, values["rotaries"]))
+            lists["rotaries"] = tuple(Rotary(**rotary) for rotary in values["rotaries"])
         return cls(**{**values, **lists})
 
 

@@ -1,7 +1,6 @@
 """Rotary embeddings: how the angle of a position is computed (Su et al., 2021), and the scalings of long contexts."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final, Literal, get_args
 
@@ -152,8 +151,3 @@ class Rotary:
     def to_dict(self) -> dict[str, Any]:
         """JSON values; those that are default are left out."""
         return {one.name: value for one in fields(self) if (value := asdict(self)[one.name]) != one.default}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Rotary":
-        """Inverse of `to_dict`. Raises TypeError for unknown fields, ValueError for bad values."""
-        return cls(**values)

@@ -37,6 +37,7 @@ _OURS = {
     r"adapter\.gates": Cut(1, ("heads",)),
 }
 _ADDED_ONCE = re.compile(r"layers\.\d+\.(attention\.out|feed_forward\.down)\.bias")  # added after sums over ranks
+# Of the matrices of Meta's checkpoints, by their names without `layers.N.` and `.weight`.
 META_CUTS = {
     "attention.wq": Cut(0, ("heads",)),
     "attention.wk": Cut(0, ("kv_heads",)),
@@ -48,23 +49,6 @@ META_CUTS = {
     "tok_embeddings": Cut(0, ("vocabulary",)),
     "output": Cut(0, ("vocabulary",)),
 }
-
-
-def cut_of(name: str) -> Cut | None:
-    """How a tensor of a decoder's state dict is divided; None if every rank has all of it.
-
-    The stored tensors of a quantised weight are divided like the weight.
-    """
-    plain = re.sub(r"weight_\w+$", "weight", name)
-    return next((cut for pattern, cut in _OURS.items() if re.fullmatch(pattern, plain)), None)
-
-
-def meta_cut(matrix: str) -> Cut | None:
-    """How a matrix of Meta's checkpoints is divided; None if it is not.
-
-    Its name is without `layers.N.` and `.weight`.
-    """
-    return META_CUTS.get(matrix)
 
 
 def is_added_once(name: str) -> bool:
@@ -93,7 +77,8 @@ def take(name: str, tensor: Tensor, *, whole: DecoderConfig, share: DecoderConfi
     """
     if is_added_once(name):
         return tensor if share.rank == 0 else torch.zeros_like(tensor)
-    cut = cut_of(name)
+    plain = re.sub(r"weight_\w+$", "weight", name)  # what a scheme stores of a weight is divided as the weight
+    cut = next((cut for pattern, cut in _OURS.items() if re.fullmatch(pattern, plain)), None)
     if cut is None:
         return tensor
     if name == "adapter.gates":

@@ -174,15 +174,12 @@ class StepOperators(Protocol):
     @property
     def most_rows(self) -> int:
         """The largest number of rows for which a step is faster with them."""
-        ...
 
     def weights(self, linear: nn.Module) -> Any:
         """The weights of a prepared linear layer as these operators read them; None if they cannot."""
-        ...
 
     def embed(self, tokens_R: Tensor, table_VD: Tensor) -> Hidden:
         """The embeddings of tokens."""
-        ...
 
     def project(
         self,
@@ -195,11 +192,9 @@ class StepOperators(Protocol):
         dtype: torch.dtype | None = None,
     ) -> Tensor:
         """The linear layer of the normalised hidden states, (R, N); with `with_swiglu`, then `swiglu` of that."""
-        ...
 
     def add(self, residual_RD: Tensor, x_RK: Tensor, weights: Any) -> Hidden:
         """The residual plus the linear layer of x."""
-        ...
 
     def attend(
         self,
@@ -216,7 +211,6 @@ class StepOperators(Protocol):
         gated v (R, N, Q, H). Returns (R, N H). With `table_RT`, the cache is (blocks, N, places, H), and
         the table has the blocks of each row, int64. A block has a multiple of 64 places.
         """
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -129,11 +129,11 @@ def _logits(place: Path) -> np.ndarray:
     shape = (16, config.num_queries, config.dim)
     query_BQD = np.random.default_rng(0).standard_normal(shape).astype(program.card.dtype)
     whole = program.project(query_BQD)
-    program.place(
+    program.slots.place(
         [type(whole)(whole.k[:, row : row + 1], whole.v[:, row : row + 1]) for row in range(16)], first_slot=0
     )
     prompts = [prompt_ids(row, length=2 + 3 * row) for row in range(16)]
-    return program.run(prefill_step(prompts, [None] * 16, capacity=program.capacity), first_slot=0).logits_TV
+    return program.run(prefill_step(prompts, [None] * 16, capacity=program.slots.capacity), first_slot=0).logits_RV
 
 
 def _child(program: str, *arguments: str) -> dict[str, Any]:

@@ -29,8 +29,6 @@ class EncoderCard:
     def from_graph(cls, card: GraphCard, *, file: str) -> "EncoderCard":
         """The card of a picture encoder. Raises GraphError, which names `file`, if `card` is not one."""
         try:
-            if card.part != "vision":
-                raise ValueError(f"it is that of another part of a model, {card.part}")
             vision = read_vision_config(card.config)
         except ValueError as error:
             raise card_error(file, error) from None
@@ -39,7 +37,6 @@ class EncoderCard:
     def to_graph(self) -> GraphCard:
         """Inverse of `from_graph`."""
         return GraphCard(
-            part="vision",
             name=self.name,
             config=self.vision.to_dict(),
             dtype=self.dtype,

@@ -152,4 +152,4 @@ def judge(runs_RBQD: NDArray[Any], reference_BQD: NDArray[np.float32], *, bound:
 def _run(exported: ExportedEncoder, pixels_BHWC: NDArray[np.uint8], *, batch_size: int) -> NDArray[Any]:
     """The graph's visual queries (B, Q, D), in the type of the graph."""
     starts = range(0, len(pixels_BHWC), batch_size)
-    return np.concatenate([exported.encode(pixels_BHWC[start : start + batch_size]).numpy() for start in starts])
+    return np.concatenate([exported.encode(pixels_BHWC[start : start + batch_size]) for start in starts])

@@ -31,7 +31,7 @@ from llama_adapter.runtime.graphs.mindir_runtime import MindirRuntime, mindir_ru
 from llama_adapter.runtime.graphs.onnx_provider import provider_of_device
 from llama_adapter.runtime.host_cpus import default_threads
 from llama_adapter.vision.backends.base import EncodedBefore, NoEncoder, VisionBackend
-from llama_adapter.vision.backends.exported import ArrayEncoder, ExportedEncoder, open_encoder
+from llama_adapter.vision.backends.exported import ExportedEncoder, open_encoder
 
 
 def assemble_exported(spec: CaptionerSpec) -> Parts:
@@ -187,7 +187,7 @@ def _open_vision(
     except BaseException:
         encoder.close()
         raise
-    return ArrayEncoder(encoder), None
+    return encoder, None
 
 
 def _encoded_before(encoding: Encoding, exported: ExportedModel, *, path: str) -> tuple[VisionBackend, str | None]:

@@ -15,7 +15,7 @@ from llama_adapter.llm.runners.base import Runner
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.vision.backends.base import VisionBackend, as_array
-from llama_adapter.vision.backends.exported import ArrayEncoder, open_encoder
+from llama_adapter.vision.backends.exported import open_encoder
 from llama_adapter.vision.config import VisionConfig
 
 
@@ -62,7 +62,7 @@ def open_exported(spec: CaptionerSpec, how: Mapping[str, Any]) -> tuple[Captione
         **how,
     )
     spec = completed(spec, encoding, device=exported.name)
-    return spec, OpenEncoder(encoding=encoding, vision=ArrayEncoder(exported), device=spec.device)
+    return spec, OpenEncoder(encoding=encoding, vision=exported, device=spec.device)
 
 
 def completed(spec: CaptionerSpec, encoding: Encoding, *, device: str) -> CaptionerSpec:

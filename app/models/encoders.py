@@ -304,7 +304,7 @@ def _compare(encoder: ExportedEncoder, reference: PictureEncoder) -> list[tuple[
     orders: tuple[ChannelOrder, ...] = ("rgb", "bgr")
     for order in orders:
         encoder.channel_order = order
-        made = encoder.encode(pixels_BHWC).float()
+        made = torch.from_numpy(encoder.encode(pixels_BHWC)).float()
         for has_typo, wanted in enumerate(queries):
             difference = float((made - wanted).norm() / wanted.norm())
             found.append((difference, order, bool(has_typo)))

@@ -10,7 +10,7 @@ import numpy as np
 from llama_adapter.llm.exported.card import ExportCard
 from llama_adapter.llm.exported.device_slots import Buffer, DeviceSlots
 from llama_adapter.llm.exported.export import DECODER_FILE, PREFIX_FILE, SLOTS_FILE
-from llama_adapter.llm.exported.program import Chosen, DecoderProgram, HostSlots, by_ports, stacked
+from llama_adapter.llm.exported.program import DecoderProgram, HostSlots, by_ports, stacked
 from llama_adapter.llm.exported.step import (
     IDS,
     LOGITS,
@@ -28,6 +28,7 @@ from llama_adapter.llm.exported.step import (
 )
 from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.prefix import Prefix
+from llama_adapter.llm.runners.host import Prediction
 from llama_adapter.llm.runners.score_layout import ScoreLayout
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.onnx_provider import CPU, KINDS, OnnxProvider
@@ -60,7 +61,6 @@ class OnnxProgram(DecoderProgram):
         Slots begin with `past`. Raises GraphError for graphs that onnxruntime cannot open or that do not fit the card.
         """
         self.card, self._config, self._folder = card, card.config, folder
-        self.has_sampling = card.has_sampling
         self.name = f"onnxruntime ({provider.name})"
         self._dtype = np.dtype(card.dtype)
         self._step: Any = open_inference_session(folder / DECODER_FILE, threads=threads, provider=provider)
@@ -82,12 +82,11 @@ class OnnxProgram(DecoderProgram):
             entries = {**provider.session_entries, "session.disable_prepacking": "1"}
             mapped = dataclasses.replace(provider, session_entries=entries)
             self._prefix = open_inference_session(folder / PREFIX_FILE, threads=threads, provider=mapped)
-        self._slots: HostSlots | DeviceSlots
         if provider.name == CPU.name and not on_device:
-            self._slots = HostSlots(self._config, num_slots=num_slots, dtype=self._dtype, past=past)
+            self.slots = HostSlots(self._config, num_slots=num_slots, dtype=self._dtype, past=past)
         else:
             device, device_id = _DEVICES[provider.name], int(provider.options.get("device_id", "0"))
-            self._slots = DeviceSlots(
+            self.slots = DeviceSlots(
                 self._config,
                 num_slots=num_slots,
                 dtype=self._dtype,
@@ -104,28 +103,28 @@ class OnnxProgram(DecoderProgram):
         outputs = self._guarded(lambda: self._prefix.run(self._prefix_ports, {VISUAL_QUERY: visual_query_BQD}))
         return stacked(outputs, self._config, num_pictures=len(visual_query_BQD))
 
-    def run(self, step: Step, *, first_slot: int) -> Chosen:
+    def run(self, step: Step, *, first_slot: int) -> Prediction:
         rows = slice(first_slot, first_slot + len(step.ids_RS))
-        if isinstance(self._slots, DeviceSlots):
-            return self._run(step, self._slots.prefix(rows), self._slots.cache(rows))
-        prefix, cache = ([Buffer.of(whole[rows]) for whole in both] for both in (self._slots.prefix, self._slots.cache))
+        if isinstance(self.slots, DeviceSlots):
+            return self._run(step, self.slots.prefix_buffers(rows), self.slots.cache_buffers(rows))
+        prefix, cache = ([Buffer.of(whole[rows]) for whole in both] for both in (self.slots.prefix, self.slots.cache))
         return self._run(step, prefix, cache)
 
     def score(self, layouts: Sequence[ScoreLayout], prefixes: Sequence[Prefix], *, start: int) -> np.ndarray:
         step = score_step(layouts, start=start)
         num_rows, _, num_places = step.mask_RSP.shape
         if num_places > step.ids_RS.shape[1]:  # after a past, which differs between layers
-            cache = self._slots.fresh(num_rows, num_places)
+            cache = self.slots.fresh(num_rows, num_places)
         else:  # one pair for all layers: each layer reads its values before the next layer writes
             shape = (num_rows, self._config.num_kv_heads, num_places, self._config.head_dim)
             cache = [np.zeros(shape, self._dtype) for _ in range(2)] * self._config.num_layers
         prefix = [np.ascontiguousarray(part, self._dtype) for part in by_ports(prefixes)]
-        return self._run(step, list(map(Buffer.of, prefix)), list(map(Buffer.of, cache))).logits_TV
+        return self._run(step, list(map(Buffer.of, prefix)), list(map(Buffer.of, cache))).logits_RV
 
     def close(self) -> None:
         self._step = self._prefix = None
 
-    def _run(self, step: Step, prefix: Sequence[Buffer], cache: Sequence[Buffer]) -> Chosen:
+    def _run(self, step: Step, prefix: Sequence[Buffer], cache: Sequence[Buffer]) -> Prediction:
         binding = self._step.io_binding()
         given = {
             IDS: step.ids_RS,
@@ -146,7 +145,7 @@ class OnnxProgram(DecoderProgram):
             binding.bind_output(name, *buffer)
         self._guarded(lambda: self._step.run_with_iobinding(binding))
         tokens, logits = binding.get_outputs()[:2]
-        return Chosen(tokens.numpy(), logits.numpy())
+        return Prediction(logits.numpy(), tokens.numpy())
 
     def _guarded(self, action: Any) -> Any:
         try:

@@ -43,19 +43,19 @@ def compare(program: DecoderProgram, reference: EagerRunner | KernelRunner) -> D
     whole = program.project(query_BQD.astype(program.card.dtype))
     own = [type(whole)(whole.k[:, row : row + 1], whole.v[:, row : row + 1]) for row in range(len(prompts))]
     greedy = [None] * len(prompts)
-    program.reserve(max(map(len, prompts)) + _NUM_STEPS)
-    program.place(own, first_slot=0)
+    program.slots.reserve(max(map(len, prompts)) + _NUM_STEPS)
+    program.slots.place(own, first_slot=0)
     wanted = reference.prefill(prompts, prefixes, first_slot=0)
-    made = program.run(prefill_step(prompts, greedy, capacity=program.capacity), first_slot=0)
-    pairs = [(torch.as_tensor(wanted.logits_RV).numpy().copy(), made.logits_TV.copy())]
-    num_same = int((torch.as_tensor(wanted.best_R).numpy() == made.tokens_T).sum())
+    made = program.run(prefill_step(prompts, greedy, capacity=program.slots.capacity), first_slot=0)
+    pairs = [(torch.as_tensor(wanted.logits_RV).numpy().copy(), made.logits_RV.copy())]
+    num_same = int((torch.as_tensor(wanted.best_R).numpy() == made.best_R).sum())
     token_ids, positions = wanted.best_R.tolist(), [len(prompt) for prompt in prompts]
     num_steps = max(min(_NUM_STEPS, sizes.context - max(positions)), 0)
     for _ in range(num_steps):
         wanted = reference.decode(token_ids, positions)
-        made = program.run(decode_step(token_ids, positions, greedy, capacity=program.capacity), first_slot=0)
-        pairs.append((torch.as_tensor(wanted.logits_RV).numpy().copy(), made.logits_TV.copy()))
-        num_same += int((torch.as_tensor(wanted.best_R).numpy() == made.tokens_T).sum())
+        made = program.run(decode_step(token_ids, positions, greedy, capacity=program.slots.capacity), first_slot=0)
+        pairs.append((torch.as_tensor(wanted.logits_RV).numpy().copy(), made.logits_RV.copy()))
+        num_same += int((torch.as_tensor(wanted.best_R).numpy() == made.best_R).sum())
         token_ids, positions = wanted.best_R.tolist(), [position + 1 for position in positions]
     torchs, graphs = (np.concatenate(side) for side in zip(*pairs, strict=True))
     difference = np.abs(torchs - graphs)

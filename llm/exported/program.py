@@ -5,7 +5,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,16 +13,10 @@ from llama_adapter.llm.exported.card import ExportCard
 from llama_adapter.llm.exported.step import Step, num_prefix_layers
 from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.prefix import Prefix
+from llama_adapter.llm.runners.host import Prediction
 from llama_adapter.llm.runners.score_layout import ScoreLayout
 
 LEAST_CAPACITY = 64  # places of a new cache; the number is doubled when a row needs more
-
-
-class Chosen(NamedTuple):
-    """For each wanted token: the next token, chosen by the draws of the step, and the logits."""
-
-    tokens_T: np.ndarray  # int32; NO_TOKEN if the logits are not finite
-    logits_TV: np.ndarray  # float32
 
 
 class DecoderProgram(ABC):
@@ -31,41 +24,22 @@ class DecoderProgram(ABC):
 
     card: ExportCard
     name: str  # the runtime of the graphs, for people
-    has_sampling: bool  # whether it draws tokens; otherwise the host draws from the logits
-    _slots: Any  # HostSlots or DeviceSlots
-
-    @property
-    def capacity(self) -> int:
-        """Current number of places of a slot. The mask of a step must have this number of places."""
-        return int(self._slots.capacity)
+    slots: "HostSlots"
 
     @abstractmethod
     def project(self, visual_query_BQD: np.ndarray) -> Prefix:
         """Visual queries -> prefix (A, B, N, Q, H)."""
 
-    def reserve(self, num_places: int) -> None:
-        """Enlarge every slot to at least `num_places` places. Their content is kept."""
-        self._slots.reserve(num_places)
-
-    def place(self, prefixes: Sequence[Prefix], *, first_slot: int) -> None:
-        """Copy prefixes, (A, 1, N, Q, H) each, into slots from `first_slot` on."""
-        self._slots.place(prefixes, first_slot=first_slot)
-
     @abstractmethod
-    def run(self, step: Step, *, first_slot: int) -> Chosen:
-        """Run a step of slots from `first_slot` on, and store its keys and values at its places."""
+    def run(self, step: Step, *, first_slot: int) -> Prediction:
+        """Run a step of slots from `first_slot` on, and store its keys and values at its places.
+
+        Returns the logits of the wanted tokens, and the tokens that the draws of the step choose.
+        """
 
     @abstractmethod
     def score(self, layouts: Sequence[ScoreLayout], prefixes: Sequence[Prefix], *, start: int) -> np.ndarray:
         """Logits (T, V) of the predictors of rows at temporary places after the past, `start`. Uses no slot."""
-
-    def move(self, source: int, target: int, *, num_tokens: int) -> None:
-        """Copy the prefix and the first `num_tokens` places of slot `source` over slot `target`."""
-        self._slots.move(source, target, num_tokens=num_tokens)
-
-    def clear(self, slot: int) -> None:
-        """Set a slot to zero, except the past."""
-        self._slots.clear(slot)
 
     @abstractmethod
     def close(self) -> None:
@@ -78,9 +52,7 @@ class HostSlots:
     Rows are the first dimension, so that consecutive slots are contiguous in memory.
     """
 
-    def __init__(
-        self, config: DecoderConfig, *, num_slots: int, dtype: np.dtype, past: PastKeyValues | None = None
-    ) -> None:
+    def __init__(self, config: DecoderConfig, *, num_slots: int, dtype: np.dtype, past: PastKeyValues | None) -> None:
         """Every slot begins with `past`."""
         self._config, self.dtype = config, dtype
         self.past = (
@@ -89,13 +61,14 @@ class HostSlots:
             else [part[layer].astype(dtype) for layer in range(config.num_layers) for part in past.parts]
         )
         self.start = 0 if past is None else len(past)
-        self.num_slots, self.capacity = num_slots, max(min(LEAST_CAPACITY, config.context), self.start)
+        # Current number of places of a slot. The mask of a step must have this number of places.
+        self.capacity = max(min(LEAST_CAPACITY, config.context), self.start)
         shape = (num_slots, config.num_heads, config.num_queries, config.head_dim)
         self.prefix = [np.zeros(shape, dtype) for _ in range(2 * num_prefix_layers(config))]
         self.cache = self.fresh(num_slots, self.capacity)
 
     def reserve(self, num_places: int) -> None:
-        """See `DecoderProgram.reserve`."""
+        """Enlarge every slot to at least `num_places` places. Their content is kept."""
         if num_places <= self.capacity:
             return
         capacity = self.capacity
@@ -110,7 +83,7 @@ class HostSlots:
         self.cache, self.capacity = older, capacity
 
     def place(self, prefixes: Sequence[Prefix], *, first_slot: int) -> None:
-        """See `DecoderProgram.place`."""
+        """Copy prefixes, (A, 1, N, Q, H) each, into slots from `first_slot` on."""
         for slot, prefix in enumerate(prefixes, start=first_slot):
             for layer in range(num_prefix_layers(self._config)):
                 self.prefix[2 * layer][slot] = prefix.k[layer, 0]
@@ -129,14 +102,14 @@ class HostSlots:
             whole[rows, :, step.places_RS[:, 0]] = part[:, :, 0]
 
     def move(self, source: int, target: int, *, num_tokens: int) -> None:
-        """See `DecoderProgram.move`."""
+        """Copy the prefix and the first `num_tokens` places of slot `source` over slot `target`."""
         for whole in self.cache:
             whole[target, :, :num_tokens] = whole[source, :, :num_tokens]
         for whole in self.prefix:
             whole[target] = whole[source]
 
     def clear(self, slot: int) -> None:
-        """See `DecoderProgram.clear`."""
+        """Set a slot to zero, except the past."""
         for whole in self.cache:
             whole[slot, :, self.start :] = 0
         for whole in self.prefix:

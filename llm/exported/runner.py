@@ -22,7 +22,7 @@ class ExportedRunner(HostRunner):
     def __init__(self, program: DecoderProgram, config: EngineConfig) -> None:
         """`program` must have at least `config.num_slots` slots, which begin with `config.past`."""
         super().__init__(config, dtype=config.dtype)
-        self.program, self.has_sampling = program, program.has_sampling
+        self.program, self.has_sampling = program, program.card.has_sampling
 
     @property
     def operators_name(self) -> str:
@@ -32,21 +32,19 @@ class ExportedRunner(HostRunner):
         return self.program.project(visual_query_BQD)
 
     def predict(self, plan: PrefillPlan | DecodePlan | MixedPlan) -> Prediction:
-        program, start = self.program, self._start
+        program, slots, start = self.program, self.program.slots, self._start
         assert not isinstance(plan, MixedPlan), "graphs run none"
         # The graph makes these draws; the host makes the others.
         draws: list[Draw | None] = [draw if draw is not None and draw.is_plain else None for draw in plan.draws]
         if isinstance(plan, DecodePlan):
-            program.reserve(start + max(plan.positions) + 1)
+            slots.reserve(start + max(plan.positions) + 1)
             newest = self._newest[: len(plan.rows)]
-            step = decode_step(newest, plan.positions, draws, capacity=program.capacity, start=start)
-            chosen = program.run(step, first_slot=0)
-        else:
-            program.reserve(start + max(map(len, plan.prompts)))
-            program.place(plan.prefixes, first_slot=plan.first_slot)
-            step = prefill_step(plan.prompts, draws, capacity=program.capacity, start=start)
-            chosen = program.run(step, first_slot=plan.first_slot)
-        return Prediction(chosen.logits_TV, chosen.tokens_T)
+            step = decode_step(newest, plan.positions, draws, capacity=slots.capacity, start=start)
+            return program.run(step, first_slot=0)
+        slots.reserve(start + max(map(len, plan.prompts)))
+        slots.place(plan.prefixes, first_slot=plan.first_slot)
+        step = prefill_step(plan.prompts, draws, capacity=slots.capacity, start=start)
+        return program.run(step, first_slot=plan.first_slot)
 
     def score(self, plan: ScorePlan) -> list[list[float]]:
         most_tokens = self.config.context  # compiled graphs do not accept longer rows
@@ -60,7 +58,7 @@ class ExportedRunner(HostRunner):
         return [list(itertools.chain.from_iterable(itertools.islice(scores, len(rows)))) for rows in questions]
 
     def move(self, source: int, target: int, *, num_tokens: int) -> None:
-        self.program.move(source, target, num_tokens=self._start + num_tokens)
+        self.program.slots.move(source, target, num_tokens=self._start + num_tokens)
         self._newest[target] = self._newest[source]
 
     def clear(self, slot: int, *, position: int | None = None) -> None:
@@ -68,4 +66,4 @@ class ExportedRunner(HostRunner):
 
         No step is ever unread, so only rows that are not finite are cleared.
         """
-        self.program.clear(slot)
+        self.program.slots.clear(slot)

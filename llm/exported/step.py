@@ -15,6 +15,7 @@ import numpy as np
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.runners.draw import Draw
 from llama_adapter.llm.runners.score_layout import ScoreLayout, layout_mask, layout_positions
+from llama_adapter.llm.runners.shapes import padded
 
 IDS: Final = "ids"  # int32 (R, S)
 POSITIONS: Final = "positions"  # int32 (R, S), of the rotary embedding
@@ -115,15 +116,12 @@ def score_step(layouts: Sequence[ScoreLayout], *, start: int = 0) -> Step:
     The wanted tokens are the predictors of all targets.
     """
     width = max(len(layout.token_ids) for layout in layouts)
-
-    def padded(rows: Sequence[Sequence[int]]) -> np.ndarray:
-        return np.array([[*row, *[row[-1]] * (width - len(row))] for row in rows], np.int32)
-
-    ids_RS = padded([layout.token_ids for layout in layouts])
+    ids_RS = np.array(padded([layout.token_ids for layout in layouts], width), np.int32)
+    positions = [layout_positions(layout, start=start) for layout in layouts]
     wanted = [row * width + place for row, layout in enumerate(layouts) for place in layout.predictors]
     return Step(
         ids_RS=ids_RS,
-        positions_RS=padded([layout_positions(layout, start=start) for layout in layouts]),
+        positions_RS=np.array(padded(positions, width), np.int32),
         places_RS=np.broadcast_to(np.arange(start, start + width, dtype=np.int32), ids_RS.shape),
         mask_RSP=np.stack([layout_mask(layout, width, start=start) for layout in layouts]),
         wanted_T=np.array(wanted, np.int32),

@@ -7,6 +7,7 @@ drops that result.
 
 # R rows, K likeliest tokens
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -16,7 +17,7 @@ from llama_adapter.llm.runners.base import DecodePlan, PrefillPlan, Tokens, Top
 from llama_adapter.llm.runners.draw import Draw
 from llama_adapter.llm.runners.sampler import Prediction, choose, likeliest_of, logprobs_of
 from llama_adapter.runtime.devices import Backend, Mark
-from llama_adapter.runtime.devices.transfer import Transfer
+from llama_adapter.runtime.devices.transfer import begin_fetch, upload
 from llama_adapter.runtime.ranks import ALONE, Alone
 
 # Rows; their tokens and, if wanted, log-probabilities and likeliest tokens, which are being copied to the host; the
@@ -29,13 +30,13 @@ class AsyncReadback:
 
     def __init__(self, backend: Backend, *, num_slots: int, ranks: Alone = ALONE) -> None:
         """With several ranks, the tokens of the first rank are used by all."""
-        self._ranks = ranks
-        self.transfer = Transfer(backend)
+        self._ranks, self._backend = ranks, backend
+        self.upload = functools.partial(upload, device=backend.device)
         self._unread: Unread | None = None  # always None on a device without a queue
         self._newest: list[int] | Tensor = [0] * num_slots  # of each slot; with a queue, on the device
         if backend.capabilities.queued:
             with torch.inference_mode():
-                self._newest = self.transfer.upload(self._newest)
+                self._newest = self.upload(self._newest)
 
     def newest(self, num_rows: int) -> list[int] | Tensor:
         """The newest tokens of slots 0..num_rows-1: on the device if it has a queue, else a list."""
@@ -50,7 +51,7 @@ class AsyncReadback:
         # On a device with a queue, the host may not know the token that was fed in this decode step.
         newest = None if isinstance(self._newest, list) or isinstance(plan, PrefillPlan) else self._newest[slots]
         draws = self._with_newest(plan)
-        ids_R = self._ranks.from_first(choose(prediction, draws, upload=self.transfer.upload, newest_R=newest))
+        ids_R = self._ranks.from_first(choose(prediction, draws, upload=self.upload, newest_R=newest))
         logprobs_R = logprobs_of(ids_R, prediction) if plan.with_logprobs else None
         top_RK = likeliest_of(prediction, plan.num_top) if plan.num_top else None
         if isinstance(self._newest, list):
@@ -59,10 +60,9 @@ class AsyncReadback:
             return Tokens(plan.rows, token_ids, _numbers(logprobs_R), _pairs(top_RK))
         with torch.inference_mode():
             self._newest[slots] = ids_R.clamp(min=0)  # a row without a token is fed token 0 until the host knows
-        on_host = None if logprobs_R is None else self.transfer.fetch(logprobs_R)[0]
-        top_on_host = None if top_RK is None else (self.transfer.fetch(top_RK[0])[0], self.transfer.fetch(top_RK[1])[0])
-        ids_on_host, mark = self.transfer.fetch(ids_R)  # fetched last, so that its mark follows all copies
-        return self.read((plan.rows, ids_on_host, on_host, top_on_host, mark))
+        on_host = None if logprobs_R is None else begin_fetch(logprobs_R)
+        top_on_host = None if top_RK is None else (begin_fetch(top_RK[0]), begin_fetch(top_RK[1]))
+        return self.read((plan.rows, begin_fetch(ids_R), on_host, top_on_host, self._backend.mark()))
 
     def _with_newest(self, plan: PrefillPlan | DecodePlan) -> Sequence[Draw | None]:
         """The draws of a plan. Constrained rows need their newest tokens, which are waited for while the step runs."""

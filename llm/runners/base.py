@@ -101,6 +101,11 @@ class MixedPlan:
 Plan = ScorePlan | PrefillPlan | DecodePlan | MixedPlan
 
 
+def with_pictures(plan: ScorePlan | PrefillPlan) -> list[tuple[TokenIds, Pictures]]:
+    """Each prompt of a plan with its pictures."""
+    return list(zip(plan.prompts, plan.pictures or [()] * len(plan.prompts), strict=True))
+
+
 class Scores(NamedTuple):
     """Log-probability of each continuation of each row."""
 

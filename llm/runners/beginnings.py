@@ -20,6 +20,15 @@ class Beginnings(dict[int, Past]):
             if tokens is not None and not tokens.is_known and tokens.number not in plan.dropped:
                 self[tokens.number] = read(row, start + tokens.num_tokens)
 
+    def restore(self, plan: PrefillPlan, write: Callable[[int, Past], None]) -> list[int]:
+        """Write what is kept of each prompt into its slot, and return how many of its tokens are there then."""
+        known = [0] * len(plan.prompts)
+        for row, tokens in enumerate(plan.kept):
+            if tokens is not None and tokens.is_known:
+                write(plan.first_slot + row, self[tokens.number])
+                known[row] = tokens.num_tokens
+        return known
+
     def before(self, plan: ScorePlan, past: Past | None) -> tuple[Past | None, int]:
         """The keys and values before all prompts of a plan, and how many of their tokens these have beside the past."""
         first = plan.kept[0] if plan.kept else None

@@ -19,7 +19,6 @@ from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.async_readback import AsyncReadback
 from llama_adapter.llm.runners.base import (
     DecodePlan,
-    KeptTokens,
     MixedPlan,
     Pictures,
     Plan,
@@ -28,11 +27,12 @@ from llama_adapter.llm.runners.base import (
     ScorePlan,
     Scores,
     WarmUp,
+    with_pictures,
 )
 from llama_adapter.llm.runners.beginnings import Beginnings
 from llama_adapter.llm.runners.sampler import Prediction, logprobs, predict, sum_scores
 from llama_adapter.llm.runners.score_layout import lay_out, layout_mask, layout_positions
-from llama_adapter.llm.runners.shapes import EXACT, Shapes
+from llama_adapter.llm.runners.shapes import EXACT, Shapes, padded
 from llama_adapter.runtime.devices import Backend
 from llama_adapter.runtime.operators import ATEN, Operators, StepOperators
 from llama_adapter.runtime.ranks import ALONE
@@ -121,7 +121,7 @@ class EagerRunner:
         self._backend, self._device = backend, backend.device
         self._shapes = shapes
         self._readback = AsyncReadback(backend, num_slots=config.num_slots, ranks=decoder.ranks)
-        self._upload = self._readback.transfer.upload
+        self._upload = self._readback.upload
         sizes = config.decoder
         self._beginnings = Beginnings()
         self._start = config.past_length  # the decoder's position at which prompts begin
@@ -155,20 +155,7 @@ class EagerRunner:
                 prediction = self.decode(self._readback.newest(len(plan.rows)), plan.positions)
                 return self._readback.choose(plan, prediction)
             case PrefillPlan():
-                prediction = self.prefill(
-                    plan.prompts,
-                    plan.prefixes,
-                    first_slot=plan.first_slot,
-                    pictures=plan.pictures,
-                    kept=plan.kept,
-                )
-                with torch.inference_mode():
-                    self._beginnings.keep(
-                        plan,
-                        lambda row, count: self._cache.read(plan.first_slot + row, num_places=count),
-                        start=self._start,
-                    )
-                return self._readback.choose(plan, prediction, first_slot=plan.first_slot)
+                return self._readback.choose(plan, self._fill(plan), first_slot=plan.first_slot)
             case ScorePlan():
                 return Scores(plan.rows, self.score(plan))
             case MixedPlan():
@@ -192,27 +179,28 @@ class EagerRunner:
         shape = self.config.decoder.prefix_shape(1)
         return Prefix(*(torch.zeros(shape, dtype=self._prefix.k.dtype, device=self._device) for _ in range(2)))
 
-    @torch.inference_mode()
-    def prefill(
-        self,
-        prompts: Sequence[Sequence[int]],
-        prefixes: Sequence[Prefix],
-        *,
-        first_slot: int,
-        pictures: Sequence[Pictures] = (),
-        kept: Sequence[KeptTokens | None] = (),
-    ) -> Prediction:
-        """Fill slots from `first_slot` on with prompts and pictures.
+    def prefill(self, prompts: Sequence[Sequence[int]], prefixes: Sequence[Prefix], *, first_slot: int) -> Prediction:
+        """Fill slots from `first_slot` on; returns the predictions after each prompt's last token."""
+        rows, greedy = range(len(prompts)), [None] * len(prompts)
+        return self._fill(PrefillPlan(rows, list(map(tuple, prompts)), prefixes, greedy, first_slot))
 
-        Returns the predictions after each prompt's last token.
-        """
-        num_prompts = len(prompts)
-        known = self._admit(prompts, prefixes, kept, first_slot=first_slot)
-        if any(known):
-            return self._prefill_rest(paired(prompts, pictures), known, first_slot=first_slot)
+    @torch.inference_mode()
+    def _fill(self, plan: PrefillPlan) -> Prediction:
+        """The predictions after each prompt's last token. What the plan says is kept."""
+        known = self._admit(plan)
+        prediction = self._prefill_rest(plan, known) if any(known) else self._prefill_whole(plan)
+        self._beginnings.keep(
+            plan,
+            lambda row, count: self._cache.read(plan.first_slot + row, num_places=count),
+            start=self._start,
+        )
+        return prediction
+
+    def _prefill_whole(self, plan: PrefillPlan) -> Prediction:
+        prompts, first_slot, num_prompts = plan.prompts, plan.first_slot, len(plan.prompts)
         num_rows = self._shapes.rows(num_prompts, limit=self.config.num_slots - first_slot)
         length = self._shapes.prompt(max(map(len, prompts)), limit=self.config.context)
-        distinct, own = zip(*_one_for_all(paired(prompts, pictures)), strict=True)
+        distinct, own = zip(*_one_for_all(with_pictures(plan)), strict=True)
         tokens = self._embedded(self._padded(distinct, num_rows=num_rows, width=length), own)
         num_tokens = num_rows * length
         key = "prefill", *tokens.shape, num_rows, length
@@ -222,10 +210,9 @@ class EagerRunner:
         logits_RV, best_R = program(tokens, places_R, slots)
         return Prediction(logits_RV[:num_prompts], best_R[:num_prompts])
 
-    def _prefill_rest(
-        self, prompts: Sequence[tuple[Sequence[int], Pictures]], known: Sequence[int], *, first_slot: int
-    ) -> Prediction:
-        """As `prefill`, of prompts whose first `known` tokens are in their slots. It is not recorded."""
+    def _prefill_rest(self, plan: PrefillPlan, known: Sequence[int]) -> Prediction:
+        """As `_prefill_whole`, of prompts whose first `known` tokens are in their slots. It is not recorded."""
+        prompts, first_slot = with_pictures(plan), plan.first_slot
         num_rows = self._shapes.rows(len(prompts), limit=self.config.num_slots - first_slot)
         rest = [prompt[count:] for (prompt, _), count in zip(prompts, known, strict=True)]
         width = self._shapes.prompt(max(map(len, rest)), limit=self.config.context)
@@ -329,7 +316,7 @@ class EagerRunner:
         num_prompts = len(plan.rows)
         past, known = self._beginnings.before(plan, self._cache.past)
         start = self._start + known
-        asked = zip(plan.continuations, paired(plan.prompts, plan.pictures), strict=True)
+        asked = zip(plan.continuations, with_pictures(plan), strict=True)
         questions = _one_for_all([(prompt[known:], choices, () if known else own) for choices, (prompt, own) in asked])
         distinct = [lay_out(*question) for question in questions]
         layouts = distinct * (num_prompts // len(distinct))
@@ -344,9 +331,7 @@ class EagerRunner:
         masks = [layout_mask(layout, width, start=start) for layout in distinct]
         mask_R1SP = self._upload(np.stack([*masks, *[masks[-1]] * (len(tokens_RS) - len(masks))]))[:, None]
         prefixes = [*plan.prefixes, *[plan.prefixes[-1]] * (num_rows - num_prompts)]
-        prefix = Prefix(
-            torch.cat([prefix.k for prefix in prefixes], dim=1), torch.cat([prefix.v for prefix in prefixes], dim=1)
-        )
+        prefix = _joined(prefixes)
         predictors = [(row, place) for row, layout in enumerate(layouts) for place in layout.predictors]
         num_targets = self._shapes.rows(len(predictors), limit=_MAX_TARGETS)
         rows_T, places_T = (self._column(column, num_rows=num_targets) for column in zip(*predictors, strict=True))
@@ -382,8 +367,8 @@ class EagerRunner:
     @torch.inference_mode()
     def move(self, source: int, target: int, *, num_tokens: int) -> None:
         self._cache.move(source, target, num_places=self._length(num_tokens))
-        self._prefix.k[:, target] = self._prefix.k[:, source]
-        self._prefix.v[:, target] = self._prefix.v[:, source]
+        for whole in self._prefix:
+            whole[:, target] = whole[:, source]
         self._readback.move(source, target)
 
     @torch.inference_mode()
@@ -434,32 +419,20 @@ class EagerRunner:
         """Number of cache places that a step attends to: the past and the following `num_tokens`, rounded up."""
         return self._shapes.length(self._start + num_tokens, limit=self.config.decoder.context)
 
-    def _admit(
-        self,
-        prompts: Sequence[Sequence[int]],
-        prefixes: Sequence[Prefix],
-        kept: Sequence[KeptTokens | None],
-        *,
-        first_slot: int,
-    ) -> list[int]:
-        """Let slots from `first_slot` on have blocks for prompts, the prefixes of pictures, and what is kept of them.
+    def _admit(self, plan: PrefillPlan) -> list[int]:
+        """Let the slots of a plan have blocks for its prompts, their prefixes, and what is kept of the prompts.
 
         Returns how many tokens of each prompt are in its slot.
         """
-        self._cache.hold([self._start + len(prompt) for prompt in prompts], first_slot=first_slot)
-        known = [0] * len(prompts)
-        for row, tokens in enumerate(kept):
-            if tokens is not None and tokens.is_known:
-                self._cache.write(first_slot + row, self._beginnings[tokens.number])
-                known[row] = tokens.num_tokens
-        slots = slice(first_slot, first_slot + len(prefixes))
-        self._prefix.k[:, slots] = torch.cat([prefix.k for prefix in prefixes], dim=1)
-        self._prefix.v[:, slots] = torch.cat([prefix.v for prefix in prefixes], dim=1)
-        return known
+        self._cache.hold([self._start + len(prompt) for prompt in plan.prompts], first_slot=plan.first_slot)
+        slots = slice(plan.first_slot, plan.first_slot + len(plan.prefixes))
+        for whole, part in zip(self._prefix, _joined(plan.prefixes), strict=True):
+            whole[:, slots] = part
+        return self._beginnings.restore(plan, self._cache.write)
 
     def _padded(self, rows: Sequence[Sequence[int]], *, num_rows: int, width: int) -> Tensor:
         """Ids of `num_rows` rows, or of the single row that stands for all, each padded to `width`."""
-        filled = [[*row, *[row[-1]] * (width - len(row))] for row in rows]
+        filled = padded(rows, width)
         missing = num_rows - len(rows) if len(rows) > 1 else 0
         return self._upload([*filled, *[filled[-1]] * missing])
 
@@ -477,9 +450,9 @@ class EagerRunner:
         return self._upload([*values, *[fill] * (num_rows - len(values))])
 
 
-def paired(prompts: Sequence[_Value], pictures: Sequence[Pictures]) -> list[tuple[_Value, Pictures]]:
-    """Each prompt of a plan with its pictures."""
-    return list(zip(prompts, pictures or [()] * len(prompts), strict=True))
+def _joined(prefixes: Sequence[Prefix]) -> Prefix:
+    """The prefixes of several pictures as one."""
+    return Prefix(*(torch.cat(parts, dim=1) for parts in zip(*prefixes, strict=True)))
 
 
 def _one_for_all(values: Sequence[_Value]) -> Sequence[_Value]:

@@ -17,6 +17,7 @@ from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.async_readback import AsyncReadback
 from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, Plan, PrefillPlan, Result, ScorePlan, Scores, WarmUp
 from llama_adapter.llm.runners.sampler import Prediction, logprobs, predict
+from llama_adapter.llm.runners.shapes import padded
 from llama_adapter.runtime.devices import Backend
 
 Past = Sequence[tuple[Tensor, Tensor]]  # keys and values (G, P, H) of each layer; empty before the first token
@@ -41,7 +42,7 @@ class ForeignRunner:
         self.model, self._backend = model, backend
         self._new_cache = transformers.DynamicCache
         self._readback = AsyncReadback(backend, num_slots=config.num_slots)
-        self._upload = self._readback.transfer.upload
+        self._upload = self._readback.upload
         self._pasts: list[Past] = [()] * config.num_slots
         self._arguments = inspect.signature(model.forward).parameters
         self._cache_argument = "cache" if "cache" in self._arguments else "past_key_values"  # as release 4 calls it
@@ -175,5 +176,4 @@ class ForeignRunner:
 
     def _padded(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Ids (R, S) of rows, each padded at its end with its last token."""
-        width = max(map(len, rows))
-        return self._upload([[*row, *[row[-1]] * (width - len(row))] for row in rows])
+        return self._upload(padded(rows, max(map(len, rows))))

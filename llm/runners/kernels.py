@@ -18,7 +18,7 @@ from llama_adapter.llm.config import DecoderConfig, EngineConfig
 from llama_adapter.llm.model.blocks import ArrayBlocks, Past, lazy_zeros
 from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.prefix import Prefix
-from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, Pictures, Plan, PrefillPlan, Result, ScorePlan
+from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, Plan, PrefillPlan, Result, ScorePlan, with_pictures
 from llama_adapter.llm.runners.beginnings import Beginnings
 from llama_adapter.llm.runners.draw import NO_TOKEN
 from llama_adapter.llm.runners.host import HostRunner, Prediction, as_array, scores_of
@@ -119,11 +119,7 @@ class KernelRunner(HostRunner):
         """Predictions after `steps`, the tokens of running rows, and after each prompt."""
         first_slot, prompts = plan.first_slot, plan.prompts
         self._cache.hold([self._start + len(prompt) for prompt in prompts], first_slot=first_slot)
-        known = [0] * len(prompts)  # how many tokens of each prompt are in its slot
-        for row, tokens in enumerate(plan.kept):
-            if tokens is not None and tokens.is_known:
-                self._cache.write(first_slot + row, self._beginnings[tokens.number])
-                known[row] = tokens.num_tokens
+        known = self._beginnings.restore(plan, self._cache.write)
         for slot, prefix in enumerate(plan.prefixes, start=first_slot):
             for whole, part in zip((self._prefix.k, self._prefix.v), prefix, strict=True):
                 whole[:, slot] = stored(part[:, 0], self._kept_dtype)
@@ -131,9 +127,7 @@ class KernelRunner(HostRunner):
         # computed.
         rows = [
             (slot, self._start + count, lay_out(prompt[count:], [(NO_TOKEN,)], () if count else pictures))
-            for slot, (prompt, pictures, count) in enumerate(
-                zip(prompts, _pictures(plan), known, strict=True), first_slot
-            )
+            for slot, ((prompt, pictures), count) in enumerate(zip(with_pictures(plan), known, strict=True), first_slot)
         ]
         parts = portions(rows, steps=steps, past_length=self._start)
         predictions = [self._run(tokens, self._places, self._prefix) for tokens in parts]
@@ -168,8 +162,8 @@ class KernelRunner(HostRunner):
     def score(self, plan: ScorePlan) -> list[list[float]]:
         past, known = self._beginnings.before(plan, self._cache.past)
         start, sizes = self._start + known, self.config.decoder
-        asked = zip(plan.prompts, plan.continuations, _pictures(plan), strict=True)
-        layouts = [lay_out(prompt[known:], choices, () if known else own) for prompt, choices, own in asked]
+        asked = zip(plan.continuations, with_pictures(plan), strict=True)
+        layouts = [lay_out(prompt[known:], choices, () if known else own) for choices, (prompt, own) in asked]
         widest = max(len(layout.token_ids) for layout in layouts)
         # Keys and values of one layer are enough without a past, and if none are kept: no layer reads those of another.
         num_layers = 1 if past is None and not any(plan.kept) else sizes.num_layers
@@ -259,11 +253,6 @@ class KernelRunner(HostRunner):
 
     def _agreed(self, token_ids: list[int]) -> list[int]:
         return token_ids if self._ranks is None else self._ranks.from_first(token_ids)
-
-
-def _pictures(plan: PrefillPlan | ScorePlan) -> Sequence[Pictures]:
-    """The pictures of each prompt."""
-    return plan.pictures or [()] * len(plan.prompts)
 
 
 class _Ranks:

@@ -27,12 +27,12 @@ class Tokens:
     num_steps: int = 0  # number of runs at the start that continue their rows; other runs are whole rows after the past
 
     @classmethod
-    def of_steps(cls, ids: Sequence[int], places: Sequence[int], *, first_row: int = 0) -> "Tokens":
-        """One token at its place, which is its position too, for each row from `first_row` on."""
+    def of_steps(cls, ids: Sequence[int], places: Sequence[int]) -> "Tokens":
+        """One token at its place, which is its position too, for each of the first rows."""
         num_rows = len(ids)
         return cls(
             ids=list(ids),
-            run_rows=list(range(first_row, first_row + num_rows)),
+            run_rows=list(range(num_rows)),
             run_starts=list(range(num_rows + 1)),
             places=list(places),
             positions=list(places),

@@ -1,5 +1,6 @@
 """The shapes that programs run in: exact, or rounded up to a few shapes if every new shape costs time."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -41,6 +42,11 @@ def four_per_doubling(needed: int, *, limit: int) -> int:
 def powers_of_two(limit: int) -> tuple[int, ...]:
     """1, 2, 4, ... and `limit` itself."""
     return tuple(sorted({*(1 << exponent for exponent in range(limit.bit_length())), limit}))
+
+
+def padded(rows: Sequence[Sequence[int]], width: int) -> list[list[int]]:
+    """The rows, each with its last number repeated up to `width`."""
+    return [[*row, *[row[-1]] * (width - len(row))] for row in rows]
 
 
 def _next_power_of_two(number: int) -> int:

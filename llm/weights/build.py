@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from llama_adapter.llm.config import DecoderConfig
-from llama_adapter.llm.split import meta_cut, span
+from llama_adapter.llm.split import META_CUTS, span
 from llama_adapter.llm.weights.adapter import AdapterFile, check_fits, lora_names
 from llama_adapter.llm.weights.names import LAYER_NORMS, PARTS, LlamaSource, narrowed, norm_shapes, to_half_split
 from llama_adapter.runtime.errors import CheckpointError
@@ -140,7 +140,7 @@ class _Merge:
     def _cut(self, name: str) -> tuple[int, range] | None:
         """Axis and range of this rank's part of a tensor of LLaMA; None if this rank has all of it."""
         matrix = name.removesuffix(".weight")
-        cut = meta_cut(re.sub(r"^layers\.\d+\.", "", matrix))
+        cut = META_CUTS.get(re.sub(r"^layers\.\d+\.", "", matrix))
         if cut is None:
             return None
         part = span(cut.units[0], whole=self.whole, share=self.config)[0]

@@ -64,7 +64,6 @@ class Backend(Protocol):
 
     def synchronise(self) -> None:
         """Return when the device has finished all its work."""
-        ...
 
     def mark(self) -> Mark | None:
         """The current end of the device's queue; None if the host computes."""
@@ -72,36 +71,29 @@ class Backend(Protocol):
 
     def profiler(self, folder: Path) -> AbstractContextManager[object]:
         """A context that profiles the device and writes a Chrome trace into `folder` when it ends."""
-        ...
 
     def free_bytes(self) -> int | None:
         """Memory that can still be allocated, in bytes; None if unknown."""
-        ...
 
     def total_bytes(self) -> int | None:
         """Memory of the device, in bytes; None if unknown."""
-        ...
 
     def empty_caches(self) -> None:
         """Release cached memory. Called after loading and after an allocation has failed."""
-        ...
 
     def choose_operators(
         self, sizes: DecoderSizes, *, dtype: torch.dtype, wanted: OperatorChoice, mode: str
     ) -> Operators:
         """The operators for a decoder of these sizes in `mode`. With `aten`, plain torch computes."""
-        ...
 
     def prepare(self, module: nn.Module, *, wanted: OperatorChoice = "auto") -> None:
         """Convert the weights of a module to the layout that this device computes with, in place.
 
         Quantised layers (runtime/schemes/layers.py) are replaced or dequantised. With `aten`, plain torch computes.
         """
-        ...
 
     def computes_in(self, precision: Precision, activations: torch.dtype, *, wanted: OperatorChoice = "auto") -> bool:
         """Whether `prepare` keeps weights of `precision`; otherwise it dequantises them to the type of activations."""
-        ...
 
     def refusal(self, precision: Precision, *, wanted: OperatorChoice = "auto") -> str:
         """The reason why the device has no operators for weights of `precision`, with any type of activations.
@@ -125,7 +117,6 @@ class Backend(Protocol):
         The program takes tensors and returns a tuple of tensors, whose first dimension is rows. The first call may run
         it more than once, so its side effects must be idempotent. The next call of any graph may overwrite its results.
         """
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,8 +6,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from llama_adapter.runtime.devices.base import Backend, Mark
-
 Numbers = Sequence[int] | Sequence[float] | Sequence[Sequence[int]] | np.ndarray
 
 
@@ -38,18 +36,7 @@ def fetch(values: Tensor) -> Callable[[], Tensor]:
     return wait
 
 
-class Transfer:
-    """Copies few numbers to and from one device."""
-
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-
-    def upload(self, values: Numbers) -> Tensor:
-        """As `upload`, to this device."""
-        return upload(values, self._backend.device)
-
-    def fetch(self, values: Tensor) -> tuple[Tensor, Mark | None]:
-        """A copy on the host, which is complete at the mark. With a queue, later work may overwrite int64 `values`."""
-        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=values.device.type == "cuda")
-        host.copy_(values, non_blocking=True)
-        return host, self._backend.mark()
+def begin_fetch(values: Tensor) -> Tensor:
+    """A copy on the host, which is complete at the queue's next mark. Later work may overwrite `values`."""
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=values.device.type == "cuda")
+    return host.copy_(values, non_blocking=True)

@@ -1,6 +1,6 @@
 """The description of an exported graph: its inputs, its outputs and its card.
 
-The card has the part of the model, its sizes, dtype, opset and weights' fingerprint. An ONNX file stores the card in
+The card has the sizes of the model's part, its dtype, opset and weights' fingerprint. An ONNX file stores the card in
 its metadata, an OM file in its side-car.
 """
 
@@ -21,11 +21,10 @@ if TYPE_CHECKING:
 
 GraphDtype = Literal["float32", "float16"]
 
-# Part of the model -> key of the card in an ONNX file's metadata. The card has the sizes of a part in the field of
-# the part's name.
-METADATA_KEYS: Final[Mapping[str, str]] = {"vision": "llama_adapter_encoder"}
+METADATA_KEY: Final = "llama_adapter_encoder"  # of the card in an ONNX file's metadata
 FORMAT_VERSION: Final = 1
-_FIELDS: Final = {"name": str, "dtype": str, "opset": int, "fingerprint": dict}
+_CONFIG: Final = "vision"  # the field of `config`: the part of the model
+_FIELDS: Final = {"name": str, "dtype": str, "opset": int, "fingerprint": dict, _CONFIG: dict}
 _EXPORT_AGAIN: Final = "export the model again with `llama-adapter export`"
 _NUMBERS_PER_TENSOR: Final = 65_536
 _ROUNDING, _TINY = 5e-3, 1e-7  # relative error of a mean in half precision; numbers that float16 rounds to zero
@@ -61,14 +60,10 @@ class Port:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GraphCard:
-    """The stored description of a graph.
+    """The stored description of a graph."""
 
-    `config` has the sizes of `part` as plain JSON; the part's package reads it.
-    """
-
-    part: str  # a key of METADATA_KEYS
     name: str  # the model's name, for people
-    config: Mapping[str, Any]
+    config: Mapping[str, Any]  # its sizes as plain JSON; the package `vision` reads it
     dtype: GraphDtype
     opset: int
     fingerprint: Mapping[str, str]  # of the weights, see the function `fingerprint`
@@ -86,7 +81,7 @@ class GraphCard:
         values = {
             "version": FORMAT_VERSION,
             "name": self.name,
-            self.part: self.config,
+            _CONFIG: self.config,
             "dtype": self.dtype,
             "opset": self.opset,
             "fingerprint": dict(self.fingerprint),
@@ -99,10 +94,9 @@ class GraphCard:
         try:
             values = read_object(text)
             take_version(values, FORMAT_VERSION)
-            part = next((part for part in METADATA_KEYS if part in values), "vision")
-            check_fields(values, {**_FIELDS, part: dict}, what="the card")
+            check_fields(values, _FIELDS, what="the card")
             check_mapping(values["fingerprint"], str, what="fingerprint")
-            return cls(part=part, config=values.pop(part), **values)
+            return cls(config=values.pop(_CONFIG), **values)
         except ValueError as error:
             raise card_error(file, error) from None
 
@@ -114,8 +108,7 @@ def card_error(file: str, error: ValueError) -> GraphError:
 
 def find_card(metadata: Mapping[str, str], *, file: str) -> GraphCard | None:
     """The card in an ONNX file's metadata; None for files of other programs. Raises GraphError for damage."""
-    text = next((metadata[key] for key in METADATA_KEYS.values() if key in metadata), None)
-    return None if text is None else GraphCard.from_json(text, file=file)
+    return GraphCard.from_json(metadata[METADATA_KEY], file=file) if METADATA_KEY in metadata else None
 
 
 def check_dtypes(card: GraphCard | None, ports: Iterable[Port], *, file: str) -> None:
@@ -167,6 +160,6 @@ def is_same_model(one: GraphCard | None, other: GraphCard | None) -> bool:
     if one is None or other is None:
         return one is other
     halves = one.fingerprint.keys() | other.fingerprint.keys()
-    return (one.part, one.config) == (other.part, other.config) and all(
+    return one.config == other.config and all(
         is_same(one.fingerprint.get(half), other.fingerprint.get(half)) for half in halves
     )

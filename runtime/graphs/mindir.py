@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.extras import install_hint
-from llama_adapter.runtime.graphs.card import METADATA_KEYS, GraphCard, Port, find_card
+from llama_adapter.runtime.graphs.card import METADATA_KEY, GraphCard, Port, find_card
 from llama_adapter.runtime.graphs.packages import import_package
 from llama_adapter.runtime.text import one_line
 
@@ -65,7 +65,7 @@ def write_mindir(
             external.location, external.offset, external.length = place
         model.user_info[PORTS_KEY] = json.dumps([[port.name for port in inputs], list(outputs)])
         if card is not None:
-            model.user_info[METADATA_KEYS[card.part]] = card.to_json()
+            model.user_info[METADATA_KEY] = card.to_json()
         with atomic_write(path) as file:
             file.write(model.SerializeToString())
         del model.graph.parameter[:]  # or the exporter would look for their values

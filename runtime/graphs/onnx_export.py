@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from llama_adapter.runtime.errors import GraphError
-from llama_adapter.runtime.graphs.card import METADATA_KEYS, GraphCard, GraphDtype
+from llama_adapter.runtime.graphs.card import METADATA_KEY, GraphCard, GraphDtype
 from llama_adapter.runtime.graphs.defaults import OPSETS
 from llama_adapter.runtime.graphs.packages import require
 from llama_adapter.runtime.graphs.seal import SEAL_KEY, blank_seal, seal
@@ -57,7 +57,7 @@ def export_graph(
     model = _trace(module, inputs, input_names=input_names, output_names=output_names)
     _lower(model, opset=card.opset)
     _clean(model, graph_name=graph_name)
-    model.metadata_props[METADATA_KEYS[card.part]] = card.to_json()
+    model.metadata_props[METADATA_KEY] = card.to_json()
     _write(model, path.resolve(), check=check)
 
 

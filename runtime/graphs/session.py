@@ -34,18 +34,15 @@ class GraphSession(Protocol):
     @property
     def device_ms(self) -> float | None:
         """Milliseconds that the last `run` took on the device; None if they are not measured."""
-        ...
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """One array per input, with any batch of at least 1 -> one array per output.
 
         Inputs are cast to the graph's types. Raises GraphError if the graph or its runtime fails.
         """
-        ...
 
     def close(self) -> None:
         """Release memory, device, thread and process. May be repeated."""
-        ...
 
 
 def as_inputs(arrays: Sequence[np.ndarray], ports: Sequence[Port]) -> list[np.ndarray]:

@@ -28,7 +28,7 @@ def all_of(_name: str, tensor: Tensor) -> Tensor:
 
 def linear_weights(module: nn.Module) -> frozenset[str]:
     """Names of the weights that a scheme applies to: those of all linear layers, but no embedding or convolution."""
-    return frozenset(f"{name}.weight" for name, child in module.named_modules() if isinstance(child, nn.Linear))
+    return frozenset(linear_shapes(module))
 
 
 def linear_shapes(module: nn.Module) -> dict[str, tuple[int, int]]:

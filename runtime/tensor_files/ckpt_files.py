@@ -1,4 +1,4 @@
-"""Reads, memory-mapped, and writes MindSpore's `.ckpt` files, which are a protobuf of named tensors.
+"""Reads MindSpore's `.ckpt` files, memory-mapped, which are a protobuf of named tensors.
 
     Checkpoint { repeated Value value = 1; }
     Value { string tag = 1; TensorProto tensor = 2; }
@@ -9,14 +9,13 @@ Tensors above 512 MiB are written in parts, which have the same tag and follow e
 
 import math
 import mmap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 
-from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.arrays import damaged, require_file
 from llama_adapter.runtime.text import shown_excerpt
@@ -32,11 +31,9 @@ _DTYPES: Final = {
     "Int64": torch.int64,
     "Bool": torch.bool,
 }
-_NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
 _TEXT: Final = "str"  # the type of texts that are stored among the tensors
 _CHECKSUM: Final = b"crc_num"
 _CHECKSUM_BYTES: Final = len(_CHECKSUM) + 10
-_PART_BYTES: Final = 512 << 20
 _VARINT, _BYTES = 0, 2  # wire types of protobuf
 
 
@@ -69,21 +66,6 @@ def read_ckpt(path: Path) -> dict[str, Tensor]:
         return {name: _tensor(memory, own) for name, own in parts.items() if own[0].kind != _TEXT}
     except (ValueError, IndexError, UnicodeDecodeError):
         raise damaged(path) from None
-
-
-def write_ckpt(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Write tensors as MindSpore does, one by one. The file appears complete or not at all."""
-    with atomic_write(path) as file:
-        for name, tensor in tensors:
-            content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-            dims = b"".join(_field(1, _VARINT) + _varint(size) for size in tensor.shape or (0,))
-            kind = _with_length(2, _NAMES[tensor.dtype].encode())
-            for start in range(0, max(len(content), 1), _PART_BYTES):
-                part = content[start : start + _PART_BYTES]
-                head = dims + kind + _field(3, _BYTES) + _varint(len(part))
-                inside = _with_length(1, name.encode()) + _field(2, _BYTES) + _varint(len(head) + len(part)) + head
-                file.write(_field(1, _BYTES) + _varint(len(inside) + len(part)) + inside)
-                file.write(part)
 
 
 def _parts(memory: mmap.mmap, end: int) -> Iterator[_Part]:
@@ -160,19 +142,3 @@ def _read_varint(memory: mmap.mmap, start: int, end: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, start
     raise ValueError
-
-
-def _varint(value: int) -> bytes:
-    found = bytearray()
-    while value >= 0x80:
-        found.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*found, value])
-
-
-def _field(number: int, kind: int) -> bytes:
-    return bytes([number << 3 | kind])
-
-
-def _with_length(number: int, content: bytes) -> bytes:
-    return _field(number, _BYTES) + _varint(len(content)) + content

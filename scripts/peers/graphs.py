@@ -83,19 +83,19 @@ class GraphDecoder:
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> list[int]:
         self._num_tokens = len(prompts[0])
-        self._program.reserve(self._num_tokens)
-        self._program.place([self._prefix] * len(prompts), first_slot=0)
-        step = prefill_step(prompts, [None] * len(prompts), capacity=self._program.capacity)
-        token_ids: list[int] = self._program.run(step, first_slot=0).tokens_T.tolist()
+        self._program.slots.reserve(self._num_tokens)
+        self._program.slots.place([self._prefix] * len(prompts), first_slot=0)
+        step = prefill_step(prompts, [None] * len(prompts), capacity=self._program.slots.capacity)
+        token_ids: list[int] = self._program.run(step, first_slot=0).best_R.tolist()
         return token_ids
 
     def spread(self, num_rows: int) -> None:
         for row in range(1, num_rows):
-            self._program.move(0, row, num_tokens=self._num_tokens)
+            self._program.slots.move(0, row, num_tokens=self._num_tokens)
 
     def step(self, token_ids: Sequence[int], position: int) -> list[int]:
-        self._program.reserve(position + 1)
+        self._program.slots.reserve(position + 1)
         positions, draws = [position] * len(token_ids), [None] * len(token_ids)
-        step = decode_step(token_ids, positions, draws, capacity=self._program.capacity)
-        chosen: list[int] = self._program.run(step, first_slot=0).tokens_T.tolist()
+        step = decode_step(token_ids, positions, draws, capacity=self._program.slots.capacity)
+        chosen: list[int] = self._program.run(step, first_slot=0).best_R.tolist()
         return chosen

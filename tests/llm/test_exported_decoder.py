@@ -267,7 +267,7 @@ def test_a_step_without_rows_reads_nothing_and_a_fresh_slot_is_clean(tmp_path: P
     runner.reset()
     assert runner.run(plan) == first
     assert runner.warm_up(prompt_tokens=4, new_tokens=3).programs == 2
-    assert all(not whole.any() for whole in runner.program._slots.cache)  # type: ignore[attr-defined]
+    assert all(not whole.any() for whole in runner.program.slots.cache)
 
 
 def test_the_host_draws_as_torch_does() -> None:

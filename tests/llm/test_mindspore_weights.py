@@ -16,7 +16,8 @@ from llama_adapter.llm.weights.mindspore import open_mindspore
 from llama_adapter.llm.weights.names import LlamaSource, meta_tensors
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files import ckpt_files
-from llama_adapter.runtime.tensor_files.ckpt_files import read_ckpt, write_ckpt
+from llama_adapter.runtime.tensor_files.ckpt_files import read_ckpt
+from tests.llm.ckpt import write_ckpt
 from tests.llm.test_sources_of_families import made
 from tests.llm.toys import GOLDEN, build_decoder
 
@@ -67,17 +68,14 @@ def test_it_is_a_model_wherever_a_llama_is_named(tmp_path: Path) -> None:
     assert texts[0] == texts[1]
 
 
-def test_tensors_of_every_kind_and_in_parts_are_read_as_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ckpt_files, "_PART_BYTES", 64)
+def test_tensors_of_every_kind_and_in_parts_are_read_as_written(tmp_path: Path) -> None:
     tensors = {
         f"{dtype}.{shape}": torch.arange(shape.numel(), dtype=torch.float32).reshape(shape).to(dtype)
         for dtype in ckpt_files._DTYPES.values()
         for shape in (torch.Size([]), torch.Size([1]), torch.Size([7, 13]), torch.Size([3, 1, 40]))
     }
     path = tmp_path / "all.ckpt"
-    write_ckpt(path, tensors.items())
+    write_ckpt(path, tensors.items(), part_bytes=64)
     found = read_ckpt(path)
     assert found.keys() == tensors.keys()
     assert all(

@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from llama_adapter import CheckpointError
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.weights.lora import open_loras
-from llama_adapter.runtime.tensor_files.ckpt_files import write_ckpt
 from llama_adapter.runtime.tensor_files.paddle_files import read_pdparams
+from tests.llm.ckpt import write_ckpt
 
 CONFIG = DecoderConfig(vocab_size=40, dim=16, num_layers=2, num_heads=4, ffn_dim=24, norm_eps=1e-6)
 # Hugging Face's name of a module, MindFormers' name, inputs and outputs.

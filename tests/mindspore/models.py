@@ -93,7 +93,7 @@ def place(made: HostProgram, visual_query_BQD: np.ndarray) -> None:
     """Put pictures into slots 0 and up."""
     prefix = made.project(visual_query_BQD)
     rows = [Prefix(prefix.k[:, row : row + 1], prefix.v[:, row : row + 1]) for row in range(len(visual_query_BQD))]
-    made.place(rows, first_slot=0)
+    made.slots.place(rows, first_slot=0)
 
 
 def greedy(
@@ -107,23 +107,23 @@ def greedy(
 ) -> tuple[list[list[int]], list[list[np.ndarray]]]:
     """Token ids of each row up to its end token, without it, and the logits that chose each token."""
     place(made, visual_query_BQD)
-    made.reserve(max(map(len, prompts)))
+    made.slots.reserve(max(map(len, prompts)))
     no_draws = [None] * len(prompts)
-    chosen = made.run(prefill_step(prompts, no_draws, capacity=made.capacity), first_slot=0)
+    chosen = made.run(prefill_step(prompts, no_draws, capacity=made.slots.capacity), first_slot=0)
     ids: list[list[int]] = [[] for _ in prompts]
     logits: list[list[np.ndarray]] = [[] for _ in prompts]
     has_ended = [False] * len(prompts)
     for number in range(num_tokens):
         for row, prompt in enumerate(prompts):
-            token = int(chosen.tokens_T[row])
+            token = int(chosen.best_R[row])
             has_ended[row] |= token == eos_id or len(prompt) + number >= window
-            logits[row].append(chosen.logits_TV[row])
+            logits[row].append(chosen.logits_RV[row])
             if not has_ended[row]:
                 ids[row].append(token)
         if all(has_ended) or number + 1 == num_tokens:
             break
         positions = [min(len(prompt) + number, window - 1) for prompt in prompts]
-        made.reserve(max(positions) + 1)
-        step = decode_step(chosen.tokens_T.tolist(), positions, no_draws, capacity=made.capacity)
+        made.slots.reserve(max(positions) + 1)
+        step = decode_step(chosen.best_R.tolist(), positions, no_draws, capacity=made.slots.capacity)
         chosen = made.run(step, first_slot=0)
     return ids, logits

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from llama_adapter.runtime.tensor_files.ckpt_files import read_ckpt, write_ckpt
+from llama_adapter.runtime.tensor_files.ckpt_files import read_ckpt
+from tests.llm.ckpt import write_ckpt
 from tests.llm.test_mindspore_weights import write_folder
 
 ARRAYS = {

@@ -91,8 +91,8 @@ def test_float16_logits_stay_near_the_reference() -> None:
     [query] = encoder(case["adapter"], precision="float16").run([pixels(case["images"]).numpy()])
     place(made, query)
     prompts = [row[: case["first_chunk_len"]].tolist() for row in golden["tokens"]]
-    chosen = made.run(prefill_step(prompts, [None] * len(prompts), capacity=made.capacity), first_slot=0)
-    assert np.abs(chosen.logits_TV - golden["logits"][:, 0].numpy()).max() < 0.14
+    chosen = made.run(prefill_step(prompts, [None] * len(prompts), capacity=made.slots.capacity), first_slot=0)
+    assert np.abs(chosen.logits_RV - golden["logits"][:, 0].numpy()).max() < 0.14
 
 
 def test_drawn_tokens_are_those_of_the_sampler() -> None:
@@ -107,12 +107,12 @@ def test_drawn_tokens_are_those_of_the_sampler() -> None:
     made, prompt = program(num_slots=len(draws)), PROMPTS[0]
     [query] = encoder().run([pixels(PICTURES[:1]).numpy()])
     place(made, np.repeat(query, len(draws), axis=0))
-    made.reserve(len(prompt) + 1)
-    chosen = made.run(prefill_step([prompt] * len(draws), draws, capacity=made.capacity), first_slot=0)
+    made.slots.reserve(len(prompt) + 1)
+    chosen = made.run(prefill_step([prompt] * len(draws), draws, capacity=made.slots.capacity), first_slot=0)
     for _ in range(2):
-        wanted = choose(predict(torch.from_numpy(chosen.logits_TV)), draws, upload=torch.tensor)
-        assert chosen.tokens_T.tolist() == wanted.tolist()
-        step = decode_step(wanted.tolist(), [len(prompt)] * len(draws), draws, capacity=made.capacity)
+        wanted = choose(predict(torch.from_numpy(chosen.logits_RV)), draws, upload=torch.tensor)
+        assert chosen.best_R.tolist() == wanted.tolist()
+        step = decode_step(wanted.tolist(), [len(prompt)] * len(draws), draws, capacity=made.slots.capacity)
         chosen = made.run(step, first_slot=0)
 
 

@@ -15,7 +15,7 @@ import torch
 from onnx import numpy_helper
 
 from llama_adapter.runtime.errors import GraphError
-from llama_adapter.runtime.graphs.card import METADATA_KEYS, GraphCard, Port, fingerprint
+from llama_adapter.runtime.graphs.card import METADATA_KEY, GraphCard, Port, fingerprint
 from llama_adapter.runtime.graphs.graph import read_graph
 from llama_adapter.runtime.graphs.lint import lint_graph
 from llama_adapter.runtime.graphs.onnx_export import export_graph
@@ -99,12 +99,12 @@ def test_the_graph_computes_what_the_encoder_does(
 def test_the_card_in_the_file_describes_the_original_model(rgb: Exported, bgr: Exported) -> None:
     entries = {entry.key: entry.value for entry in onnx.load(bgr.path).metadata_props}
 
-    assert entries.keys() == {METADATA_KEYS["vision"], SEAL_KEY}
+    assert entries.keys() == {METADATA_KEY, SEAL_KEY}
     card = bgr.card.to_graph()
-    assert GraphCard.from_json(entries[METADATA_KEYS["vision"]], file="clip.onnx") == card == read_graph(bgr.path).card
+    assert GraphCard.from_json(entries[METADATA_KEY], file="clip.onnx") == card == read_graph(bgr.path).card
     assert bgr.card.vision.channel_order == "bgr"
     assert bgr.card.fingerprint.keys() == {"clip", "query"}
-    assert json.loads(entries[METADATA_KEYS["vision"]])["opset"] == 17
+    assert json.loads(entries[METADATA_KEY])["opset"] == 17
     assert bgr.card.fingerprint == rgb.card.fingerprint  # computed before flip and rounding
 
 

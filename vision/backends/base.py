@@ -39,26 +39,22 @@ class VisionBackend(Protocol):
     @property
     def name(self) -> str:
         """The name for reports, for example `torch` or `onnxruntime (CPUExecutionProvider)`."""
-        ...
 
     @property
     def pixels(self) -> PixelRule:
         """How pictures become the pixels that `encode` takes."""
-        ...
 
     def encode(self, pixels_BHWC: np.ndarray) -> VisualQuery:
         """Pixels (B, S, S, 3) RGB -> visual query (B, Q, D) in the encoder's dtype.
 
-        The result is a tensor on the backend's device, or a numpy array if torch is not used. Pixels are uint8, or
-        float32 on the scale 0..255; float32 pixels may have fractions and may exceed this range.
+        The result is a tensor on the backend's device, or a numpy array if torch does not compute it. Pixels are uint8,
+        or float32 on the scale 0..255; float32 pixels may have fractions and may exceed this range.
 
         Raises GraphError if an exported encoder or its runtime fails.
         """
-        ...
 
     def close(self) -> None:
         """Release device, thread and process. A closed backend can no longer encode. May be repeated."""
-        ...
 
 
 class NoEncoder:

@@ -1,7 +1,6 @@
 """The picture encoder as an exported graph, run by any graph session."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,9 +11,6 @@ from llama_adapter.runtime.graphs.session import GraphSession
 from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.config import ChannelOrder
 from llama_adapter.vision.pixels import PixelRule
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _FLOATS = ("float32", "float16")
 _PIXELS = (np.uint8, np.float32)
@@ -47,15 +43,8 @@ class ExportedEncoder:
         """Milliseconds of the last `encode` on the device; None if they are not measured."""
         return self.session.device_ms
 
-    def encode(self, pixels_BHWC: np.ndarray) -> "Tensor":
-        """As `VisionBackend.encode`: a CPU tensor in the graph's dtype. B is at least 1. Raises as `encode_array`."""
-        import torch  # imported here, because `encode_array` does not need torch
-
-        query = self.encode_array(pixels_BHWC)
-        return torch.from_numpy(query if query.flags.writeable else query.copy())
-
-    def encode_array(self, pixels_BHWC: np.ndarray) -> np.ndarray:
-        """As `encode`, without torch.
+    def encode(self, pixels_BHWC: np.ndarray) -> np.ndarray:
+        """As `VisionBackend.encode`: a writable array in the graph's dtype. B is at least 1.
 
         Raises GraphError for pixels of another shape or dtype, and if the graph or its runtime fails.
         """
@@ -67,26 +56,11 @@ class ExportedEncoder:
                 hint="resize and crop with `vision.preprocess.preprocess`; height, width, colour in this order",
             )
         [query] = self.session.run([pixels_BHWC if self.channel_order == "rgb" else pixels_BHWC[..., ::-1]])
-        return query
+        return query if query.flags.writeable else query.copy()  # torch shares no memory that cannot be written
 
     def close(self) -> None:
         """Release memory, device, thread and process. May be repeated."""
         self.session.close()
-
-
-class ArrayEncoder:
-    """An exported encoder as a `VisionBackend` without torch."""
-
-    def __init__(self, inner: ExportedEncoder) -> None:
-        self.inner, self.name, self.pixels = inner, inner.name, inner.pixels
-
-    def encode(self, pixels_BHWC: np.ndarray) -> np.ndarray:
-        """See `VisionBackend.encode`."""
-        return self.inner.encode_array(pixels_BHWC)
-
-    def close(self) -> None:
-        """See `VisionBackend.close`."""
-        self.inner.close()
 
 
 def open_encoder(spec: GraphSpec) -> ExportedEncoder:

@@ -11,10 +11,10 @@ from torch.overrides import TorchFunctionMode
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.llm.runners import async_readback
 from llama_adapter.runtime import devices
 from llama_adapter.runtime.devices import transfer
 from llama_adapter.runtime.devices.cuda import CUDA
-from llama_adapter.runtime.devices.transfer import Transfer
 from tests.fakes.cuda_graphs import FakeCuda, HostCuda
 
 SAMPLES = sorted(str(path) for path in sample_pictures().glob("*.png"))[:8]
@@ -57,7 +57,7 @@ def test_a_job_never_waits_for_the_device_except_for_the_tokens_of_the_step_befo
     with Captioner.load(device="cpu", dtype="float32") as captioner:
         expected = [(answer.text, answer.unfamiliar) for answer in captioner.generate(SAMPLES)]
     with Captioner.load(device="cuda:0", dtype="float32", mode=mode, batch_size=4) as captioner:
-        monkeypatch.setattr(Transfer, "fetch", lambda _, values: (waits.copied(values), None))
+        monkeypatch.setattr(async_readback, "begin_fetch", waits.copied)
         monkeypatch.setattr(transfer, "fetch", fetch)
         with waits:
             answers = captioner.generate(SAMPLES)

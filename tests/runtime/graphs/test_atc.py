@@ -16,13 +16,12 @@ from syrupy.assertion import SnapshotAssertion
 from llama_adapter.runtime.digests import file_digest
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.atc import AtcRequest, AtcSettings, adopt_om, command, make_om, plan
-from llama_adapter.runtime.graphs.card import METADATA_KEYS, GraphCard
+from llama_adapter.runtime.graphs.card import METADATA_KEY, GraphCard
 from llama_adapter.runtime.graphs.graph import read_graph
 from llama_adapter.runtime.graphs.sidecar import read_sidecar, sidecar_path
 from tests.fakes.om_format import read_fake_om
 
 CARD = GraphCard(
-    part="vision",
     name="tiny",
     config={"clip": {"image_size": 4}, "query": {"num_queries": 2}, "channel_order": "rgb"},
     dtype="float16",
@@ -48,7 +47,7 @@ def write_onnx(
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
     if card:
         told = dataclasses.replace(CARD, dtype="float16" if dtype == TensorProto.FLOAT16 else "float32")
-        helper.set_model_props(model, {METADATA_KEYS["vision"]: told.to_json()})
+        helper.set_model_props(model, {METADATA_KEY: told.to_json()})
     onnx.save(model, path)
     return path
 

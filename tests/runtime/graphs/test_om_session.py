@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -24,8 +25,8 @@ from tests.fakes.exported import make_om, open_om, query_limit, sample_pixels, s
 pytestmark = pytest.mark.slow
 
 
-def difference(queries: torch.Tensor, start: int = 0) -> float:
-    return float((queries.float() - sample_queries()[start : start + len(queries)]).abs().max())
+def difference(queries: np.ndarray, start: int = 0) -> float:
+    return float((torch.from_numpy(queries).float() - sample_queries()[start : start + len(queries)]).abs().max())
 
 
 def sizes_run(acl: Any) -> list[int]:
@@ -50,7 +51,7 @@ def test_pictures_get_torchs_visual_query_by_the_cheapest_calls(
     with contextlib.closing(open_om(make_om(tmp_path / "clip.om", batch_sizes, dtype=dtype))) as encoder:
         queries = encoder.encode(sample_pixels()[pictures])
 
-    assert (len(queries), queries.dtype) == (len(sample_pixels()[pictures]), getattr(torch, dtype))
+    assert (len(queries), queries.dtype) == (len(sample_pixels()[pictures]), dtype)
     assert difference(queries, start=pictures.start or 0) <= query_limit(dtype)
     assert sizes_run(acl) == calls
 
@@ -83,7 +84,7 @@ def test_files_of_one_model_have_its_sizes_and_its_weights_up_to_rounding(
     change: dict[str, Any], expected: bool
 ) -> None:
     config, weights = {"channel_order": "rgb"}, {"clip": "00 1.5"}
-    card = GraphCard(part="vision", name="a", config=config, dtype="float32", opset=18, fingerprint=weights)
+    card = GraphCard(name="a", config=config, dtype="float32", opset=18, fingerprint=weights)
 
     assert is_same_model(card, dataclasses.replace(card, **change)) is expected
 
@@ -220,4 +221,4 @@ def test_the_file_decides_the_types(acl: Any, tmp_path: Path) -> None:
     """ATC has options to keep or change the types of inputs and outputs."""
     om = make_om(tmp_path / "clip.om", [1], dtype="float32", output={"dtype": "float16"})
     with contextlib.closing(open_om(om)) as encoder:
-        assert encoder.encode(sample_pixels()[:1]).dtype == torch.float16
+        assert encoder.encode(sample_pixels()[:1]).dtype == np.float16
