@@ -19,7 +19,8 @@ demo: .venv/.installed
 # tests with MindSpore and those on ARM have one process each, so they run at the same time.
 test: .venv/.programs .venv/.installed-dev
 	@failed=; for part in style own clients; do $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; done; \
-	  $(MAKE) --no-print-directory mindspore > .venv/mindspore.txt 2>&1 & mindspore=$$!; trap "kill $$mindspore" INT; \
+	  setsid $(MAKE) --no-print-directory mindspore > .venv/mindspore.txt 2>&1 & mindspore=$$!; \
+	  trap "kill -- -$$mindspore" INT TERM; \
 	  $(MAKE) --no-print-directory arm-short || failed="$$failed arm-short"; \
 	  wait $$mindspore || failed="$$failed mindspore"; cat .venv/mindspore.txt; \
 	  test -z "$$failed" || { echo "make test: failed:$$failed" >&2; exit 1; }

@@ -20,15 +20,11 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     Missing folders are created, and what killed processes left in the folder is removed. Pipes and devices such as
     /dev/stdout are written to directly. Raises OSError, which names a file also if a write fails.
     """
-    place = Path(path)
-    if place.exists() and not place.is_file() and not place.is_dir():
-        with named_after(path), open(place, "wb") as stream:
+    place = _place(path)
+    if place is None:
+        with named_after(path), open(path, "wb") as stream:
             yield stream
         return
-    place = Path(os.path.realpath(place))  # the target of a link is replaced, not the link
-    place.parent.mkdir(parents=True, exist_ok=True)
-    if place.is_dir():
-        raise IsADirectoryError(0, "A file is to be written here, and it is a folder", str(path))
     remove_leftovers(place.parent)
     with named_after(path):
         file = create_partial(place)
@@ -44,11 +40,23 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def require_place(path: str | os.PathLike[str]) -> None:
-    """Create the folder of a file that is written after long work, and raise OSError if it cannot be written to."""
-    place = Path(path).absolute()
+    """Raise OSError if `atomic_write` cannot write to `path`, before long work. Missing folders are created."""
+    place = _place(path)
+    if place is not None:
+        with named_after(path), create_partial(place) as trial:
+            os.unlink(trial.name)
+
+
+def _place(path: str | os.PathLike[str]) -> Path | None:
+    """The file that is written, the target of a link, in a folder that exists now; None for a pipe or a device."""
+    place = Path(path)
+    if place.exists() and not place.is_file() and not place.is_dir():
+        return None
+    place = Path(os.path.realpath(place))
     place.parent.mkdir(parents=True, exist_ok=True)
-    with named_after(path), create_partial(place) as trial:
-        os.unlink(trial.name)
+    if place.is_dir():
+        raise IsADirectoryError(0, "A file is to be written here, and it is a folder", str(path))
+    return place
 
 
 def sync_folder(folder: Path) -> None:

@@ -45,7 +45,7 @@ def create_partial(place: str | Path, *, folder: int | None = None, is_private: 
 
 @contextmanager
 def named_after(path: str | os.PathLike[str]) -> Iterator[None]:
-    """An OSError in the context gets this file name if it has none, as on a full disk, or one of a partial file."""
+    """An OSError in the context that names no file, as on a full disk, or a partial one, gets this file name."""
     try:
         yield
     except OSError as error:

@@ -73,8 +73,9 @@ def _import_table(data: Table, *, source: str) -> Imported:
     if import_settings is None:
         if data and data.keys() <= {"command", *SECTIONS}:
             raise UsageError(f"`{source}` has our own settings already", hint=f"pass it as `--config {source}`")
+        what = f"the settings of no known system: its keys are {', '.join(map(str, data))}" if data else "no settings"
         raise UsageError(
-            f"`{source}` has the settings of no known system: its keys are {', '.join(map(str, data)) or 'none'}",
+            f"`{source}` has {what}",
             hint="known are ModelRunner's YAML, PaddleNLP's predictor options, and MindFormers' YAML",
         )
     return import_settings(data)

@@ -79,8 +79,8 @@ class Attention(nn.Cell):  # type: ignore[misc]
         self.has_prefix = index >= config.num_layers - num_prefix_layers(config)
         self.has_norms = config.qk_norm != "none"
         rotary = config.rotary_of(index)
-        self.table = -1 if rotary is None else config.distinct_rotaries.index(rotary)
-        self.mask = (0, *config.windows).index(config.window_of(index))
+        self.table_index = -1 if rotary is None else config.distinct_rotaries.index(rotary)
+        self.mask_index = (0, *config.windows).index(config.window_of(index))
         self.qkv = Linear(config.attention_dim + 2 * config.kv_dim, config.dim, dtype)
         if self.has_norms:
             self.q_norm = heads_norm(config, dtype, num_heads=config.num_heads)
@@ -101,15 +101,15 @@ class Attention(nn.Cell):  # type: ignore[misc]
         packed = ops.transpose(packed, (0, 2, 1, 3))
         num_rotated = self.num_heads + self.num_kv_heads
         qk, v = packed[:, :num_rotated], packed[:, num_rotated:]
-        if self.table >= 0:
-            qk = self._rotate(qk, tables[self.table])
+        if self.table_index >= 0:
+            qk = self._rotate(qk, tables[self.table_index])
         q, k = qk[:, : self.num_heads], qk[:, self.num_heads :]
         grouped = self._by_key_heads(q, rows)
         scores = self.scores(grouped, k)
         if self.has_cache:
             scores = self.concat_last((self.scores(grouped, cache[0]), scores))
         scores = self._by_queries(scores, shape)
-        scores = ops.select(masks[self.mask], scores, ops.full_like(scores, FLOAT32_MIN))
+        scores = ops.select(masks[self.mask_index], scores, ops.full_like(scores, FLOAT32_MIN))
         probabilities = self._by_key_heads(ops.cast(self.softmax(scores), self.dtype), rows)
         if self.has_cache:
             past = ops.shape(cache[0])[2]
@@ -241,8 +241,8 @@ class Step(nn.Cell):  # type: ignore[misc]
             num_cached = ops.shape(mask)[2] - num_tokens
             cached = ops.broadcast_to(ops.expand_dims(ops.arange(num_cached), 0), (rows, num_cached))
             keys = ops.concat((ops.cast(cached, mindspore.int32), positions), 1)
+        distance = ops.expand_dims(positions, 2) - ops.expand_dims(keys, 1)
         for window in self.windows:
-            distance = ops.expand_dims(positions, 2) - ops.expand_dims(keys, 1)
             masks = (*masks, ops.logical_and(masks[0], ops.expand_dims(distance < window, 1)))
         return masks
 

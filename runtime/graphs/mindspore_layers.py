@@ -56,7 +56,7 @@ class LayerNorm(nn.Cell):  # type: ignore[misc]
 
 
 class Scores(nn.Cell):  # type: ignore[misc]
-    """q k^T / sqrt(H) in float32, capped; see `capped`."""
+    """q k^T / sqrt(H) in float32, capped; see `capped`. q is divided first, so that float16 holds the product."""
 
     def __init__(self, head_dim: int, *, cap: float = 0.0) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Scores(nn.Cell):  # type: ignore[misc]
 
     def construct(self, q: Any, k: Any) -> Any:
         """q (R, N, S, H), k (R, N, P, H) -> (R, N, S, P)."""
-        return capped(ops.cast(self.multiply(q, k), mindspore.float32) * self.scale, self.cap)
+        return capped(ops.cast(self.multiply(q * self.scale, k), mindspore.float32), self.cap)
 
 
 def capped(x: Any, cap: float) -> Any:

@@ -70,6 +70,7 @@ def compiled(compiler: list[str], instructions: InstructionSet) -> Path:
             if path.name == name_by_content(read_own(path), stem):
                 return path
     with partial_folder(cache / stem) as folder:
+        folder.chmod(0o700)
         made = folder / "kernels.so"
         compile_kernels(command, made)
         made.chmod(0o600)

@@ -52,7 +52,7 @@ def read_content(path: str) -> str:
             content = file.read(MAX_CONFIG_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"Cannot read the settings `{path}`: {reason}", hint="name a file in YAML") from None
+        raise UsageError(f"Cannot read `{path}`: {reason}") from None
     if len(content) > MAX_CONFIG_BYTES:
         raise UsageError(f"`{path}` has more than {MAX_CONFIG_BYTES:,} bytes, which is too much for settings")
     try:
@@ -78,7 +78,10 @@ def read_yaml(path: str, *, content: str | None = None, as_written: bool = False
         if node is None:
             return Table()
         if not isinstance(node, yaml.MappingNode):
-            raise UsageError(f"{path}:{node.start_mark.line + 1}: wanted sections such as `model:`, got something else")
+            raise UsageError(
+                f"{path}:{node.start_mark.line + 1}: wanted sections such as `model:`, got something else",
+                hint=_hint_on_colons(node.value),
+            )
         scalar = _as_written if as_written else loader.construct_object
         table: Table = _Walk(path, scalar).plain(node)
         table.source = path
@@ -87,14 +90,22 @@ def read_yaml(path: str, *, content: str | None = None, as_written: bool = False
         raise UsageError(f"`{path}` has a character that YAML does not allow, number {error.position + 1}") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        line = f":{mark.line + 1}" if mark else ""
-        hint = f"write `:` in place of the full-width `{_WIDE_COLON}`" if _WIDE_COLON in content else ""
+        line, near = "", ""
+        if mark is not None:
+            line, first = f":{mark.line + 1}", (error.context_mark or mark).line
+            near = "".join(content.splitlines(keepends=True)[first : mark.line + 1])
+        hint = _hint_on_colons(near)
         raise UsageError(f"{path}{line}: this is not YAML: {error.problem or error.context}", hint=hint) from None
     except RecursionError:
         raise UsageError(f"`{path}` cannot be read: nested too deeply") from None
     finally:
         if loader is not None:
             loader.dispose()
+
+
+def _hint_on_colons(text: object) -> str:
+    is_wide = isinstance(text, str) and _WIDE_COLON in text
+    return f"write `:` in place of the full-width `{_WIDE_COLON}`" if is_wide else ""
 
 
 def _as_written(node: Any) -> str | None:
@@ -147,7 +158,10 @@ def settings_in(data: Mapping[str, Any], path: str) -> SettingsFile:
     entries = []
     for section, table in data.items():
         if section in SECTIONS and not isinstance(table, Mapping | None):
-            raise UsageError(f"{place(data, section)}: {section} is a section: its settings are indented below it")
+            raise UsageError(
+                f"{place(data, section)}: {section} is a section: its settings are indented below it",
+                hint=_hint_on_colons(table),
+            )
         if section not in ("command", *SECTIONS):
             entries.append(Entry(section=None, key=section, given=None, place=place(data, section)))
         for key, value in (table or {}).items() if section in SECTIONS else ():

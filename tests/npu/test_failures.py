@@ -69,8 +69,9 @@ class Tried(NamedTuple):
 
 def try_all(npu: FakeNpu, attempts: Sequence[object], chips: Sequence[str], *errors: str, with_cann: bool) -> Tried:
     outcome = npu.run("-c", PROGRAM, json.dumps([attempts, chips, errors]), with_cann=with_cann)
-    models, told = outcome.report()
-    return Tried(json.loads(outcome.stdout.partition("\n")[0]), models, told)  # fails if anything else was printed
+    assert outcome.code == 0, outcome.stderr[-3000:]
+    opened, (models, told) = map(json.loads, outcome.stdout.splitlines())  # fails if anything else was printed
+    return Tried(opened, models, told)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from llama_adapter.runtime.atomic_write import atomic_write
+from llama_adapter.runtime.atomic_write import atomic_write, require_place
 from llama_adapter.runtime.locking import OutputLockedError, locked_output
 from llama_adapter.runtime.partial import create_partial, partial_folder, remove_leftovers
 
@@ -82,3 +82,17 @@ def test_a_write_removes_what_a_killed_one_left(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), atomic_write(tmp_path / "a.json") as file:
         file.write(b"other" * (1 // 0))
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"whole"]
+
+
+def test_a_place_is_tried_before_the_work_as_it_is_written_to(tmp_path: Path) -> None:
+    require_place(tmp_path / "new" / "a.json")
+    assert [*tmp_path.rglob("*")] == [tmp_path / "new"]
+    read, write = os.pipe()
+    for place in ("/dev/null", f"/dev/fd/{write}"):
+        require_place(place)
+    for descriptor in (read, write):
+        os.close(descriptor)
+    with pytest.raises(IsADirectoryError, match="it is a folder"):
+        require_place(tmp_path)
+    with pytest.raises(OSError, match=r"a\.json"):
+        require_place("/proc/a.json")

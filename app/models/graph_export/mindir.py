@@ -147,7 +147,7 @@ def _settings(config: DecoderConfig, stem: str, graphs: Mapping[str, str], *, sa
         },
         "model": {
             "model_config": {
-                "type": "LlamaConfig",
+                **({"type": "LlamaConfig"} if config.is_first_llama else {}),
                 "seq_length": config.context,
                 "hidden_size": config.dim,
                 "num_layers": config.num_layers,

@@ -140,6 +140,7 @@ def over_http(prompts: Sequence[str], folder: Path) -> Answers:
 
 WAYS: Final[Mapping[str, Callable[[Sequence[str], Path], Answers]]] = {
     "kernels": together,
+    "kernels, each alone": partial(together, batch_size=1),
     "torch": partial(together, operators="aten"),
     "two ranks": partial(together, tensor_parallel=2),
     "ONNX": exported,

@@ -22,6 +22,7 @@ from llama_adapter.runtime.problems import describe
 from llama_adapter.runtime.tensor_files.files import read_tensor_file
 from tests.app.assembled import assemble_sources
 from tests.app.models.bundles import GOLDEN, SOURCES, edit_config, edit_manifest, name_a_file
+from tests.fakes.hostile_archive import write_hostile_archive
 
 CLIP = GOLDEN / "CLIP" / "tiny-vit-torchscript.pt"
 ADAPTER = GOLDEN / "adapters" / "BIAS-TINY.pth"
@@ -38,6 +39,18 @@ def refused(action: Callable[[], object]) -> str:
     assert len(caught.value.message) < 3000
     assert describe(caught.value).exit_code == ExitCode.FAILED
     return caught.value.message
+
+
+def test_code_of_a_torchscript_clip_is_not_run_when_it_is_loaded_or_diagnosed(tmp_path: Path) -> None:
+    write_hostile_archive(tmp_path / "clip.pt", target=tmp_path / "written")
+    sources = dataclasses.replace(SOURCES, clip=tmp_path / "clip.pt")
+
+    message = refused(lambda: assemble_sources(sources))
+    found = [finding for finding in diagnose(sources) if finding.level == "error"]
+
+    assert "holds Python objects beside its tensors (`__torch__." in message
+    assert [finding.sentence for finding in found] == [message]
+    assert not (tmp_path / "written").exists()
 
 
 @pytest.mark.parametrize("layer", [2_999_999, 999_999_999, 10**17, "9" * 5000])

@@ -354,7 +354,6 @@ PARENT = """
 import os, signal, sys, threading
 from llama_adapter.app.pictures.reading.isolated import IsolatedReader
 from llama_adapter.app.pictures.reading.spec import ReadingSpec
-from llama_adapter.runtime.child_process import ChildProcess
 from llama_adapter.vision.pixels import PixelRule
 
 reader = IsolatedReader(ReadingSpec(), pixels=PixelRule(image_size=64), timeout_s=600, num_processes=2)

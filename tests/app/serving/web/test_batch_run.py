@@ -21,7 +21,7 @@ from llama_adapter.app.serving.web.batch import BatchEvents, BatchSession
 from llama_adapter.app.serving.web.batch_run import BatchRun, ByteBudget, PictureFile, Result
 from llama_adapter.app.serving.web.run_history import RunFigures
 from llama_adapter.app.serving.web.runs import Run, Runs
-from llama_adapter.app.serving.web.throughput import measure
+from llama_adapter.app.serving.web.throughput import IN_FLIGHT, measure
 from llama_adapter.app.serving.web.uploads import Upload, place_in_uploads, private_uploads
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptError
@@ -189,6 +189,20 @@ def test_figures_count_what_was_answered_and_note_requests_of_others(
     assert figures.stages_s["forward"] > 0
     assert figures.circumstances.device == "cpu"
     assert run.progress.remaining_s == 0
+
+
+def test_measuring_gives_a_run_of_new_pictures_for_each_number_in_flight(service: Service) -> None:
+    history = deque[RunFigures]()
+
+    async def main() -> list[str]:
+        told = measure(service, history, run=Run(), client="test", seconds_each=0.0)
+        return [line async for line in told]
+
+    told = asyncio.run(main())
+    assert tuple(run.in_flight for run in history) == IN_FLIGHT
+    assert all(run.num_pictures >= 2 * run.in_flight and not run.num_reused for run in history)
+    assert all(run.stages_s["clip"] > 0 for run in history)
+    assert any(line.startswith("16 in flight: ") for line in told)
 
 
 def test_a_measurement_that_is_stopped_measures_no_more(service: Service) -> None:
