@@ -51,16 +51,16 @@ def assemble_parts(
     given: GivenEncoder | None = None
     group: RankGroup | None = None
     with ExitStack() as stack:
-        if vision is None and spec.encoder is not None:
-            given = stack.enter_context(closing(GivenEncoder(spec, backend=backend, mode=mode)))
-            spec = given.spec
-        has_encoder = vision is not None or given is not None
         if spec.tensor_parallel > 1:
             if load is not None and not isinstance(load, RandomLoader):
                 raise UsageError("A model made in this process is not split: tensor_parallel must be 1")
             check = partial(check_split, spec, random=load)
             group = stack.enter_context(closing(RankGroup(spec, backend=backend, check=check)))
         ranks = ALONE if group is None else group.ranks
+        if vision is None and spec.encoder is not None:  # after ranks have taken their cores, which limits its threads
+            given = stack.enter_context(closing(GivenEncoder(spec, backend=backend, mode=mode)))
+            spec = given.spec
+        has_encoder = vision is not None or given is not None
         if load is None:
             model, tensors = stream_model(
                 spec,

@@ -8,6 +8,7 @@ from typing import Any
 from llama_adapter.app.compat import foreign
 from llama_adapter.app.compat.importers import importer_of
 from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.record_lines import RecordFileError
 from llama_adapter.runtime.settings.setting import SECTIONS
 from llama_adapter.runtime.settings.yaml_file import SettingsFile, read_content, read_yaml, settings_in
 
@@ -41,11 +42,15 @@ def _last_run(path: str) -> Mapping[str, Any]:
 
     content = Path(path)
     if not content.is_file():
-        raise UsageError(f"Cannot read the settings `{path}`: there is no such file", hint="name a manifest of a run")
+        raise UsageError(f"Cannot read `{path}`: there is no such file", hint="name a manifest of a run")
     records = (
         content.parent if content.name == "manifest.json" else content.with_name(content.name[: -len(".manifest.json")])
     )
-    found = [run.settings for run in read_manifest(records) if isinstance(run.settings, dict) and run.settings]
+    try:
+        runs = read_manifest(records)
+    except (OSError, RecordFileError) as error:
+        raise UsageError(f"Cannot read `{path}`: {error}", hint="name a manifest of a run") from None
+    found = [run.settings for run in runs if isinstance(run.settings, dict) and run.settings]
     if not found:
         raise UsageError(f"`{path}` has no run with settings", hint="runs of older versions have none")
     return found[-1]

@@ -54,8 +54,9 @@ def interruptible(note: str) -> Iterator[Interruption]:
     try:
         yield found
     except RankError:
-        if signal.SIGTERM in previous:
-            previous[signal.SIGTERM] = signal.SIG_IGN  # torchrun sends it to all ranks now; the error is printed first
+        # torchrun sends it to all ranks now; the error is printed first.
+        if signal.SIGTERM in previous and "TORCHELASTIC_RUN_ID" in os.environ:
+            previous[signal.SIGTERM] = signal.SIG_IGN
         raise
     finally:
         for number, handler in previous.items():

@@ -101,19 +101,19 @@ def _program() -> list[Any]:
 
 def marks_of(spec: CaptionerSpec) -> FileMarks:
     """The marks of the files of a spec and of those beside them, as they are; None if they cannot be listed."""
-    if spec.llama_dir is None:
-        places = [bundle_folder(spec.model)]
-    else:
-        llama = Path(spec.llama_dir)
-        places = [llama, llama.absolute().parent, llama / (spec.llama_type or "")]  # a tokenizer may be above
-    places += [Path(name) for name in (spec.adapter, spec.clip, spec.past_key_values) if name is not None]
-    places += [Path(part) for text in spec.lora for part in (text, text.rpartition("=")[0]) if part]
-    folders = {place if place.is_dir() else place.parent for place in places}
     marks = {}
     with suppress(OSError):
-        for entry in (entry for folder in folders for entry in os.scandir(folder) if entry.is_file()):
-            status = entry.stat()
-            # A file's number tells two files of one size and time apart. Its own time changes with content and rights.
-            marks[entry.path] = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+        if spec.llama_dir is None:
+            places = [bundle_folder(spec.model)]
+        else:
+            llama = Path(spec.llama_dir)
+            places = [llama, llama.absolute().parent, llama / (spec.llama_type or "")]  # a tokenizer may be above
+        places += [Path(name) for name in (spec.adapter, spec.clip, spec.past_key_values) if name is not None]
+        places += [Path(part) for text in spec.lora for part in (text, text.rpartition("=")[0]) if part]
+        for folder in {place if place.is_dir() else place.parent for place in places}:
+            for entry in filter(os.DirEntry.is_file, os.scandir(folder)):
+                status = entry.stat()
+                # A file's number tells two files of one size and time apart. Its own time changes with its rights too.
+                marks[entry.path] = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
         return marks
     return None

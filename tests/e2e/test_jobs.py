@@ -119,6 +119,18 @@ def test_who_interrupts_a_job_is_told_how_to_go_on(drawings: list[Path], tmp_pat
     assert sum(first.counts.values()) == len(kept)
 
 
+def test_a_reader_in_threads_and_one_in_processes_give_the_same_records(tmp_path: Path, run: Run) -> None:
+    folder = tmp_path / "pictures"
+    shutil.copytree(Path(picture()).parent, folder)
+    (folder / "broken.jpg").write_bytes((folder / "shapes_200x300.jpg").read_bytes()[:3000])
+
+    def answers(reader: str) -> list[tuple[object, ...]]:
+        ran = run("caption", str(folder), *model_flags(), "--max-new-tokens", "4", "--reader", reader)
+        return sorted((one["picture"], one["id"], one["text"], str(one["error"])) for one in ran.records)
+
+    assert answers("thread") == answers("process")
+
+
 def test_a_folder_of_broken_and_odd_files_has_a_record_for_each_and_sound_answers_beside_them(
     tmp_path: Path, run: Run
 ) -> None:

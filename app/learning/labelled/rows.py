@@ -16,8 +16,8 @@ from llama_adapter.app.pictures.inputs.fields import (
     TURNS,
     as_columns,
     asked_rows,
+    by_known_name,
     first_column,
-    known_name,
     named,
     question_columns,
     question_fields,
@@ -105,13 +105,13 @@ def add_row(
 
     If the row is malformed, this is a problem at `told_at`, by default at `place`, and the result is False.
     """
-    row = {known_name(name, columns.known): value for name, value in values.items()}
+    row = by_known_name(values, columns.known)
     if row.keys() <= {_URL, *CAPTION_COLUMNS, _PART, _SPLIT} and _URL in row:
         row["picture"] = row.pop(_URL)
     examples = []
     try:
         item = item or _picture(row, columns=columns, root=root, place=place)
-        rows = asked_rows(row, are_templates=item.source is not None)  # only questions about pictures are templates
+        rows = asked_rows(row, has_picture=item.source is not None)
         has_turns = TURNS in row and TURNS not in rows[0]
         if has_turns and unanswered and (answered := [one for one in rows if one["answer"] is not None]):
             if num_open := len(rows) - len(answered):

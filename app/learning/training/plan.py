@@ -318,11 +318,13 @@ class MetaCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             out = args[0] if func._schema.name.endswith("_") else _again(done.form)
         else:
             out = func(*args, **kwargs)
-            flops = flop_registry.get(func._overloadpacket, lambda *_, **__: 0)(*args, **kwargs, out_val=out)
-            is_other = func._overloadpacket not in flop_registry and not func.is_view
-            traffic = sum(one.numel() * one.itemsize for one in (*given, *_tensors((out,)))) if is_other else 0
+            flops = traffic = 0
+            if func._overloadpacket in flop_registry:
+                flops = flop_registry[func._overloadpacket](*args, **kwargs, out_val=out)
+            elif not func.is_view:
+                traffic = sum(one.numel() * one.itemsize for one in (*given, *_tensors((out,))))
             done = _Done(_form(out), flops, traffic)
-            if is_meta and (not func._schema.is_mutable or (args and out is args[0])):
+            if is_meta and (_are_new(out, given) or (args and out is args[0])):
                 self._done[key] = done
         self.flops, self.traffic = self.flops + done.flops, self.traffic + done.traffic
         if done.flops and any(id(one.untyped_storage()) in self._frozen for one in given):
@@ -369,7 +371,13 @@ def _form(value: Any) -> Any:
     """A value with forms in place of tensors, which can be the key of a dictionary."""
     if isinstance(value, Tensor):
         return _Form(value.shape, value.stride(), value.dtype)
-    return tuple(map(_form, value)) if isinstance(value, tuple | list) else value
+    return tuple(map(_form, value)) if isinstance(value, tuple | list) else (type(value), value)
+
+
+def _are_new(out: Any, given: Iterable[Tensor]) -> bool:
+    """Whether no tensor of a result has the storage of a given one, as that of `_unsafe_view` has."""
+    storages = {one.untyped_storage()._cdata for one in given}
+    return all(one.untyped_storage()._cdata not in storages for one in _tensors((out,)))
 
 
 def _again(form: Any) -> Any:

@@ -29,7 +29,7 @@ def address_label(address: str) -> str:
     try:
         parts = urlsplit(address)
     except ValueError:  # a bracket that is part of no IPv6 address
-        return address.partition("?")[0]
+        return re.sub(r"(?<=://)[^/]*@", "", address.partition("?")[0])
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{unquote(parts.path, errors='surrogateescape')}"
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from llama_adapter.app.pictures.inputs.addresses import ADDRESS
 from llama_adapter.app.pictures.inputs.items import PictureInput, QuestionFields
@@ -15,14 +16,22 @@ QUESTIONS, TURNS = "questions", "conversations"  # lists of objects; turns are o
 _CHAT = "messages"  # another name of turns
 KNOWN_COLUMNS = frozenset((*PICTURE_COLUMNS, *PROMPT_COLUMNS, INPUT_COLUMN, CHOICES_COLUMN, QUESTIONS, TURNS))
 _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+_PICTURE_PARTS = ("image", "image_url", "input_image")
 _PICTURE_MARK = "<image>"  # in the questions of LLaVA; it is no part of a prompt here
 
 
 def known_name(name: str, known: Collection[str] = KNOWN_COLUMNS) -> str:
     """The name of a column without white space around it, in lower case if it is one of `known`."""
     name = name.strip()
-    name = TURNS if name.lower() == _CHAT and _CHAT not in known else name
     return name.lower() if name.lower() in known else name
+
+
+def by_known_name(values: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """The values of a row by `known_name`; a list `messages` is one of turns."""
+    return {
+        TURNS if name.strip().lower() == _CHAT and isinstance(value, list) else known_name(name, known): value
+        for name, value in values.items()
+    }
 
 
 def named(columns: Sequence[str]) -> str:
@@ -30,17 +39,17 @@ def named(columns: Sequence[str]) -> str:
     return columns[0] if len(columns) == 1 else f"{', '.join(columns[:-1])} or {columns[-1]}"
 
 
-def asked_rows(values: Mapping[str, object], *, are_templates: bool) -> list[dict[str, object]]:
+def asked_rows(values: Mapping[str, object], *, has_picture: bool) -> list[dict[str, object]]:
     """A row for each question: for each object of its list `questions`, and each pair of turns of `conversations`.
 
     Any other row is alone. In a row without a question, a `text` beside a `question_id`, or one that ends in a question
     mark beside a `label`, is the question, as in POPE's files. Turns are plain text, so braces in them are escaped if
-    questions `are_templates`. Raises ValueError with the reason.
+    the row `has_picture`: only questions about pictures are templates. Raises ValueError with the reason.
     """
     row = dict(values)
     if isinstance(row.get(TURNS), list) or (TURNS in row and not isinstance(row.get("answer"), str)):
-        as_question = as_template if are_templates else str
-        pairs = _pairs(row.pop(TURNS), has_picture=are_templates)
+        as_question = as_template if has_picture else str
+        pairs = _pairs(row.pop(TURNS), has_picture=has_picture)
         return [{**row, "question": as_question(asked), "answer": said} for asked, said in pairs]
     several = row.pop(QUESTIONS, None)
     if several is None:
@@ -81,13 +90,20 @@ def _pairs(turns: object, *, has_picture: bool) -> list[tuple[str, str | None]]:
 
 
 def _said(turn: object) -> tuple[str, str]:
-    """The role and the text of a turn in LLaVA's form or that of chats, with marks of pictures; "" for other values."""
+    """The role and the text of a turn in LLaVA's form or that of chats; "" for other values.
+
+    A picture in a turn of the user is a mark in its text.
+    """
     match turn:
         case {"from": str(role), "value": str(text)} | {"role": str(role), "content": str(text)}:
             return _ROLES.get(role, ""), text
         case {"role": str(role), "content": list(parts)} if all(isinstance(part, Mapping) for part in parts):
-            texts = (part["text"] if isinstance(part.get("text"), str) else _PICTURE_MARK for part in parts)
-            return _ROLES.get(role, ""), "\n".join(texts)
+            are_pictures = [part.get("type") in _PICTURE_PARTS and _ROLES.get(role) == "user" for part in parts]
+            texts = [
+                _PICTURE_MARK if is_one else part.get("text") for part, is_one in zip(parts, are_pictures, strict=True)
+            ]
+            if all(isinstance(text, str) for text in texts):
+                return _ROLES.get(role, ""), "\n".join(map(str, texts))
     return "", ""
 
 

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from llama_adapter.app.pictures.inputs.fields import KNOWN_COLUMNS, PICTURE_COLUMNS, known_name, named
+from llama_adapter.app.pictures.inputs.fields import KNOWN_COLUMNS, PICTURE_COLUMNS, by_known_name, known_name, named
 from llama_adapter.app.pictures.inputs.items import InputsError, Row
 from llama_adapter.app.pictures.inputs.json_sets import set_rows
 from llama_adapter.app.pictures.inputs.lines import (
@@ -115,7 +115,7 @@ def _known_rows(rows: Iterator[Row], table: _Table) -> Iterator[Row]:
     has_wanted, without = not wanted, list[Row]()  # the rows before the first with a column that is wanted
     for row in rows:
         own = {name: value for name, value in row.values.items() if known_name(name, known) == name}
-        row = replace(row, values={known_name(name, known): value for name, value in row.values.items()} | own)
+        row = replace(row, values=by_known_name(row.values, known) | own)
         has_wanted = has_wanted or not row.values.keys().isdisjoint(wanted)
         if not has_wanted:
             without.append(row)

@@ -128,6 +128,8 @@ def test_other_conversations_are_refused_with_their_line(value: Any, folder: Pat
     [
         ({"conversations": turns("<image>\nWhat?", "A star.")}, "its `conversations` have a picture, and it has none"),
         ({"images": ["a.jpg", "b.jpg"], "conversations": turns("What?", "A star.")}, "`images` has 2 pictures"),
+        ({"image": "a.jpg", "messages": chat("What?", [{"type": "image"}])}, "are no list of turns"),
+        ({"image": "a.jpg", "messages": chat([{"type": "input_audio"}], "A star.")}, "are no list of turns"),
     ],
 )
 def test_no_picture_of_a_conversation_is_left_out(row: dict[str, Any], reason: str, folder: Path) -> None:
