@@ -304,7 +304,9 @@ class IgnoredParameters(NeutralParameters):
 class CommonRequest(IgnoredParameters):
     """The fields that chat and responses requests share. A parameter that is null has its default."""
 
-    model: str = Field("", description="A name that `/v1/models` lists, or `default`. Default: the loaded model.")
+    model: str | None = Field(
+        None, description="A name that `/v1/models` lists, or `default`. Default: the loaded model."
+    )
     temperature: float | None = Field(None, ge=0, le=2, description="Default: 0, greedy decoding.")
     top_p: float | None = Field(None, ge=0, le=1, description="Default: 0.75. Used with a temperature above 0.")
     top_k: TopK | None = Field(None, description="Extension. Default: 0 (or -1), all tokens.")
