@@ -40,10 +40,10 @@ def open_model(model: Any, settings: Mapping[str, Any], *, backend: str) -> tupl
     settings = dict(settings)
     is_checkpoint = False
     if (mindspore := _MINDSPORE.get(backend)) is not None:
-        graphs = graphs_of(model)
-        is_checkpoint = graphs is None and mindspore == "ms"
-        if not is_checkpoint:
-            found = lite_settings((graphs or {}) | settings, runs_graphs=True)
+        graphs = graphs_of(model, is_required=mindspore == "mslite")
+        is_checkpoint = graphs is None
+        if graphs is not None:
+            found = lite_settings(graphs | settings, runs_graphs=True)
             return _load(found | {"decoder_backend": mindspore})
     if backend == "paddle":
         raise UsageError("No backend `paddle` is here", hint="leave `backend` out: torch runs the model")

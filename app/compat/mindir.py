@@ -15,25 +15,30 @@ PATHS = ("prefill_model_path", "increment_model_path", "ge_config_path")
 EXPORT = "`llama-adapter export decoder --format mindir --out FOLDER` writes such a folder"
 
 
-def graphs_of(model: Any) -> dict[str, Any] | None:
+def graphs_of(model: Any, *, is_required: bool = False) -> dict[str, Any] | None:
     """The fields of an `InferConfig` for a model of MindIR graphs; None for another model.
 
     `model` is a folder or its name, a settings file, a pair of graphs, or settings; None if the fields are given apart.
-    Raises UsageError for a folder of graphs of another form, and as `find_model`.
+    With `is_required`, all settings are fields, since the paths may be given apart, and other models are errors. Raises
+    UsageError for a folder of graphs of another form, and as `find_model`.
     """
     match model:
         case None:
             return {}
-        case Mapping() if str(model.get("prefill_model_path", "")).endswith(".mindir"):
+        case Mapping() if is_required or str(model.get("prefill_model_path", "")).endswith(".mindir"):
             return {name: value for name, value in model.items() if value != ""}
         case [prefill, increment] if any(str(path).endswith(".mindir") for path in model):
             return dict(zip(PATHS, map(os.fspath, (prefill, increment)), strict=False))
         case str() | os.PathLike():
             place = find_model(os.fspath(model))
             if place.suffix in (".yaml", ".yml"):
-                return _of_yaml(place)
-            if (place / CARD_FILE).is_file() or any(place.glob("*.mindir")):
+                if (found := _of_yaml(place)) is not None:
+                    return found
+            elif (place / CARD_FILE).is_file() or any(place.glob("*.mindir")):
                 return _of_folder(place)
+    if is_required:
+        wanted = "their folder, the pair of them, or a YAML file with a section `infer`"
+        raise UsageError(f"`{model!s:.200}` names no MindIR graphs: wanted {wanted}", hint=EXPORT)
     return None
 
 
@@ -56,10 +61,12 @@ def mindir_folder(prefill: str, increment: str) -> Path:
 
 def _graphs_of(folder: Path) -> dict[str, Path]:
     """The two graphs that a folder's card names. Raises UsageError without a card, GraphError for a damaged one."""
-    card = read_card(folder) if (folder / CARD_FILE).is_file() else None
-    if card is None or card.format != "mindir":
+    if not (folder / CARD_FILE).is_file():
         why = "graphs of other programs have other inputs, and are not run here"
-        raise UsageError(f"`{folder}` has no {CARD_FILE} of MindIR graphs: {why}", hint=EXPORT)
+        raise UsageError(f"`{folder}` has no {CARD_FILE}: {why}", hint=EXPORT)
+    card = read_card(folder)
+    if card.format != "mindir":
+        raise UsageError(f"The decoder in `{folder}` was exported as {card.format}, not as mindir", hint=EXPORT)
     own = card.settings or {}
     return {kind: folder / str(own.get(kind)) for kind in ("prefill", "increment")}
 

@@ -123,7 +123,8 @@ class InferTask:
 
         MindSpore Lite runs MindIR graphs, unless `backend` names another program. Raises what `pipeline` raises.
         """
-        settings.setdefault("backend", "torch" if graphs_of(task_config) is None else "mslite")
+        if "backend" not in settings:
+            settings["backend"] = "torch" if graphs_of(task_config) is None else "mslite"
         return cls.open_pipeline(task_type, task_config, **settings)
 
     @classmethod

@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -144,9 +143,11 @@ class RandomLoader:
         return model, tensors if share is decoder else take_all(tensors, whole=decoder, share=share)
 
 
-def stream_random(name: str, *, dtype: Dtype, **options: Any) -> StreamedModel:
-    """A model of a size in `dtype`; `options` are the other fields of `RandomLoader`, whose errors are raised."""
-    return RandomLoader(name=name, **options)(dtype)
+def stream_random(
+    name: str, *, dtype: Dtype, precision: Precision = FLOAT, vision: VisionConfig | None = None
+) -> StreamedModel:
+    """A model of a size in `dtype`; see `RandomLoader`, whose errors are raised."""
+    return RandomLoader(name=name, precision=precision, vision=vision)(dtype)
 
 
 random_model = whole(stream_random)

@@ -27,7 +27,6 @@ RECOMMENDED: Final[Mapping[str, Mapping[str, str]]] = {
         "ge.exec.precision_mode": "must_keep_origin_dtype",
     },
 }
-_ONLY_A2: Final = ("ge.exec.formatMode",)
 _NAMES: Final = known_names("mindspore")
 
 
@@ -88,12 +87,11 @@ def read_ge_config(path: str | os.PathLike[str]) -> GeConfig:
     return GeConfig(path=str(path), sections=sections)
 
 
-def recommended_ge_config(*, is_a2: bool = True) -> str:
-    """The text of a `config.ini` for an Atlas 800T A2 or, without `is_a2`, an Atlas 800."""
+def recommended_ge_config() -> str:
+    """The text of a `config.ini` for an Atlas 800T A2."""
     lines = []
     for section, options in RECOMMENDED.items():
-        kept = {key: value for key, value in options.items() if is_a2 or key not in _ONLY_A2}
-        lines += [f"[{section}]", *(f"{key}={value}" for key, value in kept.items()), ""]
+        lines += [f"[{section}]", *(f"{key}={value}" for key, value in options.items()), ""]
     return "\n".join(lines)
 
 

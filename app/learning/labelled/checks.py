@@ -157,11 +157,12 @@ def _digest(source: str | bytes | FileSlice) -> str:
 
 def data_digest(examples: Iterable[Example]) -> str:
     """SHA-256, hexadecimal, of pictures, questions and answers, whatever the names of files and their order."""
+    shortened = lru_cache(maxsize=1024)(_shortened)
     texts = sorted(
         json.dumps(
             [
                 *(example.digest, example.question.instruction, example.question.input),
-                *(example.answers, _shortened(example.choices), sorted(example.item.columns.items())),
+                *(example.answers, shortened(example.choices), sorted(example.item.columns.items())),
             ]
         )
         for example in examples
@@ -169,7 +170,6 @@ def data_digest(examples: Iterable[Example]) -> str:
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
 
-@lru_cache(maxsize=1024)
 def _shortened(choices: tuple[str, ...] | None) -> tuple[str, ...] | str | None:
     """Many choices as their digest: the classes of large data would be many gigabytes if each example listed them."""
     if choices is None or len(choices) <= _MOST_LISTED:

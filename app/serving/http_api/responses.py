@@ -14,7 +14,7 @@ from llama_adapter.app.serving.http_api.asking import NumberedEvent
 from llama_adapter.app.serving.http_api.chat import extensions_of, logprobs_of
 from llama_adapter.app.serving.http_api.conversation import ChatQuestion, Turn, form_of, turn_of, understand_turns
 from llama_adapter.app.serving.http_api.errors import ApiError, of_answer
-from llama_adapter.app.serving.http_api.schemas import ResponsesRequest
+from llama_adapter.app.serving.http_api.schemas import NO_LIMIT, ResponsesRequest
 
 
 def understand(request: ResponsesRequest) -> ChatQuestion:
@@ -43,7 +43,7 @@ def parameters_of(request: ResponsesRequest, question: ChatQuestion) -> dict[str
     wanted = None if request.text is None else request.text.format
     return {
         "instructions": request.instructions,
-        "max_output_tokens": request.max_output_tokens,
+        "max_output_tokens": None if request.max_output_tokens == NO_LIMIT else request.max_output_tokens,
         "metadata": request.metadata or {},
         "parallel_tool_calls": request.parallel_tool_calls is not False,
         "previous_response_id": None,

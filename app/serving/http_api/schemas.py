@@ -23,6 +23,7 @@ from llama_adapter.app.captioning.tasks.registry import options
 from llama_adapter.app.serving.online.types import State
 
 _INT32 = 2**31 - 1
+NO_LIMIT = _INT32  # value of a `Limit` that is given as -1
 LABEL_MARK = "as "  # prefix of union tags. Tags are not names in the request, so error messages omit them
 MAX_MESSAGES = 1000
 MAX_PARTS = 100
@@ -133,7 +134,7 @@ def _as_whole(value: Any) -> Any:
 
 
 def _as_limit(value: Any) -> Any:
-    return _INT32 if value == -1 else _as_whole(value)
+    return NO_LIMIT if value == -1 else _as_whole(value)
 
 
 _by_kind = Discriminator(_kind_of_part, "part_type", "type is missing or unknown")

@@ -23,10 +23,6 @@ SESSION_SECONDS: Final = 6 * 3600  # a page that is not used for this time loses
 
 _SAMPLE_SIDE: Final = 96  # pixels
 _DEFAULTS: Final = SamplingParams()
-_SETTINGS: Final = (  # of an answer, in the order of their widgets
-    *("max_new_tokens", "temperature", "top_p", "top_k", "seed", "min_p"),
-    *("presence_penalty", "frequency_penalty"),
-)
 _PENALTIES: Final = {
     "Presence": "Above 0: against words that the answer has.",
     "Frequency": "Above 0: against words that it repeats.",
@@ -139,13 +135,27 @@ def build_settings(first: Component | None = None) -> list[Component]:
     return [max_new_tokens, temperature, top_p, top_k, seed, min_p, presence, frequency]
 
 
-def sampling_of(*values: Any) -> SamplingParams:
+def sampling_of(
+    max_new_tokens: Any,
+    temperature: Any,
+    top_p: Any,
+    top_k: Any,
+    seed: Any,
+    min_p: Any = 0.0,
+    presence_penalty: Any = 0.0,
+    frequency_penalty: Any = 0.0,
+) -> SamplingParams:
     """Sampling parameters from the values that a browser sent. Raises ValueError for a wrong type or range."""
-    given = dict(zip(_SETTINGS, values, strict=False))
-    given["max_new_tokens"] = _whole(given["max_new_tokens"])
-    given["top_k"] = _whole(0 if given["top_k"] is None else given["top_k"])
-    given["seed"] = _seed(given["seed"])
-    params = SamplingParams(**given)
+    params = SamplingParams(
+        max_new_tokens=_whole(max_new_tokens),
+        temperature=temperature,
+        top_p=top_p,
+        top_k=_whole(0 if top_k is None else top_k),
+        seed=_seed(seed),
+        min_p=min_p,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+    )
     if not 1 <= params.max_new_tokens <= MAX_NEW_TOKENS:
         raise ValueError(f"Maximum tokens must be in 1..{MAX_NEW_TOKENS}, got {params.max_new_tokens}")
     return params

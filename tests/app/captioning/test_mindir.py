@@ -1,17 +1,20 @@
 """Errors of MindIR decoders if MindSpore is not installed; tests/mindspore runs these decoders."""
 
 import importlib.util
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from llama_adapter import Captioner, pipeline
+from llama_adapter import Captioner, InferTask, pipeline
 from llama_adapter.app.models.graph_export.decoder import DecoderJob, run_export_decoder
+from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.llm.exported.card import CARD_FILE
+from llama_adapter.llm.exported.card import CARD_FILE, ExportCard
 from llama_adapter.runtime.errors import GraphError, UsageError
 from llama_adapter.runtime.graphs.mindir_runtime import MindirRuntime, mindir_runtime
+from tests.llm.toys import CONFIG
 
 
 @pytest.fixture(autouse=True)
@@ -69,3 +72,30 @@ def test_missing_graphs_and_those_of_other_programs_are_told(tmp_path: Path) -> 
         assert CARD_FILE in failure.value.message
     with pytest.raises(GraphError):
         Captioner.load(decoder=foreign, decoder_backend="ms")
+
+
+def test_models_without_graphs_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("command: caption\n")
+    (tmp_path / "a.bin").write_bytes(b"weights")
+    for model in (tmp_path / "a.yaml", tmp_path / "a.bin", 17):
+        with pytest.raises(UsageError, match=f"`{model}` names no MindIR graphs"):
+            pipeline("caption", model, backend="mslite")
+    own: dict[str, Any] = dict.fromkeys(("name", "digest", "prompt", "channel_order"), "x")
+    own |= {"format": "onnx", "dtype": "float32", "precision": "float", "has_sampling": True}
+    ExportCard(**own, decoder=CONFIG.to_dict(), fingerprint={}, files={}).write(tmp_path)
+    (tmp_path / "a.yaml").unlink()
+    with pytest.raises(UsageError, match="exported as onnx"):
+        pipeline("caption", tmp_path, backend="mslite")
+
+
+def test_settings_beside_the_paths_of_graphs_are_kept() -> None:
+    paths = {"prefill_model_path": "a.mindir", "increment_model_path": "b.mindir"}
+    with pytest.raises(UsageError, match="rank_id"):
+        pipeline("caption", {"rank_id": 1}, backend="mslite", **paths)
+
+
+def test_a_backend_that_is_given_runs_a_checkpoint_beside_graphs_of_other_programs(tmp_path: Path) -> None:
+    folder = shutil.copytree(embedded_model(), tmp_path / "made")
+    (folder / "bloom_prefill_graph.mindir").write_bytes(b"graph")
+    with InferTask.get_infer_task("caption", folder, backend="torch", device="cpu") as made:  # type: ignore[arg-type]
+        assert made.captioner.info.device == "cpu"

@@ -31,13 +31,11 @@ def test_lines_that_are_no_options_are_refused(text: str, line: int, tmp_path: P
     assert f"line {line}" in failure.value.message
 
 
-@pytest.mark.parametrize("is_a2", [True, False])
-def test_the_recommended_options_are_known(is_a2: bool, tmp_path: Path) -> None:
-    (tmp_path / "config.ini").write_text(recommended_ge_config(is_a2=is_a2))
+def test_the_recommended_options_are_known(tmp_path: Path) -> None:
+    (tmp_path / "config.ini").write_text(recommended_ge_config())
     config = read_ge_config(tmp_path / "config.ini")
     assert config.provider == "ge"
     assert config.ge_options == {"session": dict(config.sections["ge_session_options"])}
-    assert ("ge.exec.formatMode" in config.ge_options["session"]) is is_a2
 
 
 def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from llama_adapter.app.captioning.tasks.task import FREE_TEXT
 from llama_adapter.app.serving.http_api.api import forms
 from llama_adapter.app.serving.http_api.conversation import ChatQuestion
 from llama_adapter.app.serving.http_api.errors import ApiError
+from llama_adapter.app.serving.http_api.responses import parameters_of
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from tests.app.serving.http_api.requests import chat, image, user
 
@@ -256,6 +257,12 @@ def test_responses_have_the_newest_picture_and_the_parameters_of_the_request() -
     assert asked.num_ignored_turns == 3
     assert asked.sampling == SamplingParams(max_new_tokens=9, temperature=0.5, top_p=0.25, top_k=3, seed=7)
     assert asked.with_logprobs
+
+
+@pytest.mark.parametrize(("given", "repeated"), [(9, 9), (None, None), (-1, None)])
+def test_responses_repeat_their_limit_of_tokens(given: int | None, repeated: int | None) -> None:
+    request = RESPONSES.request.model_validate({"model": "default", "input": "What?", "max_output_tokens": given})
+    assert parameters_of(request, RESPONSES.understand(request))["max_output_tokens"] == repeated
 
 
 def test_responses_have_choices_and_schemas() -> None:
