@@ -136,7 +136,7 @@ def test_the_page_names_the_sets_where_the_adapter_is_not_ahead() -> None:
     assert "| tools | 60 | 90.0 (85.0 to 95.0) | 90.0 (85.0 to 95.0) | 10.0 | 88.0 |" in page
     assert "**tools**" not in page
     assert '90.0 %, and that of the baseline "small network" is 97.0 %, outside the interval' in page
-    assert '90.0 %, and also that of the baseline "small network" is 90.0 %, inside the interval' in page
+    assert '90.0 %, as is that of the baseline "small network", inside the interval' in page
     assert "ahead of every baseline on every set" not in page
     assert "| pages | 4 | 40 | 60 | 90.0 (85.0 to 95.0) | 97.0 | small network |" in page
     assert "| tools | 90.0 | 46.7 | 95.0 to 96.0 | 95.0 | 1 of 2 |" in page
