@@ -324,7 +324,8 @@ class MetaCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             elif not func.is_view:
                 traffic = sum(one.numel() * one.itemsize for one in (*given, *_tensors((out,))))
             done = _Done(_form(out), flops, traffic)
-            if is_meta and (_are_new(out, given) or (args and out is args[0])):
+            is_in_place = bool(args) and out is args[0]
+            if is_meta and (is_in_place or (not func._schema.is_mutable and _are_new(out, given))):
                 self._done[key] = done
         self.flops, self.traffic = self.flops + done.flops, self.traffic + done.traffic
         if done.flops and any(id(one.untyped_storage()) in self._frozen for one in given):
