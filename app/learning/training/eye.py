@@ -235,8 +235,11 @@ class Eye:
     @torch.no_grad()
     def _queries(self, examples: Sequence[TrainExample], *, random: torch.Generator | None) -> Tensor:
         """The visual queries of pictures, with `random` of changed ones, (B, Q, D) on the CPU."""
-        parts = [examples[at : at + _TOGETHER] for at in range(0, len(examples), _TOGETHER)]
-        found = [self._vision(self._encodings.of(part, random=random).to(self._device)) for part in parts]  # type: ignore[union-attr]
+        found = []
+        for at in range(0, len(examples), _TOGETHER):
+            pixels = self._pixels(examples[at : at + _TOGETHER])
+            seen = pixels if random is None else augmented(pixels, random=random)
+            found.append(self._vision.query(self._features(seen)))
         return torch.cat(found).cpu()
 
     def _rate(self, step: int) -> float:

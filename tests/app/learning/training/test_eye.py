@@ -133,7 +133,8 @@ def test_a_trained_tower_computes_the_same_at_both_sizes_and_is_written_with_ope
     assert model.encodes == "visual_query"
     assert not any(name.startswith(("clip.", "visual.")) for name in model.trained())
     with torch.no_grad():
-        assert torch.equal(views.of(data.train), model.vision(Pictures().of(data.train)))
+        query_BQD = model.vision(Pictures().of(data.train))
+    assert (views.of(data.train) - query_BQD).abs().max() < 1e-4 * query_BQD.abs().max()
     drawn = [views.of(data.train, random=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)]
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], drawn[2])
