@@ -4,7 +4,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +26,12 @@ def plain_attention(q_BNTH: Tensor, k_BNTH: Tensor, v_BNTH: Tensor) -> Tensor:
     return heads_BNTH
 
 
+QUICK_GELU_FACTOR: Final = 1.702
+
+
 def quick_gelu(x: Tensor) -> Tensor:
     """CLIP's activation, x * sigmoid(1.702 x)."""
-    return x * torch.sigmoid(1.702 * x)
+    return x * torch.sigmoid(QUICK_GELU_FACTOR * x)
 
 
 ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
@@ -76,8 +79,13 @@ class Mlp(nn.Module):
         self.up = Linear(width, hidden_dim)
         self.down = Linear(hidden_dim, width)
         self.activation = activation
+        self.is_scaled = False  # see `use_training_forms`
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.is_scaled:
+            factor = QUICK_GELU_FACTOR
+            hidden = F.silu(F.linear(x, self.up.weight * factor, self.up.bias * factor))
+            return F.linear(hidden, self.down.weight / factor, self.down.bias)
         out: Tensor = self.down(self.activation(self.up(x)))
         return out
 

@@ -12,7 +12,16 @@ from torch import Tensor, nn
 
 from llama_adapter.runtime.operators import Linear, random_parameter
 from llama_adapter.runtime.schemes.layers import load_state
-from llama_adapter.vision.block import ACTIVATIONS, AttentionFunction, Block, SelfAttention, prepend
+from llama_adapter.vision.block import (
+    ACTIVATIONS,
+    AttentionFunction,
+    Block,
+    Mlp,
+    SelfAttention,
+    plain_attention,
+    prepend,
+    quick_gelu,
+)
 from llama_adapter.vision.config import (
     LAYER_NORM_EPS,
     NORM_READERS,
@@ -173,6 +182,18 @@ def encoder_from_state(config: VisionConfig, state: Mapping[str, Tensor]) -> Pic
         encoder = PictureEncoder(config)
     load_state(encoder, state)
     return encoder
+
+
+def use_training_forms(encoder: nn.Module) -> None:
+    """Set the forms of an encoder's blocks, or of a part of it, whose backward pass is faster on a CPU.
+
+    Attention is two matrix products. Quick GELU is silu(1.702 x) / 1.702. Its factors are multiplied with the weights,
+    which are smaller than the activations.
+    """
+    use_attention(encoder, plain_attention)
+    for module in encoder.modules():
+        if isinstance(module, Mlp):
+            module.is_scaled = module.activation is quick_gelu
 
 
 def use_attention(encoder: nn.Module, attend: AttentionFunction) -> None:

@@ -10,11 +10,16 @@ from torch import Tensor, nn
 
 from llama_adapter.runtime.operators import Linear
 from llama_adapter.runtime.schemes.layers import replace_layers
-from llama_adapter.vision.block import AttentionFunction, Mlp, SelfAttention, fused_attention, quick_gelu
+from llama_adapter.vision.block import (
+    QUICK_GELU_FACTOR,
+    AttentionFunction,
+    Mlp,
+    SelfAttention,
+    fused_attention,
+    quick_gelu,
+)
 from llama_adapter.vision.encoder import PictureEncoder
 from llama_adapter.vision.pixels import folded, patches_of
-
-_GELU_FACTOR = 1.702  # of quick GELU
 
 
 class FoldedPatches(nn.Module):
@@ -72,14 +77,14 @@ class ScaledMlp(nn.Module):
     def __init__(self, mlp: Mlp) -> None:
         super().__init__()
         self.up, self.down = mlp.up, mlp.down
-        self.scaled_bias = nn.Parameter(mlp.up.bias.detach() * _GELU_FACTOR, requires_grad=False)
+        self.scaled_bias = nn.Parameter(mlp.up.bias.detach() * QUICK_GELU_FACTOR, requires_grad=False)
 
     def forward(self, x_BTW: Tensor) -> Tensor:
         """(B, T, W) -> the same shape."""
         rows_RW = x_BTW.flatten(0, 1)
-        hidden = torch.addmm(self.scaled_bias, rows_RW, self.up.weight.T, alpha=_GELU_FACTOR)
+        hidden = torch.addmm(self.scaled_bias, rows_RW, self.up.weight.T, alpha=QUICK_GELU_FACTOR)
         torch.nn.functional.silu(hidden, inplace=True)
-        out_RW = torch.addmm(self.down.bias, hidden, self.down.weight.T, alpha=1 / _GELU_FACTOR)
+        out_RW = torch.addmm(self.down.bias, hidden, self.down.weight.T, alpha=1 / QUICK_GELU_FACTOR)
         return out_RW.view_as(x_BTW)
 
 
@@ -112,7 +117,7 @@ def _modules_copied(module: ModuleT) -> ModuleT:
 
 def quick_gelu_(x: Tensor) -> Tensor:
     """CLIP's activation, x * sigmoid(1.702 x), in place, because memory that was just written is in the caches."""
-    return torch.nn.functional.silu(x.mul_(_GELU_FACTOR), inplace=True).mul_(1 / _GELU_FACTOR)
+    return torch.nn.functional.silu(x.mul_(QUICK_GELU_FACTOR), inplace=True).mul_(1 / QUICK_GELU_FACTOR)
 
 
 def attention_for(dtype: torch.dtype) -> AttentionFunction:

@@ -30,9 +30,8 @@ from llama_adapter.llm.weights.adapter import AdapterFile, adapter_of
 from llama_adapter.llm.weights.build import decoder_tensors, plan_decoder
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.kernels.library import Library
-from llama_adapter.vision.block import plain_attention
 from llama_adapter.vision.config import VisionConfig
-from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state, use_attention
+from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state, use_training_forms
 from llama_adapter.vision.pixels import zero_picture
 from llama_adapter.vision.towers import clip_tensors
 from llama_adapter.vision.weights import build_vision, visual_tensors
@@ -123,7 +122,7 @@ class TrainableModel(nn.Module):
             for part, is_trained in trained.items():
                 module = self.vision.get_submodule(part).requires_grad_(is_trained)
                 if is_trained and device.type == "cpu":
-                    use_attention(module, plain_attention)
+                    use_training_forms(module)
 
     @property
     def notes(self) -> tuple[str, ...]:

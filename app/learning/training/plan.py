@@ -25,9 +25,8 @@ from llama_adapter.llm.training.layout import IGNORED
 from llama_adapter.llm.training.sketch import attend_fused, frozen_weights, packed_more, sketch_decoder
 from llama_adapter.runtime.errors import TooLittleMemoryError
 from llama_adapter.runtime.schemes import FLOAT
-from llama_adapter.vision.block import plain_attention
 from llama_adapter.vision.config import VisionConfig
-from llama_adapter.vision.encoder import PictureEncoder, use_attention
+from llama_adapter.vision.encoder import PictureEncoder, use_attention, use_training_forms
 
 ENCODED_TOGETHER: Final = 16  # pictures in a batch of the encoder
 SCORED_ROWS: Final = 8  # rows of the captioner that answers examples for scores
@@ -187,7 +186,10 @@ def _encoder(shapes: Shapes) -> PictureEncoder | None:
         encoder = PictureEncoder(shapes.vision)
     for kind, name in _PARTS.items():
         encoder.get_submodule(name).requires_grad_(kind in shapes.kinds)
-    use_attention(encoder, plain_attention if shapes.device_type == "cpu" else attend_fused)
+    if shapes.device_type == "cpu":
+        use_training_forms(encoder)
+    else:
+        use_attention(encoder, attend_fused)
     return encoder
 
 
