@@ -1,6 +1,6 @@
 """Trains on small sets of ordinary pictures, beside other methods, and writes docs/own-pictures.json and .md.
 
-Usage: python -m scripts.prove_own_pictures [--part accuracy|examples|calibration ...] [--only SET ...]
+Usage: python -m scripts.prove_own_pictures [--part accuracy|stages|examples|calibration ...] [--only SET ...]
                                             [--signs FOLDER] [--work FOLDER] [--out FOLDER] [--quick]
 
 FOLDER of --signs is `Dataset` of the Sign Language Digits Dataset by Turkey Ankara Ayranci Anadolu High School (Apache
@@ -26,6 +26,7 @@ from scripts.own_pictures.baselines import accuracies, inputs_of
 from scripts.own_pictures.runs import decide, train
 from scripts.own_pictures.sets import HELD_OUT, PER_CLASS, fewer, read_part, sets_of, write_set
 from scripts.own_pictures.small_network import accuracy_after
+from scripts.own_pictures.stages import shares_right
 from scripts.training_proofs.commands import evaluate, remembered
 
 PAGE = "own-pictures"
@@ -122,6 +123,28 @@ def measure_accuracy(settings: Settings) -> dict[str, Any]:
     return {**_counts(settings), "rows": rows}
 
 
+def measure_stages(settings: Settings) -> dict[str, Any]:
+    """The stages of each set's training, and the network in the same seconds from the pictures that it learned."""
+    rows = []
+    for run in _runs(settings):
+        trained = run.train()
+        held = read_part(run.folder / "held")
+        learned = trained["num_trained"] // len(held.classes)
+        network = partial(_network_accuracy, run, seconds=trained["seconds"], learned=learned)
+        rows.append(
+            {
+                "set": run.name,
+                "per_class": learned,
+                "stages": remembered(
+                    run.out.with_suffix(".stages.json"), partial(shares_right, run.bundle.parent, held)
+                ),
+                "choices": run.scores("choices")["accuracy"]["value"],
+                **remembered(run.out.with_suffix(".network.json"), network),
+            }
+        )
+    return {**_counts(settings), "rows": rows}
+
+
 def measure_examples(settings: Settings) -> dict[str, Any]:
     """Each set with fewer and fewer learned pictures, by `train` and by the baselines in closed form."""
     rows = []
@@ -166,13 +189,16 @@ def _probes(run: Run) -> dict[str, float]:
     return remembered(run.out.with_suffix(".probes.json"), measure)
 
 
-def _network_accuracy(run: Run, *, seconds: float) -> dict[str, float]:
-    learn, held = (read_part(run.folder / part) for part in ("learn", "held"))
+def _network_accuracy(run: Run, *, seconds: float, learned: int | None = None) -> dict[str, float]:
+    """The accuracy of the small network that learns all pictures, or a number of each class."""
+    learn_folder = run.folder / "learn" if learned is None else fewer(run.folder / "learn", learned)
+    learn, held = (read_part(folder) for folder in (learn_folder, run.folder / "held"))
     return {NETWORK: in_fresh_process(partial(accuracy_after, threads=run.settings.threads), seconds, learn, held)}
 
 
 PARTS: dict[str, Measure] = {
     "accuracy": measure_accuracy,
+    "stages": measure_stages,
     "examples": measure_examples,
     "calibration": measure_calibration,
 }

@@ -6,8 +6,7 @@
 from pathlib import Path
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
+from torch import Tensor, nn
 
 from llama_adapter.app.learning.training.checkpoint import WEIGHT, read_checkpoint
 from llama_adapter.app.learning.training.eye import EYE
@@ -41,6 +40,8 @@ def shares_right(run: Path, held: Part) -> dict[str, float]:
 
 def _classes(heads: dict[str, Tensor], name: str, tokens_BTC: Tensor) -> Tensor:
     """The classes (B,) that a layer norm and a linear layer find in the mean of the tokens."""
-    norm, layer = ([heads[f"{WEIGHT}{name}.{place}.{kind}"] for kind in ("weight", "bias")] for place in (0, 1))
-    mean_BC = F.layer_norm(tokens_BTC.mean(1), tokens_BTC.shape[-1:], *norm)
-    return F.linear(mean_BC, *layer).argmax(1)
+    width = tokens_BTC.shape[-1]
+    head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, len(heads[f"{WEIGHT}{name}.1.bias"])))
+    head.load_state_dict({key: heads[f"{WEIGHT}{name}.{key}"] for key in head.state_dict()})
+    classes_B: Tensor = head(tokens_BTC.mean(1)).argmax(1)
+    return classes_B

@@ -124,6 +124,18 @@ def test_the_page_names_the_sets_where_the_adapter_is_not_ahead() -> None:
     figures = {
         "accuracy": {**counts, "rows": rows},
         "examples": {**counts, "rows": [{**each, "per_class": 4} for each in rows]},
+        "stages": {
+            **counts,
+            "rows": [
+                {
+                    "set": "pages",
+                    "per_class": 32,
+                    "stages": {"tower": 0.95, "visual query": 0.94},
+                    "choices": 0.9,
+                    "small network": 0.96,
+                }
+            ],
+        },
         "calibration": {
             "promise": 0.95,
             "circumstances": ABOUT,
@@ -138,6 +150,8 @@ def test_the_page_names_the_sets_where_the_adapter_is_not_ahead() -> None:
     assert '90.0 %, and that of the baseline "small network" is 97.0 %, outside the interval' in page
     assert '90.0 %, as is that of the baseline "small network", inside the interval' in page
     assert "ahead of every baseline on every set" not in page
+    assert "| pages | 95.0 | 94.0 | 90.0 | 96.0 |" in page
+    assert "keeps 8 of 40 pictures" in page
     assert "| pages | 4 | 40 | 60 | 90.0 (85.0 to 95.0) | 97.0 | small network |" in page
     assert "| tools | 90.0 | 46.7 | 95.0 to 96.0 | 95.0 | 1 of 2 |" in page
     figures["accuracy"]["rows"] = rows[:1]
