@@ -1,6 +1,7 @@
-"""Trains a small encoder to tell classes apart, before the decoder learns to name them.
+"""Trains a small encoder to see what the answers say, before the decoder learns to say it.
 
-First the picture tower learns: a linear layer on the mean of CLIP's tokens predicts the class of an augmented picture.
+First the picture tower learns: a linear layer on the mean of CLIP's tokens predicts the class of an augmented picture,
+or several answers or words of it (targets.py).
 Then the visual blocks learn over the finished tower, with a linear layer on the mean of the visual queries. They learn
 the probabilities that the tower's layer gives each picture, which say more than its class. Both layers are thrown away.
 The decoder is not computed, so the same minutes allow several times as many steps as training through it. It learns
@@ -10,7 +11,7 @@ The embedded model's tower starts from weights that scripts/train_start_tower.py
 invented classes, because they learn other classes faster.
 """
 
-# B pictures, N pictures of all, S pixels a side, P patches, T tokens, C width of CLIP's features, K classes
+# B pictures, N pictures of all, S pixels a side, P patches, T tokens, C width of CLIP's features, K logits
 
 import math
 import time
@@ -18,7 +19,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Final
 
-import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -34,17 +34,17 @@ from llama_adapter.app.learning.training.model import TrainableModel
 from llama_adapter.app.learning.training.prepare import TrainingData
 from llama_adapter.app.learning.training.ranks import OneRank
 from llama_adapter.app.learning.training.stepping import Muon, NamedAdamW, NamedOptimiser
+from llama_adapter.app.learning.training.targets import Targets
 from llama_adapter.app.models.bundle_manifest import VISION
 from llama_adapter.app.models.resources import embedded_model, start_tower
 from llama_adapter.vision.config import VisionConfig
 
 EYE = "tower.safetensors"  # its state, in the folder of a run
 _SMALL: Final = 20_000_000  # weights of a tower that is trained by default
-_MOST_CLASSES: Final = 1000
 _BATCH: Final = 32
 _PASSES, _FEWEST_EPOCHS, _MOST_EPOCHS = 16_000, 6, 150  # pictures that a run learns from, each epoch counted
 _MATRIX_RATE, _RATE, _WARMUP = 5e-3, 1e-3, 0.1  # of Muon and AdamW
-_DECAY, _SMOOTHING = 0.05, 0.1
+_DECAY = 0.05
 _BLOCK_SHARE, _FEWEST_BLOCK_STEPS = 0.2, 60  # steps of the visual blocks, as a share of those of the tower
 _VIEWED, _FEWEST_VIEWS, _MOST_VIEWS = 4000, 4, 12  # pictures that the decoder learns from, each view counted
 _SAVE_EVERY_S: Final = 60.0
@@ -58,18 +58,6 @@ def is_small(config: VisionConfig | None) -> bool:
     clip = config.clip
     block = 2 * clip.width * (2 * clip.width + clip.hidden_dim)
     return clip.num_layers * block + 3 * clip.width * clip.patch_size**2 <= _SMALL
-
-
-def classes_of(examples: Sequence[TrainExample]) -> tuple[str, ...] | None:
-    """The classes, if the examples are pictures that one question sorts into classes; else None."""
-    first = examples[0].example if examples else None
-    if first is None or first.choices is None or not 2 <= len(first.choices) <= _MOST_CLASSES:
-        return None
-    is_one = all(
-        one.has_picture and one.example.choices == first.choices and one.prompt == examples[0].prompt
-        for one in examples
-    )
-    return first.choices if is_one and len({one.example.answers[0] for one in examples}) > 1 else None
 
 
 def num_epochs(job: TrainJob, num_examples: int) -> int:
@@ -129,9 +117,8 @@ class Eye:
     def __init__(
         self,
         model: TrainableModel,
-        examples: Sequence[TrainExample],
+        targets: Targets,
         *,
-        classes: Sequence[str],
         encodings: Encodings,
         job: TrainJob,
         run: str,
@@ -140,9 +127,8 @@ class Eye:
         """`encodings` are pixels. `run` is the digest of what the steps depend on."""
         assert model.vision is not None, "the model sees pictures"
         self._model, self._vision, self._device = model, model.vision, model.device
-        self._examples, self._encodings, self._job, self._ranks = list(examples), encodings, job, ranks
-        self._classes, numbers = tuple(classes), {name: number for number, name in enumerate(classes)}
-        self._label_N = torch.tensor([numbers[one.example.answers[0]] for one in examples])
+        self._targets, self._examples = targets, targets.examples
+        self._encodings, self._job, self._ranks = encodings, job, ranks
         clip, config = model.vision.clip, model.vision_config
         # Sums of a patch's weights over 2 x 2 pixels compute the same from a picture of half the size.
         self._pixel = 2 if config.clip.patch_size % 2 == 0 else 1
@@ -151,8 +137,9 @@ class Eye:
         self._patch = nn.Parameter(whole.sum((3, 5)).contiguous())
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(job.seed)
+            num_logits = sum(len(group.answers) for group in targets.groups)
             widths = config.clip.output_dim, config.query.output_dim
-            heads = [nn.Sequential(nn.LayerNorm(width), nn.Linear(width, len(classes))) for width in widths]
+            heads = [nn.Sequential(nn.LayerNorm(width), nn.Linear(width, num_logits)) for width in widths]
         self._tower_head, self._query_head = (head.to(self._device) for head in heads)
         tower = {f"clip.{name}": one for name, one in clip.named_parameters() if name != "patch_embedding.weight"}
         tower |= {"patches": self._patch}
@@ -212,20 +199,20 @@ class Eye:
         return is_whole
 
     @torch.no_grad()
-    def accuracy(self, examples: Sequence[TrainExample]) -> float:
-        """The share of the examples whose class the linear layer finds in the visual query."""
+    def are_right(self, examples: Sequence[TrainExample]) -> list[bool]:
+        """Whether the linear layer finds the answers in the visual query; without examples whose words are learned."""
         query_BQD = self._queries(examples, random=None)
-        found = self._query_head(query_BQD.to(self._device, torch.float32).mean(1)).argmax(1).tolist()
-        right = [self._classes[at] in one.example.answers for at, one in zip(found, examples, strict=True)]
-        return float(np.mean(right))
+        logits_BK = self._query_head(query_BQD.to(self._device, torch.float32).mean(1))
+        return self._targets.are_right(logits_BK, examples)
 
     def finished(self, data: TrainingData) -> Encodings:
         """Freeze the encoder; returns the encodings for the rest of the training: visual queries of several views."""
         self._model.freeze_vision()
         random = torch.Generator().manual_seed(self._job.seed)
         views: dict[str, Tensor] = {}
-        num_views = min(max(_VIEWED // len(data.train), _FEWEST_VIEWS), _MOST_VIEWS)
-        for examples, count in ((data.train, num_views), (data.validation, 1)):
+        train, validation = (list({one.example.digest: one for one in part}.values()) for _, part in data.parts[:2])
+        num_views = min(max(_VIEWED // len(train), _FEWEST_VIEWS), _MOST_VIEWS)
+        for examples, count in ((train, num_views), (validation, 1)):
             kinds = (None, *[random] * (count - 1))
             views_VBQD = torch.stack([self._queries(examples, random=one) for one in kinds]) if examples else ()
             for place, one in enumerate(examples):
@@ -258,15 +245,15 @@ class Eye:
         pixels = augmented(self._pixels([self._examples[index] for index in chosen]), random=random)[own]
         loss = torch.zeros((), device=self._device)
         if len(pixels):
-            labels_B = self._label_N[chosen[own]].to(self._device)
+            label_BG = self._targets.label_NG[chosen[own]].to(self._device)
             with nullcontext() if is_tower else torch.no_grad():
                 features_BTC = self._features(pixels)
                 tower_BK = self._tower_head(features_BTC.mean(1))
             if is_tower:
-                loss_B = F.cross_entropy(tower_BK, labels_B, label_smoothing=_SMOOTHING, reduction="none")
+                loss_B = self._targets.losses(tower_BK, label_BG)
             else:
                 logits_BK = self._query_head(self._vision.query(features_BTC).mean(1))
-                loss_B = F.cross_entropy(logits_BK, tower_BK.softmax(1), reduction="none")
+                loss_B = self._targets.losses(logits_BK, tower_BK)
             loss = loss_B.sum() / len(chosen)
             loss.backward()  # type: ignore[no-untyped-call]
         stage, step = (tower, step) if is_tower else (self._blocks, step - tower.num_steps)

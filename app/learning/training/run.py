@@ -15,7 +15,7 @@ from llama_adapter.app.learning.training.asking import Asker, learned_questions
 from llama_adapter.app.learning.training.batches import Feeder
 from llama_adapter.app.learning.training.checkpoint import BEST, LAST
 from llama_adapter.app.learning.training.encoding import encode_all
-from llama_adapter.app.learning.training.eye import EYE, Eye, classes_of, is_small, num_epochs
+from llama_adapter.app.learning.training.eye import EYE, Eye, is_small, num_epochs
 from llama_adapter.app.learning.training.familiarity import familiarity_of
 from llama_adapter.app.learning.training.job import TrainJob
 from llama_adapter.app.learning.training.loop import Ended, Loop, TrainProgress
@@ -32,6 +32,7 @@ from llama_adapter.app.learning.training.scoring import (
     captioner_of,
     num_compared,
 )
+from llama_adapter.app.learning.training.targets import targets_of
 from llama_adapter.app.learning.training.yardstick import yardstick_of
 from llama_adapter.app.models.bundle_manifest import read_manifest
 from llama_adapter.app.models.checkpoints import DEFAULT_CONTEXT, find_llama
@@ -148,10 +149,10 @@ class _Training:
         self._kind: Kind = "one" if ranks.size == 1 else job.parallel
         self._sizes = sizes_of(job)
         self._seeing: dict[str, torch.Tensor] | None = None  # a trained encoder, if parameters are divided afterwards
-        learns_tower = is_small(self._sizes.vision) and classes_of(data.train) is not None
-        job = job.with_sets(learns_tower=learns_tower).with_rate(width=self._sizes.decoder.dim)
-        self._has_eye = learns_tower and "picture tower" in job.choice.kinds and num_epochs(job, len(data.train)) > 0
-        self._job = job = job.with_trained_eye() if self._has_eye else job
+        targets = targets_of(data.train) if is_small(self._sizes.vision) else None
+        job = job.with_sets(learns_tower=targets is not None).with_rate(width=self._sizes.decoder.dim)
+        has_eye = "picture tower" in job.choice.kinds and num_epochs(job, len(data.train)) > 0
+        self._job = job = job.with_trained_eye() if has_eye and targets and targets.are_classes else job
         self._began = run_digest(job, data)  # before pictures were decoded
         if job.resume:
             results.require_same_run(job.folder, self._began)
@@ -175,6 +176,7 @@ class _Training:
         with terminated_as_interrupted():
             self._encodings, self._unreadable = encode_all(job, self._model, data, ranks=ranks)
         self._data = data.without({one.digest for one in self._unreadable if one.digest})
+        self._targets = targets_of(self._data.train) if has_eye and targets else None
         self._yardstick = yardstick_of(self._model, self._data, self._encodings) if ranks.is_first else None
         for line in self._yardstick.lines() if self._yardstick is not None else ():
             self._tell(line)
@@ -208,9 +210,9 @@ class _Training:
         return open_trainable(job.spec, job.choice, dtype=self._dtype, device=device, seed=job.seed, kernels=kernels)
 
     def _train_eye(self, interruption: Interruption) -> bool:
-        """Train a small encoder, if the examples are classes; returns False if it was asked to end before."""
-        job, ranks, data, classes = self._job, self._ranks, self._data, classes_of(self._data.train)
-        if not self._has_eye or classes is None:
+        """Train a small encoder, if it has something to learn; returns False if it was asked to end before."""
+        job, ranks, data, targets = self._job, self._ranks, self._data, self._targets
+        if targets is None:
             return True
         if ranks.is_first:
             if not job.resume:  # a run that is replaced must not be continued after this one is interrupted
@@ -218,7 +220,7 @@ class _Training:
                     (job.folder / name).unlink(missing_ok=True)
             results.write_beginning(job, data, run=self._began)
         digest = run_digest(job, data)
-        eye = Eye(self._model, data.train, classes=classes, encodings=self._encodings, job=job, run=digest, ranks=ranks)
+        eye = Eye(self._model, targets, encodings=self._encodings, job=job, run=digest, ranks=ranks)
         if job.resume:
             eye.resume()
         progress = TrainProgress(visible=ranks.is_first and not job.quiet, num_steps=eye.num_steps, every=None)
@@ -226,9 +228,9 @@ class _Training:
         if not eye.train(progress, is_asked_to_end=lambda: interruption.is_asked):
             self._tell("interrupted while the picture tower is trained; --resume goes on from here")
             return False
-        if data.validation:
-            right = eye.accuracy(data.validation)
-            self._tell(f"the picture tower tells {right:.1%} of {len(data.validation):,} validation examples apart")
+        if data.validation and (right := eye.are_right(data.validation)):
+            share = sum(right) / len(right)
+            self._tell(f"the picture tower tells {share:.1%} of {len(right):,} validation examples apart")
         self._encodings = eye.finished(data)
         return True
 
@@ -345,7 +347,8 @@ class _Training:
             model.release()  # the captioner needs this memory
         scores, unscored = self._test_scores(spec, ended, interruption)
         judged = [one for one in scores if yardstick is not None and one.task == yardstick.task]
-        verdict = yardstick.verdict(judged[0].figures[HEADLINES[judged[0].task]]) if judged and yardstick else None
+        figure = judged[0].figures[HEADLINES[judged[0].task]] if judged else None
+        verdict = yardstick.verdict(figure, has_eye=self._targets is not None) if figure and yardstick else None
         results.draw(job)
         results.write_card(
             job,

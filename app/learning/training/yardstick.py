@@ -1,12 +1,13 @@
 """What simple methods reach on the data of a run, in seconds: the yardstick for the trained adapter.
 
 Examples with choices are classified from small grey pixels and from the encoder's features, by nearest neighbours and
-by ridge regression, cross-validated. For captions and open answers, one answer is given to all examples. N examples, M
-held-out examples, G pictures, D numbers of a vector, R axes, C classes or width of the features, H, W, S picture.
+by ridge regression, cross-validated. For captions and open answers, each question gets its most frequent answer. N
+examples, M held-out examples, G pictures, D numbers of a vector, R axes, C classes or width of the features, H, W, S
+picture.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -31,9 +32,8 @@ from llama_adapter.runtime.text import shown_excerpt
 MOST_MEASURED: Final = 2000  # of more examples, a sample is measured
 _TOGETHER: Final = 64
 GREY, FEATURES = "small grey pixels", "the encoder's features"
-_ADVICE: Final = (
-    "Try, in this order: more --epochs; --sets bias,vision; more examples. Then look for examples with a wrong answer."
-)
+_ADVICE: Final = "Try, in this order: {}; more examples. Then look for examples with a wrong answer."
+_MORE: Final = {False: "more --epochs; --sets bias,vision", True: "more --tower-epochs; more --epochs"}
 
 Vectors = NDArray[np.floating]
 
@@ -52,16 +52,17 @@ class Yardstick:
     """What simple methods reach: of the training examples if they have choices, otherwise of the test examples."""
 
     task: Task
-    answer: str  # the most frequent right answer of the training examples
-    constant: Figure  # what this answer reaches if it is given to all examples; for shares, with Wilson's interval
+    answer: str  # the most frequent right answer of the training examples; "": to each of several questions
+    constant: Figure  # what it reaches if it is given to all examples; for shares, with Wilson's interval
     exact: float | None = None  # without choices: the share of examples for which it is right to the letter
     probes: tuple[Probe, ...] = ()  # only for examples with choices
 
     @property
     def rows(self) -> tuple[tuple[str, Figure], ...]:
         """Name and figure of each method, the constant answer first."""
-        constant = (f"always “{shown_excerpt(self.answer, length=60)}”", self.constant)
-        return (constant, *((f"a {one.method} on {one.on}", one.figure) for one in self.probes))
+        always = f"always “{shown_excerpt(self.answer, length=60)}”"
+        name = always if self.answer else "the usual answer to each question"
+        return ((name, self.constant), *((f"a {one.method} on {one.on}", one.figure) for one in self.probes))
 
     def lines(self) -> list[str]:
         """All figures, in at most four lines for a terminal."""
@@ -80,9 +81,10 @@ class Yardstick:
             lines.append(f"  {on}: {', '.join(found)}")
         return lines
 
-    def verdict(self, score: Figure) -> str | None:
+    def verdict(self, score: Figure, *, has_eye: bool = False) -> str | None:
         """A sentence on an adapter that is not better than simple methods, with what to try; otherwise None.
 
+        `has_eye` is whether the encoder was trained before the decoder.
         `score` is the adapter's figure `HEADLINES[task]` on the test examples. The result is None if it is at least as
         high as that of the best method, or if its 95 % interval is above chance and includes the best method. Chance is
         what one answer for all examples reaches. The interval of shares is Wilson's. None with fewer than two examples.
@@ -101,7 +103,7 @@ class Yardstick:
         others = dict(self.rows[:1] if is_near_chance else ()) | {name: best}
         reached = f"{SHOWN[self.task]} {self._shown(score)} on {score.count:,} test examples"
         others_shown = ", ".join(f"{name} {self._shown(figure)}" for name, figure in others.items())
-        return f"the adapter is {judged}: {reached}; {others_shown}. {_ADVICE}"
+        return f"the adapter is {judged}: {reached}; {others_shown}. {_ADVICE.format(_MORE[has_eye])}"
 
     def _shown(self, figure: Figure) -> str:
         return f"{figure.value or 0.0:.3f}" if self.task == "captions" else _share(figure.value)
@@ -147,20 +149,27 @@ def measure_choices(
     return Yardstick(task="choices", answer=str(names[counts.argmax()]), constant=constant, probes=tuple(probes))
 
 
-def measure_answers(learned: Iterable[Sequence[str]], asked: Sequence[Sequence[str]]) -> Yardstick:
-    """What the most frequent right answer of the training examples reaches on the test examples.
+def measure_answers(
+    learned: Iterable[tuple[Hashable, Sequence[str]]], asked: Sequence[tuple[Hashable, Sequence[str]]]
+) -> Yardstick:
+    """What the most frequent right answer to each question in the training examples reaches on the test examples.
 
-    `learned` and `asked` are the right answers of each training and test example. The test examples determine whether
-    they are captions or open answers, as they do when an adapter is scored. Raises UsageError without test examples.
+    `learned` and `asked` are the question and the right answers of each training and test example. The test examples
+    determine whether they are captions or open answers, as they do when an adapter is scored. Questions that were not
+    learned get the most frequent answer of all. Raises UsageError without test examples.
     """
-    counts = Counter(answer for answers in learned for answer in dict.fromkeys(answers))
-    answer = counts.most_common(1)[0][0]
-    outcomes = [Outcome(picture="", question="", answer=answer, references=tuple(one)) for one in asked]
+    usual = defaultdict[Hashable, Counter[str]](Counter)
+    for question, right in learned:
+        usual[question].update(list(dict.fromkeys(right)))
+    every = sum(usual.values(), Counter[str]())
+    answers = [usual.get(question, every).most_common(1)[0][0] for question, _ in asked]
+    pairs = zip(answers, asked, strict=True)
+    outcomes = [Outcome(picture="", question="", answer=answer, references=tuple(one[1])) for answer, one in pairs]
     task, count = task_of(outcomes), len(outcomes)
     value = measure_outcomes(task, outcomes).statistics(np.arange(count))[HEADLINES[task]] or 0.0
     constant = Figure(value=value, count=count) if task == "captions" else _figure(round(value * count), count)
     exact = float(answer_scores(outcomes)["exact"].mean())
-    return Yardstick(task=task, answer=answer, constant=constant, exact=exact)
+    return Yardstick(task=task, answer="" if len(usual) > 1 else answers[0], constant=constant, exact=exact)
 
 
 def yardstick_of(model: TrainableModel, data: TrainingData, encodings: Encodings) -> Yardstick | None:
@@ -170,8 +179,8 @@ def yardstick_of(model: TrainableModel, data: TrainingData, encodings: Encodings
     """
     chosen = [one for one in data.train if one.example.choices is not None and one.has_picture]
     if 2 * len(chosen) <= len(data.train):
-        asked = [one.example.answers for one in data.test if one.example.choices is None]
-        return measure_answers([one.example.answers for one in data.train], asked) if asked else None
+        asked = [(one.prompt, one.example.answers) for one in data.test if one.example.choices is None]
+        return measure_answers([(one.prompt, one.example.answers) for one in data.train], asked) if asked else None
     if len(chosen) > MOST_MEASURED:
         drawn = np.random.default_rng(0).choice(len(chosen), MOST_MEASURED, replace=False)
         chosen = [chosen[place] for place in np.sort(drawn)]

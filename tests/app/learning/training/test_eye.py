@@ -15,18 +15,19 @@ from llama_adapter import UsageError
 from llama_adapter.app.learning.training import eye
 from llama_adapter.app.learning.training.asking import TrainExample
 from llama_adapter.app.learning.training.batches import Encodings, Views, augmented
-from llama_adapter.app.learning.training.eye import Eye, classes_of, is_small
+from llama_adapter.app.learning.training.eye import Eye, is_small
 from llama_adapter.app.learning.training.job import Optimisation, TrainingChoice, TrainJob
 from llama_adapter.app.learning.training.loop import TrainProgress
 from llama_adapter.app.learning.training.model import TrainableModel, open_trainable
 from llama_adapter.app.learning.training.prepare import TrainingData
 from llama_adapter.app.learning.training.ranks import OneRank
 from llama_adapter.app.learning.training.stepping import Muon
+from llama_adapter.app.learning.training.targets import Targets, targets_of
 from llama_adapter.app.models.resources import start_tower
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.vision.config import VIT_L_14, QueryConfig, VisionConfig
 from llama_adapter.vision.towers import clip_tensors, read_clip
-from tests.app.learning.training.pets import CLASSES, draw_pets, prepared
+from tests.app.learning.training.pets import draw_pets, prepared
 
 SIZE = 224
 
@@ -67,10 +68,15 @@ def data(job: TrainJob) -> TrainingData:
     return prepared(job)
 
 
+def learned(data: TrainingData) -> Targets:
+    found = targets_of(data.train)
+    assert found is not None
+    return found
+
+
 def opened(job: TrainJob, data: TrainingData, *, run: str = "run") -> tuple[TrainableModel, Eye]:
     model = open_trainable(CaptionerSpec(), job.choice, dtype=torch.float32, device="cpu", seed=0)
-    found = Eye(model, data.train, classes=CLASSES, encodings=Pictures(), job=job, run=run, ranks=OneRank())
-    return model, found
+    return model, Eye(model, learned(data), encodings=Pictures(), job=job, run=run, ranks=OneRank())
 
 
 def train(found: Eye, *, asked: Callable[[], bool] = lambda: False) -> bool:
@@ -112,7 +118,7 @@ def test_only_the_embedded_tower_starts_from_another(job: TrainJob, data: Traini
     with torch.no_grad():
         model.vision.clip.class_embedding.mul_(2)
     before = weights(model)
-    Eye(model, data.train, classes=CLASSES, encodings=Pictures(), job=job, run="run", ranks=OneRank())
+    Eye(model, learned(data), encodings=Pictures(), job=job, run="run", ranks=OneRank())
     assert all(torch.equal(one, before[name]) for name, one in weights(model).items())
 
 
@@ -148,18 +154,6 @@ def test_a_trained_tower_computes_the_same_at_both_sizes_and_is_written_with_ope
     again = read_clip(clip, name="a.pth").tensors
     assert all(torch.equal(again[f"clip.{name}"], one) for name, one in state.items())
     assert clip_tensors(state, model.vision_config.clip)[0].keys() == clip.keys()
-
-
-def test_classes_are_found_if_one_question_sorts_all_pictures(data: TrainingData) -> None:
-    def changed(**changes: object) -> list[TrainExample]:
-        first, *others = data.train
-        return [dataclasses.replace(first, example=dataclasses.replace(first.example, **changes)), *others]  # type: ignore[arg-type]
-
-    assert classes_of(data.train) == CLASSES
-    for other in (changed(choices=("ring", "square")), changed(choices=None), [data.train[0]], []):
-        assert classes_of(other) is None
-    asked = dataclasses.replace(data.train[0], prompt="Another question?")
-    assert classes_of([asked, *data.train[1:]]) is None
 
 
 def test_towers_of_at_most_20_million_weights_are_small() -> None:

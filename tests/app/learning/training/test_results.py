@@ -110,7 +110,7 @@ def test_a_card_shows_labels_and_names_as_text(tmp_path: Path, monkeypatch: pyte
         scores=[score(outcomes, model=name)],
         unscored="",
         memory=name,
-        yardstick=measure_answers([labels], [labels]),
+        yardstick=measure_answers([("", labels)], [("", labels)]),
         verdict=name,
         bundle=None,
     )

@@ -69,17 +69,25 @@ def test_few_examples_are_measured() -> None:
 
 def test_one_answer_for_all_is_scored_as_an_adapter_is() -> None:
     learned = [["yes"], ["no", "nope"], ["no", "no"], ["yes"], ["yes", "Yes."]]
-    found = measure_answers(learned, [["Yes!"], ["yes", "no"], ["no"], ["maybe"]])
+    asked = [["Yes!"], ["yes", "no"], ["no"], ["maybe"]]
+    found = measure_answers([("", one) for one in learned], [("", one) for one in asked])
     assert (found.task, found.answer, found.constant.value, found.exact) == ("open", "yes", 0.5, 0.25)
     lines = ["yardstick: right answers on 4 test examples", "  always “yes” 50.0 %, to the letter 25.0 %"]
     assert found.lines() == lines
     star, ring = "a red star at the left", "a blue ring at the top right"
     asked = [[star, "one star is red"], [ring], ["a disc and a small red star"]]
-    found = measure_answers([[ring], [star], [star]], asked)
+    found = measure_answers([("", [one]) for one in (ring, star, star)], [("", one) for one in asked])
     expected = cider_d([tokens_of(star)] * 3, [[tokens_of(text) for text in right] for right in asked]).mean()
     assert (found.task, found.answer, found.exact) == ("captions", star, 1 / 3)
     assert found.constant == Figure(value=pytest.approx(expected), count=3)
     assert expected > 1
+
+
+def test_each_question_has_its_own_usual_answer() -> None:
+    learned = [("Red?", ["yes"]), ("Red?", ["yes"]), ("How many?", ["2"]), ("How many?", ["3"]), ("How many?", ["3"])]
+    found = measure_answers(learned, [("Red?", ["yes"]), ("How many?", ["3"]), ("How many?", ["2"]), ("Why?", ["3"])])
+    assert (found.constant.value, found.answer) == (0.5, "")  # of all answers, `yes` is the first of the most frequent
+    assert found.lines()[1].startswith("  the usual answer to each question 50.0 %")
 
 
 def yardstick(chance: float, **probes: float) -> Yardstick:
@@ -134,6 +142,8 @@ def test_the_verdict_says_first_where_the_adapter_stands(
 ) -> None:
     verdict = measured.verdict(Figure(value=value, count=count))
     assert verdict is None if beginning is None else verdict is not None and verdict.startswith(beginning), verdict
+    trained = measured.verdict(Figure(value=value, count=count), has_eye=True)
+    assert ("--tower-epochs" in (trained or "")) is (beginning is not None)
 
 
 def test_captions_are_compared_by_the_interval_of_their_score() -> None:

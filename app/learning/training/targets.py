@@ -1,0 +1,105 @@
+"""What a small encoder learns about pictures, before the decoder learns to say it.
+
+These are the answers to questions with few different answers, such as classes, and the words of captions and of other
+answers. Each of these questions, and each word, is a group of logits with a cross-entropy of its own.
+"""
+
+# B pictures, N pictures of all, G groups, K logits of all groups
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from llama_adapter.app.captioning.tasks.prompts import Prompt
+from llama_adapter.app.learning.training.asking import TrainExample
+
+_MOST_CLASSES, _MOST_GROUPS = 1000, 100
+_FEWEST: Final = 4  # pictures of an answer, on average; pictures with a word, and without it
+_LEAST_SHARE: Final = 0.75  # of the examples with pictures: those whose question has a group
+_SMOOTHING: Final = 0.1
+_NONE: Final = -100  # no label
+_WORD: Final = re.compile("[\u3040-\u9fff]|[^\\W\u3040-\u9fff]+")  # Japanese and Chinese have no spaces between words
+
+
+class Group(NamedTuple):
+    """A question and its answers; or "" and a word, which an answer to the question may have."""
+
+    prompt: Prompt
+    answers: tuple[str, ...]
+
+    def label(self, examples: Iterable[TrainExample]) -> int:
+        """Which answer a picture has by its examples; `_NONE` if they do not tell."""
+        own = [one.example.answers for one in examples if one.prompt == self.prompt]
+        if own and not self.answers[0]:
+            return int(any(self.answers[1] in _words(texts) for texts in own))
+        return next((self.answers.index(one[0]) for one in own if one[0] in self.answers), _NONE)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Targets:
+    """What the encoder learns."""
+
+    examples: tuple[TrainExample, ...]  # one of each picture
+    groups: tuple[Group, ...]
+    label_NG: Tensor  # int64: the answers of each example's picture, or `_NONE`
+    are_classes: bool  # whether all examples are pictures that one question sorts into classes
+
+    def losses(self, logits_BK: Tensor, wanted: Tensor) -> Tensor:
+        """The mean loss of each picture's groups, (B,), for labels (B, G) or the probabilities of logits (B, K)."""
+        smoothing = 0.0 if wanted.is_floating_point() else _SMOOTHING
+        parts = [one.softmax(1) for one in self._split(wanted)] if wanted.is_floating_point() else wanted.unbind(1)
+        pairs = zip(self._split(logits_BK), parts, strict=True)
+        losses = [F.cross_entropy(one, part, label_smoothing=smoothing, reduction="none") for one, part in pairs]
+        return torch.stack(losses).mean(0) if len(losses) > 1 else losses[0]
+
+    def are_right(self, logits_BK: Tensor, examples: Sequence[TrainExample]) -> list[bool]:
+        """Whether the likeliest answer is right, for each of the examples with a group of answers."""
+        pairs = zip(self.groups, self._split(logits_BK), strict=True)
+        likeliest = {group: one_BK.argmax(1).tolist() for group, one_BK in pairs if group.answers[0]}
+        said = {group.prompt: [group.answers[at] for at in found] for group, found in likeliest.items()}
+        return [said[one.prompt][at] in one.example.answers for at, one in enumerate(examples) if one.prompt in said]
+
+    def _split(self, logits_BK: Tensor) -> tuple[Tensor, ...]:
+        return torch.split(logits_BK, [len(group.answers) for group in self.groups], dim=1)
+
+
+def targets_of(examples: Sequence[TrainExample]) -> Targets | None:
+    """What an encoder can learn from the training examples; None if that is about too few of them."""
+    pictures, asked = defaultdict[str, list[TrainExample]](list), defaultdict[Prompt, list[TrainExample]](list)
+    for one in (seen := [one for one in examples if one.has_picture]):
+        pictures[one.example.digest].append(one)
+        asked[one.prompt].append(one)
+    counted = Counter[Group]()
+    for prompt, own in asked.items():
+        counted.update({Group(prompt, answers): count for answers, count in _answers(own).items()})
+    groups = tuple(group for group, _ in counted.most_common(_MOST_GROUPS))
+    if not groups or sum(len(asked[one]) for one in {group.prompt for group in groups}) < _LEAST_SHARE * len(seen):
+        return None
+    are_classes = len(groups) == len(asked) == 1 and groups[0].answers[0] != "" and len(seen) == len(examples)
+    label_NG = torch.tensor([[group.label(own) for group in groups] for own in pictures.values()])
+    learned = tuple(own[0] for own in pictures.values())
+    return Targets(examples=learned, groups=groups, label_NG=label_NG, are_classes=are_classes)
+
+
+def _answers(examples: Sequence[TrainExample]) -> dict[tuple[str, ...], int]:
+    """The answers of each group of a question, with the number of pictures that it tells something about."""
+    found, choices = {one.example.answers[0] for one in examples}, examples[0].example.choices
+    are_choices = choices is not None and all(one.example.choices == choices for one in examples)
+    answers = tuple(choices or ()) if are_choices else tuple(sorted(found))
+    is_few = are_choices or _FEWEST * len(answers) <= len(examples)
+    if len(found) > 1 and is_few and len(answers) <= _MOST_CLASSES and examples[0].example.task != "caption":
+        return {answers: len(examples)}
+    counts = Counter(word for one in examples for word in _words(one.example.answers))
+    return {("", word): count for word, count in counts.items() if _FEWEST <= count <= len(examples) - _FEWEST}
+
+
+@lru_cache(maxsize=1000)
+def _words(texts: tuple[str, ...]) -> set[str]:
+    return {word for text in texts for word in _WORD.findall(text.lower())}
