@@ -117,11 +117,8 @@ def environment(checkout: Path) -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("code", "expected"), EXAMPLES, ids=EXAMPLES.values())
-def test_examples_of_python_print_what_the_page_says(
-    code: str, expected: str, checkout: Path, llama_adapter: str
-) -> None:
-    python = sys.executable if llama_adapter == STARTED else llama_adapter
-    command = ["bash", "-c", f'exec {python} -c "$0"', code]
+def test_examples_of_python_print_what_the_page_says(code: str, expected: str, checkout: Path) -> None:
+    command = [sys.executable, "-c", code]
     ran = subprocess.run(command, cwd=checkout, env=environment(checkout), capture_output=True, text=True)
 
     assert ran.returncode == 0, ran.stderr

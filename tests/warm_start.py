@@ -4,8 +4,8 @@
         subprocess.run(f"{command} caption x.png", shell=True)
 
 The command sends its arguments, standard streams, current folder, variables, umask and ignored signals to the warm
-process through a socket. A fork of the warm process runs the command line and exits like an interpreter; with `-c CODE`
-it runs this code. The command forwards the signals that it receives, and exits as the fork did.
+process through a socket. A fork of the warm process runs the command line and exits like an interpreter. The command
+forwards the signals that it receives, and exits as the fork did.
 
 These tests do not cover how an interpreter starts; tests in `tests/e2e` start real ones. Slow work is done once per
 test run: tracing the embedded model's encoder for `export`, and examining the environment for `doctor`. `train` takes
@@ -209,7 +209,4 @@ if __name__ == "__main__":
     _load()
     gc.freeze()  # objects that are never collected stay shared with the forks
     if _serve(socket.socket(fileno=int(place))):
-        if sys.argv[1:2] == ["-c"]:
-            exec(sys.argv[2], {"__name__": "__main__"})
-            sys.exit()
         sys.exit(main())
