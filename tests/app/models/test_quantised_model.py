@@ -103,7 +103,7 @@ def test_captions_of_the_samples_are_those_of_float32(int8_bundle: Path) -> None
     assert [one.info.precision for one in captioners] == ["float", "int8", "int8", "float"]
     assert [one.spec.precision for one in captioners] == ["float", "int8", "int8", "float"]
 
-    expected, ours = full.generate(SAMPLES[::2]), stored.generate(SAMPLES[::2])
+    expected, ours = full.generate(SAMPLES), stored.generate(SAMPLES)
     assert [answer.text for answer in ours] == [answer.text for answer in expected]
 
 
