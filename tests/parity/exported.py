@@ -39,9 +39,11 @@ def golden_onnx() -> Path:
             ]
             said = {".out": io.StringIO(), ".err": io.StringIO()}
             before = os.umask(ODD_UMASK)
-            with redirect_stdout(said[".out"]), redirect_stderr(said[".err"]):
-                assert main(["export", "onnx", *flags, "--out", str(path)]) == 0
-            os.umask(before)
+            try:
+                with redirect_stdout(said[".out"]), redirect_stderr(said[".err"]):
+                    assert main(["export", "onnx", *flags, "--out", str(path)]) == 0
+            finally:
+                os.umask(before)
             for suffix, text in said.items():
                 path.with_suffix(suffix).write_text(text.getvalue())
     return path
