@@ -68,12 +68,12 @@ def torchs() -> Captioner:
 
 
 def answers(captioner: Captioner) -> tuple[list[Any], list[Any]]:
-    """Greedy tokens and unfamiliarity for half of the samples, sampled tokens for a quarter, streamed text; choices.
+    """Greedy tokens and unfamiliarity for each sample picture, sampled tokens for half of them, streamed text; choices.
 
     Only probabilities of choices may differ a little.
     """
-    best = [(one.token_ids, one.unfamiliar) for one in captioner.generate(SAMPLES[::2], SAMPLE_PROMPTS[::2])]
-    drawn = [one.token_ids for one in captioner.generate(SAMPLES[:8], SAMPLE_PROMPTS[:8], **DRAWN)]
+    best = [(one.token_ids, one.unfamiliar) for one in captioner.generate(SAMPLES, SAMPLE_PROMPTS)]
+    drawn = [one.token_ids for one in captioner.generate(SAMPLES[:16], SAMPLE_PROMPTS[:16], **DRAWN)]
     pieces = [event.text for event in captioner.stream(SAMPLES[0], PROMPTS[1]) if isinstance(event, TextDelta)]
     chosen = captioner.generate(SAMPLES[:7], PROMPTS[1], choices=CHOICES)
     return [best, drawn, "".join(pieces)], [one.choice for one in chosen]
