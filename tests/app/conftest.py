@@ -1,6 +1,9 @@
 """Fixtures of the tests of `app`."""
 
+import os
 import shutil
+import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -33,9 +36,31 @@ def known_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def odd_modes() -> Iterator[Callable[[Path], dict[str, str]]]:
+    """The test has a umask that no program chooses. Returns a function of a folder or file.
+
+    The function finds the folders and files that have another mode than new ones get, with that mode.
+    """
+    from llama_adapter.runtime.graphs.sidecar import OM_MODE
+    from tests.parity.exported import ODD_UMASK  # this imports torch, which other tests of the room do without
+
+    def odd_modes(place: Path) -> dict[str, str]:
+        found = {}
+        for path in [place] if place.is_file() else place.rglob("*"):
+            most = 0o777 if path.is_dir() else OM_MODE if path.name.endswith((".om", ".om.json")) else 0o666
+            if (mode := stat.S_IMODE(path.stat().st_mode)) != most & ~ODD_UMASK:
+                found[path.name] = f"{mode:o}"
+        return found
+
+    before = os.umask(ODD_UMASK)
+    yield odd_modes
+    os.umask(before)
+
+
+@pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with three pictures."""
-    from tests.app.golden import NAMES, picture  # this imports torch, which other tests of the room do without
+    from tests.app.golden import NAMES, picture  # as above
 
     folder = tmp_path / "pictures"
     folder.mkdir()

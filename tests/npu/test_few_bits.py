@@ -205,13 +205,3 @@ def test_weights_are_packed_at_load_and_not_per_step(npu: FakeNpu) -> None:
 
     # Four layers in each of two blocks. The head is not packed, because its 300 outputs are not a multiple of eight.
     assert toy["calls"]["npu::npu_convert_weight_to_int4pack"] == 8
-
-
-@pytest.mark.slow
-@on_the_wheel
-def test_graphs_take_weights_of_fewer_bits(npu: FakeNpu) -> None:
-    for way, run in npu.reports()["graphs of few bits"].items():
-        tolerance = ROUNDED_TOLERANCE if "w8a8" in way else TOLERANCE
-        assert run["graph"]["scores"] == pytest.approx(run["eager"]["scores"], abs=tolerance), way
-        assert run["replays"] > run["captures"] > 0
-        assert run["calls"][f"npu::{ALLOWED['Ascend910B3'][way]}"] > 0

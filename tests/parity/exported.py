@@ -3,6 +3,7 @@
 import copy
 import functools
 import io
+import os
 import warnings
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -19,11 +20,13 @@ from tests.fakes.exported import embedded, embedded_encoder, made_once, sample_p
 from tests.llm.toys import forward
 from tests.parity.golden import GOLDEN, model, picture
 
+ODD_UMASK = 0o063  # no program writes the modes 604 and 714 by itself
+
 
 def golden_onnx() -> Path:
     """The encoder of BIAS-TINY in float32, made by the command. Files .out and .err next to it have stdout and stderr.
 
-    Tests must not change the file.
+    It is made with `ODD_UMASK`, so that its mode can be tested. Tests must not change the file.
     """
     with made_once("golden.onnx") as (path, is_missing):
         if is_missing:
@@ -35,8 +38,12 @@ def golden_onnx() -> Path:
                 picture(),
             ]
             said = {".out": io.StringIO(), ".err": io.StringIO()}
-            with redirect_stdout(said[".out"]), redirect_stderr(said[".err"]):
-                assert main(["export", "onnx", *flags, "--out", str(path)]) == 0
+            before = os.umask(ODD_UMASK)
+            try:
+                with redirect_stdout(said[".out"]), redirect_stderr(said[".err"]):
+                    assert main(["export", "onnx", *flags, "--out", str(path)]) == 0
+            finally:
+                os.umask(before)
             for suffix, text in said.items():
                 path.with_suffix(suffix).write_text(text.getvalue())
     return path

@@ -1,7 +1,6 @@
 """A real model in a GGUF file, SmolLM2-135M-Instruct in Q4_1: chats in five scripts have the ids of transformers."""
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -17,12 +16,11 @@ from llama_adapter import Captioner
 from llama_adapter.app.models.graph_export.decoder import DecoderJob, run_export_decoder
 from llama_adapter.llm.chat import ChatFormat
 from llama_adapter.llm.tokenizer import Tokenizer
-from tests.app.captioning.conftest import client_for
 from tests.llm.gguf_files import SMOLLM2
 
 pytestmark = pytest.mark.slow
 
-NUM_TOKENS: Final = 12
+NUM_TOKENS: Final = 8
 END: Final = 2
 MODEL: Final[Mapping[str, Any]] = {"llama_dir": SMOLLM2, "dtype": "float32", "device": "cpu"}
 # Latin, Cyrillic, Chinese, Arabic and Devanagari. Some spell special tokens, which are text in them.
@@ -113,6 +111,9 @@ def together(prompts: Sequence[str], folder: Path, **options: Any) -> Answers:
     """Answers in rows of different lengths."""
     with Captioner.load(**{**MODEL, **options}) as captioner:
         answers = captioner.generate_text(list(prompts), max_new_tokens=NUM_TOKENS)
+        if not options:  # steps of one row have kernels of their own
+            alone = [captioner.generate_text(prompt, max_new_tokens=NUM_TOKENS)[0] for prompt in prompts]
+            assert [answer.token_ids for answer in alone] == [answer.token_ids for answer in answers]
     return [list(answer.token_ids) for answer in answers]
 
 
@@ -124,27 +125,11 @@ def exported(prompts: Sequence[str], folder: Path) -> Answers:
     return [list(answer.token_ids) for answer in answers]
 
 
-def over_http(prompts: Sequence[str], folder: Path) -> Answers:
-    """Answers of the service to chat completions, several at once."""
-
-    def ask(prompt: str) -> list[int]:
-        messages = [{"role": "user", "content": prompt}]
-        request = {"model": "default", "messages": messages, "max_tokens": NUM_TOKENS, "output_ids": True}
-        answer = client.post("/v1/chat/completions", json=request)
-        ids: list[int] = answer.raise_for_status().json()["choices"][0]["answer_details"]["output_ids"]
-        return ids
-
-    with client_for(**MODEL) as client, ThreadPoolExecutor(8) as pool:
-        return list(pool.map(ask, prompts))
-
-
 WAYS: Final[Mapping[str, Callable[[Sequence[str], Path], Answers]]] = {
     "kernels": together,
-    "kernels, each alone": partial(together, batch_size=1),
     "torch": partial(together, operators="aten"),
     "two ranks": partial(together, tensor_parallel=2),
     "ONNX": exported,
-    "HTTP": over_http,
 }
 
 

@@ -5,8 +5,6 @@ import importlib
 import json
 from typing import Any
 
-import torch
-
 from llama_adapter.runtime.devices import open_backend
 from llama_adapter.runtime.devices.npu_load import load_torch_npu
 from tests.npu.inside import decoder, device, few_bits, graphs, in_fork, ranks, wheel_facts
@@ -28,12 +26,7 @@ def compilers() -> dict[str, Any]:
 
     Both run in one fork, because the graph compilers take seconds to import.
     """
-    wheel = wheel_facts.facts()
-    return {
-        "wheel": wheel,
-        "graphs": graphs.comparison(dtype=torch.float32),
-        "graphs of few bits": few_bits.graph_runs(),
-    }
+    return {"wheel": wheel_facts.facts(), "graphs": graphs.comparison()}
 
 
 def main() -> None:

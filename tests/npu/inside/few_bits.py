@@ -11,7 +11,7 @@ from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.errors import DeviceError
-from tests.npu.inside import decoder, graphs
+from tests.npu.inside import decoder
 from tests.npu.inside.host_ops import HostOps
 
 # The inputs of all layers are whole groups of 4-bit weights. The number of the head's outputs is not a multiple of
@@ -79,11 +79,6 @@ def runs(backend: Any) -> dict[str, Any]:
         outcome = {"given": given, "expected": widened_answers(precision), "calls": mode.calls}
         found[f"{precision} {wanted}"] = {"toys": toys, "embedded": outcome}
     return found
-
-
-def graph_runs() -> dict[str, Any]:
-    """A toy decoder with and without graphs; the compiler takes ten seconds."""
-    return {"int4 auto": graphs.comparison(CONFIG, dtype=torch.float16, precision="int4")}
 
 
 def _toy(backend: Any, precision: str, wanted: str, name: str) -> dict[str, Any]:

@@ -117,12 +117,18 @@ def steady(pets: Path, encoded: list[str], tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.proves("training", "CPU")
 def test_a_folder_of_two_classes_becomes_an_adapter_that_answers(
-    pets: Path, encoded: list[str], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+    pets: Path,
+    encoded: list[str],
+    tmp_path: Path,
+    run: Run,
+    odd_modes: Callable[[Path], dict[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(eye, "_FEWEST_BLOCK_STEPS", 10)  # enough for two plain classes, as are the epochs
     out = tmp_path / "pets.pth"
-    ran = run("train", str(pets), "--out", str(out), "--tower-epochs", "8", "--epochs", "12", *encoded)
+    ran = run("train", str(pets), "--out", str(out), "--tower-epochs", "6", "--epochs", "6", *encoded)
     assert ran.code == 0, ran.err
+    assert odd_modes(tmp_path) == {}
     folder = tmp_path / "pets.training"
     question = "Which of these is it: ring, triangle?"
     pictures = [str(pets / "ring" / "0.png"), str(pets / "triangle" / "0.png")]
