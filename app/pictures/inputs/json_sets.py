@@ -35,8 +35,8 @@ def set_rows(data: Any, *, folder: str) -> Sequence[object] | None:
             annotations = _objects(answers) if isinstance(answers, list) else []
             kind = str(data.get("data_subtype", ""))
             return list(vqa_rows(_objects(questions), annotations, kind=kind, folders=(folder,)))
-        case dict() if not any(map(_names_a_picture, data)) and (rows := _rows_inside(data)):
-            return rows
+        case dict() if not any(map(_names_a_picture, data)) and (inside := _rows_inside(data)):
+            return inside
         case dict() if data and (all(map(_names_a_picture, data)) or all(map(_is_captioned, data.values()))):
             return [_named_row(name, value, folder=folder) for name, value in data.items()]
         case dict():
@@ -50,7 +50,7 @@ def _rows_inside(data: Values) -> Sequence[object]:
         return list(data.values())
     lists = {name for name, value in data.items() if isinstance(value, list) and any(map(_has_picture, value))}
     is_row = not KNOWN_COLUMNS.isdisjoint(by_known_name(data, KNOWN_COLUMNS).keys() - lists)
-    return () if is_row or len(lists) != 1 else data[lists.pop()]
+    return () if is_row or len(lists) != 1 else list(data[lists.pop()])
 
 
 def _has_picture(value: object) -> bool:
