@@ -9,6 +9,8 @@ import zlib
 from itertools import islice
 from typing import Final
 
+from llama_adapter.runtime.text import shown_text
+
 JPEG_END: Final = b"\xff\xd9"
 _START: Final = re.compile(rb"\xff\xd8\xff[\xc0-\xfe]|\x89PNG\r\n\x1a\n|GIF8[79]a|RIFF....WEBPVP8[ LX]", re.DOTALL)
 _MAX_BYTES_BEFORE: Final = 4096
@@ -19,8 +21,8 @@ _SCAN: Final = re.compile(rb"\xff\xda\x00([\x08\x0a\x0c\x0e]).", re.DOTALL)
 
 def picture_start(data: bytes) -> int:
     """Where a picture begins behind other bytes, such as a line of text before a JPEG; 0 if there is none."""
-    found = _START.search(data, 0, _MAX_BYTES_BEFORE)
-    return found.start() if found else 0
+    found = _START.search(data, 0, _MAX_BYTES_BEFORE + 16)  # 16: the longest signature
+    return found.start() if found and found.start() <= _MAX_BYTES_BEFORE else 0
 
 
 def bare_picture(data: bytes) -> tuple[bytes, str]:
@@ -38,7 +40,7 @@ def _bare_png(data: bytes) -> tuple[bytes, str]:
         right = struct.pack(">I", zlib.crc32(body))
         if kind[:1].isupper() and (kind != b"PLTE" or data[25] == 3):  # 3: the colours are in a palette
             if len(checksum) == len(right) and checksum != right:  # the file may end in the checksum
-                fault = f"the checksum of {kind.decode(errors='replace')} is wrong"
+                fault = f"the checksum of {shown_text(kind.decode(errors='replace'))} is wrong"
             kept += [memoryview(struct.pack(">I", len(body) - 4)), body, memoryview(right)]
         elif checksum == right and kind in (b"tRNS", b"eXIf"):
             kept.append(view[at : at + 12 + length])

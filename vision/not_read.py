@@ -43,6 +43,7 @@ _PAGES: Final = {
     "a web page (HTML)": rb"(?i)<!doctype html|<html|^\s*<(head|body|title|h1|p|div|pre|script)\b",
     "XML": rb"(?i)^\s*<(\?xml\b|[a-z][\w:.-]*[\s>/])",
     "JSON": rb"^\s*(\{\s*[\"}]|\[\s*[\[{\"\]\dnft])",
+    "plain text": rb"\A[\t\n\r\x20-\x7e\x80-\xff]+\Z",
 }
 _HEIC_BRANDS: Final = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 _SIGNATURES: Final = (
@@ -101,6 +102,10 @@ def page_kind(data: bytes) -> tuple[str, str] | None:
     if kind := archive_kind(data):
         return f"is an archive ({kind})", "unpack it"
     head = data[:1024].removeprefix(b"\xef\xbb\xbf")
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        head = head.decode("utf-16", errors="ignore").encode(errors="ignore")
+    if head.startswith(b"/annex/objects/"):
+        return "is a pointer of git-annex in place of the picture", "run `git annex get`"
     if head.startswith(b"version https://git-lfs"):
         return "is a pointer of Git LFS in place of the picture", "run `git lfs pull`"
     again = "it may be an error message of a server: download the picture again"

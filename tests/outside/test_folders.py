@@ -59,6 +59,12 @@ def test_samples_have_one_picture_each(
         assert job(HERE / name, sample_fields=fields)[0] == [picture for picture, _ in right]
 
 
+def test_fields_that_no_sample_has_are_an_error_of_the_archive() -> None:
+    (item,) = read_inputs(InputSpec(paths=(str(HERE / "webdataset2" / "mask.tar"),), sample_fields=("depth", "txt")))
+    assert item.error is not None
+    assert item.error.message.endswith("but it has none in the field depth: it has png, seg.png, txt.")
+
+
 def test_named_fields_are_said_with_the_flag_that_chooses_them() -> None:
     with pytest.raises(InputsError, match=r"fields input.png, outputs.txt(.|\n)*--sample-fields"):
         data(HERE / "webdataset2" / "named-fields.tar")
@@ -114,6 +120,12 @@ def test_kohya_s_metadata_names_pictures_with_or_without_suffix(name: str, tmp_p
     metadata = {name: {"tags": "cat, sitting"}, "2": {"caption": "a dog", "tags": "dog"}}
     folder = tree(tmp_path, **{"1.png": b"1", "2.jpg": b"2", "metadata.json": json.dumps(metadata)})
     assert data(folder)[0] == [("1.png", ("cat, sitting",)), ("2.jpg", ("a dog",))]
+
+
+@pytest.mark.parametrize("files", [{"cat__1.png": "1", "dog__2.png": "2"}, {"1.png": "1", "1.txt": "a cat"}])
+def test_thumbnails_of_labelled_pictures_are_counted(files: dict[str, str], tmp_path: Path) -> None:
+    found = read_examples(str(tree(tmp_path, **files, **{"@eaDir__1.png__T.jpg": "3"})))
+    assert found.left_out.note().startswith("folders of thumbnails: 1 (first: ")
 
 
 def test_a_text_belongs_to_the_picture_that_has_its_stem(tmp_path: Path) -> None:

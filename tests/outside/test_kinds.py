@@ -37,7 +37,8 @@ def cells(delimiter: str, *, encoding: str = "utf-8", end: str = "\n", head: str
 def values(data: Any, *, name: str, as_lines: bool = False, end: str = "\n", indent: int | None = None) -> Writer:
     def write(folder: Path) -> Path:
         path = folder / name
-        path.write_text(end.join(map(json.dumps, data)) if as_lines else json.dumps(data, indent=indent), newline="")
+        texts = [json.dumps(one, indent=indent) for one in (data if as_lines else [data])]
+        path.write_text(end.join(texts), newline="")
         return path
 
     return write
@@ -69,11 +70,11 @@ def parquet(folder: Path) -> Path:
     return folder / "t.parquet"
 
 
-def archive(mode: str, *, text: bool) -> Writer:
+def archive(mode: str, *, text: bool, whole_names: bool = False) -> Writer:
     def write(folder: Path) -> Path:
         path, members = folder / ("t.tar" if mode == "w" else "t.tar.gz"), {}
         for name, question, color in ROWS:
-            stem, row = Path(name).stem, {"question": question, "answer": color}
+            stem, row = name if whole_names else Path(name).stem, {"question": question, "answer": color}
             suffix, told = ("txt", color) if text else ("json", json.dumps(row))
             members |= {name: (folder / name).read_bytes(), f"{stem}.{suffix}": told.encode()}
             (folder / name).unlink()
@@ -106,6 +107,8 @@ KINDS: dict[str, tuple[Writer, Rows]] = {
     "tabs": (cells("\t", name="t.tsv"), ROWS),
     "bars": (cells("|"), ROWS),
     "sep=": (cells(";", head="sep=;\n"), ROWS),
+    "spaces before quotes": (cells(", "), ROWS),
+    "CSV called .txt": (cells(",", name="t.txt"), ROWS),
     "byte order mark": (cells(";", encoding="utf-8-sig"), ROWS),
     "UTF-16": (cells("\t", encoding="utf-16"), ROWS),
     "CRLF": (cells(",", end="\r\n"), ROWS),
@@ -115,6 +118,9 @@ KINDS: dict[str, tuple[Writer, Rows]] = {
     "JSON lines with CR": (values(OBJECTS, name="t.jsonl", as_lines=True, end="\r"), ROWS),
     "JSON over lines called .jsonl": (values(COCO, name="t.jsonl", indent=1), CAPTIONS),
     "JSON lines called .json": (values(OBJECTS, name="t.json", as_lines=True), ROWS),
+    "JSON objects over lines": (values(OBJECTS, name="t.jsonl", as_lines=True, indent=1), ROWS),
+    "JSON by number": (values({str(number): one for number, one in enumerate(OBJECTS)}, name="t.json"), ROWS),
+    "JSON list in an object": (values({"version": {"of": 1}, "data": OBJECTS}, name="t.json"), ROWS),
     "LLaVA": (values(TURNS, name="t.json"), ROWS),
     "VQA": (values(VQA, name="t.json"), ROWS),
     "COCO": (values(COCO, name="t.json"), CAPTIONS),
@@ -128,6 +134,7 @@ KINDS: dict[str, tuple[Writer, Rows]] = {
     "tar with JSON": (archive("w", text=False), ROWS),
     "tar.gz with JSON": (archive("w:gz", text=False), ROWS),
     "tar with texts": (archive("w", text=True), CAPTIONS),
+    "tar with texts of whole names": (archive("w", text=True, whole_names=True), CAPTIONS),
 }
 
 

@@ -154,7 +154,7 @@ def test_the_first_frame_of_a_cut_animation_is_enough() -> None:
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "png", "gif", "webp"])
-@pytest.mark.parametrize("before", [b"\n", b"\xef\xbb\xbf", b"<br />\n<b>Warning</b>: headers\n", bytes(2000)])
+@pytest.mark.parametrize("before", [b"\n", b"\xef\xbb\xbf", b"<br />\n<b>Warning</b>: headers\n", bytes(4096)])
 def test_bytes_around_a_picture_are_left_out(suffix: str, before: bytes) -> None:
     data = sound_files()[suffix]
     assert np.array_equal(pixels(before + data + Random(1).randbytes(300)), pixels(data))

@@ -212,10 +212,12 @@ def test_errors_of_the_system_are_unreadable(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("data", "code", "word"),
     [
-        (b"hello, I am a text\n", "not_a_picture", "of no known format"),
-        (b"P", "not_a_picture", "of no known format"),
-        (b"BMW is a maker of cars", "not_a_picture", "of no known format"),
-        (b"P6 is not only a format", "not_a_picture", "of no known format"),
+        (b"404: Not Found\n", "not_a_picture", "plain text"),
+        (b"P", "not_a_picture", "plain text"),
+        (b"BMW is a maker of cars", "not_a_picture", "plain text"),
+        ("P6 ist größer als ein Bild".encode("cp1252"), "not_a_picture", "plain text"),
+        ("\ufeff<html>".encode("utf-16-le"), "not_a_picture", "web page"),
+        (b"/annex/objects/SHA256E-s12--ab.jpg\n", "not_a_picture", "git-annex"),
         (bytes(1000), "not_a_picture", "of no known format"),
         (b"RIFF\x10\0\0\0WAVEfmt ", "not_a_picture", "of no known format"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n", "not_a_picture", "Git LFS"),

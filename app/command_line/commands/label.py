@@ -24,6 +24,7 @@ def run_label(options: argparse.Namespace) -> int:
     from llama_adapter.app.learning.training.asking import class_question
     from llama_adapter.app.models.stream_model import stored_questions
     from llama_adapter.app.pictures.inputs import InputSpec, read_inputs
+    from llama_adapter.app.pictures.inputs.items import LeftOut
     from llama_adapter.app.serving.online.types import ServiceLimits
     from llama_adapter.runtime.terminal.stderr_lines import say
 
@@ -34,7 +35,10 @@ def run_label(options: argparse.Namespace) -> int:
     check_packages(has_page=True, command="label")
     question = options.question or stored_questions(spec).question or class_question(options.choices)
     with closing(LabelTable(options.out, choices=options.choices, question=options.question)) as table:
-        pictures = list(read_inputs(inputs))
+        left_out = LeftOut()
+        pictures = list(read_inputs(inputs, left_out=left_out))
+        if left_out:
+            say(f"note: left out: {left_out.note()}")
         if not options.quiet:
             say(f"{len(pictures):,} pictures, {len(table.rows):,} rows in {options.out}: label them on the page")
         page = partial(_open_page, pictures=pictures, table=table, question=question, choices=options.choices)

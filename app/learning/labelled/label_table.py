@@ -151,7 +151,7 @@ class LabelTable:
         """The cells of a record. Of one that a crash may have cut, anything is accepted."""
         try:
             text = record.removeprefix(_MARK).decode(errors="replace" if is_cut else "strict")
-            return [cell.strip() for cell in next(csv.reader([text.rstrip("\r\n")]), [])]
+            return [cell.strip() for cell in next(csv.reader([text.rstrip("\r\n")], skipinitialspace=True), [])]
         except (UnicodeDecodeError, csv.Error) as error:
             raise UsageError(f"`{shown_name(self.path)}` is not CSV in UTF-8: {error}", hint=_OTHER) from None
 

@@ -1,6 +1,5 @@
 """Reads labelled pictures without a table: one folder for each class, and archives of samples."""
 
-import json
 import os
 import re
 from collections import defaultdict
@@ -11,6 +10,7 @@ from llama_adapter.app.learning.labelled.example import Examples
 from llama_adapter.app.learning.labelled.rows import Columns, add_row, is_split_name, similar_split, split_name
 from llama_adapter.app.pictures.inputs import InputsError, folders, natural_key
 from llama_adapter.app.pictures.inputs.archives import MAX_TEXT_BYTES, archive_inputs, is_archive_name
+from llama_adapter.app.pictures.inputs.fields import JSON
 from llama_adapter.app.pictures.inputs.items import LeftOut
 from llama_adapter.app.pictures.inputs.xmp import MAX_BYTES as MAX_XMP_BYTES
 from llama_adapter.app.pictures.inputs.xmp import description_of
@@ -211,7 +211,7 @@ def _columns_of(path: str) -> dict[str, object]:
     if _is_text(path):
         return {"captions": text.strip().splitlines()}
     try:
-        values = json.loads(text)
+        values = JSON.decode(text)
     except (ValueError, RecursionError):
         raise ValueError("it is not valid JSON") from None
     if not isinstance(values, dict):

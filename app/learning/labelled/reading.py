@@ -106,7 +106,7 @@ def _named(path: str, *, columns: Columns, pictures: str | None, split: str = ""
         raise InputsError(f"Wanted labelled data, but `{shown_name(path)}` does not exist.", hint="check the path")
     if is_archive_name(path):
         return archive_examples(path, columns=columns)
-    if is_table_name(path):
+    if is_table_name(path) or path.lower().endswith(".txt"):  # in a folder, a `.txt` is about one picture
         return table_examples(path, columns=columns, split=split)
     if path.lower().endswith((".yaml", ".yml")):
         return _listed(path, columns=columns, pictures=pictures)
@@ -147,17 +147,21 @@ def _folder(folder: str, *, columns: Columns) -> Examples:
                 tables += [path] * is_table_name(name)
                 continue
             has_any = True
-    if has_any:
-        _count_without_row(folder, found)
-        return found
-    if has_texts_beside(folder, columns=columns):
-        return beside_examples(folder, columns=columns, left_out=found.left_out)
-    num_classes = len({name for place, _ in split_folders(folder) for name in sub_folders(place)})
-    if num_classes > 1 or (num_classes and not tables):
-        return class_examples(folder, columns=columns)
+    if not has_any and has_texts_beside(folder, columns=columns):
+        found = beside_examples(folder, columns=columns, left_out=found.left_out)
+    elif not has_any:
+        num_classes = len({name for place, _ in split_folders(folder) for name in sub_folders(place)})
+        if num_classes < 2 and (not num_classes or tables):
+            raise _is_none_of_the_forms(folder, tables)
+        found = class_examples(folder, columns=columns)
+    _count_left_out(folder, found, has_rows=has_any)
+    return found
+
+
+def _is_none_of_the_forms(folder: str, tables: list[str]) -> InputsError:
     tables.sort(key=lambda table: _split_of(table) != "train")
     named = tables if _are_splits(tables) else tables[:1]
-    raise InputsError(
+    return InputsError(
         f"Wanted {_FORMS}, got the folder `{shown_name(folder)}`, which is none of these.",
         hint=f"name the {'tables themselves' if named[1:] else 'table itself'}: {' '.join(map(shown_name, named))}"
         if tables
@@ -165,9 +169,9 @@ def _folder(folder: str, *, columns: Columns) -> Examples:
     )
 
 
-def _count_without_row(folder: str, found: Examples) -> None:
-    """Count the pictures in a folder with tables that no row names."""
+def _count_left_out(folder: str, found: Examples, *, has_rows: bool) -> None:
+    """Count the folders of thumbnails in a folder and, if it has tables, the pictures that no row names."""
     named = {os.path.abspath(one.item.source) for one in found.examples if isinstance(one.item.source, str)}
-    for item in folder_inputs(folder, recursive=True):
-        if item.source != folder and os.path.abspath(item.path) not in named:
+    for item in folder_inputs(folder, recursive=True, left_out=found.left_out):
+        if has_rows and item.source != folder and os.path.abspath(item.path) not in named:
             found.left_out.add("pictures without a row", item.path)

@@ -1,6 +1,5 @@
 """Tar archives in the format of webdataset: pictures, with the texts of their samples as columns."""
 
-import json
 import lzma
 import os
 import tarfile
@@ -9,12 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from llama_adapter.app.pictures.answer_error import AnswerError
-from llama_adapter.app.pictures.inputs.fields import as_columns
+from llama_adapter.app.pictures.inputs.fields import JSON, as_columns
 from llama_adapter.app.pictures.inputs.folders import has_picture_suffix, is_thumbnail_folder
 from llama_adapter.app.pictures.inputs.items import LeftOut, PictureInput
 from llama_adapter.app.pictures.inputs.tar_members import TarMember, TarReader, opened_tar
 from llama_adapter.app.pictures.names import name_key
-from llama_adapter.runtime.text import shown_name
+from llama_adapter.runtime.text import shown_excerpt, shown_name
 from llama_adapter.vision.files import DEFAULT_MAX_BYTES
 
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tzst")
@@ -44,11 +43,11 @@ def archive_inputs(
 
     Consecutive members that share their name up to the first dot of its last part are one sample. Its columns are the
     scalar values of its `.json` and the texts of its `.txt`, `.cls` and `.caption`. In a sample with texts, a picture
-    shares its name, without suffix, with a text, or has no field in it: beside `a.txt`, `a.png` is the picture and
-    `a.seg.png` is left out. The `fields` ("input", "outputs") choose `a.input.png` and `a.outputs.txt`. `left_out`
+    shares its name with a text (`a.txt` or `a.png.txt`), or has no field in it: beside `a.txt`, `a.png` is the picture
+    and `a.seg.png` is left out. The `fields` ("input", "outputs") choose `a.input.png` and `a.outputs.txt`. `left_out`
     counts what is left out, and `seen` gets the names of all fields, such as seg.png.
 
-    Malformed texts and texts above 1 MiB are ignored, and so are hidden members and `__like_this__`. The source of a
+    Malformed texts and texts above 1 MiB are left out, and so are hidden members and `__like_this__`. The source of a
     picture is a `FileSlice` in an uncompressed archive, and the picture's bytes in a compressed one. Links, sparse
     files and compressed pictures above `max_bytes` (default: that of `vision.image`) are items with an error.
 
@@ -79,8 +78,9 @@ def _pictures_in(
                     continue
                 key = _key(member.name)
                 if key != sample.key or sample.is_full:
-                    num_pictures += len(sample.pictures)
-                    yield from sample.inputs(fields, left_out=left_out, seen=seen)
+                    chosen = list(sample.inputs(fields, left_out=left_out, seen=seen))
+                    num_pictures += len(chosen)
+                    yield from chosen
                     sample = _Sample(archive=path, max_bytes=max_bytes, names=names, key=key)
                 sample.add(member, tar=tar)
     except tarfile.CompressionError as error:
@@ -89,12 +89,16 @@ def _pictures_in(
         damage = str(error) or type(error).__name__
     except OSError as error:  # gzip and bzip2 raise it for damaged data too
         damage = f"the system says: {error.strerror}" if error.strerror else str(error)
-    num_pictures += len(sample.pictures)
-    yield from sample.inputs(fields, left_out=left_out, seen=seen)
+    chosen = list(sample.inputs(fields, left_out=left_out, seen=seen))
+    num_pictures += len(chosen)
+    yield from chosen
     if damage:
         problem = f"it is damaged ({damage}; pictures found before that: {num_pictures:,}); copy it again."
     if problem or not num_pictures:
-        problem = problem or "it has none with the suffix of a picture."
+        none = "with the suffix of a picture"
+        if fields and any(has_picture_suffix(f"a.{name}") for name in seen):
+            none = f"in the field {shown_name(fields[0])}: it has {shown_excerpt(', '.join(sorted(seen)))}"
+        problem = problem or f"it has none {none}."
         message = f"Wanted the pictures in the archive `{shown_name(path)}`, but {problem}"
         yield PictureInput.failed(path, "archive", message, root=path)
 
@@ -143,14 +147,16 @@ class _Sample:
             if member.kind != "folder":
                 self._add_picture(member, stem=stem, tar=tar)
                 self.fields.add(member.name[len(self.key) + 1 :])
-        elif member.kind == "file" and suffix.lower() in ("json", *_TEXTS) and member.num_bytes <= MAX_TEXT_BYTES:
-            self.texts.append((stem, _columns(tar.read(member), suffix=suffix.lower())))
+        elif member.kind == "file" and suffix.lower() in ("json", *_TEXTS):
+            is_short = member.num_bytes <= MAX_TEXT_BYTES
+            self.texts.append((stem, _columns(tar.read(member), suffix=suffix.lower()) if is_short else {}))
             self.fields.add(member.name[len(self.key) + 1 :])
 
     def inputs(self, fields: tuple[str, ...] | None, *, left_out: LeftOut, seen: set[str]) -> Iterator[PictureInput]:
         """The pictures of the sample with their columns; `left_out` counts the others."""
         seen.update(self.fields)
         stems = {stem for stem, _ in self.texts}
+        named = {f"{self.archive}/{stem.removeprefix('./')}": stem for stem in stems}  # a.png of a.png.txt
         of_picture, of_text = (*(fields or ()), "", "")[:2]
         if of_picture:
             chosen = [one for one in self.pictures if self._field(one[0]) == of_picture]
@@ -158,20 +164,26 @@ class _Sample:
             first = dict(reversed(self.pictures))  # the first picture of each stem
             # A member with the name of an earlier one stays: labelled data refuse it, jobs number it.
             paired = [
-                (stem, one) for stem, one in self.pictures if stem in stems and (one is first[stem] or one.repeats)
+                (stem, one)
+                for stem, one in self.pictures
+                if one.label in named or (stem in stems and (one is first[stem] or one.repeats))
             ]
             chosen = paired or [one for one in self.pictures if not self._field(one[0])] or self.pictures
         else:
             chosen = self.pictures
         for stem, picture in chosen:
             columns: dict[str, str] = {}
+            mine = {named[picture.label]} if picture.label in named else {stem, self.key}
             for of, values in self.texts:
                 own = self._field(of)
-                if (own == of_text) if of_text else of in (stem, self.key):
+                if (own == of_text) if of_text else of in mine:
                     columns |= values
-                elif not of_text and not {stem, self.key} & stems:
+                elif not of_text and not mine & stems:
                     columns |= {own if name in _TEXTS else name: value for name, value in values.items()}
             yield replace(picture, columns=columns)
+        for stem, values in self.texts:
+            if not values:
+                left_out.add("texts without values that can be read", f"{self.archive}/{stem}")
         taken = {picture.label for _, picture in chosen}
         for _, picture in self.pictures:
             if picture.label not in taken:
@@ -231,7 +243,7 @@ def _columns(data: bytes, *, suffix: str) -> dict[str, str]:
         text = data.decode("utf-8-sig")
         if suffix in _TEXTS:
             return {suffix: text.strip()}
-        values = json.loads(text)
+        values = JSON.decode(text)
     except (ValueError, RecursionError):
         return {}
     return as_columns(values) if isinstance(values, dict) else {}

@@ -17,7 +17,9 @@ _CHAT = "messages"  # another name of turns
 KNOWN_COLUMNS = frozenset((*PICTURE_COLUMNS, *PROMPT_COLUMNS, INPUT_COLUMN, CHOICES_COLUMN, QUESTIONS, TURNS))
 _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 _PICTURE_PARTS = ("image", "image_url", "input_image")
+JSON = json.JSONDecoder(parse_constant=lambda name: None)  # pandas writes NaN for an empty cell
 _PICTURE_MARK = "<image>"  # in the questions of LLaVA; it is no part of a prompt here
+_MARKS = (_PICTURE_MARK, "<img>", "<video>")  # of what a question is about
 
 
 def known_name(name: str, known: Collection[str] = KNOWN_COLUMNS) -> str:
@@ -73,8 +75,10 @@ def _pairs(turns: object, *, has_picture: bool) -> list[tuple[str, str | None]]:
     for turn in turns if isinstance(turns, list) else [None]:
         role, text = _said(turn)
         if role == "user":
-            if _PICTURE_MARK in text and not has_picture:
-                raise ValueError(f"its `{TURNS}` have a picture, and it has none in a column {named(PICTURE_COLUMNS)}")
+            if not has_picture and (mark := next((mark for mark in _MARKS if mark in text), None)):
+                raise ValueError(
+                    f"its `{TURNS}` have {mark}, and it has no picture in a column {named(PICTURE_COLUMNS)}"
+                )
             pairs.append((text.replace(_PICTURE_MARK, "").strip(), None))
         elif role == "assistant" and pairs and pairs[-1][1] is None:
             pairs[-1] = pairs[-1][0], text

@@ -9,7 +9,10 @@ from llama_adapter.app.pictures.inputs.items import LeftOut, PictureInput
 from llama_adapter.vision.formats import PHONE_SUFFIXES, PICTURE_SUFFIXES
 
 _THUMBNAILS = frozenset(  # folders of NAS systems and of archives that macOS made, in lower case
-    ("@eadir", "#recycle", "@recycle", "#snapshot", "@__thumb", "@tmp", "$recycle.bin", "lost+found", "__macosx")
+    (
+        *("@eadir", "#recycle", "@recycle", "#snapshot", "@recently-snapshot", "@__thumb", "@tmp"),
+        *("$recycle.bin", "lost+found", "__macosx"),
+    )
 )
 _RUNS = re.compile(r"[0-9]+|[^0-9]+")
 

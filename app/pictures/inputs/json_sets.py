@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from llama_adapter.app.pictures.inputs.fields import KNOWN_COLUMNS, PICTURE_COLUMNS, by_known_name
 from llama_adapter.vision.formats import PICTURE_SUFFIXES
 
 Values = dict[str, Any]
@@ -17,9 +18,9 @@ def set_rows(data: Any, *, folder: str) -> Sequence[object] | None:
     """The rows of a JSON file in this folder; None if it is neither an object nor a list of objects. Texts are prompts.
 
     Captions of COCO have `images` and `annotations` with a `caption`. Karpathy's files have `images` with `sentences`.
-    VQA has `questions` with an `image_id`. An object whose keys are names of pictures has a caption, a list of captions
-    or an object of fields for each; with the fields `caption` or `tags` (kohya's metadata), names may lack a suffix.
-    Any other object is one row.
+    VQA has `questions` with an `image_id`. Rows may be the values of an object, or the only list of rows in it. An
+    object whose keys are names of pictures has a caption, a list of captions or an object of fields for each; with the
+    fields `caption` or `tags` (kohya's metadata), names may lack a suffix. Any other object is one row.
     """
     match data:
         case list():
@@ -34,11 +35,26 @@ def set_rows(data: Any, *, folder: str) -> Sequence[object] | None:
             annotations = _objects(answers) if isinstance(answers, list) else []
             kind = str(data.get("data_subtype", ""))
             return list(vqa_rows(_objects(questions), annotations, kind=kind, folders=(folder,)))
+        case dict() if not any(map(_names_a_picture, data)) and (inside := _rows_inside(data)):
+            return inside
         case dict() if data and (all(map(_names_a_picture, data)) or all(map(_is_captioned, data.values()))):
             return [_named_row(name, value, folder=folder) for name, value in data.items()]
         case dict():
             return [data]
     return None
+
+
+def _rows_inside(data: Values) -> Sequence[object]:
+    """The values of an object, or the only list in it, if they are objects with a picture and more; else nothing."""
+    if all(map(_has_picture, data.values())):
+        return list(data.values())
+    lists = {name for name, value in data.items() if isinstance(value, list) and any(map(_has_picture, value))}
+    is_row = not KNOWN_COLUMNS.isdisjoint(by_known_name(data, KNOWN_COLUMNS).keys() - lists)
+    return () if is_row or len(lists) != 1 else list(data[lists.pop()])
+
+
+def _has_picture(value: object) -> bool:
+    return isinstance(value, dict) and len(value) > 1 and any(name.lower() in PICTURE_COLUMNS for name in value)
 
 
 def _have(values: Sequence[object], *names: str) -> bool:

@@ -14,7 +14,14 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from llama_adapter.app.pictures.inputs.fields import KNOWN_COLUMNS, PICTURE_COLUMNS, by_known_name, known_name, named
+from llama_adapter.app.pictures.inputs.fields import (
+    JSON,
+    KNOWN_COLUMNS,
+    PICTURE_COLUMNS,
+    by_known_name,
+    known_name,
+    named,
+)
 from llama_adapter.app.pictures.inputs.items import InputsError, Row
 from llama_adapter.app.pictures.inputs.json_sets import set_rows
 from llama_adapter.app.pictures.inputs.lines import (
@@ -154,20 +161,15 @@ def _json_rows(file: ByteFile, *, begun: bytes, table: _Table) -> Iterator[Row]:
 
 
 def load_json(data: bytes, *, path: str, what: str) -> object:
-    """The value of JSON; of lines of JSON, the list of their values. Raises `InputsError`."""
+    """The value of JSON; of several values, as in lines of JSON, their list. Raises `InputsError`."""
     try:
-        text = data.decode("utf-8-sig")
-        try:
-            return json.loads(text)
-        except json.JSONDecodeError as error:
-            line, column = error.lineno, error.colno
-            reason = f"it is not valid JSON from line {line}, column {column} on"
-            values = [json.loads(one) for one in re.split("[\r\n]", text) if one.strip()]
-            if len(values) > 1:
-                return values
+        values = list(_json_values(data.decode("utf-8-sig")))
+        return values if values[1:] else values[0]
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise _not_utf8(path, what=what, where=f"line {line:,}") from None
+    except json.JSONDecodeError as error:
+        reason = f"it is not valid JSON from line {error.lineno:,}, column {error.colno:,} on"
     except (ValueError, RecursionError):  # a number of thousands of digits, thousands of brackets
         reason = "it is not valid JSON"
     raise InputsError(
@@ -175,9 +177,19 @@ def load_json(data: bytes, *, path: str, what: str) -> object:
     )
 
 
+def _json_values(text: str) -> Iterator[object]:
+    """The values of a text, one after the other. Raises ValueError and RecursionError."""
+    text, at = text.rstrip(), 0
+    while at < len(text) or not at:
+        while text[at : at + 1].isspace():
+            at += 1
+        value, at = JSON.raw_decode(text, at)
+        yield value
+
+
 def _json_row(line: bytes, *, number: int) -> Row:
     try:
-        values = json.loads(line.decode(errors="surrogateescape"))
+        values = JSON.decode(line.decode(errors="surrogateescape"))
     except json.JSONDecodeError as error:
         return Row(line=number, problem=f"it is not valid JSON from column {error.colno} on")
     except (ValueError, RecursionError):
@@ -196,7 +208,7 @@ def _cell_rows(file: ByteFile, *, begun: bytes, table: _Table) -> Iterator[Row]:
         _TOO_LONG if line is None else line.decode(errors="surrogateescape") + "\n"
         for _, line in split_lines(file, separator=end, begun=begun)
     )
-    records = _records(csv.reader(lines, delimiter=delimiter, strict=True))
+    records = _records(csv.reader(lines, delimiter=delimiter, strict=True, skipinitialspace=True))
     _, head, problem = next(records, (1, [], "it is empty"))
     names = [known_name(name, known) for name in head]
     given = [name for name in names if name]
@@ -249,7 +261,7 @@ def _delimiter(head: bytes, *, known: Collection[str], default: str) -> str:
 
     def score(delimiter: str) -> tuple[int, bool, int]:
         try:
-            names = next(csv.reader([text], delimiter=delimiter), [])
+            names = next(csv.reader([text], delimiter=delimiter, skipinitialspace=True), [])
         except csv.Error:  # the reader of the whole table says what is wrong
             names = []
         return sum(known_name(name, known) in known for name in names), delimiter == default, len(names)

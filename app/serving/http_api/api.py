@@ -147,6 +147,7 @@ def _openai_routes(
     if batches is not None:
         add_file_routes(router, batches)
 
+    @router.head("/models", include_in_schema=False)
     @router.get("/models", tags=["models"], responses=error_replies(401, 503))
     async def list_models() -> ModelList:
         """The names of the loaded model."""
@@ -154,6 +155,7 @@ def _openai_routes(
         return ModelList(data=[_model(name, info, created=created) for name in names or (info.name,)])
 
     # A path, because model names may have slashes.
+    @router.head("/models/{model:path}", include_in_schema=False)
     @router.get("/models/{model:path}", tags=["models"], responses=error_replies(401, 404, 503))
     async def retrieve_model(model: str) -> Model:
         """The loaded model, by one of its names or as `default`."""
@@ -203,6 +205,7 @@ def _add_form(router: APIRouter, path: str, form: Form[Any], *, asker: Asker) ->
 def _operation_routes(service: OnlineService, *, metrics: Metrics) -> APIRouter:
     router = APIRouter(tags=["operations"])
 
+    @router.head("/health", include_in_schema=False)
     @router.get("/health", responses={503: {"model": Health, "description": "Not working."}})
     async def health(response: Response) -> Health:
         """Whether the engine works: 503 while it is loading, stalled, failed or closed."""
@@ -211,6 +214,7 @@ def _operation_routes(service: OnlineService, *, metrics: Metrics) -> APIRouter:
         response.status_code = 200 if is_working else 503
         return Health.model_validate(status)
 
+    @router.head("/ready", include_in_schema=False)
     @router.get("/ready", responses={503: {"model": Readiness, "description": "Not ready."}})
     async def ready(response: Response) -> Readiness:
         """Whether requests are accepted: 503 while the model is loading, the engine stalled or the service draining."""
@@ -219,6 +223,7 @@ def _operation_routes(service: OnlineService, *, metrics: Metrics) -> APIRouter:
         response.status_code = 200 if is_ready else 503
         return Readiness(ready=is_ready, status=status.state)
 
+    @router.head("/metrics", include_in_schema=False)
     @router.get("/metrics", response_class=PlainTextResponse, responses={200: _METRICS_REPLY})
     def read_metrics() -> Response:
         """Counts and times for Prometheus."""

@@ -538,7 +538,7 @@ def _parse(number: int, line: bytes | None, *, endpoint: str) -> _Row:
         return bad("request_too_complex", f" has more than {MAX_SEPARATORS:,} commas and opening brackets.")
     content: Any = None
     with suppress(ValueError):
-        content = parse_json(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line)
+        content = parse_json(line)
     if not isinstance(content, dict):
         return bad("invalid_json_line", " is no JSON object in UTF-8.")
     custom_id = content.get("custom_id")

@@ -1,6 +1,7 @@
 """Limits of request bodies (size, complexity, time, memory), and refusals sent before the application runs."""
 
 import asyncio
+import codecs
 import json
 from collections import deque
 from collections.abc import Container
@@ -48,9 +49,9 @@ def num_separators(text: bytes) -> int:
 
 
 def parse_json(text: bytes) -> Any:
-    """Strict JSON: UTF-8, valid Unicode, finite numbers. Raises json.JSONDecodeError."""
+    """Strict JSON: UTF-8, valid Unicode, finite numbers; a byte order mark is ignored. Raises json.JSONDecodeError."""
     try:
-        return pydantic_core.from_json(text, allow_inf_nan=False, cache_strings=False)
+        return pydantic_core.from_json(text.removeprefix(codecs.BOM_UTF8), allow_inf_nan=False, cache_strings=False)
     except ValueError:
         raise json.JSONDecodeError("invalid JSON", "", 0) from None
 

@@ -183,13 +183,16 @@ def understand_turns(
     """The question of a request; raises ApiError if there is none.
 
     Parameters:
-        turns: at least one; the last one's text is the question.
+        turns: at least one; the text of the user's last one is the question.
         place: name of the request's field that holds the turns.
         max_new_tokens: limit of an answer's tokens; None for the default.
         form: the form of the answer.
     """
-    *earlier, last = turns
-    if last.role != "user":
+    asked = next((at for at in reversed(range(len(turns))) if turns[at].role == "user"), 0)
+    last, after = turns[asked], turns[asked + 1 :]
+    earlier = [*turns[:asked], *after]
+    is_answered = turns[-1].role == "assistant" or any(turn.role == "assistant" and turn.text.strip() for turn in after)
+    if last.role != "user" or is_answered:
         raise ApiError(
             "The last message must have the role user: its text is the question.", code="invalid_value", param=place
         )
@@ -268,7 +271,9 @@ def _schema_of(wanted: Format | None, place: str) -> tuple[str, Any] | None:
         return f"{place}.json_schema.schema", wanted.json_schema.schema_
     if isinstance(wanted, JsonSchemaText):
         return f"{place}.schema", wanted.schema_
-    return (place, _ANY_OBJECT) if isinstance(wanted, JsonObjectFormat) else None
+    if isinstance(wanted, JsonObjectFormat):
+        return (place, _ANY_OBJECT) if wanted.schema_ is None else (f"{place}.schema", wanted.schema_)
+    return None
 
 
 def _properties(form: AnswerForm) -> tuple[Property, ...]:

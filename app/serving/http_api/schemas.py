@@ -170,6 +170,7 @@ class AskingMessage(LenientPart):
 
     role: Literal["system", "developer", "user"]
     content: TextOr[str, Annotated[list[Annotated[_Seen, _by_kind]], _parts]] | None = ""
+    images: NoList | None = None  # of Ollama: an answer without them would be wrong
 
 
 class EarlierMessage(LenientPart):
@@ -229,9 +230,10 @@ class JsonSchemaFormat(Part):
 
 
 class JsonObjectFormat(Part):
-    """Any JSON object."""
+    """Any JSON object, or as llama.cpp takes it, one that follows a schema."""
 
     type: Literal["json_object"]
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
 
 
 class StructuredOutputs(Part):

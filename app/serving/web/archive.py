@@ -7,13 +7,14 @@ import stat
 import threading
 import zipfile
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import BinaryIO, Final, NamedTuple
 
+from llama_adapter.app.pictures.inputs.folders import has_picture_suffix, is_thumbnail_folder
 from llama_adapter.app.serving.web.html import counted
 from llama_adapter.runtime.text import shown_name
 from llama_adapter.vision.errors import PictureError
-from llama_adapter.vision.formats import PICTURE_SUFFIXES
 
 ARCHIVE_SUFFIXES: Final = frozenset({".zip", ".7z", ".rar", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst"})
 
@@ -107,8 +108,8 @@ class Archive:
     def notes(self) -> list[str]:
         """Sentences about what was skipped or renamed; empty if all entries are used as they are."""
         sentences = []
-        if skipped := [counted(number, kind) for kind, number in sorted(self.skipped.items())]:
-            sentences.append(f"{self.name}: skipped {', '.join(skipped)}.")
+        if self.skipped:
+            sentences.append(skipped_note(self.name, self.skipped))
         if self.num_renamed:
             sentences.append(f"{self.name}: shortened {counted(self.num_renamed, 'path')} that left the archive.")
         return sentences
@@ -128,7 +129,7 @@ class Archive:
             if info.is_dir():
                 continue
             name, left_archive = safe_name(info.filename)
-            kind = _skipped_kind(name, mode=info.external_attr >> 16)
+            kind = "link" if stat.S_ISLNK(info.external_attr >> 16) else skipped_kind(name)
             if kind is None and len(self.pictures) >= self.limits.max_entries:
                 kind = "picture over the limit"
             if kind is not None:
@@ -138,16 +139,21 @@ class Archive:
             self.pictures.append(ArchiveEntry(unique_name(name, taken), info))
 
 
-def _skipped_kind(name: str, *, mode: int) -> str | None:
-    """The kind of an entry that is skipped; None for a picture."""
-    suffix = os.path.splitext(name)[1].lower()
-    if stat.S_ISLNK(mode):
-        return "link"
-    if any(part.startswith(".") or part == "__MACOSX" for part in name.split("/")):
+def skipped_kind(name: str) -> str | None:
+    """The kind of a file of a folder or archive that is skipped, by its name there; None for a picture."""
+    *folders, _ = parts = name.split("/")
+    if any(part.startswith(".") for part in parts):
         return "hidden file"
-    if suffix in ARCHIVE_SUFFIXES:
-        return "archive inside the archive"
-    return None if suffix in PICTURE_SUFFIXES else "file that is not a picture"
+    if any(map(is_thumbnail_folder, folders)):
+        return "thumbnail"
+    if os.path.splitext(name)[1].lower() in ARCHIVE_SUFFIXES:
+        return "archive"
+    return None if has_picture_suffix(name) else "file that is not a picture"
+
+
+def skipped_note(name: str, skipped: Mapping[str, int]) -> str:
+    """A sentence about the files of a folder or archive that were skipped, by their kinds."""
+    return f"{name}: skipped {', '.join(counted(number, kind) for kind, number in sorted(skipped.items()))}."
 
 
 def safe_name(name: str) -> tuple[str, bool]:

@@ -1,18 +1,24 @@
 """The files of a batch: uploads, a folder and zips as one list of pictures to read, with notes on skipped files."""
 
-import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from typing import Final
 
 from llama_adapter.app.serving.online.types import ServiceLimits
-from llama_adapter.app.serving.web.archive import Archive, ArchiveLimits, safe_name, unique_name
+from llama_adapter.app.serving.web.archive import (
+    Archive,
+    ArchiveLimits,
+    safe_name,
+    skipped_kind,
+    skipped_note,
+    unique_name,
+)
 from llama_adapter.app.serving.web.batch_run import PictureFile
 from llama_adapter.app.serving.web.html import counted
 from llama_adapter.app.serving.web.uploads import Upload, read_upload, uploaded
 from llama_adapter.vision.errors import PictureError
-from llama_adapter.vision.formats import PICTURE_SUFFIXES
 
 MAX_PICTURES: Final = 2_000
 
@@ -29,13 +35,13 @@ class BatchFiles:
         self.notes: list[str] = []  # sentences about skipped files
         self._limits, self._max_pictures = limits, max_pictures
         self._taken: set[str] = set()
-        self._num_left_out = self._num_skipped = 0
+        self._num_left_out, skipped = 0, Counter[str]()
         self._archives = ExitStack()
         try:
             for upload in uploads:
                 name = safe_name(upload.name)[0]
-                if "/" in upload.name and not _is_picture(name):
-                    self._num_skipped += 1
+                if "/" in upload.name and (kind := skipped_kind(name.split("/", 1)[-1])):
+                    skipped[kind] += 1
                 elif name.lower().endswith(".zip"):
                     self._add_archive(upload.path, name)
                 else:
@@ -43,8 +49,8 @@ class BatchFiles:
         except BaseException:
             self.close()
             raise
-        if self._num_skipped:
-            self.notes.append(f"Folder: skipped {counted(self._num_skipped, 'file that is not a picture')}.")
+        if skipped:
+            self.notes.append(skipped_note("Folder", skipped))
         if self._num_left_out:
             left_out = counted(self._num_left_out, "more")
             self.notes.append(f"One batch takes {max_pictures:,} pictures; {left_out} were left out.")
@@ -74,10 +80,6 @@ class BatchFiles:
         self.notes += archive.notes()
         if not archive.pictures:
             self.notes.append(f"{name}: no pictures in it.")
-
-
-def _is_picture(name: str) -> bool:
-    return not os.path.basename(name).startswith(".") and os.path.splitext(name)[1].lower() in PICTURE_SUFFIXES
 
 
 def _raise(code: str, message: str) -> bytes:

@@ -20,7 +20,6 @@ _log = logging.getLogger("llama_adapter")
 _INVISIBLE: Final = dict.fromkeys((*range(32), 127, *range(8234, 8239), *range(8294, 8298)), "\ufffd")
 _IN_TEXT: Final = {code: shown for code, shown in _INVISIBLE.items() if chr(code) not in "\n\t"}
 _PLURALS: Final = {
-    "archive inside the archive": "archives inside the archive",
     "file that is not a picture": "files that are not pictures",
     "picture over the limit": "pictures over the limit",
     "more": "more",

@@ -126,7 +126,14 @@ def test_other_conversations_are_refused_with_their_line(value: Any, folder: Pat
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ({"conversations": turns("<image>\nWhat?", "A star.")}, "its `conversations` have a picture, and it has none"),
+        (
+            {"conversations": turns("<image>\nWhat?", "A star.")},
+            "its `conversations` have <image>, and it has no picture",
+        ),
+        (
+            {"conversations": turns("<video>\nWhat?", "A star.")},
+            "its `conversations` have <video>, and it has no picture",
+        ),
         ({"images": ["a.jpg", "b.jpg"], "conversations": turns("What?", "A star.")}, "`images` has 2 pictures"),
         ({"image": "a.jpg", "messages": chat("What?", [{"type": "image"}])}, "are no list of turns"),
         ({"image": "a.jpg", "messages": chat([{"type": "input_audio"}], "A star.")}, "are no list of turns"),

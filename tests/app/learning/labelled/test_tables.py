@@ -117,7 +117,9 @@ def test_a_malformed_row_is_a_problem_with_its_line(tmp_path: Path, row: dict[st
     assert len(found.examples) == 1
 
 
-@pytest.mark.parametrize("cells", [{}, {"answer": " "}, {"answer": "", "text": "A star."}, {"answers": ["", None]}])
+@pytest.mark.parametrize(
+    "cells", [{}, {"answer": " "}, {"answer": "", "text": "A star."}, {"answers": ["", None]}, {"answer": float("nan")}]
+)
 def test_rows_without_an_answer_are_left_out_with_their_number(tmp_path: Path, cells: dict[str, Any]) -> None:
     found = read(tmp_path, {"picture": "b.png", "answer": "red"}, {"picture": "a.png", **cells})
 

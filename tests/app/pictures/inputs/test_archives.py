@@ -13,6 +13,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from llama_adapter.app.pictures.inputs import InputSpec, PictureInput, read_inputs
 from llama_adapter.app.pictures.inputs.archives import MAX_TEXT_BYTES, archive_inputs
+from llama_adapter.app.pictures.inputs.items import LeftOut
 from llama_adapter.app.pictures.inputs.tar_members import opened_tar
 from llama_adapter.vision.errors import PictureError
 from tests.app.pictures.inputs.files import error_codes, message, tar_bytes
@@ -204,8 +205,10 @@ def test_joined_archives_are_read_as_one_and_other_bytes_after_the_end_are_not(
     ],
 )
 def test_texts_that_cannot_be_used_give_no_columns(tmp_path: Path, texts: dict[str, bytes]) -> None:
-    (item,) = items_of(archive(tmp_path, tar_bytes({"0.png": b"x", **texts, "0.cls": b"3"})))
+    path, left_out = archive(tmp_path, tar_bytes({"0.png": b"x", **texts, "0.cls": b"3"})), LeftOut()
+    (item,) = read_inputs(InputSpec(paths=(str(path),)), left_out=left_out)
     assert (item.columns, item.error) == ({"cls": "3"}, None)
+    assert left_out.note().startswith("texts without values that can be read: 1 ")
 
 
 def test_a_picture_above_the_limit_is_not_taken_into_memory(tmp_path: Path) -> None:

@@ -305,6 +305,9 @@ def test_a_page_at_the_root_gets_nothing_of_what_is_asked_of_the_api(service: St
         assert client.get("/else").text == "the page"
         schema = client.get("/openapi.json").json()
         assert len(schema["paths"]) == 8
+        for path in ("/v1/models", "/v1/models/default", "/health", "/ready", "/metrics"):
+            told = client.head(path)
+            assert (told.status_code, told.content) == (client.get(path).status_code, b"")
         for path in [*schema["paths"], "/docs", "/openapi.json"]:
             for method in ("OPTIONS", "DELETE"):
                 reply = client.request(method, path.replace("{model}", "a/b"), headers=headers)

@@ -77,6 +77,8 @@ def test_the_last_text_alone_is_the_instruction(messages: list[Any], prompt: Any
         ([user(image(), "What?"), assistant("Red."), user("And?")], 2),
         ([user(image(), "What?"), assistant(None), user("And?")], 1),
         ([user(image()), assistant("Red."), user(image(), "And?")], 2),
+        ([user(image(), "What?"), system("Look.")], 1),
+        ([user(image(), "What?"), calling(), result(), result("function")], 3),
     ],
 )
 def test_earlier_messages_are_counted_when_something_of_them_is_not_shown(
@@ -90,7 +92,8 @@ def test_earlier_messages_are_counted_when_something_of_them_is_not_shown(
     [
         ([user(" ")], {}, "missing_image", "messages"),
         ([user(image(), "What?"), assistant("Red.")], {}, "invalid_value", "messages"),
-        ([user(image(), "What?"), system("Look.")], {}, "invalid_value", "messages"),
+        ([user(image(), "What?"), calling(content="Wait."), result()], {}, "invalid_value", "messages"),
+        ([user(image(), "What?"), calling()], {}, "invalid_value", "messages"),
         ([user(image())], {"stream_options": {"include_usage": True}}, "invalid_value", "stream_options"),
         ([user(image())], {"max_tokens": 3, "max_completion_tokens": 4}, "invalid_value", "max_tokens"),
     ],

@@ -149,6 +149,7 @@ INVALID = [
     chat(user(image()), colour="red"),
     chat({"role": "tool", "content": "a"}),
     chat({"role": "user", "content": 5}),
+    chat({"role": "user", "content": "What?", "images": ["aGk="]}),
     chat({"role": "user", "content": []}),
     chat({"role": "system", "content": [image()]}),
     chat(user(image()), user("a", image(""))),

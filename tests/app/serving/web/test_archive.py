@@ -55,12 +55,13 @@ def test_what_is_not_a_picture_is_counted(tmp_path: Path) -> None:
         ".hidden.png": b"x",
         "cats/.DS_Store": b"x",
         "more.zip": b"x",
+        "cats/@eaDir/a.png/SYNOPHOTO_THUMB_M.jpg": b"x",
         link: b"/etc/passwd",
     }
     with opened(packed(tmp_path, entries)) as archive:
         assert [entry.name for entry in archive.pictures] == ["a.png"]
         assert archive.notes() == [
-            "pictures.zip: skipped 1 archive inside the archive, 2 files that are not pictures, 3 hidden files, 1 link."
+            "pictures.zip: skipped 1 archive, 2 files that are not pictures, 3 hidden files, 1 link, 1 thumbnail."
         ]
 
 

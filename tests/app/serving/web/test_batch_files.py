@@ -54,11 +54,11 @@ def test_files_and_the_pictures_of_zips_come_in_their_order_under_unique_names(f
 
 
 def test_of_a_folder_only_pictures_count(folder: Path) -> None:
-    names = ["a.png", "b.txt", ".hidden.png", "c.webp"]
+    names = ["a.png", "b.txt", ".hidden.png", "c.webp", "d.heic", "@eaDir/a.png/T.jpg"]
 
-    with files_of([upload(folder, name, shown=f"folder/{name}") for name in names]) as files:
-        assert [file.name for file in files.pictures] == ["folder/a.png", "folder/c.webp"]
-        assert files.notes == ["Folder: skipped 2 files that are not pictures."]
+    with files_of([upload(folder, name.replace("/", "_"), shown=f".folder/{name}") for name in names]) as files:
+        assert [file.name for file in files.pictures] == [".folder/a.png", ".folder/c.webp", ".folder/d.heic"]
+        assert files.notes == ["Folder: skipped 1 file that is not a picture, 1 hidden file, 1 thumbnail."]
 
 
 def test_a_file_is_read_only_when_its_turn_comes_and_only_up_to_the_limit(folder: Path) -> None:

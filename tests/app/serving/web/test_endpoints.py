@@ -59,7 +59,7 @@ def test_other_values_are_refused_in_a_sentence(client: Client, picture: Any, qu
 
 
 def test_files_are_refused_as_on_the_page(client: Client, tmp_path: Path) -> None:
-    for data, told in ((b"text", "is of no known format"), (b"x" * 100_001, "Wanted at most 100,000 bytes")):
+    for data, told in ((b"text", "looks like plain text"), (b"x" * 100_001, "Wanted at most 100,000 bytes")):
         (tmp_path / "file.png").write_bytes(data)
         with pytest.raises(AppError, match=told):
             client.predict(handle_file(tmp_path / "file.png"), api_name="/caption")
