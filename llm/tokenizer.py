@@ -22,6 +22,7 @@ from llama_adapter.llm.pieces.json_pieces import JsonPieces
 from llama_adapter.llm.pieces.sentence_pieces import SentencePieces
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.gguf_names import is_gguf
+from llama_adapter.runtime.text import shown_excerpt
 
 
 class Tokenizer:
@@ -87,6 +88,12 @@ class Tokenizer:
             pieces = JsonPieces(data, name=name, chat_template=settings.chat_template)
         else:
             pieces = SentencePieces(data, name=name)
+        end = settings.names.get("eos_token")
+        if end and isinstance(pieces, SentencePieces) and pieces.id_of(end) is None:
+            raise CheckpointError(
+                f"`{name}` lacks the token {shown_excerpt(end)!r}, by which its tokenizer_config.json ends a text",
+                hint="copy the model's `tokenizer.json` too, which has the tokens that were added",
+            )
         tokenizer = cls(pieces, data, settings)
         if not tokenizer.end_ids:
             raise CheckpointError(

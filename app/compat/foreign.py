@@ -33,6 +33,8 @@ class _Script(NamedTuple):
     implied: Mapping[str, Any] = {}  # options that the program's name stands for
 
 
+_SEVERAL = ("predict_data",)  # options with several values
+
 _MINDFORMERS = _Script(import_mindformers)
 _SCRIPTS = {
     "run_mindformer.py": _MINDFORMERS,
@@ -169,6 +171,8 @@ def _read_options(words: list[_Word], *, source: str) -> Table:
             if number is not None:
                 options.lines[name] = number
             name = None if equals else name
+        elif name in _SEVERAL:
+            options[name] = [*(options[name] if isinstance(options[name], list) else ()), _typed(word)]
         elif name is not None:
             options[name], name = _typed(word), None
         elif options:

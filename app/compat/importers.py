@@ -215,10 +215,9 @@ def _prompts(imported: Import, key: str, value: Any) -> None:
     texts = value if isinstance(value, list) else [value]
     if len(texts) == 1 and str(texts[0]).endswith((".txt", ".json", ".jsonl")):
         imported.take(key, {"prompt.prompt_file": [str(texts[0])], "prompt.raw": True})
-    elif len(texts) == 1:
-        imported.take(key, {"prompt.prompt": str(texts[0]), "prompt.raw": True}, "continued without a template")
     else:
-        imported.refuse(key, "several prompts come in a .txt, one on each line")
+        prompt = str(texts[0]) if len(texts) == 1 else list(map(str, texts))
+        imported.take(key, {"prompt.prompt": prompt, "prompt.raw": True}, "continued without a template")
 
 
 def _parallel(imported: Import, key: str, value: Any) -> None:

@@ -64,7 +64,7 @@ class ResultWriter:
         is_in_order = is_in_the_way and self._format == "text" and planner.earlier is None
         self._waiting: dict[int, Callable[[], None]] | None = {} if is_in_order else None  # by question index
         self._next_index = 0
-        is_one_text = job.inputs.is_text and not job.inputs.prompt_files
+        is_one_text = job.inputs.is_text and not job.inputs.prompt_files and len(job.questions) == 1
         self._is_single = is_one_text and job.n == 1  # text is printed without a name
         self._shown = ""  # the part of that text printed so far
         if manifest is not None and job.out is not None:

@@ -183,7 +183,8 @@ class LlamaFolder:
             return self.tokenizer
         raise CheckpointError(
             f"There is no tokenizer.model or tokenizer.json in `{self.folder}` or in the folder above it",
-            hint="copy the one that came with the LLaMA weights there",
+            hint="copy the one that came with the LLaMA weights there; transformers makes a tokenizer.json of other "
+            "files: `AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)`",
         )
 
     def open_tokenizer(self) -> Tokenizer:

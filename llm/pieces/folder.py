@@ -67,7 +67,8 @@ def read_settings(*folders: Path) -> TokenizerSettings:
     old = (_read(folder / _OLD_TEMPLATE_FILE).get("chat_template") for folder in folders)
     beside = beside or next((text for text in old if isinstance(text, str)), None)
     return TokenizerSettings(
-        end_ids=(*(one for config in configs for one in _end_ids(config)), *own.end_ids),
+        # As in transformers, generation_config.json has precedence.
+        end_ids=(*next(filter(None, map(_end_ids, configs)), ()), *own.end_ids),
         chat_template=beside or own.chat_template,
         names=own.names,
     )

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 _PROBE = "a"
+_OF_NEIGHBOURS = {"BPEDecoder", "CTC"}  # decoders that are not read
 _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
@@ -59,6 +60,11 @@ class JsonPieces:
             if token.special or (token.content.strip() and token.content in template)
         }
         kinds = _types(whole.decoder)
+        if unread := kinds & _OF_NEIGHBOURS:
+            raise CheckpointError(
+                f"`{name}` has the decoder {unread.pop()}, by which a token's text depends on the tokens beside it",
+                hint="it belongs to no model that is read here; copy the tokenizer that came with the weights",
+            )
         self._is_byte_level = "ByteLevel" in kinds
         self._has_byte_fallback = "ByteFallback" in kinds
         self.byte_errors = "replace" if self._is_byte_level else "replace-byte"

@@ -26,6 +26,7 @@ from llama_adapter.llm.weights.names import (
     split_rows,
 )
 from llama_adapter.runtime.errors import CheckpointError
+from llama_adapter.runtime.tensor_files.arrays import list_keys
 from llama_adapter.runtime.tensor_files.gguf_files import Blocks, GgufFile, read_gguf
 from llama_adapter.runtime.text import shown_excerpt
 
@@ -76,6 +77,11 @@ _ENTRIES: Final = {
     "rope.freq_base": "rope_theta",
     "rope.freq_base_swa": "rope_local_base_freq",
 }
+# Keys that have no default.
+_REQUIRED: Final = (
+    *("block_count", "embedding_length", "feed_forward_length", "attention.head_count"),
+    "attention.layer_norm_rms_epsilon",
+)
 _MEANING: Final = "the file is incomplete, or of a newer kind; fetch it again, or the model in Hugging Face's format"
 
 
@@ -146,6 +152,8 @@ def _configuration(keys: _Keys, file: GgufFile) -> dict[str, Any]:
         raise CheckpointError(
             f"`{keys.name}` holds a mixture of experts, which is not supported", hint="take a dense model"
         )
+    if absent := [f"{keys.architecture}.{key}" for key in _REQUIRED if keys.get(key) is None]:
+        raise CheckpointError(f"`{keys.name}` lacks the keys {list_keys(absent)}", hint=_MEANING)
     config = {entry: value for key, entry in _ENTRIES.items() if (value := keys.get(key)) is not None}
     heads, width = config.get("num_attention_heads"), config.get("hidden_size")
     # What a file leaves out is not what the family's configuration leaves out.

@@ -74,6 +74,8 @@ def open_huggingface(folder: str | os.PathLike[str]) -> LlamaSource:
             "`model.language_model.`, `language_model.model.` or `model.text_model.`",
             hint="save the model again with transformers, or pass the folder of the LLaMA alone",
         )
+    if "embed_tokens.weight" in by_key:  # saved without its head, which is the embedding
+        by_key = {key if key.startswith("lm_head.") else f"model.{key}": tensor for key, tensor in by_key.items()}
     check_layers([key.removeprefix("model.") for key in by_key], entries["num_hidden_layers"], config=path)
     described = describe(config, entries, family, path=path)
     renamed = _rename(by_key, family, described.config, what=f"LLaMA in `{place}` does not fit its config.json")

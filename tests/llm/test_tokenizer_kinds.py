@@ -199,7 +199,7 @@ def test_the_files_beside_it_say_how_a_tokenizer_is_used(tmp_path: Path) -> None
     names = {"bos_token": {"content": "<|begin_of_text|>"}, "eos_token": "<|im_end|>", "add_bos_token": True}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(own | names))
     (weights / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 7]}))
-    (weights / "config.json").write_text(json.dumps({"text_config": {"eos_token_id": 5}}))
+    (weights / "config.json").write_text(json.dumps({"text_config": {"eos_token_id": 9}}))
     settings = read_settings(tmp_path, weights)
     tokenizer = opened("Qwen", settings)
 
@@ -232,5 +232,14 @@ def test_a_stored_tokenizer_is_the_same(tmp_path: Path, make: Callable[[], Token
 def test_the_begin_token_of_an_old_configuration_is_no_end() -> None:
     settings = TokenizerSettings(end_ids=(1, 2))
     assert Tokenizer.from_bytes(sentencepiece_model(), settings=settings).end_ids == (2,)
+    added = TokenizerSettings(names={"eos_token": "<|im_end|>"})
+    with pytest.raises(CheckpointError, match=r"lacks the token .* by which its"):
+        Tokenizer.from_bytes(sentencepiece_model(), settings=added)
     with pytest.raises(CheckpointError, match="Nothing says which token of `x` ends a text"):
         Tokenizer.from_bytes(tokenizer_json("Qwen"), name="x")
+
+
+def test_a_decoder_by_which_texts_depend_on_neighbours_is_refused() -> None:
+    content = json.loads(tokenizer_json("Qwen")) | {"decoder": {"type": "BPEDecoder", "suffix": "</w>"}}
+    with pytest.raises(CheckpointError, match="has the decoder BPEDecoder"):
+        Tokenizer.from_bytes(json.dumps(content).encode())

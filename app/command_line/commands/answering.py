@@ -60,6 +60,7 @@ def _declare(entries: Sequence[TaskEntry], parser: Parser) -> None:
         add_flags(parser, "pictures")
     prompt = parser.add_argument_group("prompt", section="prompt")
     for option in (option for entry in entries for option in entry.options):
+        several: dict[str, Any] = {"action": "append"} if option.flag == "--prompt" else {}
         prompt.add_argument(
             option.flag,
             key=option.flag.strip("-").replace("-", "_"),
@@ -68,7 +69,8 @@ def _declare(entries: Sequence[TaskEntry], parser: Parser) -> None:
             type=value_of(option.parse),
             separator=option.separator,
             first=option.name not in ("input", "raw"),
-            help=option.help,
+            help=f"{option.help}; may be given several times" if several else option.help,
+            **several,
         )
     add_flags(parser, "questions" if sees_pictures else "prompts")
     if any(entry.has_probabilities for entry in entries):
@@ -88,7 +90,9 @@ def _run(entries: Sequence[TaskEntry], options: argparse.Namespace) -> int:
     flags = {option.name: option.flag for entry in entries for option in entry.options}
     needs_question = any(entry.needs_instruction for entry in entries)
     with in_flags(flags, effective=options.effective):
-        common = question_of(vars(options), command=entries[0].command)
+        texts = options.instruction if isinstance(options.instruction, list) else [options.instruction]
+        each = [{**vars(options), "instruction": text} for text in texts or (None,)]
+        common, *others = (question_of(one, command=entries[0].command) for one in each)
     sees_pictures = entries[0].needs_picture
     sheet_file = options.questions if sees_pictures else None
     if sheet_file is not None and not common.is_caption:
@@ -127,7 +131,7 @@ def _run(entries: Sequence[TaskEntry], options: argparse.Namespace) -> int:
     values = {
         "spec": spec,
         "inputs": inputs,
-        "questions": tuple(complete(common, question) for question in sheet) or (common,),
+        "questions": tuple(complete(common, question) for question in sheet) or (common, *others),
         "sampling": settings(SamplingParams, vars(options)),
         "needs_question": needs_question,
         "settings": to_run_again(options.effective, command=entries[0].command),

@@ -21,6 +21,7 @@ from llama_adapter.app.models.named.source import Check, DownloadError, Missing,
 from llama_adapter.llm.pieces.base import TOKENIZER_FILES
 from llama_adapter.runtime.digests import file_digest
 from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.tensor_files.gguf_names import gguf_parts
 from llama_adapter.runtime.terminal.stderr_lines import can_overwrite_lines
 
 SCHEME: Final = "hf:"
@@ -83,10 +84,15 @@ class HubSource:
         """The cache of the Hub."""
         return Path(_hub().constants.HF_HUB_CACHE)
 
+    @property
+    def _files(self) -> list[str]:
+        """The file, or all files of the split model that it is a part of."""
+        return [] if self.file is None else [part.as_posix() for part in gguf_parts(Path(self.file))]
+
     def here(self) -> Path | None:
         """The file, or a folder with all that is needed, in the cache."""
         if self.file is not None:
-            return self._cached(self.file)
+            return self._cached(self.file) if all(map(self._cached, self._files)) else None
         for name in (_MANIFEST, "config.json"):
             if (found := self._cached(name)) is not None and not self._missing_in(found.parent):
                 return found.parent
@@ -126,10 +132,9 @@ class HubSource:
         with self._errors():
             info = _hub().HfApi().model_info(self.repo, revision=self.revision, files_metadata=True)
         sizes = {one.rfilename: one.size or 0 for one in info.siblings or ()}
-        if self.file is not None and self.file not in sizes:
-            raise DownloadError(f"{self.page} has no file `{self.file}`", hint=f"it has {_some(list(sizes))}")
-        names = self._choose(list(sizes)) if self.file is None else [self.file]
-        return info, {name: sizes[name] for name in names}
+        if absent := [name for name in self._files if name not in sizes]:
+            raise DownloadError(f"{self.page} has no file `{absent[0]}`", hint=f"it has {_some(list(sizes))}")
+        return info, {name: sizes[name] for name in self._files or self._choose(list(sizes))}
 
     def _choose(self, names: Sequence[str]) -> list[str]:
         """The files of a model that are needed, in one format. Raises DownloadError if there are no weights."""
@@ -174,7 +179,7 @@ class HubSource:
             yield Check(path=self.folder() / (CACHED + self.repo.replace("/", "--")), fault="missing")
             return
         if self.file is not None:
-            yield from _checks([found])
+            yield from _checks(found.with_name(Path(name).name) for name in self._files)
             return
         yield from (Check(path=found.parent / name, fault="missing") for name in self._missing_in(found.parent))
         folders = (found.parent, found.parent / "additional_chat_templates")

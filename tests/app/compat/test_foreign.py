@@ -55,12 +55,13 @@ def test_options_of_paddlenlp_as_json(tmp_path: Path) -> None:
 def test_a_command_of_mindformers_reads_its_yaml_and_has_precedence(tmp_path: Path) -> None:
     (tmp_path / "predict.yaml").write_text(text_of("predict.yaml", model="elsewhere"))
     command = (
-        "python run_mindformer.py \\\n --config predict.yaml --run_mode predict \\\n --predict_data 'Hello, world'"
+        "python run_mindformer.py \\\n --config predict.yaml --predict_data 'Hello, world' %s --run_mode predict \\\n"
     )
-    found = imported(tmp_path, "run.sh", command)
+    for more, prompt in (("", "Hello, world"), ("hi 'a b'", ["Hello, world", "hi", "a b"])):
+        found = imported(tmp_path, "run.sh", command % more)
 
-    assert found.settings["prompt"] == {"prompt": "Hello, world", "raw": True}
-    assert found.settings["computation"]["batch_size"] == 4
+        assert found.settings["prompt"] == {"prompt": prompt, "raw": True}
+        assert found.settings["computation"]["batch_size"] == 4
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,9 @@ def test_a_prompt_is_answered_as_in_python(run: Run) -> None:
     assert [record["text"] for record in run("generate", "--prompt", "Is {it} red?", COMMON).records] == [plain]
     assert run("generate", "--prompt", "Once", "--raw", COMMON, "--format", "text").out == f"{raw}\n"
     assert run("generate", "--prompt", "Sum up.", "--input", "Two words", COMMON).records[0]["text"] == paired
+    several = run("generate", "--prompt", "Once", "--prompt", "Is {it} red?", "--raw", COMMON).records
+    assert {record["prompt"] for record in several} == {"Once", "Is {it} red?"}
+    assert raw in [record["text"] for record in several]
     assert run("generate", "--prompt", "Hello", LLAMA).code == 0
 
 

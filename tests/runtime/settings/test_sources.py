@@ -62,7 +62,7 @@ def test_flag_then_variable_then_file_then_default(parse: Parse, monkeypatch: py
         ("computation: {encoder_process: yes}", "encoder_process", True),
         ("model: {llama_type: 7}", "llama_type", "7"),
         ("model: {channel_order: auto}", "channel_order", "auto"),
-        ("prompt: {prompt: no}", "prompt", "no"),
+        ("prompt: {prompt: no}", "prompt", ["no"]),
         ("generation: {temperature: 1e-3}", "temperature", 0.001),
         ("generation: {seed: null}", "seed", None),
         ("input: {pictures: a.png}", "pictures", ["a.png"]),

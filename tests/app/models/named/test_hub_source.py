@@ -95,6 +95,14 @@ def test_a_file_and_a_bundle_arrive(hub: Hub, tmp_path: Path) -> None:
     assert file.here() == fetch(file)
     assert [check.fault for check in file.check()] == [""]
 
+    parts = [f"q4/m-0000{number}-of-00002.gguf" for number in (1, 2)]
+    hub.repos["a/gguf"] = {name: name.encode() for name in parts}
+    split = HubSource(repo="a/gguf", file=parts[1])
+    assert [path.read_bytes().decode() for path in sorted(fetch(split).parent.iterdir())] == parts
+    assert [check.fault for check in split.check()] == ["", ""]
+    fetch(split).with_name("m-00001-of-00002.gguf").unlink()
+    assert split.here() is None
+
     embedded = GOLDEN.parents[1] / "assets" / "embedded"
     hub.add_folder("a/bundle", embedded)
     folder = fetch(HubSource(repo="a/bundle"))
