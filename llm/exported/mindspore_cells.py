@@ -331,6 +331,7 @@ class PrefixProjection(nn.Cell):  # type: ignore[misc]
             # Each query head gets a copy of its head of keys and values, since gates are per query head.
             gate = ops.reshape(self.gates[index], (self.num_kv_heads, self.group, 1, 1))
             v = ops.expand_dims(v, 2) * gate
-            k = ops.expand_dims(k, 2) * ops.ones_like(gate)
+            if self.group > 1:
+                k = ops.expand_dims(k, 2) * ops.ones_like(gate)
             outputs = (*outputs, ops.reshape(k, self.shape), ops.reshape(v, self.shape))
         return outputs

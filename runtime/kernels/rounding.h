@@ -1,7 +1,7 @@
-/* Rounding of weights to 4 bits. For each group, four scales are tried and the one with the least squared error is
- * chosen, as in schemes/int4.py.
+/* Rounding of weights to 4 bits. For each group, three scales are tried, and the one with the least error is chosen and
+ * fitted, as in schemes/int4.py.
  *
- * The results are the same bits as those of torch, except the sum of the errors. */
+ * The results are the same bits as those of torch, except sums. */
 #pragma once
 
 #include <math.h>
@@ -28,15 +28,20 @@ static float to_float16(float x) {
     return x;
 }
 
+static float storable(float scale) {
+    scale = fminf(fmaxf(to_float16(scale), -65504.0f), 65504.0f);
+    return scale == 0.0f ? 1.0f : scale;
+}
+
 static inline floats_t levels_of(const float *weights, float scale) {
     return larger(splat(-8.0f), smaller(splat(7.0f), nearest(divide(load(weights), splat(scale)))));
 }
 
-/* Returns false and writes nothing if another order of additions might choose another scale, or if no scale fits the
+/* Returns false and writes nothing if another order of additions might give another scale, or if no scale fits the
  * weights. The caller must then round this group. */
 static bool round_group(const rounding_t *self, int64_t row, int64_t group, uint8_t *codes, float *scale) {
-    static const float factors[] = {1.0f, 0.95f, 0.9f, 0.85f};
-    _Alignas(64) float x[GROUP];
+    static const float factors[] = {1.0f, 0.9f, -8.0f / 7.0f};
+    _Alignas(64) float x[GROUP], costs[GROUP];
     floats_t highest = zeros(), lowest = zeros(), broken = zeros();
     for (int64_t k = 0; k < GROUP; k += LANES) {
         int64_t first = group * GROUP + k, count = self->num_in - first;
@@ -51,16 +56,19 @@ static bool round_group(const rounding_t *self, int64_t row, int64_t group, uint
         if (fabsf(x[k]) == above) widest = x[k];
     if (sum_of(broken) != 0.0f || fabsf(widest) >= 8 * 65520.0f) return false;
 
+    for (int64_t k = 0; k < GROUP; k += LANES) {
+        floats_t level = divide(load(x + k), splat(storable(widest / -8)));
+        store(costs + k, times_add(level, level, splat(32.0f)));
+    }
     float best = INFINITY, second = INFINITY, chosen = 1.0f, before = 0.0f;
-    for (int f = 0; f < 4; f++) {
-        float tried = to_float16(widest / -8 * factors[f]);
-        if (tried == 0.0f) tried = 1.0f;
+    for (int f = 0; f < 3; f++) {
+        float tried = storable(widest / -8 * factors[f]);
         if (tried == before) continue;
         before = tried;
         floats_t squares = zeros();
         for (int64_t k = 0; k < GROUP; k += LANES) {
             floats_t error = minus_times(load(x + k), levels_of(x + k, tried), splat(tried));
-            squares = times_add(error, error, squares);
+            squares = times_add(times(error, error), load(costs + k), squares);
         }
         float sum = sum_of(squares), worse = sum > best ? sum : best;
         second = worse < second ? worse : second;
@@ -69,6 +77,17 @@ static bool round_group(const rounding_t *self, int64_t row, int64_t group, uint
     }
     /* Different orders of addition change a sum by at most 4e-6 of its value, and by subnormal numbers. */
     if (second <= best + (1e-5f * best + 1e-37f)) return false;
+    floats_t products = zeros(), squares = zeros();
+    for (int64_t k = 0; k < GROUP; k += LANES) {
+        floats_t level = levels_of(x + k, chosen), counted = times(level, load(costs + k));
+        products = times_add(counted, load(x + k), products);
+        squares = times_add(counted, level, squares);
+    }
+    if (sum_of(squares) > 0.0f) { /* no product is negative for a positive scale, nor positive for a negative one */
+        float fitted = sum_of(products) / sum_of(squares);
+        chosen = storable(fitted * (1.0f - 4e-6f));
+        if (storable(fitted * (1.0f + 4e-6f)) != chosen) return false;
+    }
     int8_t values[GROUP];
     for (int64_t k = 0; k < GROUP; k += LANES)
         store_int8_first(values + k, to_ints(add(levels_of(x + k, chosen), splat(8.0f))), LANES);

@@ -71,20 +71,38 @@ def _round_groups(weight_ME: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError("a number is infinite or NaN")
     places_M1 = np.abs(weight_ME).argmax(1)[:, None]
     widest_M1 = np.take_along_axis(weight_ME, places_M1, 1) / np.float32(-8)
-    best_M1, least_M = np.empty_like(widest_M1), np.full(len(weight_ME), np.inf, np.float32)
-    for factor in (1.0, 0.95, 0.9, 0.85):
-        with np.errstate(over="ignore"):
-            steps_M1 = (widest_M1 * np.float32(factor)).astype(np.float16).astype(np.float32)
-        steps_M1 = np.where(steps_M1 == 0, np.float32(1), steps_M1)
-        if not np.isfinite(steps_M1).all():
-            raise ValueError("a number is too large for a scale in float16")
-        error_ME = np.square(np.clip(np.rint(weight_ME / steps_M1), -8, 7) * steps_M1 - weight_ME)
-        first_M8, *others = np.split(error_ME, 4, axis=1)
-        error_M = np.cumsum(functools.reduce(np.add, others, first_M8), axis=1, dtype=np.float32)[:, -1]
-        best_M1 = np.where((error_M < least_M)[:, None], steps_M1, best_M1)
-        least_M = np.minimum(error_M, least_M)
-    codes_ME = (np.clip(np.rint(weight_ME / best_M1), -8, 7) + 8).astype(np.uint8)
+    if not (np.abs(widest_M1) < 65520).all():
+        raise ValueError("a number is too large for a scale in float16")
+    cost_ME = np.square(weight_ME / _storable(widest_M1)) + np.float32(32)
+    tried_MF = np.concatenate([_storable(widest_M1 * np.float32(factor)) for factor in (1.0, 0.9, -8 / 7)], axis=1)
+    errors = [
+        _sums(np.square(_levels(weight_ME, steps_M1) * steps_M1 - weight_ME) * cost_ME)
+        for steps_M1 in np.split(tried_MF, 3, axis=1)
+    ]
+    best_M1 = np.take_along_axis(tried_MF, np.concatenate(errors, axis=1).argmin(1)[:, None], 1)
+    levels_ME = _levels(weight_ME, best_M1)
+    counted_ME = cost_ME * levels_ME
+    squares_M1 = _sums(levels_ME * counted_ME)
+    with np.errstate(invalid="ignore"):
+        best_M1 = np.where(squares_M1 > 0, _storable(_sums(counted_ME * weight_ME) / squares_M1), best_M1)
+    codes_ME = (_levels(weight_ME, best_M1) + 8).astype(np.uint8)
     return codes_ME[:, 0::2] | (codes_ME[:, 1::2] << 4), best_M1[:, 0]
+
+
+def _levels(weight_ME: np.ndarray, steps_M1: np.ndarray) -> np.ndarray:
+    return np.asarray(np.clip(np.rint(weight_ME / steps_M1), -8, 7))
+
+
+def _storable(steps_M1: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        steps_M1 = np.clip(steps_M1.astype(np.float16).astype(np.float32), -65504, 65504)
+    return np.asarray(np.where(steps_M1 == 0, np.float32(1), steps_M1))
+
+
+def _sums(weight_ME: np.ndarray) -> np.ndarray:
+    """(M, 1), added in the order of `runtime.schemes.int4`."""
+    first_M8, *others = np.split(weight_ME, 4, axis=1)
+    return np.asarray(np.cumsum(functools.reduce(np.add, others, first_M8), axis=1, dtype=np.float32)[:, -1:])
 
 
 def widened(array: np.ndarray, scale: np.ndarray) -> np.ndarray:

@@ -25,6 +25,7 @@ from llama_adapter.llm.exported.step import decode_step, prefill_step
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.prefix import Prefix
+from llama_adapter.runtime.graphs.card import GraphDtype
 from llama_adapter.runtime.graphs.defaults import MindirBackend
 from llama_adapter.runtime.graphs.mindir_runtime import MindirRuntime
 from llama_adapter.runtime.graphs.session import GraphSession
@@ -75,11 +76,13 @@ def mindir_runner(
     num_slots: int,
     past: PastKeyValues | None = None,
     backend: MindirBackend = "ms",
+    dtype: GraphDtype = "float32",
 ) -> ExportedRunner:
     """A runner of a decoder exported into `folder`."""
     model: Any = SimpleNamespace(decoder_config=decoder.config, name="toy")  # without an encoder
-    made = export_mindir(model, decoder.state_dict().items(), folder, encoder=False)
-    card = dataclasses.replace(CARD, format="mindir", decoder=decoder.config.to_dict(), settings=made.graphs)
+    made = export_mindir(model, decoder.state_dict().items(), folder, dtype=dtype, encoder=False)
+    decoder_json = decoder.config.to_dict()
+    card = dataclasses.replace(CARD, format="mindir", decoder=decoder_json, dtype=dtype, settings=made.graphs)
     opened = open_mindir_program(card, folder, MindirRuntime(backend=backend), num_slots=num_slots, past=past)
     config = EngineConfig(decoder=decoder.config, dtype=np.dtype(card.dtype), num_slots=num_slots, past=past)
     return ExportedRunner(opened, config)

@@ -5,13 +5,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.llm.exported.parity import compare
 from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.runtime.graphs.defaults import MindirBackend
 from tests.llm.test_exported_decoder import check_answers_and_scores
 from tests.llm.test_families import check_greedy_tokens, opened
-from tests.llm.toys import EOS_ID, FAMILIES, toy_decoder, toy_engine, toy_prompts
+from tests.llm.toys import CONFIG, EOS_ID, FAMILIES, eager, rounding, toy_decoder, toy_engine, toy_prompts
 from tests.mindspore.models import mindir_runner
 
 
@@ -43,3 +46,15 @@ def test_pictures_are_answered_and_scored_as_in_torch(
         Engine(mindir_runner(decoder, tmp_path, num_slots=4, past=past, backend=backend), eos_id=EOS_ID),
     ]
     check_answers_and_scores(engines, toy_prompts(9, longest=20), config)
+
+
+@pytest.mark.parametrize("config", [CONFIG, *FAMILIES.values()], ids=["llama", *FAMILIES])
+@pytest.mark.proves("float16", "MindSpore")
+def test_logits_in_float16_differ_by_rounding_only(tmp_path: Path, config: DecoderConfig) -> None:
+    decoder = toy_decoder(config)
+    runner = mindir_runner(decoder, tmp_path, num_slots=3, dtype="float16")
+
+    parity = compare(runner.program, eager(decoder, num_slots=3))
+
+    assert parity.max_abs < 2 * rounding(config, dtype=torch.float16)  # of activations, and of weights
+    assert parity.num_same == parity.num_tokens

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from llama_adapter.runtime.schemes import gptq
+from llama_adapter.runtime.schemes import gptq, int4
 from llama_adapter.runtime.schemes.gptq import round_columns
 from llama_adapter.runtime.schemes.int4 import GROUP, unpacked
 from llama_adapter.runtime.schemes.scheme import Parts, TensorForm, find_scheme
@@ -26,6 +26,13 @@ def correlated(num_rows: int, num_inputs: int) -> Tensor:
 def calibrate(weight: Tensor, x: Tensor) -> Parts:
     assert INT4.calibrate is not None
     return INT4.calibrate(weight, x.T @ x)
+
+
+def nearest(weight: Tensor) -> Parts:
+    """Rounded to nearest, with scales for which the errors of all weights count alike."""
+    groups = weight.unflatten(1, (-1, GROUP))
+    steps = int4._choose_scales(groups, torch.ones(GROUP))
+    return {"": int4._in_pairs(int4._codes(int4._levels(groups, steps))).flatten(1), "_scale": steps[..., 0].half()}
 
 
 def output_error(weight: Tensor, parts: Parts, x: Tensor) -> float:
@@ -52,19 +59,19 @@ def test_outliers_in_a_few_channels_take_nothing_from_the_others() -> None:
     x[:, ::31] *= 100
     weight[:, ::31] /= 100  # as after a norm with outliers in its weights; the outputs stay the same
 
-    parts, nearest = calibrate(weight, x), INT4.quantise(weight)
+    parts, expected = calibrate(weight, x), nearest(weight)
 
     assert output_error(weight, parts, x) < 2 * plain
-    assert output_error(weight, parts, x) < 0.5 * output_error(weight, nearest, x)
+    assert output_error(weight, parts, x) < 0.5 * output_error(weight, expected, x)
 
 
 def test_inputs_without_correlation_give_nearest_rounding() -> None:
     weight = numbers(48, 96)
     assert INT4.calibrate is not None
 
-    parts, nearest = INT4.calibrate(weight, 3.0 * torch.eye(96)), INT4.quantise(weight)
+    parts, expected = INT4.calibrate(weight, 3.0 * torch.eye(96)), nearest(weight)
 
-    assert all(torch.equal(parts[suffix], nearest[suffix]) for suffix in INT4.suffixes)
+    assert all(torch.equal(parts[suffix], expected[suffix]) for suffix in INT4.suffixes)
 
 
 @pytest.mark.parametrize("dead", [slice(32, 64), slice(0, 96)])
@@ -72,12 +79,12 @@ def test_weights_of_inputs_that_are_always_0_are_rounded_to_nearest(dead: slice)
     weight, x = numbers(48, 96), correlated(500, 96)
     x[:, dead] = 0
 
-    parts, nearest = calibrate(weight, x), INT4.quantise(weight)
+    parts, expected = calibrate(weight, x), nearest(weight)
 
-    assert torch.equal(unpacked(parts[""])[:, dead], unpacked(nearest[""])[:, dead])
-    assert torch.equal(parts["_scale"][:, dead.start // GROUP], nearest["_scale"][:, dead.start // GROUP])
+    assert torch.equal(unpacked(parts[""])[:, dead], unpacked(expected[""])[:, dead])
+    assert torch.equal(parts["_scale"][:, dead.start // GROUP], expected["_scale"][:, dead.start // GROUP])
     if dead.stop < 96:
-        assert output_error(weight, parts, x) < 0.75 * output_error(weight, nearest, x)
+        assert output_error(weight, parts, x) < 0.75 * output_error(weight, expected, x)
 
 
 def test_levels_are_those_of_the_papers_formulas() -> None:
@@ -125,12 +132,12 @@ def test_without_a_cholesky_factor_scales_are_chosen_by_the_size_of_inputs() -> 
     hessian = torch.full((64, 64), 1e6).fill_diagonal_(0) + diagonal.diag()  # no damping makes this positive definite
     assert INT4.calibrate is not None
 
-    parts, nearest = INT4.calibrate(weight, hessian), INT4.quantise(weight)
+    parts, expected = INT4.calibrate(weight, hessian), nearest(weight)
 
-    ours, theirs = (((INT4.dequantise(one) - weight).square() * diagonal).sum(1) for one in (parts, nearest))
-    assert bool((ours <= theirs * 1.0001).all())
+    ours, theirs = (((INT4.dequantise(one) - weight).square() * diagonal).sum(1) for one in (parts, expected))
+    assert bool((ours <= theirs * 1.03).all())  # fitted scales are nearly the best ones
     assert float(ours.sum()) < 0.9 * float(theirs.sum())
-    assert float((unpacked(parts[""]) != unpacked(nearest[""])).float().mean()) < 0.5
+    assert float((unpacked(parts[""]) != unpacked(expected[""])).float().mean()) < 0.5
 
 
 @pytest.mark.parametrize("damaged", [float("nan"), float("inf")])

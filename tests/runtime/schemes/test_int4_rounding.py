@@ -84,6 +84,8 @@ WEIGHTS: dict[str, Callable[[], Tensor]] = {
     "subnormal": lambda: torch.full((2, 64), 1e-41),
 }
 
+TIED = ("small enough for subnormal scales", "constant")  # scales of both signs are often equally good
+
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", WEIGHTS)
@@ -98,7 +100,7 @@ def test_codes_and_scales_are_those_of_torch(
     expected_codes, expected_scales = by_torch(weight)
     assert torch.equal(codes, expected_codes)
     assert torch.equal(scales, expected_scales)
-    assert asked <= 0.1 * scales.numel()
+    assert asked <= 0.1 * scales.numel() or name in TIED
 
 
 def test_views_and_parts_are_rounded_alike(
@@ -119,32 +121,33 @@ def test_views_and_parts_are_rounded_alike(
 def test_two_scales_that_are_equally_good_are_rounded_again(
     asked_again: list[int], by_torch: Callable[[Tensor], Rounded]
 ) -> None:
-    weight = normal(200, GROUP, seed=6)
+    weight = normal(800, GROUP, seed=6)
     weight[:, 0], weight[:, 1] = 4.0, 0.0
-    errors = torch.stack([squared_errors(weight, -0.5 * factor) for factor in (1.0, 0.9)])
-    is_first_better = errors[0] < errors[1]
-    # Move one weight, by bisection, until both scales have the same error.
-    low, high = torch.zeros(200), torch.full((200,), 3.9)
+    first, clipped, opposite = (-0.5 * factor for factor in int4._FACTORS)
+    is_first_better = squared_errors(weight, first) < squared_errors(weight, opposite)
+    # Move one weight, by bisection, until two scales have the same error.
+    low, high = torch.zeros(800), torch.full((800,), 3.9)
     for _ in range(40):
         weight[:, 1] = (low + high) / 2
-        errors = torch.stack([squared_errors(weight, -0.5 * factor) for factor in (1.0, 0.9)])
-        is_same_side = (errors[0] < errors[1]) == is_first_better
+        is_same_side = (squared_errors(weight, first) < squared_errors(weight, opposite)) == is_first_better
         low, high = torch.where(is_same_side, weight[:, 1], low), torch.where(is_same_side, high, weight[:, 1])
     weight = torch.cat([weight, weight])
-    weight[:200, 1], weight[200:, 1] = low, high
+    weight[:800, 1], weight[800:, 1] = low, high
+    least = squared_errors(weight, first)
+    is_tied = ((squared_errors(weight, opposite) / least - 1).abs() < 1e-6) & (squared_errors(weight, clipped) > least)
     asked_again.clear()
 
     ours = quantise_groups(weight)
 
-    assert sum(asked_again) >= 20
+    assert sum(asked_again) >= int(is_tied.sum()) >= 20
     assert all(map(torch.equal, ours, by_torch(weight)))
 
 
 def squared_errors(weight: Tensor, step: float) -> Tensor:
-    """The squared errors of rows rounded with this step, summed by torch."""
+    """The squared errors of rows rounded with this step, weighted for a largest weight of 4, and summed by torch."""
     steps = torch.tensor(step).half().float()
     rounded = (weight / steps).round().clamp(-8, 7) * steps
-    return (rounded - weight).square().sum(-1)
+    return ((rounded - weight).square() * (1 + 2 * (weight / 4).square())).sum(-1)
 
 
 @pytest.mark.parametrize("damaged", [float("nan"), float("inf"), -float("inf"), 524_160.0, -1e30])
