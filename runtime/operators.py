@@ -186,30 +186,44 @@ class StepOperators(Protocol):
         hidden: Hidden,
         weights: Any,
         *,
-        norm: Tensor,
+        norm: Tensor | None,
         eps: float,
-        with_swiglu: bool = False,
+        activation: str = "",
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """The linear layer of the normalised hidden states, (R, N); with `with_swiglu`, then `swiglu` of that."""
+        """The linear layer of the hidden states, normalised first if there is a norm, (R, N).
 
-    def add(self, residual_RD: Tensor, x_RK: Tensor, weights: Any) -> Hidden:
-        """The residual plus the linear layer of x."""
+        With `activation`, then `swiglu` (silu) or `geglu` (gelu_tanh) of that.
+        """
+
+    def add(
+        self, residual_RD: Tensor, x_RK: Tensor, weights: Any, *, norm: Tensor | None = None, eps: float = 0.0
+    ) -> Hidden:
+        """The residual plus the linear layer of x, which is normalised before the addition if there is a norm."""
 
     def attend(
         self,
         qkv: Tensor,
-        table: tuple[Tensor, Tensor],
+        table: tuple[Tensor, Tensor] | None,
         cache: tuple[Tensor, Tensor],
         table_RT: Tensor | None,
         positions_R: Tensor,
         prefix: tuple[Tensor, Tensor] | None,
+        *,
+        norms: tuple[Tensor, Tensor] | None = None,
+        eps: float = 0.0,
+        cap: float = 0.0,
+        window: int = 0,
     ) -> Tensor:
         """Rotate q and k, write k and v into the cache, and attend to the row's places and its prefix.
 
-        qkv is (R, 3 N H), the table cos and sin (positions, H), the cache k and v (R, N, places, H), the prefix k and
-        gated v (R, N, Q, H). Returns (R, N H). With `table_RT`, the cache is (blocks, N, places, H), and
-        the table has the blocks of each row, int64. A block has a multiple of 64 places.
+        qkv is (R, (N + 2 G) H), the table cos and sin (positions, H), the cache k and v (R, G, places, H), the prefix k
+        and gated v (R, N, Q, H). Returns (R, N H). With `table_RT`, the cache is (blocks, G, places, H), and the table
+        has the blocks of each row, int64. A block has a multiple of 64 places.
+
+        Without a table nothing is rotated. `norms` are of q and k, before the rotation: (H,), of each head, or of all
+        heads together. Scores are capped as by `capped`. With a window above 0, a token sees so many places, its own
+        included.
         """
 
 

@@ -140,9 +140,9 @@ def steps(*, toy: bool, out: Path) -> tuple[Step, ...]:
         ),
         measured(
             "decoder 1B",
-            "the same with 1B, and beside llama.cpp",
-            *("--sizes", "1B", *decoders, "--rounds", "2"),
-            least_s=60.0,
+            "the same with 1B and Llama-3.2-1B, and beside llama.cpp",
+            *("--sizes", "1B", *(() if toy else ("Llama-3.2-1B",)), *decoders, "--rounds", "2"),
+            least_s=90.0,
         ),
         measured(
             "jobs",

@@ -194,6 +194,16 @@ def linears_of(layer: Layer) -> tuple[nn.Module, nn.Module, nn.Module, nn.Module
     return layer.attention.qkv, layer.attention.out, layer.feed_forward.gate_up, layer.feed_forward.down
 
 
+def norms_of(layer: Layer) -> tuple[Tensor | None, ...]:
+    """The weights of the norms: before and behind attention, before and behind the feed-forward network, of q, of k.
+
+    None if the decoder does not have the norm.
+    """
+    attention = layer.attention
+    norms = layer.attention_norm, layer.attention_out_norm, layer.feed_forward_norm, layer.feed_forward_out_norm
+    return tuple(getattr(norm, "weight", None) for norm in (*norms, attention.q_norm, attention.k_norm))
+
+
 class LlamaAdapterDecoder(nn.Module):
     """LLaMA (Touvron et al., 2023) whose last layers attend to a picture through zero-init gated adapter attention.
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.model.kv import DecodeView, KVCache, KVView, LayerViews, NoCache, Recorder
-from llama_adapter.llm.model.llama import LlamaAdapterDecoder, linears_of
+from llama_adapter.llm.model.llama import LlamaAdapterDecoder, linears_of, norms_of
 from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.async_readback import AsyncReadback
@@ -34,7 +34,7 @@ from llama_adapter.llm.runners.sampler import Prediction, logprobs, predict, sum
 from llama_adapter.llm.runners.score_layout import lay_out, layout_mask, layout_positions
 from llama_adapter.llm.runners.shapes import EXACT, Shapes, padded
 from llama_adapter.runtime.devices import Backend
-from llama_adapter.runtime.operators import ATEN, Operators, StepOperators
+from llama_adapter.runtime.operators import ATEN, Operators, StepOperators, capped
 from llama_adapter.runtime.ranks import ALONE
 
 _MAX_TARGETS = 1 << 20  # limit of scored tokens in one call; never reached
@@ -65,32 +65,37 @@ class FusedDecoder:
 
     @property
     def can_run(self) -> bool:
-        """Whether the operators compute this decoder and can read all layers, and it is whole."""
+        """Whether the operators can read all layers of the decoder, and it is whole."""
         weights = (*itertools.chain.from_iterable(self.layers), self.head)
-        is_known = self.decoder.config.is_first_llama
-        return is_known and all(each is not None for each in weights) and self.decoder.ranks is ALONE
+        return all(each is not None for each in weights) and self.decoder.ranks is ALONE
 
     def run(
         self, tokens_R: Tensor, positions_R: Tensor, cache: LayerViews, table_RT: Tensor | None, prefix: Prefix
     ) -> tuple[Tensor, Tensor]:
         """One token of each row at its position -> the parts of a Prediction. The cache is as in `KVCache.layers`."""
         decoder, step, config = self.decoder, self.step, self.decoder.config
-        rotary = decoder.table_of(0)
-        assert rotary is not None  # see `can_run`
-        table = rotary.cos, rotary.sin
+        eps = config.norm_eps
         hidden = step.embed(tokens_R, decoder.embedding.weight)
-        for index, (layer, weights) in enumerate(zip(decoder.layers, self.layers, strict=True)):
-            qkv, out, gate_up, down = weights
-            j = index - config.first_adapter_layer
-            norm, next_norm = layer.attention_norm, layer.feed_forward_norm
-            projected = step.project(hidden, qkv, norm=norm.weight, eps=norm.eps)  # type: ignore[arg-type, union-attr]
-            own_prefix = (prefix.k[j], prefix.v[j]) if j >= 0 else None
-            heads = step.attend(projected, table, cache[index], table_RT, positions_R, own_prefix)
-            hidden = step.add(hidden.x, heads, out)
-            units = step.project(hidden, gate_up, norm=next_norm.weight, eps=next_norm.eps, with_swiglu=True)  # type: ignore[arg-type, union-attr]
-            hidden = step.add(hidden.x, units, down)
-        norm = decoder.norm
-        logits_RV = step.project(hidden, self.head, norm=norm.weight, eps=norm.eps, dtype=torch.float32)
+        for index, (layer, (qkv, out, gate_up, down)) in enumerate(zip(decoder.layers, self.layers, strict=True)):
+            norm, out_norm, next_norm, next_out_norm, q_norm, k_norm = norms_of(layer)  # type: ignore[arg-type]
+            j, rotary = index - config.first_adapter_layer, decoder.table_of(index)
+            heads = step.attend(
+                step.project(hidden, qkv, norm=norm, eps=eps),
+                None if rotary is None else (rotary.cos, rotary.sin),
+                cache[index],
+                table_RT,
+                positions_R,
+                (prefix.k[j], prefix.v[j]) if j >= 0 else None,
+                norms=None if q_norm is None or k_norm is None else (q_norm, k_norm),
+                eps=eps,
+                cap=config.score_cap,
+                window=decoder.layer_windows[index],
+            )
+            hidden = step.add(hidden.x, heads, out, norm=out_norm, eps=eps)
+            units = step.project(hidden, gate_up, norm=next_norm, eps=eps, activation=config.activation)
+            hidden = step.add(hidden.x, units, down, norm=next_out_norm, eps=eps)
+        logits_RV = step.project(hidden, self.head, norm=decoder.norm.weight, eps=eps, dtype=torch.float32)
+        logits_RV = capped(logits_RV, config.logit_cap)
         prediction = predict(logits_RV)
         return prediction.logits_RV, prediction.best_R
 

@@ -89,8 +89,7 @@ class CudaBackend(Backend):
     ) -> Operators:
         if wanted == "aten":
             return ATEN
-        is_power_of_two = sizes.head_dim & (sizes.head_dim - 1) == 0
-        if dtype == torch.float32 or not is_power_of_two:
+        if dtype == torch.float32:
             return FUSED
         if self.triton_fault:
             note = f"torch computes in place of the Triton kernels, which cannot run here: {self.triton_fault}"
@@ -188,6 +187,7 @@ def triton_operators() -> Operators:
         lay_out_rotary=ATEN.lay_out_rotary,
         rotate=rotate,
         swiglu=triton_calls.swiglu,
+        geglu=triton_calls.geglu,
         step=triton_calls.Step(),
     )
 

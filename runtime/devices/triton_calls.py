@@ -1,10 +1,12 @@
 """Calls of the Triton kernels: products with float, 8-bit and 4-bit weights, and decode steps of few rows.
 
 With up to 16 rows, a layer of a step is five kernels: the q, k, v projection with the norm before it; attention, with
-rotary positions, the write into the cache and the adapter; the output projection plus the residual; gate and up
-projection with norm and activation; and the down projection plus the residual. A kernel that writes hidden states also
-writes sums of their squares for each block of outputs, so the next kernel normalises without another pass. Every row is
-computed in the same order in a batch of up to 16 rows. With more rows, norms and products in floats are torch's.
+norms and rotary positions of q and k, the write into the cache and the adapter; the output projection plus the
+residual; gate and up projection with norm and activation; and the down projection plus the residual. Where a norm is
+behind a projection, the addition is a kernel of its own. What a decoder does not have is left out when its kernels are
+compiled. A kernel that writes hidden states also writes sums of their squares for each block of outputs, so the next
+kernel normalises without another pass. Every row is computed in the same order in a batch of up to 16 rows. With more
+rows, norms and products in floats are torch's.
 
 This module imports triton through triton_kernels.py, so it is imported inside functions.
 """
@@ -120,18 +122,18 @@ def linear(
     norm: Tensor | None = None,
     sums_RB: Tensor | None = None,
     eps: float = 0.0,
-    swiglu: bool = False,
+    activation: str = "",
     residual_RN: Tensor | None = None,
     with_sums: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Hidden:
     """x W^T + bias, and with `with_sums` the sums of its squares. x is bfloat16 or float16, and contiguous.
 
-    With `norm`, x is normalised first; `sums_RB` are the sums of its squares. With `swiglu`, the outputs are gate and
-    up rows, and the result is silu(gate) * up. `residual_RN` is added.
+    With `norm`, x is normalised first; `sums_RB` are the sums of its squares. With `activation`, silu or
+    gelu_tanh, the outputs are gate and up rows, and the result is activation(gate) * up. `residual_RN` is added.
     """
     num_rows, num_inputs = len(x_RK), weights.num_inputs
-    num_outputs = weights.num_outputs // 2 if swiglu else weights.num_outputs
+    num_outputs = weights.num_outputs // 2 if activation else weights.num_outputs
     blocks = choose_blocks(weights.bits, num_rows)
     block_in = blocks.inputs
     if weights.bits == 4 and not weights.in_eighths:
@@ -169,7 +171,8 @@ def linear(
         BITS=weights.bits,
         IN_EIGHTHS=weights.in_eighths,
         NORM=norm is not None,
-        SWIGLU=swiglu,
+        GATED=bool(activation),
+        GELU=activation == "gelu_tanh",
         BIAS=weights.bias is not None,
         RESIDUAL=residual_RN is not None,
         SUMS=with_sums,
@@ -282,50 +285,74 @@ class Step:
         hidden: Hidden,
         weights: Weights,
         *,
-        norm: Tensor,
+        norm: Tensor | None,
         eps: float,
-        with_swiglu: bool = False,
+        activation: str = "",
         dtype: torch.dtype | None = None,
     ) -> Tensor:
         x_RK = hidden.x
         if len(x_RK) <= _FUSED_ROWS:
-            assert hidden.sums is not None, "they are written for so few rows"
-            fused = linear(x_RK, weights, norm=norm, sums_RB=hidden.sums, eps=eps, swiglu=with_swiglu, dtype=dtype)
-            return fused.x
-        x_RK = F.rms_norm(x_RK, norm.shape, norm, eps)
-        if weights.in_eighths and with_swiglu:  # products of gate and up at once would need too many registers
-            return swiglu(linear(x_RK, weights, dtype=dtype).x)
-        if weights.bits < _FLOAT:
-            return linear(x_RK, weights, swiglu=with_swiglu, dtype=dtype).x
-        out_RN = F.linear(x_RK, weights.weight, weights.bias)
-        return (swiglu(out_RN) if with_swiglu else out_RN).to(dtype or x_RK.dtype)
+            assert norm is None or hidden.sums is not None, "they are written for so few rows"
+            sums_RB = None if norm is None else hidden.sums
+            return linear(x_RK, weights, norm=norm, sums_RB=sums_RB, eps=eps, activation=activation, dtype=dtype).x
+        if norm is not None:
+            x_RK = F.rms_norm(x_RK, norm.shape, norm, eps)
+        if weights.bits < _FLOAT and not (weights.in_eighths and activation):
+            return linear(x_RK, weights, activation=activation, dtype=dtype).x
+        # In eighths, products of gate and up at once would need too many registers.
+        is_float = weights.bits == _FLOAT
+        out_RN = F.linear(x_RK, weights.weight, weights.bias) if is_float else linear(x_RK, weights, dtype=dtype).x
+        if activation:
+            out_RN = geglu(out_RN) if activation == "gelu_tanh" else swiglu(out_RN)
+        return out_RN.to(dtype or x_RK.dtype)
 
-    def add(self, residual_RD: Tensor, x_RK: Tensor, weights: Weights) -> Hidden:
+    def add(
+        self, residual_RD: Tensor, x_RK: Tensor, weights: Weights, *, norm: Tensor | None = None, eps: float = 0.0
+    ) -> Hidden:
+        if norm is not None:
+            return self._add_normed(
+                residual_RD, self.project(Hidden(x_RK, None), weights, norm=None, eps=eps), norm, eps
+            )
         if len(x_RK) <= _FUSED_ROWS:
             return linear(x_RK, weights, residual_RN=residual_RD, with_sums=True)
         if weights.bits < _FLOAT:
             return linear(x_RK, weights, residual_RN=residual_RD)
         return Hidden(residual_RD + F.linear(x_RK, weights.weight, weights.bias), None)
 
+    def _add_normed(self, residual_RD: Tensor, x_RD: Tensor, norm: Tensor, eps: float) -> Hidden:
+        (num_rows, width), out_RD = x_RD.shape, torch.empty_like(residual_RD)
+        sums_R1 = x_RD.new_empty(num_rows, 1, dtype=torch.float32)
+        tensors = x_RD, residual_RD, norm, out_RD, sums_R1
+        _run(kernels.add_normed, (num_rows,), *tensors, width, eps, BLOCK=_ELEMENTS, in_step=True)
+        return Hidden(out_RD, sums_R1)
+
     def attend(
         self,
         qkv: Tensor,
-        table: tuple[Tensor, Tensor],
+        table: tuple[Tensor, Tensor] | None,
         cache: tuple[Tensor, Tensor],
         table_RT: Tensor | None,
         positions_R: Tensor,
         prefix: tuple[Tensor, Tensor] | None,
+        *,
+        norms: tuple[Tensor, Tensor] | None = None,
+        eps: float = 0.0,
+        cap: float = 0.0,
+        window: int = 0,
     ) -> Tensor:
         k_cache, v_cache = cache
-        (num_rows,), (_, num_heads, num_places, head_dim) = positions_R.shape, k_cache.shape
+        (num_rows,), (_, num_kv_heads, num_places, head_dim) = positions_R.shape, k_cache.shape
+        num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
         out = qkv.new_empty(num_rows, num_heads * head_dim)
         adapter_k, adapter_v = (k_cache, v_cache) if prefix is None else prefix
         num_queries = 0 if prefix is None else adapter_k.shape[-2]
+
         _run(
             kernels.attention,
             (num_rows, num_heads),
             qkv,
-            *table,
+            *(table or (out, out)),
+            *(norms or (out, out)),
             k_cache,
             v_cache,
             _or(table_RT, positions_R),
@@ -339,7 +366,15 @@ class Step:
             adapter_k.stride(0),
             head_dim**-0.5,
             num_queries,
+            eps,
+            cap,
             HALF=head_dim // 2,
+            BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
+            GROUP=num_heads // num_kv_heads,
+            NORM="none" if norms is None else "head" if len(norms[0]) == head_dim else "all",
+            ROTARY=table is not None,
+            CAPPED=cap > 0,
+            WINDOW=window,
             QUERIES=triton.next_power_of_2(max(num_queries, 1)),
             PLACES=0 if table_RT is None else num_places,
             BLOCK_PLACES=64,
@@ -384,6 +419,7 @@ def rotate(x_BSNH: Tensor, cos_BS1H: Tensor, sin_BS1H: Tensor) -> Tensor:
         x_BSNH.stride(0),
         x_BSNH.stride(1),
         HALF=head_dim // 2,
+        BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
         BLOCK_HEADS=block,
     )
     return out_BSNH
@@ -391,10 +427,19 @@ def rotate(x_BSNH: Tensor, cos_BS1H: Tensor, sin_BS1H: Tensor) -> Tensor:
 
 def swiglu(gate_up: Tensor) -> Tensor:
     """As `operators.swiglu`, for contiguous inputs."""
+    return _activated(gate_up, gelu=False)
+
+
+def geglu(gate_up: Tensor) -> Tensor:
+    """As `operators.geglu`, for contiguous inputs."""
+    return _activated(gate_up, gelu=True)
+
+
+def _activated(gate_up: Tensor, *, gelu: bool) -> Tensor:
     width = gate_up.shape[-1] // 2
     out = gate_up.new_empty(*gate_up.shape[:-1], width)
-    num_rows = out.numel() // width
-    _run(kernels.swiglu, (num_rows, triton.cdiv(width, _ELEMENTS)), gate_up, out, width, BLOCK=_ELEMENTS)
+    grid = out.numel() // width, triton.cdiv(width, _ELEMENTS)
+    _run(kernels.activate, grid, gate_up, out, width, GELU=gelu, BLOCK=_ELEMENTS)
     return out
 
 

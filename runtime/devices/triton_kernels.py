@@ -194,7 +194,7 @@ def _add_eighths(
     num_inputs,
     chunk,
     NORM: tl.constexpr,
-    SWIGLU: tl.constexpr,
+    GATED: tl.constexpr,
     ASSEMBLY: tl.constexpr,
 ):
     """acc plus the products of 256 inputs, scaled once for each output and group; the same for `up_NR`.
@@ -204,13 +204,13 @@ def _add_eighths(
     dtype = x.dtype.element_ty
     words_K = chunk * GROUP + tl.arange(0, GROUP)
     words = _weights(weight, outs_N, words_K, num_inputs // 8, True)
-    if SWIGLU:
+    if GATED:
         up_words = _weights(weight, outs_N + num_outputs, words_K, num_inputs // 8, True)
     for group in tl.static_range(8):
         columns_K = (chunk * 8 + group) * GROUP + tl.arange(0, GROUP)
         tile_KR = _inputs(x, norm, factors_R, rows_R, num_rows, columns_K, num_inputs, NORM, True)
         acc_NR += tl.dot(_eighth(words, dtype, group, ASSEMBLY), tile_KR) * _scale_of(scales, group)
-        if SWIGLU:
+        if GATED:
             up_NR += tl.dot(_eighth(up_words, dtype, group, ASSEMBLY), tile_KR) * _scale_of(ups, group)
     return acc_NR, up_NR
 
@@ -226,6 +226,15 @@ def _scale_of(scales, GROUP_NUMBER: tl.constexpr):
 def _scales_of_chunk(scale, outs_N, chunk, num_stored):
     place = scale + chunk * 2 * num_stored + outs_N
     return tl.load(place), tl.load(place + num_stored)
+
+
+@triton.jit
+def _activated(gate, GELU: tl.constexpr):
+    """silu, or the tanh approximation of GELU: 1 + tanh(z) is 2 sigmoid(2 z)."""
+    z = gate
+    if GELU:
+        z = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)  # 2 sqrt(2 / pi)
+    return gate / (1.0 + tl.exp(-z))
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_sums"])
@@ -249,7 +258,8 @@ def linear(
     BITS: tl.constexpr,
     IN_EIGHTHS: tl.constexpr,
     NORM: tl.constexpr,
-    SWIGLU: tl.constexpr,
+    GATED: tl.constexpr,
+    GELU: tl.constexpr,
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
     SUMS: tl.constexpr,
@@ -271,7 +281,7 @@ def linear(
         lines = (split * _LINES + tl.arange(0, _LINES)) * 128 % row_bytes
         places = weight.to(tl.int64) + outs_N[:, None] * row_bytes + lines[None, :]
         tl.inline_asm_elementwise(_FETCH, "=r,l", [places], dtype=tl.int32, is_pure=False, pack=1)
-        if SWIGLU:
+        if GATED:
             places += num_outputs * row_bytes
             tl.inline_asm_elementwise(_FETCH, "=r,l", [places], dtype=tl.int32, is_pure=False, pack=1)
     _follow(DEPENDENT)
@@ -282,14 +292,14 @@ def linear(
     up_NR = tl.zeros((BLOCK_OUT, BLOCK_ROWS), tl.float32)
     if IN_EIGHTHS:
         num_chunks = num_inputs // (8 * GROUP)
-        num_stored = num_outputs * 2 if SWIGLU else num_outputs
+        num_stored = num_outputs * 2 if GATED else num_outputs
         scales = _scales_of_chunk(scale, outs_N, split, num_stored)
         ups = _scales_of_chunk(scale, outs_N + (num_stored - num_outputs), split, num_stored)
         for chunk in range(split, num_chunks, SPLITS):
             own, own_ups = scales, ups
             later = tl.minimum(chunk + SPLITS, num_chunks - 1)  # so that their loads are not waited for
             scales = _scales_of_chunk(scale, outs_N, later, num_stored)
-            if SWIGLU:
+            if GATED:
                 ups = _scales_of_chunk(scale, outs_N + num_outputs, later, num_stored)
             acc_NR, up_NR = _add_eighths(
                 acc_NR,
@@ -307,7 +317,7 @@ def linear(
                 num_inputs,
                 chunk,
                 NORM,
-                SWIGLU,
+                GATED,
                 ASSEMBLY,
             )
     elif BITS == 4:
@@ -319,7 +329,7 @@ def linear(
             acc_NR = _add_halves(
                 acc_NR, weight, scale, outs_N, columns_K, group, low, high, num_inputs, ASSEMBLY, BLOCK_OUT, BLOCK_IN
             )
-            if SWIGLU:
+            if GATED:
                 ups_N = outs_N + num_outputs
                 up_NR = _add_halves(
                     up_NR, weight, scale, ups_N, columns_K, group, low, high, num_inputs, ASSEMBLY, BLOCK_OUT, BLOCK_IN
@@ -329,7 +339,7 @@ def linear(
             columns_K = start + tl.arange(0, BLOCK_IN)
             tile = _inputs(x, norm, factors_R, rows_R, num_rows, columns_K, num_inputs, NORM, EVEN)
             acc_NR = tl.dot(_weights(weight, outs_N, columns_K, num_inputs, EVEN).to(tile.dtype), tile, acc_NR)
-            if SWIGLU:
+            if GATED:
                 ups = _weights(weight, outs_N + num_outputs, columns_K, num_inputs, EVEN)
                 up_NR = tl.dot(ups.to(tile.dtype), tile, up_NR)
     if SPLITS > 1:
@@ -338,7 +348,7 @@ def linear(
         place = tl.program_id(1) * tl.num_programs(0) + block
         own = parts + place.to(tl.int64) * SPLITS * 2 * BLOCK_OUT * BLOCK_ROWS + tile
         tl.store(own + split * 2 * BLOCK_OUT * BLOCK_ROWS, acc_NR)
-        if SWIGLU:
+        if GATED:
             tl.store(own + (split * 2 + 1) * BLOCK_OUT * BLOCK_ROWS, up_NR)
         tl.debug_barrier()
         if tl.atomic_add(tickets + place, 1, sem="acq_rel") != SPLITS - 1:
@@ -348,18 +358,18 @@ def linear(
         up_NR = tl.zeros((BLOCK_OUT, BLOCK_ROWS), tl.float32)
         for part in tl.static_range(SPLITS):
             acc_NR += tl.load(own + part * 2 * BLOCK_OUT * BLOCK_ROWS, cache_modifier=".cg")
-            if SWIGLU:
+            if GATED:
                 up_NR += tl.load(own + (part * 2 + 1) * BLOCK_OUT * BLOCK_ROWS, cache_modifier=".cg")
     if BITS == 8:
         acc_NR = acc_NR * tl.load(scale + outs_N)[:, None]
-        if SWIGLU:
+        if GATED:
             up_NR = up_NR * tl.load(scale + num_outputs + outs_N)[:, None]
     if BIAS:
         acc_NR += tl.load(bias + outs_N).to(tl.float32)[:, None]
-        if SWIGLU:
+        if GATED:
             up_NR += tl.load(bias + num_outputs + outs_N).to(tl.float32)[:, None]
-    if SWIGLU:
-        acc_NR = acc_NR / (1.0 + tl.exp(-acc_NR)) * up_NR
+    if GATED:
+        acc_NR = _activated(acc_NR, GELU) * up_NR
     mask = is_out_N[:, None] & (rows_R < num_rows)[None, :]
     places = rows_R[None, :] * num_outputs + outs_N[:, None]
     if RESIDUAL:
@@ -370,6 +380,15 @@ def linear(
         exact = result.to(tl.float32)
         sums_R = tl.sum(tl.where(mask, exact * exact, 0.0), axis=0)
         tl.store(out_sums + rows_R * tl.num_programs(0) + block, sums_R, mask=rows_R < num_rows)
+
+
+@triton.jit
+def _tile_mask(is_row, half_H, HALF: tl.constexpr):
+    """The mask of a tile: of its rows, and of its coordinates if half a head is no power of two."""
+    mask = is_row[:, None]
+    if half_H.shape[0] != HALF:
+        mask = mask & (half_H < HALF)[None, :]
+    return mask
 
 
 @triton.jit
@@ -389,10 +408,48 @@ def _slot(table, row, place, table_stride, slot_stride, PLACES: tl.constexpr, HA
 
 
 @triton.jit
+def _normed(first, second, heads, head, num_heads, norm, eps, half_H, dtype, HALF: tl.constexpr, NORM: tl.constexpr):
+    """Halves of one of the heads, normalised over this head, or over all heads; as `operators.rms_norm`."""
+    if NORM == "none":
+        return first, second
+    mask, width, own = half_H < HALF, 2 * HALF, half_H
+    total = tl.sum(first * first + second * second, axis=0)
+    if NORM == "all":
+        width, own = num_heads * 2 * HALF, head * 2 * HALF + half_H
+        squares = tl.zeros((1024,), tl.float32)
+        for start in range(0, width, 1024):
+            columns = start + tl.arange(0, 1024)
+            part = tl.load(heads + columns, mask=columns < width, other=0.0).to(tl.float32)
+            squares += part * part
+        total = tl.sum(squares, axis=0)
+    factor = tl.rsqrt(total / width + eps)
+    weight1, weight2 = _halves(norm, own, mask, HALF)
+    return (first * factor * weight1).to(dtype).to(tl.float32), (second * factor * weight2).to(dtype).to(tl.float32)
+
+
+@triton.jit
+def _rotated(first, second, c_H, s_H, dtype, ROTARY: tl.constexpr):
+    """Halves of a head after the rotation, if there is one, in `dtype`."""
+    if ROTARY:
+        first, second = first * c_H - second * s_H, second * c_H + first * s_H
+    return first.to(dtype), second.to(dtype)
+
+
+@triton.jit
+def _capped(scores, cap, CAPPED: tl.constexpr):
+    """As `operators.capped`. tanh(z) is 1 - 2 / (exp(2 z) + 1)."""
+    if CAPPED:
+        scores = cap - 2.0 * cap / (tl.exp(2.0 * scores / cap) + 1.0)
+    return scores
+
+
+@triton.jit
 def attention(
     qkv,
     cos,
     sin,
+    q_norm,
+    k_norm,
     k_cache,
     v_cache,
     table,
@@ -406,51 +463,76 @@ def attention(
     adapter_stride,
     softmax_scale,
     num_queries,
+    eps,
+    cap,
     DEPENDENT: tl.constexpr,
     HALF: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    GROUP: tl.constexpr,
+    NORM: tl.constexpr,
+    ROTARY: tl.constexpr,
+    CAPPED: tl.constexpr,
+    WINDOW: tl.constexpr,
     QUERIES: tl.constexpr,
     PLACES: tl.constexpr,
     BLOCK_PLACES: tl.constexpr,
 ):
     row, head = tl.program_id(0), tl.program_id(1)
     num_heads = tl.num_programs(1)
-    half_H = tl.arange(0, HALF)
+    kv_head, num_kv_heads = head // GROUP, num_heads // GROUP
+    half_H = tl.arange(0, BLOCK_HALF)
+    is_H = half_H < HALF
     position = tl.load(positions + row)
-    c_H = tl.load(cos + position * 2 * HALF + half_H)
-    s_H = tl.load(sin + position * 2 * HALF + half_H)
+    c_H, s_H = 0.0, 0.0
+    if ROTARY:
+        c_H = tl.load(cos + position * 2 * HALF + half_H, mask=is_H, other=0.0)
+        s_H = tl.load(sin + position * 2 * HALF + half_H, mask=is_H, other=0.0)
     queries = tl.arange(0, QUERIES)
     is_query = queries < num_queries
     prefix = row.to(tl.int64) * adapter_stride + (head * num_queries + queries)[:, None] * 2 * HALF + half_H[None, :]
-    adapter_k1, adapter_k2 = _halves(adapter_k, prefix, is_query[:, None], HALF)
-    adapter_v1, adapter_v2 = _halves(adapter_v, prefix, is_query[:, None], HALF)
+    is_prefix = _tile_mask(is_query, half_H, HALF)
+    adapter_k1, adapter_k2 = _halves(adapter_k, prefix, is_prefix, HALF)
+    adapter_v1, adapter_v2 = _halves(adapter_v, prefix, is_prefix, HALF)
     _follow(DEPENDENT)  # all above is older than the projection of q, k and v
     width = num_heads * 2 * HALF
-    own = row * 3 * width + head * 2 * HALF + half_H
+    kv_width = num_kv_heads * 2 * HALF
     dtype = out.dtype.element_ty
-    q1, q2 = tl.load(qkv + own).to(tl.float32), tl.load(qkv + own + HALF).to(tl.float32)
-    k1, k2 = tl.load(qkv + own + width).to(tl.float32), tl.load(qkv + own + width + HALF).to(tl.float32)
-    v1, v2 = tl.load(qkv + own + 2 * width), tl.load(qkv + own + 2 * width + HALF)
-    q1, q2 = (q1 * c_H - q2 * s_H).to(dtype), (q2 * c_H + q1 * s_H).to(dtype)
-    k1, k2 = (k1 * c_H - k2 * s_H).to(dtype), (k2 * c_H + k1 * s_H).to(dtype)
-    slot = _slot(table, row, position, table_stride, slot_stride, PLACES, HALF) + head * head_stride
-    place = slot + position * 2 * HALF + half_H
-    tl.store(k_cache + place, k1)
-    tl.store(k_cache + place + HALF, k2)
-    tl.store(v_cache + place, v1)
-    tl.store(v_cache + place + HALF, v2)
+    all_q = qkv + row * (width + 2 * kv_width)
+    all_k = all_q + width
+    q1, q2 = _halves(all_q, head * 2 * HALF + half_H, is_H, HALF)
+    k1, k2 = _halves(all_k, kv_head * 2 * HALF + half_H, is_H, HALF)
+    v1, v2 = _halves(all_k + kv_width, kv_head * 2 * HALF + half_H, is_H, HALF)
+    q1, q2 = _normed(q1, q2, all_q, head, num_heads, q_norm, eps, half_H, dtype, HALF, NORM)
+    k1, k2 = _normed(k1, k2, all_k, kv_head, num_kv_heads, k_norm, eps, half_H, dtype, HALF, NORM)
+    q1, q2 = _rotated(q1, q2, c_H, s_H, dtype, ROTARY)
+    k1, k2 = _rotated(k1, k2, c_H, s_H, dtype, ROTARY)
+    if head % GROUP == 0:  # the first of the heads that read this key
+        slot = _slot(table, row, position, table_stride, slot_stride, PLACES, HALF) + kv_head * head_stride
+        place = slot + position * 2 * HALF + half_H
+        tl.store(k_cache + place, k1, mask=is_H)
+        tl.store(k_cache + place + HALF, k2, mask=is_H)
+        tl.store(v_cache + place, v1.to(dtype), mask=is_H)
+        tl.store(v_cache + place + HALF, v2.to(dtype), mask=is_H)
     q1, q2 = q1.to(tl.float32) * softmax_scale, q2.to(tl.float32) * softmax_scale
     # The softmax over its own place, then over earlier ones in blocks (Milakov & Gimelshein, 2018).
-    highest = tl.sum(q1 * k1.to(tl.float32) + q2 * k2.to(tl.float32), axis=0)
+    highest = _capped(tl.sum(q1 * k1.to(tl.float32) + q2 * k2.to(tl.float32), axis=0), cap, CAPPED)
     total = highest * 0.0 + 1.0
-    sum1, sum2 = v1.to(tl.float32), v2.to(tl.float32)
-    for start in range(0, position, BLOCK_PLACES):
+    sum1, sum2 = v1, v2
+    first = position * 0
+    if WINDOW:
+        first = tl.maximum(position - WINDOW + 1, 0)
+    for start in range(first // BLOCK_PLACES * BLOCK_PLACES, position, BLOCK_PLACES):
         places = start + tl.arange(0, BLOCK_PLACES)
         is_past = places < position
-        slot = _slot(table, row, start, table_stride, slot_stride, PLACES, HALF) + head * head_stride
+        if WINDOW:
+            is_past = is_past & (places >= first)
+        slot = _slot(table, row, start, table_stride, slot_stride, PLACES, HALF) + kv_head * head_stride
         tile = slot + places[:, None] * 2 * HALF + half_H[None, :]
-        old_k1, old_k2 = _halves(k_cache, tile, is_past[:, None], HALF)
-        old_v1, old_v2 = _halves(v_cache, tile, is_past[:, None], HALF)
-        scores = tl.where(is_past, tl.sum(old_k1 * q1[None, :] + old_k2 * q2[None, :], axis=1), float("-inf"))
+        is_seen = _tile_mask(is_past, half_H, HALF)
+        old_k1, old_k2 = _halves(k_cache, tile, is_seen, HALF)
+        old_v1, old_v2 = _halves(v_cache, tile, is_seen, HALF)
+        scores = _capped(tl.sum(old_k1 * q1[None, :] + old_k2 * q2[None, :], axis=1), cap, CAPPED)
+        scores = tl.where(is_past, scores, float("-inf"))
         newest = tl.maximum(highest, tl.max(scores, axis=0))
         kept, shares = tl.exp(highest - newest), tl.exp(scores - newest)
         total = total * kept + tl.sum(shares, axis=0)
@@ -459,15 +541,39 @@ def attention(
         highest = newest
     sum1, sum2 = sum1 / total, sum2 / total
     if num_queries > 0:
-        scores = tl.sum(adapter_k1 * q1[None, :] + adapter_k2 * q2[None, :], axis=1)
+        scores = _capped(tl.sum(adapter_k1 * q1[None, :] + adapter_k2 * q2[None, :], axis=1), cap, CAPPED)
         scores = tl.where(is_query, scores, float("-inf"))
         shares = tl.exp(scores - tl.max(scores, axis=0))
         shares = shares / tl.sum(shares, axis=0)
         sum1 += tl.sum(shares[:, None] * adapter_v1, axis=0)
         sum2 += tl.sum(shares[:, None] * adapter_v2, axis=0)
     answer = out + row * width + head * 2 * HALF + half_H
-    tl.store(answer, sum1.to(dtype))
-    tl.store(answer + HALF, sum2.to(dtype))
+    tl.store(answer, sum1.to(dtype), mask=is_H)
+    tl.store(answer + HALF, sum2.to(dtype), mask=is_H)
+
+
+@triton.jit
+def add_normed(x, residual, norm, out, sums, width, eps, DEPENDENT: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    _follow(DEPENDENT)
+    squares = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, width, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        values = tl.load(x + row * width + columns, mask=columns < width, other=0.0).to(tl.float32)
+        squares += values * values
+    factor = tl.rsqrt(tl.sum(squares, axis=0) / width + eps)
+    squares = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, width, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        mask = columns < width
+        values = tl.load(x + row * width + columns, mask=mask, other=0.0).to(tl.float32)
+        weight = tl.load(norm + columns, mask=mask, other=0.0).to(tl.float32)
+        normed = (values * factor * weight).to(out.dtype.element_ty).to(tl.float32)
+        result = tl.load(residual + row * width + columns, mask=mask, other=0.0).to(tl.float32) + normed
+        result = result.to(out.dtype.element_ty)
+        tl.store(out + row * width + columns, result, mask=mask)
+        squares += result.to(tl.float32) * result.to(tl.float32)
+    tl.store(sums + row, tl.sum(squares, axis=0))
 
 
 @triton.jit
@@ -538,28 +644,31 @@ def rotate(
     row_stride,
     token_stride,
     HALF: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
 ):
     token = tl.program_id(0)
     row, place = token // num_tokens, token % num_tokens
     heads = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
-    half_H = tl.arange(0, HALF)
-    table = ((row % table_rows) * num_tokens + place) * 2 * HALF + half_H
-    c_H, s_H = tl.load(cos + table)[None, :], tl.load(sin + table)[None, :]
-    mask = (heads < num_heads)[:, None]
+    half_H = tl.arange(0, BLOCK_HALF)
+    table, is_H = ((row % table_rows) * num_tokens + place) * 2 * HALF + half_H, half_H < HALF
+    c_H = tl.load(cos + table, mask=is_H, other=0.0)[None, :]
+    s_H = tl.load(sin + table, mask=is_H, other=0.0)[None, :]
+    mask = _tile_mask(heads < num_heads, half_H, HALF)
     own = row.to(tl.int64) * row_stride + place * token_stride + heads[:, None] * 2 * HALF + half_H[None, :]
     first, second = _halves(x, own, mask, HALF)
     dtype = out.dtype.element_ty
     target = out + token.to(tl.int64) * num_heads * 2 * HALF + heads[:, None] * 2 * HALF + half_H[None, :]
-    tl.store(target, (first * c_H - second * s_H).to(dtype), mask=mask)
-    tl.store(target + HALF, (second * c_H + first * s_H).to(dtype), mask=mask)
+    first, second = _rotated(first, second, c_H, s_H, dtype, True)
+    tl.store(target, first, mask=mask)
+    tl.store(target + HALF, second, mask=mask)
 
 
 @triton.jit
-def swiglu(x, out, width, BLOCK: tl.constexpr):
+def activate(x, out, width, GELU: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < width
     gate = tl.load(x + row * 2 * width + columns, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(x + row * 2 * width + width + columns, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out + row * width + columns, (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype.element_ty), mask=mask)
+    tl.store(out + row * width + columns, (_activated(gate, GELU) * up).to(out.dtype.element_ty), mask=mask)

@@ -98,10 +98,16 @@ def om_embedded() -> tuple[str, str]:
 def _compiled(name: str, **model: Any) -> str:
     with made_once(name) as (path, is_missing):
         if is_missing:
-            run_export_decoder(DecoderJob(out=str(path), format="onnx-atc", encoder=False, **model))
-            _run_atc(path / DECODER_FILE, sizes=_GEARS)
-            _run_atc(path / PREFIX_FILE, sizes=("B=1", "B=4"))
+            compile_decoder(path, **model)
     return str(path)
+
+
+def compile_decoder(out: Path, **model: Any) -> None:
+    """Export a decoder into a folder, and compile it by the stand-in for ATC."""
+    run_export_decoder(DecoderJob(out=str(out), format="onnx-atc", encoder=False, **model))
+    _run_atc(out / DECODER_FILE, sizes=_GEARS)
+    if (out / PREFIX_FILE).exists():  # the adapter sees pictures
+        _run_atc(out / PREFIX_FILE, sizes=("B=1", "B=4"))
 
 
 def _run_atc(file: Path, *, settings: Mapping[str, Any] = MappingProxyType({}), **options: Any) -> None:

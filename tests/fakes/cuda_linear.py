@@ -7,6 +7,7 @@ its arguments as aten/src/ATen/native/cuda/Blas.cpp does.
 # R rows, K inputs, N outputs
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -30,10 +31,11 @@ class LinearOps:
     def install(self, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(torch, "_int_mm", self._int_mm)
         patch.setattr("llama_adapter.runtime.devices.cuda.has_integer_product", lambda: True)
-        for name in ("linear", "widen", "rotate", "swiglu"):
+        for name in ("linear", "widen", "rotate", "swiglu", "geglu"):
             patch.setattr(triton_calls, name, getattr(self, name))
         patch.setattr(triton_calls.Step, "embed", self.embed)
         patch.setattr(triton_calls.Step, "attend", self.attend)
+        patch.setattr(triton_calls.Step, "_add_normed", self.add_normed)
 
     def linear(
         self,
@@ -43,7 +45,7 @@ class LinearOps:
         norm: Tensor | None = None,
         sums_RB: Tensor | None = None,
         eps: float = 0.0,
-        swiglu: bool = False,
+        activation: str = "",
         residual_RN: Tensor | None = None,
         with_sums: bool = False,
         dtype: torch.dtype | None = None,
@@ -59,7 +61,7 @@ class LinearOps:
             x_RK = (x_RK.float() * factors_R1 * norm.float()).to(x_RK.dtype)
         bias_N = None if weights.bias is None else weights.bias.float()
         out_RN = F.linear(x_RK.float(), widened(weights), bias_N)
-        out_RN = operators.swiglu(out_RN) if swiglu else out_RN
+        out_RN = GATED[activation](out_RN)
         out_RN = out_RN if residual_RN is None else out_RN + residual_RN.float()
         out_RN = out_RN.to(dtype or x_RK.dtype)
         return Hidden(out_RN, out_RN.float().square().sum(1, keepdim=True) if with_sums else None)
@@ -76,40 +78,39 @@ class LinearOps:
         assert gate_up.is_contiguous()
         return operators.swiglu(gate_up.float()).to(gate_up.dtype)
 
+    def geglu(self, gate_up: Tensor) -> Tensor:
+        assert gate_up.is_contiguous()
+        return operators.geglu(gate_up.float()).to(gate_up.dtype)
+
     def embed(self, tokens_R: Tensor, table_VD: Tensor) -> Hidden:
         x_RD = table_VD[tokens_R]
         return Hidden(x_RD, x_RD.float().square().sum(1, keepdim=True))
 
+    def add_normed(self, residual_RD: Tensor, x_RD: Tensor, norm: Tensor, eps: float) -> Hidden:
+        out_RD = residual_RD + operators.rms_norm(x_RD, norm, eps)
+        return Hidden(out_RD, out_RD.float().square().sum(1, keepdim=True))
+
     def attend(
         self,
         qkv: Tensor,
-        table: tuple[Tensor, Tensor],
+        table: tuple[Tensor, Tensor] | None,
         cache: tuple[Tensor, Tensor],
         table_RT: Tensor | None,
         positions_R: Tensor,
         prefix: Any,
+        **rules: Any,
     ) -> Tensor:
         self.calls["attend"] += 1
         if table_RT is not None:
             self.calls["attend to blocks"] += 1
             rows = tuple(whole[table_RT].transpose(1, 2).flatten(2, 3) for whole in cache)
-            heads = self.attend(qkv, table, rows, None, positions_R, prefix)  # type: ignore[arg-type]
+            heads = self.attend(qkv, table, rows, None, positions_R, prefix, **rules)  # type: ignore[arg-type]
             block, rows_R = cache[0].shape[2], torch.arange(len(table_RT))
             blocks_R = table_RT[rows_R, positions_R // block]
             for whole, row in zip(cache, rows, strict=True):
                 whole[blocks_R, :, positions_R % block] = row[rows_R, :, positions_R]
             return heads
-        num_rows, num_heads, num_places, head_dim = cache[0].shape
-        q, k, v = qkv.view(num_rows, 1, 3, num_heads, head_dim).unbind(2)
-        cos, sin = (part[positions_R][:, None, None] for part in table)
-        q, k = operators.rotate(q, k, cos, sin)
-        for whole, new in zip(cache, (k, v), strict=True):
-            operators.store(whole, positions_R, new.transpose(1, 2))
-        mask = (torch.arange(num_places) <= positions_R[:, None])[:, None, None]
-        q = q.transpose(1, 2)
-        heads = operators.causal_attention(q, *cache, mask)
-        heads = heads if prefix is None else heads + operators.adapter_attention(q, *prefix)
-        return heads.transpose(1, 2).flatten(1)
+        return attended(qkv, table, cache, positions_R, prefix, **rules)
 
     def _int_mm(self, first: Tensor, second: Tensor) -> Tensor:
         self.calls["_int_mm"] += 1
@@ -118,6 +119,47 @@ class LinearOps:
         assert first.shape[1] % 8 == 0
         assert second.shape[1] % 8 == 0
         return first.int() @ second.int()
+
+
+GATED: dict[str, Callable[[Tensor], Tensor]] = {
+    "": lambda x: x,
+    "silu": operators.swiglu,
+    "gelu_tanh": operators.geglu,
+}
+
+
+def attended(
+    qkv: Tensor,
+    table: tuple[Tensor, Tensor] | None,
+    cache: tuple[Tensor, Tensor],
+    positions_R: Tensor,
+    prefix: tuple[Tensor, Tensor] | None,
+    *,
+    norms: tuple[Tensor, Tensor] | None = None,
+    eps: float = 0.0,
+    cap: float = 0.0,
+    window: int = 0,
+) -> Tensor:
+    """As `StepOperators.attend`, of slots that have one block each."""
+    num_rows, num_kv_heads, num_places, head_dim = cache[0].shape
+    num_heads = [qkv.shape[1] // head_dim - 2 * num_kv_heads, num_kv_heads, num_kv_heads]
+    q, k, v = qkv.view(num_rows, 1, -1, head_dim).split(num_heads, dim=2)
+    if norms is not None:
+        q, k = (
+            operators.rms_norm(x.reshape(num_rows, 1, -1, len(norm)), norm, eps).view(x.shape)
+            for x, norm in zip((q, k), norms, strict=True)
+        )
+    if table is not None:
+        q, k = operators.rotate(q, k, *(part[positions_R][:, None, None] for part in table))
+    for whole, new in zip(cache, (k, v), strict=True):
+        operators.store(whole, positions_R, new.transpose(1, 2))
+    distance_RP = positions_R[:, None] - torch.arange(num_places, device=qkv.device)
+    mask = ((distance_RP >= 0) & (distance_RP < (window or num_places)))[:, None, None]
+    q = q.transpose(1, 2)
+    heads = operators.capped_attention(q.float(), *(part.float() for part in cache), mask, cap=cap)
+    if prefix is not None:
+        heads += operators.capped_attention(q.float(), *(part.float() for part in prefix), None, cap=cap)
+    return heads.transpose(1, 2).flatten(1).to(qkv.dtype)
 
 
 @pytest.fixture

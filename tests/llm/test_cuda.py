@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.model.llama import use_operators
@@ -22,6 +23,7 @@ from tests.fakes.cuda_graphs import FakeCuda, HostCuda
 from tests.llm.toys import (
     CONFIG,
     EOS_ID,
+    FAMILIES,
     answer,
     eager_config,
     open_runner,
@@ -83,16 +85,22 @@ def test_a_gpu_has_a_queue_and_graphs_and_its_own_operators(cuda: FakeCuda) -> N
         backend.compile(lambda: None, mode="inductor")
 
 
+@pytest.mark.parametrize("config", [WIDE, *(replace(config, context=256) for config in FAMILIES.values())])
 @pytest.mark.proves("graphs", "CUDA")
 @pytest.mark.proves("float32", "CUDA")
-def test_recorded_steps_answer_as_eager_ones(cuda: FakeCuda) -> None:
+@pytest.mark.proves("Llama 3, TinyLlama, SmolLM2", "CUDA")
+@pytest.mark.proves("Mistral, Phi-3, SmolLM3", "CUDA")
+@pytest.mark.proves("Qwen2, Qwen2.5, Qwen3", "CUDA")
+@pytest.mark.proves("Gemma 2, Gemma 3", "CUDA")
+@pytest.mark.proves("OLMo 2, Granite", "CUDA")
+def test_recorded_steps_answer_as_eager_ones(config: DecoderConfig, cuda: FakeCuda) -> None:
     prompts = toy_prompts(6, longest=70)
     sampling = [
         SamplingParams(max_new_tokens=2 + 6 * index, temperature=index % 2, top_k=20, seed=index) for index in range(6)
     ]
-    state = toy_decoder(WIDE).state_dict()
-    graphs = open_runner(WIDE, state, backend=HostCuda(), num_slots=3, mode="cuda_graph")
-    plain = open_runner(WIDE, state, backend=CpuBackend(), num_slots=1, operators="aten")
+    state = toy_decoder(config).state_dict()
+    graphs = open_runner(config, state, backend=HostCuda(), num_slots=3, mode="cuda_graph")
+    plain = open_runner(config, state, backend=CpuBackend(), num_slots=1, operators="aten")
     engines = [Engine(runner, eos_id=EOS_ID) for runner in (graphs, plain)]
     results = [answer(engine, toy_requests(engine, prompts, sampling=sampling)) for engine in engines]
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
@@ -15,9 +16,18 @@ from llama_adapter.runtime.devices import triton_kernels as kernels
 from llama_adapter.runtime.devices.triton_calls import MEASURED, PROPOSED, Blocks
 
 ALIGNED = ("num_inputs", "num_outputs", "slot_stride", "head_stride", "adapter_stride", "width")
-STEP: list[dict[str, bool]] = [{"NORM": True, "SWIGLU": True}, {"RESIDUAL": True, "SUMS": True, "EVEN": False}]
-MANY_ROWS: list[dict[str, bool]] = [{"SWIGLU": True}]
+STEP: list[dict[str, bool]] = [{"NORM": True, "GATED": True}, {"RESIDUAL": True, "SUMS": True, "EVEN": False}]
+MANY_ROWS: list[dict[str, bool]] = [{"GATED": True, "GELU": True}]
 MANY_ROWS_IN_EIGHTHS: list[dict[str, bool]] = [{"RESIDUAL": True}]
+# Half a head, places of a block, and switches of attention in which it differs from the first LLaMA.
+LLAMA = {"GROUP": 1, "NORM": "none", "ROTARY": True, "CAPPED": False, "WINDOW": 0}
+ATTENTIONS: list[tuple[int, int, dict[str, Any]]] = [
+    (32, 0, {"GROUP": 4}),
+    (64, 0, {}),
+    (64, 128, {"NORM": "all", "ROTARY": False}),
+    (48, 128, {"WINDOW": 2047}),
+    (128, 128, {"GROUP": 2, "NORM": "head", "CAPPED": True, "WINDOW": 4096}),
+]
 
 
 def shared_bytes(kernel: Any, capability: int, types: dict[str, str], sizes: dict[str, Any], **options: int) -> int:
@@ -40,7 +50,9 @@ def product(
     types = dict.fromkeys(("x", "norm", "bias", "residual", "out"), pointer)
     types |= {"weight": weight, "scale": scale, "sums": "*fp32", "out_sums": "*fp32", "eps": "fp32"}
     types |= {"parts": "*fp32", "tickets": "*i32"}
-    sizes: dict[str, Any] = dict.fromkeys(("IN_EIGHTHS", "NORM", "SWIGLU", "RESIDUAL", "SUMS", "DEPENDENT"), False)
+    sizes: dict[str, Any] = dict.fromkeys(
+        ("IN_EIGHTHS", "NORM", "GATED", "GELU", "RESIDUAL", "SUMS", "DEPENDENT"), False
+    )
     sizes |= {"BITS": bits, "ASSEMBLY": True, "BIAS": True, "EVEN": True, **flags}
     sizes |= {"BLOCK_ROWS": blocks.rows, "BLOCK_OUT": blocks.outputs, "BLOCK_IN": blocks.inputs}
     sizes["SPLITS"] = 2 if blocks.programs > 1 else 1
@@ -62,12 +74,16 @@ def compiled(capability: int, half: str) -> Iterator[tuple[str, int]]:
             for flags in STEP if blocks.rows == 16 else MANY_ROWS if bits == 8 else MANY_ROWS_IN_EIGHTHS:
                 constants = flags | {"IN_EIGHTHS": bits == 4, "DEPENDENT": capability >= 90}
                 yield product(capability, pointer, bits, weight, scale, blocks, constants)
-    heads = ("qkv", "k_cache", "v_cache", "adapter_k", "adapter_v", "out")
+    heads = ("qkv", "q_norm", "k_norm", "k_cache", "v_cache", "adapter_k", "adapter_v", "out")
     types = dict.fromkeys(heads, pointer) | {"cos": "*fp32", "sin": "*fp32", "positions": "*i64", "table": "*i64"}
-    types["softmax_scale"] = number
-    for half_size, places in ((32, 0), (64, 0), (64, 128)):
-        sizes = {"HALF": half_size, "QUERIES": 16, "PLACES": places, "BLOCK_PLACES": 64, "DEPENDENT": capability >= 90}
+    types |= dict.fromkeys(("softmax_scale", "eps", "cap"), number)
+    for half_size, places, switches in ATTENTIONS:
+        sizes = {"HALF": half_size, "BLOCK_HALF": triton.next_power_of_2(half_size), "QUERIES": 16, "PLACES": places}
+        sizes |= {"BLOCK_PLACES": 64, "DEPENDENT": capability >= 90, **LLAMA, **switches}
         yield f"attention {half_size} {places}", shared_bytes(kernels.attention, capability, types, sizes)
+    types = dict.fromkeys(("x", "residual", "norm", "out"), pointer) | {"sums": "*fp32", "eps": number}
+    sizes = {"BLOCK": 1024, "DEPENDENT": capability >= 90}
+    yield "add_normed", shared_bytes(kernels.add_normed, capability, types, sizes)
     types = dict.fromkeys(("table", "out"), pointer) | {"tokens": "*i64", "sums": "*fp32"}
     yield "embed", shared_bytes(kernels.embed, capability, types, {"BLOCK": 1024, "DEPENDENT": capability >= 90})
     widening = (("widen8", "*i8", "*fp32"), ("widen4", "*u8", "*fp16"), ("widen_eighths", "*i16", "*fp16"))
@@ -75,8 +91,8 @@ def compiled(capability: int, half: str) -> Iterator[tuple[str, int]]:
         types = {"weight": weight, "scale": scale, "out": pointer}
         yield name, shared_bytes(getattr(kernels, name), capability, types, {"BLOCK": 1024})
     types = {"x": pointer, "out": pointer, "cos": "*fp32", "sin": "*fp32"}
-    yield "rotate", shared_bytes(kernels.rotate, capability, types, {"HALF": 64, "BLOCK_HEADS": 16})
-    yield "swiglu", shared_bytes(kernels.swiglu, capability, types, {"BLOCK": 1024})
+    yield "rotate", shared_bytes(kernels.rotate, capability, types, {"HALF": 64, "BLOCK_HALF": 64, "BLOCK_HEADS": 16})
+    yield "activate", shared_bytes(kernels.activate, capability, types, {"GELU": True, "BLOCK": 1024})
 
 
 if __name__ == "__main__":

@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from torch.nn import functional as F
 
 from llama_adapter.llm.rotary import Rotary
 from llama_adapter.runtime import operators
-from llama_adapter.runtime.devices import triton_calls
+from llama_adapter.runtime.devices import open_backend, triton_calls
 from llama_adapter.runtime.devices.cuda_linear import build_linear
 from llama_adapter.runtime.devices.triton_calls import (
     TUNINGS,
@@ -27,15 +29,19 @@ from llama_adapter.runtime.devices.triton_calls import (
     pack4,
     widen,
 )
+from llama_adapter.runtime.operators import ATEN
 from llama_adapter.runtime.schemes import int4, int8
 from llama_adapter.runtime.schemes.layers import store_parts
 from llama_adapter.runtime.schemes.scheme import find_scheme
 from tests.bounds import difference, largest, unit
+from tests.fakes.cuda_linear import GATED, attended
+from tests.llm.toys import CONFIG, FAMILIES, eager, rounding, toy_decoder, toy_visual_queries
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float16, torch.bfloat16] if DEVICE == "cuda" else [torch.float16]  # the interpreter has no bfloat16 dot
 EPS = 1e-6
-HEADS, HEAD_DIM = 3, 32
+# Bits of weights and activations of products; what is computed behind a product does not depend on the bits.
+PRODUCTS = [*((bits, activation) for bits in (16, 8, 4) for activation in ("", "silu")), (8, "gelu_tanh")]
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -72,60 +78,60 @@ def tuning(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> T
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("with_swiglu", [False, True])
-@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize(("bits", "activation"), PRODUCTS)
 @pytest.mark.parametrize(
     ("num_rows", "num_inputs", "num_outputs"), [(1, 192, 80), (16, 128, 48), (20, 192, 80), (3, 768, 80), (70, 256, 48)]
 )
 @pytest.mark.usefixtures("tuning")
 def test_a_product_with_norm_activation_and_residual(
-    bits: int, with_swiglu: bool, num_rows: int, num_inputs: int, num_outputs: int, dtype: torch.dtype
+    bits: int, activation: str, num_rows: int, num_inputs: int, num_outputs: int, dtype: torch.dtype
 ) -> None:
     weights, wide_NK = weights_of(bits, num_outputs, num_inputs, dtype=dtype)
     x_RK, norm = normal(num_rows, num_inputs, dtype=dtype, seed=2), normal(num_inputs, dtype=dtype, seed=3)
-    residual = normal(num_rows, num_outputs // (1 + with_swiglu), dtype=dtype, seed=4)
+    residual = normal(num_rows, num_outputs // (2 if activation else 1), dtype=dtype, seed=4)
     sums = x_RK.float().square().unflatten(1, (2, -1)).sum(-1).contiguous()
 
     found = linear(
-        x_RK, weights, norm=norm, sums_RB=sums, eps=EPS, swiglu=with_swiglu, residual_RN=residual, with_sums=True
+        x_RK, weights, norm=norm, sums_RB=sums, eps=EPS, activation=activation, residual_RN=residual, with_sums=True
     )
 
     assert weights.bias is not None
     expected = operators.rms_norm(x_RK, norm, EPS).float() @ wide_NK.T + weights.bias.float()
-    expected = operators.swiglu(expected) if with_swiglu else expected
+    expected = GATED[activation](expected)
     assert near(found.x, expected + residual.float(), dtype)
     assert found.sums is not None
     torch.testing.assert_close(found.sums.sum(1), found.x.float().square().sum(1), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("with_swiglu", [False, True])
-@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize(("bits", "activation"), PRODUCTS)
 @pytest.mark.parametrize("num_rows", [5, 40])
 @pytest.mark.usefixtures("tuning")
-def test_steps_of_few_and_of_more_rows(num_rows: int, bits: int, with_swiglu: bool) -> None:
+def test_steps_of_few_and_of_more_rows(num_rows: int, bits: int, activation: str) -> None:
     step, dtype = Step(), torch.float16
     out, out_NK = weights_of(bits, 256, 192, dtype=dtype)
     units, units_NK = weights_of(bits, 80, 256, dtype=dtype)
     residual, heads = normal(num_rows, 256, dtype=dtype, seed=2), normal(num_rows, 192, dtype=dtype, seed=3)
     norm = normal(256, dtype=dtype, seed=4)
+    is_normed = bool(activation)  # behind the first layer
 
-    hidden = step.add(residual, heads, out)
-    found = step.project(hidden, units, norm=norm, eps=EPS, with_swiglu=with_swiglu, dtype=torch.float32)
+    hidden = step.add(residual, heads, out, norm=norm if is_normed else None, eps=EPS)
+    found = step.project(hidden, units, norm=norm, eps=EPS, activation=activation, dtype=torch.float32)
 
     assert out.bias is not None
     assert units.bias is not None
-    expected = residual.float() + F.linear(heads.float(), out_NK, out.bias.float())
+    expected = F.linear(heads.float(), out_NK, out.bias.float())
+    expected = residual.float() + (operators.rms_norm(expected, norm, EPS) if is_normed else expected)
     assert near(hidden.x, expected, dtype)
     expected = F.linear(operators.rms_norm(hidden.x.float(), norm, EPS), units_NK, units.bias.float())
-    expected = operators.swiglu(expected) if with_swiglu else expected
+    expected = GATED[activation](expected)
     assert found.dtype == torch.float32
     assert ((found - expected).norm() / expected.norm()).item() < 1e-3
 
 
-@pytest.mark.parametrize("with_swiglu", [False, True])
+@pytest.mark.parametrize("activation", ["", "silu"])
 @pytest.mark.parametrize("bits", [16, 8, 4])
 def test_programs_that_share_a_block_give_the_same_product_each_time(
-    bits: int, with_swiglu: bool, tuning: Tuning, monkeypatch: pytest.MonkeyPatch
+    bits: int, activation: str, tuning: Tuning, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dtype = torch.float16
     weights, wide_NK = weights_of(bits, 80, 768, dtype=dtype)
@@ -136,11 +142,11 @@ def test_programs_that_share_a_block_give_the_same_product_each_time(
     for programs in (1, 9, 9, 5):
         blocks = Blocks(16, 32, 32 if weights.in_eighths else 64, 4, 2, programs)
         monkeypatch.setattr(triton_calls, "choose_blocks", lambda bits, num_rows, blocks=blocks: blocks)
-        found.append(linear(x_RK, weights, swiglu=with_swiglu).x)
+        found.append(linear(x_RK, weights, activation=activation).x)
 
     assert weights.bias is not None
     expected = x_RK.float() @ wide_NK.T + weights.bias.float()
-    assert all(near(each, operators.swiglu(expected) if with_swiglu else expected, dtype) for each in found)
+    assert all(near(each, GATED[activation](expected), dtype) for each in found)
     assert torch.equal(found[1], found[2])
     assert not bool(triton_calls._tickets(x_RK.device).any())
 
@@ -173,48 +179,83 @@ def test_widened_weights_are_those_of_the_scheme(num_inputs: int, bits: int, dty
     assert torch.equal(widen(weights, dtype), wide_NK.to(dtype))
 
 
+# Query heads, heads of keys, their size, and what attention does beside that of the first LLaMA.
+ATTENTIONS: dict[str, tuple[int, int, int, dict[str, Any]]] = {
+    "llama": (3, 3, 32, {}),
+    "no prefix": (3, 3, 32, {"num_queries": 0}),
+    "blocks": (3, 3, 32, {"in_blocks": True}),
+    "groups": (6, 2, 20, {"norm": "head"}),
+    "all heads": (4, 2, 12, {"norm": "all", "in_blocks": True}),
+    "window": (2, 1, 40, {"window": 40, "cap": 2.0, "in_blocks": True}),
+    "one place": (2, 2, 16, {"window": 1, "is_rotated": False}),
+    "large": (2, 1, 256, {"cap": 1.0, "num_queries": 0}),
+}
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("with_prefix", "in_blocks"), [(True, False), (False, False), (True, True)])
-def test_attention_of_a_step(with_prefix: bool, in_blocks: bool, dtype: torch.dtype) -> None:
-    num_rows, num_places, num_queries = 3, 128, 5
+@pytest.mark.parametrize("case", ATTENTIONS)
+def test_attention_of_a_step(case: str, dtype: torch.dtype) -> None:
+    num_heads, num_kv_heads, head_dim, switches = ATTENTIONS[case]
+    num_rows, num_places, num_queries = 3, 128, switches.get("num_queries", 5)
     positions = torch.tensor([5, 0, 97], device=DEVICE)
-    qkv = normal(num_rows, 3 * HEADS * HEAD_DIM, dtype=dtype)
-    k, v = (normal(num_rows, HEADS, num_places, HEAD_DIM, dtype=dtype, seed=seed) for seed in (1, 2))
-    prefix = [normal(num_rows, HEADS, num_queries, HEAD_DIM, dtype=dtype, seed=seed) for seed in (3, 4)]
-    cos, sin = (torch.from_numpy(part).to(DEVICE) for part in Rotary().table(HEAD_DIM, context=num_places))
+    qkv = normal(num_rows, (num_heads + 2 * num_kv_heads) * head_dim, dtype=dtype)
+    shape = num_rows, num_kv_heads, num_places, head_dim
+    k, v = (normal(*shape, dtype=dtype, seed=seed) for seed in (1, 2))
+    shape = num_rows, num_heads, num_queries, head_dim
+    first, second = (normal(*shape, dtype=dtype, seed=seed) for seed in (3, 4))
+    prefix = (first, second) if num_queries else None
+    cos, sin = (torch.from_numpy(part).to(DEVICE) for part in Rotary().table(head_dim, context=num_places))
+    table = (cos, sin) if switches.get("is_rotated", True) else None
+    rules: dict[str, Any] = {name: switches[name] for name in ("cap", "window") if name in switches}
+    if norm := switches.get("norm"):
+        counts = (1, 1) if norm == "head" else (num_heads, num_kv_heads)
+        rules |= {"norms": tuple(normal(count * head_dim, dtype=dtype, seed=5) for count in counts), "eps": EPS}
 
     expected_k, expected_v = k.clone(), v.clone()
-    q_R1NH, k_R1NH, v_R1NH = qkv.view(num_rows, 1, 3, HEADS, HEAD_DIM).unbind(2)
-    q_R1NH, k_R1NH = operators.rotate(q_R1NH, k_R1NH, cos[positions][:, None, None], sin[positions][:, None, None])
-    operators.store(expected_k, positions, k_R1NH.transpose(1, 2))
-    operators.store(expected_v, positions, v_R1NH.transpose(1, 2))
-    q_RN1H = q_R1NH.transpose(1, 2).float()
-    mask = (torch.arange(num_places, device=DEVICE) <= positions[:, None])[:, None, None]
-    expected = operators.causal_attention(q_RN1H, expected_k.float(), expected_v.float(), mask)
-    if with_prefix:
-        expected += operators.adapter_attention(q_RN1H, *(part.float() for part in prefix))
+    expected = attended(qkv, table, (expected_k, expected_v), positions, prefix, **rules)
 
-    own, table = (k, v), None
-    if in_blocks:  # of 64 places, in any order; the first is of no row
-        table = torch.tensor([[3, 1], [6, 2], [4, 5]], device=DEVICE)
-        own = tuple(x.new_zeros(7, HEADS, 64, HEAD_DIM) for x in (k, v))  # type: ignore[assignment]
+    own, blocks = (k, v), None
+    if "in_blocks" in switches:  # of 64 places, in any order; the first is of no row
+        blocks = torch.tensor([[3, 1], [6, 2], [4, 5]], device=DEVICE)
+        own = tuple(x.new_zeros(7, num_kv_heads, 64, head_dim) for x in (k, v))  # type: ignore[assignment]
         for whole, x in zip(own, (k, v), strict=True):
-            whole[table] = x.unflatten(2, (2, 64)).transpose(1, 2)
-    found = Step().attend(qkv, (cos, sin), own, table, positions, (prefix[0], prefix[1]) if with_prefix else None)
+            whole[blocks] = x.unflatten(2, (2, 64)).transpose(1, 2)
+    found = Step().attend(qkv, table, own, blocks, positions, prefix, **rules)
 
-    assert near(found, expected.transpose(1, 2).flatten(1), dtype)
-    if table is not None:
-        k, v = (whole[table].transpose(1, 2).flatten(2, 3) for whole in own)
+    assert near(found, expected, dtype)
+    if blocks is not None:
+        k, v = (whole[blocks].transpose(1, 2).flatten(2, 3) for whole in own)
     assert difference(k, expected_k) <= 2 * unit(dtype) * largest(expected_k)
     assert torch.equal(v, expected_v)
 
 
+@pytest.mark.parametrize("family", [None, *FAMILIES])
+@pytest.mark.proves("fused decode steps of other bases than LLaMA", "CUDA")
+def test_a_whole_step_computes_what_the_modules_do(family: str | None) -> None:
+    config = replace(FAMILIES[family] if family else CONFIG, context=128)
+    decoder, backend = toy_decoder(config).to(DEVICE, torch.float16), open_backend(DEVICE)
+    plain, fused = (
+        eager(decoder, num_slots=2, backend=backend, operators=operators, block=64, spare_blocks=1)
+        for operators in (ATEN, replace(ATEN, step=Step()))
+    )
+    assert fused._fused is not None
+    prompts = [range(1, 67), range(100, 109)]  # the first in two blocks, the second in one
+    for runner in (plain, fused):
+        prefixes = runner.project_prefix(toy_visual_queries(2, config=config))
+        runner.prefill(prompts, prefixes, first_slot=0)
+    expected, found = (runner.decode([7, 8], [66, 9]).logits_RV for runner in (plain, fused))
+
+    assert difference(found, expected) <= rounding(config, dtype=torch.float16)
+    alone = fused.decode([7], [66]).logits_RV  # a row does not depend on those beside it
+    assert torch.equal(alone, found[:1])
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("table_rows", [1, 2])
-def test_rotary_positions_and_swiglu(table_rows: int, dtype: torch.dtype) -> None:
-    qkv = normal(2, 5, 3 * HEADS * HEAD_DIM, dtype=dtype).unflatten(-1, (3, HEADS, HEAD_DIM))
+@pytest.mark.parametrize(("table_rows", "head_dim"), [(1, 32), (2, 20)])
+def test_rotary_positions_and_activations(table_rows: int, head_dim: int, dtype: torch.dtype) -> None:
+    qkv = normal(2, 5, 9 * head_dim, dtype=dtype).unflatten(-1, (3, 3, head_dim))
     q_BSNH, k_BSNH, _ = qkv.unbind(2)
-    cos, sin = map(torch.from_numpy, Rotary().table(HEAD_DIM, context=9))
+    cos, sin = map(torch.from_numpy, Rotary().table(head_dim, context=9))
     cos, sin = (
         torch.stack([part[row : row + 5] for row in range(table_rows)])[:, :, None].to(DEVICE) for part in (cos, sin)
     )
@@ -224,8 +265,9 @@ def test_rotary_positions_and_swiglu(table_rows: int, dtype: torch.dtype) -> Non
         # Ours rounds the result; torch also rounds the products before, which may be as large as the largest.
         assert difference(triton_calls.rotate(x, cos, sin), each) <= 4 * unit(dtype) * largest(each)
     gate_up = normal(2, 3, 80, dtype=dtype)
-    expected_2 = operators.swiglu(gate_up.float()).to(dtype)
-    assert difference(triton_calls.swiglu(gate_up), expected_2) <= 2 * unit(dtype) * largest(expected_2)
+    for name in ("swiglu", "geglu"):
+        wanted = getattr(operators, name)(gate_up.float()).to(dtype)
+        assert difference(getattr(triton_calls, name)(gate_up), wanted) <= 2 * unit(dtype) * largest(wanted)
 
 
 def test_embeddings_and_the_sums_of_their_squares() -> None:
@@ -279,5 +321,5 @@ def test_every_kernel_compiles_for_a_gpu_and_fits_into_its_memory(capability: in
     )
 
     found: dict[str, int] = json.loads(done.stdout)
-    assert len(found) == 29
+    assert len(found) == 32
     assert {name: size for name, size in found.items() if size > SHARED[capability]} == {}

@@ -1,0 +1,68 @@
+"""Models of each kind answer as on the CPU: on a simulated GPU, in recorded steps, and in OMs with fakes of Ascend."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from llama_adapter.app.models.graph_export.decoder import DecoderJob
+from llama_adapter.runtime import devices
+from llama_adapter.runtime.devices.cuda import CUDA
+from tests.app.exported import compile_decoder
+from tests.app.models_of_each_kind import MODELS, WRITTEN, answers
+from tests.fakes.cuda_graphs import FakeCuda, HostCuda
+from tests.runtime.graphs import conftest
+
+install = conftest.install  # a fixture
+JOB = DecoderJob.__dataclass_fields__
+TOO_LONG = ("LLaMA-Adapter V2 for chat", "prefix tuning")  # prompt or past, for the gears of the tests' OMs
+
+
+@pytest.mark.slow  # imports transformers
+@pytest.mark.parametrize("kind", [*MODELS, *WRITTEN])
+@pytest.mark.proves("bundles", "CUDA")
+@pytest.mark.proves("Hugging Face LLaMA", "CUDA")
+@pytest.mark.proves("adapters with CLIP inside", "CUDA")
+@pytest.mark.proves("LLaMA without adapter", "CUDA")
+@pytest.mark.proves("LLaMA-Adapter V1 for texts", "CUDA")
+@pytest.mark.proves("LLaMA-Adapter V2 for chat", "CUDA")
+@pytest.mark.proves("Meta's 2, 4 and 8 files", "CUDA")
+@pytest.mark.proves("prefix tuning", "CUDA")
+@pytest.mark.proves("LoRA of PEFT", "CUDA")
+@pytest.mark.proves("GGUF files", "CUDA")
+@pytest.mark.proves("chat templates", "CUDA")
+@pytest.mark.proves("LLaVA, SmolVLM, Idefics3 (pictures as tokens)", "CUDA")
+@pytest.mark.proves("presence and frequency penalties, min-p", "CUDA")
+@pytest.mark.proves("answers by JSON schema or regular expression", "CUDA")
+def test_models_of_each_kind_answer_as_on_the_cpu(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {**MODELS, **WRITTEN}[kind](tmp_path)
+    expected = answers(**options, device="cpu")
+    cuda = FakeCuda()
+    cuda.install(monkeypatch)
+    monkeypatch.setattr(devices, "ACCELERATORS", (replace(CUDA, count=lambda: 1, open=lambda index: HostCuda()),))
+
+    assert answers(**options, device="cuda:0") == expected
+    assert cuda.num_captures() > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [kind for kind in MODELS if kind not in TOO_LONG])
+@pytest.mark.proves("bundles", "OM")
+@pytest.mark.proves("Hugging Face LLaMA", "OM")
+@pytest.mark.proves("adapters with CLIP inside", "OM")
+@pytest.mark.proves("LLaMA without adapter", "OM")
+@pytest.mark.proves("LLaMA-Adapter V1 for texts", "OM")
+@pytest.mark.proves("Meta's 2, 4 and 8 files", "OM")
+@pytest.mark.proves("LoRA of PEFT", "OM")
+@pytest.mark.proves("chat templates", "OM")
+@pytest.mark.proves("text without a picture", "OM")
+@pytest.mark.proves("repetition penalty", "OM")
+@pytest.mark.proves("presence and frequency penalties, min-p", "OM")
+@pytest.mark.proves("answers by JSON schema or regular expression", "OM")
+def test_exports_of_each_kind_answer_as_the_model(kind: str, tmp_path: Path, install: Callable[..., None]) -> None:
+    options, decoder = MODELS[kind](tmp_path), tmp_path / "decoder"
+    install("")
+    compile_decoder(decoder, **{name: value for name, value in options.items() if name in JOB})
+
+    assert answers(**options, decoder=decoder) == answers(**options, device="cpu")
