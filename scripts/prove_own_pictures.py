@@ -124,7 +124,7 @@ def measure_accuracy(settings: Settings) -> dict[str, Any]:
 
 
 def measure_stages(settings: Settings) -> dict[str, Any]:
-    """The stages of each set's training, and the network in the same seconds from the pictures that it learned."""
+    """The stages of each set's training, and the network in the same seconds from as many pictures."""
     rows = []
     for run in _runs(settings):
         trained = run.train()

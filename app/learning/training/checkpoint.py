@@ -28,8 +28,8 @@ class TrainingError(LlamaAdapterError):
 def other_run(folder: Path) -> UsageError:
     """The error if `--resume` finds a run with other settings or data in the folder."""
     return UsageError(
-        f"The run in `{shown_name(str(folder))}` has other data, examples or settings",
-        hint="resume with the same data and settings, or start again with --force",
+        f"The run in `{shown_name(str(folder))}` has other data, examples or settings, or another version began it",
+        hint="resume with the same data, settings and version, or start again with --force",
     )
 
 

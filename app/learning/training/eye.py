@@ -127,7 +127,8 @@ class Eye:
         """`encodings` are pixels. `run` is the digest of what the steps depend on."""
         assert model.vision is not None, "the model sees pictures"
         self._model, self._vision, self._device = model, model.vision, model.device
-        self._targets, self._examples = targets, targets.examples
+        self._targets, self._examples = targets, [own[0] for own in targets.pictures]
+        self._label_NG = targets.labels()
         self._encodings, self._job, self._ranks = encodings, job, ranks
         clip, config = model.vision.clip, model.vision_config
         # Sums of a patch's weights over 2 x 2 pixels compute the same from a picture of half the size.
@@ -200,10 +201,13 @@ class Eye:
 
     @torch.no_grad()
     def are_right(self, examples: Sequence[TrainExample]) -> list[bool]:
-        """Whether the linear layer finds the answers in the visual query; without examples whose words are learned."""
-        query_BQD = self._queries(examples, random=None)
+        """Whether the linear layer finds the answer in the visual query, of examples whose question has answers."""
+        seen = [one for one in examples if one.has_picture]
+        if not seen:
+            return []
+        query_BQD = self._queries(seen, random=None)
         logits_BK = self._query_head(query_BQD.to(self._device, torch.float32).mean(1))
-        return self._targets.are_right(logits_BK, examples)
+        return self._targets.are_right(logits_BK, seen)
 
     def finished(self, data: TrainingData) -> Encodings:
         """Freeze the encoder; returns the encodings for the rest of the training: visual queries of several views."""
@@ -216,7 +220,8 @@ class Eye:
             kinds = (None, *[random] * (count - 1))
             views_VBQD = torch.stack([self._queries(examples, random=one) for one in kinds]) if examples else ()
             for place, one in enumerate(examples):
-                views[one.example.digest] = views_VBQD[:, place]  # type: ignore[call-overload]
+                own_VQD = views_VBQD[:, place]  # type: ignore[call-overload]
+                views[one.example.digest] = own_VQD if one.has_picture else own_VQD[:1]
         return Views(views)
 
     @torch.no_grad()
@@ -245,7 +250,7 @@ class Eye:
         pixels = augmented(self._pixels([self._examples[index] for index in chosen]), random=random)[own]
         loss = torch.zeros((), device=self._device)
         if len(pixels):
-            label_BG = self._targets.label_NG[chosen[own]].to(self._device)
+            label_BG = self._label_NG[chosen[own]].to(self._device)
             with nullcontext() if is_tower else torch.no_grad():
                 features_BTC = self._features(pixels)
                 tower_BK = self._tower_head(features_BTC.mean(1))

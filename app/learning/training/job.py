@@ -111,7 +111,7 @@ class Optimisation:
     lr: float | None = None  # peak learning rate
     warmup: float = 0.05  # share of the steps in which the rate rises from 0 to its peak
     final_lr: float = 0.0  # rate at the last step, as a share of the peak
-    tower_epochs: int | None = None  # passes in which a small picture tower learns classes; None: by their number
+    tower_epochs: int | None = None  # passes in which a small picture tower learns; None: by the number of pictures
     weight_decay: float = 0.02
     max_norm: float = 1.0  # gradients with a larger norm are clipped to it; 0: no clipping
     skip: int = 10  # the run fails after more than this many steps whose loss or gradient is not finite

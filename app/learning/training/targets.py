@@ -29,7 +29,7 @@ _WORD: Final = re.compile("[\u3040-\u9fff]|[^\\W\u3040-\u9fff]+")  # Japanese an
 
 
 class Group(NamedTuple):
-    """A question and its answers; or "" and a word, which an answer to the question may have."""
+    """A question with its answers, or with "" and a word: whether the answer has it."""
 
     prompt: Prompt
     answers: tuple[str, ...]
@@ -46,18 +46,23 @@ class Group(NamedTuple):
 class Targets:
     """What the encoder learns."""
 
-    examples: tuple[TrainExample, ...]  # one of each picture
+    pictures: tuple[tuple[TrainExample, ...], ...]  # the examples of each picture
     groups: tuple[Group, ...]
-    label_NG: Tensor  # int64: the answers of each example's picture, or `_NONE`
     are_classes: bool  # whether all examples are pictures that one question sorts into classes
+
+    def labels(self) -> Tensor:
+        """The answer of each picture in each group, or `_NONE`: int64 (N, G)."""
+        return torch.tensor([[group.label(own) for group in self.groups] for own in self.pictures])
 
     def losses(self, logits_BK: Tensor, wanted: Tensor) -> Tensor:
         """The mean loss of each picture's groups, (B,), for labels (B, G) or the probabilities of logits (B, K)."""
-        smoothing = 0.0 if wanted.is_floating_point() else _SMOOTHING
-        parts = [one.softmax(1) for one in self._split(wanted)] if wanted.is_floating_point() else wanted.unbind(1)
+        if wanted.is_floating_point():
+            parts, smoothing = [one.softmax(1) for one in self._split(wanted)], 0.0
+        else:
+            parts, smoothing = list(wanted.unbind(1)), _SMOOTHING
         pairs = zip(self._split(logits_BK), parts, strict=True)
         losses = [F.cross_entropy(one, part, label_smoothing=smoothing, reduction="none") for one, part in pairs]
-        return torch.stack(losses).mean(0) if len(losses) > 1 else losses[0]
+        return torch.stack(losses).mean(0)
 
     def are_right(self, logits_BK: Tensor, examples: Sequence[TrainExample]) -> list[bool]:
         """Whether the likeliest answer is right, for each of the examples with a group of answers."""
@@ -83,23 +88,24 @@ def targets_of(examples: Sequence[TrainExample]) -> Targets | None:
     if not groups or sum(len(asked[one]) for one in {group.prompt for group in groups}) < _LEAST_SHARE * len(seen):
         return None
     are_classes = len(groups) == len(asked) == 1 and groups[0].answers[0] != "" and len(seen) == len(examples)
-    label_NG = torch.tensor([[group.label(own) for group in groups] for own in pictures.values()])
-    learned = tuple(own[0] for own in pictures.values())
-    return Targets(examples=learned, groups=groups, label_NG=label_NG, are_classes=are_classes)
+    return Targets(pictures=tuple(map(tuple, pictures.values())), groups=groups, are_classes=are_classes)
 
 
 def _answers(examples: Sequence[TrainExample]) -> dict[tuple[str, ...], int]:
     """The answers of each group of a question, with the number of pictures that it tells something about."""
     found, choices = {one.example.answers[0] for one in examples}, examples[0].example.choices
+    num_pictures = len({one.example.digest for one in examples})
     are_choices = choices is not None and all(one.example.choices == choices for one in examples)
     answers = tuple(choices or ()) if are_choices else tuple(sorted(found))
-    is_few = are_choices or _FEWEST * len(answers) <= len(examples)
+    is_few = are_choices or _FEWEST * len(answers) <= num_pictures
     if len(found) > 1 and is_few and len(answers) <= _MOST_CLASSES and examples[0].example.task != "caption":
-        return {answers: len(examples)}
-    counts = Counter(word for one in examples for word in _words(one.example.answers))
-    return {("", word): count for word, count in counts.items() if _FEWEST <= count <= len(examples) - _FEWEST}
+        return {answers: num_pictures}
+    said = dict.fromkeys((one.example.digest, word) for one in examples for word in _words(one.example.answers))
+    counts = Counter(word for _, word in said)
+    return {("", word): count for word, count in counts.items() if _FEWEST <= count <= num_pictures - _FEWEST}
 
 
 @lru_cache(maxsize=1000)
-def _words(texts: tuple[str, ...]) -> set[str]:
-    return {word for text in texts for word in _WORD.findall(text.lower())}
+def _words(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """The words of the texts, each once, in their order: it is the same in all processes."""
+    return tuple(dict.fromkeys(word for text in texts for word in _WORD.findall(text.lower())))

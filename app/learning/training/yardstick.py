@@ -87,7 +87,7 @@ class Yardstick:
         `has_eye` is whether the encoder was trained before the decoder.
         `score` is the adapter's figure `HEADLINES[task]` on the test examples. The result is None if it is at least as
         high as that of the best method, or if its 95 % interval is above chance and includes the best method. Chance is
-        what one answer for all examples reaches. The interval of shares is Wilson's. None with fewer than two examples.
+        what the first method reaches. The interval of shares is Wilson's. None with fewer than two examples.
         """
         value, chance = score.value, self.constant.value or 0.0
         name, best = max(self.rows, key=lambda row: row[1].value or 0.0)
@@ -98,7 +98,8 @@ class Yardstick:
         is_near_chance = low <= chance
         if not is_near_chance and high >= (best.value or 0.0):
             return None
-        floor = "chance" if self.task == "choices" else "one answer for all"
+        same = "one answer for all" if self.answer else "the usual answers"
+        floor = "chance" if self.task == "choices" else same
         judged = f"not clearly above {floor}" if is_near_chance else "below a simple method"
         others = dict(self.rows[:1] if is_near_chance else ()) | {name: best}
         reached = f"{SHOWN[self.task]} {self._shown(score)} on {score.count:,} test examples"
@@ -161,7 +162,9 @@ def measure_answers(
     usual = defaultdict[Hashable, Counter[str]](Counter)
     for question, right in learned:
         usual[question].update(list(dict.fromkeys(right)))
-    every = sum(usual.values(), Counter[str]())
+    every = Counter[str]()
+    for one in usual.values():
+        every.update(one)
     answers = [usual.get(question, every).most_common(1)[0][0] for question, _ in asked]
     pairs = zip(answers, asked, strict=True)
     outcomes = [Outcome(picture="", question="", answer=answer, references=tuple(one[1])) for answer, one in pairs]

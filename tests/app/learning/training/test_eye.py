@@ -47,6 +47,8 @@ class Pictures(Encodings):
 
 def read(example: TrainExample) -> Tensor:
     source = example.example.item.source
+    if source is None:
+        return torch.zeros(SIZE, SIZE, 3, dtype=torch.uint8)
     assert isinstance(source, str)
     return torch.from_numpy(np.array(Image.open(source).resize((SIZE, SIZE))))
 
@@ -189,3 +191,15 @@ def test_muon_updates_as_torchs_does(shape: tuple[int, int]) -> None:
             weight.grad = gradient.clone()
             optimizer.step()
     torch.testing.assert_close(weights[0], weights[1], rtol=0.02, atol=0.02)  # torch computes in bfloat16
+
+
+def test_texts_beside_pictures_have_one_view_and_are_not_judged(job: TrainJob, data: TrainingData) -> None:
+    _, found = opened(job, data)
+    one = data.train[0].example
+    item = dataclasses.replace(one.item, source=None)
+    text = dataclasses.replace(data.train[0], example=dataclasses.replace(one, item=item, digest=""))
+    assert found.are_right([*65 * [text], *data.train]) == found.are_right(data.train)
+    assert found.are_right([text]) == []
+    views = found.finished(dataclasses.replace(data, train=(text, *data.train)))
+    drawn = [views.of([text], random=torch.Generator().manual_seed(seed)) for seed in range(9)]
+    assert all(torch.equal(one, drawn[0]) for one in drawn)
