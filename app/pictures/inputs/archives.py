@@ -84,7 +84,7 @@ def _pictures_in(
                         left_out.add("thumbnails", f"{path}/{member.name}")
                     continue
                 key = _key(member.name)
-                if key != sample.key or sample.is_full or sample.is_before(member):
+                if key != sample.key or sample.is_full or sample.is_repeated_by(member):
                     yield from chosen()
                     sample = _Sample(archive=path, max_bytes=max_bytes, names=names, key=key)
                 sample.add(member, tar=tar)
@@ -145,7 +145,7 @@ class _Sample:
     def is_full(self) -> bool:
         return len(self.pictures) >= _MAX_PICTURES or self.num_bytes >= _MAX_SAMPLE_BYTES
 
-    def is_before(self, member: TarMember) -> bool:
+    def is_repeated_by(self, member: TarMember) -> bool:
         """Whether the sample has a picture, texts and a member of that name, as in shards that were joined."""
         return bool(self.pictures and self.texts) and member.name[len(self.key) + 1 :] in self.fields
 
@@ -183,9 +183,8 @@ class _Sample:
             columns: dict[str, str] = {}
             whole = named.get(picture.repeats or picture.label)
             mine = {whole, stem, self.key}
-            for of, _, values in sorted(
-                self.texts, key=lambda text: text[0] == whole
-            ):  # the most exact name comes last
+            # The text with the picture's whole name comes last, so that it counts.
+            for of, _, values in sorted(self.texts, key=lambda text: text[0] == whole):
                 own = self._field(of)
                 if (own == of_text) if of_text else of in mine:
                     columns |= values
