@@ -51,7 +51,7 @@ class Tokenizer:
         """Read a `tokenizer.model`, a `tokenizer.json` or a GGUF file, which has settings of its own inside.
 
         `settings` are those of `read_settings`. Raises CheckpointError if the file is missing, unreadable or no
-        tokenizer, or if no token ends a text.
+        tokenizer, if no token ends a text, or if the file lacks the one that the settings name.
         """
         if is_gguf(Path(path)):
             from llama_adapter.runtime.tensor_files.gguf_files import read_gguf  # imports torch
@@ -59,17 +59,25 @@ class Tokenizer:
             data, settings = keys_to_json(read_gguf(Path(path)).keys, name=str(path))
         else:
             data = read_bytes(Path(path))
-        return cls.from_bytes(data, name=str(path), settings=settings)
+        tokenizer = cls.from_bytes(data, name=str(path), settings=settings)
+        end = tokenizer.settings.names.get("eos_token")
+        if end and isinstance(tokenizer.pieces, SentencePieces) and tokenizer.pieces.id_of(end) is None:
+            raise CheckpointError(
+                f"`{path}` lacks the token {shown_excerpt(end)!r}, by which its tokenizer_config.json ends a text",
+                hint="copy the model's `tokenizer.json` too, which has the tokens that were added",
+            )
+        return tokenizer
 
     @classmethod
     def load_stored(cls, folder: str | os.PathLike[str], names: Collection[str]) -> "Tokenizer":
         """The tokenizer whose `files` were written into a folder that has the files `names`.
 
-        Raises the CheckpointError of `load`.
+        Raises the CheckpointError of `from_bytes`.
         """
         place = Path(folder)
         settings = stored_settings(place) if SETTINGS_FILE in names else None
-        return cls.load(place / stored_name(names), settings)
+        file = place / stored_name(names)
+        return cls.from_bytes(read_bytes(file), name=str(file), settings=settings)
 
     @classmethod
     def from_bytes(
@@ -88,12 +96,6 @@ class Tokenizer:
             pieces = JsonPieces(data, name=name, chat_template=settings.chat_template)
         else:
             pieces = SentencePieces(data, name=name)
-        end = settings.names.get("eos_token")
-        if end and isinstance(pieces, SentencePieces) and pieces.id_of(end) is None:
-            raise CheckpointError(
-                f"`{name}` lacks the token {shown_excerpt(end)!r}, by which its tokenizer_config.json ends a text",
-                hint="copy the model's `tokenizer.json` too, which has the tokens that were added",
-            )
         tokenizer = cls(pieces, data, settings)
         if not tokenizer.end_ids:
             raise CheckpointError(

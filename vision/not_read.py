@@ -32,6 +32,7 @@ _OTHER_FILES: Final = (
     (0, b"\x00\x00\x01\x00", "an icon file"),
     (0, b"%PDF", "a PDF document"),
     (0, b"%!PS", "a PostScript document"),
+    (0, b"/* XPM */", "an XPM picture"),
 )
 _ARCHIVES: Final = (
     *((0, b"PK" + head, "zip") for head in (b"\x03\x04", b"\x05\x06", b"\x07\x08")),
@@ -43,7 +44,7 @@ _PAGES: Final = {
     "a web page (HTML)": rb"(?i)<!doctype html|<html|^\s*<(head|body|title|h1|p|div|pre|script)\b",
     "XML": rb"(?i)^\s*<(\?xml\b|[a-z][\w:.-]*[\s>/])",
     "JSON": rb"^\s*(\{\s*[\"}]|\[\s*[\[{\"\]\dnft])",
-    "plain text": rb"\A[\t\n\r\x20-\x7e\x80-\xff]+\Z",
+    "plain text": rb"\A(?!P[1-3]\s)[\t\n\r\x20-\x7e\x80-\xff]+\Z",
 }
 _HEIC_BRANDS: Final = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 _SIGNATURES: Final = (
@@ -87,6 +88,8 @@ def other_file(data: bytes) -> str | None:
         return "a PAM picture"
     if re.match(rb"PF4?\s+\d+\s+\d+\s", head):
         return "a PFM picture in colour"
+    if re.match(rb"#define \w+_width \d+\s", head):
+        return "an XBM picture"
     if data.startswith(b"BA") and data[14:16] == b"BM":
         return "an OS/2 bitmap array"
     return None

@@ -20,7 +20,7 @@ from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.settings.setting import SECTIONS
 from llama_adapter.runtime.settings.yaml_file import Table, read_content, read_yaml
 
-_Word = tuple[str, int | None]  # a word of a command line, and its line in a file
+_Word = tuple[str, int | None, int]  # a word of a command line, its line in a file, and the one that this continues
 
 COMMAND_SUFFIXES = (".sh", ".txt", ".cmd")  # of files with a command line of another system
 
@@ -34,6 +34,7 @@ class _Script(NamedTuple):
 
 
 _SEVERAL = ("predict_data",)  # options with several values
+_OPERATOR = re.compile(r"[|;&]+|<|[\d&]?>>?(&\d|[^\s<>]*)")  # of a shell: ends the options, as in `2>&1`
 
 _MINDFORMERS = _Script(import_mindformers)
 _SCRIPTS = {
@@ -64,7 +65,7 @@ def import_line(words: Sequence[str]) -> Imported | None:
     None if it runs no known script, or if its script is a file here, which can be run itself. Raises as `import_file`.
     """
     source = "the command line"
-    name, options = _find_script([(word, None) for word in words], source=source)
+    name, options = _find_script([(word, None, 0) for word in words], source=source)
     if not name or Path(name).exists():
         return None
     return _import_options(name, options, source=source, folder=Path())
@@ -85,7 +86,8 @@ def _import_table(data: Table, *, source: str) -> Imported:
 
 def _split(text: str, *, source: str, first: int | None = 1) -> list[_Word]:
     """The words of a command line, which may have several lines. `first` is the number of the first line."""
-    text = re.sub(r"\\[ \t\r]*\n", " \n", f"{text}\n")
+    whole = f"{text}\n"
+    text = re.sub(r"\\([ \t\r]*\n)", r" \1", whole)
     stream = io.StringIO(text)
     lexer = shlex.shlex(stream, posix=True, punctuation_chars=False)
     lexer.whitespace_split = True
@@ -100,7 +102,8 @@ def _split(text: str, *, source: str, first: int | None = 1) -> list[_Word]:
         if word is None:
             return words
         num_before = text.count("\n", 0, stream.tell() - 1) - word.count("\n")
-        words.append((word, None if first is None else first + num_before))
+        begun = num_before - len(re.findall(r"\\[ \t\r]*\n", whole[: stream.tell() - 1]))
+        words.append((word, None if first is None else first + num_before, begun))
 
 
 def _place(source: str, number: int | None) -> str:
@@ -112,7 +115,7 @@ def _find_script(words: list[_Word], *, source: str) -> tuple[str, list[_Word]]:
 
     It may be in a quoted line for a launcher; the number of devices, after that, becomes `--worker_num`.
     """
-    for place, (word, number) in enumerate(words):
+    for place, (word, number, _) in enumerate(words):
         if word.startswith("--"):
             break
         after = words[place + 1 :]
@@ -121,7 +124,7 @@ def _find_script(words: list[_Word], *, source: str) -> tuple[str, list[_Word]]:
         if ".py" in word and len(word.split()) > 1:
             name, options = _find_script(_split(word, source=source, first=number), source=source)
             if name:
-                return name, [*options, *([("--worker_num", after[0][1]), *after] if after else ())]
+                return name, [*options, *([("--worker_num", *after[0][1:]), *after] if after else ())]
     return "", words
 
 
@@ -160,7 +163,13 @@ def _read_options(words: list[_Word], *, source: str) -> Table:
     """The options of a command line, as a table with line numbers. Raises UsageError with the line."""
     options = Table()
     name: str | None = None
-    for word, number in words:
+    line = 0
+    for word, number, begun in words:
+        if options and number is not None and _OPERATOR.fullmatch(word):
+            break
+        if name in _SEVERAL and isinstance(options[name], list) and begun != line:
+            name = None
+        line = begun + word.count("\n")
         place = _place(source, number)
         if word.startswith("--"):
             name, equals, value = word.removeprefix("--").partition("=")

@@ -213,8 +213,8 @@ def _run_mode(imported: Import, key: str, value: Any) -> None:
 
 def _prompts(imported: Import, key: str, value: Any) -> None:
     texts = value if isinstance(value, list) else [value]
-    if len(texts) == 1 and str(texts[0]).endswith((".txt", ".json", ".jsonl")):
-        imported.take(key, {"prompt.prompt_file": [str(texts[0])], "prompt.raw": True})
+    if texts and all(str(text).endswith((".txt", ".json", ".jsonl")) for text in texts):
+        imported.take(key, {"prompt.prompt_file": list(map(str, texts)), "prompt.raw": True})
     else:
         prompt = str(texts[0]) if len(texts) == 1 else list(map(str, texts))
         imported.take(key, {"prompt.prompt": prompt, "prompt.raw": True}, "continued without a template")

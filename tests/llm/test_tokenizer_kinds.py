@@ -229,12 +229,16 @@ def test_a_stored_tokenizer_is_the_same(tmp_path: Path, make: Callable[[], Token
     assert again.template_names == tokenizer.template_names
 
 
-def test_the_begin_token_of_an_old_configuration_is_no_end() -> None:
+def test_the_begin_token_of_an_old_configuration_is_no_end(tmp_path: Path) -> None:
     settings = TokenizerSettings(end_ids=(1, 2))
     assert Tokenizer.from_bytes(sentencepiece_model(), settings=settings).end_ids == (2,)
     added = TokenizerSettings(names={"eos_token": "<|im_end|>"})
+    stored = Tokenizer.from_bytes(sentencepiece_model(), settings=added)  # as in bundles of earlier versions
+    for name, content in stored.files.items():
+        (tmp_path / name).write_bytes(content)
+    assert Tokenizer.load_stored(tmp_path, stored.files).end_ids == stored.end_ids
     with pytest.raises(CheckpointError, match=r"lacks the token .* by which its"):
-        Tokenizer.from_bytes(sentencepiece_model(), settings=added)
+        Tokenizer.load(tmp_path / "tokenizer.model", added)
     with pytest.raises(CheckpointError, match="Nothing says which token of `x` ends a text"):
         Tokenizer.from_bytes(tokenizer_json("Qwen"), name="x")
 

@@ -214,6 +214,9 @@ def test_errors_of_the_system_are_unreadable(tmp_path: Path, monkeypatch: pytest
     [
         (b"404: Not Found\n", "not_a_picture", "plain text"),
         (b"P", "not_a_picture", "plain text"),
+        (b"P3\n2 2\n255\n1 2 3", "truncated", ""),
+        (b"/* XPM */\nstatic char *a[] = {", "unsupported", "an XPM picture"),
+        (b"#define a_width 8\n#define a_height 8\n", "unsupported", "an XBM picture"),
         (b"BMW is a maker of cars", "not_a_picture", "plain text"),
         ("P6 ist größer als ein Bild".encode("cp1252"), "not_a_picture", "plain text"),
         ("\ufeff<html>".encode("utf-16-le"), "not_a_picture", "web page"),

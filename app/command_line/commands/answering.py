@@ -60,7 +60,9 @@ def _declare(entries: Sequence[TaskEntry], parser: Parser) -> None:
         add_flags(parser, "pictures")
     prompt = parser.add_argument_group("prompt", section="prompt")
     for option in (option for entry in entries for option in entry.options):
-        several: dict[str, Any] = {"action": "append"} if option.flag == "--prompt" else {}
+        several: dict[str, Any] = (
+            {"action": "append"} if (option.flag, option.name) == ("--prompt", "instruction") else {}
+        )
         prompt.add_argument(
             option.flag,
             key=option.flag.strip("-").replace("-", "_"),
@@ -90,7 +92,8 @@ def _run(entries: Sequence[TaskEntry], options: argparse.Namespace) -> int:
     flags = {option.name: option.flag for entry in entries for option in entry.options}
     needs_question = any(entry.needs_instruction for entry in entries)
     with in_flags(flags, effective=options.effective):
-        texts = options.instruction if isinstance(options.instruction, list) else [options.instruction]
+        asked = getattr(options, "instruction", None)  # a task may have no such option
+        texts = asked if isinstance(asked, list) else [asked]
         each = [{**vars(options), "instruction": text} for text in texts or (None,)]
         common, *others = (question_of(one, command=entries[0].command) for one in each)
     sees_pictures = entries[0].needs_picture

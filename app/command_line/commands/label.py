@@ -37,7 +37,7 @@ def run_label(options: argparse.Namespace) -> int:
     with closing(LabelTable(options.out, choices=options.choices, question=options.question)) as table:
         left_out = LeftOut()
         pictures = list(read_inputs(inputs, left_out=left_out))
-        if left_out:
+        if left_out and not options.quiet:
             say(f"note: left out: {left_out.note()}")
         if not options.quiet:
             say(f"{len(pictures):,} pictures, {len(table.rows):,} rows in {options.out}: label them on the page")

@@ -84,8 +84,13 @@ def read_examples(
 
 def _are_splits(paths: Sequence[str]) -> bool:
     """Whether the paths are tables named as splits: `train.csv` and others, such as `test.csv`."""
-    are_named = all(is_table_name(path) and is_split_name(_stem(path)) for path in paths)
+    are_named = all(_is_table(path) and is_split_name(_stem(path)) for path in paths)
     return are_named and "train" in map(_split_of, paths) and len(set(map(_split_of, paths))) > 1
+
+
+def _is_table(path: str) -> bool:
+    """Whether the name of a file is that of a table. In a folder, a `.txt` is about one picture."""
+    return is_table_name(path) or path.lower().endswith(".txt")
 
 
 def _split_of(table: str) -> str:
@@ -106,7 +111,7 @@ def _named(path: str, *, columns: Columns, pictures: str | None, split: str = ""
         raise InputsError(f"Wanted labelled data, but `{shown_name(path)}` does not exist.", hint="check the path")
     if is_archive_name(path):
         return archive_examples(path, columns=columns)
-    if is_table_name(path) or path.lower().endswith(".txt"):  # in a folder, a `.txt` is about one picture
+    if _is_table(path):
         return table_examples(path, columns=columns, split=split)
     if path.lower().endswith((".yaml", ".yml")):
         return _listed(path, columns=columns, pictures=pictures)
@@ -128,7 +133,7 @@ def _listed(path: str, *, columns: Columns, pictures: str | None) -> Examples:
     for name in tables:
         beside = os.path.join(os.path.dirname(path), name)
         table = beside if os.path.exists(beside) else name
-        if os.path.exists(table) and not is_table_name(table):
+        if os.path.exists(table) and not _is_table(table):
             raise InputsError(f"Wanted tables under `{_META}`, got `{shown_name(table)}`.", hint=".json or .csv")
         found.extend(_named(table, columns=columns, pictures=pictures))
     return found
@@ -171,7 +176,8 @@ def _is_none_of_the_forms(folder: str, tables: list[str]) -> InputsError:
 
 def _count_left_out(folder: str, found: Examples, *, has_rows: bool) -> None:
     """Count the folders of thumbnails in a folder and, if it has tables, the pictures that no row names."""
-    named = {os.path.abspath(one.item.source) for one in found.examples if isinstance(one.item.source, str)}
+    rows = found.examples if has_rows else []
+    named = {os.path.abspath(one.item.source) for one in rows if isinstance(one.item.source, str)}
     for item in folder_inputs(folder, recursive=True, left_out=found.left_out):
         if has_rows and item.source != folder and os.path.abspath(item.path) not in named:
             found.left_out.add("pictures without a row", item.path)

@@ -166,7 +166,7 @@ class HubSource:
             folder = Path(_hub().snapshot_download(self.repo, revision=self.revision, allow_patterns=patterns))
         damaged = [one for one in _checks(folder / name for name in missing) if one.fault]
         for one in damaged:
-            os.unlink(os.path.realpath(one.path))
+            Path(os.path.realpath(one.path)).unlink(missing_ok=True)
         if damaged:
             names = [one.path.name for one in damaged]
             raise DownloadError(f"{_some(names)} of {self.page} arrived damaged: {damaged[0].fault}")
@@ -252,7 +252,7 @@ def _checks(paths: Iterable[Path]) -> Iterator[Check]:
     for path in paths:
         wanted = os.path.basename(os.path.realpath(path))
         if not path.is_file():
-            fault = "missing" if path.is_symlink() else ""
+            fault = "" if path.is_dir() else "missing"
         elif re.fullmatch("[0-9a-f]{64}", wanted):
             fault = "" if file_digest(path) == wanted else "not the published SHA-256"
         elif re.fullmatch("[0-9a-f]{40}", wanted):

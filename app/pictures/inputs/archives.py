@@ -66,9 +66,16 @@ def archive_inputs(
 def _pictures_in(
     path: str, *, max_bytes: int | None, fields: tuple[str, ...] | None, left_out: LeftOut, seen: set[str]
 ) -> Iterator[PictureInput]:
-    num_pictures, damage, problem = 0, "", ""
+    num_pictures, damage, problem, own = 0, "", "", set[str]()
     max_bytes, names = DEFAULT_MAX_BYTES if max_bytes is None else max_bytes, MemberNames()
     sample = _Sample(archive=path, max_bytes=max_bytes, names=names)
+
+    def chosen() -> list[PictureInput]:
+        nonlocal num_pictures
+        found = list(sample.inputs(fields, left_out=left_out, seen=own))
+        num_pictures += len(found)
+        return found
+
     try:
         with opened_tar(path) as tar:
             for member in tar.members():
@@ -77,10 +84,8 @@ def _pictures_in(
                         left_out.add("thumbnails", f"{path}/{member.name}")
                     continue
                 key = _key(member.name)
-                if key != sample.key or sample.is_full:
-                    chosen = list(sample.inputs(fields, left_out=left_out, seen=seen))
-                    num_pictures += len(chosen)
-                    yield from chosen
+                if key != sample.key or sample.is_full or sample.is_repeated_by(member):
+                    yield from chosen()
                     sample = _Sample(archive=path, max_bytes=max_bytes, names=names, key=key)
                 sample.add(member, tar=tar)
     except tarfile.CompressionError as error:
@@ -89,15 +94,14 @@ def _pictures_in(
         damage = str(error) or type(error).__name__
     except OSError as error:  # gzip and bzip2 raise it for damaged data too
         damage = f"the system says: {error.strerror}" if error.strerror else str(error)
-    chosen = list(sample.inputs(fields, left_out=left_out, seen=seen))
-    num_pictures += len(chosen)
-    yield from chosen
+    yield from chosen()
+    seen |= own
     if damage:
         problem = f"it is damaged ({damage}; pictures found before that: {num_pictures:,}); copy it again."
     if problem or not num_pictures:
         none = "with the suffix of a picture"
-        if fields and any(has_picture_suffix(f"a.{name}") for name in seen):
-            none = f"in the field {shown_name(fields[0])}: it has {shown_excerpt(', '.join(sorted(seen)))}"
+        if fields and any(has_picture_suffix(f"a.{name}") for name in own):
+            none = f"in the field {shown_name(fields[0])}: it has {shown_excerpt(', '.join(sorted(own)))}"
         problem = problem or f"it has none {none}."
         message = f"Wanted the pictures in the archive `{shown_name(path)}`, but {problem}"
         yield PictureInput.failed(path, "archive", message, root=path)
@@ -133,13 +137,17 @@ class _Sample:
     key: str = ""
     # Each with its stem, the member's name without its suffix; texts are columns of the pictures.
     pictures: list[tuple[str, PictureInput]] = field(default_factory=list)
-    texts: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+    texts: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)  # each with its suffix too
     fields: set[str] = field(default_factory=set)
     num_bytes: int = 0
 
     @property
     def is_full(self) -> bool:
         return len(self.pictures) >= _MAX_PICTURES or self.num_bytes >= _MAX_SAMPLE_BYTES
+
+    def is_repeated_by(self, member: TarMember) -> bool:
+        """Whether the sample has a picture, texts and a member of that name, as in shards that were joined."""
+        return bool(self.pictures and self.texts) and member.name[len(self.key) + 1 :] in self.fields
 
     def add(self, member: TarMember, *, tar: TarReader) -> None:
         stem, _, suffix = member.name.rpartition(".")
@@ -149,13 +157,13 @@ class _Sample:
                 self.fields.add(member.name[len(self.key) + 1 :])
         elif member.kind == "file" and suffix.lower() in ("json", *_TEXTS):
             is_short = member.num_bytes <= MAX_TEXT_BYTES
-            self.texts.append((stem, _columns(tar.read(member), suffix=suffix.lower()) if is_short else {}))
+            self.texts.append((stem, suffix, _columns(tar.read(member), suffix=suffix.lower()) if is_short else {}))
             self.fields.add(member.name[len(self.key) + 1 :])
 
     def inputs(self, fields: tuple[str, ...] | None, *, left_out: LeftOut, seen: set[str]) -> Iterator[PictureInput]:
         """The pictures of the sample with their columns; `left_out` counts the others."""
         seen.update(self.fields)
-        stems = {stem for stem, _ in self.texts}
+        stems = {stem for stem, *_ in self.texts}
         named = {f"{self.archive}/{stem.removeprefix('./')}": stem for stem in stems}  # a.png of a.png.txt
         of_picture, of_text = (*(fields or ()), "", "")[:2]
         if of_picture:
@@ -166,24 +174,26 @@ class _Sample:
             paired = [
                 (stem, one)
                 for stem, one in self.pictures
-                if one.label in named or (stem in stems and (one is first[stem] or one.repeats))
+                if (one.repeats or one.label) in named or (stem in stems and (one is first[stem] or one.repeats))
             ]
             chosen = paired or [one for one in self.pictures if not self._field(one[0])] or self.pictures
         else:
             chosen = self.pictures
         for stem, picture in chosen:
             columns: dict[str, str] = {}
-            mine = {named[picture.label]} if picture.label in named else {stem, self.key}
-            for of, values in self.texts:
+            whole = named.get(picture.repeats or picture.label)
+            mine = {whole, stem, self.key}
+            # The text with the picture's whole name comes last, so that it counts.
+            for of, _, values in sorted(self.texts, key=lambda text: text[0] == whole):
                 own = self._field(of)
                 if (own == of_text) if of_text else of in mine:
                     columns |= values
                 elif not of_text and not mine & stems:
                     columns |= {own if name in _TEXTS else name: value for name, value in values.items()}
             yield replace(picture, columns=columns)
-        for stem, values in self.texts:
+        for stem, suffix, values in self.texts:
             if not values:
-                left_out.add("texts without values that can be read", f"{self.archive}/{stem}")
+                left_out.add("texts without values that can be read", f"{self.archive}/{stem}.{suffix}")
         taken = {picture.label for _, picture in chosen}
         for _, picture in self.pictures:
             if picture.label not in taken:

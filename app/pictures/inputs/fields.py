@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,8 @@ _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "ass
 _PICTURE_PARTS = ("image", "image_url", "input_image")
 JSON = json.JSONDecoder(parse_constant=lambda name: None)  # pandas writes NaN for an empty cell
 _PICTURE_MARK = "<image>"  # in the questions of LLaVA; it is no part of a prompt here
-_MARKS = (_PICTURE_MARK, "<img>", "<video>")  # of what a question is about
+# What a question is about. Elsewhere in a text, the names of these elements of HTML are words.
+_MARK = re.compile(r"<image>|</img>|\A\s*<(?:img|video)>|<(?:img|video)>\s*\Z")
 
 
 def known_name(name: str, known: Collection[str] = KNOWN_COLUMNS) -> str:
@@ -75,9 +77,9 @@ def _pairs(turns: object, *, has_picture: bool) -> list[tuple[str, str | None]]:
     for turn in turns if isinstance(turns, list) else [None]:
         role, text = _said(turn)
         if role == "user":
-            if not has_picture and (mark := next((mark for mark in _MARKS if mark in text), None)):
+            if not has_picture and (mark := _MARK.search(text)):
                 raise ValueError(
-                    f"its `{TURNS}` have {mark}, and it has no picture in a column {named(PICTURE_COLUMNS)}"
+                    f"its `{TURNS}` have {mark[0].strip()}, and it has no picture in a column {named(PICTURE_COLUMNS)}"
                 )
             pairs.append((text.replace(_PICTURE_MARK, "").strip(), None))
         elif role == "assistant" and pairs and pairs[-1][1] is None:

@@ -35,7 +35,7 @@ def set_rows(data: Any, *, folder: str) -> Sequence[object] | None:
             annotations = _objects(answers) if isinstance(answers, list) else []
             kind = str(data.get("data_subtype", ""))
             return list(vqa_rows(_objects(questions), annotations, kind=kind, folders=(folder,)))
-        case dict() if not any(map(_names_a_picture, data)) and (inside := _rows_inside(data)):
+        case dict() if not _are_names(data, folder=folder) and (inside := _rows_inside(data)):
             return inside
         case dict() if data and (all(map(_names_a_picture, data)) or all(map(_is_captioned, data.values()))):
             return [_named_row(name, value, folder=folder) for name, value in data.items()]
@@ -108,11 +108,21 @@ def _karpathy_row(image: Values, *, folder: str) -> Values:
 
 def _named_row(name: str, value: object, *, folder: str) -> Values:
     if not _names_a_picture(name):
-        name = next((one for one in _with_suffixes(name) if os.path.isfile(os.path.join(folder, one))), name)
+        name = _file_of(name, folder=folder) or name
     picture = _relative(name, "", "images", folders=(folder,))
     if isinstance(value, Mapping):
         return {"picture": picture, **({"caption": value["tags"]} if "tags" in value else {}), **value}
     return {"picture": picture, "captions" if isinstance(value, list) else "caption": value}
+
+
+def _are_names(data: Values, *, folder: str) -> bool:
+    """Whether keys name pictures: with a suffix, or, of objects with a caption, the first without that of its file."""
+    has_captions = bool(data) and all(map(_is_captioned, data.values()))
+    return any(map(_names_a_picture, data)) or (has_captions and _file_of(next(iter(data)), folder=folder) is not None)
+
+
+def _file_of(stem: str, *, folder: str) -> str | None:
+    return next((one for one in _with_suffixes(stem) if os.path.isfile(os.path.join(folder, one))), None)
 
 
 def _names_a_picture(name: str) -> bool:

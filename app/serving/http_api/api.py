@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -82,6 +83,7 @@ def create_api(
     needs_key = bool(settings.guards.api_keys)
     app.router.routes += _openai_routes(service, settings=settings, needs_key=needs_key, batches=batches).routes
     app.router.routes += _operation_routes(service, metrics=metrics).routes
+    _answer_head(app)
     own_paths = _refuse_other_methods(app, has_files=batches is not None)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     add_error_handlers(app)
@@ -147,7 +149,6 @@ def _openai_routes(
     if batches is not None:
         add_file_routes(router, batches)
 
-    @router.head("/models", include_in_schema=False)
     @router.get("/models", tags=["models"], responses=error_replies(401, 503))
     async def list_models() -> ModelList:
         """The names of the loaded model."""
@@ -155,7 +156,6 @@ def _openai_routes(
         return ModelList(data=[_model(name, info, created=created) for name in names or (info.name,)])
 
     # A path, because model names may have slashes.
-    @router.head("/models/{model:path}", include_in_schema=False)
     @router.get("/models/{model:path}", tags=["models"], responses=error_replies(401, 404, 503))
     async def retrieve_model(model: str) -> Model:
         """The loaded model, by one of its names or as `default`."""
@@ -205,7 +205,6 @@ def _add_form(router: APIRouter, path: str, form: Form[Any], *, asker: Asker) ->
 def _operation_routes(service: OnlineService, *, metrics: Metrics) -> APIRouter:
     router = APIRouter(tags=["operations"])
 
-    @router.head("/health", include_in_schema=False)
     @router.get("/health", responses={503: {"model": Health, "description": "Not working."}})
     async def health(response: Response) -> Health:
         """Whether the engine works: 503 while it is loading, stalled, failed or closed."""
@@ -214,7 +213,6 @@ def _operation_routes(service: OnlineService, *, metrics: Metrics) -> APIRouter:
         response.status_code = 200 if is_working else 503
         return Health.model_validate(status)
 
-    @router.head("/ready", include_in_schema=False)
     @router.get("/ready", responses={503: {"model": Readiness, "description": "Not ready."}})
     async def ready(response: Response) -> Readiness:
         """Whether requests are accepted: 503 while the model is loading, the engine stalled or the service draining."""
@@ -223,7 +221,6 @@ def _operation_routes(service: OnlineService, *, metrics: Metrics) -> APIRouter:
         response.status_code = 200 if is_ready else 503
         return Readiness(ready=is_ready, status=status.state)
 
-    @router.head("/metrics", include_in_schema=False)
     @router.get("/metrics", response_class=PlainTextResponse, responses={200: _METRICS_REPLY})
     def read_metrics() -> Response:
         """Counts and times for Prometheus."""
@@ -251,6 +248,14 @@ class _JsonRequest(Request):
         """The body; raises json.JSONDecodeError, which FastAPI turns into a validation error."""
         body = await self.body()
         return parse_json(body) if len(body) <= _INLINE_BYTES else await asyncio.to_thread(parse_json, body)
+
+
+def _answer_head(app: FastAPI) -> None:
+    """Answer HEAD where GET is answered. The documentation does not mention it."""
+    for route in [one for one in app.router.routes if isinstance(one, APIRoute) and "GET" in (one.methods or ())]:
+        head = copy(route)
+        head.methods, head.include_in_schema = {"HEAD"}, False
+        app.router.routes.append(head)
 
 
 def _refuse_other_methods(app: FastAPI, *, has_files: bool) -> frozenset[str]:

@@ -155,7 +155,7 @@ _ROLES: Final[Mapping[str, Role]] = {
 def turn_of(message: AskingMessage | EarlierMessage | OtherItem, *, place: str) -> Turn:
     """The turn of a message at this place of a request."""
     if isinstance(message, OtherItem):
-        return Turn(role="tool", has_more=True)
+        return Turn(role="assistant" if message.type.endswith("_call") else "tool", has_more=True)
     content = message.content or ""
     parts = [TextPart(text=content)] if isinstance(content, str) else content
     return Turn(
@@ -194,7 +194,9 @@ def understand_turns(
     is_answered = turns[-1].role == "assistant" or any(turn.role == "assistant" and turn.text.strip() for turn in after)
     if last.role != "user" or is_answered:
         raise ApiError(
-            "The last message must have the role user: its text is the question.", code="invalid_value", param=place
+            "Send a message with the role user, and no answer after the last one: its text is the question.",
+            code="invalid_value",
+            param=place,
         )
     with_picture = [turn for turn in turns if turn.pictures]
     asks = {"instruction": last.text} if last.text.strip() else {}

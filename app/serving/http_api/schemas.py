@@ -129,6 +129,12 @@ def _refuse_equal(texts: list[str]) -> list[str]:
     return texts
 
 
+def _refuse_images(value: Any) -> Any:
+    if value:
+        raise ValueError("must be absent; send the picture as a part of type image_url")
+    return value
+
+
 def _as_whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
@@ -170,7 +176,8 @@ class AskingMessage(LenientPart):
 
     role: Literal["system", "developer", "user"]
     content: TextOr[str, Annotated[list[Annotated[_Seen, _by_kind]], _parts]] | None = ""
-    images: NoList | None = None  # of Ollama: an answer without them would be wrong
+    # Of Ollama: an answer without them would be wrong.
+    images: Annotated[NoList, BeforeValidator(_refuse_images, json_schema_input_type=NoList)] | None = None
 
 
 class EarlierMessage(LenientPart):

@@ -58,10 +58,26 @@ def test_a_command_of_mindformers_reads_its_yaml_and_has_precedence(tmp_path: Pa
         "python run_mindformer.py \\\n --config predict.yaml --predict_data 'Hello, world' %s --run_mode predict \\\n"
     )
     for more, prompt in (("", "Hello, world"), ("hi 'a b'", ["Hello, world", "hi", "a b"])):
-        found = imported(tmp_path, "run.sh", command % more)
+        ended = f"{command % more} > log.txt 2>&1 &\necho done\n"
+        found = imported(tmp_path, "run.sh", ended)
 
         assert found.settings["prompt"] == {"prompt": prompt, "raw": True}
         assert found.settings["computation"]["batch_size"] == 4
+    with pytest.raises(UsageError, match=r"run\.sh:2: `echo` belongs to no option"):
+        imported(tmp_path, "run.sh", "python run_mindformer.py --config predict.yaml --predict_data hi\necho done\n")
+
+
+@pytest.mark.parametrize(
+    ("data", "prompt"),
+    [
+        ("[a, b]", {"prompt": ["a", "b"], "raw": True}),
+        ("[a.txt, b.txt]", {"prompt_file": ["a.txt", "b.txt"], "raw": True}),
+    ],
+)
+def test_several_prompts_or_files_of_them_are_taken(data: str, prompt: Any, tmp_path: Path) -> None:
+    text = text_of("predict.yaml", model="elsewhere")
+    text = "\n".join(f"predict_data: {data}" if "predict_data" in one else one for one in text.split("\n"))
+    assert imported(tmp_path, "predict.yaml", text).settings["prompt"] == prompt
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,7 @@ def test_rows_are_stored_at_once_and_a_second_run_goes_on_and_removes_the_last(t
         (HEAD + "a.png,catfish\0\0", HEAD, []),
         (HEAD + "a.png,catfish\n\0\0\0", HEAD + "a.png,catfish\n", ["a.png"]),
         ("\ufeffPicture, Label\r\na.png , cat\r\n\r\n", None, ["a.png"]),  # as spreadsheets save it
+        (HEAD + '"a.png", "cat"\n', None, ["a.png"]),  # as people write it
         (HEAD + "a.png,horse", HEAD + "a.png,horse\n", ["a.png"]),  # a label of an earlier run
     ],
 )

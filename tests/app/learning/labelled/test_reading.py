@@ -1,6 +1,7 @@
 """Every form of data becomes examples, and each problem in the data is reported by name."""
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,14 @@ def test_choices_of_the_command_are_those_of_folders(tmp_path: Path) -> None:
 
     assert [(example.answers, example.choices) for example in found.examples] == [(("cat",), ("cat", "dog"))]
     assert "its label 'bird' is none of cat, dog" in reasons(found, folder=tmp_path)[0]
+
+
+@pytest.mark.parametrize("key", ["001", "other"])
+def test_keys_of_captions_are_names_if_there_is_such_a_picture(key: str, tmp_path: Path) -> None:
+    pictures(tmp_path, "001.png", "b.png")
+    (tmp_path / "meta.json").write_text(json.dumps({key: {"caption": "a cat", "filename": "b.png"}}))
+    (found,) = read_examples(str(tmp_path / "meta.json")).examples
+    assert found.item.source == str(tmp_path / ("001.png" if key == "001" else "b.png"))
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz"])
@@ -263,6 +272,13 @@ def test_tables_that_are_named_as_splits_are_these_splits(tmp_path: Path) -> Non
     found.require_sound()
     assert {one.split for one in read_examples(str(train), str(more)).examples} == {"", "validation"}
     assert [one.split for one in read_examples(str(more)).examples] == ["", ""]
+
+    listed = [path.rename(path.with_suffix(".txt")) for path in (train, test)]  # the suffix does not decide
+    assert [one.split for one in read_examples(*map(str, listed)).examples] == ["train", "validation", "test"]
+    (tmp_path / "data.yaml").write_text("META:\n  - train.txt\n")
+    assert len(read_examples(str(tmp_path / "data.yaml")).examples) == 2
+    for path, name in zip(listed, (train, test), strict=True):
+        path.rename(name)
 
     more.unlink()
     with pytest.raises(InputsError) as refused:

@@ -134,6 +134,10 @@ def test_other_conversations_are_refused_with_their_line(value: Any, folder: Pat
             {"conversations": turns("<video>\nWhat?", "A star.")},
             "its `conversations` have <video>, and it has no picture",
         ),
+        (
+            {"conversations": turns("Picture 1: <img>a.jpg</img>\nWhat?", "A star.")},
+            "have </img>, and it has no picture",
+        ),
         ({"images": ["a.jpg", "b.jpg"], "conversations": turns("What?", "A star.")}, "`images` has 2 pictures"),
         ({"image": "a.jpg", "messages": chat("What?", [{"type": "image"}])}, "are no list of turns"),
         ({"image": "a.jpg", "messages": chat([{"type": "input_audio"}], "A star.")}, "are no list of turns"),
@@ -142,6 +146,12 @@ def test_other_conversations_are_refused_with_their_line(value: Any, folder: Pat
 def test_no_picture_of_a_conversation_is_left_out(row: dict[str, Any], reason: str, folder: Path) -> None:
     (folder / "llava.json").write_text(json.dumps([row]))
     assert reason in reasons(read(folder / "llava.json"), folder=folder)[0]
+
+
+def test_a_name_of_an_element_of_html_is_a_word(folder: Path) -> None:
+    (folder / "llava.json").write_text(json.dumps([{"conversations": turns("What is <video> in HTML?", "A tag.")}]))
+    (found,) = read(folder / "llava.json").examples
+    assert found.question.instruction == "What is <video> in HTML?"
 
 
 def test_an_address_is_no_picture_and_a_url_beside_a_question_is_a_column(folder: Path) -> None:

@@ -102,6 +102,7 @@ def test_a_file_and_a_bundle_arrive(hub: Hub, tmp_path: Path) -> None:
     assert [check.fault for check in split.check()] == ["", ""]
     fetch(split).with_name("m-00001-of-00002.gguf").unlink()
     assert split.here() is None
+    assert [check.fault for check in split.check()] == ["missing", ""]
 
     embedded = GOLDEN.parents[1] / "assets" / "embedded"
     hub.add_folder("a/bundle", embedded)

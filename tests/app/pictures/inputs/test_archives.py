@@ -72,6 +72,23 @@ def test_members_that_share_a_name_are_one_sample(tmp_path: Path, name: str, mod
     assert {item.root for item in items} == {str(path)}
 
 
+@pytest.mark.parametrize(
+    ("members", "columns"),
+    [
+        ([("a.png", b"x"), ("a.png.txt", b"1"), ("a.png", b"x"), ("a.png.txt", b"2")], [{"txt": "1"}, {"txt": "2"}]),
+        ([("a.json", b'{"v": 1}'), ("a.png", b"x")] * 2, [{"v": "1"}] * 2),
+        (
+            [("a.png", b"x"), ("a.png.txt", b"1"), ("a.txt", b"0"), ("a.json", b'{"v": 1}')],
+            [{"v": "1", "txt": "1"}],
+        ),
+    ],
+)
+def test_a_picture_has_the_texts_of_its_names_in_its_own_sample(
+    tmp_path: Path, members: list[tuple[str, bytes]], columns: list[dict[str, str]]
+) -> None:
+    assert [dict(item.columns) for item in items_of(archive(tmp_path, tar_bytes(members)))] == columns
+
+
 @pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_names_may_be_long_or_no_utf8(tmp_path: Path, format: int) -> None:
     long, odd = "d" * 120 + "/" + "e" * 80 + ".jpg", "caf\udce9\n.png"
@@ -179,6 +196,12 @@ def test_an_unusable_archive_is_one_error(tmp_path: Path, snapshot: SnapshotAsse
     assert said == snapshot
 
 
+def test_an_archive_without_the_field_names_its_own_fields(tmp_path: Path) -> None:
+    paths = [archive(tmp_path, tar_bytes({f"0.{name}.png": b"x"}), name=f"{name}.tar") for name in ("seg", "edge")]
+    items = read_inputs(InputSpec(paths=tuple(map(str, paths)), sample_fields=("depth", "txt")))
+    assert [message(item).rpartition(" ")[2] for item in items] == ["seg.png.", "edge.png."]
+
+
 def test_an_archive_that_is_not_there_is_left_to_its_loading(tmp_path: Path) -> None:
     (item,) = items_of(tmp_path / "none.tar")
     assert (item.path, item.error) == (str(tmp_path / "none.tar"), None)
@@ -208,7 +231,7 @@ def test_texts_that_cannot_be_used_give_no_columns(tmp_path: Path, texts: dict[s
     path, left_out = archive(tmp_path, tar_bytes({"0.png": b"x", **texts, "0.cls": b"3"})), LeftOut()
     (item,) = read_inputs(InputSpec(paths=(str(path),)), left_out=left_out)
     assert (item.columns, item.error) == ({"cls": "3"}, None)
-    assert left_out.note().startswith("texts without values that can be read: 1 ")
+    assert left_out.note().startswith(f"texts without values that can be read: 1 (first: {path}/{next(iter(texts))})")
 
 
 def test_a_picture_above_the_limit_is_not_taken_into_memory(tmp_path: Path) -> None:

@@ -133,6 +133,21 @@ def test_an_unusable_line_is_an_item_with_an_error(tmp_path: Path, snapshot: Sna
     assert said == snapshot
 
 
+@pytest.mark.parametrize(
+    ("cells", "wanted"),
+    [
+        ('a.png, "Red, blue"', "Red, blue"),
+        ('a.png, "Red" is a colour', '"Red" is a colour'),
+        ('a.png, "Red', '"Red'),
+    ],
+)
+def test_a_quote_after_a_space_is_a_letter_unless_it_closes_before_a_delimiter(
+    cells: str, wanted: str, tmp_path: Path
+) -> None:
+    items = manifest(tmp_path, f"picture,note\n{cells}\nb.png,x\n", name="m.csv")
+    assert [(item.error, dict(item.columns)["note"]) for item in items] == [(None, wanted), (None, "x")]
+
+
 def test_a_quote_that_is_never_closed_is_one_error_that_names_the_lost_lines(tmp_path: Path) -> None:
     items = manifest(tmp_path, HEAD + 'a.png,x\nb.png,"oops\nc.png,x\nd.png,x\n', name="m.csv")
     assert error_codes(items) == [None, "manifest"]

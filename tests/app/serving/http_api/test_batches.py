@@ -96,6 +96,8 @@ def begin(client: httpx.Client, *lines: str, endpoint: str = CHAT) -> str:
 def ended(client: httpx.Client, batch_id: str, status: str = "completed") -> dict[str, Any]:
     """The batch, as soon as it has this status."""
     until = time.monotonic() + WAIT_S
+    for path in ("/v1/files", "/v1/batches", f"/v1/batches/{batch_id}"):
+        assert (client.head(path).status_code, client.head(path).content) == (200, b"")
     while (batch := client.get(f"/v1/batches/{batch_id}").json())["status"] != status:
         assert time.monotonic() < until, batch
         time.sleep(0.01)
@@ -103,6 +105,8 @@ def ended(client: httpx.Client, batch_id: str, status: str = "completed") -> dic
 
 
 def lines_of(client: httpx.Client, file_id: str | None) -> list[dict[str, Any]]:
+    for path in (f"/v1/files/{file_id}", f"/v1/files/{file_id}/content"):
+        assert client.head(path).status_code == client.get(path).status_code
     return [json.loads(line) for line in client.get(f"/v1/files/{file_id}/content").text.splitlines()]
 
 

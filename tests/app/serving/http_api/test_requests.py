@@ -118,6 +118,8 @@ def test_other_servers_parameters_without_effect_are_accepted(api: TestClient) -
     assert ignored.keys() == IgnoredParameters.__annotations__.keys()
     assert sent(api, chat(**ignored)).status_code == 200
     assert sent(api, responses(**ignored), path=RESPONSES).json()["metadata"] == {"a": "b"}
+    marked = b"\xef\xbb\xbf" + json.dumps(responses()).encode()  # a byte order mark
+    assert sent(api, marked, path=RESPONSES).status_code == 200
 
 
 INVALID = [
@@ -168,6 +170,7 @@ INVALID_RESPONSES = [
     responses(text={"format": {"type": "json_schema", "name": "a", "schema": {"type": "array"}}}, guided_regex="a"),
     responses([{"type": "item_reference", "id": "msg_1"}]),
     responses([{"type": "function_call_output", "call_id": "a", "output": "b"}]),
+    responses([{"role": "user", "content": "a"}, {"type": "function_call", "name": "f", "arguments": "{}"}]),
     responses([{"type": "message", "content": "b"}]),
     responses([{"role": "user", "content": [{"type": "input_image"}]}]),
     responses([{"role": "user", "content": [{"type": "input_image", "image_url": "data:,", "file_id": "file_1"}]}]),

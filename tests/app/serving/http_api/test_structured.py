@@ -154,6 +154,7 @@ ANY = {"type": "object"}
             {"json_schema": {**NUMBER, "additionalProperties": False}},
         ),
         ({"response_format": {"type": "json_object"}}, {"json_schema": ANY}),
+        ({"response_format": {"type": "json_object", "schema": NUMBER}}, {"json_schema": NUMBER}),
         ({"json_schema": NUMBER}, {"json_schema": NUMBER}),
         ({"guided_json": NUMBER}, {"json_schema": NUMBER}),
         ({"guided_json": json.dumps(STAR)}, {"json_schema": STAR}),
