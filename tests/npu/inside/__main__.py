@@ -26,7 +26,7 @@ def compilers() -> dict[str, Any]:
 
     Both run in one fork, because the graph compilers take seconds to import.
     """
-    return {"wheel": wheel_facts.facts(), "graphs": graphs.comparison()}
+    return {"wheel": wheel_facts.facts(), "graphs": graphs.comparisons()}
 
 
 def main() -> None:
