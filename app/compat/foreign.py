@@ -35,6 +35,9 @@ class _Script(NamedTuple):
 
 _SEVERAL = ("predict_data",)  # options with several values
 _OPERATOR = re.compile(r"[|;&]+|<|[\d&]?>>?(&\d|[^\s<>]*)")  # of a shell: ends the options, as in `2>&1`
+# Programs and modules that start a program once per device, and their options that say how many these are.
+_LAUNCHERS = ("torchrun", "msrun", "torch.distributed.run", "torch.distributed.launch", "paddle.distributed.launch")
+_NUM_DEVICES = ("nproc_per_node", "nproc-per-node", "worker_num")
 
 _MINDFORMERS = _Script(import_mindformers)
 _SCRIPTS = {
@@ -69,6 +72,12 @@ def import_line(words: Sequence[str]) -> Imported | None:
     if not name or Path(name).exists():
         return None
     return _import_options(name, options, source=source, folder=Path())
+
+
+def without_launcher(words: Sequence[str]) -> tuple[list[str], Any]:
+    """The words of a command line from its program on, and the number of devices if a launcher before it says one."""
+    rest, num_devices = _without_launcher([(word, None, 0) for word in words], source="the command line")
+    return [word for word, *_ in rest], _typed(num_devices[1][0]) if num_devices else None
 
 
 def _import_table(data: Table, *, source: str) -> Imported:
@@ -110,17 +119,29 @@ def _place(source: str, number: int | None) -> str:
     return source if number is None else f"{source}:{number}"
 
 
+def _without_launcher(words: list[_Word], *, source: str) -> tuple[list[_Word], list[_Word]]:
+    """A line from its program on, and the launcher's number of devices as `--worker_num`."""
+    start = next((place for place, (word, *_) in enumerate(words) if word.endswith(".py")), len(words))
+    for place, (word, number, begun) in enumerate(words[:start]):
+        if Path(word).name in _LAUNCHERS and start < len(words):
+            options = _read_options(words[place + 1 : start], source=source)
+            sizes = [str(options[name]) for name in _NUM_DEVICES if name in options]
+            return words[start:], [(one, number, begun) for one in ("--worker_num", *sizes[:1])] if sizes else []
+    return words, []
+
+
 def _find_script(words: list[_Word], *, source: str) -> tuple[str, list[_Word]]:
     """The known script that a line runs, "" if it runs none, and the words after it.
 
-    It may be in a quoted line for a launcher; the number of devices, after that, becomes `--worker_num`.
+    A launcher may be before it, or around it, as a quoted line; the number of devices becomes `--worker_num`.
     """
+    words, num_devices = _without_launcher(words, source=source)
     for place, (word, number, _) in enumerate(words):
         if word.startswith("--"):
             break
         after = words[place + 1 :]
         if Path(word).name in _SCRIPTS:
-            return word, after
+            return word, [*num_devices, *after]
         if ".py" in word and len(word.split()) > 1:
             name, options = _find_script(_split(word, source=source, first=number), source=source)
             if name:

@@ -66,6 +66,12 @@ class Imported:
         return "".join(f"{entry}\n" for entry in self.report)
 
 
+def setting_of_export(setting: str) -> str:
+    """The setting of `export decoder` for `section.key` of other commands; "" if an export does not need it."""
+    setting = _AS_EXPORTED.get(setting, setting)
+    return setting if setting.startswith(_OF_EXPORTS) else ""
+
+
 class Import:
     """Collects settings and the report. Rules call its methods."""
 

@@ -377,6 +377,10 @@ def _with_all_new_tokens(imported: Import) -> Imported:
     return imported.done()
 
 
+# The number of devices, over which a model is split.
+_DEVICES = ignored_if(lambda imported, value: value == 1, "one is the default", number("computation.tensor_parallel"))
+
+
 # PaddleNLP: options of predictor.py and export_model.py
 
 _PADDLENLP_SAMPLING = {name: name for name in ("temperature", "top_k", "top_p")}
@@ -439,6 +443,7 @@ _PADDLENLP_RULES = _rules(
         "dtype": _DTYPES,
         "quant_type": _bits,
         "example": _example,
+        "worker_num": _DEVICES,
         **device("device"),
     },
     sampling=_PADDLENLP_SAMPLING,
@@ -521,9 +526,7 @@ _MODEL_RUNNER_RULES = _rules(
             "several ranks run operator by operator: no graph holds the sums over them",
             _MODES,
         ),
-        "world_size": ignored_if(
-            lambda imported, value: value == 1, "one is the default", number("computation.tensor_parallel")
-        ),
+        "world_size": _DEVICES,
         "quant_config": _few_bits,
         "model_config.quant_config": _few_bits,
         "model_config.mm_quant_mode": _few_bits,

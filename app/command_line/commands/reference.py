@@ -39,6 +39,7 @@ def _declare(reference: Parser) -> None:
 
 def _run_reference(run: Callable[[Sequence[str]], int], options: argparse.Namespace) -> int:
     from llama_adapter.app.compat import foreign
+    from llama_adapter.app.compat.imported import EXPORT, setting_of_export
 
     given = {one.setting.dest: one.value for one in options.effective if one.value is not _UNSET}
     script, *arguments = words = [options.script, *options.arguments]
@@ -47,11 +48,20 @@ def _run_reference(run: Callable[[Sequence[str]], int], options: argparse.Namesp
         imported.check()
         tables = imported.settings
         for one in options.effective:
-            if one.value is not _UNSET:
-                tables.setdefault(one.setting.section, {})[one.setting.key] = one.value
+            if one.value is _UNSET:
+                continue
+            setting = f"{one.setting.section}.{one.setting.key}"
+            if tables["command"] == EXPORT and not (setting := setting_of_export(setting)):
+                say(f"note: `{one.setting.shown}` is ignored: an export does not need it")
+            else:
+                section, _, key = setting.partition(".")
+                tables.setdefault(section, {})[key] = one.value
         ours = _command_line(options.parser.root.commands(), tables)
         say(f"runs: llama-adapter {shlex.join(ours)}")
         return run(ours)
+    (script, *arguments), num_devices = foreign.without_launcher(words)
+    if isinstance(num_devices, int) and num_devices > 1:
+        given.setdefault("tensor_parallel", num_devices)
     if script in ("python", "python3") and arguments:
         script, *arguments = arguments
     program = {} if "model" in given else {"llama_dir": "of the program", "adapter": "of the program"}

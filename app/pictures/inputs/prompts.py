@@ -21,7 +21,8 @@ def prompt_inputs(path: str, *, are_raw: bool = False) -> Iterator[PictureInput]
 
     In a `.txt` file, and on stdin (`-`), each line that is not blank is a prompt. A table (`read_rows`) has a column
     prompt (or question, instruction, src), and optionally input and choices; a list in JSON may also hold texts. With
-    `are_raw`, prompts are given to the model without the instruction template.
+    `are_raw`, prompts are given to the model without the instruction template, and a list as src, the rounds of a
+    dialogue, is its first one, as in PaddleNLP for models without a chat template.
 
     Labels are `FILE#ROW`. A malformed row gives one item with an error of code "prompt" and the label `FILE:ROW`.
     Raises `InputsError` if the file is unusable as a whole, and OSError if reading fails later.
@@ -65,8 +66,8 @@ def _question(value: Any, *, are_raw: bool) -> QuestionFields:
         raise value
     if not isinstance(value, Mapping):
         value = {"prompt": value}
-    elif "src" in value and isinstance(value["src"], list) and len(value["src"]) == 1:
-        value = {**value, "src": value["src"][0]}
+    elif isinstance(turns := value.get("src"), list) and (len(turns) == 1 or (turns and are_raw)):
+        value = {**value, "src": turns[0]}
     question = question_fields(value, of=_COLUMNS)
     if question is None:
         raise ValueError(f"it has no text in one of the columns {', '.join(_COLUMNS)}")
@@ -80,7 +81,7 @@ def _question(value: Any, *, are_raw: bool) -> QuestionFields:
 def _target(value: Any) -> dict[str, str]:
     """The answer that PaddleNLP's data files have beside `src`."""
     target = value.get("tgt") if isinstance(value, Mapping) else None
-    target = target[0] if isinstance(target, list) and len(target) == 1 else target
+    target = target[0] if isinstance(target, list) and target else target
     return {"tgt": target} if isinstance(target, str) else {}
 
 

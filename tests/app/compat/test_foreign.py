@@ -225,10 +225,15 @@ def test_a_launcher_may_be_around_the_line(tmp_path: Path) -> None:
 )
 def test_a_yaml_that_splits_the_model_precedes_the_launchers_number(parallel: str, size: int, tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text(f"use_parallel: True\nparallel_config: {parallel}\n")
-    found = import_line(["bash", "msrun_launcher.sh", f"python run_mindformer.py --config {tmp_path}/p.yaml", "2"])
-
-    assert found is not None
-    assert found.settings["computation"]["tensor_parallel"] == size
+    program = f"run_mindformer.py --config {tmp_path}/p.yaml"
+    for words in (
+        ["bash", "msrun_launcher.sh", f"python {program}", "2"],
+        ["torchrun", "--standalone", "--nproc-per-node=2", *program.split()],
+        ["python", "-m", "torch.distributed.run", "--nproc_per_node", "2", *program.split()],
+    ):
+        found = import_line(words)
+        assert found is not None
+        assert found.settings["computation"]["tensor_parallel"] == size
 
 
 def line(text: str) -> Imported:

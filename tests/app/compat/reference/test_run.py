@@ -129,13 +129,20 @@ def test_a_line_of_paddlenlp_runs_as_the_command_that_it_stands_for(
     assert main(["run-reference", "--device", "cpu", *words, "--lora_path", "no-lora"]) != 0
     assert "`no-lora` is no LoRA folder: it does not exist" in capsys.readouterr().err
     export = ["python", "export_model.py", "--model_name_or_path", "x", "--output_path", "y"]
-    assert main(["run-reference", "--device", "cpu", *export]) == 2
-    assert "`export decoder` has no setting named `device`" in capsys.readouterr().err
+    assert main(["run-reference", "--device", "cpu", "--precision", "int8", *export]) != 0  # there is no model x
+    said = capsys.readouterr().err
+    assert "note: `--device` is ignored: an export does not need it" in said
+    assert "runs: llama-adapter export decoder " in said
+    assert " --precision=int8" in said
 
 
-def test_a_launcher_of_python_may_be_in_front(program: Program) -> None:
+@pytest.mark.parametrize(
+    "launcher",
+    ["python3", "torchrun --nproc_per_node 1", "python -m torch.distributed.run --standalone --nproc-per-node=1"],
+)
+def test_a_launcher_may_be_in_front(launcher: str, program: Program) -> None:
     program("print('ran')")
-    assert main(["run-reference", "python3", "programs/program.py"]) == 0
+    assert main(["run-reference", *launcher.split(), "programs/program.py", "--own"]) == 0
 
 
 def test_a_program_that_is_not_there_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:

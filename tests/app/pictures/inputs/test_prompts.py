@@ -68,17 +68,20 @@ def test_a_question_may_be_asked_with_other_choices(tmp_path: Path) -> None:
     ("text", "prompts"),
     [
         ('{"src": "one", "tgt": ""}\n\n{"src": ["two"], "tgt": [""]}\n', ["one", "two"]),
+        ('{"src": "one"}\n{"src": ["two", "three"], "tgt": ["2", "3"]}\n', ["one", None]),
         ('\ufeff["a\u2028b", "c"]', ["a\u2028b", "c"]),
         ('\ufeff{"src": "a\u2028b"}\r\n{"src": "c"}\r\n', ["a\u2028b", "c"]),
     ],
 )
-def test_a_json_has_its_prompts_in_a_list_or_in_lines(text: str, prompts: list[str], tmp_path: Path) -> None:
+def test_a_json_has_its_prompts_in_a_list_or_in_lines(text: str, prompts: list[str | None], tmp_path: Path) -> None:
     path = tmp_path / "dev.json"
     path.write_text(text, encoding="utf-8", newline="")
 
     check_prompts(str(path))
-    assert [found.questions[0].instruction for found in prompt_inputs(str(path))] == prompts
-    assert [found.questions[0].raw for found in prompt_inputs(str(path), are_raw=True)] == prompts
+    found = [found.questions[0].instruction if found.questions else None for found in prompt_inputs(str(path))]
+    assert found == prompts
+    raw = [found.questions[0].raw for found in prompt_inputs(str(path), are_raw=True)]
+    assert raw == [prompt or "two" for prompt in prompts]  # of rounds, the first is a prompt without a template
 
 
 def test_a_json_that_is_no_file_is_refused(tmp_path: Path) -> None:
