@@ -257,7 +257,7 @@ def _setting(actions: Sequence[Any]) -> Setting:
         dest=first.dest,
         shown=first.option_strings[0] if first.option_strings else str(first.metavar),
         help=" / ".join(action.help % vars(action) for action in shown if action.help is not argparse.SUPPRESS),
-        default=[] if is_list and first.default is None else first.default,
+        default=[] if first.nargs in ("*", "+") and first.default is None else first.default,
         parse=first.type or str,
         choices=() if flags and is_switch else tuple(flags or first.choices or ()),
         flags=flags,

@@ -34,10 +34,15 @@ class _Script(NamedTuple):
 
 
 _SEVERAL = ("predict_data",)  # options with several values
-_OPERATOR = re.compile(r"[|;&]+|<|[\d&]?>>?(&\d|[^\s<>]*)")  # of a shell: ends the options, as in `2>&1`
-# Programs and modules that start a program once per device, and their options that say how many these are.
+_OPERATOR = re.compile(r"[;&]+|[|<]\S*|[\d&]?>>?(&\d|[^\s<>]*)")  # of a shell, such as `2>&1`
+# Programs and modules that start a program once per device, and their options with the count or the list of these.
 _LAUNCHERS = ("torchrun", "msrun", "torch.distributed.run", "torch.distributed.launch", "paddle.distributed.launch")
-_NUM_DEVICES = ("nproc_per_node", "nproc-per-node", "worker_num")
+_NUM_DEVICES, _DEVICES = ("nproc_per_node", "worker_num"), ("gpus", "devices")
+
+
+class _Operator(str):
+    """A word that is a shell's operator. It ends the options of a program."""
+
 
 _MINDFORMERS = _Script(import_mindformers)
 _SCRIPTS = {
@@ -112,6 +117,8 @@ def _split(text: str, *, source: str, first: int | None = 1) -> list[_Word]:
             return words
         num_before = text.count("\n", 0, stream.tell() - 1) - word.count("\n")
         begun = num_before - len(re.findall(r"\\[ \t\r]*\n", whole[: stream.tell() - 1]))
+        if text[stream.tell() - 2] not in "\"'" and _OPERATOR.fullmatch(word):
+            word = _Operator(word)
         words.append((word, None if first is None else first + num_before, begun))
 
 
@@ -124,8 +131,11 @@ def _without_launcher(words: list[_Word], *, source: str) -> tuple[list[_Word], 
     start = next((place for place, (word, *_) in enumerate(words) if word.endswith(".py")), len(words))
     for place, (word, number, begun) in enumerate(words[:start]):
         if Path(word).name in _LAUNCHERS and start < len(words):
-            options = _read_options(words[place + 1 : start], source=source)
-            sizes = [str(options[name]) for name in _NUM_DEVICES if name in options]
+            given = [one for one, *_ in words[place + 1 : start]]
+            pairs = [(*one.partition("=")[::2], after) for one, after in zip(given, [*given[1:], ""], strict=True)]
+            found = {name.lstrip("-").replace("-", "_"): value or after for name, value, after in pairs if "--" in name}
+            sizes = [found[name] for name in _NUM_DEVICES if name in found]
+            sizes += [str(len(found[name].split(","))) for name in _DEVICES if name in found]
             return words[start:], [(one, number, begun) for one in ("--worker_num", *sizes[:1])] if sizes else []
     return words, []
 
@@ -186,9 +196,9 @@ def _read_options(words: list[_Word], *, source: str) -> Table:
     name: str | None = None
     line = 0
     for word, number, begun in words:
-        if options and number is not None and _OPERATOR.fullmatch(word):
+        if options and isinstance(word, _Operator):
             break
-        if name in _SEVERAL and isinstance(options[name], list) and begun != line:
+        if name in _SEVERAL and isinstance(options[name], list) and begun > line:
             name = None
         line = begun + word.count("\n")
         place = _place(source, number)

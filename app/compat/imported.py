@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.graphs.defaults import DECODER_PRECISIONS
 
 Outcome = Literal["taken", "ignored", "refused"]
 
@@ -66,8 +67,10 @@ class Imported:
         return "".join(f"{entry}\n" for entry in self.report)
 
 
-def setting_of_export(setting: str) -> str:
-    """The setting of `export decoder` for `section.key` of other commands; "" if an export does not need it."""
+def setting_of_export(setting: str, value: Any) -> str:
+    """The setting of `export decoder` for `section.key` of other commands; "" if an export does not need the value."""
+    if setting in _AS_EXPORTED and value not in DECODER_PRECISIONS:
+        return ""
     setting = _AS_EXPORTED.get(setting, setting)
     return setting if setting.startswith(_OF_EXPORTS) else ""
 

@@ -51,8 +51,8 @@ def _run_reference(run: Callable[[Sequence[str]], int], options: argparse.Namesp
             if one.value is _UNSET:
                 continue
             setting = f"{one.setting.section}.{one.setting.key}"
-            if tables["command"] == EXPORT and not (setting := setting_of_export(setting)):
-                say(f"note: `{one.setting.shown}` is ignored: an export does not need it")
+            if tables["command"] == EXPORT and not (setting := setting_of_export(setting, one.value)):
+                say(f"note: `{one.setting.shown} {one.value}` is ignored: an export does not need it")
             else:
                 section, _, key = setting.partition(".")
                 tables.setdefault(section, {})[key] = one.value

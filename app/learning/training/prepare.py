@@ -22,7 +22,7 @@ from llama_adapter.runtime.errors import UsageError
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 PARTS: Final = (TRAIN, VALIDATION, TEST)
 LEAST_EXAMPLES: Final = 4  # to learn
-_METHOD: Final = 2  # of training: a run that was begun by another one is not continued
+_METHOD: Final = 2  # of training a picture tower: a run that was begun by another one is not continued
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,7 +164,6 @@ def _is_there(example: Example) -> bool:
 def run_digest(job: TrainJob, data: TrainingData) -> str:
     """SHA-256 over what the steps of a run depend on, except the model. A run resumes only with the same digest."""
     values = {
-        "method": _METHOD,
         "data": data.digest,
         "train": [hashlib.sha256(repr(one.rows).encode()).hexdigest() for one in data.train],
         "choice": dataclasses.asdict(job.choice),
@@ -174,4 +173,6 @@ def run_digest(job: TrainJob, data: TrainingData) -> str:
         },
         "lr": job.lr,
     }
+    if "picture tower" in job.choice.kinds:
+        values["method"] = _METHOD
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

@@ -151,8 +151,8 @@ class _Training:
         self._seeing: dict[str, torch.Tensor] | None = None  # a trained encoder, if parameters are divided afterwards
         targets = targets_of(data.train) if is_small(self._sizes.vision) else None
         job = job.with_sets(learns_tower=targets is not None).with_rate(width=self._sizes.decoder.dim)
-        has_more = job.choice.kinds - {"picture tower", "visual blocks"}  # that learns afterwards
-        has_eye = "picture tower" in job.choice.kinds and bool(has_more) and num_epochs(job, len(data.train)) > 0
+        decoder_kinds = job.choice.kinds - {"picture tower", "visual blocks"}  # they learn after the encoder
+        has_eye = "picture tower" in job.choice.kinds and bool(decoder_kinds) and num_epochs(job, len(data.train)) > 0
         self._job = job = job.with_trained_eye() if has_eye and targets and targets.are_classes else job
         self._began = run_digest(job, data)  # before pictures were decoded
         if job.resume:

@@ -29,7 +29,7 @@ _WORD: Final = re.compile("[\u3040-\u9fff]|[^\\W\u3040-\u9fff]+")  # Japanese an
 
 
 class Group(NamedTuple):
-    """A question with its answers, or with "" and a word: whether the answer has it."""
+    """A question and its answers; or a question and ("", word): whether the answer has the word."""
 
     prompt: Prompt
     answers: tuple[str, ...]

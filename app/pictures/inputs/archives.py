@@ -146,7 +146,10 @@ class _Sample:
         return len(self.pictures) >= _MAX_PICTURES or self.num_bytes >= _MAX_SAMPLE_BYTES
 
     def is_repeated_by(self, member: TarMember) -> bool:
-        """Whether the sample has a picture, texts and a member of that name, as in shards that were joined."""
+        """Whether the sample has a picture, texts and a member of that name, as in shards that were joined.
+
+        A text that was appended again alone also begins a sample, which is then counted as one without a picture.
+        """
         return bool(self.pictures and self.texts) and member.name[len(self.key) + 1 :] in self.fields
 
     def add(self, member: TarMember, *, tar: TarReader) -> None:

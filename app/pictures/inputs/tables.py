@@ -208,8 +208,8 @@ def _cell_rows(file: ByteFile, *, begun: bytes, table: _Table) -> Iterator[Row]:
         _TOO_LONG if line is None else line.decode(errors="surrogateescape") + "\n"
         for _, line in split_lines(file, separator=end, begun=begun)
     )
-    quoted = rb'%b +"(?:[^"\r\n]|"")*" *(?:%b|[\r\n]|\Z)' % ((re.escape(delimiter.encode()),) * 2)
-    has_spaces = re.search(quoted, begun) is not None  # before quotes; otherwise these may be a part of the cell
+    quoted = rb'%b +"(?:[^"]|"")*" *(?:%b|[\r\n]|\Z)' % ((re.escape(delimiter.encode()),) * 2)
+    has_spaces = re.search(quoted, begun) is not None  # before quotes, by the beginning
     records = _records(csv.reader(lines, delimiter=delimiter, strict=True, skipinitialspace=has_spaces))
     _, head, problem = next(records, (1, [], "it is empty"))
     names = [known_name(name, known) for name in head]

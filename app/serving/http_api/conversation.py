@@ -194,7 +194,7 @@ def understand_turns(
     is_answered = turns[-1].role == "assistant" or any(turn.role == "assistant" and turn.text.strip() for turn in after)
     if last.role != "user" or is_answered:
         raise ApiError(
-            "Send a message with the role user, and no answer after the last one: its text is the question.",
+            "The text of the last message with the role user is the question: send one, and no answer after it.",
             code="invalid_value",
             param=place,
         )

@@ -57,7 +57,11 @@ def test_a_command_of_mindformers_reads_its_yaml_and_has_precedence(tmp_path: Pa
     command = (
         "python run_mindformer.py \\\n --config predict.yaml --predict_data 'Hello, world' %s --run_mode predict \\\n"
     )
-    for more, prompt in (("", "Hello, world"), ("hi 'a b'", ["Hello, world", "hi", "a b"])):
+    for more, prompt in (
+        ("", "Hello, world"),
+        ("hi 'a b'", ["Hello, world", "hi", "a b"]),
+        ("'>50K' 'b|c'", ["Hello, world", ">50K", "b|c"]),
+    ):
         ended = f"{command % more} > log.txt 2>&1 &\necho done\n"
         found = imported(tmp_path, "run.sh", ended)
 
@@ -229,7 +233,8 @@ def test_a_yaml_that_splits_the_model_precedes_the_launchers_number(parallel: st
     for words in (
         ["bash", "msrun_launcher.sh", f"python {program}", "2"],
         ["torchrun", "--standalone", "--nproc-per-node=2", *program.split()],
-        ["python", "-m", "torch.distributed.run", "--nproc_per_node", "2", *program.split()],
+        ["python", "-m", "torch.distributed.run", "-r", "3", "--nproc_per_node", "2", *program.split()],
+        ["python", "-m", "paddle.distributed.launch", "--gpus", "0,1", *program.split()],
     ):
         found = import_line(words)
         assert found is not None

@@ -129,9 +129,9 @@ def test_a_line_of_paddlenlp_runs_as_the_command_that_it_stands_for(
     assert main(["run-reference", "--device", "cpu", *words, "--lora_path", "no-lora"]) != 0
     assert "`no-lora` is no LoRA folder: it does not exist" in capsys.readouterr().err
     export = ["python", "export_model.py", "--model_name_or_path", "x", "--output_path", "y"]
-    assert main(["run-reference", "--device", "cpu", "--precision", "int8", *export]) != 0  # there is no model x
+    assert main(["run-reference", "--dtype", "bfloat16", "--precision", "int8", *export]) != 0  # there is no model x
     said = capsys.readouterr().err
-    assert "note: `--device` is ignored: an export does not need it" in said
+    assert "note: `--dtype bfloat16` is ignored: an export does not need it" in said
     assert "runs: llama-adapter export decoder " in said
     assert " --precision=int8" in said
 

@@ -137,6 +137,7 @@ def test_an_unusable_line_is_an_item_with_an_error(tmp_path: Path, snapshot: Sna
     ("cells", "wanted"),
     [
         ('a.png, "Red, blue"', "Red, blue"),
+        ('a.png, "Red,\nblue"', "Red,\nblue"),
         ('a.png, "Red" is a colour', '"Red" is a colour'),
         ('a.png, "Red', '"Red'),
     ],
