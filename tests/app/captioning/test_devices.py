@@ -17,6 +17,7 @@ from tests.runtime.graphs import conftest
 install = conftest.install  # a fixture
 JOB = DecoderJob.__dataclass_fields__
 TOO_LONG = ("LLaMA-Adapter V2 for chat", "prefix tuning")  # prompt or past, for the gears of the tests' OMs
+CONVERTED = ("LoRA of PEFT",)  # `convert` merges it; then it is a bundle
 
 
 @pytest.mark.slow  # imports transformers
@@ -47,14 +48,13 @@ def test_models_of_each_kind_answer_as_on_the_cpu(kind: str, tmp_path: Path, mon
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [kind for kind in MODELS if kind not in TOO_LONG])
+@pytest.mark.parametrize("kind", [kind for kind in MODELS if kind not in TOO_LONG + CONVERTED])
 @pytest.mark.proves("bundles", "OM")
 @pytest.mark.proves("Hugging Face LLaMA", "OM")
 @pytest.mark.proves("adapters with CLIP inside", "OM")
 @pytest.mark.proves("LLaMA without adapter", "OM")
 @pytest.mark.proves("LLaMA-Adapter V1 for texts", "OM")
 @pytest.mark.proves("Meta's 2, 4 and 8 files", "OM")
-@pytest.mark.proves("LoRA of PEFT", "OM")
 @pytest.mark.proves("chat templates", "OM")
 @pytest.mark.proves("text without a picture", "OM")
 @pytest.mark.proves("repetition penalty", "OM")
