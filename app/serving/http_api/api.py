@@ -117,20 +117,20 @@ def forms() -> dict[str, Form[Any]]:
             request=with_task_fields(ChatRequest),
             id_prefix="chatcmpl-",
             understand=chat.understand,
-            reply=chat.ChatReply.to,
+            reply=chat.ChatReply,
         ),
         "/v1/responses": Form(
             request=with_task_fields(ResponsesRequest),
             id_prefix="resp_",
             understand=responses.understand,
-            reply=responses.ResponsesReply.to,
+            reply=responses.ResponsesReply,
             places=("input", "input"),
         ),
         "/v1/completions": Form(
             request=CompletionRequest,
             id_prefix="cmpl-",
             understand=completions.understand,
-            reply=completions.CompletionReply.to,
+            reply=completions.CompletionReply,
             places=("image_url", "prompt"),
         ),
     }

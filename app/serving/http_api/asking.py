@@ -1,7 +1,6 @@
 """Submits the question of a request to a service, and makes the body of the answers. Uses no sockets."""
 
 import asyncio
-import dataclasses
 import itertools
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,7 +42,7 @@ class Form(Generic[Request]):
 
     request: type[Request]
     id_prefix: str
-    understand: Callable[[Request], ChatQuestion]  # raises ApiError if there is no question
+    understand: Callable[[Request, ModelInfo], ChatQuestion]  # raises ApiError if there is no question
     # `head` are the fields that answers of every form have.
     reply: Callable[[Request, ChatQuestion, Mapping[str, Any], ModelInfo], Reply]
     places: tuple[str, str] = ("messages", "messages")  # the fields with the picture and with the prompt, for errors
@@ -93,12 +92,16 @@ class Pending:
         for one in self.answering:
             one.cancel()
 
-    async def body(self) -> dict[str, Any]:
-        """The body of the complete answers. If an answer fails, raises its ApiError and cancels the others."""
+    async def body(self, note: Callable[[Answer], None] = lambda answer: None) -> dict[str, Any]:
+        """The body of the complete answers, each of which `note` gets. If one fails, raises its ApiError.
+
+        The others are then cancelled.
+        """
         answers: list[Answer] = []
         try:
             for one in self.answering:
                 answers.append(await one.answer())
+                note(answers[-1])
                 if (error := answers[-1].error) is not None:
                     raise of_answer(error, place=self.place)
         finally:
@@ -120,16 +123,7 @@ class Asker:
         """Submit a request; `request_id` is `req_` and a number. Raises ApiError."""
         info = model_info(self.service)
         name = shown_name(request.model or ALIAS, info=info, names=self.model_names)
-        asked = form.understand(request)
-        if info.picture_format is not None and asked.messages:
-            asked = asked.with_all_pictures()
-            if (1 + len(asked.other_urls)) * info.picture_format.tokens_each > info.context:
-                message = f"The request has {1 + len(asked.other_urls)} pictures, more than the context holds."
-                raise ApiError(message, code="context_length_exceeded", param=form.places[0])
-        elif info.has_turns and asked.turns:
-            question = dataclasses.replace(asked.question, turns=asked.turns)
-            num_ignored = asked.num_ignored_turns - len(asked.turns)
-            asked = dataclasses.replace(asked, question=question, num_ignored_turns=num_ignored)
+        asked = form.understand(request, info)
         options = {
             "client": client,
             "is_background": is_background,
@@ -150,8 +144,7 @@ class Asker:
     async def _submit_all(
         self, asked: ChatQuestion, options: Mapping[str, Any], *, default_prompt: str
     ) -> list[Answering]:
-        picture = None if asked.picture_url is None else await read_picture(asked.picture_url, settings=self.pictures)
-        others = [await read_picture(url, settings=self.pictures) for url in asked.other_urls]
+        pictures = [await read_picture(url, settings=self.pictures) for url in asked.urls]
         handles: list[Answering] = []
         submitted: list[RequestHandle] = []
         try:
@@ -159,8 +152,8 @@ class Asker:
                 parts = []
                 for question in questions:
                     ask = Ask(
-                        picture=picture,
-                        others=tuple(others),
+                        picture=pictures[0] if pictures else None,
+                        others=tuple(pictures[1:]),
                         text_prefix=asked.text_prefix,
                         prompt=question.prompt(default_prompt),
                         sampling=asked.sampling.numbered(number),

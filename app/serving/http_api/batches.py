@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self, cast
 
 from fastapi.exceptions import RequestValidationError
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, ValidationError
 
 from llama_adapter.app.jobs.records.file import RecordWriter
 from llama_adapter.app.jobs.records.record import ErrorRecord, Record, json_line, read_record_lines
@@ -31,17 +31,16 @@ from llama_adapter.app.serving.http_api.asking import Asker, Form
 from llama_adapter.app.serving.http_api.bodies import num_separators, parse_json
 from llama_adapter.app.serving.http_api.errors import ApiError, of_validation
 from llama_adapter.app.serving.http_api.file_store import (
-    EXACT,
     FileId,
     FileLimits,
     FileStore,
+    Kept,
+    Owned,
     Time,
     open_private,
-    read_state,
     remove,
 )
 from llama_adapter.app.serving.http_api.guards import MAX_SEPARATORS
-from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.record_lines import MAX_RECORD_BYTES, RecordFileError
 from llama_adapter.runtime.text import shown_excerpt, shown_name
 
@@ -80,17 +79,13 @@ _DAMAGED = _fault("damaged_batch", "The files of this batch are missing or damag
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Batch:
+class Batch(Owned):
     """The state of a batch, as stored in its JSON file. Times are seconds since 1970."""
 
-    __pydantic_config__ = EXACT
-
     id: Annotated[str, Field(pattern="^batch_[0-9a-f]{32}$")]
-    owner: str | None  # as in `StoredFile`
     endpoint: Endpoint
     input_file_id: FileId
     metadata: dict[str, str] | None
-    created_at: Time
     status: Status = "validating"
     times: dict[Status, Time] = field(default_factory=dict)  # status -> the time at which it began
     output_file_id: FileId | None = None
@@ -106,9 +101,6 @@ class Batch:
         return self.status in _FINISHED
 
 
-_BATCH: Final = TypeAdapter(Batch)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Row:
     """One line of an input file that is not blank."""
@@ -120,7 +112,7 @@ class _Row:
     fault: BatchError | None = None  # if the line is not a valid request
 
 
-class Batches:
+class Batches(Kept[Batch]):
     """The batches and files of one folder. Thread-safe. Use it as a context manager: rows are answered only inside."""
 
     def __init__(
@@ -135,12 +127,9 @@ class Batches:
     ) -> None:
         """Raises what `FileStore` raises. `forms` maps the path of an endpoint to its form."""
         self.files = FileStore(Path(folder), limits=limits)
-        self._folder = Path(folder) / "batches"
-        self._folder.mkdir(mode=0o700, exist_ok=True)
+        super().__init__(Path(folder) / "batches", Batch, noun="batch", names="batch_*.json")
         self._asker, self._forms = asker, forms
         self._max_row_bytes, self._rows_at_once = max_row_bytes, rows_at_once
-        self._lock = threading.RLock()  # guards the batches
-        self._batches = self._read()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="batches", daemon=True)
         # Used in the event loop only:
@@ -150,7 +139,7 @@ class Batches:
         self._num_rows, self._num_bytes = 0, 0  # rows that are being answered, and their size
 
     def __enter__(self) -> Self:
-        for batch in self._batches.values():
+        for batch in self._objects.values():
             if batch.status in ("completed", "cancelled"):
                 remove(self._records(batch.id))  # left by a crash in `_finish`
             elif not batch.is_finished:
@@ -180,10 +169,10 @@ class Batches:
         self, *, endpoint: Endpoint, input_file_id: str, metadata: dict[str, str] | None, owner: str | None
     ) -> Batch:
         """Begin a batch; raises ApiError if the file does not exist, storage is full, or too many batches run."""
-        with self._lock:
+        with self.lock:
             self.files.find(input_file_id, owner=owner)
             self.files.take_room(0)
-            if sum(not batch.is_finished for batch in self._batches.values()) >= MAX_UNFINISHED:
+            if sum(not batch.is_finished for batch in self._objects.values()) >= MAX_UNFINISHED:
                 message = f"{MAX_UNFINISHED} batches are not finished, which is the limit: try again later."
                 raise ApiError(message, status=429, code="too_many_batches", headers={"retry-after": "60"})
             batch = Batch(
@@ -195,28 +184,16 @@ class Batches:
                 created_at=time.time(),
             )
             self._write(batch)
-            finished = [one for one in self._batches.values() if one.is_finished]
-            for old in finished[: max(0, len(self._batches) - MAX_BATCHES)]:
-                del self._batches[old.id]
-                self._state(old.id).unlink(missing_ok=True)
+            finished = [one for one in self._objects.values() if one.is_finished]
+            for old in finished[: max(0, len(self._objects) - MAX_BATCHES)]:
+                del self._objects[old.id]
+                self._about(old.id).unlink(missing_ok=True)
         self._loop.call_soon_threadsafe(self._start, batch.id)
         return batch
 
-    def find(self, batch_id: str, *, owner: str | None) -> Batch:
-        """A batch that `owner` may see; raises ApiError."""
-        batch = self._batches.get(batch_id)
-        if batch is None or owner not in (None, batch.owner):
-            raise ApiError("No such batch.", status=404, code="batch_not_found", param="batch_id")
-        return batch
-
-    def all(self, *, owner: str | None) -> list[Batch]:
-        """The batches that `owner` may see, oldest first."""
-        with self._lock:
-            return [batch for batch in self._batches.values() if owner in (None, batch.owner)]
-
     def cancel(self, batch_id: str, *, owner: str | None) -> Batch:
         """Stop a batch; the answers so far are kept. Raises ApiError if it is finished or finalizing."""
-        with self._lock:
+        with self.lock:
             batch = self.find(batch_id, owner=owner)
             if batch.is_finished or batch.status == "finalizing":
                 message = f"The batch is {batch.status} and cannot be cancelled."
@@ -227,9 +204,9 @@ class Batches:
 
     def remove_file(self, file_id: str, *, owner: str | None) -> None:
         """Delete a file; raises ApiError if it does not exist or an unfinished batch reads it."""
-        with self._lock:
+        with self.lock:
             self.files.find(file_id, owner=owner)
-            if any(not batch.is_finished and batch.input_file_id == file_id for batch in self._batches.values()):
+            if any(not batch.is_finished and batch.input_file_id == file_id for batch in self._objects.values()):
                 message = "A batch reads this file: cancel it, or wait until it is finished."
                 raise ApiError(message, status=409, code="file_in_use", param="file_id")
             self.files.remove(file_id)
@@ -241,24 +218,9 @@ class Batches:
         if status is not None and status != batch.status:
             fields |= {"status": status, "times": {**batch.times, status: time.time()}}
         changed = dataclasses.replace(batch, **fields)
-        self._write(changed)
+        with self.lock:
+            self._write(changed)
         return changed
-
-    def _write(self, batch: Batch) -> None:
-        with self._lock:
-            with atomic_write(self._state(batch.id)) as file:
-                os.fchmod(file.fileno(), 0o600)
-                file.write(json.dumps(dataclasses.asdict(batch)).encode())
-            self._batches[batch.id] = batch
-
-    def _read(self) -> dict[str, Batch]:
-        """The batches of the folder, oldest first. A damaged file is left alone, and the log names it."""
-        read = (read_state(path, _BATCH) for path in self._folder.glob("batch_*.json"))
-        found = [batch for batch in read if batch is not None]
-        return {batch.id: batch for batch in sorted(found, key=lambda batch: (batch.created_at, batch.id))}
-
-    def _state(self, batch_id: str) -> Path:
-        return self._folder / f"{batch_id}.json"
 
     def _records(self, batch_id: str) -> Path:
         return self._folder / f"{batch_id}.jsonl"
@@ -296,22 +258,22 @@ class Batches:
         try:
             self._finish(batch_id, fault=fault)
         except Exception:  # the records stay where they are
-            self._change(self._batches[batch_id], "failed", errors=[fault])
+            self._change(self._objects[batch_id], "failed", errors=[fault])
 
     async def _go_on(self, batch_id: str) -> None:
-        batch = self._batches[batch_id]
+        batch = self._objects[batch_id]
         if batch.status == "validating" and (fault := self._begin(batch)) is not None:
             self._finish(batch_id, fault=fault)
             return
         open_private(_regular(self._records(batch_id)), "ab").close()
         with RecordWriter(self._records(batch_id)) as records:
-            if self._batches[batch_id].status == "in_progress":
+            if self._objects[batch_id].status == "in_progress":
                 answering = self._loop.create_task(self._answer_rows(batch, records))
                 self._answering[batch_id] = answering
                 try:
                     await answering
                 except asyncio.CancelledError:
-                    if self._batches[batch_id].status != "cancelling":
+                    if self._objects[batch_id].status != "cancelling":
                         raise
                 except ExceptionGroup as errors:
                     raise errors.exceptions[0] from None
@@ -327,8 +289,8 @@ class Batches:
             return _fault("empty_file", "The file has no requests.")
         if num_rows > MAX_ROWS:
             return _fault("too_many_requests", f"The file has more than {MAX_ROWS:,} requests.")
-        with self._lock:
-            batch = self._batches[batch.id]
+        with self.lock:
+            batch = self._objects[batch.id]
             status: Status = "in_progress" if batch.status == "validating" else batch.status  # cancelled meanwhile
             self._change(batch, status, num_rows=num_rows)
         return None
@@ -401,7 +363,7 @@ class Batches:
         except BaseException:
             self.files.give_room(2 * num_bytes)
             raise
-        with self._lock:
+        with self.lock:
             self._count(batch.id, completed=record["error"] is None, failed=record["error"] is not None)
 
     async def _ask(self, row: _Row, batch: Batch, *, request_id: str) -> tuple[int, dict[str, Any]]:
@@ -432,8 +394,8 @@ class Batches:
 
         After a crash before that, `_places` counts the records.
         """
-        batch = self._batches[batch_id]
-        self._batches[batch_id] = dataclasses.replace(
+        batch = self._objects[batch_id]
+        self._objects[batch_id] = dataclasses.replace(
             batch, num_completed=batch.num_completed + completed, num_failed=batch.num_failed + failed
         )
 
@@ -451,8 +413,8 @@ class Batches:
                     raise RecordFileError(f"`{shown_name(str(journal))}` has records of another kind at byte {offset}")
                 places.append(_Place(line, offset, record["error"] is None, custom_id))
         num_answers = sum(place.is_answer for place in places)
-        with self._lock:
-            self._batches[batch_id] = dataclasses.replace(self._batches[batch_id], num_completed=0, num_failed=0)
+        with self.lock:
+            self._objects[batch_id] = dataclasses.replace(self._objects[batch_id], num_completed=0, num_failed=0)
             self._count(batch_id, completed=num_answers, failed=len(places) - num_answers)
         return sorted(places)
 
@@ -461,17 +423,17 @@ class Batches:
 
         `fault` is the error that ended the batch before its last row.
         """
-        with self._lock:
-            batch = self._batches[batch_id]
+        with self.lock:
+            batch = self._objects[batch_id]
             end: Status = "failed" if fault else "cancelled" if batch.status == "cancelling" else "completed"
             if end == "completed":
                 batch = self._change(batch, "finalizing")
         places = self._places(batch_id)
         output = self._write_output(batch, "output", [place.offset for place in places if place.is_answer])
         errors = self._write_output(batch, "errors", [place.offset for place in places if not place.is_answer])
-        with self._lock:
+        with self.lock:
             self._change(
-                self._batches[batch_id],
+                self._objects[batch_id],
                 end,
                 output_file_id=output,
                 error_file_id=errors,

@@ -4,7 +4,7 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 from fastapi.sse import format_sse_event
 
@@ -16,7 +16,7 @@ from llama_adapter.app.serving.http_api.errors import ApiError, of_answer
 from llama_adapter.app.serving.http_api.schemas import ChatRequest, CompletionRequest
 
 
-def understand(request: ChatRequest) -> ChatQuestion:
+def understand(request: ChatRequest, info: ModelInfo) -> ChatQuestion:
     """The question of a request; raises ApiError if the request has none or its parameters contradict each other."""
     check_stream_options(request)
     if request.top_logprobs and not request.logprobs:
@@ -26,6 +26,7 @@ def understand(request: ChatRequest) -> ChatQuestion:
     return understand_turns(
         [turn_of(message, place=f"messages[{index}]") for index, message in enumerate(request.messages)],
         request,
+        info,
         place="messages",
         max_new_tokens=request.max_completion_tokens or request.max_tokens,
         form=form_of(request),
@@ -42,39 +43,20 @@ def check_stream_options(request: ChatRequest | CompletionRequest) -> None:
 
 
 class ChatReply:
-    """Answers as chat completions: `num_answers` of the first prompt, then of the next one.
-
-    `head` has the fields that the completion and every chunk have in common.
-    """
+    """Answers as chat completions: those of the first prompt, then those of the next one."""
 
     name, chunk_name = "chat.completion", "chat.completion.chunk"
     place = "messages"  # the field with the picture, for errors
     starts: Sequence[Mapping[str, Any]] = ({"delta": {"role": "assistant", "content": ""}},)  # chunks before the text
 
     def __init__(
-        self,
-        head: Mapping[str, Any],
-        *,
-        with_usage: bool = False,
-        with_logprobs: bool = False,
-        num_answers: int = 1,
-        num_prompts: int = 1,
+        self, request: ChatRequest | CompletionRequest, asked: ChatQuestion, head: Mapping[str, Any], info: ModelInfo
     ) -> None:
-        self._head, self._num_answers, self._num_prompts = head, num_answers * num_prompts, num_prompts
-        self._with_usage, self._with_logprobs = with_usage, with_logprobs
-
-    @classmethod
-    def to(
-        cls, request: ChatRequest | CompletionRequest, asked: ChatQuestion, head: Mapping[str, Any], info: ModelInfo
-    ) -> Self:
-        """The reply to a request."""
-        return cls(
-            {**head, "created": int(time.time()), "system_fingerprint": f"fp_{info.digest[:12]}"},
-            with_usage=request.stream_options is not None and bool(request.stream_options.include_usage),
-            with_logprobs=asked.with_logprobs,
-            num_answers=asked.num_answers,
-            num_prompts=len(asked.prompts),
-        )
+        """The completion and every chunk have the fields of `head`."""
+        self._head = {**head, "created": int(time.time()), "system_fingerprint": f"fp_{info.digest[:12]}"}
+        self._num_prompts, self._with_logprobs = len(asked.prompts), asked.with_logprobs
+        self._num_answers = asked.num_answers * self._num_prompts
+        self._with_usage = request.stream_options is not None and bool(request.stream_options.include_usage)
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The body: `schemas.ChatCompletion`."""

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from llama_adapter.app.captioning.captioner import ModelInfo
 from llama_adapter.app.captioning.tasks.answers import TokenLogprob
 from llama_adapter.app.captioning.tasks.question import Question
 from llama_adapter.app.captioning.tasks.task import FREE_TEXT, WithTokenIds
@@ -15,7 +16,7 @@ from llama_adapter.app.serving.http_api.schemas import MAX_QUESTIONS, Completion
 DEFAULT_TOKENS = 16  # of an answer, as at OpenAI's
 
 
-def understand(request: CompletionRequest) -> ChatQuestion:
+def understand(request: CompletionRequest, info: ModelInfo) -> ChatQuestion:
     """The prompts of a request; raises ApiError if there are too many answers."""
     check_stream_options(request)
     prompts = [request.prompt] if isinstance(request.prompt, str) else request.prompt
@@ -26,7 +27,7 @@ def understand(request: CompletionRequest) -> ChatQuestion:
     task = WithTokenIds(FREE_TEXT) if request.output_ids else FREE_TEXT
     first, *others = (Question(raw=prompt, task=task) for prompt in prompts)
     return ChatQuestion(
-        picture_url=request.image_url,
+        urls=() if request.image_url is None else (request.image_url,),
         text_prefix=request.text_prefix,
         question=first,
         others=tuple(others),

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from itertools import groupby
 from typing import Any, Final, Literal, NamedTuple
 
+from llama_adapter.app.captioning.captioner import ModelInfo
 from llama_adapter.app.captioning.tasks.question import Question
 from llama_adapter.app.captioning.tasks.registry import question_of
 from llama_adapter.app.captioning.tasks.task import WithTokenIds
@@ -81,51 +82,20 @@ class AnswerForm(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatQuestion:
-    """What a request asks."""
+    """What a request asks a model."""
 
-    picture_url: str | None  # None: the question is about no picture
+    urls: tuple[str, ...]  # of the pictures that the model sees
     text_prefix: TextPrefix | None  # for a question without a picture
     question: Question
     sampling: SamplingParams
     stop: tuple[str, ...]
     with_logprobs: bool
     num_answers: int
-    picture_used: str | None = None  # place of the picture, if the request has several
+    picture_used: str | None = None  # place of the picture, if the request has several and the model sees one
     properties: tuple[Property, ...] = ()  # of the wanted JSON, each a separate question; empty: plain text
-    num_ignored_turns: int = 0  # earlier messages that a model whose template has no turns does not see in full
+    num_ignored_turns: int = 0  # earlier messages that the model does not see in full
     num_top_logprobs: int = 0  # how many of the likeliest tokens have their log-probability too
     others: tuple[Question, ...] = ()  # further prompts of the request, each with `num_answers` answers
-    turns: tuple[dialogue.Turn, ...] = ()  # what a model whose template has turns sees of the earlier messages
-    messages: tuple[Turn, ...] = ()  # what a model that sees pictures as tokens sees: all turns, also the last one
-    other_urls: tuple[str, ...] = ()  # of further pictures, for such a model
-
-    def with_all_pictures(self) -> "ChatQuestion":
-        """The question for a model that sees pictures as tokens: it sees every picture, where its turn has it.
-
-        A question that is asked in parts has no earlier turns but the system's, and all pictures in front of it, as has
-        a question whose task changes its text.
-        """
-        turns = [turn for turn in self.messages[:-1] if turn.role == "system" or not self.properties]
-        said, (text, places) = [(turn.role, *turn.placed()) for turn in turns], self.messages[-1].placed()
-        question = replace(
-            self.question,
-            turns=tuple((role, text) for role, text, _ in said if role != "tool"),
-            pictures=() if self.properties else (*(own for _, _, own in said), places),
-        )
-        if question.pictures and question.instruction == self.messages[-1].text:
-            question = replace(question, instruction=text)
-        elif question.pictures:
-            question = replace(question, pictures=(*question.pictures[:-1], (0,) * len(places)))
-        urls = [picture.url for turn in self.messages for picture in turn.pictures]
-        ignored = self.num_ignored_turns - sum(bool(turn.text.strip() or turn.pictures) for turn in turns)
-        return replace(
-            self,
-            question=question,
-            picture_url=urls[0] if urls else None,
-            other_urls=tuple(urls[1:]),
-            picture_used=None,
-            num_ignored_turns=max(0, ignored),
-        )
 
     @property
     def questions(self) -> tuple[Question, ...]:
@@ -172,6 +142,7 @@ def turn_of(message: AskingMessage | EarlierMessage | OtherItem, *, place: str) 
 def understand_turns(
     turns: Sequence[Turn],
     request: CommonRequest,
+    info: ModelInfo,
     *,
     place: str,
     max_new_tokens: int | None,
@@ -180,7 +151,11 @@ def understand_turns(
     num_top_logprobs: int = 0,
     num_answers: int = 1,
 ) -> ChatQuestion:
-    """The question of a request; raises ApiError if there is none.
+    """What a request asks the model that `info` describes; raises ApiError if it asks nothing.
+
+    An adapter sees the last picture of the newest message that has one. A model that sees pictures as tokens sees all
+    of them, and all earlier turns. Another model whose template has turns sees them if there is no picture. A question
+    that is asked in parts, one for each property of a JSON schema, has no earlier turns but the system's.
 
     Parameters:
         turns: at least one; the text of the user's last one is the question.
@@ -217,10 +192,29 @@ def understand_turns(
     if num_answers * len(properties) > MAX_QUESTIONS:
         message = f"`n` times the schema's properties is {num_answers * len(properties)}, the limit is {MAX_QUESTIONS}."
         raise ApiError(message, code="invalid_value", param="n")
-    picture = with_picture[-1].pictures[-1] if with_picture else None
+    sees_all = info.picture_format is not None
+    has_system_only = bool(properties) or (bool(with_picture) and not sees_all)
+    seen = [
+        (turn.role, turn)
+        for turn in earlier
+        if turn.role != "tool"
+        and (sees_all or info.has_turns)
+        and (turn.text.strip() or (sees_all and turn.pictures))
+        and (turn.role == "system" or not has_system_only)
+    ]
+    if info.picture_format is None:
+        pictures = [turn.pictures[-1] for turn in with_picture[-1:]]
+        question = replace(question, turns=tuple((role, turn.text) for role, turn in seen))
+    else:
+        pictures = [picture for turn in (*earlier, last) if turn.role != "tool" for picture in turn.pictures]
+        if len(pictures) * info.picture_format.tokens_each > info.context:
+            message = f"The request has {len(pictures)} pictures, more than the context holds."
+            raise ApiError(message, code="context_length_exceeded", param=place)
+        question = _with_places(question, seen, last, in_parts=bool(properties))
+    is_one_of_several = not sees_all and sum(len(turn.pictures) for turn in turns) > 1
     return ChatQuestion(
-        picture_url=picture.url if picture else None,
-        picture_used=picture.place if picture and sum(len(turn.pictures) for turn in turns) > 1 else None,
+        urls=tuple(picture.url for picture in pictures),
+        picture_used=pictures[0].place if is_one_of_several else None,
         text_prefix=request.text_prefix,
         question=question,
         properties=properties,
@@ -229,14 +223,26 @@ def understand_turns(
         with_logprobs=with_logprobs,
         num_top_logprobs=num_top_logprobs,
         num_answers=num_answers,
-        num_ignored_turns=sum(_is_ignored(turn, with_picture[-1:]) for turn in earlier),
-        turns=tuple(
-            (turn.role, turn.text)
-            for turn in earlier
-            if turn.role != "tool" and turn.text.strip() and (turn.role == "system" or not (with_picture or properties))
-        ),
-        messages=(*(turn for turn in earlier if turn.role != "tool" and (turn.text.strip() or turn.pictures)), last),
+        num_ignored_turns=max(0, sum(_is_ignored(turn, with_picture[-1:]) for turn in earlier) - len(seen)),
     )
+
+
+def _with_places(
+    question: Question, seen: Sequence[tuple[dialogue.Role, Turn]], last: Turn, *, in_parts: bool
+) -> Question:
+    """The question with the earlier turns that are `seen`, and with its pictures where the turns have them.
+
+    All pictures are in front of a question that is asked in parts, or whose task changes its text.
+    """
+    said, (text, places) = [(role, *turn.placed()) for role, turn in seen], last.placed()
+    question = replace(question, turns=tuple((role, own) for role, own, _ in said))
+    if in_parts:
+        return question
+    if question.instruction == last.text:
+        question = replace(question, instruction=text)
+    else:
+        places = (0,) * len(places)
+    return replace(question, pictures=(*(own for _, _, own in said), places))
 
 
 def stop_of(request: CommonRequest) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """`/v1/files` and `/v1/batches`: OpenAI's files and batches, as routes and schemas."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 from fastapi import APIRouter, Query, Request, Response
@@ -20,6 +21,7 @@ _DEFAULT_LISTED = 20
 
 After = Annotated[str | None, Query(max_length=100, description="Id of the last object of the previous page.")]
 Shown = Annotated[int, Query(ge=1, le=MAX_LISTED)]
+Seconds = Annotated[int, BeforeValidator(int)]  # without their fraction
 
 
 class FileObject(BaseModel):
@@ -30,7 +32,7 @@ class FileObject(BaseModel):
     id: str
     object: Literal["file"] = "file"
     bytes: int = Field(validation_alias="num_bytes")
-    created_at: Annotated[int, BeforeValidator(int)]
+    created_at: Seconds
     filename: str = Field(validation_alias="name")
     purpose: Purpose
     status: Literal["processed"] = "processed"
@@ -86,15 +88,15 @@ class BatchObject(BaseModel):
     status: Status
     output_file_id: str | None
     error_file_id: str | None
-    created_at: int
-    in_progress_at: int | None
+    created_at: Seconds
+    in_progress_at: Seconds | None = None
     expires_at: None = None
-    finalizing_at: int | None
-    completed_at: int | None
-    failed_at: int | None
+    finalizing_at: Seconds | None = None
+    completed_at: Seconds | None = None
+    failed_at: Seconds | None = None
     expired_at: None = None
-    cancelling_at: int | None
-    cancelled_at: int | None
+    cancelling_at: Seconds | None = None
+    cancelled_at: Seconds | None = None
     request_counts: RequestCounts
     metadata: dict[str, str] | None
 
@@ -236,20 +238,10 @@ def _owner(scope: Scope) -> str | None:
 
 
 def _batch_object(batch: Batch) -> BatchObject:
-    statuses = ("in_progress", "finalizing", "completed", "failed", "cancelling", "cancelled")
-    times: Mapping[str, Any] = {
-        f"{status}_at": int(batch.times[status]) if status in batch.times else None for status in statuses
+    fields = {
+        **asdict(batch),
+        **{f"{status}_at": began for status, began in batch.times.items()},
+        "errors": BatchErrors(data=batch.errors) if batch.errors else None,
+        "request_counts": RequestCounts(total=batch.num_rows, completed=batch.num_completed, failed=batch.num_failed),
     }
-    return BatchObject(
-        id=batch.id,
-        endpoint=batch.endpoint,
-        errors=BatchErrors(data=batch.errors) if batch.errors else None,
-        input_file_id=batch.input_file_id,
-        status=batch.status,
-        output_file_id=batch.output_file_id,
-        error_file_id=batch.error_file_id,
-        created_at=int(batch.created_at),
-        request_counts=RequestCounts(total=batch.num_rows, completed=batch.num_completed, failed=batch.num_failed),
-        metadata=batch.metadata,
-        **times,
-    )
+    return BatchObject.model_validate(fields)

@@ -8,10 +8,9 @@ import stat
 import threading
 import time
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, BinaryIO, Final, Literal, Self, TypeVar
+from typing import Annotated, BinaryIO, Final, Generic, Literal, Self, TypeVar
 
 import pydantic
 
@@ -30,8 +29,7 @@ _log = logging.getLogger("llama_adapter.server")
 Purpose = Literal["batch", "batch_output"]
 FileId = Annotated[str, pydantic.Field(pattern="^file-[0-9a-f]{32}(-output|-errors)?$")]
 Time = Annotated[float, pydantic.Field(ge=0, le=1e11, allow_inf_nan=False)]  # seconds since 1970
-EXACT: Final = pydantic.ConfigDict(extra="forbid")  # of the objects in JSON files
-_State = TypeVar("_State")
+Kind = TypeVar("Kind", bound="Owned")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,20 +45,84 @@ class FileLimits:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StoredFile:
-    """The description of a stored file."""
+class Owned:
+    """What the objects in the JSON files of a folder have in common."""
 
-    __pydantic_config__ = EXACT
+    __pydantic_config__ = pydantic.ConfigDict(extra="forbid")
+
+    id: str
+    owner: str | None  # the API key that may see it; None: the server required no key
+    created_at: Time
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredFile(Owned):
+    """The description of a stored file."""
 
     id: FileId
     name: str  # from the client; never used as a path
     purpose: Purpose
     num_bytes: int
-    created_at: Time
-    owner: str | None  # the API key that may see the file; None: the server required no key
 
 
-class FileStore:
+class Kept(Generic[Kind]):
+    """The objects in the JSON files of a private folder; an object's `id` is its file's name. Thread-safe."""
+
+    def __init__(self, folder: Path, kind: type[Kind], *, noun: Literal["file", "batch"], names: str) -> None:
+        """`names` is the pattern of the files' names. A damaged file is left alone, and the log names it."""
+        self.lock = threading.RLock()  # guards the objects
+        self._folder, self._noun, self._type = folder, noun, pydantic.TypeAdapter(kind)
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        read = [one for path in folder.glob(names) if (one := self._read(path)) is not None]
+        self._objects = {one.id: one for one in sorted(read, key=lambda one: (one.created_at, one.id))}
+
+    def find(self, object_id: str, *, owner: str | None) -> Kind:
+        """An object that `owner` may see; raises ApiError."""
+        found = self._objects.get(object_id)
+        if found is None or owner not in (None, found.owner):
+            noun = self._noun
+            raise ApiError(f"No such {noun}.", status=404, code=f"{noun}_not_found", param=f"{noun}_id")
+        return found
+
+    def all(self, *, owner: str | None) -> list[Kind]:
+        """The objects that `owner` may see, oldest first."""
+        with self.lock:
+            found = [one for one in self._objects.values() if owner in (None, one.owner)]
+        return sorted(found, key=lambda one: one.created_at)
+
+    def _about(self, object_id: str) -> Path:
+        return self._folder / f"{object_id}.json"
+
+    def _write(self, one: Kind) -> Kind | None:
+        """Set an object on disk and in memory; returns the one that it replaces."""
+        with atomic_write(self._about(one.id)) as file:
+            os.fchmod(file.fileno(), _PRIVATE)
+            file.write(json.dumps(dataclasses.asdict(one)).encode())
+        sync_folder(self._folder)
+        with self.lock:
+            replaced = self._objects.get(one.id)
+            self._objects[one.id] = one
+        return replaced
+
+    def _read(self, path: Path, *others: Path) -> Kind | None:
+        """The object in a JSON file. None, and a line in the log, if this or one of the others is no regular file."""
+        try:
+            if not all(file.is_file() for file in (path, *others)) or path.stat().st_size > MAX_STATE_BYTES:
+                raise ValueError("it is no file of the server")
+            one = self._type.validate_json(path.read_bytes(), strict=True)
+            if one.id != path.stem:
+                raise ValueError("it has the id of another file")
+            return one
+        except pydantic.ValidationError as error:  # its text quotes the file, which the log may not
+            first = error.errors(include_input=False, include_url=False)[0]
+            fault = ": ".join([*map(str, first["loc"][:1]), first["msg"]])
+        except (ValueError, OSError) as error:
+            fault = getattr(error, "strerror", None) or str(error)
+        _log.error("%s is left out: %s", shown_name(str(path)), shown_excerpt(fault))
+        return None
+
+
+class FileStore(Kept[StoredFile]):
     """A folder of files. Thread-safe. Only one process at a time can open it.
 
     The store chooses an id for every file, which is its name on disk. A JSON file next to it holds its `StoredFile`. A
@@ -71,12 +133,14 @@ class FileStore:
     def __init__(self, folder: Path, *, limits: FileLimits) -> None:
         """Raises UsageError if other users can read the folder or another server uses it, and OSError."""
         self.limits = limits
-        self._lock = threading.RLock()
         self._held = _open_private(folder)
-        self._folder = folder / "files"
-        self._folder.mkdir(mode=0o700, exist_ok=True)
-        self._files = self._read()
-        self._num_bytes = sum(file.num_bytes for file in self._files.values())
+        super().__init__(folder / "files", StoredFile, noun="file", names="file-*.json")
+        self._num_bytes = sum(file.num_bytes for file in self._objects.values())
+        for path in self._folder.iterdir():
+            file_id = path.name.removesuffix(".json")
+            is_pair = self.path(file_id).exists() and self._about(file_id).exists()
+            if file_id not in self._objects and not is_pair and path.name.lstrip(".").startswith("file-"):
+                remove(path)  # an upload that a crash interrupted
 
     def close(self) -> None:
         """Let other processes use the folder."""
@@ -86,29 +150,16 @@ class FileStore:
         """The path of a file's content."""
         return self._folder / file_id
 
-    def find(self, file_id: str, *, owner: str | None) -> StoredFile:
-        """A file that `owner` may see; raises ApiError."""
-        file = self._files.get(file_id)
-        if file is None or owner not in (None, file.owner):
-            raise ApiError("No such file.", status=404, code="file_not_found", param="file_id")
-        return file
-
-    def all(self, *, owner: str | None) -> list[StoredFile]:
-        """The files that `owner` may see, oldest first."""
-        with self._lock:
-            return [file for file in self._files.values() if owner in (None, file.owner)]
-
     def remove(self, file_id: str) -> None:
         """Delete a file of the store."""
-        with self._lock:
-            file = self._files.pop(file_id)
-            self._num_bytes -= file.num_bytes
+        with self.lock:
+            self._num_bytes -= self._objects.pop(file_id).num_bytes
             self._about(file_id).unlink(missing_ok=True)
             self.path(file_id).unlink(missing_ok=True)
 
     def upload(self, *, owner: str | None) -> "NewFile":
         """A new file of a client; raises ApiError if the store has too many files."""
-        if len(self._files) >= self.limits.max_files:
+        if len(self._objects) >= self.limits.max_files:
             message = f"The server keeps {self.limits.max_files:,} files, which is its limit: delete some."
             raise ApiError(message, status=413, code="too_many_files")
         return NewFile(self, f"file-{uuid.uuid4().hex}", owner=owner, max_bytes=self.limits.max_file_bytes)
@@ -119,7 +170,7 @@ class FileStore:
 
     def take_room(self, num_bytes: int, *, is_forced: bool = False) -> None:
         """Count bytes that are about to be written; raises ApiError beyond the limit, unless forced."""
-        with self._lock:
+        with self.lock:
             if not is_forced and self._num_bytes + num_bytes > self.limits.max_total_bytes:
                 message = f"The server's files have {self.limits.max_total_bytes:,} bytes, the limit: delete some."
                 raise ApiError(message, status=413, code="storage_full")
@@ -127,62 +178,19 @@ class FileStore:
 
     def give_room(self, num_bytes: int) -> None:
         """Undo `take_room`."""
-        with self._lock:
+        with self.lock:
             self._num_bytes -= num_bytes
 
-    def _keep(self, file: StoredFile) -> None:
+    def keep(self, file: StoredFile) -> None:
         """Add a file to the store. Its content is already in place and counted."""
-        with atomic_write(self._about(file.id)) as about:
-            os.fchmod(about.fileno(), _PRIVATE)
-            about.write(json.dumps(dataclasses.asdict(file)).encode())
-        sync_folder(self._folder)
-        with self._lock:
-            if (replaced := self._files.pop(file.id, None)) is not None:
-                self._num_bytes -= replaced.num_bytes
-            self._files[file.id] = file
+        if (replaced := self._write(file)) is not None:
+            self.give_room(replaced.num_bytes)
 
-    def _about(self, file_id: str) -> Path:
-        return self._folder / f"{file_id}.json"
-
-    def _read(self) -> dict[str, StoredFile]:
-        files = sorted(self._whole(), key=lambda file: (file.created_at, file.id))
-        whole = {file.id: file for file in files}
-        for path in self._folder.iterdir():
-            file_id = path.name.removesuffix(".json")
-            is_pair = self.path(file_id).exists() and self._about(file_id).exists()
-            if file_id not in whole and not is_pair and path.name.lstrip(".").startswith("file-"):
-                remove(path)  # an upload that a crash interrupted
-        return whole
-
-    def _whole(self) -> Iterator[StoredFile]:
-        for path in self._folder.glob("file-*.json"):
-            content = path.with_suffix("")
-            if content.exists() and (file := read_state(path, _STORED_FILE, content=content)) is not None:
-                yield dataclasses.replace(file, num_bytes=content.stat().st_size)
-
-
-_STORED_FILE: Final = pydantic.TypeAdapter(StoredFile)
-
-
-def read_state(path: Path, kind: pydantic.TypeAdapter[_State], *, content: Path | None = None) -> _State | None:
-    """The object in a JSON file, whose `id` is the file's name. None, and a line in the log, if the file is damaged.
-
-    The same if `content`, the file that it describes, is no regular file.
-    """
-    try:
-        if not all(file.is_file() for file in (path, content or path)) or path.stat().st_size > MAX_STATE_BYTES:
-            raise ValueError("it is no file of the server")
-        state = kind.validate_json(path.read_bytes(), strict=True)
-        if getattr(state, "id", None) != path.stem:
-            raise ValueError("it has the id of another file")
-        return state
-    except pydantic.ValidationError as error:  # its text quotes the file, which the log may not
-        first = error.errors(include_input=False, include_url=False)[0]
-        fault = ": ".join([*map(str, first["loc"][:1]), first["msg"]])
-    except (ValueError, OSError) as error:
-        fault = getattr(error, "strerror", None) or str(error)
-    _log.error("%s is left out: %s", shown_name(str(path)), shown_excerpt(fault))
-    return None
+    def _read(self, path: Path, *others: Path) -> StoredFile | None:
+        content = path.with_suffix("")
+        if not content.exists() or (file := super()._read(path, content, *others)) is None:
+            return None
+        return dataclasses.replace(file, num_bytes=content.stat().st_size)
 
 
 def remove(path: Path) -> None:
@@ -235,7 +243,7 @@ class NewFile:
             created_at=time.time(),
             owner=self._owner,
         )
-        self._store._keep(file)
+        self._store.keep(file)
         self._is_kept = True
         return file
 

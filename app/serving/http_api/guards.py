@@ -137,7 +137,8 @@ class AccessGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             return await self.app(scope, receive, send)
-        if not self._is_own_name(_headers(scope, b"host")):
+        headers = Headers(scope=scope)
+        if not self._is_own_name(headers.getlist("host")):
             message = "This server does not answer to this host name: use one of its own names, or its address."
             return await refuse(ApiError(message, status=421, code="host_not_allowed"), scope, receive, send)
         if path_of(scope) in self._closed:
@@ -152,13 +153,13 @@ class AccessGuard:
             return await refuse(ApiError(message, status=403, code="origin_not_allowed"), scope, receive, send)
         client = _address_of(scope)
         if self._names and f"{path_of(scope)}/".startswith(API_PREFIX):
-            given = _headers(scope, b"authorization")
+            given = headers.getlist("authorization")
             digest = self._matching_digest(given)
             if digest is None:
                 problem = "The API key is not one of this server's" if given else "This server requires an API key"
                 message = f"{problem}: send one as `Authorization: Bearer KEY`."
-                headers = {"www-authenticate": "Bearer"}
-                error = ApiError(message, status=401, code="invalid_api_key", headers=headers)
+                asked = {"www-authenticate": "Bearer"}
+                error = ApiError(message, status=401, code="invalid_api_key", headers=asked)
                 return await refuse(error, scope, receive, send)
             client = f"key:{digest.hex()[:16]}"
             if (visit := scope.get(VISIT)) is not None:
@@ -172,8 +173,9 @@ class AccessGuard:
         return len(hosts) == 1 and re.sub(r":[0-9]*\Z", "", hosts[0].lower()) in self._host_names
 
     def _is_foreign_form(self, scope: Scope) -> bool:
-        is_form = scope.get("method") == "POST" and "json" not in "".join(_headers(scope, b"content-type"))
-        is_allowed = "*" in self._origins or any(origin in self._origins for origin in _headers(scope, b"origin"))
+        headers = Headers(scope=scope)
+        is_form = scope.get("method") == "POST" and "json" not in "".join(headers.getlist("content-type"))
+        is_allowed = "*" in self._origins or any(origin in self._origins for origin in headers.getlist("origin"))
         return is_form and not is_allowed and is_of_other_origin(scope)
 
     def _matching_digest(self, authorizations: Sequence[str]) -> bytes | None:
@@ -183,10 +185,6 @@ class AccessGuard:
         # Compares with every key in constant time.
         matches = [hmac.compare_digest(given, digest) for digest in self._names]
         return given if kind.lower() == "bearer" and any(matches) else None
-
-
-def _headers(scope: Scope, name: bytes) -> list[str]:
-    return [value.decode("latin-1") for key, value in scope["headers"] if key == name]
 
 
 def _digest(key: str) -> bytes:

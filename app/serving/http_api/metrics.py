@@ -1,6 +1,7 @@
 """Prometheus metrics of one server, in a separate registry."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -65,11 +66,11 @@ class Metrics(Observer):
 
     def watch(self, service: OnlineService) -> None:
         """Collect the state of a service at every scrape. Call it once."""
-        self.registry.register(_StatusCollector(service))
+        self.registry.register(_Collected(partial(_of_status, service)))
 
     def watch_replicas(self, read: Callable[[], Mapping[str, Sequence[Metric]]]) -> None:
         """Collect the metrics of replicas at every scrape; `read` gives them by the replica's name. Call it once."""
-        self.registry.register(_ReplicasCollector(read))
+        self.registry.register(_Collected(partial(_of_replicas, read)))
 
     def families(self) -> list[Metric]:
         """All metrics with their values, for `watch_replicas` in another process."""
@@ -80,47 +81,48 @@ class Metrics(Observer):
         return generate_latest(self.registry)
 
 
-class _StatusCollector(Collector):
-    def __init__(self, service: OnlineService) -> None:
-        self._service = service
+class _Collected(Collector):
+    """Metrics that a function makes at every scrape."""
+
+    def __init__(self, collect: Callable[[], Iterator[Metric]]) -> None:
+        self._collect = collect
 
     def collect(self) -> Iterator[Metric]:
-        status = self._service.status()
-        for name, text, value in (
-            ("requests_running", "Requests that are being answered.", status.num_running),
-            ("requests_waiting", "Requests that wait for a slot.", status.num_waiting),
-            ("pictures_reading", "Pictures that are being read.", status.num_reading),
-            ("pictures_slow_reading", "Pictures that are being read in the slow lane.", status.num_slow_reading),
-            ("encoded_pictures", "Pictures in the cache of encoded pictures.", status.num_encoded),
-            ("ready", "1 while requests are accepted.", int(status.state == "ready")),
-            ("stalled", "1 while a step exceeds its time limit.", int(status.is_stalled)),
-            ("uptime_seconds", "Since the start.", status.uptime_s),
-        ):
-            yield GaugeMetricFamily(f"{_NAME}_{name}", text, value=value)
-        for name, text, value in (
-            ("restarts", "Engine failures after which it was restarted.", status.restarts),
-            ("rows_put_back", "Answers that waited for others to end, as memory was full.", status.num_put_back),
-        ):
-            yield CounterMetricFamily(f"{_NAME}_{name}", text, value)
+        return self._collect()
 
 
-class _ReplicasCollector(Collector):
-    """Exports `llama_adapter_X` of each replica as `llama_adapter_replica_X` with a label `replica`."""
+def _of_status(service: OnlineService) -> Iterator[Metric]:
+    status = service.status()
+    for name, text, value in (
+        ("requests_running", "Requests that are being answered.", status.num_running),
+        ("requests_waiting", "Requests that wait for a slot.", status.num_waiting),
+        ("pictures_reading", "Pictures that are being read.", status.num_reading),
+        ("pictures_slow_reading", "Pictures that are being read in the slow lane.", status.num_slow_reading),
+        ("encoded_pictures", "Pictures in the cache of encoded pictures.", status.num_encoded),
+        ("ready", "1 while requests are accepted.", int(status.state == "ready")),
+        ("stalled", "1 while a step exceeds its time limit.", int(status.is_stalled)),
+        ("uptime_seconds", "Since the start.", status.uptime_s),
+    ):
+        yield GaugeMetricFamily(f"{_NAME}_{name}", text, value=value)
+    for name, text, value in (
+        ("restarts", "Engine failures after which it was restarted.", status.restarts),
+        ("rows_put_back", "Answers that waited for others to end, as memory was full.", status.num_put_back),
+    ):
+        yield CounterMetricFamily(f"{_NAME}_{name}", text, value)
 
-    def __init__(self, read: Callable[[], Mapping[str, Sequence[Metric]]]) -> None:
-        self._read = read
 
-    def collect(self) -> Iterator[Metric]:
-        found: dict[str, Metric] = {}
-        for replica, families in self._read().items():
-            for family in families:
-                name = _of_replica(family.name)
-                merged = found.setdefault(name, Metric(name, family.documentation, family.type))
-                merged.samples += [
-                    sample._replace(name=_of_replica(sample.name), labels={**sample.labels, "replica": replica})
-                    for sample in family.samples
-                ]
-        yield from (family for family in found.values() if family.samples)
+def _of_replicas(read: Callable[[], Mapping[str, Sequence[Metric]]]) -> Iterator[Metric]:
+    """`llama_adapter_X` of each replica as `llama_adapter_replica_X` with a label `replica`."""
+    found: dict[str, Metric] = {}
+    for replica, families in read().items():
+        for family in families:
+            name = _of_replica(family.name)
+            merged = found.setdefault(name, Metric(name, family.documentation, family.type))
+            merged.samples += [
+                sample._replace(name=_of_replica(sample.name), labels={**sample.labels, "replica": replica})
+                for sample in family.samples
+            ]
+    yield from (family for family in found.values() if family.samples)
 
 
 def _of_replica(name: str) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
+from functools import partial
 
 from fastapi.sse import EventSourceResponse
 from starlette.responses import JSONResponse, Response
@@ -38,29 +39,24 @@ class AnswerResponse(Response):
                 async with aclosing(merged(self._pending.answering)) as events:
                     await self._send_stream(events, scope, send)
             else:
-                await self._send_whole(scope, receive, send)
+                body = await self._pending.body(partial(self._note, scope))
+                await JSONResponse(body, headers=self._reply_headers)(scope, receive, send)
         finally:
             listening.cancel()
             self._pending.cancel()
 
-    async def _send_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answers: list[Answer] = []
-        for one in self._pending.answering:
-            answers.append(await one.answer())
-            if self._is_over(answers[-1], scope):
-                return
-        await JSONResponse(self._pending.reply.whole(answers), headers=self._reply_headers)(scope, receive, send)
-
     async def _send_stream(self, events: AsyncIterator[NumberedEvent], scope: Scope, send: Send) -> None:
         number, first = await anext(events)
-        if isinstance(first, Answer) and self._is_over(first, scope):
-            return
+        if isinstance(first, Answer):
+            self._note(scope, first)
+            if first.error is not None:
+                raise of_answer(first.error, place=self._pending.place)
 
         async def all_events() -> AsyncIterator[NumberedEvent]:
             yield number, first
             async for event in events:
                 if isinstance(event[1], Answer):
-                    self._note(event[1], scope)
+                    self._note(scope, event[1])
                 yield event
 
         async def send_in_time(message: Message) -> None:
@@ -71,16 +67,8 @@ class AnswerResponse(Response):
         frames = self._pending.reply.frames(all_events())
         await EventSourceResponse(frames, headers=headers).stream_response(send_in_time)
 
-    def _is_over(self, answer: Answer, scope: Scope) -> bool:
-        """Note the answer for the log; returns whether the client has hung up. Raises ApiError if the answer failed."""
-        self._note(answer, scope)
-        if self._has_hung_up:
-            return True
-        if answer.error is not None:
-            raise of_answer(answer.error, place=self._pending.place)
-        return False
-
-    def _note(self, answer: Answer, scope: Scope) -> None:
+    def _note(self, scope: Scope, answer: Answer) -> None:
+        """Note an answer for the log."""
         visit = visit_of(scope)
         visit.prompt_tokens = answer.prompt_tokens
         visit.completion_tokens += len(answer.token_ids)

@@ -4,7 +4,7 @@ import itertools
 import json
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 from fastapi.sse import format_sse_event
 
@@ -17,7 +17,7 @@ from llama_adapter.app.serving.http_api.errors import ApiError, of_answer
 from llama_adapter.app.serving.http_api.schemas import NO_LIMIT, ResponsesRequest
 
 
-def understand(request: ResponsesRequest) -> ChatQuestion:
+def understand(request: ResponsesRequest, info: ModelInfo) -> ChatQuestion:
     """The question of a request; raises ApiError if the request has none."""
     if request.top_logprobs and "message.output_text.logprobs" not in (request.include or ()):
         message = '`top_logprobs` requires `include`: ["message.output_text.logprobs"].'
@@ -30,6 +30,7 @@ def understand(request: ResponsesRequest) -> ChatQuestion:
     return understand_turns(
         turns,
         request,
+        info,
         place="input",
         max_new_tokens=request.max_output_tokens,
         form=form_of(request, None if request.text is None else request.text.format),
@@ -38,7 +39,7 @@ def understand(request: ResponsesRequest) -> ChatQuestion:
     )
 
 
-def parameters_of(request: ResponsesRequest, question: ChatQuestion) -> dict[str, Any]:
+def _parameters_of(request: ResponsesRequest, question: ChatQuestion) -> dict[str, Any]:
     """The request's parameters that the response repeats, with defaults filled in: fields of `schemas.ResponseBody`."""
     wanted = None if request.text is None else request.text.format
     return {
@@ -58,17 +59,14 @@ def parameters_of(request: ResponsesRequest, question: ChatQuestion) -> dict[str
 
 
 class ResponsesReply:
-    """An answer as a response. `head` has id, time of creation, model, and the request's parameters."""
+    """An answer as a response, which has the request's parameters."""
 
-    def __init__(self, head: Mapping[str, Any], *, with_logprobs: bool = False) -> None:
-        self._head, self._with_logprobs = head, with_logprobs
+    def __init__(
+        self, request: ResponsesRequest, asked: ChatQuestion, head: Mapping[str, Any], info: ModelInfo
+    ) -> None:
+        self._head = {**head, "created_at": int(time.time()), **_parameters_of(request, asked)}
+        self._with_logprobs = asked.with_logprobs
         self._item_id = f"msg_{str(head['id']).removeprefix('resp_')}"
-
-    @classmethod
-    def to(cls, request: ResponsesRequest, asked: ChatQuestion, head: Mapping[str, Any], info: ModelInfo) -> Self:
-        """The reply to a request."""
-        head = {**head, "created_at": int(time.time()), **parameters_of(request, asked)}
-        return cls(head, with_logprobs=asked.with_logprobs)
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The body: `schemas.ResponseBody`."""

@@ -51,7 +51,6 @@ class Archive:
         self.name, self.limits = name, limits
         self.pictures: list[ArchiveEntry] = []
         self.skipped: Counter[str] = Counter()  # kind -> number of skipped entries
-        self.num_renamed = 0  # pictures whose names point outside the archive
         self._lock = threading.Lock()
         self._num_bytes_left = limits.max_total_bytes
         try:
@@ -106,13 +105,8 @@ class Archive:
         return data
 
     def notes(self) -> list[str]:
-        """Sentences about what was skipped or renamed; empty if all entries are used as they are."""
-        sentences = []
-        if self.skipped:
-            sentences.append(skipped_note(self.name, self.skipped))
-        if self.num_renamed:
-            sentences.append(f"{self.name}: shortened {counted(self.num_renamed, 'path')} that left the archive.")
-        return sentences
+        """A sentence about what was skipped; empty if nothing was."""
+        return [skipped_note(self.name, self.skipped)] if self.skipped else []
 
     def _read(self, info: zipfile.ZipInfo, most: int) -> bytes:
         """At most the first `most` bytes of an entry, whatever its header says. Reading its end checks the checksum."""
@@ -128,14 +122,13 @@ class Archive:
         for info in self._zip.infolist():
             if info.is_dir():
                 continue
-            name, left_archive = safe_name(info.filename)
+            name = safe_name(info.filename)
             kind = "link" if stat.S_ISLNK(info.external_attr >> 16) else skipped_kind(name)
             if kind is None and len(self.pictures) >= self.limits.max_entries:
                 kind = "picture over the limit"
             if kind is not None:
                 self.skipped[kind] += 1
                 continue
-            self.num_renamed += left_archive
             self.pictures.append(ArchiveEntry(unique_name(name, taken), info))
 
 
@@ -156,16 +149,13 @@ def skipped_note(name: str, skipped: Mapping[str, int]) -> str:
     return f"{name}: skipped {', '.join(counted(number, kind) for kind, number in sorted(skipped.items()))}."
 
 
-def safe_name(name: str) -> tuple[str, bool]:
-    """A relative, printable name for a file of an archive or a browser, and whether the path was absolute or had `..`.
+def safe_name(name: str) -> str:
+    """A relative, printable name for a file of an archive or a browser.
 
     Backslashes are separators too, as on Windows. Drives, leading slashes and `..` are dropped.
     """
-    slashed = name.replace("\\", "/")
-    relative = re.sub(r"^[A-Za-z]:", "", slashed)
-    parts = [part for part in relative.split("/") if part not in ("", ".", "..")]
-    left_archive = relative != slashed or relative.startswith("/") or ".." in relative.split("/")
-    return shown_name("/".join(parts)) or "picture", left_archive
+    relative = re.sub(r"^[A-Za-z]:", "", name.replace("\\", "/"))
+    return shown_name("/".join(part for part in relative.split("/") if part not in ("", ".", ".."))) or "picture"
 
 
 def unique_name(name: str, taken: set[str]) -> str:

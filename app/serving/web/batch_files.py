@@ -39,7 +39,7 @@ class BatchFiles:
         self._archives = ExitStack()
         try:
             for upload in uploads:
-                name = safe_name(upload.name)[0]
+                name = safe_name(upload.name)
                 if "/" in upload.name and (kind := skipped_kind(name.split("/", 1)[-1])):
                     skipped[kind] += 1
                 elif name.lower().endswith(".zip"):

@@ -92,7 +92,7 @@ class BatchRun:
         """`window` is the number of requests in flight. Raises UnavailableError if no model is loaded."""
         self._service, self._files, self._question, self._sampling = service, iter(files), question, sampling
         self._default_prompt = service.info.default_prompt
-        self._run, self._own = run, Run()  # the first is stopped by the user, the second by an error
+        self._run = run
         self._client, self._num_pictures, self._has_thumbnails = client, num_pictures, has_thumbnails
         self.window = default_window(service) if window is None else window
         self.run_id = new_run_id()
@@ -123,16 +123,16 @@ class BatchRun:
             pending = set(workers)
             while pending:
                 finished, pending = await asyncio.wait(pending, timeout=TICK_S, return_when=asyncio.FIRST_EXCEPTION)
-                problems = [worker.exception() for worker in finished]
-                if any(problem is not None for problem in problems):
-                    self._own.stop()
+                if any(not worker.cancelled() and worker.exception() for worker in finished):
+                    for worker in pending:
+                        worker.cancel()
                 if not pending:
                     self._end()
                 yield self._take()
             for worker in workers:
-                worker.result()
+                if not worker.cancelled():
+                    worker.result()
         finally:
-            self._own.stop()
             for worker in workers:
                 worker.cancel()
             self._end()
@@ -173,10 +173,6 @@ class BatchRun:
             circumstances=self._circumstances,
         )
 
-    @property
-    def _is_stopped(self) -> bool:
-        return self._run.is_stopped or self._own.is_stopped
-
     def _take(self) -> list[Result]:
         results, self._new = self._new, []
         now = time.perf_counter()
@@ -192,7 +188,7 @@ class BatchRun:
 
     async def _work(self) -> None:
         """Answer one picture after another until none is left."""
-        while not self._is_stopped and (file := next(self._files, None)) is not None:
+        while not self._run.is_stopped and (file := next(self._files, None)) is not None:
             index, self._num_begun = self._num_begun, self._num_begun + 1
             result = await self._answer(index, file)
             if result is not None:
@@ -224,7 +220,7 @@ class BatchRun:
             task=self._question.task,
             client=self._client,
         )
-        while not self._is_stopped:
+        while not self._run.is_stopped:
             try:
                 handle = self._service.submit(ask)
             except ServiceError as error:
@@ -240,19 +236,17 @@ class BatchRun:
     async def _pause(self, seconds: float) -> None:
         """Wait, but not longer than until the run is stopped."""
         until = time.perf_counter() + seconds
-        while not self._is_stopped and (rest_s := until - time.perf_counter()) > 0:
+        while not self._run.is_stopped and (rest_s := until - time.perf_counter()) > 0:
             await asyncio.sleep(min(rest_s, _NOTICE_S))
 
     async def _follow(self, index: int, handle: RequestHandle, name: str, data: bytes) -> Result | None:
         self._num_in_flight += 1
         self._run.add(handle)
-        self._own.add(handle)
         try:
             answer = await handle.answer()
         finally:
             handle.cancel()  # has no effect on an answered request
             self._run.discard(handle)
-            self._own.discard(handle)
             self._num_in_flight -= 1
         status = self._service.status()
         # With requests of other clients, there are more than those of this run.

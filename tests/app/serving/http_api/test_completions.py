@@ -12,7 +12,7 @@ from llama_adapter.app.serving.http_api.schemas import CompletionRequest
 from llama_adapter.app.serving.online.request_handle import RequestHandle
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptTooLongError
-from tests.app.serving.http_api.live import StubService, answer, check_documented
+from tests.app.serving.http_api.live import INFO, StubService, answer, check_documented
 from tests.app.serving.http_api.requests import EXAMPLE_PICTURE
 
 COMPLETIONS = "/v1/completions"
@@ -87,7 +87,7 @@ def test_errors_name_the_fields_of_a_completion(client: httpx.Client, service: S
 
 @pytest.mark.parametrize(("logprobs", "expected"), [(None, (False, 0)), (0, (True, 0)), (5, (True, 5))])
 def test_log_probabilities_are_a_number(logprobs: int | None, expected: tuple[bool, int]) -> None:
-    asked = understand(CompletionRequest.model_validate(wanted(logprobs=logprobs)))
+    asked = understand(CompletionRequest.model_validate(wanted(logprobs=logprobs)), INFO)
     assert (asked.with_logprobs, asked.num_top_logprobs) == expected
 
 

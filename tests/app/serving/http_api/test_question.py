@@ -1,36 +1,35 @@
 """How messages become one question about one picture or none."""
 
+import dataclasses
 from typing import Any
 
 import pytest
 
 from llama_adapter.app.captioning.tasks.choose import OneOf
 from llama_adapter.app.captioning.tasks.task import FREE_TEXT
+from llama_adapter.app.models.spec import ModelInfo
 from llama_adapter.app.serving.http_api.api import forms
 from llama_adapter.app.serving.http_api.conversation import ChatQuestion
 from llama_adapter.app.serving.http_api.errors import ApiError
-from llama_adapter.app.serving.http_api.responses import parameters_of
 from llama_adapter.llm.engine.sampling_params import SamplingParams
+from tests.app.serving.http_api.live import INFO
 from tests.app.serving.http_api.requests import chat, image, user
 
 CHAT, RESPONSES, _ = forms().values()
+OLD, NEW = "data:image/png;base64,b2xk", "data:image/png;base64,bmV3"
 
 
-def question(*messages: dict[str, Any], **parameters: Any) -> ChatQuestion:
-    return CHAT.understand(CHAT.request.model_validate(chat(*messages, **parameters)))
+def question(*messages: dict[str, Any], info: ModelInfo = INFO, **parameters: Any) -> ChatQuestion:
+    return CHAT.understand(CHAT.request.model_validate(chat(*messages, **parameters)), info)
 
 
 def question_of_responses(content: Any, **parameters: Any) -> ChatQuestion:
     body = {"model": "default", "input": content, **parameters}
-    return RESPONSES.understand(RESPONSES.request.model_validate(body))
+    return RESPONSES.understand(RESPONSES.request.model_validate(body), INFO)
 
 
-def system(text: str, role: str = "system") -> dict[str, Any]:
+def said(role: str, text: Any) -> dict[str, Any]:
     return {"role": role, "content": text}
-
-
-def assistant(text: str | None) -> dict[str, Any]:
-    return {"role": "assistant", "content": text}
 
 
 def calling(**fields: Any) -> dict[str, Any]:
@@ -43,59 +42,55 @@ def result(role: str = "tool", content: Any = "sunny") -> dict[str, Any]:
     return {"role": role, "tool_call_id": "c1", "name": "f", "content": content}
 
 
-@pytest.mark.parametrize(
-    ("messages", "prompt"),
-    [
-        ([user(image(), "What?")], "What?"),
-        ([user("What?", image())], "What?"),
-        ([user("One", image(), "two")], "One\ntwo"),
-        ([user(image())], "default"),
-        ([user(image(), " \n")], "default"),
-        ([system("Look."), user(image(), "What?")], "What?"),
-        ([system("Look.", "developer"), user(image(), "What?")], "What?"),
-        ([user(image()), system("Look."), user("What?")], "What?"),
-        ([system("Look."), user(image())], "default"),
-        ([user(image()), {"role": "user", "content": "What?"}], "What?"),
-    ],
-)
-def test_the_last_text_alone_is_the_instruction(messages: list[Any], prompt: Any) -> None:
-    assert question(*messages).question.prompt("default") == prompt
+ASKED, LOOK, RED = user(image(NEW), "What?"), said("system", "Look."), said("assistant", "Red.")
+CALLS = [  # of tools, with their results, and how many of the two turns have something that is not shown
+    ([calling(), result()], 2),
+    ([calling(content=""), result("function")], 2),
+    ([calling(tool_calls=None, function_call={"name": "f"}), result("function", content=None)], 0),
+    ([calling(content=[]), result(content=[{"type": "text", "text": "sunny"}])], 2),
+    ([calling(content=[{"type": "tool_use", "id": "c1"}]), result(content=[{"type": "tool_result"}])], 2),
+    ([{**RED, "reasoning_content": "Hm.", "audio": {"id": "a"}, "annotations": [{}], "refusal": None}], 1),
+    ([said("assistant", [{"type": "refusal", "refusal": "No."}])], 1),
+    ([{"role": "assistant"}], 0),
+]
 
 
 @pytest.mark.parametrize(
-    ("messages", "num_ignored"),
+    ("messages", "prompt", "num_ignored"),
     [
-        ([user(image(), "What?")], 0),
-        ([system("Look."), user(image(), "What?")], 1),
-        ([system(" "), user(image(), "What?")], 0),
-        ([system("Look."), system("Think.", "developer"), user(image(), "What?")], 2),
-        ([{"role": "system", "content": [image()]}, user("What?")], 0),
-        ([user(image(), "What?"), calling(), result(), user("And?")], 3),
-        ([user(image()), {**assistant("Red."), "reasoning_content": "Hm."}, user("And?")], 1),
-        ([user(image()), {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}, user("And?")], 1),
-        ([user(image()), user("What?")], 0),  # the first message has only a picture, and the picture is used
-        ([user(image(), "What?"), assistant("Red."), user("And?")], 2),
-        ([user(image(), "What?"), assistant(None), user("And?")], 1),
-        ([user(image()), assistant("Red."), user(image(), "And?")], 2),
-        ([user(image(), "What?"), system("Look.")], 1),
-        ([user(image(), "What?"), calling(), result(), result("function")], 3),
+        ([ASKED], "What?", 0),
+        ([user("What?", image(NEW))], "What?", 0),
+        ([user("One", image(NEW), "two")], "One\ntwo", 0),
+        ([user(image(NEW))], "default", 0),
+        ([user(image(NEW), " \n")], "default", 0),
+        ([user(image(NEW)), said("user", "What?")], "What?", 0),  # the picture of the first message is used
+        ([LOOK, user(image(NEW))], "default", 1),
+        ([user(image(NEW)), LOOK, user("What?")], "What?", 1),
+        ([said("system", " "), ASKED], "What?", 0),
+        ([said("system", [image(NEW)]), user("What?")], "What?", 0),
+        ([LOOK, said("developer", "Think."), ASKED], "What?", 2),
+        ([ASKED, LOOK], "What?", 1),
+        ([ASKED, calling(), result(), result("function")], "What?", 3),
+        ([user(image(OLD)), RED, user(image(NEW), "And?")], "And?", 2),
+        *(([ASKED, *calls, user("And?")], "And?", 1 + number) for calls, number in CALLS),
     ],
 )
-def test_earlier_messages_are_counted_when_something_of_them_is_not_shown(
-    messages: list[Any], num_ignored: int
+def test_the_last_text_alone_is_the_question_and_turns_that_are_not_shown_in_full_are_counted(
+    messages: list[Any], prompt: Any, num_ignored: int
 ) -> None:
-    assert question(*messages).num_ignored_turns == num_ignored
+    asked = question(*messages)
+    assert (asked.question.prompt("default"), asked.urls, asked.num_ignored_turns) == (prompt, (NEW,), num_ignored)
 
 
 @pytest.mark.parametrize(
     ("messages", "parameters", "code", "param"),
     [
         ([user(" ")], {}, "missing_image", "messages"),
-        ([user(image(), "What?"), assistant("Red.")], {}, "invalid_value", "messages"),
-        ([user(image(), "What?"), calling(content="Wait."), result()], {}, "invalid_value", "messages"),
-        ([user(image(), "What?"), calling()], {}, "invalid_value", "messages"),
-        ([user(image())], {"stream_options": {"include_usage": True}}, "invalid_value", "stream_options"),
-        ([user(image())], {"max_tokens": 3, "max_completion_tokens": 4}, "invalid_value", "max_tokens"),
+        ([ASKED, RED], {}, "invalid_value", "messages"),
+        ([ASKED, calling(content="Wait."), result()], {}, "invalid_value", "messages"),
+        ([ASKED, calling()], {}, "invalid_value", "messages"),
+        ([ASKED], {"stream_options": {"include_usage": True}}, "invalid_value", "stream_options"),
+        ([ASKED], {"max_tokens": 3, "max_completion_tokens": 4}, "invalid_value", "max_tokens"),
     ],
 )
 def test_what_is_no_question_is_refused(messages: list[Any], parameters: dict[str, Any], code: str, param: str) -> None:
@@ -105,28 +100,22 @@ def test_what_is_no_question_is_refused(messages: list[Any], parameters: dict[st
     assert (caught.value.http_status, caught.value.code, caught.value.param) == (400, code, param)
 
 
-OLD, NEW = "data:image/png;base64,b2xk", "data:image/png;base64,bmV3"
-
-
 @pytest.mark.parametrize(
-    ("messages", "url", "used"),
+    ("messages", "urls", "used"),
     [
-        ([user("What?")], None, None),
-        ([{"role": "system", "content": [image(NEW)]}, user("What?")], NEW, None),
-        ([{"role": "developer", "content": [image(OLD)]}, user(image(NEW), "What?")], NEW, "messages[1].content[0]"),
-        ([user("Look."), calling(), result(content=[image(NEW)]), user("What?")], NEW, None),
-        ([user(image(NEW), "What?")], NEW, None),
-        ([user({"type": "image_url", "image_url": NEW}, "What?")], NEW, None),
-        ([user(image(OLD), "What?", image(NEW))], NEW, "messages[0].content[2]"),
-        ([user(image(NEW), image(OLD)), user(image(OLD), image(NEW)), user("What?")], NEW, "messages[1].content[1]"),
+        ([user("What?")], (), None),
+        ([said("developer", [image(OLD)]), ASKED], (NEW,), "messages[1].content[0]"),
+        ([user("Look."), calling(), result(content=[image(NEW)]), user("What?")], (NEW,), None),
+        ([user(image(OLD), "What?", image(NEW))], (NEW,), "messages[0].content[2]"),
+        ([user(image(NEW), image(OLD)), user(image(OLD), image(NEW)), user("What?")], (NEW,), "messages[1].content[1]"),
     ],
 )
 def test_the_last_picture_of_the_newest_message_with_one_counts(
-    messages: list[Any], url: str | None, used: str | None
+    messages: list[Any], urls: tuple[str, ...], used: str | None
 ) -> None:
     asked = question(*messages)
 
-    assert (asked.picture_url, asked.picture_used) == (url, used)
+    assert (asked.urls, asked.picture_used) == (urls, used)
 
 
 @pytest.mark.parametrize(
@@ -158,25 +147,7 @@ def test_parts_are_understood_as_clients_write_them(part: dict[str, Any], text: 
     message = {"role": "user", "content": [text, part], "name": None, "id": "m1", "cache_control": {}}
 
     for asked in (question(message), question_of_responses([message])):
-        assert (asked.picture_url, asked.question.instruction) == (NEW, "What?")
-
-
-@pytest.mark.parametrize(
-    "earlier",
-    [
-        [calling(), result()],
-        [calling(content=""), result("function")],
-        [calling(tool_calls=None, function_call={"name": "f", "arguments": "{}"}), result("function", content=None)],
-        [calling(content=[]), result(content=[{"type": "text", "text": "sunny"}])],
-        [calling(content=[{"type": "tool_use", "id": "c1"}]), result(content=[{"type": "tool_result"}])],
-        [{**assistant("Red."), "reasoning_content": "Hm.", "audio": {"id": "a"}, "annotations": [{}], "refusal": None}],
-        [{"role": "assistant"}],
-    ],
-)
-def test_earlier_turns_are_no_reason_to_refuse(earlier: list[Any]) -> None:
-    asked = question(user(image(NEW), "Hello"), *earlier, user("What?"))
-
-    assert (asked.picture_url, asked.question.instruction) == (NEW, "What?")
+        assert (asked.urls, asked.question.instruction) == ((NEW,), "What?")
 
 
 def test_nothing_given_and_null_mean_the_defaults_of_the_product() -> None:
@@ -207,12 +178,20 @@ def test_choices_need_no_stop() -> None:
         assert (asked.question.task, asked.stop) == (OneOf(("yes", "no")), ())
 
 
-def test_the_turns_of_a_text_chat_are_kept_for_templates_with_turns() -> None:
-    messages = [system("Be brief."), user("Hello"), assistant("Hi."), user("Why?")]
-
-    assert question(*messages).turns == (("system", "Be brief."), ("user", "Hello"), ("assistant", "Hi."))
-    assert question(user("Hello", image()), assistant("Hi."), user("Why?")).turns == ()
-    assert question(user("Hello"), calling(), result(), user("Why?")).turns == (("user", "Hello"),)
+@pytest.mark.parametrize(
+    ("messages", "turns", "num_ignored"),
+    [
+        ([LOOK, user("Hello"), RED, user("Why?")], (("system", "Look."), ("user", "Hello"), ("assistant", "Red.")), 0),
+        ([LOOK, user("Hello", image()), RED, user("Why?")], (("system", "Look."),), 2),
+        ([user("Hello"), calling(), result(), user("Why?")], (("user", "Hello"),), 2),
+    ],
+)
+def test_a_template_with_turns_shows_the_earlier_ones_of_a_text_chat(
+    messages: list[Any], turns: tuple[tuple[str, str], ...], num_ignored: int
+) -> None:
+    asked = question(*messages, info=dataclasses.replace(INFO, template="conversation"))
+    assert (asked.question.turns, asked.num_ignored_turns) == (turns, num_ignored)
+    assert question(*messages).question.turns == ()
 
 
 # Responses
@@ -256,16 +235,10 @@ def test_responses_have_the_newest_picture_and_the_parameters_of_the_request() -
         include=["message.output_text.logprobs", "reasoning.encrypted_content"],
     )
 
-    assert (asked.picture_url, asked.picture_used) == (NEW, "input[2].content[2]")
+    assert (asked.urls, asked.picture_used) == ((NEW,), "input[2].content[2]")
     assert asked.num_ignored_turns == 3
     assert asked.sampling == SamplingParams(max_new_tokens=9, temperature=0.5, top_p=0.25, top_k=3, seed=7)
     assert asked.with_logprobs
-
-
-@pytest.mark.parametrize(("given", "repeated"), [(9, 9), (None, None), (-1, None)])
-def test_responses_repeat_their_limit_of_tokens(given: int | None, repeated: int | None) -> None:
-    request = RESPONSES.request.model_validate({"model": "default", "input": "What?", "max_output_tokens": given})
-    assert parameters_of(request, RESPONSES.understand(request))["max_output_tokens"] == repeated
 
 
 def test_responses_have_choices_and_schemas() -> None:

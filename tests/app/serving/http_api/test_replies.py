@@ -1,6 +1,7 @@
 """Answers in each of OpenAI's formats: whole, and as the events of a stream."""
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
@@ -10,24 +11,33 @@ import pytest
 from starlette.types import Message
 
 from llama_adapter.app.captioning.tasks.answers import Answer, TextDelta, TokenLogprob
+from llama_adapter.app.captioning.tasks.question import Question
 from llama_adapter.app.pictures.answer_error import AnswerError
+from llama_adapter.app.serving.http_api import chat as chat_module
 from llama_adapter.app.serving.http_api import replying, responses
 from llama_adapter.app.serving.http_api.access import VISIT, Visit
+from llama_adapter.app.serving.http_api.api import forms
 from llama_adapter.app.serving.http_api.asking import NumberedEvent, Pending, Reply
-from llama_adapter.app.serving.http_api.chat import ChatReply
-from llama_adapter.app.serving.http_api.completions import CompletionReply
 from llama_adapter.app.serving.http_api.replying import AnswerResponse
-from llama_adapter.app.serving.http_api.responses import ResponsesReply, parameters_of, understand
-from llama_adapter.app.serving.http_api.schemas import ResponsesRequest, with_task_fields
 from llama_adapter.app.serving.online.request_handle import RequestHandle
-from tests.app.serving.http_api.live import answer, check_documented
+from tests.app.serving.http_api.live import INFO, answer, check_documented
+from tests.app.serving.http_api.requests import chat
 
-HEAD = {"id": "chatcmpl-1", "created": 1, "model": "m", "system_fingerprint": "fp"}
-ASKED = with_task_fields(ResponsesRequest).model_validate(
-    {"model": "default", "input": "What?", "metadata": {"a": "b"}}
-)
-RESPONSES_HEAD = {"id": "resp_1", "model": "m", "created_at": 1, **parameters_of(ASKED, understand(ASKED))}
-REPLIES: dict[str, Any] = {"ChatCompletion": ChatReply, "Completion": CompletionReply, "ResponseBody": ResponsesReply}
+REQUESTS = {
+    "ChatCompletion": chat(),
+    "ResponseBody": {"model": "default", "input": "What?", "metadata": {"a": "b"}},
+    "Completion": {"model": "default", "prompt": "The star is"},
+}
+FORMS = dict(zip(REQUESTS, forms().values(), strict=True))
+
+
+def reply_of(schema: str, *, with_usage: bool = False, **options: Any) -> Reply:
+    """The reply to a request whose question has these options."""
+    form, usage = FORMS[schema], {"stream": True, "stream_options": {"include_usage": True}}
+    request = form.request.model_validate(REQUESTS[schema] | (usage if with_usage else {}))
+    asked = dataclasses.replace(form.understand(request, INFO), **options)
+    return form.reply(request, asked, {"id": f"{form.id_prefix}1", "model": "m"}, INFO)
+
 
 KNOWN = answer(
     "é star",
@@ -64,7 +74,7 @@ SEVERAL: list[TextDelta | Answer] = [
 ]
 CASES_OF_SEVERAL = {
     "answers": (SEVERAL, {"num_answers": 2, "with_usage": True}),
-    "prompts": (SEVERAL, {"num_prompts": 2, "with_usage": True}),
+    "prompts": (SEVERAL, {"others": (Question(raw="The ring is"),), "with_usage": True}),
 }
 
 
@@ -83,13 +93,13 @@ def streamed(reply: Reply, events: list[TextDelta | Answer]) -> list[str]:
     return frames
 
 
-@pytest.mark.parametrize("schema", REPLIES)
+@pytest.mark.parametrize("schema", REQUESTS)
 def test_answers_whole_and_streamed(schema: str, snapshot: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(responses, "time", SimpleNamespace(time=lambda: 2.5))
+    for module in (chat_module, responses):
+        monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: 2.5))
     is_response = schema == "ResponseBody"
-    head, cases = (RESPONSES_HEAD, CASES) if is_response else (HEAD, CASES | CASES_OF_SEVERAL)
-    for name, (events, options) in cases.items():
-        reply = REPLIES[schema](head, **options)
+    for name, (events, options) in (CASES if is_response else CASES | CASES_OF_SEVERAL).items():
+        reply = reply_of(schema, **options)
         frames = streamed(reply, events)
         data = [frame.removeprefix(kind_of(frame)) for frame in frames] if is_response else frames
         assert data == snapshot(name=f"{schema} {name}")
@@ -97,6 +107,14 @@ def test_answers_whole_and_streamed(schema: str, snapshot: Any, monkeypatch: pyt
             body = reply.whole(sorted((one for one in events if isinstance(one, Answer)), key=lambda one: one.index))
             check_documented(body, schema)
             assert json.dumps(body) == snapshot(name=f"{schema} {name}, whole")
+
+
+@pytest.mark.parametrize(("given", "repeated"), [(9, 9), (None, None), (-1, None)])
+def test_responses_repeat_their_limit_of_tokens(given: int | None, repeated: int | None) -> None:
+    form = FORMS["ResponseBody"]
+    request = form.request.model_validate(REQUESTS["ResponseBody"] | {"max_output_tokens": given})
+    body = form.reply(request, form.understand(request, INFO), {"id": "resp_1"}, INFO).whole([SCORED])
+    assert body["max_output_tokens"] == repeated
 
 
 def kind_of(frame: str) -> str:
@@ -118,7 +136,7 @@ def test_reader_stalled_at_the_end_is_disconnected(monkeypatch: pytest.MonkeyPat
         raise AssertionError
 
     async def stream_it() -> None:
-        reply = AnswerResponse(Pending(answering=[handle], reply=ChatReply(HEAD)), is_stream=True)
+        reply = AnswerResponse(Pending(answering=[handle], reply=reply_of("ChatCompletion")), is_stream=True)
         scope = {"type": "http", VISIT: Visit()}
         streaming_it = asyncio.create_task(reply(scope, receive, send))
         assert (await asyncio.wait({streaming_it}, timeout=20))[0]

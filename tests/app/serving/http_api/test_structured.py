@@ -25,7 +25,7 @@ from llama_adapter.app.serving.http_api.structured import combined, read_schema
 from llama_adapter.app.serving.online.request_handle import RequestHandle
 from llama_adapter.app.serving.online.service import Service
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from tests.app.serving.http_api.live import answer
+from tests.app.serving.http_api.live import INFO, answer
 from tests.app.serving.http_api.requests import RED_STAR, chat, data_uri, image, json_schema, user
 
 COLOUR = {"enum": ["red", "blue"], "type": "string", "description": "What color is it?", "title": "Colour"}
@@ -40,7 +40,7 @@ def asked(properties: dict[str, Any], *texts: str, **parameters: Any) -> list[Qu
 
 
 def understood(form: Form[Any], body: dict[str, Any]) -> ChatQuestion:
-    return form.understand(form.request.model_validate(body))
+    return form.understand(form.request.model_validate(body), INFO)
 
 
 def test_a_property_alone_is_asked_by_the_request_s_text() -> None:

@@ -69,7 +69,6 @@ def test_names_that_lead_out_of_the_archive_stay_inside(tmp_path: Path) -> None:
     names = ["../../up.png", "/root.png", "C:\\disk\\a.png", "ok\x1b[2J.png"]
     with opened(packed(tmp_path, dict.fromkeys(names, b"x"))) as archive:
         assert [entry.name for entry in archive.pictures] == ["up.png", "root.png", "disk/a.png", "ok\\x1b[2J.png"]
-        assert archive.notes() == ["pictures.zip: shortened 3 paths that left the archive."]
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name:UserWarning")
@@ -167,4 +166,4 @@ def test_methods_that_unpack_without_bounds_are_refused(tmp_path: Path, method: 
 
 
 def test_a_name_with_nothing_in_it_is_called_picture() -> None:
-    assert safe_name("../..")[0] == safe_name("")[0] == "picture"
+    assert safe_name("../..") == safe_name("") == "picture"
