@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import jsonschema
 import uvicorn
+from starlette.testclient import TestClient
 from starlette.types import ASGIApp
 
 from llama_adapter.app.captioning.tasks.answers import Answer
@@ -47,32 +48,23 @@ def served(application: ASGIApp) -> Iterator[str]:
 def answer(text: str = "red", *, error: AnswerError | None = None, **fields: object) -> Answer:
     """An answer with one token per word."""
     values: dict[str, Any] = {
-        "index": 0,
-        "picture": "picture",
-        "digest": "d",
-        "prompt": "p",
-        "text": text,
-        "token_ids": tuple(range(len(text.split()))),
-        "finish": "error" if error else "stop",
-        "error": error,
-        "prompt_tokens": 5,
+        **{"index": 0, "picture": "picture", "digest": "d", "prompt": "p", "text": text, "error": error},
+        **{"token_ids": tuple(range(len(text.split()))), "finish": "error" if error else "stop", "prompt_tokens": 5},
     }
     return Answer(**{**values, **fields})
 
 
+def failed(code: str, text: str = "") -> Answer:
+    """An answer with this error, after a part of its text."""
+    return answer(text, error=AnswerError(code=code, message="Told."))
+
+
 def status(state: str = "ready", **fields: object) -> ServiceStatus:
     """The status of a stub."""
-    counts = (
-        "num_running",
-        "num_waiting",
-        "num_reading",
-        "num_slow_reading",
-        "num_encoded",
-        "num_put_back",
-        "restarts",
+    counts = dict.fromkeys((field.name for field in dataclasses.fields(ServiceStatus)), 0)
+    return ServiceStatus(
+        **{**counts, "state": state, "is_stalled": False, "last_error": None, "uptime_s": 1.0, **fields}
     )
-    values = {"is_stalled": False, **dict.fromkeys(counts, 0)}
-    return ServiceStatus(state=state, **{**values, "last_error": None, "uptime_s": 1.0, **fields})
 
 
 class StubService:
@@ -93,7 +85,7 @@ class StubService:
         return handle
 
     def _cancel(self, handle: RequestHandle) -> None:
-        handle.deliver(answer("", error=AnswerError(code="cancelled", message="The request was cancelled.")))
+        handle.deliver(failed("cancelled"))
         self.cancelled.set()
 
     def status(self) -> ServiceStatus:
@@ -105,6 +97,20 @@ def check_documented(body: Any, schema: str) -> None:
     """Check a body against the schema in the documentation of the API."""
     documented = {"$ref": f"#/components/schemas/{schema}", "components": documentation()}
     jsonschema.Draft202012Validator(documented).validate(body)
+
+
+def error(response: httpx.Response) -> tuple[int, str, str | None]:
+    """Status, code and parameter of an error in OpenAI's form."""
+    assert response.headers["content-type"] == "application/json"
+    (told,) = response.json().values()
+    assert set(told) == {"message", "type", "param", "code"}
+    assert told["message"]
+    return response.status_code, told["code"], told["param"]
+
+
+def api_of(service: Any, **settings: Any) -> TestClient:
+    """A client of this service's API, without a socket."""
+    return TestClient(create_api(service, settings=ApiSettings(**settings)), base_url="http://localhost")
 
 
 @contextmanager

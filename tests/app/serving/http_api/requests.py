@@ -5,6 +5,7 @@ from typing import Any
 
 from llama_adapter.app.models.resources import sample_pictures
 
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 # A red square, 16 pixels wide.
 EXAMPLE_PICTURE = (
     "data:image/png;base64,"

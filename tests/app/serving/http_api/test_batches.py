@@ -15,7 +15,6 @@ from typing import Any
 import httpx
 import pytest
 
-from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.serving.http_api import batches as batches_module
 from llama_adapter.app.serving.http_api import uploads
 from llama_adapter.app.serving.http_api.api import ApiSettings, create_api, open_batches
@@ -25,13 +24,12 @@ from llama_adapter.app.serving.http_api.guards import GuardSettings
 from llama_adapter.app.serving.online.request_handle import RequestHandle
 from llama_adapter.app.serving.online.types import BusyError
 from llama_adapter.runtime.errors import UsageError
-from tests.app.serving.http_api.live import StubService, answer, served
-from tests.app.serving.http_api.requests import chat
+from tests.app.serving.http_api.live import StubService, answer, error, failed, served
+from tests.app.serving.http_api.requests import CHAT, chat
 
 pytestmark = pytest.mark.slow
 
 WAIT_S = 30.0
-CHAT = "/v1/chat/completions"
 
 
 class Counting(StubService):
@@ -96,8 +94,6 @@ def begin(client: httpx.Client, *lines: str, endpoint: str = CHAT) -> str:
 def ended(client: httpx.Client, batch_id: str, status: str = "completed") -> dict[str, Any]:
     """The batch, as soon as it has this status."""
     until = time.monotonic() + WAIT_S
-    for path in ("/v1/files", "/v1/batches", f"/v1/batches/{batch_id}"):
-        assert (client.head(path).status_code, client.head(path).content) == (200, b"")
     while (batch := client.get(f"/v1/batches/{batch_id}").json())["status"] != status:
         assert time.monotonic() < until, batch
         time.sleep(0.01)
@@ -105,13 +101,7 @@ def ended(client: httpx.Client, batch_id: str, status: str = "completed") -> dic
 
 
 def lines_of(client: httpx.Client, file_id: str | None) -> list[dict[str, Any]]:
-    for path in (f"/v1/files/{file_id}", f"/v1/files/{file_id}/content"):
-        assert client.head(path).status_code == client.get(path).status_code
     return [json.loads(line) for line in client.get(f"/v1/files/{file_id}/content").text.splitlines()]
-
-
-def code(response: httpx.Response) -> tuple[int, str]:
-    return response.status_code, response.json()["error"]["code"]
 
 
 def test_rows_are_answered_as_requests_and_written_in_their_order(client: httpx.Client, service: Counting) -> None:
@@ -193,7 +183,7 @@ def test_failures_of_the_server_are_tried_again(
         problem = next(found, "engine_failed")
         if isinstance(problem, Exception):
             raise problem
-        handle.deliver(answer(error=AnswerError(code=problem, message="Told.") if problem else None))
+        handle.deliver(failed(problem) if problem else answer())
 
     service.on_submit = fail
     first = ended(client, begin(client, row("a")))
@@ -308,14 +298,14 @@ def test_a_cancelled_batch_keeps_its_answers_and_lets_its_file_go(folder: Path) 
         batch_id = begin(client, *ROWS)
         assert reached.wait(WAIT_S)
         (file,) = client.get("/v1/files").json()["data"]
-        assert code(client.delete(f"/v1/files/{file['id']}")) == (409, "file_in_use")
+        assert error(client.delete(f"/v1/files/{file['id']}"))[:2] == (409, "file_in_use")
         assert client.post(f"/v1/batches/{batch_id}/cancel").json()["status"] == "cancelling"
         batch = ended(client, batch_id, "cancelled")
 
         assert len(lines_of(client, batch["output_file_id"])) == 8
         assert batch["cancelled_at"] is not None
         assert service.cancelled.is_set()
-        assert code(client.post(f"/v1/batches/{batch_id}/cancel")) == (409, "batch_not_cancellable")
+        assert error(client.post(f"/v1/batches/{batch_id}/cancel"))[:2] == (409, "batch_not_cancellable")
         assert client.delete(f"/v1/files/{file['id']}").status_code == 200
 
 
@@ -358,7 +348,7 @@ def test_no_id_leads_out_of_the_folder(client: httpx.Client, file_id: str) -> No
     for path in (f"/v1/files/{file_id}", f"/v1/files/{file_id}/content", f"/v1/batches/{file_id}"):
         assert client.get(path).status_code in (404, 405)
     wanted = {"input_file_id": "../lock", "endpoint": CHAT, "completion_window": "24h"}
-    assert code(client.post("/v1/batches", json=wanted)) == (404, "file_not_found")
+    assert error(client.post("/v1/batches", json=wanted))[:2] == (404, "file_not_found")
 
 
 def test_files_are_listed_page_by_page_and_deleted(client: httpx.Client) -> None:
@@ -370,7 +360,7 @@ def test_files_are_listed_page_by_page_and_deleted(client: httpx.Client) -> None
     assert ([file["id"] for file in page["data"]], page["has_more"]) == ([ids[0]], False)
     assert client.get("/v1/files", params={"order": "asc"}).json()["first_id"] == ids[0]
     assert client.delete(f"/v1/files/{ids[0]}").json() == {"id": ids[0], "object": "file", "deleted": True}
-    assert code(client.get(f"/v1/files/{ids[0]}")) == (404, "file_not_found")
+    assert error(client.get(f"/v1/files/{ids[0]}"))[:2] == (404, "file_not_found")
     assert len(client.get("/v1/files").json()["data"]) == 2
 
 
@@ -389,7 +379,7 @@ def test_uploads_beyond_a_limit_leave_nothing(
         assert upload(client, "x" * 900).status_code == 200
         before = sorted(folder.rglob("*"))
 
-        assert code(upload(client, "x" * 1000)) == (413, found)
+        assert error(upload(client, "x" * 1000))[:2] == (413, found)
         assert sorted(folder.rglob("*")) == before
 
 
@@ -414,7 +404,7 @@ def test_uploads_beyond_a_limit_leave_nothing(
     ],
 )
 def test_malformed_uploads_are_refused(client: httpx.Client, parts: dict[str, Any], found: tuple[int, str]) -> None:
-    assert code(client.post("/v1/files", **parts)) == found
+    assert error(client.post("/v1/files", **parts))[:2] == found
     assert client.get("/v1/files").json()["data"] == []
 
 
@@ -448,9 +438,11 @@ def test_keys_do_not_see_each_other_s_files(folder: Path, service: Counting) -> 
             *(f"/v1/files/{batch[name]}" for name in ("input_file_id", "output_file_id")),
         ]
 
+        for path in (*paths, f"{paths[-1]}/content", "/v1/files", "/v1/batches"):
+            assert (client.head(path).status_code, client.head(path).content) == (200, b"")
         for path in paths:
             assert client.get(path).status_code == 200
-            assert client.get(path, headers=other).status_code == 404
+            assert client.get(path, headers=other).status_code == client.head(path, headers=other).status_code == 404
         assert client.get("/v1/files", headers=other).json()["data"] == []
         assert client.get("/v1/batches", headers=other).json()["data"] == []
 
@@ -592,8 +584,11 @@ def test_unfinished_batches_have_a_limit(folder: Path, monkeypatch: pytest.Monke
     with opened(folder, service) as client:
         begin(client, row("a"))
         wanted = {"input_file_id": upload(client, row("a")).json()["id"], "endpoint": CHAT, "completion_window": "24h"}
-        assert code(client.post("/v1/batches", json=wanted)) == (429, "too_many_batches")
-        assert code(client.post("/v1/batches", json={**wanted, "endpoint": "/v1/embeddings"})) == (400, "invalid_value")
+        assert error(client.post("/v1/batches", json=wanted))[:2] == (429, "too_many_batches")
+        assert error(client.post("/v1/batches", json={**wanted, "endpoint": "/v1/embeddings"}))[:2] == (
+            400,
+            "invalid_value",
+        )
 
 
 def test_old_batches_are_forgotten(client: httpx.Client, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -612,5 +607,5 @@ def test_old_batches_are_forgotten(client: httpx.Client, folder: Path, monkeypat
 def test_without_a_folder_clients_are_told_what_to_do(server: httpx.Client, path: str) -> None:
     for method in ("GET", "POST"):
         response = server.request(method, path)
-        assert code(response) == (404, "files_not_enabled")
+        assert error(response)[:2] == (404, "files_not_enabled")
         assert response.json()["error"]["message"].endswith(": send each request to its own path.")

@@ -13,7 +13,6 @@ from starlette.testclient import TestClient
 
 from llama_adapter.app.captioning.tasks.prompts import Dialogue
 from llama_adapter.app.serving.http_api import conversation
-from llama_adapter.app.serving.http_api.api import ApiSettings, create_api
 from llama_adapter.app.serving.http_api.guards import MAX_SEPARATORS, GuardSettings
 from llama_adapter.app.serving.http_api.schemas import (
     MAX_ANSWERS,
@@ -25,23 +24,31 @@ from llama_adapter.app.serving.http_api.schemas import (
     NeutralResponseParameters,
     ResponsesRequest,
 )
+from llama_adapter.app.serving.online.request_handle import RequestHandle
+from llama_adapter.llm.errors import PromptTooLongError
 from llama_adapter.llm.picture_format import PictureFormat
 from tests.app.golden import ROOT
-from tests.app.serving.http_api.live import StubService
-from tests.app.serving.http_api.requests import RED_STAR, chat, data_uri, image, json_schema, user
+from tests.app.serving.http_api.live import StubService, api_of, error, failed
+from tests.app.serving.http_api.requests import (
+    CHAT,
+    EXAMPLE_PICTURE,
+    RED_STAR,
+    RESPONSES,
+    chat,
+    data_uri,
+    image,
+    json_schema,
+    user,
+)
 
-CHAT = "/v1/chat/completions"
 SECRET = "Xyzzy-secret"
-RESPONSES = "/v1/responses"
 # Parameters by their effect: the neutral values of unsupported ones, ignored ones, and values that are refused.
 PARAMETERS = json.loads(Path(__file__).with_name("parameters.json").read_text())
 
 
 @pytest.fixture(scope="module")
 def api() -> TestClient:
-    """A client without a socket."""
-    application = create_api(StubService(), settings=ApiSettings())  # type: ignore[arg-type]
-    return TestClient(application, base_url="http://localhost")
+    return api_of(StubService())
 
 
 def sent(api: TestClient, content: Any, *, kind: str = "application/json", path: str = CHAT) -> httpx.Response:
@@ -52,12 +59,6 @@ def sent(api: TestClient, content: Any, *, kind: str = "application/json", path:
 def responses(content: Any = "What?", **parameters: Any) -> dict[str, Any]:
     """A request for `/v1/responses`."""
     return {"model": "default", "input": content, **parameters}
-
-
-def error(response: httpx.Response) -> tuple[int, str, str | None]:
-    told = response.json()["error"]
-    assert set(told) == {"message", "type", "param", "code"}
-    return response.status_code, told["code"], told["param"]
 
 
 @pytest.mark.parametrize("name", sorted({*NeutralParameters.model_fields, *NeutralResponseParameters.model_fields}))
@@ -209,9 +210,7 @@ def test_likeliest_tokens_need_log_probabilities(api: TestClient) -> None:
 
 
 def test_a_proxy_may_offer_the_server_at_a_path() -> None:
-    guards = GuardSettings(root_path="/pictures", api_keys=("a-long-enough-key",))
-    application = create_api(StubService(), settings=ApiSettings(guards=guards))  # type: ignore[arg-type]
-    api = TestClient(application, base_url="http://localhost")
+    api = api_of(StubService(), guards=GuardSettings(root_path="/pictures", api_keys=("a-long-enough-key",)))
     key = {"authorization": "Bearer a-long-enough-key"}
 
     for path in ("/v1/models", "/pictures/v1/models", "/pictures/docs", "/docs", "/openapi.json"):
@@ -225,13 +224,22 @@ def test_a_proxy_may_offer_the_server_at_a_path() -> None:
     assert [api.get(f"{prefix}{one}").status_code for one in static for prefix in ("", "/pictures")] == [200, 200]
 
 
-def test_the_list_of_models_says_what_goes_in() -> None:
+@pytest.mark.parametrize(("given", "names"), [((), ["stub"]), (("a/b", "c"), ["a/b", "c"])])
+def test_the_model_has_its_own_name_or_those_of_the_server_and_an_alias(
+    given: tuple[str, ...], names: list[str]
+) -> None:
     service = StubService()
-    api = TestClient(create_api(service, settings=ApiSettings()), base_url="http://localhost")  # type: ignore[arg-type]
-    (listed,) = api.get("/v1/models").json()["data"]
+    api = api_of(service, model_names=given)
+    listed = api.get("/v1/models").json()["data"]
 
-    assert listed == api.get("/v1/models/default").json()
-    assert listed["architecture"] == {"input_modalities": ["text", "image"], "output_modalities": ["text"]}
+    assert [model["id"] for model in listed] == names
+    assert [api.get(f"/v1/models/{name}").json() for name in (*names, "default")] == [*listed, listed[0]]
+    for name, shown in (*zip(names, names, strict=True), ("default", names[0]), ("", names[0]), (None, names[0])):
+        assert sent(api, chat() | {"model": name}).json()["model"] == shown
+    for wrong in ("gpt/4", *({"stub"} - {*names})):
+        for response in (api.get(f"/v1/models/{wrong}"), sent(api, chat() | {"model": wrong})):
+            assert error(response) == (404, "model_not_found", "model")
+    assert listed[0]["architecture"] == {"input_modalities": ["text", "image"], "output_modalities": ["text"]}
     service.info = dataclasses.replace(service.info, has_adapter=False)
     assert api.get("/v1/models/default").json()["architecture"]["input_modalities"] == ["text"]
 
@@ -303,28 +311,40 @@ def test_texts_with_as_many_commas_as_a_prompt_may_have_pass(api: TestClient) ->
     assert sent(api, chat(user(image(), "," * 20_000))).status_code == 200
 
 
-def test_a_wrong_picture_is_named_by_the_field_of_its_format(api: TestClient) -> None:
-    picture = {"type": "input_image", "image_url": "data:image/png;base64,!"}
-    came = sent(api, responses([{"role": "user", "content": [picture]}]), path=RESPONSES)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body", "places"),
+    [
+        (CHAT, chat(), ("messages", "messages")),
+        (RESPONSES, responses([user(image())]), ("input", "input")),
+        ("/v1/completions", {"prompt": "It is", "image_url": EXAMPLE_PICTURE}, ("image_url", "prompt")),
+    ],
+)
+def test_errors_name_the_fields_of_their_format(
+    path: str, body: dict[str, Any], places: tuple[str, str], stream: bool
+) -> None:
+    def too_long(handle: RequestHandle) -> None:
+        raise PromptTooLongError(600, 512)
 
-    assert (came.status_code, came.json()["error"]["param"]) == (400, "input")
+    for on_submit, code, place in (
+        (lambda handle: handle.deliver(failed("unreadable")), "unreadable", places[0]),
+        (too_long, "context_length_exceeded", places[1]),
+    ):
+        assert error(sent(api_of(StubService(on_submit)), {**body, "stream": stream}, path=path)) == (400, code, place)
+    malformed = json.loads(json.dumps(body).replace(EXAMPLE_PICTURE, "data:image/png;base64,!"))
+    assert error(sent(api_of(StubService()), malformed, path=path)) == (400, "invalid_base64_image", places[0])
 
 
 def test_a_model_that_sees_pictures_as_tokens_sees_all_of_them_in_their_places() -> None:
     service = StubService()
     form = PictureFormat(token="<image>", token_id=9, tokens_each=10)
     service.info = dataclasses.replace(service.info, has_adapter=False, template="chat", picture_format=form)
-    api = TestClient(create_api(service, settings=ApiSettings()), base_url="http://localhost")  # type: ignore[arg-type]
+    api = api_of(service)
     said = {"role": "assistant", "content": "A square."}
     red, star = image(), image(data_uri(RED_STAR.read_bytes()))
-    turns = [
-        {"role": "system", "content": "Be brief."},
-        user(red, "What is it?"),
-        said,
-        user(star, "And", red, "these?", "Why?"),
-    ]
+    system, last = {"role": "system", "content": "Be brief."}, user(star, "And", red, "these?", "Why?")
 
-    reply = api.post("/v1/chat/completions", json=chat(*turns)).json()
+    reply = api.post(CHAT, json=chat(system, user(red, "What is it?"), said, last)).json()
 
     assert "picture_used" not in reply
     (ask,) = service.asks
@@ -341,8 +361,8 @@ def test_a_model_that_sees_pictures_as_tokens_sees_all_of_them_in_their_places()
         ((red, "What?"), "What?"),
         (("What?", red), Dialogue((), "What?", ((5,),))),
     ):
-        api.post("/v1/chat/completions", json=chat(user(*parts)))
+        api.post(CHAT, json=chat(user(*parts)))
         assert service.asks[-1].prompt == prompt
     most = service.info.context // 10
-    came = api.post("/v1/chat/completions", json=chat(user(*[image()] * (most + 1), "?")))
-    assert error(came)[:2] == (400, "context_length_exceeded")
+    came = api.post(CHAT, json=chat(user(*[image()] * (most + 1), "?")))
+    assert error(came) == (400, "context_length_exceeded", "messages")

@@ -8,15 +8,13 @@ from typing import Any
 
 import jsonschema
 import pytest
-from starlette.testclient import TestClient
 
 from llama_adapter import Captioner
 from llama_adapter.app.captioning.tasks.choose import OneOf
 from llama_adapter.app.captioning.tasks.question import Question
 from llama_adapter.app.captioning.tasks.task import FREE_TEXT
-from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.serving.http_api import conversation
-from llama_adapter.app.serving.http_api.api import ApiSettings, create_api, forms
+from llama_adapter.app.serving.http_api.api import forms
 from llama_adapter.app.serving.http_api.asking import Form, PartedAnswer
 from llama_adapter.app.serving.http_api.conversation import ChatQuestion
 from llama_adapter.app.serving.http_api.errors import ApiError
@@ -25,8 +23,10 @@ from llama_adapter.app.serving.http_api.structured import combined, read_schema
 from llama_adapter.app.serving.online.request_handle import RequestHandle
 from llama_adapter.app.serving.online.service import Service
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from tests.app.serving.http_api.live import INFO, answer
+from tests.app.serving.http_api.live import INFO, answer, api_of, failed
+from tests.app.serving.http_api.requests import CHAT as CHAT_PATH
 from tests.app.serving.http_api.requests import RED_STAR, chat, data_uri, image, json_schema, user
+from tests.app.serving.online.waiting import started
 
 COLOUR = {"enum": ["red", "blue"], "type": "string", "description": "What color is it?", "title": "Colour"}
 STAR = {"type": "boolean", "description": "Is it a star?"}
@@ -98,11 +98,11 @@ def test_probabilities_are_those_of_the_json_values() -> None:
 
 def test_the_first_failure_is_the_answer_and_cancels_the_other_requests() -> None:
     properties = read_schema({"properties": {"colour": COLOUR, "star": STAR}}, place="s")
-    failed = answer("", error=AnswerError(code="deadline", message="Too late."))
+    late = failed("deadline")
     handles = [RequestHandle(number, cancel=lambda handle: None) for number in range(2)]
-    handles[0].deliver(failed)
+    handles[0].deliver(late)
 
-    assert asyncio.run(PartedAnswer(handles, properties).answer()) is failed
+    assert asyncio.run(PartedAnswer(handles, properties).answer()) is late
     assert handles[1].is_cancelled
 
 
@@ -220,23 +220,18 @@ def test_parameters_that_do_not_go_with_a_schema_are_refused(
 
 
 def test_the_service_answers_in_each_form_or_says_why_not() -> None:
-    service = Service(Captioner.load)
-    service.start()
-    service.wait_until_ready(60)
-    api = TestClient(create_api(service, settings=ApiSettings()), base_url="http://localhost")
     array = {"type": "array", "items": {"enum": ["a", 3]}, "minItems": 2, "maxItems": 4}
     asked = user(image(data_uri(RED_STAR.read_bytes())), "What color is it?")
 
     def sent(**parameters: Any) -> Any:
-        return api.post("/v1/chat/completions", json=chat(asked, **parameters)).json()
+        return api.post(CHAT_PATH, json=chat(asked, **parameters)).json()
 
-    try:
+    with started(Service(Captioner.load)) as service:
+        api = api_of(service)
         (one,) = sent(guided_regex="(red|blue) [a-z]{2,5}!")["choices"]
         several = sent(json_schema=array, n=3, seed=4, temperature=1)["choices"]
         (cut,) = sent(response_format={"type": "json_schema", "json_schema": {"schema": ANY}}, max_tokens=1)["choices"]
         errors = [sent(**form)["error"] for form in ({"guided_regex": "(x"}, {"json_schema": {"not": {}}})]
-    finally:
-        service.close()
 
     assert re.fullmatch("(red|blue) [a-z]{2,5}!", one["message"]["content"])
     for choice in several:

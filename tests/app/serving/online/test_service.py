@@ -124,11 +124,11 @@ def code_of(answer: Answer) -> str | None:
     return None if answer.error is None else answer.error.code
 
 
-def held(start: Starter, **options: Any) -> tuple[Service, Gate, RequestHandle]:
+def held(start: Starter, *, timeout_s: float | None = None, **options: Any) -> tuple[Service, Gate, RequestHandle]:
     """A service whose engine is held in the middle of the first request."""
     gate = Gate()
     service = start(observer=gate, **options)
-    handle = service.submit(ask(0, client="first"))
+    handle = service.submit(ask(0, client="first", timeout_s=timeout_s))
     assert gate.reached.wait(WAIT_S)
     return service, gate, handle
 
@@ -359,24 +359,14 @@ def test_a_running_request_that_is_cancelled_keeps_its_text_and_frees_its_slot(s
     assert other.result().error is None
 
 
-def test_deadline_of_a_waiting_request_while_the_engine_hangs(start: Starter) -> None:
-    service, gate, _ = held(start, batch_size=1)
-    answer = service.submit(ask(1, timeout_s=0.05)).result()
+def test_late_requests_end_with_an_error_while_the_engine_hangs_and_after_a_step(start: Starter) -> None:
+    service, gate, running = held(start, timeout_s=1.0, batch_size=1)
+    waiting = service.submit(ask(1, timeout_s=0.05))
+    assert code_of(waiting.result()) == "deadline"
 
-    assert code_of(answer) == "deadline"
+    wait_for(lambda: time.perf_counter() > service._running[running.id].deadline)
     gate.open()
-
-
-def test_deadline_of_a_running_request(start: Starter) -> None:
-    gate = Gate()
-    service = start(observer=gate)
-    handle = service.submit(ask(0, timeout_s=1.0))
-    assert gate.reached.wait(WAIT_S)
-    wait_for(lambda: time.perf_counter() > service._running[handle.id].deadline)
-    gate.open()
-
-    answer = handle.result()
-    assert code_of(answer) == "deadline"
+    assert code_of(running.result()) == "deadline"
 
 
 def failing_steps(monkeypatch: pytest.MonkeyPatch, *, times: int, error: Exception | None = None) -> None:
@@ -408,9 +398,14 @@ def test_failed_engine_is_replaced_and_only_running_requests_fail(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    gate = Gate()
-    service = start(observer=gate, batch_size=1)
-    gate.open()
+    close = Captioner.close
+
+    def failing(captioner: Captioner) -> None:
+        close(captioner)
+        raise RuntimeError("the process of the encoder is gone")
+
+    monkeypatch.setattr(Captioner, "close", failing)
+    service = start(batch_size=1)
     failing_steps(monkeypatch, times=1, error=error)
     handles = [service.submit(ask(number)) for number in range(4)]
     answers = [handle.result() for handle in handles]
@@ -422,6 +417,7 @@ def test_failed_engine_is_replaced_and_only_running_requests_fail(
     assert type(error).__name__ in status.last_error
     assert "the device is gone" not in status.last_error  # the details are only in the log
     assert "the device is gone" in caplog.text
+    assert "closing the model failed" in caplog.text
 
 
 def test_loading_the_engine_is_retried_until_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -446,20 +442,6 @@ def test_loading_the_engine_is_retried_until_it_works(monkeypatch: pytest.Monkey
         assert service.submit(ask(0)).result().error is None
     finally:
         service.close()
-
-
-def test_engine_is_replaced_if_closing_it_fails(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(captioner: Captioner) -> None:
-        raise RuntimeError("the process of the encoder is gone")
-
-    service = start(batch_size=1)
-    failing_steps(monkeypatch, times=1)
-    with monkeypatch.context() as patch:
-        patch.setattr(Captioner, "close", failing)
-        service.submit(ask(0)).result()
-        wait_for(lambda: service.status().state == "ready")
-
-    assert service.submit(ask(0)).result().error is None
 
 
 def test_observer_errors_do_not_affect_answers(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
