@@ -42,7 +42,7 @@ from llama_adapter.app.serving.http_api.schemas import (
     content_of,
     documentation,
     error_replies,
-    with_task_fields,
+    with_all_fields,
 )
 from llama_adapter.app.serving.online.base import OnlineService
 from llama_adapter.app.serving.online.types import ServiceLimits
@@ -114,20 +114,20 @@ def forms() -> dict[str, Form[Any]]:
     """Path -> form of the requests for answers. Chat and responses have the fields of all tasks."""
     return {
         "/v1/chat/completions": Form(
-            request=with_task_fields(ChatRequest),
+            request=with_all_fields(ChatRequest),
             id_prefix="chatcmpl-",
             understand=chat.understand,
             reply=chat.ChatReply,
         ),
         "/v1/responses": Form(
-            request=with_task_fields(ResponsesRequest),
+            request=with_all_fields(ResponsesRequest),
             id_prefix="resp_",
             understand=responses.understand,
             reply=responses.ResponsesReply,
             places=("input", "input"),
         ),
         "/v1/completions": Form(
-            request=CompletionRequest,
+            request=with_all_fields(CompletionRequest),
             id_prefix="cmpl-",
             understand=completions.understand,
             reply=completions.CompletionReply,

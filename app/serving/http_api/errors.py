@@ -16,11 +16,7 @@ from starlette.responses import JSONResponse
 from llama_adapter.app.captioning.tasks.answers import TOO_COMPLEX
 from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.pictures.reading.reader import CRASHED, TIMEOUT
-from llama_adapter.app.serving.http_api.schemas import (
-    LABEL_MARK,
-    NeutralParameters,
-    NeutralResponseParameters,
-)
+from llama_adapter.app.serving.http_api.schemas import LABEL_MARK, UNSUPPORTED, UNSUPPORTED_IN_RESPONSES
 from llama_adapter.app.serving.online.base import REPLICA_LOST
 from llama_adapter.app.serving.online.reading_pool import READING_BUSY, READING_FAILED
 from llama_adapter.app.serving.online.types import BusyError, ServiceError
@@ -56,7 +52,7 @@ _ANSWER_HEADERS: Mapping[int, Mapping[str, str]] = {
     504: {"x-should-retry": "false"},  # OpenAI's clients would otherwise retry twice at once
 }
 PARAMETER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")  # matches what looks like the name of a parameter
-_UNSUPPORTED = {*NeutralParameters.model_fields, *NeutralResponseParameters.model_fields, "suffix"}
+_UNSUPPORTED = {*UNSUPPORTED, *UNSUPPORTED_IN_RESPONSES, "response_format", "text", "tool_choice", "suffix"}
 
 
 class ApiError(LlamaAdapterError):

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated, Any, Generic, Literal, Self, TypeVar
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar, get_args
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import FileResponse
@@ -89,14 +89,14 @@ class BatchObject(BaseModel):
     output_file_id: str | None
     error_file_id: str | None
     created_at: Seconds
-    in_progress_at: Seconds | None = None
+    in_progress_at: Seconds | None
     expires_at: None = None
-    finalizing_at: Seconds | None = None
-    completed_at: Seconds | None = None
-    failed_at: Seconds | None = None
+    finalizing_at: Seconds | None
+    completed_at: Seconds | None
+    failed_at: Seconds | None
     expired_at: None = None
-    cancelling_at: Seconds | None = None
-    cancelled_at: Seconds | None = None
+    cancelling_at: Seconds | None
+    cancelled_at: Seconds | None
     request_counts: RequestCounts
     metadata: dict[str, str] | None
 
@@ -240,7 +240,7 @@ def _owner(scope: Scope) -> str | None:
 def _batch_object(batch: Batch) -> BatchObject:
     fields = {
         **asdict(batch),
-        **{f"{status}_at": began for status, began in batch.times.items()},
+        **{f"{status}_at": batch.times.get(status) for status in get_args(Status)},
         "errors": BatchErrors(data=batch.errors) if batch.errors else None,
         "request_counts": RequestCounts(total=batch.num_rows, completed=batch.num_completed, failed=batch.num_failed),
     }

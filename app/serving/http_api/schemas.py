@@ -1,8 +1,9 @@
 """Typed bodies of requests, with OpenAI's names, and of the answers about models and the server's state."""
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import yaml
 from pydantic import (
@@ -251,68 +252,34 @@ class StructuredOutputs(Part):
     regex: str | None = None
 
 
-class NeutralParameters(Part):
-    """Unsupported parameters: accepted at a value that changes nothing, refused otherwise."""
-
-    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
-    tools: NoList | None = None
-    tool_choice: Literal["none", "auto"] | None = None
-    functions: NoList | None = None
-    function_call: Literal["none", "auto"] | None = None
-    response_format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Discriminator("type")] | None = None
-    modalities: Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] | None = None
-    audio: None = None
-    prediction: None = None
-    web_search_options: None = None
-    moderation: None = None
-    reasoning_effort: Literal["none"] | None = None
-    verbosity: Literal["medium"] | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    store: No | None = None
-    prompt_cache_options: None = None
-    prompt_cache_retention: None = None
-    # Parameters of vLLM and llama.cpp.
-    typical_p: Neutral | None = None
-    repeat_penalty: Neutral | None = None
-    length_penalty: Neutral | None = None
-    min_tokens: NoNumber | None = None
-    mirostat: NoNumber | None = None
-    n_probs: NoNumber | None = None
-    best_of: One | None = None
-    use_beam_search: No | None = None
-    ignore_eos: No | None = None
-    stop_token_ids: NoList | None = None
-    include_stop_str_in_output: No | None = None
-    continue_final_message: No | None = None
-    echo: No | None = None
-    prompt_logprobs: None = None
-    guided_grammar: None = None
-    grammar: None = None
+# Name -> type of parameters of OpenAI, vLLM and llama.cpp that no code reads. These are accepted at a value that
+# changes nothing, and refused otherwise:
+UNSUPPORTED: Final[Mapping[str, Any]] = {
+    **dict.fromkeys(("audio", "prediction", "web_search_options", "moderation", "guided_grammar", "grammar"), None),
+    **dict.fromkeys(("prompt_cache_options", "prompt_cache_retention", "prompt_logprobs"), None),
+    **dict.fromkeys(("store", "use_beam_search", "ignore_eos", "include_stop_str_in_output"), No),
+    **dict.fromkeys(("continue_final_message", "echo"), No),
+    **dict.fromkeys(("tools", "functions", "stop_token_ids"), NoList),
+    **dict.fromkeys(("min_tokens", "mirostat", "n_probs"), NoNumber),
+    **dict.fromkeys(("typical_p", "repeat_penalty", "length_penalty"), Neutral),
+    "best_of": One,
+    "logit_bias": Annotated[dict[str, float], Field(max_length=0)],
+    "modalities": Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)],
+    "function_call": Literal["none", "auto"],
+    "reasoning_effort": Literal["none"],
+    "verbosity": Literal["medium"],
+    "service_tier": Literal["auto", "default"],
+}
+IGNORED: Final[Mapping[str, Any]] = {  # accepted, without effect
+    **dict.fromkeys(("user", "safety_identifier", "prompt_cache_key", "request_id"), str),
+    **dict.fromkeys(("id_slot", "priority", "repeat_last_n"), int),
+    **dict.fromkeys(("cache_prompt", "skip_special_tokens", "spaces_between_special_tokens"), bool),
+    **dict.fromkeys(("add_generation_prompt", "add_special_tokens", "timings_per_token"), bool),
+}
 
 
-class IgnoredParameters(NeutralParameters):
-    """Parameters that do not change an answer: accepted, without effect."""
-
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    metadata: Metadata | None = None
-    parallel_tool_calls: bool | None = None
-    # Parameters of vLLM and llama.cpp.
-    cache_prompt: bool | None = None
-    id_slot: int | None = None
-    priority: int | None = None
-    repeat_last_n: int | None = None
-    request_id: str | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
-    add_special_tokens: bool | None = None
-    timings_per_token: bool | None = None
-
-
-class CommonRequest(IgnoredParameters):
-    """The fields that chat and responses requests share. A parameter that is null has its default."""
+class CommonRequest(Part):
+    """The fields that all requests share. A parameter that is null has its default."""
 
     model: str | None = Field(
         None, description="A name that `/v1/models` lists, or `default`. Default: the loaded model."
@@ -362,7 +329,12 @@ class CommonRequest(IgnoredParameters):
         description="Extension, as in vLLM: further variables of the model's own chat template, such as "
         "`enable_thinking`. Other templates have none.",
     )
+    response_format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Discriminator("type")] | None = None
     stream: bool | None = None
+    # Without effect; responses repeat them.
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None
+    metadata: Metadata | None = None
 
     def task_values(self) -> dict[str, Any]:
         """Option name -> value, for the options that have a request field."""
@@ -449,24 +421,20 @@ class ResponseStreamOptions(Part):
     include_obfuscation: No | None = None
 
 
-class NeutralResponseParameters(Part):
-    """As `NeutralParameters`. Most of these parameters need a server that stores responses."""
-
-    previous_response_id: None = None
-    conversation: None = None
-    prompt: None = None
-    background: No | None = None
-    context_management: None = None
-    reasoning: Reasoning | None = None
-    truncation: Literal["disabled"] | None = None
-    text: TextConfig | None = None
+UNSUPPORTED_IN_RESPONSES: Final[Mapping[str, Any]] = {  # most of them need a server that stores responses
+    **dict.fromkeys(("previous_response_id", "conversation", "prompt", "context_management"), None),
+    "background": No,
+    "reasoning": Reasoning,
+    "truncation": Literal["disabled"],
+}
 
 
-class ResponsesRequest(NeutralResponseParameters, CommonRequest):
+class ResponsesRequest(CommonRequest):
     """A question, usually about a picture. A parameter that is null has its default."""
 
     input: TextOr[str, Items]
     instructions: str | None = Field(None, description="A system message before the input.")
+    text: TextConfig | None = None
     max_output_tokens: Limit | None = Field(None, description="Default: 64.")
     max_tool_calls: Limit | None = Field(None, description="Accepted, without effect.")
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = Field(
@@ -481,9 +449,12 @@ class ResponsesRequest(NeutralResponseParameters, CommonRequest):
 _Request = TypeVar("_Request", bound=CommonRequest)
 
 
-def with_task_fields(model: type[_Request]) -> type[_Request]:
-    """A request model with the fields of all tasks."""
-    fields: dict[str, Any] = {
+def with_all_fields(model: type[_Request]) -> type[_Request]:
+    """A request model with the parameters that no code reads and, but for completions, with the fields of all tasks."""
+    kinds = {**UNSUPPORTED, **IGNORED, **(UNSUPPORTED_IN_RESPONSES if issubclass(model, ResponsesRequest) else {})}
+    fields: dict[str, Any] = {name: (kind if kind is None else kind | None, None) for name, kind in kinds.items()}
+    task_fields = () if issubclass(model, CompletionRequest) else [option.request for option in options()]
+    fields |= {
         field.name: (
             _kind(field) | None,
             Field(
@@ -492,7 +463,7 @@ def with_task_fields(model: type[_Request]) -> type[_Request]:
                 description=f"Extension. {field.description}",
             ),
         )
-        for field in (option.request for option in options())
+        for field in task_fields
         if field is not None
     }
     return create_model(model.__name__, __base__=model, __doc__=model.__doc__, **fields)

@@ -13,16 +13,14 @@ from starlette.testclient import TestClient
 
 from llama_adapter.app.captioning.tasks.prompts import Dialogue
 from llama_adapter.app.serving.http_api import conversation
+from llama_adapter.app.serving.http_api.api import forms
 from llama_adapter.app.serving.http_api.guards import MAX_SEPARATORS, GuardSettings
 from llama_adapter.app.serving.http_api.schemas import (
+    IGNORED,
     MAX_ANSWERS,
     MAX_STOPS,
-    ChatRequest,
-    CompletionRequest,
-    IgnoredParameters,
-    NeutralParameters,
-    NeutralResponseParameters,
-    ResponsesRequest,
+    UNSUPPORTED,
+    UNSUPPORTED_IN_RESPONSES,
 )
 from llama_adapter.app.serving.online.request_handle import RequestHandle
 from llama_adapter.llm.errors import PromptTooLongError
@@ -42,6 +40,8 @@ from tests.app.serving.http_api.requests import (
 )
 
 SECRET = "Xyzzy-secret"
+FORMS = tuple(forms().values())
+CHAT_FORM, RESPONSES_FORM, _ = FORMS
 # Parameters by their effect: the neutral values of unsupported ones, ignored ones, and values that are refused.
 PARAMETERS = json.loads(Path(__file__).with_name("parameters.json").read_text())
 
@@ -61,31 +61,23 @@ def responses(content: Any = "What?", **parameters: Any) -> dict[str, Any]:
     return {"model": "default", "input": content, **parameters}
 
 
-@pytest.mark.parametrize("name", sorted({*NeutralParameters.model_fields, *NeutralResponseParameters.model_fields}))
+@pytest.mark.parametrize("name", sorted({*UNSUPPORTED, *UNSUPPORTED_IN_RESPONSES, "response_format", "tool_choice"}))
 def test_an_unsupported_parameter_passes_at_its_neutral_value_and_as_null(name: str) -> None:
     for value in (None, (PARAMETERS["chat"]["neutral"] | PARAMETERS["responses"]["neutral"]).get(name)):
-        ResponsesRequest.model_validate(responses(**{name: value}))
-        if name in NeutralParameters.model_fields:
-            ChatRequest.model_validate(chat(**{name: value}))
+        RESPONSES_FORM.request.model_validate(responses(**{name: value}))
+        if name not in UNSUPPORTED_IN_RESPONSES:
+            CHAT_FORM.request.model_validate(chat(**{name: value}))
 
 
 def test_the_page_names_every_parameter() -> None:
     page = (ROOT / "docs" / "http-api.md").read_text()
-    kinds = (
-        NeutralParameters,
-        NeutralResponseParameters,
-        IgnoredParameters,
-        ChatRequest,
-        ResponsesRequest,
-        CompletionRequest,
-    )
 
-    named = {name for kind in kinds for name in kind.model_fields} - {"stream_options"}
+    named = {name for form in FORMS for name in form.request.model_fields} - {"stream_options"}
     assert [name for name in sorted(named) if not re.search(rf"[`\".]{name}\b", page)] == []
 
 
 def test_null_is_absent_everywhere(api: TestClient) -> None:
-    absent = dict.fromkeys((*ChatRequest.model_fields, "guided_choice", "answer_choices", "unknown"))
+    absent = dict.fromkeys((*CHAT_FORM.request.model_fields, "guided_choice", "answer_choices", "unknown"))
     nested = {
         "response_format": {"type": "text", "json_schema": None},
         "stream_options": {"include_usage": None, "unknown": None},
@@ -116,7 +108,7 @@ def test_calls_of_tools_and_reasoning_are_history_in_responses(api: TestClient) 
 
 def test_other_servers_parameters_without_effect_are_accepted(api: TestClient) -> None:
     ignored = PARAMETERS["chat"]["ignored"]
-    assert ignored.keys() == IgnoredParameters.__annotations__.keys()
+    assert ignored.keys() == {*IGNORED, "metadata", "parallel_tool_calls"}
     assert sent(api, chat(**ignored)).status_code == 200
     assert sent(api, responses(**ignored), path=RESPONSES).json()["metadata"] == {"a": "b"}
     marked = b"\xef\xbb\xbf" + json.dumps(responses()).encode()  # a byte order mark
@@ -270,8 +262,8 @@ def test_a_body_that_a_page_of_another_site_can_send_is_refused(api: TestClient,
 def test_json_is_accepted_and_whole_numbers_may_have_a_point(api: TestClient) -> None:
     for kind in ("application/json", "Application/JSON; charset=utf-8"):
         assert sent(api, chat(), kind=kind).status_code == 200
-    assert ChatRequest.model_validate(chat(seed=3.0, max_tokens=5.0)).seed == 3
-    assert ChatRequest.model_validate(chat(max_tokens=-1)).max_tokens == 2**31 - 1  # until the context is full
+    assert CHAT_FORM.request.model_validate(chat(seed=3.0, max_tokens=5.0)).seed == 3
+    assert CHAT_FORM.request.model_validate(chat(max_tokens=-1)).max_tokens == 2**31 - 1  # until the context is full
 
 
 @pytest.mark.parametrize(
