@@ -25,7 +25,7 @@ from llama_adapter.app.pictures.reading.views import data_address
 from llama_adapter.app.serving.online.request_handle import Ask, RequestHandle
 from llama_adapter.app.serving.online.service import Service
 from llama_adapter.app.serving.online.types import ServiceError
-from llama_adapter.app.serving.web.run_history import Circumstances, RunFigures, stage_differences
+from llama_adapter.app.serving.web.run_history import RunFigures, stage_differences
 from llama_adapter.app.serving.web.runs import Run
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.vision.errors import PictureError
@@ -91,14 +91,13 @@ class BatchRun:
     ) -> None:
         """`window` is the number of requests in flight. Raises UnavailableError if no model is loaded."""
         self._service, self._files, self._question, self._sampling = service, iter(files), question, sampling
-        self._default_prompt = service.info.default_prompt
+        # Read now, because a service that restarts or is closed cannot tell it later.
+        self._info, self._batch_size = service.info, service.batch_size
         self._run = run
         self._client, self._num_pictures, self._has_thumbnails = client, num_pictures, has_thumbnails
         self.window = default_window(service) if window is None else window
         self.run_id = new_run_id()
-        self._settings = record_settings(service.spec, info=service.info, sampling=sampling, task=question.task)
-        # Determined now, because a service that restarts or is closed cannot answer this later.
-        self._circumstances = circumstances_of(service)
+        self._settings = record_settings(service.spec, info=self._info, sampling=sampling, task=question.task)
         self._tally, self._num_reused = Tally(), 0
         self._num_begun = 0
         self._new: list[Result] = []  # since the last tick
@@ -170,7 +169,9 @@ class BatchRun:
             wall_s=ended - self._started,
             stages_s=stage_differences(self._stages_before, self._stages_after),
             was_shared=self._was_shared,
-            circumstances=self._circumstances,
+            info=self._info,
+            threads=torch.get_num_threads(),
+            batch_size=self._batch_size,
         )
 
     def _take(self) -> list[Result]:
@@ -202,7 +203,7 @@ class BatchRun:
                 await self._budget.acquire(len(data))
         except PictureError as error:
             reason, asked = AnswerError(code=error.code, message=error.message), self._question
-            prompt = asked.shown(self._default_prompt)
+            prompt = asked.shown(self._info.default_prompt)
             return self._result(index, Answer.failed(reason, index=index, picture=file.name, prompt=prompt))
         try:
             handle = await self._submit(file.name, data)
@@ -214,7 +215,7 @@ class BatchRun:
         """Submit a picture, waiting while the service is busy; returns its handle, None if the run was stopped."""
         ask = Ask(
             picture=data,
-            prompt=self._question.prompt(self._default_prompt),
+            prompt=self._question.prompt(self._info.default_prompt),
             label=name,
             sampling=self._sampling,
             task=self._question.task,
@@ -261,30 +262,10 @@ class BatchRun:
     def _result(self, index: int, answer: Answer, small: str | None = None) -> Result:
         self._tally.add(answer)
         self._num_reused += answer.is_reused and answer.error is None
-        digest = self._circumstances.model_digest
+        digest = self._info.digest
         key = RecordKey(picture=answer.picture, prompt=answer.prompt, model_digest=digest, settings=self._settings)
         record = answer_to_record(answer, key=key, run=self.run_id)
         return Result(index=index, record=record, thumbnail=small)
-
-
-def circumstances_of(service: Service) -> Circumstances:
-    """The circumstances that figures depend on: model, device, dtype and so on.
-
-    Raises UnavailableError if no model is loaded.
-    """
-    info = service.info
-    return Circumstances(
-        model=info.name,
-        model_digest=info.digest,
-        device=info.device,
-        dtype=info.dtype,
-        precision=info.precision,
-        vision=info.vision,
-        mode=info.mode,
-        operators=info.operators,
-        threads=torch.get_num_threads(),
-        batch_size=service.batch_size,
-    )
 
 
 async def _thumbnail(service: Service, picture: bytes, *, name: str, client: str) -> str | None:

@@ -1,29 +1,14 @@
 """Figures of runs through a service."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal
+from dataclasses import dataclass
+from typing import Final, Literal
 
 from llama_adapter.app.captioning.stage_clock import STAGES
 from llama_adapter.app.jobs.report import longest_stage
+from llama_adapter.app.models.spec import ModelInfo
 
 _BESIDE_THE_ENGINE: Final = ("read",)  # stages that run in other threads than the engine
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Circumstances:
-    """Everything that the figures of a run depend on, except the pictures."""
-
-    model: str
-    model_digest: str
-    device: str
-    dtype: str
-    precision: str
-    vision: str  # what runs the encoder
-    mode: str
-    operators: str
-    threads: int
-    batch_size: int  # number of slots of the engine
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,12 +29,14 @@ class RunFigures:
     wall_s: float
     stages_s: dict[str, float]
     was_shared: bool
-    circumstances: Circumstances
+    info: ModelInfo
+    threads: int
+    batch_size: int  # number of slots of the engine
 
     @property
     def rows(self) -> int:
         """The maximum number of pictures answered at once."""
-        return min(self.in_flight, self.circumstances.batch_size)
+        return min(self.in_flight, self.batch_size)
 
     @property
     def pictures_per_s(self) -> float:
@@ -78,19 +65,6 @@ class RunFigures:
         """Share of the run in which the engine thread worked, and did not wait for pictures."""
         busy_s = sum(seconds for stage, seconds in self.stages_s.items() if stage not in _BESIDE_THE_ENGINE)
         return min(1.0, busy_s / self.wall_s) if self.wall_s > 0 else 0.0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, including the derived figures."""
-        bound_by = self.bound_by
-        return {
-            **asdict(self),
-            "rows": self.rows,
-            "pictures_per_s": self.pictures_per_s,
-            "tokens_per_s": self.tokens_per_s,
-            "stage_ms_per_picture": self.stage_ms,
-            "bound_by": None if bound_by is None else {"stage": bound_by[0], "share": bound_by[1]},
-            "busy_share": self.busy_share,
-        }
 
 
 def stage_differences(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:

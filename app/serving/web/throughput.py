@@ -1,7 +1,6 @@
 """The Throughput tab: stage times of runs, and a measurement with the sample pictures."""
 
 import asyncio
-import json
 import secrets
 import threading
 import time
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import gradio as gr
-from gradio import processing_utils, utils
 
 from llama_adapter.app.captioning.tasks.question import Question
 from llama_adapter.app.jobs.report import numbers
@@ -54,7 +52,6 @@ def build_throughput(service: Service, *, runs: Runs, tab: gr.Tab) -> None:
     with gr.Row(elem_classes="la-buttons"):
         start = gr.Button("Measure", variant="primary", elem_id="throughput-measure", min_width=110, scale=0)
         stop = gr.Button("Stop", variant="stop", visible=False, elem_id="throughput-stop", min_width=110, scale=0)
-        download = gr.DownloadButton("Report", visible=False, elem_id="throughput-download", min_width=110, scale=0)
     notice = html_view("", elem_id="throughput-notice")
     view = html_view(report(()), elem_id="throughput-report")
     free = threading.Lock()  # concurrent measurements would disturb each other
@@ -63,43 +60,30 @@ def build_throughput(service: Service, *, runs: Runs, tab: gr.Tab) -> None:
         page = str(request.session_hash)
         history = runs.history(page)
         if not free.acquire(blocking=False):
-            yield [_status("Another page is measuring. Try again in a few seconds."), *[gr.skip()] * 4]
+            yield [_status("Another page is measuring. Try again in a few seconds."), *[gr.skip()] * 3]
             return
         try:
             with runs.open(page, TAB) as run:
                 async with aclosing(measure(service, history, run=run, client=f"measurement of page {page}")) as lines:
                     async for line in lines:
-                        yield [_status(line), report(history), gr.skip(), *_buttons(is_running=True)]
+                        yield [_status(line), report(history), *_buttons(is_running=True)]
                 ending = _status("Stopped. Finished measurements are kept." if run.is_stopped else "Measured.")
         except Exception as error:
             sentence, hint = told(error)
             ending = render("parts", "alert", sentence=sentence, hint=hint)
         finally:
             free.release()
-        yield [ending, *await _shown(history), *_buttons(is_running=False)]
+        yield [ending, report(history), *_buttons(is_running=False)]
 
     def end(request: gr.Request) -> None:
         runs.stop(str(request.session_hash), TAB)
 
-    async def show(request: gr.Request) -> list[Any]:
-        return await _shown(runs.history(str(request.session_hash)))
+    def show(request: gr.Request) -> str:
+        return report(runs.history(str(request.session_hash)))
 
-    start.click(measure_runs, None, [notice, view, download, start, stop], concurrency_limit=None, **PRIVATE)
+    start.click(measure_runs, None, [notice, view, start, stop], concurrency_limit=None, **PRIVATE)
     stop.click(end, **DIRECT)
-    tab.select(show, None, [view, download], **PRIVATE)  # runs of the Batch tab
-
-
-async def _shown(history: Sequence[RunFigures]) -> list[Any]:
-    """The report and its download."""
-    runs = list(history)
-    path = await asyncio.to_thread(_write_report, runs) if runs else None
-    return [report(runs), gr.update(value=path, visible=bool(runs))]
-
-
-def _write_report(runs: Sequence[RunFigures]) -> str:
-    content = {"format": "llama-adapter-throughput", "version": 1, "runs": [run.to_dict() for run in runs]}
-    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
-    return str(processing_utils.save_bytes_to_cache(text.encode(), "throughput.json", utils.get_upload_folder()))
+    tab.select(show, None, view, **PRIVATE)  # runs of the Batch tab
 
 
 def _status(text: str) -> str:

@@ -1,6 +1,5 @@
 """Throughput: figures are computed from counts, kept within limits, and shown as bars and as a table."""
 
-import json
 from dataclasses import replace
 from itertools import count
 
@@ -8,22 +7,11 @@ import pytest
 
 from llama_adapter.app.captioning.stage_clock import STAGES
 from llama_adapter.app.models.resources import sample_pictures
-from llama_adapter.app.serving.web.run_history import Circumstances, RunFigures, stage_differences, to_compare
+from llama_adapter.app.serving.web.run_history import RunFigures, stage_differences, to_compare
 from llama_adapter.app.serving.web.throughput import fresh_files, report, sentence_of
 from llama_adapter.vision.image import load_picture
+from tests.app.toys import INFO
 
-CIRCUMSTANCES = Circumstances(
-    model="embedded",
-    model_digest="ab" * 32,
-    device="cpu",
-    dtype="float32",
-    precision="float",
-    vision="torch",
-    mode="eager",
-    operators="native",
-    threads=2,
-    batch_size=8,
-)
 RUN = RunFigures(
     kind="measure",
     started_at="2026-11-21T12:00:00+00:00",
@@ -35,7 +23,9 @@ RUN = RunFigures(
     wall_s=2.0,
     stages_s={**dict.fromkeys(STAGES, 0.0), "read": 0.25, "clip": 1.0, "forward": 0.5},
     was_shared=False,
-    circumstances=CIRCUMSTANCES,
+    info=INFO,
+    threads=2,
+    batch_size=8,
 )
 
 
@@ -67,14 +57,6 @@ def test_the_newest_run_of_each_number_is_compared_and_repeated_pictures_stand_a
     ]
 
     assert to_compare(runs) == [runs[1], runs[2], runs[3]]
-
-
-def test_a_run_is_json_with_the_derived_figures() -> None:
-    run = json.loads(json.dumps(RUN.to_dict(), allow_nan=False))
-
-    assert run["pictures_per_s"] == 25.0
-    assert run["stage_ms_per_picture"]["clip"] == pytest.approx(20.0)
-    assert run["circumstances"]["threads"] == 2
 
 
 def test_the_table_says_all_that_the_bars_do() -> None:
