@@ -7,105 +7,14 @@ from typing import Any
 
 import pytest
 from starlette.applications import Starlette
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from llama_adapter.app.serving.http_api.bodies import BodyLimit
 from llama_adapter.app.serving.http_api.guards import AccessGuard, GuardSettings, add_guards, host_names_for
+from tests.app.serving.http_api.asgi import Application, Client
+from tests.app.serving.http_api.requests import CHAT
 
-CHAT = "/v1/chat/completions"
 KEY = "a-key-of-this-server"
-
-
-class Application:
-    """Answers 200 with the request's body, and records the body."""
-
-    def __init__(self) -> None:
-        self.bodies: list[bytes] = []
-        self.clients: list[str] = []
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "websocket":
-            await send({"type": "websocket.accept"})
-            return
-        body = b""
-        while True:
-            message = await receive()
-            body += message.get("body", b"")
-            if not message.get("more_body", False):
-                break
-        self.bodies.append(body)
-        self.clients.append(scope.get("state", {}).get("client", ""))
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": body})
-
-
-class Client:
-    """One request and, after `ask`, its response."""
-
-    def __init__(
-        self,
-        *pieces: bytes,
-        path: str = CHAT,
-        method: str = "POST",
-        kind: str = "http",
-        client: tuple[str, int] | None = ("127.0.0.1", 5000),
-        is_whole: bool = True,
-        hangs_up: bool = False,
-        **headers: str,
-    ) -> None:
-        named = {"host": "localhost:8000", "content_type": "application/json", **headers}
-        self.scope: Scope = {
-            "type": kind,
-            "path": path,
-            "method": method,
-            "client": client,
-            "headers": [(k.replace("_", "-").encode(), v.encode()) for k, v in named.items() if v],
-        }
-        last = len(pieces) - 1
-        self.messages: list[Message] = [
-            {"type": "http.request", "body": piece, "more_body": not is_whole or index < last}
-            for index, piece in enumerate(pieces or (b"",))
-        ]
-        if hangs_up:
-            self.messages.append({"type": "http.disconnect"})
-        self.num_received = 0
-        self.sent: list[Message] = []
-
-    async def receive(self) -> Message:
-        if self.num_received < len(self.messages):
-            self.num_received += 1
-            return self.messages[self.num_received - 1]
-        await asyncio.get_running_loop().create_future()  # nothing more is received
-        raise AssertionError
-
-    async def send(self, message: Message) -> None:
-        self.sent.append(message)
-
-    def ask(self, app: ASGIApp) -> "Client":
-        asyncio.run(self.asking(app))
-        return self
-
-    async def asking(self, app: ASGIApp) -> None:
-        await app(self.scope, self.receive, self.send)
-
-    @property
-    def status(self) -> int:
-        assert [message["type"] for message in self.sent[:1]] == ["http.response.start"]
-        assert [message.get("more_body", False) for message in self.sent[1:]][-1] is False
-        return int(self.sent[0]["status"])
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return {name.decode(): value.decode() for name, value in self.sent[0]["headers"]}
-
-    @property
-    def error(self) -> dict[str, Any]:
-        body = b"".join(message.get("body", b"") for message in self.sent[1:])
-        assert self.headers["content-type"] == "application/json"
-        assert self.headers["content-length"] == str(len(body))
-        (error,) = json.loads(body).values()
-        assert set(error) == {"message", "type", "param", "code"}
-        return dict(error)
 
 
 def access(app: ASGIApp, **settings: Any) -> AccessGuard:
@@ -451,8 +360,12 @@ def test_no_other_page_and_no_other_path(client: Client, origins: tuple[str, ...
 )
 def test_a_form_on_a_page_of_another_origin_is_refused(headers: dict[str, str], status: int) -> None:
     app = access(Application(), cors_origins=(ORIGIN,))
+    form = {"path": "/v1/files", "content_type": "multipart/form-data; boundary=x"}
 
-    assert Client(path="/v1/files", content_type="multipart/form-data; boundary=x", **headers).ask(app).status == status
+    assert Client(**form, **headers).ask(app).status == status
+    empty = Client(**form)
+    empty.scope["headers"].append((b"origin", b""))
+    assert empty.ask(app).status == 403
 
 
 # All together
