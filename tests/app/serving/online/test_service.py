@@ -40,35 +40,11 @@ from llama_adapter.runtime.errors import UsageError
 from llama_adapter.vision.pixels import PixelRule
 from scripts.service_bench import bad_files
 from tests.app.golden import GOLDEN
-from tests.app.serving.online.waiting import WAIT_S, started, wait_for
+from tests.app.serving.online.waiting import WAIT_S, Gate, started, wait_for
 
 PICTURES = sorted(path for path in sample_pictures().iterdir() if path.suffix != ".jsonl")
 BYTES = [path.read_bytes() for path in PICTURES]
 CAPTION = "Generate caption of this image"
-
-
-class Gate(Observer):
-    """Holds the engine thread at a stage until the test opens the gate."""
-
-    def __init__(self, *, stage: str = "forward") -> None:
-        self.reached, self._open = threading.Event(), threading.Event()
-        self._stage = stage
-        self.finished_codes: list[str | None] = []
-        self.num_first_tokens = 0
-
-    def open(self) -> None:
-        self._open.set()
-
-    def stage(self, stage: str, seconds: float) -> None:
-        if stage == self._stage:
-            self.reached.set()
-            assert self._open.wait(WAIT_S)
-
-    def first_token(self, seconds: float) -> None:
-        self.num_first_tokens += 1
-
-    def finished(self, answer: Answer, seconds: float) -> None:
-        self.finished_codes.append(code_of(answer))
 
 
 class Starter(ExitStack):
@@ -127,9 +103,10 @@ def code_of(answer: Answer) -> str | None:
 def held(start: Starter, *, timeout_s: float | None = None, **options: Any) -> tuple[Service, Gate, RequestHandle]:
     """A service whose engine is held in the middle of the first request."""
     gate = Gate()
+    gate.close()
     service = start(observer=gate, **options)
     handle = service.submit(ask(0, client="first", timeout_s=timeout_s))
-    assert gate.reached.wait(WAIT_S)
+    wait_for(lambda: gate.num_steps)
     return service, gate, handle
 
 
@@ -331,6 +308,7 @@ def test_background_requests_leave_a_row_to_others_and_wait_without_a_deadline(s
             super().stage(stage, seconds)
 
     counting = Counting()
+    counting.close()
     service = start(batch_size=3, observer=counting)
     handles = [service.submit(ask(number, is_background=True)) for number in range(8)]
 
@@ -534,17 +512,25 @@ def test_close_answers_all_requests(start: Starter, hangs: bool, monkeypatch: py
 
 
 def test_stage_times_and_the_observer_follow_every_request(start: Starter) -> None:
-    gate = Gate()
-    gate.open()
-    service = start(observer=gate)
+    class Told(Observer):
+        first_tokens, codes = 0, list[str | None]()
+
+        def first_token(self, seconds: float) -> None:
+            self.first_tokens += 1
+
+        def finished(self, answer: Answer, seconds: float) -> None:
+            self.codes.append(code_of(answer))
+
+    told = Told()
+    service = start(observer=told)
     assert set(service.stage_seconds().values()) == {0.0}
     for asked in (ask(0), Ask(picture=b"no", prompt=CAPTION)):
         service.submit(asked).result()
-    wait_for(lambda: len(gate.finished_codes) == 2 and service.stage_seconds()["decode"] > 0)
+    wait_for(lambda: len(told.codes) == 2 and service.stage_seconds()["decode"] > 0)
 
     assert all(service.stage_seconds()[stage] > 0 for stage in ("read", "clip", "pre", "forward", "post", "decode"))
-    assert sorted(map(str, gate.finished_codes)) == ["None", "not_a_picture"]
-    assert gate.num_first_tokens == 1
+    assert sorted(map(str, told.codes)) == ["None", "not_a_picture"]
+    assert told.first_tokens == 1
 
 
 def test_hung_step_shows_as_stalled(start: Starter) -> None:

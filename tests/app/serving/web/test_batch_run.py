@@ -26,8 +26,8 @@ from llama_adapter.app.serving.web.uploads import Upload, place_in_uploads, priv
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptError
 from llama_adapter.vision.errors import PictureError
-from tests.app.serving.online.waiting import started, wait_for
-from tests.app.serving.web.browser import SAMPLES, Gate
+from tests.app.serving.online.waiting import Gate, started, wait_for
+from tests.app.serving.web.browser import SAMPLES
 
 pytestmark = pytest.mark.slow
 
