@@ -30,24 +30,21 @@ class Uploads:
 
     def __init__(self, store: FileStore) -> None:
         self._store = store
-        self._num_under_way = 0
+        self._places = asyncio.Semaphore(MAX_UPLOADS)
 
     async def receive(self, request: Request, *, owner: str | None) -> StoredFile:
         """Receive and store the file of a request; raises ApiError."""
-        if self._num_under_way >= MAX_UPLOADS:
+        if self._places.locked():
             message = f"{MAX_UPLOADS} uploads are under way, which is the limit: try again in a moment."
             raise ApiError(message, status=503, code="overloaded", headers={"retry-after": "1"})
-        self._num_under_way += 1
         try:
-            async with asyncio.timeout(UPLOAD_LIMIT_S):
+            async with self._places, asyncio.timeout(UPLOAD_LIMIT_S):
                 with self._store.upload(owner=owner) as file:
                     name = await _receive(request, file)
                     return await asyncio.to_thread(file.keep, name=name, purpose=_PURPOSE)
         except TimeoutError:
             message = "The file did not arrive in time."
             raise ApiError(message, status=408, code="request_timeout") from None
-        finally:
-            self._num_under_way -= 1
 
 
 class RefusedUpload(Response):

@@ -16,6 +16,12 @@ from llama_adapter.app.serving.http_api.errors import PictureRefusedError
 from llama_adapter.app.serving.http_api.pictures import PictureSettings, read_picture
 
 SETTINGS = PictureSettings(max_picture_bytes=3000)
+NOT_OPENED = (
+    *("/etc/passwd", "assets/pictures/12-red-star.jpg", "../../secret-file", "C:\\secret-file", "", "\x00"),
+    *("file:///etc/passwd", "file://localhost/etc/passwd", "FILE:/etc/passwd", "ftp://example.com/picture.png"),
+    *("gopher://example.com:70/_", "javascript:alert(1)", "blob:https://example.com/1", "//example.com/picture.png"),
+    *("iVBORw0KGgo=", " data:image/png;base64,AAAA"),
+)
 
 
 def read(url: str, *, settings: PictureSettings = SETTINGS) -> bytes:
@@ -86,20 +92,21 @@ def test_a_picture_of_several_pieces_is_put_together(num_bytes: int, gap: str) -
                 f"data:image/png;base64,{base64.b64encode(bytes(196_607)).decode()}AAAA",
             ],
         ),
-        ("invalid_image_url", 400, ["data:", "data:image/png;base64", "data:" + "a" * 9000]),
+        ("invalid_image_url", 400, ["data:", "data:image/png;base64", "data:" + "a" * 9000, *NOT_OPENED]),
         ("image_file_too_large", 413, [f"data:image/png,{'a' * 200_001}", f"data:;base64,{'%41' * 266_672}"]),
         ("empty_image_file", 400, [f"data:{end}" for end in ("image/png;base64,", ";base64,====", ";base64, \n", ",")]),
         (
             "image_host_not_allowed",
             400,
-            ["http://example.com/a.png", "https://example.com/a.png", "HTTPS://EXAMPLE.COM"],
+            ["http://example.com/a.png", "https://example.org/a.png", "HTTPS://EXAMPLE.ORG"],
         ),
     ],
 )
 def test_each_fault_of_a_url_has_its_code(code: str, status: int, urls: list[str]) -> None:
     for url in urls:
-        error = refused(url, settings=PictureSettings(max_picture_bytes=200_000))
+        error = refused(url, settings=PictureSettings(max_picture_bytes=200_000, allowed_hosts=("example.com",)))
         assert (error.code, error.http_status) == (code, status), url[:100]
+        assert code != "invalid_image_url" or "data:image/png;base64" in error.message
 
 
 def test_the_limit_is_exact_and_the_message_says_the_size() -> None:
@@ -121,34 +128,6 @@ def test_a_picture_beyond_the_limit_is_never_decoded_nor_copied() -> None:
         tracemalloc.stop()
 
     assert peak < 1_000_000
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "/etc/passwd",
-        "assets/pictures/12-red-star.jpg",
-        "../../secret-file",
-        "C:\\secret-file",
-        "file:///etc/passwd",
-        "file://localhost/etc/passwd",
-        "FILE:/etc/passwd",
-        "ftp://example.com/picture.png",
-        "gopher://example.com:70/_",
-        "javascript:alert(1)",
-        "blob:https://example.com/1",
-        "//example.com/picture.png",
-        "iVBORw0KGgo=",
-        " data:image/png;base64,AAAA",
-        "\x00",
-        "",
-    ],
-)
-def test_nothing_but_data_and_http_is_opened(url: str) -> None:
-    error = refused(url, settings=PictureSettings(max_picture_bytes=100, allowed_hosts=("example.com",)))
-
-    assert (error.code, error.http_status) == ("invalid_image_url", 400)
-    assert "data:image/png;base64" in error.message
 
 
 @pytest.mark.parametrize(

@@ -355,6 +355,11 @@ def test_a_model_that_sees_pictures_as_tokens_sees_all_of_them_in_their_places()
     ):
         api.post(CHAT, json=chat(user(*parts)))
         assert service.asks[-1].prompt == prompt
+    api.post(
+        CHAT,
+        json=chat(user(red, "Hello"), said, user("Why?", star), response_format=json_schema({"a": {"type": "string"}})),
+    )
+    assert (service.asks[-1].prompt, len(service.asks[-1].pictures)) == ("Why?", 2), "of a question asked in parts"
     most = service.info.context // 10
     came = api.post(CHAT, json=chat(user(*[image()] * (most + 1), "?")))
     assert error(came) == (400, "context_length_exceeded", "messages")

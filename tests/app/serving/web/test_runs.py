@@ -28,16 +28,18 @@ def test_stopping_cancels_the_runs_of_that_page_and_tab_alone(tab: str | None, e
         assert [run.is_stopped for run in (chat, batch, other)] == [number in expected for number in range(3)]
 
 
-def test_a_handle_added_after_the_stop_is_cancelled_and_an_answered_one_is_not() -> None:
+def test_a_run_cancels_what_is_left_at_its_end_and_what_comes_later_but_no_answered_request() -> None:
     runs, cancelled = Runs(), Cancelled()
     with runs.open("page", "chat") as run:
         answered = cancelled.handle(1)
         run.add(answered)
         run.discard(answered)
-        runs.stop("page", "chat")
-        run.add(cancelled.handle(7))
+        run.add(cancelled.handle(3))
+        assert (cancelled.ids, len(runs._runs)) == ([], 1)
 
-    assert set(cancelled.ids) == {7}
+    assert (cancelled.ids, len(runs._runs)) == ([3], 0)
+    run.add(cancelled.handle(7))
+    assert cancelled.ids == [3, 7]
 
 
 def test_a_new_run_stops_the_one_before_it_and_outlives_its_end() -> None:
@@ -49,16 +51,6 @@ def test_a_new_run_stops_the_one_before_it_and_outlives_its_end() -> None:
         first.__exit__(None, None, None)
         assert set(cancelled.ids) == {1}
         assert (run.is_stopped, second.is_stopped, len(runs._runs)) == (True, False, 1)
-
-
-def test_a_run_that_ends_is_forgotten_and_what_is_left_of_it_cancelled() -> None:
-    runs, cancelled = Runs(), Cancelled()
-    with runs.open("page", "chat") as run:
-        run.add(cancelled.handle(3))
-        assert len(runs._runs) == 1
-
-    assert len(runs._runs) == 0
-    assert cancelled.ids == [3]
 
 
 def test_each_page_has_a_history_of_its_own_until_it_is_closed() -> None:
