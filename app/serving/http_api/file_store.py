@@ -188,9 +188,8 @@ class FileStore(Kept[StoredFile]):
 
     def _read(self, path: Path, *others: Path) -> StoredFile | None:
         content = path.with_suffix("")
-        if not content.exists() or (file := super()._read(path, content, *others)) is None:
-            return None
-        return dataclasses.replace(file, num_bytes=content.stat().st_size)
+        file = super()._read(path, content, *others)
+        return None if file is None else dataclasses.replace(file, num_bytes=content.stat().st_size)
 
 
 def remove(path: Path) -> None:
