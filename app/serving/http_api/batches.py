@@ -34,7 +34,7 @@ from llama_adapter.app.serving.http_api.file_store import (
     FileId,
     FileLimits,
     FileStore,
-    Kept,
+    ObjectFolder,
     Owned,
     Time,
     open_private,
@@ -112,7 +112,7 @@ class _Row:
     fault: BatchError | None = None  # if the line is not a valid request
 
 
-class Batches(Kept[Batch]):
+class Batches(ObjectFolder[Batch]):
     """The batches and files of one folder. Thread-safe. Use it as a context manager: rows are answered only inside."""
 
     def __init__(

@@ -65,7 +65,7 @@ class StoredFile(Owned):
     num_bytes: int
 
 
-class Kept(Generic[Kind]):
+class ObjectFolder(Generic[Kind]):
     """The objects in the JSON files of a private folder; an object's `id` is its file's name. Thread-safe."""
 
     def __init__(self, folder: Path, kind: type[Kind], *, noun: Literal["file", "batch"], names: str) -> None:
@@ -122,7 +122,7 @@ class Kept(Generic[Kind]):
         return None
 
 
-class FileStore(Kept[StoredFile]):
+class FileStore(ObjectFolder[StoredFile]):
     """A folder of files. Thread-safe. Only one process at a time can open it.
 
     The store chooses an id for every file, which is its name on disk. A JSON file next to it holds its `StoredFile`. A

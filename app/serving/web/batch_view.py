@@ -2,10 +2,10 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Final, Literal
 
 from llama_adapter.app.captioning.decisions.rule import Rule, decide, explain
-from llama_adapter.app.jobs.records.record import Record
 from llama_adapter.app.serving.web.batch_run import Progress, Result
 from llama_adapter.app.serving.web.html import render
 
@@ -50,7 +50,7 @@ def cards(results: Sequence[Result], *, num_answered: int, rule: Rule) -> list[s
         render("batch", "cards_head", which=which, judged=is_judged),
         *(
             render("batch", "judged" if is_judged else "card", result=result, rule=rule, decided=_decided(result, rule))
-            for result in sorted(results, key=_by_index)
+            for result in sorted(results, key=attrgetter("index"))
         ),
         render("batch", "cards_tail", judged=is_judged),
     ]
@@ -61,7 +61,7 @@ def failures(results: Sequence[Result]) -> list[str]:
     failed = [result for result in results if result.record["error"] is not None]
     if not failed:
         return []
-    shown = sorted(failed[-MAX_FAILURES:], key=_by_index)
+    shown = sorted(failed[-MAX_FAILURES:], key=attrgetter("index"))
     which = f"{len(failed):,}"
     if len(shown) < len(failed):
         which = f"newest {len(shown)} of {which}; the downloads have all"
@@ -87,13 +87,5 @@ def decisions(results: Sequence[Result], choices: tuple[str, ...], rule: Rule) -
 
 
 def _decided(result: Result, rule: Rule) -> str | None:
-    choice = _probabilities(result.record)
+    choice = {name: value or 0.0 for name, value in (result.record["choice"] or {}).items()}
     return decide(choice, rule) if choice else None
-
-
-def _probabilities(record: Record) -> dict[str, float]:
-    return {name: value or 0.0 for name, value in (record["choice"] or {}).items()}
-
-
-def _by_index(result: Result) -> int:
-    return result.index
