@@ -524,7 +524,7 @@ def _validated_request(form: Form[Any], body: Any) -> Any:
         errors = [{**one, "loc": ("body", *one["loc"])} for one in error.errors(include_url=False)]
         raise of_validation(RequestValidationError(errors, body=body)) from None
     if request.stream:
-        raise ApiError("A batch has no streams: leave `stream` out.", code="invalid_value", param="stream")
+        raise ApiError("A batch has no streams: leave `stream` out.", param="stream")
     return request
 
 

@@ -20,9 +20,9 @@ def understand(request: ChatRequest, info: ModelInfo) -> ChatQuestion:
     """The question of a request; raises ApiError if the request has none or its parameters contradict each other."""
     check_stream_options(request)
     if request.top_logprobs and not request.logprobs:
-        raise _invalid("`top_logprobs` requires `logprobs`: true.", "top_logprobs")
+        raise ApiError("`top_logprobs` requires `logprobs`: true.", param="top_logprobs")
     if len({request.max_tokens, request.max_completion_tokens} - {None}) > 1:
-        raise _invalid("`max_tokens` and `max_completion_tokens` differ: leave one out.", "max_tokens")
+        raise ApiError("`max_tokens` and `max_completion_tokens` differ: leave one out.", param="max_tokens")
     return understand_turns(
         [turn_of(message, place=f"messages[{index}]") for index, message in enumerate(request.messages)],
         request,
@@ -39,7 +39,7 @@ def understand(request: ChatRequest, info: ModelInfo) -> ChatQuestion:
 def check_stream_options(request: ChatRequest | CompletionRequest) -> None:
     """Raise ApiError for options of a stream without a stream."""
     if request.stream_options is not None and not request.stream:
-        raise _invalid("`stream_options` requires `stream`: true.", "stream_options")
+        raise ApiError("`stream_options` requires `stream`: true.", param="stream_options")
 
 
 class ChatReply:
@@ -155,7 +155,3 @@ def extensions_of(answer: Answer) -> dict[str, Any]:
         "unfamiliar": answer.unfamiliar,
     }
     return {name: value for name, value in extensions.items() if value is not None}
-
-
-def _invalid(message: str, param: str) -> ApiError:
-    return ApiError(message, code="invalid_value", param=param)

@@ -23,7 +23,7 @@ def understand(request: CompletionRequest, info: ModelInfo) -> ChatQuestion:
     num_answers = request.n or 1
     if len(prompts) * num_answers > MAX_QUESTIONS:
         message = f"`n` times the number of prompts is {len(prompts) * num_answers}, the limit is {MAX_QUESTIONS}."
-        raise ApiError(message, code="invalid_value", param="prompt")
+        raise ApiError(message, param="prompt")
     task = WithTokenIds(FREE_TEXT) if request.output_ids else FREE_TEXT
     first, *others = (Question(raw=prompt, task=task) for prompt in prompts)
     return ChatQuestion(

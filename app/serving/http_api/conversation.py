@@ -168,11 +168,8 @@ def understand_turns(
     earlier = [*turns[:asked], *after]
     is_answered = turns[-1].role == "assistant" or any(turn.role == "assistant" and turn.text.strip() for turn in after)
     if last.role != "user" or is_answered:
-        raise ApiError(
-            "The text of the last message with the role user is the question: send one, and no answer after it.",
-            code="invalid_value",
-            param=place,
-        )
+        message = "The text of the last message with the role user is the question: send one, and no answer after it."
+        raise ApiError(message, param=place)
     with_picture = [turn for turn in turns if turn.pictures]
     asks = {"instruction": last.text} if last.text.strip() else {}
     if not with_picture and not asks:
@@ -181,9 +178,9 @@ def understand_turns(
     try:
         question = question_of({**request.task_values(), **asks})
     except ValueError:
-        raise ApiError("The extension fields do not belong to one task: see /docs.", code="invalid_value") from None
+        raise ApiError("The extension fields do not belong to one task: see /docs.") from None
     if form is not None and question.task.continuations:
-        raise ApiError("A form of the answer and the extension fields exclude each other.", code="invalid_value")
+        raise ApiError("A form of the answer and the extension fields exclude each other.")
     if request.chat_template_kwargs:
         question = replace(question, template_values=json.dumps(request.chat_template_kwargs, sort_keys=True))
     if request.output_ids:
@@ -191,7 +188,7 @@ def understand_turns(
     properties = () if form is None else _properties(form)
     if num_answers * len(properties) > MAX_QUESTIONS:
         message = f"`n` times the schema's properties is {num_answers * len(properties)}, the limit is {MAX_QUESTIONS}."
-        raise ApiError(message, code="invalid_value", param="n")
+        raise ApiError(message, param="n")
     sees_all = info.picture_format is not None
     has_system_only = bool(properties) or (bool(with_picture) and not sees_all)
     seen = [
@@ -269,7 +266,7 @@ def form_of(request: CommonRequest, text_format: Format | None = None) -> Answer
     forms = [form for form in given if form.value is not None]
     if len(forms) > 1:
         message = f"`{forms[0].place}` and `{forms[1].place}` exclude each other."
-        raise ApiError(message, code="invalid_value", param=forms[1].place)
+        raise ApiError(message, param=forms[1].place)
     return forms[0] if forms else None
 
 
@@ -310,7 +307,7 @@ def sampling_of(request: CommonRequest, *, max_new_tokens: int | None, form: Ans
         return SamplingParams(**{name: value for name, value in given.items() if value is not None})
     except ValueError:  # the schema of the request checks everything else
         place = form.place if form is not None else None
-        raise ApiError(f"`{place}` is no JSON schema.", code="invalid_value", param=place) from None
+        raise ApiError(f"`{place}` is no JSON schema.", param=place) from None
 
 
 def _is_ignored(turn: Turn, used: Sequence[Turn]) -> bool:

@@ -63,7 +63,7 @@ class ApiError(LlamaAdapterError):
         message: str,
         *,
         status: int = 400,
-        code: str,
+        code: str = "invalid_value",
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
@@ -130,9 +130,9 @@ def of_refusal(error: Exception) -> ApiError:
             message = f"{problem.sentence.rstrip('.')}: shorten the prompt."
             return ApiError(message, code="context_length_exceeded", param="messages")
         case UsageError() | GrammarError():
-            return ApiError(f"{problem.sentence.rstrip('.')}.", code="invalid_value")
+            return ApiError(f"{problem.sentence.rstrip('.')}.")
         case PromptError() | ValueError():
-            return ApiError(message, code="invalid_value")
+            return ApiError(message)
     raise error
 
 
@@ -163,7 +163,7 @@ def of_validation(error: RequestValidationError) -> ApiError:
         return ApiError(message, code="unsupported_parameter", param=str(location[0]))
     if kind == "missing":
         return ApiError(f"`{place}` is missing.", code="missing_required_parameter", param=place)
-    return ApiError(f"`{place}`: {_expected(detail)}.", code="invalid_value", param=place)
+    return ApiError(f"`{place}`: {_expected(detail)}.", param=place)
 
 
 def add_error_handlers(app: FastAPI) -> None:

@@ -117,7 +117,7 @@ class _Page(BaseModel, Generic[_Object]):
         ordered = list(objects if order == "asc" else reversed(objects))
         ids = [one.id for one in ordered]
         if after is not None and after not in ids:
-            raise ApiError("`after` is no id of this list.", status=404, code="invalid_value", param="after")
+            raise ApiError("`after` is no id of this list.", status=404, param="after")
         start = 0 if after is None else ids.index(after) + 1
         page = ordered[start : start + limit]
         return cls(

@@ -21,7 +21,7 @@ def understand(request: ResponsesRequest, info: ModelInfo) -> ChatQuestion:
     """The question of a request; raises ApiError if the request has none."""
     if request.top_logprobs and "message.output_text.logprobs" not in (request.include or ()):
         message = '`top_logprobs` requires `include`: ["message.output_text.logprobs"].'
-        raise ApiError(message, code="invalid_value", param="top_logprobs")
+        raise ApiError(message, param="top_logprobs")
     turns = [Turn(role="system", parts=(request.instructions or "",))]
     if isinstance(request.input, str):
         turns.append(Turn(role="user", parts=(request.input,)))

@@ -70,12 +70,12 @@ async def _receive(request: Request, file: NewFile) -> str:
                 await asyncio.to_thread(file.write, form.take())
         parser.finalize()
     except FormParserError:
-        raise _invalid("The multipart body is malformed.") from None
+        raise ApiError("The multipart body is malformed.") from None
     await asyncio.to_thread(file.write, form.take())
     if not form.is_whole or form.file_name is None:
         raise ApiError("`file` is missing.", code="missing_required_parameter", param="file")
     if form.purpose.decode("utf-8", "replace") != _PURPOSE:
-        raise _invalid(f"`purpose` must be {_PURPOSE}.", param="purpose")
+        raise ApiError(f"`purpose` must be {_PURPOSE}.", param="purpose")
     return form.file_name
 
 
@@ -163,11 +163,7 @@ class _Form:
         else:
             self.purpose += data[start:end]
             if len(self.purpose) > _MAX_FIELD_BYTES:
-                raise _invalid(f"`purpose` must be {_PURPOSE}.", param="purpose")
+                raise ApiError(f"`purpose` must be {_PURPOSE}.", param="purpose")
 
     def _end(self) -> None:
         self.is_whole = True
-
-
-def _invalid(message: str, *, param: str | None = None) -> ApiError:
-    return ApiError(message, code="invalid_value", param=param)

@@ -21,7 +21,7 @@ from llama_adapter.app.serving.online.service import Service
 from llama_adapter.app.serving.web.batch_files import MAX_PICTURES, BatchFiles
 from llama_adapter.app.serving.web.batch_run import BatchRun, Result
 from llama_adapter.app.serving.web.batch_view import MAX_CARDS, State, cards, decisions, failures, progress_view
-from llama_adapter.app.serving.web.html import counted, render, told
+from llama_adapter.app.serving.web.html import alert, counted, render, told
 from llama_adapter.app.serving.web.runs import Run, Runs
 from llama_adapter.app.serving.web.suggestions import starters_for
 from llama_adapter.app.serving.web.uploads import MAX_UPLOAD_BYTES, Upload, place_in_uploads
@@ -194,7 +194,7 @@ class BatchEvents:
         page, chosen = str(request.session_hash), tuple(session.files)
         if not self._free.acquire(blocking=False):
             problem = f"{MAX_RUNS_AT_ONCE} batches are running, which is the limit."
-            yield _update(session, progress=_failure(problem, "try again when one of them has ended"))
+            yield _update(session, progress=alert(problem, "try again when one of them has ended"))
             return
         try:
             asked = self._question(question, values[: len(self.options)])
@@ -207,7 +207,7 @@ class BatchEvents:
                     async for update in updates:
                         yield update
         except Exception as error:
-            yield _update(session, progress=_failure(*told(error)), is_running=False)
+            yield _update(session, progress=alert(*told(error)), is_running=False)
         finally:
             self._free.release()
 
@@ -362,10 +362,6 @@ def _update(
     states = (not is_running, is_running, not is_running)
     buttons = [gr.skip() if is_running is None else gr.update(visible=state) for state in states]
     return [progress, *lists, *downloads, *buttons, session]
-
-
-def _failure(sentence: str, hint: str = "") -> str:
-    return render("parts", "alert", sentence=sentence, hint=hint)
 
 
 def _rule(threshold: Any, band: Any) -> Rule:

@@ -13,7 +13,7 @@ from llama_adapter.app.jobs.wording import EMBEDDED_TEXT
 from llama_adapter.app.serving.online.service import Service
 from llama_adapter.app.serving.online.types import ServiceError
 from llama_adapter.app.serving.web.chat_session import ChatSession, Turn, answer_turns, look
-from llama_adapter.app.serving.web.html import render
+from llama_adapter.app.serving.web.html import alert, render
 from llama_adapter.app.serving.web.runs import Runs
 from llama_adapter.app.serving.web.suggestions import Starter, is_embedded, starters_for
 from llama_adapter.app.serving.web.uploads import Upload, place_in_uploads
@@ -337,7 +337,7 @@ class ChatEvents:
                 raise ValueError(f"Choose a picture first, or turn on “{_WITHOUT}” in the settings")
             sampling = sampling_of(*settings)
         except ValueError as error:
-            yield [session, gr.skip(), render("parts", "alert", sentence=f"{error}."), *self._shown(session)]
+            yield [session, gr.skip(), alert(f"{error}."), *self._shown(session)]
             return
         if session.is_asking(question) and not is_again:  # a double click
             yield [gr.skip()] * 7

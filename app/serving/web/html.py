@@ -31,6 +31,11 @@ def render(template: str, macro: str, /, **values: Any) -> str:
     return str(getattr(_environment.get_template(f"{template}.html").module, macro)(**values))
 
 
+def alert(sentence: str, hint: str = "") -> str:
+    """A message about what went wrong."""
+    return render("parts", "alert", sentence=sentence, hint=hint)
+
+
 def told(error: Exception) -> tuple[str, str]:
     """A sentence and a hint, which may be empty, for an error.
 

@@ -20,7 +20,7 @@ from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.pictures.inputs import expand_inputs
 from llama_adapter.app.serving.online.service import Service
 from llama_adapter.app.serving.web.batch_run import BatchRun, PictureFile
-from llama_adapter.app.serving.web.html import counted, rate, render, told
+from llama_adapter.app.serving.web.html import alert, counted, rate, render, told
 from llama_adapter.app.serving.web.run_history import RunFigures, to_compare
 from llama_adapter.app.serving.web.runs import Run, Runs
 from llama_adapter.app.serving.web.widgets import DIRECT, PRIVATE, html_view
@@ -69,8 +69,7 @@ def build_throughput(service: Service, *, runs: Runs, tab: gr.Tab) -> None:
                         yield [_status(line), report(history), *_buttons(is_running=True)]
                 ending = _status("Stopped. Finished measurements are kept." if run.is_stopped else "Measured.")
         except Exception as error:
-            sentence, hint = told(error)
-            ending = render("parts", "alert", sentence=sentence, hint=hint)
+            ending = alert(*told(error))
         finally:
             free.release()
         yield [ending, report(history), *_buttons(is_running=False)]
