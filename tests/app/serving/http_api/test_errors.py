@@ -25,6 +25,7 @@ def error(code: str) -> AnswerError:
         (error("deadline"), 504, None, {"x-should-retry": "false"}),
         (error("cancelled"), 503, None, {"retry-after": "1"}),
         (error("out_of_memory"), 503, None, {"retry-after": "1"}),
+        (error("replica_lost"), 503, None, {"retry-after": "1"}),
         (error("engine_failed"), 500, None, {}),
         (NOT_FINITE, 500, None, {}),
         (error("unknown_code"), 500, None, {}),

@@ -11,15 +11,13 @@ import pytest
 
 from llama_adapter.app.captioning.tasks.answers import Answer, Event, TextDelta
 from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.app.pictures.answer_error import AnswerError
-from llama_adapter.app.serving.http_api.errors import of_answer
 from llama_adapter.app.serving.http_api.metrics import Metrics
 from llama_adapter.app.serving.online.request_handle import Ask
 from llama_adapter.app.serving.online.types import BusyError, Observer, ServiceLimits, UnavailableError
 from llama_adapter.app.serving.replicas.service import MAX_TRIES, ReplicatedService
 from llama_adapter.app.serving.replicas.types import ReplicaLostError, ReplicaReport
 from llama_adapter.llm.errors import PromptError
-from tests.app.serving.http_api.live import answer, status
+from tests.app.serving.http_api.live import answer, failed, status
 from tests.app.serving.online.waiting import WAIT_S, wait_for
 from tests.app.toys import INFO
 
@@ -139,48 +137,35 @@ def test_a_picture_is_a_session_and_a_text_is_none() -> None:
     assert [session for _, session in replicas.asked] == [one, two, one, ""]
 
 
-@pytest.mark.parametrize("with_pieces", [True, False])
-def test_a_request_of_a_lost_replica_is_tried_again_while_nothing_was_sent(with_pieces: bool) -> None:
-    replicas = StubReplicas(failures(ReplicaLostError("gone")))
+GONE, RED, RESTARTING = ReplicaLostError("gone"), TextDelta(index=0, text="red"), failed("unavailable")
+
+
+@pytest.mark.parametrize(
+    ("endings", "with_pieces", "is_lost", "code", "sessions"),
+    [
+        ([GONE], True, True, None, [True, True]),  # the ring without the lost replica has the next one
+        ([GONE], False, True, None, [True, True]),
+        ([GONE] * 100, True, True, "replica_lost", [True] * MAX_TRIES),
+        ([[RED]], True, True, "replica_lost", [True]),
+        ([[RESTARTING]], True, False, None, [True, False]),  # its engine or a rank is lost: any replica may answer
+        ([[RED, RESTARTING]], True, False, "unavailable", [True]),
+    ],
+)
+def test_a_request_whose_replica_is_lost_is_tried_elsewhere_unless_its_text_has_begun(
+    endings: list[Any], with_pieces: bool, is_lost: bool, code: str | None, sessions: list[bool]
+) -> None:
+    replicas = StubReplicas(failures(*endings))
     with service_of(replicas) as service:
-        found = service.submit(ask(with_pieces=with_pieces)).result()
-        assert "ReplicaLostError" in str(service.status().last_error)
+        found = [*service.submit(ask(with_pieces=with_pieces)).events()]
+        assert ("ReplicaLostError" in str(service.status().last_error)) is is_lost
 
-    assert found.error is None
-    assert len(replicas.asked) == 2
-    assert replicas.asked[0][1] == replicas.asked[1][1], "the ring without the lost replica has the next one"
-
-
-def test_a_stream_that_has_begun_ends_with_an_error_when_its_replica_is_lost() -> None:
-    replicas = StubReplicas(failures([TextDelta(index=0, text="red")]))
-    with service_of(replicas) as service:
-        found = [*service.submit(ask()).events()]
-
-    assert [event.text for event in found] == ["red", ""]
     last = found[-1]
     assert isinstance(last, Answer)
-    assert error_of(last) == "replica_lost"
-    refusal = of_answer(last.error)  # type: ignore[arg-type]
-    assert (refusal.http_status, refusal.headers) == (503, {"retry-after": "1"})
-    assert len(replicas.asked) == 1
-
-
-def test_a_request_is_not_tried_for_ever() -> None:
-    replicas = StubReplicas(failures(*[ReplicaLostError("gone")] * 100))
-    with service_of(replicas) as service:
-        assert error_of(service.submit(ask()).result()) == "replica_lost"
-
-    assert len(replicas.asked) == MAX_TRIES
-
-
-def test_a_request_whose_replica_lost_its_engine_or_a_rank_is_tried_elsewhere_unless_its_text_has_begun() -> None:
-    lost = answer("", error=AnswerError(code="unavailable", message="The engine failed and is restarting."))
-    replicas = StubReplicas(failures([TextDelta(index=0, text="red"), lost], [lost]))
-    with service_of(replicas) as service:
-        assert error_of(service.submit(ask()).result()) == "unavailable"
-        assert service.submit(ask()).result().error is None
-
-    assert [bool(session) for _, session in replicas.asked] == [True, True, False]
+    assert (last.error and last.error.code) == code
+    texts = {None: ["red", " star"], "unavailable": ["red"], "replica_lost": ["red"] * (GONE not in endings)}
+    assert [event.text for event in found[:-1]] == texts[code]
+    assert [bool(session) for _, session in replicas.asked] == sessions
+    assert len({session for _, session in replicas.asked} - {""}) == 1
 
 
 def test_requests_wait_here_until_a_replica_has_room_and_clients_take_turns() -> None:
