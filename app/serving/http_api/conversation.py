@@ -189,16 +189,8 @@ def understand_turns(
     if num_answers * len(properties) > MAX_QUESTIONS:
         message = f"`n` times the schema's properties is {num_answers * len(properties)}, the limit is {MAX_QUESTIONS}."
         raise ApiError(message, param="n")
-    sees_all = info.picture_format is not None
-    has_system_only = bool(properties) or (bool(with_picture) and not sees_all)
-    seen = [
-        (turn.role, turn)
-        for turn in earlier
-        if turn.role != "tool"
-        and (sees_all or info.has_turns)
-        and (turn.text.strip() or (sees_all and turn.pictures))
-        and (turn.role == "system" or not has_system_only)
-    ]
+    is_alone = bool(properties) or (bool(with_picture) and info.picture_format is None)
+    seen = _seen(earlier, info, is_alone=is_alone)
     if info.picture_format is None:
         pictures = [turn.pictures[-1] for turn in with_picture[-1:]]
         question = replace(question, turns=tuple((role, turn.text) for role, turn in seen))
@@ -208,7 +200,7 @@ def understand_turns(
             message = f"The request has {len(pictures)} pictures, more than the context holds."
             raise ApiError(message, code="context_length_exceeded", param=place)
         question = _with_places(question, seen, last, in_parts=bool(properties))
-    is_one_of_several = not sees_all and sum(len(turn.pictures) for turn in turns) > 1
+    is_one_of_several = info.picture_format is None and sum(len(turn.pictures) for turn in turns) > 1
     return ChatQuestion(
         urls=tuple(picture.url for picture in pictures),
         picture_used=pictures[0].place if is_one_of_several else None,
@@ -222,6 +214,18 @@ def understand_turns(
         num_answers=num_answers,
         num_ignored_turns=max(0, sum(_is_ignored(turn, with_picture[-1:]) for turn in earlier) - len(seen)),
     )
+
+
+def _seen(earlier: Sequence[Turn], info: ModelInfo, *, is_alone: bool) -> list[tuple[dialogue.Role, Turn]]:
+    """The earlier turns that the model sees, with their roles: if the question stands alone, those of the system."""
+    sees_all = info.picture_format is not None
+    return [
+        (turn.role, turn)
+        for turn in (earlier if sees_all or info.has_turns else ())
+        if turn.role != "tool"
+        and (turn.text.strip() or (sees_all and turn.pictures))
+        and (turn.role == "system" or not is_alone)
+    ]
 
 
 def _with_places(
