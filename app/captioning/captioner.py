@@ -143,7 +143,7 @@ class Captioner:
     def __init__(self, parts: Parts, *, engine: Engine | None = None) -> None:
         """Users call `load` or `from_spec`. By default, `engine` is a new one around the runner of `parts`."""
         self.spec, self.info, self.tokenizer = parts.spec, parts.info, parts.model.tokenizer
-        self.oom_retry = OomRetry(empty_caches=parts.backend.empty_caches, remember=parts.remember_rows)
+        self.oom_retry = OomRetry(empty_caches=parts.backend.empty_caches)
         self._backend, self._vision, self._ood_detector = parts.backend, parts.vision, parts.model.ood_detector
         self._close_parts, self._is_closed = parts.close, False
         self._engine = engine or Engine(parts.runner, eos_id=self.tokenizer.end_ids)
