@@ -60,9 +60,7 @@ def open_weights(
     precision: Precision = FLOAT
     origin, digest = None, ""
     if sources.adapter is not None:
-        name, config, state = read_encoder(
-            sources.adapter, clip=sources.clip, visual_heads=sources.visual_heads, channel_order=sources.channel_order
-        )
+        name, config, state = read_encoder(sources)
         num_weights = sum(tensor.numel() for tensor in state.values())
         dtype = resolve_dtype(spec.dtype, backend=backend) if spec.dtype != AUTO else best_dtype(num_weights, backend)
     else:

@@ -17,7 +17,7 @@ from llama_adapter.app.command_line.doctor.model import diagnose
 from llama_adapter.app.models.bundle import convert
 from llama_adapter.app.models.checkpoints import CHAT_CONTEXT, read_encoder
 from llama_adapter.app.models.graph_export.decoder import DecoderJob, run_export_decoder
-from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.models.spec import CaptionerSpec, EncoderSources
 from llama_adapter.llm.conversation import format_conversation
 from llama_adapter.llm.split import take
 from llama_adapter.llm.weights.adapter import open_adapter
@@ -181,7 +181,7 @@ def test_an_adapter_for_texts_sees_no_pictures(make: Make, told: str, tmp_path: 
         assert stored.info.template == plain.info.template
         assert ids(stored, ["Why?", *PROMPTS], max_new_tokens=8) == ids(plain, ["Why?", *PROMPTS], max_new_tokens=8)
     with pytest.raises(CheckpointError, match=told):
-        read_encoder(tmp_path / "adapter.pth", clip=model_options()["clip"])
+        read_encoder(EncoderSources(adapter=str(tmp_path / "adapter.pth"), clip=model_options()["clip"]))
     with load(tmp_path / "adapter.pth") as captioner, pytest.raises(UsageError, match=told):
         captioner.caption(picture())
 

@@ -13,9 +13,7 @@ from typing import Any
 
 from llama_adapter.app.captioning.assemble import ModelLoader, assemble_parts
 from llama_adapter.app.models import random_model
-from llama_adapter.app.models.checkpoints import StreamedModel
-from llama_adapter.app.models.random_model import LlamaSize, parse_size, stream_random, vision_config
-from llama_adapter.app.models.sketch import Dtype
+from llama_adapter.app.models.random_model import LlamaSize, RandomLoader, parse_size, vision_config
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.schemes import PRECISIONS, Precision
 from llama_adapter.vision.config import ClipConfig
@@ -54,11 +52,7 @@ def parse_small(name: str) -> LlamaSize:
 
 def random_loader(precision: Precision) -> ModelLoader:
     random_model.parse_size = parse_small
-
-    def load(dtype: Dtype) -> StreamedModel:
-        return stream_random(NAME, dtype=dtype, precision=precision, vision=VISION)
-
-    return load
+    return RandomLoader(name=NAME, precision=precision, vision=VISION)
 
 
 def main(source: str, dtype: str, precision_name: str) -> None:
