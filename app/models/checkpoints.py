@@ -384,24 +384,23 @@ def require_encoder(model: LoadedModel) -> None:
 
 
 def query_heads(
-    spec: CaptionerSpec, adapter: AdapterFile, *, exported: bool, encoder: EncoderCard | None
+    spec: CaptionerSpec | EncoderSources,
+    adapter: AdapterFile,
+    *,
+    exported: bool = False,
+    encoder: EncoderCard | None = None,
 ) -> int | None:
     """Number of heads of the visual blocks; None means that it follows from their width.
 
     An exported encoder computes the visual blocks itself, so an unknown number does not matter there.
     """
-    stated = declared_heads(adapter) if spec.visual_heads is None else spec.visual_heads
+    declared = adapter.declares.get("visual_heads")  # only in files of this program's `train`
+    stated = declared if spec.visual_heads is None and type(declared) is int else spec.visual_heads
     if stated is not None or not exported:
         return stated
     if encoder is not None:
         return encoder.vision.query.num_heads
     return KNOWN_VISUAL_HEADS.get(adapter.visual["visual_query.weight"].shape[1], 1)
-
-
-def declared_heads(adapter: AdapterFile) -> int | None:
-    """Number of heads that the adapter's file declares; only files written by this program's `train` declare it."""
-    heads = adapter.declares.get("visual_heads")
-    return heads if type(heads) is int else None
 
 
 def declared_template(adapter: AdapterFile) -> Template:
@@ -442,13 +441,13 @@ def read_encoder(sources: EncoderSources) -> LoadedEncoder:
     in the current folder, in ~/.cache/clip. Raises CheckpointError if a file is missing, damaged or does not fit.
     """
     assert sources.adapter is not None, "the caller asks"
-    adapter, clip, heads = open_adapter(sources.adapter), sources.clip, sources.visual_heads
+    adapter, clip = open_adapter(sources.adapter), sources.clip
     order, _ = resolve_channel_order(sources.channel_order, adapter)
     config, state = build_vision(
         adapter.visual,
         name=adapter.name,
         clip=find_clip(_usual_clip(adapter) if clip is None and not adapter.clip else clip, adapter),
-        visual_heads=declared_heads(adapter) if heads is None else heads,
+        visual_heads=query_heads(sources, adapter),
         channel_order=order,
     )
     return LoadedEncoder(name=adapter_name(adapter.name), config=config, state=state)

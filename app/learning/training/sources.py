@@ -93,7 +93,7 @@ def open_sources(spec: CaptionerSpec, choice: TrainingChoice, *, seed: int) -> T
     else:
         assert spec.adapter is not None, "it was opened"
         order, _ = checkpoints.resolve_channel_order(spec.channel_order, adapter)
-        heads = checkpoints.query_heads(spec, adapter, exported=False, encoder=None)
+        heads = checkpoints.query_heads(spec, adapter)
         name = checkpoints.adapter_name(spec.adapter)
         files += (SourceFile(role="adapter", path=str(spec.adapter)),)
         questions = checkpoints.declared_questions(adapter)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from llama_adapter.app.models.graph_export.decoder import DecoderJob
 from llama_adapter.runtime import devices
 from llama_adapter.runtime.devices.cuda import CUDA
 from tests.app.exported import compile_decoder
@@ -15,7 +14,7 @@ from tests.fakes.cuda_graphs import FakeCuda, HostCuda
 from tests.runtime.graphs import conftest
 
 install = conftest.install  # a fixture
-JOB = DecoderJob.__dataclass_fields__
+MODEL = ("model", "llama_dir", "llama_type", "adapter", "clip", "visual_heads", "context")  # of an export
 TOO_LONG = ("LLaMA-Adapter V2 for chat", "prefix tuning")  # prompt or past, for the gears of the tests' OMs
 CONVERTED = ("LoRA of PEFT",)  # `convert` merges it; then it is a bundle
 
@@ -63,6 +62,6 @@ def test_models_of_each_kind_answer_as_on_the_cpu(kind: str, tmp_path: Path, mon
 def test_exports_of_each_kind_answer_as_the_model(kind: str, tmp_path: Path, install: Callable[..., None]) -> None:
     options, decoder = MODELS[kind](tmp_path), tmp_path / "decoder"
     install("")
-    compile_decoder(decoder, **{name: value for name, value in options.items() if name in JOB})
+    compile_decoder(decoder, **{name: value for name, value in options.items() if name in MODEL})
 
     assert answers(**options, decoder=decoder) == answers(**options, device="cpu")

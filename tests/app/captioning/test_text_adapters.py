@@ -244,7 +244,8 @@ def test_gates_and_the_last_norm_may_be_in_an_adapter_for_chat(tmp_path: Path) -
 @pytest.mark.parametrize("make", [chat_adapter, v1_adapter])
 def test_an_exported_adapter_answers_as_torchs(make: Make, tmp_path: Path) -> None:
     make(tmp_path / "adapter.pth")
-    run_export_decoder(DecoderJob(**LLAMA, adapter=str(tmp_path / "adapter.pth"), out=str(tmp_path / "decoder")))
+    spec = CaptionerSpec(**LLAMA, adapter=str(tmp_path / "adapter.pth"))
+    run_export_decoder(DecoderJob(spec=spec, out=str(tmp_path / "decoder")))
 
     with load(tmp_path / "adapter.pth") as torchs, Captioner.load(decoder=tmp_path / "decoder") as exported:
         prompts = ["Why?", Dialogue((("user", "Hello"), ("assistant", "Hi.")), "Why?"), RawPrompt("Once"), *PROMPTS]
