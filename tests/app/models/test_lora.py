@@ -42,7 +42,6 @@ PREFIX = "base_model.model.model.layers."
 IDS = torch.randint(3, 500, (3, 24), generator=torch.Generator().manual_seed(1))
 BOUND = 2e-5  # of the largest logit
 EYES: dict[str, Any] = {"visual_heads": 4, "clip": GOLDEN / "CLIP/tiny-vit-torchscript.pt"}  # beside an adapter
-ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {"r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"]},
     "patterns": {
