@@ -73,7 +73,7 @@ def test_convert_writes_any_precision_and_loading_casts(tmp_path: Path, model: L
         assert all(torch.equal(other[key], wanted[key].to(dtype).float()) for key in wanted)
 
 
-def test_a_state_with_missing_or_unknown_tensors_is_not_saved(tmp_path: Path, model: LoadedModel) -> None:
+def test_what_cannot_be_saved_leaves_nothing_behind(tmp_path: Path, model: LoadedModel) -> None:
     state = {key: tensor for key, tensor in model.decoder_state.items() if key != "norm.weight"}
     for wrong, named in ((state, "norm.weight"), ({**state, "more": torch.ones(2)}, "more")):
         with pytest.raises(ValueError, match=named):
@@ -82,7 +82,7 @@ def test_a_state_with_missing_or_unknown_tensors_is_not_saved(tmp_path: Path, mo
     known = {"prompt": "?", "text": "!"}
     with pytest.raises(FileNotFoundError):
         save_bundle(tmp_path / "bundle", model=model, known_answer=known, known_picture=tmp_path / "absent.png")
-    assert list(tmp_path.iterdir()) == [], "a failure after the weights are written leaves nothing behind either"
+    assert list(tmp_path.iterdir()) == [], "also after the weights are written"
 
 
 def test_a_manifest_has_the_names_and_digests_of_the_sources_and_not_their_folders(tmp_path: Path) -> None:
