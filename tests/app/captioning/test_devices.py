@@ -1,4 +1,4 @@
-"""Models of each kind answer as on the CPU: on a simulated GPU, in recorded steps, and in OMs with fakes of Ascend."""
+"""Models of each kind answer as on the CPU: on a simulated GPU, in OMs with fakes of Ascend, and on two ranks."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -65,3 +65,10 @@ def test_exports_of_each_kind_answer_as_the_model(kind: str, tmp_path: Path, ins
     compile_decoder(decoder, **{name: value for name, value in options.items() if name in MODEL})
 
     assert answers(**options, decoder=decoder) == answers(**options, device="cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["LLaMA-Adapter V2 for chat", "LLaMA-Adapter V1 for texts", "prefix tuning"])
+def test_text_adapters_and_pasts_answer_as_on_one_rank(kind: str, tmp_path: Path) -> None:
+    options = MODELS[kind](tmp_path)
+    assert answers(**options, tensor_parallel=2) == answers(**options)

@@ -23,7 +23,6 @@ from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.errors import UsageError
 from tests.app.golden import case, model_options, picture
 from tests.app.models.parallel.processes import ranks_of
-from tests.app.models_of_each_kind import MODELS, answers
 
 pytestmark = pytest.mark.slow
 
@@ -40,12 +39,6 @@ def test_golden_checkpoints_answer_as_the_reference(name: str, size: int) -> Non
         prompt = RawPrompt(wanted["prompts"][0]["text"])
         answers = captioner.generate(pictures, prompt, max_new_tokens=wanted["max_gen_len"])
         assert [answer.text for answer in answers] == wanted["output_text"]
-
-
-@pytest.mark.parametrize("kind", ["LLaMA-Adapter V2 for chat", "LLaMA-Adapter V1 for texts", "prefix tuning"])
-def test_text_adapters_and_pasts_answer_as_on_one_rank(kind: str, tmp_path: Path) -> None:
-    options = MODELS[kind](tmp_path)
-    assert answers(**options, tensor_parallel=2) == answers(**options)
 
 
 def test_quantised_and_bfloat16_decoders_run_on_ranks_that_end_with_the_captioner() -> None:
