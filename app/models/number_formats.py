@@ -42,10 +42,14 @@ class DtypeChoice:
 
     def _best(self, sizes: ModelSizes) -> tuple[str, str]:
         """The fastest dtype with acceptable errors, and the reason for it."""
+        capabilities = self._backend.capabilities
+        first, large = capabilities.dtypes[0], capabilities.large_dtype
+        if first != "float32":
+            return first, "the best type of this device"
         decoder = expected_forms(sizes.decoder, dtype=torch.float32)
         num_weights = sizes.num_encoder_weights + sum(math.prod(form.shape) for form in decoder.values())
-        is_taken = self._backend.computes_in(sizes.precision, torch.float32, wanted=self._spec.operators)
-        return _best_name(num_weights, self._backend, has_few_bits=sizes.precision != FLOAT and is_taken)
+        is_taken = self._backend.computes_in(sizes.precision, DTYPES[first], wanted=self._spec.operators)
+        return best_type(num_weights, large=large, has_few_bits=sizes.precision != FLOAT and is_taken)
 
     def needed_bytes(self, sizes: ModelSizes, name: str) -> int:
         """Memory for the model in this dtype, with the batch size of the spec, or with one row if that is `auto`."""
@@ -58,15 +62,8 @@ class DtypeChoice:
 
 def best_dtype(num_weights: int, backend: Backend) -> torch.dtype:
     """The best dtype for a model of this size whose language model is not available, or not computed here."""
-    return DTYPES[_best_name(num_weights, backend, has_few_bits=False)[0]]
-
-
-def _best_name(num_weights: int, backend: Backend, *, has_few_bits: bool) -> tuple[str, str]:
-    """As `best_type`, for a device with any types."""
-    first = backend.capabilities.dtypes[0]
-    if first != "float32":
-        return first, "the best type of this device"
-    return best_type(num_weights, large=backend.capabilities.large_dtype, has_few_bits=has_few_bits)
+    first, large = backend.capabilities.dtypes[0], backend.capabilities.large_dtype
+    return DTYPES[best_type(num_weights, large=large, has_few_bits=False)[0] if first == "float32" else first]
 
 
 def check_asked_precision(spec: CaptionerSpec, *, backend: Backend) -> None:
