@@ -347,11 +347,6 @@ CONFIGS = json.loads(Path(__file__).with_name("damaged_peft_configs.json").read_
 DAMAGE: dict[str, Callable[[Path], object]] = {
     **{name: edited(**entries) for name, entries in CONFIGS.items()},
     "no folder": shutil.rmtree,
-    "Paddle's": lambda folder: (
-        shutil.rmtree(folder),
-        folder.mkdir(),
-        (folder / "lora_model_state.pdparams").write_text("x"),
-    ),
     "no config": lambda folder: (folder / "adapter_config.json").unlink(),
     "no weights": lambda folder: (folder / "adapter_model.safetensors").unlink(),
     "a config that is a list": lambda folder: (folder / "adapter_config.json").write_text("[]"),
