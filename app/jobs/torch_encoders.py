@@ -64,8 +64,8 @@ def open_weights(
         num_weights = sum(tensor.numel() for tensor in state.values())
         dtype = resolve_dtype(spec.dtype, backend=backend) if spec.dtype != AUTO else best_dtype(num_weights, backend)
     else:
-        order = None if sources.channel_order == "auto" else sources.channel_order
-        model = load_bundle(bundle_folder(sources.model), channel_order=order)  # mapped: the decoder is not read
+        place = bundle_folder(sources.model)
+        model = load_bundle(place, channel_order=sources.channel_order)  # mapped: the decoder is not read
         require_encoder(model)
         name, config, state, digest = model.name, model.vision_config, model.vision_state, model.digest
         precision, origin = model.precision, model.origin

@@ -53,6 +53,7 @@ from llama_adapter.runtime.tensor_files.gguf_names import is_gguf
 from llama_adapter.runtime.text import shown_excerpt, shown_name
 from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.config import VIT_L_14, ChannelOrder, VisionConfig
+from llama_adapter.vision.formats import WantedOrder
 from llama_adapter.vision.towers import ClipSource, clip_files, configs_beside, read_clip
 from llama_adapter.vision.weights import KNOWN_VISUAL_HEADS, build_vision, read_query
 
@@ -580,9 +581,7 @@ def find_clip(
     return open_clip(path)
 
 
-def resolve_channel_order(
-    wanted: Literal["auto", "rgb", "bgr"], adapter: AdapterFile
-) -> tuple[ChannelOrder, str | None]:
+def resolve_channel_order(wanted: WantedOrder, adapter: AdapterFile) -> tuple[ChannelOrder, str | None]:
     """The channel order: as wanted, as the file declares, or by release; and the file's digest if it was computed."""
     if wanted != "auto":
         return wanted, None

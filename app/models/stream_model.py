@@ -57,7 +57,7 @@ def stream_model(
             spec.lora,
             dtype=dtype,
             context=spec.context,
-            channel_order=None if spec.channel_order == "auto" else spec.channel_order,
+            channel_order=spec.channel_order,
             cast_vision=spec.vision_kind == "torch",
             precision=spec.precision,
             take_packed=take_packed,

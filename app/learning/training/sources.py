@@ -130,8 +130,7 @@ def _biases(llama: LlamaSource) -> dict[str, Tensor]:
 @again_if_replaced
 def _of_bundle(folder: str | os.PathLike[str], spec: CaptionerSpec) -> TrainingSources:
     llama = open_bundle(folder)
-    order = None if spec.channel_order == "auto" else spec.channel_order
-    model = load_bundle(folder, context=spec.context, channel_order=order, precision=FLOAT)
+    model = load_bundle(folder, context=spec.context, channel_order=spec.channel_order, precision=FLOAT)
     adapter, notes = _bundle_adapter(model, llama, name=str(folder))
     return TrainingSources(
         name=model.name,

@@ -124,10 +124,8 @@ def _check_out(out: Path, *, shown: str, force: bool) -> None:
 def _open(spec: CaptionerSpec) -> tuple[LoadedModel, Iterable[tuple[str, Tensor]]]:
     """The model without its decoder's tensors, and an iterator that reads these tensors one by one."""
     if spec.llama_dir is None:
-        order = None if spec.channel_order == "auto" else spec.channel_order
-        return stream_merged_bundle(
-            bundle_folder(spec.model), spec.lora, context=spec.context, channel_order=order, cast_vision=False
-        )
+        given: Any = {"context": spec.context, "channel_order": spec.channel_order}
+        return stream_merged_bundle(bundle_folder(spec.model), spec.lora, **given, cast_vision=False)
     model, tensors = stream_sources(spec, dtype=torch.float32, exported=True)
     if model.picture_format is not None:
         raise tokens_error(model.name, "exported decoders")

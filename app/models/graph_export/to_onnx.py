@@ -62,8 +62,7 @@ def load_encoder(sources: EncoderSources) -> LoadedEncoder:
     if sources.adapter is not None:
         return read_encoder(sources)
     place = embedded_model() if sources.model is None else Path(sources.model)
-    order = None if sources.channel_order == "auto" else sources.channel_order
-    model = load_bundle(place, channel_order=order)  # the decoder is mapped but not read
+    model = load_bundle(place, channel_order=sources.channel_order)  # the decoder is mapped but not read
     require_encoder(model)
     if model.precision != FLOAT:
         raise CheckpointError(
