@@ -20,7 +20,7 @@ from llama_adapter.app.models.number_formats import (
 from llama_adapter.app.models.sketch import ModelSizes, sketch
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec, EncoderSources, tokens_error
 from llama_adapter.app.pictures.prefixes.file import Encoding
-from llama_adapter.runtime.devices import EAGER, open_backend, open_best, resolve_dtype
+from llama_adapter.runtime.devices import EAGER, open_backend, resolve_dtype
 from llama_adapter.runtime.graphs.card import fingerprint
 from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.schemes.scheme import dtype_name
@@ -55,7 +55,7 @@ def open_weights(
     spec: CaptionerSpec, sources: EncoderSources, how: Mapping[str, Any]
 ) -> tuple[CaptionerSpec, OpenEncoder]:
     """Load the picture encoder of a bundle, or of an adapter with its CLIP. The language model is not read."""
-    backend = open_best()[0] if spec.device == AUTO else open_backend(spec.device)
+    backend = open_backend(spec.device)
     check_asked_precision(spec, backend=backend)
     precision: Precision = FLOAT
     origin, digest = None, ""

@@ -20,7 +20,7 @@ from llama_adapter.app.models.sketch import ModelSizes, sketch
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.models.stream_model import stream_model
 from llama_adapter.llm.weights.families import FAMILIES
-from llama_adapter.runtime.devices import DTYPES, EAGER, Backend, open_backend, open_best
+from llama_adapter.runtime.devices import DTYPES, EAGER, Backend, open_backend
 from llama_adapter.runtime.errors import TooLittleMemoryError
 from llama_adapter.runtime.kernels.library import find_library
 from llama_adapter.runtime.locking import awaited_lock
@@ -95,7 +95,7 @@ def _ready(
     tell: Callable[[str], None],
 ) -> Path:
     """The bundle `name` that is made of `origin`."""
-    backend = open_best()[0] if spec.device == "auto" else open_backend(spec.device)
+    backend = open_backend(spec.device)
     folder = cache_folder() / "models"
     folder.mkdir(exist_ok=True)
 
