@@ -20,14 +20,9 @@ def free_host_bytes(cgroup: Path = _CGROUP) -> int | None:
 
     None if none of the three is known.
     """
-    known = (_machine_bytes("MemAvailable"), _container_bytes(cgroup), _most)
+    kibibytes = statistic(Path("/proc/meminfo"), "MemAvailable:")
+    known = (None if kibibytes is None else kibibytes * 1024, _container_bytes(cgroup), _most)
     return min((amount for amount in known if amount is not None), default=None)
-
-
-def total_host_bytes(cgroup: Path = _CGROUP) -> int | None:
-    """Memory of the machine, or of the container if that allows less, in bytes; None if unknown."""
-    amounts = [amount for amount in (_machine_bytes("MemTotal"), _number(cgroup / "memory.max")) if amount is not None]
-    return min(amounts, default=None)
 
 
 def _container_bytes(cgroup: Path) -> int | None:
@@ -37,11 +32,6 @@ def _container_bytes(cgroup: Path) -> int | None:
     # The page cache, mapped weights included, counts as used, but the kernel can reclaim it.
     cached = sum(statistic(cgroup / "memory.stat", name) or 0 for name in ("inactive_file", "active_file"))
     return max(limit - used + cached, 0)
-
-
-def _machine_bytes(name: str) -> int | None:
-    kibibytes = statistic(Path("/proc/meminfo"), f"{name}:")
-    return None if kibibytes is None else kibibytes * 1024
 
 
 def _number(file: Path) -> int | None:

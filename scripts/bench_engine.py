@@ -18,7 +18,7 @@ from llama_adapter.app.captioning.assemble import ModelLoader, assemble_parts
 from llama_adapter.app.captioning.parts import Parts
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.checkpoints import StreamedModel
-from llama_adapter.app.models.random_model import LLAMA_SIZES, stream_random
+from llama_adapter.app.models.random_model import LLAMA_SIZES, RandomLoader
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.sketch import Dtype
 from llama_adapter.app.models.spec import DEFAULT_BATCH_SIZE, CaptionerSpec
@@ -129,7 +129,7 @@ def opened(name: ModelName, *, dtype: str, device: str, num_slots: int) -> Itera
     def load(dtype: Dtype) -> StreamedModel:
         small = load_bundle(embedded_model()).vision_config
         query = dataclasses.replace(small.query, output_dim=LLAMA_SIZES[name].dim)
-        return stream_random(name, dtype=dtype, vision=dataclasses.replace(small, query=query))
+        return RandomLoader(name=name, vision=dataclasses.replace(small, query=query))(dtype)
 
     loader: ModelLoader | None = None if name == "embedded" else load
     parts = assemble_parts(CaptionerSpec(device=device, dtype=dtype, batch_size=num_slots), load=loader)

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from llama_adapter.app.models.graph_export.decoder import DecoderFormat, DecoderJob, run_export_decoder
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.models.stream_model import stream_model
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.exported.card import read_card
@@ -148,7 +149,7 @@ def _child(program: str, *arguments: str) -> dict[str, Any]:
 
 def measure_formats(settings: Settings) -> dict[str, Any]:
     """Differences of the embedded model's logits from torch's float32, in every format that runs here."""
-    backend, spec = open_backend("cpu"), DecoderJob(out="unused").spec
+    backend, spec = open_backend("cpu"), CaptionerSpec()
     model, tensors = stream_model(spec, dtype=torch.float32, is_encoded_elsewhere=True)
     config = EngineConfig(decoder=model.decoder_config, dtype=torch.float32, operators="aten")
     reference = place_decoder(config, tensors, backend=backend).runner(3)

@@ -26,7 +26,7 @@ from sentencepiece import sentencepiece_model_pb2
 from llama_adapter.app.captioning.assemble import assemble_parts
 from llama_adapter.app.models.bundle import save_bundle
 from llama_adapter.app.models.packed_bundle import split_bundle
-from llama_adapter.app.models.random_model import LLAMA_SIZES, decoder_config, parse_size, stream_random, vision_config
+from llama_adapter.app.models.random_model import LLAMA_SIZES, RandomLoader, decoder_config, parse_size, vision_config
 from llama_adapter.app.models.sketch import expected_forms
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig
@@ -109,7 +109,7 @@ def make_bundles(folder: Path, settings: Settings) -> dict[int, str]:
     """Write the bundles of a random model; returns their paths by number of ranks, 1 for the whole bundle."""
     tiny, dim = vision_config(LLAMA_SIZES["tiny"]), parse_size(settings.size).dim
     vision = dataclasses.replace(tiny, query=dataclasses.replace(tiny.query, output_dim=dim))
-    model, tensors = stream_random(settings.size, dtype=torch.float16, vision=vision)
+    model, tensors = RandomLoader(name=settings.size, vision=vision)(torch.float16)
     model = dataclasses.replace(model, tokenizer=_widened(model.tokenizer, model.decoder_config.vocab_size))
     made = {1: str(save_bundle(folder / "whole", model=model, decoder_tensors=tensors))}
     for ranks in settings.ranks:

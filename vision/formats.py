@@ -6,6 +6,7 @@ Orientation = Literal["upright", "ignore"]  # the orientation that cameras store
 Transparency = Literal["white", "ignore"]  # transparent pixels show white, or the colours that are stored for them
 Reading = Literal["exact", "fast"]  # exactly the reference's pixels, or nearly the same in less time
 Damaged = Literal["refuse", "answer"]  # pictures of which only a part can be decoded
+WantedOrder = Literal["auto", "rgb", "bgr"]  # of the colours that a model reads; auto: as it was trained
 PictureNote = Literal["damaged", "transparent"]  # what a record says about the pixels of its picture
 PICTURE_NOTES: tuple[PictureNote, ...] = get_args(PictureNote)
 

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 from llama_adapter.app.captioning.active_request import ActiveRequest
 from llama_adapter.app.captioning.caption_loop import CaptionLoop, Content
@@ -62,7 +62,7 @@ from llama_adapter.runtime.graphs.defaults import MindirBackend
 from llama_adapter.runtime.schemes import OperatorChoice, Precision
 from llama_adapter.runtime.torch_import import note_torch_import
 from llama_adapter.vision.config import ChannelOrder
-from llama_adapter.vision.formats import Damaged, Orientation, Reading, Transparency
+from llama_adapter.vision.formats import Damaged, Orientation, Reading, Transparency, WantedOrder
 from llama_adapter.vision.pixels import PixelRule, zero_picture
 from llama_adapter.vision.squares import grid_of
 
@@ -143,7 +143,7 @@ class Captioner:
     def __init__(self, parts: Parts, *, engine: Engine | None = None) -> None:
         """Users call `load` or `from_spec`. By default, `engine` is a new one around the runner of `parts`."""
         self.spec, self.info, self.tokenizer = parts.spec, parts.info, parts.model.tokenizer
-        self.oom_retry = OomRetry(empty_caches=parts.backend.empty_caches, remember=parts.remember_rows)
+        self.oom_retry = OomRetry(empty_caches=parts.backend.empty_caches)
         self._backend, self._vision, self._ood_detector = parts.backend, parts.vision, parts.model.ood_detector
         self._close_parts, self._is_closed = parts.close, False
         self._engine = engine or Engine(parts.runner, eos_id=self.tokenizer.end_ids)
@@ -173,7 +173,7 @@ class Captioner:
         clip: StrPath | None = DEFAULTS.clip,
         lora: StrPath | Sequence[StrPath] = DEFAULTS.lora,
         visual_heads: int | None = DEFAULTS.visual_heads,
-        channel_order: Literal["auto", "rgb", "bgr"] = DEFAULTS.channel_order,
+        channel_order: WantedOrder = DEFAULTS.channel_order,
         context: int | None = DEFAULTS.context,
         prompt_template: Template | None = DEFAULTS.prompt_template,
         vision: VisionKind | None = DEFAULTS.vision,

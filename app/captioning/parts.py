@@ -24,7 +24,6 @@ class Parts:
     backend: Any  # a `runtime.devices.Backend`, or a `GraphBackend` without torch
     vision: "VisionBackend"
     runner: Runner
-    remember_rows: Callable[[int], str] | None = None  # stores a reduced batch size; None: user's choice
     end_ranks: Callable[[], None] = lambda: None  # ends the other ranks of a split decoder
 
     def close(self) -> None:

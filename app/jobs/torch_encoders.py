@@ -20,7 +20,7 @@ from llama_adapter.app.models.number_formats import (
 from llama_adapter.app.models.sketch import ModelSizes, sketch
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec, EncoderSources, tokens_error
 from llama_adapter.app.pictures.prefixes.file import Encoding
-from llama_adapter.runtime.devices import EAGER, open_backend, open_best, resolve_dtype
+from llama_adapter.runtime.devices import EAGER, open_backend, resolve_dtype
 from llama_adapter.runtime.graphs.card import fingerprint
 from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.schemes.scheme import dtype_name
@@ -55,19 +55,17 @@ def open_weights(
     spec: CaptionerSpec, sources: EncoderSources, how: Mapping[str, Any]
 ) -> tuple[CaptionerSpec, OpenEncoder]:
     """Load the picture encoder of a bundle, or of an adapter with its CLIP. The language model is not read."""
-    backend = open_best()[0] if spec.device == AUTO else open_backend(spec.device)
+    backend = open_backend(spec.device)
     check_asked_precision(spec, backend=backend)
     precision: Precision = FLOAT
     origin, digest = None, ""
     if sources.adapter is not None:
-        name, config, state = read_encoder(
-            sources.adapter, clip=sources.clip, visual_heads=sources.visual_heads, channel_order=sources.channel_order
-        )
+        name, config, state = read_encoder(sources)
         num_weights = sum(tensor.numel() for tensor in state.values())
         dtype = resolve_dtype(spec.dtype, backend=backend) if spec.dtype != AUTO else best_dtype(num_weights, backend)
     else:
-        order = None if sources.channel_order == "auto" else sources.channel_order
-        model = load_bundle(bundle_folder(sources.model), channel_order=order)  # mapped: the decoder is not read
+        place = bundle_folder(sources.model)
+        model = load_bundle(place, channel_order=sources.channel_order)  # mapped: the decoder is not read
         require_encoder(model)
         name, config, state, digest = model.name, model.vision_config, model.vision_state, model.digest
         precision, origin = model.precision, model.origin

@@ -46,7 +46,7 @@ def open_arrays(folder: str | os.PathLike[str], *, spec: CaptionerSpec, library:
     manifest.check_sizes()
     place, (vision, decoder) = manifest.place, manifest.configs()
     decoder = dataclasses.replace(decoder, context=spec.context or decoder.context)
-    vision, digest = in_channel_order(None if spec.channel_order == AUTO else spec.channel_order, vision, manifest)
+    vision, digest = in_channel_order(spec.channel_order, vision, manifest)
     stored, layout = manifest.precision, manifest.layout
     precision, why = spec.precision or stored, [] if spec.device == "cpu" else ["no accelerator is installed"]
     is_taken = layout is None or (precision == stored and layout.fits(library.layout, precision))

@@ -69,7 +69,7 @@ from llama_adapter.runtime.schemes.scheme import TensorForm, dtype_name
 from llama_adapter.runtime.schemes.state import all_of
 from llama_adapter.runtime.tensor_files.arrays import list_keys, read_json
 from llama_adapter.runtime.text import shown_excerpt, shown_name
-from llama_adapter.vision.config import ChannelOrder
+from llama_adapter.vision.formats import WantedOrder
 from llama_adapter.vision.out_of_distribution import OodDetector
 
 STORED_DTYPE: Final = torch.float16  # in which checkpoints become bundles, unless another one is asked for
@@ -266,7 +266,7 @@ def stream_bundle(
     *,
     dtype: Dtype | None = None,
     context: int | None = None,
-    channel_order: ChannelOrder | None = None,
+    channel_order: WantedOrder = "auto",
     cast_vision: bool = True,
     precision: Precision | None = None,
     take_packed: TakePacked | None = None,

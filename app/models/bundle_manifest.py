@@ -18,7 +18,8 @@ from llama_adapter.runtime.kernels.layout import LAYOUT_VERSION, PACKED_KINDS, P
 from llama_adapter.runtime.schemes import BUNDLE_VERSIONS, FLOAT, FLOAT_TYPES, PRECISIONS, Precision
 from llama_adapter.runtime.tensor_files.arrays import list_keys, read_json
 from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS, shown_excerpt, shown_name
-from llama_adapter.vision.config import VIT_L_14, ChannelOrder, ConnectorConfig, QueryConfig, VisionConfig
+from llama_adapter.vision.config import VIT_L_14, ConnectorConfig, QueryConfig, VisionConfig
+from llama_adapter.vision.formats import WantedOrder
 
 if TYPE_CHECKING:  # torch is not needed to read a manifest
     from llama_adapter.runtime.ranks import Alone
@@ -301,11 +302,11 @@ def _writers(path: Path) -> str:
 
 
 def in_channel_order(
-    channel_order: ChannelOrder | None, vision: VisionConfig, manifest: Mapping[str, Any]
+    channel_order: WantedOrder, vision: VisionConfig, manifest: Mapping[str, Any]
 ) -> tuple[VisionConfig, str]:
-    """The encoder for pictures in this order of colours, None for its own, and the digest of such a model."""
+    """The encoder for pictures in this order of colours, and the digest of such a model. "auto" is the bundle's own."""
     digest = str(manifest["digest"])
-    if channel_order in (None, vision.channel_order):
+    if channel_order == "auto" or channel_order == vision.channel_order:
         return vision, digest
     other = dataclasses.replace(vision, channel_order=channel_order)
     return other, hashlib.sha256(f"{digest} {channel_order}".encode()).hexdigest()  # the answers differ

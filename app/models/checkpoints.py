@@ -21,10 +21,11 @@ from llama_adapter.app.models.bundle_manifest import MANIFEST, check_halves, is_
 from llama_adapter.app.models.bundle_tensors import open_bundle, open_bundle_clip
 from llama_adapter.app.models.connected import open_connected
 from llama_adapter.app.models.described import DEFAULT_PROMPT, DescribedModel
+from llama_adapter.app.models.models_by_name import LlamaForm, form_of
 from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.app.models.sight import has_connector
 from llama_adapter.app.models.sketch import Dtype, dtype_of
-from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.models.spec import CaptionerSpec, EncoderSources
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.conversation import Template
 from llama_adapter.llm.pieces.folder import find_tokenizer, read_settings
@@ -52,6 +53,7 @@ from llama_adapter.runtime.tensor_files.gguf_names import is_gguf
 from llama_adapter.runtime.text import shown_excerpt, shown_name
 from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.config import VIT_L_14, ChannelOrder, VisionConfig
+from llama_adapter.vision.formats import WantedOrder
 from llama_adapter.vision.towers import ClipSource, clip_files, configs_beside, read_clip
 from llama_adapter.vision.weights import KNOWN_VISUAL_HEADS, build_vision, read_query
 
@@ -84,7 +86,6 @@ _RELEASED_WIDTH = 4096  # all of them extend LLaMA-7B
 
 _P = ParamSpec("_P")
 
-LlamaForm = Literal["meta", "huggingface", "mindspore", "gguf", "bundle"]
 _OPENERS = {
     "meta": open_meta,
     "huggingface": open_huggingface,
@@ -384,24 +385,23 @@ def require_encoder(model: LoadedModel) -> None:
 
 
 def query_heads(
-    spec: CaptionerSpec, adapter: AdapterFile, *, exported: bool, encoder: EncoderCard | None
+    spec: CaptionerSpec | EncoderSources,
+    adapter: AdapterFile,
+    *,
+    exported: bool = False,
+    encoder: EncoderCard | None = None,
 ) -> int | None:
     """Number of heads of the visual blocks; None means that it follows from their width.
 
     An exported encoder computes the visual blocks itself, so an unknown number does not matter there.
     """
-    stated = declared_heads(adapter) if spec.visual_heads is None else spec.visual_heads
+    declared = adapter.declares.get("visual_heads")  # only in files of this program's `train`
+    stated = declared if spec.visual_heads is None and type(declared) is int else spec.visual_heads
     if stated is not None or not exported:
         return stated
     if encoder is not None:
         return encoder.vision.query.num_heads
     return KNOWN_VISUAL_HEADS.get(adapter.visual["visual_query.weight"].shape[1], 1)
-
-
-def declared_heads(adapter: AdapterFile) -> int | None:
-    """Number of heads that the adapter's file declares; only files written by this program's `train` declare it."""
-    heads = adapter.declares.get("visual_heads")
-    return heads if type(heads) is int else None
 
 
 def declared_template(adapter: AdapterFile) -> Template:
@@ -435,25 +435,20 @@ def declared_questions(adapter: AdapterFile) -> StoredQuestions:
     return StoredQuestions(**declared)
 
 
-def read_encoder(
-    adapter_file: str | os.PathLike[str],
-    *,
-    clip: str | os.PathLike[str] | None = None,
-    visual_heads: int | None = None,
-    channel_order: Literal["auto", "rgb", "bgr"] = "auto",
-) -> LoadedEncoder:
+def read_encoder(sources: EncoderSources) -> LoadedEncoder:
     """The picture encoder of an adapter in float32. No LLaMA is needed.
 
     CLIP is the one in the adapter's file, the one at `clip`, or OpenAI's file in its usual places: next to the adapter,
     in the current folder, in ~/.cache/clip. Raises CheckpointError if a file is missing, damaged or does not fit.
     """
-    adapter = open_adapter(adapter_file)
-    order, _ = resolve_channel_order(channel_order, adapter)
+    assert sources.adapter is not None, "the caller asks"
+    adapter, clip = open_adapter(sources.adapter), sources.clip
+    order, _ = resolve_channel_order(sources.channel_order, adapter)
     config, state = build_vision(
         adapter.visual,
         name=adapter.name,
         clip=find_clip(_usual_clip(adapter) if clip is None and not adapter.clip else clip, adapter),
-        visual_heads=declared_heads(adapter) if visual_heads is None else visual_heads,
+        visual_heads=query_heads(sources, adapter),
         channel_order=order,
     )
     return LoadedEncoder(name=adapter_name(adapter.name), config=config, state=state)
@@ -491,19 +486,19 @@ def find_llama(llama_dir: str | os.PathLike[str], *, llama_type: str | None = No
             f"The LLaMA folder `{root}` {problem}",
             hint="pass the folder with the weights, or a .gguf file, as --llama-dir",
         )
-    models = sorted(entry.name for entry in root.iterdir() if entry.is_dir() and _form_of(entry))
+    models = sorted(entry.name for entry in root.iterdir() if entry.is_dir() and form_of(entry))
     if llama_type:
         folder = root / llama_type
         if not folder.is_dir():
             hint = f"as --llama-type there {_enumerate(models)}" if models else "see --llama-dir and --llama-type"
-            if _form_of(root) is not None:
+            if form_of(root) is not None:
                 hint = "that folder is a model itself: leave out --llama-type"
             raise CheckpointError(f"`{root}` has no sub-folder `{llama_type}`", hint=hint)
-    elif _form_of(root) is None and len(models) == 1:
+    elif form_of(root) is None and len(models) == 1:
         folder = root / models[0]
     else:
         folder = root
-    form = _form_of(folder)
+    form = form_of(folder)
     if form is None:
         hint = (
             "wanted: params.json with consolidated.00.pth (Meta), config.json with safetensors (Hugging Face), a "
@@ -586,9 +581,7 @@ def find_clip(
     return open_clip(path)
 
 
-def resolve_channel_order(
-    wanted: Literal["auto", "rgb", "bgr"], adapter: AdapterFile
-) -> tuple[ChannelOrder, str | None]:
+def resolve_channel_order(wanted: WantedOrder, adapter: AdapterFile) -> tuple[ChannelOrder, str | None]:
     """The channel order: as wanted, as the file declares, or by release; and the file's digest if it was computed."""
     if wanted != "auto":
         return wanted, None
@@ -611,17 +604,6 @@ def claimed_digest(path: str | os.PathLike[str]) -> str | None:
 def adapter_name(path: str | os.PathLike[str]) -> str:
     """An adapter's name for display: its file name without digest and suffix."""
     return shown_name(re.sub(r"^[0-9a-f]{64}_", "", Path(path).name).removesuffix(".pth") or Path(path).name)
-
-
-def _form_of(folder: Path) -> LlamaForm | None:
-    if (folder / MANIFEST).is_file():
-        return "bundle"
-    has_meta, has_huggingface = (folder / "params.json").is_file(), (folder / "config.json").is_file()
-    if has_meta and (not has_huggingface or any(folder.glob("consolidated.*.pth"))):
-        return "meta"
-    if has_huggingface:
-        return "huggingface"
-    return "mindspore" if any(folder.glob("*.ckpt")) else "gguf" if any(folder.glob("*.gguf")) else None
 
 
 def _enumerate(names: list[str]) -> str:

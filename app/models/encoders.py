@@ -3,7 +3,7 @@
 import dataclasses
 import mmap
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from llama_adapter.app.models.exported import (
     encoder_identity,
 )
 from llama_adapter.app.models.memory_fit import place_encoder
-from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.models.spec import CaptionerSpec, EncoderSources
 from llama_adapter.app.models.stream_model import stream_model
 from llama_adapter.app.pictures.prefixes.file import Encoding, check_keys_values, read_first_file
 from llama_adapter.runtime.devices import EAGER, Backend, open_backend
@@ -145,14 +145,8 @@ def check_card(card: EncoderCard, model: LoadedModel, *, spec: CaptionerSpec) ->
     # Quantised weights differ in some signs, so the weights from which they were made are compared.
     for half, own in model.source.fingerprint.items():
         if not is_same(card.fingerprint.get(half), own):
-            if are_prefixes:
-                raise GraphError(
-                    f"{they} {came_from}, and its {HALVES[half]} are not those of the model {model_name}", hint=hint
-                )
             raise GraphError(
-                f"The encoder `{spec.encoder}` was exported from {card.name}, and its {HALVES[half]} are not those of "
-                f"the model {model_name}",
-                hint=hint,
+                f"{they} {came_from}, and its {HALVES[half]} are not those of the model {model_name}", hint=hint
             )
     if card.vision.channel_order != model.vision_config.channel_order:
         raise GraphError(
@@ -263,9 +257,8 @@ def _reference(model: LoadedModel, spec: CaptionerSpec) -> PictureEncoder | None
         if spec.adapter is None:
             return None
         try:
-            _, config, state = read_encoder(
-                spec.adapter, clip=spec.clip, visual_heads=spec.visual_heads, channel_order=config.channel_order
-            )
+            shared: Any = {name: getattr(spec, name) for name in ("adapter", "clip", "visual_heads")}
+            _, config, state = read_encoder(EncoderSources(**shared, channel_order=config.channel_order))
         except CheckpointError:
             return None
     return encoder_from_state(config, {name: tensor.float() for name, tensor in state.items()})

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from torch import Tensor
 
-from llama_adapter.app.models.batch_size_cache import Setting
 from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.app.models.exported import encoder_files
 from llama_adapter.app.models.oom_retry import attempt, free_memory
@@ -44,7 +43,6 @@ class Placed:
     runner: Runner
     vision: TorchVisionBackend | KernelEncoder | None  # None if an exported encoder is used
     note: str = ""  # for the user
-    remember_rows: Callable[[int], str] | None = None  # stores a batch size for later runs; None for a given one
 
 
 def place_model(
@@ -71,20 +69,12 @@ def place_model(
     planned = memory_plans(config, spec, precision=model.precision, encoder_bytes=encoder_bytes, backend=backend)
     if ranks_here > 1:
         planned = _together(planned, ranks_here)
-    setting = Setting(
-        model=model.digest,
-        device=backend.name,
-        dtype=dtype_name(model.dtype),
-        precision=model.precision,
-        context=model.decoder_config.context,
-        mode=mode,
-        device_bytes=backend.total_bytes(),
-    )
-    num_rows, note = spec.batch_size, ""
+    free, num_rows = backend.free_bytes(), spec.batch_size
     is_auto = num_rows == "auto"
-    if num_rows == "auto":
-        num_rows, note = _auto_rows(planned, backend=backend, setting=setting)
-    free, plan, least = backend.free_bytes(), planned(num_rows), least_cache(replace(config, num_slots=num_rows))
+    if num_rows == "auto":  # a tenth of the memory is left
+        most = backend.capabilities.most_rows
+        num_rows = fitting_rows(planned, free=free, most=most, unknown=DEFAULT_BATCH_SIZE)
+    plan, least = planned(num_rows), least_cache(replace(config, num_slots=num_rows))
     check_memory(plan, least, free=free, device=backend.name)
     config = widest_cache(least, plan, free=free)
     decoder = place_decoder(config, tensors, backend=backend, ranks=ranks)
@@ -99,13 +89,10 @@ def place_model(
             mode=mode,
         )
     lead = lead or (lambda decoder, runner: runner)
-    note = "; ".join(filter(None, (note, decoder.operators.note)))
-    if not is_auto:
-        return Placed(runner=lead(decoder, decoder.runner(num_rows)), vision=vision, note=note)
-    runner = lead(decoder, _halving(decoder, num_rows, backend=backend, setting=setting))
-    if isinstance(vision, TorchVisionBackend):
+    runner = lead(decoder, _halving(decoder, num_rows, backend=backend) if is_auto else decoder.runner(num_rows))
+    if is_auto and isinstance(vision, TorchVisionBackend):
         vision.batch_sizes = _batch_sizes(runner.config.num_slots, backend)
-    return Placed(runner=runner, vision=vision, note=note, remember_rows=setting.remember)
+    return Placed(runner=runner, vision=vision, note=decoder.operators.note)
 
 
 def memory_plans(
@@ -155,19 +142,7 @@ def _bytes_to_come(state: Mapping[str, Tensor], backend: Backend) -> int:
     )
 
 
-def _auto_rows(planned: Callable[[int], MemoryPlan], *, backend: Backend, setting: Setting) -> tuple[int, str]:
-    """The initial number of rows for `auto`, at least 1, and a note for the user or "".
-
-    The number is the largest power of two whose memory plan leaves a tenth of the free memory. It is limited by the
-    device's `most_rows` and by the batch size that earlier runs remembered.
-    """
-    ceiling, note = setting.ceiling()
-    most = backend.capabilities.most_rows
-    most = most if ceiling is None else min(most, ceiling)
-    return fitting_rows(planned, free=backend.free_bytes(), most=most, unknown=DEFAULT_BATCH_SIZE), note
-
-
-def _halving(decoder: PlacedDecoder, num_rows: int, *, backend: Backend, setting: Setting) -> Runner:
+def _halving(decoder: PlacedDecoder, num_rows: int, *, backend: Backend) -> Runner:
     """A runner of `num_rows`, or half the rows after each out-of-memory error; with one row the error is raised."""
     first, config = num_rows, decoder.config
 
@@ -178,8 +153,6 @@ def _halving(decoder: PlacedDecoder, num_rows: int, *, backend: Backend, setting
     while (runner := attempt(lambda: open_runner(num_rows), is_least=num_rows == 1)) is None:  # noqa: B023 - called at once
         num_rows //= 2
         free_memory(backend.empty_caches)
-    if num_rows < first:
-        setting.remember(num_rows)  # if storing fails, the next run has to find the number again
     return runner
 
 

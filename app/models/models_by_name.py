@@ -3,12 +3,14 @@
 import os
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.llm.pieces.base import TOKENIZER_FILES
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.tensor_files.gguf_names import is_gguf
+
+LlamaForm = Literal["meta", "huggingface", "mindspore", "gguf", "bundle"]
 
 HOME = "LLAMA_ADAPTER_HOME"  # folders in which models are found by name, separated as in PATH
 
@@ -87,6 +89,18 @@ def bundle_folder(name: str | os.PathLike[str] | None) -> Path:
         return Path(name)
 
 
+def form_of(folder: Path) -> LlamaForm | None:
+    """The form of the model in a folder; None if it holds none itself."""
+    if (folder / "manifest.json").is_file():
+        return "bundle"
+    has_meta, has_huggingface = (folder / "params.json").is_file(), (folder / "config.json").is_file()
+    if has_meta and (not has_huggingface or any(folder.glob("consolidated.*.pth"))):
+        return "meta"
+    if has_huggingface:
+        return "huggingface"
+    return "mindspore" if any(folder.glob("*.ckpt")) else "gguf" if any(folder.glob("*.gguf")) else None
+
+
 def is_llama(place: Path) -> bool:
     """Whether a path is LLaMA as Meta or Hugging Face ship it, or a GGUF file, and no bundle."""
     try:
@@ -100,11 +114,9 @@ def model_settings(place: Path) -> dict[str, Any]:
 
     Raises UsageError for anything else.
     """
-    if (place / "manifest.json").is_file():
-        return {"model": str(place)}
-    is_model = any((place / name).is_file() for name in ("config.json", "params.json")) or is_gguf(place)
-    if is_model or any(any(place.glob(pattern)) for pattern in ("*.ckpt", "*.gguf")):
-        return {"llama_dir": str(place)}
+    form = form_of(place) or ("gguf" if is_gguf(place) else None)
+    if form is not None:
+        return {"model" if form == "bundle" else "llama_dir": str(place)}
     types = sorted(params.parent.name for params in place.glob("*/params.json"))
     if len(types) == 1:
         return {"llama_dir": str(place), "llama_type": types[0]}

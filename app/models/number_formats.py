@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from llama_adapter.app.models.dtype_rule import LARGE_MODEL, best_type
+from llama_adapter.app.models.dtype_rule import best_type
 from llama_adapter.app.models.memory_fit import memory_plans
 from llama_adapter.app.models.sketch import ModelSizes, expected_forms
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec
@@ -63,8 +63,7 @@ class DtypeChoice:
 def best_dtype(num_weights: int, backend: Backend) -> torch.dtype:
     """The best dtype for a model of this size whose language model is not available, or not computed here."""
     first, large = backend.capabilities.dtypes[0], backend.capabilities.large_dtype
-    is_large = first == "float32" and large is not None and num_weights >= LARGE_MODEL
-    return DTYPES[large if is_large and large is not None else first]
+    return DTYPES[best_type(num_weights, large=large, has_few_bits=False)[0] if first == "float32" else first]
 
 
 def check_asked_precision(spec: CaptionerSpec, *, backend: Backend) -> None:

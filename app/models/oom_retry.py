@@ -41,13 +41,10 @@ def free_memory(empty_caches: Callable[[], None]) -> None:
 class OomRetry:
     """The reduced batch sizes of one captioner. The object lives as long as the captioner."""
 
-    def __init__(
-        self, *, empty_caches: Callable[[], None] = lambda: None, remember: Callable[[int], str] | None = None
-    ) -> None:
-        """`remember` stores the number of rows for later runs, and returns a note for the user or ""."""
+    def __init__(self, *, empty_caches: Callable[[], None] = lambda: None) -> None:
         self.tell: Callable[[str], None] = _log.warning  # called with a sentence for the user at each reduction
         self.most_pictures: int | None = None  # per call of the encoder; None: no limit
-        self._empty_caches, self._remember = empty_caches, remember
+        self._empty_caches = empty_caches
 
     def fewer_pictures(self, num_pictures: int) -> None:
         """Halve the encoder's batch, after it failed with `num_pictures`."""
@@ -56,17 +53,11 @@ class OomRetry:
         self.tell(f"out of memory with {num_pictures} pictures in the encoder: going on with {self.most_pictures}")
 
     def fewer_rows(self, engine: Engine, *, num_rows: int) -> None:
-        """Empty the engine and halve its rows, after a step of `num_rows` failed.
-
-        The number is remembered only if a full batch failed. If a smaller batch failed, full batches fitted before.
-        """
-        was_full = num_rows == engine.num_rows
+        """Empty the engine and halve its rows, after a step of `num_rows` failed."""
         engine.reset()
         engine.limit_rows(max(1, num_rows // 2))
         free_memory(self._empty_caches)
         self.tell(f"out of memory with {num_rows} rows: going on with {engine.num_rows}")
-        if was_full and self._remember is not None and (note := self._remember(engine.num_rows)):
-            self.tell(note)
 
 
 def _clear_frames(error: BaseException) -> None:

@@ -24,9 +24,8 @@ from llama_adapter.runtime.devices import EAGER, open_backend
 from llama_adapter.runtime.devices.cpu_linear import pack_weight
 from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.given import require_named, require_one_of
-from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.kernels.library import Library, find_library
-from llama_adapter.runtime.schemes import FLOAT, PRECISIONS, Precision
+from llama_adapter.runtime.schemes import PRECISIONS, Precision
 from llama_adapter.runtime.schemes.layers import store_parts
 from llama_adapter.runtime.schemes.packed import PACKED, beside, kind_of, packed_form
 from llama_adapter.runtime.schemes.scheme import dtype_name, find_scheme
@@ -48,22 +47,13 @@ class PackJob:
         require_named(self, "model", "out", hint="name a folder")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PackedBundle:
-    """The result of `pack_bundle`."""
-
-    folder: Path
-    layout: PackedLayout
-    numbers: str  # the number format of the weights, for the user
-
-
-def pack_bundle(job: PackJob) -> PackedBundle:
-    """Write the packed bundle of `job`, tensor by tensor. The bundle keeps the known answer of the original.
+def pack_bundle(job: PackJob) -> Path:
+    """Write the packed bundle of `job`, tensor by tensor; returns its folder. The known answer of the original is kept.
 
     Raises DeviceError if there are no kernels on this machine, or none for the dtype. Raises CheckpointError for a
     damaged bundle, and if `out` may not be written.
     """
-    source, target = Path(bundle_folder(job.model)), Path(job.out)
+    source, target = bundle_folder(job.model), Path(job.out)
     check_other_target(target, source, to="pack", overwrite=job.force)
     found = find_library()
     if found.library is None:
@@ -72,9 +62,7 @@ def pack_bundle(job: PackJob) -> PackedBundle:
     spec = CaptionerSpec(**place, device="cpu", dtype=job.dtype, precision=job.precision)
     model, tensors = stream_model(spec, dtype=DtypeChoice(spec, backend=open_backend("cpu"), mode=EAGER))
     model, tensors = pack_model(model, tensors, library=found.library)
-    folder = save_bundle(target, model=model, decoder_tensors=tensors, **known_answer_of(source), overwrite=job.force)
-    numbers = dtype_name(model.dtype) if model.precision == FLOAT else model.precision
-    return PackedBundle(folder=folder, layout=found.library.layout, numbers=numbers)
+    return save_bundle(target, model=model, decoder_tensors=tensors, **known_answer_of(source), overwrite=job.force)
 
 
 def pack_model(model: LoadedModel, tensors: Iterable[tuple[str, Tensor]], *, library: Library) -> StreamedModel:
@@ -142,7 +130,7 @@ def split_bundle(
     or FOLDER=WEIGHT. Without them, the bundle keeps the known answer of the original. `tell` gets a line for each
     note about the model. Raises CheckpointError for a bundle that is damaged, and the errors of `save_bundle`.
     """
-    source, target = Path(bundle_folder(bundle)), Path(directory)
+    source, target = bundle_folder(bundle), Path(directory)
     check_other_target(target, source, to="read", overwrite=overwrite)
     model, tensors = stream_merged_bundle(source, lora)
     for note in model.notes:

@@ -2,8 +2,9 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -129,7 +130,7 @@ class RandomLoader:
             name=f"random {self.name}",
             digest=f"random-{self.name}",
             vision_config=vision,
-            vision_state=dict(_drawn_tensors(vision, dtype=dtype, precision=precision)),
+            vision_state=dict(_drawn(vision, dtype=dtype, precision=precision)),
             decoder_config=decoder,
             decoder_state={},
             tokenizer=tokenizer,
@@ -138,90 +139,71 @@ class RandomLoader:
             merged=("gates",),
             precision=precision,
         )
-        tensors = _drawn_tensors(decoder, dtype=dtype, precision=precision, eos_id=tokenizer.eos_id)
+        tensors = _drawn(decoder, dtype=dtype, precision=precision, eos_id=tokenizer.eos_id)
         share = share_of(decoder, ranks)
         return model, tensors if share is decoder else take_all(tensors, whole=decoder, share=share)
 
 
-def stream_random(
+def random_model(
     name: str, *, dtype: Dtype, precision: Precision = FLOAT, vision: VisionConfig | None = None
-) -> StreamedModel:
-    """A model of a size in `dtype`; see `RandomLoader`, whose errors are raised."""
-    return RandomLoader(name=name, precision=precision, vision=vision)(dtype)
+) -> LoadedModel:
+    """The whole model of a `RandomLoader`, whose errors are raised."""
+    return whole(RandomLoader(name=name, precision=precision, vision=vision))(dtype)
 
 
-random_model = whole(stream_random)
-
-
-def _drawn_tensors(
-    config: HalfConfig, *, dtype: torch.dtype, precision: Precision, eos_id: int | None = None
-) -> Iterator[tuple[str, Tensor]]:
-    """As `random_tensors`, but quantised some rows at a time, so that no whole matrix is in memory as floats.
-
-    The gates are 0.5, and the logit of `eos_id` is 0. The largest of thousands of random logits is positive, so greedy
-    decoding never selects it.
-    """
-    module, scheme = sketch(config), find_scheme(precision)
-    linears = linear_weights(module) if scheme.weight_dtype is not None else frozenset()
-    drawn = _Drawn(dtype, eos_id)
-    for name, tensor in module.state_dict().items():
-        if name == "adapter.gates":
-            yield name, torch.full(tensor.shape, 0.5, dtype=dtype)
-        elif name not in linears:
-            yield name, drawn.rows(name, tensor, 0, len(tensor))
-        else:
-            num_rows = max(_NUM_DRAWN // tensor.shape[1], 1)
-            starts = range(0, len(tensor), num_rows)
-            pieces = [
-                scheme.quantise(drawn.rows(name, tensor, start, min(start + num_rows, len(tensor)))) for start in starts
-            ]
-            for suffix in scheme.suffixes:
-                yield name + suffix, torch.cat([piece[suffix] for piece in pieces])
-        drawn.end(name, tensor)
+def _drawn(config: HalfConfig, *, precision: Precision, **options: Any) -> Iterator[tuple[str, Tensor]]:
+    module = sketch(config)
+    linears = linear_weights(module) if find_scheme(precision).weight_dtype is not None else ()
+    return random_tensors(module.state_dict(), precision=precision, linears=linears, **options)
 
 
 def random_tensors(
-    sketch: Mapping[str, Tensor], *, dtype: torch.dtype, device: torch.device | None = None
+    sketch: Mapping[str, Tensor],
+    *,
+    dtype: torch.dtype,
+    device: torch.device | None = None,
+    eos_id: int | None = None,
+    precision: Precision = FLOAT,
+    linears: Collection[str] = (),
 ) -> Iterator[tuple[str, Tensor]]:
     """Tensors with the names and shapes of `sketch`: normally distributed weights that keep the scale of activations.
 
-    Norm weights are 1, biases are 0. About a million numbers are drawn and repeated, which is as fast as copying. They
-    are the same on every device; without one, the tensors are on the CPU.
+    Norm weights are 1, biases 0, gates 0.5. The logit of `eos_id` is 0: the largest of thousands of random logits is
+    positive, so greedy decoding never selects it. About a million numbers are drawn and repeated, which is as fast as
+    copying. They are the same on every device; without one, the tensors are on the CPU. The weights named `linears`
+    are quantised to `precision`, some rows at a time, so that no whole matrix is in memory as floats.
     """
-    drawn = _Drawn(dtype, device=device)
+    scheme = find_scheme(precision)
+    numbers = torch.randn(_NUM_DRAWN, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+    first = 0  # each tensor starts at another number; otherwise layers of the same shape would be equal
     for name, tensor in sketch.items():
-        yield name, drawn.rows(name, tensor, 0, len(tensor))
-        drawn.end(name, tensor)
+        if name in linears:
+            num_rows = max(_NUM_DRAWN // tensor.shape[1], 1)
+            parts = [range(start, min(start + num_rows, len(tensor))) for start in range(0, len(tensor), num_rows)]
+            pieces = [scheme.quantise(_rows(name, tensor, part, numbers, first, eos_id)) for part in parts]
+            for suffix in scheme.suffixes:
+                yield name + suffix, torch.cat([piece[suffix] for piece in pieces])
+        else:
+            yield name, _rows(name, tensor, range(len(tensor)), numbers, first, eos_id)
+        first += 0 if _is_constant(name, tensor) else tensor.numel()
 
 
-class _Drawn:
-    """Random numbers for the tensors of a model, taken in the order of the tensors."""
-
-    def __init__(self, dtype: torch.dtype, eos_id: int | None = None, *, device: torch.device | None = None) -> None:
-        self._eos_id = eos_id
-        self._numbers = torch.randn(_NUM_DRAWN, generator=torch.Generator().manual_seed(0)).to(device, dtype)
-        self._num_used = 0
-
-    def rows(self, name: str, tensor: Tensor, start: int, stop: int) -> Tensor:
-        """Rows `start` to `stop` of the current tensor."""
-        shape = (stop - start, *tensor.shape[1:])
-        values = torch.empty(shape, dtype=self._numbers.dtype, device=self._numbers.device)
-        if _is_constant(name, tensor):
-            return values.fill_(0.0 if name.endswith("bias") else 1.0)
-        flat = values.view(-1)
-        # Each tensor starts at another number; otherwise layers of the same shape would be equal.
-        first, done = self._num_used + start * math.prod(tensor.shape[1:]), 0
-        while done < len(flat):
-            part = self._numbers[(first + done) % _NUM_DRAWN :][: len(flat) - done]
-            flat[done : done + len(part)] = part
-            done += len(part)
-        if name == "head.weight" and self._eos_id is not None and start <= self._eos_id < stop:
-            values[self._eos_id - start] = 0.0
-        return values.mul_(_std(name, tensor))
-
-    def end(self, name: str, tensor: Tensor) -> None:
-        """Continue with the next tensor."""
-        self._num_used += 0 if _is_constant(name, tensor) else tensor.numel()
+def _rows(name: str, tensor: Tensor, rows: range, numbers: Tensor, first: int, eos_id: int | None) -> Tensor:
+    """Some rows of a tensor whose numbers begin at the one of number `first`."""
+    values = torch.empty((len(rows), *tensor.shape[1:]), dtype=numbers.dtype, device=numbers.device)
+    if name == "adapter.gates":
+        return values.fill_(0.5)
+    if _is_constant(name, tensor):
+        return values.fill_(0.0 if name.endswith("bias") else 1.0)
+    flat, done = values.view(-1), 0
+    first += rows.start * math.prod(tensor.shape[1:])
+    while done < len(flat):
+        part = numbers[(first + done) % _NUM_DRAWN :][: len(flat) - done]
+        flat[done : done + len(part)] = part
+        done += len(part)
+    if name == "head.weight" and eos_id is not None and eos_id in rows:
+        values[rows.index(eos_id)] = 0.0
+    return values.mul_(_std(name, tensor))
 
 
 def _is_constant(name: str, tensor: Tensor) -> bool:

@@ -16,7 +16,7 @@ from llama_adapter.runtime.given import real_number, require_named, require_one_
 from llama_adapter.runtime.graphs.defaults import MindirBackend
 from llama_adapter.runtime.graphs.onnx_provider import split_option
 from llama_adapter.runtime.schemes import FLOAT, OPERATORS, PRECISIONS, OperatorChoice, Precision
-from llama_adapter.vision.formats import Damaged, Orientation, Reading, Transparency
+from llama_adapter.vision.formats import Damaged, Orientation, Reading, Transparency, WantedOrder
 
 VisionKind = Literal["torch", "onnx", "om", "prefixes"]  # prefixes: no encoder, pictures are encoded already
 BatchSize = int | Literal["auto"]
@@ -43,7 +43,7 @@ class CaptionerSpec:
     clip: str | None = None
     lora: Sequence[str] = ()  # PEFT folders, each FOLDER or FOLDER=WEIGHT, merged into the LLaMA's weights
     visual_heads: int | None = None
-    channel_order: Literal["auto", "rgb", "bgr"] = "auto"
+    channel_order: WantedOrder = "auto"
     context: int | None = None  # tokens; None: the bundle's own, else 512, or 2048 for chat
     prompt_template: Template | None = None  # of prompts; None: as the model was trained, else its own chat template
     past_key_values: str | None = None  # prefix tuning: a .npy file or PEFT folder, in front of every prompt
@@ -221,7 +221,7 @@ class EncoderSources:
     adapter: str | None = None
     clip: str | None = None
     visual_heads: int | None = None
-    channel_order: Literal["auto", "rgb", "bgr"] = "auto"
+    channel_order: WantedOrder = "auto"
 
     def __post_init__(self) -> None:
         if self.model is not None and self.adapter is not None:

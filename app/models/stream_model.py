@@ -19,8 +19,9 @@ from llama_adapter.app.models.checkpoints import (
 )
 from llama_adapter.app.models.input_scales import insert_scales
 from llama_adapter.app.models.models_by_name import bundle_folder
+from llama_adapter.app.models.plan import PlanJob, planned_model
 from llama_adapter.app.models.quantised_model import quantise_model
-from llama_adapter.app.models.random_model import RandomLoader, decoder_config, parse_size
+from llama_adapter.app.models.random_model import RandomLoader
 from llama_adapter.app.models.sketch import Dtype, dtype_of, sketch
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.conversation import Template
@@ -56,7 +57,7 @@ def stream_model(
             spec.lora,
             dtype=dtype,
             context=spec.context,
-            channel_order=None if spec.channel_order == "auto" else spec.channel_order,
+            channel_order=spec.channel_order,
             cast_vision=spec.vision_kind == "torch",
             precision=spec.precision,
             take_packed=take_packed,
@@ -79,15 +80,10 @@ def check_split(spec: CaptionerSpec, *, random: RandomLoader | None = None) -> N
 
     The check reads no weights, so that it can run before ranks are started. Raises CheckpointError for damaged files.
     """
-    if random is not None:
-        decoder = decoder_config(parse_size(random.name))
-    elif spec.llama_dir is None:
-        _, decoder = read_manifest(bundle_folder(spec.model)).configs()
-    else:
-        names = ("llama_dir", "llama_type", "context", "lora")
-        alone = CaptionerSpec(**{name: getattr(spec, name) for name in names})
-        decoder = stream_sources(alone, dtype=None)[0].decoder_config
-    shares_of(decoder, spec.tensor_parallel)
+    names = ("model", "llama_dir", "llama_type", "context", "lora")
+    alone = CaptionerSpec(**{name: getattr(spec, name) for name in names})
+    sizes = planned_model(PlanJob(spec=alone, size="" if random is None else random.name))
+    shares_of(sizes.decoder, spec.tensor_parallel)
 
 
 def stored_questions(spec: CaptionerSpec) -> StoredQuestions:

@@ -75,9 +75,6 @@ class Backend(Protocol):
     def free_bytes(self) -> int | None:
         """Memory that can still be allocated, in bytes; None if unknown."""
 
-    def total_bytes(self) -> int | None:
-        """Memory of the device, in bytes; None if unknown."""
-
     def empty_caches(self) -> None:
         """Release cached memory. Called after loading and after an allocation has failed."""
 

@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity
 from llama_adapter.runtime.devices.base import Backend, Capabilities, Program, require_mode
 from llama_adapter.runtime.devices.cpu_linear import can_take, install_kernels, takes_types
 from llama_adapter.runtime.devices.tracing import torch_trace
-from llama_adapter.runtime.host_memory import free_host_bytes, total_host_bytes
+from llama_adapter.runtime.host_memory import free_host_bytes
 from llama_adapter.runtime.kernels.instruction_sets import large_dtype
 from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.kernels.library import Library, find_library
@@ -47,9 +47,6 @@ class CpuBackend(Backend):
 
     def free_bytes(self) -> int | None:
         return free_host_bytes()
-
-    def total_bytes(self) -> int | None:
-        return total_host_bytes()
 
     def empty_caches(self) -> None:
         """Return free memory that the C library keeps; after a load, this is a tenth of the weights' size."""

@@ -77,9 +77,6 @@ class CudaBackend(Backend):
     def free_bytes(self) -> int | None:
         return torch.cuda.mem_get_info(self.device)[0]
 
-    def total_bytes(self) -> int | None:
-        return torch.cuda.mem_get_info(self.device)[1]
-
     def empty_caches(self) -> None:
         with torch.cuda.device(self.device):
             torch.cuda.empty_cache()

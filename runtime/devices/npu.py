@@ -107,9 +107,6 @@ class NpuBackend(Backend):
     def free_bytes(self) -> int | None:
         return int(self._torch_npu.npu.mem_get_info(self.device)[0])
 
-    def total_bytes(self) -> int | None:
-        return int(self._torch_npu.npu.mem_get_info(self.device)[1])
-
     def empty_caches(self) -> None:
         self._torch_npu.npu.empty_cache()
 

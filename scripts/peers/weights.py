@@ -94,10 +94,7 @@ def decoder_state(
     """Weights with open gates; with greedy decoding they never produce the end token."""
     with torch.device("meta"):
         sketch = LlamaAdapterDecoder(config).state_dict()
-    state = dict(random_tensors(sketch, dtype=dtype, device=device))
-    state["adapter.gates"].fill_(0.5)
-    state["head.weight"][eos_id] = 0.0
-    return state
+    return dict(random_tensors(sketch, dtype=dtype, device=device, eos_id=eos_id))
 
 
 def encoder_state(

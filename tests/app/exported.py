@@ -16,6 +16,7 @@ from torch import Tensor
 from llama_adapter.app.models.graph_export import decoder, to_onnx
 from llama_adapter.app.models.graph_export.decoder import DecoderJob, run_export_decoder
 from llama_adapter.app.models.graph_export.to_om import OmJob, run_export_om
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.exported.export import DECODER_FILE, PREFIX_FILE
 from llama_adapter.runtime.graphs.atc import AtcSettings
 from llama_adapter.runtime.graphs.card import GraphDtype, fingerprint
@@ -33,7 +34,7 @@ def exported_golden(adapter: str) -> str:
     """The decoder of a golden model, without its picture encoder. Tests must not change it."""
     with made_once(f"decoder-{adapter}") as (path, is_missing):
         if is_missing:
-            run_export_decoder(DecoderJob(out=str(path), encoder=False, **model_options(adapter)))
+            run_export_decoder(DecoderJob(out=str(path), spec=CaptionerSpec(**model_options(adapter)), encoder=False))
     return str(path)
 
 
@@ -104,7 +105,7 @@ def _compiled(name: str, **model: Any) -> str:
 
 def compile_decoder(out: Path, **model: Any) -> None:
     """Export a decoder into a folder, and compile it by the stand-in for ATC."""
-    run_export_decoder(DecoderJob(out=str(out), format="onnx-atc", encoder=False, **model))
+    run_export_decoder(DecoderJob(spec=CaptionerSpec(**model), out=str(out), format="onnx-atc", encoder=False))
     _run_atc(out / DECODER_FILE, sizes=_GEARS)
     if (out / PREFIX_FILE).exists():  # the adapter sees pictures
         _run_atc(out / PREFIX_FILE, sizes=("B=1", "B=4"))

@@ -48,7 +48,6 @@ def test_the_device_counts_memory_and_time(npu: FakeNpu) -> None:
 
     assert facts["taken"] >= 32 << 20
     assert facts["given_back"] >= 32 << 20  # given back by `empty_caches`
-    assert facts["total"] > facts["taken"]
     assert facts["elapsed_ms"] > 0
     assert facts["backwards_ms"] == -facts["elapsed_ms"]
     assert facts["out_of_memory"][0] == "OutOfMemoryError"

@@ -26,9 +26,11 @@ def add_export(commands: Any) -> None:
 @holding_out
 def _run_export_decoder(options: argparse.Namespace) -> int:
     from llama_adapter.app.models.graph_export.decoder import DecoderJob, run_export_decoder
+    from llama_adapter.app.models.spec import CaptionerSpec
 
     values = {
         **vars(options),
+        "spec": settings(CaptionerSpec, {**vars(options), "precision": None}),
         "sampling": not options.without_sampling,
         "encoder": not options.without_encoder,
         "compare": not options.without_comparison,

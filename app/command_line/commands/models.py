@@ -8,6 +8,7 @@ from llama_adapter.app.command_line.values import holding_out, refuse_without, s
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.problems import describe
+from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.runtime.terminal.run_guarded import terminated_as_interrupted
 from llama_adapter.runtime.terminal.stderr_lines import say
 
@@ -18,10 +19,12 @@ if TYPE_CHECKING:
 @terminated_as_interrupted()
 @holding_out
 def run_pack(options: argparse.Namespace) -> int:
+    from llama_adapter.app.models.bundle_manifest import read_manifest
     from llama_adapter.app.models.packed_bundle import PackJob, pack_bundle
 
-    made = pack_bundle(settings(PackJob, vars(options)))
-    return _tell(made.folder, f"{made.numbers}, packed in {made.layout}")
+    made = read_manifest(pack_bundle(settings(PackJob, vars(options))))
+    numbers = made["dtype"] if made.precision == FLOAT else made.precision
+    return _tell(made.place, f"{numbers}, packed in {made.layout}")
 
 
 @terminated_as_interrupted()

@@ -132,7 +132,7 @@ def _compare(report: Report, parts: list[_Part], encoder: ExportedEncoder | None
 
 def _load(part: _Part) -> LoadedModel:
     """The model without its decoder's tensors, which may not fit into memory."""
-    spec, order = part.spec, part.spec.channel_order
+    spec = part.spec
     if spec.llama_dir is not None:
         return stream_sources(spec, dtype=torch.float16, exported=True, encoder=part.card)[0]
-    return load_bundle(bundle_folder(spec.model), channel_order=None if order == "auto" else order)
+    return load_bundle(bundle_folder(spec.model), channel_order=spec.channel_order)

@@ -25,7 +25,6 @@ from llama_adapter.app.models.bundle_tensors import Stored, read_decoder, read_v
 from llama_adapter.app.models.checkpoints import (
     RELEASED_ADAPTERS,
     LlamaFolder,
-    LlamaForm,
     claimed_digest,
     find_clip,
     find_llama,
@@ -37,7 +36,7 @@ from llama_adapter.app.models.checkpoints import (
     resolve_channel_order,
 )
 from llama_adapter.app.models.connected import open_connected
-from llama_adapter.app.models.models_by_name import bundle_folder
+from llama_adapter.app.models.models_by_name import LlamaForm, bundle_folder
 from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.models.roofline import tower_flops

@@ -93,7 +93,7 @@ def open_sources(spec: CaptionerSpec, choice: TrainingChoice, *, seed: int) -> T
     else:
         assert spec.adapter is not None, "it was opened"
         order, _ = checkpoints.resolve_channel_order(spec.channel_order, adapter)
-        heads = checkpoints.query_heads(spec, adapter, exported=False, encoder=None)
+        heads = checkpoints.query_heads(spec, adapter)
         name = checkpoints.adapter_name(spec.adapter)
         files += (SourceFile(role="adapter", path=str(spec.adapter)),)
         questions = checkpoints.declared_questions(adapter)
@@ -130,8 +130,7 @@ def _biases(llama: LlamaSource) -> dict[str, Tensor]:
 @again_if_replaced
 def _of_bundle(folder: str | os.PathLike[str], spec: CaptionerSpec) -> TrainingSources:
     llama = open_bundle(folder)
-    order = None if spec.channel_order == "auto" else spec.channel_order
-    model = load_bundle(folder, context=spec.context, channel_order=order, precision=FLOAT)
+    model = load_bundle(folder, context=spec.context, channel_order=spec.channel_order, precision=FLOAT)
     adapter, notes = _bundle_adapter(model, llama, name=str(folder))
     return TrainingSources(
         name=model.name,

@@ -3,8 +3,8 @@
 import os
 import shlex
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
@@ -51,20 +51,12 @@ _ROOM: Final = 1.2  # memory for a comparison: this factor times torch's float32
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecoderJob:
-    """One run of `export decoder`. The fields of the model are those of `CaptionerSpec`."""
+    """One run of `export decoder`."""
 
+    spec: CaptionerSpec = field(default_factory=CaptionerSpec)  # the model
     out: str
     format: DecoderFormat = "onnx"
     precision: ExportPrecision = "float32"
-    model: str | None = None
-    llama_dir: str | None = None
-    llama_type: str | None = None
-    adapter: str | None = None
-    clip: str | None = None
-    lora: Sequence[str] = ()
-    visual_heads: int | None = None
-    channel_order: Literal["auto", "rgb", "bgr"] = "auto"
-    context: int | None = None
     sampling: bool = True  # whether the graph draws tokens; if False, the host does
     encoder: bool = True  # whether to export the picture encoder too
     compare: bool = True  # whether to compare with torch, if memory is sufficient for both
@@ -75,13 +67,6 @@ class DecoderJob:
         require_one_of("precision", self.precision, get_args(ExportPrecision))
         if self.format != "onnx" and self.precision not in ("float32", "float16"):
             raise ValueError("precision int8 and int4 are onnxruntime's: other formats take float32 or float16")
-        self.spec  # noqa: B018 - checks for fields that exclude each other
-
-    @property
-    def spec(self) -> CaptionerSpec:
-        """The model as a spec. Raises ValueError for fields that exclude each other."""
-        known = {field.name for field in fields(self)} & {field.name for field in fields(CaptionerSpec)}
-        return CaptionerSpec(**{name: getattr(self, name) for name in known - {"encoder", "precision"}})
 
 
 def run_export_decoder(job: DecoderJob) -> None:
@@ -139,10 +124,8 @@ def _check_out(out: Path, *, shown: str, force: bool) -> None:
 def _open(spec: CaptionerSpec) -> tuple[LoadedModel, Iterable[tuple[str, Tensor]]]:
     """The model without its decoder's tensors, and an iterator that reads these tensors one by one."""
     if spec.llama_dir is None:
-        order = None if spec.channel_order == "auto" else spec.channel_order
-        return stream_merged_bundle(
-            bundle_folder(spec.model), spec.lora, context=spec.context, channel_order=order, cast_vision=False
-        )
+        given: Any = {"context": spec.context, "channel_order": spec.channel_order}
+        return stream_merged_bundle(bundle_folder(spec.model), spec.lora, **given, cast_vision=False)
     model, tensors = stream_sources(spec, dtype=torch.float32, exported=True)
     if model.picture_format is not None:
         raise tokens_error(model.name, "exported decoders")

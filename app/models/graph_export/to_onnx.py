@@ -49,7 +49,6 @@ class OnnxJob:
     opset: int = OPSET
     pictures: tuple[str, ...] = ()  # pictures to compare with; empty: the sample pictures
     force: bool = False
-    debug: bool = False  # whether to list the operators too
 
     def __post_init__(self) -> None:
         if self.opset not in OPSETS:
@@ -61,12 +60,9 @@ class OnnxJob:
 def load_encoder(sources: EncoderSources) -> LoadedEncoder:
     """Load the encoder's weights in float32. The language model is not needed. Raises CheckpointError."""
     if sources.adapter is not None:
-        return read_encoder(
-            sources.adapter, clip=sources.clip, visual_heads=sources.visual_heads, channel_order=sources.channel_order
-        )
+        return read_encoder(sources)
     place = embedded_model() if sources.model is None else Path(sources.model)
-    order = None if sources.channel_order == "auto" else sources.channel_order
-    model = load_bundle(place, channel_order=order)  # the decoder is mapped but not read
+    model = load_bundle(place, channel_order=sources.channel_order)  # the decoder is mapped but not read
     require_encoder(model)
     if model.precision != FLOAT:
         raise CheckpointError(
@@ -97,8 +93,6 @@ def run_export_onnx(job: OnnxJob) -> None:
         for line in told_complaints(lint_graph(graph)):
             tell(line)
         tell(exported)
-        if job.debug:
-            tell(f"operators: {', '.join(f'{name} {count}' for name, count in graph.operators.items())}")
 
     export_onnx(loaded.config, loaded.state, out, name=loaded.name, dtype=job.dtype, opset=job.opset, check=check)
     give(job.out)

@@ -10,17 +10,17 @@ from typing import Any
 
 from llama_adapter.app.models.bundle import save_bundle
 from llama_adapter.app.models.bundle_manifest import MANIFEST
-from llama_adapter.app.models.checkpoints import base_name, stream_sources
+from llama_adapter.app.models.checkpoints import base_name
 from llama_adapter.app.models.named.catalogue import Kind, Part
 from llama_adapter.app.models.named.getting import terms
 from llama_adapter.app.models.number_formats import DtypeChoice
 from llama_adapter.app.models.packed_bundle import pack_model
-from llama_adapter.app.models.random_model import decoder_config, parse_size, vision_config
+from llama_adapter.app.models.plan import PlanJob, planned_model
 from llama_adapter.app.models.sketch import ModelSizes, sketch
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.models.stream_model import stream_model
 from llama_adapter.llm.weights.families import FAMILIES
-from llama_adapter.runtime.devices import DTYPES, EAGER, Backend, open_backend, open_best
+from llama_adapter.runtime.devices import DTYPES, EAGER, Backend, open_backend
 from llama_adapter.runtime.errors import TooLittleMemoryError
 from llama_adapter.runtime.kernels.library import find_library
 from llama_adapter.runtime.locking import awaited_lock
@@ -95,7 +95,7 @@ def _ready(
     tell: Callable[[str], None],
 ) -> Path:
     """The bundle `name` that is made of `origin`."""
-    backend = open_best()[0] if spec.device == "auto" else open_backend(spec.device)
+    backend = open_backend(spec.device)
     folder = cache_folder() / "models"
     folder.mkdir(exist_ok=True)
 
@@ -127,15 +127,12 @@ def _ready(
 
 def _sizes(parts: Mapping[Kind, Part], obtain: Obtain) -> ModelSizes:
     """The sizes of a model, from the catalogue, or from its files."""
-    if (llama := parts.get("llama")) is not None and llama.size is not None:
-        size = parse_size(llama.size)
-        weights = sketch(vision_config(size)).state_dict().values()
-        decoder = decoder_config(size)
-    else:
-        model, _ = stream_sources(CaptionerSpec(**obtain()), dtype=None)
-        weights, decoder = model.vision_state.values(), model.decoder_config
+    size = parts["llama"].size if "llama" in parts else None
+    job = PlanJob(spec=CaptionerSpec(), size=size) if size else PlanJob(spec=CaptionerSpec(**obtain()))
+    found = planned_model(job)
+    weights = () if found.vision is None else sketch(found.vision).state_dict().values()
     num_weights = sum(tensor.numel() for tensor in weights)
-    return ModelSizes(decoder=decoder, num_encoder_weights=num_weights, precision=FLOAT)
+    return ModelSizes(decoder=found.decoder, num_encoder_weights=num_weights, precision=FLOAT)
 
 
 def _candidates(sizes: ModelSizes, spec: CaptionerSpec, *, backend: Backend) -> list[Numbers]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from llama_adapter.vision.formats import Damaged, Orientation, Reading, Transparency
+from llama_adapter.vision.formats import Damaged, Orientation, Reading, Transparency, WantedOrder
 
 ReaderKind = Literal["process", "thread"]  # what reads a command's pictures
 
@@ -19,5 +19,5 @@ class ReadingSpec:
     transparency: Transparency = "white"
     damaged: Damaged = "refuse"
     reading: Reading = "exact"
-    channel_order: Literal["auto", "rgb", "bgr"] = "auto"
+    channel_order: WantedOrder = "auto"
     prefixes: str | None = None  # a prefix file, or a folder of them

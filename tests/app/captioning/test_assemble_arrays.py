@@ -68,7 +68,7 @@ def test_the_embedded_model_is_the_same_in_all_number_formats(dtype: str, precis
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_stored_and_packed_weights_are_the_same(tmp_path: Path, precision: Any) -> None:
-    packed = pack_bundle(PackJob(out=str(tmp_path / "packed"), precision=precision)).folder
+    packed = pack_bundle(PackJob(out=str(tmp_path / "packed"), precision=precision))
     assert_same(spec_of(model=str(packed)))
     if precision == "float":
         stored = save_bundle(tmp_path / "stored", model=load_bundle(embedded_model(), dtype=torch.bfloat16))

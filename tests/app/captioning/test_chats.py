@@ -186,7 +186,7 @@ def test_a_chat_over_http_is_that_of_transformers(folder: Path, captioner: Capti
 
 @pytest.mark.proves("chat templates", "ONNX")
 def test_an_export_has_the_tokenizer_and_its_template(folder: Path, tmp_path: Path) -> None:
-    run_export_decoder(DecoderJob(llama_dir=str(folder), out=str(tmp_path / "decoder")))
+    run_export_decoder(DecoderJob(spec=CaptionerSpec(llama_dir=str(folder)), out=str(tmp_path / "decoder")))
     load = {"llama_dir": folder, "device": "cpu", "dtype": "float32"}
     with Captioner.load(**load) as torchs, Captioner.load(decoder=tmp_path / "decoder") as exported:
         prompts = ["Why?", Dialogue(TURNS, "Why?")]

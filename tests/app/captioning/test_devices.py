@@ -1,4 +1,4 @@
-"""Models of each kind answer as on the CPU: on a simulated GPU, in recorded steps, and in OMs with fakes of Ascend."""
+"""Models of each kind answer as on the CPU: on a simulated GPU, in OMs with fakes of Ascend, and on two ranks."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from llama_adapter.app.models.graph_export.decoder import DecoderJob
 from llama_adapter.runtime import devices
 from llama_adapter.runtime.devices.cuda import CUDA
 from tests.app.exported import compile_decoder
@@ -15,7 +14,7 @@ from tests.fakes.cuda_graphs import FakeCuda, HostCuda
 from tests.runtime.graphs import conftest
 
 install = conftest.install  # a fixture
-JOB = DecoderJob.__dataclass_fields__
+MODEL = ("model", "llama_dir", "llama_type", "adapter", "clip", "visual_heads", "context")  # of an export
 TOO_LONG = ("LLaMA-Adapter V2 for chat", "prefix tuning")  # prompt or past, for the gears of the tests' OMs
 CONVERTED = ("LoRA of PEFT",)  # `convert` merges it; then it is a bundle
 
@@ -63,6 +62,13 @@ def test_models_of_each_kind_answer_as_on_the_cpu(kind: str, tmp_path: Path, mon
 def test_exports_of_each_kind_answer_as_the_model(kind: str, tmp_path: Path, install: Callable[..., None]) -> None:
     options, decoder = MODELS[kind](tmp_path), tmp_path / "decoder"
     install("")
-    compile_decoder(decoder, **{name: value for name, value in options.items() if name in JOB})
+    compile_decoder(decoder, **{name: value for name, value in options.items() if name in MODEL})
 
     assert answers(**options, decoder=decoder) == answers(**options, device="cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["LLaMA-Adapter V2 for chat", "LLaMA-Adapter V1 for texts", "prefix tuning"])
+def test_text_adapters_and_pasts_answer_as_on_one_rank(kind: str, tmp_path: Path) -> None:
+    options = MODELS[kind](tmp_path)
+    assert answers(**options, tensor_parallel=2) == answers(**options)

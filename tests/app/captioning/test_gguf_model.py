@@ -15,6 +15,7 @@ from gguf.quants import dequantize
 
 from llama_adapter import Captioner
 from llama_adapter.app.models.graph_export.decoder import DecoderJob, run_export_decoder
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.chat import ChatFormat
 from llama_adapter.llm.tokenizer import Tokenizer
 from tests.app.captioning.conftest import client_for
@@ -121,7 +122,7 @@ def together(prompts: Sequence[str], folder: Path, **options: Any) -> Answers:
 
 def exported(prompts: Sequence[str], folder: Path) -> Answers:
     """Answers of the exported decoder in onnxruntime."""
-    run_export_decoder(DecoderJob(llama_dir=str(SMOLLM2), out=str(folder / "decoder")))
+    run_export_decoder(DecoderJob(spec=CaptionerSpec(llama_dir=str(SMOLLM2)), out=str(folder / "decoder")))
     with Captioner.load(decoder=folder / "decoder") as captioner:
         answers = captioner.generate_text(list(prompts), max_new_tokens=NUM_TOKENS)
     return [list(answer.token_ids) for answer in answers]

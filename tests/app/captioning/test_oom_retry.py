@@ -242,26 +242,16 @@ def test_an_encoder_that_lacks_memory_gets_fewer_pictures_at_once(parts: Parts) 
     assert all(answer.ms["clip"] > 0 for answer in answers.values())
 
 
-def test_caches_are_emptied_and_later_runs_told_of_a_full_batch_only(parts: Parts) -> None:
+def test_caches_are_emptied_at_each_reduction(parts: Parts) -> None:
     emptied: list[int] = []
-    remembered: list[int] = []
 
     class Backend(type(parts.backend)):  # type: ignore[misc]
         def empty_caches(self) -> None:
-            emptied.append(len(remembered))
+            emptied.append(len(notes))
 
-    def remember(rows: int) -> str:
-        remembered.append(rows)
-        return "the disk is full"
-
-    own = dataclasses.replace(parts, backend=Backend(), remember_rows=remember)
-    captioner, notes = narrowed(own, Device(rows=2))
+    captioner, notes = narrowed(dataclasses.replace(parts, backend=Backend()), Device(rows=2))
     captioner.generate(PICTURES[:3])
-    assert (emptied, remembered, notes) == ([0], [], ["out of memory with 3 rows: going on with 1"])
-
-    captioner, notes = narrowed(own, Device(rows=4))
-    captioner.generate(PICTURES[:8])
-    assert (emptied, remembered, notes[-1]) == ([0, 0], [4], "the disk is full")
+    assert (emptied, notes) == ([0], ["out of memory with 3 rows: going on with 1"])
 
 
 def test_no_more_pictures_are_taken_than_are_answered_at_once(parts: Parts) -> None:

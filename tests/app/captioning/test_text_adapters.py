@@ -17,7 +17,7 @@ from llama_adapter.app.command_line.doctor.model import diagnose
 from llama_adapter.app.models.bundle import convert
 from llama_adapter.app.models.checkpoints import CHAT_CONTEXT, read_encoder
 from llama_adapter.app.models.graph_export.decoder import DecoderJob, run_export_decoder
-from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.models.spec import CaptionerSpec, EncoderSources
 from llama_adapter.llm.conversation import format_conversation
 from llama_adapter.llm.split import take
 from llama_adapter.llm.weights.adapter import open_adapter
@@ -181,7 +181,7 @@ def test_an_adapter_for_texts_sees_no_pictures(make: Make, told: str, tmp_path: 
         assert stored.info.template == plain.info.template
         assert ids(stored, ["Why?", *PROMPTS], max_new_tokens=8) == ids(plain, ["Why?", *PROMPTS], max_new_tokens=8)
     with pytest.raises(CheckpointError, match=told):
-        read_encoder(tmp_path / "adapter.pth", clip=model_options()["clip"])
+        read_encoder(EncoderSources(adapter=str(tmp_path / "adapter.pth"), clip=model_options()["clip"]))
     with load(tmp_path / "adapter.pth") as captioner, pytest.raises(UsageError, match=told):
         captioner.caption(picture())
 
@@ -244,7 +244,8 @@ def test_gates_and_the_last_norm_may_be_in_an_adapter_for_chat(tmp_path: Path) -
 @pytest.mark.parametrize("make", [chat_adapter, v1_adapter])
 def test_an_exported_adapter_answers_as_torchs(make: Make, tmp_path: Path) -> None:
     make(tmp_path / "adapter.pth")
-    run_export_decoder(DecoderJob(**LLAMA, adapter=str(tmp_path / "adapter.pth"), out=str(tmp_path / "decoder")))
+    spec = CaptionerSpec(**LLAMA, adapter=str(tmp_path / "adapter.pth"))
+    run_export_decoder(DecoderJob(spec=spec, out=str(tmp_path / "decoder")))
 
     with load(tmp_path / "adapter.pth") as torchs, Captioner.load(decoder=tmp_path / "decoder") as exported:
         prompts = ["Why?", Dialogue((("user", "Hello"), ("assistant", "Hi.")), "Why?"), RawPrompt("Once"), *PROMPTS]

@@ -11,20 +11,18 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from llama_adapter.app.captioning.assemble import ModelLoader, assemble_parts
+from llama_adapter.app.captioning.assemble import assemble_parts
 from llama_adapter.app.models import random_model
-from llama_adapter.app.models.checkpoints import StreamedModel
-from llama_adapter.app.models.random_model import LlamaSize, parse_size, stream_random, vision_config
-from llama_adapter.app.models.sketch import Dtype
+from llama_adapter.app.models.random_model import LlamaSize, RandomLoader, vision_config
 from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.runtime.schemes import PRECISIONS, Precision
 from llama_adapter.vision.config import ClipConfig
 
-NAME = "768x12x6x2048"
-VOCABULARY = 1024  # as the embedded model's tokenizer; more would make the embedding as large as several layers
+NAME = "small"
+# The vocabulary is that of the embedded model's tokenizer; more would make the embedding as large as several layers.
+SIZE = LlamaSize(dim=768, num_layers=12, num_heads=6, ffn_dim=2048, vocab_size=1024)
 # The encoder has a third of the weights.
 VISION = dataclasses.replace(
-    vision_config(parse_size(NAME)),
+    vision_config(SIZE),
     clip=ClipConfig(patch_size=56, width=384, num_layers=2, num_heads=6, output_dim=768),
 )
 
@@ -47,27 +45,15 @@ class Watch(threading.Thread):
             self.most = max(self.most, anonymous_bytes())
 
 
-def parse_small(name: str) -> LlamaSize:
-    """As `parse_size`, with the vocabulary of the embedded model's tokenizer."""
-    return dataclasses.replace(parse_size(name), vocab_size=VOCABULARY)
-
-
-def random_loader(precision: Precision) -> ModelLoader:
-    random_model.parse_size = parse_small
-
-    def load(dtype: Dtype) -> StreamedModel:
-        return stream_random(NAME, dtype=dtype, precision=precision, vision=VISION)
-
-    return load
-
-
 def main(source: str, dtype: str, precision_name: str) -> None:
-    precision = next(name for name in PRECISIONS if name == precision_name)
+    precision: Any = precision_name
     options: dict[str, Any] = {"device": "cpu", "dtype": dtype, "batch_size": 1, "context": 64}
     watch = Watch()
     watch.start()
     if source == "random":
-        parts = assemble_parts(CaptionerSpec(**options), load=random_loader(precision))
+        random_model.LLAMA_SIZES = {NAME: SIZE}
+        loader = RandomLoader(name=NAME, precision=precision, vision=VISION)
+        parts = assemble_parts(CaptionerSpec(**options), load=loader)
     else:
         kind, _, folder = source.partition("=")
         parts = assemble_parts(CaptionerSpec(**options, **{kind: folder}, precision=precision))

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,19 +63,35 @@ def test_another_computation_is_not_known(spec: CaptionerSpec, other: dict[str, 
     assert KnownModel.recall(dataclasses.replace(spec, **other)) is None
 
 
-def test_a_model_whose_files_have_changed_is_not_known(spec: CaptionerSpec) -> None:
-    (Path(str(spec.model)) / "new.json").write_text("{}")
-
-    assert KnownModel.recall(spec) is None
-
-
-def test_a_file_in_the_place_of_another_of_its_size_and_time_is_noticed(spec: CaptionerSpec) -> None:
-    [weights] = Path(str(spec.model)).glob("llm.safetensors")
+def replace_weights(model: Path) -> None:
+    """Put another file of the same size and time in the place of the weights."""
+    weights = model / "llm.safetensors"
     status, content = weights.stat(), weights.read_bytes()
     weights.rename(weights.with_name("old"))
     weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     weights.with_name("old").unlink()
     os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def damage(content: str) -> Callable[[Path, pytest.MonkeyPatch], object]:
+    """Replace what is known."""
+    return lambda model, patch: next(model.with_name("cache").rglob("*.json")).write_text(content)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model, patch: (model / "new.json").write_text("{}"),
+        lambda model, patch: replace_weights(model),
+        *map(damage, ("", "[]", '{"files": {}}')),
+        lambda model, patch: patch.setattr(known, "may_have_accelerator", lambda: True),
+        lambda model, patch: patch.setattr(known, "free_host_bytes", lambda: 1 << 20),  # other number formats may fit
+    ],
+)
+def test_after_a_change_a_model_is_not_known(
+    change: Callable[[Path, pytest.MonkeyPatch], object], spec: CaptionerSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change(Path(str(spec.model)), monkeypatch)
 
     assert KnownModel.recall(spec) is None
 
@@ -84,29 +101,5 @@ def test_a_file_that_changes_while_the_model_is_loaded_is_noticed(spec: Captione
     assert found is not None
     (Path(str(spec.model)) / "manifest.json").write_text("{}")
     found.remember(spec, files=before)
-
-    assert KnownModel.recall(spec) is None
-
-
-@pytest.mark.parametrize("content", ["", "[]", '{"files": {}}'])
-def test_a_damaged_file_is_passed_over(spec: CaptionerSpec, content: str, tmp_path: Path) -> None:
-    [file] = (tmp_path / "cache").rglob("*.json")
-    file.write_text(content)
-
-    assert KnownModel.recall(spec) is None
-
-
-def test_with_an_accelerator_only_the_processor_itself_is_known(
-    spec: CaptionerSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(known, "may_have_accelerator", lambda: True)
-
-    assert KnownModel.recall(spec) is None
-
-
-def test_with_little_memory_the_number_format_is_chosen_again(
-    spec: CaptionerSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(known, "free_host_bytes", lambda: 1 << 20)
 
     assert KnownModel.recall(spec) is None

@@ -1,6 +1,5 @@
 """Loading needs little more memory than the loaded model: layers are read, converted and packed one at a time."""
 
-import dataclasses
 import json
 import shutil
 import subprocess
@@ -13,23 +12,22 @@ import torch
 
 from llama_adapter.app.models import random_model
 from llama_adapter.app.models.bundle import save_bundle
-from llama_adapter.app.models.random_model import decoder_config, parse_size
+from llama_adapter.app.models.random_model import decoder_config
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.llm.weights.names import llama_shapes
 from llama_adapter.runtime.kernels.library import find_library
-from tests.app.models.load_peak import NAME, VISION, VOCABULARY, parse_small
+from tests.app.models.load_peak import NAME, SIZE, VISION
 
 pytestmark = pytest.mark.slow
 
 FACTOR = 1.1
 SLACK = 20_000_000  # bytes for modules that are imported during loading
-SIZE = parse_size(NAME)
 REPOSITORY = Path(__file__).parents[3]
 
 
 def write_bundle(folder: Path) -> str:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(random_model, "parse_size", parse_small)
+        patch.setattr(random_model, "LLAMA_SIZES", {NAME: SIZE})
         model = random_model.random_model(NAME, dtype=torch.float16, vision=VISION)
     return f"model={save_bundle(folder / 'bundle', model=model)}"
 
@@ -37,8 +35,7 @@ def write_bundle(folder: Path) -> str:
 def llama(folder: Path) -> dict[str, torch.Tensor]:
     """The model's tensors under Meta's names; `folder` gets the tokenizer."""
     shutil.copyfile(embedded_model() / "tokenizer.model", folder / "tokenizer.model")
-    config = dataclasses.replace(decoder_config(SIZE), vocab_size=VOCABULARY)
-    return {name: torch.randn(shape).mul_(0.02).half() for name, shape in llama_shapes(config).items()}
+    return {name: torch.randn(shape).mul_(0.02).half() for name, shape in llama_shapes(decoder_config(SIZE)).items()}
 
 
 def write_meta(folder: Path) -> str:

@@ -1,7 +1,6 @@
 """Batch size `auto` is the number of rows that fit into memory; a given number is used as it is or is an error."""
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 import llama_adapter.app.models.memory_fit
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.command_line.values import parse_batch_size
-from llama_adapter.app.models.batch_size_cache import FILE_NAME
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.load import PlacedDecoder
 from llama_adapter.llm.runners.base import Runner
@@ -20,13 +18,6 @@ from tests.app.golden import model_options
 from tests.app.narrow import SHORTAGES
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file of remembered batch sizes, in place of the one in the user's cache folder."""
-    monkeypatch.setattr("llama_adapter.app.models.batch_size_cache.cache_folder", lambda: tmp_path)
-    return tmp_path / FILE_NAME
 
 
 def load(batch_size: Any = "auto") -> Captioner:
@@ -78,47 +69,21 @@ def test_auto_leaves_a_tenth_of_the_free_memory(monkeypatch: pytest.MonkeyPatch)
         load()
 
 
-def test_out_of_memory_halves_the_rows_and_is_remembered(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
-    with monkeypatch.context() as patch:
-        tried = lack_memory(patch, most=5)
-        captioner = load()
-        assert tried == [16, 8, 4]
-        assert captioner.spec.batch_size == captioner.batch_size == 4
-    assert load().batch_size == 4
-    assert load(8).batch_size == 8
-    cache.unlink()
-    assert load().batch_size == 16
+def test_out_of_memory_halves_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = lack_memory(monkeypatch, most=5)
+    captioner = load()
+    assert tried == [16, 8, 4]
+    assert captioner.spec.batch_size == captioner.batch_size == 4
 
 
 @pytest.mark.parametrize(("batch_size", "most", "tried"), [(8, 5, [8]), ("auto", 0, [16, 8, 4, 2, 1])])
 def test_a_number_is_not_halved_and_auto_not_below_one_row(
-    batch_size: Any, most: int, tried: list[int], monkeypatch: pytest.MonkeyPatch, cache: Path
+    batch_size: Any, most: int, tried: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = lack_memory(monkeypatch, most=most)
     with pytest.raises(torch.OutOfMemoryError):
         load(batch_size)
     assert found == tried
-    assert not cache.exists()
-
-
-def test_only_runs_with_auto_remember_a_reduced_batch_size(cache: Path) -> None:
-    def learn(batch_size: Any) -> None:
-        captioner = load(batch_size)
-        captioner.oom_retry.tell = lambda note: None
-        captioner.oom_retry.fewer_rows(captioner._engine, num_rows=16)
-
-    learn(16)
-    assert not cache.exists()
-    learn("auto")
-    assert load().batch_size == 8
-
-
-def test_an_unusable_cache_is_a_note_of_the_model(cache: Path) -> None:
-    cache.write_text("rows: 3")
-    captioner = load()
-    assert captioner.batch_size == 16
-    assert any(FILE_NAME in note for note in captioner.info.notes)
-    assert not load(4).info.notes
 
 
 @pytest.mark.parametrize(("text", "expected"), [("auto", "auto"), (" AUTO", "auto"), ("12", 12)])

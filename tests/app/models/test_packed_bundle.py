@@ -38,7 +38,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> dict[Precision, Path]:
     if find_library().library is None:
         return {}
     folder = tmp_path_factory.mktemp("packed")
-    return {name: pack_bundle(PackJob(out=str(folder / name), precision=name)).folder for name in PRECISIONS}
+    return {name: pack_bundle(PackJob(out=str(folder / name), precision=name)) for name in PRECISIONS}
 
 
 def opened(**options: Any) -> Captioner:
@@ -76,7 +76,7 @@ def test_other_precisions_are_made_of_it(packed: Any, tmp_path: Path) -> None:
     assert {tensor.dtype for tensor in widened.decoder_state.values()} == {torch.float32}
     with pytest.raises(CheckpointError, match="8-bit weights already"):
         quantise_bundle(QuantiseJob(model=str(packed["int8"]), out=str(tmp_path / "bundle")))
-    again = pack_bundle(PackJob(model=str(packed["int8"]), out=str(tmp_path / "again"))).folder
+    again = pack_bundle(PackJob(model=str(packed["int8"]), out=str(tmp_path / "again")))
     for file in ("llm.safetensors", "vision.safetensors"):
         assert (again / file).read_bytes() == (packed["int8"] / file).read_bytes()
 

@@ -114,12 +114,14 @@ def test_a_model_larger_than_the_host_is_refused_before_it_is_drawn() -> None:
         random_model("65536x30x64x262144", dtype=torch.float32)
 
 
-def test_the_end_token_is_never_the_best() -> None:
+def test_the_end_token_is_never_the_best_and_gates_are_open() -> None:
     model = random_model("tiny", dtype=torch.float32)
-    decoder = decoder_from_state(model.decoder_config, model.decoder_state)
-    hidden = torch.randn(200, model.decoder_config.dim, generator=torch.Generator().manual_seed(3))
+    state, end = model.decoder_state, model.tokenizer.eos_id
+    logits = decoder_from_state(model.decoder_config, state).logits(torch.randn(200, model.decoder_config.dim))
 
-    assert model.tokenizer.eos_id not in decoder.logits(hidden).argmax(-1).tolist()
+    assert not logits[:, end].any()
+    assert (logits.amax(-1) > 0).all()
+    assert (state["adapter.gates"] == 0.5).all()
 
 
 def test_ids_beyond_the_pieces_are_text_and_the_others_are_unchanged() -> None:

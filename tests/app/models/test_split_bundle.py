@@ -95,7 +95,7 @@ def test_groups_of_weights_are_not_torn_apart(tmp_path: Path) -> None:
 def test_packed_weights_are_unpacked(split: Path, tmp_path: Path) -> None:
     if find_library().library is None:
         pytest.skip(find_library().reason)
-    packed = pack_bundle(PackJob(out=str(tmp_path / "packed"), dtype="float32")).folder
+    packed = pack_bundle(PackJob(out=str(tmp_path / "packed"), dtype="float32"))
     made = split_bundle(packed, tmp_path / "split", num_ranks=2)
     assert_same(part(made, 1, 2), {name: tensor.float() for name, tensor in part(split, 1, 2).items()})
 

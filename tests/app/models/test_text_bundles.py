@@ -67,8 +67,8 @@ def test_a_bundle_without_encoder_answers_as_the_file_it_is_made_of(file: Path, 
     [
         (lambda source, out: quantise_bundle(QuantiseJob(model=source, out=out, precision="int8")), "int8"),
         (lambda source, out: quantise_bundle(QuantiseJob(model=source, out=out, precision="int4")), "int4"),
-        (lambda source, out: pack_bundle(PackJob(model=source, out=out, dtype="float32")).folder, "float"),
-        (lambda source, out: pack_bundle(PackJob(model=source, out=out, precision="int4")).folder, "int4"),
+        (lambda source, out: pack_bundle(PackJob(model=source, out=out, dtype="float32")), "float"),
+        (lambda source, out: pack_bundle(PackJob(model=source, out=out, precision="int4")), "int4"),
     ],
     ids=["int8", "int4", "packed", "packed int4"],
 )

@@ -32,7 +32,6 @@ def facts(backend: Backend) -> dict[str, Any]:
         "capabilities": dataclasses.asdict(backend.capabilities),
         "taken": None if before is None or after is None else before - after,
         "given_back": None if kept is None or emptied is None else emptied - kept,
-        "total": backend.total_bytes(),
         "elapsed_ms": second.ms_since(first),
         "backwards_ms": first.ms_since(second),
         "too_many": _error(lambda: open_backend("npu:7")),

@@ -104,7 +104,7 @@ def test_a_scale_is_the_largest_input_of_any_sample(bundle: Path) -> None:
 
 @pytest.mark.skipif(find_library().library is None, reason=find_library().reason or "there are kernels")
 def test_operators_w8a8_use_the_scales_and_no_others(bundle: Path, tmp_path: Path) -> None:
-    packed = pack_bundle(PackJob(model=str(bundle), out=str(tmp_path / "packed"), dtype="float32")).folder
+    packed = pack_bundle(PackJob(model=str(bundle), out=str(tmp_path / "packed"), dtype="float32"))
     static, dynamic = scores(bundle, operators="w8a8"), scores(bundle)
 
     assert scores(embedded_model(), precision="int8", operators="w8a8") == dynamic

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,10 @@ from tests.app.models.bundles import edit_manifest
 from tests.llm.test_sources_of_families import made
 
 LLAMA = {"llama_dir": str(GOLDEN / "LLaMA"), "llama_type": "TINY"}
+
+
+def export_to(out: Path, *, model: dict[str, Any] = LLAMA, **options: Any) -> None:
+    run_export_decoder(DecoderJob(spec=CaptionerSpec(**model), out=str(out), **options))
 
 
 def test_the_command_prints_the_folder_and_replaces_it_only_if_told(run: Run, tmp_path: Path) -> None:
@@ -41,20 +46,18 @@ def test_the_command_prints_the_folder_and_replaces_it_only_if_told(run: Run, tm
 
 
 def test_force_removes_nothing_but_an_export(tmp_path: Path) -> None:
-    def export_to(name: str) -> None:
-        run_export_decoder(DecoderJob(out=str(tmp_path / name), encoder=False, compare=False, force=True, **LLAMA))
-
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "mine.jpg").write_text("mine")
     (tmp_path / "notes").write_text("mine")
     (tmp_path / "link").symlink_to("later")
-    export_to("link")
-    export_to("link")
+    options = {"encoder": False, "compare": False, "force": True}
+    for _ in range(2):
+        export_to(tmp_path / "link", **options)
     (tmp_path / "later" / "mine.jpg").write_text("mine")
 
     for name in ("photos", "notes", "link"):
         with pytest.raises(UsageError):
-            export_to(name)
+            export_to(tmp_path / name, **options)
 
     assert [(tmp_path / name).read_text() for name in ("photos/mine.jpg", "notes", "link/mine.jpg")] == ["mine"] * 3
     assert (tmp_path / "link").is_symlink()
@@ -66,7 +69,7 @@ def test_a_folder_made_during_the_export_is_kept(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(export, "_compare", lambda *given: (out.mkdir(), (out / "mine").write_text("mine")))
 
     with pytest.raises(UsageError):
-        run_export_decoder(DecoderJob(out=str(out), **LLAMA))
+        export_to(out)
 
     assert [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*"))] == ["exported", "exported/mine"]
 
@@ -76,7 +79,7 @@ def test_a_decoder_that_differs_from_torch_is_not_kept(tmp_path: Path, monkeypat
     monkeypatch.setattr(export, "compare", lambda program, reference: far)
 
     with pytest.raises(GraphError, match=r"largest difference of logits 4\.0e-01"):
-        run_export_decoder(DecoderJob(out=str(tmp_path / "exported"), encoder=False, **model_options()))
+        export_to(tmp_path / "exported", model=model_options(), encoder=False)
 
     assert not list(tmp_path.iterdir())
 
@@ -88,7 +91,7 @@ def test_without_clip_the_encoder_is_left_out_and_named_later(
     clip = options.pop("clip")
     out = tmp_path / "exported"
 
-    run_export_decoder(DecoderJob(out=str(out), **options))
+    export_to(out, model=options)
 
     assert "without the picture encoder: CLIP's weights (--clip) are not at hand" in capsys.readouterr().err
     with pytest.raises(CheckpointError, match="holds no CLIP"):
@@ -100,7 +103,7 @@ def test_without_clip_the_encoder_is_left_out_and_named_later(
 
 def test_a_llama_without_adapter_answers_texts(run: Run, tmp_path: Path) -> None:
     out = str(tmp_path / "exported")
-    run_export_decoder(DecoderJob(out=out, **LLAMA))
+    export_to(Path(out))
 
     made = run("generate", "--prompt", "Name a colour.", "--decoder", out, "--max-new-tokens", "8")
     wanted = Captioner.load(**LLAMA, dtype="float32").generate_text("Name a colour.", max_new_tokens=8)
@@ -111,7 +114,7 @@ def test_a_llama_without_adapter_answers_texts(run: Run, tmp_path: Path) -> None
 
 def test_a_job_goes_on_where_it_stopped(run: Run, tmp_path: Path) -> None:
     out, records = str(tmp_path / "exported"), str(tmp_path / "records.jsonl")
-    run_export_decoder(DecoderJob(out=out, encoder=False, **model_options()))
+    export_to(Path(out), model=model_options(), encoder=False)
     command = ["caption", *model_flags(), "--decoder", out, "--max-new-tokens", "6", "--out", records]
 
     first = run(command, picture())

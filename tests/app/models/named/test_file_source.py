@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -35,37 +35,29 @@ def fetch(source: FileSource) -> Path:
     return source.fetch(tell=lambda line: None)
 
 
-class Fault(NamedTuple):
-    """Faults of the server that do not matter in the end, and the ranges that are then asked for."""
-
-    change: dict[str, Any]
-    ranges: list[str]
-
-
 @pytest.mark.parametrize(
-    "fault",
+    ("fault", "ranges"),
     [
-        Fault({}, [""]),
-        Fault({"cuts": [100_000, 50_000]}, ["", "bytes=100000-", "bytes=150000-"]),
-        Fault({"cuts": [100_000], "takes_ranges": False}, ["", "bytes=100000-"]),
-        Fault({"cuts": [0, 0]}, ["", "", ""]),
-        Fault({"statuses": [503, 429]}, ["", "", ""]),
-        Fault({"cuts": [10, 10, 10, 10, 10]}, ["", *(f"bytes={n}0-" for n in range(1, 6))]),
+        ({}, [""]),
+        ({"cuts": [100_000, 50_000]}, ["", "bytes=100000-", "bytes=150000-"]),
+        ({"cuts": [100_000], "takes_ranges": False}, ["", "bytes=100000-"]),
+        ({"cuts": [0, 0]}, ["", "", ""]),
+        ({"statuses": [503, 429]}, ["", "", ""]),
+        ({"cuts": [10, 10, 10, 10, 10]}, ["", *(f"bytes={n}0-" for n in range(1, 6))]),
     ],
     ids=["none", "cut", "no-ranges", "cut-at-once", "busy", "often"],
 )
-def test_a_file_arrives_whole(fault: Fault, hub: Hub, source: FileSource) -> None:
-    for name, value in fault.change.items():
-        setattr(hub, name, value)
+def test_a_file_arrives_whole(fault: dict[str, Any], ranges: list[str], hub: Hub, source: FileSource) -> None:
+    vars(hub).update(fault)
 
     place = fetch(source)
 
     assert place.read_bytes() == CONTENT
-    assert hub.contents() == fault.ranges
+    assert hub.contents() == ranges
     assert source.here() == place
     assert [check.fault for check in source.check()] == [""]
     assert fetch(source) == place
-    assert hub.contents() == fault.ranges, "it is fetched once"
+    assert hub.contents() == ranges, "it is fetched once"
 
 
 @pytest.mark.parametrize(
@@ -83,8 +75,7 @@ def test_a_file_arrives_whole(fault: Fault, hub: Hub, source: FileSource) -> Non
 def test_a_failure_names_the_address_and_a_way_out(
     change: dict[str, Any], said: str, hub: Hub, source: FileSource
 ) -> None:
-    for name, value in change.items():
-        setattr(hub, name, value)
+    vars(hub).update(change)
 
     with pytest.raises(DownloadError, match=said) as failed:
         fetch(source)

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch.distributed as dist
 
@@ -23,7 +22,6 @@ from llama_adapter.app.models.random_model import RandomLoader
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.errors import UsageError
 from tests.app.golden import case, model_options, picture
-from tests.app.models.adapters import chat_adapter, v1_adapter
 from tests.app.models.parallel.processes import ranks_of
 
 pytestmark = pytest.mark.slow
@@ -41,26 +39,6 @@ def test_golden_checkpoints_answer_as_the_reference(name: str, size: int) -> Non
         prompt = RawPrompt(wanted["prompts"][0]["text"])
         answers = captioner.generate(pictures, prompt, max_new_tokens=wanted["max_gen_len"])
         assert [answer.text for answer in answers] == wanted["output_text"]
-
-
-@pytest.mark.parametrize("kind", ["chat", "V1", "past"])
-def test_text_adapters_and_pasts_answer_as_on_one_rank(kind: str, tmp_path: Path) -> None:
-    options = {name: value for name, value in model_options().items() if name.startswith("llama")}
-    if kind == "past":
-        values = np.random.default_rng(2).normal(size=(4, 2, 4, 6, 16)).astype(np.float32)
-        np.save(tmp_path / "past.npy", values)
-        options["past_key_values"] = tmp_path / "past.npy"
-    else:
-        make = chat_adapter if kind == "chat" else v1_adapter
-        make(tmp_path / "adapter.pth")
-        options["adapter"] = tmp_path / "adapter.pth"
-    prompts = [RawPrompt("Hello"), RawPrompt("A long prompt of words")]
-    answers = []
-    for ranks in (1, 2):
-        with Captioner.load(**options, dtype="float32", batch_size=2, tensor_parallel=ranks) as captioner:
-            answers.append([one.token_ids for one in captioner.generate_text(prompts, max_new_tokens=12)])
-    assert answers[0] == answers[1]
-    assert all(answers[0])
 
 
 def test_quantised_and_bfloat16_decoders_run_on_ranks_that_end_with_the_captioner() -> None:
