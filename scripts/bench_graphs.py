@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
-import numpy as np
 import torch
 
 from llama_adapter.app.models.graph_export.decoder import DecoderFormat, DecoderJob, run_export_decoder
@@ -33,7 +32,6 @@ from llama_adapter.llm.exported.mindir_program import open_mindir_program
 from llama_adapter.llm.exported.onnx_program import OnnxProgram
 from llama_adapter.llm.exported.parity import compare
 from llama_adapter.llm.exported.program import DecoderProgram
-from llama_adapter.llm.exported.step import prefill_step
 from llama_adapter.llm.exported.weights_file import ExportPrecision
 from llama_adapter.llm.load import place_decoder
 from llama_adapter.llm.runners.eager import EagerRunner
@@ -44,7 +42,6 @@ from scripts.common import ROOT, in_turn, sample_files, tell
 from scripts.peers.exported import ONNXRUNTIME_PACKAGES
 from scripts.peers.graphs import FOLDER
 from scripts.peers.rounds import Plan, run_rounds
-from scripts.peers.sizes import prompt_ids
 from scripts.peers.table import chosen_engines, engine_names
 
 ENGINES = tuple(
@@ -106,34 +103,8 @@ def measure_exports(settings: Settings) -> dict[str, Any]:
                 opened = _child(_OPEN, str(place), str(os.cpu_count()))
                 sizes = {"size": size, "precision": precision, "disk_mb": round(num_bytes / 1e6, 1)}
                 rows.append({**sizes, **written, **opened})
-                _add_differences(rows[-1], place, Path(folder) / "logits.npy")
                 tell(str(rows[-1]))
     return {"rows": rows}
-
-
-def _add_differences(row: dict[str, Any], place: Path, kept: Path) -> None:
-    """Compare the logits with those of the same size's float32 graph, which is exported first."""
-    logits_TV = _logits(place)
-    if row["precision"] == "float32":
-        np.save(kept, logits_TV)
-    wanted_TV = np.load(kept)
-    row["max_abs"] = float(np.abs(logits_TV - wanted_TV).max())
-    row["magnitude"] = float(np.sqrt(np.mean(wanted_TV**2)))
-    row["same_tokens"] = float(np.mean(logits_TV.argmax(-1) == wanted_TV.argmax(-1)))
-
-
-def _logits(place: Path) -> np.ndarray:
-    """Logits after 16 prompts of several lengths."""
-    program = OnnxProgram(read_card(place), place, threads=os.cpu_count() or 1, num_slots=16)
-    config = program.card.config
-    shape = (16, config.num_queries, config.dim)
-    query_BQD = np.random.default_rng(0).standard_normal(shape).astype(program.card.dtype)
-    whole = program.project(query_BQD)
-    program.slots.place(
-        [type(whole)(whole.k[:, row : row + 1], whole.v[:, row : row + 1]) for row in range(16)], first_slot=0
-    )
-    prompts = [prompt_ids(row, length=2 + 3 * row) for row in range(16)]
-    return program.run(prefill_step(prompts, [None] * 16, capacity=program.slots.capacity), first_slot=0).logits_RV
 
 
 def _child(program: str, *arguments: str) -> dict[str, Any]:
