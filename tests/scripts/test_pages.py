@@ -54,6 +54,6 @@ def test_a_busy_machine_is_noted(load: Any, is_busy: bool) -> None:
 
 def test_a_stage_that_was_stopped_shows_how_far_it_came() -> None:
     figures = read("embedded-model")
-    figures["training"]["code"] |= {"steps": 1200, "num_steps": 4700}
+    figures["training"]["stages"]["code"] |= {"steps": 1200, "num_steps": 4700}
 
     assert "| code | 1,200 of 4,700 |" in render("embedded-model", figures)
