@@ -14,8 +14,7 @@ from scripts.peers import rounds
 from scripts.peers.child import OPENERS, PRECISIONS, answer
 from scripts.peers.measuring import MemoryReader, measure_decoder, median_of_warm
 from scripts.peers.processes import Child, Children
-from scripts.peers.report import OURS as OUR_SHARES
-from scripts.peers.report import share_of
+from scripts.peers.report import numbers_of, share_of
 from scripts.peers.results import Missing, Results, Row
 from scripts.peers.rounds import Plan, run_rounds
 from scripts.peers.sizes import DECODERS, ENCODERS
@@ -316,7 +315,7 @@ def test_every_engine_can_be_opened_and_has_its_ceiling() -> None:
     for device in DEVICES:
         ceilings = {f"matmul-{name}" for name, _, _ in PRECISIONS[device]}
         for engine in (engine for engine in ENGINES if engine.device == device and engine.program == "ours"):
-            assert OUR_SHARES[device][engine.name][1] in ceilings
+            assert numbers_of(engine)[1] in ceilings
 
 
 def test_engines_of_a_gpu_run_by_importance() -> None:
