@@ -62,7 +62,7 @@ def test_a_bundle_is_scored_in_both_types_and_shown_other_pictures(tmp_path: Pat
         assert scored["num_wrong"] == 0
     rows = {row[0]: row[1:] for row in figures["familiar"]["rows"]}
     assert rows.keys() == {row[0] for row in before["familiar"]["rows"] if not row[0].startswith("folder: ")}
-    assert (rows["of the world"][0], rows["samples"][:2], rows["drawn: noise"][1]) == (4, [32, 0.0], 100.0)
+    assert (rows["of the world"][0], rows["samples"][:2], rows["drawn: noise"][1:3]) == (4, [32, 0.0], [100.0, 1.0])
 
 
 def test_thinned_series_keeps_its_ends() -> None:
