@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.command_line.measuring import scoring
 from llama_adapter.app.models.resources import embedded_model
 from scripts.bench import Measure, run_bench
 from scripts.common import SMOLLM2
-from scripts.train_embedded.score import ALL_TASKS, Exam, answer_all, draw_exam, in_other_words
+from scripts.train_embedded.score import Exam, answer_all, draw_exam, grade, in_other_words, wrong
 from scripts.training_proofs.bases import LEVELS, QUESTION, first_steps, write_colors, write_start
 from scripts.training_proofs.commands import Training, bundle_of, evaluate, train
 from scripts.training_proofs.new_questions import write_drawings
@@ -115,13 +114,9 @@ def old_scores(bundle: Path, *, num_pictures: int) -> dict[str, dict[str, Any]]:
 
 
 def _shares(captioner: Captioner, exam: Exam) -> dict[str, Any]:
-    asked = [question for _, question in exam.questions]
-    marks = scoring.grade(asked, answer_all(captioner, exam))
-    right = {task: 100 * marks[task].right / marks[task].asked for task in ALL_TASKS if task in marks}
-    total = sum(mark.right for mark in marks.values())
-    return {"asked": len(asked), "all": round(100 * total / len(asked), 2)} | {
-        task: round(share, 2) for task, share in right.items()
-    }
+    asked, answers = [question for _, question in exam.questions], answer_all(captioner, exam)
+    right = 1 - len(wrong(asked, answers)) / len(asked)
+    return {"asked": len(asked), "all": round(100 * right, 2), **grade(asked, answers)}
 
 
 PARTS: dict[str, Measure] = {"world": measure_world, "bases": measure_bases}
