@@ -43,7 +43,7 @@ from scripts.peers.ours import OurDecoder, OurJob, open_parts
 from scripts.peers.packages import MissingPackage, versions
 from scripts.peers.reference import ReferenceJob
 from scripts.peers.sight import FORMS, HuggingFaceSight, OurSight, measure_sight
-from scripts.peers.sizes import ENCODERS, SIGHTS, job_ends
+from scripts.peers.sizes import ENCODERS, SIGHTS, job_ends, num_steps
 from scripts.peers.table import Figure, Reply, Task
 from scripts.peers.weights import (
     bare_tower,
@@ -69,6 +69,7 @@ PRECISIONS: Mapping[str, tuple[tuple[str, str, Precision], ...]] = {  # by devic
         ("int4", "bfloat16", "int4"),
     ),
 }
+_ENOUGH_S = 40.0  # after this time, no further batch size is compiled
 _DRIVER = Path("/proc/driver/nvidia/version")
 PACKAGES: Mapping[str, tuple[str, ...]] = {  # of a program, by its name before the first dash
     "hf": huggingface.PACKAGES,
@@ -119,22 +120,19 @@ def answer(task: Task, *, send: Callable[[Figure], None] = lambda figure: None) 
 
 def _measured(task: Task, figures: list[Figure], *, send: Callable[[Figure], None]) -> Reply:
     torch.set_num_threads(task.threads)
+    is_compiled = task.engine.program == "hf-compiled"
     about = _circumstances(task) if task.engine.section == "machine" else {}
     started = time.perf_counter()
-    if task.only_files:
-        _file(task)
-        return Reply(load_s=time.perf_counter() - started)
     opened = OPENERS[task.engine.section, task.engine.program](task)
     gc.collect()  # frees plain weights that packed ones have replaced
-    load_s = time.perf_counter() - started
     for figure in _measure(task, opened):
         figures.append(figure)
         send(figure)
-        if time.perf_counter() - started > task.enough_s:
+        if is_compiled and time.perf_counter() - started > _ENOUGH_S:
             break
-    if task.engine.program == "hf-compiled" and task.device != "cpu":
+    if is_compiled and task.device != "cpu":
         huggingface.check_graphs()
-    return Reply(figures=figures, load_s=load_s, packages=_packages(task), circumstances=about)
+    return Reply(figures=figures, packages=_packages(task), circumstances=about)
 
 
 def _circumstances(task: Task) -> dict[str, Any]:
@@ -173,7 +171,7 @@ def _measure(task: Task, opened: Any) -> Iterator[Figure]:
             figures = measure_decoder(
                 opened,
                 task.rungs,
-                num_steps=task.num_steps,
+                num_steps=num_steps(task.size, device=task.engine.device),
                 budget_s=task.budget_s,
                 reader=MemoryReader(num_threads=task.threads) if is_read else None,
                 rehearse=rehearse,

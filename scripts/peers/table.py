@@ -3,7 +3,6 @@
 This module imports no vendor package.
 """
 
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -46,13 +45,10 @@ class Task:
     threads: int
     rungs: tuple[Rung, ...]
     num_rows: int = 16  # rows that an engine must hold
-    num_steps: int = 32
     budget_s: float = 2.5
     timeout_s: float = 600.0  # then the child process is ended
-    enough_s: float = math.inf  # after this time, no further figure is begun
     on: str = ""  # a device that stands in for the engine's
     instructions: str = "best"  # instruction sets to use, one of `results.INSTRUCTIONS`
-    only_files: bool = False  # only make the files that the engine needs
 
     @property
     def device(self) -> str:
@@ -81,7 +77,6 @@ class Reply:
     """Figures, or a problem."""
 
     figures: list[Figure] = field(default_factory=list)
-    load_s: float = 0.0
     problem: Literal["", "missing", "failed"] = ""
     reason: str = ""
     packages: dict[str, str] = field(default_factory=dict)  # versions of the engine's packages

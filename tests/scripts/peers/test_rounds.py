@@ -42,8 +42,6 @@ class MadeUp:
         self._problems, self._spent_s = problems or {}, spent_s
 
     def __call__(self, task: Task) -> Reply:
-        if task.only_files:
-            return Reply()
         self.tasks.append(task)
         name = task.engine.name
         if name in self._problems:
