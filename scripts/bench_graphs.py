@@ -172,12 +172,20 @@ def measure_encoders(settings: Settings) -> dict[str, Any]:
         for dtype, opset in ENCODER_CASES:
             export_onnx(config, state, path, name="random encoder", dtype=dtype, opset=opset)
             graph, parity = read_graph(path), compare_encoders(path, encoder_from_state(config, state), pixels_BHWC)
-            row = {"dtype": dtype, "opset": opset, "file_mb": round(graph.num_bytes / 1e6, 1)}
-            row |= {"num_nodes": len(graph.nodes), "operators": dict(graph.operators)}
-            row |= {"complaints": [complaint.sentence for complaint in lint_graph(graph)]}
-            row |= {name: getattr(parity, name) for name in ("max_abs", "mean_abs", "cosine_min")}
-            rows.append(row)
-            tell(str(row))
+            rows.append(
+                {
+                    "dtype": dtype,
+                    "opset": opset,
+                    "file_mb": round(graph.num_bytes / 1e6, 1),
+                    "num_nodes": len(graph.nodes),
+                    "operators": dict(graph.operators),
+                    "complaints": [complaint.sentence for complaint in lint_graph(graph)],
+                    "max_abs": parity.max_abs,
+                    "mean_abs": parity.mean_abs,
+                    "cosine_min": parity.cosine_min,
+                }
+            )
+            tell(str(rows[-1]))
     millions = round(sum(tensor.numel() for tensor in state.values()) / 1e6, 1)
     return {"encoder": settings.encoder, "parameters_m": millions, "num_pictures": NUM_PICTURES, "rows": rows}
 

@@ -228,8 +228,8 @@ PARTS: dict[str, Measure] = {
 def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="llama-adapter-jobs-", ignore_cleanup_errors=True) as work:
         full = Settings(work=Path(work))
-        counts = {"kills": 4, "pictures": 24, "many": 100, "records": 1000, "rounds": 1}
-        quick = dataclasses.replace(full, **counts, ray_pictures=28, ray_rounds=1)
+        quick = dataclasses.replace(full, kills=4, pictures=24, many=100, records=1000, rounds=1)
+        quick = dataclasses.replace(quick, ray_pictures=28, ray_rounds=1)
         run_bench(__doc__, arguments, measure=PARTS, page="jobs", packages=("ray",), full=full, quick=quick)
 
 
