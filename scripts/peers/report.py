@@ -52,9 +52,10 @@ def share_of(row: Row, results: Results) -> Share | None:
     engine = _engine(row.part, row.engine, device=results.device)
     if engine is None or engine.program != "ours" or row.part not in ("decode", "prefill", "vision"):
         return None
-    sizes, matmul = numbers_of(engine)
+    itemsize = DTYPES[engine.dtype].itemsize
+    sizes = NumberSizes(_FEW_BITS.get(engine.precision, itemsize), itemsize)
     read_row = results.find("ceiling", "read", row.size, batch=1, threads=row.threads, run=row.run)
-    matmul_row = results.find("ceiling", matmul, row.size, batch=1, threads=row.threads, run=row.run)
+    matmul_row = results.find("ceiling", engine.ceiling, row.size, batch=1, threads=row.threads, run=row.run)
     if read_row is None or matmul_row is None:
         return None
     work, seconds = _work(row, sizes, device=results.device)
@@ -63,13 +64,6 @@ def share_of(row: Row, results: Results) -> Share | None:
     if row.per_byte_read is not None:
         memory = work.bytes * row.per_byte_read / row.batch
     return Share(memory=memory, arithmetic=work.flops / seconds / max(matmul_row.rates))
-
-
-def numbers_of(engine: Engine) -> tuple[NumberSizes, str]:
-    """The bytes of the numbers that one of our engines computes with, and the ceiling of its matrix products."""
-    itemsize = DTYPES[engine.dtype].itemsize
-    kind = engine.dtype if engine.precision == "float" else engine.precision
-    return NumberSizes(_FEW_BITS.get(engine.precision, itemsize), itemsize), f"matmul-{kind}"
 
 
 def _engine(part: str, name: str, *, device: Device) -> Engine | None:

@@ -34,6 +34,11 @@ class Engine:
     sizes: tuple[str, ...] = ()  # if not empty, other sizes are not measured
     slots: int | Literal["most"] | None = None  # of large jobs; without it, a row for each picture of a small one
 
+    @property
+    def ceiling(self) -> str:
+        """For one of our engines, the name of the rate of its matrix products alone."""
+        return f"matmul-{self.dtype if self.precision == 'float' else self.precision}"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:

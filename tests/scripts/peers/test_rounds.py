@@ -11,14 +11,14 @@ import pytest
 
 from scripts.bench_peers import load, main, save
 from scripts.pages.render import render
-from scripts.peers.child import OPENERS, PRECISIONS, answer
+from scripts.peers.child import OPENERS, answer
 from scripts.peers.measuring import MemoryReader, measure_decoder, median_of_warm
 from scripts.peers.processes import Child, Children
-from scripts.peers.report import numbers_of, share_of
+from scripts.peers.report import share_of
 from scripts.peers.results import Missing, Results, Row
 from scripts.peers.rounds import Plan, run_rounds
 from scripts.peers.sizes import DECODERS, ENCODERS
-from scripts.peers.table import DEVICES, ENGINES, MACHINES, Figure, Reply, Task, chosen_engines
+from scripts.peers.table import ENGINES, MACHINES, Figure, Reply, Task, chosen_engines
 from scripts.peers.targets import TARGETS, Target, check
 
 OURS_INT8, HUGGING_FACE = (chosen_engines([name], "decode")[0] for name in ("ours-int8", "hf-float32"))
@@ -283,12 +283,8 @@ def test_first_call_is_a_warm_up_unless_there_are_few() -> None:
 GPU_PLAN = Plan(device="cuda", sizes=("7B", "1B", "ViT-L/14"), batch_sizes=(1, 5, 16, 64), job_sizes=(5, 64))
 
 
-def test_every_engine_can_be_opened_and_has_its_ceiling() -> None:
+def test_every_engine_can_be_opened() -> None:
     assert {(engine.section, engine.program) for engine in (*ENGINES, *MACHINES.values())} == set(OPENERS)
-    for device in DEVICES:
-        ceilings = {f"matmul-{name}" for name, _, _ in PRECISIONS[device]}
-        for engine in (engine for engine in ENGINES if engine.device == device and engine.program == "ours"):
-            assert numbers_of(engine)[1] in ceilings
 
 
 def test_engines_of_a_gpu_run_by_importance() -> None:
