@@ -112,7 +112,7 @@ def test_wording_stage_mixes_known_other_and_outside_questions() -> None:
     tasks = Counter(question.task for question in asked)
     assert set(tasks) >= {"caption", "exist", "outside"}
     assert 25 < tasks["outside"] < 75
-    assert 60 < sum(question.words is None for question in asked) < 150
+    assert 60 < sum(bool(question.about) for question in asked) < 150  # those in the known words
 
 
 def test_picture_stages_go_on_from_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from scripts.train_embedded.held_out import (
     held_out_outside,
     is_of_training,
 )
-from scripts.train_embedded.questions import CLASSES, TASKS, Question, ask, focus_words
+from scripts.train_embedded.questions import CLASSES, TASKS, Question, ask
 from scripts.train_embedded.wordings import expand, fills_for, outside, reword
 from scripts.train_embedded.world import Scene, sample_scene, scene_from_words
 
@@ -71,11 +71,11 @@ def test_every_outside_question_has_the_one_answer() -> None:
 
 
 def test_words_are_labelled_as_in_the_known_words() -> None:
-    """The last word that names the object has the labels that `focus_words` finds in the known sentence."""
+    """The last word that names the object has the labels that it has in the known sentence."""
     rng = np.random.default_rng(4)
     for task in ("color", "shape", "size", "where", "count_color", "rel_what"):
         question = _asked(task)
-        ((_, labels),) = focus_words(question.text, SCENE)
+        ((_, labels),) = question.words
         for _ in range(60):
             found = reword(question, SCENE, rng).words
             assert found
