@@ -32,7 +32,7 @@ def parse_settings(
     """
     parser = parser_of(doc)
     parser.add_argument("--quick", action="store_true", help="a small run that only shows that it works")
-    add_out(parser, page, default=None)
+    add_out(parser, page)
     if parts:
         parser.add_argument("--part", choices=parts, action="append", help="may be repeated (default: all)")
     flags = flags_of(type(full))

@@ -1,10 +1,11 @@
-"""Measures exported decoders, and writes docs/graphs.json and docs/graphs.md.
+"""Measures exported decoders and encoders, and writes docs/graphs.json and docs/graphs.md.
 
 Usage: python -m scripts.bench_graphs [--part PART] [--sizes 160M 1B] [--rounds 3]
 
 Parts measured earlier stay unless they are measured again. `exports` writes decoders with random weights in every
 precision. `processes` runs the caption command with and without torch. `one_thread` and `two_threads` measure all
 programs in alternation. `formats` compares the logits of each format with torch's logits; it needs MindSpore.
+`encoders` exports an encoder of full size.
 """
 
 import dataclasses
@@ -34,23 +35,32 @@ from llama_adapter.llm.exported.mindir_program import open_mindir_program
 from llama_adapter.llm.exported.onnx_program import OnnxProgram
 from llama_adapter.llm.exported.parity import compare
 from llama_adapter.llm.exported.program import DecoderProgram
-from llama_adapter.llm.exported.step import prefill_step
 from llama_adapter.llm.exported.weights_file import ExportPrecision
 from llama_adapter.llm.load import place_decoder
 from llama_adapter.llm.runners.eager import EagerRunner
 from llama_adapter.runtime.devices import open_backend
+from llama_adapter.runtime.graphs.card import GraphDtype
+from llama_adapter.runtime.graphs.graph import read_graph
+from llama_adapter.runtime.graphs.lint import lint_graph
 from llama_adapter.runtime.graphs.mindir_runtime import MindirRuntime
+from llama_adapter.vision.encoder import encoder_from_state
+from llama_adapter.vision.export import compare as compare_encoders
+from llama_adapter.vision.export import export_onnx
+from llama_adapter.vision.image import load_picture
+from llama_adapter.vision.preprocess import preprocess
 from scripts.bench import run_bench
 from scripts.common import ROOT, in_turn, sample_files, tell
 from scripts.peers.exported import ONNXRUNTIME_PACKAGES
 from scripts.peers.graphs import FOLDER
 from scripts.peers.rounds import Plan, run_rounds
-from scripts.peers.sizes import prompt_ids
 from scripts.peers.table import chosen_engines, engine_names
+from scripts.peers.weights import encoder_sizes, encoder_state
 
 ENGINES = tuple(
     engine.name for engine in chosen_engines(engine_names(), "decode") if engine.program in ("ours", "graphs")
 )
+ENCODER_CASES: tuple[tuple[GraphDtype, int], ...] = (("float32", 18), ("float16", 18), ("float16", 17))  # type, opset
+NUM_PICTURES = 3
 # These programs run in separate processes, so that only their own imports are measured. Each begins with the first one,
 # and prints its figures as JSON in the last line of stderr.
 _PEAK = """
@@ -92,6 +102,7 @@ class Settings:
     rounds: Annotated[int, "rounds of the parts that measure processes and rates"] = 3
     engines: Annotated[tuple[str, ...], "programs to compare"] = ENGINES
     budget: Annotated[float, "seconds for the repetitions of one figure"] = 2.5
+    encoder: str = "ViT-L/14"
     work: Annotated[str, "working folder"] = str(Path(".work/graphs").absolute())
 
 
@@ -107,34 +118,8 @@ def measure_exports(settings: Settings) -> dict[str, Any]:
                 opened = _child(_OPEN, str(place), str(os.cpu_count()))
                 sizes = {"size": size, "precision": precision, "disk_mb": round(num_bytes / 1e6, 1)}
                 rows.append({**sizes, **written, **opened})
-                _add_differences(rows[-1], place, Path(folder) / "logits.npy")
                 tell(str(rows[-1]))
     return {"rows": rows}
-
-
-def _add_differences(row: dict[str, Any], place: Path, kept: Path) -> None:
-    """Compare the logits with those of the same size's float32 graph, which is exported first."""
-    logits_TV = _logits(place)
-    if row["precision"] == "float32":
-        np.save(kept, logits_TV)
-    wanted_TV = np.load(kept)
-    row["max_abs"] = float(np.abs(logits_TV - wanted_TV).max())
-    row["magnitude"] = float(np.sqrt(np.mean(wanted_TV**2)))
-    row["same_tokens"] = float(np.mean(logits_TV.argmax(-1) == wanted_TV.argmax(-1)))
-
-
-def _logits(place: Path) -> np.ndarray:
-    """Logits after 16 prompts of several lengths."""
-    program = OnnxProgram(read_card(place), place, threads=os.cpu_count() or 1, num_slots=16)
-    config = program.card.config
-    shape = (16, config.num_queries, config.dim)
-    query_BQD = np.random.default_rng(0).standard_normal(shape).astype(program.card.dtype)
-    whole = program.project(query_BQD)
-    program.slots.place(
-        [type(whole)(whole.k[:, row : row + 1], whole.v[:, row : row + 1]) for row in range(16)], first_slot=0
-    )
-    prompts = [prompt_ids(row, length=2 + 3 * row) for row in range(16)]
-    return program.run(prefill_step(prompts, [None] * 16, capacity=program.slots.capacity), first_slot=0).logits_RV
 
 
 def _child(program: str, *arguments: str) -> dict[str, Any]:
@@ -175,6 +160,35 @@ def measure_formats(settings: Settings) -> dict[str, Any]:
             rows.append({"format": form, "precision": precision, **dataclasses.asdict(parity)})
             tell(str(rows[-1]))
     return {"rows": rows}
+
+
+def measure_encoders(settings: Settings) -> dict[str, Any]:
+    """Export an encoder for 7B in each type: sizes, findings of the lint for ATC, and differences from torch."""
+    config = encoder_sizes(settings.encoder, output_dim=4096)
+    state, rule = encoder_state(config), config.clip.pixels
+    pixels_BHWC = np.stack([preprocess(load_picture(file).image, rule=rule) for file in sample_files(NUM_PICTURES)])
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "clip.onnx"
+        for dtype, opset in ENCODER_CASES:
+            export_onnx(config, state, path, name="random encoder", dtype=dtype, opset=opset)
+            graph, parity = read_graph(path), compare_encoders(path, encoder_from_state(config, state), pixels_BHWC)
+            rows.append(
+                {
+                    "dtype": dtype,
+                    "opset": opset,
+                    "file_mb": round(graph.num_bytes / 1e6, 1),
+                    "num_nodes": len(graph.nodes),
+                    "operators": dict(graph.operators),
+                    "complaints": [complaint.sentence for complaint in lint_graph(graph)],
+                    "max_abs": parity.max_abs,
+                    "mean_abs": parity.mean_abs,
+                    "cosine_min": parity.cosine_min,
+                }
+            )
+            tell(str(rows[-1]))
+    millions = round(sum(tensor.numel() for tensor in state.values()) / 1e6, 1)
+    return {"encoder": settings.encoder, "parameters_m": millions, "num_pictures": NUM_PICTURES, "rows": rows}
 
 
 def measure_processes(settings: Settings) -> dict[str, Any]:
@@ -232,12 +246,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         measure={
             "exports": measure_exports,
             "formats": measure_formats,
+            "encoders": measure_encoders,
             "processes": measure_processes,
             "one_thread": lambda settings: measure_rates(settings, threads=1),
             "two_threads": lambda settings: measure_rates(settings, threads=2),
         },
         full=Settings(),
-        quick=Settings(sizes=("tiny",), rounds=1, budget=0.1),
+        quick=Settings(sizes=("tiny",), rounds=1, budget=0.1, encoder="vit-tiny"),
         choices={"sizes": ("tiny", "160M", "1B"), "engines": ENGINES},
     )
     return 0

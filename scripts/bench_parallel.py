@@ -26,10 +26,9 @@ from sentencepiece import sentencepiece_model_pb2
 from llama_adapter.app.captioning.assemble import assemble_parts
 from llama_adapter.app.models.bundle import save_bundle
 from llama_adapter.app.models.packed_bundle import split_bundle
-from llama_adapter.app.models.random_model import LLAMA_SIZES, RandomLoader, decoder_config, parse_size, vision_config
+from llama_adapter.app.models.random_model import LLAMA_SIZES, RandomLoader, parse_size, vision_config
 from llama_adapter.app.models.sketch import expected_forms
 from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.runners.base import DecodePlan, PrefillPlan
 from llama_adapter.llm.tokenizer import Tokenizer
 from scripts.bench import run_bench
@@ -69,7 +68,7 @@ class Way(NamedTuple):
 
 
 def measure_steps(settings: Settings) -> dict[str, Any]:
-    """Measure loading, prefills and decode steps for all numbers of ranks in turn, and add estimated step times."""
+    """Measure loading, prefills and decode steps for all numbers of ranks in turn."""
     with tempfile.TemporaryDirectory() as folder:
         bundles = make_bundles(Path(folder), settings)
 
@@ -85,7 +84,6 @@ def measure_steps(settings: Settings) -> dict[str, Any]:
         "rounds": settings.rounds,
         "prompt_tokens": PROMPT_TOKENS,
         "rows": [row_of(way, found) for way, found in runs.items()],
-        "paper": paper(),
     }
 
 
@@ -135,89 +133,6 @@ def row_of(way: Way, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "load_s": statistics.median(run["load_s"] for run in runs),
         "batches": {str(batch): medians([run["batches"][batch] for run in runs]) for batch in BATCHES},
     }
-
-
-# The estimate. A step reads each rank's weights once. It sums the ranks' outputs twice in each layer and once for the
-# embedding, gathers the logits, and sends the chosen tokens. A ring over N ranks passes 2 (N - 1) / N of a tensor over
-# each link (Patarasuk and Yuan, 2009), and no collective is faster than its latency.
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Machine:
-    """Published figures of a machine, in bytes per second; the latency of a collective is an assumption."""
-
-    name: str
-    memory: float  # bandwidth of one device
-    link: float  # bandwidth of one device in one direction
-
-
-H100 = Machine(name="H100, NVLink 4", memory=3.35e12, link=450e9)
-ASCEND_910B = Machine(name="Ascend 910B, HCCS", memory=1.6e12, link=196e9)
-LATENCIES_S = (10e-6, 20e-6, 40e-6)
-_ITEM_BYTES = 2  # of a weight and of an activation, in half precision
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
-    """One decode step, in seconds."""
-
-    weights: float
-    collectives: float
-
-    @property
-    def total(self) -> float:
-        return self.weights + self.collectives
-
-
-def num_weights(config: DecoderConfig) -> int:
-    """The number of weights that a step reads: all except the embedding, whose rows are too few to count."""
-    layer = 4 * config.dim**2 + 3 * config.dim * config.ffn_dim
-    return config.num_layers * layer + config.vocab_size * config.dim
-
-
-def num_sums(config: DecoderConfig) -> int:
-    """The number of tensors of model width that are summed over the ranks in a step."""
-    return 2 * config.num_layers + 1
-
-
-def link_bytes(config: DecoderConfig, *, ranks: int, rows: int) -> float:
-    """Bytes that a rank sends in a step with `rows` sequences; logits are gathered in float32."""
-    sums = num_sums(config) * 2 * (ranks - 1) / ranks * rows * config.dim * _ITEM_BYTES
-    return sums + (ranks - 1) / ranks * rows * config.vocab_size * 4
-
-
-def step(config: DecoderConfig, machine: Machine, *, ranks: int, rows: int, latency_s: float) -> Step:
-    """The time of a step that is bound by memory and links; arithmetic and kernel launches are ignored."""
-    weights = num_weights(config) * _ITEM_BYTES / ranks / machine.memory
-    if ranks == 1:
-        return Step(weights=weights, collectives=0.0)
-    sent = link_bytes(config, ranks=ranks, rows=rows) / machine.link
-    return Step(weights=weights, collectives=(num_sums(config) + 2) * latency_s + sent)
-
-
-def paper() -> list[dict[str, Any]]:
-    """Estimated decode steps of large family members on accelerators."""
-    rows = []
-    for size in ("7B", "65B"):
-        config = decoder_config(parse_size(size))
-        for machine in (H100, ASCEND_910B):
-            for rows_at_once in (1, 16):
-                alone = step(config, machine, ranks=1, rows=rows_at_once, latency_s=0.0)
-                split = [
-                    step(config, machine, ranks=8, rows=rows_at_once, latency_s=latency) for latency in LATENCIES_S
-                ]
-                rows.append(
-                    {
-                        "size": size,
-                        "machine": machine.name,
-                        "batch": rows_at_once,
-                        "link_kib": link_bytes(config, ranks=8, rows=rows_at_once) / 1024,
-                        "alone_ms": 1e3 * alone.total,
-                        "weights_ms": 1e3 * split[0].weights,
-                        "times": [{"total_ms": 1e3 * one.total, "gain": alone.total / one.total} for one in split],
-                    }
-                )
-    return rows
 
 
 def time_ranks(bundle: str, ranks: int) -> dict[str, Any]:

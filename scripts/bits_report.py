@@ -37,8 +37,8 @@ from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.prompt import format_prompt
 from llama_adapter.llm.tokenizer import Tokenizer
-from llama_adapter.runtime.devices import Backend, open_backend
-from llama_adapter.runtime.schemes import QUANTISED, OperatorChoice, Precision
+from llama_adapter.runtime.devices import open_backend
+from llama_adapter.runtime.schemes import QUANTISED, Precision
 from llama_adapter.runtime.schemes.state import linear_weights, quantise
 from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
 from llama_adapter.vision.image import PictureSource, load_picture
@@ -154,15 +154,13 @@ def agreement(answers: Sequence[Answer], expected: Sequence[Answer]) -> dict[str
 class Halves:
     """Encoder and decoder of a model, prepared by a CPU backend: the same linear layers, but all logits."""
 
-    def __init__(
-        self, model: LoadedModel, *, backend: Backend | None = None, operators: OperatorChoice = "auto"
-    ) -> None:
+    def __init__(self, model: LoadedModel) -> None:
         self.tokenizer, self.prompt = model.tokenizer, model.prompt
         self.pixels = model.vision_config.clip.pixels
         self.encoder: PictureEncoder = encoder_from_state(model.vision_config, model.vision_state)
         self.decoder: LlamaAdapterDecoder = decoder_from_state(model.decoder_config, model.decoder_state)
         for module in (self.encoder, self.decoder):
-            (backend or open_backend("cpu")).prepare(module, wanted=operators)
+            open_backend("cpu").prepare(module)
 
     @torch.inference_mode()
     def visual_queries(self, pictures: Sequence[PictureSource]) -> Tensor:

@@ -29,11 +29,6 @@ def tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def table(heads: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
-    """A Markdown table for the terminal."""
-    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in (heads, ["---"] * len(heads), *rows))
-
-
 def sample_files(count: int | None = None) -> list[Path]:
     """The sample pictures, by name: all of them, or `count`, repeated if there are too few."""
     files = sorted(path for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))
@@ -112,8 +107,6 @@ def parser_of(doc: str | None) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
-def add_out(parser: argparse.ArgumentParser, page: str, *, default: Path | None = DOCS) -> None:
-    """`--out`, the folder of the results."""
-    parser.add_argument(
-        "--out", type=Path, default=default, help=f"folder of {page}.json and {page}.md (default: docs)"
-    )
+def add_out(parser: argparse.ArgumentParser, page: str) -> None:
+    """`--out`, the folder of the results; None if it is not given."""
+    parser.add_argument("--out", type=Path, help=f"folder of {page}.json and {page}.md (default: docs)")

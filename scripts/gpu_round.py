@@ -270,7 +270,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rehearse", action="store_true", help="on the CPU, with tiny models")
     parser.add_argument("--pack", action="store_true", help="download wheels, and do nothing else")
     parser.add_argument("--python", default="3.12", help="of the machine with the GPU (default: 3.12)")
-    add_out(parser, PAGE, default=None)
+    add_out(parser, PAGE)
     options = parser.parse_args(arguments)
     if options.pack:
         tell(f"{WHEELS.name}: {pack(options.python) / 1e6:.0f} MB")

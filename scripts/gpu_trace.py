@@ -12,7 +12,7 @@ import itertools
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -39,46 +39,24 @@ class Span(NamedTuple):
     end: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Summary:
-    """How a device spent the time of a part, in milliseconds."""
-
-    num_kernels: int
-    window_ms: float  # from the first kernel's start to the last one's end
-    busy_ms: float
-    longest_gap_ms: float
-    kernels: tuple[tuple[str, int, float], ...]  # name, calls and time of those that took longest
-
-    @classmethod
-    def of(cls, spans: Sequence[Span]) -> "Summary":
-        """Sum up at least one span. Spans may overlap."""
-        ordered = sorted(spans, key=lambda span: span.start)
-        ends = list(itertools.accumulate((span.end for span in ordered), max))
-        gaps = [max(0.0, span.start - end) for span, end in zip(ordered[1:], ends, strict=False)]
-        window = ends[-1] - ordered[0].start
-        by_name: dict[str, list[float]] = defaultdict(list)
-        for span in ordered:
-            by_name[span.name].append((span.end - span.start) / 1e3)
-        longest = sorted(by_name.items(), key=lambda pair: -sum(pair[1]))[:_MOST_NAMED]
-        return cls(
-            num_kernels=len(ordered),
-            window_ms=window / 1e3,
-            busy_ms=(window - sum(gaps)) / 1e3,
-            longest_gap_ms=max(gaps, default=0.0) / 1e3,
-            kernels=tuple((name, len(times), sum(times)) for name, times in longest),
-        )
-
-    def lines(self, part: str) -> Iterator[str]:
-        """The summary as text."""
-        yield (
-            f"{part} | {self.window_ms:.2f} ms, busy {self.busy_ms / self.window_ms:.1%}, {self.num_kernels} kernels, "
-            f"longest gap {self.longest_gap_ms:.3f} ms"
-        )
-        for name, count, total_ms in self.kernels:
-            yield f"  {total_ms:9.3f} ms {total_ms / self.window_ms:6.1%} {count:6} x {name[:_NAME_LENGTH]}"
+def summary(part: str, spans: Sequence[Span]) -> Iterator[str]:
+    """How a device spent the time of a part, with the kernels that took longest. Spans may overlap."""
+    ordered = sorted(spans, key=lambda span: span.start)
+    ends = list(itertools.accumulate((span.end for span in ordered), max))
+    gaps = [max(0.0, span.start - end) for span, end in zip(ordered[1:], ends, strict=False)]
+    window = ends[-1] - ordered[0].start
+    yield (
+        f"{part} | {window / 1e3:.2f} ms, busy {1 - sum(gaps) / window:.1%}, {len(ordered)} kernels, "
+        f"longest gap {max(gaps, default=0.0) / 1e3:.3f} ms"
+    )
+    by_name: dict[str, list[float]] = defaultdict(list)
+    for span in ordered:
+        by_name[span.name].append(span.end - span.start)
+    for name, times in sorted(by_name.items(), key=lambda pair: -sum(pair[1]))[:_MOST_NAMED]:
+        yield f"  {sum(times) / 1e3:9.3f} ms {sum(times) / window:6.1%} {len(times):6} x {name[:_NAME_LENGTH]}"
 
 
-def traced(call: Callable[[], object], *, device: str) -> Summary:
+def traced(call: Callable[[], object], *, device: str) -> list[Span]:
     """Run a part after rehearsals, under torch's profiler."""
     backend = open_backend(device)
     for _ in range(_REHEARSALS):
@@ -89,13 +67,11 @@ def traced(call: Callable[[], object], *, device: str) -> Summary:
     with profiler.profile(activities=(activity,), acc_events=True) as profile:
         call()
         backend.synchronise()
-    return Summary.of(
-        [
-            Span(event.name, event.time_range.start, event.time_range.end)
-            for event in profile.events() or ()
-            if event.device_type.name == activity.name
-        ]
-    )
+    return [
+        Span(event.name, event.time_range.start, event.time_range.end)
+        for event in profile.events() or ()
+        if event.device_type.name == activity.name
+    ]
 
 
 def parts_of(decoder: str, encoder: str, *, slots: int, device: str) -> Iterator[tuple[str, Callable[[], object]]]:
@@ -128,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--on", default="cuda", help="the device (default: cuda)")
     options = parser.parse_args(arguments)
     for part, call in parts_of(options.decoder, options.encoder, slots=options.slots, device=options.on):
-        for line in traced(call, device=options.on).lines(part):
+        for line in summary(part, traced(call, device=options.on)):
             print(line, flush=True)
     return 0
 

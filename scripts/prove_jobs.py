@@ -1,10 +1,10 @@
 """Tests folder jobs at full size, and writes docs/jobs.json and docs/jobs.md.
 
-Usage: python -m scripts.prove_jobs [--part kills|disks|memory|resuming|waiting ...] [--work FOLDER] [--out FOLDER]
+Usage: python -m scripts.prove_jobs [--part kills|disks|memory|resuming|waiting|ray ...] [--work FOLDER] [--out FOLDER]
                                     [--kills N] [--quick]
 
 Parts that are not run keep their figures. `disks` mounts small file systems in memory and needs root. All parts
-together take about 15 minutes on two cores.
+together take about 20 minutes on two cores.
 """
 
 import dataclasses
@@ -32,6 +32,7 @@ from scripts.bench import Measure, run_bench
 from scripts.common import ROOT, caption_command, child_processes, in_turn, medians, process_mib, watched_job
 from scripts.job_proofs.drawings import write_drawings, write_variations
 from scripts.job_proofs.kills import kill_again_and_again
+from scripts.job_proofs.ray import compare_jobs
 from scripts.photographs import write_photographs
 
 
@@ -45,6 +46,8 @@ class Settings:
     many: int = 10_000
     records: int = 100_000
     rounds: int = 5
+    ray_pictures: int = 2240
+    ray_rounds: int = 3
 
 
 def prove_kills(settings: Settings) -> dict[str, Any]:
@@ -216,6 +219,9 @@ PARTS: dict[str, Measure] = {
     "memory": prove_memory,
     "resuming": lambda settings: time_scan(settings.work / "records.jsonl", settings.records, rounds=settings.rounds),
     "waiting": prove_waiting,
+    "ray": lambda settings: compare_jobs(
+        settings.work / "samples", number=settings.ray_pictures, rounds=settings.ray_rounds
+    ),
 }
 
 
@@ -223,7 +229,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="llama-adapter-jobs-", ignore_cleanup_errors=True) as work:
         full = Settings(work=Path(work))
         quick = dataclasses.replace(full, kills=4, pictures=24, many=100, records=1000, rounds=1)
-        run_bench(__doc__, arguments, measure=PARTS, page="jobs", full=full, quick=quick)
+        quick = dataclasses.replace(quick, ray_pictures=28, ray_rounds=1)
+        run_bench(__doc__, arguments, measure=PARTS, page="jobs", packages=("ray",), full=full, quick=quick)
 
 
 if __name__ == "__main__":

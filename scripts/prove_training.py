@@ -1,10 +1,9 @@
 """Trains the embedded model on data that it does not know, and writes docs/training-proofs.json and .md.
 
-Usage: python -m scripts.prove_training [--part world|precision|bases ...] [--work FOLDER] [--out FOLDER] [--quick]
+Usage: python -m scripts.prove_training [--part world|bases ...] [--work FOLDER] [--out FOLDER] [--quick]
 
-Parts that are not run keep their figures. Finished results in the working folder are reused. The first two parts take
-about a quarter of an hour on one core, and `bases` as long. It needs SmolLM2-135M-Instruct, which `make .venv/smollm2`
-fetches.
+Parts that are not run keep their figures. Finished results in the working folder are reused. Each part takes
+about a quarter of an hour on one core. `bases` needs SmolLM2-135M-Instruct, which `make .venv/smollm2` fetches.
 """
 
 import dataclasses
@@ -16,11 +15,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.command_line.measuring import scoring
 from llama_adapter.app.models.resources import embedded_model
 from scripts.bench import Measure, run_bench
 from scripts.common import SMOLLM2
-from scripts.train_embedded.score import ALL_TASKS, Exam, answer_all, draw_exam, in_other_words
+from scripts.train_embedded.score import Exam, answer_all, draw_exam, grade, in_other_words, wrong
 from scripts.training_proofs.bases import LEVELS, QUESTION, first_steps, write_colors, write_start
 from scripts.training_proofs.commands import Training, bundle_of, evaluate, train
 from scripts.training_proofs.new_questions import write_drawings
@@ -28,7 +26,6 @@ from scripts.training_proofs.new_questions import write_drawings
 PAGE = "training-proofs"
 # New tasks, each with the highest learning rate of its training; None is the default.
 NEW: tuple[tuple[str, float | None], ...] = (("corners", None), ("corners", 0.003), ("warm", 0.003))
-PRECISION = "corners"  # the task of the part `precision`
 # Decoders of the part `bases`, each with the highest learning rates of its trainings; None is the default.
 BASES: Mapping[str, tuple[Path, tuple[float | None, ...]]] = {
     "the embedded decoder": (embedded_model(), (None, 0.003)),
@@ -69,21 +66,6 @@ def measure_world(settings: Settings) -> dict[str, Any]:
     return {"drawings": settings.drawings, "old_drawings": settings.old_drawings, "rows": rows}
 
 
-def measure_precision(settings: Settings) -> dict[str, Any]:
-    """Run the same training with frozen weights in float32 and in bfloat16."""
-    data = settings.work / PRECISION
-    write_drawings(data, PRECISION, counts=settings.drawings, seed=0)
-    rows = []
-    for dtype in ("float32", "bfloat16"):
-        run = _world_run(settings, PRECISION, "new")
-        if dtype != "float32":
-            run = dataclasses.replace(run, name=f"{run.name}-{dtype}", flags=(*run.flags, "--dtype", dtype))
-        figures = train(run, settings.work)
-        scored = evaluate(bundle_of(run, settings.work), run.data, settings.work / f"{run.name}-scores", task="open")
-        rows.append({"dtype": dtype, "new": scored, **figures})
-    return {"task": PRECISION, "rows": rows}
-
-
 def measure_bases(settings: Settings) -> dict[str, Any]:
     """Run the same trainings over the embedded decoder and over SmolLM2, with new adapters."""
     data = write_colors(settings.work / "colors", counts=settings.colors)
@@ -106,7 +88,7 @@ def measure_bases(settings: Settings) -> dict[str, Any]:
     return {"drawings": settings.colors, "question": QUESTION, "levels": LEVELS, "finished": finished, "rows": rows}
 
 
-def _world_run(settings: Settings, task: str, table: str, *, rate: float | None = None) -> Training:
+def _world_run(settings: Settings, task: str, table: str, *, rate: float | None) -> Training:
     flags = () if rate is None else ("--lr", str(rate), "--patience", "0")
     return Training(
         name="-".join((task, table, *flags[1:2])),
@@ -132,20 +114,12 @@ def old_scores(bundle: Path, *, num_pictures: int) -> dict[str, dict[str, Any]]:
 
 
 def _shares(captioner: Captioner, exam: Exam) -> dict[str, Any]:
-    asked = [question for _, question in exam.questions]
-    marks = scoring.grade(asked, answer_all(captioner, exam))
-    right = {task: 100 * marks[task].right / marks[task].asked for task in ALL_TASKS if task in marks}
-    total = sum(mark.right for mark in marks.values())
-    return {"asked": len(asked), "all": round(100 * total / len(asked), 2)} | {
-        task: round(share, 2) for task, share in right.items()
-    }
+    asked, answers = [question for _, question in exam.questions], answer_all(captioner, exam)
+    right = 1 - len(wrong(asked, answers)) / len(asked)
+    return {"asked": len(asked), "all": round(100 * right, 2), **grade(asked, answers)}
 
 
-PARTS: dict[str, Measure] = {
-    "world": measure_world,
-    "precision": measure_precision,
-    "bases": measure_bases,
-}
+PARTS: dict[str, Measure] = {"world": measure_world, "bases": measure_bases}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -89,7 +89,7 @@ class Bound:
     cosine: float
 
 
-# float32: differences come from the order of summation. float16: 0.003 is measured at full size (docs/export.md) with
+# float32: differences come from the order of summation. float16: 0.003 is measured at full size (docs/graphs.md) with
 # random weights; trained weights have larger activations.
 BOUNDS: Final[Mapping[str, Bound]] = {
     "float32": Bound(max_abs=2e-4, cosine=0.999999),

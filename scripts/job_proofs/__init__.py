@@ -1,1 +1,1 @@
-"""Parts of `scripts.prove_jobs` that tests run too: folders of drawings, and kills at random moments."""
+"""Parts of `scripts.prove_jobs`: folders of drawings, kills at random moments, and jobs with Ray."""

@@ -30,7 +30,6 @@ from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.runtime.ceilings import measure_bandwidth, measure_matmul
 from llama_adapter.runtime.devices import DTYPES, open_backend
 from llama_adapter.runtime.errors import TooLittleMemoryError
-from llama_adapter.runtime.schemes import Precision
 from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.pixels import PixelRule
@@ -43,8 +42,8 @@ from scripts.peers.ours import OurDecoder, OurJob, open_parts
 from scripts.peers.packages import MissingPackage, versions
 from scripts.peers.reference import ReferenceJob
 from scripts.peers.sight import FORMS, HuggingFaceSight, OurSight, measure_sight
-from scripts.peers.sizes import ENCODERS, SIGHTS, job_ends
-from scripts.peers.table import Figure, Reply, Task
+from scripts.peers.sizes import ENCODERS, SIGHTS, job_ends, num_steps
+from scripts.peers.table import ENGINES, Figure, Reply, Task
 from scripts.peers.weights import (
     bare_tower,
     decoder_sizes,
@@ -54,21 +53,7 @@ from scripts.peers.weights import (
     give_all_tokens,
 )
 
-PRECISIONS: Mapping[str, tuple[tuple[str, str, Precision], ...]] = {  # by device: name, type of activations, weights
-    "cpu": (
-        ("float32", "float32", "float"),
-        ("bfloat16", "bfloat16", "float"),
-        ("int8", "float32", "int8"),
-        ("int4", "float32", "int4"),
-    ),
-    "cuda": (
-        ("float32", "float32", "float"),
-        ("bfloat16", "bfloat16", "float"),
-        ("float16", "float16", "float"),
-        ("int8", "bfloat16", "int8"),
-        ("int4", "bfloat16", "int4"),
-    ),
-}
+_ENOUGH_S = 40.0  # after this time, no further batch size is compiled
 _DRIVER = Path("/proc/driver/nvidia/version")
 PACKAGES: Mapping[str, tuple[str, ...]] = {  # of a program, by its name before the first dash
     "hf": huggingface.PACKAGES,
@@ -119,22 +104,19 @@ def answer(task: Task, *, send: Callable[[Figure], None] = lambda figure: None) 
 
 def _measured(task: Task, figures: list[Figure], *, send: Callable[[Figure], None]) -> Reply:
     torch.set_num_threads(task.threads)
+    is_compiled = task.engine.program == "hf-compiled"
     about = _circumstances(task) if task.engine.section == "machine" else {}
     started = time.perf_counter()
-    if task.only_files:
-        _file(task)
-        return Reply(load_s=time.perf_counter() - started)
     opened = OPENERS[task.engine.section, task.engine.program](task)
     gc.collect()  # frees plain weights that packed ones have replaced
-    load_s = time.perf_counter() - started
     for figure in _measure(task, opened):
         figures.append(figure)
         send(figure)
-        if time.perf_counter() - started > task.enough_s:
+        if is_compiled and time.perf_counter() - started > _ENOUGH_S:
             break
-    if task.engine.program == "hf-compiled" and task.device != "cpu":
+    if is_compiled and task.device != "cpu":
         huggingface.check_graphs()
-    return Reply(figures=figures, load_s=load_s, packages=_packages(task), circumstances=about)
+    return Reply(figures=figures, packages=_packages(task), circumstances=about)
 
 
 def _circumstances(task: Task) -> dict[str, Any]:
@@ -173,7 +155,7 @@ def _measure(task: Task, opened: Any) -> Iterator[Figure]:
             figures = measure_decoder(
                 opened,
                 task.rungs,
-                num_steps=task.num_steps,
+                num_steps=num_steps(task.size, device=task.engine.device),
                 budget_s=task.budget_s,
                 reader=MemoryReader(num_threads=task.threads) if is_read else None,
                 rehearse=rehearse,
@@ -216,10 +198,11 @@ def _ceilings(task: Task) -> Iterator[Figure]:
         return
     is_encoder = size in ENCODERS
     shapes = encoder_shapes(bare_tower(size)) if is_encoder else decoder_shapes(decoder_sizes(size))
-    for name, dtype, precision in PRECISIONS[task.engine.device]:
+    ours = [one for one in ENGINES if one.program == "ours" and one.device == task.engine.device]
+    for name, engine in {one.ceiling: one for one in ours}.items():
         started = time.perf_counter()
-        rate = measure_matmul(backend, shapes=shapes, dtype=DTYPES[dtype], precision=precision)
-        yield _ceiling(f"matmul-{name}", rate, started=started)
+        rate = measure_matmul(backend, shapes=shapes, dtype=DTYPES[engine.dtype], precision=engine.precision)
+        yield _ceiling(name, rate, started=started)
 
 
 def _ceiling(name: str, rate: float, *, started: float) -> Figure:

@@ -5,38 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from llama_adapter.app.models.roofline import NumberSizes, Work, encoder_work, prefill_work, step_work
+from llama_adapter.runtime.devices import DTYPES
 from scripts.peers.results import Results, Row, from_json
 from scripts.peers.sizes import JOB_ENDS, NUM_ANSWER_TOKENS, NUM_PROMPT_TOKENS, NUM_SIGHT_PICTURES, num_steps
-from scripts.peers.table import ENGINES, TUNED, Device
+from scripts.peers.table import ENGINES, Device, Engine
 from scripts.peers.targets import TARGETS, check
 from scripts.peers.weights import bare_tower, decoder_sizes
 
-_INT4 = 4.5 / 8  # one 16-bit scale for 32 weights
-# Our engines by device: the sizes of their numbers in bytes, and the ceiling of their matrix products.
-_FLOATS = {
-    **dict.fromkeys(("ours-float32", "ours-float32-eager"), (NumberSizes(4, 4), "matmul-float32")),
-    **dict.fromkeys(("ours-float16", "ours-float16-eager"), (NumberSizes(2, 2), "matmul-float16")),
-    **dict.fromkeys(
-        (
-            "ours-bfloat16",
-            *(f"ours-bfloat16-{kind}" for kind in ("eager", "aten", "64-slots", "256-slots", "most-slots")),
-        ),
-        (NumberSizes(2, 2), "matmul-bfloat16"),
-    ),
-}
-_ON_GPU = {
-    **_FLOATS,
-    "ours-int8": (NumberSizes(1, 2), "matmul-int8"),
-    "ours-int4": (NumberSizes(_INT4, 2), "matmul-int4"),
-}
-OURS: Mapping[Device, Mapping[str, tuple[NumberSizes, str]]] = {
-    "cpu": {
-        **_FLOATS,
-        "ours-int8": (NumberSizes(1, 4), "matmul-int8"),
-        "ours-int4": (NumberSizes(_INT4, 4), "matmul-int4"),
-    },
-    "cuda": _ON_GPU | {name: _ON_GPU[beside] for name, (beside, _) in TUNED.items()},
-}
+_FEW_BITS = {"int8": 1.0, "int4": 4.5 / 8}  # bytes of a weight; int4 has one 16-bit scale for 32 weights
 _MOST = 0.7  # A figure counts as bound by a ceiling from this share on
 WANTED_SHARE = 0.8
 # Wanted shares of the bandwidth, for one row on two threads of a CPU.
@@ -73,12 +49,13 @@ class Share:
 
 def share_of(row: Row, results: Results) -> Share | None:
     """The shares for one of our figures; None for other engines, or if its run measured no ceiling."""
-    ours = OURS[results.device]
-    if row.engine not in ours or row.part not in ("decode", "prefill", "vision"):
+    engine = _engine(row.part, row.engine, device=results.device)
+    if engine is None or engine.program != "ours" or row.part not in ("decode", "prefill", "vision"):
         return None
-    sizes, matmul = ours[row.engine]
+    itemsize = DTYPES[engine.dtype].itemsize
+    sizes = NumberSizes(_FEW_BITS.get(engine.precision, itemsize), itemsize)
     read_row = results.find("ceiling", "read", row.size, batch=1, threads=row.threads, run=row.run)
-    matmul_row = results.find("ceiling", matmul, row.size, batch=1, threads=row.threads, run=row.run)
+    matmul_row = results.find("ceiling", engine.ceiling, row.size, batch=1, threads=row.threads, run=row.run)
     if read_row is None or matmul_row is None:
         return None
     work, seconds = _work(row, sizes, device=results.device)
@@ -87,6 +64,12 @@ def share_of(row: Row, results: Results) -> Share | None:
     if row.per_byte_read is not None:
         memory = work.bytes * row.per_byte_read / row.batch
     return Share(memory=memory, arithmetic=work.flops / seconds / max(matmul_row.rates))
+
+
+def _engine(part: str, name: str, *, device: Device) -> Engine | None:
+    """The engine of a row; None for a ceiling."""
+    wanted = ("decode" if part == "prefill" else part.partition("-")[0], name, device)
+    return next((one for one in ENGINES if (one.section, one.name, one.device) == wanted), None)
 
 
 def _work(row: Row, sizes: NumberSizes, *, device: Device) -> tuple[Work, float]:
@@ -165,7 +148,8 @@ def _table(results: Results, part: str, size: str, *, threads: int) -> dict[str,
     there = [row for row in results.rows if (row.part, row.size, row.threads) == (part, size, threads)]
     batches = sorted({row.batch for row in there})
     rows = {name: [results.find(part, name, size, batch=batch, threads=threads) for batch in batches] for name in names}
-    ours = [name for name in names if name in OURS[results.device]]
+    engines = {name: _engine(part, name, device=results.device) for name in names}
+    ours = [name for name, engine in engines.items() if engine is not None and engine.program == "ours"]
     return {
         "title": PARTS[part][0],
         "unit": PARTS[part][1],
@@ -174,11 +158,11 @@ def _table(results: Results, part: str, size: str, *, threads: int) -> dict[str,
         "engines": [
             {
                 "name": name,
-                "note": _note(part, name, device=results.device),
+                "note": "" if engine is None else engine.note,
                 "rows": rows[name],
                 "shares": [share for row in rows[name] if row is not None and (share := share_of(row, results))],
             }
-            for name in names
+            for name, engine in engines.items()
         ],
         "ours": ours,
         "has_errors": any(row.error for row in there),
@@ -212,8 +196,3 @@ def _stages(row: Row) -> str:
     total = sum(row.stages_s.values())
     longest = sorted(row.stages_s.items(), key=lambda stage: -stage[1])[:3]
     return ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in longest) if total else ""
-
-
-def _note(part: str, engine: str, *, device: Device) -> str:
-    wanted = ("decode" if part == "prefill" else part.partition("-")[0], engine, device)
-    return next((one.note for one in ENGINES if (one.section, one.name, one.device) == wanted), "")

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,8 +20,6 @@ from scripts.peers.sizes import (
     NUM_SIGHT_PICTURES,
     SIGHTS,
     SMALL_JOB,
-    num_steps,
-    place_of,
 )
 from scripts.peers.table import (
     DEVICES,
@@ -40,7 +37,6 @@ from scripts.peers.table import (
 
 _TIMEOUT_S: dict[Device, float] = {"cpu": 600.0, "cuda": 100.0}  # of one engine
 _LEAST_S = 15.0  # with less time left, no engine is started
-_ENOUGH_S = 40.0  # after this time, no further batch size is compiled
 
 
 # Without slots, so that defaults can be read as class attributes.
@@ -103,10 +99,8 @@ class Plan:
             threads=self.threads,
             rungs=tuple(rungs[engine.section]),
             num_rows=max((batch for _, batch in rungs[engine.section]), default=1),
-            num_steps=num_steps(size, device=self.device),
             budget_s=self.budget,
             timeout_s=_TIMEOUT_S[self.device],
-            enough_s=_ENOUGH_S if is_compiled else math.inf,
             on=self.on,
             instructions=self.instructions,
         )
@@ -171,7 +165,7 @@ class Gathered:
 
 
 def run_rounds(plan: Plan, *, tell: Tell, keep: Callable[[Results], None], run: Runner | None = None) -> Results:
-    """Make the files, then measure round by round; `keep` gets all results so far after each task.
+    """Measure round by round; `keep` gets all results so far after each task.
 
     `run` answers a task, by default in a child process: on a CPU in its own, so that engines do not disturb each other.
     An engine that fails or is missing is skipped from then on.
@@ -183,8 +177,6 @@ def run_rounds(plan: Plan, *, tell: Tell, keep: Callable[[Results], None], run: 
     gathered = Gathered(run=datetime.now(UTC).isoformat(timespec="seconds"))
     settings = {"rounds": plan.rounds, "budget_s": plan.budget, "long_s": plan.long, "flash": "auto"}
     started = time.perf_counter()
-    if plan.device == "cpu":  # elsewhere, they are made when they are needed, so that other engines come first
-        _make_files(plan, gathered, run=run, tell=tell)
     for number in range(1, plan.rounds + 1):
         tasks = list(plan.tasks())
         for index, task in enumerate(tasks, start=1):
@@ -226,16 +218,3 @@ def _without_places(reason: str, *, work: str) -> str:
     for place, name in ((work, "WORK"), (sys.prefix, "PYTHON"), (str(ROOT), "ROOT")):
         reason = reason.replace(place, name)
     return reason
-
-
-def _make_files(plan: Plan, gathered: Gathered, *, run: Runner, tell: Tell) -> None:
-    """Make missing files that other programs run, before the rounds and with all processors."""
-    Path(plan.work).mkdir(parents=True, exist_ok=True)
-    for task in plan.tasks():
-        file = task.engine.file
-        if not file or place_of(file, work=Path(plan.work), size=task.size).exists():
-            continue
-        reply = run(replace(task, only_files=True, threads=os.cpu_count() or 1))
-        if reply.problem:
-            gathered.take(task, reply, long_s=plan.long)
-        tell(f"files of {task.size} {task.engine.name}: {reply.reason or f'made, {reply.load_s:.1f} s'}")

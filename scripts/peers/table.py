@@ -3,7 +3,6 @@
 This module imports no vendor package.
 """
 
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -35,6 +34,11 @@ class Engine:
     sizes: tuple[str, ...] = ()  # if not empty, other sizes are not measured
     slots: int | Literal["most"] | None = None  # of large jobs; without it, a row for each picture of a small one
 
+    @property
+    def ceiling(self) -> str:
+        """For one of our engines, the name of the rate of its matrix products alone."""
+        return f"matmul-{self.dtype if self.precision == 'float' else self.precision}"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
@@ -46,13 +50,10 @@ class Task:
     threads: int
     rungs: tuple[Rung, ...]
     num_rows: int = 16  # rows that an engine must hold
-    num_steps: int = 32
     budget_s: float = 2.5
     timeout_s: float = 600.0  # then the child process is ended
-    enough_s: float = math.inf  # after this time, no further figure is begun
     on: str = ""  # a device that stands in for the engine's
     instructions: str = "best"  # instruction sets to use, one of `results.INSTRUCTIONS`
-    only_files: bool = False  # only make the files that the engine needs
 
     @property
     def device(self) -> str:
@@ -81,7 +82,6 @@ class Reply:
     """Figures, or a problem."""
 
     figures: list[Figure] = field(default_factory=list)
-    load_s: float = 0.0
     problem: Literal["", "missing", "failed"] = ""
     reason: str = ""
     packages: dict[str, str] = field(default_factory=dict)  # versions of the engine's packages

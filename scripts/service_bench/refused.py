@@ -16,27 +16,9 @@ from scripts.service_bench.client import exchange, request_head
 from scripts.service_bench.load import warm_up
 from scripts.service_bench.process import ServerProcess
 from scripts.service_bench.questions import Workload, captions
-from scripts.service_bench.site import COMMAND, RedirectingSite
+from scripts.service_bench.site import COMMAND, HOSTS, PATHS, SITE, RedirectingSite
 
 _SETTLE_S = 0.3  # wait before measuring the memory that a request leaves behind
-
-_HOSTS = {  # allowed hosts of site.py that must not be fetched from: what each name resolves to, and the error code
-    "private.test": ("its name leads to 10.0.0.1", "image_host_not_allowed"),
-    "metadata.test": ("its name leads to 169.254.169.254", "image_host_not_allowed"),
-    "mixed.test": ("its name leads to a public and a private address", "image_host_not_allowed"),
-    "mapped.test": ("its name leads to ::ffff:127.0.0.1", "image_host_not_allowed"),
-    "unknown.test": ("its name leads nowhere", "failed_to_download_image"),
-}
-_PATHS = {  # paths on the allowed host pictures.test
-    "to-private-name": ("redirect to an allowed name of a private address", "image_host_not_allowed"),
-    "to-address": ("redirect to http://127.0.0.1/", "invalid_image_url"),
-    "to-number": ("redirect to http://2130706433/", "invalid_image_url"),
-    "to-metadata": ("redirect to http://169.254.169.254/", "invalid_image_url"),
-    "to-other-host": ("redirect to a host that is not allowed", "image_host_not_allowed"),
-    "to-file": ("redirect to file:///etc/passwd", "invalid_image_url"),
-    "round": ("redirect without end", "failed_to_download_image"),
-    "page": ("a page of HTML", "unsupported_image_media_type"),
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,13 +100,13 @@ def url_cases() -> Iterator[Case]:
 
 def remote_cases(port: int) -> Iterator[Case]:
     """Pictures on the allowed site at `port` (scripts/service_bench/site.py)."""
-    for name, (reason, code) in _HOSTS.items():
+    for name, (_, reason, code) in HOSTS.items():
         yield _of_url(f"allowed host, {reason}", f"http://{name}:{port}/", code)
-    for path, (reason, code) in _PATHS.items():
-        yield _of_url(f"allowed host, {reason}", f"http://pictures.test:{port}/{path}", code)
+    for path, (_, reason, code) in PATHS.items():
+        yield _of_url(f"allowed host, {reason}", f"http://{SITE}:{port}{path}", code)
     yield Case(
         name="allowed host, a picture of 4 GiB, its length not told",
-        pieces=lambda: posted(chat(f"http://pictures.test:{port}/endless")),
+        pieces=lambda: posted(chat(f"http://{SITE}:{port}/endless")),
         status=413,
         code="image_file_too_large",
     )
@@ -132,7 +114,7 @@ def remote_cases(port: int) -> Iterator[Case]:
 
 def host_flags(port: int) -> list[str]:
     """The flags `--allow-url-host` of a server for these cases."""
-    hosts = (f"http://{name}:{port}" for name in ("pictures.test", *_HOSTS))
+    hosts = (f"http://{name}:{port}" for name in (SITE, *HOSTS))
     return [flag for host in hosts for flag in ("--allow-url-host", host)]
 
 

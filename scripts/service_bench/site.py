@@ -11,29 +11,39 @@ from llama_adapter.app.pictures.inputs.urls import is_public
 
 COMMAND = ("-m", "scripts.service_bench.site")  # for a `ServerProcess`
 PUBLIC = "127.0.0.1"  # treated as public by this server
-NAMES = {
-    "pictures.test": [PUBLIC],
-    "private.test": ["10.0.0.1"],
-    "metadata.test": ["169.254.169.254"],
-    "mixed.test": [PUBLIC, "192.168.1.1"],
-    "mapped.test": [f"::ffff:{PUBLIC}"],
+SITE = "pictures.test"  # the name of the site below
+_NOT_ALLOWED, _INVALID, _FAILED = "image_host_not_allowed", "invalid_image_url", "failed_to_download_image"
+# Allowed hosts that must not be fetched from: the addresses of each, what they are, and the error code.
+HOSTS: dict[str, tuple[list[str], str, str]] = {
+    "private.test": (["10.0.0.1"], "its name leads to 10.0.0.1", _NOT_ALLOWED),
+    "metadata.test": (["169.254.169.254"], "its name leads to 169.254.169.254", _NOT_ALLOWED),
+    "mixed.test": ([PUBLIC, "192.168.1.1"], "its name leads to a public and a private address", _NOT_ALLOWED),
+    "mapped.test": ([f"::ffff:{PUBLIC}"], "its name leads to ::ffff:127.0.0.1", _NOT_ALLOWED),
+    "unknown.test": ([], "its name leads nowhere", _FAILED),
 }
-PAGES = {
-    "/to-private-name": "http://private.test:{port}/",
-    "/to-address": "http://127.0.0.1:{port}/picture.png",
-    "/to-number": "http://2130706433:{port}/picture.png",
-    "/to-metadata": "http://169.254.169.254/latest/meta-data/",
-    "/to-other-host": "http://evil.test:{port}/picture.png",
-    "/to-file": "file:///etc/passwd",
-    "/round": "/round",
+# Paths of the site: where each redirects to, what that is, and the error code.
+PATHS = {
+    "/to-private-name": (
+        "http://private.test:{port}/",
+        "redirect to an allowed name of a private address",
+        _NOT_ALLOWED,
+    ),
+    "/to-address": ("http://127.0.0.1:{port}/picture.png", "redirect to http://127.0.0.1/", _INVALID),
+    "/to-number": ("http://2130706433:{port}/picture.png", "redirect to http://2130706433/", _INVALID),
+    "/to-metadata": ("http://169.254.169.254/latest/meta-data/", "redirect to http://169.254.169.254/", _INVALID),
+    "/to-other-host": ("http://evil.test:{port}/picture.png", "redirect to a host that is not allowed", _NOT_ALLOWED),
+    "/to-file": ("file:///etc/passwd", "redirect to file:///etc/passwd", _INVALID),
+    "/round": ("/round", "redirect without end", _FAILED),
+    "/page": ("", "a page of HTML", "unsupported_image_media_type"),
 }
 
 
 async def resolve(host: str, port: int) -> Sequence[str]:
     """The addresses of the names above; raises OSError for other names."""
-    if host not in NAMES:
+    addresses = [PUBLIC] if host == SITE else HOSTS[host][0] if host in HOSTS else []
+    if not addresses:
         raise OSError("no such name")
-    return NAMES[host]
+    return addresses
 
 
 class RedirectingSite(ThreadingHTTPServer):
@@ -55,7 +65,7 @@ class _Handler(BaseHTTPRequestHandler):
     """A redirect, an HTML page, or an endless picture."""
 
     def do_GET(self) -> None:
-        if (location := PAGES.get(self.path)) is not None:
+        if location := PATHS.get(self.path, ("",))[0]:
             self.send_response(302)
             self.send_header("Location", location.format(port=self.server.server_port))  # type: ignore[attr-defined]
             self.send_header("Content-Length", "0")

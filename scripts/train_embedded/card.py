@@ -1,63 +1,77 @@
-"""Puts results into docs/embedded-model.json, renders docs/embedded-model.md, and plots curves beside it.
+"""Scores the embedded model, or another bundle like it, and writes docs/embedded-model.json and docs/embedded-model.md.
 
-Usage: python -m scripts.train_embedded.card [--scores NAME=FILE ...] [--familiar FILE] [--run FOLDER] [--out FOLDER]
+Usage: python -m scripts.train_embedded.card [--part scores|familiar|training ...] [--model BUNDLE] [--pictures N]
+                                             [--seed N] [--others FOLDER ...] [--run FOLDER] [--out FOLDER] [--quick]
 
-`--scores` adds a result of `scripts.train_embedded.score --json FILE`; NAME is float32 or int8. `--familiar` adds a
-result of `scripts.train_embedded.familiar_score --json FILE`. `--run` adds the curves of a training. Other results
-stay.
+Parts that are not measured keep their figures. `scores` asks questions about fresh pictures, in float32 and in int8.
+`familiar` shows the model pictures of other kinds. `training` takes the curves of a training; `curves.py` plots them.
 """
 
-import json
-import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from scripts.common import add_out, parser_of
-from scripts.pages import render
-from scripts.train_embedded.curves import collect, draw
+from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
+from scripts.bench import run_bench
+from scripts.common import ROOT, tell
+from scripts.train_embedded import familiar_score
+from scripts.train_embedded.curves import collect
+from scripts.train_embedded.score import score
 
 PAGE = "embedded-model"
-TYPES = ("float32", "int8")
 
 
-def add_scores(figures: dict[str, Any], name: str, result: Mapping[str, Any]) -> None:
-    """Put a result of score.py under `name`: float32 or int8.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """What is measured, and how much."""
 
-    Raises ValueError for other names, and if float32 and int8 were scored on different questions.
-    """
-    if name not in TYPES:
-        raise ValueError(f"--scores takes {' or '.join(TYPES)}, got `{name}`")
-    known = figures["scores"]
-    for other in {*known} - {name}:
-        if any(known[other][key] != result[key] for key in ("seed", "asked")):
-            raise ValueError(f"{name} and {other} were not asked the same questions: score both with the same flags")
-    known[name] = result
+    model: Annotated[Path, "bundle to score"] = ROOT / "assets/embedded"
+    pictures: Annotated[int, "fresh pictures of each table of scores"] = 500
+    seed: Annotated[int, "seed of these pictures"] = 2
+    own: int = 1000  # fresh pictures of the world, for the detection of other pictures
+    drawn: int = 100  # drawings of each other kind
+    others: Annotated[tuple[Path, ...], "folders of more pictures"] = (ROOT / "assets/pictures",)
+    run: Annotated[Path, "folder of a training, with its NAME.curve.jsonl"] = Path(".work/embedded/run")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = parser_of(__doc__)
-    parser.add_argument("--scores", action="append", default=[], metavar="NAME=FILE", help="result of score.py --json")
-    parser.add_argument("--familiar", type=Path, metavar="FILE", help="result of familiar_score.py --json")
-    parser.add_argument("--run", type=Path, metavar="FOLDER", help="folder of a training, with its NAME.curve.jsonl")
-    add_out(parser, PAGE)
-    options = parser.parse_args(arguments)
-    figures = render.read(PAGE, options.out)
-    try:
-        for given in options.scores:
-            name, _, file = given.partition("=")
-            add_scores(figures, name, json.loads(Path(file).read_text(encoding="utf-8")))
-        if options.familiar is not None:
-            figures["familiar"] = json.loads(options.familiar.read_text(encoding="utf-8"))
-        if options.run is not None:
-            for part, found in collect(options.run).items():
-                figures[part] |= found
-            draw(figures["curves"], options.out / "embedded-curves.png")
-    except (OSError, ValueError) as error:
-        parser.error(str(error))
-    render.save(PAGE, figures, options.out)
-    return 0
+def measure_scores(settings: Settings) -> dict[str, Any]:
+    """The tables of scores of the bundle, in float32 and with weights of 8 bits."""
+    with tempfile.TemporaryDirectory() as folder:
+        quantised = quantise_bundle(QuantiseJob(model=str(settings.model), out=f"{folder}/int8"))
+        found = {}
+        for name, bundle in (("float32", settings.model), ("int8", quantised)):
+            found[name] = score(bundle, num_pictures=settings.pictures, seed=settings.seed)
+            tell(f"{name}: {found[name]['scores']}, {found[name]['num_wrong']} wrong")
+            for fault in found[name]["wrong_examples"][:8]:
+                tell(f"wrong: {fault['question']} -> {fault['got']!r}, wanted {fault['wanted']!r}")
+    return found
+
+
+def measure_familiar(settings: Settings) -> dict[str, Any]:
+    """False alarms of the bundle on pictures of its world, and hits on other pictures."""
+    kinds = familiar_score.all_kinds(num_own=settings.own, num_others=settings.drawn, folders=settings.others)
+    found = familiar_score.score(settings.model, kinds)
+    for row in found["rows"]:
+        tell(", ".join(map(str, row)))
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    run_bench(
+        __doc__,
+        arguments,
+        measure={
+            "scores": measure_scores,
+            "familiar": measure_familiar,
+            "training": lambda settings: collect(settings.run),
+        },
+        page=PAGE,
+        full=Settings(),
+        quick=Settings(pictures=2, own=4, drawn=1),
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

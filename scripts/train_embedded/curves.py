@@ -1,8 +1,14 @@
-"""The curves of a training: collected for docs/embedded-model.json, and plotted."""
+"""The curves of a training: collected for docs/embedded-model.json, and plotted as docs/embedded-curves.png.
+
+Usage: python -m scripts.train_embedded.curves [FOLDER]
+
+FOLDER has embedded-model.json (default: docs).
+"""
 
 import io
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +17,8 @@ import numpy as np
 from PIL import Image
 
 from llama_adapter.runtime.atomic_write import atomic_write
+from scripts.common import DOCS
+from scripts.pages.render import read
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,14 +35,14 @@ Curves = Mapping[str, Mapping[str, Series]]  # stage -> "figures" or "scores" ->
 
 
 def collect(run: Path) -> dict[str, dict[str, Any]]:
-    """The `curves` of a training and the rows of its table, `training`, by stage. Raises ValueError without curves."""
-    found: dict[str, dict[str, Any]] = {"curves": {}, "training": {}}
+    """The `curves` of a training and the rows of its table, `stages`, by stage. Raises ValueError without curves."""
+    found: dict[str, dict[str, Any]] = {"stages": {}, "curves": {}}
     for path in sorted(run.glob("*.curve.jsonl")):
         name = path.name.removesuffix(".curve.jsonl")
         points = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         last = points[-1]
         found["curves"][name] = {kind: thin(points, kind) for kind in ("figures", "scores")}
-        found["training"][name] = {
+        found["stages"][name] = {
             "steps": last["step"],
             "num_steps": last["num_steps"],
             "processor_s": last["processor_s"],
@@ -140,3 +148,8 @@ def _tasks(series: Series, *, pairs: bool = False) -> list[str]:
 def _numbers(values: Sequence[float | None]) -> list[float]:
     """Gaps as NaN, which plots skip."""
     return [math.nan if value is None else value for value in values]
+
+
+if __name__ == "__main__":
+    place = Path(sys.argv[1]) if len(sys.argv) > 1 else DOCS
+    draw(read("embedded-model", place)["training"]["curves"], place / "embedded-curves.png")

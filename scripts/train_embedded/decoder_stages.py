@@ -239,7 +239,7 @@ def _train(
     def batch_at(step: int) -> tuple[Tensor, Packed]:
         rng = np.random.default_rng([seed, step])
         scenes = [sample_questions_scene(rng) for _ in range(BATCH)]
-        return labels_of(scenes), packer.pack([fill(scene, rng) for scene in scenes], scenes)
+        return labels_of(scenes), packer.pack([fill(scene, rng) for scene in scenes])
 
     train(
         stage,

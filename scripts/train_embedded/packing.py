@@ -16,7 +16,7 @@ from torch import Tensor
 
 from llama_adapter.llm.prompt import format_prompt
 from llama_adapter.llm.tokenizer import Tokenizer
-from scripts.train_embedded.questions import TASKS, Question, ask, focus_words
+from scripts.train_embedded.questions import TASKS, Question, ask
 from scripts.train_embedded.world import Scene
 
 # Weights of the tasks. Relations are learned by far the slowest.
@@ -81,8 +81,8 @@ class Packer:
         before = format_prompt("")[: -len(_AFTER_INSTRUCTION)]
         return len(self._tokenizer.encode(before + text[:end])) - len(self._beginning) - 1
 
-    def pack(self, questions: Sequence[Sequence[Question]], scenes: Sequence[Scene] | None = None) -> Packed:
-        """One row per sequence of questions; with `scenes`, focus words are also labelled."""
+    def pack(self, questions: Sequence[Sequence[Question]]) -> Packed:
+        """One row per sequence of questions."""
         tokens, positions, segments = [], [], []
         said: list[tuple[int, int, int, float, int]] = []  # row, column, target, weight and answer of each token
         tasks: list[str] = []
@@ -98,10 +98,8 @@ class Packer:
                 length = len(row_tokens) - start
                 row_positions += range(shared, shared + length)
                 row_segments += [segment] * length
-                if scenes is not None:
-                    found = focus_words(question.text, scenes[row]) if question.words is None else question.words
-                    for end, labels in found:
-                        focus.append((row, start + self.end_of(question.text, end), labels))
+                for end, labels in question.words:
+                    focus.append((row, start + self.end_of(question.text, end), labels))
                 first, weight = start + len(prompt) - 1, len(answer) ** -0.75
                 said += [(row, first + index, token, weight, len(tasks)) for index, token in enumerate(answer)]
                 tasks.append(question.task)

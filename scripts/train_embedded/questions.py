@@ -5,7 +5,7 @@ From answers alone the decoder learns lookups very slowly; with the labels it le
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -39,14 +39,14 @@ class Question:
     """One question about one scene.
 
     `about` lists what the question names: shapes, colours, a relation. `words` gives (end, labels) for each word that
-    refers to something in the scene, for the focus head; if it is None, `focus_words` finds the words.
+    refers to something in the scene, for the focus head.
     """
 
     task: str
     text: str
     answer: str
     about: tuple[str, ...] = field(default=(), compare=False)
-    words: tuple[tuple[int, Labels], ...] | None = field(default=None, compare=False)
+    words: tuple[tuple[int, Labels], ...] = field(default=(), compare=False)
 
 
 def ask(scene: Scene, task: str, rng: np.random.Generator) -> Question | None:
@@ -101,14 +101,19 @@ def _unique(scene: Scene, attribute: str) -> list[Thing]:
     return [thing for thing in scene if counts[getattr(thing, attribute)] == 1]
 
 
+def _asked(task: str, text: str, answer: str, *about: str, words: Mapping[str, Labels] | None = None) -> Question:
+    """A question; `words` are words of the text that refer to something in the scene, in the text's order."""
+    ends = tuple((text.index(word) + len(word), labels) for word, labels in (words or {}).items())
+    return Question(task=task, text=text, answer=answer, about=about, words=ends)
+
+
 def _caption(scene: Scene, rng: np.random.Generator) -> Question:
     weights = (0.6, 0.2, 0.2)
-    text = CAPTION_QUESTIONS[int(rng.choice(3, p=weights))]
-    return Question(task="caption", text=text, answer=caption(scene))
+    return _asked("caption", CAPTION_QUESTIONS[int(rng.choice(3, p=weights))], caption(scene))
 
 
 def _count(scene: Scene, rng: np.random.Generator) -> Question:
-    return Question(task="count", text=pick(rng, COUNT_QUESTIONS), answer=NUMBERS[len(scene)])
+    return _asked("count", pick(rng, COUNT_QUESTIONS), NUMBERS[len(scene)])
 
 
 def _count_of(scene: Scene, rng: np.random.Generator, *, attribute: str) -> Question:
@@ -116,9 +121,9 @@ def _count_of(scene: Scene, rng: np.random.Generator, *, attribute: str) -> Ques
     names = SHAPES if attribute == "shape" else COLOR_NAMES
     present = [getattr(thing, attribute) for thing in scene]
     name = pick(rng, names) if rng.random() < 0.35 else pick(rng, present)
-    things = plural(name) if attribute == "shape" else f"{name} objects"
-    answer = NUMBERS[present.count(name)]
-    return Question(task=f"count_{attribute}", text=f"How many {things} are there?", answer=answer, about=(name,))
+    word, number = plural(name) if attribute == "shape" else name, present.count(name)
+    text = f"How many {word if attribute == 'shape' else f'{word} objects'} are there?"
+    return _asked(f"count_{attribute}", text, NUMBERS[number], name, words={word: count_labels(number)})
 
 
 def _of_one(
@@ -138,7 +143,8 @@ def _of_one(
     if not things:
         return None
     thing = pick(rng, things)
-    return Question(task=task, text=text.format(thing), answer=answer(thing), about=(getattr(thing, named_by),))
+    word = getattr(thing, named_by)
+    return _asked(task, text.format(thing), answer(thing), word, words={word: thing_labels(thing)})
 
 
 def _exist(scene: Scene, rng: np.random.Generator) -> Question:
@@ -147,10 +153,9 @@ def _exist(scene: Scene, rng: np.random.Generator) -> Question:
         shape, color = pick(rng, sorted(present))
     else:
         shape, color = _absent_kind(scene, present, rng)
-    answer = "yes" if (shape, color) in present else "no"
-    return Question(
-        task="exist", text=f"Is there {with_article(f'{color} {shape}')}?", answer=answer, about=(color, shape)
-    )
+    exists = (shape, color) in present
+    text = f"Is there {with_article(f'{color} {shape}')}?"
+    return _asked("exist", text, "yes" if exists else "no", color, shape, words={shape: exist_labels(exists)})
 
 
 def _absent_kind(scene: Scene, present: set[tuple[str, str]], rng: np.random.Generator) -> tuple[str, str]:
@@ -181,12 +186,9 @@ def _rel_yn(scene: Scene, rng: np.random.Generator) -> Question | None:
     if not choices:
         return None
     first, relation, second = pick(rng, choices)
-    return Question(
-        task="rel_yn",
-        text=f"Is the {first.shape} {relation} the {second.shape}?",
-        answer="yes" if holds(first, relation, second) else "no",
-        about=(first.shape, relation, second.shape),
-    )
+    text, answer = f"Is the {first.shape} {relation} the {second.shape}?", holds(first, relation, second)
+    words = {thing.shape: thing_labels(thing) for thing in (first, second)}
+    return _asked("rel_yn", text, "yes" if answer else "no", first.shape, relation, second.shape, words=words)
 
 
 def _rel_what(scene: Scene, rng: np.random.Generator) -> Question | None:
@@ -199,12 +201,8 @@ def _rel_what(scene: Scene, rng: np.random.Generator) -> Question | None:
     if not choices:
         return None
     thing, relation, other = pick(rng, choices)
-    return Question(
-        task="rel_what",
-        text=f"What is {relation} the {thing.shape}?",
-        answer=describe(other),
-        about=(relation, thing.shape),
-    )
+    text, words = f"What is {relation} the {thing.shape}?", {thing.shape: thing_labels(thing)}
+    return _asked("rel_what", text, describe(other), relation, thing.shape, words=words)
 
 
 _MAKERS: dict[str, Callable[[Scene, np.random.Generator], Question | None]] = {
@@ -227,33 +225,6 @@ _MAKERS: dict[str, Callable[[Scene, np.random.Generator], Question | None]] = {
     "rel_what": _rel_what,
 }
 TASKS = tuple(_MAKERS)
-
-_PLURALS = {plural(shape): shape for shape in SHAPES}
-
-
-def focus_words(text: str, scene: Scene) -> Iterator[tuple[int, Labels]]:
-    """Yields (end of the word in `text`, label of each kind or NOT_ASKED) for each word naming a shape or colour."""
-    words = text.rstrip("?.").split()
-    end = -1
-    for index, word in enumerate(words):
-        end += 1 + len(word)
-        before = words[index - 1] if index else ""
-        after = words[index + 1] if index + 1 < len(words) else ""
-        if word in _PLURALS:
-            yield end, count_labels(sum(thing.shape == _PLURALS[word] for thing in scene))
-        elif word in SHAPES and before in COLOR_NAMES:
-            yield end, exist_labels(any((thing.shape, thing.color) == (word, before) for thing in scene))
-        elif word in SHAPES:
-            yield from _found(end, [thing for thing in scene if thing.shape == word])
-        elif word in COLOR_NAMES and after == "objects":
-            yield end, count_labels(sum(thing.color == word for thing in scene))
-        elif word in COLOR_NAMES and after == "object":
-            yield from _found(end, [thing for thing in scene if thing.color == word])
-
-
-def _found(end: int, things: list[Thing]) -> Iterator[tuple[int, Labels]]:
-    if len(things) == 1:
-        yield end, thing_labels(things[0])
 
 
 def thing_labels(thing: Thing) -> Labels:

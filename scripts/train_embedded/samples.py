@@ -24,12 +24,10 @@ WHOLE = "03-purple-triangle.png"  # the sample that is truncated for assets/brok
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """A drawn picture with its file name, scene and questions."""
+    """A drawn picture with its file name and questions."""
 
     name: str
-    scene: Scene
     pixels: Pixels
-    faults: Faults
     questions: tuple[Question, ...]  # the caption first
 
 
@@ -85,8 +83,6 @@ def _drawn_at_random(index: int) -> Sample:
     faults = Faults(blur=0.1, noise=1.0 if as_jpeg else 0.0, jpeg=0.0)
     return Sample(
         name=file_name(scene, index) + (".jpg" if as_jpeg else ".png"),
-        scene=scene,
-        faults=faults,
         pixels=draw_scene(scene, rng, faults=faults),
         questions=tuple(sample_questions(scene, rng)),
     )
@@ -104,8 +100,6 @@ def _composed(text: str, seed: int, faults: Faults, suffix: str, *, index: int) 
         asked += [question for question in sample_questions(scene, rng) if question not in asked]
     return Sample(
         name=file_name(scene, index) + suffix,
-        scene=scene,
-        faults=faults,
         pixels=pixels,
         questions=tuple(sorted(asked, key=lambda question: TASKS.index(question.task))),
     )

@@ -3,10 +3,6 @@
 Questions are asked in the known words, and in the words of the two held-out lists, which training never uses.
 """
 
-import json
-import platform
-import sys
-import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +17,6 @@ from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
 from llama_adapter.app.command_line.measuring import scoring
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from scripts.common import parser_of, table
 from scripts.train_embedded.grammar import OUTSIDE_ANSWER
 from scripts.train_embedded.held_out import (
     SECOND_LIST,
@@ -142,10 +137,9 @@ def prior(questions: Sequence[Question]) -> dict[str, float]:
     }
 
 
-def score(model: str, *, num_pictures: int, seed: int) -> dict[str, Any]:
+def score(bundle: Path, *, num_pictures: int, seed: int) -> dict[str, Any]:
     """All tables of one bundle, as JSON values."""
-    captioner = Captioner.load(model, device="cpu", dtype="float32")
-    started = time.monotonic()
+    captioner = Captioner.load(bundle, device="cpu", dtype="float32")
     exam = draw_exam(num_pictures=num_pictures, seed=seed)
     pairs = draw_exam(num_pictures=num_pictures, seed=seed, never_drawn="with")
     asked = [question for _, question in exam.questions]
@@ -176,9 +170,6 @@ def score(model: str, *, num_pictures: int, seed: int) -> dict[str, Any]:
         "num_wrong": len(wrong(asked, answers)),
         "wrong_examples": wrong(asked, answers)[:20],
         "wrong_in_other_words": wrong(*others["other_words"])[:20],
-        "elapsed_s": round(time.monotonic() - started, 1),
-        "machine": platform.processor() or platform.machine(),
-        "python": platform.python_version(),
     }
 
 
@@ -189,37 +180,3 @@ def wrong(questions: Sequence[Question], answers: Sequence[str]) -> list[dict[st
         for question, answer in zip(questions, answers, strict=True)
         if not scoring.is_right(answer, wanted=question.answer)
     ]
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print a table; `--json` also writes all figures to a file."""
-    parser = parser_of(__doc__)
-    parser.add_argument("--model", default="assets/embedded", help="bundle to score (default: %(default)s)")
-    parser.add_argument("--pictures", type=int, default=500, help="fresh pictures per table (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="seed of the fresh pictures (default: %(default)s)")
-    parser.add_argument("--json", type=Path, help="write all figures to this file")
-    options = parser.parse_args(arguments)
-    result = score(options.model, num_pictures=options.pictures, seed=options.seed)
-    columns = (
-        "scores",
-        "never_drawn_pairs",
-        "other_words",
-        "mistyped",
-        "second_list",
-        "shuffled_pictures",
-        "most_frequent_answer",
-    )
-    rows = [
-        (task, result["asked"].get(task, "-"), *(result[name].get(task, "-") for name in columns)) for task in ALL_TASKS
-    ]
-    print(table(("task", "asked", *columns), rows))
-    for fault in result["wrong_examples"][:8]:
-        print(f"wrong: {fault['question']} -> {fault['got']!r}, wanted {fault['wanted']!r}", file=sys.stderr)
-    print(f"{result['elapsed_s']} s, model {result['model'][:12]}", file=sys.stderr)
-    if options.json is not None:
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,7 +8,7 @@ import functools
 import re
 import runpy
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -90,71 +90,48 @@ def test_commands_say_where_they_run() -> None:
 
 
 # Complete messages, made by the program with all values filled in. Other messages are looked up in its sources.
-
-
 Told = tuple[str, int]  # a message without backticks, and its exit code
 
 
-def told_of(error: BaseException) -> Told:
-    problem = describe(error)
-    return without_ticks(problem.sentence), int(problem.exit_code)
-
-
-def no_such_device(monkeypatch: pytest.MonkeyPatch) -> Told:
-    two = SimpleNamespace(npu=SimpleNamespace(device_count=lambda: 2, is_available=lambda: True))
-    monkeypatch.setattr("llama_adapter.runtime.devices.npu.load_torch_npu", lambda: two)
+def refused(call: Callable[[], object]) -> DeviceError:
     with pytest.raises(DeviceError) as caught:
-        open_npu(3)
-    return told_of(caught.value)
+        call()
+    return caught.value
 
 
-def refusals_of_a_310p() -> list[Told]:
+def errors_of_the_program() -> Iterator[BaseException]:
+    two = SimpleNamespace(npu=SimpleNamespace(device_count=lambda: 2, is_available=lambda: True))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr("llama_adapter.runtime.devices.npu.load_torch_npu", lambda: two)
+        yield refused(lambda: open_npu(3))
     backend: Any = SimpleNamespace(
         name="npu:0 (Ascend310P3)", capabilities=Capabilities(dtypes=FAMILIES[1].dtypes, graph_modes=())
     )
-    with pytest.raises(DeviceError) as dtype:
-        resolve_dtype("bfloat16", backend=backend)
-    with pytest.raises(DeviceError) as mode:
-        resolve_mode("npugraph_ex", backend=backend)
-    return [told_of(dtype.value), told_of(mode.value)]
-
-
-def failures_at_work() -> list[Told]:
-    texts = [
-        f"NPU function error: aclrtSynchronizeStream, error code is {code}\nEZ9999: Inner Error!" for code in CODES
-    ]
-    texts.append("NPU out of memory. Tried to allocate 2.00 GiB (NPU 0; 60.00 GiB total capacity)")
-    return [told_of(error) for error in (*map(RuntimeError, texts), MemoryError("no room"))]
-
-
-def failures_of_an_om() -> list[Told]:
-    opened = functools.partial(opening_failed, said="", file="clip.om", soc="Ascend310P3", device=0)
-    ran = running_failed(
-        RuntimeError("[207001]"), said="", file="x.om", soc="", device=0, wanted="float16", given="uint8"
-    )
-    missing = ("ais_bench", "aclruntime", "ais_bench.infer")
-    imports: list[Exception] = [ModuleNotFoundError(name=name) for name in missing]
-    imports.append(ImportError("libascendcl.so: cannot open shared object file"))
-    loaded = opened(RuntimeError("load model from file failed"))
-    return [told_of(error) for error in (loaded, ran, *map(import_failed, imports))]
-
-
-def failures_of_atc() -> list[Told]:
-    outputs = ("No module named 'sympy'", "soc_version Ascend1 is invalid", "E16002: x", "E10501: x")
-    return [told_of(GraphError(explain_failure(output, returncode=1)[0])) for output in outputs]
+    yield refused(lambda: resolve_dtype("bfloat16", backend=backend))
+    yield refused(lambda: resolve_mode("npugraph_ex", backend=backend))
+    yield from map(explain_loading, LOADING_ERRORS)
+    for code in CODES:
+        yield RuntimeError(f"NPU function error: aclrtSynchronizeStream, error code is {code}\nEZ9999: Inner Error!")
+    yield RuntimeError("NPU out of memory. Tried to allocate 2.00 GiB (NPU 0; 60.00 GiB total capacity)")
+    yield MemoryError("no room")
+    # An OM.
+    failed = RuntimeError("load model from file failed")
+    yield opening_failed(failed, said="", file="clip.om", soc="Ascend310P3", device=0)
+    failed = RuntimeError("[207001]")
+    yield running_failed(failed, said="", file="x.om", soc="", device=0, wanted="float16", given="uint8")
+    for missing in ("ais_bench", "aclruntime", "ais_bench.infer"):
+        yield import_failed(ModuleNotFoundError(name=missing))
+    yield import_failed(ImportError("libascendcl.so: cannot open shared object file"))
+    # ATC.
+    for output in ("No module named 'sympy'", "soc_version Ascend1 is invalid", "E16002: x", "E10501: x"):
+        yield GraphError(explain_failure(output, returncode=1)[0])
 
 
 @pytest.fixture(scope="module")
 def told() -> list[Told]:
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        device = no_such_device(monkeypatch)
+    problems = map(describe, errors_of_the_program())
     return [
-        device,
-        *refusals_of_a_310p(),
-        *(told_of(explain_loading(error)) for error in LOADING_ERRORS),
-        *failures_at_work(),
-        *failures_of_an_om(),
-        *failures_of_atc(),
+        *((without_ticks(problem.sentence), int(problem.exit_code)) for problem in problems),
         # In the user's own program: a traceback, with Python's exit code for it.
         *((text.replace(HOLE, "torch_npu"), 1) for text in texts_of_torch() if "backend extension: " in text),
     ]

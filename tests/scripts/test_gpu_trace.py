@@ -1,16 +1,12 @@
 """Traces of a GPU: kernels, and the time without any. A round's rehearsal runs the program (test_gpu_round.py)."""
 
-from scripts.gpu_trace import Span, Summary
+from scripts.gpu_trace import Span, summary
 
 
 def test_gaps_are_the_time_in_which_no_kernel_runs() -> None:
     spans = [Span("b", 5000, 6000), Span("a", 0, 2000), Span("a", 1000, 3000), Span("b", 5500, 5600)]
 
-    summary = Summary.of(spans)
-
-    assert (summary.num_kernels, summary.window_ms, summary.busy_ms, summary.longest_gap_ms) == (4, 6.0, 4.0, 2.0)
-    assert summary.kernels == (("a", 2, 4.0), ("b", 2, 1.1))
-    assert list(summary.lines("a step")) == [
+    assert list(summary("a step", spans)) == [
         "a step | 6.00 ms, busy 66.7%, 4 kernels, longest gap 2.000 ms",
         "      4.000 ms  66.7%      2 x a",
         "      1.100 ms  18.3%      2 x b",

@@ -1,4 +1,4 @@
-"""The embedded model's card: its figures, and how results and curves are added."""
+"""The embedded model's card: its scores and other figures, and curves of trainings."""
 
 import json
 from pathlib import Path
@@ -9,8 +9,8 @@ from PIL import Image
 
 from scripts.common import DOCS
 from scripts.pages.render import as_text, read
-from scripts.train_embedded.card import add_scores, main
-from scripts.train_embedded.curves import MOST_POINTS, mean_of_tasks, thin
+from scripts.train_embedded.card import main
+from scripts.train_embedded.curves import MOST_POINTS, STAGES, draw, mean_of_tasks, thin
 from tests.app.learning.labelled.tables import write_lines
 
 TASKS = {"caption": 0.5, "exist": 0.75, "pair-caption": 0.25}
@@ -26,43 +26,43 @@ def test_the_scores_are_those_of_the_model_in_the_repository() -> None:
     assert read("embedded-model")["scores"]["float32"]["model"] == manifest["digest"]
 
 
-def scored(**changes: Any) -> dict[str, Any]:
-    return {**read("embedded-model")["scores"]["int8"], **changes}
-
-
-def test_results_and_curves_are_put_into_the_figures_and_the_page(tmp_path: Path) -> None:
+def test_the_curves_of_a_training_replace_those_before(tmp_path: Path) -> None:
     (tmp_path / "embedded-model.json").write_text(json.dumps(read("embedded-model")))
-    (tmp_path / "int8.json").write_text(json.dumps(scored(scores=dict.fromkeys(scored()["scores"], 12.3))))
-    (tmp_path / "table.json").write_text('{"heads": ["kind", "AUC"], "rows": [["a|b", 0.98760]]}')
-    write_lines(tmp_path / "run" / "code.curve.jsonl", point(25, figures={"loss": 1.0}), point(200, scores=TASKS))
-    flags = ["--scores", f"int8={tmp_path / 'int8.json'}", "--familiar", str(tmp_path / "table.json")]
+    values = [point(25, figures={"loss": 1.0}), point(200, scores=TASKS)]
+    for stage in STAGES:
+        write_lines(tmp_path / "run" / f"{stage}.curve.jsonl", *values)
 
-    assert main(["--out", str(tmp_path), *flags, "--run", str(tmp_path / "run")]) == 0
+    main(["--out", str(tmp_path), "--part", "training", "--run", str(tmp_path / "run")])
 
-    page = (tmp_path / "embedded-model.md").read_text(encoding="utf-8")
-    assert f"| caption | {scored()['asked']['caption']} | 100.0 | 12.3 |" in page
-    assert "| kind | AUC |\n| --- | --- |\n| a\\|b | 0.9876 |\n" in page
-    assert "| code | 200 of 400 |" in page
+    assert "| code | 200 of 400 |" in (tmp_path / "embedded-model.md").read_text(encoding="utf-8")
     figures = read("embedded-model", tmp_path)
-    assert figures["curves"]["code"]["scores"]["caption"] == [0.5]
-    assert figures["curves"]["vision"] == read("embedded-model")["curves"]["vision"]
-    with Image.open(tmp_path / "embedded-curves.png") as picture:
+    assert figures["training"]["curves"]["code"]["scores"]["caption"] == [0.5]
+    assert figures["scores"] == read("embedded-model")["scores"]
+    draw(figures["training"]["curves"], tmp_path / "curves.png")
+    with Image.open(tmp_path / "curves.png") as picture:
         assert len(picture.convert("RGB").getcolors(10**6) or []) > 20  # the plot is not empty
 
 
-@pytest.mark.parametrize(("name", "changes"), [("int8", {"seed": 3}), ("int8", {"asked": {}}), ("int4", {})])
-def test_scores_that_cannot_be_compared_are_refused(name: str, changes: dict[str, Any]) -> None:
-    figures: dict[str, Any] = {"scores": {"float32": scored()}}
-
-    with pytest.raises(ValueError, match=f"asked|{name}"):
-        add_scores(figures, name, scored(**changes))
-    assert figures["scores"].keys() == {"float32"}
+def test_a_folder_without_curves_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no NAME\.curve\.jsonl"):
+        main(["--quick", "--part", "training", "--run", str(tmp_path)])
 
 
-def test_a_folder_without_curves_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["--run", str(tmp_path)])
-    assert "no NAME.curve.jsonl" in capsys.readouterr().err
+@pytest.mark.slow
+def test_a_bundle_is_scored_in_both_types_and_shown_other_pictures(tmp_path: Path) -> None:
+    (tmp_path / "embedded-model.json").write_text(json.dumps(read("embedded-model")))
+
+    main(["--quick", "--out", str(tmp_path), "--part", "scores", "--part", "familiar"])
+
+    figures, before = read("embedded-model", tmp_path), read("embedded-model")
+    for name, found in before["scores"].items():
+        scored = figures["scores"][name]
+        assert scored.keys() == found.keys()
+        assert sum(scored["asked"].values()) > 10
+        assert scored["num_wrong"] == 0
+    rows = {row[0]: row[1:] for row in figures["familiar"]["rows"]}
+    assert rows.keys() == {row[0] for row in before["familiar"]["rows"] if not row[0].startswith("folder: ")}
+    assert (rows["of the world"][0], rows["samples"][:2], rows["drawn: noise"][1:3]) == (4, [32, 0.0], [100.0, 1.0])
 
 
 def test_thinned_series_keeps_its_ends() -> None:

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
-from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.prompt import format_prompt
 from llama_adapter.llm.tokenizer import Tokenizer
 from scripts.train_embedded.decoder_stages import answer_hits, answer_states, prepare
@@ -61,22 +60,6 @@ def decoder() -> LlamaAdapterDecoder:
     with torch.no_grad():
         decoder.adapter.gates.fill_(0.5)
     return decoder
-
-
-def test_packing_does_not_change_hidden_states(tokenizer: Tokenizer, decoder: LlamaAdapterDecoder) -> None:
-    prefix = decoder.project_prefix(torch.randn(1, 10, 192))
-
-    def answer_states(questions: list[Question], index: int) -> torch.Tensor:
-        packed = Packer(tokenizer).pack([questions])
-        hidden = decoder(packed.tokens_BS, packed.positions_BS, packed.mask_B1SS, prefix)
-        return hidden[0, packed.column_N[packed.answer_N == index]]
-
-    together = [answer_states(QUESTIONS, index) for index in range(len(QUESTIONS))]
-    apart = [answer_states([question], 0) for question in QUESTIONS]
-    with Float64():
-        decoder, prefix = decoder.double(), Prefix(prefix.k.double(), prefix.v.double())
-        exact = [answer_states([question], 0) for question in QUESTIONS]
-    assert difference(torch.cat(together), torch.cat(apart)) <= spread(torch.cat(apart), torch.cat(exact))
 
 
 def test_the_training_pass_gives_the_states_of_the_decoder(tokenizer: Tokenizer, decoder: LlamaAdapterDecoder) -> None:

@@ -11,7 +11,6 @@ from PIL import Image
 from llama_adapter.vision.errors import PictureError
 from llama_adapter.vision.image import load_picture
 from scripts.train_embedded.samples import WHOLE, Sample, draw_samples, samples
-from scripts.train_embedded.world import PICTURE_SIZE
 
 ASSETS = Path(__file__).parents[3] / "assets"
 PICTURES, BROKEN = ASSETS / "pictures", ASSETS / "broken"
@@ -26,23 +25,17 @@ def drawn() -> list[Sample]:
     return list(samples())
 
 
-def test_samples_have_a_caption_and_the_size_of_clip() -> None:
-    captions = {line["picture"] for line in _lines(PICTURES) if line["task"] == "caption"}
-    files = {path.name for path in PICTURES.iterdir() if path.suffix in (".png", ".jpg")}
-    assert captions == files
-    for name in files:
-        with Image.open(PICTURES / name) as image:
-            assert image.size == (PICTURE_SIZE, PICTURE_SIZE)
-            assert image.mode == "RGB"
-
-
 def test_drawing_again_gives_the_shipped_samples(drawn: Sequence[Sample]) -> None:
     asked = [(sample.name, each.task, each.text, each.answer) for sample in drawn for each in sample.questions]
     assert asked == [tuple(line.values()) for line in _lines(PICTURES)]
+    assert {sample.name for sample in drawn} == {path.name for path in PICTURES.iterdir()} - {"questions.jsonl"}
     for sample in drawn:
         with Image.open(PICTURES / sample.name) as image:
-            difference = np.abs(sample.pixels.astype(int) - np.asarray(image)).mean()
-        assert difference < (6 if sample.name.endswith(".jpg") else 0.1), sample.name  # JPEG removes some of the noise
+            difference = np.abs(sample.pixels.astype(int) - np.asarray(image))
+        if sample.name.endswith(".jpg"):  # JPEG removes some of the noise
+            assert difference.mean() < 6, sample.name
+        else:  # other processors may round a level differently
+            assert difference.max() <= 2, sample.name
 
 
 def test_writing_samples_and_broken_files(

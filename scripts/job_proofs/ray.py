@@ -1,9 +1,4 @@
-"""Compares jobs with `--engine ray` with jobs in one process, and writes docs/ray.json and docs/ray.md.
-
-Usage: python -m scripts.bench_ray [--pictures N] [--rounds N] [--actors N ...] [--out FOLDER] [--quick]
-
-Every job is a separate process. A job that uses Ray starts its own cluster on this machine.
-"""
+"""Jobs with `--engine ray`, beside jobs in one process: rates, and records that differ."""
 
 import json
 import shutil
@@ -11,49 +6,31 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
 from llama_adapter.app.jobs.records.record import read_records
-from scripts.bench import run_bench
 from scripts.common import in_turn, sample_files, tell, watched_job
 
 LEAD = 0.2  # share of the pictures that are answered while workers are still starting
+ACTORS = (None, 1, 2)  # numbers of captioners; None is one process, without Ray
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
-    """How much is measured."""
+def compare_jobs(pictures: Path, *, number: int, rounds: int) -> dict[str, Any]:
+    """Caption `number` pictures in all variants, in turn. Each job with Ray starts its own cluster on this machine."""
+    make_pictures(pictures, number=number)
 
-    pictures: Annotated[int, "pictures of each job"] = 2240
-    rounds: Annotated[int, "jobs of each variant"] = 3
-    actors: Annotated[tuple[int, ...], "numbers of captioners"] = (1, 2)
+    def run(actors: int | None) -> dict[str, Any]:
+        measured = _run_job(pictures, actors=actors)
+        tell(f"{actors or 'no'} actors: {measured['pictures_per_s']:.1f} pictures/s")
+        return measured
 
-
-QUICK = Settings(pictures=28, rounds=1, actors=(1,))
-
-
-def measure(settings: Settings) -> dict[str, Any]:
-    """Jobs of all variants, in turn."""
-    with tempfile.TemporaryDirectory() as place:
-        pictures = make_pictures(Path(place) / "pictures", number=settings.pictures)
-
-        def run(actors: int | None) -> dict[str, Any]:
-            measured = _run_job(pictures, actors=actors)
-            tell(f"{actors or 'no'} actors: {measured['pictures_per_s']:.1f} pictures/s")
-            return measured
-
-        runs = in_turn((None, *settings.actors), run, rounds=settings.rounds)  # None: one process, without Ray
+    runs = in_turn(ACTORS, run, rounds=rounds)
     expected = runs[None][0]["records"]
-    return {
-        "rows": [row_of(way, found, expected) for way, found in runs.items()],
-        "num_pictures": settings.pictures,
-        "rounds": settings.rounds,
-        "lead": LEAD,
-    }
+    rows = [row_of(way, found, expected) for way, found in runs.items()]
+    return {"rows": rows, "num_pictures": number, "rounds": rounds, "lead": LEAD}
 
 
 def row_of(way: int | None, runs: Sequence[Mapping[str, Any]], expected: Counter[str]) -> dict[str, Any]:
@@ -69,12 +46,11 @@ def row_of(way: int | None, runs: Sequence[Mapping[str, Any]], expected: Counter
     }
 
 
-def make_pictures(folder: Path, *, number: int) -> Path:
-    """A folder of `number` pictures, copies of the samples."""
-    folder.mkdir()
+def make_pictures(folder: Path, *, number: int) -> None:
+    """Fill a folder with `number` copies of the samples."""
+    folder.mkdir(parents=True, exist_ok=True)
     for index, sample in enumerate(sample_files(number)):
         shutil.copy(sample, folder / f"{index}{sample.suffix}")
-    return folder
 
 
 def _comparable(out: Path) -> Counter[str]:
@@ -101,11 +77,3 @@ def _run_job(pictures: Path, *, actors: int | None) -> dict[str, Any]:
         end = next(when for number, when in grown if number == total)
         rate = (total - first) / max(end - start, 1e-9)
         return {"pictures_per_s": rate, "wall_s": wall_s, "records": _comparable(out)}
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    run_bench(__doc__, arguments, measure=measure, page="ray", packages=("ray",), full=Settings(), quick=QUICK)
-
-
-if __name__ == "__main__":
-    main()
