@@ -50,15 +50,16 @@ def find_escaped(name: str) -> str:
     """
     if "\\" not in name or os.path.lexists(name):
         return name
-    folder, base = os.path.split(name)
-    if folder not in ("", os.sep):
-        folder = find_escaped(folder)
-    try:
-        changed_ns = os.stat(folder or os.curdir).st_mtime_ns
-        true = _true_names(os.path.abspath(folder), changed_ns).get(base, base)
-    except (OSError, ValueError):
-        return name
-    found = os.path.join(folder, true)
+    found = os.sep if name.startswith(os.sep) else ""
+    for part in filter(None, name.split(os.sep)):
+        place = os.path.join(found, part)
+        if "\\" in part and not os.path.lexists(place):
+            try:
+                names = _true_names(os.path.abspath(found), os.stat(found or os.curdir).st_mtime_ns)
+            except (OSError, ValueError):
+                return name
+            place = os.path.join(found, names.get(part, part))
+        found = place
     return found if os.path.lexists(found) else name
 
 

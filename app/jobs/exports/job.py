@@ -17,8 +17,9 @@ from llama_adapter.app.captioning.decisions.rule import Rule
 from llama_adapter.app.jobs.exports import outputs
 from llama_adapter.app.jobs.exports.formats import SidecarNames
 from llama_adapter.app.jobs.exports.sidecars import PLAIN_TEXT, XMP, Existing, Refusals, SidecarFiles
-from llama_adapter.app.jobs.exports.survey import MAX_REMEMBERED, Selection, Survey, file_name, record_files, survey
+from llama_adapter.app.jobs.exports.survey import MAX_REMEMBERED, Selection, Survey, record_files, survey
 from llama_adapter.app.jobs.records.manifest import runs_behind
+from llama_adapter.app.jobs.records.record import true_name
 from llama_adapter.app.pictures.inputs.tables import check_pyarrow
 from llama_adapter.runtime.atomic_write import atomic_write, refuse_to_replace
 from llama_adapter.runtime.errors import ExitCode, UsageError
@@ -123,10 +124,10 @@ def _export_sidecars(job: ExportRecordsJob, paths: list[str], selection: Selecti
         text_format=XMP if is_xmp else PLAIN_TEXT,
     )
     with files:
-        found = survey(paths, selection, see=lambda record: files.see(file_name(record)))
+        found = survey(paths, selection, see=lambda record: files.see(true_name(record)))
         _check(job, found, decider)
         for record, decision in outputs.with_decisions(found.last_of_pictures(), decider):
-            picture = file_name(record)
+            picture = true_name(record)
             files.write(picture, template.fill(picture=picture, text=outputs.text_of(record, decision)))
     kept = f", {files.num_kept} with another text kept" if files.num_kept else ""
     _say(job, f"{files.num_written} texts written, {files.num_same} were there already{kept}; {_left_out(found)}")

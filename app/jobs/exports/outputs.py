@@ -13,9 +13,8 @@ from typing import Any, BinaryIO, Final
 from llama_adapter.app.captioning.decisions.decider import Decider, Decision
 from llama_adapter.app.jobs.exports.formats import CSV_COLUMNS, Cell, csv_cells, csv_lines
 from llama_adapter.app.jobs.exports.sidecars import Refusals, is_file
-from llama_adapter.app.jobs.exports.survey import file_name
 from llama_adapter.app.jobs.records.key import RecordKey
-from llama_adapter.app.jobs.records.record import Record, json_line, read_records
+from llama_adapter.app.jobs.records.record import Record, json_line, read_records, true_name
 from llama_adapter.app.pictures.names import name_as_text, place_of
 from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.errors import UsageError
@@ -134,7 +133,7 @@ def metadata_lines(
     refused, because the whole folder could not be loaded with them. Raises UsageError for a picture outside the folder.
     """
     for record, decision in rows:
-        picture = file_name(record)
+        picture = true_name(record)
         name = name_in_folder(picture, folder=folder)
         if not _is_usable(picture, os.path.join(folder, name), refusals=refusals):
             continue
@@ -155,7 +154,7 @@ def kohya_lines(rows: Iterable[Decided], *, template: Template, refusals: Refusa
     """
     start = b"{\n"
     for record, decision in rows:
-        picture = file_name(record)
+        picture = true_name(record)
         if not _is_usable(picture, picture, refusals=refusals):
             continue
         caption = {"caption": template.fill(picture=picture, text=text_of(record, decision))}

@@ -27,7 +27,7 @@ FIRST = LoadedModel(host="here", spec=SPEC, info=INFO, pixels=PixelRule(image_si
 def item(index: int, *, size: int | None = None) -> WorkItem:
     source: str | bytes = f"{index}.png" if size is None else bytes(size)
     key = RecordKey(picture=f"{index}.png", prompt="What?", model_digest=INFO.digest, settings={})
-    asked = Asked(key=key, escaped_key=None, root=None, path=None, supersedes=())
+    asked = Asked(key=key, root=None, path=None, supersedes=())
     question = WorkQuestion(index=index, prompt="What?", tag=asked)
     return WorkItem(picture=source, label=f"{index}.png", questions=(question,))
 
