@@ -90,11 +90,11 @@ def run_export_records(job: ExportRecordsJob) -> int:
     place = _place(job, paths)
     only_answers = job.only_answers or job.to in _ONE_A_PICTURE
     selection = Selection(prompt=job.prompt, only_answers=only_answers, skip_unfamiliar=job.skip_unfamiliar)
-    if job.to in _BESIDE:
-        return _export_sidecars(job, paths, selection, decider)
     found = survey(paths, selection)
     _check(job, found, decider)
     rows = outputs.with_decisions(found.last_of_pictures() if job.to in _ONE_A_PICTURE else found.records(), decider)
+    if job.to in _BESIDE:
+        return _write_sidecars(job, found, rows)
     refusals = Refusals()
     write = _writer(job, found, decider, place, refusals)
     if job.rows_per_file is not None:
@@ -109,8 +109,8 @@ def run_export_records(job: ExportRecordsJob) -> int:
     return _tell(refusals)
 
 
-def _export_sidecars(job: ExportRecordsJob, paths: list[str], selection: Selection, decider: Decider) -> int:
-    below, template = _writable(job, paths), outputs.Template(job.template or "{text}")
+def _write_sidecars(job: ExportRecordsJob, found: Survey, rows: Iterable[outputs.Decided]) -> int:
+    below, template = _writable(job, found.paths), outputs.Template(job.template or "{text}")
     is_xmp = job.to == "xmp"
     files = SidecarFiles(
         job.out,
@@ -124,9 +124,7 @@ def _export_sidecars(job: ExportRecordsJob, paths: list[str], selection: Selecti
         text_format=XMP if is_xmp else PLAIN_TEXT,
     )
     with files:
-        found = survey(paths, selection, see=lambda record: files.see(true_name(record)))
-        _check(job, found, decider)
-        for record, decision in outputs.with_decisions(found.last_of_pictures(), decider):
+        for record, decision in rows:
             picture = true_name(record)
             files.write(picture, template.fill(picture=picture, text=outputs.text_of(record, decision)))
     kept = f", {files.num_kept} with another text kept" if files.num_kept else ""
@@ -149,7 +147,7 @@ def _export_sidecars(job: ExportRecordsJob, paths: list[str], selection: Selecti
     return exit_code
 
 
-def _writable(job: ExportRecordsJob, paths: list[str]) -> list[str]:
+def _writable(job: ExportRecordsJob, paths: Iterable[str]) -> list[str]:
     """The folders in which texts may be written next to pictures.
 
     They are limited because records may name any file of the system. By default, they are the current folder and the

@@ -111,10 +111,6 @@ class SidecarFiles:
     def __exit__(self, *_: object) -> None:
         self._close_folder()
 
-    def see(self, picture: str) -> None:
-        """Call it for every picture before the first `write`, so that no text gets the name of a folder."""
-        self._names.avoid_folders_of(self._place(picture))
-
     def write(self, picture: str, text: str) -> None:
         """Write one text, or count it as refused. Raises OSError for errors that concern all files."""
         place = self._place(picture)

@@ -3,7 +3,7 @@
 import itertools
 import os
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -105,14 +105,14 @@ class Survey:
         return itertools.compress(self.records(), is_last)
 
 
-def survey(paths: Sequence[str], selection: Selection, *, see: Callable[[Record], None] | None = None) -> Survey:
-    """Read all files once. `see` is called with each selected record, including superseded ones.
+def survey(paths: Sequence[str], selection: Selection) -> Survey:
+    """Read all files once.
 
     A failure is superseded by a record of a later run for the same picture and prompt, or by one that names it in
     `supersedes`. A record of the same run does not supersede it, because it belongs to another question or picture
     (other choices, or a member with the same name in an archive). A record of a moved picture replaces the one under
-    the former name. Among records with the same id and picture, the last
-    answer counts, or the last failure if there is no answer. Raises RecordFileError and OSError.
+    the former name. Among records with the same id and picture, the last answer counts, or the last failure if there is
+    no answer. Raises RecordFileError and OSError.
     """
     found = Survey(paths=tuple(paths), selection=selection)
     pictures, prompts, ids, runs = array("Q"), array("Q"), array("Q"), array("Q")
@@ -133,8 +133,6 @@ def survey(paths: Sequence[str], selection: Selection, *, see: Callable[[Record]
             meant.append(selection.takes_prompt(record))
             unfamiliar.append(selection.skip_unfamiliar and is_unfamiliar(record))
             _remember(found, record)
-            if see is not None and selection.takes(record):
-                see(record)
         found.num_lines.append(len(pictures) - num_before)
     found._pictures, found._prompts, ids_N, runs_N = (
         np.array(keys, dtype=np.uint64) for keys in (pictures, prompts, ids, runs)
