@@ -19,7 +19,6 @@ from llama_adapter.app.jobs.exports.formats import SidecarNames
 from llama_adapter.app.jobs.exports.sidecars import PLAIN_TEXT, XMP, Existing, Refusals, SidecarFiles
 from llama_adapter.app.jobs.exports.survey import MAX_REMEMBERED, Selection, Survey, record_files, survey
 from llama_adapter.app.jobs.records.manifest import runs_behind
-from llama_adapter.app.jobs.records.record import true_name
 from llama_adapter.app.pictures.inputs.tables import check_pyarrow
 from llama_adapter.runtime.atomic_write import atomic_write, refuse_to_replace
 from llama_adapter.runtime.errors import ExitCode, UsageError
@@ -109,7 +108,7 @@ def run_export_records(job: ExportRecordsJob) -> int:
     return _tell(refusals)
 
 
-def _write_sidecars(job: ExportRecordsJob, found: Survey, rows: Iterable[outputs.Decided]) -> int:
+def _write_sidecars(job: ExportRecordsJob, found: Survey, rows: Iterable[outputs.Row]) -> int:
     below, template = _writable(job, found.paths), outputs.Template(job.template or "{text}")
     is_xmp = job.to == "xmp"
     files = SidecarFiles(
@@ -124,9 +123,8 @@ def _write_sidecars(job: ExportRecordsJob, found: Survey, rows: Iterable[outputs
         text_format=XMP if is_xmp else PLAIN_TEXT,
     )
     with files:
-        for record, decision in rows:
-            picture = true_name(record)
-            files.write(picture, template.fill(picture=picture, text=outputs.text_of(record, decision)))
+        for row in rows:
+            files.write(row.picture, template.fill(row))
     kept = f", {files.num_kept} with another text kept" if files.num_kept else ""
     _say(job, f"{files.num_written} texts written, {files.num_same} were there already{kept}; {_left_out(found)}")
     if files.other_name is not None:
@@ -164,12 +162,12 @@ def _writable(job: ExportRecordsJob, paths: Iterable[str]) -> list[str]:
 
 def _writer(
     job: ExportRecordsJob, found: Survey, decider: Decider, place: str | None, refusals: Refusals
-) -> Callable[[Iterable[outputs.Decided], BinaryIO], object]:
+) -> Callable[[Iterable[outputs.Row], BinaryIO], object]:
     """The function that writes rows to one file; `refusals` collects the pictures that it leaves out."""
     if job.to == "parquet":
         return partial(outputs.write_parquet, runs=[dataclasses.asdict(run) for run in runs_behind(found.paths)])
     template: dict[str, Any] = {"template": outputs.Template(job.template or "{text}"), "refusals": refusals}
-    lines: Callable[[Iterable[outputs.Decided]], Iterator[bytes]] = outputs.source_lines
+    lines: Callable[[Iterable[outputs.Row]], Iterator[bytes]] = outputs.source_lines
     match job.to:
         case "csv":
             lines = partial(outputs.table_lines, choices=_columns(job, found, decider), decider=decider)
@@ -181,7 +179,7 @@ def _writer(
         case "kohya":
             lines = partial(outputs.kohya_lines, **template)
 
-    def write(rows: Iterable[outputs.Decided], file: BinaryIO) -> None:
+    def write(rows: Iterable[outputs.Row], file: BinaryIO) -> None:
         for line in lines(rows):
             write_whole(file, line)
 
