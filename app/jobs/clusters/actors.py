@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 IN_HAND = 2  # chunks per captioner: one being answered, and one being transferred
 MAX_RESTARTS = 5  # restarts of a captioner that answers nothing in between; then it is given up
-MAX_TRIES = 2  # attempts for a chunk whose captioner was lost
 
 _log = logging.getLogger("llama_adapter.scale")
 
@@ -36,9 +35,8 @@ class _Member:
 class Crew:
     """Hands read chunks to captioners.
 
-    Ray restarts a captioner whose process ends. Its chunks go to other captioners that are ready, with `MAX_TRIES`
-    attempts in total. After that, the chunks are lost, and the ledger finds them. A captioner is given up if its
-    machine is gone, or if its process ends repeatedly.
+    Ray restarts a captioner whose process ends. Its chunks are lost, and the ledger finds them. A captioner is given up
+    if its machine is gone, or if its process ends repeatedly.
     """
 
     job: Job
@@ -47,8 +45,7 @@ class Crew:
     _news: list[str] = field(default_factory=list)
     _members: list[_Member] = field(default_factory=list)
     _loading: "dict[ObjectRef[Any], _Member]" = field(default_factory=dict)
-    _answering: "dict[ObjectRef[Any], tuple[_Member, ObjectRef[Any], int]]" = field(default_factory=dict)
-    _returned: "list[tuple[ObjectRef[Any], int]]" = field(default_factory=list)  # with the number of attempts
+    _answering: "dict[ObjectRef[Any], _Member]" = field(default_factory=dict)
 
     def start(self) -> None:
         """Start all captioners; they load in the background."""
@@ -64,25 +61,19 @@ class Crew:
 
     @property
     def num_in_hand(self) -> int:
-        """Number of chunks that captioners have, or that were returned by lost captioners."""
-        return len(self._answering) + len(self._returned)
+        """Number of chunks that captioners have."""
+        return len(self._answering)
 
     @property
     def can_take(self) -> bool:
         """Whether a captioner can accept another chunk."""
         return any(member.is_ready and member.in_hand < IN_HAND for member in self._members)
 
-    def give(self, chunk: "ObjectRef[Any]", *, num_tries: int = 0) -> None:
+    def give(self, chunk: "ObjectRef[Any]") -> None:
         """Hand a read chunk to the captioner with the fewest chunks."""
         member = min((member for member in self._members if member.is_ready), key=lambda member: member.in_hand)
         member.in_hand += 1
-        self._answering[member.actor.answer.remote(chunk)] = member, chunk, num_tries
-
-    def give_returned(self) -> None:
-        """Hand chunks of lost captioners to other captioners, as long as these accept chunks."""
-        while self._returned and self.can_take:
-            chunk, num_tries = self._returned.pop()
-            self.give(chunk, num_tries=num_tries)
+        self._answering[member.actor.answer.remote(chunk)] = member
 
     def wait(self, timeout_s: float) -> Iterator[AnsweredChunk | LoadedModel | NotLoaded]:
         """Yield answers and states of captioners, within `timeout_s`. Raises WorkersFailedError if none is left."""
@@ -144,20 +135,17 @@ class Crew:
     def _take_answer(self, reference: "ObjectRef[Any]") -> AnsweredChunk | None:
         import ray
 
-        member, chunk, num_tries = self._answering.pop(reference)
+        member = self._answering.pop(reference)
         member.in_hand -= 1
         try:
             answered: AnsweredChunk = ray.get(reference)
-        except (ray.exceptions.RayActorError, ray.exceptions.ActorUnschedulableError) as error:
-            if num_tries + 1 < MAX_TRIES:
-                self._returned.append((chunk, num_tries + 1))
-            if member.is_ready:  # otherwise the loss is known already
-                member.is_ready = False
-                _log.info("a captioner is lost: %s", error)
-                self._load(member)
-            return None
-        except ray.exceptions.RayError as error:  # the chunk's pixels were lost with a machine
+        except ray.exceptions.RayError as error:
             _log.info("a chunk is lost: %s", error)
+            # Otherwise its pixels were lost with a machine, or the loss of the captioner is known already.
+            is_lost = isinstance(error, ray.exceptions.RayActorError | ray.exceptions.ActorUnschedulableError)
+            if is_lost and member.is_ready:
+                member.is_ready = False
+                self._load(member)
             return None
         member.num_answered += 1
         return answered

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from llama_adapter.app.captioning.tasks.answers import Answer
-from llama_adapter.app.captioning.work_items import WorkItem
+from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
 from llama_adapter.app.jobs.job_planner import failed_answer
 from llama_adapter.app.jobs.records.index import RecordIndex
 from llama_adapter.app.jobs.records.key import RecordKey
@@ -14,7 +14,7 @@ from llama_adapter.runtime.problems import Problem
 
 MAX_PICTURES = 64  # per chunk, 150 kB each as pixels: enough to fill batches, few enough to repeat
 MAX_BYTES = 32 * 2**20  # per chunk, of pictures given as bytes
-MAX_LOSSES = 2  # per chunk; after the first loss, pictures are tried one by one
+MAX_LOSSES = 4  # per chunk; after the second loss, pictures are tried one by one
 
 _LOST = AnswerError(
     code="lost",
@@ -54,11 +54,12 @@ class Known:
     index: RecordIndex
     retry_errors: bool
 
-    def has(self, item: WorkItem, digest: str) -> bool:
-        """Whether every question about a picture seems to be answered already."""
+    def left(self, item: WorkItem, digest: str) -> tuple[WorkQuestion, ...]:
+        """The questions about a picture; none if every one seems to be answered already."""
         keys: Iterator[RecordKey] = (question.tag.key for question in item.questions)
         wanted = (None, "failed") if self.retry_errors else (None,)
-        return all(self.index.look_up(key.id(digest), key.picture) not in wanted for key in keys)
+        is_left = any(self.index.look_up(key.id(digest), key.picture) in wanted for key in keys)
+        return item.questions if is_left else ()
 
 
 class Ledger:
@@ -82,21 +83,21 @@ class Ledger:
         return self._under_way.pop(number, None)
 
     def enter_lost(self) -> tuple[list[Chunk], list[Answer]]:
-        """Split all remaining chunks into chunks of one picture each.
+        """Enter all remaining chunks again: whole after the first loss, then as chunks of one picture each.
 
-        Call it only when no worker has chunks; the remaining chunks are then lost.
-
-        Also returns failed answers for pictures that were lost `MAX_LOSSES` times.
+        Call it only when no worker has chunks; the remaining chunks are then lost. Also returns failed answers for
+        pictures that were lost `MAX_LOSSES` times.
         """
         lost, self._under_way = list(self._under_way.values()), {}
         chunks, failures = [], []
         for chunk in lost:
-            if chunk.num_losses + 1 >= MAX_LOSSES:
+            losses = chunk.num_losses + 1
+            if losses >= MAX_LOSSES:
                 questions = (question for item in chunk.items for question in item.questions)
                 failures += [failed_answer(question.index, question.tag, _LOST) for question in questions]
             else:
-                losses = chunk.num_losses + 1
-                chunks += [self.enter([item], is_sure=chunk.is_sure, num_losses=losses) for item in chunk.items]
+                groups = [chunk.items] if losses == 1 else [(item,) for item in chunk.items]
+                chunks += [self.enter(group, is_sure=chunk.is_sure, num_losses=losses) for group in groups]
         return chunks, failures
 
 

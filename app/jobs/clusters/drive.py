@@ -65,7 +65,6 @@ class Drive:
                     return
             yield from self._take()
         while self._crew.num_in_hand and self._crew.num_ready:
-            self._crew.give_returned()
             yield from self._take()
 
     def _feed(self, groups: Iterator[Sequence[WorkItem]]) -> bool:
@@ -79,7 +78,6 @@ class Drive:
         return bool(window)
 
     def _hand_out(self) -> None:
-        self._crew.give_returned()
         while self._crew.can_take:
             try:
                 chunk = self._pipeline.take(timeout_s=0.0 if self._crew.num_in_hand else _WAIT_S)

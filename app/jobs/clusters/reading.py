@@ -9,7 +9,7 @@ import os
 import pickle
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache, partial
@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llama_adapter.app.captioning.work_items import WorkItem
+from llama_adapter.app.captioning.work_items import WorkItem, look_at
 from llama_adapter.app.jobs.clusters.chunks import Chunk, Known
 from llama_adapter.app.jobs.clusters.places import READING_CPUS
 from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.pictures.inputs.addresses import is_remote, read_remote
-from llama_adapter.app.pictures.inputs.remote import RemotePicture
 from llama_adapter.app.pictures.reading.isolated import IsolatedReader
 from llama_adapter.app.pictures.reading.reader import PictureReader, PictureReading, Reader
 from llama_adapter.app.pictures.reading.spec import ReadingSpec
@@ -72,21 +71,15 @@ def read_chunk(payload: bytes, *, reading: Reading, known: Known | None) -> byte
 
 
 def _look(item: WorkItem, *, reader: Reader, known: Known | None) -> WorkItem:
-    source = item.picture
-    assert not isinstance(source, RemotePicture), "jobs name files"
-    wants_pixels: Callable[[str], bool] | None = None
-    if known is not None:
-        wants_pixels = lambda digest: not known.has(item, digest)  # noqa: E731 - an argument, once
-    if isinstance(source, PictureReading):
-        picture = source
-    else:
+    if isinstance(item.picture, str) and is_remote(item.picture):
         try:
-            data = read_remote(source) if isinstance(source, str) and is_remote(source) else source
-            picture = reader.read(data, name=item.label, wants_pixels=wants_pixels)
+            item = dataclasses.replace(item, picture=read_remote(item.picture))
         except PictureError as error:
-            picture = PictureReading(error=AnswerError(code=error.code, message=error.message))
-    if picture.error is not None and known is not None and known.has(item, picture.digest):
-        picture = dataclasses.replace(picture, error=None)
+            failed = PictureReading(error=AnswerError(code=error.code, message=error.message))
+            item = dataclasses.replace(item, picture=failed)
+    looked = look_at(item, reader=reader, wants=None if known is None else known.left)
+    # A known failure has no error here: without content, the picture is left out.
+    picture = looked.picture if looked.questions else dataclasses.replace(looked.picture, error=None)
     return dataclasses.replace(item, picture=picture)
 
 
