@@ -31,13 +31,16 @@ class Selection:
 
     def takes(self, record: Record) -> bool:
         """Whether a record is selected."""
-        if self.skip_unfamiliar and is_unfamiliar(record):
-            return False
-        return self.takes_prompt(record) and (record["error"] is None or not self.only_answers)
+        is_wanted = self.takes_prompt(record) and not self.is_unfamiliar(record)
+        return is_wanted and (record["error"] is None or not self.only_answers)
 
     def takes_prompt(self, record: Record) -> bool:
         """Whether a record has the selected prompt."""
         return self.prompt is None or record["prompt"] == self.prompt
+
+    def is_unfamiliar(self, record: Record) -> bool:
+        """Whether a record is left out because its picture is unlike the training data."""
+        return self.skip_unfamiliar and record.get("unfamiliar") is True
 
 
 @dataclass(kw_only=True, slots=True)
@@ -131,7 +134,7 @@ def survey(paths: Sequence[str], selection: Selection) -> Survey:
                 superseded[picture_key(name)] = len(runs) - 1, runs[-1]
             failed.append(record["error"] is not None)
             meant.append(selection.takes_prompt(record))
-            unfamiliar.append(selection.skip_unfamiliar and is_unfamiliar(record))
+            unfamiliar.append(selection.is_unfamiliar(record))
             _remember(found, record)
         found.num_lines.append(len(pictures) - num_before)
     found._pictures, found._prompts, ids_N, runs_N = (
@@ -183,8 +186,3 @@ def _remember(found: Survey, record: Record) -> None:
         found.choices.setdefault(tuple(record["choice"]))
     if len(found.runs) < MAX_REMEMBERED:
         found.runs.setdefault(record["run"])
-
-
-def is_unfamiliar(record: Record) -> bool:
-    """Whether the model marked the record's picture as unlike its training data."""
-    return record.get("unfamiliar") is True
