@@ -1,7 +1,6 @@
 """The main loop of a job on many machines: hands out chunks and takes answers until no chunk is in progress."""
 
 import dataclasses
-import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,14 +11,13 @@ from llama_adapter.app.captioning.work_items import WorkItem
 from llama_adapter.app.jobs.clusters.actors import Crew
 from llama_adapter.app.jobs.clusters.chunks import AnsweredChunk, Chunk, Ledger
 from llama_adapter.app.jobs.clusters.cluster import WorkersFailedError, raise_problem
-from llama_adapter.app.jobs.clusters.reading import ReadingPipeline
+from llama_adapter.app.jobs.clusters.reading import Readers
 from llama_adapter.app.jobs.clusters.worker import LoadedModel, NotLoaded
 from llama_adapter.app.jobs.job_planner import JobPlanner
 from llama_adapter.app.models.spec import ModelInfo
 from llama_adapter.runtime.child_process import last_line
 
-WINDOW = 32  # chunks per Ray dataset: 300 MB of pixels if all of them wait
-MAX_FAILED_WINDOWS = 3
+MAX_FAILED_READINGS = 3  # of a chunk, each after Ray's own attempts
 _WAIT_S = 0.05
 
 _log = logging.getLogger("llama_adapter.scale")
@@ -31,7 +29,7 @@ class Drive:
     def __init__(
         self,
         crew: Crew,
-        pipeline: ReadingPipeline,
+        readers: Readers,
         planner: JobPlanner,
         *,
         first: LoadedModel,
@@ -40,11 +38,11 @@ class Drive:
         """`first` is the model that all captioners must have."""
         # Seconds in which captioners answered, and in which they were ready, summed over all captioners.
         self.busy_s, self.ready_s = 0.0, 0.0
-        self._crew, self._pipeline, self._planner = crew, pipeline, planner
+        self._crew, self._readers, self._planner = crew, readers, planner
         self._first, self._say = first, say
         self._ledger = Ledger()
         self._again: list[Chunk] = []
-        self._num_failed_windows = 0
+        self._num_failed_readings = 0
         self._taken_at = time.perf_counter()
 
     def run(self, groups: Iterator[Sequence[WorkItem]], *, stop: Callable[[], bool]) -> Iterator[Answer]:
@@ -57,7 +55,7 @@ class Drive:
         while not stop():
             has_fed = self._feed(groups)
             self._hand_out()
-            is_idle = not (self._again or self._pipeline.num_pending or self._crew.num_in_hand)
+            is_idle = not (self._again or self._readers.num_pending or self._crew.num_in_hand)
             if is_idle and not has_fed:
                 self._again, failures = self._ledger.enter_lost()
                 yield from failures
@@ -68,23 +66,25 @@ class Drive:
             yield from self._take()
 
     def _feed(self, groups: Iterator[Sequence[WorkItem]]) -> bool:
-        """Give chunks to the readers if they need some. Returns False if no chunks are left."""
-        if self._pipeline.num_pending >= 2:
-            return True
-        window, self._again = self._again[:WINDOW], self._again[WINDOW:]
-        window += [self._ledger.enter(group) for group in itertools.islice(groups, WINDOW - len(window))]
-        if window:
-            self._pipeline.add(window)
-        return bool(window)
+        """Give chunks to the readers as long as they take some. Returns False if no chunks are left."""
+        while self._readers.can_take:
+            if self._again:
+                chunk = self._again.pop(0)
+            elif (group := next(groups, None)) is not None:
+                chunk = self._ledger.enter(group)
+            else:
+                return False
+            self._readers.add(chunk)
+        return True
 
     def _hand_out(self) -> None:
         while self._crew.can_take:
             try:
-                chunk = self._pipeline.take(timeout_s=0.0 if self._crew.num_in_hand else _WAIT_S)
+                chunk = self._readers.take(timeout_s=0.0 if self._crew.num_in_hand else _WAIT_S)
             except Exception as error:
-                self._num_failed_windows += 1
+                self._num_failed_readings += 1
                 _log.info("reading failed: %s", error)
-                if self._num_failed_windows >= MAX_FAILED_WINDOWS:
+                if self._num_failed_readings >= MAX_FAILED_READINGS:
                     raise WorkersFailedError(
                         f"Pictures cannot be read on the machines of the cluster: {last_line(str(error))}",
                         hint="see that the same version of this program is installed on all of them; --debug says more",

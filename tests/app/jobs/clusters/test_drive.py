@@ -1,7 +1,7 @@
 """The loop of a job: every question gets one answer, even if work is lost, repeated or already known."""
 
 import random
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,25 +24,26 @@ from tests.app.jobs.clusters.made import FIRST, INFO, QUESTIONS, answer_to, plan
 
 
 class FakeReaders:
-    """Reads at once. It loses some chunks, and fails for some windows."""
+    """Reads at once, in any order. It loses some chunks."""
 
     def __init__(self, chance: random.Random, *, loss: float) -> None:
-        self.num_pending = 0
         self._chance, self._loss = chance, loss
-        self._ready: deque[Any] = deque()
+        self._ready: list[Chunk] = []
 
-    def add(self, window: Sequence[Chunk]) -> None:
-        self.num_pending += 1
-        chunks = list(window)
-        self._chance.shuffle(chunks)
-        self._ready.extend(chunk for chunk in chunks if self._chance.random() >= self._loss)
-        self._ready.append(None)
+    @property
+    def num_pending(self) -> int:
+        return len(self._ready)
+
+    @property
+    def can_take(self) -> bool:
+        return len(self._ready) < 8
+
+    def add(self, chunk: Chunk) -> None:
+        if self._chance.random() >= self._loss:
+            self._ready.insert(self._chance.randint(0, len(self._ready)), chunk)
 
     def take(self, *, timeout_s: float) -> Chunk | None:
-        while self._ready and self._ready[0] is None:
-            self._ready.popleft()
-            self.num_pending -= 1
-        return self._ready.popleft() if self._ready else None
+        return self._ready.pop() if self._ready else None
 
 
 class FakeCrew:
@@ -182,6 +183,16 @@ def test_a_worker_that_leaves_something_out_ends_the_job_and_what_it_answered_is
 
     with open(tmp_path / "answers.jsonl", encoding="utf-8") as file:
         assert len(file.readlines()) == 4 * len(QUESTIONS) - 1
+
+
+def test_readers_that_fail_again_and_again_end_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: FakeReaders, *, timeout_s: float) -> None:
+        raise ImportError("no module named llama_adapter")
+
+    monkeypatch.setattr(FakeReaders, "take", fail)
+
+    with pytest.raises(WorkersFailedError, match=r"Pictures cannot be read on the machines.*no module named"):
+        run_job(tmp_path, ["a.png"], seed=0)
 
 
 def test_once_stopped_nothing_more_is_begun(tmp_path: Path) -> None:

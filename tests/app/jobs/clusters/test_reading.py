@@ -1,15 +1,15 @@
 """Chunks are read on the machines of a cluster, and answered pictures are left out."""
 
-import pickle
 import shutil
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from llama_adapter.app.jobs.clusters.chunks import Chunk, Known
+from llama_adapter.app.jobs.clusters.chunks import Chunk
 from llama_adapter.app.jobs.clusters.reading import Reading, read_chunk
 from llama_adapter.app.pictures.inputs import PictureInput
 from llama_adapter.app.pictures.reading.reader import PictureReading
@@ -18,11 +18,7 @@ from tests.app.golden import picture
 from tests.app.jobs.clusters.made import QUESTIONS, SPEC, item, known_after, planner_of
 
 READING = Reading(spec=SPEC.pictures, pixels=PixelRule(image_size=32), kind="thread", timeout_s=10.0, folder=".")
-
-
-def read(chunk: Chunk, *, known: Known | None = None) -> Chunk:
-    done: Chunk = pickle.loads(read_chunk(pickle.dumps(chunk), reading=READING, known=known))
-    return done
+read = partial(read_chunk, reading=READING, known=None)
 
 
 def test_a_chunk_is_read_and_what_is_wrong_with_a_picture_is_in_its_place(tmp_path: Path) -> None:
