@@ -349,27 +349,6 @@ def test_failures_follow_a_move_and_an_answer_supersedes_them(
     assert answered == {str(moved / "b.png"), str(moved / "c.png")}
 
 
-def test_a_picture_whose_namesake_in_its_archive_failed_after_it_is_not_answered_again(
-    run: Run, folder: Path, tmp_path: Path, out: Path
-) -> None:
-    archive = tmp_path / "shard.tar"
-    with tarfile.open(archive, "w") as packed:
-        packed.add(folder / NAMES[1], arcname="a.png")
-        link = tarfile.TarInfo("a.png")
-        link.type, link.linkname = tarfile.SYMTYPE, "b.png"
-        packed.addfile(link)
-    command = ["caption", str(archive), *COMMON, "--out", str(out)]
-    run(*command)
-    lines = sorted(out.read_text().splitlines(), key=lambda line: json.loads(line)["error"] is not None)
-    out.write_text("".join(f"{line}\n" for line in lines))  # the order if the link comes later than one batch
-    again = run(*command)
-
-    assert again.code == 3
-    assert out.read_text().splitlines() == lines
-    exported = run("export-records", str(out), "--to", "jsonl")
-    assert "2 records on stdout; 1 without an answer, 0 superseded" in exported.err
-
-
 def test_a_job_goes_on_in_the_dtype_that_auto_chooses_and_another_one_is_told(
     run: Run, out: Path, command: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

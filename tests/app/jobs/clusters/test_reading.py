@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -77,3 +78,19 @@ def test_pictures_that_are_answered_are_hashed_and_no_more(tmp_path: Path) -> No
     assert left_out.picture.digest == looked.picture.digest
     assert isinstance(sure.picture, PictureReading)
     assert sure.picture.pixels is not None
+
+
+@pytest.mark.parametrize("retry_errors", [False, True])
+def test_pictures_that_failed_are_left_out_unless_they_are_tried_again(tmp_path: Path, retry_errors: bool) -> None:
+    (tmp_path / "a.png").write_bytes(b"no picture")
+    work, _ = planner_of().item(PictureInput(source=str(tmp_path / "a.png"), label="a.png"))
+    chunk = Chunk(number=0, items=(work,))
+    (failed,) = (item.picture for item in read(chunk).items)
+    assert isinstance(failed, PictureReading)
+    how: dict[str, Any] = {"num_questions": len(QUESTIONS), "retry_errors": retry_errors, "error": failed.error}
+    known = known_after(tmp_path, digest=failed.digest, **how)
+
+    (again,) = (item.picture for item in read(chunk, known=known).items)
+
+    assert isinstance(again, PictureReading)
+    assert (again.is_only_digest, again.error) == ((False, failed.error) if retry_errors else (True, None))

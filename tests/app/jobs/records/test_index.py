@@ -1,7 +1,6 @@
 """Answered pictures are recognised: under their name, under a new name, and only once."""
 
 import os
-import pickle
 import random
 from collections import Counter
 from pathlib import Path
@@ -131,12 +130,6 @@ def test_it_agrees_with_a_multiset_over_many_records(tmp_path: Path) -> None:
         expected = "answered" if left[record_id, picture] else None
         left[record_id, picture] -= bool(expected)
         assert state(index, record_id, picture) == expected
-
-
-def test_it_can_be_sent_to_other_processes(tmp_path: Path) -> None:
-    index = pickle.loads(pickle.dumps(index_of(tmp_path, recorded(picture="a.png"))))
-
-    assert (len(index), state(index, ID, "a.png")) == (1, "answered")
 
 
 def test_an_empty_file_holds_nothing(tmp_path: Path) -> None:
