@@ -81,8 +81,9 @@ def test_pictures_that_are_answered_are_hashed_and_no_more(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("retry_errors", [False, True])
-def test_pictures_that_failed_are_left_out_unless_they_are_tried_again(tmp_path: Path, retry_errors: bool) -> None:
-    (tmp_path / "a.png").write_bytes(b"no picture")
+def test_missing_pictures_that_failed_are_left_out_unless_they_are_tried_again(
+    tmp_path: Path, retry_errors: bool
+) -> None:
     work, _ = planner_of().item(PictureInput(source=str(tmp_path / "a.png"), label="a.png"))
     chunk = Chunk(number=0, items=(work,))
     (failed,) = (item.picture for item in read(chunk).items)
