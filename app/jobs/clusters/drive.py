@@ -8,8 +8,8 @@ from typing import Protocol
 
 from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.captioning.work_items import WorkItem
-from llama_adapter.app.jobs.clusters.actors import Crew
-from llama_adapter.app.jobs.clusters.chunks import AnsweredChunk, Chunk, Ledger
+from llama_adapter.app.jobs.clusters.actors import Crew, LostChunk
+from llama_adapter.app.jobs.clusters.chunks import AnsweredChunk, Chunk
 from llama_adapter.app.jobs.clusters.cluster import WorkersFailedError, raise_problem
 from llama_adapter.app.jobs.clusters.reading import Readers
 from llama_adapter.app.jobs.clusters.worker import LoadedModel, NotLoaded
@@ -40,8 +40,8 @@ class Drive:
         self.busy_s, self.ready_s = 0.0, 0.0
         self._crew, self._readers, self._planner = crew, readers, planner
         self._first, self._say = first, say
-        self._ledger = Ledger()
         self._again: list[Chunk] = []
+        self._failures: list[Answer] = []
         self._num_failed_readings = 0
         self._taken_at = time.perf_counter()
 
@@ -55,13 +55,9 @@ class Drive:
         while not stop():
             has_fed = self._feed(groups)
             self._hand_out()
-            is_idle = not (self._again or self._readers.num_pending or self._crew.num_in_hand)
-            if is_idle and not has_fed:
-                self._again, failures = self._ledger.enter_lost()
-                yield from failures
-                if not self._again:
-                    return
             yield from self._take()
+            if not (has_fed or self._again or self._readers.num_pending or self._crew.num_in_hand):
+                return
         while self._crew.num_in_hand and self._crew.num_ready:
             yield from self._take()
 
@@ -71,7 +67,7 @@ class Drive:
             if self._again:
                 chunk = self._again.pop(0)
             elif (group := next(groups, None)) is not None:
-                chunk = self._ledger.enter(group)
+                chunk = Chunk(items=tuple(group))
             else:
                 return False
             self._readers.add(chunk)
@@ -79,20 +75,26 @@ class Drive:
 
     def _hand_out(self) -> None:
         while self._crew.can_take:
-            try:
-                chunk = self._readers.take(timeout_s=0.0 if self._crew.num_in_hand else _WAIT_S)
-            except Exception as error:
-                self._num_failed_readings += 1
-                _log.info("reading failed: %s", error)
-                if self._num_failed_readings >= MAX_FAILED_READINGS:
-                    raise WorkersFailedError(
-                        f"Pictures cannot be read on the machines of the cluster: {last_line(str(error))}",
-                        hint="see that the same version of this program is installed on all of them; --debug says more",
-                    ) from error
-                continue
-            if chunk is None:
+            taken = self._readers.take(timeout_s=0.0 if self._crew.num_in_hand else _WAIT_S)
+            if taken is None:
                 return
-            self._crew.give(chunk)
+            chunk, read = taken
+            if not isinstance(read, Exception):
+                self._crew.give(chunk, read)
+                continue
+            self._num_failed_readings += 1
+            _log.info("reading failed: %s", read)
+            if self._num_failed_readings >= MAX_FAILED_READINGS:
+                raise WorkersFailedError(
+                    f"Pictures cannot be read on the machines of the cluster: {last_line(str(read))}",
+                    hint="see that the same version of this program is installed on all of them; --debug says more",
+                ) from read
+            self._lose(chunk)
+
+    def _lose(self, chunk: Chunk) -> None:
+        again, failures = chunk.after_loss()
+        self._again += again
+        self._failures += failures
 
     def _take(self) -> Iterator[Answer]:
         now = time.perf_counter()
@@ -101,19 +103,24 @@ class Drive:
         for news in self._crew.take_news():
             self._say(news)
         for came in self._crew.wait(_WAIT_S):
-            if isinstance(came, AnsweredChunk):
-                yield from self._settle(came)
-            else:
-                check_alike(loaded(came), self._first)
+            match came:
+                case LostChunk(chunk, may_be_cause):
+                    if may_be_cause:
+                        self._lose(chunk)
+                    else:
+                        self._again.append(chunk)
+                case chunk, answered:
+                    yield from self._settle(chunk, answered)
+                case _:
+                    check_alike(loaded(came), self._first)
+        failures, self._failures = self._failures, []
+        yield from failures
 
-    def _settle(self, came: AnsweredChunk) -> Iterator[Answer]:
-        """Yield the answers of a chunk that is still in progress, for the questions that the planner wants."""
+    def _settle(self, chunk: Chunk, came: AnsweredChunk) -> Iterator[Answer]:
+        """Yield the answers of a chunk, for the questions that the planner wants."""
         if came.problem is not None:
             raise_problem(came.problem, host=came.host)
         self.busy_s += came.busy_s
-        chunk = self._ledger.settle(came.number)
-        if chunk is None:
-            return
         answers = {answer.index: answer for answer in came.answers}
         doubtful, num_asked, num_missing = [], 0, 0
         for position, item in enumerate(chunk.items):
@@ -128,7 +135,7 @@ class Drive:
                 num_missing += answer is None
             num_asked += len(questions)
         if doubtful:
-            self._again.append(self._ledger.enter(doubtful, is_sure=True))
+            self._again.append(Chunk(items=tuple(doubtful), is_sure=True))
         if num_missing:
             raise WorkersFailedError(
                 f"{came.host} left {num_missing} of {num_asked} questions about its pictures without an answer",

@@ -93,7 +93,8 @@ class Readers:
 
         self._task = ray.remote(_read_apart).options(num_cpus=READING_CPUS, num_returns=2, scheduling_strategy="SPREAD")
         self._reading, self._known, self._most = reading, ray.put(known), most
-        self._under_way: dict[ObjectRef[None], ObjectRef[bytes]] = {}  # the state of each task, and its chunk
+        # By the state of each task: its chunk, and the same read and pickled.
+        self._under_way: dict[ObjectRef[None], tuple[Chunk, ObjectRef[bytes]]] = {}
 
     @property
     def num_pending(self) -> int:
@@ -108,18 +109,24 @@ class Readers:
     def add(self, chunk: Chunk) -> None:
         """Read a chunk."""
         state, read = self._task.remote(chunk, reading=self._reading, known=self._known)
-        self._under_way[state] = read
+        self._under_way[state] = chunk, read
 
-    def take(self, *, timeout_s: float) -> "ObjectRef[bytes] | None":
-        """A read and pickled chunk, or None if none is ready within `timeout_s`. Raises the error that ended a task."""
+    def take(self, *, timeout_s: float) -> "tuple[Chunk, ObjectRef[bytes] | Exception] | None":
+        """A chunk, and the same read and pickled, or the error that ended its task.
+
+        None if none is ready within `timeout_s`.
+        """
         import ray
 
         done, _ = ray.wait([*self._under_way], timeout=timeout_s) if self._under_way else ([], [])
-        for state in done:  # at most one
-            read = self._under_way.pop(state)
-            ray.get(state)
-            return read
-        return None
+        if not done:
+            return None
+        chunk, read = self._under_way.pop(done[0])
+        try:
+            ray.get(done[0])
+        except Exception as error:
+            return chunk, error
+        return chunk, read
 
 
 def _read_apart(chunk: Chunk, *, reading: Reading, known: Known | None) -> tuple[None, bytes]:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from llama_adapter.app.captioning.tasks.answers import Event
 from llama_adapter.app.captioning.work_items import WorkItem
 from llama_adapter.app.jobs.clusters.actors import IN_HAND, Crew
-from llama_adapter.app.jobs.clusters.chunks import AnsweredChunk, Known, in_chunks, sizes
+from llama_adapter.app.jobs.clusters.chunks import Known, in_chunks, sizes
 from llama_adapter.app.jobs.clusters.cluster import RayOptions, joined_cluster, machines
 from llama_adapter.app.jobs.clusters.drive import Drive, loaded
 from llama_adapter.app.jobs.clusters.places import num_reading_tasks, plan_places
@@ -91,7 +91,7 @@ def _first_ready(crew: Crew) -> LoadedModel:
     """Wait for the first captioner. Raises the error of loading it."""
     while True:
         for came in crew.wait(1.0):
-            assert not isinstance(came, AnsweredChunk), "nothing was handed out yet"
+            assert not isinstance(came, tuple), "nothing was handed out yet"
             return loaded(came)
 
 

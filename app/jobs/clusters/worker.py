@@ -74,7 +74,6 @@ class CaptionWorker:
         except Exception as error:
             problem = describe(error)
         return AnsweredChunk(
-            number=chunk.number,
             digests=tuple(digests),
             answers=tuple(answers),
             left_out=frozenset(left_out),

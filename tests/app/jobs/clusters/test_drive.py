@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from llama_adapter.app.captioning.tasks.answers import Answer
+from llama_adapter.app.jobs.clusters.actors import LostChunk
 from llama_adapter.app.jobs.clusters.chunks import AnsweredChunk, Chunk, Known, in_chunks, sizes
 from llama_adapter.app.jobs.clusters.cluster import WorkersFailedError
 from llama_adapter.app.jobs.clusters.drive import Drive, check_alike, loaded
@@ -24,10 +25,10 @@ from tests.app.jobs.clusters.made import FIRST, INFO, QUESTIONS, answer_to, plan
 
 
 class FakeReaders:
-    """Reads at once, in any order. It loses some chunks."""
+    """Reads at once, in any order."""
 
-    def __init__(self, chance: random.Random, *, loss: float) -> None:
-        self._chance, self._loss = chance, loss
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
         self._ready: list[Chunk] = []
 
     @property
@@ -39,18 +40,17 @@ class FakeReaders:
         return len(self._ready) < 8
 
     def add(self, chunk: Chunk) -> None:
-        if self._chance.random() >= self._loss:
-            self._ready.insert(self._chance.randint(0, len(self._ready)), chunk)
+        self._ready.insert(self._chance.randint(0, len(self._ready)), chunk)
 
-    def take(self, *, timeout_s: float) -> Chunk | None:
-        return self._ready.pop() if self._ready else None
+    def take(self, *, timeout_s: float) -> tuple[Chunk, Chunk | Exception] | None:
+        if not self._ready:
+            return None
+        chunk = self._ready.pop()
+        return chunk, chunk
 
 
 class FakeCrew:
-    """Answers in any order.
-
-    It loses some chunks, answers some twice, and never answers a chunk with a poisoned question.
-    """
+    """Answers in any order. It loses some chunks, and all that have a poisoned question."""
 
     def __init__(
         self, chance: random.Random, *, loss: float, poison: frozenset[int] = frozenset(), known: Known | None = None
@@ -67,21 +67,22 @@ class FakeCrew:
     def can_take(self) -> bool:
         return len(self._in_hand) < 4
 
-    def give(self, chunk: Chunk) -> None:
+    def give(self, chunk: Chunk, read: Chunk) -> None:
         self._in_hand.append(chunk)
 
     def take_news(self) -> list[str]:
         return []
 
-    def wait(self, timeout_s: float) -> Iterator[AnsweredChunk]:
+    def wait(self, timeout_s: float) -> Iterator[tuple[Chunk, AnsweredChunk] | LostChunk]:
         if not self._in_hand:
             return
-        chunk = self._chance.choice(self._in_hand)
-        is_repeat = self._chance.random() < self._loss
-        if not is_repeat:
-            self._in_hand.remove(chunk)
+        chunk = self._in_hand.pop(self._chance.randrange(len(self._in_hand)))
         is_poisoned = any(question.index in self._poison for one in chunk.items for question in one.questions)
-        if is_poisoned or (not is_repeat and self._chance.random() < self._loss):
+        if is_poisoned or self._chance.random() < self._loss:
+            yield LostChunk(chunk, may_be_cause=True)
+            if is_poisoned:
+                yield from (LostChunk(other, may_be_cause=False) for other in self._in_hand)
+                self._in_hand = []
             return
         left_out = set()
         answers = []
@@ -92,12 +93,8 @@ class FakeCrew:
                 continue
             self.num_answered[one.label] += 1
             answers += [answer_to(question, one.label, digest) for question in one.questions]
-        yield AnsweredChunk(
-            number=chunk.number,
-            digests=tuple(f"digest of {one.label}" for one in chunk.items),
-            answers=tuple(answers),
-            left_out=frozenset(left_out),
-        )
+        digests = tuple(f"digest of {one.label}" for one in chunk.items)
+        yield chunk, AnsweredChunk(digests=digests, answers=tuple(answers), left_out=frozenset(left_out))
 
 
 def run_job(
@@ -110,7 +107,7 @@ def run_job(
         known = None if index is None else Known(index=RecordIndex([file.path]), retry_errors=False)
         planner = planner_of(index)
         crew = FakeCrew(chance, loss=loss, poison=poison, known=known)
-        fakes: Any = crew, FakeReaders(chance, loss=loss)
+        fakes: Any = crew, FakeReaders(chance)
         drive = Drive(*fakes, planner, first=FIRST, say=print)
         items = (planner.item(PictureInput(source=name, label=name))[0] for name in names)
         answers = []
@@ -172,22 +169,26 @@ def test_a_worker_that_leaves_something_out_ends_the_job_and_what_it_answered_is
 ) -> None:
     wait = FakeCrew.wait
 
-    def forgetting(self: FakeCrew, timeout_s: float) -> Iterator[AnsweredChunk]:
-        for came in wait(self, timeout_s):
-            yield replace(came, answers=came.answers[:-1], host="there")
+    def forgetting(self: FakeCrew, timeout_s: float) -> Iterator[tuple[Chunk, AnsweredChunk]]:
+        for chunk, came in wait(self, timeout_s):
+            assert isinstance(came, AnsweredChunk)
+            yield chunk, replace(came, answers=came.answers[:-1], host="there")
 
     monkeypatch.setattr(FakeCrew, "wait", forgetting)
 
     with pytest.raises(WorkersFailedError, match="there left 1 of 16 questions about its pictures without an answer"):
-        run_job(tmp_path, [f"{number}.png" for number in range(20)], seed=0)
+        run_job(tmp_path, [f"{number}.png" for number in range(4)], seed=0)
 
     with open(tmp_path / "answers.jsonl", encoding="utf-8") as file:
         assert len(file.readlines()) == 4 * len(QUESTIONS) - 1
 
 
 def test_readers_that_fail_again_and_again_end_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: FakeReaders, *, timeout_s: float) -> None:
-        raise ImportError("no module named llama_adapter")
+    take = FakeReaders.take
+
+    def fail(self: FakeReaders, *, timeout_s: float) -> tuple[Chunk, Exception] | None:
+        taken = take(self, timeout_s=timeout_s)
+        return taken and (taken[0], ImportError("no module named llama_adapter"))
 
     monkeypatch.setattr(FakeReaders, "take", fail)
 
@@ -198,7 +199,7 @@ def test_readers_that_fail_again_and_again_end_the_job(tmp_path: Path, monkeypat
 def test_once_stopped_nothing_more_is_begun(tmp_path: Path) -> None:
     chance = random.Random(0)
     planner, answers = planner_of(), list[Answer]()
-    fakes: Any = FakeCrew(chance, loss=0.0), FakeReaders(chance, loss=0.0)
+    fakes: Any = FakeCrew(chance, loss=0.0), FakeReaders(chance)
     items = (planner.item(PictureInput(source=f"{number}", label=f"{number}"))[0] for number in range(1000))
     drive = Drive(*fakes, planner, first=FIRST, say=print)
 

@@ -28,9 +28,9 @@ def test_a_chunk_is_read_and_what_is_wrong_with_a_picture_is_in_its_place(tmp_pa
     unnamed = PictureReading()
     items = [replace(item(index), picture=str(tmp_path / name)) for index, name in enumerate(("good.png", "bad.png"))]
 
-    done = read(Chunk(number=7, items=(*items, replace(item(2), picture=unnamed))))
+    done = read(Chunk(items=(*items, replace(item(2), picture=unnamed))))
 
-    assert (done.number, done.problem) == (7, None)
+    assert done.problem is None
     good, bad, other = (one.picture for one in done.items)
     assert isinstance(good, PictureReading)
     assert good.pixels is not None
@@ -55,7 +55,7 @@ def test_slow_pictures_come_all_and_in_their_order(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("llama_adapter.app.jobs.clusters.reading._reader", lambda reading: SimpleNamespace(read=wait))
     items = tuple(replace(item(number), picture=f"{scheme}{number}.png") for number in range(9))
 
-    done = read(Chunk(number=0, items=items))
+    done = read(Chunk(items=items))
 
     assert done.problem is None
     assert [one.questions for one in done.items] == [one.questions for one in items]
@@ -65,7 +65,7 @@ def test_slow_pictures_come_all_and_in_their_order(monkeypatch: pytest.MonkeyPat
 def test_pictures_that_are_answered_are_hashed_and_no_more(tmp_path: Path) -> None:
     shutil.copy(picture("noise_128x96.png"), tmp_path / "a.png")
     work, _ = planner_of().item(PictureInput(source=str(tmp_path / "a.png"), label="a.png"))
-    chunk = Chunk(number=0, items=(work,))
+    chunk = Chunk(items=(work,))
     (looked,) = read(chunk).items
     assert isinstance(looked.picture, PictureReading)
     known = known_after(tmp_path, digest=looked.picture.digest, num_questions=len(QUESTIONS))
@@ -85,7 +85,7 @@ def test_missing_pictures_that_failed_are_left_out_unless_they_are_tried_again(
     tmp_path: Path, retry_errors: bool
 ) -> None:
     work, _ = planner_of().item(PictureInput(source=str(tmp_path / "a.png"), label="a.png"))
-    chunk = Chunk(number=0, items=(work,))
+    chunk = Chunk(items=(work,))
     (failed,) = (item.picture for item in read(chunk).items)
     assert isinstance(failed, PictureReading)
     how: dict[str, Any] = {"num_questions": len(QUESTIONS), "retry_errors": retry_errors, "error": failed.error}
