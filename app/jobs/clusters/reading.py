@@ -9,7 +9,7 @@ import pickle
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llama_adapter.app.captioning.work_items import WorkItem, look_at
 from llama_adapter.app.jobs.clusters.chunks import Chunk, Known
@@ -91,7 +91,8 @@ class Readers:
         """`most` is the number of chunks that are being read or wait for a captioner."""
         import ray
 
-        self._task = ray.remote(_read_apart).options(num_cpus=READING_CPUS, num_returns=2, scheduling_strategy="SPREAD")
+        remote: Any = ray.remote  # its types know no tasks with several results
+        self._task = remote(_read_apart).options(num_cpus=READING_CPUS, num_returns=2, scheduling_strategy="SPREAD")
         self._reading, self._known, self._most = reading, ray.put(known), most
         # By the state of each task: its chunk, and the same read and pickled.
         self._under_way: dict[ObjectRef[None], tuple[Chunk, ObjectRef[bytes]]] = {}
