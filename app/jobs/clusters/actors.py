@@ -2,7 +2,7 @@
 
 import logging
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -49,7 +49,7 @@ class Crew:
     job: Job
     places: Sequence[Place]
     folder: str
-    _news: list[str] = field(default_factory=list)
+    say: Callable[[str], object]  # for notes to the user
     _members: list[_Member] = field(default_factory=list)
     _loading: "dict[ObjectRef[Any], _Member]" = field(default_factory=dict)
 
@@ -97,11 +97,6 @@ class Crew:
                 yield from self._take_answer(reference)
             elif (state := self._take_state(reference)) is not None:
                 yield state
-
-    def take_news(self) -> list[str]:
-        """Notes for the user since the last call."""
-        news, self._news = self._news, []
-        return news
 
     def stop(self) -> None:
         """Kill the captioners."""
@@ -182,4 +177,4 @@ class Crew:
                 "from here",
             ) from error
         what = "the machine of a captioner is gone" if is_machine else "a captioner ended again and again"
-        self._news.append(f"note: {what}; {num_others} of {len(self._members)} go on")
+        self.say(f"note: {what}; {num_others} of {len(self._members)} go on")

@@ -26,20 +26,12 @@ _log = logging.getLogger("llama_adapter.scale")
 class Drive:
     """Supplies readers and captioners with work. Not thread-safe."""
 
-    def __init__(
-        self,
-        crew: Crew,
-        readers: Readers,
-        planner: JobPlanner,
-        *,
-        first: LoadedModel,
-        say: Callable[[str], None],
-    ) -> None:
+    def __init__(self, crew: Crew, readers: Readers, planner: JobPlanner, *, first: LoadedModel) -> None:
         """`first` is the model that all captioners must have."""
         # Seconds in which captioners answered, and in which they were ready, summed over all captioners.
         self.busy_s, self.ready_s = 0.0, 0.0
         self._crew, self._readers, self._planner = crew, readers, planner
-        self._first, self._say = first, say
+        self._first = first
         self._again: list[Chunk] = []
         self._failures: list[Answer] = []
         self._num_failed_readings = 0
@@ -100,8 +92,6 @@ class Drive:
         now = time.perf_counter()
         self.ready_s += self._crew.num_ready * (now - self._taken_at)
         self._taken_at = now
-        for news in self._crew.take_news():
-            self._say(news)
         for came in self._crew.wait(_WAIT_S):
             match came:
                 case LostChunk(chunk, may_be_cause):

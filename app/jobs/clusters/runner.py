@@ -49,9 +49,10 @@ class RayRunner:
             places = plan_places(
                 machines(), device=job.spec.device, actors=self._options.actors, ranks=job.spec.tensor_parallel
             )
-            if not job.quiet:
-                say(f"{where}, {'1 captioner' if len(places) == 1 else f'{len(places)} captioners'}")
-            self._job, self._crew = job, Crew(job, places, os.getcwd())
+            self._say: Callable[[str], object] = (lambda text: None) if job.quiet else say
+            self._say(f"{where}, {'1 captioner' if len(places) == 1 else f'{len(places)} captioners'}")
+            self._job = job
+            self._crew = Crew(job, places, os.getcwd(), say=lambda text: self._say(text))
             stack.callback(self._crew.stop)
             self._crew.start()
             self._first = _first_ready(self._crew)
@@ -63,7 +64,7 @@ class RayRunner:
         self, items: Iterator[WorkItem], planner: JobPlanner, *, say: Callable[[str], None], stop: Callable[[], bool]
     ) -> Generator[Event]:
         """See `Runner`. Captioners compile their programs when they are loaded."""
-        num_captioners = len(self._crew.places)
+        self._say, num_captioners = say, len(self._crew.places)
         index = planner.earlier
         readers = Readers(
             Reading(
@@ -76,7 +77,7 @@ class RayRunner:
             known=None if index is None else Known(index=index, retry_errors=self._job.retry_errors),
             most=num_reading_tasks(machines(), num_captioners=num_captioners) + IN_HAND * num_captioners,
         )
-        self._drive = Drive(self._crew, readers, planner, first=self._first, say=say)
+        self._drive = Drive(self._crew, readers, planner, first=self._first)
         assert isinstance(self.spec.batch_size, int), "the spec of a loaded model has no open values"
         chunk_sizes = sizes(self.spec.batch_size, num_alike=IN_HAND * num_captioners)
         yield from self._drive.run(in_chunks(items, chunk_sizes), stop=stop)

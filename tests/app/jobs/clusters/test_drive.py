@@ -70,9 +70,6 @@ class FakeCrew:
     def give(self, chunk: Chunk, read: Chunk) -> None:
         self._in_hand.append(chunk)
 
-    def take_news(self) -> list[str]:
-        return []
-
     def wait(self, timeout_s: float) -> Iterator[tuple[Chunk, AnsweredChunk] | LostChunk]:
         if not self._in_hand:
             return
@@ -108,7 +105,7 @@ def run_job(
         planner = planner_of(index)
         crew = FakeCrew(chance, loss=loss, poison=poison, known=known)
         fakes: Any = crew, FakeReaders(chance)
-        drive = Drive(*fakes, planner, first=FIRST, say=print)
+        drive = Drive(*fakes, planner, first=FIRST)
         items = (planner.item(PictureInput(source=name, label=name))[0] for name in names)
         answers = []
         for answer in drive.run(in_chunks(items, sizes(4, num_alike=2)), stop=lambda: False):
@@ -201,7 +198,7 @@ def test_once_stopped_nothing_more_is_begun(tmp_path: Path) -> None:
     planner, answers = planner_of(), list[Answer]()
     fakes: Any = FakeCrew(chance, loss=0.0), FakeReaders(chance)
     items = (planner.item(PictureInput(source=f"{number}", label=f"{number}"))[0] for number in range(1000))
-    drive = Drive(*fakes, planner, first=FIRST, say=print)
+    drive = Drive(*fakes, planner, first=FIRST)
 
     for answer in drive.run(in_chunks(items, sizes(8, num_alike=1000)), stop=lambda: len(answers) > 100):
         answers.append(answer)
