@@ -4,7 +4,6 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
 
 from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.captioning.work_items import WorkItem
@@ -102,7 +101,8 @@ class Drive:
                 case chunk, answered:
                     yield from self._settle(chunk, answered)
                 case _:
-                    check_alike(loaded(came), self._first)
+                    model = loaded(came)
+                    check_alike(model.info, self._first.info, hosts=(model.host, self._first.host))
         failures, self._failures = self._failures, []
         yield from failures
 
@@ -141,22 +141,12 @@ def loaded(came: LoadedModel | NotLoaded) -> LoadedModel:
     return came
 
 
-class Loaded(Protocol):
-    """A loaded model, on any machine."""
-
-    @property
-    def host(self) -> str: ...
-
-    @property
-    def info(self) -> ModelInfo: ...
-
-
-def check_alike(model: Loaded, first: Loaded) -> None:
-    """Raise WorkersFailedError if a captioner's model differs from the first one."""
+def check_alike(model: ModelInfo, first: ModelInfo, *, hosts: tuple[str, str]) -> None:
+    """Raise WorkersFailedError if a model differs from the first one. `hosts` are their machines."""
     for name in ("digest", "dtype", "precision", "context", "encoder"):
-        here, there = getattr(model.info, name), getattr(first.info, name)
+        here, there = getattr(model, name), getattr(first, name)
         if here != there:
             raise WorkersFailedError(
-                f"The model on {model.host} is another than on {first.host}: its {name} is {here}, not {there}",
+                f"The model on {hosts[0]} is another than on {hosts[1]}: its {name} is {here}, not {there}",
                 hint="put the same files on all machines, and give --dtype and --device",
             )

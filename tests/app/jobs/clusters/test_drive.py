@@ -222,8 +222,6 @@ def test_errors_of_a_machine_name_it(exit_code: ExitCode, kind: type[Exception])
 
 
 def test_captioners_of_different_models_do_not_work_together() -> None:
-    other = replace(FIRST, host="there", info=replace(INFO, digest="cd" * 32))
-
-    check_alike(replace(FIRST, host="there"), FIRST)
+    check_alike(INFO, INFO, hosts=("there", "here"))
     with pytest.raises(WorkersFailedError, match="there is another than on here"):
-        check_alike(other, FIRST)
+        check_alike(replace(INFO, digest="cd" * 32), INFO, hosts=("there", "here"))
