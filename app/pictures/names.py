@@ -37,9 +37,12 @@ def escaped_name(name: str) -> str:
 
 
 def place_of(path: str) -> str:
-    """The path with its folder resolved. If the last part is a link, it is not resolved: it is a separate file."""
+    """The path with its folder resolved. If the last part is a link, it is not resolved: it is a separate file.
+
+    A path with a null character, which no file has, is returned as it is.
+    """
     folder, name = os.path.split(path)
-    return os.path.join(os.path.realpath(folder), name)
+    return path if "\0" in path else os.path.join(os.path.realpath(folder), name)
 
 
 def find_escaped(name: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 
 from llama_adapter.app.captioning.decisions.decider import Decider, Decision
 from llama_adapter.app.jobs.exports.formats import CSV_COLUMNS, Cell, csv_cells, csv_lines
-from llama_adapter.app.jobs.exports.sidecars import Refusals, is_file
+from llama_adapter.app.jobs.exports.sidecars import Refusals
 from llama_adapter.app.jobs.records.key import RecordKey
 from llama_adapter.app.jobs.records.record import Record, json_line, read_records, true_name
 from llama_adapter.app.pictures.names import name_as_text, place_of
@@ -71,10 +71,7 @@ class Template:
         """The text for the picture of a row."""
         if self.text == "{text}":
             return row.text
-        try:
-            folder, name = os.path.split(place_of(row.picture))
-        except ValueError:  # a null character in it
-            folder, name = os.path.split(row.picture)
+        folder, name = os.path.split(place_of(row.picture))
         parent, stem = os.path.basename(folder), os.path.splitext(name)[0]
         return self.text.format(text=row.text, stem=name_as_text(stem), parent=name_as_text(parent))
 
@@ -168,7 +165,7 @@ def kohya_lines(rows: Iterable[Row], *, template: Template, refusals: Refusals) 
 
 def _is_usable(picture: str, path: str, *, refusals: Refusals) -> bool:
     """Whether a picture exists and has a name that JSON can hold; refused otherwise."""
-    if not is_file(path):
+    if not os.path.isfile(path):
         refusals.add(picture, "there is no such picture")
     elif name_as_text(path) != path:
         refusals.add(picture, "its name is not UTF-8, which JSON has to be; rename the picture")

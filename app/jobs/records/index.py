@@ -199,9 +199,6 @@ def _stands_for(record: Record, path: str | None) -> bool:
     recorded = true_name(record)
     if "://" in recorded:
         return False
-    try:
-        if path is not None and os.path.lexists(recorded):
-            return place_of(recorded) == place_of(path)
-        return not any(place.is_file() for place in (Path(recorded), *Path(recorded).parents))
-    except (OSError, ValueError):
-        return True
+    if path is not None and os.path.lexists(recorded):
+        return place_of(recorded) == place_of(path)
+    return not any(map(os.path.isfile, (recorded, *Path(recorded).parents)))
