@@ -39,10 +39,13 @@ def escaped_name(name: str) -> str:
 def place_of(path: str) -> str:
     """The path with its folder resolved. If the last part is a link, it is not resolved: it is a separate file.
 
-    A path with a null character, which no file has, is returned as it is.
+    A path that no file can have, with a null character or a lone surrogate, is returned as it is.
     """
     folder, name = os.path.split(path)
-    return path if "\0" in path else os.path.join(os.path.realpath(folder), name)
+    try:
+        return os.path.join(os.path.realpath(folder), name)
+    except ValueError:
+        return path
 
 
 def find_escaped(name: str) -> str:

@@ -64,3 +64,4 @@ def test_a_place_follows_links_to_folders_and_none_to_the_file(tmp_path: Path) -
     (tmp_path / "link").symlink_to("real")
 
     assert place_of(str(tmp_path / "link" / "a.png")) == os.path.realpath(tmp_path / "real") + "/a.png"
+    assert [place_of(name) for name in ("\0/a.png", "\ud800/a.png")] == ["\0/a.png", "\ud800/a.png"]

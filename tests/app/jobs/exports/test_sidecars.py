@@ -41,7 +41,7 @@ def test_a_text_stands_beside_its_picture(tmp_path: Path) -> None:
 
 
 def test_beside_a_picture_that_is_not_there_nothing_is_written(tmp_path: Path) -> None:
-    names = [str(tmp_path / "a.png"), str(tmp_path / "b.tar/c.png"), "\0", "..", ".", ""]
+    names = [str(tmp_path / "a.png"), str(tmp_path / "b.tar/c.png"), "\0", "\ud800/d.png", "..", ".", ""]
     files = write(None, dict.fromkeys(names, "text"))
 
     assert texts(tmp_path) == {}

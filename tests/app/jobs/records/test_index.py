@@ -43,6 +43,7 @@ RAW = os.fsdecode(b"a\xff.png")
         ("shard.tar/b.png", ["shard.tar"], [("shard.tar/a.png", None), ("shard.tar/b.png", "answered")]),
         ("s3://bucket/a.png", [], [("s3://bucket/b.png", None), ("s3://bucket/a.png", "answered")]),
         ("lone \udc80 surrogate.png", [], [("lone \udc80 surrogate.png", "answered")]),
+        ("\ud800/null \0.png", ["new.png"], [("new.png", "answered")]),  # no file can have this name
         (r"inv\xff.png", [], [(r"inv\xff.png", "answered")]),
     ],
 )
