@@ -84,20 +84,21 @@ def to_sidecars(records: Iterable[Record]) -> bytes:
     with the reasons, and `OTHER_NAMES` texts that are not called as their picture, because another one is.
     """
     names, packed = SidecarNames(), io.BytesIO()
-    lists = {OTHER_NAMES: "", FAILED_NAME: ""}
+    lists: dict[str, list[str]] = {OTHER_NAMES: [], FAILED_NAME: []}
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for record in records:
             if (error := record["error"]) is not None:
-                lists[FAILED_NAME] += f"{shown_name(record['picture'])}: {error['code']}: {error['message']}\n"
+                reason = f"{error['code']}: {error['message']}"
+                lists[FAILED_NAME].append(f"{shown_name(record['picture'])}: {reason}\n")
                 continue
             path = safe_path(record["picture"])
             name = names.take(path)
             if name != names.usual(path):
-                lists[OTHER_NAMES] += f"{shown_name(path)}: {shown_name(name)}\n"
+                lists[OTHER_NAMES].append(f"{shown_name(path)}: {shown_name(name)}\n")
             _write(archive, name, record["text"] + "\n")
         for name, lines in lists.items():
             if lines:
-                _write(archive, names.take(name), lines)
+                _write(archive, names.take(name), "".join(lines))
     return packed.getvalue()
 
 
