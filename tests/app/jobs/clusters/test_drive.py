@@ -77,9 +77,6 @@ class FakeCrew:
         is_poisoned = any(question.index in self._poison for one in chunk.items for question in one.questions)
         if is_poisoned or self._chance.random() < self._loss:
             yield LostChunk(chunk, may_be_cause=True)
-            if is_poisoned:
-                yield from (LostChunk(other, may_be_cause=False) for other in self._in_hand)
-                self._in_hand = []
             return
         left_out = set()
         answers = []
@@ -135,6 +132,23 @@ def test_a_picture_that_ends_every_worker_costs_no_other(tmp_path: Path) -> None
     failed = {answer.picture for answer in answers if answer.error is not None}
     assert failed == {"10.png"}
     assert len(answers) == 100 * len(QUESTIONS)
+
+
+def test_a_chunk_that_only_waited_for_others_that_were_lost_is_not_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait, losses = FakeCrew.wait, iter(range(9))
+
+    def losing(self: FakeCrew, timeout_s: float) -> Iterator[tuple[Chunk, AnsweredChunk] | LostChunk]:
+        if self._in_hand and next(losses, None) is not None:
+            yield LostChunk(self._in_hand.pop(), may_be_cause=False)
+        else:
+            yield from wait(self, timeout_s)
+
+    monkeypatch.setattr(FakeCrew, "wait", losing)
+    answers, _, _ = run_job(tmp_path, ["a.png"], seed=0)
+
+    assert [answer.error for answer in answers] == [None] * len(QUESTIONS)
 
 
 @pytest.mark.parametrize("seed", range(2))
