@@ -201,4 +201,4 @@ def _stands_for(record: Record, path: str | None) -> bool:
         return False
     if path is not None and os.path.lexists(recorded):
         return place_of(recorded) == place_of(path)
-    return not any(map(os.path.isfile, (recorded, *Path(recorded).parents)))
+    return not any(os.path.isfile(place) for place in (Path(recorded), *Path(recorded).parents))
