@@ -66,7 +66,6 @@ class RecordWriter:
     def __init__(self, path: str | os.PathLike[str], *, older: tuple[Path, ...] = (), sync_every: int = 64) -> None:
         """`older` are files of earlier runs in the same folder. They are read and cleared together with this file."""
         self.path = Path(path)
-        self.num_written = 0
         self.repair: str | None = None
         self.is_locked = False
         self._older = older
@@ -111,7 +110,6 @@ class RecordWriter:
             if self.is_durable and self._size() == self._end + len(line) - len(rest):  # no other program wrote
                 self._file.truncate(self._end)  # works on a full disk
             raise OSError(error.errno, error.strerror, str(self.path)) from error
-        self.num_written += 1
         if self.is_durable:
             self._end += len(line)
             self._num_unsynced += 1
