@@ -44,11 +44,10 @@ class Chunk:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnsweredChunk:
-    """The answers to a chunk."""
+    """The answers to a chunk. Pictures that an earlier run seems to have answered have none."""
 
     digests: tuple[str, ...]  # of the pictures, in their order
     answers: tuple[Answer, ...]
-    left_out: frozenset[int] = frozenset()  # positions of pictures that an earlier run seems to have answered
     host: str = ""  # the machine that answered it
     busy_s: float = 0.0
     problem: Problem | None = None  # the reason, if the job cannot continue

@@ -113,9 +113,10 @@ class Drive:
         self.busy_s += came.busy_s
         answers = {answer.index: answer for answer in came.answers}
         doubtful, num_asked, num_missing = [], 0, 0
-        for position, item in enumerate(chunk.items):
-            questions = item.questions if chunk.is_sure else self._planner.wants(item, came.digests[position])
-            if position in came.left_out:
+        for item, digest in zip(chunk.items, came.digests, strict=True):
+            questions = item.questions if chunk.is_sure else self._planner.wants(item, digest)
+            is_left_out = not chunk.is_sure and not any(question.index in answers for question in item.questions)
+            if is_left_out:
                 doubtful += [dataclasses.replace(item, questions=questions)] if questions else []
                 continue
             for question in questions:

@@ -57,13 +57,11 @@ class CaptionWorker:
         """Answer a read and pickled `Chunk`."""
         started = time.perf_counter()
         chunk: Chunk = pickle.loads(read)
-        digests, left_out, asked = [], [], []
-        for position, item in enumerate(chunk.items):
+        digests, asked = [], []
+        for item in chunk.items:
             assert isinstance(item.picture, PictureReading), "the pictures of a read chunk were read"
             digests.append(item.picture.digest)
-            if item.picture.is_only_digest:
-                left_out.append(position)
-            else:
+            if not item.picture.is_only_digest:
                 asked.append(item)
         answers: list[Answer] = []
         problem = chunk.problem
@@ -76,7 +74,6 @@ class CaptionWorker:
         return AnsweredChunk(
             digests=tuple(digests),
             answers=tuple(answers),
-            left_out=frozenset(left_out),
             host=socket.gethostname(),
             busy_s=time.perf_counter() - started,
             problem=problem,

@@ -78,17 +78,15 @@ class FakeCrew:
         if is_poisoned or self._chance.random() < self._loss:
             yield LostChunk(chunk, may_be_cause=True)
             return
-        left_out = set()
         answers = []
-        for position, one in enumerate(chunk.items):
+        for one in chunk.items:
             digest = f"digest of {one.label}"
             if self._known is not None and not chunk.is_sure and not self._known.left(one, digest):
-                left_out.add(position)
                 continue
             self.num_answered[one.label] += 1
             answers += [answer_to(question, one.label, digest) for question in one.questions]
         digests = tuple(f"digest of {one.label}" for one in chunk.items)
-        yield chunk, AnsweredChunk(digests=digests, answers=tuple(answers), left_out=frozenset(left_out))
+        yield chunk, AnsweredChunk(digests=digests, answers=tuple(answers))
 
 
 def run_job(
