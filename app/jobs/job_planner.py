@@ -21,7 +21,6 @@ from llama_adapter.app.jobs.records.record import Record, moved_record
 from llama_adapter.app.models.spec import CaptionerSpec, ModelInfo
 from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.pictures.inputs import PictureInput
-from llama_adapter.app.pictures.names import escaped_name
 from llama_adapter.app.pictures.reading.reader import PictureReading
 from llama_adapter.app.pictures.reading.sources import Source
 from llama_adapter.runtime.text import shown_name
@@ -32,7 +31,6 @@ class Asked:
     """A job's data on one question about one picture: the `tag` of the question and of its answer."""
 
     key: RecordKey
-    escaped_key: RecordKey | None  # with the picture name as earlier versions wrote it, if that differs
     root: str | None  # the folder or archive that the user named
     path: str | None  # the picture's file, if it has one
     supersedes: tuple[str, ...]  # names that failed in an earlier run and under which this picture was found now
@@ -77,7 +75,6 @@ class JobPlanner:
             for number in range(self.job.n):
                 asked = Asked(
                     key=self._key(filled, picture.label, number),
-                    escaped_key=None if self.earlier is None else self._escaped_key(question, picture, number),
                     root=picture.root,
                     path=picture.source if isinstance(picture.source, str) else None,
                     supersedes=supersedes,
@@ -116,7 +113,7 @@ class JobPlanner:
         """Names that failed in an earlier run and under which this picture is found now; each once per run."""
         if self.earlier is None:
             return ()
-        found_in = dict.fromkeys(name for label in picture.found_in for name in (label, escaped_name(label)))
+        found_in = dict.fromkeys(picture.found_in)
         names = [name for name in found_in if name not in self._superseded and self.earlier.has_failed(name)]
         self._superseded.update(names)
         return tuple(names)
@@ -126,28 +123,21 @@ class JobPlanner:
         if self.earlier is None:
             return asked
         key = asked.key
-        claim = self.earlier.claim(key.id(digest), key.picture, path=asked.path)
-        if claim is None and asked.escaped_key is not None:
-            key = asked.escaped_key
-            claim = self.earlier.claim_escaped(key.id(digest), key.picture)
-        if claim is None or asked.supersedes:  # only a new record can supersede those names
-            return asked
-        state = claim.state
-        if claim.former is not None:
-            with self._lock:
-                self.num_moved += 1
-                self.moved.put(moved_record(claim.former, picture=asked.key.picture))
-        if (
-            state == "answered"
-            and claim.former is None  # otherwise a record is written now
-            and self.earlier.has_failed_since(key.id(digest), key.picture, failure_id=key.id(""))
-        ):
-            return asked  # readable again: without a new record, exports would still treat it as missing
-        if state == "failed" and self.job.retry_errors:
-            return replace(asked, has_failed=True)
+        record_id, failure_id = key.id(digest), key.id("")
         with self._lock:
+            claim = self.earlier.claim(record_id, key.picture, path=asked.path)
+            if claim is None or asked.supersedes:  # only a new record can supersede those names
+                return asked
+            has_failed = claim.state == "failed"
+            if claim.former is not None:
+                self.num_moved += 1
+                self.moved.put(moved_record(claim.former, picture=key.picture))
+            elif not has_failed and self.earlier.has_failed_since(record_id, key.picture, failure_id=failure_id):
+                return asked  # readable again: without a new record, exports would still treat it as missing
+            if has_failed and self.job.retry_errors:
+                return replace(asked, has_failed=True)
             self.num_known += 1
-            self.num_known_failed += state == "failed"
+            self.num_known_failed += has_failed
         return None
 
     def _fill(self, question: Question, picture: PictureInput) -> tuple[Question, AnswerError | None]:
@@ -157,12 +147,6 @@ class JobPlanner:
             return fill(question, picture_variables(picture.label, picture.columns)), None
         except TemplateError as problem:
             return question, AnswerError(code="prompt", message=f"{problem}; {problem.hint}.")
-
-    def _escaped_key(self, question: Question, picture: PictureInput, number: int) -> RecordKey | None:
-        label = escaped_name(picture.label)
-        if label == picture.label:
-            return None
-        return self._key(self._fill(question, replace(picture, label=label))[0], label, number)
 
     def _key(self, question: Question, label: str, number: int) -> RecordKey:
         _, shown, settings = self._plan(question)

@@ -75,9 +75,10 @@ def picture_variables(label: str, columns: Mapping[str, str]) -> dict[str, str]:
 
 def check_variables(job: Job) -> None:
     """Raise UsageError if a question names a variable that no picture of the job can have."""
-    if not job.fills_variables or may_bring_columns(job.inputs):
+    templates = [question for question in job.questions if is_template(question)]
+    if not templates or not job.fills_variables or may_bring_columns(job.inputs):
         return
-    for question in job.questions:
+    for question in templates:
         try:
             fill(question, picture_variables("", {}))
         except TemplateError as error:

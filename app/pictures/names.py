@@ -37,9 +37,15 @@ def escaped_name(name: str) -> str:
 
 
 def place_of(path: str) -> str:
-    """The path with its folder resolved. If the last part is a link, it is not resolved: it is a separate file."""
+    """The path with its folder resolved. If the last part is a link, it is not resolved: it is a separate file.
+
+    A path that no file can have, with a null character or a lone surrogate, is returned as it is.
+    """
     folder, name = os.path.split(path)
-    return os.path.join(os.path.realpath(folder), name)
+    try:
+        return os.path.join(os.path.realpath(folder), name)
+    except ValueError:
+        return path
 
 
 def find_escaped(name: str) -> str:
@@ -50,15 +56,16 @@ def find_escaped(name: str) -> str:
     """
     if "\\" not in name or os.path.lexists(name):
         return name
-    folder, base = os.path.split(name)
-    if folder not in ("", os.sep):
-        folder = find_escaped(folder)
-    try:
-        changed_ns = os.stat(folder or os.curdir).st_mtime_ns
-        true = _true_names(os.path.abspath(folder), changed_ns).get(base, base)
-    except (OSError, ValueError):
-        return name
-    found = os.path.join(folder, true)
+    found = os.sep if name.startswith(os.sep) else ""
+    for part in filter(None, name.split(os.sep)):
+        place = os.path.join(found, part)
+        if "\\" in part and not os.path.lexists(place):
+            try:
+                names = _true_names(os.path.abspath(found), os.stat(found or os.curdir).st_mtime_ns)
+            except (OSError, ValueError):
+                return name
+            place = os.path.join(found, names.get(part, part))
+        found = place
     return found if os.path.lexists(found) else name
 
 

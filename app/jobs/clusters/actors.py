@@ -2,11 +2,11 @@
 
 import logging
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llama_adapter.app.jobs.clusters.chunks import AnsweredChunk
+from llama_adapter.app.jobs.clusters.chunks import AnsweredChunk, Chunk
 from llama_adapter.app.jobs.clusters.cluster import WorkersFailedError
 from llama_adapter.app.jobs.clusters.places import Place
 from llama_adapter.app.jobs.clusters.worker import CaptionWorker, LoadedModel, NotLoaded
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 IN_HAND = 2  # chunks per captioner: one being answered, and one being transferred
 MAX_RESTARTS = 5  # restarts of a captioner that answers nothing in between; then it is given up
-MAX_TRIES = 2  # attempts for a chunk whose captioner was lost
 
 _log = logging.getLogger("llama_adapter.scale")
 
@@ -29,26 +28,30 @@ class _Member:
     actor: Any  # its methods are those of CaptionWorker, with `remote`
     is_ready: bool = False
     num_answered: int = 0  # by this actor
-    in_hand: int = 0
+    in_hand: "dict[ObjectRef[AnsweredChunk], Chunk]" = field(default_factory=dict)  # the first one is being answered
+
+
+class LostChunk(NamedTuple):
+    """A chunk that a captioner did not answer, because its process or machine was lost."""
+
+    chunk: Chunk
+    may_be_cause: bool  # False if it waited for another chunk
 
 
 @dataclass(slots=True)
 class Crew:
     """Hands read chunks to captioners.
 
-    Ray restarts a captioner whose process ends. Its chunks go to other captioners that are ready, with `MAX_TRIES`
-    attempts in total. After that, the chunks are lost, and the ledger finds them. A captioner is given up if its
-    machine is gone, or if its process ends repeatedly.
+    Ray restarts a captioner whose process ends. A captioner is given up if its machine is gone, or if its process ends
+    repeatedly.
     """
 
     job: Job
     places: Sequence[Place]
     folder: str
-    _news: list[str] = field(default_factory=list)
+    say: Callable[[str], object]  # for notes to the user
     _members: list[_Member] = field(default_factory=list)
     _loading: "dict[ObjectRef[Any], _Member]" = field(default_factory=dict)
-    _answering: "dict[ObjectRef[Any], tuple[_Member, ObjectRef[Any], int]]" = field(default_factory=dict)
-    _returned: "list[tuple[ObjectRef[Any], int]]" = field(default_factory=list)  # with the number of attempts
 
     def start(self) -> None:
         """Start all captioners; they load in the background."""
@@ -64,44 +67,36 @@ class Crew:
 
     @property
     def num_in_hand(self) -> int:
-        """Number of chunks that captioners have, or that were returned by lost captioners."""
-        return len(self._answering) + len(self._returned)
+        """Number of chunks that captioners have."""
+        return sum(len(member.in_hand) for member in self._members)
 
     @property
     def can_take(self) -> bool:
         """Whether a captioner can accept another chunk."""
-        return any(member.is_ready and member.in_hand < IN_HAND for member in self._members)
+        return any(member.is_ready and len(member.in_hand) < IN_HAND for member in self._members)
 
-    def give(self, chunk: "ObjectRef[Any]", *, num_tries: int = 0) -> None:
-        """Hand a read chunk to the captioner with the fewest chunks."""
-        member = min((member for member in self._members if member.is_ready), key=lambda member: member.in_hand)
-        member.in_hand += 1
-        self._answering[member.actor.answer.remote(chunk)] = member, chunk, num_tries
+    def give(self, chunk: Chunk, read: "ObjectRef[bytes]") -> None:
+        """Hand a chunk, which was read, to the captioner with the fewest chunks."""
+        member = min((member for member in self._members if member.is_ready), key=lambda member: len(member.in_hand))
+        member.in_hand[member.actor.answer.remote(read)] = chunk
 
-    def give_returned(self) -> None:
-        """Hand chunks of lost captioners to other captioners, as long as these accept chunks."""
-        while self._returned and self.can_take:
-            chunk, num_tries = self._returned.pop()
-            self.give(chunk, num_tries=num_tries)
+    def wait(self, timeout_s: float) -> Iterator[tuple[Chunk, AnsweredChunk] | LostChunk | LoadedModel | NotLoaded]:
+        """Yield answers, losses and states of captioners, within `timeout_s`.
 
-    def wait(self, timeout_s: float) -> Iterator[AnsweredChunk | LoadedModel | NotLoaded]:
-        """Yield answers and states of captioners, within `timeout_s`. Raises WorkersFailedError if none is left."""
+        Raises WorkersFailedError if no captioner is left.
+        """
         import ray
 
-        waiting = [*self._answering, *self._loading]
+        waiting = [*(reference for member in self._members for reference in member.in_hand), *self._loading]
         done: list[ObjectRef[Any]]
         done, _ = ray.wait(waiting, num_returns=len(waiting), timeout=0) if waiting else ([], [])
         if not done and waiting:
             done, _ = ray.wait(waiting, num_returns=1, timeout=timeout_s)
         for reference in done:
-            came = self._take_state(reference) if reference in self._loading else self._take_answer(reference)
-            if came is not None:
-                yield came
-
-    def take_news(self) -> list[str]:
-        """Notes for the user since the last call."""
-        news, self._news = self._news, []
-        return news
+            if reference not in self._loading:
+                yield from self._take_answer(reference)
+            elif (state := self._take_state(reference)) is not None:
+                yield state
 
     def stop(self) -> None:
         """Kill the captioners."""
@@ -141,26 +136,25 @@ class Crew:
         member.is_ready = isinstance(state, LoadedModel)
         return state
 
-    def _take_answer(self, reference: "ObjectRef[Any]") -> AnsweredChunk | None:
+    def _take_answer(self, reference: "ObjectRef[Any]") -> Iterator[tuple[Chunk, AnsweredChunk] | LostChunk]:
         import ray
 
-        member, chunk, num_tries = self._answering.pop(reference)
-        member.in_hand -= 1
+        member = next((member for member in self._members if reference in member.in_hand), None)
+        if member is None:  # lost with another chunk of its captioner
+            return
         try:
             answered: AnsweredChunk = ray.get(reference)
         except (ray.exceptions.RayActorError, ray.exceptions.ActorUnschedulableError) as error:
-            if num_tries + 1 < MAX_TRIES:
-                self._returned.append((chunk, num_tries + 1))
-            if member.is_ready:  # otherwise the loss is known already
-                member.is_ready = False
-                _log.info("a captioner is lost: %s", error)
-                self._load(member)
-            return None
+            _log.info("a captioner is lost: %s", error)
+            lost, member.in_hand, member.is_ready = [*member.in_hand.values()], {}, False
+            self._load(member)
+            yield from (LostChunk(chunk, may_be_cause=place == 0) for place, chunk in enumerate(lost))
         except ray.exceptions.RayError as error:  # the chunk's pixels were lost with a machine
             _log.info("a chunk is lost: %s", error)
-            return None
-        member.num_answered += 1
-        return answered
+            yield LostChunk(member.in_hand.pop(reference), may_be_cause=True)
+        else:
+            member.num_answered += 1
+            yield member.in_hand.pop(reference), answered
 
     def _replace(self, member: _Member, error: BaseException) -> None:
         """Replace an actor that has no restarts left by a new one, if it had answered something.
@@ -183,4 +177,4 @@ class Crew:
                 "from here",
             ) from error
         what = "the machine of a captioner is gone" if is_machine else "a captioner ended again and again"
-        self._news.append(f"note: {what}; {num_others} of {len(self._members)} go on")
+        self.say(f"note: {what}; {num_others} of {len(self._members)} go on")

@@ -1,11 +1,11 @@
 """Chunks of pictures that go to workers, and their answers. Plain values, without Ray and torch."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from llama_adapter.app.captioning.tasks.answers import Answer
-from llama_adapter.app.captioning.work_items import WorkItem
+from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
 from llama_adapter.app.jobs.job_planner import failed_answer
 from llama_adapter.app.jobs.records.index import RecordIndex
 from llama_adapter.app.jobs.records.key import RecordKey
@@ -14,7 +14,7 @@ from llama_adapter.runtime.problems import Problem
 
 MAX_PICTURES = 64  # per chunk, 150 kB each as pixels: enough to fill batches, few enough to repeat
 MAX_BYTES = 32 * 2**20  # per chunk, of pictures given as bytes
-MAX_LOSSES = 2  # per chunk; after the first loss, pictures are tried one by one
+MAX_LOSSES = 4  # of a chunk; after the second loss, its pictures are tried one by one
 
 _LOST = AnswerError(
     code="lost",
@@ -27,21 +27,27 @@ _LOST = AnswerError(
 class Chunk:
     """Pictures that are read and answered together, and repeated together if a worker is lost."""
 
-    number: int
     items: tuple[WorkItem, ...]
     is_sure: bool = False  # whether all of it must be answered, regardless of earlier records
-    num_losses: int = 0  # how often the chunk was lost
+    num_losses: int = 0  # how often a process or machine was lost that had the chunk
     problem: Problem | None = None  # the reason, if its pictures could not be read
+
+    def after_loss(self) -> tuple[list["Chunk"], list[Answer]]:
+        """What to hand out again, and failed answers if it was lost `MAX_LOSSES` times."""
+        losses = self.num_losses + 1
+        if losses >= MAX_LOSSES:
+            questions = (question for item in self.items for question in item.questions)
+            return [], [failed_answer(question.index, question.tag, _LOST) for question in questions]
+        groups = [self.items] if losses == 1 else [(item,) for item in self.items]
+        return [replace(self, items=group, num_losses=losses) for group in groups], []
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnsweredChunk:
-    """The answers to a chunk."""
+    """The answers to a chunk. Pictures that an earlier run seems to have answered have none."""
 
-    number: int
     digests: tuple[str, ...]  # of the pictures, in their order
     answers: tuple[Answer, ...]
-    left_out: frozenset[int] = frozenset()  # positions of pictures that an earlier run seems to have answered
     host: str = ""  # the machine that answered it
     busy_s: float = 0.0
     problem: Problem | None = None  # the reason, if the job cannot continue
@@ -54,50 +60,12 @@ class Known:
     index: RecordIndex
     retry_errors: bool
 
-    def has(self, item: WorkItem, digest: str) -> bool:
-        """Whether every question about a picture seems to be answered already."""
+    def left(self, item: WorkItem, digest: str) -> tuple[WorkQuestion, ...]:
+        """The questions about a picture; none if every one seems to be answered already."""
         keys: Iterator[RecordKey] = (question.tag.key for question in item.questions)
         wanted = (None, "failed") if self.retry_errors else (None,)
-        return all(self.index.look_up(key.id(digest), key.picture) not in wanted for key in keys)
-
-
-class Ledger:
-    """Numbers chunks, and keeps each chunk until it is answered or given up."""
-
-    def __init__(self) -> None:
-        self._numbers = itertools.count()
-        self._under_way: dict[int, Chunk] = {}
-
-    def __len__(self) -> int:
-        return len(self._under_way)
-
-    def enter(self, items: Sequence[WorkItem], *, is_sure: bool = False, num_losses: int = 0) -> Chunk:
-        """Make a new chunk, and keep it as being in progress."""
-        chunk = Chunk(number=next(self._numbers), items=tuple(items), is_sure=is_sure, num_losses=num_losses)
-        self._under_way[chunk.number] = chunk
-        return chunk
-
-    def settle(self, number: int) -> Chunk | None:
-        """Remove a chunk and return it; None if it was answered before, as may happen after a machine was lost."""
-        return self._under_way.pop(number, None)
-
-    def enter_lost(self) -> tuple[list[Chunk], list[Answer]]:
-        """Split all remaining chunks into chunks of one picture each.
-
-        Call it only when no worker has chunks; the remaining chunks are then lost.
-
-        Also returns failed answers for pictures that were lost `MAX_LOSSES` times.
-        """
-        lost, self._under_way = list(self._under_way.values()), {}
-        chunks, failures = [], []
-        for chunk in lost:
-            if chunk.num_losses + 1 >= MAX_LOSSES:
-                questions = (question for item in chunk.items for question in item.questions)
-                failures += [failed_answer(question.index, question.tag, _LOST) for question in questions]
-            else:
-                losses = chunk.num_losses + 1
-                chunks += [self.enter([item], is_sure=chunk.is_sure, num_losses=losses) for item in chunk.items]
-        return chunks, failures
+        is_left = any(self.index.look_up(key.id(digest), key.picture) in wanted for key in keys)
+        return item.questions if is_left else ()
 
 
 def sizes(first: int, *, num_alike: int) -> Iterator[int]:

@@ -30,7 +30,6 @@ from llama_adapter.runtime.problems import Problem
 # Ray reads these when it is imported. Values that the user has set are kept.
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
     "RAY_SERVE_LOG_TO_STDERR": "0",  # its log goes to files only
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # workers that reserve no device must still see the devices
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # Ray prints events of machines on stdout, which is for answers
@@ -61,7 +60,7 @@ class WorkersFailedError(LlamaAdapterError):
 
 
 @contextmanager
-def joined_cluster(options: RayOptions, *, package: str = "ray.data", extra: str = "ray") -> Iterator[str]:
+def joined_cluster(options: RayOptions, *, package: str = "ray", extra: str = "ray") -> Iterator[str]:
     """Join a cluster, or start one, for the duration of the context; yields a line that describes the cluster.
 
     `package` is the part of Ray that is needed, and `extra` installs it. If this process has joined a cluster before,
@@ -167,7 +166,6 @@ def _described(*, address: str) -> str:
 def _quieten() -> None:
     """Reduce Ray's logging to errors: errors end a job with one sentence, and Ray's log files have the details."""
     logging.getLogger("ray").setLevel(logging.ERROR)
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
 
 

@@ -1,25 +1,22 @@
 """The main loop of a job on many machines: hands out chunks and takes answers until no chunk is in progress."""
 
 import dataclasses
-import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
 
 from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.captioning.work_items import WorkItem
-from llama_adapter.app.jobs.clusters.actors import Crew
-from llama_adapter.app.jobs.clusters.chunks import AnsweredChunk, Chunk, Ledger
+from llama_adapter.app.jobs.clusters.actors import Crew, LostChunk
+from llama_adapter.app.jobs.clusters.chunks import AnsweredChunk, Chunk
 from llama_adapter.app.jobs.clusters.cluster import WorkersFailedError, raise_problem
-from llama_adapter.app.jobs.clusters.reading import ReadingPipeline
+from llama_adapter.app.jobs.clusters.reading import Readers
 from llama_adapter.app.jobs.clusters.worker import LoadedModel, NotLoaded
 from llama_adapter.app.jobs.job_planner import JobPlanner
 from llama_adapter.app.models.spec import ModelInfo
 from llama_adapter.runtime.child_process import last_line
 
-WINDOW = 32  # chunks per Ray dataset: 300 MB of pixels if all of them wait
-MAX_FAILED_WINDOWS = 3
+MAX_FAILED_READINGS = 3  # of a chunk, each after Ray's own attempts
 _WAIT_S = 0.05
 
 _log = logging.getLogger("llama_adapter.scale")
@@ -28,23 +25,15 @@ _log = logging.getLogger("llama_adapter.scale")
 class Drive:
     """Supplies readers and captioners with work. Not thread-safe."""
 
-    def __init__(
-        self,
-        crew: Crew,
-        pipeline: ReadingPipeline,
-        planner: JobPlanner,
-        *,
-        first: LoadedModel,
-        say: Callable[[str], None],
-    ) -> None:
+    def __init__(self, crew: Crew, readers: Readers, planner: JobPlanner, *, first: LoadedModel) -> None:
         """`first` is the model that all captioners must have."""
         # Seconds in which captioners answered, and in which they were ready, summed over all captioners.
         self.busy_s, self.ready_s = 0.0, 0.0
-        self._crew, self._pipeline, self._planner = crew, pipeline, planner
-        self._first, self._say = first, say
-        self._ledger = Ledger()
+        self._crew, self._readers, self._planner = crew, readers, planner
+        self._first = first
         self._again: list[Chunk] = []
-        self._num_failed_windows = 0
+        self._failures: list[Answer] = []
+        self._num_failed_readings = 0
         self._taken_at = time.perf_counter()
 
     def run(self, groups: Iterator[Sequence[WorkItem]], *, stop: Callable[[], bool]) -> Iterator[Answer]:
@@ -57,70 +46,77 @@ class Drive:
         while not stop():
             has_fed = self._feed(groups)
             self._hand_out()
-            is_idle = not (self._again or self._pipeline.num_pending or self._crew.num_in_hand)
-            if is_idle and not has_fed:
-                self._again, failures = self._ledger.enter_lost()
-                yield from failures
-                if not self._again:
-                    return
             yield from self._take()
+            if not (has_fed or self._again or self._readers.num_pending or self._crew.num_in_hand):
+                return
         while self._crew.num_in_hand and self._crew.num_ready:
-            self._crew.give_returned()
             yield from self._take()
 
     def _feed(self, groups: Iterator[Sequence[WorkItem]]) -> bool:
-        """Give chunks to the readers if they need some. Returns False if no chunks are left."""
-        if self._pipeline.num_pending >= 2:
-            return True
-        window, self._again = self._again[:WINDOW], self._again[WINDOW:]
-        window += [self._ledger.enter(group) for group in itertools.islice(groups, WINDOW - len(window))]
-        if window:
-            self._pipeline.add(window)
-        return bool(window)
+        """Give chunks to the readers as long as they take some. Returns False if no chunks are left."""
+        while self._readers.can_take:
+            if self._again:
+                chunk = self._again.pop(0)
+            elif (group := next(groups, None)) is not None:
+                chunk = Chunk(items=tuple(group))
+            else:
+                return False
+            self._readers.add(chunk)
+        return True
 
     def _hand_out(self) -> None:
-        self._crew.give_returned()
         while self._crew.can_take:
-            try:
-                chunk = self._pipeline.take(timeout_s=0.0 if self._crew.num_in_hand else _WAIT_S)
-            except Exception as error:
-                self._num_failed_windows += 1
-                _log.info("reading failed: %s", error)
-                if self._num_failed_windows >= MAX_FAILED_WINDOWS:
-                    raise WorkersFailedError(
-                        f"Pictures cannot be read on the machines of the cluster: {last_line(str(error))}",
-                        hint="see that the same version of this program is installed on all of them; --debug says more",
-                    ) from error
-                continue
-            if chunk is None:
+            taken = self._readers.take(timeout_s=0.0 if self._crew.num_in_hand else _WAIT_S)
+            if taken is None:
                 return
-            self._crew.give(chunk)
+            chunk, read = taken
+            if not isinstance(read, Exception):
+                self._crew.give(chunk, read)
+                continue
+            self._num_failed_readings += 1
+            _log.info("reading failed: %s", read)
+            if self._num_failed_readings >= MAX_FAILED_READINGS:
+                raise WorkersFailedError(
+                    f"Pictures cannot be read on the machines of the cluster: {last_line(str(read))}",
+                    hint="see that the same version of this program is installed on all of them; --debug says more",
+                ) from read
+            self._lose(chunk)
+
+    def _lose(self, chunk: Chunk) -> None:
+        again, failures = chunk.after_loss()
+        self._again += again
+        self._failures += failures
 
     def _take(self) -> Iterator[Answer]:
         now = time.perf_counter()
         self.ready_s += self._crew.num_ready * (now - self._taken_at)
         self._taken_at = now
-        for news in self._crew.take_news():
-            self._say(news)
         for came in self._crew.wait(_WAIT_S):
-            if isinstance(came, AnsweredChunk):
-                yield from self._settle(came)
-            else:
-                check_alike(loaded(came), self._first)
+            match came:
+                case LostChunk(chunk, may_be_cause):
+                    if may_be_cause:
+                        self._lose(chunk)
+                    else:
+                        self._again.append(chunk)
+                case chunk, answered:
+                    yield from self._settle(chunk, answered)
+                case _:
+                    model = loaded(came)
+                    check_alike(model.info, self._first.info, hosts=(model.host, self._first.host))
+        failures, self._failures = self._failures, []
+        yield from failures
 
-    def _settle(self, came: AnsweredChunk) -> Iterator[Answer]:
-        """Yield the answers of a chunk that is still in progress, for the questions that the planner wants."""
+    def _settle(self, chunk: Chunk, came: AnsweredChunk) -> Iterator[Answer]:
+        """Yield the answers of a chunk, for the questions that the planner wants."""
         if came.problem is not None:
             raise_problem(came.problem, host=came.host)
         self.busy_s += came.busy_s
-        chunk = self._ledger.settle(came.number)
-        if chunk is None:
-            return
         answers = {answer.index: answer for answer in came.answers}
         doubtful, num_asked, num_missing = [], 0, 0
-        for position, item in enumerate(chunk.items):
-            questions = item.questions if chunk.is_sure else self._planner.wants(item, came.digests[position])
-            if position in came.left_out:
+        for item, digest in zip(chunk.items, came.digests, strict=True):
+            questions = item.questions if chunk.is_sure else self._planner.wants(item, digest)
+            is_left_out = not chunk.is_sure and not any(question.index in answers for question in item.questions)
+            if is_left_out:
                 doubtful += [dataclasses.replace(item, questions=questions)] if questions else []
                 continue
             for question in questions:
@@ -130,7 +126,7 @@ class Drive:
                 num_missing += answer is None
             num_asked += len(questions)
         if doubtful:
-            self._again.append(self._ledger.enter(doubtful, is_sure=True))
+            self._again.append(Chunk(items=tuple(doubtful), is_sure=True))
         if num_missing:
             raise WorkersFailedError(
                 f"{came.host} left {num_missing} of {num_asked} questions about its pictures without an answer",
@@ -146,22 +142,12 @@ def loaded(came: LoadedModel | NotLoaded) -> LoadedModel:
     return came
 
 
-class Loaded(Protocol):
-    """A loaded model, on any machine."""
-
-    @property
-    def host(self) -> str: ...
-
-    @property
-    def info(self) -> ModelInfo: ...
-
-
-def check_alike(model: Loaded, first: Loaded) -> None:
-    """Raise WorkersFailedError if a captioner's model differs from the first one."""
+def check_alike(model: ModelInfo, first: ModelInfo, *, hosts: tuple[str, str]) -> None:
+    """Raise WorkersFailedError if a model differs from the first one. `hosts` are their machines."""
     for name in ("digest", "dtype", "precision", "context", "encoder"):
-        here, there = getattr(model.info, name), getattr(first.info, name)
+        here, there = getattr(model, name), getattr(first, name)
         if here != there:
             raise WorkersFailedError(
-                f"The model on {model.host} is another than on {first.host}: its {name} is {here}, not {there}",
+                f"The model on {hosts[0]} is another than on {hosts[1]}: its {name} is {here}, not {there}",
                 hint="put the same files on all machines, and give --dtype and --device",
             )

@@ -1,28 +1,21 @@
-"""Reads chunks of pictures ahead of the captioners, with Ray Data on all machines.
+"""Reads chunks of pictures ahead of the captioners, in tasks on all machines.
 
-`ReadingPipeline` runs in a thread of the driver. `read_chunk` runs in the reading tasks; it leaves out pictures that an
-earlier run answered.
+The driver has `Readers`. `read_chunk` runs in the tasks; it leaves out pictures that an earlier run answered.
 """
 
 import dataclasses
 import os
 import pickle
-import queue
-import threading
-from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from llama_adapter.app.captioning.work_items import WorkItem
+from llama_adapter.app.captioning.work_items import WorkItem, look_at
 from llama_adapter.app.jobs.clusters.chunks import Chunk, Known
 from llama_adapter.app.jobs.clusters.places import READING_CPUS
 from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.pictures.inputs.addresses import is_remote, read_remote
-from llama_adapter.app.pictures.inputs.remote import RemotePicture
 from llama_adapter.app.pictures.reading.isolated import IsolatedReader
 from llama_adapter.app.pictures.reading.reader import PictureReader, PictureReading, Reader
 from llama_adapter.app.pictures.reading.spec import ReadingSpec
@@ -55,9 +48,8 @@ def enter_folder(folder: str) -> None:
         os.chdir(folder)
 
 
-def read_chunk(payload: bytes, *, reading: Reading, known: Known | None) -> bytes:
-    """Read the pictures of a pickled `Chunk`; returns it pickled, with readings or errors in their place."""
-    chunk: Chunk = pickle.loads(payload)
+def read_chunk(chunk: Chunk, *, reading: Reading, known: Known | None) -> Chunk:
+    """Read the pictures of a chunk; returns it with readings or errors in their place."""
     enter_folder(reading.folder)
     look = partial(_look, reader=_reader(reading), known=None if chunk.is_sure else known)
     items, problem = chunk.items, None
@@ -68,25 +60,19 @@ def read_chunk(payload: bytes, *, reading: Reading, known: Known | None) -> byte
     except Exception as error:  # an error of a single picture is in its reading instead
         problem = describe(error)
         items = tuple(dataclasses.replace(item, picture=PictureReading()) for item in chunk.items)
-    return pickle.dumps(dataclasses.replace(chunk, items=items, problem=problem), protocol=5)
+    return dataclasses.replace(chunk, items=items, problem=problem)
 
 
 def _look(item: WorkItem, *, reader: Reader, known: Known | None) -> WorkItem:
-    source = item.picture
-    assert not isinstance(source, RemotePicture), "jobs name files"
-    wants_pixels: Callable[[str], bool] | None = None
-    if known is not None:
-        wants_pixels = lambda digest: not known.has(item, digest)  # noqa: E731 - an argument, once
-    if isinstance(source, PictureReading):
-        picture = source
-    else:
+    if isinstance(item.picture, str) and is_remote(item.picture):
         try:
-            data = read_remote(source) if isinstance(source, str) and is_remote(source) else source
-            picture = reader.read(data, name=item.label, wants_pixels=wants_pixels)
+            item = dataclasses.replace(item, picture=read_remote(item.picture))
         except PictureError as error:
-            picture = PictureReading(error=AnswerError(code=error.code, message=error.message))
-    if picture.error is not None and known is not None and known.has(item, picture.digest):
-        picture = dataclasses.replace(picture, error=None)
+            failed = PictureReading(error=AnswerError(code=error.code, message=error.message))
+            item = dataclasses.replace(item, picture=failed)
+    looked = look_at(item, reader=reader, wants=None if known is None else known.left)
+    # A known failure has no error here: without content, the picture is left out.
+    picture = looked.picture if looked.questions else dataclasses.replace(looked.picture, error=None)
     return dataclasses.replace(item, picture=picture)
 
 
@@ -98,101 +84,52 @@ def _reader(reading: Reading) -> Reader:
     return IsolatedReader(reading.spec, pixels=reading.pixels, timeout_s=reading.timeout_s, num_processes=1)
 
 
-class ReadingPipeline:
-    """Takes windows of chunks, and returns references to read chunks in any order.
+class Readers:
+    """Reads chunks in tasks on all machines. Ray starts a task again if its process or machine is lost."""
 
-    Each window is a separate Ray dataset, so the complete list of pictures is never needed. If a machine is lost, its
-    chunks are read again; the driver keeps them.
-    """
-
-    def __init__(self, reading: Reading, *, known: Known | None, num_tasks: int, ahead: int) -> None:
-        """`ahead` is the number of read chunks that may wait here, in addition to those that Ray Data keeps."""
+    def __init__(self, reading: Reading, *, known: Known | None, most: int) -> None:
+        """`most` is the number of chunks that are being read or wait for a captioner."""
         import ray
 
-        self._read = partial(read_block, reading=reading, known=None if known is None else ray.put(known))
-        self._num_tasks = num_tasks
-        self._windows: queue.SimpleQueue[Sequence[Chunk] | None] = queue.SimpleQueue()
-        self._ready: queue.Queue[ObjectRef[Any] | BaseException | None] = queue.Queue(max(1, ahead))
-        self._num_pending = 0  # number of windows; used only by the thread that calls `take`
-        self._is_closed = False
-        self._thread = threading.Thread(target=self._run, name="read-chunks", daemon=True)
-        self._thread.start()
+        remote: Any = ray.remote  # its types know no tasks with several results
+        self._task = remote(_read_apart).options(num_cpus=READING_CPUS, num_returns=2, scheduling_strategy="SPREAD")
+        self._reading, self._known, self._most = reading, ray.put(known), most
+        # By the state of each task: its chunk, and the same read and pickled.
+        self._under_way: dict[ObjectRef[None], tuple[Chunk, ObjectRef[bytes]]] = {}
 
     @property
     def num_pending(self) -> int:
-        """Number of windows that are not completely read."""
-        return self._num_pending
+        """Number of chunks that were added and not taken."""
+        return len(self._under_way)
 
-    def add(self, window: Sequence[Chunk]) -> None:
-        """Read these chunks, after all earlier ones."""
-        self._num_pending += 1
-        self._windows.put(window)
+    @property
+    def can_take(self) -> bool:
+        """Whether another chunk can be added."""
+        return self.num_pending < self._most
 
-    def take(self, *, timeout_s: float) -> "ObjectRef[Any] | None":
-        """A read chunk, or None if none is ready within `timeout_s`. Raises the error that ended reading a window."""
-        while True:
-            try:
-                got = self._ready.get(timeout=timeout_s) if timeout_s else self._ready.get_nowait()
-            except queue.Empty:
-                return None
-            if got is None:
-                self._num_pending -= 1
-            elif isinstance(got, BaseException):
-                raise got
-            else:
-                return got
+    def add(self, chunk: Chunk) -> None:
+        """Read a chunk."""
+        state, read = self._task.remote(chunk, reading=self._reading, known=self._known)
+        self._under_way[state] = chunk, read
 
-    def close(self) -> None:
-        """Stop reading. May be called again."""
-        self._is_closed = True
-        self._windows.put(None)
-        while self._thread.is_alive():
-            while not self._ready.empty():
-                self._ready.get_nowait()
-            self._thread.join(0.05)
+    def take(self, *, timeout_s: float) -> "tuple[Chunk, ObjectRef[bytes] | Exception] | None":
+        """A chunk, and the same read and pickled, or the error that ended its task.
 
-    def _run(self) -> None:
-        while (window := self._windows.get()) is not None:
-            try:
-                for block in self._blocks(window):
-                    if self._is_closed:
-                        return
-                    self._ready.put(block)
-            except BaseException as error:
-                self._ready.put(error)
-            self._ready.put(None)
+        None if none is ready within `timeout_s`.
+        """
+        import ray
 
-    def _blocks(self, window: Sequence[Chunk]) -> "Iterator[ObjectRef[Any]]":
-        import ray.data
-
-        rows = [{"chunk": pickle.dumps(chunk, protocol=5)} for chunk in window]
-        dataset = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
-            self._read,
-            batch_size=1,
-            batch_format="numpy",
-            compute=ray.data.TaskPoolStrategy(size=min(self._num_tasks, len(rows))),
-            num_cpus=READING_CPUS,
-        )
-        for bundle in dataset.iter_internal_ref_bundles():
-            yield from bundle.block_refs
+        done, _ = ray.wait([*self._under_way], timeout=timeout_s) if self._under_way else ([], [])
+        if not done:
+            return None
+        chunk, read = self._under_way.pop(done[0])
+        try:
+            ray.get(done[0])
+        except Exception as error:
+            return chunk, error
+        return chunk, read
 
 
-def read_block(batch: dict[str, "np.ndarray[Any, Any]"], *, reading: Reading, known: Any) -> dict[str, Any]:
-    """As `read_chunk`, for a batch of one `Chunk`. `known` is a reference to a `Known`."""
-    import ray
-
-    found: Known | None = None if known is None else ray.get(known)
-    (payload,) = batch["chunk"]
-    read = np.empty(1, dtype=object)
-    read[0] = read_chunk(payload, reading=reading, known=found)
-    return {"payload": read}
-
-
-def prepare_context() -> None:
-    """Set Ray Data's options in this process."""
-    from ray.data import DataContext
-
-    context = DataContext.get_current()
-    context.enable_progress_bars = False
-    context.print_on_execution_start = False
-    context.enable_auto_log_stats = False
+def _read_apart(chunk: Chunk, *, reading: Reading, known: Known | None) -> tuple[None, bytes]:
+    """As `read_chunk`, but pickled, because arrays of Ray are shared and cannot be written to."""
+    return None, pickle.dumps(read_chunk(chunk, reading=reading, known=known), protocol=5)

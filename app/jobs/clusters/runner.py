@@ -4,17 +4,17 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Final
 
 from llama_adapter.app.captioning.tasks.answers import Event
 from llama_adapter.app.captioning.work_items import WorkItem
 from llama_adapter.app.jobs.clusters.actors import IN_HAND, Crew
-from llama_adapter.app.jobs.clusters.chunks import AnsweredChunk, Known, in_chunks, sizes
+from llama_adapter.app.jobs.clusters.chunks import Known, in_chunks, sizes
 from llama_adapter.app.jobs.clusters.cluster import RayOptions, joined_cluster, machines
 from llama_adapter.app.jobs.clusters.drive import Drive, loaded
 from llama_adapter.app.jobs.clusters.places import num_reading_tasks, plan_places
-from llama_adapter.app.jobs.clusters.reading import Reading, ReadingPipeline, prepare_context
+from llama_adapter.app.jobs.clusters.reading import Readers, Reading
 from llama_adapter.app.jobs.clusters.worker import LoadedModel
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.job_planner import JobPlanner
@@ -46,13 +46,13 @@ class RayRunner:
         with ExitStack() as stack:
             stack.enter_context(last_words(job))
             where = stack.enter_context(joined_cluster(self._options))
-            prepare_context()
             places = plan_places(
                 machines(), device=job.spec.device, actors=self._options.actors, ranks=job.spec.tensor_parallel
             )
-            if not job.quiet:
-                say(f"{where}, {'1 captioner' if len(places) == 1 else f'{len(places)} captioners'}")
-            self._job, self._crew = job, Crew(job, places, os.getcwd())
+            self._say: Callable[[str], object] = (lambda text: None) if job.quiet else say
+            self._say(f"{where}, {'1 captioner' if len(places) == 1 else f'{len(places)} captioners'}")
+            self._job = job
+            self._crew = Crew(job, places, os.getcwd(), say=lambda text: self._say(text))
             stack.callback(self._crew.stop)
             self._crew.start()
             self._first = _first_ready(self._crew)
@@ -64,9 +64,9 @@ class RayRunner:
         self, items: Iterator[WorkItem], planner: JobPlanner, *, say: Callable[[str], None], stop: Callable[[], bool]
     ) -> Generator[Event]:
         """See `Runner`. Captioners compile their programs when they are loaded."""
-        num_captioners = len(self._crew.places)
+        self._say, num_captioners = say, len(self._crew.places)
         index = planner.earlier
-        pipeline = ReadingPipeline(
+        readers = Readers(
             Reading(
                 spec=self.spec.pictures,
                 pixels=self._first.pixels,
@@ -75,14 +75,12 @@ class RayRunner:
                 folder=os.getcwd(),
             ),
             known=None if index is None else Known(index=index, retry_errors=self._job.retry_errors),
-            num_tasks=num_reading_tasks(machines(), num_captioners=num_captioners),
-            ahead=IN_HAND * num_captioners,
+            most=num_reading_tasks(machines(), num_captioners=num_captioners) + IN_HAND * num_captioners,
         )
-        with closing(pipeline):
-            self._drive = Drive(self._crew, pipeline, planner, first=self._first, say=say)
-            assert isinstance(self.spec.batch_size, int), "the spec of a loaded model has no open values"
-            chunk_sizes = sizes(self.spec.batch_size, num_alike=IN_HAND * num_captioners)
-            yield from self._drive.run(in_chunks(items, chunk_sizes), stop=stop)
+        self._drive = Drive(self._crew, readers, planner, first=self._first)
+        assert isinstance(self.spec.batch_size, int), "the spec of a loaded model has no open values"
+        chunk_sizes = sizes(self.spec.batch_size, num_alike=IN_HAND * num_captioners)
+        yield from self._drive.run(in_chunks(items, chunk_sizes), stop=stop)
 
     def waited_s(self, wall_s: float) -> float:
         """See `Runner`."""
@@ -94,7 +92,7 @@ def _first_ready(crew: Crew) -> LoadedModel:
     """Wait for the first captioner. Raises the error of loading it."""
     while True:
         for came in crew.wait(1.0):
-            assert not isinstance(came, AnsweredChunk), "nothing was handed out yet"
+            assert not isinstance(came, tuple), "nothing was handed out yet"
             return loaded(came)
 
 

@@ -5,7 +5,6 @@ import pickle
 import socket
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from llama_adapter.app.captioning.captioner import Answer, Captioner
 from llama_adapter.app.jobs.clusters.chunks import AnsweredChunk, Chunk
@@ -16,9 +15,6 @@ from llama_adapter.app.models.spec import CaptionerSpec, ModelInfo
 from llama_adapter.app.pictures.reading.reader import PictureReading
 from llama_adapter.runtime.problems import Problem, describe
 from llama_adapter.vision.pixels import PixelRule
-
-if TYPE_CHECKING:
-    import pyarrow
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,17 +53,15 @@ class CaptionWorker:
             return NotLoaded(host=host, problem=describe(error))
         return LoadedModel(host=host, spec=captioner.spec, info=captioner.info, pixels=captioner.pixels)
 
-    def answer(self, block: "pyarrow.Table") -> AnsweredChunk:
-        """Answer a read chunk. `block` is a table with one row, whose `payload` is the pickled chunk."""
+    def answer(self, read: bytes) -> AnsweredChunk:
+        """Answer a read and pickled `Chunk`."""
         started = time.perf_counter()
-        chunk: Chunk = pickle.loads(block["payload"][0].as_buffer())
-        digests, left_out, asked = [], [], []
-        for position, item in enumerate(chunk.items):
+        chunk: Chunk = pickle.loads(read)
+        digests, asked = [], []
+        for item in chunk.items:
             assert isinstance(item.picture, PictureReading), "the pictures of a read chunk were read"
             digests.append(item.picture.digest)
-            if item.picture.is_only_digest:
-                left_out.append(position)
-            else:
+            if not item.picture.is_only_digest:
                 asked.append(item)
         answers: list[Answer] = []
         problem = chunk.problem
@@ -78,10 +72,8 @@ class CaptionWorker:
         except Exception as error:
             problem = describe(error)
         return AnsweredChunk(
-            number=chunk.number,
             digests=tuple(digests),
             answers=tuple(answers),
-            left_out=frozenset(left_out),
             host=socket.gethostname(),
             busy_s=time.perf_counter() - started,
             problem=problem,

@@ -83,27 +83,22 @@ def to_sidecars(records: Iterable[Record]) -> bytes:
     Folders are kept. Names are made unique and valid on any system. `FAILED_NAME` lists pictures without an answer,
     with the reasons, and `OTHER_NAMES` texts that are not called as their picture, because another one is.
     """
-    failures, others = [], []
-    answered = []
-    for record in records:
-        if record["error"] is None:
-            answered.append((safe_path(record["picture"]), record["text"]))
-        else:
-            failures.append(
-                f"{shown_name(record['picture'])}: {record['error']['code']}: {record['error']['message']}\n"
-            )
-    names = SidecarNames(path for path, _ in answered)
-    packed = io.BytesIO()
+    names, packed = SidecarNames(), io.BytesIO()
+    lists: dict[str, list[str]] = {OTHER_NAMES: [], FAILED_NAME: []}
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path, text in answered:
+        for record in records:
+            if (error := record["error"]) is not None:
+                reason = f"{error['code']}: {error['message']}"
+                lists[FAILED_NAME].append(f"{shown_name(record['picture'])}: {reason}\n")
+                continue
+            path = safe_path(record["picture"])
             name = names.take(path)
             if name != names.usual(path):
-                others.append(f"{shown_name(path)}: {shown_name(name)}\n")
-            _write(archive, name, text + "\n")
-        if others:
-            _write(archive, names.take(OTHER_NAMES), "".join(others))
-        if failures:
-            _write(archive, names.take(FAILED_NAME), "".join(failures))
+                lists[OTHER_NAMES].append(f"{shown_name(path)}: {shown_name(name)}\n")
+            _write(archive, name, record["text"] + "\n")
+        for name, lines in lists.items():
+            if lines:
+                _write(archive, names.take(name), "".join(lines))
     return packed.getvalue()
 
 
@@ -134,26 +129,15 @@ def _safe_part(part: str) -> str:
 
 
 class SidecarNames:
-    """Assigns unique names to text files. No name is also the name of a folder."""
+    """Assigns unique names to text files."""
 
-    def __init__(
-        self, paths: Iterable[str] = (), *, suffix: str = ".txt", is_added: bool = False, is_beside: bool = False
-    ) -> None:
-        """`paths` are the pictures whose folders' names must not be used.
+    def __init__(self, *, suffix: str = ".txt", is_added: bool = False, is_beside: bool = False) -> None:
+        """`suffix` replaces that of the picture, or is added to it: `a.png.xmp`.
 
-        `suffix` replaces that of the picture, or is added to it: `a.png.xmp`. Texts beside pictures that differ only in
-        case are in a file system that distinguishes them.
+        Texts beside pictures that differ only in case are in a file system that distinguishes them.
         """
         self._taken: set[int] = set()  # digests, as there may be millions of names
         self._suffix, self._is_added, self._is_beside = suffix, is_added, is_beside
-        for path in paths:
-            self.avoid_folders_of(path)
-
-    def avoid_folders_of(self, path: str) -> None:
-        """Never assign the name of a folder that contains this picture. Call it before the first `take`."""
-        parts = path.split("/")[:-1]
-        for depth in range(1, len(parts) + 1):
-            self._taken.update(self._keys("/".join(parts[:depth])))
 
     def usual(self, path: str) -> str:
         """The name of a picture's text if no other file has it: `a/b.png` -> `a/b.txt`."""

@@ -17,7 +17,7 @@ from llama_adapter.app.captioning.decisions.rule import Rule
 from llama_adapter.app.jobs.exports import outputs
 from llama_adapter.app.jobs.exports.formats import SidecarNames
 from llama_adapter.app.jobs.exports.sidecars import PLAIN_TEXT, XMP, Existing, Refusals, SidecarFiles
-from llama_adapter.app.jobs.exports.survey import MAX_REMEMBERED, Selection, Survey, file_name, record_files, survey
+from llama_adapter.app.jobs.exports.survey import MAX_REMEMBERED, Selection, Survey, record_files, survey
 from llama_adapter.app.jobs.records.manifest import runs_behind
 from llama_adapter.app.pictures.inputs.tables import check_pyarrow
 from llama_adapter.runtime.atomic_write import atomic_write, refuse_to_replace
@@ -89,11 +89,11 @@ def run_export_records(job: ExportRecordsJob) -> int:
     place = _place(job, paths)
     only_answers = job.only_answers or job.to in _ONE_A_PICTURE
     selection = Selection(prompt=job.prompt, only_answers=only_answers, skip_unfamiliar=job.skip_unfamiliar)
-    if job.to in _BESIDE:
-        return _export_sidecars(job, paths, selection, decider)
     found = survey(paths, selection)
     _check(job, found, decider)
     rows = outputs.with_decisions(found.last_of_pictures() if job.to in _ONE_A_PICTURE else found.records(), decider)
+    if job.to in _BESIDE:
+        return _write_sidecars(job, found, rows)
     refusals = Refusals()
     write = _writer(job, found, decider, place, refusals)
     if job.rows_per_file is not None:
@@ -108,8 +108,8 @@ def run_export_records(job: ExportRecordsJob) -> int:
     return _tell(refusals)
 
 
-def _export_sidecars(job: ExportRecordsJob, paths: list[str], selection: Selection, decider: Decider) -> int:
-    below, template = _writable(job, paths), outputs.Template(job.template or "{text}")
+def _write_sidecars(job: ExportRecordsJob, found: Survey, rows: Iterable[outputs.Row]) -> int:
+    below, template = _writable(job, found.paths), outputs.Template(job.template or "{text}")
     is_xmp = job.to == "xmp"
     files = SidecarFiles(
         job.out,
@@ -123,11 +123,8 @@ def _export_sidecars(job: ExportRecordsJob, paths: list[str], selection: Selecti
         text_format=XMP if is_xmp else PLAIN_TEXT,
     )
     with files:
-        found = survey(paths, selection, see=lambda record: files.see(file_name(record)))
-        _check(job, found, decider)
-        for record, decision in outputs.with_decisions(found.last_of_pictures(), decider):
-            picture = file_name(record)
-            files.write(picture, template.fill(picture=picture, text=outputs.text_of(record, decision)))
+        for row in rows:
+            files.write(row.picture, template.fill(row))
     kept = f", {files.num_kept} with another text kept" if files.num_kept else ""
     _say(job, f"{files.num_written} texts written, {files.num_same} were there already{kept}; {_left_out(found)}")
     if files.other_name is not None:
@@ -148,7 +145,7 @@ def _export_sidecars(job: ExportRecordsJob, paths: list[str], selection: Selecti
     return exit_code
 
 
-def _writable(job: ExportRecordsJob, paths: list[str]) -> list[str]:
+def _writable(job: ExportRecordsJob, paths: Iterable[str]) -> list[str]:
     """The folders in which texts may be written next to pictures.
 
     They are limited because records may name any file of the system. By default, they are the current folder and the
@@ -165,12 +162,12 @@ def _writable(job: ExportRecordsJob, paths: list[str]) -> list[str]:
 
 def _writer(
     job: ExportRecordsJob, found: Survey, decider: Decider, place: str | None, refusals: Refusals
-) -> Callable[[Iterable[outputs.Decided], BinaryIO], object]:
+) -> Callable[[Iterable[outputs.Row], BinaryIO], object]:
     """The function that writes rows to one file; `refusals` collects the pictures that it leaves out."""
     if job.to == "parquet":
         return partial(outputs.write_parquet, runs=[dataclasses.asdict(run) for run in runs_behind(found.paths)])
     template: dict[str, Any] = {"template": outputs.Template(job.template or "{text}"), "refusals": refusals}
-    lines: Callable[[Iterable[outputs.Decided]], Iterator[bytes]] = outputs.source_lines
+    lines: Callable[[Iterable[outputs.Row]], Iterator[bytes]] = outputs.source_lines
     match job.to:
         case "csv":
             lines = partial(outputs.table_lines, choices=_columns(job, found, decider), decider=decider)
@@ -182,7 +179,7 @@ def _writer(
         case "kohya":
             lines = partial(outputs.kohya_lines, **template)
 
-    def write(rows: Iterable[outputs.Decided], file: BinaryIO) -> None:
+    def write(rows: Iterable[outputs.Row], file: BinaryIO) -> None:
         for line in lines(rows):
             write_whole(file, line)
 

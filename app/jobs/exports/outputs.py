@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, NamedTuple
 
 from llama_adapter.app.captioning.decisions.decider import Decider, Decision
 from llama_adapter.app.jobs.exports.formats import CSV_COLUMNS, Cell, csv_cells, csv_lines
-from llama_adapter.app.jobs.exports.sidecars import Refusals, is_file
-from llama_adapter.app.jobs.exports.survey import file_name
+from llama_adapter.app.jobs.exports.sidecars import Refusals
 from llama_adapter.app.jobs.records.key import RecordKey
-from llama_adapter.app.jobs.records.record import Record, json_line, read_records
+from llama_adapter.app.jobs.records.record import Record, json_line, read_records, true_name
 from llama_adapter.app.pictures.names import name_as_text, place_of
 from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.errors import UsageError
@@ -28,7 +27,28 @@ _PART: Final = re.compile(r"part-\d{5,}\.[a-z]+")
 _NUM_FRONT: Final = 2  # columns before the decision: picture and text
 _FIELDS: Final = ("text", "stem", "parent")  # of templates
 
-Decided = tuple[Record, Decision | None]
+
+class Row(NamedTuple):
+    """A record that is exported, and the decision on it, if it has choices."""
+
+    record: Record
+    decision: Decision | None
+
+    @property
+    def picture(self) -> str:
+        """The name of the picture."""
+        return true_name(self.record)
+
+    @property
+    def text(self) -> str:
+        """The text of the picture: the decision if there is one, else the answer."""
+        return self.record["text"] if self.decision is None else self.decision.text
+
+    @property
+    def decided(self) -> dict[str, str | float | None]:
+        """The decision and its probability, by the names of their columns; None without choices."""
+        made = (None, None) if self.decision is None else (self.decision.text, self.decision.probability)
+        return dict(zip(_DECISION_COLUMNS, made, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,44 +67,30 @@ class Template:
             names = ", ".join(f"{{{name}}}" for name in _FIELDS)
             raise ValueError(f"wanted the fields {names} in a template, got {self.text!r}")
 
-    def fill(self, *, picture: str, text: str) -> str:
-        """The text for a picture of this name."""
+    def fill(self, row: Row) -> str:
+        """The text for the picture of a row."""
         if self.text == "{text}":
-            return text
-        try:
-            folder, name = os.path.split(place_of(picture))
-        except ValueError:  # a null character in it
-            folder, name = os.path.split(picture)
+            return row.text
+        folder, name = os.path.split(place_of(row.picture))
         parent, stem = os.path.basename(folder), os.path.splitext(name)[0]
-        return self.text.format(text=text, stem=name_as_text(stem), parent=name_as_text(parent))
+        return self.text.format(text=row.text, stem=name_as_text(stem), parent=name_as_text(parent))
 
 
-def with_decisions(records: Iterable[Record], decider: Decider) -> Iterator[Decided]:
+def with_decisions(records: Iterable[Record], decider: Decider) -> Iterator[Row]:
     """Each record with its decision, if it has choices. Raises ValueError for choices that were not calibrated."""
-    for record in records:
-        yield record, None if record["choice"] is None else decider.decide(record["choice"])
+    return (Row(one, None if one["choice"] is None else decider.decide(one["choice"])) for one in records)
 
 
-def text_of(record: Record, decision: Decision | None) -> str:
-    """The text of a picture: the decision if there is one, else the answer."""
-    return record["text"] if decision is None else decision.text
-
-
-def jsonl_lines(rows: Iterable[Decided], *, decider: Decider) -> Iterator[bytes]:
+def jsonl_lines(rows: Iterable[Row], *, decider: Decider) -> Iterator[bytes]:
     """The records as JSON lines. If a rule or calibration is given, `decision` and `probability` are added."""
-    for record, decision in rows:
-        if decision is None or decider.is_plain:
-            line = json_line(record)
-        else:
-            further = {"decision": decision.text, "probability": decision.probability}
-            line = json_line({**record, **further})
-        yield line.encode() + b"\n"
+    for row in rows:
+        further = {} if row.decision is None or decider.is_plain else row.decided
+        yield json_line({**row.record, **further}).encode() + b"\n"
 
 
-def source_lines(rows: Iterable[Decided]) -> Iterator[bytes]:
+def source_lines(rows: Iterable[Row]) -> Iterator[bytes]:
     """`{"src", "tgt", "output"}` for each record, as PaddleNLP's predictor writes answers. `tgt` (target) is empty."""
-    for record, decision in rows:
-        yield _source_line(record["prompt"], "", text_of(record, decision))
+    return (_source_line(row.record["prompt"], "", row.text) for row in rows)
 
 
 def _source_line(source: str, target: str, output: str) -> bytes:
@@ -108,7 +114,7 @@ def write_targets(path: str, asked: Iterable[tuple[str, RecordKey, str]], *, rec
                 out.write(_source_line(key.prompt, target, text))
 
 
-def table_lines(rows: Iterable[Decided], *, choices: Sequence[str], decider: Decider) -> Iterator[bytes]:
+def table_lines(rows: Iterable[Row], *, choices: Sequence[str], decider: Decider) -> Iterator[bytes]:
     """A CSV table, see `formats.to_csv`, with the decision, its probability and a column for each of `choices`."""
     kind = "probability of" if decider.calibration is None else "calibrated probability of"
     front, rest = CSV_COLUMNS[:_NUM_FRONT], CSV_COLUMNS[_NUM_FRONT:]
@@ -116,57 +122,50 @@ def table_lines(rows: Iterable[Decided], *, choices: Sequence[str], decider: Dec
 
     def table() -> Iterator[Sequence[Cell]]:
         yield head
-        for record, decision in rows:
-            cells = csv_cells(record)
-            decided = (None, None) if decision is None else (decision.text, decision.probability)
-            shares = {} if decision is None else decision.choice
+        for row in rows:
+            cells = csv_cells(row.record)
+            shares = {} if row.decision is None else row.decision.choice
+            decided = row.decided.values()
             yield [*cells[:_NUM_FRONT], *decided, *cells[_NUM_FRONT:], *(shares.get(name) for name in choices)]
 
     return csv_lines(table())
 
 
 def metadata_lines(
-    rows: Iterable[Decided], *, folder: str, has_choices: bool, template: Template, refusals: Refusals
+    rows: Iterable[Row], *, folder: str, has_choices: bool, template: Template, refusals: Refusals
 ) -> Iterator[bytes]:
     """Hugging Face's metadata.jsonl for the pictures in `folder`: file_name, text, and the record's other facts.
 
     Every line has the same fields. Missing pictures, members of archives and names that are not UTF-8 are left out as
     refused, because the whole folder could not be loaded with them. Raises UsageError for a picture outside the folder.
     """
-    for record, decision in rows:
-        picture = file_name(record)
-        name = name_in_folder(picture, folder=folder)
-        if not _is_usable(picture, os.path.join(folder, name), refusals=refusals):
+    for row in rows:
+        name = name_in_folder(row.picture, folder=folder)
+        if not _is_usable(row.picture, os.path.join(folder, name), refusals=refusals):
             continue
-        text = template.fill(picture=picture, text=text_of(record, decision))
-        line: dict[str, object] = {"file_name": name, "text": text}
-        if has_choices:
-            line["decision"] = None if decision is None else decision.text
-            line["probability"] = None if decision is None else decision.probability
-        line |= {name: record.get(name) for name in ("prompt", "finish", "unfamiliar", "tokens", "id", "run")}
-        yield json_line(line).encode() + b"\n"
+        line = {"file_name": name, "text": template.fill(row), **(row.decided if has_choices else {})}
+        facts = {name: row.record.get(name) for name in ("prompt", "finish", "unfamiliar", "tokens", "id", "run")}
+        yield json_line({**line, **facts}).encode() + b"\n"
 
 
-def kohya_lines(rows: Iterable[Decided], *, template: Template, refusals: Refusals) -> Iterator[bytes]:
+def kohya_lines(rows: Iterable[Row], *, template: Template, refusals: Refusals) -> Iterator[bytes]:
     """A JSON object with a caption for each picture, for `--in_json` of kohya's trainers (sd-scripts).
 
     Its keys are absolute paths, as those of merge_captions_to_metadata.py with `--full_path`. Missing pictures, members
     of archives and names that are not UTF-8 are left out as refused.
     """
     start = b"{\n"
-    for record, decision in rows:
-        picture = file_name(record)
-        if not _is_usable(picture, picture, refusals=refusals):
-            continue
-        caption = {"caption": template.fill(picture=picture, text=text_of(record, decision))}
-        yield start + json_line({os.path.abspath(picture): caption})[1:-1].encode()
-        start = b",\n"
+    for row in rows:
+        if _is_usable(row.picture, row.picture, refusals=refusals):
+            line = json_line({os.path.abspath(row.picture): {"caption": template.fill(row)}})
+            yield start + line[1:-1].encode()
+            start = b",\n"
     yield b"{}\n" if start == b"{\n" else b"\n}\n"
 
 
 def _is_usable(picture: str, path: str, *, refusals: Refusals) -> bool:
     """Whether a picture exists and has a name that JSON can hold; refused otherwise."""
-    if not is_file(path):
+    if not os.path.isfile(path):
         refusals.add(picture, "there is no such picture")
     elif name_as_text(path) != path:
         refusals.add(picture, "its name is not UTF-8, which JSON has to be; rename the picture")
@@ -199,12 +198,12 @@ def check_parts(folder: Path, *, force: bool) -> None:
 
 
 def write_parts(
-    rows: Iterable[Decided],
+    rows: Iterable[Row],
     folder: Path,
     *,
     suffix: str,
     rows_in_a_part: int,
-    write: Callable[[Iterator[Decided], BinaryIO], object],
+    write: Callable[[Iterator[Row], BinaryIO], object],
 ) -> None:
     """Write part-00000.suffix and so on, each whole or not at all, and remove others of an earlier export."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -225,9 +224,7 @@ def _old_parts(folder: Path) -> set[Path]:
 ROWS_IN_A_GROUP: Final = 10_000
 
 
-def write_parquet(
-    rows: Iterable[tuple[Record, Decision | None]], file: BinaryIO, *, runs: list[dict[str, Any]] | None = None
-) -> None:
+def write_parquet(rows: Iterable[Row], file: BinaryIO, *, runs: list[dict[str, Any]]) -> None:
     """Write the columns of `parquet_schema` in row groups, in bounded memory. The metadata contains `runs`.
 
     `runs` are the runs in the manifests. The schema does not depend on the records, so that the files of all shards of
@@ -236,11 +233,11 @@ def write_parquet(
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    schema = parquet_schema().with_metadata({b"llama-adapter-runs": json.dumps(runs or []).encode()})
+    schema = parquet_schema().with_metadata({b"llama-adapter-runs": json.dumps(runs).encode()})
     with pq.ParquetWriter(file, schema, compression="zstd") as writer:
         rest = iter(rows)
         while group := list(islice(rest, ROWS_IN_A_GROUP)):
-            writer.write_table(pa.Table.from_pylist([_row(*one) for one in group], schema=schema))
+            writer.write_table(pa.Table.from_pylist([_cells(row) for row in group], schema=schema))
 
 
 def parquet_schema() -> Any:
@@ -268,13 +265,12 @@ def parquet_schema() -> Any:
     )
 
 
-def _row(record: Record, decision: Decision | None) -> dict[str, Any]:
-    error = record["error"]
+def _cells(row: Row) -> dict[str, Any]:
+    record, error = row.record, row.record["error"]
     return {
         **{name: _text(record[name]) for name in ("id", "picture", "prompt", "text", "finish", "run")},
         "choice": None if record["choice"] is None else list(_pairs(record["choice"])),
-        "decision": None if decision is None else _text(decision.text),
-        "probability": None if decision is None else decision.probability,
+        **{name: _text(value) if isinstance(value, str) else value for name, value in row.decided.items()},
         "tokens": record["tokens"],
         "unfamiliar": record.get("unfamiliar"),
         "error_code": None if error is None else _text(error["code"]),

@@ -111,10 +111,6 @@ class SidecarFiles:
     def __exit__(self, *_: object) -> None:
         self._close_folder()
 
-    def see(self, picture: str) -> None:
-        """Call it for every picture before the first `write`, so that no text gets the name of a folder."""
-        self._names.avoid_folders_of(self._place(picture))
-
     def write(self, picture: str, text: str) -> None:
         """Write one text, or count it as refused. Raises OSError for errors that concern all files."""
         place = self._place(picture)
@@ -137,10 +133,7 @@ class SidecarFiles:
     def _place(self, picture: str) -> str:
         if not self._is_beside:
             return os.path.join(self._roots[0], safe_path(picture))
-        try:
-            return place_of(picture)
-        except ValueError:  # a null character in it
-            return picture
+        return place_of(picture)
 
     def _check(self, place: str) -> None:
         """Raise `_RefusedError` if no text may be written next to this picture."""
@@ -149,7 +142,7 @@ class SidecarFiles:
             self.num_outside += 1
             self.outside = folder if self.outside is None else os.path.commonpath((self.outside, folder))
             raise _RefusedError("it is in no folder that texts may be written to; name its folder as --below")
-        if not is_file(place):
+        if not os.path.isfile(place):
             raise _RefusedError("there is no such picture; name a folder as --out for its text")
 
     def _put(self, folder: str, name: str, text: str) -> None:
@@ -250,11 +243,3 @@ def _content(name: str, folder: int | None) -> tuple[bool, bytes | None]:
         return True, None
     with open(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder), "rb") as file:
         return True, file.read(MAX_TEXT_BYTES) if status.st_size <= MAX_TEXT_BYTES else _TOO_LARGE
-
-
-def is_file(path: str) -> bool:
-    """Whether a file exists; False for invalid names."""
-    try:
-        return os.path.isfile(path)
-    except ValueError:  # a null character in it
-        return False

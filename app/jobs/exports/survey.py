@@ -3,7 +3,7 @@
 import itertools
 import os
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llama_adapter.app.jobs.records.index import Keys, Moves, last_places
-from llama_adapter.app.jobs.records.record import Record, may_be_escaped, read_records, superseded_names
+from llama_adapter.app.jobs.records.record import Record, read_records, superseded_names, true_name
 from llama_adapter.app.pictures.inputs import natural_key
-from llama_adapter.app.pictures.names import escaped_name, find_escaped, name_key, picture_key
+from llama_adapter.app.pictures.names import name_key, picture_key
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.record_lines import RecordFileError
 
@@ -31,13 +31,16 @@ class Selection:
 
     def takes(self, record: Record) -> bool:
         """Whether a record is selected."""
-        if self.skip_unfamiliar and is_unfamiliar(record):
-            return False
-        return self.takes_prompt(record) and (record["error"] is None or not self.only_answers)
+        is_wanted = self.takes_prompt(record) and not self.is_unfamiliar(record)
+        return is_wanted and (record["error"] is None or not self.only_answers)
 
     def takes_prompt(self, record: Record) -> bool:
         """Whether a record has the selected prompt."""
         return self.prompt is None or record["prompt"] == self.prompt
+
+    def is_unfamiliar(self, record: Record) -> bool:
+        """Whether a record is left out because its picture is unlike the training data."""
+        return self.skip_unfamiliar and record.get("unfamiliar") is True
 
 
 @dataclass(kw_only=True, slots=True)
@@ -105,25 +108,23 @@ class Survey:
         return itertools.compress(self.records(), is_last)
 
 
-def survey(paths: Sequence[str], selection: Selection, *, see: Callable[[Record], None] | None = None) -> Survey:
-    """Read all files once. `see` is called with each selected record, including superseded ones.
+def survey(paths: Sequence[str], selection: Selection) -> Survey:
+    """Read all files once.
 
     A failure is superseded by a record of a later run for the same picture and prompt, or by one that names it in
     `supersedes`. A record of the same run does not supersede it, because it belongs to another question or picture
     (other choices, or a member with the same name in an archive). A record of a moved picture replaces the one under
-    the former name. Among records with the same id and picture, the last
-    answer counts, or the last failure if there is no answer. Raises RecordFileError and OSError.
+    the former name. Among records with the same id and picture, the last answer counts, or the last failure if there is
+    no answer. Raises RecordFileError and OSError.
     """
     found = Survey(paths=tuple(paths), selection=selection)
     pictures, prompts, ids, runs = array("Q"), array("Q"), array("Q"), array("Q")
-    failed, meant, unfamiliar, old_names = bytearray(), bytearray(), bytearray(), OldNames()
-    moves = Moves(num_keys=2)
+    failed, meant, unfamiliar, moves = bytearray(), bytearray(), bytearray(), Moves()
     superseded: dict[int, tuple[int, int]] = {}  # by name: position and run of the last superseding record
     for path in paths:
         num_before = len(pictures)
         for record in read_records(path):
-            old_names.see(len(pictures), record, key=picture_key)
-            pictures.append(picture_key(record["picture"]))
+            pictures.append(picture_key(true_name(record)))
             prompts.append(name_key(record["prompt"]))
             ids.append(name_key(record["id"]))
             runs.append(name_key(record["run"]))
@@ -133,15 +134,12 @@ def survey(paths: Sequence[str], selection: Selection, *, see: Callable[[Record]
                 superseded[picture_key(name)] = len(runs) - 1, runs[-1]
             failed.append(record["error"] is not None)
             meant.append(selection.takes_prompt(record))
-            unfamiliar.append(selection.skip_unfamiliar and is_unfamiliar(record))
+            unfamiliar.append(selection.is_unfamiliar(record))
             _remember(found, record)
-            if see is not None and selection.takes(record):
-                see(record)
         found.num_lines.append(len(pictures) - num_before)
     found._pictures, found._prompts, ids_N, runs_N = (
         np.array(keys, dtype=np.uint64) for keys in (pictures, prompts, ids, runs)
     )
-    old_names.rename(found._pictures)
     is_failed = np.frombuffer(failed, dtype=np.bool_)
     is_current = _is_last(found._pictures, ids_N, later=~is_failed)
     is_current &= ~moves.are_replaced(ids_N, found._pictures)
@@ -188,42 +186,3 @@ def _remember(found: Survey, record: Record) -> None:
         found.choices.setdefault(tuple(record["choice"]))
     if len(found.runs) < MAX_REMEMBERED:
         found.runs.setdefault(record["run"])
-
-
-def is_unfamiliar(record: Record) -> bool:
-    """Whether the model marked the record's picture as unlike its training data."""
-    return record.get("unfamiliar") is True
-
-
-def file_name(record: Record) -> str:
-    """The name of a record's picture; for an escaped name, the name of the existing file."""
-    return find_escaped(record["picture"]) if may_be_escaped(record) else record["picture"]
-
-
-class OldNames:
-    """Finds records with escaped names whose pictures have later records with their true names; 16 bytes per record.
-
-    Names are compared by their keys. If a file with an escaped-looking name exists, the name is not treated as escaped.
-    """
-
-    def __init__(self) -> None:
-        self._rows, self._keys = array("Q"), array("Q")  # for records whose names may be escaped
-        self._own: dict[int, int | None] = {}  # key of the escaped form -> key of the name; None if two names share it
-
-    def see(self, row: int, record: Record, *, key: Callable[[str], int]) -> None:
-        """Examine the record in this row. Call it for all records in their order."""
-        name = record["picture"]
-        if may_be_escaped(record):
-            self._rows.append(row)
-            self._keys.append(key(name))
-        elif self._rows and (escaped := escaped_name(name)) != name and not os.path.lexists(escaped):
-            own = key(name)
-            if self._own.setdefault(key(escaped), own) != own:
-                self._own[key(escaped)] = None
-
-    def rename(self, pictures: Keys) -> None:
-        """Replace the keys of escaped names in `pictures` by the keys of the true names."""
-        for row, old in zip(self._rows, self._keys, strict=True):
-            own = self._own.get(old)
-            if own is not None:
-                pictures[row] = own

@@ -5,13 +5,7 @@ import time
 from pathlib import Path
 from typing import BinaryIO, Self
 
-from llama_adapter.app.jobs.records.loss import (
-    RecordFileLostError,
-    check_file,
-    has_name,
-    is_at,
-    is_standard_output,
-)
+from llama_adapter.app.jobs.records.loss import check_file, has_name, is_at, is_standard_output
 from llama_adapter.app.jobs.records.manifest import read_manifest
 from llama_adapter.app.jobs.records.record import Record, json_line, parse_record
 from llama_adapter.runtime.atomic_write import sync_folder
@@ -72,7 +66,6 @@ class RecordWriter:
     def __init__(self, path: str | os.PathLike[str], *, older: tuple[Path, ...] = (), sync_every: int = 64) -> None:
         """`older` are files of earlier runs in the same folder. They are read and cleared together with this file."""
         self.path = Path(path)
-        self.num_written = 0
         self.repair: str | None = None
         self.is_locked = False
         self._older = older
@@ -117,7 +110,6 @@ class RecordWriter:
             if self.is_durable and self._size() == self._end + len(line) - len(rest):  # no other program wrote
                 self._file.truncate(self._end)  # works on a full disk
             raise OSError(error.errno, error.strerror, str(self.path)) from error
-        self.num_written += 1
         if self.is_durable:
             self._end += len(line)
             self._num_unsynced += 1
@@ -135,14 +127,7 @@ class RecordWriter:
         self._num_unsynced, self._synced_at = 0, time.monotonic()
         if self._is_checked:
             self._is_checked = False  # the error is raised only once
-            try:
-                check_file(self._file, path=self.path, place=self._place, num_bytes=self._end)
-            except RecordFileLostError as error:
-                num_gone = 0 if has_name(self._file) else sum(not part.exists() for part in self._older)
-                if not num_gone:
-                    raise
-                text = f"{error.message}. {num_gone:,} older parts are gone too and were not rescued"
-                raise RecordFileLostError(text, hint=error.hint) from None
+            check_file(self._file, path=self.path, place=self._place, num_bytes=self._end)
             self._is_checked = True
 
     def clear(self) -> None:

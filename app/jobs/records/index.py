@@ -1,18 +1,16 @@
-"""An index of the questions that files of records answer already. It takes 38 bytes of memory per record."""
+"""An index of the questions that files of records answer already. It takes 30 bytes of memory per record."""
 
-import hashlib
 import json
 import os
-import threading
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llama_adapter.app.jobs.records.record import Record, may_be_escaped, read_record_lines, superseded_names
+from llama_adapter.app.jobs.records.record import Record, read_record_lines, superseded_names, true_name
 from llama_adapter.app.pictures.names import name_key, place_of
 
 State = Literal["answered", "failed"]
@@ -30,23 +28,23 @@ class Claim(NamedTuple):
 
 
 class Moves:
-    """Collects the keys of replaced records; a key is a number of integers below 2**64, such as id and name."""
+    """Collects the keys of replaced records: id and name, each as an integer below 2**64."""
 
-    def __init__(self, *, num_keys: int) -> None:
-        self._rows, self._keys = array("Q"), [array("Q") for _ in range(num_keys)]
+    def __init__(self) -> None:
+        self._rows, self._ids, self._names = array("Q"), array("Q"), array("Q")
 
-    def add(self, row: int, *keys: int) -> None:
+    def add(self, row: int, record_id: int, name: int) -> None:
         """The record in this row replaces earlier ones with these keys. Rows ascend."""
         self._rows.append(row)
-        for kept, key in zip(self._keys, keys, strict=True):
-            kept.append(key)
+        self._ids.append(record_id)
+        self._names.append(name)
 
-    def are_replaced(self, *keys: Keys) -> NDArray[np.bool_]:
+    def are_replaced(self, ids: Keys, names: Keys) -> NDArray[np.bool_]:
         """Whether each row with these keys, of shape (rows,), comes before a record that replaces it."""
-        num_rows = len(keys[0])
+        num_rows = len(ids)
         if not self._rows:
             return np.zeros(num_rows, dtype=np.bool_)
-        both = [np.concatenate((own, moved)) for own, moved in zip(keys, map(_as_keys, self._keys), strict=True)]
+        both = [np.concatenate((own, _as_keys(moved))) for own, moved in ((ids, self._ids), (names, self._names))]
         last = last_places(*both, later=np.arange(len(both[0])) >= num_rows)[:num_rows]
         rows = np.concatenate((np.zeros(num_rows, dtype=np.uint64), _as_keys(self._rows)))  # 0: replaced by none
         are_replaced: NDArray[np.bool_] = np.arange(num_rows) < rows[last]
@@ -72,7 +70,7 @@ def _as_keys(numbers: "array[int]") -> Keys:
 
 
 class RecordIndex:
-    """The records of some files. Each record answers one prompt about one picture. Thread-safe; can be pickled.
+    """The records of some files. Each record answers one prompt about one picture. Can be pickled.
 
     A record belongs to a picture if id and name match. A record with the same id and another name belongs to it too if
     no file of that name exists, or if the name is another spelling of the picture's path. So renamed and moved pictures
@@ -83,49 +81,42 @@ class RecordIndex:
     def __init__(self, paths: Iterable[str | os.PathLike[str]]) -> None:
         """Reads all files, oldest first. Raises `RecordFileError` and OSError."""
         self._paths = tuple(map(Path, paths))
-        keys, files, offsets, failed = array("Q"), array("L"), array("Q"), bytearray()
+        all_ids, all_names, files, offsets, failed = array("Q"), array("Q"), array("L"), array("Q"), bytearray()
         superseded: dict[int, tuple[int, int, str]] = {}  # by name: position and run of the last superseding record
-        moves = Moves(num_keys=3)
+        moves = Moves()
         for number, path in enumerate(self._paths):
             for offset, record in read_record_lines(path):
-                keys.extend(_key(record["id"], record["picture"]))
+                all_ids.append(name_key(record["id"]))
+                all_names.append(name_key(true_name(record)))
                 files.append(number)
                 offsets.append(offset)
                 failed.append(record["error"] is not None)
                 if (former := record.get("moved_from")) is not None:
-                    moves.add(len(failed) - 1, *_key(record["id"], former))
+                    moves.add(len(failed) - 1, all_ids[-1], name_key(former))
                 for mended in superseded_names(record):
                     superseded[name_key(mended)] = number, offset, record["run"]
-        high, low, name = _as_keys(keys).reshape(-1, 3).T
-        order = np.lexsort((name, low, high))  # stable: equal keys keep their order
-        self._high, self._low, self._name = high[order], low[order], name[order]
+        ids, names = _as_keys(all_ids), _as_keys(all_names)
+        order = np.lexsort((names, ids))  # stable: equal keys keep their order
+        self._ids, self._names = ids[order], names[order]
         self._files = np.array(files, dtype=np.uint32)[order]
         self._offsets = np.array(offsets, dtype=np.uint64)[order]
         self._has_failed = np.frombuffer(bytes(failed), dtype=np.bool_)[order]
-        self._is_claimed = moves.are_replaced(high, low, name)[order]
+        self._is_claimed = moves.are_replaced(ids, names)[order]
         self._drop_superseded(superseded)
-        self._failed_names = np.unique(self._name[self._has_failed & ~self._is_claimed])
-        self._lock = threading.Lock()
+        self._failed_names = np.unique(self._names[self._has_failed & ~self._is_claimed])
 
     def __len__(self) -> int:
-        return len(self._high)
+        return len(self._ids)
 
     @property
     def num_bytes(self) -> int:
         """Size of the index in memory, in bytes."""
-        kept = (self._high, self._low, self._name, self._files, self._offsets, self._has_failed, self._is_claimed)
+        kept = (self._ids, self._names, self._files, self._offsets, self._has_failed, self._is_claimed)
         return self._failed_names.nbytes + sum(part.nbytes for part in kept)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._lock = threading.Lock()
 
     def look_up(self, record_id: str, picture: str) -> State | Literal["elsewhere"] | None:
         """The state recorded for this id and name; "elsewhere" if only other names are recorded. Reads no file."""
-        own, first, last = self._rows(_key(record_id, picture))
+        own, first, last = self._rows(record_id, picture)
         if not own:
             return "elsewhere" if last > first else None
         return "failed" if all(self._has_failed[row] for row in own) else "answered"
@@ -141,7 +132,7 @@ class RecordIndex:
         That happens if the picture's bytes were unreadable in the later run. Readers of the file then treat the failure
         as the latest result. A failure in the same run belongs to another picture with this name, as in an archive.
         """
-        own, failures = (self._rows(_key(one, picture))[0] for one in (record_id, failure_id))
+        own, failures = (self._rows(one, picture)[0] for one in (record_id, failure_id))
         if not own or not failures:
             return bool(failures)
         answered, failed = (max(rows, key=self._place) for rows in (own, failures))
@@ -150,44 +141,31 @@ class RecordIndex:
         return self._record_of(failed)["run"] != self._record_of(answered)["run"]
 
     def claim(self, record_id: str, picture: str, *, path: str | None = None) -> Claim | None:
-        """Claim the record of this picture, whose file is `path`, unless another picture has claimed it."""
-        with self._lock:
-            return self._take(self._candidates(_key(record_id, picture), path))
+        """Claim the record of this picture, whose file is `path`, unless another picture has claimed it.
 
-    def claim_escaped(self, record_id: str, escaped: str) -> Claim | None:
-        """As `claim`, for the `picture_names.escaped_name` that earlier versions wrote."""
-        with self._lock:
-            own, _, _ = self._rows(_key(record_id, escaped))
-            return self._take((row, None) for row in self._free(own) if may_be_escaped(self._record_of(row)))
-
-    def _take(self, candidates: Iterator[tuple[int, Record | None]]) -> Claim | None:
-        for row, former in candidates:
+        Not thread-safe.
+        """
+        for row, former in self._candidates(record_id, picture, path):
             self._is_claimed[row] = True
             return Claim("failed" if self._has_failed[row] else "answered", former)
         return None
 
-    def _free(self, rows: range) -> Iterator[int]:
-        """Rows that no picture has claimed, answers first."""
-        return (row for row in sorted(rows, key=self._has_failed.__getitem__) if not self._is_claimed[row])
-
-    def _candidates(self, key: tuple[int, ...], path: str | None) -> Iterator[tuple[int, Record | None]]:
-        """Rows, with their record if its picture has moved."""
-        own, first, last = self._rows(key)
-        yield from ((row, None) for row in self._free(own))
+    def _candidates(self, record_id: str, picture: str, path: str | None) -> Iterator[tuple[int, Record | None]]:
+        """Rows that no picture has claimed, answers first, with their record if its picture has moved."""
+        own, first, last = self._rows(record_id, picture)
+        yield from ((row, None) for row in sorted(own, key=self._has_failed.__getitem__) if not self._is_claimed[row])
         # Done with numpy, because there may be a hundred thousand copies of one picture.
         free = np.flatnonzero(~self._is_claimed[first:last]) + first
         others = free[(free < own.start) | (free >= own.stop)]
         for row in others[:_MAX_DOUBTS].tolist():
             record = self._record_of(row)
             if _stands_for(record, path):
-                yield row, None if path is None or os.path.lexists(record["picture"]) else record
+                yield row, None if path is None or os.path.lexists(true_name(record)) else record
 
-    def _rows(self, key: tuple[int, ...]) -> tuple[range, int, int]:
+    def _rows(self, record_id: str, picture: str) -> tuple[range, int, int]:
         """The rows with this id and name, and the bounds of all rows with this id."""
-        high, low, name = map(np.uint64, key)
-        first, last = _bounds(self._high, high, 0, len(self))
-        first, last = _bounds(self._low, low, first, last)
-        return range(*_bounds(self._name, name, first, last)), first, last
+        first, last = _bounds(self._ids, np.uint64(name_key(record_id)), 0, len(self))
+        return range(*_bounds(self._names, np.uint64(name_key(picture)), first, last)), first, last
 
     def _place(self, row: int) -> tuple[int, int]:
         """File number and offset, which are in the order of time."""
@@ -201,24 +179,13 @@ class RecordIndex:
     def _drop_superseded(self, superseded: Mapping[int, tuple[int, int, str]]) -> None:
         """Drop failures that have an answer with the same id and name, or that a record of a later run supersedes."""
         for row in np.flatnonzero(self._has_failed).tolist():
-            by = superseded.get(int(self._name[row]))
+            by = superseded.get(int(self._names[row]))
             if by is not None and by[:2] > self._place(row) and self._record_of(row)["run"] != by[2]:
                 self._is_claimed[row] = True
                 continue
-            same = 0, len(self)
-            for keys in (self._high, self._low, self._name):
-                same = _bounds(keys, keys[row], *same)
+            same = _bounds(self._ids, self._ids[row], 0, len(self))
+            same = _bounds(self._names, self._names[row], *same)
             self._is_claimed[row] |= not self._has_failed[slice(*same)].all()
-
-
-def _key(record_id: str, picture: str) -> tuple[int, ...]:
-    """Three numbers: the halves of the id (or of its digest, if it is not 32 hex digits), and a digest of the name."""
-    try:
-        own = bytes.fromhex(record_id)
-    except ValueError:
-        own = b""
-    own = own if len(own) == 16 else hashlib.blake2b(record_id.encode(errors="surrogatepass"), digest_size=16).digest()
-    return int.from_bytes(own[:8], "big"), int.from_bytes(own[8:], "big"), name_key(picture)
 
 
 def _bounds(ascending: Keys, value: np.uint64, first: int, last: int) -> tuple[int, int]:
@@ -229,14 +196,9 @@ def _bounds(ascending: Keys, value: np.uint64, first: int, last: int) -> tuple[i
 
 def _stands_for(record: Record, path: str | None) -> bool:
     """Whether a record under another name may belong to the picture at `path`."""
-    recorded = record["picture"]
+    recorded = true_name(record)
     if "://" in recorded:
         return False
-    try:
-        if path is not None and os.path.lexists(recorded):
-            return place_of(recorded) == place_of(path)
-        if may_be_escaped(record) and not os.path.lexists(recorded):
-            return False  # a file of the unescaped name may exist
-        return not any(place.is_file() for place in (Path(recorded), *Path(recorded).parents))
-    except (OSError, ValueError):
-        return True
+    if path is not None and os.path.lexists(recorded):
+        return place_of(recorded) == place_of(path)
+    return not any(os.path.isfile(place) for place in (Path(recorded), *Path(recorded).parents))

@@ -9,6 +9,7 @@ from typing import Any, NotRequired, TypedDict, cast
 
 from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.jobs.records.key import RecordKey
+from llama_adapter.app.pictures.names import find_escaped
 from llama_adapter.runtime.record_lines import PART_NAME, read_lines
 from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS
 
@@ -107,9 +108,10 @@ def json_line(value: Mapping[str, object]) -> str:
     return UNSAFE_ON_TERMINALS.sub(lambda unsafe: f"\\u{ord(unsafe[0]):04x}", line)
 
 
-def may_be_escaped(record: Record) -> bool:
-    """Whether the picture's name may be a `picture_names.escaped_name` of an earlier version."""
-    return "\\" in record["picture"] and not record.get("exact_name", False)
+def true_name(record: Record) -> str:
+    """The picture's name. Earlier versions wrote some characters as escapes: then the name of the existing file."""
+    name = record["picture"]
+    return name if "\\" not in name or record.get("exact_name", False) else find_escaped(name)
 
 
 def is_part(path: str | os.PathLike[str]) -> bool:

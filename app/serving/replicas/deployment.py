@@ -241,7 +241,7 @@ def open_replicas(
             service.wait_until_ready(60.0)
             first, *others = service.replicas()
             for other in others:
-                check_alike(other, first)
+                check_alike(other.info, first.info, hosts=(other.host, first.host))
             for note in first.info.notes:
                 tell(f"note: {note}")
             yield service

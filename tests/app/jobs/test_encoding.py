@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,17 @@ DECODER = [*model_flags()[:6], "--max-new-tokens", "6"]  # LLaMA and adapter, wi
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return convert(CaptionerSpec(**model_options()), tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture
+def encode(run: Run, folder: Path, tmp_path: Path) -> Callable[..., str]:
+    """Encodes the pictures of `folder`; returns the folder of prefixes."""
+
+    def encode(*how: str | list[str], name: str = "prefixes") -> str:
+        assert run("encode", str(folder), *how, "--out", str(tmp_path / name), HERE).code == 0
+        return str(tmp_path / name)
+
+    return encode
 
 
 def in_order(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -68,11 +80,10 @@ def test_records_over_prefixes_are_those_over_the_pictures(run: Run, tmp_path: P
 
 
 def test_a_run_over_prefixes_continues_one_over_the_pictures(
-    run: Run, folder: Path, bundle: Path, tmp_path: Path
+    run: Run, encode: Callable[..., str], folder: Path, bundle: Path, tmp_path: Path
 ) -> None:
     model, out = ["--model", str(bundle), "--max-new-tokens", "4"], ["--out", str(tmp_path / "answers.jsonl")]
-    prefixes = str(tmp_path / "prefixes")
-    run("encode", str(folder), "--model", str(bundle), "--out", prefixes, HERE)
+    prefixes = encode("--model", str(bundle))
 
     run("caption", str(folder), model, out, "--limit", "2")
     rest = run("caption", prefixes, model, out, "--format", "jsonl")
@@ -82,9 +93,8 @@ def test_a_run_over_prefixes_continues_one_over_the_pictures(
     assert again.records == []
 
 
-def test_streams_are_those_over_the_pictures(run: Run, folder: Path, bundle: Path, tmp_path: Path) -> None:
-    prefixes = tmp_path / "prefixes"
-    run("encode", str(folder), "--model", str(bundle), "--out", str(prefixes), HERE)
+def test_streams_are_those_over_the_pictures(encode: Callable[..., str], folder: Path, bundle: Path) -> None:
+    prefixes = encode("--model", str(bundle))
 
     def shown(events: list[Event]) -> list[tuple[Any, ...]]:
         answers = {event.index: event.picture for event in events if isinstance(event, Answer)}
@@ -106,14 +116,12 @@ def test_streams_are_those_over_the_pictures(run: Run, folder: Path, bundle: Pat
     ("dtype", "operators"), [("float32", "auto"), ("float32", "aten"), ("bfloat16", "auto"), ("float16", "aten")]
 )
 def test_every_dtype_and_kind_of_operators_answers_alike(
-    dtype: str, operators: str, run: Run, folder: Path, bundle: Path, tmp_path: Path
+    dtype: str, operators: str, run: Run, encode: Callable[..., str], folder: Path, bundle: Path
 ) -> None:
     how = ["--model", str(bundle), "--dtype", dtype, "--operators", operators]
     theirs = run("caption", str(folder), how, "--max-new-tokens", "6")
-    for keeps in ([], ["--keys-values"]):
-        prefixes = str(tmp_path / f"prefixes{len(keeps)}")
-        run("encode", str(folder), how, keeps, "--out", prefixes, HERE)
-        ours = run("caption", prefixes, how, "--max-new-tokens", "6")
+    for name, keeps in (("queries", []), ("pairs", ["--keys-values"])):
+        ours = run("caption", encode(how, keeps, name=name), how, "--max-new-tokens", "6")
 
         assert in_order(ours.records) == in_order(theirs.records)
 
@@ -165,11 +173,10 @@ def test_an_exported_decoder_answers_without_torch(run: Run, tmp_path: Path) -> 
         assert "BIAS-TINY" in refused.err
 
 
-def test_another_dtype_gives_records_of_its_own(run: Run, folder: Path, bundle: Path, tmp_path: Path) -> None:
+def test_another_dtype_gives_records_of_its_own(run: Run, encode: Callable[..., str], bundle: Path) -> None:
     ids = []
     for dtype in ("float32", "bfloat16"):
-        prefixes = str(tmp_path / dtype)
-        run("encode", str(folder), "--model", str(bundle), "--dtype", dtype, "--out", prefixes, HERE)
+        prefixes = encode("--model", str(bundle), "--dtype", dtype, name=dtype)
         ran = run("caption", prefixes, "--model", str(bundle), "--dtype", "float32", "--max-new-tokens", "2")
         ids.append({record["id"] for record in ran.records})
 
@@ -261,32 +268,24 @@ def test_a_killed_run_goes_on(run: Run, tmp_path: Path) -> None:
 
 
 def test_prefixes_of_another_model_are_refused(
-    run: Run, folder: Path, bundle: Path, tmp_path: Path, snapshot: SnapshotAssertion
+    run: Run, encode: Callable[..., str], folder: Path, bundle: Path, tmp_path: Path, snapshot: SnapshotAssertion
 ) -> None:
-    prefixes, kept = tmp_path / "prefixes", tmp_path / "kept"
-    run("encode", str(folder), ENCODER, "--out", str(prefixes), HERE)
-    run("encode", str(folder), "--model", str(bundle), "--keys-values", "--out", str(kept), HERE)
+    prefixes, kept = encode(ENCODER), encode("--model", str(bundle), "--keys-values", name="kept")
     other = ["--adapter", model_flags("CAPTION-TINY")[5], *ENCODER[2:]]
     commands = {
-        "another adapter": ["caption", str(prefixes), *model_flags("LORA-BIAS-TINY")[:6]],
-        "another number of queries": ["caption", str(prefixes), *model_flags("CAPTION-TINY")[:6]],
-        "the embedded model": ["caption", str(prefixes)],
-        "keys of another model": ["caption", str(kept)],
-        "another order of colours": ["caption", str(prefixes), *DECODER, "--channel-order", "bgr"],
-        "into the same folder": ["encode", str(folder), *other, "--out", str(prefixes)],
-        "other numbers into the same folder": [
-            "encode",
-            str(folder),
-            *ENCODER,
-            "--dtype=bfloat16",
-            f"--out={prefixes}",
-        ],
-        "keys and queries in one folder": ["encode", str(folder), *ENCODER, "--out", str(kept)],
-        "pictures and prefixes": ["caption", str(prefixes), str(folder)],
-        "an encoder beside prefixes": ["caption", str(prefixes), "--encoder", "clip.onnx"],
-        "answers among prefixes": ["caption", str(folder), "--out", str(prefixes)],
-        "prefixes again": ["encode", str(prefixes), "--out", str(tmp_path / "again")],
-        "on a cluster": ["caption", str(prefixes), "--engine", "ray"],
+        "another adapter": ["caption", prefixes, *model_flags("LORA-BIAS-TINY")[:6]],
+        "another number of queries": ["caption", prefixes, *model_flags("CAPTION-TINY")[:6]],
+        "the embedded model": ["caption", prefixes],
+        "keys of another model": ["caption", kept],
+        "another order of colours": ["caption", prefixes, *DECODER, "--channel-order", "bgr"],
+        "into the same folder": ["encode", str(folder), *other, "--out", prefixes],
+        "other numbers into the same folder": ["encode", str(folder), *ENCODER, "--dtype=bfloat16", "--out", prefixes],
+        "keys and queries in one folder": ["encode", str(folder), *ENCODER, "--out", kept],
+        "pictures and prefixes": ["caption", prefixes, str(folder)],
+        "an encoder beside prefixes": ["caption", prefixes, "--encoder", "clip.onnx"],
+        "answers among prefixes": ["caption", str(folder), "--out", prefixes],
+        "prefixes again": ["encode", prefixes, "--out", str(tmp_path / "again")],
+        "on a cluster": ["caption", prefixes, "--engine", "ray"],
     }
     told = {}
     for name, command in commands.items():
@@ -326,9 +325,8 @@ def test_keys_and_values_of_other_sizes_are_refused(run: Run, folder: Path, bund
     assert "prefixes-00000.safetensors` holds keys and values of" in refused.err
 
 
-def test_damage_is_an_error_of_the_pictures_it_meets(run: Run, folder: Path, tmp_path: Path) -> None:
-    prefixes = tmp_path / "prefixes"
-    run("encode", str(folder), ENCODER, "--out", str(prefixes), HERE)
+def test_damage_is_an_error_of_the_pictures_it_meets(run: Run, encode: Callable[..., str]) -> None:
+    prefixes = Path(encode(ENCODER))
     index, file = prefixes / "part-00000.jsonl", prefixes / "prefixes-00000.safetensors"
     whole, rows = file.read_bytes(), [json.loads(line) for line in index.read_text().splitlines()]
 

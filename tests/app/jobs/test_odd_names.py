@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from llama_adapter.app.jobs.records.record import Record, read_records
-from tests.app.command import Ran, Run
+from tests.app.command import Run
 from tests.app.golden import model_flags, picture
 
 ORDINARY = ("Shot 9.41\u202fAM.jpg", "a\u00a0b.jpg", "全角\u3000名.jpg", "می\u200cخواهم.jpg", "👨\u200d👩\u200d👧.jpg")
@@ -81,50 +81,17 @@ def test_prompts_are_asked_with_the_true_name(run: Run, folder: Path) -> None:
     assert asked[RAW] == r"What is inv\xff\xfe\x80?"  # a prompt is text, and the model reads UTF-8
 
 
-# Records of an earlier version, which escaped names
-
-OLD_MODEL = (
-    "04574909292f3cccbc0886d1744e420080729f23b94cfc90bcba41d975b6502f"  # the digest of the golden files at that time
-)
-# The last record is of a question with the name filled in.
-OLD = Path(__file__).with_name("old_records.jsonl").read_text().splitlines(keepends=True)
+# A record of an earlier version, which escaped names
 
 
-@pytest.fixture
-def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with the pictures of the old records, and these records in `old.jsonl`."""
-    monkeypatch.chdir(tmp_path)
-    # The digest of checkpoints also includes the times of their files.
-    monkeypatch.setattr("llama_adapter.app.models.checkpoints.digest_of", lambda *_: OLD_MODEL)
-    (tmp_path / "pictures").mkdir()
-    for source, name in (
-        ("shapes_200x300.jpg", "Shot 9.41\u202fAM.jpg"),
-        ("noise_128x96.png", os.fsdecode(b"inv\xff\xfe\x80.png")),
-        ("rgba_180x140.png", r"inv\xff\xfe\x80.png"),
-    ):
-        shutil.copy(picture(source), tmp_path / "pictures" / name)
-    (tmp_path / "pictures" / "bad\u00a0one.png").write_text("no picture")
-    (tmp_path / "old.jsonl").write_text("".join(OLD[:-1]))
-    return tmp_path
-
-
-def resume(run: Run, *flags: str) -> Ran:
-    return run("caption", "pictures", "pictures/gone\u3000.png", *COMMON, "--out", "old.jsonl", *flags)
-
-
-def test_old_records_are_gone_on_with(run: Run, old: Path) -> None:
+def test_an_old_answer_is_gone_on_with(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The digest of a checkpoint also includes the times of its files."""
+    digest = "04574909292f3cccbc0886d1744e420080729f23b94cfc90bcba41d975b6502f"  # of the golden files at that time
+    monkeypatch.setattr("llama_adapter.app.models.checkpoints.digest_of", lambda *_: digest)
+    shutil.copy(Path(__file__).with_name("old_records.jsonl"), "old.jsonl")
     before = Path("old.jsonl").read_bytes()
 
-    assert "0 pictures answered, 3 answered by an earlier run, 2 failed in an earlier run" in resume(run).err
+    ran = run("caption", f"pictures/{ORDINARY[0]}", *COMMON, "--out", "old.jsonl")
+
+    assert "0 pictures answered, 1 answered by an earlier run" in ran.err
     assert Path("old.jsonl").read_bytes() == before
-    assert resume(run, "--retry-errors").code == 3  # the same failures are already recorded
-    assert Path("old.jsonl").read_bytes() == before
-
-
-def test_a_question_with_an_old_name_filled_in_is_not_asked_again(run: Run, old: Path) -> None:
-    Path("stem.jsonl").write_text(OLD[-1])
-    shot = "pictures/Shot 9.41\u202fAM.jpg"
-    ran = run("caption", shot, *COMMON, "--prompt", "What is {stem}?", "--out", "stem.jsonl")
-
-    assert "1 answered by an earlier run" in ran.err
-    assert len(records_in("stem.jsonl")) == 1

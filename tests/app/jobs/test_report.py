@@ -1,8 +1,7 @@
 """The report has stage times, counts and circumstances as they were measured."""
 
 import dataclasses
-import subprocess
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,64 +9,32 @@ from syrupy.assertion import SnapshotAssertion
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.captioning.stage_clock import STAGES, StageClock
-from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.jobs import report as report_module
-from llama_adapter.app.jobs.report import (
-    Report,
-    Tally,
-    commit,
-    longest_stage,
-    percentile,
-    versions,
-)
+from llama_adapter.app.jobs.report import Report, Tally, commit, longest_stage, percentile, versions
 from llama_adapter.app.pictures.answer_error import AnswerError
 from tests.app.golden import PICTURES, model_options
 from tests.app.recorded import answered
 from tests.app.toys import INFO
 
-
-def answer(*, num_tokens: int = 3, total_ms: float = 1.0, is_bad: bool = False) -> Answer:
-    error = AnswerError(code="empty", message="") if is_bad else None
-    return answered(token_ids=(0,) * num_tokens, error=error, ms={"total": total_ms})
-
-
 MODEL = dataclasses.replace(INFO, name="toy", digest="d" * 64, default_prompt="")
+NOTHING = Report(
+    tally=Tally(), stages_s=dict.fromkeys(STAGES, 0.0), wall_s=0.0, model=MODEL, batch_size=4, synchronised=True
+)
 
 
-def tally_of(*answers: Answer) -> Tally:
-    tally = Tally()
-    for one in answers:
-        tally.add(one)
-    return tally
-
-
-def report_of(tally: Tally, *, stages_s: dict[str, float], wall_s: float) -> Report:
-    return Report(tally=tally, stages_s=stages_s, wall_s=wall_s, model=MODEL, batch_size=4, synchronised=True)
-
-
-def test_rates_are_counts_by_wall_time() -> None:
-    tally = tally_of(answer(num_tokens=6), answer(num_tokens=2), answer(is_bad=True))
-
-    report = report_of(tally, stages_s={"read": 0.5, "forward": 1.5}, wall_s=2.0)
-
-    assert (tally.num_pictures, tally.num_failed, tally.num_tokens) == (2, 1, 8)
-    assert "1.00 pictures/s, 4.0 tokens/s, 4.0 tokens a picture" in report.format_table()
-
-
-def test_the_longest_stage_bounds_a_run() -> None:
+def test_the_longest_stage_bounds_a_run_and_one_without_answers_has_a_report() -> None:
     assert longest_stage({"clip": 1.0, "forward": 2.0, "read": 1.0}) == ("forward", 0.5)
-    assert longest_stage(dict.fromkeys(STAGES, 0.0)) is None
-
-
-def test_a_run_without_answers_has_a_report() -> None:
-    assert report_of(Tally(), stages_s=dict.fromkeys(STAGES, 0.0), wall_s=0.0).format_table()
+    assert longest_stage(NOTHING.stages_s) is None
+    assert NOTHING.format_table()
 
 
 def test_the_table(snapshot: SnapshotAssertion, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_module, "versions", lambda: {"python": "3.x", "torch": "2.x"})
     monkeypatch.setattr(report_module, "commit", lambda: "abc1234")
-    tally = tally_of(*(answer(total_ms=float(ms)) for ms in range(100, 0, -1)), answer(is_bad=True))
-    report = report_of(tally, stages_s={"read": 1.0, "forward": 3.0}, wall_s=4.0)
+    report = dataclasses.replace(NOTHING, tally=Tally(), stages_s={"read": 1.0, "forward": 3.0}, wall_s=4.0)
+    for ms in range(100, 0, -1):
+        report.tally.add(answered(ms={"total": float(ms)}))
+    report.tally.add(answered(error=AnswerError(code="empty", message="")))
 
     assert report.format_table() == snapshot
     marked = dataclasses.replace(
@@ -88,33 +55,22 @@ def test_versions_are_those_that_are_imported() -> None:
     assert versions()["torch"].split("+")[0] == torch.__version__.split("+")[0]
 
 
-@pytest.mark.parametrize("error", [FileNotFoundError("git"), subprocess.CalledProcessError(128, "git")])
-def test_a_commit_is_missing_without_git(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(*arguments: object, **options: object) -> None:
-        raise error
-
-    monkeypatch.setattr(report_module.subprocess, "run", failing)
+@pytest.mark.parametrize(("variable", "value"), [("PATH", ""), ("GIT_DIR", "/nonexistent")])
+def test_a_commit_is_missing_without_git(variable: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, value)
 
     assert commit() is None
 
 
-@dataclass
-class FakeDevice:
-    """Queues work without delay; waiting for the work takes its time."""
-
-    now_s: float = 0.0
-    pending_s: float = 0.0
-    num_waits: int = 0
-
-    def synchronise(self) -> None:
-        self.num_waits += 1
-        self.now_s, self.pending_s = self.now_s + self.pending_s, 0.0
-
-
 def test_profile_mode_gives_the_devices_work_to_the_stage_that_asked_for_it() -> None:
-    device = FakeDevice()
-    clock = StageClock(synchronise=device.synchronise, now=lambda: device.now_s)
+    """The device queues work without delay; waiting for the work takes its time."""
+    device = SimpleNamespace(now_s=0.0, pending_s=0.0, num_waits=0)
 
+    def synchronise() -> None:
+        device.num_waits += 1
+        device.now_s, device.pending_s = device.now_s + device.pending_s, 0.0
+
+    clock = StageClock(synchronise=synchronise, now=lambda: device.now_s)
     clock.enter("clip")
     device.pending_s = 2.0
     clock.enter("forward")

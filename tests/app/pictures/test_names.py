@@ -39,7 +39,8 @@ def test_a_file_is_found_by_its_escaped_name_also_in_a_folder_that_has_one(tmp_p
 
     assert find_escaped(escaped_name(str(picture))) == str(picture)
     assert find_escaped(str(tmp_path / r"gone\u202f.png")) == str(tmp_path / r"gone\u202f.png")
-    assert find_escaped("\\\0.png") == "\\\0.png"
+    for name in ("\\\0.png", "\\" + "/a" * 5000):
+        assert find_escaped(name) == name
 
 
 def test_a_file_of_that_very_name_is_meant_itself(tmp_path: Path) -> None:
@@ -63,3 +64,4 @@ def test_a_place_follows_links_to_folders_and_none_to_the_file(tmp_path: Path) -
     (tmp_path / "link").symlink_to("real")
 
     assert place_of(str(tmp_path / "link" / "a.png")) == os.path.realpath(tmp_path / "real") + "/a.png"
+    assert [place_of(name) for name in ("\0/a.png", "\ud800/a.png")] == ["\0/a.png", "\ud800/a.png"]

@@ -1,6 +1,7 @@
 """Work, records and known answers for tests of jobs over many machines."""
 
 from pathlib import Path
+from typing import Any
 
 from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.captioning.tasks.choose import OneOf
@@ -27,7 +28,7 @@ FIRST = LoadedModel(host="here", spec=SPEC, info=INFO, pixels=PixelRule(image_si
 def item(index: int, *, size: int | None = None) -> WorkItem:
     source: str | bytes = f"{index}.png" if size is None else bytes(size)
     key = RecordKey(picture=f"{index}.png", prompt="What?", model_digest=INFO.digest, settings={})
-    asked = Asked(key=key, escaped_key=None, root=None, path=None, supersedes=())
+    asked = Asked(key=key, root=None, path=None, supersedes=())
     question = WorkQuestion(index=index, prompt="What?", tag=asked)
     return WorkItem(picture=source, label=f"{index}.png", questions=(question,))
 
@@ -50,15 +51,15 @@ def record_of(answer: Answer) -> Record:
     return answer_to_record(answer, key=answer.tag.key, run="run")
 
 
-def answer_to(question: WorkQuestion, label: str, digest: str) -> Answer:
-    return answered(index=question.index, picture=label, digest=digest, tag=question.tag)
+def answer_to(question: WorkQuestion, label: str, digest: str, **changes: Any) -> Answer:
+    return answered(index=question.index, picture=label, digest=digest, tag=question.tag, **changes)
 
 
-def known_after(folder: Path, *, digest: str, num_questions: int) -> Known:
+def known_after(folder: Path, *, digest: str, num_questions: int, retry_errors: bool = False, **changes: Any) -> Known:
     """The answers that workers know of after a run that answered some questions about a.png."""
     planner = planner_of()
     work, _ = planner.item(PictureInput(source="a.png", label="a.png"))
     with RecordWriter(folder / "answers.jsonl") as file:
         for question in work.questions[:num_questions]:
-            file.write(record_of(answer_to(question, "a.png", digest)))
-    return Known(index=RecordIndex([folder / "answers.jsonl"]), retry_errors=False)
+            file.write(record_of(answer_to(question, "a.png", digest, **changes)))
+    return Known(index=RecordIndex([folder / "answers.jsonl"]), retry_errors=retry_errors)

@@ -1,9 +1,9 @@
-"""Chunks of work: their sizes, what workers may leave out, and that no chunk is forgotten."""
+"""Chunks of work: their sizes, what workers may leave out, and what follows a loss."""
 
 from dataclasses import replace
 from pathlib import Path
 
-from llama_adapter.app.jobs.clusters.chunks import MAX_LOSSES, MAX_PICTURES, Ledger, in_chunks, sizes
+from llama_adapter.app.jobs.clusters.chunks import MAX_LOSSES, MAX_PICTURES, Chunk, in_chunks, sizes
 from llama_adapter.app.pictures.inputs import PictureInput
 from tests.app.jobs.clusters.made import QUESTIONS, item, known_after, planner_of
 
@@ -21,24 +21,16 @@ def test_chunks_are_bounded_in_pictures_and_bytes() -> None:
     assert [len(group) for group in groups] == [2, 2, 1]
 
 
-def test_lost_chunks_are_tried_picture_by_picture_and_then_fail() -> None:
-    ledger = Ledger()
-    ledger.enter([item(0), item(1)], is_sure=True)
+def test_lost_chunks_are_tried_again_then_picture_by_picture_and_then_fail() -> None:
+    chunk = Chunk(items=(item(0), item(1)), is_sure=True)
+    singles = [replace(chunk, items=(item(index),), num_losses=2) for index in range(2)]
 
-    singles, failures = ledger.enter_lost()
-
-    assert [(chunk.items, chunk.is_sure, chunk.num_losses) for chunk in singles] == [
-        ((item(0),), True, 1),
-        ((item(1),), True, 1),
-    ]
-    assert failures == []
-    assert [ledger.settle(singles[0].number) for _ in range(2)] == [singles[0], None]
-    for _ in range(MAX_LOSSES - 1):
-        singles, failures = ledger.enter_lost()
-    assert (singles, len(ledger)) == ([], 0)
-    assert [(answer.index, answer.picture, answer.finish) for answer in failures] == [(1, "1.png", "error")]
-    assert failures[0].error is not None
-    assert failures[0].error.code == "lost"
+    assert chunk.after_loss() == ([replace(chunk, num_losses=1)], [])
+    assert replace(chunk, num_losses=1).after_loss() == (singles, [])
+    again, (failure,) = replace(singles[1], num_losses=MAX_LOSSES - 1).after_loss()
+    assert (again, failure.index, failure.picture, failure.finish) == ([], 1, "1.png", "error")
+    assert failure.error is not None
+    assert failure.error.code == "lost"
 
 
 def test_workers_know_records_by_the_ids_that_the_driver_gives_them(tmp_path: Path) -> None:
@@ -48,7 +40,7 @@ def test_workers_know_records_by_the_ids_that_the_driver_gives_them(tmp_path: Pa
         folder = tmp_path / str(number)
         folder.mkdir()
         known = known_after(folder, digest="cd" * 32, num_questions=number)
-        seen = [known.has(replace(work, questions=(question,)), "cd" * 32) for question in work.questions]
-        assert seen == [True] * number + [False] * (len(QUESTIONS) - number)
-        assert known.has(work, "cd" * 32) == (number == len(QUESTIONS))
-        assert not known.has(work, "ee" * 32)
+        left = [known.left(replace(work, questions=(question,)), "cd" * 32) for question in work.questions]
+        assert left == [()] * number + [(question,) for question in work.questions[number:]]
+        assert known.left(work, "cd" * 32) == (() if number == len(QUESTIONS) else work.questions)
+        assert known.left(work, "ee" * 32) == work.questions

@@ -1,7 +1,7 @@
 """The loop of a job: every question gets one answer, even if work is lost, repeated or already known."""
 
 import random
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from llama_adapter.app.captioning.tasks.answers import Answer
+from llama_adapter.app.jobs.clusters.actors import LostChunk
 from llama_adapter.app.jobs.clusters.chunks import AnsweredChunk, Chunk, Known, in_chunks, sizes
 from llama_adapter.app.jobs.clusters.cluster import WorkersFailedError
 from llama_adapter.app.jobs.clusters.drive import Drive, check_alike, loaded
@@ -24,32 +25,32 @@ from tests.app.jobs.clusters.made import FIRST, INFO, QUESTIONS, answer_to, plan
 
 
 class FakeReaders:
-    """Reads at once. It loses some chunks, and fails for some windows."""
+    """Reads at once, in any order."""
 
-    def __init__(self, chance: random.Random, *, loss: float) -> None:
-        self.num_pending = 0
-        self._chance, self._loss = chance, loss
-        self._ready: deque[Any] = deque()
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+        self._ready: list[Chunk] = []
 
-    def add(self, window: Sequence[Chunk]) -> None:
-        self.num_pending += 1
-        chunks = list(window)
-        self._chance.shuffle(chunks)
-        self._ready.extend(chunk for chunk in chunks if self._chance.random() >= self._loss)
-        self._ready.append(None)
+    @property
+    def num_pending(self) -> int:
+        return len(self._ready)
 
-    def take(self, *, timeout_s: float) -> Chunk | None:
-        while self._ready and self._ready[0] is None:
-            self._ready.popleft()
-            self.num_pending -= 1
-        return self._ready.popleft() if self._ready else None
+    @property
+    def can_take(self) -> bool:
+        return len(self._ready) < 8
+
+    def add(self, chunk: Chunk) -> None:
+        self._ready.insert(self._chance.randint(0, len(self._ready)), chunk)
+
+    def take(self, *, timeout_s: float) -> tuple[Chunk, Chunk | Exception] | None:
+        if not self._ready:
+            return None
+        chunk = self._ready.pop()
+        return chunk, chunk
 
 
 class FakeCrew:
-    """Answers in any order.
-
-    It loses some chunks, answers some twice, and never answers a chunk with a poisoned question.
-    """
+    """Answers in any order. It loses some chunks, and all that have a poisoned question."""
 
     def __init__(
         self, chance: random.Random, *, loss: float, poison: frozenset[int] = frozenset(), known: Known | None = None
@@ -66,40 +67,26 @@ class FakeCrew:
     def can_take(self) -> bool:
         return len(self._in_hand) < 4
 
-    def give(self, chunk: Chunk) -> None:
+    def give(self, chunk: Chunk, read: Chunk) -> None:
         self._in_hand.append(chunk)
 
-    def give_returned(self) -> None:
-        pass
-
-    def take_news(self) -> list[str]:
-        return []
-
-    def wait(self, timeout_s: float) -> Iterator[AnsweredChunk]:
+    def wait(self, timeout_s: float) -> Iterator[tuple[Chunk, AnsweredChunk] | LostChunk]:
         if not self._in_hand:
             return
-        chunk = self._chance.choice(self._in_hand)
-        is_repeat = self._chance.random() < self._loss
-        if not is_repeat:
-            self._in_hand.remove(chunk)
+        chunk = self._in_hand.pop(self._chance.randrange(len(self._in_hand)))
         is_poisoned = any(question.index in self._poison for one in chunk.items for question in one.questions)
-        if is_poisoned or (not is_repeat and self._chance.random() < self._loss):
+        if is_poisoned or self._chance.random() < self._loss:
+            yield LostChunk(chunk, may_be_cause=True)
             return
-        left_out = set()
         answers = []
-        for position, one in enumerate(chunk.items):
+        for one in chunk.items:
             digest = f"digest of {one.label}"
-            if self._known is not None and not chunk.is_sure and self._known.has(one, digest):
-                left_out.add(position)
+            if self._known is not None and not chunk.is_sure and not self._known.left(one, digest):
                 continue
             self.num_answered[one.label] += 1
             answers += [answer_to(question, one.label, digest) for question in one.questions]
-        yield AnsweredChunk(
-            number=chunk.number,
-            digests=tuple(f"digest of {one.label}" for one in chunk.items),
-            answers=tuple(answers),
-            left_out=frozenset(left_out),
-        )
+        digests = tuple(f"digest of {one.label}" for one in chunk.items)
+        yield chunk, AnsweredChunk(digests=digests, answers=tuple(answers))
 
 
 def run_job(
@@ -112,8 +99,8 @@ def run_job(
         known = None if index is None else Known(index=RecordIndex([file.path]), retry_errors=False)
         planner = planner_of(index)
         crew = FakeCrew(chance, loss=loss, poison=poison, known=known)
-        fakes: Any = crew, FakeReaders(chance, loss=loss)
-        drive = Drive(*fakes, planner, first=FIRST, say=print)
+        fakes: Any = crew, FakeReaders(chance)
+        drive = Drive(*fakes, planner, first=FIRST)
         items = (planner.item(PictureInput(source=name, label=name))[0] for name in names)
         answers = []
         for answer in drive.run(in_chunks(items, sizes(4, num_alike=2)), stop=lambda: False):
@@ -145,6 +132,23 @@ def test_a_picture_that_ends_every_worker_costs_no_other(tmp_path: Path) -> None
     assert len(answers) == 100 * len(QUESTIONS)
 
 
+def test_a_chunk_that_only_waited_for_others_that_were_lost_is_not_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait, losses = FakeCrew.wait, iter(range(9))
+
+    def losing(self: FakeCrew, timeout_s: float) -> Iterator[tuple[Chunk, AnsweredChunk] | LostChunk]:
+        if self._in_hand and next(losses, None) is not None:
+            yield LostChunk(self._in_hand.pop(), may_be_cause=False)
+        else:
+            yield from wait(self, timeout_s)
+
+    monkeypatch.setattr(FakeCrew, "wait", losing)
+    answers, _, _ = run_job(tmp_path, ["a.png"], seed=0)
+
+    assert [answer.error for answer in answers] == [None] * len(QUESTIONS)
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_a_further_run_answers_what_is_new_and_nothing_else(tmp_path: Path, seed: int) -> None:
     old = [f"{number}.png" for number in range(60)]
@@ -174,25 +178,39 @@ def test_a_worker_that_leaves_something_out_ends_the_job_and_what_it_answered_is
 ) -> None:
     wait = FakeCrew.wait
 
-    def forgetting(self: FakeCrew, timeout_s: float) -> Iterator[AnsweredChunk]:
-        for came in wait(self, timeout_s):
-            yield replace(came, answers=came.answers[:-1], host="there")
+    def forgetting(self: FakeCrew, timeout_s: float) -> Iterator[tuple[Chunk, AnsweredChunk]]:
+        for chunk, came in wait(self, timeout_s):
+            assert isinstance(came, AnsweredChunk)
+            yield chunk, replace(came, answers=came.answers[:-1], host="there")
 
     monkeypatch.setattr(FakeCrew, "wait", forgetting)
 
     with pytest.raises(WorkersFailedError, match="there left 1 of 16 questions about its pictures without an answer"):
-        run_job(tmp_path, [f"{number}.png" for number in range(20)], seed=0)
+        run_job(tmp_path, [f"{number}.png" for number in range(4)], seed=0)
 
     with open(tmp_path / "answers.jsonl", encoding="utf-8") as file:
         assert len(file.readlines()) == 4 * len(QUESTIONS) - 1
 
 
+def test_readers_that_fail_again_and_again_end_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    take = FakeReaders.take
+
+    def fail(self: FakeReaders, *, timeout_s: float) -> tuple[Chunk, Exception] | None:
+        taken = take(self, timeout_s=timeout_s)
+        return taken and (taken[0], ImportError("no module named llama_adapter"))
+
+    monkeypatch.setattr(FakeReaders, "take", fail)
+
+    with pytest.raises(WorkersFailedError, match=r"Pictures cannot be read on the machines.*no module named"):
+        run_job(tmp_path, ["a.png"], seed=0)
+
+
 def test_once_stopped_nothing_more_is_begun(tmp_path: Path) -> None:
     chance = random.Random(0)
     planner, answers = planner_of(), list[Answer]()
-    fakes: Any = FakeCrew(chance, loss=0.0), FakeReaders(chance, loss=0.0)
+    fakes: Any = FakeCrew(chance, loss=0.0), FakeReaders(chance)
     items = (planner.item(PictureInput(source=f"{number}", label=f"{number}"))[0] for number in range(1000))
-    drive = Drive(*fakes, planner, first=FIRST, say=print)
+    drive = Drive(*fakes, planner, first=FIRST)
 
     for answer in drive.run(in_chunks(items, sizes(8, num_alike=1000)), stop=lambda: len(answers) > 100):
         answers.append(answer)
@@ -216,8 +234,6 @@ def test_errors_of_a_machine_name_it(exit_code: ExitCode, kind: type[Exception])
 
 
 def test_captioners_of_different_models_do_not_work_together() -> None:
-    other = replace(FIRST, host="there", info=replace(INFO, digest="cd" * 32))
-
-    check_alike(replace(FIRST, host="there"), FIRST)
+    check_alike(INFO, INFO, hosts=("there", "here"))
     with pytest.raises(WorkersFailedError, match="there is another than on here"):
-        check_alike(other, FIRST)
+        check_alike(replace(INFO, digest="cd" * 32), INFO, hosts=("there", "here"))

@@ -1,15 +1,16 @@
 """Chunks are read on the machines of a cluster, and answered pictures are left out."""
 
-import pickle
 import shutil
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from llama_adapter.app.jobs.clusters.chunks import Chunk, Known
+from llama_adapter.app.jobs.clusters.chunks import Chunk
 from llama_adapter.app.jobs.clusters.reading import Reading, read_chunk
 from llama_adapter.app.pictures.inputs import PictureInput
 from llama_adapter.app.pictures.reading.reader import PictureReading
@@ -18,11 +19,7 @@ from tests.app.golden import picture
 from tests.app.jobs.clusters.made import QUESTIONS, SPEC, item, known_after, planner_of
 
 READING = Reading(spec=SPEC.pictures, pixels=PixelRule(image_size=32), kind="thread", timeout_s=10.0, folder=".")
-
-
-def read(chunk: Chunk, *, known: Known | None = None) -> Chunk:
-    done: Chunk = pickle.loads(read_chunk(pickle.dumps(chunk), reading=READING, known=known))
-    return done
+read = partial(read_chunk, reading=READING, known=None)
 
 
 def test_a_chunk_is_read_and_what_is_wrong_with_a_picture_is_in_its_place(tmp_path: Path) -> None:
@@ -31,9 +28,9 @@ def test_a_chunk_is_read_and_what_is_wrong_with_a_picture_is_in_its_place(tmp_pa
     unnamed = PictureReading()
     items = [replace(item(index), picture=str(tmp_path / name)) for index, name in enumerate(("good.png", "bad.png"))]
 
-    done = read(Chunk(number=7, items=(*items, replace(item(2), picture=unnamed))))
+    done = read(Chunk(items=(*items, replace(item(2), picture=unnamed))))
 
-    assert (done.number, done.problem) == (7, None)
+    assert done.problem is None
     good, bad, other = (one.picture for one in done.items)
     assert isinstance(good, PictureReading)
     assert good.pixels is not None
@@ -58,7 +55,7 @@ def test_slow_pictures_come_all_and_in_their_order(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("llama_adapter.app.jobs.clusters.reading._reader", lambda reading: SimpleNamespace(read=wait))
     items = tuple(replace(item(number), picture=f"{scheme}{number}.png") for number in range(9))
 
-    done = read(Chunk(number=0, items=items))
+    done = read(Chunk(items=items))
 
     assert done.problem is None
     assert [one.questions for one in done.items] == [one.questions for one in items]
@@ -68,7 +65,7 @@ def test_slow_pictures_come_all_and_in_their_order(monkeypatch: pytest.MonkeyPat
 def test_pictures_that_are_answered_are_hashed_and_no_more(tmp_path: Path) -> None:
     shutil.copy(picture("noise_128x96.png"), tmp_path / "a.png")
     work, _ = planner_of().item(PictureInput(source=str(tmp_path / "a.png"), label="a.png"))
-    chunk = Chunk(number=0, items=(work,))
+    chunk = Chunk(items=(work,))
     (looked,) = read(chunk).items
     assert isinstance(looked.picture, PictureReading)
     known = known_after(tmp_path, digest=looked.picture.digest, num_questions=len(QUESTIONS))
@@ -81,3 +78,20 @@ def test_pictures_that_are_answered_are_hashed_and_no_more(tmp_path: Path) -> No
     assert left_out.picture.digest == looked.picture.digest
     assert isinstance(sure.picture, PictureReading)
     assert sure.picture.pixels is not None
+
+
+@pytest.mark.parametrize("retry_errors", [False, True])
+def test_missing_pictures_that_failed_are_left_out_unless_they_are_tried_again(
+    tmp_path: Path, retry_errors: bool
+) -> None:
+    work, _ = planner_of().item(PictureInput(source=str(tmp_path / "a.png"), label="a.png"))
+    chunk = Chunk(items=(work,))
+    (failed,) = (item.picture for item in read(chunk).items)
+    assert isinstance(failed, PictureReading)
+    how: dict[str, Any] = {"num_questions": len(QUESTIONS), "retry_errors": retry_errors, "error": failed.error}
+    known = known_after(tmp_path, digest=failed.digest, **how)
+
+    (again,) = (item.picture for item in read(chunk, known=known).items)
+
+    assert isinstance(again, PictureReading)
+    assert (again.is_only_digest, again.error) == ((False, failed.error) if retry_errors else (True, None))

@@ -159,36 +159,18 @@ def test_every_picture_and_prompt_keeps_an_answer_if_it_ever_had_one(
 
 # Names escaped by earlier versions
 
-OLD, TRUE = r"9.41\u202fAM.png", "9.41\u202fAM.png"
 
-
-def test_a_failure_under_an_escaped_name_is_superseded_under_the_picture_s_own(tmp_path: Path) -> None:
-    now = record(TRUE, id="2", run="now")
-    found = surveyed(tmp_path, [record(OLD, id="1", failed=True, run="old"), now])
-
-    assert list(found.records()) == [now]
-    assert found.num_pictures == 1
-
-
-def test_of_an_escaped_name_and_the_picture_s_own_the_last_record_counts(tmp_path: Path) -> None:
-    found = surveyed(tmp_path, [record(OLD, id="1"), record("b.png"), record(TRUE, id="2", run="now")])
-
-    assert [one["picture"] for one in found.last_of_pictures()] == ["b.png", TRUE]
-
-
-def test_a_name_that_looks_escaped_is_its_own_where_its_record_or_its_file_says_so(
+def test_a_record_under_an_escaped_name_is_of_the_picture_that_has_the_name_unless_it_says_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    literal, raw = r"inv\xff.png", os.fsdecode(b"inv\xff.png")
-    exact = record(literal) | Record(exact_name=True)  # type: ignore[typeddict-item]
-    assert surveyed(tmp_path, [exact, record(raw)]).num_pictures == 2
-
     monkeypatch.chdir(tmp_path)
-    Path(literal).touch()
-    assert surveyed(tmp_path, [record(literal), record(raw)]).num_pictures == 2
+    escaped, true = r"9.41\u202fAM.png", "9.41\u202fAM.png"
+    Path(true).touch()
+    old = [record(escaped, id="1", failed=True, run="old"), record("b.png"), record(escaped, id="3")]
+    now = [record(true, id="2", run="now"), record(true, id="3", text="last")]
+    found = surveyed(tmp_path, [*old, *now])
 
-
-def test_an_escaped_name_that_two_pictures_had_is_of_neither(tmp_path: Path) -> None:
-    two = [record("a\u00a0b.png"), record(os.fsdecode(b"a\xa0b.png"))]
-
-    assert surveyed(tmp_path, [record(r"a\xa0b.png"), *two]).num_pictures == 3
+    assert list(found.records()) == [old[1], *now]
+    assert [one["picture"] for one in found.last_of_pictures()] == ["b.png", true]
+    exact = record(escaped) | Record(exact_name=True)  # type: ignore[typeddict-item]
+    assert surveyed(tmp_path, [exact, record(true)]).num_pictures == 2

@@ -24,9 +24,10 @@ def path(tmp_path: Path) -> Path:
 
 
 def write(path: Path, *texts: str) -> RecordWriter:
+    """Write a record for each text, about a picture of this name."""
     with RecordWriter(path) as writer:
         for text in texts:
-            writer.write(recorded(text=text))
+            writer.write(recorded(text=text, picture=text))
     return writer
 
 
@@ -36,10 +37,10 @@ def texts_in(path: Path) -> list[str]:
 
 def test_records_are_appended_and_read_back_in_order(tmp_path: Path) -> None:
     path = tmp_path / "new folder" / "answers.jsonl"
-    assert write(path, "one", "two").num_written == 2
+    write(path, "one", "two")
     assert write(path, "three\u2028").repair is None
     assert texts_in(path) == ["one", "two", "three\u2028"]
-    assert next(read_records(path)) == recorded(text="one")
+    assert next(read_records(path)) == recorded(text="one", picture="one")
     assert path.read_bytes().endswith(b"\n")
 
 
@@ -270,23 +271,17 @@ def test_the_name_of_a_new_file_is_made_durable_too(
 # A folder of parts: how `--out FOLDER/` reads and continues them
 
 
-def write_part(path: Path, *texts: str) -> None:
-    with RecordWriter(path) as records:
-        for text in texts:
-            records.write(recorded(text=text, picture=text))
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with two parts, as written by earlier versions."""
-    write_part(tmp_path / "out" / "part-00000.jsonl", "a", "b")
-    write_part(tmp_path / "out" / "part-00001.jsonl", "c")
+    write(tmp_path / "out" / "part-00000.jsonl", "a", "b")
+    write(tmp_path / "out" / "part-00001.jsonl", "c")
     (tmp_path / "out" / ".lock").touch()
     return tmp_path / "out"
 
 
 def parts(folder: Path) -> dict[str, list[str]]:
-    return {path.name: [record["text"] for record in read_records(path)] for path in sorted(folder.glob("*.jsonl"))}
+    return {path.name: texts_in(path) for path in folder.glob("*.jsonl")}
 
 
 def test_all_parts_are_read_and_the_last_one_is_mended_and_goes_on(folder: Path) -> None:

@@ -82,15 +82,6 @@ def test_an_invalid_manifest_is_refused_and_left_alone(content: str, path: Path)
     assert manifest_path(path).read_text() == content
 
 
-def test_a_failed_write_leaves_the_old_manifest(tmp_path: Path, path: Path) -> None:
-    write_manifest(path, manifest=manifest())
-    before = manifest_path(path).read_bytes()
-    with pytest.raises(TypeError):
-        write_manifest(path, manifest=manifest("run-2", counts={"stop": object()}))
-    assert manifest_path(path).read_bytes() == before
-    assert [file.name for file in tmp_path.iterdir()] == [manifest_path(path).name]
-
-
 def test_names_that_are_not_utf_8_are_kept(tmp_path: Path) -> None:
     path, inputs = tmp_path / "answers.jsonl", {"paths": ["été-\udcff.png", "a \\udcff of its own"]}
     write_manifest(path, manifest=manifest(job={"inputs": inputs}))
