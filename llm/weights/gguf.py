@@ -117,6 +117,7 @@ def open_gguf(path: str | os.PathLike[str]) -> LlamaSource:
         meaning=_MEANING,
         half_split=keys.architecture not in _META_ORDER,
         biased=described.biased,
+        embedding_scale=described.folds.embedding_scale,
     )
 
 

@@ -91,6 +91,7 @@ def open_huggingface(folder: str | os.PathLike[str]) -> LlamaSource:
         meaning=MEANING,
         half_split=True,
         biased=described.biased,
+        embedding_scale=described.folds.embedding_scale,
     )
 
 
