@@ -3,6 +3,7 @@
 # N stored positions, T tokens, P patches, W width
 
 import dataclasses
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -210,17 +211,26 @@ def huggingface_pixels(values: Mapping[str, Any], *, name: str) -> dict[str, Any
     if size is not None:
         given, is_whole = values["size"], crop is None or not values.get("do_center_crop", True)
         side = size if is_whole or crop is None else crop
-        has_sides = not isinstance(given, dict) or "height" in given
-        if side[0] != side[1] or min(size) < side[0] or (is_whole and not has_sides):
+        has_sides = "height" in given if isinstance(given, dict) else is_whole
+        margin = min(size) - side[0]
+        if side[0] != side[1] or margin < 0 or (is_whole and not has_sides) or (has_sides and size != side):
             raise CheckpointError(
-                f"Pictures by {name} are not square, or smaller than their crop, which is not done here"
+                f"Pictures by {name} are not square, smaller than their crop, or squashed before it, which is not done "
+                "here"
             )
-        rule |= {"image_size": side[0], "margin": min(size) - side[0], "is_squashed": is_whole}
+        rule |= {"image_size": side[0], "margin": margin, "is_squashed": has_sides}
     if "resample" in values:
         rule["resample"] = _known(_FILTERS, values["resample"], what="filter", name=name)
-    rule |= {ours: tuple(values[key]) for key, ours in _STATISTICS if isinstance(values.get(key), list)}
-    if any(values.get(key) is False for key in ("do_resize", "do_rescale", "do_normalize")):
-        raise CheckpointError(f"Preprocessing without resizing or normalisation in {name} is not done here")
+    for key, ours in _STATISTICS:
+        if (value := values.get(key)) is not None:
+            rule[ours] = tuple(value) if isinstance(value, list | tuple) else (value,) * 3
+    factor = values.get("rescale_factor")
+    is_rescaled = factor is None or (isinstance(factor, float) and math.isclose(factor * 255, 1, rel_tol=1e-3))
+    if not is_rescaled or any(values.get(key) is False for key in ("do_resize", "do_rescale", "do_normalize")):
+        raise CheckpointError(
+            f"Preprocessing without resizing or normalisation, or from another range than 0 to 255, in {name} is not "
+            "done here"
+        )
     return rule
 
 

@@ -236,8 +236,6 @@ def stream_sources(
     sees_tokens = adapter is None and place.form == "huggingface" and has_connector(place.folder)
     tokenizer, llama, clip = open_llama_parts(place, adapter=adapter, clip=spec.clip)
     sight = open_connected(place.folder, tokenizer, dim=llama.config.dim) if sees_tokens else None
-    if sight is not None and llama.is_folded:
-        raise CheckpointError(f"The decoder in `{place.folder}` scales embeddings, which is not done to pictures")
     folded = llama.merged
     llama, loras = merge_loras(spec.lora, llama, adapter)
     base = base_name(place.folder.resolve())

@@ -55,6 +55,9 @@ def open_connected(folder: Path, tokenizer: Tokenizer, *, dim: int) -> Connected
         raise _refusal(folder, "pads pictures to squares", {"do_pad": True})
     if (activation := config.get("projector_hidden_act", "gelu")) != "gelu":
         raise _refusal(folder, "has another activation in its connector", activation)
+    text = config.get("text_config")
+    if (factor := text.get("embedding_multiplier") if isinstance(text, dict) else None) not in (None, 1):  # Granite's
+        raise _refusal(folder, "multiplies the tokens of pictures by a factor", factor)
     found: dict[str, Tensor] = {}
     for file in weight_files(folder):
         found |= {key.removeprefix("model."): tensor for key, tensor in read_tensor_file(file).tensors.items()}

@@ -82,12 +82,18 @@ class _Merge:
         self.has_tanh = adapter is not None and adapter.sees_pictures
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        yield "embedding.weight", self._cast(self._base("tok_embeddings.weight"))
+        yield "embedding.weight", self._cast(self._embedding())
         for layer in range(self.config.num_layers):
             yield from self._layer(layer)
         yield "norm.weight", self._cast(self._base("norm.weight"))
         yield "head.weight", self._head()
         yield from ((name, self._cast(tensor)) for name, tensor in self._adapter_queries_and_gates())
+
+    def _embedding(self) -> Tensor:
+        embedding, scale = self._base("tok_embeddings.weight"), self.source.embedding_scale
+        if scale == 1 or "tok_embeddings.weight" in self.adapter:
+            return embedding
+        return embedding.float() * torch.tensor(scale, dtype=self.dtype or torch.float32)
 
     def _head(self) -> Tensor:
         head = self._base("output.weight")
@@ -95,7 +101,7 @@ class _Merge:
         if cast.data_ptr() != head.data_ptr():
             return cast
         # Tied weights become two parameters, so that training one does not change the other.
-        is_made = self.source.tensors["tok_embeddings.weight"].is_made
+        is_made = self.source.embedding_scale != 1 or self.source.tensors["tok_embeddings.weight"].is_made
         is_tied = not is_made and head.data_ptr() == self._base("tok_embeddings.weight").data_ptr()
         return cast.clone() if is_tied else cast
 

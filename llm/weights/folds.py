@@ -23,7 +23,7 @@ class Folds:
     """What a family computes with its weights. Names are those of Meta, without `layers.N.` and `.weight`."""
 
     scales: Mapping[str, float] = field(default_factory=dict)  # factors of matrices, of their biases, and of norms
-    embedding_scale: float = 1.0  # factor of the embedding, rounded to its dtype as in Gemma
+    embedding_scale: float = 1.0  # factor of the embedding; not folded when it is read, see `LlamaSource`
     norm_offset: float = 0.0  # is added to the weights of all norms, before they are scaled
 
 
@@ -32,15 +32,13 @@ def folded(tensors: Mapping[str, SplitTensor], folds: Folds, config: DecoderConf
 
     The rows of q and k must be in Hugging Face's order. A tensor to which nothing happens stays what it is.
     """
-    return {name: tensor.changed(_change_of(name, tensor, folds, config)) for name, tensor in tensors.items()}
+    return {name: tensor.changed(_change_of(name, folds, config)) for name, tensor in tensors.items()}
 
 
-def _change_of(name: str, tensor: SplitTensor, folds: Folds, config: DecoderConfig) -> "partial[Tensor] | None":
+def _change_of(name: str, folds: Folds, config: DecoderConfig) -> "partial[Tensor] | None":
     match = re.fullmatch(r"(?:layers\.(\d+)\.)?(.+)\.(?:weight|bias)", name)
     layer, part = (match[1], match[2]) if match else (None, name)
     scale = folds.scales.get(part, 1.0)
-    if part == "tok_embeddings":
-        scale *= torch.tensor(folds.embedding_scale, dtype=tensor.dtype).item()
     offset = folds.norm_offset if part == "norm" or part in LAYER_NORMS else 0.0
     order_H = None
     if layer is not None and (part in ROTATED or part in ("attention.q_norm", "attention.k_norm")):

@@ -77,6 +77,7 @@ _ENTRIES: Final = {
     "rope.freq_base": "rope_theta",
     "rope.freq_base_swa": "rope_local_base_freq",
 }
+_PATTERN: Final = "attention.sliding_window_pattern"  # of layers: a number, or for each layer whether it has the window
 # Keys that have no default.
 _REQUIRED: Final = (
     *("block_count", "embedding_length", "feed_forward_length", "attention.head_count"),
@@ -116,6 +117,7 @@ def open_gguf(path: str | os.PathLike[str]) -> LlamaSource:
         meaning=_MEANING,
         half_split=keys.architecture not in _META_ORDER,
         biased=described.biased,
+        embedding_scale=described.folds.embedding_scale,
     )
 
 
@@ -133,16 +135,19 @@ class _Keys:
             )
 
     def get(self, key: str) -> Any:
-        """A number, text or array; None if the key is absent. A list with one number for all layers is that number."""
+        """A number or text, and for `_PATTERN` an array; None if the key is absent or an empty list.
+
+        A list with one number for all layers is that number.
+        """
         value = self._keys.get(f"{self.architecture}.{key}")
-        if isinstance(value, np.ndarray) and len(value) and value.dtype != np.bool_:
-            if (value != value[0]).any():
+        if isinstance(value, np.ndarray) and key != _PATTERN:
+            if (value != value[:1]).any():
                 raise CheckpointError(
                     f"The layers of the model in `{self.name}` differ ({self.architecture}.{key}), which is not "
                     "supported",
                     hint="take a model whose layers have equal sizes",
                 )
-            value = value[0].item()
+            value = value[0].item() if len(value) else None
         return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
@@ -169,7 +174,7 @@ def _configuration(keys: _Keys, file: GgufFile) -> dict[str, Any]:
         config["sliding_window"] = None
     elif "sliding_window" in config and keys.architecture == "llama":
         config["model_type"] = "mistral"
-    pattern = keys.get("attention.sliding_window_pattern")
+    pattern = keys.get(_PATTERN)
     if isinstance(pattern, np.ndarray):
         config["layer_types"] = ["sliding_attention" if slides else "full_attention" for slides in pattern.tolist()]
     elif pattern is not None:
@@ -196,16 +201,20 @@ def _of_heads(keys: _Keys, entries: Mapping[str, Any]) -> dict[str, Any]:
 
 def _scaling(keys: _Keys, file: GgufFile) -> dict[str, Any] | None:
     """The entry `rope_scaling`. Llama 3's scaling is stored as divisors of the frequencies, as longrope has them."""
-    found = [file.tensors[name] for name in _DIVISORS if name in file.tensors]
+    names = [name for name in _DIVISORS if name in file.tensors]
+    absent = [name for name in _DIVISORS[1:] if name not in names]
+    if len(absent) == 1:
+        raise CheckpointError(f"`{keys.name}` lacks the tensor `{absent[0]}`", hint=_MEANING)
     kind, factor = keys.get("rope.scaling.type"), keys.get("rope.scaling.factor") or keys.get("rope.scale_linear")
-    if found:
+    if names:
+        found = [file.tensors[name] for name in names]
         divisors = [(one.read() if isinstance(one, Blocks) else one).tolist() for one in found]
         attention = keys.get("rope.scaling.attn_factor") if len(divisors) > 1 else 1.0
         lists = {"short_factor": divisors[0], "long_factor": divisors[-1]}
         return {"rope_type": "longrope", "factor": factor, "attention_factor": attention, **lists}
     if kind == "yarn":
-        names = ("beta_fast", "beta_slow")
-        return {"rope_type": kind, "factor": factor, **{name: keys.get(f"rope.scaling.yarn_{name}") for name in names}}
+        betas = {name: keys.get(f"rope.scaling.yarn_{name}") for name in ("beta_fast", "beta_slow")}
+        return {"rope_type": kind, "factor": factor, **betas}
     if kind in ("linear", None) and factor not in (None, 1):
         return {"rope_type": "linear", "factor": factor}
     return None if kind in ("linear", "none", None) else {"rope_type": kind}

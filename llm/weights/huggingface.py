@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from llama_adapter.llm.config import DecoderConfig
@@ -79,8 +80,8 @@ def open_huggingface(folder: str | os.PathLike[str]) -> LlamaSource:
     check_layers([key.removeprefix("model.") for key in by_key], entries["num_hidden_layers"], config=path)
     described = describe(config, entries, family, path=path)
     renamed = _rename(by_key, family, described.config, what=f"LLaMA in `{place}` does not fit its config.json")
-    if entries["tie_word_embeddings"] and "tok_embeddings.weight" in renamed:
-        renamed["output.weight"] = renamed["tok_embeddings.weight"]
+    if entries["tie_word_embeddings"]:
+        _tie(renamed)
     return checked_source(
         place,
         files,
@@ -90,6 +91,7 @@ def open_huggingface(folder: str | os.PathLike[str]) -> LlamaSource:
         meaning=MEANING,
         half_split=True,
         biased=described.biased,
+        embedding_scale=described.folds.embedding_scale,
     )
 
 
@@ -138,6 +140,18 @@ def _rename(
         own = key.removeprefix("model.") if family.has_meta_names else from_huggingface(key, norms=norms)
         renamed[own or key] = SplitTensor((tensor,))
     return renamed
+
+
+def _tie(tensors: dict[str, SplitTensor]) -> None:
+    """Make embedding and head one, unless the file has two that differ.
+
+    Such a file's configuration is wrong, as transformers assumes too: that of a model with a LoRA in one of them, or of
+    the language model in Idefics3 and SmolVLM, where the configuration of the whole decides.
+    """
+    embedding, head = (tensors.get(name) for name in ("tok_embeddings.weight", "output.weight"))
+    both = [one for one in (embedding, head) if one is not None]
+    if len(both) == 1 or (both and torch.equal(both[0].read(), both[1].read())):
+        tensors |= dict.fromkeys(("tok_embeddings.weight", "output.weight"), both[0])
 
 
 def _part_config(config: Mapping[str, Any]) -> dict[str, Any] | None:

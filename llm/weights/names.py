@@ -284,12 +284,13 @@ class LlamaSource:
     half_split: bool  # whether the rows of wq and wk are in Hugging Face's order
     tensors: Mapping[str, SplitTensor]
     files: tuple[str, ...]  # paths of the tensor files, in order
+    embedding_scale: float = 1.0  # factor of the embedding, rounded to the dtype of the computation, as in Gemma
     is_folded: bool = False  # whether `Folds` of its family are in the stored weights, so that no LoRA of PEFT fits
 
     @property
     def merged(self) -> tuple[str, ...]:
         """What is, or will be when it is read, in the weights, for a manifest."""
-        is_changed = any(tensor.change is not None for tensor in self.tensors.values())
+        is_changed = self.embedding_scale != 1 or any(tensor.change is not None for tensor in self.tensors.values())
         return (FOLDED,) if self.is_folded or is_changed else ()
 
 
@@ -314,6 +315,7 @@ def checked_source(
     meaning: str,
     half_split: bool,
     biased: Collection[str] = (),
+    embedding_scale: float = 1.0,
 ) -> LlamaSource:
     """The LLaMA of `tensors`, whose configuration comes from the file `stated_in`. `biased` matrices must have a bias.
 
@@ -324,4 +326,11 @@ def checked_source(
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     check_shapes(shapes, wanted, what=f"LLaMA in `{folder}` does not fit its {stated_in}", meaning=meaning)
     paths = tuple(map(str, files))
-    return LlamaSource(name=str(folder), config=config, tensors=tensors, files=paths, half_split=half_split)
+    return LlamaSource(
+        name=str(folder),
+        config=config,
+        tensors=tensors,
+        files=paths,
+        half_split=half_split,
+        embedding_scale=embedding_scale,
+    )

@@ -44,12 +44,12 @@ def vocabulary() -> tokenizers.Tokenizer:
     return made
 
 
-def save(folder: Path, kind: str, *, has_template: bool = True) -> Path:
-    """Save a model of a kind with its tokenizer and preprocessing."""
+def save(folder: Path, kind: str, *, has_template: bool = True, decoder: str = "llama", **entries: Any) -> Path:
+    """Save a model of a kind with its tokenizer and preprocessing; `decoder` is the type of its language model."""
     torch.manual_seed(KINDS.index(kind))
     words, is_llava = vocabulary(), kind in ("llava", "joycaption")
     image_id = words.token_to_id("<image>")
-    text = {
+    text: dict[str, Any] = {
         "vocab_size": words.get_vocab_size(),
         "hidden_size": 64,
         "intermediate_size": 128,
@@ -72,7 +72,7 @@ def save(folder: Path, kind: str, *, has_template: bool = True) -> Path:
         "patch_size": PATCH,
         "initializer_range": 0.3,
     }
-    decoder = transformers.LlamaConfig(**text)
+    language: Any = transformers.AutoConfig.for_model(decoder, **{**text, **entries})
     model: Any
     if is_llava:
         has_class = kind == "llava"
@@ -80,7 +80,7 @@ def save(folder: Path, kind: str, *, has_template: bool = True) -> Path:
         model = transformers.LlavaForConditionalGeneration(
             transformers.LlavaConfig(
                 vision_config=vision,
-                text_config=decoder,
+                text_config=language,
                 image_token_index=image_id,
                 image_seq_length=(SIDE // PATCH) ** 2,
                 vision_feature_select_strategy="default" if has_class else "full",
@@ -94,7 +94,7 @@ def save(folder: Path, kind: str, *, has_template: bool = True) -> Path:
         }
         name, config = names[kind]
         model = getattr(transformers, f"{name}ForConditionalGeneration")(
-            config(vision_config=tower, text_config=decoder.to_dict(), image_token_id=image_id, scale_factor=2)
+            config(vision_config=tower, text_config=language.to_dict(), image_token_id=image_id, scale_factor=2)
         )
     model.generation_config.eos_token_id = text["eos_token_id"]
     with torch.no_grad():

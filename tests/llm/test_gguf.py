@@ -34,9 +34,11 @@ from tests.llm.gguf_files import sentencepiece_keys, write_gguf, write_model
 from tests.llm.toys import GOLDEN
 
 ROWS, COLUMNS = 6, 512
-QUANTISED = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")  # that the package can make
+# Types that the package can make.
+QUANTISED = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "TQ1_0", "TQ2_0", "MXFP4")
 # Types that it can only read: where a block has its scales, float16 numbers. Other bytes may have any value.
-SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,)}
+SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+SCALES |= dict.fromkeys(("IQ4_NL", "IQ4_XS", "IQ3_XXS", "IQ3_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_S"), (0,))
 TEXTS = (*Path("docs").glob("*.md"), *Path("llm").glob("*.py"))
 
 
@@ -126,8 +128,31 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
         path.write_bytes(damage(data))
         with pytest.raises(CheckpointError, match=message):
             print(name, read_gguf(path).tensors)
+    weights = {"w": np.ones(3, np.float32)}
     with pytest.raises(CheckpointError, match=r"lacks the keys `llama.block_count`, .*rms_epsilon`"):
-        open_gguf(write_gguf(tmp_path / "bare.gguf", {"general.architecture": "llama"}, {"w": np.ones(3, np.float32)}))
+        open_gguf(write_gguf(tmp_path / "bare.gguf", {"general.architecture": "llama"}, weights))
+
+
+# Keys of Phi-3 or further tensors, and what is said about them.
+CONTRADICTIONS: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
+    *(
+        ({key: [True, False]}, {}, rf"layers of the model .* differ \(phi3.{key}\)")
+        for key in ("expert_count", "attention.sliding_window", "rope.scaling.factor", "rope.scaling.type")
+    ),
+    ({"embedding_length": [64, 32]}, {}, r"differ \(phi3.embedding_length\)"),
+    ({}, {"rope_factors_long.weight": np.ones(2, np.float32)}, "lacks the tensor `rope_factors_short.weight`"),
+)
+
+
+@pytest.mark.parametrize(("changes", "tensors", "message"), CONTRADICTIONS)
+def test_keys_that_contradict_each_other_are_refused(
+    changes: dict[str, Any], tensors: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    sizes = {"block_count": 2, "embedding_length": 64, "feed_forward_length": 96, "attention.head_count": 4}
+    keys = {**sizes, "attention.layer_norm_rms_epsilon": 1e-5, **changes}
+    named = {"general.architecture": "phi3", **{f"phi3.{key}": value for key, value in keys.items()}}
+    with pytest.raises(CheckpointError, match=message):
+        open_gguf(write_gguf(tmp_path / "m.gguf", named, {"w": np.ones(3, np.float32), **tensors}))
 
 
 def texts() -> list[str]:

@@ -108,6 +108,19 @@ def test_tied_output_is_a_copy_of_the_embedding(tmp_path: Path) -> None:
     assert state["head.weight"].data_ptr() != state["embedding.weight"].data_ptr()
 
 
+@pytest.mark.parametrize("kept", [("model.embed_tokens.weight", "lm_head.weight"), ("lm_head.weight",)])
+def test_tied_tensors_are_those_of_the_file(tmp_path: Path, kept: tuple[str, ...]) -> None:
+    tensors = {
+        key: tensor
+        for key, tensor in huggingface_tensors().items()
+        if key in kept or key.startswith(("model.layers", "model.norm"))
+    }
+    folder = write_huggingface(tmp_path / "hf", kind="safetensors", tensors=tensors, tie_word_embeddings=True)
+    state = state_of(open_huggingface(folder))
+    assert torch.equal(state["embedding.weight"], tensors[kept[0]])
+    assert torch.equal(state["head.weight"], tensors[kept[-1]])
+
+
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux to see what is mapped")
 def test_tensors_are_memory_mapped() -> None:
     source = open_meta(ONE_SHARD)

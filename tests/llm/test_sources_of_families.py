@@ -137,7 +137,7 @@ def expected(name: str, model: Any) -> dict[str, Tensor]:
     """The tensors of transformers' modules under our names, with what their forward passes do beside them."""
     kind, config = CASES[name][0], model.config
     state, found = model.state_dict(), {"norm.weight": model.model.norm.weight, "output.weight": model.lm_head.weight}
-    embedding = model.model.embed_tokens(torch.arange(config.vocab_size))
+    embedding = model.model.embed_tokens.weight  # Gemma's factor is `LlamaSource.embedding_scale`
     found["tok_embeddings.weight"] = embedding * getattr(config, "embedding_multiplier", 1.0)
     names = NORMS.get(kind.rstrip("23_tex"), NORMS.get(kind, ("input_layernorm", "post_attention_layernorm", "", "")))
     norms = dict(zip(("attention_norm", "ffn_norm", "attention_out_norm", "ffn_out_norm"), names, strict=True))
@@ -321,13 +321,17 @@ def test_tensors_without_folds_are_views_of_the_file(name: str, tmp_path: Path) 
         assert is_mapped(tensor.read(), folder / "model.safetensors")
 
 
-def test_an_embedding_is_scaled_in_the_numbers_of_its_file(tmp_path: Path) -> None:
-    model = made("gemma2").to(torch.bfloat16)
-    model.save_pretrained(tmp_path)
-    wanted = model.model.embed_tokens(torch.arange(SIZES["vocab_size"]))
-    assert wanted.dtype == torch.bfloat16
-    read = open_huggingface(tmp_path).tensors["tok_embeddings.weight"].read()
-    assert torch.equal(read.to(torch.bfloat16), wanted)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", ["gemma2", "gemma3"])
+def test_an_embedding_is_scaled_in_the_numbers_of_the_computation(
+    name: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    made(name).to(torch.bfloat16).save_pretrained(tmp_path)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
+    wanted = theirs.model.embed_tokens(torch.arange(SIZES["vocab_size"]))
+    read = build_decoder(open_huggingface(tmp_path), None, vocab_size=SIZES["vocab_size"], dtype=dtype)[1]
+    assert wanted.dtype == dtype
+    assert torch.equal(read["embedding.weight"], wanted)
 
 
 def test_rows_beyond_the_tokenizer_are_left_out_and_missing_ones_refused(tmp_path: Path) -> None:

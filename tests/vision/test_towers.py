@@ -308,14 +308,32 @@ def test_towers_that_are_not_computed_are_refused(tensors: dict[str, tuple[int, 
         read_clip({name: torch.zeros(shape) for name, shape in tensors.items()}, name="a")
 
 
+def test_a_size_with_both_sides_squashes_a_picture_also_before_a_crop_of_that_size() -> None:
+    sides = {"height": 224, "width": 224}
+    for values in ({"size": sides}, {"size": sides, "crop_size": 224}, {"size": sides, "crop_size": sides}):
+        rule = huggingface_pixels({**values, "rescale_factor": 0.00392156862745098}, name="a")
+        assert (rule["image_size"], rule["margin"], rule["is_squashed"]) == (224, 0, True)
+
+
+def test_a_mean_may_be_one_number_for_all_channels() -> None:
+    assert huggingface_pixels({"image_mean": 0.5, "image_std": [0.5, 0.4, 0.3]}, name="a") == {
+        "rgb_first": True,
+        "mean": (0.5, 0.5, 0.5),
+        "std": (0.5, 0.4, 0.3),
+    }
+
+
 @pytest.mark.parametrize(
     "values",
     [
         {"size": {"shortest_edge": 224}, "do_center_crop": False},
         {"size": {"height": 224, "width": 112}},
         {"size": 224, "crop_size": 256},
+        {"size": {"height": 256, "width": 256}, "crop_size": 224},
         {"resample": 0},
         {"do_normalize": False},
+        {"rescale_factor": 1 / 127.5},
+        {"rescale_factor": "1/255"},
     ],
 )
 def test_preprocessing_that_is_not_done_is_refused(values: dict[str, Any]) -> None:

@@ -82,6 +82,25 @@ def test_a_further_question_about_a_picture_computes_its_own_tokens_only(
     assert known == [False, True, False, True, True]
 
 
+# Gemma 2 and SmolLM3 say that embedding and head are one, which the configuration of the whole model denies.
+@pytest.mark.parametrize(
+    ("kind", "decoder", "entries"),
+    [
+        ("smolvlm", "gemma2", {"head_dim": 16, "sliding_window": 9}),
+        ("idefics3", "smollm3", {}),
+        ("llava", "qwen3", {"head_dim": 10}),
+        ("joycaption", "phi3", {"tie_word_embeddings": True}),
+    ],
+)
+def test_other_language_models(kind: str, decoder: str, entries: Any, tmp_path: Path) -> None:
+    folder = save(tmp_path, kind, decoder=decoder, **entries)
+    reference, image = Reference(folder, kind), pictures(1)[0]
+    with Captioner.load(folder, batch_size=2, device="cpu", dtype="float32") as captioner:
+        answers = captioner.generate([image] * 2, QUESTIONS[:2], max_new_tokens=TOKENS)
+    for answer, question in zip(answers, QUESTIONS, strict=False):
+        assert list(answer.token_ids) == reference.answer([image], question, max_new_tokens=TOKENS)
+
+
 def test_bundles_answer_as_their_folders_do(captioner: Captioner, folder: Path, tmp_path: Path) -> None:
     whole = convert(CaptionerSpec(llama_dir=folder), tmp_path / "whole", dtype=torch.float32)
     few_bits = quantise_bundle(QuantiseJob(model=whole, out=tmp_path / "int8", precision="int8"))

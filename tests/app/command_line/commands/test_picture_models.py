@@ -110,6 +110,12 @@ def test_pictures_that_a_model_wants_padded_are_refused(tmp_path: Path) -> None:
         Captioner.load(tmp_path)
 
 
+def test_a_decoder_that_multiplies_the_tokens_of_pictures_is_refused(tmp_path: Path) -> None:
+    save(tmp_path, "llava", decoder="granite", embedding_multiplier=3.0)
+    with pytest.raises(CheckpointError, match=r"multiplies the tokens of pictures by a factor \(3\.0\)"):
+        Captioner.load(tmp_path)
+
+
 def test_a_folder_that_does_not_say_how_pictures_become_pixels_gets_a_note(tmp_path: Path) -> None:
     (save(tmp_path, "llava") / "preprocessor_config.json").unlink()
     with Captioner.load(tmp_path) as captioner:
