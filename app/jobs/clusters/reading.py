@@ -150,6 +150,7 @@ def _losses() -> tuple[type[Exception], ...]:
     return (
         exceptions.WorkerCrashedError,
         exceptions.OutOfMemoryError,
+        exceptions.LocalRayletDiedError,
         exceptions.NodeDiedError,
         exceptions.ObjectLostError,
     )
