@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from llama_adapter.app.captioning.tasks.answers import Answer
-from llama_adapter.app.captioning.work_items import Looked, WorkItem, WorkQuestion, read_ahead
+from llama_adapter.app.captioning.work_items import Looked, WorkItem, WorkQuestion, carried_bytes, is_shareable, look_at
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.job_planner import JobPlanner
 from llama_adapter.app.jobs.picture_encoders import OpenEncoder, open_exported
@@ -30,6 +30,7 @@ from llama_adapter.app.pictures.prefixes.file import (
     write_prefixes,
 )
 from llama_adapter.app.pictures.reading.isolated import open_reader
+from llama_adapter.app.pictures.reading.prefetch import Prefetcher
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.runtime.text import shown_name
@@ -108,14 +109,10 @@ class EncodeRunner:
         count, is_slow = self.spec.batch_size, may_wait(self._job.inputs)
         waiting: list[_Kept] = []
         begun = time.monotonic()
-        with read_ahead(
-            items,
-            reader=self._reader,
-            batch_size=count,
-            device=self.spec.device,
-            wants=partial(self._wants, planner=planner),
-            may_wait=is_slow,
-            stop=stop,
+        look = partial(look_at, reader=self._reader, wants=partial(self._wants, planner=planner))
+        # Known pictures are taken too: in `read_ahead`, the age of what waits would not be looked at while they pass.
+        with Prefetcher(
+            items, look, ahead=2 * count, shareable=is_shareable, num_bytes=carried_bytes, may_wait=is_slow, stop=stop
         ) as pictures:
             while not pictures.is_exhausted and not stop():
                 started = time.monotonic()
@@ -123,9 +120,10 @@ class EncodeRunner:
                 self._waited_s += time.monotonic() - started
                 if is_slow and waiting and not batch:
                     time.sleep(_POLL_S)
-                yield from (_failed(looked, looked.picture.error) for looked in batch if looked.picture.error)
+                asked = [looked for looked in batch if looked.questions]
+                yield from (_failed(looked, looked.picture.error) for looked in asked if looked.picture.error)
                 begun = begun if waiting else time.monotonic()
-                waiting += self._encode([looked for looked in batch if looked.picture.error is None])
+                waiting += self._encode([looked for looked in asked if looked.picture.error is None])
                 age_s = time.monotonic() - begun
                 if waiting and (_is_large(waiting) or age_s > (MAX_AGE_S if batch else _IDLE_AGE_S)):
                     yield from self._write(waiting)

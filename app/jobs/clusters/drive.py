@@ -16,7 +16,7 @@ from llama_adapter.app.jobs.job_planner import JobPlanner
 from llama_adapter.app.models.spec import ModelInfo
 from llama_adapter.runtime.child_process import last_line
 
-MAX_FAILED_READINGS = 3  # of a chunk, each after Ray's own attempts
+MAX_FAILED_READINGS = 3  # of a job, by errors of the reading code, such as a missing package
 _WAIT_S = 0.05
 
 _log = logging.getLogger("llama_adapter.scale")
@@ -70,6 +70,9 @@ class Drive:
             if taken is None:
                 return
             chunk, read = taken
+            if read is None:
+                self._lose(chunk)
+                continue
             if not isinstance(read, Exception):
                 self._crew.give(chunk, read)
                 continue
@@ -115,6 +118,8 @@ class Drive:
         doubtful, num_asked, num_missing = [], 0, 0
         for item, digest in zip(chunk.items, came.digests, strict=True):
             questions = item.questions if chunk.is_sure else self._planner.wants(item, digest)
+            # Every question that was asked has an answer, if only a failed one, so a picture without any was left out.
+            # If it was forgotten instead, it is asked again in a sure chunk, where a missing answer ends the job.
             is_left_out = not chunk.is_sure and not any(question.index in answers for question in item.questions)
             if is_left_out:
                 doubtful += [dataclasses.replace(item, questions=questions)] if questions else []

@@ -4,6 +4,7 @@ The driver has `Readers`. `read_chunk` runs in the tasks; it leaves out pictures
 """
 
 import dataclasses
+import logging
 import os
 import pickle
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 # Remote storage is slow for each file, but serves many files at once. Local files are read one after another, because
 # there is one task for each processor.
 _REMOTE_THREADS = 8
+
+_log = logging.getLogger("llama_adapter.scale")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,13 +90,14 @@ def _reader(reading: Reading) -> Reader:
 class Readers:
     """Reads chunks in tasks on all machines. Ray starts a task again if its process or machine is lost."""
 
-    def __init__(self, reading: Reading, *, known: Known | None, most: int) -> None:
-        """`most` is the number of chunks that are being read or wait for a captioner."""
+    def __init__(self, reading: Reading, *, known: Known | None, at_once: int, most: int) -> None:
+        """At most `at_once` chunks are being read, and at most `most` are being read or wait for a captioner."""
         import ray
 
         remote: Any = ray.remote  # its types know no tasks with several results
         self._task = remote(_read_apart).options(num_cpus=READING_CPUS, num_returns=2, scheduling_strategy="SPREAD")
-        self._reading, self._known, self._most = reading, ray.put(known), most
+        self._reading, self._known = reading, ray.put(known)
+        self._at_once, self._most = at_once, most
         # By the state of each task: its chunk, and the same read and pickled.
         self._under_way: dict[ObjectRef[None], tuple[Chunk, ObjectRef[bytes]]] = {}
 
@@ -105,17 +109,23 @@ class Readers:
     @property
     def can_take(self) -> bool:
         """Whether another chunk can be added."""
-        return self.num_pending < self._most
+        import ray
+
+        if not self._at_once <= self.num_pending < self._most:
+            return self.num_pending < self._most
+        _, unread = ray.wait([*self._under_way], num_returns=self.num_pending, timeout=0)
+        return len(unread) < self._at_once
 
     def add(self, chunk: Chunk) -> None:
         """Read a chunk."""
         state, read = self._task.remote(chunk, reading=self._reading, known=self._known)
         self._under_way[state] = chunk, read
 
-    def take(self, *, timeout_s: float) -> "tuple[Chunk, ObjectRef[bytes] | Exception] | None":
-        """A chunk, and the same read and pickled, or the error that ended its task.
+    def take(self, *, timeout_s: float) -> "tuple[Chunk, ObjectRef[bytes] | Exception | None] | None":
+        """A chunk, and the same read and pickled, or the error of the code that reads.
 
-        None if none is ready within `timeout_s`.
+        None in place of the latter if the process or machine was lost that read it. None alone if no chunk is ready
+        within `timeout_s`.
         """
         import ray
 
@@ -125,9 +135,25 @@ class Readers:
         chunk, read = self._under_way.pop(done[0])
         try:
             ray.get(done[0])
+        except _losses() as error:
+            _log.info("a chunk is lost that was being read: %s", error)
+            return chunk, None
         except Exception as error:
             return chunk, error
         return chunk, read
+
+
+def _losses() -> tuple[type[Exception], ...]:
+    """The errors of a task whose process, machine or result was lost. Another attempt may succeed."""
+    from ray import exceptions
+
+    return (
+        exceptions.WorkerCrashedError,
+        exceptions.OutOfMemoryError,
+        exceptions.LocalRayletDiedError,
+        exceptions.NodeDiedError,
+        exceptions.ObjectLostError,
+    )
 
 
 def _read_apart(chunk: Chunk, *, reading: Reading, known: Known | None) -> tuple[None, bytes]:

@@ -65,7 +65,7 @@ class RayRunner:
     ) -> Generator[Event]:
         """See `Runner`. Captioners compile their programs when they are loaded."""
         self._say, num_captioners = say, len(self._crew.places)
-        index = planner.earlier
+        index, num_reading = planner.earlier, num_reading_tasks(machines(), num_captioners=num_captioners)
         readers = Readers(
             Reading(
                 spec=self.spec.pictures,
@@ -75,7 +75,8 @@ class RayRunner:
                 folder=os.getcwd(),
             ),
             known=None if index is None else Known(index=index, retry_errors=self._job.retry_errors),
-            most=num_reading_tasks(machines(), num_captioners=num_captioners) + IN_HAND * num_captioners,
+            at_once=num_reading,
+            most=num_reading + IN_HAND * num_captioners,
         )
         self._drive = Drive(self._crew, readers, planner, first=self._first)
         assert isinstance(self.spec.batch_size, int), "the spec of a loaded model has no open values"

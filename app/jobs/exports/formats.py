@@ -77,13 +77,16 @@ def defused(cell: str) -> str:
     return f"'{cell}" if is_formula else cell
 
 
-def to_sidecars(records: Iterable[Record]) -> bytes:
+def to_sidecars(records: Sequence[Record]) -> bytes:
     """A zip with a `.txt` file for each picture, named after it, as programs that train captioning models expect.
 
     Folders are kept. Names are made unique and valid on any system. `FAILED_NAME` lists pictures without an answer,
     with the reasons, and `OTHER_NAMES` texts that are not called as their picture, because another one is.
     """
     names, packed = SidecarNames(), io.BytesIO()
+    for record in records:
+        if record["error"] is None:
+            names.avoid_folders_of(safe_path(record["picture"]))
     lists: dict[str, list[str]] = {OTHER_NAMES: [], FAILED_NAME: []}
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for record in records:
@@ -138,6 +141,12 @@ class SidecarNames:
         """
         self._taken: set[int] = set()  # digests, as there may be millions of names
         self._suffix, self._is_added, self._is_beside = suffix, is_added, is_beside
+
+    def avoid_folders_of(self, path: str) -> None:
+        """Never assign the name of a folder that contains this picture. Call it before the first `take`."""
+        parts = path.split("/")[:-1]
+        for depth in range(1, len(parts) + 1):
+            self._taken.update(self._keys("/".join(parts[:depth])))
 
     def usual(self, path: str) -> str:
         """The name of a picture's text if no other file has it: `a/b.png` -> `a/b.txt`."""

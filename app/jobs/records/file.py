@@ -5,7 +5,13 @@ import time
 from pathlib import Path
 from typing import BinaryIO, Self
 
-from llama_adapter.app.jobs.records.loss import check_file, has_name, is_at, is_standard_output
+from llama_adapter.app.jobs.records.loss import (
+    RecordFileLostError,
+    check_file,
+    has_name,
+    is_at,
+    is_standard_output,
+)
 from llama_adapter.app.jobs.records.manifest import read_manifest
 from llama_adapter.app.jobs.records.record import Record, json_line, parse_record
 from llama_adapter.runtime.atomic_write import sync_folder
@@ -127,7 +133,14 @@ class RecordWriter:
         self._num_unsynced, self._synced_at = 0, time.monotonic()
         if self._is_checked:
             self._is_checked = False  # the error is raised only once
-            check_file(self._file, path=self.path, place=self._place, num_bytes=self._end)
+            try:
+                check_file(self._file, path=self.path, place=self._place, num_bytes=self._end)
+            except RecordFileLostError as error:
+                num_gone = 0 if has_name(self._file) else sum(not part.exists() for part in self._older)
+                if not num_gone:
+                    raise
+                text = f"{error.message}. {num_gone:,} older parts are gone too and were not rescued"
+                raise RecordFileLostError(text, hint=error.hint) from None
             self._is_checked = True
 
     def clear(self) -> None:

@@ -10,8 +10,15 @@ from typing import Literal, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from llama_adapter.app.jobs.records.record import Record, read_record_lines, superseded_names, true_name
-from llama_adapter.app.pictures.names import name_key, place_of
+from llama_adapter.app.jobs.records.record import (
+    Record,
+    former_name,
+    may_be_escaped,
+    read_record_lines,
+    superseded_names,
+    true_name,
+)
+from llama_adapter.app.pictures.names import escaped_name, name_key, place_of
 
 State = Literal["answered", "failed"]
 Keys = NDArray[np.uint64]
@@ -91,7 +98,7 @@ class RecordIndex:
                 files.append(number)
                 offsets.append(offset)
                 failed.append(record["error"] is not None)
-                if (former := record.get("moved_from")) is not None:
+                if (former := former_name(record)) is not None:
                     moves.add(len(failed) - 1, all_ids[-1], name_key(former))
                 for mended in superseded_names(record):
                     superseded[name_key(mended)] = number, offset, record["run"]
@@ -159,7 +166,7 @@ class RecordIndex:
         others = free[(free < own.start) | (free >= own.stop)]
         for row in others[:_MAX_DOUBTS].tolist():
             record = self._record_of(row)
-            if _stands_for(record, path):
+            if _stands_for(record, picture, path):
                 yield row, None if path is None or os.path.lexists(true_name(record)) else record
 
     def _rows(self, record_id: str, picture: str) -> tuple[range, int, int]:
@@ -194,8 +201,10 @@ def _bounds(ascending: Keys, value: np.uint64, first: int, last: int) -> tuple[i
     return first + int(part.searchsorted(value, "left")), first + int(part.searchsorted(value, "right"))
 
 
-def _stands_for(record: Record, path: str | None) -> bool:
-    """Whether a record under another name may belong to the picture at `path`."""
+def _stands_for(record: Record, picture: str, path: str | None) -> bool:
+    """Whether a record under another name may belong to this picture, whose file is `path`."""
+    if path is None and may_be_escaped(record) and escaped_name(picture) == record["picture"]:
+        return True  # a member of an archive
     recorded = true_name(record)
     if "://" in recorded:
         return False

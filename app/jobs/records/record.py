@@ -110,8 +110,18 @@ def json_line(value: Mapping[str, object]) -> str:
 
 def true_name(record: Record) -> str:
     """The picture's name. Earlier versions wrote some characters as escapes: then the name of the existing file."""
-    name = record["picture"]
-    return name if "\\" not in name or record.get("exact_name", False) else find_escaped(name)
+    return find_escaped(record["picture"]) if may_be_escaped(record) else record["picture"]
+
+
+def may_be_escaped(record: Record) -> bool:
+    """Whether the picture's name may have escapes of an earlier version."""
+    return "\\" in record["picture"] and not record.get("exact_name", False)
+
+
+def former_name(record: Record) -> str | None:
+    """The former name of a moved picture, as `true_name` of its record; None if it was not moved."""
+    name = record.get("moved_from")
+    return None if name is None else find_escaped(name)
 
 
 def is_part(path: str | os.PathLike[str]) -> bool:
@@ -133,9 +143,9 @@ def read_record_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, Recor
 
 
 def superseded_names(record: Record) -> list[str]:
-    """The names whose failures in earlier runs a record supersedes. Invalid content is ignored."""
+    """The names whose failures in earlier runs a record supersedes, as their `true_name`. Ignores invalid content."""
     names = record.get("supersedes")
-    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    return [find_escaped(name) for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
 def parse_record(line: bytes) -> Record | None:

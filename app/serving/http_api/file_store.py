@@ -188,6 +188,9 @@ class FileStore(ObjectFolder[StoredFile]):
 
     def _read(self, path: Path, *others: Path) -> StoredFile | None:
         content = path.with_suffix("")
+        if not content.exists():
+            _log.error("%s is removed: the file that it describes is gone", shown_name(str(path)))
+            return None
         file = super()._read(path, content, *others)
         return None if file is None else dataclasses.replace(file, num_bytes=content.stat().st_size)
 

@@ -12,7 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.serving.http_api.access import visit_of
 from llama_adapter.app.serving.http_api.asking import Answering, NumberedEvent, Pending
-from llama_adapter.app.serving.http_api.errors import of_answer
+from llama_adapter.app.serving.http_api.errors import ApiError, of_answer
 
 IGNORED_TURNS = "x-ignored-turns"
 STALLED_READER_S = 30.0  # a client that reads nothing for this time is disconnected
@@ -41,6 +41,9 @@ class AnswerResponse(Response):
             else:
                 body = await self._pending.body(partial(self._note, scope))
                 await JSONResponse(body, headers=self._reply_headers)(scope, receive, send)
+        except ApiError:
+            if not self._has_hung_up:  # otherwise nobody reads it, and the log has the answer's own error
+                raise
         finally:
             listening.cancel()
             self._pending.cancel()

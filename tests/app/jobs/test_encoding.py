@@ -1,5 +1,6 @@
 """`encode` on one machine and `caption` on another give the records of `caption` alone."""
 
+import itertools
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from llama_adapter.app.captioning.captioner import Answer, Captioner, Event
 from llama_adapter.app.jobs import encoding
+from llama_adapter.app.jobs.job_planner import JobPlanner
 from llama_adapter.app.jobs.records.record import read_records
 from llama_adapter.app.models.bundle import convert
 from llama_adapter.app.models.resources import sample_pictures
@@ -204,6 +207,36 @@ def test_a_later_run_encodes_what_is_new_or_changed(run: Run, folder: Path, tmp_
     over = run(command, "--overwrite", "--format", "jsonl")
     assert len(over.records) == 4
     assert [file.name for file in sorted(prefixes.glob("*.safetensors"))] == ["prefixes-00000.safetensors"]
+
+
+def test_a_file_is_written_at_its_age_also_while_known_pictures_pass(
+    run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(20):
+        shutil.copy(folder / NAMES[1], folder / f"known-{number}.png")
+    command = ["encode", str(folder), *ENCODER, "--batch-size", "1", "--out", str(tmp_path / "prefixes"), *HERE]
+    run(command)
+    shutil.copy(folder / NAMES[1], folder / "a-new-one.png")  # the first by name
+    now, written_at = itertools.count(), list[float]()
+    clock = SimpleNamespace(seconds=0.0)
+    wants, write = JobPlanner.wants, encoding.write_prefixes
+
+    def wants_in_ten_seconds(*arguments: Any) -> Any:
+        clock.seconds = 10.0 * next(now)
+        return wants(*arguments)
+
+    def write_in_time(*arguments: Any) -> None:
+        written_at.append(clock.seconds)
+        write(*arguments)
+
+    monkeypatch.setattr(JobPlanner, "wants", wants_in_ten_seconds)
+    monkeypatch.setattr(encoding, "write_prefixes", write_in_time)
+    monkeypatch.setattr(encoding.time, "monotonic", lambda: clock.seconds)
+    ran = run(command, "--format", "jsonl")
+
+    assert [Path(record["picture"]).name for record in ran.records] == ["a-new-one.png"]
+    assert len(written_at) == 1
+    assert written_at[0] < 2 * encoding.MAX_AGE_S + 40  # two batches are read ahead
 
 
 def test_a_table_of_questions_gives_each_picture_once(run: Run, folder: Path, tmp_path: Path) -> None:

@@ -24,11 +24,16 @@ from llama_adapter.runtime.problems import Problem
 from tests.app.jobs.clusters.made import FIRST, INFO, QUESTIONS, answer_to, planner_of, record_of
 
 
-class FakeReaders:
-    """Reads at once, in any order."""
+def has_any(chunk: Chunk, indices: frozenset[int]) -> bool:
+    """Whether a chunk has a question with one of these indices."""
+    return any(question.index in indices for one in chunk.items for question in one.questions)
 
-    def __init__(self, chance: random.Random) -> None:
-        self._chance = chance
+
+class FakeReaders:
+    """Reads at once, in any order. It loses all chunks that have a poisoned question."""
+
+    def __init__(self, chance: random.Random, *, poison: frozenset[int] = frozenset()) -> None:
+        self._chance, self._poison = chance, poison
         self._ready: list[Chunk] = []
 
     @property
@@ -42,11 +47,11 @@ class FakeReaders:
     def add(self, chunk: Chunk) -> None:
         self._ready.insert(self._chance.randint(0, len(self._ready)), chunk)
 
-    def take(self, *, timeout_s: float) -> tuple[Chunk, Chunk | Exception] | None:
+    def take(self, *, timeout_s: float) -> tuple[Chunk, Chunk | Exception | None] | None:
         if not self._ready:
             return None
         chunk = self._ready.pop()
-        return chunk, chunk
+        return chunk, None if has_any(chunk, self._poison) else chunk
 
 
 class FakeCrew:
@@ -74,8 +79,7 @@ class FakeCrew:
         if not self._in_hand:
             return
         chunk = self._in_hand.pop(self._chance.randrange(len(self._in_hand)))
-        is_poisoned = any(question.index in self._poison for one in chunk.items for question in one.questions)
-        if is_poisoned or self._chance.random() < self._loss:
+        if has_any(chunk, self._poison) or self._chance.random() < self._loss:
             yield LostChunk(chunk, may_be_cause=True)
             return
         answers = []
@@ -90,7 +94,13 @@ class FakeCrew:
 
 
 def run_job(
-    folder: Path, names: Sequence[str], *, seed: int, loss: float = 0.0, poison: frozenset[int] = frozenset()
+    folder: Path,
+    names: Sequence[str],
+    *,
+    seed: int,
+    loss: float = 0.0,
+    poison: frozenset[int] = frozenset(),
+    unreadable: frozenset[int] = frozenset(),
 ) -> tuple[list[Answer], JobPlanner, FakeCrew]:
     """A job over pictures with these names that resumes the records in the folder."""
     chance = random.Random(seed)
@@ -99,7 +109,7 @@ def run_job(
         known = None if index is None else Known(index=RecordIndex([file.path]), retry_errors=False)
         planner = planner_of(index)
         crew = FakeCrew(chance, loss=loss, poison=poison, known=known)
-        fakes: Any = crew, FakeReaders(chance)
+        fakes: Any = crew, FakeReaders(chance, poison=unreadable)
         drive = Drive(*fakes, planner, first=FIRST)
         items = (planner.item(PictureInput(source=name, label=name))[0] for name in names)
         answers = []
@@ -122,13 +132,15 @@ def test_every_question_has_one_answer_whatever_is_lost_or_repeated(tmp_path: Pa
     assert loss > 0 or set(codes) == {None}
 
 
-def test_a_picture_that_ends_every_worker_costs_no_other(tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["poison", "unreadable"])
+def test_a_picture_that_ends_every_process_costs_no_other(what: str, tmp_path: Path) -> None:
     names = [f"{number}.png" for number in range(100)]
 
-    answers, _, _ = run_job(tmp_path, names, seed=1, poison=frozenset({40}))
+    options: dict[str, Any] = {what: frozenset({40})}
+    answers, _, _ = run_job(tmp_path, names, seed=1, **options)
 
-    failed = {answer.picture for answer in answers if answer.error is not None}
-    assert failed == {"10.png"}
+    failed = {(answer.picture, answer.error.code) for answer in answers if answer.error is not None}
+    assert failed == {("10.png", "lost")}
     assert len(answers) == 100 * len(QUESTIONS)
 
 

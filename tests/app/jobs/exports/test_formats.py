@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import zipfile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
@@ -110,14 +110,16 @@ def test_each_answer_is_in_a_file_named_after_its_picture_and_failures_are_liste
 
 
 def test_equal_names_become_different_files_also_where_case_does_not_count() -> None:
-    names = ["a.png", "A.jpg", "a.png", "failed.png"]
+    names = ["a.png", "A.jpg", "a.png", "a.txt/b.png", "failed.png"]
     packed = members(
         to_sidecars([*(record(name, str(number)) for number, name in enumerate(names)), failed(picture="x")])
     )
 
     assert len(packed) == len(names) + 2
-    assert packed[OTHER_NAMES] == "A.jpg: A.jpg.txt\na.png: a.png.txt\n"
+    assert packed[OTHER_NAMES] == "a.png: a.png.txt\nA.jpg: A.jpg.txt\na.png: a (2).txt\n"
     assert len({name.casefold() for name in packed}) == len(packed)
+    folders = {str(parent) for name in packed for parent in PurePosixPath(name).parents}
+    assert not folders & packed.keys()  # otherwise unpacking would need a folder in place of a file
 
 
 @pytest.mark.parametrize(("name", "safe"), SAFE_NAMES.items())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from llama_adapter.app.jobs.records.file import RecordWriter
+from llama_adapter.app.jobs.records.file import RecordWriter, open_records
 from llama_adapter.app.jobs.records.loss import RecordFileLostError
 from llama_adapter.app.jobs.records.record import read_records
 from tests.app.recorded import recorded
@@ -162,6 +162,22 @@ def test_a_new_file_without_records_may_be_gone_and_another_one_stays(tmp_path: 
         path.unlink()
         path.write_text("another's")
     assert path.read_text() == "another's"
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_older_parts_are_reported_as_lost_unless_they_were_moved(tmp_path: Path, is_moved: bool) -> None:
+    folder = tmp_path / "records"
+    with RecordWriter(folder / "part-00000.jsonl") as earlier:
+        write(earlier, "one", "two")
+    (folder / "part-00001.jsonl").touch()
+    records = open_records(str(folder))
+
+    lose = (lambda: folder.rename(tmp_path / "elsewhere")) if is_moved else (lambda: shutil.rmtree(folder))
+    said = lost_after(lose, records, "three")
+
+    assert ("1 older parts are gone" in said) is not is_moved
+    kept = tmp_path / ("elsewhere/part-00001.jsonl" if is_moved else "part-00001.rescued-1.jsonl")
+    assert texts_in(kept) == ["three"]
 
 
 def test_stdout_that_is_a_file_may_get_other_lines_and_lose_its_name(tmp_path: Path) -> None:

@@ -440,7 +440,9 @@ def test_keys_do_not_see_each_other_s_files(folder: Path, service: Counting) -> 
         assert client.get("/v1/batches", headers=other).json()["data"] == []
 
 
-def test_what_crashes_left_is_deleted_if_possible_and_foreign_files_stay(folder: Path, service: Counting) -> None:
+def test_what_crashes_left_is_deleted_if_possible_and_foreign_files_stay(
+    folder: Path, service: Counting, caplog: pytest.LogCaptureFixture
+) -> None:
     with opened(folder, service) as client:
         batch = ended(client, begin(client, row("a")))
     kept = os.listdir(folder / "files")
@@ -454,6 +456,8 @@ def test_what_crashes_left_is_deleted_if_possible_and_foreign_files_stay(folder:
         assert client.get("/v1/batches").json()["data"] == [batch]
     assert listed == {batch["input_file_id"], batch["output_file_id"]}
     assert sorted(os.listdir(folder / "files")) == sorted([*kept, "notes.txt", "file-" + "1" * 32])
+    (told,) = (message for message in caplog.messages if "file-2.json" in message)
+    assert "is removed: the file that it describes is gone" in told
 
 
 DEEP = b"[" * 100_000

@@ -145,3 +145,24 @@ def test_reader_stalled_at_the_end_is_disconnected(monkeypatch: pytest.MonkeyPat
 
     asyncio.run(stream_it())
     assert handle.is_cancelled
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_client_that_has_hung_up_is_sent_nothing_and_the_log_has_its_answer_s_error(is_stream: bool) -> None:
+    cancelled = answer("", error=AnswerError(code="cancelled", message="It was cancelled."))
+    handle = RequestHandle(0, cancel=lambda handle: handle.deliver(cancelled))
+    sent, visit = list[Message](), Visit()
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def reply() -> None:
+        reply = AnswerResponse(Pending(answering=[handle], reply=reply_of("ChatCompletion")), is_stream=is_stream)
+        await asyncio.wait_for(reply({"type": "http", VISIT: visit}, receive, send), timeout=20)
+
+    asyncio.run(reply())
+
+    assert (sent, visit.is_left, visit.error) == ([], True, "cancelled")
