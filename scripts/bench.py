@@ -69,23 +69,27 @@ def run_bench(
     *,
     measure: Measure | Mapping[str, Measure],
     page: str,
-    packages: Sequence[str] = (),
+    packages: Sequence[str] | Mapping[str, Sequence[str]] = (),
     **options: Any,
 ) -> dict[str, Any]:
     """Parse flags, measure, and write the page or its parts; returns the figures, by part if `measure` has parts.
 
-    Each measurement is called with the settings. The circumstances of the machine and the versions of `packages` are
-    added to its figures. `options` are passed to `parse_settings`.
+    Each measurement is called with the settings. The circumstances of the machine and the versions of `packages` (of
+    every part, or by part) are added to its figures. `options` are passed to `parse_settings`. Raises
+    PackageNotFoundError before the first measurement.
     """
     parts = measure if isinstance(measure, Mapping) else {"": measure}
     names = tuple(filter(None, parts))
     settings, folder, chosen = parse_settings(doc, arguments, page=page, parts=names, **options)
+    chosen = chosen or [""]
+    needed = packages if isinstance(packages, Mapping) else dict.fromkeys(chosen, packages)
+    versions = {name: {package: metadata.version(package) for package in needed.get(name, ())} for name in chosen}
     figures: dict[str, Any] = {}
-    for name in chosen or [""]:
+    for name in chosen:
         load_before = load_average()
         figures[name] = parts[name](settings)
         about = figures[name]["circumstances"] = circumstances(load_before=load_before)
-        about["versions"] |= {package: metadata.version(package) for package in packages}
+        about["versions"] |= versions[name]
         if folder is not None:
             save_part(page, name, figures[name], folder) if name else save(page, figures[name], folder)
     return figures if names else figures[""]

@@ -219,9 +219,7 @@ PARTS: dict[str, Measure] = {
     "memory": prove_memory,
     "resuming": lambda settings: time_scan(settings.work / "records.jsonl", settings.records, rounds=settings.rounds),
     "waiting": prove_waiting,
-    "ray": lambda settings: compare_jobs(
-        settings.work / "samples", number=settings.ray_pictures, rounds=settings.ray_rounds
-    ),
+    "ray": lambda settings: compare_jobs(settings.work, number=settings.ray_pictures, rounds=settings.ray_rounds),
 }
 
 
@@ -230,7 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         full = Settings(work=Path(work))
         quick = dataclasses.replace(full, kills=4, pictures=24, many=100, records=1000, rounds=1)
         quick = dataclasses.replace(quick, ray_pictures=28, ray_rounds=1)
-        run_bench(__doc__, arguments, measure=PARTS, page="jobs", packages=("ray",), full=full, quick=quick)
+        run_bench(__doc__, arguments, measure=PARTS, page="jobs", packages={"ray": ("ray",)}, full=full, quick=quick)
 
 
 if __name__ == "__main__":

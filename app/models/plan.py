@@ -88,8 +88,11 @@ class DevicePlan:
         return "float16, bfloat16" if self.dtype == "float16" else self.dtype
 
 
-def planned_model(job: PlanJob) -> PlannedModel:
-    """The sizes of the job's model. Raises ValueError for an unknown size, and CheckpointError for files."""
+def planned_model(job: PlanJob, *, exported: bool = True) -> PlannedModel:
+    """The sizes of the job's model. Raises ValueError for an unknown size, and CheckpointError for files.
+
+    With `exported`, as for a model with an exported encoder, CLIP may be missing; the tower is then that of ViT-L/14.
+    """
     spec = job.spec
     if job.size:
         size = parse_size(job.size)
@@ -108,7 +111,7 @@ def planned_model(job: PlanJob) -> PlannedModel:
             vision=vision if manifest["vision"] else None,
             pictures=manifest.picture_format,
         )
-    model, _ = stream_sources(spec, dtype=None, exported=True)
+    model, _ = stream_sources(spec, dtype=None, exported=exported)
     return PlannedModel(
         name=model.name,
         decoder=model.decoder_config,

@@ -18,8 +18,12 @@ LEAD = 0.2  # share of the pictures that are answered while workers are still st
 ACTORS = (None, 1, 2)  # numbers of captioners; None is one process, without Ray
 
 
-def compare_jobs(pictures: Path, *, number: int, rounds: int) -> dict[str, Any]:
-    """Caption `number` pictures in all variants, in turn. Each job with Ray starts its own cluster on this machine."""
+def compare_jobs(work: Path, *, number: int, rounds: int) -> dict[str, Any]:
+    """Caption `number` pictures in all variants, in turn. Each job with Ray starts its own cluster on this machine.
+
+    The pictures are in a folder of `work` for this number, so that those of another run are not among them.
+    """
+    pictures = work / f"samples-{number}"
     make_pictures(pictures, number=number)
 
     def run(actors: int | None) -> dict[str, Any]:

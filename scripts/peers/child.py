@@ -106,6 +106,9 @@ def _measured(task: Task, figures: list[Figure], *, send: Callable[[Figure], Non
     torch.set_num_threads(task.threads)
     is_compiled = task.engine.program == "hf-compiled"
     about = _circumstances(task) if task.engine.section == "machine" else {}
+    if task.only_files:
+        _file(task)
+        return Reply()
     started = time.perf_counter()
     opened = OPENERS[task.engine.section, task.engine.program](task)
     gc.collect()  # frees plain weights that packed ones have replaced

@@ -17,6 +17,7 @@ from scripts.peers.graphs import FOLDER, MINDIR, export_random
 from scripts.peers.llama_cpp import Quantisation, quantise_gguf
 from scripts.peers.packages import require
 from scripts.peers.sight import save_random
+from scripts.peers.sizes import place_of
 from scripts.peers.table import SIGHT_FOLDER
 from scripts.peers.weights import (
     bare_tower,
@@ -30,7 +31,7 @@ from scripts.peers.weights import (
 
 def make_file(file: str, *, work: Path, size: str, num_threads: int) -> Path:
     """The path of the file, which is created if it is missing. Raises MissingPackage, and any error of the packages."""
-    place = work / size.replace("/", "-") / file
+    place = place_of(file, work=work, size=size)
     if place.exists():
         return place
     place.parent.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from scripts.peers.sizes import (
     NUM_SIGHT_PICTURES,
     SIGHTS,
     SMALL_JOB,
+    place_of,
 )
 from scripts.peers.table import (
     DEVICES,
@@ -165,7 +167,7 @@ class Gathered:
 
 
 def run_rounds(plan: Plan, *, tell: Tell, keep: Callable[[Results], None], run: Runner | None = None) -> Results:
-    """Measure round by round; `keep` gets all results so far after each task.
+    """Make the files, then measure round by round; `keep` gets all results so far after each task.
 
     `run` answers a task, by default in a child process: on a CPU in its own, so that engines do not disturb each other.
     An engine that fails or is missing is skipped from then on.
@@ -177,6 +179,8 @@ def run_rounds(plan: Plan, *, tell: Tell, keep: Callable[[Results], None], run: 
     gathered = Gathered(run=datetime.now(UTC).isoformat(timespec="seconds"))
     settings = {"rounds": plan.rounds, "budget_s": plan.budget, "long_s": plan.long, "flash": "auto"}
     started = time.perf_counter()
+    if plan.device == "cpu":  # elsewhere, they are made when they are needed, so that other engines come first
+        _make_files(plan, gathered, run=run, tell=tell)
     for number in range(1, plan.rounds + 1):
         tasks = list(plan.tasks())
         for index, task in enumerate(tasks, start=1):
@@ -196,6 +200,18 @@ def run_rounds(plan: Plan, *, tell: Tell, keep: Callable[[Results], None], run: 
             tell(f"round {number}/{plan.rounds}, {index}/{len(tasks)}: {describe(asked, reply)} [{spent_s:.1f} s]")
         tell(f"round {number} of {plan.rounds} done after {time.perf_counter() - started:.0f} s")
     return gathered.results(settings)
+
+
+def _make_files(plan: Plan, gathered: Gathered, *, run: Runner, tell: Tell) -> None:
+    """Make missing files with all processors, so that their time and memory are not those of measured processes."""
+    for task in plan.tasks():
+        if not task.engine.file or place_of(task.engine.file, work=Path(plan.work), size=task.size).exists():
+            continue
+        begun = time.perf_counter()
+        reply = run(replace(task, only_files=True, threads=os.cpu_count() or 1))
+        if reply.problem:
+            gathered.take(task, reply, long_s=plan.long)
+        tell(f"file of {describe(task, reply)} [{time.perf_counter() - begun:.1f} s]")
 
 
 def describe(task: Task, reply: Reply) -> str:

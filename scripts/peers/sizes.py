@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Literal
 
 Part = Literal[
@@ -51,3 +52,8 @@ def num_steps(size: str, *, device: str) -> int:
 def prompt_ids(row: int, *, length: int = NUM_PROMPT_TOKENS) -> list[int]:
     """The prompt of a row: the begin token, and ids that differ between rows."""
     return [1, *(3 + (7919 * (row + 1) * (place + 1)) % 31000 for place in range(length - 1))]
+
+
+def place_of(file: str, *, work: Path, size: str) -> Path:
+    """The path of a size's file."""
+    return work / size.replace("/", "-") / file

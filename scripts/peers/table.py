@@ -54,6 +54,7 @@ class Task:
     timeout_s: float = 600.0  # then the child process is ended
     on: str = ""  # a device that stands in for the engine's
     instructions: str = "best"  # instruction sets to use, one of `results.INSTRUCTIONS`
+    only_files: bool = False  # only make the file that the engine runs
 
     @property
     def device(self) -> str:

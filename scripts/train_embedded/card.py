@@ -4,20 +4,21 @@ Usage: python -m scripts.train_embedded.card [--part scores|familiar|training ..
                                              [--seed N] [--others FOLDER ...] [--run FOLDER] [--out FOLDER] [--quick]
 
 Parts that are not measured keep their figures. `scores` asks questions about fresh pictures, in float32 and in int8.
-`familiar` shows the model pictures of other kinds. `training` takes the curves of a training; `curves.py` plots them.
+`familiar` shows the model pictures of other kinds. `training` takes the curves of a training, and plots them as
+embedded-curves.png.
 """
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
-from scripts.bench import run_bench
+from scripts.bench import Measure, parse_settings, run_bench
 from scripts.common import ROOT, tell
 from scripts.train_embedded import familiar_score
-from scripts.train_embedded.curves import collect
+from scripts.train_embedded.curves import collect, draw
 from scripts.train_embedded.score import score
 
 PAGE = "embedded-model"
@@ -58,19 +59,26 @@ def measure_familiar(settings: Settings) -> dict[str, Any]:
     return found
 
 
+MEASURES: Mapping[str, Measure] = {
+    "scores": measure_scores,
+    "familiar": measure_familiar,
+    "training": lambda settings: collect(settings.run),
+}
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    run_bench(
-        __doc__,
-        arguments,
-        measure={
-            "scores": measure_scores,
-            "familiar": measure_familiar,
-            "training": lambda settings: collect(settings.run),
-        },
-        page=PAGE,
-        full=Settings(),
-        quick=Settings(pictures=2, own=4, drawn=1),
-    )
+    """Measure and write. The exit code is 2 for invalid flags and for a folder without curves, before measurements."""
+    options: dict[str, Any] = {"page": PAGE, "full": Settings(), "quick": Settings(pictures=2, own=4, drawn=1)}
+    settings, folder, parts = parse_settings(__doc__, arguments, parts=MEASURES, **options)
+    if "training" in parts:
+        try:
+            collect(settings.run)
+        except ValueError as error:
+            tell(f"error: {error}, or choose other parts with --part")
+            raise SystemExit(2) from None
+    found = run_bench(__doc__, arguments, measure=MEASURES, **options)
+    if folder is not None and "training" in found:
+        draw(found["training"]["curves"], folder / "embedded-curves.png")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.app.models.graph_export.decoder import DecoderJob, run_export_decoder
 from llama_adapter.app.models.graph_export.mindir import export_mindir
 from llama_adapter.app.models.resources import embedded_model
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.exported.card import read_card
 from llama_adapter.llm.exported.host_program import HostProgram
@@ -49,9 +50,9 @@ def exported(name: str = "embedded", *, precision: str = "float32", sampling: bo
 @functools.cache
 def _exported(name: str, precision: Any, sampling: bool) -> Path:
     place = Path(_FOLDER.name) / f"{name}-{precision}-{sampling}"
-    sources = {} if name == "embedded" else model_options(name)
-    job = DecoderJob(out=str(place), format="mindir", precision=precision, sampling=sampling, compare=False, **sources)
-    run_export_decoder(job)
+    spec = CaptionerSpec() if name == "embedded" else CaptionerSpec(**model_options(name))
+    given: Any = {"format": "mindir", "precision": precision, "sampling": sampling}
+    run_export_decoder(DecoderJob(spec=spec, out=str(place), compare=False, **given))
     return place
 
 

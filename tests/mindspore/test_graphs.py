@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from llama_adapter.app.models.graph_export.decoder import DecoderJob, run_export_decoder
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.exported.card import check_files, read_card
 from llama_adapter.llm.exported.mindir_program import open_mindir_program
 from llama_adapter.llm.exported.step import decode_step, prefill_step
@@ -210,7 +211,8 @@ def test_a_token_beyond_the_window_is_an_error() -> None:
 
 def test_force_replaces_an_export_whose_settings_were_edited(tmp_path: Path) -> None:
     out = tmp_path / "exported"
-    job = DecoderJob(out=str(out), format="mindir", encoder=False, compare=False, force=True, **model_options())
+    spec = CaptionerSpec(**model_options())
+    job = DecoderJob(spec=spec, out=str(out), format="mindir", encoder=False, compare=False, force=True)
     run_export_decoder(job)
     (out / "config.ini").write_text("[ascend_context]\n")
     run_export_decoder(job)

@@ -2,8 +2,9 @@
 
 import os
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
 
@@ -44,6 +45,18 @@ def test_chosen_parts_are_measured_and_written_with_their_circumstances(tmp_path
     assert found.keys() == {"b"}
     assert (found["b"]["seconds"], found["b"]["is"]) == (0.5, "b")
     assert {"python", "numpy"} <= found["b"]["circumstances"]["versions"].keys()
+
+
+def test_packages_of_a_part_are_wanted_for_it_alone_and_before_the_first_part() -> None:
+    measured: list[str] = []
+    parts = {name: lambda settings, name=name: measured.append(name) or {} for name in "ab"}
+    options: dict[str, Any] = {"measure": parts, "page": "jobs", "packages": {"b": ["no-such-package"]}}
+
+    found = run_bench("", ["--quick", "--part", "a"], **options, full=FULL, quick=QUICK)
+    with pytest.raises(metadata.PackageNotFoundError, match="no-such-package"):
+        run_bench("", ["--quick"], **options, full=FULL, quick=QUICK)
+
+    assert (list(found), measured) == (["a"], ["a"])
 
 
 @pytest.mark.parametrize("flags", [["--seconds", "0"], ["--seconds", "nan"], ["--clients", "1", "-1"]])

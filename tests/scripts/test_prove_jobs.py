@@ -2,13 +2,14 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from llama_adapter.app.jobs.records.index import RecordIndex
 from llama_adapter.app.jobs.records.record import read_records
 from scripts.job_proofs.drawings import write_drawings, write_variations
-from scripts.job_proofs.ray import row_of
+from scripts.job_proofs.ray import compare_jobs, row_of
 from scripts.pages.render import read
 from scripts.photographs import photograph
 from scripts.prove_jobs import time_scan
@@ -47,6 +48,20 @@ def test_a_row_is_the_median_of_its_rounds_and_counts_what_differs() -> None:
 
     medians = {"pictures_per_s": 2.0, "rounds": [3.0, 1.0, 2.0], "wall_s": 4.0}
     assert row == {"actors": 2, **medians, "different": 2, "missing": 1}
+
+
+def test_jobs_on_a_cluster_have_the_pictures_of_their_own_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = []
+
+    def run_job(pictures: Path, *, actors: int | None) -> dict[str, Any]:
+        counts.append(len(list(pictures.iterdir())))
+        return {"pictures_per_s": 1.0, "wall_s": 1.0, "records": Counter[str]()}
+
+    monkeypatch.setattr("scripts.job_proofs.ray._run_job", run_job)
+    for number in (3, 2):
+        compare_jobs(tmp_path, number=number, rounds=1)
+
+    assert counts == [3] * 3 + [2] * 3
 
 
 @pytest.mark.slow

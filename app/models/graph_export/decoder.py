@@ -82,6 +82,8 @@ def run_export_decoder(job: DecoderJob) -> None:
     model, tensors = _open(job.spec)
     for note in model.notes:
         tell(f"note: {note}")
+    if job.spec.prompt_template is not None:  # records name a template that was asked for, so it is no part of exports
+        tell("note: --prompt-template is left out: give it to the commands that answer with --decoder")
     tell(f"exporting the decoder of `{model.name}` as {job.format}, {job.precision}")
     out.parent.mkdir(parents=True, exist_ok=True)
     with partial_folder(out) as partial:
@@ -162,7 +164,7 @@ def _write(job: DecoderJob, model: LoadedModel, tensors: Iterable[tuple[str, Ten
         precision=written.precision,
         has_sampling=job.sampling,
         prompt=model.prompt,
-        template=job.spec.prompt_template or model.template,
+        template=model.template,
         channel_order=model.vision_config.channel_order,
         fingerprint=dict(model.source.fingerprint) if config.num_adapter_layers else {},
         files={name: file_mark(folder / name) for name in files},

@@ -126,10 +126,10 @@ def _ready(
 
 
 def _sizes(parts: Mapping[Kind, Part], obtain: Obtain) -> ModelSizes:
-    """The sizes of a model, from the catalogue, or from its files."""
+    """The sizes of a model, from the catalogue, or from its files; the errors of reading these come from here."""
     size = parts["llama"].size if "llama" in parts else None
     job = PlanJob(spec=CaptionerSpec(), size=size) if size else PlanJob(spec=CaptionerSpec(**obtain()))
-    found = planned_model(job)
+    found = planned_model(job, exported=False)
     weights = () if found.vision is None else sketch(found.vision).state_dict().values()
     num_weights = sum(tensor.numel() for tensor in weights)
     return ModelSizes(decoder=found.decoder, num_encoder_weights=num_weights, precision=FLOAT)

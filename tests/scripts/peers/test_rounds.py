@@ -1,5 +1,6 @@
 """The rounds of a benchmark and their results, with made-up replies."""
 
+import os
 import re
 import sys
 from contextlib import closing
@@ -13,11 +14,11 @@ from scripts.bench_peers import load, main, save
 from scripts.pages.render import render
 from scripts.peers.child import OPENERS, answer
 from scripts.peers.measuring import MemoryReader, measure_decoder, median_of_warm
-from scripts.peers.processes import Child, Children
+from scripts.peers.processes import Child, Children, run_child
 from scripts.peers.report import share_of
 from scripts.peers.results import Missing, Results, Row
 from scripts.peers.rounds import Plan, run_rounds
-from scripts.peers.sizes import DECODERS, ENCODERS
+from scripts.peers.sizes import DECODERS, ENCODERS, place_of
 from scripts.peers.table import ENGINES, MACHINES, Figure, Reply, Task, chosen_engines
 from scripts.peers.targets import TARGETS, Target, check
 
@@ -43,6 +44,11 @@ class MadeUp:
 
     def __call__(self, task: Task) -> Reply:
         self.tasks.append(task)
+        if task.only_files and task.engine.name not in self._problems:
+            place = place_of(task.engine.file, work=Path(task.work), size=task.size)
+            place.parent.mkdir(exist_ok=True)
+            place.touch()
+            return Reply()
         name = task.engine.name
         if name in self._problems:
             return self._problems[name]
@@ -77,6 +83,20 @@ def test_engines_run_in_turn_and_long_figures_are_not_repeated(tmp_path: Path) -
     all_long = MadeUp(spent_s=5.0)
     rounds_of(tmp_path, all_long)
     assert len(all_long.tasks) == 3
+
+
+def test_files_are_made_before_the_rounds_by_processes_that_measure_nothing(tmp_path: Path) -> None:
+    made_up = MadeUp(problems={"llama.cpp-q8_0": Reply(problem="missing", reason="no llama.cpp")})
+    engines = ("llama.cpp-bf16", "llama.cpp-q8_0")
+    plan = Plan(sections=("decode",), sizes=("tiny",), engines=engines, work=str(tmp_path), rounds=1, threads=3)
+
+    found = [run_rounds(plan, tell=lambda line: None, keep=lambda results: None, run=made_up) for _ in range(2)]
+
+    files = [("llama.cpp-bf16", True), ("llama.cpp-q8_0", True)]
+    measured = [("machine", False), ("llama.cpp-bf16", False)]
+    assert [(task.engine.name, task.only_files) for task in made_up.tasks] == [*files, *measured, files[1], *measured]
+    assert [task.threads for task in made_up.tasks[:3]] == [os.cpu_count(), os.cpu_count(), 3]
+    assert [one.engine for one in found[0].missing] == ["llama.cpp-q8_0"]
 
 
 @pytest.mark.parametrize("problem", ["missing", "failed"])
@@ -345,6 +365,20 @@ def test_a_child_that_takes_too_long_is_ended() -> None:
     child.close()
 
     assert reply == Reply(problem="failed", reason="took longer than 0 s")
+
+
+@pytest.mark.slow
+def test_a_task_is_answered_by_a_process_of_its_own(tmp_path: Path) -> None:
+    task = replace(TASK, engine=chosen_engines(["ours-float32"], "decode")[0], work=str(tmp_path), budget_s=0.1)
+
+    reply = run_child(task)
+
+    assert reply.problem == "", reply.reason
+    assert [(one.engine, one.part, one.batch) for one in reply.figures] == [
+        ("ours-float32", *rung) for rung in task.rungs
+    ]
+    assert all(one.rate > 0 for one in reply.figures)
+    assert run_child(replace(task, only_files=True, engine=replace(task.engine, file="no file"))).problem == "failed"
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from safetensors import safe_open
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.command_line.measuring import scoring
@@ -71,3 +72,11 @@ def test_fresh_pictures_are_answered_about_rightly_and_shuffled_ones_are_not(cap
     captions = Exam(pictures=exam.pictures, questions=[pair for pair in exam.questions if pair[1].task == "caption"])
     shuffled = answer_all(captioner, captions, shift=1)
     assert grade([question for _, question in captions.questions], shuffled)["caption"] <= 20
+
+
+def test_biases_of_keys_and_values_are_zero_in_the_bundle() -> None:
+    with safe_open(ASSETS / "embedded" / "llm.safetensors", "pt") as file:
+        for layer in range(4):
+            bias = file.get_tensor(f"layers.{layer}.attention.qkv.bias")
+            assert bias[:192].any()
+            assert not bias[192:].any()

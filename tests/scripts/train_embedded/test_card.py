@@ -10,7 +10,7 @@ from PIL import Image
 from scripts.common import DOCS
 from scripts.pages.render import as_text, read
 from scripts.train_embedded.card import main
-from scripts.train_embedded.curves import MOST_POINTS, STAGES, draw, mean_of_tasks, thin
+from scripts.train_embedded.curves import MOST_POINTS, STAGES, mean_of_tasks, thin
 from tests.app.learning.labelled.tables import write_lines
 
 TASKS = {"caption": 0.5, "exist": 0.75, "pair-caption": 0.25}
@@ -38,14 +38,19 @@ def test_the_curves_of_a_training_replace_those_before(tmp_path: Path) -> None:
     figures = read("embedded-model", tmp_path)
     assert figures["training"]["curves"]["code"]["scores"]["caption"] == [0.5]
     assert figures["scores"] == read("embedded-model")["scores"]
-    draw(figures["training"]["curves"], tmp_path / "curves.png")
-    with Image.open(tmp_path / "curves.png") as picture:
+    with Image.open(tmp_path / "embedded-curves.png") as picture:
         assert len(picture.convert("RGB").getcolors(10**6) or []) > 20  # the plot is not empty
 
 
-def test_a_folder_without_curves_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no NAME\.curve\.jsonl"):
-        main(["--quick", "--part", "training", "--run", str(tmp_path)])
+def test_a_folder_without_curves_is_refused_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("scripts.train_embedded.card.run_bench", lambda *given, **options: pytest.fail("measured"))
+
+    with pytest.raises(SystemExit, match="2"):
+        main(["--quick", "--run", str(tmp_path)])
+
+    assert "no NAME.curve.jsonl" in capsys.readouterr().err
 
 
 @pytest.mark.slow

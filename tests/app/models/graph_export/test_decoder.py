@@ -125,6 +125,24 @@ def test_a_job_goes_on_where_it_stopped(run: Run, tmp_path: Path) -> None:
     assert "1 answered by an earlier run" in second.err
 
 
+def test_a_template_that_is_asked_for_stays_out_of_the_export(run: Run, tmp_path: Path) -> None:
+    flags = [*model_flags(), "--prompt-template", "chat", "--without-encoder", "--without-comparison"]
+
+    made = run("export", "decoder", flags, "--out", str(tmp_path / "made"))
+
+    assert made.code == 0
+    assert "--prompt-template is left out" in made.err
+    assert read_card(tmp_path / "made").template == "instruction"
+    infos = [
+        Captioner.load(decoder=str(tmp_path / "made"), **model_options(), prompt_template=asked).info
+        for asked in (None, "conversation")
+    ]
+    assert [(info.template, info.template_id) for info in infos] == [
+        ("instruction", None),
+        ("conversation", "conversation"),
+    ]
+
+
 @pytest.mark.parametrize("name", ["qwen2", "gemma3"])
 def test_another_family_is_exported_as_torch_computes_it(run: Run, tmp_path: Path, name: str) -> None:
     made(name, vocab_size=512).save_pretrained(tmp_path / "folder")

@@ -19,7 +19,7 @@ from llama_adapter.app.models.named.getting import Consent, NotHereError, terms
 from llama_adapter.app.models.named.located import located, parts_of
 from llama_adapter.app.models.named.ready import Numbers
 from llama_adapter.app.models.random_model import parse_size
-from llama_adapter.runtime.errors import LlamaAdapterError, TooLittleMemoryError, UsageError
+from llama_adapter.runtime.errors import CheckpointError, LlamaAdapterError, TooLittleMemoryError, UsageError
 from tests.app.models.named.conftest import ADAPTER, CLIP, PICTURE
 from tests.fakes.hub import Hub
 
@@ -214,6 +214,25 @@ def test_a_size_in_the_catalogue_is_checked_before_anything_is_fetched(
     with pytest.raises(TooLittleMemoryError, match=r"int4 needs 6\.\d GB, and 4\.0 GB are free"):
         locate(model="bias-7b")
     assert hub.asked == []
+
+
+@pytest.mark.parametrize(("without", "said"), [("clip", "holds no CLIP"), ("visual_heads", "heads")])
+def test_what_is_missing_is_found_before_a_bundle_is_begun(
+    without: str, said: str, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = find_parts("bias-7b")
+    if without == "clip":
+        del parts["clip"]
+    else:
+        parts["adapter"] = replace(parts["adapter"], visual_heads=None)
+    monkeypatch.setattr("llama_adapter.app.models.named.located.find_parts", lambda name: parts)
+    lines: list[str] = []
+
+    with pytest.raises(CheckpointError, match=said):
+        locate(tell=lines.append, model="bias-7b")
+
+    assert not any("It is written once" in line for line in lines)
+    assert not list((Path(os.environ["XDG_CACHE_HOME"]) / "llama-adapter" / "models").iterdir())
 
 
 def test_7b_needs_what_was_measured(hub: Hub) -> None:
