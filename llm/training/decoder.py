@@ -1,8 +1,8 @@
 """The decoder in training: the layers of `llm.model` with frozen weights, and the loss of labelled tokens."""
 
-# B rows, S tokens, T tokens of all rows, Q adapter queries, D model width, L labelled positions, V vocabulary
+# B rows, S tokens, T tokens of all rows, Q adapter queries, D model width, L labelled positions, V vocabulary, K tokens
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,21 @@ from llama_adapter.llm.training.layout import Layout, layout_of
 from llama_adapter.llm.training.linear import AdaptedLinear
 from llama_adapter.llm.training.operators import TRAINING, cross_entropy
 from llama_adapter.runtime.operators import capped
+
+
+class SoftLabels(NamedTuple):
+    """Probabilities of tokens at labelled positions, in the order of rows and places. They are 0 in padding."""
+
+    token_LK: Tensor  # int64
+    share_LK: Tensor  # float32
+
+    def to(self, device: torch.device) -> "SoftLabels":
+        """The same on a device."""
+        return SoftLabels(self.token_LK.to(device), self.share_LK.to(device))
+
+    def loss(self, logits_LV: Tensor) -> Tensor:
+        """The cross-entropy of each position, (L,)."""
+        return -(self.share_LK * logits_LV.log_softmax(1).gather(1, self.token_LK)).sum(1)
 
 
 class TrainableDecoder(nn.Module):
@@ -51,18 +66,21 @@ class TrainableDecoder(nn.Module):
             if isinstance(layer, AdaptedLinear) and not isinstance(layer.weight, Tensor):
                 del layer.weight
 
-    def forward(self, tokens_BS: Tensor, labels_BS: Tensor, visual_query_BQD: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, tokens_BS: Tensor, labels_BS: Tensor, visual_query_BQD: Tensor, soft: SoftLabels | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Float32 sums of the loss over all counted labels, (), and over those of each row, (B,).
 
         Logits at t are scored against labels at t + 1. `IGNORED` labels do not count. The visual query may have one
-        row for all rows.
+        row for all rows. If the head is trained, `soft` takes the place of the labels.
         """
         layout = layout_of(tokens_BS, labels_BS)
         hidden_LD = self.hidden(tokens_BS, visual_query_BQD, layout=layout)
         head, cap = self.decoder.head.weight, self.decoder.config.logit_cap
         if isinstance(head, Tensor) and head.requires_grad:
             logits_LV = capped(F.linear(hidden_LD, head.to(hidden_LD.dtype)).float(), cap)
-            loss_L = F.cross_entropy(logits_LV, layout.target_L, reduction="none")
+            hard_L = layout.target_L
+            loss_L = F.cross_entropy(logits_LV, hard_L, reduction="none") if soft is None else soft.loss(logits_LV)
         else:
             loss_L = cross_entropy(hidden_LD, head, layout.target_L, cap=cap)
         loss_B = torch.zeros(len(tokens_BS), device=loss_L.device).index_add(0, layout.row_L, loss_L)

@@ -27,9 +27,14 @@ class TokenRow:
     unknown_id: int | None = None  # the unknown token, which has no loss either, as in the reference
 
     @property
+    def labels(self) -> TokenIds:
+        """The tokens with a loss: those of the answer, except the unknown token."""
+        return tuple(token for token in self.token_ids[self.num_prompt :] if token != self.unknown_id)
+
+    @property
     def num_labels(self) -> int:
-        """The number of tokens with a loss: those of the answer, except the unknown token."""
-        return sum(token != self.unknown_id for token in self.token_ids[self.num_prompt :])
+        """The number of tokens with a loss."""
+        return len(self.labels)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

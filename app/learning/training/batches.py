@@ -5,10 +5,11 @@ with the same answer, which have similar lengths, would be in the same batch.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -19,13 +20,26 @@ from llama_adapter.app.learning.training.asking import TokenRow, TrainExample
 from llama_adapter.app.learning.training.cache import EncodedCache
 from llama_adapter.app.learning.training.job import TrainJob
 from llama_adapter.app.learning.training.ranks import OneRank
+from llama_adapter.llm.training.decoder import SoftLabels
 from llama_adapter.llm.training.layout import IGNORED
 
 # B rows or their pictures, S tokens or pixels a side, T tokens of the encoder, C channels, V views, Q visual queries, D
-# their width
+# their width, L labelled tokens of all rows, K answers
 _NOISE_TOKENS, _NOISE_SHARE = 16, 0.25  # the noise on a length is below 16 tokens plus a quarter of the length
 _POOL = 32  # batches whose examples are sorted by length together
 _SHUFFLE, _ANSWER = 1, 2  # purpose of a random number, part of its seed
+
+
+TokenShares = tuple[Mapping[int, float], ...]  # for each label of a row, the probabilities of tokens
+
+
+class Lesson(NamedTuple):
+    """An example as a step learns it."""
+
+    example: TrainExample
+    row: TokenRow
+    query_QD: Tensor | None = None  # the visual query, if it is not that of `Encodings.of`
+    shares: TokenShares | None = None  # what is learned in place of the row's labels
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +51,8 @@ class Microbatch:
     tokens_BS: Tensor  # int64, padded with 0
     labels_BS: Tensor  # int64, `IGNORED` at positions without loss
     weight: float = 1.0  # 0: does not count; it is computed only because all ranks must compute equally many parts
+    query_BQD: Tensor | None = None  # visual queries, if they are not those of `Encodings.of`
+    soft: SoftLabels | None = None  # learned in place of the labels
 
     @property
     def num_labels(self) -> int:
@@ -78,46 +94,69 @@ class BatchOrder:
         return tuple(batches[place] for place in generator.permutation(len(batches)))
 
 
-def microbatches(
-    examples: Sequence[TrainExample],
-    chosen: Sequence[int],
-    *,
-    key: tuple[int, int],
-    rows: int,
-    rank: int = 0,
-    num_ranks: int = 1,
-) -> tuple[Microbatch, ...]:
-    """This rank's share of the step that learns the `chosen` examples, in parts of at most `rows` rows.
+def microbatches(lessons: Sequence[Lesson], *, rows: int, rank: int = 0, num_ranks: int = 1) -> tuple[Microbatch, ...]:
+    """This rank's share of a step, in parts of at most `rows` rows.
 
-    All ranks have the same number of parts. `key` is (seed, epoch); with the example's index it determines which of
-    several right answers is drawn. Parts of similar row length go to different ranks.
+    All ranks have the same number of parts. Parts of similar row length go to different ranks.
     """
-    rows_of = drawn_rows(examples, chosen, key=key)
-    drawn = [(examples[index], row) for index, row in zip(chosen, rows_of, strict=True)]
-    drawn.sort(key=lambda pair: len(pair[1].token_ids))
-    num_parts = -(-len(drawn) // rows)
+    ordered = sorted(lessons, key=lambda one: len(one.row.token_ids))
+    num_parts = -(-len(ordered) // rows)
     num_parts = -(-num_parts // num_ranks) * num_ranks
-    parts = [drawn[len(drawn) * at // num_parts : len(drawn) * (at + 1) // num_parts] for at in range(num_parts)]
-    return tuple(_microbatch(part or drawn[:1], counts=bool(part)) for part in parts[rank::num_ranks])
+    parts = [ordered[len(ordered) * at // num_parts : len(ordered) * (at + 1) // num_parts] for at in range(num_parts)]
+    return tuple(_microbatch(part or ordered[:1], counts=bool(part)) for part in parts[rank::num_ranks])
 
 
-def drawn_rows(
+def drawn_lessons(
     examples: Sequence[TrainExample], chosen: Sequence[int], *, key: tuple[int, int]
-) -> tuple[TokenRow, ...]:
-    """The row to learn for each of the `chosen` examples; `key` is (seed, epoch)."""
-    return tuple(examples[index].row(_ANSWER, *key, index) for index in chosen)
+) -> tuple[Lesson, ...]:
+    """The row to learn for each of the `chosen` examples.
+
+    `key` is (seed, epoch); with the example's index it determines which of several right answers is drawn.
+    """
+    return tuple(Lesson(examples[index], examples[index].row(_ANSWER, *key, index)) for index in chosen)
 
 
-def _microbatch(drawn: Sequence[tuple[TrainExample, TokenRow]], *, counts: bool) -> Microbatch:
-    rows = tuple(row for _, row in drawn)
+def _microbatch(lessons: Sequence[Lesson], *, counts: bool) -> Microbatch:
+    rows = tuple(one.row for one in lessons)
     tokens_BS, labels_BS = padded(rows)
+    queries = [one.query_QD for one in lessons if one.query_QD is not None]
     return Microbatch(
-        examples=tuple(example for example, _ in drawn),
+        examples=tuple(one.example for one in lessons),
         rows=rows,
         tokens_BS=tokens_BS,
         labels_BS=labels_BS,
         weight=1.0 if counts else 0.0,
+        query_BQD=torch.stack(queries) if queries else None,
+        soft=_soft_labels(lessons) if any(one.shares for one in lessons) else None,
     )
+
+
+def _soft_labels(lessons: Sequence[Lesson]) -> SoftLabels:
+    shares = [one for lesson in lessons for one in lesson.shares or [{label: 1.0} for label in lesson.row.labels]]
+    width = max(map(len, shares))
+    padded_to = [[*one.items(), *[(0, 0.0)] * (width - len(one))] for one in shares]
+    return SoftLabels(
+        torch.tensor([[token for token, _ in one] for one in padded_to]),
+        torch.tensor([[share for _, share in one] for one in padded_to]),
+    )
+
+
+def token_shares(row: TokenRow, answers: Sequence[tuple[TokenRow, float]]) -> TokenShares:
+    """For each label of a row, the probabilities of tokens at its place, after the row's tokens before it.
+
+    `answers` are rows of the same prompt, the row among them, with their probabilities.
+    """
+    found, possible = [], [(one.token_ids[one.num_prompt :], share) for one, share in answers]
+    for place, token in enumerate(row.token_ids[row.num_prompt :]):
+        if token != row.unknown_id:
+            counted: dict[int, float] = {}
+            for ids, share in possible:
+                if place < len(ids) and ids[place] != row.unknown_id:
+                    counted[ids[place]] = counted.get(ids[place], 0.0) + share
+            total = sum(counted.values())
+            found.append({one: share / total for one, share in counted.items()})
+        possible = [one for one in possible if one[0][place : place + 1] == (token,)]
+    return tuple(found)
 
 
 def padded(rows: Sequence[TokenRow]) -> tuple[Tensor, Tensor]:
@@ -144,6 +183,10 @@ class Encodings:
     def __init__(self, cache: EncodedCache | None, nothing: Tensor | None) -> None:
         """`nothing` (1, T, C) is for rows without a picture. Both are None if the model sees no pictures."""
         self._cache, self._nothing = cache, nothing
+
+    def taught(self, lessons: tuple[Lesson, ...], *, random: torch.Generator) -> tuple[Lesson, ...]:
+        """The lessons of a step as they are learned; `random` is the same on all ranks."""
+        return lessons
 
     def of(self, examples: Sequence[TrainExample], *, random: torch.Generator | None = None) -> Tensor | None:
         """Encodings (B, T, C), or (1, T, C) if no row has a picture; None if the model sees no pictures.
@@ -176,6 +219,7 @@ class Feeder:
         lengths, batch_size = [one.num_tokens for one in examples], job.optimisation.batch_size
         self._order = BatchOrder(lengths, batch_size=batch_size, seed=job.seed)
         self.steps_per_epoch, self.num_steps = self._order.steps_per_epoch, job.optimisation.num_steps(len(examples))
+        self._lessons = lru_cache(maxsize=3)(self._drawn)  # each is read to be made, and to be counted
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="feed")
         self._ahead: dict[int, Future[tuple[Fed, ...]]] = {}
 
@@ -188,24 +232,30 @@ class Feeder:
 
     def counts(self, step: int) -> tuple[int, int]:
         """The numbers of labels and of examples of a step, over all ranks."""
-        key, chosen = (self._seed, self._order.epoch_of(step)), self._order.at(step)
-        return sum(row.num_labels for row in drawn_rows(self._examples, chosen, key=key)), len(chosen)
+        lessons = self._lessons(step)
+        return sum(one.row.num_labels for one in lessons), len(lessons)
 
     def close(self) -> None:
         """End the thread."""
         self._pool.shutdown(cancel_futures=True)
 
     def _make(self, step: int) -> tuple[Fed, ...]:
-        parts = microbatches(
-            self._examples,
-            self._order.at(step),
-            key=(self._seed, self._order.epoch_of(step)),
-            rows=self._rows,
-            rank=self._ranks.rank,
-            num_ranks=self._ranks.size,
+        ranks = self._ranks
+        parts = microbatches(self._lessons(step), rows=self._rows, rank=ranks.rank, num_ranks=ranks.size)
+        random = _generator(self._seed, step * ranks.size + ranks.rank)
+        return tuple(
+            (part, self._encodings.of(part.examples, random=random) if part.query_BQD is None else part.query_BQD)
+            for part in parts
         )
-        random = torch.Generator().manual_seed((self._seed << 32) + step * self._ranks.size + self._ranks.rank)
-        return tuple((part, self._encodings.of(part.examples, random=random)) for part in parts)
+
+    def _drawn(self, step: int) -> tuple[Lesson, ...]:
+        key = self._seed, self._order.epoch_of(step)
+        lessons = drawn_lessons(self._examples, self._order.at(step), key=key)
+        return self._encodings.taught(lessons, random=_generator(self._seed, step))
+
+
+def _generator(seed: int, number: int) -> torch.Generator:
+    return torch.Generator().manual_seed((seed << 32) + number)
 
 
 _SHIFT = 0.12  # share of the side
@@ -248,18 +298,60 @@ class ChangedPixels(Encodings):
         return pixels_BCSS.permute(0, 2, 3, 1)
 
 
-class Views(Encodings):
-    """Visual queries of several views of each picture, the unchanged one first. Training draws a view at random."""
+Teach = Callable[[Sequence[TrainExample], Tensor], Sequence[Mapping[str, float]]]
+_MOST_OF_ANOTHER: Final = 0.5  # share of another picture in a visual query that is taught
 
-    def __init__(self, views_VQD: Mapping[str, Tensor]) -> None:
-        """`views_VQD` maps the digest of a picture to its views."""
+
+class Views(Encodings):
+    """Visual queries of several views of each picture, the unchanged one first, and what an encoder finds in them.
+
+    In training, a row reads a view that is drawn at random. If the encoder has an answer to its question, it reads a
+    mean of this view and a view of another picture, and learns the probabilities of answers that the encoder finds in
+    that (Hinton et al., "Distilling the knowledge in a neural network", 2015; Zhang et al., "mixup", 2018): there are
+    few pictures, but many such means, and the probabilities say more than one right answer.
+    """
+
+    def __init__(self, views_VQD: Mapping[str, Tensor], *, learned: Sequence[TrainExample] = (), teach: Teach) -> None:
+        """`views_VQD` maps the digest of a picture to its views. `learned` are the training examples.
+
+        `teach` maps examples and visual queries (B, Q, D) to the probabilities of the answers to each question; the
+        mapping is empty if the encoder has none.
+        """
         super().__init__(None, None)
-        self._views_VQD = views_VQD
+        self._views_VQD, self._teach = views_VQD, teach
+        self._digests = tuple(dict.fromkeys(one.example.digest for one in learned if one.has_picture))
+        self._row_of = {(one.prompt, one.example.answers[0]): one.rows[0] for one in learned}
 
     def of(self, examples: Sequence[TrainExample], *, random: torch.Generator | None = None) -> Tensor:
-        """Visual queries (B, Q, D)."""
-        found = [self._views_VQD[one.example.digest] for one in examples]
-        if random is None:
-            return torch.stack([views[0] for views in found])
-        drawn = torch.rand(len(found), generator=random).tolist()
-        return torch.stack([views[int(share * len(views))] for views, share in zip(found, drawn, strict=True)])
+        """Visual queries (B, Q, D): the unchanged views."""
+        return torch.stack([self._views_VQD[one.example.digest][0] for one in examples])
+
+    def taught(self, lessons: tuple[Lesson, ...], *, random: torch.Generator) -> tuple[Lesson, ...]:
+        """The lessons with visual queries; those that the encoder can answer with its answers."""
+        examples = [one.example for one in lessons]
+        own_BQD = torch.stack([self._drawn(one.example.digest, random) for one in examples])
+        others = torch.randint(max(len(self._digests), 1), (len(lessons),), generator=random).tolist()
+        other_BQD = torch.stack(
+            [
+                self._drawn(self._digests[at], random) if one.has_picture else own_QD
+                for one, at, own_QD in zip(examples, others, own_BQD, strict=True)
+            ]
+        )
+        share_B11 = torch.rand(len(lessons), 1, 1, generator=random) * _MOST_OF_ANOTHER
+        mean_BQD = torch.lerp(own_BQD, other_BQD, share_B11.to(own_BQD.dtype))
+        found = []
+        shares = self._teach(examples, mean_BQD)
+        for lesson, own_QD, mean_QD, share_of in zip(lessons, own_BQD, mean_BQD, shares, strict=True):
+            prompt = lesson.example.prompt
+            known = [(row, share) for answer, share in share_of.items() if (row := self._row_of.get((prompt, answer)))]
+            if not known:
+                found.append(lesson._replace(query_QD=own_QD))
+                continue
+            at = torch.multinomial(torch.tensor([share for _, share in known]), 1, generator=random)
+            row = known[int(at)][0]
+            found.append(Lesson(lesson.example, row, mean_QD, token_shares(row, known)))
+        return tuple(found)
+
+    def _drawn(self, digest: str, random: torch.Generator) -> Tensor:
+        views_VQD = self._views_VQD[digest]
+        return views_VQD[int(torch.rand((), generator=random) * len(views_VQD))]

@@ -3,9 +3,10 @@
 First the picture tower learns: a linear layer on the mean of CLIP's tokens predicts the class of an augmented picture,
 or several answers or words of it (targets.py).
 Then the visual blocks learn over the finished tower, with a linear layer on the mean of the visual queries. They learn
-the probabilities that the tower's layer gives each picture, which say more than its class. Both layers are thrown away.
+the probabilities that the tower's layer gives each picture, which say more than its class. Neither layer is kept.
 The decoder is not computed, so the same minutes allow several times as many steps as training through it. It learns
-afterwards from the visual queries of several views of each picture.
+afterwards from visual queries of several views of each picture, and from means of two of them, what the second linear
+layer finds in them.
 
 The embedded model's tower starts from weights that scripts/train_start_tower.py trained further, on drawings of 512
 invented classes, because they learn other classes faster.
@@ -203,11 +204,16 @@ class Eye:
     def are_right(self, examples: Sequence[TrainExample]) -> list[bool]:
         """Whether the linear layer finds the answer in the visual query, of examples whose question has answers."""
         seen = [one for one in examples if one.has_picture]
-        if not seen:
-            return []
-        query_BQD = self._queries(seen, random=None)
-        logits_BK = self._query_head(query_BQD.to(self._device, torch.float32).mean(1))
-        return self._targets.are_right(logits_BK, seen)
+        return self._targets.are_right(self._logits(self._queries(seen, random=None)), seen) if seen else []
+
+    def _teach(self, examples: Sequence[TrainExample], query_BQD: Tensor) -> Sequence[Mapping[str, float]]:
+        return self._targets.shares(self._logits(query_BQD), examples)
+
+    @torch.no_grad()
+    def _logits(self, query_BQD: Tensor) -> Tensor:
+        """What the linear layer finds in visual queries, (B, K) on the CPU."""
+        logits_BK: Tensor = self._query_head(query_BQD.to(self._device, torch.float32).mean(1))
+        return logits_BK.cpu()
 
     def finished(self, data: TrainingData) -> Encodings:
         """Freeze the encoder; returns the encodings for the rest of the training: visual queries of several views."""
@@ -222,7 +228,7 @@ class Eye:
             for place, one in enumerate(examples):
                 own_VQD = views_VBQD[:, place]  # type: ignore[call-overload]
                 views[one.example.digest] = own_VQD if one.has_picture else own_VQD[:1]
-        return Views(views)
+        return Views(views, learned=data.train, teach=self._teach)
 
     @torch.no_grad()
     def _queries(self, examples: Sequence[TrainExample], *, random: torch.Generator | None) -> Tensor:

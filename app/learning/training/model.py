@@ -25,7 +25,7 @@ from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.training.build import DECODER_KINDS, build_decoder, kind_of, llama_tensors
-from llama_adapter.llm.training.decoder import TrainableDecoder
+from llama_adapter.llm.training.decoder import SoftLabels, TrainableDecoder
 from llama_adapter.llm.weights.adapter import AdapterFile, adapter_of
 from llama_adapter.llm.weights.build import decoder_tensors, plan_decoder
 from llama_adapter.runtime.errors import UsageError
@@ -196,14 +196,16 @@ class TrainableModel(nn.Module):
         rule, order = self.vision_config.clip.pixels, self.vision_config.channel_order
         return self.encode(torch.from_numpy(zero_picture(rule, channel_order=order).copy())[None])
 
-    def forward(self, tokens_BS: Tensor, labels_BS: Tensor, encoded: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, tokens_BS: Tensor, labels_BS: Tensor, encoded: Tensor | None, soft: SoftLabels | None = None
+    ) -> tuple[Tensor, Tensor]:
         """The float32 sum of the loss over all labels, and the sums for each row, (B).
 
         `tokens_BS` and `labels_BS` are int64, padded with 0 after the tokens. Logits at position t are compared with
         labels at t + 1; `IGNORED` labels have no loss. `encoded` is the result of `encode`, with a row for each row of
-        tokens or one row for all; None for an adapter for texts.
+        tokens or one row for all; None for an adapter for texts. `soft` is what is learned in place of the labels.
         """
-        loss, loss_B = self.decoder(tokens_BS, labels_BS, self.visual_query(encoded))
+        loss, loss_B = self.decoder(tokens_BS, labels_BS, self.visual_query(encoded), soft)
         return loss, loss_B
 
     def visual_query(self, encoded: Tensor | None) -> Tensor:

@@ -22,7 +22,7 @@ from llama_adapter.runtime.errors import UsageError
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 PARTS: Final = (TRAIN, VALIDATION, TEST)
 LEAST_EXAMPLES: Final = 4  # to learn
-_METHOD: Final = 2  # of training a picture tower: a run that was begun by another one is not continued
+_METHOD: Final = 3  # of training a picture tower: a run that was begun by another one is not continued
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

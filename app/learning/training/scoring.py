@@ -13,7 +13,7 @@ from llama_adapter.app.learning.evaluating.outcomes import ask_examples
 from llama_adapter.app.learning.scores.outcome import Outcome, Task, task_of
 from llama_adapter.app.learning.scores.scoring import measure_outcomes
 from llama_adapter.app.learning.training.asking import TrainExample
-from llama_adapter.app.learning.training.batches import Encodings, microbatches
+from llama_adapter.app.learning.training.batches import Encodings, drawn_lessons, microbatches
 from llama_adapter.app.learning.training.model import TrainableModel
 from llama_adapter.app.learning.training.ranks import Distributed, OneRank
 from llama_adapter.app.models.spec import CaptionerSpec
@@ -120,14 +120,8 @@ class Validator:
 
     @torch.no_grad()
     def _loss(self) -> float | None:
-        parts = microbatches(
-            self._examples,
-            range(len(self._examples)),
-            key=(0, 0),
-            rows=self._rows,
-            rank=self._ranks.rank,
-            num_ranks=self._ranks.size,
-        )
+        lessons = drawn_lessons(self._examples, range(len(self._examples)), key=(0, 0))
+        parts = microbatches(lessons, rows=self._rows, rank=self._ranks.rank, num_ranks=self._ranks.size)
         device = self._distributed.model.device
         sums = torch.zeros(2, dtype=torch.float64)
         for part in parts:

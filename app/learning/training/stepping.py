@@ -129,6 +129,7 @@ class Stepper:
                     part.tokens_BS.to(self._device),
                     part.labels_BS.to(self._device),
                     None if encoded is None else encoded.to(self._device),
+                    None if part.soft is None else part.soft.to(self._device),
                 )
                 factor = part.weight * distributed.loss_factor / max(num_labels, 1)
                 self.scaler.scale(loss * factor).backward()

@@ -8,7 +8,7 @@ answers. Each of these questions, and each word, is a group of logits with a cro
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -70,6 +70,16 @@ class Targets:
         likeliest = {group: one_BK.argmax(1).tolist() for group, one_BK in pairs if group.answers[0]}
         said = {group.prompt: [group.answers[at] for at in found] for group, found in likeliest.items()}
         return [said[one.prompt][at] in one.example.answers for at, one in enumerate(examples) if one.prompt in said]
+
+    def shares(self, logits_BK: Tensor, examples: Sequence[TrainExample]) -> list[Mapping[str, float]]:
+        """The probability of each answer to the question of each of B examples; empty if it has no group of answers."""
+        found: list[Mapping[str, float]] = [{}] * len(examples)
+        for group, one_BK in zip(self.groups, self._split(logits_BK), strict=True):
+            if group.answers[0]:
+                for place, (one, share_K) in enumerate(zip(examples, one_BK.softmax(1).tolist(), strict=True)):
+                    if one.has_picture and one.prompt == group.prompt:
+                        found[place] = dict(zip(group.answers, share_K, strict=True))
+        return found
 
     def _split(self, logits_BK: Tensor) -> tuple[Tensor, ...]:
         return torch.split(logits_BK, [len(group.answers) for group in self.groups], dim=1)

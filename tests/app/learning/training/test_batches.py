@@ -1,5 +1,7 @@
 """Batches are a function of seed, epoch and step. Their parts add up to the whole for any number of ranks."""
 
+import math
+import random
 from collections import Counter
 
 import pytest
@@ -8,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_adapter.app.learning.training.asking import TokenRow, TrainExample
-from llama_adapter.app.learning.training.batches import BatchOrder, drawn_rows, microbatches, padded
+from llama_adapter.app.learning.training.batches import (
+    BatchOrder,
+    Lesson,
+    drawn_lessons,
+    microbatches,
+    padded,
+    token_shares,
+)
 from llama_adapter.app.learning.training.job import Optimisation, TrainJob
 from llama_adapter.llm.training.layout import IGNORED
 from tests.app.learning.labelled import tables
@@ -62,16 +71,14 @@ def test_rows_of_similar_length_are_together() -> None:
 @given(st.lists(st.integers(3, 40), min_size=1, max_size=20), st.integers(1, 7), st.integers(1, 5))
 def test_parts_of_all_ranks_are_the_whole_step(lengths: list[int], rows: int, num_ranks: int) -> None:
     examples = [example(length) for length in lengths]
-    ranks = [
-        microbatches(examples, range(len(examples)), key=(0, 0), rows=rows, rank=rank, num_ranks=num_ranks)
-        for rank in range(num_ranks)
-    ]
+    lessons = drawn_lessons(examples, range(len(examples)), key=(0, 0))
+    ranks = [microbatches(lessons, rows=rows, rank=rank, num_ranks=num_ranks) for rank in range(num_ranks)]
     counted = [part for parts in ranks for part in parts if part.weight]
 
     assert len({len(parts) for parts in ranks}) == 1, "every rank computes as often"
     assert all(len(part.rows) <= rows for part in counted)
     assert Counter(one.example.place for part in counted for one in part.examples) == Counter(map(str, lengths))
-    wanted = sum(row.num_labels for row in drawn_rows(examples, range(len(examples)), key=(0, 0)))
+    wanted = sum(one.row.num_labels for one in lessons)
     assert sum(part.num_labels for parts in ranks for part in parts) == wanted
 
 
@@ -84,13 +91,54 @@ def test_labels_begin_at_the_answer_and_the_unknown_token_and_padding_have_none(
     assert tokens_BS.dtype == torch.int64
 
 
+@given(st.sets(st.lists(st.integers(3, 5), max_size=3).map(tuple), min_size=1, max_size=6), st.integers(0, 99))
+def test_probabilities_of_tokens_have_the_loss_of_all_answers_on_average(
+    texts: set[tuple[int, ...]], seed: int
+) -> None:
+    rng = random.Random(seed)
+    logits: dict[tuple[int, ...], torch.Tensor] = {}
+
+    def loss_of(token: int, before: tuple[int, ...]) -> float:
+        logits.setdefault(before, torch.tensor([rng.uniform(-3, 3) for _ in range(6)], dtype=torch.float64))
+        return -float(logits[before].log_softmax(0)[token])
+
+    shares = [rng.uniform(0.1, 1) for _ in texts]
+    answers = [
+        (TokenRow((1, *ids, 2), 1), share / sum(shares)) for ids, share in zip(sorted(texts), shares, strict=True)
+    ]
+    hard = soft = 0.0
+    for row, share in answers:
+        likely = token_shares(row, answers)
+        assert len(likely) == row.num_labels
+        for place, (label, of_tokens) in enumerate(zip(row.labels, likely, strict=True)):
+            before = row.labels[:place]
+            hard += share * loss_of(label, before)
+            soft += share * sum(part * loss_of(token, before) for token, part in of_tokens.items())
+            assert math.isclose(sum(of_tokens.values()), 1)
+    assert math.isclose(hard, soft, rel_tol=1e-9)
+
+
+def test_a_part_with_probabilities_has_those_of_all_labels() -> None:
+    rows = [TokenRow((1, 7, 2), 1), TokenRow((1, 0, 8, 2), 1, unknown_id=0)]
+    shares = token_shares(rows[0], [(rows[0], 0.75), (TokenRow((1, 9, 2), 1), 0.25)])
+    lessons = [Lesson(example(3), rows[0], torch.ones(2, 3), shares), Lesson(example(4), rows[1], torch.zeros(2, 3))]
+    (part,) = microbatches(lessons, rows=2)
+    assert part.soft is not None
+    assert part.soft.token_LK.tolist() == [[7, 9], [2, 0], [8, 0], [2, 0]]
+    assert part.soft.share_LK.tolist() == [[0.75, 0.25], [1, 0], [1, 0], [1, 0]]
+    assert part.query_BQD is not None
+    assert part.query_BQD.mean((1, 2)).tolist() == [1, 0]
+    (plain,) = microbatches([Lesson(example(3), rows[0])], rows=2)
+    assert plain.soft is plain.query_BQD is None
+
+
 def test_several_right_answers_are_drawn_by_epoch() -> None:
     examples = [example(5, 6, 7)] * 8
-    epochs = [drawn_rows(examples, range(8), key=(3, epoch)) for epoch in range(6)]
+    epochs = [drawn_lessons(examples, range(8), key=(3, epoch)) for epoch in range(6)]
 
     assert epochs[0] != epochs[1]
-    assert drawn_rows(examples, range(8), key=(3, 1)) == epochs[1]
-    assert {len(row.token_ids) for rows in epochs for row in rows} == {5, 6, 7}
+    assert drawn_lessons(examples, range(8), key=(3, 1)) == epochs[1]
+    assert {len(row.token_ids) for lessons in epochs for _, row, *_ in lessons} == {5, 6, 7}
 
 
 def test_the_rate_rises_then_falls_as_a_cosine() -> None:

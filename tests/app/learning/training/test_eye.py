@@ -14,7 +14,7 @@ from torch import Tensor
 from llama_adapter import UsageError
 from llama_adapter.app.learning.training import eye
 from llama_adapter.app.learning.training.asking import TrainExample
-from llama_adapter.app.learning.training.batches import Encodings, Views, augmented
+from llama_adapter.app.learning.training.batches import Encodings, Lesson, Views, augmented, drawn_lessons, token_shares
 from llama_adapter.app.learning.training.eye import Eye, is_small
 from llama_adapter.app.learning.training.job import Optimisation, TrainingChoice, TrainJob
 from llama_adapter.app.learning.training.loop import TrainProgress
@@ -143,9 +143,6 @@ def test_a_trained_tower_computes_the_same_at_both_sizes_and_is_written_with_ope
     with torch.no_grad():
         query_BQD = model.vision(Pictures().of(data.train))
     assert (views.of(data.train) - query_BQD).abs().max() < 1e-4 * query_BQD.abs().max()
-    drawn = [views.of(data.train, random=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)]
-    assert torch.equal(drawn[0], drawn[1])
-    assert not torch.equal(drawn[0], drawn[2])
 
     assert model.counts() == counts
     written = model.adapter_tensors()
@@ -201,5 +198,41 @@ def test_texts_beside_pictures_have_one_view_and_are_not_judged(job: TrainJob, d
     assert found.are_right([*65 * [text], *data.train]) == found.are_right(data.train)
     assert found.are_right([text]) == []
     views = found.finished(dataclasses.replace(data, train=(text, *data.train)))
-    drawn = [views.of([text], random=torch.Generator().manual_seed(seed)) for seed in range(9)]
-    assert all(torch.equal(one, drawn[0]) for one in drawn)
+    lesson = Lesson(text, text.rows[0])
+    for seed in range(9):
+        (taught,) = views.taught((lesson,), random=torch.Generator().manual_seed(seed))
+        assert taught.query_QD is not None
+        assert torch.equal(taught.query_QD, views.of([text])[0])  # type: ignore[index]
+        assert taught._replace(query_QD=None) == lesson
+
+
+def test_the_decoder_learns_what_the_encoder_finds_in_means_of_two_views(job: TrainJob, data: TrainingData) -> None:
+    _, found = opened(job, data)
+    train(found)
+    views = found.finished(data)
+    lessons = drawn_lessons(data.train, range(len(data.train)), key=(0, 0))
+    drawn = [views.taught(lessons, random=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)]
+    query_BQD, again_BQD, other_BQD = (
+        torch.stack([one.query_QD for one in part if one.query_QD is not None]) for part in drawn
+    )
+    assert torch.equal(query_BQD, again_BQD)
+    assert not torch.equal(query_BQD, other_BQD)
+    assert [one.row for one in drawn[0]] == [one.row for one in drawn[1]]
+    own = found._targets.shares(found._logits(query_BQD), data.train)
+    rows = {one.example.answers[0]: one.rows[0] for one in data.train}
+    assert {one.row for part in drawn for one in part} <= set(rows.values())
+    for one, share_of in zip(drawn[0], own, strict=True):
+        known = [(rows[answer], share) for answer, share in share_of.items()]
+        assert one.shares == token_shares(one.row, known)
+        assert sum(share_of.values()) == pytest.approx(1)
+
+
+def test_only_questions_with_a_group_of_answers_are_taught(job: TrainJob, data: TrainingData) -> None:
+    _, found = opened(job, data)
+    views = found.finished(data)
+    other = dataclasses.replace(data.train[0], prompt="What else?")
+    (taught,) = views.taught((Lesson(other, other.rows[0]),), random=torch.Generator().manual_seed(0))
+    assert taught.row == other.rows[0]
+    assert taught.shares is None
+    own = list(views._views_VQD[other.example.digest])
+    assert any(torch.equal(one, taught.query_QD) for one in own if taught.query_QD is not None)

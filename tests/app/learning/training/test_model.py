@@ -22,6 +22,7 @@ from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.models.stream_model import stored_questions, stream_model
 from llama_adapter.llm.load import decoder_from_state
+from llama_adapter.llm.training.decoder import SoftLabels
 from llama_adapter.llm.training.frozen import find_kernels
 from llama_adapter.llm.training.layout import IGNORED, layout_of
 from llama_adapter.llm.weights.adapter import adapter_of, check_fits
@@ -130,6 +131,19 @@ def greedy(model: TrainableModel, prompt: list[int], picture: Tensor | None, *, 
             break
         ids.append(best)
     return ids[len(prompt) :]
+
+
+def test_certain_probabilities_have_the_loss_of_their_labels() -> None:
+    tokens, labels, pictures = batch()
+    model = trainable(spec(), "head")
+    inputs = encoded(model, pictures)
+    wanted = labels[:, 1:][labels[:, 1:] != IGNORED]
+    token_LK = torch.stack([wanted, torch.zeros_like(wanted)], dim=1)
+    soft = SoftLabels(token_LK, torch.tensor([1.0, 0.0]).expand(len(wanted), 2))
+    with torch.no_grad():
+        (hard, hard_B), (same, same_B) = model(tokens, labels, inputs), model(tokens, labels, inputs, soft)
+    torch.testing.assert_close(same, hard)
+    torch.testing.assert_close(same_B, hard_B)
 
 
 @pytest.mark.parametrize(
