@@ -25,6 +25,7 @@ from llama_adapter.app.models.bundle import convert
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.pictures.prefixes.file import PrefixRow, StoredPicture, read_prefix_file, write_prefixes
+from llama_adapter.app.pictures.reading.prefetch import Prefetcher
 from tests.app.command import Ran, Run
 from tests.app.exported import exported_embedded, exported_golden
 from tests.app.golden import NAMES, ROOT, model_flags, model_options
@@ -209,12 +210,51 @@ def test_a_later_run_encodes_what_is_new_or_changed(run: Run, folder: Path, tmp_
     assert [file.name for file in sorted(prefixes.glob("*.safetensors"))] == ["prefixes-00000.safetensors"]
 
 
+@pytest.fixture
+def thread_counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Pictures are read when they are taken, in their order. These are the numbers of threads of all prefetchers."""
+    counts = list[int]()
+
+    def prefetcher(*arguments: Any, **options: Any) -> Prefetcher[Any, Any]:
+        counts.append(options["num_threads"])
+        return Prefetcher(*arguments, **{**options, "shareable": lambda item: False})
+
+    monkeypatch.setattr(encoding, "Prefetcher", prefetcher)
+    return counts
+
+
+def test_batches_are_full_where_known_and_new_pictures_alternate(
+    run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, thread_counts: list[int]
+) -> None:
+    for number in range(8):
+        shutil.copy(folder / NAMES[1], folder / f"{number}-known.png")
+    command = ["encode", str(folder), *ENCODER, "--batch-size", "3", "--out", str(tmp_path / "prefixes"), *HERE]
+    run(command)
+    for number in range(8):
+        shutil.copy(folder / NAMES[1], folder / f"{number}-new.png")
+    batches, encode = list[int](), encoding.EncodeRunner._encode
+
+    def counted(self: encoding.EncodeRunner, readable: Any) -> Any:
+        batches.append(len(readable))
+        return encode(self, readable)
+
+    monkeypatch.setattr(encoding.EncodeRunner, "_encode", counted)
+    monkeypatch.setattr(encoding, "num_reading_threads", lambda device: {"cpu": 7}[device])
+    ran = run(command, "--format", "jsonl")
+
+    assert [size for size in batches if size] == [3, 3, 2]
+    assert len(ran.records) == 8
+    assert thread_counts[1:] == [7]
+
+
+@pytest.mark.usefixtures("thread_counts")
+@pytest.mark.parametrize("batch_size", ["1", "4"])
 def test_a_file_is_written_at_its_age_also_while_known_pictures_pass(
-    run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    batch_size: str, run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(20):
         shutil.copy(folder / NAMES[1], folder / f"known-{number}.png")
-    command = ["encode", str(folder), *ENCODER, "--batch-size", "1", "--out", str(tmp_path / "prefixes"), *HERE]
+    command = ["encode", str(folder), *ENCODER, "--batch-size", batch_size, "--out", str(tmp_path / "prefixes"), *HERE]
     run(command)
     shutil.copy(folder / NAMES[1], folder / "a-new-one.png")  # the first by name
     now, written_at = itertools.count(), list[float]()
@@ -236,7 +276,7 @@ def test_a_file_is_written_at_its_age_also_while_known_pictures_pass(
 
     assert [Path(record["picture"]).name for record in ran.records] == ["a-new-one.png"]
     assert len(written_at) == 1
-    assert written_at[0] < 2 * encoding.MAX_AGE_S + 40  # two batches are read ahead
+    assert written_at[0] < 2 * encoding.MAX_AGE_S + 40  # it is looked at after each batch
 
 
 def test_a_table_of_questions_gives_each_picture_once(run: Run, folder: Path, tmp_path: Path) -> None:
