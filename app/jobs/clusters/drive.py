@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.captioning.work_items import WorkItem
 from llama_adapter.app.jobs.clusters.actors import Crew, LostChunk
-from llama_adapter.app.jobs.clusters.chunks import AnsweredChunk, Chunk
+from llama_adapter.app.jobs.clusters.chunks import MAX_LOSSES, AnsweredChunk, Chunk
 from llama_adapter.app.jobs.clusters.cluster import WorkersFailedError, raise_problem
 from llama_adapter.app.jobs.clusters.reading import Readers
 from llama_adapter.app.jobs.clusters.worker import LoadedModel, NotLoaded
@@ -17,6 +17,9 @@ from llama_adapter.app.models.spec import ModelInfo
 from llama_adapter.runtime.child_process import last_line
 
 MAX_FAILED_READINGS = 3  # of a job, by errors of the reading code, such as a missing package
+# Chunks in a row that are lost while they are read. Two pictures that end every process do not reach it, even if only
+# they are left.
+MAX_LOST_READINGS = 2 * MAX_LOSSES + 1
 _WAIT_S = 0.05
 
 _log = logging.getLogger("llama_adapter.scale")
@@ -34,6 +37,7 @@ class Drive:
         self._again: list[Chunk] = []
         self._failures: list[Answer] = []
         self._num_failed_readings = 0
+        self._num_lost_readings = 0  # since the last chunk that was read
         self._taken_at = time.perf_counter()
 
     def run(self, groups: Iterator[Sequence[WorkItem]], *, stop: Callable[[], bool]) -> Iterator[Answer]:
@@ -71,9 +75,18 @@ class Drive:
                 return
             chunk, read = taken
             if read is None:
+                self._num_lost_readings += 1
+                if self._num_lost_readings >= MAX_LOST_READINGS:
+                    raise WorkersFailedError(
+                        "Pictures cannot be read on the machines of the cluster: the processes that read ended "
+                        f"{MAX_LOST_READINGS} times in a row",
+                        hint="see the memory and the logs of its machines; --debug says more, and with --out it "
+                        "goes on from here",
+                    )
                 self._lose(chunk)
                 continue
             if not isinstance(read, Exception):
+                self._num_lost_readings = 0
                 self._crew.give(chunk, read)
                 continue
             self._num_failed_readings += 1

@@ -13,7 +13,7 @@ from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.jobs.clusters.actors import LostChunk
 from llama_adapter.app.jobs.clusters.chunks import AnsweredChunk, Chunk, Known, in_chunks, sizes
 from llama_adapter.app.jobs.clusters.cluster import WorkersFailedError
-from llama_adapter.app.jobs.clusters.drive import Drive, check_alike, loaded
+from llama_adapter.app.jobs.clusters.drive import MAX_LOST_READINGS, Drive, check_alike, loaded
 from llama_adapter.app.jobs.clusters.worker import NotLoaded
 from llama_adapter.app.jobs.job_planner import JobPlanner
 from llama_adapter.app.jobs.records.file import RecordWriter
@@ -215,6 +215,40 @@ def test_readers_that_fail_again_and_again_end_the_job(tmp_path: Path, monkeypat
 
     with pytest.raises(WorkersFailedError, match=r"Pictures cannot be read on the machines.*no module named"):
         run_job(tmp_path, ["a.png"], seed=0)
+
+
+def test_readers_that_are_lost_again_and_again_end_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    take, num_read, num_lost = FakeReaders.take, 5, 0
+
+    def lose(self: FakeReaders, *, timeout_s: float) -> tuple[Chunk, Chunk | Exception | None] | None:
+        nonlocal num_read, num_lost
+        taken = take(self, timeout_s=timeout_s)
+        if taken is None or num_read:
+            num_read -= taken is not None
+            return taken
+        num_lost += 1
+        return taken[0], None
+
+    monkeypatch.setattr(FakeReaders, "take", lose)
+
+    with pytest.raises(WorkersFailedError, match=r"Pictures cannot be read on the machines.* in a row") as caught:
+        run_job(tmp_path, [f"{number}.png" for number in range(100)], seed=0)
+
+    assert num_lost == MAX_LOST_READINGS
+    assert caught.value.hint is not None
+    assert "memory" in caught.value.hint
+
+
+@pytest.mark.parametrize("num_good", [0, 1, 30])
+def test_a_picture_that_ends_readers_is_lost_alone_also_at_the_end_of_a_job(tmp_path: Path, num_good: int) -> None:
+    num_each = len(QUESTIONS)
+    last = frozenset(range(num_good * num_each, (num_good + 1) * num_each))
+
+    answers, _, _ = run_job(tmp_path, [f"{number}.png" for number in range(num_good + 1)], seed=0, unreadable=last)
+
+    assert len(answers) == (num_good + 1) * num_each
+    assert {answer.index for answer in answers if answer.error is not None} == last
+    assert {answer.error.code for answer in answers if answer.error is not None} == {"lost"}
 
 
 def test_once_stopped_nothing_more_is_begun(tmp_path: Path) -> None:
