@@ -204,12 +204,18 @@ def run_rounds(plan: Plan, *, tell: Tell, keep: Callable[[Results], None], run: 
 
 def _make_files(plan: Plan, gathered: Gathered, *, run: Runner, tell: Tell) -> None:
     """Make missing files with all processors, so that their time and memory are not those of measured processes."""
+    failures: dict[Path, Reply] = {}  # several engines may run one file
     for task in plan.tasks():
-        if not task.engine.file or place_of(task.engine.file, work=Path(plan.work), size=task.size).exists():
+        place = place_of(task.engine.file, work=Path(plan.work), size=task.size)
+        if not task.engine.file or place.exists():
+            continue
+        if place in failures:
+            gathered.take(task, failures[place], long_s=plan.long)
             continue
         begun = time.perf_counter()
         reply = run(replace(task, only_files=True, threads=os.cpu_count() or 1))
         if reply.problem:
+            failures[place] = reply
             gathered.take(task, reply, long_s=plan.long)
         tell(f"file of {describe(task, reply)} [{time.perf_counter() - begun:.1f} s]")
 

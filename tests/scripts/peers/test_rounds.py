@@ -99,6 +99,18 @@ def test_files_are_made_before_the_rounds_by_processes_that_measure_nothing(tmp_
     assert [one.engine for one in found[0].missing] == ["llama.cpp-q8_0"]
 
 
+def test_a_file_that_cannot_be_made_is_tried_once_for_all_engines_that_run_it(tmp_path: Path) -> None:
+    engines = ("onnxruntime-float32", "openvino-float32")
+    made_up = MadeUp(problems={name: Reply(problem="missing", reason="no ONNX") for name in engines})
+    plan = Plan(sections=("vision",), sizes=("ViT-L/14",) * 2, engines=engines, work=str(tmp_path), rounds=2)
+
+    found = run_rounds(plan, tell=lambda line: None, keep=lambda results: None, run=made_up)
+
+    tried = [task.engine.name for task in made_up.tasks if task.engine.name != "machine"]
+    assert tried == ["onnxruntime-float32"]
+    assert [(one.engine, one.reason) for one in found.missing] == [(name, "no ONNX") for name in engines]
+
+
 @pytest.mark.parametrize("problem", ["missing", "failed"])
 def test_failed_engine_is_listed_and_stops_nothing(tmp_path: Path, problem: Any) -> None:
     made_up = MadeUp(problems={"hf-float32": Reply(problem=problem, reason=f"no luck in {tmp_path}, {sys.prefix}")})
