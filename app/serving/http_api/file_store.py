@@ -140,7 +140,8 @@ class FileStore(ObjectFolder[StoredFile]):
             file_id = path.name.removesuffix(".json")
             is_pair = self.path(file_id).exists() and self._about(file_id).exists()
             if file_id not in self._objects and not is_pair and path.name.lstrip(".").startswith("file-"):
-                remove(path)  # an upload that a crash interrupted
+                # Either an upload that a crash interrupted, or a description alone.
+                remove(path, reason="the file that it describes is gone" if path.suffix == ".json" else None)
 
     def close(self) -> None:
         """Let other processes use the folder."""
@@ -189,18 +190,23 @@ class FileStore(ObjectFolder[StoredFile]):
     def _read(self, path: Path, *others: Path) -> StoredFile | None:
         content = path.with_suffix("")
         if not content.exists():
-            _log.error("%s is removed: the file that it describes is gone", shown_name(str(path)))
-            return None
+            return None  # it is removed when the store is opened
         file = super()._read(path, content, *others)
         return None if file is None else dataclasses.replace(file, num_bytes=content.stat().st_size)
 
 
-def remove(path: Path) -> None:
-    """Delete a file of an earlier run, if it is there. What cannot be deleted is logged, and stays."""
+def remove(path: Path, *, reason: str | None = None) -> None:
+    """Delete a file of an earlier run, if it is there. What cannot be deleted is logged, and stays.
+
+    With a reason, the removal is logged too.
+    """
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
         _log.error("%s stays: %s", shown_name(str(path)), error.strerror)
+    else:
+        if reason is not None:
+            _log.error("%s is removed: %s", shown_name(str(path)), reason)
 
 
 class NewFile:

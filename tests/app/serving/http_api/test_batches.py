@@ -448,16 +448,19 @@ def test_what_crashes_left_is_deleted_if_possible_and_foreign_files_stay(
     kept = os.listdir(folder / "files")
     for name in ("file-" + "0" * 32, ".file-1.partial", "file-2.json", "notes.txt"):
         (folder / "files" / name).write_text("{}")
-    for undeletable in (folder / "batches" / f"{batch['id']}.jsonl", folder / "files" / ("file-" + "1" * 32)):
-        undeletable.mkdir()
+    undeletable = ["file-" + "1" * 32, "file-3.json"]
+    for place in (folder / "batches" / f"{batch['id']}.jsonl", *(folder / "files" / name for name in undeletable)):
+        place.mkdir()
 
     with opened(folder, service) as client:
         listed = {file["id"] for file in client.get("/v1/files").json()["data"]}
         assert client.get("/v1/batches").json()["data"] == [batch]
     assert listed == {batch["input_file_id"], batch["output_file_id"]}
-    assert sorted(os.listdir(folder / "files")) == sorted([*kept, "notes.txt", "file-" + "1" * 32])
+    assert sorted(os.listdir(folder / "files")) == sorted([*kept, "notes.txt", *undeletable])
     (told,) = (message for message in caplog.messages if "file-2.json" in message)
     assert "is removed: the file that it describes is gone" in told
+    (told,) = (message for message in caplog.messages if "file-3.json" in message)
+    assert "file-3.json stays: " in told
 
 
 DEEP = b"[" * 100_000
