@@ -45,6 +45,7 @@ from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.graphs.card import fingerprint
 from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.ranks import ALONE, Alone
+from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.schemes.state import drained
 from llama_adapter.runtime.tensor_files.arrays import list_keys, read_json
 from llama_adapter.runtime.tensor_files.files import read_tensor_file
@@ -214,13 +215,15 @@ def stream_sources(
     spec: CaptionerSpec,
     *,
     dtype: Dtype | None,
+    precision: Precision = FLOAT,
     exported: bool = False,
     encoder: EncoderCard | None = None,
     ranks: Alone = ALONE,
 ) -> StreamedModel:
     """Read the model of `llama_dir` and what goes with it onto the CPU, its weights in `dtype`.
 
-    Of the spec, only the fields that name the model count. With None, weights keep their dtype, to be quantised later.
+    Of the spec, only the fields that name the model count. With a `precision` of fewer bits, weights keep the dtype of
+    their files, to be quantised later, and the model computes in `dtype`. With None, they keep it too.
 
     With `ranks`, the decoder's tensors are this process's share, and no other weights are read. With an `exported`
     encoder, CLIP may be missing; `encoder` is the exported encoder's card, if it has one. A model that sees no pictures
@@ -271,7 +274,9 @@ def stream_sources(
     context = usual if spec.context is None else spec.context
     decoder_config = plan_decoder(llama, adapter, vocab_size=tokenizer.vocab_size, context=context)
     vision_config, vision_state = no_vision(decoder_config), dict[str, Tensor]()
-    chosen = None if dtype is None else dtype_of(dtype, decoder=decoder_config, encoder=seen)
+    computed = None if dtype is None else dtype_of(dtype, decoder=decoder_config, encoder=seen, precision=precision)
+    # Weights are quantised from the values in the files, so that they are rounded only once.
+    chosen = computed if precision == FLOAT else None
     if sight is not None:
         vision_config = sight.config
         vision_state = {ours: tensor.to(chosen or tensor.dtype).contiguous() for ours, tensor in sight.tensors.items()}
@@ -299,7 +304,7 @@ def stream_sources(
         decoder_config=decoder_config,
         decoder_state={},
         tokenizer=tokenizer,
-        dtype=chosen or torch.float32,
+        dtype=computed or torch.float32,
         sources=tuple(files),
         merged=(*folded, *(() if adapter is None else _merged(adapter))),
         prompt=questions.prompt,
@@ -309,7 +314,9 @@ def stream_sources(
         notes=notes,
     )
     share = share_of(decoder_config, ranks)
-    tensors = decoder_tensors(decoder_config, source=llama, adapter=adapter, dtype=chosen, share=share)
+    tensors = decoder_tensors(
+        decoder_config, source=llama, adapter=adapter, dtype=chosen, scale_dtype=computed, share=share
+    )
     return with_loras(model, loras, base=base), tensors
 
 

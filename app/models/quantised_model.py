@@ -88,13 +88,13 @@ def quantise_bundle(job: QuantiseJob, *, round_weights: RoundWeights | None = No
     target = Path(job.out)
     check_other_target(target, source, to="quantise", overwrite=job.force)
     if is_llama(source):
-        model, tensors = stream_sources(CaptionerSpec(**model_settings(source)), dtype=None)
-        dtype = STORED_DTYPE
+        spec = CaptionerSpec(**model_settings(source))
+        model, tensors = stream_sources(spec, dtype=STORED_DTYPE, precision=job.precision)
     else:
         model = load_bundle(source)
-        tensors, dtype = iter(model.decoder_state.items()), model.dtype
+        tensors = iter(model.decoder_state.items())
     if round_weights is None:
-        quantised, tensors = quantise_model(model, tensors, dtype=dtype, precision=job.precision)
+        quantised, tensors = quantise_model(model, tensors, dtype=model.dtype, precision=job.precision)
     else:
         require_float(model)
         halves = (model.vision_config, model.decoder_config)

@@ -22,7 +22,7 @@ from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.plan import PlanJob, planned_model
 from llama_adapter.app.models.quantised_model import quantise_model
 from llama_adapter.app.models.random_model import RandomLoader
-from llama_adapter.app.models.sketch import Dtype, dtype_of, sketch
+from llama_adapter.app.models.sketch import Dtype, sketch
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.conversation import Template
 from llama_adapter.llm.exported.card import read_card
@@ -65,13 +65,11 @@ def stream_model(
         )
         return model, insert_scales(tensors, model.input_scales) if spec.operators == "w8a8" else tensors
     precision = spec.precision or FLOAT
-    # Weights are quantised from the values in the files, so that they are rounded only once.
-    read_in = dtype if precision == FLOAT else None
-    model, tensors = stream_sources(spec, dtype=read_in, exported=is_encoded_elsewhere, encoder=encoder, ranks=ranks)
+    model, tensors = stream_sources(
+        spec, dtype=dtype, precision=precision, exported=is_encoded_elsewhere, encoder=encoder, ranks=ranks
+    )
     if precision != FLOAT:
-        vision_tensors = model.vision_state.values()
-        dtype = dtype_of(dtype, decoder=model.decoder_config, encoder=vision_tensors, precision=precision)
-        model, tensors = quantise_model(model, tensors, dtype=dtype, precision=precision)
+        model, tensors = quantise_model(model, tensors, dtype=model.dtype, precision=precision)
     return model, tensors
 
 

@@ -95,7 +95,7 @@ def build_decoder(
     bare = dataclasses.replace(adapter, llama=kept)
     with torch.device("meta"):
         decoder = LlamaAdapterDecoder(plain)
-    tensors = decoder_tensors(plain, source=source, adapter=bare, dtype=None)
+    tensors = decoder_tensors(plain, source=source, adapter=bare, dtype=None, scale_dtype=dtype)
     for name, tensor in tensors:
         place, _, own = name.rpartition(".")
         module = decoder.get_submodule(place)

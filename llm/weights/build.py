@@ -51,15 +51,18 @@ def decoder_tensors(
     source: LlamaSource,
     adapter: AdapterFile | None,
     dtype: torch.dtype | None,
+    scale_dtype: torch.dtype | None = None,
     share: DecoderConfig | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
     """The state dict tensor by tensor, so that memory holds one matrix at a time.
 
     `config` must come from `plan_decoder` with the same source and adapter. `share` is one rank's share of `config`;
     only this rank's rows and columns are then read. Without `dtype`, a tensor has the dtype of its file, or float32 if
-    it is computed.
+    it is computed. The source's `embedding_scale` is rounded to `scale_dtype`, in which the model computes. By default
+    that is `dtype`, or float32.
     """
-    return _Merge(config, config if share is None else share, source, adapter, dtype).tensors()
+    scale_dtype = scale_dtype or dtype or torch.float32
+    return _Merge(config, config if share is None else share, source, adapter, dtype, scale_dtype).tensors()
 
 
 class _Merge:
@@ -72,9 +75,10 @@ class _Merge:
         source: LlamaSource,
         adapter: AdapterFile | None,
         dtype: torch.dtype | None,
+        scale_dtype: torch.dtype,
     ) -> None:
         self.whole, self.config = whole, config
-        self.dtype = dtype
+        self.dtype, self.scale_dtype = dtype, scale_dtype
         self.source = source
         self.adapter = adapter.llama if adapter else {}
         self.queries = adapter.queries if adapter else None
@@ -93,7 +97,7 @@ class _Merge:
         embedding, scale = self._base("tok_embeddings.weight"), self.source.embedding_scale
         if scale == 1 or "tok_embeddings.weight" in self.adapter:
             return embedding
-        return embedding.float() * torch.tensor(scale, dtype=self.dtype or torch.float32)
+        return embedding.float() * torch.tensor(scale, dtype=self.scale_dtype)
 
     def _head(self) -> Tensor:
         head = self._base("output.weight")

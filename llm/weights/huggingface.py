@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from llama_adapter.llm.config import DecoderConfig
@@ -143,15 +142,16 @@ def _rename(
 
 
 def _tie(tensors: dict[str, SplitTensor]) -> None:
-    """Make embedding and head one, unless the file has two that differ.
+    """Make embedding and head one if the file has only one of them. No tensor is read.
 
-    Such a file's configuration is wrong, as transformers assumes too: that of a model with a LoRA in one of them, or of
-    the language model in Idefics3 and SmolVLM, where the configuration of the whole decides.
+    If it has two, both are taken as they are. If they differ, its configuration is wrong, as transformers assumes too:
+    that of a model with a LoRA in one of them, or of the language model in Idefics3 and SmolVLM, where the
+    configuration of the whole decides.
     """
-    embedding, head = (tensors.get(name) for name in ("tok_embeddings.weight", "output.weight"))
-    both = [one for one in (embedding, head) if one is not None]
-    if len(both) == 1 or (both and torch.equal(both[0].read(), both[1].read())):
-        tensors |= dict.fromkeys(("tok_embeddings.weight", "output.weight"), both[0])
+    names = ("tok_embeddings.weight", "output.weight")
+    found = [tensors[name] for name in names if name in tensors]
+    if len(found) == 1:
+        tensors |= dict.fromkeys(names, found[0])
 
 
 def _part_config(config: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -21,6 +21,7 @@ from llama_adapter.llm.config import DecoderConfig, Norms
 from llama_adapter.llm.weights.names import (
     ROTATED,
     LlamaSource,
+    SplitTensor,
     half_split,
     llama_shapes,
     meta_order,
@@ -112,13 +113,13 @@ def merged_source(source: LlamaSource, loras: Sequence[LoraFolder]) -> LlamaSour
     if not loras:
         return source
     tensors = dict(source.tensors)
-    is_tied = tensors[_EMBEDDING].parts[0].data_ptr() == tensors[_HEAD].parts[0].data_ptr()
-    if tied := [lora for lora in loras if is_tied and lora.config.entries["ensure_weight_tying"]]:
+    plain = {name: dataclasses.replace(tensor, change=None) for name, tensor in tensors.items()}
+    tying = [lora for lora in loras if lora.config.entries["ensure_weight_tying"]]
+    if tying and _are_equal(plain[_EMBEDDING], plain[_HEAD]):
         raise CheckpointError(
-            f"The LoRA `{tied[0].path}` keeps embedding and head equal (ensure_weight_tying), which is not supported",
+            f"The LoRA `{tying[0].path}` keeps embedding and head equal (ensure_weight_tying), which is not supported",
             hint="merge it with PEFT, and name the result as --llama-dir",
         )
-    plain = {name: dataclasses.replace(tensor, change=None) for name, tensor in tensors.items()}
     for name, changes in _summed(loras, read=lambda name: plain[name].read(), norms=source.config.norms).items():
         heads = ROTATED.get(re.sub(r"^layers\.\d+\.|\.weight$", "", name), "")
         is_in_meta_order = not source.half_split and bool(heads)
@@ -161,6 +162,10 @@ def merged_state(
         return rows[0] if len(rows) == 1 else torch.cat(rows)
 
     return ((name, merged(name, tensor)) for name, tensor in stream())
+
+
+def _are_equal(first: SplitTensor, second: SplitTensor) -> bool:
+    return first.dtype == second.dtype and torch.equal(first.read(), second.read())
 
 
 def _applied(changes: Sequence[Change], weight: Tensor, *, meta_heads: int | None = None) -> Tensor:

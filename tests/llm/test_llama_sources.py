@@ -14,6 +14,7 @@ from torch import Tensor
 
 from llama_adapter.llm.weights.huggingface import open_huggingface
 from llama_adapter.llm.weights.meta import open_meta
+from llama_adapter.llm.weights.names import SplitTensor
 from tests.llm.toys import GOLDEN, build_decoder, drop, is_mapped, put, refusal
 
 ONE_SHARD = GOLDEN / "LLaMA" / "TINY"
@@ -119,6 +120,22 @@ def test_tied_tensors_are_those_of_the_file(tmp_path: Path, kept: tuple[str, ...
     state = state_of(open_huggingface(folder))
     assert torch.equal(state["embedding.weight"], tensors[kept[0]])
     assert torch.equal(state["head.weight"], tensors[kept[-1]])
+
+
+@pytest.mark.parametrize("are_equal", [True, False], ids=["equal", "other dtype"])
+def test_tied_tensors_that_the_file_has_twice_are_not_read_when_it_is_opened(
+    are_equal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = huggingface_tensors()
+    head = tensors["model.embed_tokens.weight"].clone()
+    tensors["lm_head.weight"] = head if are_equal else head.float()
+    folder = write_huggingface(tmp_path / "hf", kind="safetensors", tensors=tensors, tie_word_embeddings=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(SplitTensor, "read", lambda *_: pytest.fail("a tensor was read"))
+        source = open_huggingface(folder)
+    assert source.tensors["output.weight"].dtype == tensors["lm_head.weight"].dtype
+    state = state_of(source)
+    assert torch.equal(state["head.weight"], state["embedding.weight"])
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux to see what is mapped")

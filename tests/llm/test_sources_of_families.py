@@ -23,6 +23,7 @@ import llama_adapter.llm.weights.meta
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.rotary import Rotary
 from llama_adapter.llm.split import take
+from llama_adapter.llm.training.build import build_decoder as build_trainable
 from llama_adapter.llm.weights.adapter import AdapterFile, lora_names
 from llama_adapter.llm.weights.build import decoder_tensors, plan_decoder
 from llama_adapter.llm.weights.families import FAMILIES
@@ -332,6 +333,28 @@ def test_an_embedding_is_scaled_in_the_numbers_of_the_computation(
     read = build_decoder(open_huggingface(tmp_path), None, vocab_size=SIZES["vocab_size"], dtype=dtype)[1]
     assert wanted.dtype == dtype
     assert torch.equal(read["embedding.weight"], wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_training_scales_the_embedding_in_the_numbers_of_the_computation(dtype: torch.dtype, tmp_path: Path) -> None:
+    made("gemma3").to(torch.bfloat16).save_pretrained(tmp_path)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
+    source, visual = open_huggingface(tmp_path), {"visual_query.weight": torch.zeros(2, 4)}
+    gates = {f"layers.{layer}.attention.gate": torch.ones(1, 8, 1, 1) for layer in range(source.config.num_layers)}
+    queries = torch.zeros(2 * source.config.num_layers, source.config.dim)
+    adapter = AdapterFile(name="adapter", queries=queries, visual=visual, llama=gates, clip={}, declares={})
+    trainable = build_trainable(
+        plan_decoder(source, adapter, vocab_size=SIZES["vocab_size"]),
+        source=source,
+        adapter=adapter,
+        trained=("gates",),
+        lora_rank=0,
+        dtype=dtype,
+        device="cpu",
+        seed=0,
+    )
+    wanted = theirs.model.embed_tokens(torch.arange(SIZES["vocab_size"]))
+    assert torch.equal(trainable.decoder.embedding.weight, wanted)
 
 
 def test_rows_beyond_the_tokenizer_are_left_out_and_missing_ones_refused(tmp_path: Path) -> None:

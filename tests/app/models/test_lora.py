@@ -384,8 +384,16 @@ def test_a_tensor_that_the_adapter_replaces(folders: Callable[[str], Path]) -> N
 
 
 @pytest.mark.slow
-def test_tied_weights(folders: Callable[[str], Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_head", [False, True], ids=["without head", "with an equal head"])
+def test_tied_weights(has_head: bool, folders: Callable[[str], Path], tmp_path: Path) -> None:
     tied = Path(shutil.copytree(LLAMA, tmp_path / "tied"))
+    tensors = {name: one for file in sorted(tied.glob("*.safetensors")) for name, one in load_file(file).items()}
+    for file in tied.glob("model*"):
+        file.unlink()
+    del tensors["lm_head.weight"]
+    if has_head:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, tied / "model.safetensors")
     config = json.loads((tied / "config.json").read_text())
     (tied / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
     lora = Path(shutil.copytree(folders("plain"), tmp_path / "lora"))

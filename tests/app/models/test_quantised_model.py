@@ -19,11 +19,13 @@ from llama_adapter.app.models.graph_export.to_onnx import load_encoder
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 from llama_adapter.app.models.resources import embedded_model, sample_pictures
 from llama_adapter.app.models.spec import CaptionerSpec, EncoderSources
+from llama_adapter.app.models.stream_model import stream_model
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.graphs.card import fingerprint
 from llama_adapter.runtime.schemes import QUANTISED, Precision
 from tests.app.models.bundles import Damage, assert_same_weights, edit_known_answer, edit_manifest, edit_tensors
-from tests.llm.toys import is_mapped
+from tests.llm.test_sources_of_families import made
+from tests.llm.toys import GOLDEN, is_mapped
 
 SAMPLES = sorted(str(path) for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))
 
@@ -59,6 +61,24 @@ def test_a_quantised_bundle_equals_quantising_at_load(quantised: tuple[Any, Path
     for name in ("embedding.weight", "norm.weight"):
         assert torch.equal(plain.decoder_state[name], stored.decoder_state[name])
     assert torch.equal(plain.vision_state["clip.position_embedding"], stored.vision_state["clip.position_embedding"])
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # of transformers
+def test_an_embedding_is_scaled_in_the_numbers_of_the_computation(tmp_path: Path) -> None:
+    folder, out = str(tmp_path / "gemma3"), str(tmp_path / "out")
+    base = made("gemma3", vocab_size=512)
+    base.to(torch.bfloat16).save_pretrained(folder)
+    shutil.copy(GOLDEN / "LLaMA" / "tokenizer.model", folder)
+
+    _, tensors = stream_model(CaptionerSpec(llama_dir=folder, precision="int8"), dtype=torch.bfloat16)
+    stored = load_bundle(quantise_bundle(QuantiseJob(model=folder, out=out, precision="int8"))).decoder_state
+
+    # As in transformers, the root of the width is rounded first.
+    for dtype, state in ((torch.bfloat16, dict(tensors)), (torch.float16, stored)):
+        scale = torch.tensor(base.config.hidden_size**0.5, dtype=dtype).float()
+        wanted = base.get_input_embeddings().weight.float() * scale
+        assert torch.equal(state["embedding.weight"], wanted.to(dtype))
+        assert state["layers.0.attention.out.weight"].dtype == torch.int8
 
 
 def test_the_manifest_has_the_original_and_a_new_version(quantised: tuple[str, Path]) -> None:
