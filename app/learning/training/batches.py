@@ -5,17 +5,19 @@ with the same answer, which have similar lengths, would be in the same batch.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from llama_adapter.app.captioning.tasks.prompts import Prompt
 from llama_adapter.app.learning.training.asking import TokenRow, TrainExample
 from llama_adapter.app.learning.training.cache import EncodedCache
 from llama_adapter.app.learning.training.job import TrainJob
@@ -299,27 +301,32 @@ class ChangedPixels(Encodings):
 
 
 Teach = Callable[[Sequence[TrainExample], Tensor], Sequence[Mapping[str, float]]]
-_MOST_OF_ANOTHER: Final = 0.5  # share of another picture in a visual query that is taught
+_MOST_OF_ANOTHER: Final = 0.5  # share of another picture in a visual query that is learned
+_TAUGHT: Final = 0.5  # share of what the encoder finds in it, beside the right answers of both
 
 
 class Views(Encodings):
     """Visual queries of several views of each picture, the unchanged one first, and what an encoder finds in them.
 
-    In training, a row reads a view that is drawn at random. If the encoder has an answer to its question, it reads a
-    mean of this view and a view of another picture, and learns the probabilities of answers that the encoder finds in
-    that (Hinton et al., "Distilling the knowledge in a neural network", 2015; Zhang et al., "mixup", 2018): there are
-    few pictures, but many such means, and the probabilities say more than one right answer.
+    In training, a row reads a view that is drawn at random. If the encoder knows answers to its question, it reads a
+    mean of this view and one of another picture with this question. It learns the probabilities of answers: half what
+    the encoder finds in the mean, half the right answers of both pictures. There are few pictures, but many means, and
+    probabilities say more than one answer (Hinton et al., "Distilling the knowledge in a neural network", 2015; Zhang
+    et al., "mixup", 2018).
     """
 
-    def __init__(self, views_VQD: Mapping[str, Tensor], *, learned: Sequence[TrainExample] = (), teach: Teach) -> None:
+    def __init__(self, views_VQD: Mapping[str, Tensor], *, learned: Sequence[TrainExample], teach: Teach) -> None:
         """`views_VQD` maps the digest of a picture to its views. `learned` are the training examples.
 
         `teach` maps examples and visual queries (B, Q, D) to the probabilities of the answers to each question; the
-        mapping is empty if the encoder has none.
+        mapping is empty if the encoder knows none.
         """
         super().__init__(None, None)
         self._views_VQD, self._teach = views_VQD, teach
-        self._digests = tuple(dict.fromkeys(one.example.digest for one in learned if one.has_picture))
+        self._asked = defaultdict[Prompt, list[TrainExample]](list)
+        for one in learned:
+            if one.has_picture:
+                self._asked[one.prompt].append(one)
         self._row_of = {(one.prompt, one.example.answers[0]): one.rows[0] for one in learned}
 
     def of(self, examples: Sequence[TrainExample], *, random: torch.Generator | None = None) -> Tensor:
@@ -327,31 +334,38 @@ class Views(Encodings):
         return torch.stack([self._views_VQD[one.example.digest][0] for one in examples])
 
     def taught(self, lessons: tuple[Lesson, ...], *, random: torch.Generator) -> tuple[Lesson, ...]:
-        """The lessons with visual queries; those that the encoder can answer with its answers."""
+        """The lessons with visual queries; those that the encoder knows answers to, with their probabilities."""
         examples = [one.example for one in lessons]
-        own_BQD = torch.stack([self._drawn(one.example.digest, random) for one in examples])
-        others = torch.randint(max(len(self._digests), 1), (len(lessons),), generator=random).tolist()
-        other_BQD = torch.stack(
-            [
-                self._drawn(self._digests[at], random) if one.has_picture else own_QD
-                for one, at, own_QD in zip(examples, others, own_BQD, strict=True)
-            ]
+        others = [_any_of(self._asked[one.prompt] or [one], random) for one in examples]
+        own_BQD, other_BQD = (
+            torch.stack([_any_of(self._views_VQD[one.example.digest], random) for one in part])
+            for part in (examples, others)
         )
-        share_B11 = torch.rand(len(lessons), 1, 1, generator=random) * _MOST_OF_ANOTHER
-        mean_BQD = torch.lerp(own_BQD, other_BQD, share_B11.to(own_BQD.dtype))
+        share_B = torch.rand(len(lessons), generator=random) * _MOST_OF_ANOTHER
+        mean_BQD = torch.lerp(own_BQD, other_BQD, share_B.to(own_BQD.dtype)[:, None, None])
         found = []
-        shares = self._teach(examples, mean_BQD)
-        for lesson, own_QD, mean_QD, share_of in zip(lessons, own_BQD, mean_BQD, shares, strict=True):
-            prompt = lesson.example.prompt
-            known = [(row, share) for answer, share in share_of.items() if (row := self._row_of.get((prompt, answer)))]
-            if not known:
-                found.append(lesson._replace(query_QD=own_QD))
+        for at, (lesson, taught) in enumerate(zip(lessons, self._teach(examples, mean_BQD), strict=True)):
+            if not taught:
+                found.append(lesson._replace(query_QD=own_BQD[at]))
                 continue
-            at = torch.multinomial(torch.tensor([share for _, share in known]), 1, generator=random)
-            row = known[int(at)][0]
-            found.append(Lesson(lesson.example, row, mean_QD, token_shares(row, known)))
+            shares = {answer: _TAUGHT * share for answer, share in taught.items()}
+            for one, share in ((lesson.example, 1 - float(share_B[at])), (others[at], float(share_B[at]))):
+                answer = one.example.answers[0]
+                shares[answer] = shares.get(answer, 0.0) + (1 - _TAUGHT) * share
+            found.append(self._lesson(lesson.example, mean_BQD[at], shares, random))
         return tuple(found)
 
-    def _drawn(self, digest: str, random: torch.Generator) -> Tensor:
-        views_VQD = self._views_VQD[digest]
-        return views_VQD[int(torch.rand((), generator=random) * len(views_VQD))]
+    def _lesson(
+        self, example: TrainExample, query_QD: Tensor, shares: Mapping[str, float], random: torch.Generator
+    ) -> Lesson:
+        """A lesson whose row has an answer that is drawn by the probabilities."""
+        known = [
+            (row, share) for answer, share in shares.items() if (row := self._row_of.get((example.prompt, answer)))
+        ]
+        drawn = int(torch.multinomial(torch.tensor([share for _, share in known]), 1, generator=random))
+        row = known[drawn][0]
+        return Lesson(example, row, query_QD, token_shares(row, known))
+
+
+def _any_of(things: Sequence[Any] | Tensor, random: torch.Generator) -> Any:
+    return things[int(torch.rand((), generator=random) * len(things))]

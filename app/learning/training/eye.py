@@ -5,8 +5,8 @@ or several answers or words of it (targets.py).
 Then the visual blocks learn over the finished tower, with a linear layer on the mean of the visual queries. They learn
 the probabilities that the tower's layer gives each picture, which say more than its class. Neither layer is kept.
 The decoder is not computed, so the same minutes allow several times as many steps as training through it. It learns
-afterwards from visual queries of several views of each picture, and from means of two of them, what the second linear
-layer finds in them.
+afterwards from means of visual queries of two pictures, of which several views are made: what the second linear layer
+finds in a mean, and the right answers.
 
 The embedded model's tower starts from weights that scripts/train_start_tower.py trained further, on drawings of 512
 invented classes, because they learn other classes faster.
@@ -112,6 +112,23 @@ class Stage:
             self._adamw.load_state(tensors)
 
 
+class Teacher:
+    """What the linear layer of a trained encoder finds in visual queries. It outlives the training of the encoder."""
+
+    def __init__(self, head: nn.Module, targets: Targets, *, device: torch.device) -> None:
+        self._head, self._targets, self._device = head, targets, device
+
+    def __call__(self, examples: Sequence[TrainExample], query_BQD: Tensor) -> Sequence[Mapping[str, float]]:
+        """The probability of each answer to the question of each of B examples, see `Targets.shares`."""
+        return self._targets.shares(self.logits(query_BQD), examples)
+
+    @torch.no_grad()
+    def logits(self, query_BQD: Tensor) -> Tensor:
+        """The logits of all groups, (B, K) on the CPU."""
+        logits_BK: Tensor = self._head(query_BQD.to(self._device, torch.float32).mean(1))
+        return logits_BK.cpu()
+
+
 class Eye:
     """The encoder in training. All ranks make the same steps together."""
 
@@ -143,6 +160,7 @@ class Eye:
             widths = config.clip.output_dim, config.query.output_dim
             heads = [nn.Sequential(nn.LayerNorm(width), nn.Linear(width, num_logits)) for width in widths]
         self._tower_head, self._query_head = (head.to(self._device) for head in heads)
+        self._teacher = Teacher(self._query_head, targets, device=self._device)
         tower = {f"clip.{name}": one for name, one in clip.named_parameters() if name != "patch_embedding.weight"}
         tower |= {"patches": self._patch}
         if _is_embedded(clip.state_dict()):
@@ -204,16 +222,7 @@ class Eye:
     def are_right(self, examples: Sequence[TrainExample]) -> list[bool]:
         """Whether the linear layer finds the answer in the visual query, of examples whose question has answers."""
         seen = [one for one in examples if one.has_picture]
-        return self._targets.are_right(self._logits(self._queries(seen, random=None)), seen) if seen else []
-
-    def _teach(self, examples: Sequence[TrainExample], query_BQD: Tensor) -> Sequence[Mapping[str, float]]:
-        return self._targets.shares(self._logits(query_BQD), examples)
-
-    @torch.no_grad()
-    def _logits(self, query_BQD: Tensor) -> Tensor:
-        """What the linear layer finds in visual queries, (B, K) on the CPU."""
-        logits_BK: Tensor = self._query_head(query_BQD.to(self._device, torch.float32).mean(1))
-        return logits_BK.cpu()
+        return self._targets.are_right(self._teacher.logits(self._queries(seen, random=None)), seen) if seen else []
 
     def finished(self, data: TrainingData) -> Encodings:
         """Freeze the encoder; returns the encodings for the rest of the training: visual queries of several views."""
@@ -228,7 +237,7 @@ class Eye:
             for place, one in enumerate(examples):
                 own_VQD = views_VBQD[:, place]  # type: ignore[call-overload]
                 views[one.example.digest] = own_VQD if one.has_picture else own_VQD[:1]
-        return Views(views, learned=data.train, teach=self._teach)
+        return Views(views, learned=data.train, teach=self._teacher)
 
     @torch.no_grad()
     def _queries(self, examples: Sequence[TrainExample], *, random: torch.Generator | None) -> Tensor:

@@ -1,7 +1,6 @@
 """The description of a training run as plain values. All defaults are defined here."""
 
 import math
-import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -166,6 +165,7 @@ class TrainJob:
     seed: int = 0
     checkpointing: bool = False  # compute activations again in the backward pass, layer by layer
     evaluate_every: int | None = None  # steps; None: once per epoch, and at most 20 times in a run
+    keeps_last: bool = False  # the last weights are the results, and are evaluated once; a run sets it
     patience: int = 5  # evaluations without improvement before the run ends; 0: it never ends early
     save_every_s: float = 300.0
     cache: str | None = None  # folder of encoded pictures; None: the user's cache folder
@@ -231,14 +231,11 @@ class TrainJob:
     def with_trained_eye(self) -> "TrainJob":
         """The job if an encoder of classes is trained before the other parameters.
 
-        These then need fewer steps, and are evaluated at the end only. They learn from the encoder and not from the few
-        right answers, so they get no worse by learning, and the scores of few validation examples say less.
+        These then need fewer steps. They learn from the encoder and not from the few right answers, so they get no
+        worse by learning, and scores of few validation examples say less than that: the last weights are kept.
         """
-        return replace(
-            self,
-            optimisation=replace(self.optimisation, least_steps=_STEPS_OVER_TRAINED_EYE),
-            evaluate_every=self.evaluate_every or sys.maxsize,
-        )
+        optimisation = replace(self.optimisation, least_steps=_STEPS_OVER_TRAINED_EYE)
+        return replace(self, optimisation=optimisation, keeps_last=self.evaluate_every is None)
 
     def with_rate(self, *, width: int) -> "TrainJob":
         """The job with its learning rate set, for a LLaMA of this width."""

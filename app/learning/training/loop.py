@@ -119,10 +119,16 @@ class Loop:
         ranks: OneRank,
         interruption: Interruption,
     ) -> None:
-        """`run` is the digest of everything the steps depend on. Without `validate`, the last weights are the best."""
+        """`run` is the digest of everything the steps depend on.
+
+        If the job keeps the last weights, or there is no `validate`, they count as the best.
+        """
         self._distributed, self._job, self._folder, self._feeder = distributed, job, job.folder, feeder
         self._validate, self._ranks, self._interruption = validate, ranks, interruption
+        self._keeps_last = validate is None or job.keeps_last
         self._every = job.evaluate_every or max(feeder.steps_per_epoch, -(-feeder.num_steps // 20))
+        if job.keeps_last:
+            self._every = feeder.num_steps
         self._progress = TrainProgress(
             visible=ranks.is_first and not job.quiet,
             num_steps=feeder.num_steps,
@@ -182,7 +188,7 @@ class Loop:
         why = "early" if patience and state.num_worse >= patience else ""  # the resumed run had ended
         try:
             self._progress.resume(is_evaluated=False)
-            if state.step == 0 and self._validate is not None:
+            if state.step == 0 and self._validate is not None and not self._keeps_last:
                 self._log(log, validation=self._evaluate())
                 self._progress.resume(is_evaluated=True)
             while state.step < state.num_steps and not why:
@@ -281,7 +287,7 @@ class Loop:
         moments = self._distributed.whole(self._optimiser.state())
         self._state.scaler = self._stepper.scaler.state_dict()
         weights = self._weights()
-        if self._validate is None:
+        if self._keeps_last:
             self._state.best_step = self._state.step
             self._write(BEST, weights)  # first: a run resumes only if it has both
         self._write(LAST, {**weights, **moments})

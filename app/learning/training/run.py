@@ -153,6 +153,7 @@ class _Training:
         job = job.with_sets(learns_tower=targets is not None).with_rate(width=self._sizes.decoder.dim)
         decoder_kinds = job.choice.kinds - {"picture tower", "visual blocks"}  # they learn after the encoder
         has_eye = "picture tower" in job.choice.kinds and bool(decoder_kinds) and num_epochs(job, len(data.train)) > 0
+        plain = job
         self._job = job = job.with_trained_eye() if has_eye and targets and targets.are_classes else job
         self._began = run_digest(job, data)  # before pictures were decoded
         if job.resume:
@@ -178,6 +179,8 @@ class _Training:
             self._encodings, self._unreadable = encode_all(job, self._model, data, ranks=ranks)
         self._data = data.without({one.digest for one in self._unreadable if one.digest})
         self._targets = targets_of(self._data.train) if has_eye and targets else None
+        if self._targets is None or not self._targets.are_classes:  # too few pictures are left
+            self._job = plain
         self._yardstick = yardstick_of(self._model, self._data, self._encodings) if ranks.is_first else None
         for line in self._yardstick.lines() if self._yardstick is not None else ():
             self._tell(line)

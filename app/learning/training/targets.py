@@ -6,6 +6,7 @@ answers. Each of these questions, and each word, is a group of logits with a cro
 
 # B pictures, N pictures of all, G groups, K logits of all groups
 
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -72,12 +73,15 @@ class Targets:
         return [said[one.prompt][at] in one.example.answers for at, one in enumerate(examples) if one.prompt in said]
 
     def shares(self, logits_BK: Tensor, examples: Sequence[TrainExample]) -> list[Mapping[str, float]]:
-        """The probability of each answer to the question of each of B examples; empty if it has no group of answers."""
+        """The probability of each answer to the question of each of B examples.
+
+        It is empty if the question has no group of answers, or if a logit is not finite.
+        """
         found: list[Mapping[str, float]] = [{}] * len(examples)
         for group, one_BK in zip(self.groups, self._split(logits_BK), strict=True):
             if group.answers[0]:
                 for place, (one, share_K) in enumerate(zip(examples, one_BK.softmax(1).tolist(), strict=True)):
-                    if one.has_picture and one.prompt == group.prompt:
+                    if one.has_picture and one.prompt == group.prompt and math.isfinite(sum(share_K)):
                         found[place] = dict(zip(group.answers, share_K, strict=True))
         return found
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from llama_adapter import UsageError
 from llama_adapter.app.learning.training import eye
 from llama_adapter.app.learning.training.asking import TrainExample
-from llama_adapter.app.learning.training.batches import Encodings, Lesson, Views, augmented, drawn_lessons, token_shares
+from llama_adapter.app.learning.training.batches import Encodings, Lesson, Views, augmented, drawn_lessons
 from llama_adapter.app.learning.training.eye import Eye, is_small
 from llama_adapter.app.learning.training.job import Optimisation, TrainingChoice, TrainJob
 from llama_adapter.app.learning.training.loop import TrainProgress
@@ -206,25 +206,44 @@ def test_texts_beside_pictures_have_one_view_and_are_not_judged(job: TrainJob, d
         assert taught._replace(query_QD=None) == lesson
 
 
-def test_the_decoder_learns_what_the_encoder_finds_in_means_of_two_views(job: TrainJob, data: TrainingData) -> None:
+def test_the_decoder_learns_from_means_of_two_views_what_the_encoder_finds_and_both_right_answers(
+    job: TrainJob, data: TrainingData
+) -> None:
     _, found = opened(job, data)
     train(found)
     views = found.finished(data)
     lessons = drawn_lessons(data.train, range(len(data.train)), key=(0, 0))
     drawn = [views.taught(lessons, random=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)]
-    query_BQD, again_BQD, other_BQD = (
-        torch.stack([one.query_QD for one in part if one.query_QD is not None]) for part in drawn
-    )
-    assert torch.equal(query_BQD, again_BQD)
-    assert not torch.equal(query_BQD, other_BQD)
+    queries = [torch.stack([one.query_QD for one in part if one.query_QD is not None]) for part in drawn]
+    assert torch.equal(queries[0], queries[1])
+    assert not torch.equal(queries[0], queries[2])
     assert [one.row for one in drawn[0]] == [one.row for one in drawn[1]]
-    own = found._targets.shares(found._logits(query_BQD), data.train)
+    assert isinstance(views, Views)
+    stored = torch.cat(list(views._views_VQD.values()))
     rows = {one.example.answers[0]: one.rows[0] for one in data.train}
-    assert {one.row for part in drawn for one in part} <= set(rows.values())
-    for one, share_of in zip(drawn[0], own, strict=True):
-        known = [(rows[answer], share) for answer, share in share_of.items()]
-        assert one.shares == token_shares(one.row, known)
+    for lesson, taught, query_QD, share_of in zip(
+        lessons, drawn[0], queries[0], found._teacher(data.train, queries[0]), strict=True
+    ):
+        assert not (stored == query_QD).flatten(1).all(1).any()
         assert sum(share_of.values()) == pytest.approx(1)
+        assert taught.row in rows.values()
+        assert taught.shares is not None
+        own = lesson.example.example.answers[0]
+        first = taught.shares[0]  # the classes differ in their first token
+        for answer, share in share_of.items():
+            label = rows[answer].labels[0]
+            right = first[label] - 0.5 * share
+            assert (0.25 if answer == own else 0) - 1e-6 <= right <= (0.5 if answer == own else 0.25) + 1e-6
+        assert sum(first.values()) == pytest.approx(1)
+
+
+def test_an_encoder_that_finds_no_number_teaches_nothing(job: TrainJob, data: TrainingData) -> None:
+    _, found = opened(job, data)
+    views = found.finished(data)
+    with torch.no_grad():
+        found._query_head[1].bias.fill_(float("nan"))
+    lessons = drawn_lessons(data.train[:2], range(2), key=(0, 0))
+    assert [one.shares for one in views.taught(lessons, random=torch.Generator().manual_seed(0))] == [None, None]
 
 
 def test_only_questions_with_a_group_of_answers_are_taught(job: TrainJob, data: TrainingData) -> None:

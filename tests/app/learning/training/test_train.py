@@ -3,6 +3,7 @@
 import csv
 import errno
 import hashlib
+import itertools
 import os
 import re
 import shutil
@@ -467,6 +468,33 @@ def test_an_encoder_that_was_interrupted_is_not_lost_and_no_earlier_run_goes_on_
     assert "tower.safetensors` exists already" in refused.err
     resumed = run(*command, "--resume")
     assert resumed.code == 0, resumed.err
+
+
+def test_over_a_trained_encoder_the_last_weights_are_kept_and_an_interrupted_run_goes_on_bit_for_bit(
+    pets: Path, encoded: list[str], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eye, "_FEWEST_BLOCK_STEPS", 2)
+    original, count = Stepper.step, itertools.count(1)
+
+    def asked(self: Stepper, *arguments: Any, **options: Any) -> Step:
+        return original(self, *arguments, **{**options, "ask_to_end": next(count) == 2})
+
+    def train(name: str, *flags: str) -> Ran:
+        command = ["train", str(pets), "--out", str(tmp_path / f"{name}.pth"), "--tower-epochs", "1", "--epochs", "2"]
+        return run(*command, "--test", "0", *encoded, *flags)
+
+    assert train("whole").code == 0
+    whole, parts = tmp_path / "whole.training", tmp_path / "parts.training"
+    with monkeypatch.context() as patch:
+        patch.setattr(stepping.Stepper, "step", asked)
+        assert train("parts").code == ExitCode.INTERRUPTED
+    best, state = read_checkpoint(parts / "best.safetensors")
+    assert state.best_step == state.step == 2
+    assert_same_bits(best, {name: one for name, one in tensors(parts).items() if name in best})
+    assert train("parts", "--resume").code == 0
+    assert_same_bits(tensors(parts), tensors(whole))
+    assert losses(parts) == losses(whole)
+    assert [row for row in losses(whole) if row[2]] == [losses(whole)[-1]], "one evaluation, at the end"
 
 
 def test_one_interrupt_ends_the_scoring_and_keeps_the_adapter(
