@@ -30,7 +30,7 @@ from llama_adapter.app.pictures.prefixes.file import (
     write_prefixes,
 )
 from llama_adapter.app.pictures.reading.isolated import open_reader
-from llama_adapter.app.pictures.reading.prefetch import Prefetcher, num_reading_threads
+from llama_adapter.app.pictures.reading.prefetch import Prefetcher
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.runtime.text import shown_name
@@ -107,40 +107,26 @@ class EncodeRunner:
         self._next = max(_prefix_files(self._folder), default=-1) + 1
         assert isinstance(self.spec.batch_size, int), "the spec is complete"
         count, is_slow = self.spec.batch_size, may_wait(self._job.inputs)
-        asked: list[Looked] = []  # to be encoded, less than a batch
         waiting: list[_Kept] = []
         begun = time.monotonic()
         look = partial(look_at, reader=self._reader, wants=partial(self._wants, planner=planner))
-        # Known pictures are taken too: in `read_ahead`, the age of what waits would not be looked at while they pass.
         with Prefetcher(
-            items,
-            look,
-            ahead=2 * count,
-            shareable=is_shareable,
-            num_bytes=carried_bytes,
-            num_threads=num_reading_threads(self.spec.device),
-            may_wait=is_slow,
-            stop=stop,
-        ) as pictures:
-            while not pictures.is_exhausted and not stop():
-                started, room = time.monotonic(), count - len(asked)
-                taken = pictures.take(room, at_least=0 if is_slow and (asked or waiting) else None)
+            items, look, ahead=2 * count, shareable=is_shareable, num_bytes=carried_bytes, may_wait=is_slow, stop=stop
+        ) as prefetcher:
+            while not prefetcher.is_exhausted and not stop():
+                started = time.monotonic()
+                batch = prefetcher.take(count, at_least=0 if is_slow and waiting else None)
                 self._waited_s += time.monotonic() - started
-                if is_slow and waiting and not taken:
+                if is_slow and waiting and not batch:
                     time.sleep(_POLL_S)
-                begun = begun if asked or waiting else time.monotonic()
-                new = [looked for looked in taken if looked.questions]
-                yield from (_failed(looked, looked.picture.error) for looked in new if looked.picture.error)
-                asked += [looked for looked in new if looked.picture.error is None]
-                is_old = time.monotonic() - begun > (MAX_AGE_S if taken else _IDLE_AGE_S)
-                # Room that known pictures leave in a batch is filled. For slow reading, the encoder does not wait.
-                if len(asked) == count or len(taken) < room or is_old:
-                    waiting += self._encode(asked)
-                    asked = []
-                if waiting and (_is_large(waiting) or is_old):
+                asked = [looked for looked in batch if looked.questions]
+                yield from (_failed(looked, looked.picture.error) for looked in asked if looked.picture.error)
+                begun = begun if waiting else time.monotonic()
+                waiting += self._encode([looked for looked in asked if looked.picture.error is None])
+                age_s = time.monotonic() - begun
+                if waiting and (_is_large(waiting) or age_s > (MAX_AGE_S if batch else _IDLE_AGE_S)):
                     yield from self._write(waiting)
                     waiting = []
-        waiting += self._encode(asked)
         if waiting:
             yield from self._write(waiting)
 

@@ -165,7 +165,7 @@ def merged_state(
 
 
 def _are_equal(first: SplitTensor, second: SplitTensor) -> bool:
-    return first.dtype == second.dtype and torch.equal(first.read(), second.read())
+    return first.parts[0] is second.parts[0] or torch.equal(first.read().float(), second.read().float())
 
 
 def _applied(changes: Sequence[Change], weight: Tensor, *, meta_heads: int | None = None) -> Tensor:

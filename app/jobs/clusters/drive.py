@@ -102,6 +102,8 @@ class Drive:
         again, failures = chunk.after_loss()
         self._again += again
         self._failures += failures
+        if failures:  # a picture is given up, so the next start does not end at the same place
+            self._num_lost_readings = 0
 
     def _take(self) -> Iterator[Answer]:
         now = time.perf_counter()

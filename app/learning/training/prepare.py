@@ -174,5 +174,5 @@ def run_digest(job: TrainJob, data: TrainingData) -> str:
         "lr": job.lr,
     }
     if "picture tower" in job.choice.kinds:
-        values["method"] = _METHOD
+        values |= {"method": _METHOD, "keeps_last": job.keeps_last}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

@@ -211,43 +211,16 @@ def test_a_later_run_encodes_what_is_new_or_changed(run: Run, folder: Path, tmp_
 
 
 @pytest.fixture
-def thread_counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Pictures are read when they are taken, in their order. These are the numbers of threads of all prefetchers."""
-    counts = list[int]()
+def read_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures are read when they are taken, in their order."""
 
     def prefetcher(*arguments: Any, **options: Any) -> Prefetcher[Any, Any]:
-        counts.append(options["num_threads"])
         return Prefetcher(*arguments, **{**options, "shareable": lambda item: False})
 
     monkeypatch.setattr(encoding, "Prefetcher", prefetcher)
-    return counts
 
 
-def test_batches_are_full_where_known_and_new_pictures_alternate(
-    run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, thread_counts: list[int]
-) -> None:
-    for number in range(8):
-        shutil.copy(folder / NAMES[1], folder / f"{number}-known.png")
-    command = ["encode", str(folder), *ENCODER, "--batch-size", "3", "--out", str(tmp_path / "prefixes"), *HERE]
-    run(command)
-    for number in range(8):
-        shutil.copy(folder / NAMES[1], folder / f"{number}-new.png")
-    batches, encode = list[int](), encoding.EncodeRunner._encode
-
-    def counted(self: encoding.EncodeRunner, readable: Any) -> Any:
-        batches.append(len(readable))
-        return encode(self, readable)
-
-    monkeypatch.setattr(encoding.EncodeRunner, "_encode", counted)
-    monkeypatch.setattr(encoding, "num_reading_threads", lambda device: {"cpu": 7}[device])
-    ran = run(command, "--format", "jsonl")
-
-    assert [size for size in batches if size] == [3, 3, 2]
-    assert len(ran.records) == 8
-    assert thread_counts[1:] == [7]
-
-
-@pytest.mark.usefixtures("thread_counts")
+@pytest.mark.usefixtures("read_in_order")
 @pytest.mark.parametrize("batch_size", ["1", "4"])
 def test_a_file_is_written_at_its_age_also_while_known_pictures_pass(
     batch_size: str, run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -239,14 +239,16 @@ def test_readers_that_are_lost_again_and_again_end_the_job(tmp_path: Path, monke
     assert "memory" in caught.value.hint
 
 
-@pytest.mark.parametrize("num_good", [0, 1, 30])
-def test_a_picture_that_ends_readers_is_lost_alone_also_at_the_end_of_a_job(tmp_path: Path, num_good: int) -> None:
-    num_each = len(QUESTIONS)
-    last = frozenset(range(num_good * num_each, (num_good + 1) * num_each))
+@pytest.mark.parametrize(("num_good", "num_last"), [(0, 1), (1, 1), (30, 1), (4, 4)])
+def test_pictures_that_end_readers_are_lost_alone_also_at_the_end_of_a_job(
+    tmp_path: Path, num_good: int, num_last: int
+) -> None:
+    num_each, count = len(QUESTIONS), num_good + num_last
+    last = frozenset(range(num_good * num_each, count * num_each))
 
-    answers, _, _ = run_job(tmp_path, [f"{number}.png" for number in range(num_good + 1)], seed=0, unreadable=last)
+    answers, _, _ = run_job(tmp_path, [f"{number}.png" for number in range(count)], seed=0, unreadable=last)
 
-    assert len(answers) == (num_good + 1) * num_each
+    assert len(answers) == count * num_each
     assert {answer.index for answer in answers if answer.error is not None} == last
     assert {answer.error.code for answer in answers if answer.error is not None} == {"lost"}
 
