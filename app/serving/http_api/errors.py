@@ -137,8 +137,9 @@ def of_refusal(error: Exception) -> ApiError:
 
 
 def of_validation(error: RequestValidationError) -> ApiError:
-    """The first error of an invalid body. The message has names of our own schema only."""
-    detail = error.errors()[0]
+    """The first error of an invalid body, or that of `tools`. The message has names of our own schema only."""
+    found = error.errors()  # a tool comes with other parameters, and says best why a request is refused
+    detail = next((one for one in found if one["loc"][1:2] == ("tools",)), found[0])
     kind, location = detail["type"], detail["loc"][1:]  # after "body"
     if isinstance(error.body, bytes):  # FastAPI parses JSON only
         return ApiError(

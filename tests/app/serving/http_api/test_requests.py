@@ -69,6 +69,14 @@ def test_an_unsupported_parameter_passes_at_its_neutral_value_and_as_null(name: 
             CHAT_FORM.request.model_validate(chat(**{name: value}))
 
 
+@pytest.mark.parametrize("path", [CHAT, RESPONSES])
+def test_a_tool_is_the_reason_of_a_refusal_beside_what_comes_with_it(api: TestClient, path: str) -> None:
+    body = chat() if path == CHAT else responses()
+    came = sent(api, {**body, "tool_choice": "required", "tools": [{"type": "function"}]}, path=path)
+    assert error(came) == (400, "unsupported_parameter", "tools")
+    assert "This server calls no tools" in came.text
+
+
 def test_the_page_names_every_parameter() -> None:
     page = (ROOT / "docs" / "http-api.md").read_text()
 
