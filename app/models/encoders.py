@@ -145,8 +145,14 @@ def check_card(card: EncoderCard, model: LoadedModel, *, spec: CaptionerSpec) ->
     # Quantised weights differ in some signs, so the weights from which they were made are compared.
     for half, own in model.source.fingerprint.items():
         if not is_same(card.fingerprint.get(half), own):
-            raise GraphError(
-                f"{they} {came_from}, and its {HALVES[half]} are not those of the model {model_name}", hint=hint
+            if are_prefixes:
+                raise GraphError(
+                    f"{they} {came_from}, and its {HALVES[half]} are not those of the model {model_name}", hint=hint
+                )
+            raise GraphError(  # whole, because guides quote it
+                f"The encoder `{spec.encoder}` was exported from {card.name}, and its {HALVES[half]} are not those of "
+                f"the model {model_name}",
+                hint=hint,
             )
     if card.vision.channel_order != model.vision_config.channel_order:
         raise GraphError(
