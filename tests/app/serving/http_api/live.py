@@ -2,6 +2,7 @@
 
 import dataclasses
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -42,7 +43,12 @@ def served(application: ASGIApp) -> Iterator[str]:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             server.should_exit = True
-            thread.join()
+            thread.join(30)
+            if thread.is_alive():  # a request never ended: say which, and do not wait for ever
+                state = server.server_state
+                print(f"the server has {state.connections} and {state.tasks}", file=sys.stderr)
+                server.force_exit = True
+                thread.join()
 
 
 def answer(text: str = "red", *, error: AnswerError | None = None, **fields: object) -> Answer:
