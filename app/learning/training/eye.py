@@ -5,8 +5,8 @@ or several answers or words of it (targets.py).
 Then the visual blocks learn over the finished tower, with a linear layer on the mean of the visual queries. They learn
 the probabilities that the tower's layer gives each picture, which say more than its class. Neither layer is kept.
 The decoder is not computed, so the same minutes allow several times as many steps as training through it. It learns
-afterwards from means of visual queries of two pictures, of which several views are made: what the second linear layer
-finds in a mean, and the right answers.
+afterwards, from several views of each picture. It reads the mean of two pictures' visual queries, and learns what the
+second linear layer finds in it, and both right answers.
 
 The embedded model's tower starts from weights that scripts/train_start_tower.py trained further, on drawings of 512
 invented classes, because they learn other classes faster.
