@@ -6,6 +6,7 @@ import sys
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -335,7 +336,7 @@ def test_engines_of_a_gpu_run_by_importance() -> None:
 
 def test_a_run_ends_at_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(0, 1000, 30))
-    monkeypatch.setattr("scripts.peers.rounds.time.perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr("scripts.peers.rounds.time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
     kept: list[Results] = []
     made_up = MadeUp(problems={"ours-bfloat16": Reply(problem="failed", reason="took longer than 40 s")})
     plan = replace(GPU_PLAN, sizes=("tiny",), work=str(tmp_path), limit=130.0)

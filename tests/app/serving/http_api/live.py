@@ -2,7 +2,6 @@
 
 import dataclasses
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,18 +36,15 @@ def served(application: ASGIApp) -> Iterator[str]:
         server = uvicorn.Server(
             uvicorn.Config(application, log_config=None, access_log=False, lifespan="off", proxy_headers=False)
         )
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="uvicorn")
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="uvicorn", daemon=True)
         thread.start()
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             server.should_exit = True
             thread.join(30)
-            if thread.is_alive():  # a request never ended: say which, and do not wait for ever
-                state = server.server_state
-                print(f"the server has {state.connections} and {state.tasks}", file=sys.stderr)
-                server.force_exit = True
-                thread.join()
+            state = server.server_state
+            assert not thread.is_alive(), f"the server does not end; it has {state.connections} and {state.tasks}"
 
 
 def answer(text: str = "red", *, error: AnswerError | None = None, **fields: object) -> Answer:
