@@ -24,13 +24,12 @@ from tests.llm.toys import (
     CONFIG,
     EOS_ID,
     FAMILIES,
-    answer,
+    answers_of_all,
     eager_config,
     open_runner,
     rounding,
     toy_decoder,
     toy_prompts,
-    toy_requests,
 )
 
 WIDE = replace(CONFIG, context=256)
@@ -102,9 +101,9 @@ def test_recorded_steps_answer_as_eager_ones(config: DecoderConfig, cuda: FakeCu
     graphs = open_runner(config, state, backend=HostCuda(), num_slots=3, mode="cuda_graph")
     plain = open_runner(config, state, backend=CpuBackend(), num_slots=1, operators="aten")
     engines = [Engine(runner, eos_id=EOS_ID) for runner in (graphs, plain)]
-    results = [answer(engine, toy_requests(engine, prompts, sampling=sampling)) for engine in engines]
+    recorded, eager = answers_of_all(engines, prompts, sampling=sampling)
 
-    assert results[0] == results[1]
+    assert recorded == eager
     assert isinstance(graphs, GraphRunner)
     assert cuda.num_captures() == len(graphs._programs)
     assert {rows for rows, _ in graphs._programs} == {1, 2, 3}

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,15 +14,14 @@ from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import GenerateRequest, Output, ScoreRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.prefix import PictureTokens
 from llama_adapter.llm.runners.base import MixedPlan, Plan, PrefillPlan, Result, ScorePlan
 from llama_adapter.llm.runners.shapes import BUCKETED, EXACT, STEPPED
 from llama_adapter.runtime.devices import CpuBackend
-from tests.llm import toys
 from tests.llm.toys import (
     EOS_ID,
     FAMILIES,
+    NATIVE,
     QueuedBackend,
     answer,
     answers,
@@ -32,10 +30,11 @@ from tests.llm.toys import (
     open_runner,
     rounding,
     toy_decoder,
+    toy_past,
 )
 
 WITHOUT = {"num_adapter_layers": 0, "num_queries": 0}
-CONFIG = replace(toys.CONFIG, head_dim=0, num_kv_heads=0, dim=128, ffn_dim=192, **WITHOUT)
+CONFIG = replace(NATIVE, **WITHOUT)
 OTHERS = {name: replace(config, **WITHOUT) for name, config in FAMILIES.items()}
 PLACEHOLDER = 7
 ROOM = 40  # places: three pictures with the text before them
@@ -114,15 +113,13 @@ def test_what_is_kept_has_the_heads_and_windows_of_every_family(config: DecoderC
     assert keeping == plain
 
 
-@pytest.mark.parametrize("with_past", [False, True])
+@pytest.mark.parametrize("num_past", [0, 4])
 @pytest.mark.parametrize("kind", ["kernels", "exact", "bucketed"])
-def test_choices_are_scored_behind_what_is_kept(kind: str, with_past: bool) -> None:
-    shape, draw = (CONFIG.num_layers, CONFIG.num_kv_heads, 4, CONFIG.head_dim), np.random.default_rng(0)
-    past = PastKeyValues(*(draw.standard_normal(shape, np.float32) for _ in range(2))) if with_past else None
+def test_choices_are_scored_behind_what_is_kept(kind: str, num_past: int) -> None:
     pictures = [0, 1, 0, 0, -1, 1, 2, 3, 0, 1]
     scores, computed = [], []
     for room in (0, 2 * 15):
-        engine, watched = open_engine(kind=kind, kept_places=room, past=past)
+        engine, watched = open_engine(kind=kind, kept_places=room, past=toy_past(CONFIG, num_past))
         requests: list[Any] = questions(engine, pictures)
         for number, request in enumerate(requests):
             if number != 3:  # one question is answered, and its picture is kept for the choices

@@ -13,7 +13,6 @@ from torch.overrides import TorchFunctionMode
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.rotary import Rotary
 from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, PrefillPlan, ScorePlan
@@ -26,19 +25,18 @@ from llama_adapter.runtime.kernels.threads import num_threads, torch_stands_asid
 from llama_adapter.runtime.schemes import Precision
 from llama_adapter.runtime.schemes.scheme import find_scheme
 from tests.bounds import difference
-from tests.llm import toys
 from tests.llm.toys import (
     EOS_ID,
-    answer,
+    answers_of_all,
     open_runner,
     rounding,
     toy_decoder,
+    toy_past,
     toy_prompts,
-    toy_requests,
     toy_visual_queries,
 )
+from tests.llm.toys import NATIVE as CONFIG
 
-CONFIG = dataclasses.replace(toys.CONFIG, head_dim=0, num_kv_heads=0, dim=128, ffn_dim=192)
 CONFIGS = {
     "heads of 32": CONFIG,
     "heads of 64": dataclasses.replace(CONFIG, head_dim=0, num_kv_heads=0, num_heads=2),
@@ -181,10 +179,8 @@ def test_continuations_are_scored_as_by_the_plain_decoder(config: DecoderConfig)
 
 @pytest.mark.parametrize("name", ["Gemma 2", "Phi 3"])
 def test_windows_count_positions_of_the_past_too(name: str) -> None:
-    config, draw = CONFIGS[name], np.random.default_rng(0)
-    shape = (config.num_layers, config.num_kv_heads, 4, config.head_dim)
-    past = PastKeyValues(*(draw.standard_normal(shape, np.float32) for _ in range(2)))
-    prompts, both = toy_prompts(3, longest=12), runners(config, past=past)
+    config = CONFIGS[name]
+    prompts, both = toy_prompts(3, longest=12), runners(config, past=toy_past(config, 4))
     results = []
     for runner in both:
         pictures = prefixes(runner, 3)
@@ -228,12 +224,11 @@ def test_the_engine_answers_as_with_the_plain_decoder() -> None:
     sampled = [
         SamplingParams(max_new_tokens=5 + index, temperature=0.8 * (index % 2), seed=index) for index in range(9)
     ]
-    collected = []
-    for runner in runners(num_slots=4):
-        engine = Engine(runner, eos_id=EOS_ID)
-        collected.append(answer(engine, toy_requests(engine, toy_prompts(9), sampling=sampled, config=CONFIG)))
+    engines = [Engine(runner, eos_id=EOS_ID) for runner in runners(num_slots=4)]
 
-    assert collected[0] == collected[1]
+    ours, plain = answers_of_all(engines, toy_prompts(9), sampling=sampled, config=CONFIG)
+
+    assert ours == plain
 
 
 def test_nan_prefix_ends_its_row_only() -> None:

@@ -25,11 +25,9 @@ from llama_adapter.llm.runners.kernels import KernelRunner
 from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.errors import LlamaAdapterError
 from llama_adapter.runtime.kernels.library import find_library
-from tests.llm.toys import CONFIG, EOS_ID, answer, drain, open_runner, toy_decoder
+from tests.llm.toys import EOS_ID, NATIVE, answer, drain, open_runner, toy_decoder
 
-PLAIN = dataclasses.replace(
-    CONFIG, head_dim=0, num_kv_heads=0, dim=128, ffn_dim=192, num_adapter_layers=0, num_queries=0
-)
+PLAIN = dataclasses.replace(NATIVE, num_adapter_layers=0, num_queries=0)
 PLACEHOLDER = 7
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=8)
 

@@ -19,6 +19,7 @@ from llama_adapter.llm.engine.requests import GenerateRequest, Output, Request
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.load import place_decoder
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder, RmsNorm
+from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.rotary import Rotary
 from llama_adapter.llm.runners.eager import EagerRunner
@@ -68,6 +69,7 @@ FAMILIES = {
     "olmo": replace(CONFIG, norms="after", qk_norm="all"),
     "windows": replace(CONFIG, num_kv_heads=2, rotaries=(_LONG,), layer_rotaries=(0, -1, 0), layer_windows=(5,) * 3),
 }
+NATIVE = replace(CONFIG, head_dim=0, num_kv_heads=0, dim=128, ffn_dim=192)  # sizes that the kernels accept
 SMALL = replace(CONFIG, context=24, vocab_size=40, num_layers=2, num_adapter_layers=1)
 # Steps attend to all positions, and prompts are not padded, so that stale data in a slot has an effect.
 WHOLE_CONTEXT = Shapes(length=lambda needed, *, limit: limit)
@@ -161,6 +163,12 @@ def toy_visual_queries(count: int, *, config: DecoderConfig = CONFIG) -> Tensor:
     return torch.randn(count, config.num_queries, config.dim, generator=torch.Generator().manual_seed(1))
 
 
+def toy_past(config: DecoderConfig, num_tokens: int) -> PastKeyValues | None:
+    """Random keys and values of past tokens; None if there are none."""
+    shape = (2, config.num_layers, config.num_kv_heads, num_tokens, config.head_dim)
+    return PastKeyValues(*np.random.default_rng(1).standard_normal(shape, np.float32)) if num_tokens else None
+
+
 def toy_requests(
     engine: Engine, prompts: list[tuple[int, ...]], *, sampling: list[SamplingParams], config: DecoderConfig = CONFIG
 ) -> list[GenerateRequest]:
@@ -200,6 +208,17 @@ def answer(engine: Engine, requests: Iterable[Request]) -> Answers:
     for request in requests:
         engine.submit(request)
     return answers(drain(engine))
+
+
+def answers_of_all(
+    engines: Iterable[Engine],
+    prompts: list[tuple[int, ...]],
+    *,
+    sampling: list[SamplingParams],
+    config: DecoderConfig = CONFIG,
+) -> list[Answers]:
+    """The answers of each engine to the same `toy_requests`."""
+    return [answer(engine, toy_requests(engine, prompts, sampling=sampling, config=config)) for engine in engines]
 
 
 class Alternating:
