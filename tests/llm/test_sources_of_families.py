@@ -30,7 +30,7 @@ from llama_adapter.llm.weights.families import FAMILIES
 from llama_adapter.llm.weights.huggingface import open_huggingface
 from llama_adapter.llm.weights.lora import merged_source, open_loras
 from llama_adapter.llm.weights.meta import open_meta
-from llama_adapter.llm.weights.names import LlamaSource, half_split, matrix_shapes, to_meta_order
+from llama_adapter.llm.weights.names import LlamaSource, from_huggingface, half_split, matrix_shapes, to_meta_order
 from tests.llm.toys import build_decoder, drop, is_mapped, put, refusal
 
 pytestmark = [pytest.mark.filterwarnings("ignore::FutureWarning"), pytest.mark.filterwarnings("ignore::UserWarning")]
@@ -99,21 +99,6 @@ CASES: dict[str, tuple[str, int, int, dict[str, Any]]] = {
         },
     ),
 }
-LAYER = {
-    "attention.wq": "self_attn.q_proj",
-    "attention.wk": "self_attn.k_proj",
-    "attention.wv": "self_attn.v_proj",
-    "attention.wo": "self_attn.o_proj",
-    "attention.q_norm": "self_attn.q_norm",
-    "attention.k_norm": "self_attn.k_norm",
-    "feed_forward.w1": "mlp.gate_proj",
-    "feed_forward.w2": "mlp.down_proj",
-    "feed_forward.w3": "mlp.up_proj",
-}
-NORMS = {
-    "gemma": ("input_layernorm", "pre_feedforward_layernorm", "post_attention_layernorm", "post_feedforward_layernorm"),
-    "olmo2": ("", "", "post_attention_layernorm", "post_feedforward_layernorm"),
-}
 
 
 def made(name: str, **sizes: int) -> Any:
@@ -135,18 +120,17 @@ def saved(name: str, folder: Path) -> tuple[Any, Path]:
 
 
 def expected(name: str, model: Any) -> dict[str, Tensor]:
-    """The tensors of transformers' modules under our names, with what their forward passes do beside them."""
+    """The tensors of transformers' modules under our names, with what their forward passes do beside them.
+
+    That the names mean the same is shown by the logits in test_families.py.
+    """
     kind, config = CASES[name][0], model.config
-    state, found = model.state_dict(), {"norm.weight": model.model.norm.weight, "output.weight": model.lm_head.weight}
-    embedding = model.model.embed_tokens.weight  # Gemma's factor is `LlamaSource.embedding_scale`
-    found["tok_embeddings.weight"] = embedding * getattr(config, "embedding_multiplier", 1.0)
-    names = NORMS.get(kind.rstrip("23_tex"), NORMS.get(kind, ("input_layernorm", "post_attention_layernorm", "", "")))
-    norms = dict(zip(("attention_norm", "ffn_norm", "attention_out_norm", "ffn_out_norm"), names, strict=True))
+    norms = FAMILIES[kind].switches.get("norms", "before")
+    named = ((from_huggingface(key, norms=norms), tensor) for key, tensor in model.state_dict().items())
+    found = {own: tensor for own, tensor in named if own is not None}
+    # Gemma's factor is `LlamaSource.embedding_scale`.
+    found["tok_embeddings.weight"] = found["tok_embeddings.weight"] * getattr(config, "embedding_multiplier", 1.0)
     for layer, block in enumerate(model.model.layers):
-        for ours, theirs in (LAYER | norms).items():
-            for own in ("weight", "bias"):
-                if (key := f"model.layers.{layer}.{theirs}.{own}") in state:
-                    found[f"layers.{layer}.{ours}.{own}"] = state[key]
         if kind == "phi3":
             attention = block.self_attn
             size, kv_heads = attention.head_dim, config.num_key_value_heads
