@@ -101,10 +101,10 @@ CASES: dict[str, tuple[str, int, int, dict[str, Any]]] = {
 }
 
 
-def made(name: str, **sizes: int) -> Any:
-    """A model of transformers with random weights, also in norms and biases."""
+def made(name: str, **changes: Any) -> Any:
+    """A model of transformers with random weights, also in norms and biases; `changes` are entries of its config."""
     kind, heads, kv_heads, options = CASES[name]
-    given = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "pad_token_id": 0, **options, **sizes}
+    given = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "pad_token_id": 0, **options, **changes}
     config = transformers.AutoConfig.for_model(kind, **{**SIZES, **given})
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
