@@ -106,10 +106,15 @@ def made(name: str, **changes: Any) -> Any:
     kind, heads, kv_heads, options = CASES[name]
     given = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "pad_token_id": 0, **options, **changes}
     config = transformers.AutoConfig.for_model(kind, **{**SIZES, **given})
+    config._attn_implementation = "eager"
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
-    for parameter in model.parameters():
-        parameter.normal_()
+    for part, parameter in model.named_parameters():
+        if "norm" in part:
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+        else:
+            # Small embeddings, because otherwise the head would repeat the last token where both are tied.
+            parameter.normal_(std=0.05 if "embed" in part else 0.3)
     return model
 
 
