@@ -17,7 +17,6 @@ from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.prefix import PictureTokens
 from llama_adapter.llm.runners.base import MixedPlan, Plan, PrefillPlan, Result, ScorePlan
 from llama_adapter.llm.runners.shapes import BUCKETED, EXACT, STEPPED
-from llama_adapter.runtime.devices import CpuBackend
 from tests.llm.toys import (
     EOS_ID,
     FAMILIES,
@@ -63,13 +62,12 @@ class Watched:
 
 def open_engine(config: DecoderConfig = CONFIG, *, kind: str = "kernels", **options: Any) -> tuple[Engine, Watched]:
     """An engine by the kernels, or by plain torch in shapes of this name, and its plans."""
-    decoder = toy_decoder(config)
     runner: Any
     if kind == "kernels":
-        runner = open_runner(config, decoder.state_dict(), backend=CpuBackend(), num_slots=4, **options)
+        runner = open_runner(config, num_slots=4, **options)
     else:
         shapes = {"exact": EXACT, "bucketed": BUCKETED, "stepped": STEPPED}[kind]
-        runner = eager(decoder, num_slots=4, shapes=shapes, backend=QueuedBackend(), **options)
+        runner = eager(toy_decoder(config), num_slots=4, shapes=shapes, backend=QueuedBackend(), **options)
     return Engine(runner, eos_id=EOS_ID), Watched(runner)
 
 

@@ -19,7 +19,6 @@ from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, PrefillPlan, S
 from llama_adapter.llm.runners.draw import NO_TOKEN, Draw, Rules
 from llama_adapter.llm.runners.eager import EagerRunner
 from llama_adapter.llm.runners.kernels import KernelRunner
-from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.kernels.library import find_library
 from llama_adapter.runtime.kernels.threads import num_threads, torch_stands_aside
 from llama_adapter.runtime.schemes import Precision
@@ -88,7 +87,7 @@ def runners(
 ) -> tuple[KernelRunner, EagerRunner]:
     """A runner by the kernels, and one by plain torch; `options` are those of EngineConfig."""
     state = {name: value.to(dtype) for name, value in toy_decoder(config).state_dict().items()}
-    plain = open_runner(config, state, backend=CpuBackend(), num_slots=num_slots, operators="aten", **options)
+    plain = open_runner(config, state, num_slots=num_slots, operators="aten", **options)
     assert type(plain) is EagerRunner
     return open_native(config, state, num_slots=num_slots, **options), plain
 
@@ -97,7 +96,7 @@ def open_native(
     config: DecoderConfig, state: Mapping[str, torch.Tensor], *, num_slots: int, **options: Any
 ) -> KernelRunner:
     """A runner by the kernels; `options` are those of EngineConfig."""
-    runner = open_runner(config, state, backend=CpuBackend(), num_slots=num_slots, **options)
+    runner = open_runner(config, state, num_slots=num_slots, **options)
     if not isinstance(runner, KernelRunner):
         pytest.skip(f"this processor has no kernels for {state['embedding.weight'].dtype}")
     return runner
@@ -246,7 +245,7 @@ def test_nan_prefix_ends_its_row_only() -> None:
 def test_of_equal_logits_the_first_token_is_the_best() -> None:
     decoder = toy_decoder(CONFIG)
     decoder.head.weight[100:] = decoder.head.weight[:100].repeat(2, 1)  # each logit occurs three times
-    runner = open_runner(CONFIG, decoder.state_dict(), backend=CpuBackend(), num_slots=6)
+    runner = open_runner(CONFIG, decoder.state_dict(), num_slots=6)
 
     logits_RV, best_R = runner.prefill(toy_prompts(6), prefixes(runner, 6), first_slot=0)
 
@@ -300,9 +299,8 @@ def test_prefill_equals_single_steps_bitwise(config: DecoderConfig, dtype: torch
 
 def test_unsupported_decoders_run_in_torch() -> None:
     narrow = dataclasses.replace(CONFIG, head_dim=0, num_kv_heads=0, num_heads=16)
-    state = toy_decoder(narrow).state_dict()
 
-    runner = open_runner(narrow, state, backend=CpuBackend(), num_slots=2)
+    runner = open_runner(narrow, num_slots=2)
 
     assert type(runner) is EagerRunner
 
@@ -328,7 +326,7 @@ def test_weights_of_few_bits_run_in_kernels_or_are_dequantised(
     prompts = toy_prompts(3)
     logits = []
     for weights, operators in itertools.product((state, exact), ("auto", "aten")):
-        runner = open_runner(config, weights, backend=CpuBackend(), num_slots=3, operators=operators)
+        runner = open_runner(config, weights, num_slots=3, operators=operators)
         assert isinstance(runner, KernelRunner) == (operators == "auto")
         logits.append(torch.as_tensor(runner.prefill(prompts, prefixes(runner, 3), first_slot=0).logits_RV))
     quantised, widened, float_native, float_plain = logits
@@ -341,7 +339,7 @@ def test_weights_of_few_bits_run_in_kernels_or_are_dequantised(
 def test_the_operators_name_the_instruction_set() -> None:
     library = find_library().library
     assert library is not None
-    runner = open_runner(CONFIG, toy_decoder(CONFIG).state_dict(), backend=CpuBackend(), num_slots=1)
+    runner = open_runner(CONFIG, num_slots=1)
 
     assert runner.operators_name == f"native {library.instruction_set}"
 

@@ -52,10 +52,7 @@ def mixed_requests(engine: Engine, count: int, *, config: DecoderConfig, seed: i
     return toy_requests(engine, prompts, sampling=sampling, config=config)
 
 
-def native(**options: Any) -> Runner:
-    """The runner that the product chooses on this processor."""
-    runner: Runner = open_runner(CONFIG, toy_decoder(CONFIG).state_dict(), backend=CpuBackend(), **options)
-    return runner
+native = partial(open_runner, CONFIG)  # the runner that the product chooses on this processor
 
 
 def plain(config: DecoderConfig = CONFIG, **options: Any) -> Runner:

@@ -141,11 +141,20 @@ def eager(
 
 
 def open_runner(
-    config: DecoderConfig, state: Mapping[str, Tensor], *, backend: Backend, num_slots: int, **options: Any
+    config: DecoderConfig,
+    state: Mapping[str, Tensor] | None = None,
+    *,
+    num_slots: int,
+    backend: Backend | None = None,
+    **options: Any,
 ) -> Any:
-    """The runner that the product chooses for a state dict; `options` are those of EngineConfig."""
+    """The runner that the product chooses, on the CPU by default, for a state dict, or for `toy_decoder(config)`.
+
+    `options` are those of EngineConfig.
+    """
+    state = toy_decoder(config).state_dict() if state is None else state
     engine_config = EngineConfig(decoder=config, dtype=state["embedding.weight"].dtype, **options)
-    return place_decoder(engine_config, state.items(), backend=backend).runner(num_slots)
+    return place_decoder(engine_config, state.items(), backend=backend or CpuBackend()).runner(num_slots)
 
 
 def toy_engine(decoder: LlamaAdapterDecoder, *, num_slots: int, eos_id: int = EOS_ID, **options: Any) -> Engine:
