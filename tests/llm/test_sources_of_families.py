@@ -163,6 +163,11 @@ def assert_close(source: LlamaSource, wanted: Mapping[str, Tensor]) -> None:
         torch.testing.assert_close(source.tensors[key].read(), tensor.float(), rtol=1e-6, atol=0, msg=key)
 
 
+def assert_same(source: LlamaSource, wanted: LlamaSource) -> None:
+    assert source.config == wanted.config
+    assert_close(source, {key: tensor.read() for key, tensor in wanted.tensors.items()})
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_tensors_and_settings_are_those_of_transformers_modules(name: str, tmp_path: Path) -> None:
     model, folder = saved(name, tmp_path)
@@ -247,18 +252,14 @@ def test_all_spellings_and_the_part_of_a_larger_model_are_one_model(name: str, t
     path.write_text(json.dumps(as_old(entries)))
     bare = {key.removeprefix("model."): tensor for key, tensor in tensors.items()}  # as models without a head are saved
     save_file(bare, folder / "model.safetensors")
-    source = open_huggingface(folder)
-    assert source.config == wanted.config
-    assert_close(source, {key: tensor.read() for key, tensor in wanted.tensors.items()})
+    assert_same(open_huggingface(folder), wanted)
 
     default = type(model.config)().to_dict()  # parts leave out what equals the class's defaults
     part = {key: value for key, value in entries.items() if key == "model_type" or value != default.get(key, default)}
     path.write_text(json.dumps({"model_type": "a larger one", "text_config": part, "hidden_size": 7}))
     renamed = {key.replace("model.", "model.language_model.", 1): tensor for key, tensor in tensors.items()}
     save_file(renamed | {"model.vision_tower.bias": torch.ones(3)}, folder / "model.safetensors")
-    source = open_huggingface(folder)
-    assert source.config == wanted.config
-    assert_close(source, {key: tensor.read() for key, tensor in wanted.tensors.items()})
+    assert_same(open_huggingface(folder), wanted)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FAMILIES if kind != "internlm2"])
@@ -297,8 +298,7 @@ def test_internlm2_is_a_llama_with_other_names(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(as_old(entries) | {"model_type": "internlm2", "bias": False}))
 
     source = open_huggingface(folder)
-    assert source.config == wanted.config
-    assert_close(source, {key: tensor.read() for key, tensor in wanted.tensors.items()})
+    assert_same(source, wanted)
     assert [len(source.tensors[f"layers.0.attention.{part}.weight"].parts) for part in ("wq", "wk", "wv")] == [2, 2, 2]
 
 
