@@ -164,18 +164,16 @@ def test_the_least_recently_used_leaves() -> None:
     assert watched.most_kept == 3 * 11
 
 
-@pytest.mark.parametrize("options", [{"kept_places": 10}, {}], ids=["too little room", "none"])
-def test_without_room_nothing_is_kept(options: dict[str, int]) -> None:
-    engine, watched = open_engine(**options)
+@pytest.mark.parametrize(
+    ("config", "room"),
+    [(CONFIG, 10), (CONFIG, 0), (NATIVE, ROOM)],
+    ids=["too little room", "none", "an adapter's prefix, which is part of what is computed"],
+)
+def test_nothing_is_kept(config: DecoderConfig, room: int) -> None:
+    engine, watched = open_engine(config, kept_places=room)
     requests = questions(engine, [0, 0])
     answer(engine, requests)
     assert (watched.num_computed, watched.most_kept) == (sum(len(one.prompt_ids) for one in requests), 0)
-
-
-def test_an_adapters_prefix_is_part_of_what_is_computed_so_nothing_is_kept() -> None:
-    engine, watched = open_engine(replace(CONFIG, num_adapter_layers=2, num_queries=5), kept_places=ROOM)
-    answer(engine, questions(engine, [0, 0]))
-    assert watched.most_kept == 0
 
 
 def test_a_reset_forgets_what_is_kept() -> None:
