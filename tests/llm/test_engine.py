@@ -29,6 +29,7 @@ from tests.llm.toys import (
     drain,
     eager,
     forward,
+    resume,
     rounding,
     toy_decoder,
     toy_engine,
@@ -282,11 +283,7 @@ def test_answers_resumed_after_a_reset_are_the_same(backend: CpuBackend, tempera
         engine.reset()
         assert engine.num_unfinished == 0
         engine.limit_rows(draw.randint(1, 4))
-        given = answers(outputs)
-        for request in requests:
-            ids, finish = given.get(request.id, ([], None))
-            if finish is None:
-                engine.submit(replace(request, known_ids=tuple(ids)))
+        resume(engine, requests, outputs)
     assert answers(outputs + drain(engine)) == expected
 
 

@@ -22,7 +22,7 @@ from llama_adapter.llm.runners.kernels import KernelRunner
 from llama_adapter.runtime.kernels.library import find_library
 from llama_adapter.runtime.kernels.threads import num_threads, torch_stands_aside
 from llama_adapter.runtime.schemes import Precision
-from llama_adapter.runtime.schemes.scheme import find_scheme
+from llama_adapter.runtime.schemes.state import dequantise, quantise
 from tests.bounds import difference
 from tests.llm.toys import (
     EOS_ID,
@@ -314,15 +314,9 @@ NARROW = dataclasses.replace(CONFIG, num_heads=6, num_kv_heads=2, head_dim=32, d
 def test_weights_of_few_bits_run_in_kernels_or_are_dequantised(
     precision: Precision, least: float, most: float, config: DecoderConfig
 ) -> None:
-    scheme = find_scheme(precision)
-    state = dict(toy_decoder(config).state_dict())
-    exact = dict(state)
-    for name in [
-        name for name in state if name.endswith(("qkv.weight", "out.weight", "gate_up.weight", "down.weight"))
-    ]:
-        parts = scheme.quantise(state[name])
-        exact[name] = scheme.dequantise(parts)
-        state.update({name + suffix: tensor for suffix, tensor in parts.items()})
+    decoder = toy_decoder(config)
+    state = dict(quantise(decoder.state_dict().items(), decoder, dtype=torch.float32, precision=precision))
+    exact = dict(dequantise(state, dtype=torch.float32))
     prompts = toy_prompts(3)
     logits = []
     for weights, operators in itertools.product((state, exact), ("auto", "aten")):
