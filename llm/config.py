@@ -14,17 +14,11 @@ from llama_adapter.runtime.schemes import OperatorChoice
 # The first two: a LLaMA without adapter. Of the caps, 0 means none.
 _MAY_BE_ZERO = ("num_adapter_layers", "num_queries", "rank", "all_heads", "all_kv_heads", "score_cap", "logit_cap")
 _SPLIT = ("rank", "num_ranks", "all_heads", "all_kv_heads", "ffn_block")
-# Fields of decoders that differ from the first LLaMA, left out of files where they have these values.
-_SWITCHES: Final[Mapping[str, Any]] = {
-    "qk_norm": "none",
-    "norms": "before",
-    "activation": "silu",
-    "score_cap": 0.0,
-    "logit_cap": 0.0,
-    "rotaries": (),
-    "layer_rotaries": (),
-    "layer_windows": (),
-}
+# Fields of decoders that differ from the first LLaMA, left out of files where they have their default.
+_SWITCHES: Final = (
+    *("qk_norm", "norms", "activation", "score_cap", "logit_cap"),
+    *("rotaries", "layer_rotaries", "layer_windows"),
+)
 QkNorm = Literal["none", "head", "all"]
 Norms = Literal["before", "both", "after"]
 Activation = Literal["silu", "gelu_tanh"]
@@ -125,6 +119,12 @@ class DecoderConfig:
         """The rotary embeddings of the layers, each once."""
         found = dict.fromkeys(map(self.rotary_of, range(self.num_layers)))
         return tuple(rotary for rotary in found if rotary is not None)
+
+    @property
+    def layer_tables(self) -> tuple[int | None, ...]:
+        """Index in `distinct_rotaries` of the rotary embedding of each layer; None if it does not rotate."""
+        distinct, rotaries = self.distinct_rotaries, map(self.rotary_of, range(self.num_layers))
+        return tuple(None if rotary is None else distinct.index(rotary) for rotary in rotaries)
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -233,8 +233,8 @@ class DecoderConfig:
         """
         values = asdict(self) | {"rotaries": [rotary.to_dict() for rotary in self.rotaries]}
         values |= {name: list(values[name]) for name in ("layer_rotaries", "layer_windows")}
-        plain = {name: list(value) if value == () else value for name, value in _SWITCHES.items()}
-        left_out = {name for name, value in plain.items() if values[name] == value}
+        switches = (one for one in fields(self) if one.name in _SWITCHES)
+        left_out = {one.name for one in switches if getattr(self, one.name) == one.default}
         if self.num_kv_heads == self.num_heads and self.all_kv_heads == self.all_heads:
             left_out |= {"num_kv_heads", "all_kv_heads"}
         if self.dim == self.head_dim * (self.all_heads or self.num_heads):

@@ -42,17 +42,3 @@ class PastKeyValues:
         for part in self.parts:
             digest.update(np.ascontiguousarray(part, "<f4").tobytes())
         return digest.hexdigest()
-
-
-def shifted(k_LNCH: np.ndarray, positions: int, *, frequencies_Lh: np.ndarray) -> np.ndarray:
-    """Keys in half-split order, rotated by `positions` further positions.
-
-    With rotary embeddings (Su et al., 2021), all positions can be shifted together. `frequencies_Lh` are the angles of
-    one position, float64 (L, H / 2).
-    """
-    half = k_LNCH.shape[-1] // 2
-    angles_L11h = positions * frequencies_Lh[:, None, None]
-    cos, sin = np.cos(angles_L11h), np.sin(angles_L11h)
-    first, second = k_LNCH[..., :half].astype(np.float64), k_LNCH[..., half:].astype(np.float64)
-    rotated: np.ndarray = np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return rotated.astype(np.float32)

@@ -1,7 +1,7 @@
 """Rotary embeddings: how the angle of a position is computed (Su et al., 2021), and the scalings of long contexts."""
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
@@ -150,4 +150,4 @@ class Rotary:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values; those that are default are left out."""
-        return {one.name: value for one in fields(self) if (value := asdict(self)[one.name]) != one.default}
+        return {one.name: getattr(self, one.name) for one in fields(self) if getattr(self, one.name) != one.default}

@@ -2,13 +2,15 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
 
 from llama_adapter.runtime.given import real_number, texts, whole_number
 
 # The least value of each whole number, None: any. None as the value is allowed if it is the default.
 _LEAST: Final = {"max_new_tokens": 0, "top_k": 0, "seed": None, "max_length": 1, "max_prompt_tokens": 1}
+
+_FIRST: Final = ("max_new_tokens", "temperature", "top_p", "top_k", "seed")  # settings that all records have
 
 _RANGES: Final = {
     "top_p": (0.0, 1.0),
@@ -85,11 +87,8 @@ class SamplingParams:
         Settings that were added later are absent if they are default.
         """
         values = asdict(self) | {"stop": list(self.stop), "stop_token_ids": list(self.stop_token_ids)}
-        later: dict[str, Any] = {"repetition_penalty": 1.0, "stop": [], "stop_token_ids": []}
-        later |= {"max_length": None, "max_prompt_tokens": None}
-        later |= {"min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-        later |= {"json_schema": None, "regex": None}
-        return {name: value for name, value in values.items() if name not in later or value != later[name]}
+        changed = {one.name for one in fields(self) if getattr(self, one.name) != one.default}
+        return {name: value for name, value in values.items() if name in changed or name in _FIRST}
 
 
 def _json_schema(given: str | Mapping[str, Any] | None) -> str | None:

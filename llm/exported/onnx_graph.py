@@ -206,8 +206,7 @@ class GraphBuilder:
             # The scores of cached and new tokens are concatenated instead of the keys, because scores are much smaller.
             scores = [self._scores(cache[0], q_RGHM), self._scores(k_RGSH, q_RGHM)]
             weights_RGMP = self._causal(self._op("Concat", *scores, axis=3), mask_R1SP)
-            num_cached = self._op("Slice", self._op("Shape", cache[0]), self._ints(2), self._ints(3))
-            num_new = self._op("Slice", self._op("Shape", k_RGSH), self._ints(2), self._ints(3))
+            num_cached, num_new = (self._size(self._op("Shape", part), 2) for part in (cache[0], k_RGSH))
             sizes = self._op("Concat", num_cached, num_new, axis=0)
             on_cached, on_new = self._op_n("Split", [weights_RGMP, sizes], 2, axis=3)
             heads_RGMH = self._op("Add", self._op("MatMul", on_cached, cache[1]), self._op("MatMul", on_new, v_RGSH))
@@ -336,11 +335,8 @@ class GraphBuilder:
         self, mask_RSP: "ir.Value", positions_RS: "ir.Value", places_RS: "ir.Value | None"
     ) -> "ir.Value":
         """Positions of the keys that the mask is about, (R, P). Those of earlier steps are where their place is."""
-        shape_RS, num_keys = (
-            self._op("Shape", positions_RS),
-            self._op("Slice", self._op("Shape", mask_RSP), self._ints(2), self._ints(3)),
-        )
-        num_rows, num_tokens = (self._op("Slice", shape_RS, self._ints(axis), self._ints(axis + 1)) for axis in (0, 1))
+        shape_RS, num_keys = self._op("Shape", positions_RS), self._size(self._op("Shape", mask_RSP), 2)
+        num_rows, num_tokens = (self._size(shape_RS, axis) for axis in (0, 1))
         num_places = num_keys if places_RS is not None else self._op("Sub", num_keys, num_tokens)
         earlier_P = self._op("Range", self._int(0), self._op("Squeeze", num_places), self._int(1))
         earlier_RP = self._op(
@@ -366,8 +362,7 @@ class GraphBuilder:
     def _places(self, places_RS: "ir.Value", shape_RS: "ir.Value") -> "ir.Value":
         """Indices of (row, head, place) for ScatterND, (R, G, S, 3)."""
         wide_RS = self._op("Cast", places_RS, to=7)
-        num_rows = self._op("Slice", shape_RS, self._ints(0), self._ints(1))
-        num_tokens = self._op("Slice", shape_RS, self._ints(1), self._ints(2))
+        num_rows, num_tokens = (self._size(shape_RS, axis) for axis in (0, 1))
         num_heads = self._config.num_kv_heads
         shape = self._op("Concat", num_rows, self._ints(num_heads), num_tokens, self._ints(1), axis=0)
         rows_R = self._op("Range", self._int(0), self._op("Squeeze", num_rows), self._int(1))
@@ -479,6 +474,10 @@ class GraphBuilder:
 
     def _split(self, value: "ir.Value", *, axis: int, sizes: Sequence[int]) -> "Sequence[ir.Value]":
         return self._op_n("Split", [value, self._ints(*sizes)], len(sizes), axis=axis)
+
+    def _size(self, shape: "ir.Value", axis: int) -> "ir.Value":
+        """One size of a shape, (1,)."""
+        return self._op("Slice", shape, self._ints(axis), self._ints(axis + 1))
 
     def _column(self, value_T: "ir.Value") -> "ir.Value":
         return self._op("Unsqueeze", value_T, self._ints(1))

@@ -81,7 +81,7 @@ def prefill_step(
     Padding follows a prompt and repeats its last token, so that no value is NaN. `capacity` is P.
     """
     width = max(map(len, prompts))
-    ids_RS = np.array([[*prompt, *[prompt[-1]] * (width - len(prompt))] for prompt in prompts], np.int32)
+    ids_RS = np.array(padded(prompts, width), np.int32)
     places_S = np.arange(start, start + width, dtype=np.int32)
     places_RS = np.broadcast_to(places_S, ids_RS.shape)
     causal_SP = np.arange(capacity) <= places_S[:, None]

@@ -223,11 +223,9 @@ class LlamaAdapterDecoder(nn.Module):
         self.adapter = Adapter(config)
         self.operators = ATEN
         self.ranks: Alone = ALONE
-        rotaries = [config.rotary_of(layer) for layer in range(config.num_layers)]
-        distinct = config.distinct_rotaries
-        self.rotaries = nn.ModuleList(RotaryTable(rotary, config) for rotary in distinct)
+        self.rotaries = nn.ModuleList(RotaryTable(rotary, config) for rotary in config.distinct_rotaries)
         # Of each layer. A table of None: it does not rotate; a window of 0: it sees all.
-        self.layer_tables = [None if rotary is None else distinct.index(rotary) for rotary in rotaries]
+        self.layer_tables = config.layer_tables
         self.layer_windows = [config.window_of(layer) for layer in range(config.num_layers)]
 
     def table_of(self, layer: int) -> RotaryTable | None:

@@ -80,15 +80,13 @@ class KernelDecoder:
         num_tokens = len(config.vocab_rows)
         if embedding_VD.shape != (num_tokens, config.dim):
             raise ValueError(f"the embedding is {embedding_VD.shape}")
-        rotaries = [config.rotary_of(index) for index in range(config.num_layers)]
-        distinct = list(dict.fromkeys(rotary for rotary in rotaries if rotary is not None))
         tables = [
             [self._held_floats(part_PH) for part_PH in rotary.table(config.head_dim, context=config.context)]
-            for rotary in distinct
+            for rotary in config.distinct_rotaries
         ]
         layers = [
-            self._layer(index, [None, None] if rotary is None else tables[distinct.index(rotary)])
-            for index, rotary in enumerate(rotaries)
+            self._layer(index, [None, None] if table is None else tables[table])
+            for index, table in enumerate(config.layer_tables)
         ]
         self._struct = DecoderStruct(
             dim=config.dim,

@@ -2,6 +2,7 @@
 
 # B rows, S tokens, T tokens of all rows, Q adapter queries, D model width, L labelled positions, V vocabulary, K tokens
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +11,6 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder, use_operators
-from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.training.attention import Attend, attend, packed_attention
 from llama_adapter.llm.training.layout import Layout, layout_of
 from llama_adapter.llm.training.linear import AdaptedLinear
@@ -88,22 +88,24 @@ class TrainableDecoder(nn.Module):
 
     def hidden(self, tokens_BS: Tensor, visual_query_BQD: Tensor, *, layout: Layout) -> Tensor:
         """Final hidden states, after the last norm, of the tokens whose next token has a label, (L, D)."""
-        decoder = self.decoder
-        prefix = self._prefix(visual_query_BQD, num_rows=len(tokens_BS))
+        decoder, num_rows = self.decoder, len(tokens_BS)
+        prefix = decoder.project_prefix(visual_query_BQD.to(self.dtype))
+        keys, values = (part.expand(-1, num_rows, -1, -1, -1) for part in prefix)
         rotaries = [[part[layout.place_T][:, None] for part in table.buffers()] for table in decoder.rotaries]
         x_TD = decoder.embed(layout.pack(tokens_BS[:, : layout.length]))
         for index, layer in enumerate(decoder.layers):
             j, is_last = index - decoder.config.first_adapter_layer, index == len(decoder.layers) - 1
             table = decoder.layer_tables[index]
-            run = _Run(
+            run = partial(
+                _run_layer,
                 layer,
-                layout,
+                layout=layout,
                 rotary=None if table is None else (rotaries[table][0], rotaries[table][1]),
                 window=decoder.layer_windows[index],
                 kept=layout.labelled_L if is_last else None,
                 attend=self.attend,
             )
-            arguments = (x_TD, prefix.k[j], prefix.v[j]) if j >= 0 else (x_TD,)
+            arguments = (x_TD, keys[j], values[j]) if j >= 0 else (x_TD,)
             if self.checkpoint_layers and torch.is_grad_enabled():
                 x_TD = checkpoint(run, *arguments, use_reentrant=False, preserve_rng_state=False)
             else:
@@ -111,47 +113,33 @@ class TrainableDecoder(nn.Module):
         hidden: Tensor = decoder.norm(x_TD)
         return hidden
 
-    def _prefix(self, visual_query_BQD: Tensor, *, num_rows: int) -> Prefix:
-        decoder = self.decoder
-        prefix = decoder.project_prefix(visual_query_BQD.to(self.dtype))
-        return Prefix(*(part.expand(-1, num_rows, -1, -1, -1) for part in prefix))
 
+def _run_layer(
+    layer: Any,
+    x_TD: Tensor,
+    *prefix: Tensor,
+    layout: Layout,
+    rotary: tuple[Tensor, Tensor] | None,
+    window: int,
+    kept: Tensor | None,
+    attend: Attend,
+) -> Tensor:
+    """A layer of tokens, with the picture's keys and values if it attends to them: all tensors with gradients.
 
-class _Run:
-    """A layer as a function of the tensors with gradients: the tokens, and the picture's keys and values."""
-
-    def __init__(
-        self,
-        layer: nn.Module,
-        layout: Layout,
-        *,
-        rotary: tuple[Tensor, Tensor] | None,
-        window: int,
-        kept: Tensor | None,
-        attend: Attend,
-    ) -> None:
-        """If `kept` is not None, only these tokens are computed after attention.
-
-        It is used in the last layer, after which no other tokens are read.
-        """
-        self._layer, self._layout, self._kept = layer, layout, kept
-        self._rotary, self._window, self._attend = rotary, window, attend
-
-    def __call__(self, x_TD: Tensor, *prefix: Tensor) -> Tensor:
-        layer: Any = self._layer
-        keys_values = (prefix[0], prefix[1]) if prefix else None
-        normed_TD = layer.attention_norm(x_TD)
-        heads_TD = packed_attention(
-            layer.attention,
-            normed_TD,
-            layout=self._layout,
-            rotary=self._rotary,
-            window=self._window,
-            prefix=keys_values,
-            attend=self._attend,
-        )
-        if self._kept is not None:
-            x_TD, heads_TD = x_TD.index_select(0, self._kept), heads_TD.index_select(0, self._kept)
-        x_TD = x_TD + layer.attention_out_norm(layer.attention.out(heads_TD))
-        out_TD: Tensor = x_TD + layer.feed_forward_out_norm(layer.feed_forward(layer.feed_forward_norm(x_TD)))
-        return out_TD
+    If `kept` is not None, only these tokens are computed after attention. It is used in the last layer, after which no
+    other tokens are read.
+    """
+    heads_TD = packed_attention(
+        layer.attention,
+        layer.attention_norm(x_TD),
+        layout=layout,
+        rotary=rotary,
+        window=window,
+        prefix=(prefix[0], prefix[1]) if prefix else None,
+        attend=attend,
+    )
+    if kept is not None:
+        x_TD, heads_TD = x_TD.index_select(0, kept), heads_TD.index_select(0, kept)
+    x_TD = x_TD + layer.attention_out_norm(layer.attention.out(heads_TD))
+    out_TD: Tensor = x_TD + layer.feed_forward_out_norm(layer.feed_forward(layer.feed_forward_norm(x_TD)))
+    return out_TD

@@ -7,7 +7,6 @@ of the weights.
 # H head size, L labelled positions, K of them that are computed at once, D model width, V vocabulary
 
 import dataclasses
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,40 +23,35 @@ from llama_adapter.runtime.schemes.scheme import dtype_name
 _TYPES = (torch.float32, torch.bfloat16)
 
 
-@dataclass(frozen=True, slots=True)
-class RowKernels:
-    """Row-wise operations with the C kernels: forward if `grad` is None, else backward.
-
-    Tensors must be contiguous and have the same dtype.
-    """
-
-    library: Library
-
-    def swiglu(self, gate_up: Tensor, grad: Tensor | None) -> Tensor:
-        """(..., 2 F) -> (..., F): silu of the first half times the second. Backward: the gradient of `gate_up`."""
-        width = gate_up.shape[-1] // 2
-        out = torch.empty_like(gate_up) if grad is not None else gate_up.new_empty(*gate_up.shape[:-1], width)
-        count = gate_up.shape[:-1].numel()
-        kind, addresses = KINDS[dtype_name(gate_up.dtype)], (gate_up.data_ptr(), _address(grad), out.data_ptr())
-        self.library.swiglu(kind, count, width, *addresses, num_threads())
-        return out
-
-    def rms_norm(self, x: Tensor, grad: Tensor | None, weight: Tensor, inverse: Tensor, eps: float) -> Tensor:
-        """(..., D) -> (..., D): the norm. Backward: the gradient of x.
-
-        `inverse`, float32 (..., 1), is written by the forward pass and read by the backward pass.
-        """
-        out, weight = torch.empty_like(x), weight.detach().float().contiguous()
-        addresses = (x.data_ptr(), _address(grad), weight.data_ptr(), inverse.data_ptr(), out.data_ptr())
-        count = inverse.numel()
-        self.library.rms_norm(KINDS[dtype_name(x.dtype)], count, x.shape[-1], eps, *addresses, num_threads())
-        return out
+# Row-wise operations with the C kernels: forward if `grad` is None, else backward. Tensors must be contiguous and have
+# the same dtype.
 
 
-def row_kernels(x: Tensor) -> RowKernels | None:
+def _kernels(x: Tensor) -> Library | None:
     """The kernels if they support the type and the device of `x`, else None."""
-    library = find_library().library if x.is_cpu and x.dtype in _TYPES else None
-    return None if library is None else RowKernels(library)
+    return find_library().library if x.is_cpu and x.dtype in _TYPES else None
+
+
+def row_swiglu(kernels: Library, gate_up: Tensor, grad: Tensor | None) -> Tensor:
+    """(..., 2 F) -> (..., F): silu of the first half times the second. Backward: the gradient of `gate_up`."""
+    width = gate_up.shape[-1] // 2
+    out = torch.empty_like(gate_up) if grad is not None else gate_up.new_empty(*gate_up.shape[:-1], width)
+    addresses = (gate_up.data_ptr(), _address(grad), out.data_ptr())
+    kernels.swiglu(KINDS[dtype_name(gate_up.dtype)], gate_up.shape[:-1].numel(), width, *addresses, num_threads())
+    return out
+
+
+def row_rms_norm(
+    kernels: Library, x: Tensor, grad: Tensor | None, weight: Tensor, inverse: Tensor, eps: float
+) -> Tensor:
+    """(..., D) -> (..., D): the norm. Backward: the gradient of x.
+
+    `inverse`, float32 (..., 1), is written by the forward pass and read by the backward pass.
+    """
+    out, weight = torch.empty_like(x), weight.detach().float().contiguous()
+    addresses = (x.data_ptr(), _address(grad), weight.data_ptr(), inverse.data_ptr(), out.data_ptr())
+    kernels.rms_norm(KINDS[dtype_name(x.dtype)], inverse.numel(), x.shape[-1], eps, *addresses, num_threads())
+    return out
 
 
 def _address(tensor: Tensor | None) -> int | None:
@@ -68,11 +62,11 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         ctx.eps = eps
-        if (kernels := row_kernels(x)) is not None:
+        if (kernels := _kernels(x)) is not None:
             x = x.contiguous()
             inverse = torch.empty(*x.shape[:-1], 1)
             ctx.save_for_backward(x, weight, inverse)
-            return kernels.rms_norm(x, None, weight, inverse, eps)
+            return row_rms_norm(kernels, x, None, weight, inverse, eps)
         x_float = x.float()
         inverse = torch.rsqrt(x_float.square().mean(-1, keepdim=True) + eps)
         ctx.save_for_backward(x, weight, inverse)
@@ -83,9 +77,9 @@ class _RmsNorm(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight, inverse = ctx.saved_tensors
         grad_x = grad_weight = None
-        kernels = row_kernels(x)
+        kernels = _kernels(x)
         if ctx.needs_input_grad[0] and kernels is not None:
-            grad_x = kernels.rms_norm(x, grad.contiguous(), weight, inverse, ctx.eps)
+            grad_x = row_rms_norm(kernels, x, grad.contiguous(), weight, inverse, ctx.eps)
             if not ctx.needs_input_grad[1]:
                 return grad_x, None, None
         grad_float, normalised = grad.float(), x.float() * inverse
@@ -137,10 +131,10 @@ class _GeGlu(torch.autograd.Function):
 class _SwiGlu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
-        if (kernels := row_kernels(gate_up)) is not None:
+        if (kernels := _kernels(gate_up)) is not None:
             gate_up = gate_up.contiguous()
             ctx.save_for_backward(gate_up)
-            return kernels.swiglu(gate_up, None)
+            return row_swiglu(kernels, gate_up, None)
         ctx.save_for_backward(gate_up)
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate).mul_(up)
@@ -149,8 +143,8 @@ class _SwiGlu(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (gate_up,) = ctx.saved_tensors
-        if (kernels := row_kernels(gate_up)) is not None:
-            return kernels.swiglu(gate_up, grad.contiguous())
+        if (kernels := _kernels(gate_up)) is not None:
+            return row_swiglu(kernels, gate_up, grad.contiguous())
         gate, up = gate_up.chunk(2, dim=-1)
         grad_gate_up = torch.empty_like(gate_up)
         grad_gate, grad_up = grad_gate_up.chunk(2, dim=-1)

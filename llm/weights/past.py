@@ -12,7 +12,7 @@ from typing import BinaryIO, Final
 import numpy as np
 
 from llama_adapter.llm.config import DecoderConfig
-from llama_adapter.llm.past import PastKeyValues, shifted
+from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.rotary import Rotary
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.arrays import damaged, read_arrays, read_json, require_file
@@ -47,10 +47,13 @@ def write_pre_caches(file: BinaryIO, past: PastKeyValues, config: DecoderConfig)
 
 
 def _shifted(k_LNCH: np.ndarray, positions: int, config: DecoderConfig) -> np.ndarray:
-    """The keys at positions that are larger by `positions`. Layers that do not rotate keep theirs."""
+    """Keys in half-split order, rotated by `positions` further positions. Layers that do not rotate keep theirs.
+
+    With rotary embeddings (Su et al., 2021), all positions can be shifted together.
+    """
     half = config.head_dim // 2
 
-    def frequencies(rotary: Rotary | None) -> np.ndarray:
+    def frequencies(rotary: Rotary | None) -> np.ndarray:  # angles of one position, float64
         if rotary is None:
             return np.zeros(half)
         if rotary.is_plain:
@@ -58,7 +61,11 @@ def _shifted(k_LNCH: np.ndarray, positions: int, config: DecoderConfig) -> np.nd
         return rotary.frequencies(config.head_dim, context=config.context)[0].astype(np.float64)
 
     layers = [frequencies(config.rotary_of(layer)) for layer in range(config.num_layers)]
-    return shifted(k_LNCH, positions, frequencies_Lh=np.stack(layers))
+    angles_L11h = positions * np.stack(layers)[:, None, None]
+    cos, sin = np.cos(angles_L11h), np.sin(angles_L11h)
+    first, second = k_LNCH[..., :half].astype(np.float64), k_LNCH[..., half:].astype(np.float64)
+    rotated: np.ndarray = np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return rotated.astype(np.float32)
 
 
 def _read_npy(path: Path, config: DecoderConfig) -> PastKeyValues:

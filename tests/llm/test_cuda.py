@@ -13,7 +13,7 @@ from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.model.llama import use_operators
 from llama_adapter.llm.runners.base import ScorePlan
 from llama_adapter.llm.runners.graph import GraphRunner
-from llama_adapter.runtime.devices import CpuBackend, resolve_mode
+from llama_adapter.runtime.devices import resolve_mode
 from llama_adapter.runtime.devices.cuda import FUSED, CudaGraphs
 from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.operators import ATEN, Operators
@@ -24,13 +24,12 @@ from tests.llm.toys import (
     CONFIG,
     EOS_ID,
     FAMILIES,
-    answer,
+    answers_of_all,
     eager_config,
     open_runner,
     rounding,
     toy_decoder,
     toy_prompts,
-    toy_requests,
 )
 
 WIDE = replace(CONFIG, context=256)
@@ -98,13 +97,12 @@ def test_recorded_steps_answer_as_eager_ones(config: DecoderConfig, cuda: FakeCu
     sampling = [
         SamplingParams(max_new_tokens=2 + 6 * index, temperature=index % 2, top_k=20, seed=index) for index in range(6)
     ]
-    state = toy_decoder(config).state_dict()
-    graphs = open_runner(config, state, backend=HostCuda(), num_slots=3, mode="cuda_graph")
-    plain = open_runner(config, state, backend=CpuBackend(), num_slots=1, operators="aten")
+    graphs = open_runner(config, backend=HostCuda(), num_slots=3, mode="cuda_graph")
+    plain = open_runner(config, num_slots=1, operators="aten")
     engines = [Engine(runner, eos_id=EOS_ID) for runner in (graphs, plain)]
-    results = [answer(engine, toy_requests(engine, prompts, sampling=sampling)) for engine in engines]
+    recorded, eager = answers_of_all(engines, prompts, sampling=sampling)
 
-    assert results[0] == results[1]
+    assert recorded == eager
     assert isinstance(graphs, GraphRunner)
     assert cuda.num_captures() == len(graphs._programs)
     assert {rows for rows, _ in graphs._programs} == {1, 2, 3}
@@ -115,9 +113,8 @@ def test_recorded_steps_answer_as_eager_ones(config: DecoderConfig, cuda: FakeCu
 
 
 def test_prompts_of_a_shape_are_recorded_when_it_occurs_again(cuda: FakeCuda) -> None:
-    state = toy_decoder(WIDE).state_dict()
-    graphs = open_runner(WIDE, state, backend=HostCuda(), num_slots=3, mode="cuda_graph")
-    plain = open_runner(WIDE, state, backend=CpuBackend(), num_slots=3, operators="aten")
+    graphs = open_runner(WIDE, backend=HostCuda(), num_slots=3, mode="cuda_graph")
+    plain = open_runner(WIDE, num_slots=3, operators="aten")
     visual_query = torch.randn(3, WIDE.num_queries, WIDE.dim, generator=torch.Generator().manual_seed(0))
     prefixes = [runner.project_prefix(visual_query) for runner in (graphs, plain)]
     prompts = [toy_prompts(6, longest=30)[start : start + 2] for start in (0, 2, 4, 0)]
@@ -143,7 +140,7 @@ def test_prompts_of_a_shape_are_recorded_when_it_occurs_again(cuda: FakeCuda) ->
 
 
 def test_a_runner_is_released_without_the_garbage_collector(cuda: FakeCuda) -> None:
-    runner = open_runner(WIDE, toy_decoder(WIDE).state_dict(), backend=HostCuda(), num_slots=2, mode="cuda_graph")
+    runner = open_runner(WIDE, backend=HostCuda(), num_slots=2, mode="cuda_graph")
     for _ in range(2):
         runner.prefill([[3, 4, 5]], [runner.empty_prefix()], first_slot=0)
     runner.decode([5], [3])
@@ -160,7 +157,7 @@ def test_a_runner_is_released_without_the_garbage_collector(cuda: FakeCuda) -> N
 def test_prompts_that_keep_the_gpu_busy_are_not_recorded(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = WIDE.num_layers * WIDE.dim * (4 * WIDE.dim + 3 * WIDE.ffn_dim)
     monkeypatch.setattr("llama_adapter.llm.runners.graph._MOST_WORK", 2 * 16 * weights)
-    runner = open_runner(WIDE, toy_decoder(WIDE).state_dict(), backend=HostCuda(), num_slots=3, mode="cuda_graph")
+    runner = open_runner(WIDE, backend=HostCuda(), num_slots=3, mode="cuda_graph")
     prefix = runner.empty_prefix()
     for num_rows, num_captures in ((3, 0), (3, 0), (2, 0), (2, 1)):
         runner.prefill([[3 + row] * 16 for row in range(num_rows)], [prefix] * num_rows, first_slot=0)
@@ -168,7 +165,7 @@ def test_prompts_that_keep_the_gpu_busy_are_not_recorded(cuda: FakeCuda, monkeyp
 
 
 def test_a_warm_up_records_everything_up_front(cuda: FakeCuda) -> None:
-    runner = open_runner(CONFIG, toy_decoder().state_dict(), backend=HostCuda(), num_slots=9, mode="cuda_graph")
+    runner = open_runner(CONFIG, backend=HostCuda(), num_slots=9, mode="cuda_graph")
     done = runner.warm_up(prompt_tokens=20, new_tokens=44)
 
     assert sorted(runner._programs) == [(rows, 64) for rows in range(1, 10)]

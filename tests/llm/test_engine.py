@@ -29,6 +29,7 @@ from tests.llm.toys import (
     drain,
     eager,
     forward,
+    resume,
     rounding,
     toy_decoder,
     toy_engine,
@@ -39,6 +40,23 @@ from tests.llm.toys import (
 
 PROMPTS = toy_prompts(16)
 SMALL_PROMPTS = [tuple(token % SMALL.vocab_size for token in prompt[:9]) for prompt in toy_prompts(9, longest=12)]
+
+
+def penalised(count: int, *, temperature: float) -> list[SamplingParams]:
+    """Settings with every penalty, which differ among requests."""
+    return [
+        SamplingParams(
+            max_new_tokens=12,
+            temperature=temperature,
+            top_p=0.9,
+            seed=index,
+            min_p=index % 2 / 10,
+            repetition_penalty=1.0 + index % 3,
+            presence_penalty=index % 4 / 2,
+            frequency_penalty=index % 5 / 4,
+        )
+        for index in range(count)
+    ]
 
 
 def test_end_token_stops_a_row_and_is_not_returned() -> None:
@@ -205,18 +223,7 @@ def test_each_request_gets_as_many_of_the_likeliest_tokens_as_it_wants(backend: 
 @pytest.mark.parametrize("backend", [CpuBackend(), QueuedBackend()], ids=["at once", "queued"])
 def test_penalised_answers_do_not_depend_on_the_batch(backend: CpuBackend, temperature: float) -> None:
     decoder = toy_decoder()
-    sampling = [
-        SamplingParams(
-            max_new_tokens=12,
-            temperature=temperature,
-            seed=index,
-            min_p=index % 2 / 10,
-            repetition_penalty=1.0 + index % 3,
-            presence_penalty=index % 4 / 2,
-            frequency_penalty=index % 5 / 4,
-        )
-        for index in range(len(PROMPTS))
-    ]
+    sampling = penalised(len(PROMPTS), temperature=temperature)
     engine = toy_engine(decoder, num_slots=4, eos_id=-7, backend=backend)
     requests = toy_requests(engine, PROMPTS, sampling=sampling)
     together = answer(engine, requests)
@@ -232,12 +239,8 @@ def test_penalised_answers_do_not_depend_on_the_batch(backend: CpuBackend, tempe
 @pytest.mark.parametrize("backend", [CpuBackend(), QueuedBackend()], ids=["at once", "queued"])
 def test_constraints_hold_for_their_rows_only(backend: CpuBackend, temperature: float) -> None:
     decoder = toy_decoder()
-    sampling = [
-        SamplingParams(max_new_tokens=12, temperature=temperature, seed=index, presence_penalty=index % 4 / 2)
-        for index in range(len(PROMPTS))
-    ]
     engine = toy_engine(decoder, num_slots=4, eos_id=-7, backend=backend)
-    free = toy_requests(engine, PROMPTS, sampling=sampling)
+    free = toy_requests(engine, PROMPTS, sampling=penalised(len(PROMPTS), temperature=temperature))
     mixed = [replace(request, constraint=Alternating()) if request.id % 3 else request for request in free]
     mixed[5] = replace(free[5], constraint=Alternating(fails_at=4))
     together = answer(engine, mixed)
@@ -258,15 +261,8 @@ def test_constraints_hold_for_their_rows_only(backend: CpuBackend, temperature: 
 def test_answers_resumed_after_a_reset_are_the_same(backend: CpuBackend, temperature: float) -> None:
     decoder = toy_decoder(SMALL)
     sampling = [
-        SamplingParams(
-            max_new_tokens=4 + 3 * index,
-            temperature=temperature,
-            top_p=0.9,
-            seed=index,
-            repetition_penalty=1.0 + index % 2,
-            frequency_penalty=0.5 * (index % 3),
-        )
-        for index in range(len(SMALL_PROMPTS))
+        replace(one, max_new_tokens=4 + 3 * index)
+        for index, one in enumerate(penalised(len(SMALL_PROMPTS), temperature=temperature))
     ]
     plain = toy_engine(decoder, num_slots=4)
     requests = [
@@ -287,11 +283,7 @@ def test_answers_resumed_after_a_reset_are_the_same(backend: CpuBackend, tempera
         engine.reset()
         assert engine.num_unfinished == 0
         engine.limit_rows(draw.randint(1, 4))
-        given = answers(outputs)
-        for request in requests:
-            ids, finish = given.get(request.id, ([], None))
-            if finish is None:
-                engine.submit(replace(request, known_ids=tuple(ids)))
+        resume(engine, requests, outputs)
     assert answers(outputs + drain(engine)) == expected
 
 

@@ -15,7 +15,6 @@ from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.exported.onnx_program import OnnxProgram
 from llama_adapter.llm.exported.parity import compare
 from llama_adapter.llm.exported.weights_file import GROUP, quantise_to_8_bits
-from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.base import PrefillPlan
 from llama_adapter.llm.runners.draw import NO_TOKEN, Draw, Rules
@@ -32,11 +31,13 @@ from tests.llm.toys import (
     Alternating,
     answer,
     answers,
+    answers_of_all,
     drain,
     eager,
     rounding,
     toy_decoder,
     toy_engine,
+    toy_past,
     toy_prompts,
     toy_requests,
 )
@@ -78,52 +79,20 @@ def test_the_engine_gives_the_same_ids(
         Engine(onnx_runner(decoder, tmp_path, num_slots=num_slots, sampling=sampling), eos_id=EOS_ID),
     ]
 
-    wanted, made = (
-        answer(engine, toy_requests(engine, prompts, sampling=settings, config=config)) for engine in engines
-    )
+    wanted, made = answers_of_all(engines, prompts, sampling=settings, config=config)
 
     assert made == wanted
     assert len({tuple(ids) for ids, _ in made.values()}) > 6
 
 
-@pytest.mark.parametrize("num_slots", [1, 5])
-@pytest.mark.proves("choices by scoring", "ONNX")
-def test_continuations_and_log_probabilities_are_scored_alike(tmp_path: Path, num_slots: int) -> None:
-    decoder, prompts = toy_decoder(), toy_prompts(7, longest=12)
-    engines = [
-        toy_engine(decoder, num_slots=num_slots),
-        Engine(onnx_runner(decoder, tmp_path, num_slots=num_slots), eos_id=EOS_ID),
-    ]
-    found = []
-    for engine in engines:
-        made = toy_requests(engine, prompts, sampling=[SamplingParams(max_new_tokens=5)] * 7)
-        for request in made:
-            choices = tuple((5, 7 + number, 9)[: 1 + number % 3] for number in range(request.id % 4 + 1))
-            engine.submit(
-                ScoreRequest(
-                    id=100 + request.id, prompt_ids=request.prompt_ids, prefix=request.prefix, continuations=choices
-                )
-            )
-            engine.submit(dataclasses.replace(request, with_logprobs=True, num_top=3))
-        outputs = drain(engine)
-        found.append(sorted((output.request_id, output.token_id or -1, output.logprobs) for output in outputs))
-        for output in outputs:
-            assert output.top[:1] == (() if output.token_id is None else ((output.token_id, *output.logprobs),))
-            assert len(output.top) == (0 if output.token_id is None else 3)
-
-    for wanted, made in zip(*found, strict=True):
-        assert made[:2] == wanted[:2]
-        assert made[2] == pytest.approx(wanted[2], abs=2 * 3 * rounding())  # of up to three tokens
-
-
 @pytest.mark.parametrize(("num_past", "on_device"), [(0, False), (4, True)])
-@pytest.mark.parametrize("config", FAMILIES.values(), ids=FAMILIES)
+@pytest.mark.parametrize("config", [CONFIG, *FAMILIES.values()], ids=["llama", *FAMILIES])
+@pytest.mark.proves("choices by scoring", "ONNX")
 def test_families_answer_and_score_as_in_torch(
     tmp_path: Path, config: toys.DecoderConfig, num_past: int, on_device: bool
 ) -> None:
     decoder, prompts = toy_decoder(config), toy_prompts(9, longest=20)
-    shape = (2, config.num_layers, config.num_kv_heads, num_past, config.head_dim)
-    past = PastKeyValues(*np.random.default_rng(1).normal(size=shape).astype(np.float32)) if num_past else None
+    past = toy_past(config, num_past)
     engines = [
         toy_engine(decoder, num_slots=4, past=past),
         Engine(onnx_runner(decoder, tmp_path, num_slots=4, past=past, on_device=on_device), eos_id=EOS_ID),
@@ -134,22 +103,24 @@ def test_families_answer_and_score_as_in_torch(
 def check_answers_and_scores(
     engines: Sequence[Engine], prompts: list[tuple[int, ...]], config: toys.DecoderConfig
 ) -> None:
-    """Two engines give the same answers with pictures, and the same scores up to rounding."""
+    """Two engines give the same answers with pictures, and the same log-probabilities up to rounding."""
     found = []
     for engine in engines:
         sampling = [SETTINGS[row % 3] for row in range(len(prompts))]
         requests = toy_requests(engine, prompts, sampling=sampling, config=config)
-        for request in requests[:3]:
-            choices = ((5,), (6, 7, 8), (6, 9) * 4)
+        for request in requests:
+            choices = ((5,), (6, 7, 8), (6, 9) * 4)[: request.id + 1]
             score = ScoreRequest(
                 id=100 + request.id, prompt_ids=request.prompt_ids, prefix=request.prefix, continuations=choices
             )
+            engine.submit(dataclasses.replace(request, with_logprobs=True, num_top=3))
             engine.submit(score)
-        for request in requests:
-            engine.submit(request)
-        outputs = drain(engine)
-        scores = sorted((output.request_id, *output.logprobs) for output in outputs if output.request_id >= 100)
-        found.append((scores, answers(output for output in outputs if output.request_id < 100)))
+        outputs = sorted(drain(engine), key=lambda output: output.request_id)
+        for output in outputs:
+            assert len(output.top) == (0 if output.token_id is None else 3)
+            if output.top and output.request_id % 3 == 0:  # greedy
+                assert output.top[0] == (output.token_id, *output.logprobs)
+        found.append(([output.logprobs for output in outputs], answers(outputs)))
 
     assert found[1][1] == found[0][1]
     for wanted, made in zip(found[0][0], found[1][0], strict=True):
@@ -168,9 +139,7 @@ def test_the_cache_grows_and_rows_that_move_keep_what_they_have(tmp_path: Path, 
         Engine(onnx_runner(decoder, tmp_path, num_slots=4, on_device=on_device), eos_id=-1),
     ]
 
-    wanted, made = (
-        answer(engine, toy_requests(engine, prompts, sampling=sampling, config=config)) for engine in engines
-    )
+    wanted, made = answers_of_all(engines, prompts, sampling=sampling, config=config)
 
     assert made == wanted
 

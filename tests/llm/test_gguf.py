@@ -14,7 +14,6 @@ import pytest
 import sentencepiece
 import tokenizers
 import torch
-import transformers
 from gguf import GGMLQuantizationType as Kind
 from gguf.quants import dequantize, quantize
 from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -31,6 +30,7 @@ from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.schemes.scheme import find_scheme
 from llama_adapter.runtime.tensor_files.gguf_files import Blocks, read_gguf
 from tests.llm.gguf_files import sentencepiece_keys, write_gguf, write_model
+from tests.llm.test_sources_of_families import made as model_of
 from tests.llm.toys import GOLDEN
 
 ROWS, COLUMNS = 6, 512
@@ -252,55 +252,27 @@ def test_tokenizers_that_cannot_be_built_are_refused(changes: dict[str, Any], me
         keys_to_json(keys, name="m.gguf")
 
 
-SIZES = {
-    **{"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4},
-    **{"num_key_value_heads": 2, "vocab_size": 80, "max_position_embeddings": 128},
-    **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
-}
-ORIGINAL = {"original_max_position_embeddings": 32}
-# Class of the configuration -> entries that differ from `SIZES`, and its rotary embedding.
-MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "LlamaConfig": (
-        {"tie_word_embeddings": True},
-        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **ORIGINAL},
-    ),
-    "MistralConfig": ({"sliding_window": 16, "head_dim": 32}, {"rope_theta": 500.0}),
-    "Qwen2Config": ({}, {"rope_type": "yarn", "factor": 4.0, **ORIGINAL}),
-    "Qwen3Config": ({"head_dim": 32}, {"rope_type": "linear", "factor": 2.0}),
-    "Gemma2Config": ({"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 16}, {}),
-    "Gemma3TextConfig": (
-        {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 9, "num_hidden_layers": 7},
-        {},
-    ),
-    "Phi3Config": (
-        {**ORIGINAL, "head_dim": 16},
-        {"rope_type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [2.0, 4.0], "partial_rotary_factor": 0.25},
-    ),
-    "SmolLM3Config": ({}, {"rope_theta": 2e6}),
-    "Olmo2Config": ({}, {}),
-    "GraniteConfig": (
-        {
-            "embedding_multiplier": 12.0,
-            "residual_multiplier": 0.22,
-            "attention_multiplier": 0.01,
-            "logits_scaling": 8.0,
-        },
-        {"rope_theta": 1e7},
-    ),
+# Models of `CASES` that GGUF files can describe, and entries in which they differ.
+MODELS: dict[str, dict[str, Any]] = {
+    "llama 3.1": {"tie_word_embeddings": True},
+    "llama with biases": {},
+    "mistral": {},
+    "mistral without window": {},
+    "phi3 in part": {},
+    "olmo2": {},
+    "granite": {},
+    "qwen2": {"use_sliding_window": False},
+    "smollm3": {"use_sliding_window": False},
+    "qwen3": {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
+    "gemma2": {"query_pre_attn_scalar": 10},
+    "gemma3": {"query_pre_attn_scalar": 6},
 }
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.proves("GGUF files", "CPU")
 def test_models_equal_those_in_the_format_of_hugging_face(name: str, tmp_path: Path) -> None:
-    torch.manual_seed(len(name))
-    entries, rotary = MODELS[name]
-    if rotary:
-        entries = {**entries, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, **rotary}}
-    config = getattr(transformers, name)(**(SIZES | entries))
-    model = transformers.AutoModelForCausalLM.from_config(config).float()
-    for tensor in model.parameters():
-        torch.nn.init.normal_(tensor, std=0.5)
+    model = model_of(name, **MODELS[name])
     model.save_pretrained(tmp_path / "folder")
     ours = open_gguf(write_model(tmp_path / "m.gguf", model, {}))
     theirs = open_huggingface(tmp_path / "folder")

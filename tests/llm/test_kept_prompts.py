@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,15 +14,13 @@ from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import GenerateRequest, Output, ScoreRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.prefix import PictureTokens
 from llama_adapter.llm.runners.base import MixedPlan, Plan, PrefillPlan, Result, ScorePlan
 from llama_adapter.llm.runners.shapes import BUCKETED, EXACT, STEPPED
-from llama_adapter.runtime.devices import CpuBackend
-from tests.llm import toys
 from tests.llm.toys import (
     EOS_ID,
     FAMILIES,
+    NATIVE,
     QueuedBackend,
     answer,
     answers,
@@ -32,10 +29,11 @@ from tests.llm.toys import (
     open_runner,
     rounding,
     toy_decoder,
+    toy_past,
 )
 
 WITHOUT = {"num_adapter_layers": 0, "num_queries": 0}
-CONFIG = replace(toys.CONFIG, head_dim=0, num_kv_heads=0, dim=128, ffn_dim=192, **WITHOUT)
+CONFIG = replace(NATIVE, **WITHOUT)
 OTHERS = {name: replace(config, **WITHOUT) for name, config in FAMILIES.items()}
 PLACEHOLDER = 7
 ROOM = 40  # places: three pictures with the text before them
@@ -64,13 +62,12 @@ class Watched:
 
 def open_engine(config: DecoderConfig = CONFIG, *, kind: str = "kernels", **options: Any) -> tuple[Engine, Watched]:
     """An engine by the kernels, or by plain torch in shapes of this name, and its plans."""
-    decoder = toy_decoder(config)
     runner: Any
     if kind == "kernels":
-        runner = open_runner(config, decoder.state_dict(), backend=CpuBackend(), num_slots=4, **options)
+        runner = open_runner(config, num_slots=4, **options)
     else:
         shapes = {"exact": EXACT, "bucketed": BUCKETED, "stepped": STEPPED}[kind]
-        runner = eager(decoder, num_slots=4, shapes=shapes, backend=QueuedBackend(), **options)
+        runner = eager(toy_decoder(config), num_slots=4, shapes=shapes, backend=QueuedBackend(), **options)
     return Engine(runner, eos_id=EOS_ID), Watched(runner)
 
 
@@ -114,15 +111,13 @@ def test_what_is_kept_has_the_heads_and_windows_of_every_family(config: DecoderC
     assert keeping == plain
 
 
-@pytest.mark.parametrize("with_past", [False, True])
+@pytest.mark.parametrize("num_past", [0, 4])
 @pytest.mark.parametrize("kind", ["kernels", "exact", "bucketed"])
-def test_choices_are_scored_behind_what_is_kept(kind: str, with_past: bool) -> None:
-    shape, draw = (CONFIG.num_layers, CONFIG.num_kv_heads, 4, CONFIG.head_dim), np.random.default_rng(0)
-    past = PastKeyValues(*(draw.standard_normal(shape, np.float32) for _ in range(2))) if with_past else None
+def test_choices_are_scored_behind_what_is_kept(kind: str, num_past: int) -> None:
     pictures = [0, 1, 0, 0, -1, 1, 2, 3, 0, 1]
     scores, computed = [], []
     for room in (0, 2 * 15):
-        engine, watched = open_engine(kind=kind, kept_places=room, past=past)
+        engine, watched = open_engine(kind=kind, kept_places=room, past=toy_past(CONFIG, num_past))
         requests: list[Any] = questions(engine, pictures)
         for number, request in enumerate(requests):
             if number != 3:  # one question is answered, and its picture is kept for the choices
@@ -169,18 +164,16 @@ def test_the_least_recently_used_leaves() -> None:
     assert watched.most_kept == 3 * 11
 
 
-@pytest.mark.parametrize("options", [{"kept_places": 10}, {}], ids=["too little room", "none"])
-def test_without_room_nothing_is_kept(options: dict[str, int]) -> None:
-    engine, watched = open_engine(**options)
+@pytest.mark.parametrize(
+    ("config", "room"),
+    [(CONFIG, 10), (CONFIG, 0), (NATIVE, ROOM)],
+    ids=["too little room", "none", "an adapter's prefix, which is part of what is computed"],
+)
+def test_nothing_is_kept(config: DecoderConfig, room: int) -> None:
+    engine, watched = open_engine(config, kept_places=room)
     requests = questions(engine, [0, 0])
     answer(engine, requests)
     assert (watched.num_computed, watched.most_kept) == (sum(len(one.prompt_ids) for one in requests), 0)
-
-
-def test_an_adapters_prefix_is_part_of_what_is_computed_so_nothing_is_kept() -> None:
-    engine, watched = open_engine(replace(CONFIG, num_adapter_layers=2, num_queries=5), kept_places=ROOM)
-    answer(engine, questions(engine, [0, 0]))
-    assert watched.most_kept == 0
 
 
 def test_a_reset_forgets_what_is_kept() -> None:

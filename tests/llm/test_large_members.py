@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from llama_adapter.llm.weights.names import (
     llama_shapes,
     matrix_shapes,
     to_half_split,
+    to_huggingface,
 )
 from llama_adapter.runtime.errors import CheckpointError
 from tests.llm.toys import build_decoder, refusal
@@ -31,20 +33,6 @@ VOCABULARY, LAYERS = 32, 3
 # How Meta's files split a tensor: by rows, by columns, or with a copy in each file.
 BY_ROWS = (".wq.", ".wk.", ".wv.", ".w1.", ".w3.", "output.")
 BY_COLUMNS = (".wo.", ".w2.", "tok_embeddings.")
-HUGGINGFACE = {
-    "tok_embeddings": "model.embed_tokens",
-    "norm": "model.norm",
-    "output": "lm_head",
-    "attention.wq": "self_attn.q_proj",
-    "attention.wk": "self_attn.k_proj",
-    "attention.wv": "self_attn.v_proj",
-    "attention.wo": "self_attn.o_proj",
-    "feed_forward.w1": "mlp.gate_proj",
-    "feed_forward.w2": "mlp.down_proj",
-    "feed_forward.w3": "mlp.up_proj",
-    "attention_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-}
 
 
 class Member(NamedTuple):
@@ -125,12 +113,9 @@ def write_huggingface(folder: Path, member: Member, tensors: dict[str, Tensor], 
     )
     files: dict[str, dict[str, Tensor]] = {}
     for index, (name, tensor) in enumerate(tensors.items()):
-        layer, _, rest = name.removesuffix(".weight").partition(".") if name.startswith("layers.") else ("", "", "")
-        number, _, module = rest.partition(".")
-        key = f"model.layers.{number}.{HUGGINGFACE[module]}" if layer else HUGGINGFACE[name.removesuffix(".weight")]
-        rows = to_half_split(module, tensor, member.config)
+        rows = to_half_split(re.sub(r"^layers\.\d+\.|\.weight$", "", name), tensor, member.config)
         file = f"model-{1 + index % num_files:05d}-of-{num_files:05d}.safetensors"
-        files.setdefault(file, {})[f"{key}.weight"] = rows.contiguous()
+        files.setdefault(file, {})[to_huggingface(name)] = rows.contiguous()
     for file, content in files.items():
         save_file(content, folder / file)
     weight_map = {key: file for file, content in files.items() for key in content}

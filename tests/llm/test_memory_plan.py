@@ -4,7 +4,6 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -20,14 +19,13 @@ from llama_adapter.llm.memory_plan import (
     planner,
     widest_cache,
 )
-from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.schemes import Precision
 from llama_adapter.runtime.schemes.state import convert_precision, stored_forms
 from tests.fakes.cuda_graphs import FakeCuda, HostCuda
 from tests.fakes.cuda_linear import LinearOps
-from tests.llm.toys import CONFIG, toy_decoder
+from tests.llm.toys import CONFIG, NATIVE, toy_decoder, toy_past
 
 
 def planned(num_rows: int) -> MemoryPlan:
@@ -112,9 +110,7 @@ def test_tensors_that_are_missing_or_unknown_are_named(name: str) -> None:
 def test_a_plan_counts_what_the_layers_of_a_gpu_hold(precision: Precision, monkeypatch: pytest.MonkeyPatch) -> None:
     FakeCuda().install(monkeypatch)
     LinearOps().install(monkeypatch)
-    sizes = replace(
-        CONFIG, head_dim=0, num_kv_heads=0, dim=128, ffn_dim=192, vocab_size=304
-    )  # sizes that the operators accept
+    sizes = replace(NATIVE, vocab_size=304)  # sizes that the operators accept
     config = EngineConfig(decoder=sizes, dtype=torch.bfloat16, num_slots=1)
     plain = toy_decoder(sizes)
     state = convert_precision(plain.state_dict(), plain, dtype=torch.bfloat16, wanted=precision)
@@ -157,9 +153,8 @@ def test_the_least_cache_holds_a_quarter_of_each_row_and_all_of_one(
     num_slots: int, context: int, past: int, block: int, spare_blocks: int
 ) -> None:
     sizes = replace(CONFIG, context=context)
-    shape = (sizes.num_layers, sizes.num_kv_heads, past, sizes.head_dim)
-    given = PastKeyValues(np.zeros(shape, np.float32), np.zeros(shape, np.float32)) if past else None
-    config = least_cache(EngineConfig(decoder=sizes, dtype=torch.float32, num_slots=num_slots, past=given))
+    given = {"dtype": torch.float32, "num_slots": num_slots, "past": toy_past(sizes, past)}
+    config = least_cache(EngineConfig(decoder=sizes, **given))
     assert (config.block, config.spare_blocks) == (block, spare_blocks)
 
 

@@ -2,6 +2,8 @@
 
 import random
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from llama_adapter.runtime.tensor_files import ckpt_files
 from llama_adapter.runtime.tensor_files.ckpt_files import read_ckpt
 from tests.llm.ckpt import write_ckpt
 from tests.llm.test_sources_of_families import made
-from tests.llm.toys import GOLDEN, build_decoder
+from tests.llm.toys import GOLDEN, build_decoder, drop, put
 
 META = GOLDEN / "LLaMA" / "TINY"
 NAMES = {
@@ -127,22 +129,24 @@ def test_settings_of_other_models_are_refused(settings: dict[str, object], tmp_p
         open_mindspore(write_folder(tmp_path / "a", **settings))
 
 
-@pytest.mark.parametrize("problem", ["two checkpoints", "no yaml", "no settings", "foreign names", "short"])
+def edit_ckpt(edit: Callable[[dict[str, Any]], object], folder: Path) -> None:
+    tensors = read_ckpt(folder / "llama.ckpt")
+    edit(tensors)
+    write_ckpt(folder / "llama.ckpt", tensors.items())
+
+
+PROBLEMS: dict[str, Callable[[Path], object]] = {
+    "two checkpoints": lambda folder: shutil.copy(folder / "llama.ckpt", folder / "rank_1.ckpt"),
+    "no yaml": lambda folder: (folder / "llama.yaml").unlink(),
+    "no settings": lambda folder: (folder / "llama.yaml").write_text("model: [1]\n"),
+    "foreign names": partial(edit_ckpt, put("model.layers.0.attention.w_qkv.weight", torch.ones(2, 2))),
+    "short": partial(edit_ckpt, drop("model.layers.3.ffn_norm.weight")),
+}
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
 def test_incomplete_folders_are_refused(problem: str, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "a")
-    tensors = read_ckpt(folder / "llama.ckpt")
-    if problem == "two checkpoints":
-        shutil.copy(folder / "llama.ckpt", folder / "rank_1.ckpt")
-    elif problem == "no yaml":
-        (folder / "llama.yaml").unlink()
-    elif problem == "no settings":
-        (folder / "llama.yaml").write_text("model: [1]\n")
-    elif problem == "foreign names":
-        write_ckpt(
-            folder / "llama.ckpt", {**tensors, "model.layers.0.attention.w_qkv.weight": torch.ones(2, 2)}.items()
-        )
-    else:
-        tensors.pop("model.layers.3.ffn_norm.weight")
-        write_ckpt(folder / "llama.ckpt", tensors.items())
+    PROBLEMS[problem](folder)
     with pytest.raises(CheckpointError):
         open_mindspore(folder)

@@ -20,9 +20,9 @@ from llama_adapter.llm.runners.kernels import KernelRunner
 from llama_adapter.runtime.kernels.library import find_library
 from tests.llm.test_async_readback import HARMFUL_IDS, Schedule, play_on, schedule_of
 from tests.llm.test_native_runner import CONFIG, CONFIGS, DTYPES, open_native, prefixes, runners
-from tests.llm.toys import EOS_ID, SMALL, answer, answers, drain, toy_decoder, toy_prompts, toy_requests
+from tests.llm.toys import EOS_ID, NATIVE, answer, answers, drain, resume, toy_decoder, toy_prompts, toy_requests
 
-NATIVE_SMALL = dataclasses.replace(SMALL, head_dim=0, num_kv_heads=0, dim=128, ffn_dim=192)
+NATIVE_SMALL = dataclasses.replace(NATIVE, context=24, vocab_size=40, num_layers=2, num_adapter_layers=1)
 
 pytestmark = pytest.mark.skipif(find_library().library is None, reason=find_library().reason or "there are kernels")
 
@@ -119,11 +119,7 @@ def test_running_rows_go_on_while_new_ones_are_admitted(fails_at: int | None) ->
     except MemoryError:
         engine.reset()
         engine.limit_rows(2)
-        given = answers(outputs)
-        for request in requests:
-            ids, finish = given.get(request.id, ([], None))
-            if finish is None:
-                engine.submit(dataclasses.replace(request, known_ids=tuple(ids)))
+        resume(engine, requests, outputs)
         outputs += drain(engine)
 
     assert answers(outputs) == expected

@@ -29,9 +29,8 @@ from tests.llm.toys import rounding, toy_decoder, toy_prompts, toy_visual_querie
 pytestmark = pytest.mark.skipif(find_library().library is None, reason=find_library().reason or "there are kernels")
 
 TIMEOUT_S = 120.0
-WIDE = dataclasses.replace(
-    CONFIG, head_dim=0, num_kv_heads=0, dim=512, ffn_dim=384
-)  # heads of 128, as in LLaMA: shares begin at whole groups
+# Heads of 128, as in LLaMA: shares begin at whole groups.
+WIDE = dataclasses.replace(CONFIG, head_dim=0, num_kv_heads=0, dim=512, ffn_dim=384)
 # More ranks than heads of keys and values, and norms behind the sums over ranks.
 GROUPED = dataclasses.replace(
     WIDE, num_kv_heads=1, norms="both", qk_norm="head", activation="gelu_tanh", score_cap=2.0, logit_cap=5.0

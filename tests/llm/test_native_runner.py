@@ -13,32 +13,29 @@ from torch.overrides import TorchFunctionMode
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.rotary import Rotary
 from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, PrefillPlan, ScorePlan
 from llama_adapter.llm.runners.draw import NO_TOKEN, Draw, Rules
 from llama_adapter.llm.runners.eager import EagerRunner
 from llama_adapter.llm.runners.kernels import KernelRunner
-from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.kernels.library import find_library
 from llama_adapter.runtime.kernels.threads import num_threads, torch_stands_aside
 from llama_adapter.runtime.schemes import Precision
-from llama_adapter.runtime.schemes.scheme import find_scheme
+from llama_adapter.runtime.schemes.state import dequantise, quantise
 from tests.bounds import difference
-from tests.llm import toys
 from tests.llm.toys import (
     EOS_ID,
-    answer,
+    answers_of_all,
     open_runner,
     rounding,
     toy_decoder,
+    toy_past,
     toy_prompts,
-    toy_requests,
     toy_visual_queries,
 )
+from tests.llm.toys import NATIVE as CONFIG
 
-CONFIG = dataclasses.replace(toys.CONFIG, head_dim=0, num_kv_heads=0, dim=128, ffn_dim=192)
 CONFIGS = {
     "heads of 32": CONFIG,
     "heads of 64": dataclasses.replace(CONFIG, head_dim=0, num_kv_heads=0, num_heads=2),
@@ -90,7 +87,7 @@ def runners(
 ) -> tuple[KernelRunner, EagerRunner]:
     """A runner by the kernels, and one by plain torch; `options` are those of EngineConfig."""
     state = {name: value.to(dtype) for name, value in toy_decoder(config).state_dict().items()}
-    plain = open_runner(config, state, backend=CpuBackend(), num_slots=num_slots, operators="aten", **options)
+    plain = open_runner(config, state, num_slots=num_slots, operators="aten", **options)
     assert type(plain) is EagerRunner
     return open_native(config, state, num_slots=num_slots, **options), plain
 
@@ -99,7 +96,7 @@ def open_native(
     config: DecoderConfig, state: Mapping[str, torch.Tensor], *, num_slots: int, **options: Any
 ) -> KernelRunner:
     """A runner by the kernels; `options` are those of EngineConfig."""
-    runner = open_runner(config, state, backend=CpuBackend(), num_slots=num_slots, **options)
+    runner = open_runner(config, state, num_slots=num_slots, **options)
     if not isinstance(runner, KernelRunner):
         pytest.skip(f"this processor has no kernels for {state['embedding.weight'].dtype}")
     return runner
@@ -181,10 +178,8 @@ def test_continuations_are_scored_as_by_the_plain_decoder(config: DecoderConfig)
 
 @pytest.mark.parametrize("name", ["Gemma 2", "Phi 3"])
 def test_windows_count_positions_of_the_past_too(name: str) -> None:
-    config, draw = CONFIGS[name], np.random.default_rng(0)
-    shape = (config.num_layers, config.num_kv_heads, 4, config.head_dim)
-    past = PastKeyValues(*(draw.standard_normal(shape, np.float32) for _ in range(2)))
-    prompts, both = toy_prompts(3, longest=12), runners(config, past=past)
+    config = CONFIGS[name]
+    prompts, both = toy_prompts(3, longest=12), runners(config, past=toy_past(config, 4))
     results = []
     for runner in both:
         pictures = prefixes(runner, 3)
@@ -228,12 +223,11 @@ def test_the_engine_answers_as_with_the_plain_decoder() -> None:
     sampled = [
         SamplingParams(max_new_tokens=5 + index, temperature=0.8 * (index % 2), seed=index) for index in range(9)
     ]
-    collected = []
-    for runner in runners(num_slots=4):
-        engine = Engine(runner, eos_id=EOS_ID)
-        collected.append(answer(engine, toy_requests(engine, toy_prompts(9), sampling=sampled, config=CONFIG)))
+    engines = [Engine(runner, eos_id=EOS_ID) for runner in runners(num_slots=4)]
 
-    assert collected[0] == collected[1]
+    ours, plain = answers_of_all(engines, toy_prompts(9), sampling=sampled, config=CONFIG)
+
+    assert ours == plain
 
 
 def test_nan_prefix_ends_its_row_only() -> None:
@@ -251,7 +245,7 @@ def test_nan_prefix_ends_its_row_only() -> None:
 def test_of_equal_logits_the_first_token_is_the_best() -> None:
     decoder = toy_decoder(CONFIG)
     decoder.head.weight[100:] = decoder.head.weight[:100].repeat(2, 1)  # each logit occurs three times
-    runner = open_runner(CONFIG, decoder.state_dict(), backend=CpuBackend(), num_slots=6)
+    runner = open_runner(CONFIG, decoder.state_dict(), num_slots=6)
 
     logits_RV, best_R = runner.prefill(toy_prompts(6), prefixes(runner, 6), first_slot=0)
 
@@ -305,9 +299,8 @@ def test_prefill_equals_single_steps_bitwise(config: DecoderConfig, dtype: torch
 
 def test_unsupported_decoders_run_in_torch() -> None:
     narrow = dataclasses.replace(CONFIG, head_dim=0, num_kv_heads=0, num_heads=16)
-    state = toy_decoder(narrow).state_dict()
 
-    runner = open_runner(narrow, state, backend=CpuBackend(), num_slots=2)
+    runner = open_runner(narrow, num_slots=2)
 
     assert type(runner) is EagerRunner
 
@@ -321,19 +314,13 @@ NARROW = dataclasses.replace(CONFIG, num_heads=6, num_kv_heads=2, head_dim=32, d
 def test_weights_of_few_bits_run_in_kernels_or_are_dequantised(
     precision: Precision, least: float, most: float, config: DecoderConfig
 ) -> None:
-    scheme = find_scheme(precision)
-    state = dict(toy_decoder(config).state_dict())
-    exact = dict(state)
-    for name in [
-        name for name in state if name.endswith(("qkv.weight", "out.weight", "gate_up.weight", "down.weight"))
-    ]:
-        parts = scheme.quantise(state[name])
-        exact[name] = scheme.dequantise(parts)
-        state.update({name + suffix: tensor for suffix, tensor in parts.items()})
+    decoder = toy_decoder(config)
+    state = dict(quantise(decoder.state_dict().items(), decoder, dtype=torch.float32, precision=precision))
+    exact = dict(dequantise(state, dtype=torch.float32))
     prompts = toy_prompts(3)
     logits = []
     for weights, operators in itertools.product((state, exact), ("auto", "aten")):
-        runner = open_runner(config, weights, backend=CpuBackend(), num_slots=3, operators=operators)
+        runner = open_runner(config, weights, num_slots=3, operators=operators)
         assert isinstance(runner, KernelRunner) == (operators == "auto")
         logits.append(torch.as_tensor(runner.prefill(prompts, prefixes(runner, 3), first_slot=0).logits_RV))
     quantised, widened, float_native, float_plain = logits
@@ -346,7 +333,7 @@ def test_weights_of_few_bits_run_in_kernels_or_are_dequantised(
 def test_the_operators_name_the_instruction_set() -> None:
     library = find_library().library
     assert library is not None
-    runner = open_runner(CONFIG, toy_decoder(CONFIG).state_dict(), backend=CpuBackend(), num_slots=1)
+    runner = open_runner(CONFIG, num_slots=1)
 
     assert runner.operators_name == f"native {library.instruction_set}"
 

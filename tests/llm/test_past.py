@@ -21,10 +21,8 @@ from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.runners.base import Runner
 from llama_adapter.llm.runners.shapes import BUCKETED, EXACT, STEPPED
 from llama_adapter.llm.weights.past import read_past, write_pre_caches
-from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.errors import CheckpointError
 from tests.bounds import difference, unit
-from tests.llm import toys
 from tests.llm.exported import onnx_runner
 from tests.llm.toys import (
     EOS_ID,
@@ -35,23 +33,21 @@ from tests.llm.toys import (
     open_runner,
     rounding,
     toy_decoder,
+    toy_past,
     toy_prompts,
     toy_requests,
     toy_visual_queries,
 )
+from tests.llm.toys import NATIVE as CONFIG
 
-CONFIG = dataclasses.replace(
-    toys.CONFIG, head_dim=0, num_kv_heads=0, dim=128, ffn_dim=192
-)  # sizes that the kernels accept
 DECODER = toy_decoder(CONFIG)
 TEXT = (1, 17, 250, 33, 8)  # the tokens of the past
 MakeRunner = Callable[..., Runner]
 
 
-def chosen(*, folder: Path, **options: Any) -> Runner:
+def chosen(*, folder: Path, **options: Any) -> Any:
     """The runner that the product chooses."""
-    runner: Runner = open_runner(CONFIG, DECODER.state_dict(), backend=CpuBackend(), **options)
-    return runner
+    return open_runner(CONFIG, **options)
 
 
 def plain(*, folder: Path, **options: Any) -> Runner:
@@ -169,8 +165,8 @@ def test_a_cleared_slot_keeps_its_past(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("config", [CONFIG, *FAMILIES.values()], ids=["llama", *FAMILIES])
 def test_pre_caches_of_paddlenlp_are_read_as_they_were_written(config: DecoderConfig, tmp_path: Path) -> None:
-    shape = (config.num_layers, config.num_kv_heads, len(TEXT), config.head_dim)
-    past = PastKeyValues(*(np.random.default_rng(seed).normal(size=shape).astype(np.float32) for seed in range(2)))
+    past = toy_past(config, len(TEXT))
+    assert past is not None
     with (tmp_path / "pre_caches.npy").open("wb") as file:
         write_pre_caches(file, past, config)
 

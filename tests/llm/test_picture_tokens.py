@@ -22,14 +22,11 @@ from llama_adapter.llm.parallel.leader import LeadingRunner
 from llama_adapter.llm.prefix import PictureTokens
 from llama_adapter.llm.runners.base import PrefillPlan, ScorePlan
 from llama_adapter.llm.runners.kernels import KernelRunner
-from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.errors import LlamaAdapterError
 from llama_adapter.runtime.kernels.library import find_library
-from tests.llm.toys import CONFIG, EOS_ID, answer, drain, open_runner, toy_decoder
+from tests.llm.toys import EOS_ID, NATIVE, answer, drain, open_runner, toy_decoder
 
-PLAIN = dataclasses.replace(
-    CONFIG, head_dim=0, num_kv_heads=0, dim=128, ffn_dim=192, num_adapter_layers=0, num_queries=0
-)
+PLAIN = dataclasses.replace(NATIVE, num_adapter_layers=0, num_queries=0)
 PLACEHOLDER = 7
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=8)
 
@@ -40,7 +37,7 @@ def open_engine(kind: str, *, num_slots: int = 4) -> tuple[Engine, Tensor]:
     """An engine by plain torch or by the kernels, and the embeddings of its tokens."""
     state = toy_decoder(PLAIN).state_dict()
     options: dict[str, Any] = {"operators": "aten"} if kind == "plain" else {}
-    runner = open_runner(PLAIN, state, backend=CpuBackend(), num_slots=num_slots, **options)
+    runner = open_runner(PLAIN, state, num_slots=num_slots, **options)
     if kind == "kernels" and find_library().library is None:
         pytest.skip(find_library().reason)
     assert isinstance(runner, KernelRunner) == (kind == "kernels")

@@ -13,7 +13,6 @@ from llama_adapter.llm.config import DecoderConfig, EngineConfig
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import GenerateRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.runners.base import Runner
 from llama_adapter.llm.runners.shapes import BUCKETED, EXACT, STEPPED
 from llama_adapter.runtime.devices import CpuBackend
@@ -32,10 +31,11 @@ from tests.llm.toys import (
     eager,
     open_runner,
     toy_decoder,
+    toy_past,
     toy_requests,
 )
+from tests.llm.toys import NATIVE as CONFIG
 
-CONFIG = replace(toys.CONFIG, head_dim=0, num_kv_heads=0, dim=128, ffn_dim=192)  # sizes that the kernels accept
 SMALLEST = {"block": 8, "spare_blocks": 7}  # of a context of 64: one row can fill it beside rows of one block
 cuda = cuda_graphs.cuda  # a fixture
 
@@ -52,10 +52,7 @@ def mixed_requests(engine: Engine, count: int, *, config: DecoderConfig, seed: i
     return toy_requests(engine, prompts, sampling=sampling, config=config)
 
 
-def native(**options: Any) -> Runner:
-    """The runner that the product chooses on this processor."""
-    runner: Runner = open_runner(CONFIG, toy_decoder(CONFIG).state_dict(), backend=CpuBackend(), **options)
-    return runner
+native = partial(open_runner, CONFIG)  # the runner that the product chooses on this processor
 
 
 def plain(config: DecoderConfig = CONFIG, **options: Any) -> Runner:
@@ -124,10 +121,7 @@ def test_recorded_steps_read_the_blocks_of_the_moment(
 
 @pytest.mark.parametrize("make", [native, plain])
 def test_a_past_lies_in_the_first_block_of_every_row(make: Callable[..., Runner]) -> None:
-    shape = (CONFIG.num_layers, CONFIG.num_kv_heads, 5, CONFIG.head_dim)
-    draw = torch.Generator().manual_seed(0)
-    past = PastKeyValues(*(torch.randn(shape, generator=draw).numpy() for _ in range(2)))
-    answers = []
+    past, answers = toy_past(CONFIG, 5), []
     for cache in ({}, SMALLEST):
         engine = Engine(make(num_slots=4, past=past, **cache), eos_id=EOS_ID)
         requests = [request for request in mixed_requests(engine, 30, config=CONFIG) if len(request.prompt_ids) < 59]

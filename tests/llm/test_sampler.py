@@ -88,27 +88,9 @@ def test_extreme_draws_stay_on_kept_tokens() -> None:
         assert kept[token] > 0
 
 
-@pytest.mark.proves("repetition penalty", "CPU")
-def test_repetition_penalty_is_that_of_transformers() -> None:
-    logits = torch.randn(3, 30, generator=torch.Generator().manual_seed(0))
-    prompts, newest = [(4, 23, 4), (0, 1, 2), (7,)], torch.tensor([11, 29, 7])  # the best are 23 and 29
-    rules = [Rules(9.0, prompt=prompt, has_unread=True) for prompt in prompts[:2]]
-    draws: list[Draw | None] = [*(Draw(1.0, 1.0, 1, 0.0, rules=one) for one in rules), None]
-
-    seen = [torch.tensor([[*prompt, int(token)]]) for prompt, token in zip(prompts, newest, strict=True)]
-    expected = [
-        int(RepetitionPenaltyLogitsProcessor(9.0)(ids, logits[row : row + 1].clone()).argmax())
-        for row, ids in enumerate(seen)
-    ]
-    ids = choose(predict(logits), draws, upload=torch.tensor, newest_R=newest).tolist()
-
-    assert ids == [*expected[:2], int(logits[2].argmax())]
-    assert logits.argmax(-1).tolist()[:2] == [23, 29]
-    assert ids[:2] != [23, 29]
-
-
 @pytest.mark.parametrize("is_on_device", [False, True])
 @pytest.mark.parametrize("seed", range(40))
+@pytest.mark.proves("repetition penalty", "CPU")
 @pytest.mark.proves("presence and frequency penalties, min-p", "CPU")
 def test_all_rules_together_keep_the_tokens_and_probabilities_of_transformers(seed: int, is_on_device: bool) -> None:
     random = Random(seed)
@@ -127,16 +109,18 @@ def test_all_rules_together_keep_the_tokens_and_probabilities_of_transformers(se
 
     known = answer[:-1] if is_on_device else answer
     rules = Rules(repetition, presence, frequency, prompt, known, has_unread=is_on_device and bool(answer))
-    newest = torch.tensor(answer[-1:] or [0])
+    newest = torch.tensor([29, *(answer[-1:] or [0])]).repeat_interleave(400)
     uniforms = [(index + 0.5) / 400 for index in range(400)]
-    draws: list[Draw | None] = [Draw(temperature, 1.0, top_k, uniform, min_p, rules) for uniform in uniforms]
-    ids = choose(predict(logits.expand(400, -1)), draws, upload=torch.tensor, newest_R=newest.expand(400)).tolist()
+    draws = [None] * 400 + [Draw(temperature, 1.0, top_k, uniform, min_p, rules) for uniform in uniforms]
+    both = choose(predict(logits.expand(800, -1)), draws, upload=torch.tensor, newest_R=newest).tolist()
+    best, ids = both[:400], both[400:]
 
+    assert {*best} == {int(logits.argmax())}
     measured = torch.tensor([ids.count(token) / 400 for token in range(30)])
     torch.testing.assert_close(measured, wanted, atol=2 / 400, rtol=0)
     assert all(wanted[token] > 0 for token in ids)
     if not is_on_device:
-        assert choose_on_host(logits.numpy().repeat(400, 0), draws) == ids
+        assert choose_on_host(logits.numpy().repeat(800, 0), draws) == both
 
 
 @pytest.mark.parametrize("temperature", [1e-5, 1e-6, 1e-7, 1e-40, 1e-320, 0.0])

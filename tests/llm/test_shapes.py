@@ -21,14 +21,13 @@ from llama_adapter.runtime.schemes import OperatorChoice
 from tests.bounds import difference
 from tests.llm.toys import (
     CONFIG,
-    answer,
+    answers_of_all,
     eager,
     eager_config,
     open_runner,
     rounding,
     toy_decoder,
     toy_prompts,
-    toy_requests,
     toy_visual_queries,
 )
 
@@ -96,12 +95,10 @@ def test_compiled_steps_give_the_same_answers() -> None:
     compiled, plain = traced_runner(backend, num_slots=2), eager(toy_decoder(WIDE), num_slots=2)
     sampling = [SamplingParams(max_new_tokens=count) for count in (8, 3)]
     prompts = [tuple(range(3, 63)), (1, 8, 9)]
-    answers = []
-    for runner in (compiled, plain):
-        engine = Engine(runner, eos_id=-7)
-        answers.append(answer(engine, toy_requests(engine, prompts, sampling=sampling)))
+    engines = [Engine(runner, eos_id=-7) for runner in (compiled, plain)]
+    ours, theirs = answers_of_all(engines, prompts, sampling=sampling)
 
-    assert answers[0] == answers[1]
+    assert ours == theirs
     # One program per number of rows and attended length, for any number of steps.
     assert compiled._programs.keys() == {(2, 64), (1, 64), (1, 128)}
     assert backend.num_compiled == 3

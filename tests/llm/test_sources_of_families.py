@@ -30,7 +30,7 @@ from llama_adapter.llm.weights.families import FAMILIES
 from llama_adapter.llm.weights.huggingface import open_huggingface
 from llama_adapter.llm.weights.lora import merged_source, open_loras
 from llama_adapter.llm.weights.meta import open_meta
-from llama_adapter.llm.weights.names import LlamaSource, half_split, matrix_shapes, to_meta_order
+from llama_adapter.llm.weights.names import LlamaSource, from_huggingface, half_split, matrix_shapes, to_meta_order
 from tests.llm.toys import build_decoder, drop, is_mapped, put, refusal
 
 pytestmark = [pytest.mark.filterwarnings("ignore::FutureWarning"), pytest.mark.filterwarnings("ignore::UserWarning")]
@@ -99,32 +99,22 @@ CASES: dict[str, tuple[str, int, int, dict[str, Any]]] = {
         },
     ),
 }
-LAYER = {
-    "attention.wq": "self_attn.q_proj",
-    "attention.wk": "self_attn.k_proj",
-    "attention.wv": "self_attn.v_proj",
-    "attention.wo": "self_attn.o_proj",
-    "attention.q_norm": "self_attn.q_norm",
-    "attention.k_norm": "self_attn.k_norm",
-    "feed_forward.w1": "mlp.gate_proj",
-    "feed_forward.w2": "mlp.down_proj",
-    "feed_forward.w3": "mlp.up_proj",
-}
-NORMS = {
-    "gemma": ("input_layernorm", "pre_feedforward_layernorm", "post_attention_layernorm", "post_feedforward_layernorm"),
-    "olmo2": ("", "", "post_attention_layernorm", "post_feedforward_layernorm"),
-}
 
 
-def made(name: str, **sizes: int) -> Any:
-    """A model of transformers with random weights, also in norms and biases."""
+def made(name: str, **changes: Any) -> Any:
+    """A model of transformers with random weights, also in norms and biases; `changes` are entries of its config."""
     kind, heads, kv_heads, options = CASES[name]
-    given = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "pad_token_id": 0, **options, **sizes}
+    given = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "pad_token_id": 0, **options, **changes}
     config = transformers.AutoConfig.for_model(kind, **{**SIZES, **given})
+    config._attn_implementation = "eager"
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
-    for parameter in model.parameters():
-        parameter.normal_()
+    for part, parameter in model.named_parameters():
+        if "norm" in part:
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+        else:
+            # Small embeddings, because otherwise the head would repeat the last token where both are tied.
+            parameter.normal_(std=0.05 if "embed" in part else 0.3)
     return model
 
 
@@ -135,18 +125,17 @@ def saved(name: str, folder: Path) -> tuple[Any, Path]:
 
 
 def expected(name: str, model: Any) -> dict[str, Tensor]:
-    """The tensors of transformers' modules under our names, with what their forward passes do beside them."""
+    """The tensors of transformers' modules under our names, with what their forward passes do beside them.
+
+    That the names mean the same is shown by the logits in test_families.py.
+    """
     kind, config = CASES[name][0], model.config
-    state, found = model.state_dict(), {"norm.weight": model.model.norm.weight, "output.weight": model.lm_head.weight}
-    embedding = model.model.embed_tokens.weight  # Gemma's factor is `LlamaSource.embedding_scale`
-    found["tok_embeddings.weight"] = embedding * getattr(config, "embedding_multiplier", 1.0)
-    names = NORMS.get(kind.rstrip("23_tex"), NORMS.get(kind, ("input_layernorm", "post_attention_layernorm", "", "")))
-    norms = dict(zip(("attention_norm", "ffn_norm", "attention_out_norm", "ffn_out_norm"), names, strict=True))
+    norms = FAMILIES[kind].switches.get("norms", "before")
+    named = ((from_huggingface(key, norms=norms), tensor) for key, tensor in model.state_dict().items())
+    found = {own: tensor for own, tensor in named if own is not None}
+    # Gemma's factor is `LlamaSource.embedding_scale`.
+    found["tok_embeddings.weight"] = found["tok_embeddings.weight"] * getattr(config, "embedding_multiplier", 1.0)
     for layer, block in enumerate(model.model.layers):
-        for ours, theirs in (LAYER | norms).items():
-            for own in ("weight", "bias"):
-                if (key := f"model.layers.{layer}.{theirs}.{own}") in state:
-                    found[f"layers.{layer}.{ours}.{own}"] = state[key]
         if kind == "phi3":
             attention = block.self_attn
             size, kv_heads = attention.head_dim, config.num_key_value_heads
@@ -172,6 +161,11 @@ def assert_close(source: LlamaSource, wanted: Mapping[str, Tensor]) -> None:
     assert source.tensors.keys() == wanted.keys()
     for key, tensor in wanted.items():
         torch.testing.assert_close(source.tensors[key].read(), tensor.float(), rtol=1e-6, atol=0, msg=key)
+
+
+def assert_same(source: LlamaSource, wanted: LlamaSource) -> None:
+    assert source.config == wanted.config
+    assert_close(source, {key: tensor.read() for key, tensor in wanted.tensors.items()})
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -258,18 +252,14 @@ def test_all_spellings_and_the_part_of_a_larger_model_are_one_model(name: str, t
     path.write_text(json.dumps(as_old(entries)))
     bare = {key.removeprefix("model."): tensor for key, tensor in tensors.items()}  # as models without a head are saved
     save_file(bare, folder / "model.safetensors")
-    source = open_huggingface(folder)
-    assert source.config == wanted.config
-    assert_close(source, {key: tensor.read() for key, tensor in wanted.tensors.items()})
+    assert_same(open_huggingface(folder), wanted)
 
     default = type(model.config)().to_dict()  # parts leave out what equals the class's defaults
     part = {key: value for key, value in entries.items() if key == "model_type" or value != default.get(key, default)}
     path.write_text(json.dumps({"model_type": "a larger one", "text_config": part, "hidden_size": 7}))
     renamed = {key.replace("model.", "model.language_model.", 1): tensor for key, tensor in tensors.items()}
     save_file(renamed | {"model.vision_tower.bias": torch.ones(3)}, folder / "model.safetensors")
-    source = open_huggingface(folder)
-    assert source.config == wanted.config
-    assert_close(source, {key: tensor.read() for key, tensor in wanted.tensors.items()})
+    assert_same(open_huggingface(folder), wanted)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FAMILIES if kind != "internlm2"])
@@ -308,8 +298,7 @@ def test_internlm2_is_a_llama_with_other_names(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(as_old(entries) | {"model_type": "internlm2", "bias": False}))
 
     source = open_huggingface(folder)
-    assert source.config == wanted.config
-    assert_close(source, {key: tensor.read() for key, tensor in wanted.tensors.items()})
+    assert_same(source, wanted)
     assert [len(source.tensors[f"layers.0.attention.{part}.weight"].parts) for part in ("wq", "wk", "wv")] == [2, 2, 2]
 
 

@@ -14,12 +14,6 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 MODEL = GOLDEN / "LLaMA" / "tokenizer.model"
 TOKENIZER = Tokenizer.load(MODEL)
 CASES = json.loads((GOLDEN / "cases.json").read_text())["tokenizer"]
-# Byte pieces are frequent here, and with them complete and incomplete characters.
-_BYTES = st.integers(3, 258)
-_CHARACTERS = st.text(min_size=1, max_size=3).map(lambda text: [3 + byte for byte in text.encode()])
-_IDS = st.lists(
-    st.one_of(st.integers(0, 511).map(lambda i: [i]), _BYTES.map(lambda i: [i]), _CHARACTERS), max_size=24
-).map(lambda runs: [piece_id for run in runs for piece_id in run])
 
 
 @pytest.mark.parametrize("case", CASES["encode"], ids=lambda case: repr(case["text"]))
@@ -47,36 +41,6 @@ def test_ids_outside_the_vocabulary_are_refused(piece_id: int) -> None:
 def test_lone_surrogates_are_refused() -> None:
     with pytest.raises(ValueError, match=r"character 2 is half a surrogate pair \(U\+D800\)"):
         TOKENIZER.encode("ab\ud800")
-
-
-@settings(max_examples=200, deadline=None)
-@given(_IDS)
-def test_streamed_text_equals_decoded_text_for_any_ids(ids: list[int]) -> None:
-    stream = IncrementalDetokenizer(TOKENIZER)
-    parts = [stream.push(piece_id) for piece_id in ids]
-    assert "".join([*parts, stream.flush()]) == TOKENIZER.decode(ids)
-
-
-@settings(max_examples=200, deadline=None)
-@given(_IDS)
-def test_a_peek_shows_the_next_text_or_the_name_of_the_piece(ids: list[int]) -> None:
-    stream = IncrementalDetokenizer(TOKENIZER)
-    for piece_id in ids:
-        shown, _ = stream.peek(piece_id), stream.peek(400)
-        assert shown == (stream.push(piece_id) or TOKENIZER.name_of(piece_id))
-    assert IncrementalDetokenizer(TOKENIZER).peek(TOKENIZER.eos_id) == "</s>"
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.text(max_size=12))
-def test_a_stream_of_valid_text_never_shows_half_a_character(text: str) -> None:
-    stream = IncrementalDetokenizer(TOKENIZER)
-    ids = TOKENIZER.encode(text)
-    whole = TOKENIZER.decode(ids)
-    shown = ""
-    for piece_id in ids:
-        shown += stream.push(piece_id)
-        assert whole.startswith(shown)
 
 
 def test_a_character_of_several_bytes_appears_with_its_last_byte() -> None:
@@ -125,8 +89,3 @@ def test_files_that_are_no_tokenizer_are_refused(tmp_path: Path, data: bytes, re
 def test_missing_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"`.*absent\.model`"):
         Tokenizer.load(tmp_path / "absent.model")
-
-
-def test_tokenizer_from_bytes_is_the_same_tokenizer() -> None:
-    again = Tokenizer.from_bytes(TOKENIZER.data)
-    assert again.encode("a boat") == TOKENIZER.encode("a boat")

@@ -21,11 +21,19 @@ from llama_adapter.runtime.errors import CheckpointError
 from tests.llm.vocabularies import KINDS, LLAMA_3, OTHERS, SPECIALS, sentencepiece_model, texts, tokenizer_json
 
 NUM_TEXTS = 3_000
+SENTENCEPIECE = "SentencePiece"
 SETTINGS = TokenizerSettings(end_ids=(2,), chat_template="{{ '<think></think>' }}")
 
 
 def opened(kind: str, settings: TokenizerSettings = SETTINGS) -> Tokenizer:
     return Tokenizer.from_bytes(tokenizer_json(kind), name=kind, settings=settings)
+
+
+def of_its_library(kind: str) -> Any:
+    """The same tokenizer of `tokenizers`, or of SentencePiece."""
+    if kind == SENTENCEPIECE:
+        return sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_model())
+    return tokenizers.Tokenizer.from_str(tokenizer_json(kind).decode())
 
 
 def streamed(tokenizer: Tokenizer, ids: list[int]) -> str:
@@ -36,7 +44,7 @@ def streamed(tokenizer: Tokenizer, ids: list[int]) -> str:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.proves("SentencePiece, tokenizer.json, byte ranks", "CPU")
 def test_ids_and_texts_are_those_of_tokenizers(kind: str) -> None:
-    ours, theirs = opened(kind), tokenizers.Tokenizer.from_str(tokenizer_json(kind).decode())
+    ours, theirs = opened(kind), of_its_library(kind)
     theirs.encode_special_tokens = True
     given = list(texts(NUM_TEXTS))
     expected = [encoding.ids for encoding in theirs.encode_batch(given)]
@@ -48,8 +56,7 @@ def test_ids_and_texts_are_those_of_tokenizers(kind: str) -> None:
 
 @pytest.mark.proves("SentencePiece, tokenizer.json, byte ranks", "CPU")
 def test_ids_and_texts_are_those_of_sentencepiece() -> None:
-    ours = Tokenizer.from_bytes(sentencepiece_model())
-    theirs = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_model())
+    ours, theirs = Tokenizer.from_bytes(sentencepiece_model()), of_its_library(SENTENCEPIECE)
     given = list(texts(NUM_TEXTS))
     expected = theirs.encode(given)
 
@@ -58,12 +65,15 @@ def test_ids_and_texts_are_those_of_sentencepiece() -> None:
         assert streamed(ours, ids) == text == ours.decode(ids)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, SENTENCEPIECE])
 def test_any_ids_stream_as_they_decode_and_nothing_is_held_for_long(kind: str) -> None:
-    tokenizer, draw = opened(kind), random.Random(0)
-    theirs = tokenizers.Tokenizer.from_str(tokenizer_json(kind).decode())
-    for _ in range(300):
-        ids = [draw.randrange(tokenizer.vocab_size) for _ in range(draw.randint(0, 12))]
+    tokenizer = Tokenizer.from_bytes(sentencepiece_model()) if kind == SENTENCEPIECE else opened(kind)
+    theirs, draw = of_its_library(kind), random.Random(0)
+    characters = [tokenizer.encode_run(one, is_inner=True) for one in ("\U0001fae8", "\u0ec6", "a")]  # many cut short
+    for _ in range(600):
+        ids: list[int] = []
+        for _ in range(draw.randint(0, 12)):
+            ids += draw.choice([*characters, [draw.randrange(tokenizer.vocab_size)]])[: draw.randint(1, 4)]
         whole, shown, stream = tokenizer.decode(ids), "", IncrementalDetokenizer(tokenizer)
         for piece_id in ids:
             peeked = stream.peek(piece_id)

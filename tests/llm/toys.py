@@ -19,6 +19,7 @@ from llama_adapter.llm.engine.requests import GenerateRequest, Output, Request
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.load import place_decoder
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder, RmsNorm
+from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.rotary import Rotary
 from llama_adapter.llm.runners.eager import EagerRunner
@@ -68,6 +69,7 @@ FAMILIES = {
     "olmo": replace(CONFIG, norms="after", qk_norm="all"),
     "windows": replace(CONFIG, num_kv_heads=2, rotaries=(_LONG,), layer_rotaries=(0, -1, 0), layer_windows=(5,) * 3),
 }
+NATIVE = replace(CONFIG, head_dim=0, num_kv_heads=0, dim=128, ffn_dim=192)  # sizes that the kernels accept
 SMALL = replace(CONFIG, context=24, vocab_size=40, num_layers=2, num_adapter_layers=1)
 # Steps attend to all positions, and prompts are not padded, so that stale data in a slot has an effect.
 WHOLE_CONTEXT = Shapes(length=lambda needed, *, limit: limit)
@@ -139,11 +141,20 @@ def eager(
 
 
 def open_runner(
-    config: DecoderConfig, state: Mapping[str, Tensor], *, backend: Backend, num_slots: int, **options: Any
+    config: DecoderConfig,
+    state: Mapping[str, Tensor] | None = None,
+    *,
+    num_slots: int,
+    backend: Backend | None = None,
+    **options: Any,
 ) -> Any:
-    """The runner that the product chooses for a state dict; `options` are those of EngineConfig."""
+    """The runner that the product chooses, on the CPU by default, for a state dict, or for `toy_decoder(config)`.
+
+    `options` are those of EngineConfig.
+    """
+    state = toy_decoder(config).state_dict() if state is None else state
     engine_config = EngineConfig(decoder=config, dtype=state["embedding.weight"].dtype, **options)
-    return place_decoder(engine_config, state.items(), backend=backend).runner(num_slots)
+    return place_decoder(engine_config, state.items(), backend=backend or CpuBackend()).runner(num_slots)
 
 
 def toy_engine(decoder: LlamaAdapterDecoder, *, num_slots: int, eos_id: int = EOS_ID, **options: Any) -> Engine:
@@ -159,6 +170,12 @@ def toy_prompts(count: int, *, seed: int = 0, longest: int = 30) -> list[tuple[i
 
 def toy_visual_queries(count: int, *, config: DecoderConfig = CONFIG) -> Tensor:
     return torch.randn(count, config.num_queries, config.dim, generator=torch.Generator().manual_seed(1))
+
+
+def toy_past(config: DecoderConfig, num_tokens: int) -> PastKeyValues | None:
+    """Random keys and values of past tokens; None if there are none."""
+    shape = (2, config.num_layers, config.num_kv_heads, num_tokens, config.head_dim)
+    return PastKeyValues(*np.random.default_rng(1).standard_normal(shape, np.float32)) if num_tokens else None
 
 
 def toy_requests(
@@ -195,11 +212,31 @@ def answers(outputs: Iterable[Output]) -> Answers:
     return collected
 
 
+def resume(engine: Engine, requests: Iterable[GenerateRequest], outputs: Iterable[Output]) -> None:
+    """Submit the requests without an end again, with the tokens that are known."""
+    given = answers(outputs)
+    for request in requests:
+        ids, finish = given.get(request.id, ([], None))
+        if finish is None:
+            engine.submit(replace(request, known_ids=tuple(ids)))
+
+
 def answer(engine: Engine, requests: Iterable[Request]) -> Answers:
     """Submit requests and step until all are answered."""
     for request in requests:
         engine.submit(request)
     return answers(drain(engine))
+
+
+def answers_of_all(
+    engines: Iterable[Engine],
+    prompts: list[tuple[int, ...]],
+    *,
+    sampling: list[SamplingParams],
+    config: DecoderConfig = CONFIG,
+) -> list[Answers]:
+    """The answers of each engine to the same `toy_requests`."""
+    return [answer(engine, toy_requests(engine, prompts, sampling=sampling, config=config)) for engine in engines]
 
 
 class Alternating:
