@@ -59,7 +59,7 @@ def file(tmp_path: Path) -> Path:
 
 def planned(file: Path, out: Path, **settings: Any) -> list[AtcRequest]:
     settings = {"batch_sizes": (4, 1), "gears": False, "soc_version": "Ascend310P3", **settings}
-    return plan(read_graph(file), file, out, AtcSettings(**settings))
+    return plan(read_graph(file), out, AtcSettings(**settings))
 
 
 def script(folder: Path, text: str) -> Path:
@@ -125,7 +125,7 @@ def test_an_om_is_put_in_place_with_its_sidecar(
     (tmp_path / "made").mkdir()
     sidecar_path(request.output).write_text("of an older OM")
 
-    made = make_om(request, atc=atc, graph=read_graph("clip.onnx"))
+    made = make_om(request, atc=atc)
 
     assert made == tmp_path / request.output
     header, content = read_fake_om(made)
@@ -146,7 +146,7 @@ def test_an_om_is_put_in_place_with_its_sidecar(
 def test_a_model_scheduled_by_the_host_has_another_name(file: Path, tmp_path: Path) -> None:
     atc = script(tmp_path, 'echo om > "${out}_linux_aarch64.om"')
 
-    made = make_om(planned(file, tmp_path / "made" / "clip")[0], atc=atc, graph=read_graph(file))
+    made = make_om(planned(file, tmp_path / "made" / "clip")[0], atc=atc)
 
     assert made.name == "clip_bs1.om"
     assert made.read_text() == "om\n"
@@ -157,7 +157,7 @@ def test_a_graph_of_another_program_has_no_card_and_extra_flags_may_change_its_i
     request = planned(file, tmp_path / "clip", extra=("--input_fp16_nodes=input",))[0]
     assert "--output_type=FP32" in command(request)
 
-    header, _ = read_fake_om(make_om(request, atc=atc, graph=read_graph(file)))
+    header, _ = read_fake_om(make_om(request, atc=atc))
 
     sidecar = read_sidecar(request.output)
     assert sidecar is not None
@@ -173,7 +173,7 @@ def test_the_digest_of_the_onnx_covers_external_weights(atc: Path, tmp_path: Pat
     request = planned(file, tmp_path / "clip")[0]
 
     def digest() -> str:
-        make_om(request, atc=atc, graph=read_graph(file))
+        make_om(request, atc=atc)
         sidecar = read_sidecar(request.output)
         assert sidecar is not None
         return sidecar.onnx_sha256
@@ -187,12 +187,12 @@ def test_the_digest_of_the_onnx_covers_external_weights(atc: Path, tmp_path: Pat
 
 def test_a_failure_keeps_the_older_files(file: Path, atc: Path, tmp_path: Path) -> None:
     request = planned(file, tmp_path / "made" / "clip")[0]
-    make_om(request, atc=atc, graph=read_graph(file))
+    make_om(request, atc=atc)
     before = {path.name: path.read_bytes() for path in request.output.parent.iterdir()}
     failing = script(tmp_path, 'echo half > "$out.om"; echo "E19999: Inner Error!"; exit 1')
 
     with pytest.raises(GraphError, match="E19999"):
-        make_om(request, atc=failing, graph=read_graph(file))
+        make_om(request, atc=failing)
 
     assert {path.name: path.read_bytes() for path in request.output.parent.iterdir()} == before
 
@@ -201,13 +201,13 @@ def test_success_without_a_file_is_a_failure(file: Path, tmp_path: Path) -> None
     atc = script(tmp_path, "echo ATC run success; touch fusion_result.json")
 
     with pytest.raises(GraphError, match=r"fusion_result\.json"):
-        make_om(planned(file, tmp_path / "clip")[0], atc=atc, graph=read_graph(file))
+        make_om(planned(file, tmp_path / "clip")[0], atc=atc)
 
 
 def test_names_and_programs_that_do_not_work_are_refused(file: Path, tmp_path: Path) -> None:
     for name, words in (("clip", "cannot be run"), ("my clip", "characters that InferSession refuses")):
         with pytest.raises(GraphError, match=words):
-            make_om(planned(file, tmp_path / name)[0], atc=tmp_path / "none", graph=read_graph(file))
+            make_om(planned(file, tmp_path / name)[0], atc=tmp_path / "none")
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_the_words_of_a_failed_atc_are_shown(
     file = write_onnx(tmp_path / "clip.onnx", operator=operator)
 
     with pytest.raises(GraphError, match=code) as caught:
-        make_om(planned(file, tmp_path / "clip", **flags)[0], atc=atc, graph=read_graph(file))
+        make_om(planned(file, tmp_path / "clip", **flags)[0], atc=atc)
 
     assert "ATC run failed" in caught.value.message
 
@@ -246,7 +246,7 @@ def test_the_time_is_reported_while_atc_runs_and_its_words_are_kept(
     atc = script(tmp_path, "echo early; sleep 0.5; echo E19999: late; exit 1")
 
     with pytest.raises(GraphError, match=r"(?s)early.*late"):
-        make_om(planned(file, tmp_path / "clip")[0], atc=atc, graph=read_graph(file), tick=told.append)
+        make_om(planned(file, tmp_path / "clip")[0], atc=atc, tick=told.append)
 
     assert len(told) >= 2
     assert told == sorted(told)
@@ -261,7 +261,7 @@ def test_an_interrupt_ends_atc(file: Path, tmp_path: Path, monkeypatch: pytest.M
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        make_om(planned(file, tmp_path / "clip")[0], atc=atc, graph=read_graph(file), tick=interrupt)
+        make_om(planned(file, tmp_path / "clip")[0], atc=atc, tick=interrupt)
 
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
@@ -274,11 +274,11 @@ def test_an_adopted_om_gets_the_same_side_car_and_mode(file: Path, atc: Path, tm
     subprocess.run([atc, *command(request)], check=True, cwd=tmp_path, capture_output=True)
     request.output.chmod(0o666)
 
-    made = adopt_om(request, graph=read_graph(file))
+    made = adopt_om(request)
 
     assert made == request.output
     assert stat.S_IMODE(made.stat().st_mode) == 0o640
-    assert read_sidecar(made) == read_sidecar(make_om(here, atc=atc, graph=read_graph(file)))
+    assert read_sidecar(made) == read_sidecar(make_om(here, atc=atc))
 
 
 @pytest.mark.parametrize(
@@ -292,6 +292,6 @@ def test_an_om_that_the_runtime_refuses_is_not_adopted(file: Path, tmp_path: Pat
         request.output.touch()
 
     with pytest.raises(GraphError, match=said):
-        adopt_om(request, graph=read_graph(file))
+        adopt_om(request)
 
     assert not (tmp_path / "clip_bs1.om.json").exists()

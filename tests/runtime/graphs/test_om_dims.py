@@ -73,7 +73,7 @@ def write_step(folder: Path) -> Path:
 
 
 def request_for(file: Path, gears: tuple[Gear, ...] = GEARS) -> DimsRequest:
-    return plan_dims(read_graph(file), file, file.with_name("step"), SETTINGS, gears)
+    return plan_dims(read_graph(file), file.with_name("step"), SETTINGS, gears)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the OM that `om` copies."""
     file = write_step(tmp_path_factory.mktemp("made"))
     with pytest.MonkeyPatch.context() as patch:
-        return make_om(request_for(file), atc=use_atc(patch), graph=read_graph(file)).parent
+        return make_om(request_for(file), atc=use_atc(patch)).parent
 
 
 @pytest.fixture
@@ -226,7 +226,7 @@ def test_weights_beyond_the_limit_of_an_om_stay_outside_of_it(
     monkeypatch.setattr(atc_module, "MAX_OM_BYTES", 100)
     request = request_for(file)
     assert "--external_weight=1" in command(request)
-    om = make_om(request, atc=atc, graph=read_graph(file))
+    om = make_om(request, atc=atc)
     (weights,) = (om.parent / "weight").iterdir()
 
     sidecar = read_dims_sidecar(str(om))
