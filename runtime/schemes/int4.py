@@ -182,5 +182,4 @@ SCHEME = Scheme(
     calibrate=_calibrate,
     dequantise=_dequantise,
     fault=_fault,
-    foreign=lambda weight: "",
 )

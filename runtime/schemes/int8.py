@@ -73,11 +73,6 @@ def _fault(suffix: str, tensor: Tensor) -> str:
     return "" if is_sound else "scales that are not finite numbers above 0"
 
 
-def _foreign(weight: Tensor) -> str:
-    """Report -128, because kernels may compute the absolute value of a weight, and 128 does not fit into 8 bits."""
-    return "-128" if int(weight.min()) < -LARGEST else ""
-
-
 SCHEME = Scheme(
     name="int8",
     title="8-bit",
@@ -90,5 +85,4 @@ SCHEME = Scheme(
     calibrate=_calibrate,
     dequantise=lambda parts: parts[""].float() * parts[SCALE][:, None],
     fault=_fault,
-    foreign=_foreign,
 )

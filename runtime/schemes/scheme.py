@@ -46,7 +46,6 @@ class Scheme:
     quantise: Callable[[Tensor], Parts]  # raises ValueError, whose text is a clause, for a weight that it cannot hold
     dequantise: Callable[[Parts], Tensor]  # to float32 (out, in)
     fault: Callable[[str, Tensor], str]  # (suffix, stored tensor) -> how it is damaged, or an empty string
-    foreign: Callable[[Tensor], str]  # stored weight -> values in it that `quantise` never writes, or an empty string
     # What `calibrate` needs to know of a layer's inputs: (result for earlier inputs or None, inputs (N, in)) -> result.
     # For int4 it is XᵀX of all inputs X, float32 (in, in), and for int8 their largest magnitude, (1,).
     observe: Callable[[Tensor | None, Tensor], Tensor] | None = None

@@ -104,6 +104,8 @@ def test_a_layer_equals_the_one_it_is_made_of(
 ) -> None:
     shape = (*shape[:-1], inputs(kind, shape[-1]))
     linear = layer(kind, num_in=shape[-1], num_out=num_out, bias=bias)
+    if kind == torch.int8:
+        linear.weight[0, :2] = -128  # of another program: ours are -127 at least
     native, x = NativeLinear(linear, library=library), activations(*shape, kind=kind)
 
     is_near(native(x), linear, x)

@@ -46,7 +46,6 @@ def test_a_scheme_stores_the_tensors_that_it_declares(precision: str) -> None:
     assert tuple(forms) == tuple(parts) == scheme.suffixes
     assert forms == {suffix: TensorForm(tuple(part.shape), part.dtype) for suffix, part in parts.items()}
     assert not any(scheme.fault(suffix, part) for suffix, part in parts.items())
-    assert not scheme.foreign(parts[""])
     assert scheme.dequantise(parts).shape == weight.shape
 
 
