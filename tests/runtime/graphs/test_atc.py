@@ -33,13 +33,12 @@ CARD = GraphCard(
 def write_onnx(
     path: Path,
     *,
-    operator: str = "Relu",
     dtype: int = TensorProto.FLOAT16,
     card: bool = True,
     shape: tuple[Any, ...] = ("batch", 4, 4, 3),
 ) -> Path:
     graph = helper.make_graph(
-        [helper.make_node(operator, ["input"], ["output"])],
+        [helper.make_node("Relu", ["input"], ["output"])],
         "test",
         [helper.make_tensor_value_info("input", dtype, shape)],
         [helper.make_tensor_value_info("output", dtype, shape)],
@@ -210,26 +209,6 @@ def test_names_and_programs_that_do_not_work_are_refused(file: Path, tmp_path: P
             make_om(planned(file, tmp_path / name)[0], atc=tmp_path / "none")
 
 
-@pytest.mark.parametrize(
-    ("operator", "flags", "code"),
-    [
-        ("Gelu", {}, "E16002"),
-        ("Relu", {"soc_version": "Ascend310"}, "E10001"),
-        ("Relu", {"extra": ("--speed=high",)}, "E10"),
-        ("Relu", {"extra": ("--input_shape=input:-1,4,4,3",)}, "E10"),
-    ],
-)
-def test_the_words_of_a_failed_atc_are_shown(
-    tmp_path: Path, atc: Path, operator: str, flags: dict[str, Any], code: str
-) -> None:
-    file = write_onnx(tmp_path / "clip.onnx", operator=operator)
-
-    with pytest.raises(GraphError, match=code) as caught:
-        make_om(planned(file, tmp_path / "clip", **flags)[0], atc=atc)
-
-    assert "ATC run failed" in caught.value.message
-
-
 @pytest.mark.parametrize("shape", [("batch", "height", "width", 3), ("batch", 4, 4, 0)])
 def test_only_the_batch_may_be_free(tmp_path: Path, shape: tuple[Any, ...]) -> None:
     file = write_onnx(tmp_path / "clip.onnx", shape=shape, card=False)
@@ -281,17 +260,11 @@ def test_an_adopted_om_gets_the_same_side_car_and_mode(file: Path, atc: Path, tm
     assert read_sidecar(made) == read_sidecar(make_om(here, atc=atc))
 
 
-@pytest.mark.parametrize(
-    ("kind", "said"), [("none", "does not exist"), ("link", "symbolic link"), ("empty", "is empty")]
-)
-def test_an_om_that_the_runtime_refuses_is_not_adopted(file: Path, tmp_path: Path, kind: str, said: str) -> None:
-    request: Any = planned(file, tmp_path / "clip")[0]
-    if kind == "link":
-        request.output.symlink_to(file)
-    elif kind == "empty":
-        request.output.touch()
+def test_an_om_that_the_runtime_refuses_is_not_adopted(file: Path, tmp_path: Path) -> None:
+    request = planned(file, tmp_path / "clip")[0]
+    request.output.symlink_to(file)
 
-    with pytest.raises(GraphError, match=said):
+    with pytest.raises(GraphError, match="symbolic link"):
         adopt_om(request)
 
-    assert not (tmp_path / "clip_bs1.om.json").exists()
+    assert not sidecar_path(request.output).exists()

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.devices.cpu import PackedLinear
 from llama_adapter.runtime.devices.cpu_linear import NativeLinear, can_take, install_kernels
-from llama_adapter.runtime.kernels.instruction_sets import INSTRUCTION_SETS
 from llama_adapter.runtime.kernels.library import Library, find_library
 from llama_adapter.runtime.schemes.int4 import unpacked
 from llama_adapter.runtime.schemes.layers import store_parts
@@ -27,11 +26,6 @@ from tests.runtime.kernels.instruction_sets import library_for
 from tests.runtime.kernels.integer_reference import GROUP, MIDDLE, int4_linear, int8_linear
 
 KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8, "int4": torch.uint8}
-
-
-@pytest.fixture(name="library", scope="module", params=[instructions.name for instructions in INSTRUCTION_SETS])
-def library_fixture(request: pytest.FixtureRequest) -> Library:
-    return library_for(request.param)
 
 
 @pytest.fixture(autouse=True)

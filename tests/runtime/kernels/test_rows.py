@@ -6,17 +6,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from llama_adapter.llm.training.operators import RowKernels
-from llama_adapter.runtime.kernels.instruction_sets import INSTRUCTION_SETS
+from llama_adapter.runtime.kernels.library import Library
 from tests.bounds import FACTOR, difference, largest, unit
-from tests.runtime.kernels.instruction_sets import library_for
 
 DTYPES = (torch.float32, torch.bfloat16)
 EPS = 1e-5
 
 
-@pytest.fixture(name="kernels", scope="module", params=[instructions.name for instructions in INSTRUCTION_SETS])
-def kernels_fixture(request: pytest.FixtureRequest) -> RowKernels:
-    return RowKernels(library_for(request.param))
+@pytest.fixture(name="kernels")
+def kernels_fixture(library: Library) -> RowKernels:
+    return RowKernels(library)
 
 
 def drawn(*shape: int, dtype: torch.dtype) -> Tensor:

@@ -7,19 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from llama_adapter.runtime.kernels.instruction_sets import INSTRUCTION_SETS
 from llama_adapter.runtime.kernels.library import Finding, Library
 from llama_adapter.runtime.schemes import arrays, int4
 from llama_adapter.runtime.schemes.int4 import GROUP, quantise_groups
 from llama_adapter.runtime.schemes.scheme import find_scheme
-from tests.runtime.kernels.instruction_sets import library_for
 
 Rounded = tuple[Tensor, Tensor]
-
-
-@pytest.fixture(name="library", scope="module", params=[instructions.name for instructions in INSTRUCTION_SETS])
-def library_fixture(request: pytest.FixtureRequest) -> Library:
-    return library_for(request.param)
 
 
 @pytest.fixture(name="by_torch")

@@ -179,15 +179,28 @@ def test_other_objects_are_refused_by_name(content: bytes, tmp_path: Path) -> No
         read_tensor_file(tmp_path / "clip.pt", torchscript=True)
 
 
-def header(*, shape: tuple[int, ...], stride: tuple[int, ...], offset: int = 0, numel: int = 4) -> bytes:
+def pickle_parts(*values: object) -> bytes:
+    """The opcodes that push plain values, without memo entries, so that they can be combined."""
+    return b"".join(map(pickle_part, values))
+
+
+def pickle_part(value: object) -> bytes:
+    if isinstance(value, str):  # a shortcut, because there are many and pickletools is slow
+        text = value.encode()
+        return b"X" + struct.pack("<I", len(text)) + text
+    return pickletools.optimize(pickle.dumps(value, protocol=2))[2:-1]
+
+
+def tensor(key: str, shape: tuple[int, ...], stride: tuple[int, ...], *, offset: int = 0, numel: int = 4) -> bytes:
+    """The opcodes that push a tensor with this header."""
+    storage = b"(" + pickle_parts("storage") + b"ctorch\nFloatStorage\n" + pickle_parts(key, "cpu", numel) + b"tQ"
+    numbers = pickle_parts(offset, shape, stride)
+    return b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + numbers + b"\x89}tR"
+
+
+def header(**numbers: Any) -> bytes:
     """The pickle of {"a": a tensor with this header}."""
-
-    def plain(value: object) -> bytes:
-        return pickle.dumps(value, protocol=2)[2:-1]
-
-    storage = b"(" + plain("storage") + b"ctorch\nFloatStorage\n" + plain("0") + plain("cpu") + plain(numel) + b"tQ"
-    numbers = plain(offset) + plain(shape) + plain(stride)
-    return b"\x80\x02}" + plain("a") + b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + numbers + b"\x89}tRs."
+    return b"\x80\x02}" + pickle_parts("a") + tensor("0", **numbers) + b"s."
 
 
 @pytest.mark.parametrize(
@@ -245,25 +258,8 @@ def test_members_that_share_their_bytes_are_refused_before_they_are_copied(tmp_p
 
 def many_headers(number: int) -> bytes:
     """The pickle of a dictionary of tensors with one number each, all in separate storages."""
-
-    def item(key: str) -> bytes:
-        storage = pickle_parts("storage") + b"ctorch\nFloatStorage\n" + pickle_parts(key, "cpu", 1)
-        tensor = b"ctorch._utils\n_rebuild_tensor_v2\n((" + storage + b"tQ" + pickle_parts(0) + b"K\x01\x85K\x01\x85"
-        return pickle_parts(key) + tensor + b"\x89}tRs"
-
-    return b"\x80\x02}" + b"".join(item(str(i)) for i in range(number)) + b"."
-
-
-def pickle_parts(*values: object) -> bytes:
-    """The opcodes that push plain values, without memo entries, so that they can be combined."""
-    return b"".join(map(pickle_part, values))
-
-
-def pickle_part(value: object) -> bytes:
-    if isinstance(value, str):  # a shortcut, because there are many and pickletools is slow
-        text = value.encode()
-        return b"X" + struct.pack("<I", len(text)) + text
-    return pickletools.optimize(pickle.dumps(value, protocol=2))[2:-1]
+    items = (pickle_parts(key) + tensor(key, (1,), (1,), numel=1) + b"s" for key in map(str, range(number)))
+    return b"\x80\x02}" + b"".join(items) + b"."
 
 
 def modules_with_attributes(number: int, attributes: bytes) -> bytes:
@@ -274,7 +270,7 @@ def modules_with_attributes(number: int, attributes: bytes) -> bytes:
 
 @pytest.mark.parametrize("kind", ["tensors", "numbers", "a long name"])
 def test_modules_that_share_many_attributes_are_refused(tmp_path: Path, kind: str) -> None:
-    value = b"K\x01" if kind == "numbers" else many_headers(1)[len(b"\x80\x02}") + len(pickle_parts("0")) : -2]
+    value = b"K\x01" if kind == "numbers" else tensor("0", (1,), (1,), numel=1)
     names = ["x" * 1_000_000] if kind == "a long name" else [str(i) for i in range(20_000)]
     items = b"".join(pickle_parts(name) + (value if i == 0 else b"h\x02") for i, name in enumerate(names))
     items = items.replace(value, value + b"q\x02", 1)
