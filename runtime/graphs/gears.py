@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -45,15 +45,6 @@ def shape_in(port: Port, gear: Gear) -> tuple[int, ...]:
 def num_bytes(ports: Sequence[Port], gear: Gear) -> int:
     """Bytes of all ports in a gear."""
     return sum(math.prod(shape_in(port, gear)) * np.dtype(port.dtype).itemsize for port in ports)
-
-
-def cheapest_gear(gears: Sequence[Gear], needed: Mapping[str, int], *, cost: Callable[[Gear], float]) -> Gear | None:
-    """The gear of least cost with at least the needed sizes; None if there is none.
-
-    Names that are not in `needed` may have any size.
-    """
-    fitting = (gear for gear in gears if all(gear[name] >= size for name, size in needed.items()))
-    return min(fitting, key=cost, default=None)
 
 
 def dims_text(inputs: Sequence[Port], gear: Gear) -> str:
