@@ -337,15 +337,15 @@ def test_only_supported_linear_layers_are_replaced(library: Library) -> None:
     odd, half = nn.Linear(6, 4), nn.Linear(8, 4, dtype=torch.float16)
     assert not can_take(odd, activations=torch.float32)
     assert not can_take(layer(torch.uint8, num_in=48, num_out=4), activations=torch.float32)
-    assert install_kernels(nn.Sequential(odd, half), library=library) == 0
+    install_kernels(left := nn.Sequential(odd, half), library=library)
+    assert list(left) == [odd, half]
     narrow = nn.Sequential(layer(torch.uint8, num_in=48, num_out=4), layer(torch.uint8, num_in=64, num_out=4))
     CpuBackend().prepare(narrow)  # a width that int4 kernels lack is widened
     assert [one.weight_dtype for one in narrow] == [torch.float32, torch.uint8]
     decoder = toy_decoder()
-    num_linear = sum(isinstance(module, nn.Linear) for module in decoder.modules())
     embedding = decoder.embedding
 
-    assert install_kernels(decoder, library=library) == num_linear
+    install_kernels(decoder, library=library)
     assert not any(isinstance(module, nn.Linear) for module in decoder.modules())
     assert decoder.embedding is embedding
 
