@@ -5,14 +5,7 @@ A new kind of device is one file with a backend (`base.Backend`) and an `Acceler
 
 import torch
 
-from llama_adapter.runtime.devices.base import (
-    DTYPES,
-    EAGER,
-    Backend,
-    Capabilities,
-    Mark,
-    require_mode,
-)
+from llama_adapter.runtime.devices.base import DTYPES, EAGER, Backend, Capabilities, Mark, require_mode
 from llama_adapter.runtime.devices.cpu import CpuBackend
 from llama_adapter.runtime.devices.cuda import CUDA, CUDA_GRAPH
 from llama_adapter.runtime.devices.npu import GRAPH_COMPILERS, NPU

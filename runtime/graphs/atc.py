@@ -18,6 +18,7 @@ from typing import Final
 from llama_adapter.runtime.digests import file_digest
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.explanation import first_that_fits, read_explanations
+from llama_adapter.runtime.given import require_one_of
 from llama_adapter.runtime.graphs.card import Port
 from llama_adapter.runtime.graphs.defaults import LOG_LEVEL, LOG_LEVELS, PRECISION_MODE
 from llama_adapter.runtime.graphs.dims_sidecar import WEIGHTS_FOLDER, DimsSidecar
@@ -79,18 +80,13 @@ class AtcSettings:
             raise ValueError(f"gears need 2 to {MAX_GEARS} different batch_sizes, got {len(sizes)}")
         if self.soc_version is not None and not re.fullmatch(r"Ascend\w+", self.soc_version):
             raise ValueError(f"soc_version must be a chip's full name, such as Ascend310P3, got {self.soc_version!r}")
-        if self.precision_mode not in (*PRECISION_MODES_V2, *PRECISION_MODES):
-            known = ", ".join((*PRECISION_MODES_V2, *PRECISION_MODES))
-            raise ValueError(f"precision_mode must be one of {known}, got {self.precision_mode!r}")
-        if self.op_select_implmode not in (None, *IMPLMODES, *_IMPLMODES_FOR_ALL):
-            known = ", ".join((*IMPLMODES, *_IMPLMODES_FOR_ALL))
-            raise ValueError(f"op_select_implmode must be one of {known}, got {self.op_select_implmode!r}")
+        require_one_of("precision_mode", self.precision_mode, (*PRECISION_MODES_V2, *PRECISION_MODES))
+        require_one_of("op_select_implmode", self.op_select_implmode, (None, *IMPLMODES, *_IMPLMODES_FOR_ALL))
+        require_one_of("log_level", self.log_level, LOG_LEVELS)
         if self.optypelist_for_implmode is not None and self.op_select_implmode not in IMPLMODES:
             raise ValueError(f"optypelist_for_implmode needs op_select_implmode {' or '.join(IMPLMODES)}")
         if self.device is not None and not 0 <= self.device <= 255:
             raise ValueError(f"device must be 0 to 255, got {self.device}")
-        if self.log_level not in LOG_LEVELS:
-            raise ValueError(f"log_level must be one of {', '.join(LOG_LEVELS)}, got {self.log_level!r}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,12 +157,7 @@ def plan(graph: Graph, output: Path, settings: AtcSettings) -> list[AtcRequest]:
     stem = output.with_suffix("") if output.suffix == ".om" else output
     each = [(stem.with_name(f"{stem.name}_bs{size}"), (size,)) for size in sizes]
     return [
-        AtcRequest(
-            graph=graph,
-            output=name.with_name(name.name + ".om"),
-            batch_sizes=group,
-            settings=settings,
-        )
+        AtcRequest(graph=graph, output=name.with_name(name.name + ".om"), batch_sizes=group, settings=settings)
         for name, group in ([(stem, sizes)] if settings.gears else each)
     ]
 

@@ -47,11 +47,6 @@ def num_bytes(ports: Sequence[Port], gear: Gear) -> int:
     return sum(math.prod(shape_in(port, gear)) * np.dtype(port.dtype).itemsize for port in ports)
 
 
-def dims_text(inputs: Sequence[Port], gear: Gear) -> str:
-    """A gear as text for ais_bench: `ids:1,4;cache:1,64,128`."""
-    return ";".join(f"{port.name}:{','.join(map(str, shape_in(port, gear)))}" for port in inputs)
-
-
 def check_gears(inputs: Sequence[Port], gears: Sequence[Gear]) -> None:
     """Raise ValueError for inputs and gears that ATC, ACL or ais_bench refuse."""
     if not 2 <= len(gears) <= MAX_GEARS:
@@ -70,7 +65,9 @@ def check_gears(inputs: Sequence[Port], gears: Sequence[Gear]) -> None:
     for gear in gears:
         if set(gear) != symbols or any(type(size) is not int or size < 1 for size in gear.values()):
             raise ValueError(f"a gear gives a size of at least 1 to {', '.join(sorted(symbols))}, got {dict(gear)}")
-        if len(text := dims_text(inputs, gear)) > MAX_STRING:
+        # ais_bench passes a gear as text: `ids:1,4;cache:1,64,128`.
+        text = ";".join(f"{port.name}:{','.join(map(str, shape_in(port, gear)))}" for port in inputs)
+        if len(text) > MAX_STRING:
             raise ValueError(f"the names and sizes of a gear take {len(text)} characters, and ais_bench {MAX_STRING}")
     if len({tuple(sorted(gear.items())) for gear in gears}) != len(gears):
         raise ValueError("a gear is given twice")

@@ -20,10 +20,8 @@ from llama_adapter.runtime.schemes.scheme import Parts, Scheme, TensorForm
 
 SCALE = "_scale"
 _LEVELS = (-MIDDLE, MIDDLE - 1)
-_NUMBERS_FOR_KERNELS, _NUMBERS_FOR_NUMPY = (
-    1 << 22,
-    1 << 18,
-)  # that are rounded in one call; the latter fit into the cache
+# Numbers that are rounded in one call. Those for numpy fit into the cache.
+_NUMBERS_FOR_KERNELS, _NUMBERS_FOR_NUMPY = 1 << 22, 1 << 18
 
 
 def quantise_groups(weight: Tensor) -> tuple[Tensor, Tensor]:

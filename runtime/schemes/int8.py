@@ -11,9 +11,7 @@ from llama_adapter.runtime.schemes.arrays import LARGEST as LARGEST
 from llama_adapter.runtime.schemes.scheme import Parts, Scheme, TensorForm
 
 SCALE = "_scale"  # the scales of `head.weight` are `head.weight_scale`
-INPUT_SCALE = (
-    "_input_scale"  # of a calibrated layer's inputs, float32 (1,); no part of the scheme, see `input_scales.py`
-)
+INPUT_SCALE = "_input_scale"  # of a calibrated layer's inputs, float32 (1,); see `app/models/input_scales.py`
 _NUMBERS_AT_ONCE = 1 << 18  # that are rounded in one call: as float32 they fit into the cache
 _NUMBERS_ON_DEVICE = 1 << 26  # on an accelerator, where each call costs more than its memory
 
