@@ -25,6 +25,9 @@ from tests.llm.toys import toy_decoder
 from tests.runtime.kernels.instruction_sets import library_for
 from tests.runtime.kernels.integer_reference import GROUP, MIDDLE, int4_linear, int8_linear
 
+# Of inputs, with numbers of outputs. The row of 9000 is summed in parts.
+SHAPES = [((1, 48), 80), ((5, 48), 64), ((2, 7, 128), 1), ((97, 132), 65), ((200, 300), 200), ((0, 48), 80)]
+SHAPES += [((7, 4), 130), ((30, 9000), 70)]
 KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8, "int4": torch.uint8}
 
 
@@ -89,10 +92,7 @@ def activations(*shape: int, kind: torch.dtype) -> Tensor:
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(
-    ("shape", "num_out"),
-    [((1, 48), 80), ((5, 48), 64), ((2, 7, 128), 1), ((97, 132), 65), ((200, 300), 200), ((0, 48), 80), ((7, 4), 130)],
-)
+@pytest.mark.parametrize(("shape", "num_out"), SHAPES)
 def test_a_layer_equals_the_one_it_is_made_of(
     kind: torch.dtype, bias: bool, shape: tuple[int, ...], num_out: int, library: Library
 ) -> None:
@@ -107,17 +107,6 @@ def test_a_layer_equals_the_one_it_is_made_of(
     is_near(native(view), linear, view)
     if not kind.is_floating_point:
         is_near(native(x.bfloat16()), linear, x.bfloat16())
-
-
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_long_rows_are_summed_in_parts(kind: torch.dtype, library: Library) -> None:
-    num_in = inputs(kind, 9000)
-    linear = layer(kind, num_in=num_in, num_out=70)
-    x = activations(30, num_in, kind=kind)
-
-    ours = NativeLinear(linear, library=library)(x)
-
-    is_near(ours, linear, x)
 
 
 def test_a_dropped_product_is_more_than_rounding(library: Library) -> None:
