@@ -6,16 +6,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from llama_adapter.llm.training.operators import RowKernels
-from llama_adapter.runtime.kernels.library import Library
+from llama_adapter.runtime.kernels.instruction_sets import INSTRUCTION_SETS
 from tests.bounds import FACTOR, difference, largest, unit
+from tests.runtime.kernels.instruction_sets import library_for
 
 DTYPES = (torch.float32, torch.bfloat16)
 EPS = 1e-5
 
 
-@pytest.fixture(name="kernels")
-def kernels_fixture(library: Library) -> RowKernels:
-    return RowKernels(library)
+@pytest.fixture(name="kernels", scope="module", params=[instructions.name for instructions in INSTRUCTION_SETS])
+def kernels_fixture(request: pytest.FixtureRequest) -> RowKernels:
+    return RowKernels(library_for(request.param))
 
 
 def drawn(*shape: int, dtype: torch.dtype) -> Tensor:
