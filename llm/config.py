@@ -259,7 +259,7 @@ class EngineConfig:
     decoder: DecoderConfig
     dtype: Any  # of torch or numpy, for weights, keys, values and activations; quantised weights keep their own dtype
     num_slots: int = 1  # most rows that run at once
-    mode: str = "eager"  # or a graph mode of the device, as returned by `resolve_mode`
+    mode: str = "eager"  # or a graph mode of the device, as returned by `settle_mode`
     operators: OperatorChoice = "auto"
     max_prefill_tokens: int = 8192  # most tokens of one padded prefill, unless a single prompt is longer
     past: PastKeyValues | None = field(default=None, compare=False, repr=False)  # precedes every prompt

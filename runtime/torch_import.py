@@ -8,22 +8,10 @@ from llama_adapter.runtime.text import one_line
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 NO_TELEMETRY = "ORT_DISABLE_TELEMETRY"
-PROFILER_LOG_LEVEL = "KINETO_LOG_LEVEL"
-NUM_THREADS = "OMP_NUM_THREADS"
-WAIT_POLICY, SPIN_COUNT = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"  # of libgomp, whose threads torch uses
 
 # Messages of torch: from `_import_device_backends` in torch/__init__.py, and from the dispatcher at a second import.
 _FAILED_EXTENSION = re.compile(r"Failed to load the backend extension: (\S+)\. ")
 _SECOND_IMPORT = "Only a single TORCH_LIBRARY can be used to register the namespace"
-
-
-def defer_device_extensions() -> None:
-    """Keep `import torch` from importing installed device extensions.
-
-    If an extension lacks its vendor's libraries, torch could not be imported at all, even for the CPU. Opening a device
-    imports its extension. Call this before anything imports torch. If the user has set the variable, it is kept.
-    """
-    os.environ.setdefault(AUTOLOAD, "0")
 
 
 def decline_telemetry() -> None:
@@ -31,35 +19,24 @@ def decline_telemetry() -> None:
     os.environ.setdefault(NO_TELEMETRY, "1")
 
 
-def limit_spinning() -> None:
-    """Let idle threads of torch sleep after about 10 microseconds, unless the user has set how they wait.
-
-    By default, libgomp's threads spin for milliseconds. If one other process is busy, a caption of the samples then
-    takes five times as long, because spinning threads hold the processors that other threads need. On an idle machine
-    both settings take the same time. Threads that sleep at once (OMP_WAIT_POLICY=passive) take 1.7 times as long there.
-    """
-    if WAIT_POLICY not in os.environ:
-        os.environ.setdefault(SPIN_COUNT, "10000")
-
-
-def limit_threads() -> None:
-    """Let torch use as many threads as the container has processors' time, unless the user has set their number."""
-    if cpu_quota() is not None:
-        os.environ.setdefault(NUM_THREADS, str(usable_cpus()))
-
-
-def quiet_profiler() -> None:
-    """Keep torch's profiler from printing its steps on stderr. Its failures still raise exceptions."""
-    os.environ.setdefault(PROFILER_LOG_LEVEL, "99")
-
-
 def prepare_imports() -> None:
-    """Set all these variables. Call this before anything imports torch or onnxruntime."""
-    defer_device_extensions()
+    """Set variables of torch, of its libraries and of onnxruntime, except those that the user has set.
+
+    Call this before anything imports torch or onnxruntime.
+    """
+    # Device extensions are not imported with torch: if one lacks its vendor's libraries, torch could not be imported at
+    # all, even for the CPU. Opening a device imports its extension.
+    os.environ.setdefault(AUTOLOAD, "0")
     decline_telemetry()
-    limit_spinning()
-    limit_threads()
-    quiet_profiler()
+    # Idle threads of torch sleep after about 10 microseconds. By default, libgomp's threads spin for milliseconds. If
+    # one other process is busy, a caption of the samples then takes five times as long, because spinning threads hold
+    # the processors that other threads need. On an idle machine both settings take the same time. Threads that sleep at
+    # once (OMP_WAIT_POLICY=passive) take 1.7 times as long there.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    if cpu_quota() is not None:  # torch counts the machine's processors, not the container's
+        os.environ.setdefault("OMP_NUM_THREADS", str(usable_cpus()))
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise torch's profiler prints its steps on stderr
 
 
 def explain_torch_import(error: BaseException) -> tuple[str, str] | None:

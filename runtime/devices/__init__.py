@@ -5,14 +5,7 @@ A new kind of device is one file with a backend (`base.Backend`) and an `Acceler
 
 import torch
 
-from llama_adapter.runtime.devices.base import (
-    DTYPES,
-    EAGER,
-    Backend,
-    Capabilities,
-    Mark,
-    require_mode,
-)
+from llama_adapter.runtime.devices.base import DTYPES, EAGER, Backend, Capabilities, Mark, require_mode
 from llama_adapter.runtime.devices.cpu import CpuBackend
 from llama_adapter.runtime.devices.cuda import CUDA, CUDA_GRAPH
 from llama_adapter.runtime.devices.npu import GRAPH_COMPILERS, NPU
@@ -29,7 +22,6 @@ __all__ = [
     "open_backend",
     "open_best",
     "resolve_dtype",
-    "resolve_mode",
     "settle_mode",
 ]
 
@@ -88,36 +80,27 @@ def resolve_dtype(name: str, *, backend: Backend) -> torch.dtype:
     return DTYPES[name]
 
 
-def resolve_mode(name: str, *, backend: Backend, num_ranks: int = 1) -> str:
-    """The mode of the decoder's steps on `backend`: `eager` or a graph mode; `graph` selects its first graph mode.
+def settle_mode(name: str, *, backend: Backend, num_ranks: int = 1, strict: bool = False) -> tuple[str, str]:
+    """The mode of the decoder's steps on `backend`, `eager` or a graph mode, and a note if another one was asked for.
 
-    `auto` selects it too if the device records a program in milliseconds, and `eager` if it compiles each shape or if
-    several ranks share the decoder. Raises DeviceError if the device does not have the mode.
+    `graph` selects the first graph mode of the device. `auto` selects it too if the device records a program in
+    milliseconds, and `eager` if it compiles each shape or if several ranks share the decoder. A graph mode that cannot
+    run becomes `eager`. Other systems do the same, so their settings run on a device without graphs. Raises DeviceError
+    for an unknown mode, and with `strict` for every mode that the device does not have.
     """
     modes = backend.capabilities.graph_modes
     if name == "auto":
-        return modes[0] if modes and not backend.capabilities.static_shapes and num_ranks == 1 else EAGER
+        return modes[0] if modes and not backend.capabilities.static_shapes and num_ranks == 1 else EAGER, ""
     if name == EAGER:
-        return name
-    if name == "graph" and modes:
-        return modes[0]
-    mode = _MODE_ALIASES.get(name, name)
-    require_mode(mode if mode in modes else name, backend=backend)
-    return mode
-
-
-def settle_mode(name: str, *, backend: Backend, num_ranks: int = 1, strict: bool = False) -> tuple[str, str]:
-    """As `resolve_mode`, but a graph mode that cannot run becomes `eager`; returns the mode, and a note about this.
-
-    Other systems do the same, so their settings run on a device without graphs. Raises DeviceError for an unknown mode,
-    and with `strict` for every mode that the device does not have.
-    """
-    is_graph = name in _GRAPH_MODES or name in backend.capabilities.graph_modes
+        return name, ""
+    is_graph = name in _GRAPH_MODES or name in modes
     if is_graph and num_ranks > 1 and not strict:
         return EAGER, f"steps run eager: no graph holds the sums over {num_ranks} ranks, so mode `{name}` is not used"
+    mode = modes[0] if name == "graph" and modes else _MODE_ALIASES.get(name, name)
     try:
-        return resolve_mode(name, backend=backend, num_ranks=num_ranks), ""
+        require_mode(mode if mode in modes else name, backend=backend)
     except DeviceError as error:
         if strict or not is_graph:
             raise
         return EAGER, f"steps run eager: {error.message}"
+    return mode, ""

@@ -107,16 +107,13 @@ class PackedLinear(nn.Module):
         return out
 
 
-def pack_linears(module: nn.Module) -> int:
-    """Replace the linear layers inside `module` whose dtype oneDNN supports; returns the number of replaced layers.
-
-    Their plain weights are released.
-    """
+def pack_linears(module: nn.Module) -> None:
+    """Replace the linear layers inside `module` whose dtype oneDNN supports. Their plain weights are released."""
 
     def build(layer: nn.Module) -> nn.Module | None:
         return PackedLinear(layer) if isinstance(layer, nn.Linear) and can_pack(layer.weight.dtype) else None
 
-    return replace_layers(module, build)
+    replace_layers(module, build)
 
 
 @functools.cache

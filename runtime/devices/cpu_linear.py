@@ -100,8 +100,8 @@ def can_take(linear: nn.Linear, *, activations: torch.dtype) -> bool:
     return num_inputs > 0 and num_inputs % _STEPS.get(dtype, _STEP) == 0 and takes_types(dtype, activations)
 
 
-def install_kernels(module: nn.Module, *, library: Library, release: Callable[[], None] = lambda: None) -> int:
-    """Replace the linear layers inside `module` that the kernels support; returns the number of replaced layers.
+def install_kernels(module: nn.Module, *, library: Library, release: Callable[[], None] = lambda: None) -> None:
+    """Replace the linear layers inside `module` that the kernels support.
 
     Their plain weights are released. `release` is called after each layer, to return free memory that the C library
     keeps; otherwise the weights would need twice their size.
@@ -113,7 +113,7 @@ def install_kernels(module: nn.Module, *, library: Library, release: Callable[[]
             return None
         return NativeLinear(layer, library=library) if isinstance(layer, nn.Linear | StoredPacked) else None
 
-    return replace_layers(module, build, release=release)
+    replace_layers(module, build, release=release)
 
 
 def kernel_arrays(module: nn.Module) -> dict[str, np.ndarray] | None:

@@ -13,15 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from llama_adapter.runtime.devices.base import (
-    EAGER,
-    Accelerator,
-    Backend,
-    Capabilities,
-    Mark,
-    Program,
-    require_mode,
-)
+from llama_adapter.runtime.devices.base import EAGER, Accelerator, Backend, Capabilities, Mark, Program, require_mode
 from llama_adapter.runtime.devices.npu_linear import build_linear, choose_linear, refusal
 from llama_adapter.runtime.devices.npu_load import OTHERWISE, first_line, load_torch_npu
 from llama_adapter.runtime.devices.npu_operators import FRACTAL_NZ, LAYOUT, TILED, Choice, choose, family_of

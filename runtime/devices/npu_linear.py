@@ -84,10 +84,10 @@ def build_linear(
     return found.build(linear, activations, torch_npu, family)
 
 
-class Int8Linear(nn.Module):
-    """8-bit weights and float inputs: (..., K) to (..., N) in the type of the inputs.
+class WeightOnlyLinear(nn.Module):
+    """Weights of 8 or 4 bits and float inputs: (..., K) to (..., N) in the type of the inputs.
 
-    Scales are rounded to this type.
+    Scales are rounded to this type: in bfloat16, those of 4 bits lose three of their ten bits.
     """
 
     weight: Tensor
@@ -97,46 +97,31 @@ class Int8Linear(nn.Module):
     def __init__(self, linear: nn.Linear, activations: torch.dtype, torch_npu: Any, family: ChipFamily) -> None:
         super().__init__()
         self._torch_npu = torch_npu
-        self.register_buffer("weight", linear.weight.detach().contiguous())
-        self.register_buffer("scale", getattr(linear, WEIGHT + int8.SCALE).to(activations))
+        stored, scale = linear.weight.detach(), getattr(linear, WEIGHT + int8.SCALE)
+        has_groups = stored.dtype == torch.uint8
+        self._options = {"antiquant_group_size": int4.GROUP} if has_groups else {}
+        self.register_buffer("weight", _pack4(stored, torch_npu) if has_groups else stored.contiguous())
+        self.register_buffer("scale", (scale.T if has_groups else scale).to(activations).contiguous())
         self.register_buffer("bias", _bias(linear, activations))
 
     def forward(self, x: Tensor) -> Tensor:
         rows_RK = x.reshape(-1, x.shape[-1]).contiguous()
+        weight = self.weight if self._options else self.weight.transpose(0, 1)
         out_RN: Tensor = self._torch_npu.npu_weight_quant_batchmatmul(
-            rows_RK, self.weight.transpose(0, 1), self.scale, bias=self.bias
+            rows_RK, weight, self.scale, bias=self.bias, **self._options
         )
         return out_RN.view(*x.shape[:-1], -1)
 
 
-class Int4Linear(nn.Module):
-    """4-bit weights and float inputs. In bfloat16, the scales lose three of their ten bits."""
-
-    packed: Tensor
-    scale: Tensor
-    bias: Tensor | None
-
-    def __init__(self, linear: nn.Linear, activations: torch.dtype, torch_npu: Any, family: ChipFamily) -> None:
-        super().__init__()
-        self._torch_npu = torch_npu
-        stored = linear.weight.detach()
-        num_inputs, num_outputs = linear.in_features, linear.out_features
-        # (K, N / 8), the recommended layout for groups: 32 bits hold eight outputs.
-        packed = torch.empty(num_inputs, num_outputs // 8, dtype=torch.int32, device=stored.device)
-        for start in range(0, num_inputs, _INPUTS_AT_ONCE):
-            part = stored[:, start // 2 : (start + _INPUTS_AT_ONCE) // 2]
-            levels_KN = int4.unpacked(part).T.to(torch.int32) - int4.MIDDLE
-            packed[start : start + _INPUTS_AT_ONCE] = torch_npu.npu_convert_weight_to_int4pack(levels_KN.contiguous())
-        self.register_buffer("packed", packed)
-        self.register_buffer("scale", getattr(linear, WEIGHT + int4.SCALE).T.to(activations).contiguous())
-        self.register_buffer("bias", _bias(linear, activations))
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows_RK = x.reshape(-1, x.shape[-1]).contiguous()
-        out_RN: Tensor = self._torch_npu.npu_weight_quant_batchmatmul(
-            rows_RK, self.packed, self.scale, bias=self.bias, antiquant_group_size=int4.GROUP
-        )
-        return out_RN.view(*x.shape[:-1], -1)
+def _pack4(stored: Tensor, torch_npu: Any) -> Tensor:
+    """Stored weights of 4 bits as int32 (K, N / 8), the recommended layout for groups: 32 bits hold eight outputs."""
+    num_outputs, num_inputs = len(stored), 2 * stored.shape[1]
+    packed = torch.empty(num_inputs, num_outputs // 8, dtype=torch.int32, device=stored.device)
+    for start in range(0, num_inputs, _INPUTS_AT_ONCE):
+        part = stored[:, start // 2 : (start + _INPUTS_AT_ONCE) // 2]
+        levels_KN = int4.unpacked(part).T.to(torch.int32) - int4.MIDDLE
+        packed[start : start + _INPUTS_AT_ONCE] = torch_npu.npu_convert_weight_to_int4pack(levels_KN.contiguous())
+    return packed
 
 
 class RoundedLinear(StoredInt8):
@@ -221,7 +206,7 @@ LINEAR = (
         implementation=_BY_GROUP_OR_ROW,
         needs=(_BY_GROUP_OR_ROW,),
         dtypes={"310P": (torch.float16,), **_NEW, "950": _HALVES},
-        build=Int8Linear,
+        build=WeightOnlyLinear,
         fits=_holds_scales,
     ),
     LinearOperator(
@@ -229,7 +214,7 @@ LINEAR = (
         implementation=_BY_GROUP_OR_ROW,
         needs=(_BY_GROUP_OR_ROW, "npu_convert_weight_to_int4pack"),
         dtypes={**_NEW, "950": _HALVES},
-        build=Int4Linear,
+        build=WeightOnlyLinear,
         fits=_holds_groups,
     ),
     LinearOperator(

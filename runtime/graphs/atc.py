@@ -18,6 +18,7 @@ from typing import Final
 from llama_adapter.runtime.digests import file_digest
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.explanation import first_that_fits, read_explanations
+from llama_adapter.runtime.given import require_one_of
 from llama_adapter.runtime.graphs.card import Port
 from llama_adapter.runtime.graphs.defaults import LOG_LEVEL, LOG_LEVELS, PRECISION_MODE
 from llama_adapter.runtime.graphs.dims_sidecar import WEIGHTS_FOLDER, DimsSidecar
@@ -79,28 +80,21 @@ class AtcSettings:
             raise ValueError(f"gears need 2 to {MAX_GEARS} different batch_sizes, got {len(sizes)}")
         if self.soc_version is not None and not re.fullmatch(r"Ascend\w+", self.soc_version):
             raise ValueError(f"soc_version must be a chip's full name, such as Ascend310P3, got {self.soc_version!r}")
-        if self.precision_mode not in (*PRECISION_MODES_V2, *PRECISION_MODES):
-            known = ", ".join((*PRECISION_MODES_V2, *PRECISION_MODES))
-            raise ValueError(f"precision_mode must be one of {known}, got {self.precision_mode!r}")
-        if self.op_select_implmode not in (None, *IMPLMODES, *_IMPLMODES_FOR_ALL):
-            known = ", ".join((*IMPLMODES, *_IMPLMODES_FOR_ALL))
-            raise ValueError(f"op_select_implmode must be one of {known}, got {self.op_select_implmode!r}")
+        require_one_of("precision_mode", self.precision_mode, (*PRECISION_MODES_V2, *PRECISION_MODES))
+        require_one_of("op_select_implmode", self.op_select_implmode, (None, *IMPLMODES, *_IMPLMODES_FOR_ALL))
+        require_one_of("log_level", self.log_level, LOG_LEVELS)
         if self.optypelist_for_implmode is not None and self.op_select_implmode not in IMPLMODES:
             raise ValueError(f"optypelist_for_implmode needs op_select_implmode {' or '.join(IMPLMODES)}")
         if self.device is not None and not 0 <= self.device <= 255:
             raise ValueError(f"device must be 0 to 255, got {self.device}")
-        if self.log_level not in LOG_LEVELS:
-            raise ValueError(f"log_level must be one of {', '.join(LOG_LEVELS)}, got {self.log_level!r}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AtcRequest:
-    """One run of ATC: one OM, for one batch size or for several as gears."""
+    """One run of ATC on a graph with one input and output: one OM, for one batch size or for several as gears."""
 
-    onnx: Path
+    graph: Graph
     output: Path  # ends in .om
-    port: Port  # the graph's input
-    output_dtype: str
     batch_sizes: tuple[int, ...]  # of this OM, ascending
     settings: AtcSettings
 
@@ -112,36 +106,34 @@ class DimsRequest:
     Raises ValueError for gears that ATC, ACL or ais_bench refuse.
     """
 
-    onnx: Path
+    graph: Graph
     output: Path  # ends in .om
-    inputs: tuple[Port, ...]
     gears: tuple[Gear, ...]
     settings: AtcSettings  # its batch sizes and gears are not used
     external_weights: bool = False  # store weights in files next to the OM, because an OM may not exceed 10 GiB
 
     def __post_init__(self) -> None:
-        check_gears(self.inputs, self.gears)
+        check_gears(self.graph.inputs, self.gears)
 
 
-def plan_dims(graph: Graph, onnx: Path, output: Path, settings: AtcSettings, gears: Sequence[Gear]) -> DimsRequest:
+def plan_dims(graph: Graph, output: Path, settings: AtcSettings, gears: Sequence[Gear]) -> DimsRequest:
     """The request for an ONNX file and its gears. A gear may omit sums of sizes, such as `P_plus_S`.
 
     Raises GraphError for gears that do not fit the graph.
     """
     try:
         return DimsRequest(
-            onnx=onnx,
+            graph=graph,
             output=output if output.suffix == ".om" else output.with_name(output.name + ".om"),
-            inputs=graph.inputs,
             gears=tuple(with_sums(gear, graph.inputs) for gear in gears),
             settings=settings,
             external_weights=graph.num_bytes > MAX_OM_BYTES * 0.95,  # the OM also contains code and tables
         )
     except ValueError as error:
-        raise GraphError(f"`{onnx}` cannot be compiled with these gears: {error}") from None
+        raise GraphError(f"`{graph.path}` cannot be compiled with these gears: {error}") from None
 
 
-def plan(graph: Graph, onnx: Path, output: Path, settings: AtcSettings) -> list[AtcRequest]:
+def plan(graph: Graph, output: Path, settings: AtcSettings) -> list[AtcRequest]:
     """The requests for an ONNX file: `<output>.om` with gears, else `<output>_bs1.om`, `<output>_bs2.om`, ...
 
     For a 310P, activations are compiled for speed, as in the Ascend guide, unless the settings choose otherwise. Raises
@@ -165,25 +157,20 @@ def plan(graph: Graph, onnx: Path, output: Path, settings: AtcSettings) -> list[
     stem = output.with_suffix("") if output.suffix == ".om" else output
     each = [(stem.with_name(f"{stem.name}_bs{size}"), (size,)) for size in sizes]
     return [
-        AtcRequest(
-            onnx=onnx,
-            output=name.with_name(name.name + ".om"),
-            port=port,
-            output_dtype=graph.outputs[0].dtype,
-            batch_sizes=group,
-            settings=settings,
-        )
+        AtcRequest(graph=graph, output=name.with_name(name.name + ".om"), batch_sizes=group, settings=settings)
         for name, group in ([(stem, sizes)] if settings.gears else each)
     ]
 
 
-def command(request: AtcRequest | DimsRequest, *, output: Path | None = None) -> list[str]:
-    """The command-line arguments of `atc`. `output` replaces the output of the request."""
-    settings = request.settings
+def command(request: AtcRequest | DimsRequest, *, folder: Path | None = None) -> list[str]:
+    """The command-line arguments of `atc`. With `folder`, ATC runs in it and writes the OM into it."""
+    settings, onnx, output = request.settings, request.graph.path, request.output
+    if folder is not None:
+        onnx, output = Path(os.path.abspath(onnx)), folder / output.name
     flags = [
         "--framework=5",
-        f"--model={request.onnx}",
-        f"--output={(output or request.output).with_suffix('')}",
+        f"--model={onnx}",
+        f"--output={output.with_suffix('')}",
         "--input_format=ND",
         *(_batch_flags(request) if isinstance(request, AtcRequest) else _dims_flags(request)),
     ]
@@ -200,29 +187,27 @@ def command(request: AtcRequest | DimsRequest, *, output: Path | None = None) ->
 
 
 def _batch_flags(request: AtcRequest) -> list[str]:
+    [port], [output] = request.graph.inputs, request.graph.outputs
     batch = "-1" if request.settings.gears else str(request.batch_sizes[0])
-    shape = ",".join((batch, *(str(size) for size in request.port.shape[1:])))
-    flags = [f"--input_shape={request.port.name}:{shape}"]
+    flags = [f"--input_shape={port.name}:{','.join((batch, *map(str, port.shape[1:])))}"]
     if request.settings.gears:
         flags.append(f"--dynamic_batch_size={','.join(map(str, request.batch_sizes))}")
-    if request.output_dtype in _OUTPUT_TYPES:  # without the flag, the precision mode may change the output's type
-        flags.append(f"--output_type={_OUTPUT_TYPES[request.output_dtype]}")
+    if output.dtype in _OUTPUT_TYPES:  # without the flag, the precision mode may change the output's type
+        flags.append(f"--output_type={_OUTPUT_TYPES[output.dtype]}")
     return flags
 
 
 def _dims_flags(request: DimsRequest) -> list[str]:
     """A gear has a number for each -1 of the shapes, in the order of the shapes."""
-    shapes = (f"{port.name}:{','.join(map(str, port.shape))}" for port in request.inputs)
-    names = [name for port in request.inputs for name in port.symbols]
+    shapes = (f"{port.name}:{','.join(map(str, port.shape))}" for port in request.graph.inputs)
+    names = [name for port in request.graph.inputs for name in port.symbols]
     gears = (",".join(str(gear[name]) for name in names) for gear in request.gears)
     external = ["--external_weight=1"] if request.external_weights else []
     return [f"--input_shape={';'.join(shapes)}", f"--dynamic_dims={';'.join(gears)}", *external]
 
 
-def make_om(
-    request: AtcRequest | DimsRequest, *, atc: Path, graph: Graph, tick: Callable[[float], None] | None = None
-) -> Path:
-    """Run ATC, and move its OM to its path, with its side-car; returns this path. `graph` describes the ONNX file.
+def make_om(request: AtcRequest | DimsRequest, *, atc: Path, tick: Callable[[float], None] | None = None) -> Path:
+    """Run ATC, and move its OM to its path, with its side-car; returns this path.
 
     `tick` is called about every 30 s with the seconds since the start. An older OM is replaced at the end, and kept if
     ATC fails. Raises GraphError with the last lines of ATC's output.
@@ -231,13 +216,12 @@ def make_om(
     check_om_path(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     with partial_folder(target) as partial:
-        absolute = dataclasses.replace(request, onnx=Path(os.path.abspath(request.onnx)))
         # In a separate folder, because ATC may leave other files.
-        _run(atc, command(absolute, output=partial / target.name), folder=partial, tick=tick)
+        _run(atc, command(request, folder=partial), folder=partial, tick=tick)
         made = _find_result(partial, target.stem)
         made.chmod(_mode_in(partial))  # ATC's files are private
         check_om_file(made)
-        sidecar = describe(request, made, graph=graph)
+        sidecar = describe(request, made)
         sidecar_path(target).unlink(missing_ok=True)  # an old side-car never exists next to a new OM
         for weights in (partial / WEIGHTS_FOLDER).glob("*"):  # named by their digests
             (target.parent / WEIGHTS_FOLDER).mkdir(exist_ok=True)
@@ -303,14 +287,14 @@ def _find_result(folder: Path, stem: str) -> Path:
     return found[0]
 
 
-def describe(request: AtcRequest | DimsRequest, made: Path, *, graph: Graph) -> OmSidecar | DimsSidecar:
+def describe(request: AtcRequest | DimsRequest, made: Path) -> OmSidecar | DimsSidecar:
     """The side-car of the OM `made` by `request`."""
-    settings = request.settings
+    settings, graph = request.settings, request.graph
     assert settings.soc_version is not None, "an OM is compiled for a chip"
     if isinstance(request, DimsRequest):
         weights = sorted((made.parent / WEIGHTS_FOLDER).glob("*")) if request.external_weights else []
         return DimsSidecar(
-            inputs=request.inputs,
+            inputs=graph.inputs,
             outputs=graph.outputs,
             gears=request.gears,
             weights={file.name: file.stat().st_size for file in weights},
@@ -323,7 +307,7 @@ def describe(request: AtcRequest | DimsRequest, made: Path, *, graph: Graph) -> 
     batch = -1 if settings.gears else request.batch_sizes[0]
     return OmSidecar(
         card=graph.card,
-        input=Port(dtype=_input_dtype(request), shape=(batch, *request.port.shape[1:])),
+        input=Port(dtype=_input_dtype(request), shape=(batch, *graph.inputs[0].shape[1:])),
         batch_sizes=request.batch_sizes,
         has_gears=settings.gears,
         soc_version=settings.soc_version,
@@ -335,14 +319,15 @@ def describe(request: AtcRequest | DimsRequest, made: Path, *, graph: Graph) -> 
 
 def _input_dtype(request: AtcRequest) -> str:
     """The type of the graph's input, unless one of the further flags changes it."""
+    [port] = request.graph.inputs
     for flag in request.settings.extra:
         name, _, nodes = flag.partition("=")
-        if name == "--input_fp16_nodes" and request.port.name in nodes.split(";"):
+        if name == "--input_fp16_nodes" and port.name in nodes.split(";"):
             return "float16"
-    return request.port.dtype
+    return port.dtype
 
 
-def adopt_om(request: AtcRequest | DimsRequest, *, graph: Graph) -> Path:
+def adopt_om(request: AtcRequest | DimsRequest) -> Path:
     """Write the side-car of an existing OM, `request.output`, and remove rights beyond OM_MODE; returns its path.
 
     ATC made the OM elsewhere. Except for the digests, the side-car contains the caller's settings, which only a device
@@ -359,7 +344,7 @@ def adopt_om(request: AtcRequest | DimsRequest, *, graph: Graph) -> Path:
                 hint="copy the file, so that it is yours",
             ) from None
     check_om_file(target)
-    write_sidecar(target, describe(request, target, graph=graph))
+    write_sidecar(target, describe(request, target))
     return target
 
 

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -47,20 +47,6 @@ def num_bytes(ports: Sequence[Port], gear: Gear) -> int:
     return sum(math.prod(shape_in(port, gear)) * np.dtype(port.dtype).itemsize for port in ports)
 
 
-def cheapest_gear(gears: Sequence[Gear], needed: Mapping[str, int], *, cost: Callable[[Gear], float]) -> Gear | None:
-    """The gear of least cost with at least the needed sizes; None if there is none.
-
-    Names that are not in `needed` may have any size.
-    """
-    fitting = (gear for gear in gears if all(gear[name] >= size for name, size in needed.items()))
-    return min(fitting, key=cost, default=None)
-
-
-def dims_text(inputs: Sequence[Port], gear: Gear) -> str:
-    """A gear as text for ais_bench: `ids:1,4;cache:1,64,128`."""
-    return ";".join(f"{port.name}:{','.join(map(str, shape_in(port, gear)))}" for port in inputs)
-
-
 def check_gears(inputs: Sequence[Port], gears: Sequence[Gear]) -> None:
     """Raise ValueError for inputs and gears that ATC, ACL or ais_bench refuse."""
     if not 2 <= len(gears) <= MAX_GEARS:
@@ -79,7 +65,9 @@ def check_gears(inputs: Sequence[Port], gears: Sequence[Gear]) -> None:
     for gear in gears:
         if set(gear) != symbols or any(type(size) is not int or size < 1 for size in gear.values()):
             raise ValueError(f"a gear gives a size of at least 1 to {', '.join(sorted(symbols))}, got {dict(gear)}")
-        if len(text := dims_text(inputs, gear)) > MAX_STRING:
+        # ais_bench passes a gear as text: `ids:1,4;cache:1,64,128`.
+        text = ";".join(f"{port.name}:{','.join(map(str, shape_in(port, gear)))}" for port in inputs)
+        if len(text) > MAX_STRING:
             raise ValueError(f"the names and sizes of a gear take {len(text)} characters, and ais_bench {MAX_STRING}")
     if len({tuple(sorted(gear.items())) for gear in gears}) != len(gears):
         raise ValueError("a gear is given twice")

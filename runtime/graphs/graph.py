@@ -42,6 +42,11 @@ class Graph:
     num_bytes: int  # of all files
 
     @property
+    def path(self) -> Path:
+        """The ONNX file, as it was named when it was read."""
+        return self.files[0]
+
+    @property
     def operators(self) -> Mapping[str, int]:
         """Qualified operator names and how often they occur, most frequent first."""
         return dict(Counter(node.qualified for node in self.nodes).most_common())

@@ -13,17 +13,11 @@ CALL_OVERHEAD: Final = 1.0
 def split(num_rows: int, sizes: Sequence[int] | None) -> list[tuple[int, int]]:
     """The calls that run `num_rows` at the least cost, as pairs (batch size, rows in the call), the largest first.
 
-    `sizes` are the compiled batch sizes; None means any size. A call costs its batch size plus CALL_OVERHEAD. Only the
-    last call may be padded. Raises ValueError for a negative number of rows and for sizes below 1.
+    `sizes` are the compiled batch sizes, at least one; None means any size. A call costs its batch size plus
+    CALL_OVERHEAD. Only the last call may be padded.
     """
-    if num_rows < 0:
-        raise ValueError(f"num_rows must be at least 0, got {num_rows}")
-    if not num_rows:
-        return []
     if sizes is None:
         return [(num_rows, num_rows)]
-    if not sizes or min(sizes) < 1:
-        raise ValueError(f"sizes must be whole numbers of at least 1, got {list(sizes)}")
     calls, left = [], num_rows
     for size in _cheapest(num_rows, sorted(set(sizes))):
         calls.append((size, min(size, left)))

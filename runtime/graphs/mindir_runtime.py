@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.graphs.defaults import MindirBackend
@@ -18,10 +17,6 @@ class MindirRuntime:
     is_ascend: bool = False  # else the CPU
     device_id: int = 0
     config_path: str | None = None  # a `config.ini`, for Ascend
-
-    def __post_init__(self) -> None:
-        if self.backend not in get_args(MindirBackend):
-            raise ValueError(f"backend must be ms or mslite, got {self.backend!r}")
 
     @property
     def device(self) -> str:

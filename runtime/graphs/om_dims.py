@@ -11,7 +11,7 @@ import numpy as np
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.card import Port
 from llama_adapter.runtime.graphs.dims_sidecar import read_dims_sidecar
-from llama_adapter.runtime.graphs.gears import Gear, cheapest_gear, num_bytes, shape_in
+from llama_adapter.runtime.graphs.gears import Gear, num_bytes, shape_in
 from llama_adapter.runtime.graphs.om_file import OmModel
 from llama_adapter.runtime.graphs.om_session import OmThread
 from llama_adapter.runtime.graphs.session import as_inputs
@@ -49,7 +49,8 @@ class OmDimsSession:
     def pick(self, needed: Mapping[str, int]) -> Gear:
         """The gear with at least the needed sizes that copies the fewest bytes. Raises GraphError if there is none."""
         ports = (*self.inputs, *(port for port in self.outputs if all(port.symbols)))
-        gear = cheapest_gear(self.gears, needed, cost=lambda gear: num_bytes(ports, gear))
+        fitting = (gear for gear in self.gears if all(gear[name] >= size for name, size in needed.items()))
+        gear = min(fitting, key=lambda gear: num_bytes(ports, gear), default=None)
         if gear is None:
             raise GraphError(
                 f"No gear of `{self.file}` has {_told(needed)}; its gears: {'; '.join(map(_told, self.gears))}",
@@ -65,7 +66,7 @@ class OmDimsSession:
         gear = self._gear_of(inputs)
         arrays = as_inputs(inputs, self.inputs)
         wanted = f"the gear {_told(gear)}"
-        outputs = self._thread.call(lambda: self._model.run(arrays, mode="dymdims", wanted=wanted))
+        outputs = self._thread.call(lambda: self._model.infer(arrays, mode="dymdims", wanted=wanted))
         for output, port in zip(outputs, self.outputs, strict=True):
             promised = Port(name=port.name, dtype=port.dtype, shape=shape_in(port, gear))
             if not promised.fits(output):

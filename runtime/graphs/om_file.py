@@ -40,7 +40,7 @@ class OmModel:
             self.free()
             raise
 
-    def run(self, inputs: Sequence[np.ndarray], *, mode: str, wanted: str) -> list[np.ndarray]:
+    def infer(self, inputs: Sequence[np.ndarray], *, mode: str, wanted: str) -> list[np.ndarray]:
         """Call `infer` in a mode of ais_bench. `wanted` describes the file's inputs in messages. Raises GraphError.
 
         The arrays must be contiguous. They are kept alive until the call ends, because it reads their memory.
@@ -108,17 +108,15 @@ class OmModel:
         return milliseconds
 
 
-class OmFile:
-    """An OM with a fixed batch size, or with batch sizes as gears. See `OmModel` for threads."""
+class OmFile(OmModel):
+    """An OM with a fixed batch size, or with batch sizes as gears."""
 
     def __init__(self, path: Path, *, device_id: int) -> None:
         """Raises GraphError for files, side-cars, installations and devices that cannot be used."""
-        self.file = os.path.abspath(path)
-        check_om_file(self.file)
-        self._sidecar = read_valid_sidecar(self.file)
-        soc = "" if self._sidecar is None else self._sidecar.soc_version
-        self._model = OmModel(self.file, device_id=device_id, soc=soc)
-        self.inputs, self.outputs = self._model.inputs, self._model.outputs
+        file = os.path.abspath(path)
+        check_om_file(file)
+        self._sidecar = read_valid_sidecar(file)
+        super().__init__(file, device_id=device_id, soc="" if self._sidecar is None else self._sidecar.soc_version)
         try:
             self._check_sidecar()
             check_fixed_batch(self.inputs, file=self.file, hint=HINT)
@@ -132,26 +130,17 @@ class OmFile:
         """The card in the side-car; None without a side-car."""
         return None if self._sidecar is None else self._sidecar.card
 
-    @property
-    def device_ms(self) -> float | None:
-        """Milliseconds of the last call on the device."""
-        return self._model.device_ms
-
     def run(self, batch: Sequence[np.ndarray]) -> list[np.ndarray]:
         """One array per input, with one of the batch sizes -> one array per output."""
         inputs = as_inputs(batch, self.inputs)
         size, largest = len(inputs[0]), max(self.batch_sizes)
-        wanted = [num_bytes * size // largest for num_bytes in self._model.num_bytes]  # ais_bench requires this
+        wanted = [num_bytes * size // largest for num_bytes in self.num_bytes]  # ais_bench requires this
         if size not in self.batch_sizes or [array.nbytes for array in inputs] != wanted:
             raise AssertionError(f"{[array.shape for array in inputs]} is none of the batch sizes {self.batch_sizes}")
         told = f"{_list(self.inputs)} of batch {_list(self.batch_sizes)}"
-        outputs = self._model.run(inputs, mode="dymbatch" if self._has_gears else "static", wanted=told)
+        outputs = self.infer(inputs, mode="dymbatch" if self._has_gears else "static", wanted=told)
         check_outputs(outputs, self.outputs, batch=size, file=self.file)
         return outputs
-
-    def free(self) -> None:
-        """Unload the file."""
-        self._model.free()
 
     @property
     def _has_gears(self) -> bool:
@@ -182,8 +171,8 @@ class OmFile:
         sizes = sidecar.batch_sizes if sidecar is not None else (fixed or 0,)
         matches = sidecar is None or (sidecar.has_gears if fixed is None else sidecar.batch_sizes == (fixed,))
         wanted = [math.prod((max(sizes), *port.shape[1:])) * np.dtype(port.dtype).itemsize for port in self.inputs]
-        if not matches or self._model.num_bytes != wanted:
-            num_bytes = _list(f"{size:,}" for size in self._model.num_bytes)
+        if not matches or self.num_bytes != wanted:
+            num_bytes = _list(f"{size:,}" for size in self.num_bytes)
             raise GraphError(
                 f"`{self.file}` takes {_list(self.inputs)} of {num_bytes} bytes, "
                 f"which is not the expected batch {_list(sizes)}",

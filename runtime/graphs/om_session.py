@@ -87,16 +87,24 @@ F = TypeVar("F", bound=Freed)
 
 
 class OmThread:
-    """The thread in which OM files are opened, run and freed."""
+    """The thread in which OM files are opened, run and freed, one call after the other.
+
+    Unlike a `ThreadPoolExecutor`, it still works while the interpreter exits, when a session that was not closed
+    releases its device.
+    """
 
     def __init__(self, *, file: str, name: str) -> None:
         """`file` is used in messages, `name` is the thread's name."""
         self._file, self._owner = file, os.getpid()
-        self._worker = _Worker(name=name)
         self._opened: list[Freed] = []
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()  # so that no call is queued behind the end
+        # The thread has no reference to this object, which could otherwise not be collected.
+        self._thread = threading.Thread(target=_work, args=(self._jobs,), name=name, daemon=True)
+        self._thread.start()
         # Frees a session that was not closed, when the object is collected or at exit. At exit, it must run before exit
         # functions that were registered earlier, such as torch_npu's. weakref's exit function would run too late.
-        self._finalizer = weakref.finalize(self, _shut_down, self._worker, self._opened, self._owner)
+        self._finalizer = weakref.finalize(self, _end, self._thread, self._jobs, self._opened, self._owner)
         self._finalizer.atexit = False
         atexit.register(self._finalizer)
 
@@ -111,36 +119,6 @@ class OmThread:
 
         Raises GraphError after `close` and in a forked process.
         """
-        if not self._finalizer.alive:
-            raise closed_error(self._file)
-        check_owner(self._owner, file=self._file)
-        return self._worker.call(function)
-
-    def close(self) -> None:
-        """Free all opened objects, and end the thread. May be repeated."""
-        atexit.unregister(self._finalizer)
-        if self._finalizer.detach() and os.getpid() == self._owner:
-            _end(self._worker, self._opened, wait=True)
-
-
-class _Worker:
-    """Runs functions one after the other in a separate thread.
-
-    Unlike a `ThreadPoolExecutor`, it still works while the interpreter exits, when a session that was not closed
-    releases its device.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._lock, self._ended = threading.Lock(), False
-        self._thread = threading.Thread(target=_work, args=(self._jobs,), name=name, daemon=True)
-        self._thread.start()
-
-    def call(self, function: Callable[[], T]) -> T:
-        """Call `function` in the thread; returns its result or raises its exception.
-
-        Raises RuntimeError after `end`.
-        """
         future: Future[T] = Future()
 
         def job() -> None:
@@ -149,27 +127,45 @@ class _Worker:
             except BaseException as error:
                 future.set_exception(error)
 
+        check_owner(self._owner, file=self._file)
         with self._lock:
-            if self._ended:
-                raise RuntimeError("the thread has ended")
+            if not self._finalizer.alive:
+                raise closed_error(self._file)
             self._jobs.put(job)
         return future.result()
 
-    def end(self, last: Callable[[], None], *, wait: bool) -> None:
-        """Run `last`, which must not raise, after all earlier calls; then end the thread."""
+    def close(self) -> None:
+        """Free all opened objects, and end the thread. May be repeated."""
+        atexit.unregister(self._finalizer)
         with self._lock:
-            self._ended = True
-            self._jobs.put(last)
-            self._jobs.put(None)
-        if wait:
-            self._thread.join()
+            self._finalizer()
+        self._thread.join()
 
 
 def _work(jobs: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
-    """The thread's loop. It has no reference to the `_Worker`, which would keep an unused `_Worker` alive."""
     while (job := jobs.get()) is not None:
         job()
         del job
+
+
+def _end(
+    thread: threading.Thread, jobs: "queue.SimpleQueue[Callable[[], None] | None]", opened: list[Freed], owner: int
+) -> None:
+    """Free what was opened after all earlier calls, then end the thread.
+
+    Waits only in the main thread, because the garbage collector may call this in any thread, even one that the files'
+    thread waits for. A forked process has neither that thread nor the device.
+    """
+
+    def free() -> None:
+        while opened:
+            opened.pop().free()
+
+    if os.getpid() == owner:
+        jobs.put(free)
+        jobs.put(None)
+        if threading.current_thread() is threading.main_thread():
+            thread.join()
 
 
 def _om_files(path: Path) -> list[Path]:
@@ -204,21 +200,3 @@ def _by_size(files: list[OmFile], *, path: str) -> dict[int, OmFile]:
 def _sides(file: OmFile) -> tuple[object, ...]:
     """The sizes and types that all files of a folder share. ATC may change the types of inputs."""
     return tuple(port.shape[1:] for port in file.inputs), tuple((port.dtype, port.shape[1:]) for port in file.outputs)
-
-
-def _shut_down(worker: _Worker, files: list[Freed], owner: int) -> None:
-    """Free a session that was not closed. Waits only in the main thread, at the end of the program.
-
-    The garbage collector may call this in any thread, even one that the files' thread waits for. A forked process has
-    neither that thread nor the device.
-    """
-    if os.getpid() == owner:
-        _end(worker, files, wait=threading.current_thread() is threading.main_thread())
-
-
-def _end(worker: _Worker, files: list[Freed], *, wait: bool) -> None:
-    def free() -> None:
-        while files:
-            files.pop().free()
-
-    worker.end(free, wait=wait)

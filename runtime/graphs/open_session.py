@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from llama_adapter.runtime.graphs.om_session import OmSession
 from llama_adapter.runtime.graphs.onnx_provider import CPU, OnnxProvider
@@ -25,16 +25,6 @@ class GraphSpec:
     provider: OnnxProvider = CPU  # for onnx
     threads: int | None = None  # for onnx, at least 1; None: as many as torch uses
     own_process: bool = False  # run the graph in a separate process
-
-    def __post_init__(self) -> None:
-        if self.kind not in get_args(GraphKind):
-            raise ValueError(f"kind must be onnx or om, got {self.kind!r}")
-        if not self.path:
-            raise ValueError("path is empty: name the file")
-        if type(self.device_id) is not int or not 0 <= self.device_id <= 255:
-            raise ValueError(f"device_id must be a whole number from 0 to 255, got {self.device_id!r}")
-        if self.threads is not None and (type(self.threads) is not int or self.threads < 1):
-            raise ValueError(f"threads must be a whole number of at least 1, got {self.threads!r}")
 
 
 def open_session(spec: GraphSpec) -> GraphSession:

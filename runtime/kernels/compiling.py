@@ -24,17 +24,8 @@ FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden")
 LIBRARIES = ("-lm",)
 FOLDER = Path(__file__).parent
 SOURCES = (
-    *(
-        "kernels.c",
-        "decoder.h",
-        "encoder.h",
-        "rounding.h",
-        "training.h",
-        "linear.h",
-        "tiles.h",
-        "parallel.h",
-        "vector.h",
-    ),
+    "kernels.c",
+    *(f"{name}.h" for name in ("decoder", "encoder", "rounding", "training", "linear", "tiles", "parallel", "vector")),
     *(f"vector_{instructions.name}.h" for instructions in INSTRUCTION_SETS),
 )
 ZIGLANG = (sys.executable, "-m", "ziglang", "cc")  # the Clang of the package ziglang

@@ -12,6 +12,9 @@ from llama_adapter.runtime.kernels.library import KINDS, Library
 from llama_adapter.runtime.kernels.threads import num_threads
 
 LARGEST: Final = 127  # of weights of 8 bits
+MIDDLE: Final = 8  # the code of 0 in weights of 4 bits
+# Times the scale that gives the largest weight the level -8: that, one that clips it, and one that gives it level 7.
+FACTORS: Final = (1.0, 0.9, -MIDDLE / (MIDDLE - 1))
 
 
 def balancing_factors(weight_I: np.ndarray, bias_I: np.ndarray, weight_OI: np.ndarray, *, dtype: str) -> np.ndarray:
@@ -46,19 +49,20 @@ def round_int8(floats_OI: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.clip(levels_OI, -LARGEST, LARGEST).astype(np.int8), scale_O
 
 
-def round_int4(weight_OI: np.ndarray, *, library: Library) -> tuple[np.ndarray, np.ndarray]:
-    """A weight in float32, or in bfloat16 as its bits, rounded to 4 bits as the scheme int4 does.
+def round_int4(weight_OI: np.ndarray, *, library: Library | None) -> tuple[np.ndarray, np.ndarray]:
+    """A weight in float32, or in bfloat16 as its bits, rounded to 4 bits as `runtime.schemes.int4` says.
 
-    Returns bytes of two codes (O, G, 16) and scales float16 (O, G). The kernels add errors in another order than the
-    scheme. Groups where that could change the choice of the scale are rounded here. Raises ValueError for a number that
-    is not finite or too large.
+    Returns bytes of two codes (O, G, 16) and scales float16 (O, G). The kernels add errors in another order than
+    `choose_scales`. Groups where that could change the choice of the scale are rounded here, and without kernels all of
+    them. Raises ValueError for a number that is not finite or too large.
     """
     plain_OI, (num_out, num_in) = np.ascontiguousarray(weight_OI), weight_OI.shape
     shape = num_out, -(-num_in // GROUP)
     codes_OGP = np.empty((*shape, GROUP // 2), np.uint8)
-    scales_OG, undecided_OG = np.empty(shape, np.float32), np.empty(shape, np.bool_)
-    addresses = (array.ctypes.data for array in (plain_OI, codes_OGP, scales_OG, undecided_OG))
-    library.round_int4(KINDS[KIND_OF[plain_OI.dtype.name]], num_out, num_in, *addresses, num_threads())
+    scales_OG, undecided_OG = np.empty(shape, np.float32), np.ones(shape, np.bool_)
+    if library is not None:
+        addresses = (array.ctypes.data for array in (plain_OI, codes_OGP, scales_OG, undecided_OG))
+        library.round_int4(KINDS[KIND_OF[plain_OI.dtype.name]], num_out, num_in, *addresses, num_threads())
     if undecided_OG.any():
         padded_OI = np.pad(numbers(plain_OI), ((0, 0), (0, -num_in % GROUP)))
         codes_OGP[undecided_OG], scales_OG[undecided_OG] = _round_groups(padded_OI.reshape(*shape, GROUP)[undecided_OG])
@@ -66,42 +70,63 @@ def round_int4(weight_OI: np.ndarray, *, library: Library) -> tuple[np.ndarray, 
 
 
 def _round_groups(weight_ME: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Groups of weights -> codes (M, 16) and scales (M,), as `runtime.schemes.int4` rounds them, in the same order."""
+    """Groups of weights -> codes (M, 16) and scales (M,)."""
     if not np.isfinite(weight_ME).all():
         raise ValueError("a number is infinite or NaN")
-    places_M1 = np.abs(weight_ME).argmax(1)[:, None]
-    widest_M1 = np.take_along_axis(weight_ME, places_M1, 1) / np.float32(-8)
+    with np.errstate(over="ignore"):  # `choose_scales` refuses it
+        cost_ME = np.square(weight_ME / _storable(_widest(weight_ME))) + np.float32(MIDDLE**2 / 2)
+    steps_M1 = choose_scales(weight_ME, cost_ME)
+    return in_pairs(_levels(weight_ME, steps_M1)), steps_M1[:, 0]
+
+
+def choose_scales(weight_ME: np.ndarray, cost: np.ndarray) -> np.ndarray:
+    """Scales (M, 1) of groups, as `runtime.schemes.int4.quantise_groups` says, with errors that count `cost` times.
+
+    The costs are (E,) or (M, E). Scales are float32 numbers that are exact in float16. A group may be shorter than 32.
+    Raises ValueError for weights that are too large for such a scale.
+    """
+    widest_M1 = _widest(weight_ME)
     if not (np.abs(widest_M1) < 65520).all():
         raise ValueError("a number is too large for a scale in float16")
-    cost_ME = np.square(weight_ME / _storable(widest_M1)) + np.float32(32)
-    tried_MF = np.concatenate([_storable(widest_M1 * np.float32(factor)) for factor in (1.0, 0.9, -8 / 7)], axis=1)
+    tried_MF = np.concatenate([_storable(widest_M1 * np.float32(factor)) for factor in FACTORS], axis=1)
     errors = [
-        _sums(np.square(_levels(weight_ME, steps_M1) * steps_M1 - weight_ME) * cost_ME)
-        for steps_M1 in np.split(tried_MF, 3, axis=1)
+        _sums(np.square(_levels(weight_ME, steps_M1) * steps_M1 - weight_ME) * cost)
+        for steps_M1 in np.split(tried_MF, len(FACTORS), axis=1)
     ]
     best_M1 = np.take_along_axis(tried_MF, np.concatenate(errors, axis=1).argmin(1)[:, None], 1)
     levels_ME = _levels(weight_ME, best_M1)
-    counted_ME = cost_ME * levels_ME
+    counted_ME = cost * levels_ME
     squares_M1 = _sums(levels_ME * counted_ME)
     with np.errstate(invalid="ignore"):
-        best_M1 = np.where(squares_M1 > 0, _storable(_sums(counted_ME * weight_ME) / squares_M1), best_M1)
-    codes_ME = (_levels(weight_ME, best_M1) + 8).astype(np.uint8)
-    return codes_ME[:, 0::2] | (codes_ME[:, 1::2] << 4), best_M1[:, 0]
+        return np.where(squares_M1 > 0, _storable(_sums(counted_ME * weight_ME) / squares_M1), best_M1)
+
+
+def in_pairs(levels_OI: np.ndarray) -> np.ndarray:
+    """Levels -8..7 -> bytes of two codes (O, I / 2)."""
+    codes_OI = (levels_OI + MIDDLE).astype(np.uint8)
+    return np.asarray(codes_OI[:, 0::2] | (codes_OI[:, 1::2] << 4))
+
+
+def _widest(weight_ME: np.ndarray) -> np.ndarray:
+    """Scales (M, 1) that give the largest weight of each group the level -8."""
+    return np.take_along_axis(weight_ME, np.abs(weight_ME).argmax(1)[:, None], 1) / np.float32(-MIDDLE)
 
 
 def _levels(weight_ME: np.ndarray, steps_M1: np.ndarray) -> np.ndarray:
-    return np.asarray(np.clip(np.rint(weight_ME / steps_M1), -8, 7))
+    return np.asarray(np.clip(np.rint(weight_ME / steps_M1), -MIDDLE, MIDDLE - 1))
 
 
 def _storable(steps_M1: np.ndarray) -> np.ndarray:
+    """Scales rounded to finite numbers of float16, with 1 in place of 0."""
     with np.errstate(over="ignore"):
         steps_M1 = np.clip(steps_M1.astype(np.float16).astype(np.float32), -65504, 65504)
     return np.asarray(np.where(steps_M1 == 0, np.float32(1), steps_M1))
 
 
 def _sums(weight_ME: np.ndarray) -> np.ndarray:
-    """(M, 1), added in the order of `runtime.schemes.int4`."""
-    first_M8, *others = np.split(weight_ME, 4, axis=1)
+    """(M, 1), added in one order on all processors."""
+    padded_ME = np.pad(weight_ME, ((0, 0), (0, -weight_ME.shape[1] % GROUP)))
+    first_M8, *others = np.split(padded_ME, 4, axis=1)
     return np.asarray(np.cumsum(functools.reduce(np.add, others, first_M8), axis=1, dtype=np.float32)[:, -1:])
 
 

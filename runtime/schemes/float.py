@@ -12,5 +12,4 @@ SCHEME = Scheme(
     quantise=lambda weight: {"": weight},
     dequantise=lambda parts: parts[""].float(),
     fault=lambda suffix, tensor: "",
-    foreign=lambda weight: "",
 )

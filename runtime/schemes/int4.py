@@ -3,31 +3,25 @@
 A byte stores two codes, the even input in the low half: uint8 (out, in / 2). Scales are float16 (out, in / 32, rounded
 up). The layout is that of `MatMulNBits` in onnxruntime.
 
-The C kernels round many times faster than torch, to the same codes and scales. Without kernels, and on accelerators,
-torch rounds.
+The C kernels round many times faster than numpy, which rounds without them, to the same codes and scales.
 """
 
 # O outputs, I inputs, G groups of an output, E inputs of a group, P pairs of them
 
-from functools import reduce
-
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from llama_adapter.runtime.kernels.arrays import GROUP as GROUP
-from llama_adapter.runtime.kernels.library import Library, find_library
-from llama_adapter.runtime.schemes.arrays import round_int4
+from llama_adapter.runtime.kernels.library import find_library
+from llama_adapter.runtime.schemes import arrays
+from llama_adapter.runtime.schemes.arrays import MIDDLE as MIDDLE
 from llama_adapter.runtime.schemes.gptq import round_columns
-from llama_adapter.runtime.schemes.scheme import Parts, Scheme, TensorForm, rows_at_once
+from llama_adapter.runtime.schemes.scheme import Parts, Scheme, TensorForm
 
 SCALE = "_scale"
-MIDDLE = 8
 _LEVELS = (-MIDDLE, MIDDLE - 1)
-_LARGEST = 65504  # of float16
-# Times the scale that gives the largest weight the level -8: that, one that clips it, and one that gives it level 7.
-_FACTORS = (1.0, 0.9, -MIDDLE / (MIDDLE - 1))
-_NUMBERS_FOR_KERNELS = 1 << 22  # that are rounded in one call
+# Numbers that are rounded in one call. Those for numpy fit into the cache.
+_NUMBERS_FOR_KERNELS, _NUMBERS_FOR_NUMPY = 1 << 22, 1 << 18
 
 
 def quantise_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -38,87 +32,20 @@ def quantise_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
     one with the least error is chosen, and then changed to the best scale for its codes by least squares. Squared
     errors count 1 + 2 (w / largest w)^2 times, because the largest weights often belong to outliers among the inputs.
     The last group of a row is padded with zeros. Raises ValueError for a weight that is not finite or too large for a
-    scale in float16. The results are on the device of the weight.
+    scale in float16. The results are on the device of the weight. They are computed on the CPU.
     """
     num_outputs, num_inputs = weight.shape
     num_groups = -(-num_inputs // GROUP)
     codes_OGP = torch.empty(num_outputs, num_groups, GROUP // 2, dtype=torch.uint8, device=weight.device)
     scales_OG = torch.empty(num_outputs, num_groups, dtype=torch.float16, device=weight.device)
-    kernels = find_library().library if weight.is_cpu else None
-    num_rows = rows_at_once(weight) if kernels is None else rows_at_once(weight, numbers=_NUMBERS_FOR_KERNELS)
+    kernels = find_library().library
+    num_rows = max((_NUMBERS_FOR_NUMPY if kernels is None else _NUMBERS_FOR_KERNELS) // num_inputs, 1)
     for start in range(0, num_outputs, num_rows):
         part = slice(start, start + num_rows)
-        rows_OI = weight[part]
-        rounded = _round(rows_OI) if kernels is None else _round_by_kernels(rows_OI, kernels)
-        codes_OGP[part], scales_OG[part] = rounded
+        rows_OI = weight[part].detach().cpu()
+        bits_OI = rows_OI.view(torch.uint16) if rows_OI.dtype == torch.bfloat16 else rows_OI.float()
+        codes_OGP[part], scales_OG[part] = map(torch.from_numpy, arrays.round_int4(bits_OI.numpy(), library=kernels))
     return codes_OGP, scales_OG
-
-
-def _round_by_kernels(weight_OI: Tensor, kernels: Library) -> tuple[Tensor, Tensor]:
-    numbers_OI = (weight_OI if weight_OI.dtype == torch.bfloat16 else weight_OI.float()).detach()
-    bits_OI = (numbers_OI.view(torch.uint16) if numbers_OI.dtype == torch.bfloat16 else numbers_OI).numpy()
-    codes_OGP, scales_OG = map(torch.from_numpy, round_int4(bits_OI, library=kernels))
-    return codes_OGP, scales_OG
-
-
-def _round(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
-    return _round_groups(_in_groups(weight_OI.float()))
-
-
-def _in_groups(weight_OI: Tensor) -> Tensor:
-    """(O, I) -> (O, G, E), the last group padded with zeros."""
-    num_outputs, num_inputs = weight_OI.shape
-    missing = -num_inputs % GROUP
-    return (pad(weight_OI, (0, missing)) if missing else weight_OI).reshape(num_outputs, -1, GROUP)
-
-
-def _round_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Groups of weights float32 (..., E) -> codes (..., P) and scales float32 (...), as in `quantise_groups`."""
-    if not bool(weight.isfinite().all()):
-        raise ValueError("a number is infinite or NaN")
-    costs = (weight / _storable(_widest(weight))).square_().add_(MIDDLE**2 / 2)
-    steps = _choose_scales(weight, costs)
-    return _in_pairs(_codes(_levels(weight, steps))), steps[..., 0]
-
-
-def _choose_scales(weight: Tensor, costs: Tensor) -> Tensor:
-    """Groups of weights (..., I) -> scales (..., 1) as in `quantise_groups`, with errors that count `costs` times.
-
-    The costs are (I,) or (..., I). Scales are float32 numbers that are exact in float16. Raises ValueError for weights
-    that are too large for such a scale.
-    """
-    widest = _widest(weight)
-    if not bool(widest.half().isfinite().all()):
-        raise ValueError("a number is too large for a scale in float16")
-    tried = [_storable(widest * factor) for factor in _FACTORS]
-    errors = [_sum(_levels(weight, steps).mul_(steps).sub_(weight).square_().mul_(costs)) for steps in tried]
-    best_steps = torch.cat(tried, -1).gather(-1, torch.cat(errors, -1).argmin(-1, keepdim=True))
-    levels = _levels(weight, best_steps)
-    counted = costs * levels
-    squares = _sum(levels * counted)
-    return torch.where(squares > 0, _storable(_sum(counted * weight) / squares), best_steps)
-
-
-def _widest(weight: Tensor) -> Tensor:
-    """Scales float32 (..., 1) that give the largest weight of each group the level -8."""
-    return weight.gather(-1, weight.abs().argmax(-1, keepdim=True)) / -MIDDLE
-
-
-def _levels(weight: Tensor, steps: Tensor) -> Tensor:
-    return (weight / steps).round_().clamp_(*_LEVELS)
-
-
-def _storable(steps: Tensor) -> Tensor:
-    """Scales float32, rounded to finite numbers of float16, with 1 in place of 0."""
-    steps = steps.half().float().clamp_(-_LARGEST, _LARGEST)
-    return torch.where(steps == 0, torch.ones_like(steps), steps)
-
-
-def _sum(errors: Tensor) -> Tensor:
-    """The sum of the last dimension, (..., 1), added in one order on all processors: that of `arrays.round_int4`."""
-    eights = torch.split(pad(errors, (0, -errors.shape[-1] % 8)), 8, dim=-1)
-    total: Tensor = reduce(torch.add, torch.split(reduce(torch.add, eights), 1, dim=-1))
-    return total
 
 
 def _quantise(weight: Tensor) -> Parts:
@@ -134,21 +61,16 @@ def _observe(hessian: Tensor | None, x: Tensor) -> Tensor:
 def _calibrate(weight: Tensor, hessian: Tensor) -> Parts:
     _require_even(weight.shape[1])
     levels, scales = round_columns(weight, hessian, group=GROUP, choose_scales=_choose_scales, levels=_LEVELS)
-    return {"": _in_pairs(_codes(levels)), SCALE: scales.half()}
+    return {"": torch.from_numpy(arrays.in_pairs(levels.numpy())), SCALE: scales.half()}
+
+
+def _choose_scales(weight_OE: Tensor, cost_E: Tensor) -> Tensor:
+    return torch.from_numpy(arrays.choose_scales(weight_OE.numpy(), cost_E.numpy()))
 
 
 def _require_even(num_inputs: int) -> None:
     if num_inputs % 2:
         raise ValueError(f"its number of inputs, {num_inputs}, is odd")
-
-
-def _codes(levels: Tensor) -> Tensor:
-    return (levels + MIDDLE).to(torch.uint8)
-
-
-def _in_pairs(codes: Tensor) -> Tensor:
-    """Codes (..., in) -> bytes (..., in / 2)."""
-    return codes[..., 0::2] | (codes[..., 1::2] << 4)
 
 
 def unpacked(stored: Tensor) -> Tensor:
@@ -182,5 +104,4 @@ SCHEME = Scheme(
     calibrate=_calibrate,
     dequantise=_dequantise,
     fault=_fault,
-    foreign=lambda weight: "",
 )

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from llama_adapter.runtime.schemes.arrays import LARGEST as LARGEST
-from llama_adapter.runtime.schemes.scheme import Parts, Scheme, TensorForm, rows_at_once
+from llama_adapter.runtime.schemes.scheme import Parts, Scheme, TensorForm
 
 SCALE = "_scale"  # the scales of `head.weight` are `head.weight_scale`
-INPUT_SCALE = (
-    "_input_scale"  # of a calibrated layer's inputs, float32 (1,); no part of the scheme, see `input_scales.py`
-)
+INPUT_SCALE = "_input_scale"  # of a calibrated layer's inputs, float32 (1,); see `app/models/input_scales.py`
+_NUMBERS_AT_ONCE = 1 << 18  # that are rounded in one call: as float32 they fit into the cache
+_NUMBERS_ON_DEVICE = 1 << 26  # on an accelerator, where each call costs more than its memory
 
 
 def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -24,7 +24,7 @@ def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
     """
     values = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
     scales = torch.empty(len(weight), device=weight.device)
-    num_rows = rows_at_once(weight)
+    num_rows = max((_NUMBERS_AT_ONCE if weight.is_cpu else _NUMBERS_ON_DEVICE) // weight.shape[1], 1)
     for start in range(0, len(weight), num_rows):
         part = slice(start, start + num_rows)
         numbers = weight[part].float()
@@ -73,11 +73,6 @@ def _fault(suffix: str, tensor: Tensor) -> str:
     return "" if is_sound else "scales that are not finite numbers above 0"
 
 
-def _foreign(weight: Tensor) -> str:
-    """Report -128, because kernels may compute the absolute value of a weight, and 128 does not fit into 8 bits."""
-    return "-128" if int(weight.min()) < -LARGEST else ""
-
-
 SCHEME = Scheme(
     name="int8",
     title="8-bit",
@@ -90,5 +85,4 @@ SCHEME = Scheme(
     calibrate=_calibrate,
     dequantise=lambda parts: parts[""].float() * parts[SCALE][:, None],
     fault=_fault,
-    foreign=_foreign,
 )

@@ -143,22 +143,19 @@ class StoredInt8(nn.Module):
 
 def replace_layers(
     module: nn.Module, build: Callable[[nn.Module], nn.Module | None], *, release: Callable[[], None] = lambda: None
-) -> int:
-    """Replace layers inside `module` by what `build` returns for them; returns the number of replaced layers.
+) -> None:
+    """Replace layers inside `module` by what `build` returns for them.
 
     If it returns None, the layer stays. Each weight is released when its layer is replaced. Then `release` is called.
     """
-    num_replaced = 0
     for owner in module.modules():  # not a list, which would keep all weights alive
         for name in [name for name, _ in owner.named_children()]:
             if (built := build(getattr(owner, name))) is not None:
                 setattr(owner, name, built)
-                num_replaced += 1
                 release()
-    return num_replaced
 
 
-def replace_quantised(module: nn.Module, build: Callable[[nn.Linear, Precision], nn.Module | None]) -> int:
+def replace_quantised(module: nn.Module, build: Callable[[nn.Linear, Precision], nn.Module | None]) -> None:
     """As `replace_layers`, for quantised layers. `build` takes a layer and its precision."""
 
     def build_quantised(layer: nn.Module) -> nn.Module | None:
@@ -166,7 +163,7 @@ def replace_quantised(module: nn.Module, build: Callable[[nn.Linear, Precision],
             return None
         return build(layer, scheme.name)
 
-    return replace_layers(module, build_quantised)
+    replace_layers(module, build_quantised)
 
 
 def dequantise_linears(module: nn.Module, *, keep: Callable[[nn.Linear], bool] = lambda layer: False) -> None:

@@ -11,9 +11,6 @@ from torch import Tensor
 
 from llama_adapter.runtime.schemes import PRECISIONS, Precision
 
-_NUMBERS_AT_ONCE = 1 << 18  # as float32 they fit into the cache
-_NUMBERS_ON_DEVICE = 1 << 26  # on an accelerator, where each call costs more than its memory
-
 # Stored tensors of one linear weight, by the suffix that follows the weight's name: "" for the weight itself.
 Parts = Mapping[str, Tensor]
 
@@ -46,7 +43,6 @@ class Scheme:
     quantise: Callable[[Tensor], Parts]  # raises ValueError, whose text is a clause, for a weight that it cannot hold
     dequantise: Callable[[Parts], Tensor]  # to float32 (out, in)
     fault: Callable[[str, Tensor], str]  # (suffix, stored tensor) -> how it is damaged, or an empty string
-    foreign: Callable[[Tensor], str]  # stored weight -> values in it that `quantise` never writes, or an empty string
     # What `calibrate` needs to know of a layer's inputs: (result for earlier inputs or None, inputs (N, in)) -> result.
     # For int4 it is XᵀX of all inputs X, float32 (in, in), and for int8 their largest magnitude, (1,).
     observe: Callable[[Tensor | None, Tensor], Tensor] | None = None
@@ -64,11 +60,6 @@ def find_scheme(name: Precision) -> Scheme:
 def scheme_of(dtype: torch.dtype) -> Scheme | None:
     """The scheme that stores weights in `dtype`; None for plain float weights."""
     return next((scheme for scheme in map(find_scheme, PRECISIONS) if scheme.weight_dtype == dtype), None)
-
-
-def rows_at_once(weight: Tensor, *, numbers: int = _NUMBERS_AT_ONCE) -> int:
-    """How many rows of a weight (out, in) are rounded in one call: about `numbers`, or more on an accelerator."""
-    return max((numbers if weight.is_cpu else _NUMBERS_ON_DEVICE) // weight.shape[1], 1)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

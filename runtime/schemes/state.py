@@ -166,15 +166,6 @@ def check_stored(tensors: Mapping[str, Tensor], *, path: Path, hint: str) -> Non
         raise CheckpointError(f"`{path}` has {fault}, in {list_keys(names)}", hint=hint)
 
 
-def foreign_weights(tensors: Mapping[str, Tensor]) -> dict[str, list[str]]:
-    """Names of quantised weights that contain values our `quantize` never writes, by a description of the values."""
-    found: dict[str, list[str]] = {}
-    for name, scheme in _quantised(tensors):
-        if value := scheme.foreign(tensors[name]):
-            found.setdefault(f"{scheme.title} weights of {value}", []).append(name)
-    return found
-
-
 def _quantised(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Scheme]]:
     """Names of the quantised weights, with their scheme. Packed weights are not among them."""
     for name, tensor in tensors.items():

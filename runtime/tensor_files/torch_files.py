@@ -58,7 +58,6 @@ class TorchFile:
         """Raises ForeignObjectError for objects that are not plain data, PickleError for other files, and OSError."""
         self.path = path
         self._size = path.stat().st_size
-        self._swapped = False  # whether the file's byte order differs from this machine's
         self.is_torchscript = False
         self._spans: dict[str, _Span] = {}  # of the storages, by key
         self._map: Any = None  # torch gives its storages no types
@@ -106,10 +105,8 @@ class TorchFile:
         if known not in self._storages:
             span = self._spans[header.key]
             storage: Any = self._bytes()[span.start : span.end]  # shares the map
-            if self._swapped or span.start % header.dtype.itemsize:
-                storage = storage.clone()  # a copy, to swap its bytes or to align it
-            if self._swapped:
-                storage.byteswap(header.dtype)
+            if span.start % header.dtype.itemsize:
+                storage = storage.clone()  # a copy that is aligned
             self._storages[known] = storage
         return self._storages[known]
 
@@ -136,10 +133,7 @@ class TorchFile:
         spans = {name: self._span(file, info) for name, info in needed.items()}
         if "data.pkl" not in spans:
             raise PickleError("no data.pkl")
-        order = self._read(file, spans["byteorder"]) if "byteorder" in spans else b"little"
-        if order not in (b"little", b"big"):
-            raise PickleError("byte order")
-        self._swapped = order.decode() != sys.byteorder
+        _check_order(self._read(file, spans["byteorder"]) if "byteorder" in spans else b"little")
         self._spans = {name.removeprefix("data/"): span for name, span in spans.items() if name.startswith("data/")}
         return read_pickle(self._read(file, spans["data.pkl"]), torchscript=self.is_torchscript).value
 
@@ -172,7 +166,7 @@ class TorchFile:
         _, protocol, _, content, keys = pickles
         if protocol.value != _LEGACY_PROTOCOL or not isinstance(keys.value, list):
             raise PickleError("another protocol")
-        self._swapped = sys.byteorder != "little"
+        _check_order(b"little")
         end = keys.end
         for key in keys.value:
             storage = content.storages.get(key) if isinstance(key, str) else None
@@ -191,6 +185,11 @@ class TorchFile:
             raise PickleError(f"{span.end - span.start:,} bytes beside its numbers")
         file.seek(span.start)
         return file.read(span.end - span.start)
+
+
+def _check_order(order: bytes) -> None:
+    if order != sys.byteorder.encode():
+        raise PickleError("numbers in another byte order than this machine's")
 
 
 def module_tensors(module: Module) -> dict[str, TensorHeader]:

@@ -29,8 +29,7 @@ from llama_adapter.llm.weights.gguf import open_gguf
 from llama_adapter.llm.weights.huggingface import open_huggingface
 from llama_adapter.llm.weights.meta import open_meta
 from llama_adapter.runtime.errors import CheckpointError, GraphError
-from llama_adapter.runtime.graphs.card import GraphCard, Port
-from llama_adapter.runtime.graphs.sidecar import OmSidecar
+from llama_adapter.runtime.graphs.card import GraphCard
 from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder
@@ -123,33 +122,21 @@ def bundle(data: bytes) -> str:
 
 
 def card(data: bytes) -> str:
-    """The card inside an exported encoder."""
+    """The card inside an exported encoder. Accepted ones are also written and read again."""
 
     def read(text: str) -> GraphCard:
         found = GraphCard.from_json(text, file="encoder.onnx")
         EncoderCard.from_graph(found, file="encoder.onnx")
         return found
 
-    return _there_and_back(data, read, lambda found: found.dtype)
-
-
-def sidecar(data: bytes) -> str:
-    """The sidecar of an OM."""
-    read = partial(OmSidecar.from_json, file="encoder.om.json")
-    return _there_and_back(data, read, lambda found: f"{found.has_gears} {len(found.batch_sizes)}")
-
-
-def _there_and_back(data: bytes, read: Callable[[str], Any], shown: Callable[[Any], str]) -> str:
-    """The outcome of reading JSON. Accepted data are also written and read again."""
     try:
-        text = data.decode()
-        found = read(text)
+        found = read(data.decode())
     except UnicodeDecodeError:
         return "no text"
     except GraphError as error:
         return refused(error)
     assert read(found.to_json()) == found
-    return f"ok {shown(found)}"
+    return f"ok {found.dtype}"
 
 
 def ood_detector(data: bytes) -> str:
@@ -309,20 +296,6 @@ def _made_card() -> GraphCard:
     ).to_graph()
 
 
-def _sidecars() -> dict[str, bytes]:
-    made = OmSidecar(
-        card=_made_card(),
-        input=Port(dtype="float16", shape=(-1, 4, 4, 3)),
-        batch_sizes=(1, 4),
-        has_gears=True,
-        soc_version="Ascend310P3",
-        precision_mode="x",
-        sha256="ab",
-        onnx_sha256="cd",
-    )
-    return {"gears": made.to_json().encode()}
-
-
 def _familiar() -> dict[str, bytes]:
     shapes = {"mean": (2, 3), "directions": (2, 2, 3), "variances": (2, 2), "least_variance": (1,), "threshold": (1,)}
     return {"small": save({name: torch.ones(shape) for name, shape in shapes.items()})}
@@ -384,7 +357,6 @@ _hf_config = mutated_json(
     *({"rope_type": "default"}, {"type": "yarn", "factor": 2}, {"full_attention": {"rope_type": "linear"}}),
 )
 _manifest = mutated_json(*_SIZES, *words("files llm vision precision int8 float16 ../x DecoderConfig"))
-_sidecar = mutated_json(*words("card input shape batch_sizes NHWC NCHW"), [1, 2], [2, 1], [0])
 _target = partial(Target, max_bytes=2**18, quick_rounds=60)
 TARGETS = (
     _target("meta-weights", meta_weights, _metas, _zipped),
@@ -399,7 +371,6 @@ TARGETS = (
         *("card", card, lambda: {"tiny": _made_card().to_json().encode()}),
         mutated_json(*words("clip query version fingerprint rgb bgr")),
     ),
-    _target("sidecar", sidecar, _sidecars, _sidecar),
     _target("ood_detector", ood_detector, _familiar, _tensors),
     _target(
         *("tokenizer", tokenizer, lambda: {"golden": (_GOLDEN / "LLaMA/tokenizer.model").read_bytes()}),

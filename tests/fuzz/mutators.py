@@ -268,8 +268,8 @@ def mutated_safetensors(header: Mutator) -> Mutator:
     return mutate
 
 
-def mutated_metadata(*words: Any, only: str = "") -> Mutator:
-    """Mutate a text of a safetensors header's metadata as JSON, any one or `only` this. The length stays correct."""
+def mutated_metadata(*words: Any) -> Mutator:
+    """Mutate a text of a safetensors header's metadata as JSON. The length stays correct."""
     as_json = mutated_json(*words)
 
     def mutate(data: bytes, random: Random) -> bytes:
@@ -277,7 +277,7 @@ def mutated_metadata(*words: Any, only: str = "") -> Mutator:
             (size,) = struct.unpack_from("<Q", data)
             header = json.loads(data[8 : 8 + size])
             texts = header["__metadata__"]
-            name = only or random.choice(sorted(texts))
+            name = random.choice(sorted(texts))
             texts[name] = as_json(texts[name].encode(), random).decode(errors="replace")
             changed = json.dumps(header).encode()
         except (struct.error, ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError):

@@ -87,11 +87,4 @@ def _mutate(data: bytes, random: Random) -> bytes:
     return _as_bytes(data, random)
 
 
-TARGETS = (
-    Target(
-        *("picture", read, _seeds, _mutate),
-        limit_s=20.0,
-        memory_bytes=2 * 2**30,
-        quick_rounds=100,
-    ),
-)
+TARGETS = (Target(*("picture", read, _seeds, _mutate), limit_s=20.0, memory_bytes=2 * 2**30, quick_rounds=100),)

@@ -4,10 +4,7 @@ from importlib import import_module
 
 from tests.fuzz.target import Target
 
-ROOMS = (
-    *("batch_folder", "pictures", "records", "inputs", "labelled", "checkpoints", "encoded", "requests", "page"),
-    *("training", "wire"),
-)
+ROOMS = ("pictures", "records", "inputs", "labelled", "checkpoints", "encoded", "requests", "page", "wire")
 TARGETS: dict[str, Target] = {
     target.name: target for room in ROOMS for target in import_module(f"tests.fuzz.{room}").TARGETS
 }

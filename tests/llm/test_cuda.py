@@ -13,7 +13,7 @@ from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.model.llama import use_operators
 from llama_adapter.llm.runners.base import ScorePlan
 from llama_adapter.llm.runners.graph import GraphRunner
-from llama_adapter.runtime.devices import resolve_mode
+from llama_adapter.runtime.devices import settle_mode
 from llama_adapter.runtime.devices.cuda import FUSED, CudaGraphs
 from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.operators import ATEN, Operators
@@ -73,7 +73,7 @@ def test_fused_operators_compute_what_plain_ones_do(dtype: torch.dtype) -> None:
 def test_a_gpu_has_a_queue_and_graphs_and_its_own_operators(cuda: FakeCuda) -> None:
     backend = HostCuda()
 
-    assert resolve_mode("graph", backend=backend) == resolve_mode("cuda_graph", backend=backend) == "cuda_graph"
+    assert settle_mode("graph", backend=backend) == settle_mode("cuda_graph", backend=backend) == ("cuda_graph", "")
     assert backend.capabilities.queued
     assert backend.choose_operators(CONFIG, dtype=torch.bfloat16, wanted="auto", mode="eager").name == "triton"
     assert backend.choose_operators(CONFIG, dtype=torch.float32, wanted="auto", mode="eager") is FUSED

@@ -14,7 +14,7 @@ from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.runners.eager import EagerRunner
 from llama_adapter.llm.runners.graph import GraphRunner
 from llama_adapter.llm.runners.shapes import BUCKETED, EXACT, STEPPED
-from llama_adapter.runtime.devices import Capabilities, CpuBackend, resolve_mode
+from llama_adapter.runtime.devices import Capabilities, CpuBackend, settle_mode
 from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.operators import ATEN, Operators
 from llama_adapter.runtime.schemes import OperatorChoice
@@ -106,15 +106,15 @@ def test_compiled_steps_give_the_same_answers() -> None:
 
 def test_mode_chooses_the_runner() -> None:
     state, backend = toy_decoder().state_dict(), TracingBackend()
-    mode = resolve_mode("graph", backend=backend)
+    mode, _ = settle_mode("graph", backend=backend)
 
     assert type(open_runner(CONFIG, state, backend=backend, num_slots=2)) is EagerRunner
     assert type(open_runner(CONFIG, state, backend=backend, num_slots=2, mode=mode)) is GraphRunner
     with pytest.raises(DeviceError) as caught:
-        resolve_mode("acl_graph", backend=backend)
+        settle_mode("acl_graph", backend=backend, strict=True)
     assert "eager, traced" in caught.value.hint
     with pytest.raises(DeviceError):
-        resolve_mode("graph", backend=CpuBackend())
+        settle_mode("graph", backend=CpuBackend(), strict=True)
 
 
 def test_compiler_failure_is_a_device_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,8 @@ from torch import nn
 
 from llama_adapter.runtime.devices.npu_linear import (
     LINEAR,
-    Int4Linear,
-    Int8Linear,
     RoundedLinear310P,
+    WeightOnlyLinear,
     build_linear,
     choose_linear,
 )
@@ -86,14 +85,14 @@ def test_plain_operators_widen_on_every_chip(family: str) -> None:
 def test_groups_of_4_bits_need_whole_groups_and_eight_outputs(num_inputs: int, num_outputs: int, fits: bool) -> None:
     linear, _ = stored_linear("int4", num_inputs, num_outputs)
 
-    assert isinstance(built(linear, "int4", "A2"), Int4Linear) == fits
+    assert isinstance(built(linear, "int4", "A2"), WeightOnlyLinear) == fits
 
 
 def test_a_layer_beyond_the_largest_sizes_is_left() -> None:
     for num_outputs, fits in ((65535, True), (65536, False)):
         linear, _ = stored_linear("int8", 2, num_outputs)
         linear.weight_scale.fill_(0.01)
-        assert isinstance(built(linear, "int8", "A2"), Int8Linear) == fits
+        assert isinstance(built(linear, "int8", "A2"), WeightOnlyLinear) == fits
 
 
 def test_scales_that_float16_cannot_hold_leave_a_layer_as_it_is() -> None:
@@ -101,7 +100,7 @@ def test_scales_that_float16_cannot_hold_leave_a_layer_as_it_is() -> None:
     linear.weight_scale[3] = 1e-5
 
     assert built(linear, "int8", "A2") is None
-    assert isinstance(built(linear, "int8", "A2", dtype=torch.bfloat16), Int8Linear)
+    assert isinstance(built(linear, "int8", "A2", dtype=torch.bfloat16), WeightOnlyLinear)
     assert built(linear, "int8", "A2", wanted="w8a8") is not None  # w8a8 keeps the scales in float32
 
 
@@ -111,7 +110,7 @@ def test_4_bit_weights_keep_their_values_when_packed(num_inputs: int) -> None:
 
     layer = built(linear, "int4", "A3")
 
-    levels = linear_references.unpacked(layer.packed)
+    levels = linear_references.unpacked(layer.weight)
     assert torch.equal((levels * layer.scale.float().repeat_interleave(32, 0)).T, weight)
 
 

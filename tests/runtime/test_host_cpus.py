@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -31,21 +32,14 @@ def test_a_quota_is_that_of_the_cgroup(files: dict[str, str], quota: float | Non
     assert usable_cpus(tmp_path) == (allowed if quota is None else max(1, min(allowed, -int(-quota // 1))))
 
 
-@pytest.mark.parametrize(("given", "expected"), [(None, "1"), ("2", "2")])
+@pytest.mark.parametrize(
+    ("quota", "given", "expected"), [(0.5, {}, "1"), (0.5, {"OMP_NUM_THREADS": "2"}, "2"), (None, {}, None)]
+)
 def test_torch_gets_as_many_threads_as_the_quota_has(
-    given: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+    quota: float | None, given: dict[str, str], expected: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    if given is not None:
-        monkeypatch.setenv("OMP_NUM_THREADS", given)
-    monkeypatch.setattr(torch_import, "cpu_quota", lambda: 0.5)
+    monkeypatch.setattr(torch_import, "cpu_quota", lambda: quota)
     monkeypatch.setattr(torch_import, "usable_cpus", lambda: 1)
-    torch_import.limit_threads()
-    assert os.environ["OMP_NUM_THREADS"] == expected
-
-
-def test_without_a_quota_torch_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(torch_import, "cpu_quota", lambda: None)
-    torch_import.limit_threads()
-    assert "OMP_NUM_THREADS" not in os.environ
+    with mock.patch.dict(os.environ, given, clear=True):
+        torch_import.prepare_imports()
+        assert os.environ.get("OMP_NUM_THREADS") == expected

@@ -19,7 +19,7 @@ import torch
 import demo_bsz
 from llama_adapter.app.command_line.main import build_parser
 from llama_adapter.runtime.device_failures import CODES
-from llama_adapter.runtime.devices import Capabilities, resolve_dtype, resolve_mode
+from llama_adapter.runtime.devices import Capabilities, resolve_dtype, settle_mode
 from llama_adapter.runtime.devices.npu import open_npu
 from llama_adapter.runtime.devices.npu_load import explain_loading
 from llama_adapter.runtime.devices.npu_operators import FAMILIES
@@ -108,7 +108,7 @@ def errors_of_the_program() -> Iterator[BaseException]:
         name="npu:0 (Ascend310P3)", capabilities=Capabilities(dtypes=FAMILIES[1].dtypes, graph_modes=())
     )
     yield refused(lambda: resolve_dtype("bfloat16", backend=backend))
-    yield refused(lambda: resolve_mode("npugraph_ex", backend=backend))
+    yield refused(lambda: settle_mode("npugraph_ex", backend=backend, strict=True))
     yield from map(explain_loading, LOADING_ERRORS)
     for code in CODES:
         yield RuntimeError(f"NPU function error: aclrtSynchronizeStream, error code is {code}\nEZ9999: Inner Error!")

@@ -71,7 +71,7 @@ def run_export_om(job: OmJob) -> None:
         EncoderCard.from_graph(graph.card, file=job.onnx)
     requests = _plan(job, graph)
     if job.adopt is not None:
-        _adopt(requests[0], graph=graph, force=job.force)
+        _adopt(requests[0], force=job.force)
         return
     _check_names(requests)
     complaints = lint_graph(graph, has_dims=bool(job.sizes))
@@ -91,34 +91,31 @@ def run_export_om(job: OmJob) -> None:
         check_place(requests[0].output, shown=str(requests[0].output))
         atc = find_atc()
         if not job.sizes:  # a decoder's side-car identifies its files by marks instead
-            _tell_of_foreign(job.onnx, graph)
+            _tell_of_foreign(graph)
         for request in requests:
-            _convert(request, atc=atc, graph=graph)
+            _convert(request, atc=atc)
         if not job.sizes:
             tell(told_next(requests[0].output))
 
 
 def _plan(job: OmJob, graph: Graph) -> Sequence[AtcRequest | DimsRequest]:
     """The runs of ATC. Raises GraphError if the chip is unknown, and for a graph that ATC cannot convert."""
-    onnx = Path(job.onnx)
-    output = onnx.with_suffix("") if job.out is None else Path(job.out)
+    output = graph.path.with_suffix("") if job.out is None else Path(job.out)
     settings = replace(job.settings, soc_version=job.settings.soc_version or detect_soc_version())
     if job.sizes:
-        return [plan_dims(graph, onnx, output, settings, [parse_gear(text) for text in job.sizes])]
-    requests = plan(graph, onnx, output, settings)
+        return [plan_dims(graph, output, settings, [parse_gear(text) for text in job.sizes])]
+    requests = plan(graph, output, settings)
     return requests if job.adopt is None else [replace(requests[0], output=Path(job.adopt))]
 
 
-def _convert(request: AtcRequest | DimsRequest, *, atc: Path, graph: Graph) -> None:
+def _convert(request: AtcRequest | DimsRequest, *, atc: Path) -> None:
     start = time.perf_counter()
     if isinstance(request, DimsRequest):
         sizes = f"{len(request.gears)} gears"
     else:
         sizes = f"batch {', '.join(map(str, request.batch_sizes))}"
     tell(f"ATC compiles for {request.settings.soc_version}, {sizes}; this takes minutes")
-    made = make_om(
-        request, atc=atc, graph=graph, tick=lambda seconds: tell(f"ATC has been running for {seconds:.0f} s")
-    )
+    made = make_om(request, atc=atc, tick=lambda seconds: tell(f"ATC has been running for {seconds:.0f} s"))
     tell(f"wrote {made.stat().st_size / 1e6:,.1f} MB", start)
     give(str(request.output))
 
@@ -142,18 +139,18 @@ def _adopting(job: OmJob, request: AtcRequest) -> list[str]:
     return [*arguments, *(f"--atc-flag={flag}" for flag in settings.extra)]
 
 
-def _adopt(request: AtcRequest | DimsRequest, *, graph: Graph, force: bool) -> None:
+def _adopt(request: AtcRequest | DimsRequest, *, force: bool) -> None:
     refuse_to_replace([sidecar_path(request.output)], force=force, other="")
-    _tell_of_foreign(str(request.onnx), graph)
-    made = adopt_om(request, graph=graph)
+    _tell_of_foreign(request.graph)
+    made = adopt_om(request)
     tell(f"wrote `{sidecar_path(made)}`, and the OM's mode is 640")
     give(str(request.output))
     tell(told_next(request.output))
 
 
-def _tell_of_foreign(onnx: str, graph: Graph) -> None:
+def _tell_of_foreign(graph: Graph) -> None:
     if graph.card is None:
-        tell(f"`{onnx}` was not exported here: so later checks cannot compare its weights with a model's")
+        tell(f"`{graph.path}` was not exported here: so later checks cannot compare its weights with a model's")
 
 
 def _check_names(requests: Sequence[AtcRequest | DimsRequest]) -> None:

@@ -16,7 +16,6 @@ from llama_adapter.runtime.devices import (
     cpu,
     open_backend,
     open_best,
-    resolve_mode,
     settle_mode,
 )
 from llama_adapter.runtime.devices.base import Accelerator
@@ -92,11 +91,9 @@ def test_auto_is_the_mode_of_graphs_that_are_recorded_quickly(
     has = Capabilities(dtypes=("float32",), graph_modes=graph_modes, static_shapes=static_shapes)
     backend: Any = SimpleNamespace(name="toy:0", capabilities=has)
 
-    assert resolve_mode("auto", backend=backend, num_ranks=num_ranks) == expected
-    assert resolve_mode("eager", backend=backend) == "eager"
-    for mode in graph_modes:
-        assert resolve_mode(mode, backend=backend) == mode
-        assert resolve_mode("graph", backend=backend) == graph_modes[0]
+    assert settle_mode("auto", backend=backend, num_ranks=num_ranks) == (expected, "")
+    for mode in ("eager", *graph_modes):
+        assert settle_mode(mode, backend=backend) == (mode, "")
 
 
 def test_a_graph_mode_that_cannot_run_becomes_eager_unless_it_is_strict() -> None:

@@ -1,6 +1,6 @@
 """Programs are recorded when their shape occurs for the second time, up to a number of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -49,16 +49,21 @@ def shortage() -> Exception:
     return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
 
-def test_shapes_that_occur_once_take_no_place_of_those_that_occur_again() -> None:
+@pytest.mark.parametrize(
+    ("keys", "recorded", "replays"),
+    [
+        (range(10), 0, 0),
+        ((*range(10), 7, 7, 3, 7), 2, 4),
+        (tuple(range(5)) * 20, 2, 38),  # shapes that occur in turn do not replace each other
+    ],
+)
+def test_shapes_that_occur_again_are_recorded(keys: Sequence[int], recorded: int, replays: int) -> None:
     device = Recorder()
     programs = programs_of(device, most=2)
-    for key in range(10):
+    for key in keys:
         assert programs.run(key, double, X)[0].tolist() == [2.0, 4.0]
-    assert device.num_recorded == 0
-    for key in (7, 7, 3, 7):
-        programs.run(key, double, X)
 
-    assert (device.num_recorded, device.num_replays) == (2, 4)
+    assert (device.num_recorded, device.num_replays) == (recorded, replays)
 
 
 def test_a_rarer_shape_makes_room_when_another_has_occurred_twice_as_often() -> None:
@@ -76,16 +81,6 @@ def test_a_rarer_shape_makes_room_when_another_has_occurred_twice_as_often() -> 
         programs.run(key, double, X)
 
     assert device.num_replays == 2  # of "a" and "c"
-
-
-def test_shapes_that_occur_in_turn_do_not_replace_each_other() -> None:
-    device = Recorder()
-    programs = programs_of(device, most=3)
-    for _ in range(20):
-        for key in range(5):
-            programs.run(key, double, X)
-
-    assert device.num_recorded == 3
 
 
 def test_counts_of_many_shapes_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,16 +19,7 @@ from llama_adapter.llm.rotary import Rotary
 from llama_adapter.runtime import operators
 from llama_adapter.runtime.devices import open_backend, triton_calls
 from llama_adapter.runtime.devices.cuda_linear import build_linear
-from llama_adapter.runtime.devices.triton_calls import (
-    TUNINGS,
-    Blocks,
-    Step,
-    Tuning,
-    Weights,
-    linear,
-    pack4,
-    widen,
-)
+from llama_adapter.runtime.devices.triton_calls import TUNINGS, Blocks, Step, Tuning, Weights, linear, pack4, widen
 from llama_adapter.runtime.operators import ATEN
 from llama_adapter.runtime.schemes import int4, int8
 from llama_adapter.runtime.schemes.layers import store_parts

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import shlex
 import stat
 import subprocess
 from pathlib import Path
@@ -33,13 +34,12 @@ CARD = GraphCard(
 def write_onnx(
     path: Path,
     *,
-    operator: str = "Relu",
     dtype: int = TensorProto.FLOAT16,
     card: bool = True,
     shape: tuple[Any, ...] = ("batch", 4, 4, 3),
 ) -> Path:
     graph = helper.make_graph(
-        [helper.make_node(operator, ["input"], ["output"])],
+        [helper.make_node("Relu", ["input"], ["output"])],
         "test",
         [helper.make_tensor_value_info("input", dtype, shape)],
         [helper.make_tensor_value_info("output", dtype, shape)],
@@ -59,7 +59,7 @@ def file(tmp_path: Path) -> Path:
 
 def planned(file: Path, out: Path, **settings: Any) -> list[AtcRequest]:
     settings = {"batch_sizes": (4, 1), "gears": False, "soc_version": "Ascend310P3", **settings}
-    return plan(read_graph(file), file, out, AtcSettings(**settings))
+    return plan(read_graph(file), out, AtcSettings(**settings))
 
 
 def script(folder: Path, text: str) -> Path:
@@ -88,8 +88,10 @@ COMMANDS: dict[str, dict[str, Any]] = {
 def test_the_command_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion) -> None:
     monkeypatch.chdir(tmp_path)
     file = write_onnx(Path("clip.onnx"))
-    told = {name: [command(one) for one in planned(file, Path("out/v1.2.om"), **how)] for name, how in COMMANDS.items()}
-    assert told == snapshot
+    told = []
+    for name, how in COMMANDS.items():
+        told += [f"{name}:", *(shlex.join(command(one)) for one in planned(file, Path("out/v1.2.om"), **how))]
+    assert "\n".join(told) == snapshot
     assert planned(file, Path("out/v1.2.om"), gears=True)[0].output == Path("out/v1.2.om")
     assert planned(file, Path("out/encoder"))[1].output == Path("out/encoder_bs4.om")
 
@@ -125,7 +127,7 @@ def test_an_om_is_put_in_place_with_its_sidecar(
     (tmp_path / "made").mkdir()
     sidecar_path(request.output).write_text("of an older OM")
 
-    made = make_om(request, atc=atc, graph=read_graph("clip.onnx"))
+    made = make_om(request, atc=atc)
 
     assert made == tmp_path / request.output
     header, content = read_fake_om(made)
@@ -146,7 +148,7 @@ def test_an_om_is_put_in_place_with_its_sidecar(
 def test_a_model_scheduled_by_the_host_has_another_name(file: Path, tmp_path: Path) -> None:
     atc = script(tmp_path, 'echo om > "${out}_linux_aarch64.om"')
 
-    made = make_om(planned(file, tmp_path / "made" / "clip")[0], atc=atc, graph=read_graph(file))
+    made = make_om(planned(file, tmp_path / "made" / "clip")[0], atc=atc)
 
     assert made.name == "clip_bs1.om"
     assert made.read_text() == "om\n"
@@ -157,7 +159,7 @@ def test_a_graph_of_another_program_has_no_card_and_extra_flags_may_change_its_i
     request = planned(file, tmp_path / "clip", extra=("--input_fp16_nodes=input",))[0]
     assert "--output_type=FP32" in command(request)
 
-    header, _ = read_fake_om(make_om(request, atc=atc, graph=read_graph(file)))
+    header, _ = read_fake_om(make_om(request, atc=atc))
 
     sidecar = read_sidecar(request.output)
     assert sidecar is not None
@@ -173,7 +175,7 @@ def test_the_digest_of_the_onnx_covers_external_weights(atc: Path, tmp_path: Pat
     request = planned(file, tmp_path / "clip")[0]
 
     def digest() -> str:
-        make_om(request, atc=atc, graph=read_graph(file))
+        make_om(request, atc=atc)
         sidecar = read_sidecar(request.output)
         assert sidecar is not None
         return sidecar.onnx_sha256
@@ -187,12 +189,12 @@ def test_the_digest_of_the_onnx_covers_external_weights(atc: Path, tmp_path: Pat
 
 def test_a_failure_keeps_the_older_files(file: Path, atc: Path, tmp_path: Path) -> None:
     request = planned(file, tmp_path / "made" / "clip")[0]
-    make_om(request, atc=atc, graph=read_graph(file))
+    make_om(request, atc=atc)
     before = {path.name: path.read_bytes() for path in request.output.parent.iterdir()}
     failing = script(tmp_path, 'echo half > "$out.om"; echo "E19999: Inner Error!"; exit 1')
 
     with pytest.raises(GraphError, match="E19999"):
-        make_om(request, atc=failing, graph=read_graph(file))
+        make_om(request, atc=failing)
 
     assert {path.name: path.read_bytes() for path in request.output.parent.iterdir()} == before
 
@@ -201,33 +203,13 @@ def test_success_without_a_file_is_a_failure(file: Path, tmp_path: Path) -> None
     atc = script(tmp_path, "echo ATC run success; touch fusion_result.json")
 
     with pytest.raises(GraphError, match=r"fusion_result\.json"):
-        make_om(planned(file, tmp_path / "clip")[0], atc=atc, graph=read_graph(file))
+        make_om(planned(file, tmp_path / "clip")[0], atc=atc)
 
 
 def test_names_and_programs_that_do_not_work_are_refused(file: Path, tmp_path: Path) -> None:
     for name, words in (("clip", "cannot be run"), ("my clip", "characters that InferSession refuses")):
         with pytest.raises(GraphError, match=words):
-            make_om(planned(file, tmp_path / name)[0], atc=tmp_path / "none", graph=read_graph(file))
-
-
-@pytest.mark.parametrize(
-    ("operator", "flags", "code"),
-    [
-        ("Gelu", {}, "E16002"),
-        ("Relu", {"soc_version": "Ascend310"}, "E10001"),
-        ("Relu", {"extra": ("--speed=high",)}, "E10"),
-        ("Relu", {"extra": ("--input_shape=input:-1,4,4,3",)}, "E10"),
-    ],
-)
-def test_the_words_of_a_failed_atc_are_shown(
-    tmp_path: Path, atc: Path, operator: str, flags: dict[str, Any], code: str
-) -> None:
-    file = write_onnx(tmp_path / "clip.onnx", operator=operator)
-
-    with pytest.raises(GraphError, match=code) as caught:
-        make_om(planned(file, tmp_path / "clip", **flags)[0], atc=atc, graph=read_graph(file))
-
-    assert "ATC run failed" in caught.value.message
+            make_om(planned(file, tmp_path / name)[0], atc=tmp_path / "none")
 
 
 @pytest.mark.parametrize("shape", [("batch", "height", "width", 3), ("batch", 4, 4, 0)])
@@ -246,7 +228,7 @@ def test_the_time_is_reported_while_atc_runs_and_its_words_are_kept(
     atc = script(tmp_path, "echo early; sleep 0.5; echo E19999: late; exit 1")
 
     with pytest.raises(GraphError, match=r"(?s)early.*late"):
-        make_om(planned(file, tmp_path / "clip")[0], atc=atc, graph=read_graph(file), tick=told.append)
+        make_om(planned(file, tmp_path / "clip")[0], atc=atc, tick=told.append)
 
     assert len(told) >= 2
     assert told == sorted(told)
@@ -261,7 +243,7 @@ def test_an_interrupt_ends_atc(file: Path, tmp_path: Path, monkeypatch: pytest.M
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        make_om(planned(file, tmp_path / "clip")[0], atc=atc, graph=read_graph(file), tick=interrupt)
+        make_om(planned(file, tmp_path / "clip")[0], atc=atc, tick=interrupt)
 
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
@@ -274,24 +256,18 @@ def test_an_adopted_om_gets_the_same_side_car_and_mode(file: Path, atc: Path, tm
     subprocess.run([atc, *command(request)], check=True, cwd=tmp_path, capture_output=True)
     request.output.chmod(0o666)
 
-    made = adopt_om(request, graph=read_graph(file))
+    made = adopt_om(request)
 
     assert made == request.output
     assert stat.S_IMODE(made.stat().st_mode) == 0o640
-    assert read_sidecar(made) == read_sidecar(make_om(here, atc=atc, graph=read_graph(file)))
+    assert read_sidecar(made) == read_sidecar(make_om(here, atc=atc))
 
 
-@pytest.mark.parametrize(
-    ("kind", "said"), [("none", "does not exist"), ("link", "symbolic link"), ("empty", "is empty")]
-)
-def test_an_om_that_the_runtime_refuses_is_not_adopted(file: Path, tmp_path: Path, kind: str, said: str) -> None:
-    request: Any = planned(file, tmp_path / "clip")[0]
-    if kind == "link":
-        request.output.symlink_to(file)
-    elif kind == "empty":
-        request.output.touch()
+def test_an_om_that_the_runtime_refuses_is_not_adopted(file: Path, tmp_path: Path) -> None:
+    request = planned(file, tmp_path / "clip")[0]
+    request.output.symlink_to(file)
 
-    with pytest.raises(GraphError, match=said):
-        adopt_om(request, graph=read_graph(file))
+    with pytest.raises(GraphError, match="symbolic link"):
+        adopt_om(request)
 
-    assert not (tmp_path / "clip_bs1.om.json").exists()
+    assert not sidecar_path(request.output).exists()

@@ -3,7 +3,6 @@
 import itertools
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,12 +34,6 @@ def test_no_other_choice_of_calls_is_cheaper(num_pictures: int, sizes: list[int]
     calls = split(num_pictures, sizes)
 
     assert sum(size + CALL_OVERHEAD for size, _ in calls) == cheapest
-
-
-@pytest.mark.parametrize(("num_pictures", "sizes"), [(-1, [1]), (1, []), (1, [0, 4])])
-def test_impossible_numbers_are_refused(num_pictures: int, sizes: list[int]) -> None:
-    with pytest.raises(ValueError, match="must be"):
-        split(num_pictures, sizes)
 
 
 @given(num_rows=st.integers(1, 40), sizes=st.none() | SIZES)

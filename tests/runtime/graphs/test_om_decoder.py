@@ -51,9 +51,8 @@ pytestmark = pytest.mark.usefixtures("acl", "atc")
 
 def compiled(file: Path, gears: Sequence[Gear]) -> Path:
     """The OM of a graph, beside it."""
-    graph = read_graph(file)
     settings = AtcSettings(soc_version="Ascend310P3", precision_mode="origin")
-    return make_om(plan_dims(graph, file, file.with_suffix(""), settings, gears), atc=find_atc(), graph=graph)
+    return make_om(plan_dims(read_graph(file), file.with_suffix(""), settings, gears), atc=find_atc())
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from llama_adapter.runtime.graphs import atc as atc_module
 from llama_adapter.runtime.graphs.atc import AtcSettings, DimsRequest, command, make_om, plan_dims
 from llama_adapter.runtime.graphs.card import Port
 from llama_adapter.runtime.graphs.dims_sidecar import DimsSidecar, read_dims_sidecar
-from llama_adapter.runtime.graphs.gears import Gear, cheapest_gear, check_gears, parse_gear, with_sums
+from llama_adapter.runtime.graphs.gears import Gear, check_gears, parse_gear, with_sums
 from llama_adapter.runtime.graphs.graph import read_graph
 from llama_adapter.runtime.graphs.lint import lint_graph
 from llama_adapter.runtime.graphs.om_dims import OmDimsSession
@@ -73,7 +73,7 @@ def write_step(folder: Path) -> Path:
 
 
 def request_for(file: Path, gears: tuple[Gear, ...] = GEARS) -> DimsRequest:
-    return plan_dims(read_graph(file), file, file.with_name("step"), SETTINGS, gears)
+    return plan_dims(read_graph(file), file.with_name("step"), SETTINGS, gears)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the OM that `om` copies."""
     file = write_step(tmp_path_factory.mktemp("made"))
     with pytest.MonkeyPatch.context() as patch:
-        return make_om(request_for(file), atc=use_atc(patch), graph=read_graph(file)).parent
+        return make_om(request_for(file), atc=use_atc(patch)).parent
 
 
 @pytest.fixture
@@ -147,7 +147,6 @@ def test_the_gear_that_moves_the_fewest_bytes_is_picked(session: OmDimsSession) 
     with pytest.raises(GraphError, match=r"No gear of .* has R=2 S=2") as caught:
         session.pick({"R": 2, "S": 2})
     assert "R=4 S=1 P_plus_S=17 P=16" in caught.value.message
-    assert cheapest_gear(GEARS, {"S": 1}, cost=lambda one: -one["R"]) == GEARS[3]
 
 
 def test_shapes_of_no_gear_are_refused_though_their_bytes_fit(session: OmDimsSession) -> None:
@@ -226,7 +225,7 @@ def test_weights_beyond_the_limit_of_an_om_stay_outside_of_it(
     monkeypatch.setattr(atc_module, "MAX_OM_BYTES", 100)
     request = request_for(file)
     assert "--external_weight=1" in command(request)
-    om = make_om(request, atc=atc, graph=read_graph(file))
+    om = make_om(request, atc=atc)
     (weights,) = (om.parent / "weight").iterdir()
 
     sidecar = read_dims_sidecar(str(om))

@@ -11,13 +11,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from llama_adapter.runtime.errors import GraphError
-from llama_adapter.runtime.graphs.om_failures import (
-    BY_CODE,
-    find_code,
-    import_failed,
-    opening_failed,
-    running_failed,
-)
+from llama_adapter.runtime.graphs.om_failures import BY_CODE, find_code, import_failed, opening_failed, running_failed
 from llama_adapter.runtime.graphs.sidecar import read_sidecar, sidecar_path, write_sidecar
 from tests.fakes.exported import make_om, open_om, sample_pixels
 

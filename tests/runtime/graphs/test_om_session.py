@@ -128,7 +128,7 @@ def test_the_time_on_the_device_is_that_of_the_last_call(
     assert encoder.device_ms is None
     encoder.encode(sample_pixels()[:2])
     assert encoder.device_ms > 0
-    session = encoder.session._thread._opened[0]._model._session
+    session = encoder.session._thread._opened[0]._session
     assert session.summary().exec_time_list == []
     session.reset_summaryinfo = lambda: None
     session.summary = lambda: acl.Summary([(10.0, 17.5)] if acl.GENERATION >= 2024 else [7.5])

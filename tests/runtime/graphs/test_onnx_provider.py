@@ -42,10 +42,7 @@ def test_options_come_from_a_file_and_from_flags_which_win(tmp_path: Path) -> No
     provider = provider_of_device("npu:2", options=given, config=str(config))
 
     assert provider.options == {"npu_mem_limit": "8589934592", "precision_mode": "force_fp16", "device_id": "2"}
-    assert provider.session_entries == {
-        "session.disable_cpu_ep_fallback": "1",
-        "session.set_denormal_as_zero": "1",
-    }
+    assert provider.session_entries == {"session.disable_cpu_ep_fallback": "1", "session.set_denormal_as_zero": "1"}
     assert provider_of_device("cuda:0", config=str(config)).options == {"use_tf32": "0", "device_id": "0"}
 
 

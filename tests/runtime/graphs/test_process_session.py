@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from llama_adapter.runtime.errors import GraphError
-from llama_adapter.runtime.graphs.open_session import GraphSpec
 from llama_adapter.runtime.graphs.process_session import ProcessSession
 from tests.fakes.exported import embedded_onnx, make_om, open_om, open_onnx, sample_pixels
 from tests.fakes.foreign_onnx import foreign_onnx
@@ -207,18 +206,3 @@ def test_a_forked_process_does_not_end_it(odd: ProcessSession) -> None:
             os._exit(said)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert odd.run(given())
-
-
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"kind": "mindir", "path": "a"}, "kind must be onnx or om, got 'mindir'"),
-        ({"kind": "om", "path": ""}, "path is empty"),
-        ({"kind": "om", "path": "a", "device_id": 256}, "from 0 to 255, got 256"),
-        ({"kind": "om", "path": "a", "device_id": True}, "from 0 to 255, got True"),
-        ({"kind": "onnx", "path": "a", "threads": 0}, "at least 1, got 0"),
-    ],
-)
-def test_an_invalid_spec_is_refused(values: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        GraphSpec(**values)

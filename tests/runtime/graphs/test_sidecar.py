@@ -13,13 +13,7 @@ import pytest
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs import sidecar as module
 from llama_adapter.runtime.graphs.card import Port
-from llama_adapter.runtime.graphs.sidecar import (
-    OmSidecar,
-    check_om_file,
-    read_sidecar,
-    sidecar_path,
-    write_sidecar,
-)
+from llama_adapter.runtime.graphs.sidecar import OmSidecar, check_om_file, read_sidecar, sidecar_path, write_sidecar
 from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
 

@@ -55,12 +55,7 @@ def int4_linear(x: Tensor, stored: Tensor, weight_scale_OG: Tensor, bias_O: Tens
     x_RF = x.reshape(-1, x.shape[-1])
     codes_OF = unpacked(stored).float() - MIDDLE
     sums_RO = torch.zeros(len(x_RF), len(codes_OF))
-    groups = zip(
-        *quantise_rows(x_RF),
-        codes_OF.split(GROUP, dim=1),
-        weight_scale_OG.float().unbind(dim=1),
-        strict=True,
-    )
+    groups = zip(*quantise_rows(x_RF), codes_OF.split(GROUP, dim=1), weight_scale_OG.float().unbind(dim=1), strict=True)
     for numbers_RK, scale_R1, codes_OK, weight_scale_O in groups:
         sums_RO += (numbers_RK @ codes_OK.T) * (scale_R1 * weight_scale_O)
     return _finished(sums_RO, bias_O, x)

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.devices.cpu import PackedLinear
 from llama_adapter.runtime.devices.cpu_linear import NativeLinear, can_take, install_kernels
-from llama_adapter.runtime.kernels.instruction_sets import INSTRUCTION_SETS
 from llama_adapter.runtime.kernels.library import Library, find_library
 from llama_adapter.runtime.schemes.int4 import unpacked
 from llama_adapter.runtime.schemes.layers import store_parts
@@ -26,12 +25,10 @@ from tests.llm.toys import toy_decoder
 from tests.runtime.kernels.instruction_sets import library_for
 from tests.runtime.kernels.integer_reference import GROUP, MIDDLE, int4_linear, int8_linear
 
+# Of inputs, with numbers of outputs. The row of 9000 is summed in parts.
+SHAPES = [((1, 48), 80), ((5, 48), 64), ((2, 7, 128), 1), ((97, 132), 65), ((200, 300), 200), ((0, 48), 80)]
+SHAPES += [((7, 4), 130), ((30, 9000), 70)]
 KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8, "int4": torch.uint8}
-
-
-@pytest.fixture(name="library", scope="module", params=[instructions.name for instructions in INSTRUCTION_SETS])
-def library_fixture(request: pytest.FixtureRequest) -> Library:
-    return library_for(request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -95,15 +92,14 @@ def activations(*shape: int, kind: torch.dtype) -> Tensor:
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(
-    ("shape", "num_out"),
-    [((1, 48), 80), ((5, 48), 64), ((2, 7, 128), 1), ((97, 132), 65), ((200, 300), 200), ((0, 48), 80), ((7, 4), 130)],
-)
+@pytest.mark.parametrize(("shape", "num_out"), SHAPES)
 def test_a_layer_equals_the_one_it_is_made_of(
     kind: torch.dtype, bias: bool, shape: tuple[int, ...], num_out: int, library: Library
 ) -> None:
     shape = (*shape[:-1], inputs(kind, shape[-1]))
     linear = layer(kind, num_in=shape[-1], num_out=num_out, bias=bias)
+    if kind == torch.int8:
+        linear.weight[0, :2] = -128  # of another program: ours are -127 at least
     native, x = NativeLinear(linear, library=library), activations(*shape, kind=kind)
 
     is_near(native(x), linear, x)
@@ -111,17 +107,6 @@ def test_a_layer_equals_the_one_it_is_made_of(
     is_near(native(view), linear, view)
     if not kind.is_floating_point:
         is_near(native(x.bfloat16()), linear, x.bfloat16())
-
-
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_long_rows_are_summed_in_parts(kind: torch.dtype, library: Library) -> None:
-    num_in = inputs(kind, 9000)
-    linear = layer(kind, num_in=num_in, num_out=70)
-    x = activations(30, num_in, kind=kind)
-
-    ours = NativeLinear(linear, library=library)(x)
-
-    is_near(ours, linear, x)
 
 
 def test_a_dropped_product_is_more_than_rounding(library: Library) -> None:
@@ -341,15 +326,15 @@ def test_only_supported_linear_layers_are_replaced(library: Library) -> None:
     odd, half = nn.Linear(6, 4), nn.Linear(8, 4, dtype=torch.float16)
     assert not can_take(odd, activations=torch.float32)
     assert not can_take(layer(torch.uint8, num_in=48, num_out=4), activations=torch.float32)
-    assert install_kernels(nn.Sequential(odd, half), library=library) == 0
+    install_kernels(left := nn.Sequential(odd, half), library=library)
+    assert list(left) == [odd, half]
     narrow = nn.Sequential(layer(torch.uint8, num_in=48, num_out=4), layer(torch.uint8, num_in=64, num_out=4))
     CpuBackend().prepare(narrow)  # a width that int4 kernels lack is widened
     assert [one.weight_dtype for one in narrow] == [torch.float32, torch.uint8]
     decoder = toy_decoder()
-    num_linear = sum(isinstance(module, nn.Linear) for module in decoder.modules())
     embedding = decoder.embedding
 
-    assert install_kernels(decoder, library=library) == num_linear
+    install_kernels(decoder, library=library)
     assert not any(isinstance(module, nn.Linear) for module in decoder.modules())
     assert decoder.embedding is embedding
 

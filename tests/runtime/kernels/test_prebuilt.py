@@ -12,12 +12,7 @@ import pytest
 
 from llama_adapter.runtime.kernels import compiling, instruction_sets, prebuilt
 from llama_adapter.runtime.kernels.compiling import compilers
-from llama_adapter.runtime.kernels.instruction_sets import (
-    CHOICE,
-    INSTRUCTION_SETS,
-    InstructionSet,
-    choose_instructions,
-)
+from llama_adapter.runtime.kernels.instruction_sets import CHOICE, INSTRUCTION_SETS, InstructionSet, choose_instructions
 from llama_adapter.runtime.kernels.library import find_library
 from llama_adapter.runtime.kernels.prebuilt import find_prebuilt, name_prebuilt
 

@@ -1,10 +1,11 @@
 """Rounding calibrated with inputs keeps the outputs of a layer closer than nearest rounding."""
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from llama_adapter.runtime.schemes import gptq, int4
+from llama_adapter.runtime.schemes import arrays, gptq
 from llama_adapter.runtime.schemes.gptq import round_columns
 from llama_adapter.runtime.schemes.int4 import GROUP, unpacked
 from llama_adapter.runtime.schemes.scheme import Parts, TensorForm, find_scheme
@@ -30,9 +31,10 @@ def calibrate(weight: Tensor, x: Tensor) -> Parts:
 
 def nearest(weight: Tensor) -> Parts:
     """Rounded to nearest, with scales for which the errors of all weights count alike."""
-    groups = weight.unflatten(1, (-1, GROUP))
-    steps = int4._choose_scales(groups, torch.ones(GROUP))
-    return {"": int4._in_pairs(int4._codes(int4._levels(groups, steps))).flatten(1), "_scale": steps[..., 0].half()}
+    groups = weight.reshape(-1, GROUP)
+    steps = torch.from_numpy(arrays.choose_scales(groups.numpy(), np.ones(GROUP, np.float32)))
+    levels = (groups / steps).round().clamp(*LEVELS).reshape(weight.shape)
+    return {"": torch.from_numpy(arrays.in_pairs(levels.numpy())), "_scale": steps.reshape(len(weight), -1).half()}
 
 
 def output_error(weight: Tensor, parts: Parts, x: Tensor) -> float:

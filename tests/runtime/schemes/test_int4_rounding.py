@@ -1,4 +1,4 @@
-"""The kernels round weights to 4 bits in exactly the same way as torch."""
+"""The kernels round weights to 4 bits in exactly the same way as numpy."""
 
 from collections.abc import Callable
 
@@ -7,23 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from llama_adapter.runtime.kernels.instruction_sets import INSTRUCTION_SETS
 from llama_adapter.runtime.kernels.library import Finding, Library
 from llama_adapter.runtime.schemes import arrays, int4
 from llama_adapter.runtime.schemes.int4 import GROUP, quantise_groups
 from llama_adapter.runtime.schemes.scheme import find_scheme
-from tests.runtime.kernels.instruction_sets import library_for
 
 Rounded = tuple[Tensor, Tensor]
 
 
-@pytest.fixture(name="library", scope="module", params=[instructions.name for instructions in INSTRUCTION_SETS])
-def library_fixture(request: pytest.FixtureRequest) -> Library:
-    return library_for(request.param)
-
-
-@pytest.fixture(name="by_torch")
-def by_torch_fixture(monkeypatch: pytest.MonkeyPatch) -> Callable[[Tensor], Rounded]:
+@pytest.fixture(name="by_numpy")
+def by_numpy_fixture(monkeypatch: pytest.MonkeyPatch) -> Callable[[Tensor], Rounded]:
     def round_groups(weight: Tensor) -> Rounded:
         with monkeypatch.context() as patch:
             patch.setattr(int4, "find_library", lambda: Finding(library=None, reason="no compiler"))
@@ -34,7 +27,7 @@ def by_torch_fixture(monkeypatch: pytest.MonkeyPatch) -> Callable[[Tensor], Roun
 
 @pytest.fixture(name="asked_again")
 def asked_again_fixture(library: Library, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Use the library; returns a list of the numbers of groups that are rounded again in torch's order from now on."""
+    """Use the library; returns a list of the numbers of groups that are rounded again in numpy's order from now on."""
     monkeypatch.setattr(int4, "find_library", lambda: Finding(library=library))
     own, asked = arrays._round_groups, list[int]()
 
@@ -89,22 +82,22 @@ TIED = ("small enough for subnormal scales", "constant")  # scales of both signs
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", WEIGHTS)
-def test_codes_and_scales_are_those_of_torch(
-    name: str, dtype: torch.dtype, asked_again: list[int], by_torch: Callable[[Tensor], Rounded]
+def test_codes_and_scales_are_those_of_numpy(
+    name: str, dtype: torch.dtype, asked_again: list[int], by_numpy: Callable[[Tensor], Rounded]
 ) -> None:
     weight = WEIGHTS[name]().to(dtype)
 
     codes, scales = quantise_groups(weight)
 
     asked = sum(asked_again)
-    expected_codes, expected_scales = by_torch(weight)
+    expected_codes, expected_scales = by_numpy(weight)
     assert torch.equal(codes, expected_codes)
     assert torch.equal(scales, expected_scales)
     assert asked <= 0.1 * scales.numel() or name in TIED
 
 
 def test_views_and_parts_are_rounded_alike(
-    asked_again: list[int], by_torch: Callable[[Tensor], Rounded], monkeypatch: pytest.MonkeyPatch
+    asked_again: list[int], by_numpy: Callable[[Tensor], Rounded], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weight = normal(256, 40).T[:, 7:]
     monkeypatch.setattr(int4, "_NUMBERS_FOR_KERNELS", 3 * weight.shape[1])
@@ -115,15 +108,15 @@ def test_views_and_parts_are_rounded_alike(
         ours = quantise_groups(weight)
         torch.set_num_threads(before)
 
-        assert all(map(torch.equal, ours, by_torch(weight)))
+        assert all(map(torch.equal, ours, by_numpy(weight)))
 
 
 def test_two_scales_that_are_equally_good_are_rounded_again(
-    asked_again: list[int], by_torch: Callable[[Tensor], Rounded]
+    asked_again: list[int], by_numpy: Callable[[Tensor], Rounded]
 ) -> None:
     weight = normal(800, GROUP, seed=6)
     weight[:, 0], weight[:, 1] = 4.0, 0.0
-    first, clipped, opposite = (-0.5 * factor for factor in int4._FACTORS)
+    first, clipped, opposite = (-0.5 * factor for factor in arrays.FACTORS)
     is_first_better = squared_errors(weight, first) < squared_errors(weight, opposite)
     # Move one weight, by bisection, until two scales have the same error.
     low, high = torch.zeros(800), torch.full((800,), 3.9)
@@ -140,7 +133,7 @@ def test_two_scales_that_are_equally_good_are_rounded_again(
     ours = quantise_groups(weight)
 
     assert sum(asked_again) >= int(is_tied.sum()) >= 20
-    assert all(map(torch.equal, ours, by_torch(weight)))
+    assert all(map(torch.equal, ours, by_numpy(weight)))
 
 
 def squared_errors(weight: Tensor, step: float) -> Tensor:
@@ -151,7 +144,7 @@ def squared_errors(weight: Tensor, step: float) -> Tensor:
 
 
 @pytest.mark.parametrize("damaged", [float("nan"), float("inf"), -float("inf"), 524_160.0, -1e30])
-def test_the_kernels_refuse_what_torch_refuses(damaged: float, asked_again: list[int]) -> None:
+def test_the_kernels_refuse_what_numpy_refuses(damaged: float, asked_again: list[int]) -> None:
     weight = normal(4, 64)
     weight[2, 5] = damaged
 
@@ -161,7 +154,7 @@ def test_the_kernels_refuse_what_torch_refuses(damaged: float, asked_again: list
     assert asked_again == [1]
 
 
-def test_the_largest_weights_that_float16_scales(asked_again: list[int], by_torch: Callable[[Tensor], Rounded]) -> None:
+def test_the_largest_weights_that_float16_scales(asked_again: list[int], by_numpy: Callable[[Tensor], Rounded]) -> None:
     weight = torch.zeros(2, GROUP)
     weight[0, 4], weight[1, 9] = 524_159.0, -524_159.0
 
@@ -169,4 +162,4 @@ def test_the_largest_weights_that_float16_scales(asked_again: list[int], by_torc
 
     assert not asked_again
     assert ours[1].abs().tolist() == [[65504.0]] * 2
-    assert all(map(torch.equal, ours, by_torch(weight)))
+    assert all(map(torch.equal, ours, by_numpy(weight)))

@@ -7,13 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from llama_adapter.runtime.devices.cpu_linear import pack_weight
-from llama_adapter.runtime.kernels.instruction_sets import INSTRUCTION_SETS
 from llama_adapter.runtime.kernels.layout import PackedLayout
+from llama_adapter.runtime.kernels.library import Library
 from llama_adapter.runtime.schemes.int4 import GROUP
 from llama_adapter.runtime.schemes.layers import store_parts
 from llama_adapter.runtime.schemes.packed import beside, packed_form, unpack
 from llama_adapter.runtime.schemes.scheme import Parts, find_scheme
-from tests.runtime.kernels.instruction_sets import library_for
 
 LAYOUTS = [
     PackedLayout(version=1, block=64, int8_added=128),
@@ -85,9 +84,8 @@ def test_unpacking_is_exact(kind: str, shape: tuple[int, int], layout: PackedLay
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("instructions", [instructions.name for instructions in INSTRUCTION_SETS])
-def test_the_kernels_pack_in_the_layout_that_they_name(kind: str, shape: tuple[int, int], instructions: str) -> None:
-    library, parts = library_for(instructions), stored(kind, shape)
+def test_the_kernels_pack_in_the_layout_that_they_name(kind: str, shape: tuple[int, int], library: Library) -> None:
+    parts = stored(kind, shape)
     layer = nn.Linear(shape[1], shape[0], bias=False, device="meta")
     store_parts(layer, parts)
 

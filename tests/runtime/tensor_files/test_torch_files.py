@@ -7,10 +7,8 @@ import io
 import os
 import pickle
 import pickletools
-import random
 import shutil
 import struct
-import sys
 import zipfile
 from argparse import Namespace
 from collections import OrderedDict
@@ -26,7 +24,7 @@ from torch import Tensor, nn
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.problems import describe
 from llama_adapter.runtime.tensor_files.files import check_dense, count_blocks, read_tensor_file
-from llama_adapter.runtime.tensor_files.pickles import PickleError, read_pickle
+from llama_adapter.runtime.tensor_files.pickles import read_pickle
 from tests.fakes.hostile_archive import write_hostile_archive
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -119,20 +117,15 @@ def test_harmless_objects_beside_tensors_are_ignored(tmp_path: Path) -> None:
     assert_equal(read_tensor_file(tmp_path / "x.pt").tensors, {"a": parameter.detach(), "b": torch.ones(3)})
 
 
-def test_archives_packed_again_or_in_the_other_byte_order_are_read(tmp_path: Path) -> None:
+def test_archives_packed_again_are_read_and_those_in_the_other_byte_order_refused(tmp_path: Path) -> None:
     tensors = {"a": torch.randn(5), "b": torch.arange(3), "c": torch.randn(4).half()}
-    swapped = {key: tensor.clone() for key, tensor in tensors.items()}
-    for tensor in swapped.values():
-        tensor.untyped_storage().byteswap(tensor.dtype)
     torch.save(tensors, tmp_path / "x.pt")
     rewrite(tmp_path / "x.pt", tmp_path / "y.pt", lambda name, data: data)
     assert_equal(read_tensor_file(tmp_path / "y.pt").tensors, tensors)
 
-    torch.save(swapped, tmp_path / "here.pt")
-    other = {"little": b"big", "big": b"little"}[sys.byteorder]
-    rewrite(tmp_path / "here.pt", tmp_path / "other.pt", lambda name, data: other if "byteorder" in name else data)
-
-    assert_equal(read_tensor_file(tmp_path / "other.pt").tensors, tensors)
+    rewrite(tmp_path / "x.pt", tmp_path / "z.pt", lambda name, data: b"big" if "byteorder" in name else data)
+    with pytest.raises(CheckpointError, match="in another byte order"):
+        read_tensor_file(tmp_path / "z.pt")
 
 
 def rewrite(
@@ -186,15 +179,28 @@ def test_other_objects_are_refused_by_name(content: bytes, tmp_path: Path) -> No
         read_tensor_file(tmp_path / "clip.pt", torchscript=True)
 
 
-def header(*, shape: tuple[int, ...], stride: tuple[int, ...], offset: int = 0, numel: int = 4) -> bytes:
+def pickle_parts(*values: object) -> bytes:
+    """The opcodes that push plain values, without memo entries, so that they can be combined."""
+    return b"".join(map(pickle_part, values))
+
+
+def pickle_part(value: object) -> bytes:
+    if isinstance(value, str):  # a shortcut, because there are many and pickletools is slow
+        text = value.encode()
+        return b"X" + struct.pack("<I", len(text)) + text
+    return pickletools.optimize(pickle.dumps(value, protocol=2))[2:-1]
+
+
+def tensor(key: str, shape: tuple[int, ...], stride: tuple[int, ...], *, offset: int = 0, numel: int = 4) -> bytes:
+    """The opcodes that push a tensor with this header."""
+    storage = b"(" + pickle_parts("storage") + b"ctorch\nFloatStorage\n" + pickle_parts(key, "cpu", numel) + b"tQ"
+    numbers = pickle_parts(offset, shape, stride)
+    return b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + numbers + b"\x89}tR"
+
+
+def header(**numbers: Any) -> bytes:
     """The pickle of {"a": a tensor with this header}."""
-
-    def plain(value: object) -> bytes:
-        return pickle.dumps(value, protocol=2)[2:-1]
-
-    storage = b"(" + plain("storage") + b"ctorch\nFloatStorage\n" + plain("0") + plain("cpu") + plain(numel) + b"tQ"
-    numbers = plain(offset) + plain(shape) + plain(stride)
-    return b"\x80\x02}" + plain("a") + b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + numbers + b"\x89}tRs."
+    return b"\x80\x02}" + pickle_parts("a") + tensor("0", **numbers) + b"s."
 
 
 @pytest.mark.parametrize(
@@ -229,13 +235,10 @@ def test_many_views_of_the_same_numbers_are_refused(tmp_path: Path) -> None:
         read_tensor_file(tmp_path / "x.pt")
 
 
-@pytest.mark.parametrize("other_order", [True, False], ids=["other byte order", "odd offset"])
-def test_members_that_share_their_bytes_are_refused_before_they_are_copied(tmp_path: Path, other_order: bool) -> None:
+def test_members_that_share_their_bytes_are_refused_before_they_are_copied(tmp_path: Path) -> None:
     num_members, num_bytes = 500, 1 << 20
     with zipfile.ZipFile(tmp_path / "x.pt", "w") as archive:
         archive.writestr("x/data.pkl", many_headers(num_members))
-        if other_order:
-            archive.writestr("x/byteorder", {"little": b"big", "big": b"little"}[sys.byteorder])
         archive.writestr("x/data/0", bytes(num_bytes))
         one = archive.filelist[-1]
         for i in range(1, num_members):
@@ -244,7 +247,7 @@ def test_members_that_share_their_bytes_are_refused_before_they_are_copied(tmp_p
             entry.header_offset = one.header_offset
             archive.filelist.append(entry)
         start = one.header_offset + 30 + len(one.filename)
-        assert other_order or start % 4, "the numbers would be aligned"
+        assert start % 4, "the numbers would be aligned"
     before = resident()
 
     with pytest.raises(CheckpointError, match=rf"\(storages of {num_members * num_bytes:,} bytes\)"):
@@ -255,25 +258,8 @@ def test_members_that_share_their_bytes_are_refused_before_they_are_copied(tmp_p
 
 def many_headers(number: int) -> bytes:
     """The pickle of a dictionary of tensors with one number each, all in separate storages."""
-
-    def item(key: str) -> bytes:
-        storage = pickle_parts("storage") + b"ctorch\nFloatStorage\n" + pickle_parts(key, "cpu", 1)
-        tensor = b"ctorch._utils\n_rebuild_tensor_v2\n((" + storage + b"tQ" + pickle_parts(0) + b"K\x01\x85K\x01\x85"
-        return pickle_parts(key) + tensor + b"\x89}tRs"
-
-    return b"\x80\x02}" + b"".join(item(str(i)) for i in range(number)) + b"."
-
-
-def pickle_parts(*values: object) -> bytes:
-    """The opcodes that push plain values, without memo entries, so that they can be combined."""
-    return b"".join(map(pickle_part, values))
-
-
-def pickle_part(value: object) -> bytes:
-    if isinstance(value, str):  # a shortcut, because there are many and pickletools is slow
-        text = value.encode()
-        return b"X" + struct.pack("<I", len(text)) + text
-    return pickletools.optimize(pickle.dumps(value, protocol=2))[2:-1]
+    items = (pickle_parts(key) + tensor(key, (1,), (1,), numel=1) + b"s" for key in map(str, range(number)))
+    return b"\x80\x02}" + b"".join(items) + b"."
 
 
 def modules_with_attributes(number: int, attributes: bytes) -> bytes:
@@ -284,7 +270,7 @@ def modules_with_attributes(number: int, attributes: bytes) -> bytes:
 
 @pytest.mark.parametrize("kind", ["tensors", "numbers", "a long name"])
 def test_modules_that_share_many_attributes_are_refused(tmp_path: Path, kind: str) -> None:
-    value = b"K\x01" if kind == "numbers" else many_headers(1)[len(b"\x80\x02}") + len(pickle_parts("0")) : -2]
+    value = b"K\x01" if kind == "numbers" else tensor("0", (1,), (1,), numel=1)
     names = ["x" * 1_000_000] if kind == "a long name" else [str(i) for i in range(20_000)]
     items = b"".join(pickle_parts(name) + (value if i == 0 else b"h\x02") for i, name in enumerate(names))
     items = items.replace(value, value + b"q\x02", 1)
@@ -320,20 +306,6 @@ def test_a_compressed_archive_is_refused_before_it_is_unpacked(tmp_path: Path) -
     with pytest.raises(CheckpointError, match="archive with compressed members"):
         read_tensor_file(tmp_path / "clip.pt", torchscript=True)
     assert resident() - before < 100e6
-
-
-def test_any_bytes_give_a_pickle_error_or_a_value() -> None:
-    with zipfile.ZipFile(CLIP) as archive:
-        data = archive.read("tiny-vit-torchscript/data.pkl")
-    rng = random.Random(1)
-    for _ in range(3000):
-        changed = bytearray(data[: rng.randrange(1, len(data))] if rng.random() < 0.2 else data)
-        for _ in range(rng.randrange(1, 6)):
-            changed[rng.randrange(len(changed))] = rng.randrange(256)
-        try:
-            read_pickle(bytes(changed), torchscript=True)
-        except PickleError:
-            continue
 
 
 @pytest.mark.parametrize("value", [{"a": 1.5, "b": [None, True, (1, -2, 70_000, 1 << 40)]}, "text", 3, []])

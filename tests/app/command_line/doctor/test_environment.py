@@ -52,7 +52,7 @@ from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.child_process import absent, broken, ok
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.problems import describe
-from llama_adapter.runtime.torch_import import AUTOLOAD, defer_device_extensions, explain_torch_import, limit_spinning
+from llama_adapter.runtime.torch_import import AUTOLOAD, explain_torch_import, prepare_imports
 from tests.app.golden import ROOT
 from tests.npu import wheel
 
@@ -186,7 +186,7 @@ def test_threads_spin_briefly_unless_the_user_says_how_they_wait(
     with mock.patch.dict(os.environ, given):
         for name in {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} - given.keys():
             monkeypatch.delenv(name, raising=False)
-        limit_spinning()
+        prepare_imports()
         assert os.environ.get("GOMP_SPINCOUNT") == count
 
 
@@ -261,8 +261,9 @@ def test_extensions_are_deferred_unless_the_user_decides_otherwise(
     monkeypatch.delenv(AUTOLOAD, raising=False)
     if own is not None:
         monkeypatch.setenv(AUTOLOAD, own)
-    defer_device_extensions()
-    assert os.environ[AUTOLOAD] == (own or "0")
+    with mock.patch.dict(os.environ):
+        prepare_imports()
+        assert os.environ[AUTOLOAD] == (own or "0")
 
 
 def test_telemetry_of_onnxruntime_writes_no_file_in_the_home_folder(tmp_path: Path) -> None:
