@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from llama_adapter.app.pictures.reading.reader import PictureLimits, PictureReader
+from llama_adapter.app.pictures.reading.reader import PictureReader
 from llama_adapter.app.pictures.reading.spec import ReadingSpec
 from llama_adapter.app.pictures.reading.views import view_pixels
 from llama_adapter.vision.image import load_picture
@@ -63,8 +63,8 @@ def test_a_view_of_a_transparent_picture_is_on_white() -> None:
 
 def test_a_view_has_the_limits_of_the_reader() -> None:
     picture = encoded(Image.new("RGB", (100, 100)))
-    for limits in (PictureLimits(max_pixels=9_999), PictureLimits(max_bytes=10)):
-        reading = PictureReader(ReadingSpec(), pixels=CLIP_PIXELS, limits=limits).read(picture, side=SIDE)
+    for spec in (ReadingSpec(max_pixels=9_999), ReadingSpec(max_bytes=10)):
+        reading = PictureReader(spec, pixels=CLIP_PIXELS).read(picture, side=SIDE)
         assert reading.pixels is None
         assert reading.error is not None
         assert reading.error.code == "too_large"
