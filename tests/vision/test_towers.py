@@ -1,6 +1,7 @@
 """Towers of every family compute what transformers computes, from the files of Hugging Face, open_clip and timm."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -149,10 +150,10 @@ TIMM_NAMES = {
 TIMM_UNUSED = ("visual.trunk.attn_pool.latent", "logit_bias", "text.x")
 
 
-def renamed(clip: ClipSource, names: dict[str, str]) -> dict[str, Tensor]:
+def renamed(tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
     """The tensors of a tower under the names of open_clip."""
     found = {}
-    for name, tensor in clip.tensors.items():
+    for name, tensor in tensors.items():
         for ours, theirs in names.items():
             name = name.replace(ours, theirs)
         found[name.replace("clip.", "visual.", 1)] = tensor.contiguous()
@@ -166,7 +167,7 @@ def test_files_of_open_clip_give_the_same_tower(name: str, tmp_path: Path) -> No
     model, own = saved(case, tmp_path / "hf"), tmp_path / "open_clip"
     is_clip, width, heads = case.kind.startswith("clip"), case.sizes["hidden_size"], case.sizes["num_attention_heads"]
     own.mkdir()
-    tensors = renamed(open_clip(tmp_path / "hf"), CLIP_NAMES if is_clip else TIMM_NAMES)
+    tensors = renamed(open_clip(tmp_path / "hf").tensors, CLIP_NAMES if is_clip else TIMM_NAMES)
     projection = torch.randn(width, 64)
     if is_clip:
         tensors["visual.proj"] = projection
@@ -193,18 +194,10 @@ def test_files_of_open_clip_give_the_same_tower(name: str, tmp_path: Path) -> No
     [(768, 12, "quick_gelu"), (1024, 16, "quick_gelu"), (1280, 16, "exact_gelu"), (1664, 16, "exact_gelu")],
 )
 def test_heads_and_activation_follow_from_the_width_without_a_config(width: int, heads: int, activation: str) -> None:
-    block = "visual.transformer.resblocks.0."
-    shapes = {
-        **{f"visual.ln_{name}.{kind}": (width,) for name in ("pre", "post") for kind in ("weight", "bias")},
-        **{f"{block}ln_{name}.{kind}": (width,) for name in (1, 2) for kind in ("weight", "bias")},
-        **{f"{block}attn.in_proj_weight": (3 * width, width), f"{block}attn.in_proj_bias": (3 * width,)},
-        **{f"{block}attn.out_proj.weight": (width, width), f"{block}attn.out_proj.bias": (width,)},
-        **{f"{block}mlp.c_fc.weight": (8, width), f"{block}mlp.c_fc.bias": (8,)},
-        **{f"{block}mlp.c_proj.weight": (width, 8), f"{block}mlp.c_proj.bias": (width,)},
-        **{"visual.conv1.weight": (width, 3, 2, 2), "visual.class_embedding": (width,)},
-        **{"visual.positional_embedding": (5, width), "visual.proj": (width, 4)},
-    }
-    config = read_clip({name: torch.zeros(shape) for name, shape in shapes.items()}, name="a").config
+    sizes = {"image_size": 4, "patch_size": 2, "num_layers": 1, "num_heads": 1, "mlp_dim": 8}
+    tower = ClipVisionTower(ClipConfig(width=width, output_dim=width, has_projection=False, **sizes))
+    tensors = renamed({f"clip.{name}": tensor for name, tensor in tower.state_dict().items()}, CLIP_NAMES)
+    config = read_clip(tensors | {"visual.proj": torch.zeros(width, 4)}, name="a").config
     assert (config.num_heads, config.activation, config.mlp_dim) == (heads, activation, 8)
 
 
