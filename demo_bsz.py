@@ -192,17 +192,17 @@ def main() -> int:
 
 def run_trials(captioner: "Captioner", options: argparse.Namespace, sampling: SamplingParams) -> int:
     """Warm up, run the trials, print results and times; returns the exit code."""
+    from llama_adapter.app.captioning.pictures import given_pictures
     from llama_adapter.app.jobs.wording import one_line, unfamiliar_note
-    from llama_adapter.app.pictures.inputs import expand_inputs
     from llama_adapter.runtime.text import shown_name
 
     if options.img_size != captioner.image_size:
         raise UsageError(f"IMG_SIZE must be {captioner.image_size}, the size the model takes, got {options.img_size}")
-    inputs = list(expand_inputs(options.pic_file_path))
+    inputs = given_pictures(options.pic_file_path)
     starts = range(0, len(inputs), options.batch_size)
     num_batches = len(starts) if options.infer_loop is None else options.infer_loop
     pictures = [
-        picture.path
+        picture
         for start in itertools.islice(itertools.cycle(starts), num_batches)
         for picture in inputs[start : start + options.batch_size]
     ]
@@ -226,7 +226,7 @@ def run_trials(captioner: "Captioner", options: argparse.Namespace, sampling: Sa
             tally.add(answer)
             if trial == 0 and answer.index < len(inputs):
                 said = one_line(answer.text) if answer.error is None else f"error: {answer.error.message}"
-                print(f"[result]: {shown_name(inputs[answer.index].label)}: {said}")
+                print(f"[result]: {shown_name(answer.picture)}: {said}")
         print(f"[trial time]: {trial_s * 1e3:.1f} ms")
     print(f"[avg_time]: {total_s / (options.trials * max(1, num_batches)) * 1e3:.1f} ms\n")
     if options.trace is not None:

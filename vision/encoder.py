@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from llama_adapter.runtime.operators import Linear, random_parameter
-from llama_adapter.runtime.schemes.layers import load_state
+from llama_adapter.runtime.schemes.layers import load_state, replace_layers
 from llama_adapter.vision.block import (
     ACTIVATIONS,
     AttentionFunction,
     Block,
     Mlp,
+    ScaledMlp,
     SelfAttention,
     plain_attention,
     prepend,
@@ -201,3 +202,19 @@ def use_attention(encoder: nn.Module, attend: AttentionFunction) -> None:
     for module in encoder.modules():
         if isinstance(module, SelfAttention):
             module.attend = attend
+
+
+def scale_activations(encoder: nn.Module) -> None:
+    """Use `ScaledMlp` in place of every `Mlp` that it can compute: with quick GELU and weights in floats.
+
+    Call it after the device's backend has prepared the encoder.
+    """
+
+    def scaled(module: nn.Module) -> nn.Module | None:
+        if not isinstance(module, Mlp) or module.activation is not quick_gelu:
+            return None
+        layers: tuple[nn.Module, ...] = (module.up, module.down)
+        is_float = all(isinstance(layer, nn.Linear) and layer.weight.is_floating_point() for layer in layers)
+        return ScaledMlp(module) if is_float else None
+
+    replace_layers(encoder, scaled)

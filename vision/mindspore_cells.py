@@ -2,7 +2,7 @@
 
 Importing this module imports MindSpore, so import it inside of functions only. Parameters have no values, and the names
 of the state dict of `PictureEncoder`. The exception is `patches`: the patch embedding with the normalisation folded
-into it, as in `vision/inference.py`.
+into it, as in `vision/pixels.py`.
 """
 
 # B pictures, P patches row by row, T tokens (class tokens first, then patches), F tokens of the features, W width,

@@ -44,17 +44,16 @@ class CaptionLoop:
         tokenizer: Tokenizer,
         clock: StageClock,
         text_prefixes: TextPrefixes,
-        oom_retry: OomRetry | None = None,
-        ood_detector: OodDetector | None = None,
-        makes_tokens: bool = False,
+        oom_retry: OomRetry,
+        ood_detector: OodDetector | None,
+        makes_tokens: bool,
     ) -> None:
         """With `makes_tokens`, what `vision` makes of a picture are tokens of the prompt, and no visual query.
 
         `text_prefixes` and `oom_retry` outlive the loop; the next loop reuses what they hold."""
         self._vision, self._engine, self._tokenizer, self._clock = vision, engine, tokenizer, clock
-        self._text_prefixes = text_prefixes
-        self._oom_retry, self._ood_detector = oom_retry or OomRetry(), ood_detector
-        self._makes_tokens = makes_tokens
+        self._text_prefixes, self._oom_retry = text_prefixes, oom_retry
+        self._ood_detector, self._makes_tokens = ood_detector, makes_tokens
         self._engine.enter_stage = clock.enter
         self.in_flight: dict[int, ActiveRequest] = {}  # requests without an answer, by id
 

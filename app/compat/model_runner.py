@@ -218,10 +218,10 @@ class ModelRunner:
         if self._is_own:
             width, ids = self.input_max_len, [list(self.tokenizer.encode(prompt)) for prompt in prompts]
             return own_model.padded(ids, width=width, pad_id=(*self._end_ids, 0)[0], device=self.device)
-        model, ids = self._loaded(), []
+        model, ids, limit = self._loaded(), [], SamplingParams(max_prompt_tokens=self.input_max_len)
         for index, prompt in enumerate(prompts):
             given = RawPrompt(prompt) if isinstance(prompt, str) and self.tokenizer_mode != "chat" else prompt
-            encoded = model.encode_prompt(given, max_tokens=self.input_max_len)
+            encoded = model.encode_prompt(given, sampling=limit)
             if encoded.num_cut:
                 warnings.warn(
                     f"prompt {index} lost {encoded.num_cut} tokens: input_max_len is {self.input_max_len}", stacklevel=2

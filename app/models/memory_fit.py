@@ -32,8 +32,7 @@ from llama_adapter.runtime.schemes.scheme import dtype_name
 from llama_adapter.vision.backends.kernels import KernelEncoder
 from llama_adapter.vision.backends.torch import TorchVisionBackend
 from llama_adapter.vision.config import VisionConfig
-from llama_adapter.vision.encoder import encoder_from_state
-from llama_adapter.vision.inference import scale_activations
+from llama_adapter.vision.encoder import encoder_from_state, scale_activations
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

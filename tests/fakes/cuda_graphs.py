@@ -6,6 +6,7 @@ may be overwritten when another graph of the same pool runs.
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from llama_adapter.runtime.devices.cuda import CudaBackend
+from llama_adapter.runtime import devices
+from llama_adapter.runtime.devices.cuda import CUDA, CudaBackend
 
 # Operators that need the host during a capture: its memory, or a value that is not computed yet.
 FORBIDDEN = ("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::lift_fresh", "aten::nonzero")
@@ -160,6 +162,15 @@ class FakeCuda:
 
     def num_captures(self) -> int:
         return sum(len(pool.graphs) for pool in self.pools)
+
+
+def install_gpus(patch: pytest.MonkeyPatch, *, count: int = 1) -> FakeCuda:
+    """Simulated GPUs are the only accelerators of this machine."""
+    fake = FakeCuda()
+    fake.install(patch)
+    gpu = replace(CUDA, count=lambda: count, open=lambda index: HostCuda())
+    patch.setattr(devices, "ACCELERATORS", (gpu,))
+    return fake
 
 
 @pytest.fixture

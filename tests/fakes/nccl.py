@@ -13,11 +13,9 @@ import pytest
 import torch.distributed as dist
 
 from llama_adapter.app.models.parallel import rank_process
-from llama_adapter.runtime import devices
 from llama_adapter.runtime.devices import collectives
-from llama_adapter.runtime.devices.cuda import CUDA
 from llama_adapter.runtime.ranks import ALL_GATHER
-from tests.fakes.cuda_graphs import FakeCuda, HostCuda
+from tests.fakes.cuda_graphs import HostCuda, install_gpus
 
 ENTRY = f"{__name__}:main"
 FATAL = "FAKE_FATAL"  # path of a file with the number of a signal, which other ranks send themselves in their next sum
@@ -31,9 +29,7 @@ class HostNccl:
         self.aborted = threading.Event()
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
-        FakeCuda().install(patch)
-        gpu = replace(CUDA, count=lambda: 2, open=lambda index: HostCuda())
-        patch.setattr(devices, "ACCELERATORS", (gpu,))
+        install_gpus(patch, count=2)
         patch.setattr(dist, "init_process_group", self._with_gloo(dist.init_process_group))
         for name in ("all_reduce", ALL_GATHER, "broadcast"):
             patch.setattr(dist, name, self._without_errors(getattr(dist, name)))

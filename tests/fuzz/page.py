@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ import gradio as gr
 
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.app.pictures.reading.reader import PictureLimits, PictureReader, PictureReading
+from llama_adapter.app.pictures.reading.reader import PictureReader, PictureReading
 from llama_adapter.app.serving.online.types import ServiceLimits
 from llama_adapter.app.serving.web.batch import BatchEvents, BatchSession
 from llama_adapter.app.serving.web.batch_files import BatchFiles
@@ -42,9 +43,8 @@ class _Service(StubService):
     batch_size = 2
     spec = CaptionerSpec()
     _reader = PictureReader(
-        spec.pictures,
+        replace(spec.pictures, max_pixels=limits.max_pixels, max_bytes=limits.max_picture_bytes),
         pixels=PixelRule(image_size=32),
-        limits=PictureLimits(max_pixels=limits.max_pixels, max_bytes=limits.max_picture_bytes),
     )
 
     def stage_seconds(self) -> dict[str, float]:

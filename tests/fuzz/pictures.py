@@ -6,7 +6,7 @@ from random import Random
 
 import numpy as np
 
-from llama_adapter.app.pictures.reading.reader import PictureLimits, PictureReader
+from llama_adapter.app.pictures.reading.reader import PictureReader
 from llama_adapter.app.pictures.reading.spec import ReadingSpec
 from llama_adapter.vision.errors import PICTURE_ERROR_CODES, PictureError
 from llama_adapter.vision.pixels import PixelRule
@@ -17,10 +17,11 @@ from tests.odd_pictures.samples import saved, scene, sound_files
 
 SIDE = 32
 VIEW_SIDE = 48
-LIMITS = PictureLimits(max_pixels=4_000_000)  # with the default limit, decoding would take most of the time
+MAX_PIXELS = 4_000_000  # with the default limit, decoding would take most of the time
 _READERS = [
     PictureReader(
-        ReadingSpec(exif=exif, reading=reading, channel_order=order), pixels=PixelRule(image_size=SIDE), limits=LIMITS
+        ReadingSpec(exif=exif, reading=reading, channel_order=order, max_pixels=MAX_PIXELS),
+        pixels=PixelRule(image_size=SIDE),
     )
     for exif in ("upright", "ignore")
     for reading in ("exact", "fast")
@@ -51,7 +52,7 @@ def read(data: bytes) -> str:
     rows, columns, colours = reading.pixels.shape
     assert (colours, reading.pixels.dtype) == (3, np.uint8)
     assert (rows, columns) == (SIDE, SIDE) if side is None else 1 <= min(rows, columns) <= max(rows, columns) <= side
-    assert 1 <= reading.width * reading.height <= LIMITS.max_pixels
+    assert 1 <= reading.width * reading.height <= MAX_PIXELS
     if choice // 64 % 16 == 0:
         again = reader.read(data, name="picture", side=side)
         assert again.pixels is not None

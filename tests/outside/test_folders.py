@@ -155,7 +155,7 @@ def test_texts_that_are_written_are_read_back_and_other_names_are_said(tmp_path:
     assert (": 2 texts have other names" in said.err and "such as `" in said.err) == (to == "sidecars")
     found = read_examples(str(folder))
     assert not found.left_out
-    assert {str(one.item.path): one.answers for one in found.examples} == {
+    assert {str(one.item.source): one.answers for one in found.examples} == {
         picture: (text,) for picture, text in wanted.items()
     }
     again = run("export-records", str(records), "--to", to, "--template", template, *place, "--force")

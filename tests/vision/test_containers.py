@@ -65,6 +65,8 @@ def is_refused(data: bytes, **options: Any) -> bool:
         chunk(b"iCCP", b"k"),
         chunk(b"iCCP", b"k\0\7not zlib"),
         *(chunk(kind, b"ab") for kind in (b"gAMA", b"cHRM", b"pHYs", b"sRGB", b"eXIf", b"acTL", b"fcTL", b"fdAT")),
+        chunk(b"eXIf", b"II*\0\xff\xff\xff\x7f"),
+        chunk(b"eXIf", b"MM\0*\0\0\0\x08\xff\xff" + b"\1\x12" * 40),
         chunk(b"eXIf", b"MM", is_sound=False),
         chunk(b"tRNS", bytes(6), is_sound=False),
         chunk(b"abCd", b"\xff" * 100, is_sound=False),

@@ -24,23 +24,15 @@ from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.pixels import PixelRule
 from llama_adapter.vision.preprocess import preprocess
 from scripts.service_bench.bad_files import chunk
+from tests.odd_pictures.samples import saved, scene
 
 HEIC_BEGINNING = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic"
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
-def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
-    buffer = BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
-
-
 def asymmetric(width: int = 31, height: int = 17) -> Image.Image:
     """A picture that looks different in each of the eight orientations."""
-    rows, columns = np.mgrid[0:height, 0:width]
-    return Image.fromarray(
-        np.stack([rows * 8 % 256, columns * 8 % 256, rows * columns // 2 % 256], axis=-1).astype(np.uint8)
-    )
+    return scene(width=width, height=height)
 
 
 def refusal(source: Any, **options: Any) -> PictureError:
@@ -77,7 +69,7 @@ def test_a_file_gives_its_pixels_and_the_digest_of_its_bytes(make_source: Callab
 @pytest.mark.parametrize("kind", PICTURE_FORMATS)
 def test_every_listed_format_is_read(kind: str) -> None:
     options = {"lossless": True} if kind == "WEBP" else {}
-    loaded = load_picture(encoded(asymmetric(), kind, **options))
+    loaded = load_picture(saved(asymmetric(), kind, **options))
     assert loaded.image.size == (31, 17)
     difference = np.asarray(loaded.image.convert("RGB")).astype(int) - np.asarray(asymmetric())
     if kind not in ("JPEG", "AVIF", "GIF"):
@@ -91,7 +83,7 @@ def test_names_that_are_not_utf8_are_opened_and_shown(tmp_path: Path) -> None:
     raw = directory + b"/caf\xe9\n.png"
     try:
         with open(raw, "wb") as file:
-            file.write(encoded(asymmetric(), "PNG"))
+            file.write(saved(asymmetric(), "PNG"))
     except OSError:
         pytest.skip("this file system takes no such names")
     assert load_picture(os.fsdecode(raw)).image.size == (31, 17)
@@ -102,7 +94,7 @@ def test_the_first_frame_of_an_animation_is_read() -> None:
     frames = [Image.new("RGB", (12, 8), colour) for colour in ("red", "lime", "blue")]
     for kind in ("GIF", "PNG", "WEBP"):
         options = {"lossless": True} if kind == "WEBP" else {}
-        data = encoded(frames[0], kind, save_all=True, append_images=frames[1:], **options)
+        data = saved(frames[0], kind, save_all=True, append_images=frames[1:], **options)
         assert load_picture(data).image.convert("RGB").getpixel((5, 5)) == (255, 0, 0)
 
 
@@ -123,7 +115,7 @@ def test_exif_orientation_is_applied_or_ignored_as_asked(kind: str, orientation:
     exif = Image.Exif()
     exif[0x0112] = orientation
     options: dict[str, dict[str, Any]] = {"JPEG": {"quality": 100, "subsampling": 0}, "WEBP": {"lossless": True}}
-    data = encoded(stored, kind, exif=exif, **options.get(kind, {}))
+    data = saved(stored, kind, exif=exif, **options.get(kind, {}))
     as_stored, as_meant = load_picture(data, orientation="ignore"), load_picture(data)
     assert as_stored.image.size == stored.size
     assert as_meant.image.size == (as_meant.width, as_meant.height) == (31, 17)
@@ -131,15 +123,6 @@ def test_exif_orientation_is_applied_or_ignored_as_asked(kind: str, orientation:
     assert np.abs(np.asarray(as_stored.image).astype(int) - np.asarray(stored)).max() <= tolerance
     assert np.abs(np.asarray(as_meant.image).astype(int) - upright).max() <= tolerance
     assert as_stored.digest == as_meant.digest
-
-
-def test_damaged_metadata_is_ignored() -> None:
-    for junk in (
-        b"Exif\0\0junk",
-        b"Exif\0\0II*\0\xff\xff\xff\x7f",
-        b"Exif\0\0MM\0*\0\0\0\x08\xff\xff" + b"\1\x12" * 40,
-    ):
-        assert load_picture(encoded(asymmetric(), "PNG", exif=junk)).image.size == (31, 17)
 
 
 def test_pil_images_get_a_digest_of_their_pixels_and_are_turned_upright() -> None:
@@ -199,7 +182,7 @@ def test_errors_of_the_system_are_unreadable(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "b.png").symlink_to(tmp_path / "a.png")
     assert refusal(tmp_path / "a.png").code == "unreadable"
     path = tmp_path / "picture.png"
-    path.write_bytes(encoded(asymmetric(), "PNG"))
+    path.write_bytes(saved(asymmetric(), "PNG"))
     for error in (PermissionError(13, "Permission denied"), OSError(5, "Input/output error")):
 
         def refuse(*args: Any, error: OSError = error) -> int:
@@ -294,7 +277,7 @@ def test_other_objects_and_pictures_without_pixels_are_unsupported() -> None:
 
 @pytest.mark.parametrize("kind", PICTURE_FORMATS)
 def test_cut_off_files_are_refused_or_complete(kind: str) -> None:
-    data = encoded(asymmetric(64, 48), kind)
+    data = saved(asymmetric(64, 48), kind)
     whole, codes = preprocess(load_picture(data).image), []
     for length in sorted({*range(1, len(data), max(1, len(data) // 40)), len(data) - 1}):
         try:
@@ -335,7 +318,7 @@ def test_a_transparent_picture_is_on_white_as_in_viewers(kind: str) -> None:
     elif kind in ("PA", "RGBa"):
         clear = clear.convert(kind)
     is_file = kind in PICTURE_FORMATS
-    source = encoded(clear, kind, **({"lossless": True} if kind == "WEBP" else {})) if is_file else clear
+    source = saved(clear, kind, **({"lossless": True} if kind == "WEBP" else {})) if is_file else clear
 
     shown, stored = load_picture(source), load_picture(source, transparency="ignore")
 
@@ -356,10 +339,10 @@ def test_transparent_colours_of_a_palette_show_white(kind: str, place: int) -> N
     white = Image.new("RGB", (40, 30), "white")
     white.paste((255, 0, 0), (10, 10, 30, 20))
 
-    data = encoded(image, kind, transparency=place)
+    data = saved(image, kind, transparency=place)
 
     assert np.array_equal(preprocess(load_picture(data).image), preprocess(white))
-    assert load_picture(encoded(image, kind)).notes == ()
+    assert load_picture(saved(image, kind)).notes == ()
 
 
 @pytest.mark.parametrize(
@@ -404,7 +387,7 @@ def test_each_depth_of_a_transparent_png_shows_white(
 
 def test_an_opaque_picture_with_alpha_stays_as_it_is() -> None:
     opaque = asymmetric().convert("RGBA")
-    loaded = load_picture(encoded(opaque, "PNG"))
+    loaded = load_picture(saved(opaque, "PNG"))
     assert (loaded.image.mode, loaded.notes) == ("RGBA", ())
     assert np.array_equal(preprocess(loaded.image), preprocess(asymmetric()))
 
@@ -426,7 +409,7 @@ def test_a_header_claiming_too_many_pixels_is_refused_before_decoding(
 
 def test_the_pixel_limit_counts_what_it_says(tmp_path: Path) -> None:
     image = asymmetric(20, 10)
-    for source in (image, encoded(image, "PNG")):
+    for source in (image, saved(image, "PNG")):
         assert load_picture(source, max_pixels=200).width == 20
         assert refusal(source, max_pixels=199).code == "too_large"
 
@@ -436,7 +419,7 @@ def test_the_byte_limit_is_compared_with_the_disk_before_reading(tmp_path: Path)
     with open(path, "wb") as file:
         file.truncate(2**40)  # a sparse file: it takes no disk space, but reading it would never end
     assert refusal(path).code == "too_large"
-    data = encoded(asymmetric(), "PNG")
+    data = saved(asymmetric(), "PNG")
     path.write_bytes(data)
     for source in (path, data):
         assert load_picture(source, max_bytes=len(data)).width == 31
@@ -450,7 +433,7 @@ def test_a_file_without_a_size_is_read_and_limited() -> None:
 
 
 def test_a_frame_larger_than_the_screen_of_its_gif_counts_in_full() -> None:
-    data = bytearray(encoded(Image.new("P", (10, 10)), "GIF"))
+    data = bytearray(saved(Image.new("P", (10, 10)), "GIF"))
     frame = data.index(b",")
     data[frame + 5 : frame + 9] = struct.pack("<HH", 65535, 65535)
     assert refusal(bytes(data)).code == "too_large"
@@ -461,7 +444,7 @@ def test_running_out_of_memory_is_the_pictures_error(monkeypatch: pytest.MonkeyP
         raise MemoryError
 
     monkeypatch.setattr(ImageFile.ImageFile, "load", exhaust)
-    assert refusal(encoded(asymmetric(), "PNG")).code == "too_large"
+    assert refusal(saved(asymmetric(), "PNG")).code == "too_large"
 
 
 # Other guarantees
@@ -499,11 +482,9 @@ def test_names_are_shown_without_control_characters(name: str | bytes, shown: st
 
 
 def jpeg(width: int, height: int, *, mode: str = "RGB", **options: Any) -> bytes:
-    file = BytesIO()
     rows, columns = np.mgrid[0:height, 0:width]
     waves = 127 + 60 * np.sin(rows / 40) + 60 * np.cos(columns / 55)
-    Image.fromarray(waves.astype(np.uint8)).convert(mode).save(file, "JPEG", quality=95, **options)
-    return file.getvalue()
+    return saved(Image.fromarray(waves.astype(np.uint8)).convert(mode), "JPEG", quality=95, **options)
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])

@@ -1,6 +1,5 @@
 """The kernels' picture encoder gives the same as torch's modules, and each picture as if it were alone."""
 
-import copy
 import dataclasses
 
 import numpy as np
@@ -10,19 +9,16 @@ from torch import nn
 
 from llama_adapter.app.models.memory_fit import place_encoder
 from llama_adapter.runtime.devices import CpuBackend
-from llama_adapter.runtime.devices.cpu_linear import kernel_arrays
 from llama_adapter.runtime.kernels.arrays import Blocks
 from llama_adapter.runtime.kernels.library import find_library
 from llama_adapter.runtime.schemes import Precision
 from llama_adapter.runtime.schemes.balancing import read_norms
 from llama_adapter.runtime.schemes.layers import dequantise_linears
-from llama_adapter.runtime.schemes.scheme import dtype_name
 from llama_adapter.runtime.schemes.state import convert_precision
 from llama_adapter.vision.backends.kernels import KernelEncoder
 from llama_adapter.vision.backends.torch import TorchVisionBackend
-from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
+from llama_adapter.vision.config import ClipConfig, ConnectorConfig, QueryConfig, VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
-from llama_adapter.vision.inference import HostEncoder
 from tests.bounds import Float64, difference, spread
 from tests.fakes.towers import TOWERS
 
@@ -42,6 +38,20 @@ CONFIGS = {
     "heads of 80": dataclasses.replace(CONFIG, clip=dataclasses.replace(CONFIG.clip, width=160)),
     **TOWERS,
     "heads of 8": dataclasses.replace(CONFIG, query=dataclasses.replace(CONFIG.query, num_heads=12)),
+}
+CONNECTED = VisionConfig(
+    clip=dataclasses.replace(CONFIG.clip, drops_class=True),
+    query=ConnectorConfig(num_queries=16, mlp_dim=96, output_dim=32),
+)
+CONNECTORS = {
+    "LLaVA": CONNECTED,
+    "tanh": dataclasses.replace(
+        CONNECTED, query=dataclasses.replace(CONNECTED.query, activation="gelu_tanh", has_bias=False)
+    ),
+    "quick": dataclasses.replace(CONNECTED, query=dataclasses.replace(CONNECTED.query, activation="quick_gelu")),
+    "SmolVLM": dataclasses.replace(
+        CONNECTED, query=ConnectorConfig(num_queries=4, shuffle=2, output_dim=32, has_bias=False)
+    ),
 }
 
 
@@ -66,22 +76,17 @@ def random_encoder(config: VisionConfig, dtype: torch.dtype) -> PictureEncoder:
     return encoder.to(dtype)
 
 
-def encoders(config: VisionConfig, dtype: torch.dtype) -> tuple[Ours, HostEncoder]:
+def placed(config: VisionConfig, state: dict[str, torch.Tensor], *, dtype: torch.dtype = torch.float32) -> Ours:
+    """An encoder by the kernels."""
+    made = place_encoder(config, dict(state), num_rows=2, operators="auto", backend=CpuBackend())
+    assert isinstance(made, KernelEncoder)
+    return Ours(made, dtype)
+
+
+def encoders(config: VisionConfig, dtype: torch.dtype) -> tuple[Ours, PictureEncoder]:
     """An encoder by the kernels, and one by torch."""
     encoder = random_encoder(config, dtype)
-    return prepared(copy.deepcopy(encoder), encoder)
-
-
-def prepared(one: PictureEncoder, other: PictureEncoder) -> tuple[Ours, HostEncoder]:
-    """The first encoder by the kernels, and the second one by torch."""
-    ours, plain, backend = HostEncoder(one), HostEncoder(other), CpuBackend()
-    backend.prepare(plain, wanted="aten")
-    backend.prepare(ours)
-    arrays = kernel_arrays(ours)
-    assert arrays is not None
-    assert backend.kernels is not None
-    encoder = KernelEncoder(one.config, arrays, dtype=dtype_name(one.dtype), library=backend.kernels)
-    return Ours(encoder, one.dtype), plain
+    return placed(config, encoder.state_dict(), dtype=dtype), encoder
 
 
 def tower_blocks(ours: Ours) -> Blocks:
@@ -94,7 +99,7 @@ def pixels(config: VisionConfig, count: int) -> torch.Tensor:
 
 
 @pytest.mark.proves("towers: CLIP B to bigG, SigLIP, DINOv2", "CPU")
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("config", [*CONFIGS.values(), *CONNECTORS.values()], ids=[*CONFIGS, *CONNECTORS])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @torch.inference_mode()
 def test_the_visual_query_is_that_of_torchs_modules(config: VisionConfig, dtype: torch.dtype) -> None:
@@ -103,19 +108,22 @@ def test_the_visual_query_is_that_of_torchs_modules(config: VisionConfig, dtype:
     with Float64():
         exact = random_encoder(config, dtype).double()(pictures)
 
-    assert difference(ours(pictures), plain(pictures)) <= spread(plain(pictures), exact)
+    found, limit = ours(pictures), spread(plain(pictures), exact)
+    assert difference(found, plain(pictures)) <= limit
+    assert difference(ours(pictures.float()), plain(pictures)) <= limit
+    assert torch.equal(ours(pictures[1:2])[0], found[1])
 
 
 def few_bits(
     config: VisionConfig, precision: Precision, plain_state: dict[str, torch.Tensor] | None = None
-) -> tuple[Ours, HostEncoder]:
+) -> tuple[Ours, PictureEncoder]:
     """An encoder with few-bit weights by the kernels, and one by torch with the same weights widened."""
     torch.manual_seed(0)
     plain_state = plain_state or PictureEncoder(config).state_dict()
     state = convert_precision(plain_state, PictureEncoder(config), dtype=torch.float32, wanted=precision)
-    stored, widened = encoder_from_state(config, state), encoder_from_state(config, state)
+    widened = encoder_from_state(config, state)
     dequantise_linears(widened)
-    return prepared(stored, widened)
+    return placed(config, state), widened
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)

@@ -13,10 +13,12 @@ from llama_adapter.runtime.devices.programs import GraphMode
 from llama_adapter.vision.backends.batches import USUAL_CACHE_BYTES, best_batch_size, even_batches, last_cache_bytes
 from llama_adapter.vision.backends.torch import TorchVisionBackend
 from tests.bounds import difference
+from tests.fakes import cuda_graphs
 from tests.fakes.cuda_graphs import FakeCuda, HostCuda
 from tests.fakes.exported import embedded_encoder, query_limit, sample_pixels
 
 CPU = torch.device("cpu")
+cuda = cuda_graphs.cuda  # a fixture
 
 
 def numbers_given_to(backend: TorchVisionBackend, pixels: np.ndarray) -> tuple[torch.Tensor, list[int]]:
@@ -56,9 +58,7 @@ def test_many_pictures_are_encoded_in_calls_of_even_size_and_stay_in_order() -> 
     assert difference(ours, expected) <= query_limit()
 
 
-def test_a_number_of_pictures_that_occurs_again_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = FakeCuda()
-    cuda.install(monkeypatch)
+def test_a_number_of_pictures_that_occurs_again_is_recorded(cuda: FakeCuda) -> None:
     gpu, encoder = HostCuda(), embedded_encoder()
     plain = TorchVisionBackend(encoder, device=CPU, largest_batch=7)
     recording = TorchVisionBackend(encoder, device=CPU, largest_batch=7, mode=GraphMode(gpu, "cuda_graph"))
@@ -78,9 +78,7 @@ def test_a_number_of_pictures_that_occurs_again_is_recorded(monkeypatch: pytest.
         assert difference(ours, expected) <= query_limit()
 
 
-def test_recorded_calls_are_full_so_that_few_sizes_occur(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = FakeCuda()
-    cuda.install(monkeypatch)
+def test_recorded_calls_are_full_so_that_few_sizes_occur(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llama_adapter.vision.backends.torch.MOST_RECORDED", 3)
     encoder = embedded_encoder()
     recording = TorchVisionBackend(encoder, device=CPU, mode=GraphMode(HostCuda(), "cuda_graph"))

@@ -1,6 +1,7 @@
 """Towers of every family compute what transformers computes, from the files of Hugging Face, open_clip and timm."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -130,57 +131,33 @@ def test_features_are_those_of_transformers(case: Case, tmp_path: Path) -> None:
     assert clip_config(json.loads(json.dumps(stored_values(clip.config)))) == clip.config
 
 
-def to_open_clip(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A CLIP of transformers with the names of open_clip, and a projection."""
-    names = {
-        "embeddings.class_embedding": "visual.class_embedding",
-        "embeddings.patch_embedding.weight": "visual.conv1.weight",
-        "embeddings.position_embedding.weight": "visual.positional_embedding",
-    }
-    tensors = {name.removeprefix("vision_model."): tensor for name, tensor in tensors.items()}
-    found = {theirs: tensors[name] for name, theirs in names.items()}
-    for kind in ("weight", "bias"):
-        found |= {f"visual.ln_pre.{kind}": tensors[f"pre_layrnorm.{kind}"]}
-        found |= {f"visual.ln_post.{kind}": tensors[f"post_layernorm.{kind}"]}
-        for layer in range(2):
-            ours, theirs = f"encoder.layers.{layer}.", f"visual.transformer.resblocks.{layer}."
-            parts = [tensors[f"{ours}self_attn.{part}_proj.{kind}"] for part in "qkv"]
-            found |= {f"{theirs}attn.in_proj_{kind}": torch.cat(parts)}
-            for name, there in {
-                "layer_norm1": "ln_1",
-                "layer_norm2": "ln_2",
-                "self_attn.out_proj": "attn.out_proj",
-                "mlp.fc1": "mlp.c_fc",
-                "mlp.fc2": "mlp.c_proj",
-            }.items():
-                found |= {f"{theirs}{there}.{kind}": tensors[f"{ours}{name}.{kind}"]}
-    return found | {"visual.proj": torch.randn(len(tensors["pre_layrnorm.bias"]), 64)}
+# Parts of our names, and what open_clip has in their place; its SigLIPs are timm's.
+CLIP_NAMES = {
+    **{"patch_embedding": "conv1", "position_embedding": "positional_embedding", "blocks": "transformer.resblocks"},
+    **{"pre_norm": "ln_pre", "post_norm": "ln_post", "norm1": "ln_1", "norm2": "ln_2"},
+    **{
+        "attention.qkv.": "attn.in_proj_",
+        "attention.out": "attn.out_proj",
+        "mlp.up": "mlp.c_fc",
+        "mlp.down": "mlp.c_proj",
+    },
+}
+TIMM_NAMES = {
+    **{"patch_embedding": "trunk.patch_embed.proj", "position_embedding": "trunk.pos_embed", "blocks": "trunk.blocks"},
+    **{"post_norm": "trunk.norm", "attention.qkv": "attn.qkv", "attention.out": "attn.proj"},
+    **{"mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2"},
+}
+TIMM_UNUSED = ("visual.trunk.attn_pool.latent", "logit_bias", "text.x")
 
 
-def to_timm(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A SigLIP of transformers with the names of open_clip, whose SigLIPs are timm's."""
-    tensors = {name.removeprefix("vision_model."): tensor for name, tensor in tensors.items()}
-    found = {"visual.trunk.pos_embed": tensors["embeddings.position_embedding.weight"][None]}
-    for kind in ("weight", "bias"):
-        found |= {f"visual.trunk.patch_embed.proj.{kind}": tensors[f"embeddings.patch_embedding.{kind}"]}
-        found |= {f"visual.trunk.norm.{kind}": tensors[f"post_layernorm.{kind}"]}
-        for layer in range(2):
-            ours, theirs = f"encoder.layers.{layer}.", f"visual.trunk.blocks.{layer}."
-            parts = [tensors[f"{ours}self_attn.{part}_proj.{kind}"] for part in "qkv"]
-            found |= {f"{theirs}attn.qkv.{kind}": torch.cat(parts)}
-            for name, there in {
-                "layer_norm1": "norm1",
-                "layer_norm2": "norm2",
-                "self_attn.out_proj": "attn.proj",
-                "mlp.fc1": "mlp.fc1",
-                "mlp.fc2": "mlp.fc2",
-            }.items():
-                found |= {f"{theirs}{there}.{kind}": tensors[f"{ours}{name}.{kind}"]}
-    return found | {
-        "visual.trunk.attn_pool.latent": torch.ones(1),
-        "logit_bias": torch.ones(1),
-        "text.x": torch.ones(1),
-    }
+def renamed(tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
+    """The tensors of a tower under the names of open_clip."""
+    found = {}
+    for name, tensor in tensors.items():
+        for ours, theirs in names.items():
+            name = name.replace(ours, theirs)
+        found[name.replace("clip.", "visual.", 1)] = tensor.contiguous()
+    return found
 
 
 @pytest.mark.parametrize("name", ["CLIP H/14", "CLIP bigG/14", "SigLIP base"])
@@ -188,11 +165,16 @@ def to_timm(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def test_files_of_open_clip_give_the_same_tower(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     model, own = saved(case, tmp_path / "hf"), tmp_path / "open_clip"
-    tensors, is_clip = load_file(tmp_path / "hf" / "model.safetensors"), case.kind.startswith("clip")
+    is_clip, width, heads = case.kind.startswith("clip"), case.sizes["hidden_size"], case.sizes["num_attention_heads"]
     own.mkdir()
-    renamed = to_open_clip(tensors) if is_clip else to_timm(tensors)
-    save_file({key: tensor.contiguous() for key, tensor in renamed.items()}, own / "open_clip_model.safetensors")
-    width, heads = case.sizes["hidden_size"], case.sizes["num_attention_heads"]
+    tensors = renamed(open_clip(tmp_path / "hf").tensors, CLIP_NAMES if is_clip else TIMM_NAMES)
+    projection = torch.randn(width, 64)
+    if is_clip:
+        tensors["visual.proj"] = projection
+    else:
+        tensors["visual.trunk.pos_embed"] = tensors["visual.trunk.pos_embed"][None]
+        tensors |= {name: torch.ones(1) for name in TIMM_UNUSED}
+    save_file(tensors, own / "open_clip_model.safetensors")
     vision: dict[str, Any] = {"image_size": case.side, "width": width, "head_width": width // heads}
     vision |= {} if is_clip else {"timm_model_name": "a"}
     preprocess_cfg = {"mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bilinear", "resize_mode": "squash"}
@@ -202,7 +184,7 @@ def test_files_of_open_clip_give_the_same_tower(name: str, tmp_path: Path) -> No
     pixels, rule = pictures(clip.config), clip.config.pixels
 
     wanted = wanted_features(model, pixels)
-    wanted = wanted @ renamed["visual.proj"] if is_clip else wanted
+    wanted = wanted @ projection if is_clip else wanted
     assert difference(tower_of(clip)(pixels), wanted) < TOLERANCE
     assert (rule.mean, rule.resample, rule.is_squashed, rule.rgb_first) == ((0.5,) * 3, "bilinear", True, False)
 
@@ -212,18 +194,10 @@ def test_files_of_open_clip_give_the_same_tower(name: str, tmp_path: Path) -> No
     [(768, 12, "quick_gelu"), (1024, 16, "quick_gelu"), (1280, 16, "exact_gelu"), (1664, 16, "exact_gelu")],
 )
 def test_heads_and_activation_follow_from_the_width_without_a_config(width: int, heads: int, activation: str) -> None:
-    block = "visual.transformer.resblocks.0."
-    shapes = {
-        **{f"visual.ln_{name}.{kind}": (width,) for name in ("pre", "post") for kind in ("weight", "bias")},
-        **{f"{block}ln_{name}.{kind}": (width,) for name in (1, 2) for kind in ("weight", "bias")},
-        **{f"{block}attn.in_proj_weight": (3 * width, width), f"{block}attn.in_proj_bias": (3 * width,)},
-        **{f"{block}attn.out_proj.weight": (width, width), f"{block}attn.out_proj.bias": (width,)},
-        **{f"{block}mlp.c_fc.weight": (8, width), f"{block}mlp.c_fc.bias": (8,)},
-        **{f"{block}mlp.c_proj.weight": (width, 8), f"{block}mlp.c_proj.bias": (width,)},
-        **{"visual.conv1.weight": (width, 3, 2, 2), "visual.class_embedding": (width,)},
-        **{"visual.positional_embedding": (5, width), "visual.proj": (width, 4)},
-    }
-    config = read_clip({name: torch.zeros(shape) for name, shape in shapes.items()}, name="a").config
+    sizes = {"image_size": 4, "patch_size": 2, "num_layers": 1, "num_heads": 1, "mlp_dim": 8}
+    tower = ClipVisionTower(ClipConfig(width=width, output_dim=width, has_projection=False, **sizes))
+    tensors = renamed({f"clip.{name}": tensor for name, tensor in tower.state_dict().items()}, CLIP_NAMES)
+    config = read_clip(tensors | {"visual.proj": torch.zeros(width, 4)}, name="a").config
     assert (config.num_heads, config.activation, config.mlp_dim) == (heads, activation, 8)
 
 

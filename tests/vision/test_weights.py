@@ -11,6 +11,7 @@ from torch import Tensor
 
 from llama_adapter.app.models.checkpoints import open_clip
 from llama_adapter.runtime.errors import CheckpointError
+from llama_adapter.vision.tensor_names import LAYOUTS
 from llama_adapter.vision.towers import ClipSource, read_clip
 from llama_adapter.vision.weights import build_vision
 from tests.llm.toys import adapter_tensors
@@ -34,29 +35,12 @@ def openai() -> dict[str, Tensor]:
 
 
 def to_huggingface(openai: dict[str, Tensor], *, text: bool = True) -> dict[str, Tensor]:
-    """The same CLIP under Hugging Face's names, as written by its converter."""
-    vision = "vision_model."
-    renamed = {
-        f"{vision}embeddings.class_embedding": openai["visual.class_embedding"],
-        f"{vision}embeddings.patch_embedding.weight": openai["visual.conv1.weight"],
-        f"{vision}embeddings.position_embedding.weight": openai["visual.positional_embedding"],
-        "visual_projection.weight": openai["visual.proj"].T.contiguous(),
-    }
-    for kind in ("weight", "bias"):
-        renamed[f"{vision}pre_layrnorm.{kind}"] = openai[f"visual.ln_pre.{kind}"]
-        renamed[f"{vision}post_layernorm.{kind}"] = openai[f"visual.ln_post.{kind}"]
-        for layer in range(2):
-            ours, theirs = f"{vision}encoder.layers.{layer}.", f"visual.transformer.resblocks.{layer}."
-            q, k, v = openai[f"{theirs}attn.in_proj_{kind}"].chunk(3)
-            renamed |= {f"{ours}self_attn.{n}_proj.{kind}": t.clone() for n, t in zip("qkv", (q, k, v), strict=True)}
-            renamed[f"{ours}self_attn.out_proj.{kind}"] = openai[f"{theirs}attn.out_proj.{kind}"]
-            for a, b in (
-                ("layer_norm1", "ln_1"),
-                ("layer_norm2", "ln_2"),
-                ("mlp.fc1", "mlp.c_fc"),
-                ("mlp.fc2", "mlp.c_proj"),
-            ):
-                renamed[f"{ours}{a}.{kind}"] = openai[f"{theirs}{b}.{kind}"]
+    """The same CLIP under Hugging Face's names, which test_towers.py compares with those of transformers."""
+    renamed = {"visual_projection.weight": openai["visual.proj"].T.contiguous()}
+    for ours, theirs in LAYOUTS["clip"].names(2).items():
+        [name] = LAYOUTS["openai"].names(2)[ours]
+        parts = openai[name].chunk(len(theirs))
+        renamed |= {f"vision_model.{key}": part.clone() for key, part in zip(theirs, parts, strict=True)}
     if text:
         renamed["logit_scale"] = openai["logit_scale"]
         renamed["text_projection.weight"] = openai["text_projection"].T.contiguous()
@@ -64,7 +48,7 @@ def to_huggingface(openai: dict[str, Tensor], *, text: bool = True) -> dict[str,
         renamed["text_model.embeddings.position_ids"] = torch.arange(77)[None]
         renamed["text_model.encoder.layers.0.self_attn.q_proj.weight"] = torch.ones(64, 64)
         renamed["text_model.final_layer_norm.bias"] = openai["ln_final.bias"]
-        renamed[f"{vision}embeddings.position_ids"] = torch.arange(257)[None]
+        renamed["vision_model.embeddings.position_ids"] = torch.arange(257)[None]
     return renamed
 
 

@@ -18,10 +18,10 @@ from llama_adapter.vision.pixels import folded, patches_of
 
 
 class KernelTower:
-    """`FoldedPatches` and `ClipVisionTower` of a `HostEncoder`."""
+    """The normalisation and the `ClipVisionTower` of a `PictureEncoder`."""
 
     def __init__(self, whole: VisionConfig, arrays: Arrays, *, dtype: str, library: Library) -> None:
-        """`arrays` are those of a prepared `HostEncoder`, or the state dict of a `PictureEncoder`.
+        """`arrays` are those of a prepared `PictureEncoder`, or its state dict.
 
         Raises KeyError and ValueError if they do not fit.
         """
@@ -69,7 +69,7 @@ class KernelTower:
 
 
 class KernelQueries:
-    """`VisualQueryBlocks` of a `HostEncoder`."""
+    """The `VisualQueryBlocks` of a `PictureEncoder`."""
 
     def __init__(self, config: QueryConfig, arrays: Arrays, *, input_dim: int, dtype: str, library: Library) -> None:
         """As `KernelTower`."""
@@ -104,7 +104,7 @@ class KernelQueries:
 
 
 class KernelConnector:
-    """`Connector` of a `HostEncoder`."""
+    """The `Connector` of a `PictureEncoder`."""
 
     def __init__(
         self, config: ConnectorConfig, arrays: Arrays, *, input_dim: int, dtype: str, library: Library
@@ -129,7 +129,7 @@ class KernelConnector:
 
 
 class KernelEncoder:
-    """A `VisionBackend` that computes what a `HostEncoder` does, without torch."""
+    """A `VisionBackend` that computes what a `PictureEncoder` does, without torch."""
 
     name = "torch"  # as its weights are called in reports: the model's own
 

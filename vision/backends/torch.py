@@ -8,13 +8,12 @@ from llama_adapter.runtime.devices.programs import GraphMode, RepeatedPrograms
 from llama_adapter.runtime.devices.transfer import upload
 from llama_adapter.vision.backends.batches import best_batch_size, even_batches, last_cache_bytes
 from llama_adapter.vision.encoder import PictureEncoder
-from llama_adapter.vision.inference import HostEncoder
 
 MOST_RECORDED = 64  # pictures of a recorded call: more at once are hardly faster, and would be recorded too
 
 
 class TorchVisionBackend:
-    """Runs a `PictureEncoder`, on the host as a `HostEncoder`.
+    """Runs a `PictureEncoder`.
 
     With `batch_sizes`, in ascending order, a batch is padded to the next of these sizes, for devices on which each new
     shape costs time. Calls have at most `largest_batch` pictures. None means all at once; on the host, it means a
@@ -36,12 +35,10 @@ class TorchVisionBackend:
         self._device, self._largest_batch = device, largest_batch
         self._programs = None if mode is None else RepeatedPrograms(mode, of="the encoder")
         self.module: nn.Module = encoder.to(device)  # the caller may convert its weights to a device's layout
-        if device.type == "cpu":
-            self.module = HostEncoder(encoder)
-            if largest_batch is None:
-                self._largest_batch = best_batch_size(
-                    encoder.config, itemsize=encoder.dtype.itemsize, cache_bytes=last_cache_bytes()
-                )
+        if device.type == "cpu" and largest_batch is None:
+            self._largest_batch = best_batch_size(
+                encoder.config, itemsize=encoder.dtype.itemsize, cache_bytes=last_cache_bytes()
+            )
 
     @torch.inference_mode()
     def encode(self, pixels_BHWC: np.ndarray) -> Tensor:

@@ -21,7 +21,7 @@ from llama_adapter.app.learning.labelled.example import Example
 from llama_adapter.app.learning.labelled.reading import read_examples
 from llama_adapter.app.learning.labelled.rows import Columns
 from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.app.pictures.inputs import InputsError, expand_inputs
+from llama_adapter.app.pictures.inputs import InputsError, InputSpec, read_inputs
 from llama_adapter.app.pictures.reading.isolated import open_reader
 from llama_adapter.app.pictures.reading.reader import Reader
 from llama_adapter.app.pictures.reading.spec import DEFAULT_PICTURE_TIMEOUT_S, ReaderKind
@@ -136,7 +136,7 @@ def _chosen(job: CalibrationJob, labelled: list[Example]) -> list[Example]:
             f"Some pictures in `{job.calibrate}` have no prompt", hint="pass one for all pictures as --question"
         )
     if job.pictures:
-        inputs = expand_inputs(job.pictures, recursive=job.recursive)
+        inputs = read_inputs(InputSpec(paths=job.pictures, recursive=job.recursive))
         named = {os.path.realpath(one.source) for one in inputs if isinstance(one.source, str)}
         chosen = [one for one in labelled if os.path.realpath(one.item.label) in named]
         if not chosen:

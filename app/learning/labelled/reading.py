@@ -179,5 +179,5 @@ def _count_left_out(folder: str, found: Examples, *, has_rows: bool) -> None:
     rows = found.examples if has_rows else []
     named = {os.path.abspath(one.item.source) for one in rows if isinstance(one.item.source, str)}
     for item in folder_inputs(folder, recursive=True, left_out=found.left_out):
-        if has_rows and item.source != folder and os.path.abspath(item.path) not in named:
-            found.left_out.add("pictures without a row", item.path)
+        if has_rows and item.source != folder and os.path.abspath(item.label) not in named:
+            found.left_out.add("pictures without a row", item.label)

@@ -27,8 +27,7 @@ from llama_adapter.runtime.graphs.ge_config import FILE as GE_CONFIG
 from llama_adapter.runtime.graphs.ge_config import recommended_ge_config
 from llama_adapter.runtime.graphs.mindir import External, import_mindspore, weights_header, write_mindir
 from llama_adapter.vision.card import INPUT, OUTPUT, EncoderCard
-from llama_adapter.vision.encoder import encoder_from_state
-from llama_adapter.vision.inference import FoldedPatches
+from llama_adapter.vision.pixels import folded
 
 _VARIABLES: Final = "{}_variables"  # for weights and further graphs; MindSpore Lite allows two graphs outside
 _DECODER_WEIGHTS, _ENCODER_WEIGHTS = "data_0", "data_1"
@@ -102,11 +101,14 @@ def _write_encoder(model: LoadedModel, path: Path, *, dtype: GraphDtype) -> None
     from llama_adapter.vision.mindspore_cells import Encoder
 
     config, state = model.vision_config, {key: tensor.float() for key, tensor in model.vision_state.items()}
-    patches = FoldedPatches(encoder_from_state(config, state)).linear
+    embedding, bias = (state.get(f"clip.patch_embedding.{part}") for part in ("weight", "bias"))
+    assert embedding is not None, "a tower embeds patches"
+    own = embedding.numpy(), None if bias is None else bias.numpy()
+    patches = map(torch.from_numpy, folded(*own, rule=config.clip, channel_order=config.channel_order))
     state = {key: tensor for key, tensor in state.items() if not key.startswith("clip.patch_embedding.")}
     weights = _write_weights(path.parent / _ENCODER_WEIGHTS, state.items(), dtype=dtype)
-    folded = [("patches.weight", patches.weight), ("patches.bias", patches.bias)]
-    weights |= _append_floats(path.parent / _ENCODER_WEIGHTS, folded)
+    named = zip(("patches.weight", "patches.bias"), patches, strict=True)
+    weights |= _append_floats(path.parent / _ENCODER_WEIGHTS, named)
     card = EncoderCard(name=model.name, vision=config, dtype=dtype, opset=0, fingerprint=dict(model.source.fingerprint))
     side = config.clip.image_size
     write_mindir(

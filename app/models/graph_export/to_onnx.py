@@ -4,7 +4,6 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +21,9 @@ from llama_adapter.app.models.graph_export.output import (
 )
 from llama_adapter.app.models.resources import embedded_model, sample_pictures
 from llama_adapter.app.models.spec import EncoderSources
-from llama_adapter.app.pictures.inputs import expand_inputs
+from llama_adapter.app.pictures.inputs import InputSpec, read_inputs
 from llama_adapter.app.pictures.reading.isolated import open_reader
+from llama_adapter.app.pictures.reading.reader import PictureReading
 from llama_adapter.app.pictures.reading.spec import ReadingSpec
 from llama_adapter.runtime.atomic_write import refuse_to_replace
 from llama_adapter.runtime.errors import CheckpointError, GraphError
@@ -125,11 +125,12 @@ def _model_flags(sources: EncoderSources) -> list[str]:
 
 def read_pixels(named: Sequence[str], *, rule: PixelRule) -> NDArray[np.uint8]:
     """The pixels of the readable pictures, for the encoder. Raises GraphError if no picture can be read."""
-    found = expand_inputs(named) if named else islice(expand_inputs([sample_pictures()]), _MAX_PICTURES)
+    given = InputSpec(paths=tuple(named)) if named else InputSpec(paths=(str(sample_pictures()),), limit=_MAX_PICTURES)
     pixels = []
     with closing(open_reader("process", ReadingSpec(), pixels=rule)) as reader:
-        for one in found:
-            reading = reader.read(one.path)
+        for one in read_inputs(given):
+            assert one.source is not None, "a path names a picture"
+            reading = PictureReading(error=one.error) if one.error else reader.read(one.source, name=one.label)
             if reading.pixels is not None:
                 pixels.append(reading.pixels)
             elif reading.error is not None:

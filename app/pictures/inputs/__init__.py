@@ -1,6 +1,6 @@
 """Inputs: turns the names that the user gives into one item per picture. Opens no picture and imports no model."""
 
-from llama_adapter.app.pictures.inputs.folders import count_in_sub_folders, expand_inputs, natural_key
+from llama_adapter.app.pictures.inputs.folders import count_in_sub_folders, natural_key
 from llama_adapter.app.pictures.inputs.items import InputsError, InputSpec, PictureInput, QuestionFields
 from llama_adapter.app.pictures.inputs.prompts import read_question_sheet
 from llama_adapter.app.pictures.inputs.reading import (
@@ -19,7 +19,6 @@ __all__ = [
     "check_inputs",
     "count_in_sub_folders",
     "count_inputs",
-    "expand_inputs",
     "may_bring_columns",
     "may_wait",
     "natural_key",

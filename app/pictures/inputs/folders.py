@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterator
 from itertools import islice
 
 from llama_adapter.app.pictures.inputs.items import LeftOut, PictureInput
@@ -17,31 +17,17 @@ _THUMBNAILS = frozenset(  # folders of NAS systems and of archives that macOS ma
 _RUNS = re.compile(r"[0-9]+|[^0-9]+")
 
 
-def expand_inputs(paths: Iterable[str | os.PathLike[str]], *, recursive: bool = False) -> Iterator[PictureInput]:
-    """One item for each file, and for each picture in a folder. Every path gives at least one item.
-
-    Named files may have any suffix. In folders, files with a suffix of `PICTURE_SUFFIXES` or `PHONE_SUFFIXES` are
-    pictures; case is ignored, and hidden files are left out. The order is natural (pic_2 before pic_10). `recursive`
-    descends into sub-folders, but does not follow links. A missing path, and a folder that cannot be listed or has no
-    pictures, gives one item. Reading it gives the error, so that a job neither stops nor skips it silently.
-    """
-    for path in paths:
-        name = os.fspath(path)
-        if os.path.isdir(name):
-            yield from folder_inputs(name, recursive=recursive)
-        else:
-            yield file_input(name)
-
-
 def file_input(path: str, *, root: str | None = None, found_in: tuple[str, ...] = ()) -> PictureInput:
     """The item of a file, which need not exist."""
     return PictureInput(source=path, label=path, root=root, found_in=found_in)
 
 
 def folder_inputs(folder: str, *, recursive: bool, left_out: LeftOut | None = None) -> Iterator[PictureInput]:
-    """The pictures in a folder. If it has none, the folder itself is the only item.
+    """The pictures in a folder, in natural order (pic_2 before pic_10). `recursive` descends, but follows no links.
 
-    Folders of thumbnails are not searched; `left_out` counts them.
+    Files with a suffix of `PICTURE_SUFFIXES` or `PHONE_SUFFIXES` are pictures; case is ignored, and hidden files are
+    left out. If there are none, or the folder cannot be listed, it is itself the only item: reading it gives the error,
+    so that a job neither stops nor skips it silently. Folders of thumbnails are not searched; `left_out` counts them.
     """
     found_any, left_out = False, LeftOut() if left_out is None else left_out
     for picture, folders in _pictures_below(folder, recursive=recursive, left_out=left_out):

@@ -74,12 +74,6 @@ class PictureInput:
         source = label if source is None else source
         return cls(source=source, label=label, root=root, error=AnswerError(code=code, message=message))
 
-    @property
-    def path(self) -> str:
-        """The path of a picture that is a separate file, as all items of `expand_inputs` are."""
-        assert isinstance(self.source, str), f"{self.label} is no file of its own"
-        return self.source
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:

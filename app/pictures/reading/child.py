@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any
 
 from llama_adapter.app.pictures.answer_error import AnswerError
-from llama_adapter.app.pictures.reading.reader import PictureLimits, PictureReader, PictureReading
+from llama_adapter.app.pictures.reading.reader import PictureReader, PictureReading
 from llama_adapter.app.pictures.reading.spec import ReadingSpec
 from llama_adapter.app.pictures.reading.wire import (
     REQUEST_HEAD_BYTES,
@@ -42,7 +42,7 @@ class _ParentHasGone(Exception):
 
 def run(*arguments: str) -> None:
     """Read pictures until the parent process ends. `ReadingProcess` passes the arguments as JSON."""
-    descriptor, pixels, limits, spec, memory_bytes = map(json.loads, arguments)
+    descriptor, pixels, spec, memory_bytes = map(json.loads, arguments)
     # Signals that interrupt or end the job are ignored here: the parent handles them, and finishes the pictures it has
     # begun.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -62,7 +62,7 @@ def run(*arguments: str) -> None:
         if memory_bytes is not None:
             limit_memory(memory_bytes)
 
-    reader = PictureReader(ReadingSpec(**spec), pixels=PixelRule(**pixels), limits=PictureLimits(**limits))
+    reader = PictureReader(ReadingSpec(**spec), pixels=PixelRule(**pixels))
     connection = socket.socket(fileno=descriptor)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     with suppress(_ParentHasGone, BrokenPipeError, ConnectionResetError):

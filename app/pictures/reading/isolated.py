@@ -13,7 +13,6 @@ from llama_adapter.app.pictures.reading.process_pool import ReadingCrew
 from llama_adapter.app.pictures.reading.reader import (
     CRASHED,
     TIMEOUT,
-    PictureLimits,
     PictureReader,
     PictureReading,
     Reader,
@@ -47,15 +46,13 @@ class IsolatedReader(ReadingCrew):
         num_processes: int | None = None,
         num_kept: int | None = None,
         memory_bytes: int | None = DEFAULT_MEMORY_BYTES,
-        limits: PictureLimits | None = None,
     ) -> None:
         if timeout_s is not None and not 0 < timeout_s < float("inf"):
             raise ValueError(f"timeout_s must be a number of seconds above 0, got {timeout_s}")
         self._timeout_s = timeout_s
-        limits = limits or PictureLimits()
-        self._here = PictureReader(spec, pixels=pixels, limits=limits)
+        self._here = PictureReader(spec, pixels=pixels)
         super().__init__(
-            lambda: ReadingProcess(spec, pixels=pixels, memory_bytes=memory_bytes, limits=limits),
+            lambda: ReadingProcess(spec, pixels=pixels, memory_bytes=memory_bytes),
             num_processes=num_processes or num_reading_threads(),
             num_kept=num_kept,
         )

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from llama_adapter.app.pictures.answer_error import AnswerError
-from llama_adapter.app.pictures.reading.reader import PictureLimits, PictureReading
+from llama_adapter.app.pictures.reading.reader import PictureReading
 from llama_adapter.app.pictures.reading.sources import FileSlice
 from llama_adapter.app.pictures.reading.spec import ReadingSpec
 from llama_adapter.app.pictures.reading.wire import (
@@ -59,16 +59,14 @@ KeepWaiting = Callable[["ReadingProcess", float], None]
 class ReadingProcess:
     """A process that reads pictures, for one caller at a time. After an error, it must be ended."""
 
-    def __init__(
-        self, spec: ReadingSpec, *, pixels: PixelRule, memory_bytes: int | None, limits: PictureLimits
-    ) -> None:
+    def __init__(self, spec: ReadingSpec, *, pixels: PixelRule, memory_bytes: int | None) -> None:
         """Start the process without waiting for it. Raises OSError."""
         self._pixels, self._folder = pixels, _current_folder()
         self.is_ready = False  # whether it has reported that it is ready
         self.is_spent = False  # it works, but should be replaced: its priority is low, or it uses much memory
         self.digest = ""  # of the picture that is being read; "" until known
         self.started_at = time.monotonic()
-        about = (*(dataclasses.asdict(one) for one in (pixels, limits, spec)), memory_bytes)
+        about = (*(dataclasses.asdict(one) for one in (pixels, spec)), memory_bytes)
         self.child = ChildProcess(ENTRY, *map(json.dumps, about), environ=ENVIRONMENT, capture=True, watch_parent=True)
         self._connection = self.child.connection
 

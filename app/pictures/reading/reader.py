@@ -14,7 +14,7 @@ from llama_adapter.app.pictures.reading.spec import ReadingSpec
 from llama_adapter.llm.prefix import TextPrefix
 from llama_adapter.runtime.text import shown_name
 from llama_adapter.vision.errors import PictureError
-from llama_adapter.vision.files import DEFAULT_MAX_BYTES, DEFAULT_MAX_PIXELS, read_picture_file
+from llama_adapter.vision.files import read_picture_file
 from llama_adapter.vision.formats import PictureNote
 from llama_adapter.vision.pixels import PixelRule
 
@@ -35,14 +35,6 @@ _HAS_ENCODER: Final = (
 # Codes of `AnswerError` for one picture, in addition to `vision.errors.PICTURE_ERROR_CODES`.
 TIMEOUT: Final = "timeout"  # it was not read in time
 CRASHED: Final = "crashed"  # the process that read it ended
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PictureLimits:
-    """Limits of one picture file."""
-
-    max_pixels: int = DEFAULT_MAX_PIXELS
-    max_bytes: int = DEFAULT_MAX_BYTES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,8 +119,8 @@ class PictureReader:
     A decoder or file system that hangs blocks the thread. `IsolatedReader` has a time limit.
     """
 
-    def __init__(self, spec: ReadingSpec, *, pixels: PixelRule, limits: PictureLimits | None = None) -> None:
-        self._spec, self._pixels, self._limits = spec, pixels, limits or PictureLimits()
+    def __init__(self, spec: ReadingSpec, *, pixels: PixelRule) -> None:
+        self._spec, self._pixels = spec, pixels
         # Models with channel order bgr were trained with OpenCV, which converts to plain colours before resizing.
         self._convert: Literal["last", "first"] = "first" if spec.channel_order == "bgr" else "last"
         # Twice the size, so that the final resize still averages pixels.
@@ -144,8 +136,7 @@ class PictureReader:
         side: int | None = None,
     ) -> PictureReading:
         """As `Reader.read`."""
-        started = time.perf_counter()
-        max_bytes = self._limits.max_bytes
+        started, max_bytes = time.perf_counter(), self._spec.max_bytes
         digest, pixels, problem = "", None, None
         seen: dict[str, Any] = {}  # fields of the reading, of a picture without error
         encoded: StoredPicture | None = None
@@ -175,7 +166,7 @@ class PictureReader:
                     transparency=self._spec.transparency if side is None else "white",
                     damaged=self._spec.damaged,
                     least_side=self._least_side if side is None else side,
-                    max_pixels=self._limits.max_pixels,
+                    max_pixels=self._spec.max_pixels,
                     max_bytes=max_bytes,
                     digest=digest or None,
                 )

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from llama_adapter.vision.files import DEFAULT_MAX_BYTES, DEFAULT_MAX_PIXELS
 from llama_adapter.vision.formats import Damaged, Orientation, Reading, Transparency, WantedOrder
 
 ReaderKind = Literal["process", "thread"]  # what reads a command's pictures
@@ -13,7 +14,10 @@ DEFAULT_PICTURE_TIMEOUT_S = 60.0  # per picture; long enough for slow disks and 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadingSpec:
-    """How a file becomes the encoder's pixels. With `prefixes`, pictures are encoded already and have no pixels."""
+    """How a file becomes the encoder's pixels. With `prefixes`, pictures are encoded already and have no pixels.
+
+    `max_pixels` and `max_bytes` are limits of one picture file.
+    """
 
     exif: Orientation = "upright"
     transparency: Transparency = "white"
@@ -21,3 +25,5 @@ class ReadingSpec:
     reading: Reading = "exact"
     channel_order: WantedOrder = "auto"
     prefixes: str | None = None  # a prefix file, or a folder of them
+    max_pixels: int = DEFAULT_MAX_PIXELS
+    max_bytes: int = DEFAULT_MAX_BYTES

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -26,7 +27,7 @@ from llama_adapter.app.models.spec import PLAIN_MODES, CaptionerSpec
 from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.pictures.reading.isolated import IsolatedReader
 from llama_adapter.app.pictures.reading.prefetch import num_reading_threads
-from llama_adapter.app.pictures.reading.reader import PictureLimits, PictureReading, joined, joined_digest
+from llama_adapter.app.pictures.reading.reader import PictureReading, joined, joined_digest
 from llama_adapter.app.serving.online.admission_queue import Entry
 from llama_adapter.app.serving.online.base import CANCELLED, LATE_S, QueuedService, late
 from llama_adapter.app.serving.online.reading_pool import (
@@ -334,13 +335,12 @@ class Service(QueuedService[Entry]):
             return
         limits, num_fast = self.limits, num_reading_threads()
         reader = IsolatedReader(
-            captioner.spec.pictures,
+            replace(captioner.spec.pictures, max_pixels=limits.max_pixels, max_bytes=limits.max_picture_bytes),
             pixels=captioner.pixels,
             timeout_s=limits.picture_timeout_s,
             num_processes=num_fast + limits.max_slow_pictures,
             num_kept=num_fast,
             memory_bytes=limits.reading_memory_bytes,
-            limits=PictureLimits(max_pixels=limits.max_pixels, max_bytes=limits.max_picture_bytes),
         )
         try:
             reader.start()

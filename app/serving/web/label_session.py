@@ -343,7 +343,8 @@ class LabelSession:
             return picture.source
         if isinstance(picture.source, FileSlice):
             return picture.source.read(max_bytes=most)
-        return read_picture_file(picture.path, max_bytes=most)
+        assert isinstance(picture.source, str), "every item has a picture"
+        return read_picture_file(picture.source, max_bytes=most)
 
     def _view(self, index: int) -> str:
         """A picture as a `data:` address. Raises PictureError if it cannot be read."""

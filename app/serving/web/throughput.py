@@ -17,7 +17,7 @@ import gradio as gr
 from llama_adapter.app.captioning.tasks.question import Question
 from llama_adapter.app.jobs.report import numbers
 from llama_adapter.app.models.resources import sample_pictures
-from llama_adapter.app.pictures.inputs import expand_inputs
+from llama_adapter.app.pictures.inputs import InputSpec, read_inputs
 from llama_adapter.app.serving.online.service import Service
 from llama_adapter.app.serving.web.batch_run import BatchRun, PictureFile
 from llama_adapter.app.serving.web.html import alert, counted, rate, render, told
@@ -156,7 +156,7 @@ async def measure(
 
 
 def _samples() -> list[bytes]:
-    return [Path(picture.path).read_bytes() for picture in expand_inputs([sample_pictures()])]
+    return [Path(one.label).read_bytes() for one in read_inputs(InputSpec(paths=(str(sample_pictures()),)))]
 
 
 def fresh_files(

@@ -248,9 +248,6 @@ ARGUMENTS: tuple[tuple[Callable[[Captioner], object], type[Exception], str], ...
     (lambda one: one.caption(PICTURES[0], prompt="x"), TypeError, "did you mean 'prompts'"),  # type: ignore[call-arg]
     (lambda one: one.warm_up(max_new_tokens="x"), ValueError, f"max_new_tokens {LEAST} 0"),  # type: ignore[arg-type]
     (lambda one: one.warm_up(max_new_tokens=-1), ValueError, f"max_new_tokens {LEAST} 0"),
-    (lambda one: one.encode_prompt("a", max_tokens="x"), ValueError, f"max_tokens {LEAST} 1"),  # type: ignore[arg-type]
-    (lambda one: one.encode_prompt("a", max_tokens=1.5), ValueError, f"max_tokens {LEAST} 1"),  # type: ignore[arg-type]
-    (lambda one: one.encode_prompt("a", max_tokens=-1), ValueError, f"max_tokens {LEAST} 1"),
     (lambda one: one.generate_text({"Is it red?": 1}), TypeError, "A prompt must be text"),  # type: ignore[arg-type]
     (lambda one: Captioner.from_spec(None), TypeError, r"Wanted a CaptionerSpec, got None: `Captioner\.load`"),  # type: ignore[arg-type]
 )

@@ -99,15 +99,6 @@ def test_never_more_than_a_batch_is_under_way_and_half_of_one_is_encoded_at_once
     assert watched.encoded[0] == captioner.batch_size
 
 
-def test_as_many_pictures_as_a_batch_are_encoded_in_one_call(
-    captioner: Captioner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    watched = watch(captioner, [[ending_after(2)]] * captioner.batch_size, monkeypatch)
-
-    assert watched.encoded == [captioner.batch_size]
-    assert len(watched.answers) == captioner.batch_size
-
-
 def test_many_questions_about_each_picture_keep_every_row_in_use(
     captioner: Captioner, monkeypatch: pytest.MonkeyPatch
 ) -> None:

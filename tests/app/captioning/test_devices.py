@@ -1,16 +1,13 @@
 """Models of each kind answer as on the CPU: on a simulated GPU, in OMs with fakes of Ascend, and on two ranks."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from llama_adapter.runtime import devices
-from llama_adapter.runtime.devices.cuda import CUDA
 from tests.app.exported import compile_decoder
 from tests.app.models_of_each_kind import MODELS, WRITTEN, answers
-from tests.fakes.cuda_graphs import FakeCuda, HostCuda
+from tests.fakes.cuda_graphs import install_gpus
 from tests.runtime.graphs import conftest
 
 install = conftest.install  # a fixture
@@ -38,9 +35,7 @@ CONVERTED = ("LoRA of PEFT",)  # `convert` merges it; then it is a bundle
 def test_models_of_each_kind_answer_as_on_the_cpu(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {**MODELS, **WRITTEN}[kind](tmp_path)
     expected = answers(**options, device="cpu")
-    cuda = FakeCuda()
-    cuda.install(monkeypatch)
-    monkeypatch.setattr(devices, "ACCELERATORS", (replace(CUDA, count=lambda: 1, open=lambda index: HostCuda()),))
+    cuda = install_gpus(monkeypatch)
 
     assert answers(**options, device="cuda:0") == expected
     assert cuda.num_captures() > 0

@@ -1,6 +1,5 @@
 """The mode that a captioner gets by default, on a simulated GPU, on several of them and on the CPU."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,9 @@ from llama_adapter.app.jobs.records.manifest import read_manifest
 from llama_adapter.app.models.resources import embedded_model, sample_pictures
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.serving.online.service import load_warm
-from llama_adapter.runtime import devices
-from llama_adapter.runtime.devices.cuda import CUDA
 from llama_adapter.runtime.errors import DeviceError
 from tests.app.command import Run
-from tests.fakes.cuda_graphs import FakeCuda, HostCuda
+from tests.fakes.cuda_graphs import FakeCuda, install_gpus
 
 SAMPLES = sorted(str(path) for path in sample_pictures().glob("*.png"))[:3]
 ON_GPU: dict[str, Any] = {"device": "cuda:0", "dtype": "float32"}
@@ -25,10 +22,7 @@ ON_GPU: dict[str, Any] = {"device": "cuda:0", "dtype": "float32"}
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    fake = FakeCuda()
-    fake.install(monkeypatch)
-    monkeypatch.setattr(devices, "ACCELERATORS", (replace(CUDA, count=lambda: 1, open=lambda index: HostCuda()),))
-    return fake
+    return install_gpus(monkeypatch)
 
 
 def test_steps_of_a_gpu_are_recorded_unless_eager_is_asked_for(cuda: FakeCuda) -> None:

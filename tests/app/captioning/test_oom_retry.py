@@ -1,7 +1,6 @@
 """After out-of-memory errors, smaller batches give the same answers."""
 
 import dataclasses
-import io
 import itertools
 import random
 import threading
@@ -30,6 +29,7 @@ from llama_adapter.runtime.errors import DeviceError
 from tests.app.golden import model_options
 from tests.app.narrow import SHORTAGES, Device, narrow
 from tests.llm.toys import QueuedBackend
+from tests.odd_pictures.samples import saved
 from tests.parity.test_decoder import logits_limit
 
 pytestmark = pytest.mark.slow
@@ -39,9 +39,7 @@ BATCH_SIZE = 8
 
 def small_picture(seed: int) -> bytes:
     levels = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(levels).save(file, "PNG")
-    return file.getvalue()
+    return saved(Image.fromarray(levels), "PNG")
 
 
 PICTURES = [small_picture(seed) for seed in range(19)]

@@ -1,7 +1,6 @@
 """On a device with a queue, a job reads from the device only what was copied to the host in the queue."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,10 +11,8 @@ from torch.overrides import TorchFunctionMode
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.llm.runners import async_readback
-from llama_adapter.runtime import devices
 from llama_adapter.runtime.devices import transfer
-from llama_adapter.runtime.devices.cuda import CUDA
-from tests.fakes.cuda_graphs import FakeCuda, HostCuda
+from tests.fakes.cuda_graphs import install_gpus
 
 SAMPLES = sorted(str(path) for path in sample_pictures().glob("*.png"))[:8]
 # Methods with which the host waits for the device, unless the tensor is on the host.
@@ -47,8 +44,7 @@ class Waits(TorchFunctionMode):
 def test_a_job_never_waits_for_the_device_except_for_the_tokens_of_the_step_before(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    FakeCuda().install(monkeypatch)
-    monkeypatch.setattr(devices, "ACCELERATORS", (replace(CUDA, count=lambda: 1, open=lambda index: HostCuda()),))
+    install_gpus(monkeypatch)
     waits = Waits()
 
     def fetch(values: Tensor) -> Callable[[], Tensor]:

@@ -2,17 +2,14 @@
 
 import functools
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.models.resources import sample_pictures
-from llama_adapter.runtime import devices
-from llama_adapter.runtime.devices.cuda import CUDA
 from llama_adapter.runtime.errors import UsageError
-from tests.fakes.cuda_graphs import FakeCuda, HostCuda
+from tests.fakes.cuda_graphs import install_gpus
 from tests.fakes.cuda_linear import LinearOps
 
 SAMPLES = sorted(str(path) for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))[::2]
@@ -22,11 +19,9 @@ QUESTION, CHOICES = "What color is the shape?", ["red", "blue", "yellow", "green
 
 @pytest.fixture
 def ops(monkeypatch: pytest.MonkeyPatch) -> LinearOps:
-    FakeCuda().install(monkeypatch)
+    install_gpus(monkeypatch)
     ops = LinearOps()
     ops.install(monkeypatch)
-    gpu = replace(CUDA, count=lambda: 1, open=lambda index: HostCuda())
-    monkeypatch.setattr(devices, "ACCELERATORS", (gpu,))
     return ops
 
 

@@ -2,8 +2,7 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
+import runpy
 from typing import Any
 
 import pytest
@@ -13,15 +12,15 @@ from llama_adapter import Captioner
 from llama_adapter.app.captioning.tasks import registry
 from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.captioning.tasks.choose import OneOf, choosing, parse_choices
-from llama_adapter.app.captioning.tasks.entry import Option, RequestField, TaskEntry, Widget
+from llama_adapter.app.captioning.tasks.entry import Widget
 from llama_adapter.app.captioning.tasks.prompts import EncodedPrompt, PromptEncoder
 from llama_adapter.app.captioning.tasks.question import Question
 from llama_adapter.app.captioning.tasks.registry import question_of
-from llama_adapter.app.captioning.tasks.task import FREE_TEXT, WithTokenIds, task_settings
+from llama_adapter.app.captioning.tasks.task import FREE_TEXT, Task, WithTokenIds, task_settings
 from llama_adapter.app.serving.http_api.api import ApiSettings, create_api
 from llama_adapter.app.serving.online.service import Service
 from llama_adapter.app.serving.web.page import build_page
-from tests.app.golden import model_options
+from tests.app.golden import ROOT, model_options
 from tests.app.serving.http_api.live import StubService, answer
 from tests.app.serving.http_api.requests import chat
 
@@ -94,45 +93,16 @@ def test_the_end_token_closes_choices_that_begin_with_each_other() -> None:
     assert not encoder.encode("Which?", ("yes", "no")).has_end
 
 
-@dataclass(frozen=True, slots=True)
-class Locate:
-    """A possible future task: free text that is parsed as a box."""
-
-    phrase: str
-    continuations = ()
-
-    def settings(self) -> dict[str, Any]:
-        return {"task": "locate", "phrase": self.phrase}
-
-    def complete(self, answer: Answer, *, prompt: EncodedPrompt, logprobs: tuple[float, ...]) -> Answer:
-        return dataclasses.replace(answer, details={"box": [len(answer.token_ids), len(prompt.token_ids)]})
-
-
-def locate_question(values: Mapping[str, Any]) -> Question:
-    return Question(instruction="Where is it?", input=values["phrase"], task=Locate(values["phrase"]))
-
-
-LOCATE = TaskEntry(
-    name="locate",
-    command="locate",
-    help="find a thing",
-    options=(
-        Option(
-            name="phrase",
-            flag="--phrase",
-            help="what to find",
-            request=RequestField(name="locate_phrase", description="What to find."),
-            widget=Widget(label="Find (optional)", info="Gives a box."),
-        ),
-    ),
-    question=locate_question,
-)
-
-
 @pytest.fixture
-def locate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Add an entry to the registry, as one of an installed package."""
-    monkeypatch.setattr(registry, "installed", lambda: {LOCATE.name: LOCATE})
+def count(monkeypatch: pytest.MonkeyPatch) -> Task:
+    """The task of the example package, with a field of the page."""
+    example = runpy.run_path(str(ROOT / "docs" / "example-task" / "counting.py"))
+    [things] = example["COUNT"].options
+    things = dataclasses.replace(things, widget=Widget(label="Count (optional)", info="Gives a number."))
+    monkeypatch.setattr(
+        registry, "installed", lambda: {"count": dataclasses.replace(example["COUNT"], options=(things,))}
+    )
+    return example["Count"]()  # type: ignore[no-any-return]
 
 
 def test_http_api_gives_token_ids_on_request() -> None:
@@ -149,23 +119,22 @@ def test_http_api_gives_token_ids_on_request() -> None:
     assert (done.text, done.details) == ("a", {"a": 1, "output_ids": [5, 6]})
 
 
-@pytest.mark.usefixtures("locate")
-def test_http_api_offers_new_task() -> None:
-    service = StubService(lambda handle: handle.deliver(answer(details={"box": [1, 2]})))
+def test_http_api_offers_new_task(count: Task) -> None:
+    service = StubService(lambda handle: handle.deliver(answer(details={"mean": 1.5})))
     client = TestClient(create_api(service, settings=ApiSettings()), base_url="http://localhost")  # type: ignore[arg-type]
 
-    reply = client.post("/v1/chat/completions", json=chat(locate_phrase="a star")).json()
-    both = client.post("/v1/chat/completions", json=chat(locate_phrase="a star", answer_choices=["a", "b"]))
+    reply = client.post("/v1/chat/completions", json=chat(count_things="stars")).json()
+    both = client.post("/v1/chat/completions", json=chat(count_things="stars", answer_choices=["a", "b"]))
 
-    assert [ask.task for ask in service.asks] == [Locate("a star")]
-    assert service.asks[0].prompt == ("Where is it?", "a star")
-    assert reply["choices"][0]["answer_details"] == {"box": [1, 2]}
+    assert [ask.task for ask in service.asks] == [count]
+    assert service.asks[0].prompt == "How many stars are there?"
+    assert reply["choices"][0]["answer_details"] == {"mean": 1.5}
     assert (both.status_code, both.json()["error"]["code"]) == (400, "invalid_value")
     fields = client.get("/openapi.json").json()["components"]["schemas"]["ChatRequest"]["properties"]
-    assert fields["locate_phrase"]["description"] == "Extension. What to find."
+    assert fields["count_things"]["description"] == "Extension. What to count, such as `red objects`."
 
 
-@pytest.mark.usefixtures("locate")
+@pytest.mark.usefixtures("count")
 def test_page_offers_new_task() -> None:
     async def config() -> dict[str, Any]:  # runs in an event loop; otherwise Gradio opens one and never closes it
         return build_page(Service(Captioner.load), samples=[]).get_config_file()  # type: ignore[return-value]
@@ -174,13 +143,12 @@ def test_page_offers_new_task() -> None:
     boxes = {
         one["elem_id"]: one["label"]
         for one in components
-        if str(one.get("elem_id")) in ("batch-phrase", "batch-choices")
+        if str(one.get("elem_id")) in ("batch-things", "batch-choices")
     }
-    assert boxes == {"batch-choices": "Choices (optional)", "batch-phrase": "Find (optional)"}
+    assert boxes == {"batch-choices": "Choices (optional)", "batch-things": "Count (optional)"}
 
 
-@pytest.mark.usefixtures("locate")
-def test_options_of_two_tasks_exclude_each_other() -> None:
-    assert question_of({"phrase": "a star"}).task == Locate("a star")
+def test_options_of_two_tasks_exclude_each_other(count: Task) -> None:
+    assert question_of({"things": "stars"}).task == count
     with pytest.raises(ValueError, match="exclude each other"):
-        question_of({"phrase": "a star", "choices": ("a", "b")})
+        question_of({"things": "stars", "choices": ("a", "b")})

@@ -136,7 +136,7 @@ def test_train_and_eval_read_the_table(tmp_path: Path) -> None:
         (("a, b",), ("a, b", "cat"), "choice"),
     ]
     assert {question_of(one, question=None).instruction for one in found.examples} == {"Which {animal}, please?"}
-    assert [one.item.path for one in found.examples] == [str(tmp_path / "in, side.png"), str(samples[1].absolute())]
+    assert [one.item.source for one in found.examples] == [str(tmp_path / "in, side.png"), str(samples[1].absolute())]
 
 
 def test_a_picture_has_one_name_in_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

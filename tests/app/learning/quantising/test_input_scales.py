@@ -23,8 +23,6 @@ from llama_adapter.app.models.sketch import sketch
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.models.stream_model import stream_model
 from llama_adapter.llm.load import decoder_from_state
-from llama_adapter.runtime import devices
-from llama_adapter.runtime.devices.cuda import CUDA
 from llama_adapter.runtime.devices.cuda_linear import RoundedLinear
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.kernels.library import find_library
@@ -34,7 +32,7 @@ from llama_adapter.runtime.schemes.state import linear_weights
 from llama_adapter.vision.encoder import encoder_from_state
 from tests.app.models.bundles import edit
 from tests.app.models.test_split_bundle import Place
-from tests.fakes.cuda_graphs import FakeCuda, HostCuda
+from tests.fakes.cuda_graphs import install_gpus
 from tests.fakes.cuda_linear import LinearOps
 from tests.llm.toys import forward
 
@@ -144,10 +142,8 @@ def test_each_rank_of_a_split_decoder_has_the_scales_of_whole_layers(bundle: Pat
 
 @pytest.mark.slow
 def test_a_gpu_rounds_the_decoders_inputs_by_the_scales(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    FakeCuda().install(monkeypatch)
+    install_gpus(monkeypatch)
     LinearOps().install(monkeypatch)
-    gpu = dataclasses.replace(CUDA, count=lambda: 1, open=lambda index: HostCuda())
-    monkeypatch.setattr(devices, "ACCELERATORS", (gpu,))
     options: dict[str, Any] = {"device": "cuda:0", "dtype": "bfloat16", "mode": "eager", "operators": "w8a8"}
 
     static, dynamic = Captioner.load(bundle, **options), Captioner.load(precision="int8", **options)

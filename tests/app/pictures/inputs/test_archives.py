@@ -204,7 +204,7 @@ def test_an_archive_without_the_field_names_its_own_fields(tmp_path: Path) -> No
 
 def test_an_archive_that_is_not_there_is_left_to_its_loading(tmp_path: Path) -> None:
     (item,) = items_of(tmp_path / "none.tar")
-    assert (item.path, item.error) == (str(tmp_path / "none.tar"), None)
+    assert (item.source, item.error) == (str(tmp_path / "none.tar"), None)
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])

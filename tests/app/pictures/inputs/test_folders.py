@@ -9,27 +9,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from llama_adapter.app.pictures.inputs import PictureInput, count_in_sub_folders, expand_inputs, natural_key
+from llama_adapter.app.pictures.inputs import PictureInput, count_in_sub_folders, natural_key
 from llama_adapter.vision.errors import PictureError
 from llama_adapter.vision.image import load_picture
-from tests.app.pictures.inputs.files import fill, locked
+from tests.app.pictures.inputs.files import fill, locked, named
 
 
 def names_below(folder: Path, *, recursive: bool = False) -> list[str]:
-    return [os.path.relpath(item.path, folder) for item in expand_inputs([folder], recursive=recursive)]
+    return [os.path.relpath(item.label, folder) for item in named(folder, recursive=recursive)]
 
 
 def code_of(item: PictureInput) -> str:
     with pytest.raises(PictureError) as caught:
-        load_picture(item.path)
+        load_picture(item.label)
     return caught.value.code
 
 
 def test_files_keep_their_order_and_may_have_any_suffix_and_repeat(tmp_path: Path) -> None:
     fill(tmp_path, "b.jpg", "a.data", ".hidden.png")
     paths = [str(tmp_path / name) for name in ("b.jpg", "a.data", ".hidden.png", "b.jpg")]
-    assert [item.path for item in expand_inputs(paths)] == paths
-    assert [item.label for item in expand_inputs(paths)] == paths
+    assert [(item.source, item.label) for item in named(*paths)] == [(path, path) for path in paths]
 
 
 def test_a_folder_gives_its_pictures_in_natural_order_and_nothing_else(tmp_path: Path) -> None:
@@ -41,7 +40,7 @@ def test_a_folder_gives_its_pictures_in_natural_order_and_nothing_else(tmp_path:
 
 def test_a_picture_says_which_folder_it_was_found_in(tmp_path: Path) -> None:
     fill(tmp_path, "a.png", "sub/b.png")
-    roots = [item.root for item in expand_inputs([tmp_path, tmp_path / "a.png"], recursive=True)]
+    roots = [item.root for item in named(tmp_path, tmp_path / "a.png", recursive=True)]
     assert roots == [str(tmp_path), str(tmp_path), None]
 
 
@@ -68,9 +67,9 @@ def test_every_named_path_gives_an_item_even_when_nothing_is_there(tmp_path: Pat
     good = tmp_path / "good.png"
     Image.new("RGB", (3, 3)).save(good)
     paths: list[str | Path] = [tmp_path / "none.png", empty, good, tmp_path / "none", "", "null\0character"]
-    items = list(expand_inputs(paths))
-    assert [item.path for item in items] == [os.fspath(path) for path in paths]
-    codes = [code_of(item) for item in items if item.path != str(good)]
+    items = named(*paths)
+    assert [item.source for item in items] == [os.fspath(path) for path in paths]
+    codes = [code_of(item) for item in items if item.label != str(good)]
     assert codes == ["missing", "not_a_file", "missing", "missing", "missing"]
 
 
@@ -81,7 +80,7 @@ def test_what_a_folder_lists_but_cannot_give_stays_an_item(tmp_path: Path, monke
     (tmp_path / "IMG_1.HEIC").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")  # in the form that phones write
     (tmp_path / "IMG_2.MOV").write_bytes(b"\0\0\0\x14ftypqt  ")
     monkeypatch.setattr("llama_adapter.vision.image._reads_heic", lambda: False)
-    assert {item.label.rsplit("/", 1)[1]: code_of(item) for item in expand_inputs([tmp_path])} == {
+    assert {item.label.rsplit("/", 1)[1]: code_of(item) for item in named(tmp_path)} == {
         "circle.png": "unreadable",
         "dangling.png": "missing",
         "IMG_1.HEIC": "unsupported",
@@ -103,18 +102,17 @@ def test_labels_are_the_names_themselves_whatever_is_in_them(tmp_path: Path) -> 
             pass
     except OSError:
         pytest.skip("this file system takes no such names")
-    for named in (tmp_path, os.fsdecode(raw)):
-        (item,) = expand_inputs([named])
-        assert os.fsencode(item.path) == raw
-        assert os.fsencode(item.label) == raw
+    for path in (tmp_path, os.fsdecode(raw)):
+        (item,) = named(path)
+        assert item.source == item.label == os.fsdecode(raw)
 
 
 def test_a_sequence_of_avif_pictures_counts_and_its_first_frame_is_read(tmp_path: Path) -> None:
     frames = [Image.new("RGB", (24, 16), colour) for colour in ("red", "lime")]
     frames[0].save(tmp_path / "two.AVIFS", "AVIF", save_all=True, append_images=frames[1:])
-    (found,) = expand_inputs([tmp_path])
+    (found,) = named(tmp_path)
     assert found.label == str(tmp_path / "two.AVIFS")
-    red, green, _ = load_picture(found.path).image.getpixel((12, 8))  # type: ignore[arg-type,misc]
+    red, green, _ = load_picture(found.label).image.getpixel((12, 8))  # type: ignore[arg-type,misc]
     assert red > 200 > 100 > green
 
 

@@ -48,8 +48,8 @@ def test_a_list_without_names_is_an_error(tmp_path: Path, content: bytes) -> Non
 
 def test_names_that_are_not_utf8_stay_as_they_are(tmp_path: Path) -> None:
     (item,) = listed(tmp_path, b"caf\xe9.jpg\n")
-    assert os.fsencode(item.path) == b"caf\xe9.jpg"
-    assert item.label == item.path
+    assert os.fsencode(item.label) == b"caf\xe9.jpg"
+    assert item.source == item.label
 
 
 def test_a_line_may_name_a_folder_or_an_archive(tmp_path: Path) -> None:
@@ -79,9 +79,9 @@ def test_stdin_is_read_as_it_comes_and_not_counted(monkeypatch: pytest.MonkeyPat
         assert count_inputs(spec) is None
         sender.write(b"a.jpg\nb.")
         items = read_inputs(spec)
-        assert next(items).path == "a.jpg"
+        assert next(items).source == "a.jpg"
         sender.write(b"jpg\n")
-        assert next(items).path == "b.jpg"
+        assert next(items).source == "b.jpg"
 
 
 @pytest.fixture
@@ -112,12 +112,12 @@ def test_each_line_is_a_name_as_it_stands_however_its_bytes_come(
     drip: Callable[[bytes], list[PictureInput]], tmp_path: Path, content: bytes, names: list[str]
 ) -> None:
     for items in (listed(tmp_path, content), drip(content)):
-        assert [item.path for item in items] == names
+        assert [item.source for item in items] == names
         assert {item.root for item in items} == {None}
 
 
 def test_a_null_character_after_a_line_end_makes_both_parts_of_one_name(tmp_path: Path) -> None:
-    assert [item.path for item in listed(tmp_path, b"two\nlines.jpg\0")] == ["two\nlines.jpg"]  # like find -print0
+    assert [item.source for item in listed(tmp_path, b"two\nlines.jpg\0")] == ["two\nlines.jpg"]  # like find -print0
 
 
 PICTURES = (b"\xff\xd8\xff\xe0\0\x10JFIF\0\n", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR")

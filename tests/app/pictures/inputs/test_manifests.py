@@ -32,19 +32,19 @@ def manifest(folder: Path, content: str | bytes, *, name: str = "m.jsonl") -> li
 @pytest.mark.parametrize("column", ["picture", "image", "file_name", "filename", "path"])
 def test_pictures_are_relative_to_the_manifest(tmp_path: Path, column: str) -> None:
     items = manifest(tmp_path, f'{{"{column}": "a/b.png"}}\n{{"{column}": "/c.png"}}\n{{"{column}": "s3://d/e.png"}}\n')
-    assert [item.path for item in items] == [f"{tmp_path}/a/b.png", "/c.png", "s3://d/e.png"]
+    assert [item.source for item in items] == [f"{tmp_path}/a/b.png", "/c.png", "s3://d/e.png"]
     assert {item.root for item in items} == {str(tmp_path)}
 
 
 @pytest.mark.parametrize("name", ["a\nb\x1b.png", "\u202egnp.png", "inv\udcff.png", r"inv\xff.png"])
 def test_names_of_any_characters_are_kept(tmp_path: Path, name: str) -> None:
     (item,) = manifest(tmp_path, json.dumps({"picture": name}))
-    assert item.path == f"{tmp_path}/{name}"
+    assert item.source == f"{tmp_path}/{name}"
 
 
 def test_the_first_of_the_columns_counts(tmp_path: Path) -> None:
     (item,) = manifest(tmp_path, "path,file_name,question,prompt\nx,a.png,no?,yes?", name="m.csv")
-    assert item.path == f"{tmp_path}/a.png"
+    assert item.source == f"{tmp_path}/a.png"
     assert item.questions == (QuestionFields(instruction="yes?"),)
     assert item.columns == {"path": "x", "file_name": "a.png", "question": "no?"}
 

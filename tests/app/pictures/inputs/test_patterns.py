@@ -39,7 +39,7 @@ def test_what_matches_is_taken_as_if_it_had_been_named(folder: Path) -> None:
 
 def test_a_file_that_is_called_so_to_the_letter_is_no_pattern(folder: Path) -> None:
     fill(folder, "pic_[2].png", "what?.png")
-    assert [item.path for item in named("pic_[2].png", "what?.png")] == ["pic_[2].png", "what?.png"]
+    assert [item.source for item in named("pic_[2].png", "what?.png")] == ["pic_[2].png", "what?.png"]
     assert is_pattern("pic_[210].png")
 
 

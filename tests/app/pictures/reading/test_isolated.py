@@ -1,6 +1,5 @@
 """Reading in other processes gives the same results, and if a process ends, at most its picture is lost."""
 
-import io
 import os
 import platform
 import select
@@ -30,6 +29,7 @@ from llama_adapter.runtime.child_process import ChildProcess
 from llama_adapter.vision.pixels import PixelRule
 from tests.app.golden import ROOT
 from tests.app.pictures.reading.strange_reading import entry
+from tests.odd_pictures.samples import saved
 
 pytestmark = pytest.mark.slow
 
@@ -138,10 +138,8 @@ def test_a_damaged_picture_shows_nothing_of_the_pictures_before_it(alone: Isolat
     random = np.random.default_rng(0)
     seen = set()
     for side in random.integers(4, 400, 20).tolist():
-        file = io.BytesIO()
         noise = random.integers(0, 255, (side, side, 3), dtype=np.uint8)
-        Image.fromarray(noise).save(file, "TIFF", compression="tiff_lzw")
-        alone.read(file.getvalue())
+        alone.read(saved(Image.fromarray(noise), "TIFF", compression="tiff_lzw"))
         pixels = alone.read(damaged).pixels
         assert pixels is not None
         seen.add(pixels.tobytes())
@@ -241,10 +239,9 @@ def test_a_process_that_ends_while_it_has_nothing_to_do_is_no_picture_s_fault(al
 
 
 def test_a_picture_for_which_memory_is_short_has_an_error_and_the_next_one_is_fine() -> None:
-    content = io.BytesIO()
-    Image.new("RGB", (8000, 8000)).save(content, "PNG", compress_level=1)
+    content = saved(Image.new("RGB", (8000, 8000)), "PNG", compress_level=1)
     with IsolatedReader(ReadingSpec(), pixels=PIXELS, timeout_s=60, num_processes=1, memory_bytes=2**26) as reader:
-        large = reader.read(content.getvalue())
+        large = reader.read(content)
         after = reader.read(PICTURES[0])
 
     assert large.error is not None

@@ -3,10 +3,16 @@
 import threading
 from collections.abc import Iterator
 from queue import SimpleQueue
+from typing import Any
 
 import pytest
 
 from llama_adapter.app.pictures.reading.prefetch import Prefetcher, num_reading_threads
+
+
+def drain(reader: Prefetcher[int, Any], taken: list[Any]) -> None:
+    while not reader.is_exhausted:
+        taken += reader.take(2)
 
 
 def test_every_item_has_its_result_and_ready_ones_come_oldest_first() -> None:
@@ -30,15 +36,18 @@ def test_no_more_items_are_drawn_than_are_to_be_read_ahead() -> None:
     assert {thread for _, thread in drawn} == {threading.current_thread()}
 
 
-def test_items_that_are_not_shareable_are_read_in_the_callers_thread() -> None:
-    threads: dict[int, threading.Thread] = {}
+@pytest.mark.parametrize("may_wait", [False, True])
+def test_items_that_are_not_shareable_are_read_in_the_callers_thread(may_wait: bool) -> None:
+    def read(number: int) -> tuple[int, threading.Thread]:
+        return number, threading.current_thread()
 
-    def read(number: int) -> None:
-        threads[number] = threading.current_thread()
-
-    with Prefetcher(iter(range(6)), read, ahead=6, shareable=lambda number: number % 2 == 0) as reader:
-        reader.take(6)
-    assert all((threads[number] is threading.current_thread()) == (number % 2 == 1) for number in range(6))
+    with Prefetcher(
+        iter(range(6)), read, ahead=6, shareable=lambda number: number % 2 == 0, may_wait=may_wait
+    ) as reader:
+        taken: list[tuple[int, threading.Thread]] = []
+        drain(reader, taken)
+    assert sorted(number for number, _ in taken) == list(range(6))
+    assert all((thread is threading.current_thread()) == (number % 2 == 1) for number, thread in taken)
 
 
 @pytest.mark.parametrize("shareable", [True, False])
@@ -205,11 +214,6 @@ class SlowSource:
             self.is_closed.set()
 
 
-def drain(reader: Prefetcher[int, int], taken: list[int]) -> None:
-    while not reader.is_exhausted:
-        taken += reader.take(2)
-
-
 @pytest.fixture
 def slow() -> Iterator[SlowSource]:
     source = SlowSource()
@@ -258,18 +262,6 @@ def test_no_more_are_drawn_apart_than_are_to_be_read_ahead(slow: SlowSource) -> 
     assert len(slow.drawn) <= len(taken) + 5
     assert slow.is_closed.is_set()
     assert not any(thread.is_alive() for thread in slow.threads)
-
-
-def test_what_must_not_be_shared_is_drawn_apart_but_not_read_there(slow: SlowSource) -> None:
-    slow.give(1, 2, None)
-    with Prefetcher(
-        slow(), lambda _: threading.current_thread(), ahead=2, shareable=lambda _: False, may_wait=True
-    ) as reader:
-        taken = []
-        while not reader.is_exhausted:
-            taken += reader.take(2)
-    assert taken == [threading.current_thread()] * 2
-    assert threading.current_thread() not in slow.threads
 
 
 @pytest.mark.parametrize(("may_wait", "error"), [(True, OSError), (False, OSError), (True, SystemExit)])

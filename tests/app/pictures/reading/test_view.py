@@ -1,30 +1,23 @@
 """A view is small, upright and in colour for every mode of the picture."""
 
-import io
-
 import numpy as np
 import pytest
 from PIL import Image
 
-from llama_adapter.app.pictures.reading.reader import PictureLimits, PictureReader
+from llama_adapter.app.pictures.reading.reader import PictureReader
 from llama_adapter.app.pictures.reading.spec import ReadingSpec
 from llama_adapter.app.pictures.reading.views import view_pixels
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.pixels import CLIP_PIXELS
+from tests.odd_pictures.samples import saved
 
 SIDE = 160
-
-
-def encoded(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
-    file = io.BytesIO()
-    image.save(file, kind, **options)
-    return file.getvalue()
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "LA", "P", "1", "I;16", "I", "F", "CMYK"])
 def test_a_view_is_small_whatever_the_mode(mode: str) -> None:
     kind = "TIFF" if mode in ("CMYK", "I", "F") else "PNG"
-    image = load_picture(encoded(Image.new(mode, (900, 300)), kind)).image
+    image = load_picture(saved(Image.new(mode, (900, 300)), kind)).image
 
     pixels = view_pixels(image, side=SIDE)
 
@@ -43,7 +36,7 @@ def test_small_deep_odd_and_transparent_pictures() -> None:
 def test_a_reader_gives_views_upright_with_the_size_of_the_whole_picture() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
-    picture = encoded(Image.new("RGB", (1200, 800)), "JPEG", exif=exif)
+    picture = saved(Image.new("RGB", (1200, 800)), "JPEG", exif=exif)
 
     reading = PictureReader(ReadingSpec(exif="ignore"), pixels=CLIP_PIXELS).read(picture, side=SIDE)
 
@@ -53,7 +46,7 @@ def test_a_reader_gives_views_upright_with_the_size_of_the_whole_picture() -> No
 
 
 def test_a_view_of_a_transparent_picture_is_on_white() -> None:
-    picture = encoded(Image.new("RGBA", (4, 4)))
+    picture = saved(Image.new("RGBA", (4, 4)), "PNG")
 
     for transparency in ("white", "ignore"):  # as viewers show it, whatever the model sees
         reading = PictureReader(ReadingSpec(transparency=transparency), pixels=CLIP_PIXELS).read(picture, side=SIDE)
@@ -62,9 +55,9 @@ def test_a_view_of_a_transparent_picture_is_on_white() -> None:
 
 
 def test_a_view_has_the_limits_of_the_reader() -> None:
-    picture = encoded(Image.new("RGB", (100, 100)))
-    for limits in (PictureLimits(max_pixels=9_999), PictureLimits(max_bytes=10)):
-        reading = PictureReader(ReadingSpec(), pixels=CLIP_PIXELS, limits=limits).read(picture, side=SIDE)
+    picture = saved(Image.new("RGB", (100, 100)), "PNG")
+    for spec in (ReadingSpec(max_pixels=9_999), ReadingSpec(max_bytes=10)):
+        reading = PictureReader(spec, pixels=CLIP_PIXELS).read(picture, side=SIDE)
         assert reading.pixels is None
         assert reading.error is not None
         assert reading.error.code == "too_large"

@@ -21,9 +21,9 @@ from llama_adapter.app.captioning.captioner import Answer, Captioner, TextDelta
 from llama_adapter.app.captioning.tasks.choose import OneOf
 from llama_adapter.app.models.parallel.group import RankError
 from llama_adapter.app.models.resources import sample_pictures
-from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.pictures.reading.prefetch import num_reading_threads
-from llama_adapter.app.pictures.reading.reader import PictureLimits, PictureReader, PictureReading
+from llama_adapter.app.pictures.reading.reader import PictureReader, PictureReading
+from llama_adapter.app.pictures.reading.spec import ReadingSpec
 from llama_adapter.app.serving.online.service import (
     Ask,
     BusyError,
@@ -61,8 +61,8 @@ class InlineReader(PictureReader):
     Most tests need no reading processes, whose start would take longer than the test.
     """
 
-    def __init__(self, spec: CaptionerSpec, *, pixels: PixelRule, limits: PictureLimits, **_: object) -> None:
-        super().__init__(spec, pixels=pixels, limits=limits)
+    def __init__(self, spec: ReadingSpec, *, pixels: PixelRule, **_: object) -> None:
+        super().__init__(spec, pixels=pixels)
 
     def start(self) -> None:
         pass

@@ -13,13 +13,14 @@ from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.learning.labelled.label_table import LabelTable
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.pictures.answer_error import AnswerError
-from llama_adapter.app.pictures.inputs import PictureInput, expand_inputs
+from llama_adapter.app.pictures.inputs import PictureInput
 from llama_adapter.app.pictures.reading.reader import PictureReading
 from llama_adapter.app.serving.online.request_handle import Ask, RequestHandle
 from llama_adapter.app.serving.online.types import ServiceLimits
 from llama_adapter.app.serving.web.label_session import LabelSession, per_minute
 from llama_adapter.app.serving.web.labelling import apply, label_html
 from llama_adapter.llm.errors import PromptTooLongError
+from tests.app.pictures.inputs.files import named
 from tests.app.serving.http_api import live
 from tests.app.serving.online.waiting import wait_for
 from tests.app.serving.web.test_views import EVIL, Elements
@@ -93,7 +94,7 @@ def open_session(stub: Stub, tmp_path: Path) -> Iterator[Open]:
         for name, content in pictures.items():
             data = content if isinstance(content, bytes) else STAR + bytes([content])
             (tmp_path / name).write_bytes(data)
-        inputs = options.pop("inputs", list(expand_inputs([tmp_path / name for name in pictures])))
+        inputs = options.pop("inputs", named(*(tmp_path / name for name in pictures)))
         table = LabelTable(tmp_path / "labels.csv", choices=CHOICES, question=options.pop("asked", None))
         session = LabelSession(stub, inputs, table, question="Which?", choices=CHOICES, **options)  # type: ignore[arg-type]
         opened.append((session, table))
