@@ -33,7 +33,7 @@ ENCODED_TOGETHER: Final = 16  # pictures in a batch of the encoder
 SCORED_ROWS: Final = 8  # rows of the captioner that answers examples for scores
 _VISUAL, _TOWER = "visual blocks", "picture tower"
 _PARTS: Final = {_VISUAL: "query", _TOWER: "clip"}  # kind -> the part of the encoder
-MOMENTS: Final = 2  # AdamW's moments for each trained scalar
+_MOMENTS: Final = 2  # AdamW's moments for each trained scalar
 # How often an array of the size of all trained parameters is read or written: norm, clipping, update (fused on a CPU).
 _PASSES: Final = {"cpu": 10}
 _MOST_PASSES: Final = 23
@@ -96,7 +96,7 @@ def plan_step(shapes: Shapes, *, num_ranks: int = 1, kind: Parallel = "ddp") -> 
     if shapes.device_type == "cpu":
         frozen += trained  # the initial adapter is kept in host memory
     counted = _computed(shapes)
-    held, gradients, computing = (1 + MOMENTS) * trained, trained, counted.peak
+    held, gradients, computing = (1 + _MOMENTS) * trained, trained, counted.peak
     if num_ranks > 1 and kind == "ddp":
         computing += gradients  # DDP's buckets, in which gradients are summed over ranks
     elif num_ranks > 1:

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,12 +18,11 @@ from llama_adapter.app.learning.labelled.example import Example
 from llama_adapter.app.learning.scores.report import as_json, as_markdown, rendered
 from llama_adapter.app.learning.scores.scoring import Scores, score
 from llama_adapter.app.learning.training.asking import caption_prompts
-from llama_adapter.app.learning.training.checkpoint import BEST, LAST, LoopState, TrainingError, other_run
+from llama_adapter.app.learning.training.checkpoint import LoopState, TrainingError, other_run
 from llama_adapter.app.learning.training.job import TrainJob
 from llama_adapter.app.learning.training.loop import Ended
 from llama_adapter.app.learning.training.model import TrainableModel
 from llama_adapter.app.learning.training.part_tables import table_name, write_tables
-from llama_adapter.app.learning.training.plan import MOMENTS
 from llama_adapter.app.learning.training.prepare import TEST, TRAIN, VALIDATION, TrainingData, Unreadable
 from llama_adapter.app.learning.training.run_log import LOG, draw_curves, read_log
 from llama_adapter.app.learning.training.scoring import answered
@@ -32,7 +30,6 @@ from llama_adapter.app.learning.training.yardstick import Yardstick
 from llama_adapter.app.models.bundle import check_target, save_bundle
 from llama_adapter.app.models.bundle_manifest import read_manifest
 from llama_adapter.app.models.checkpoints import QUESTION_KEYS, TEMPLATE_KEY
-from llama_adapter.app.models.sketch import expected_forms
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.pictures.inputs.fields import as_template
 from llama_adapter.llm.weights.adapter import check_fits, open_adapter
@@ -91,37 +88,10 @@ def require_same_measure(job: TrainJob, state: LoopState, *, is_scored: bool) ->
     )
 
 
-def require_disk(job: TrainJob, model: TrainableModel) -> None:
-    """Raise TrainingError unless the disk has room for the files that a run writes.
-
-    They are written one after another. The old file is deleted only after the new one is complete. Raises
-    CheckpointError if the run cannot replace what is in the place of its bundle.
-    """
-    folder, weights = job.folder, sum(one.nbytes for one in model.trained().values())
-    adapter = sum(tensor.nbytes for tensor in model.adapter_tensors().values())
-    checkpoints = [(folder / LAST, (1 + MOMENTS) * weights), (folder / BEST, weights)]
-    writes = [*checkpoints, *checkpoints, (Path(job.out), adapter)]
-    if (dtype := _bundle_dtype(job, model)) is not None:
-        check_target(folder / BUNDLE, overwrite=True)
-        writes.append((folder / BUNDLE, _bundle_bytes(model, dtype)))
-    there = {path: _size(path) for path, _ in writes}
-    needed = added = 0
-    for path, size in writes:
-        needed = max(needed, added + size)
-        added, there[path] = added + size - there[path], size
-    free = shutil.disk_usage(folder.absolute().parent).free
-    if needed > free:
-        raise TrainingError(
-            f"The run needs up to {needed / 1e6:,.0f} MB, and the disk of `{shown_name(str(folder))}` has "
-            f"{free / 1e6:,.0f} MB free",
-            hint="make room, or name another --out",
-        )
-
-
-def _size(place: Path) -> int:
-    """Bytes of a file, or of all files in a folder; 0 if there is none."""
-    paths = place.rglob("*") if place.is_dir() else [place]
-    return sum(path.stat().st_size for path in paths if path.is_file())
+def require_target(job: TrainJob, model: TrainableModel) -> None:
+    """Raise CheckpointError if the run cannot replace what is in the place of its bundle."""
+    if _bundle_dtype(job, model) is not None:
+        check_target(job.folder / BUNDLE, overwrite=True)
 
 
 def write_model(job: TrainJob, model: TrainableModel, *, detector: OodDetector | None) -> Path | None:
@@ -144,15 +114,6 @@ def _bundle_dtype(job: TrainJob, model: TrainableModel) -> torch.dtype | None:
     if (base is None and not job.bundle) or model.vision is None:
         return None
     return model.dtype if base is None else DTYPES[read_manifest(Path(base))["dtype"]]
-
-
-def _bundle_bytes(model: TrainableModel, dtype: torch.dtype) -> int:
-    has_lora = "LoRA factors" in model.choice.kinds or model.sources.adapter.has_lora
-    decoder = dataclasses.replace(model.decoder_config, separate_adapter_kv=has_lora)
-    halves = (expected_forms(config, dtype=dtype) for config in (decoder, model.vision_config))
-    return sum(form.num_bytes for forms in halves for form in forms.values()) + sum(
-        map(len, model.tokenizer.files.values())
-    )
 
 
 def trained_spec(job: TrainJob, model: TrainableModel) -> CaptionerSpec:

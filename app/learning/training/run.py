@@ -170,7 +170,7 @@ class _Training:
         backend.empty_caches()
         self._model.decoder.checkpoint_layers = job.checkpointing
         if ranks.is_first:
-            results.require_disk(job, self._model)
+            results.require_target(job, self._model)
         for note in self._model.notes:
             self._tell(f"note: {note}")
         if data.warnings:
