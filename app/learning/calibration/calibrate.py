@@ -1,7 +1,6 @@
 """`ask --calibrate`: computes a calibration and its figures from labelled pictures."""
 
 import dataclasses
-import itertools
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -22,6 +21,7 @@ from llama_adapter.app.learning.labelled.reading import read_examples
 from llama_adapter.app.learning.labelled.rows import Columns
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.pictures.inputs import InputsError, expand_inputs
+from llama_adapter.app.pictures.inputs.fields import PICTURE_COLUMNS, named
 from llama_adapter.app.pictures.reading.isolated import open_reader
 from llama_adapter.app.pictures.reading.reader import Reader
 from llama_adapter.app.pictures.reading.spec import DEFAULT_PICTURE_TIMEOUT_S, ReaderKind
@@ -104,11 +104,10 @@ def read_labelled(path: str, *, choices: tuple[str, ...]) -> list[Example]:
     Whether the pictures exist is not checked. Notes on the data are printed. Raises InputsError, which names the line
     of an invalid row, and OSError.
     """
-    columns = Columns(choices=choices, need_pictures=True)
-    found = read_examples(path, columns=columns, digests=False, looks=False)
+    found = read_examples(path, columns=Columns(choices=choices), digests=False, looks=False)
     for example in found.examples:
         if example.item.source is None:
-            found.refuse(example.place, "it has no picture")
+            found.refuse(example.place, f"it has no picture in a column {named(PICTURE_COLUMNS)}")
     for problem in found.problems:
         if problem.is_warning:
             say(f"note: {problem}")
@@ -130,7 +129,7 @@ def _check_outputs(job: CalibrationJob) -> None:
 
 
 def _chosen(job: CalibrationJob, labelled: list[Example]) -> list[Example]:
-    """The selected rows of the table, grouped by picture."""
+    """The selected rows of the table."""
     if job.question is None and any(one.question.instruction is None for one in labelled):
         raise UsageError(
             f"Some pictures in `{job.calibrate}` have no prompt", hint="pass one for all pictures as --question"
@@ -145,11 +144,8 @@ def _chosen(job: CalibrationJob, labelled: list[Example]) -> list[Example]:
             )
         if not job.quiet:
             say(f"note: {len(chosen)} of {len(labelled)} labelled pictures are used")
-        labelled = chosen
-    together: dict[str, list[Example]] = {}
-    for one in labelled:
-        together.setdefault(one.item.label, []).append(one)
-    return list(itertools.chain.from_iterable(together.values()))
+        return chosen
+    return labelled
 
 
 def _ask(
