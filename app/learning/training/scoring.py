@@ -56,18 +56,15 @@ def num_compared(examples: Sequence[TrainExample]) -> int:
 
 def headline(outcomes: dict[Task, list[Outcome]]) -> tuple[float, str]:
     """The mean of the tasks' `HEADLINES`, weighted by their numbers of examples, and its name; 0 without any."""
-    values, weights, names = [], [], []
-    for task, of_task in outcomes.items():
-        statistics = measure_outcomes(task, of_task).statistics(np.arange(len(of_task)))
-        value = statistics[HEADLINES[task]]
-        if value is not None:
-            values.append(value)
-            weights.append(len(of_task))
-            names.append(SHOWN[task])
-    if not values:
+    if not outcomes:
         return 0.0, "score"
+    values = [
+        measure_outcomes(task, of_task).statistics(np.arange(len(of_task)))[HEADLINES[task]] or 0.0
+        for task, of_task in outcomes.items()
+    ]
+    names = [SHOWN[task] for task in outcomes]
     name = names[0] if len(names) == 1 else f"mean of {' and '.join(names)}"
-    return float(np.average(values, weights=weights)), name
+    return float(np.average(values, weights=[len(of_task) for of_task in outcomes.values()])), name
 
 
 class Validator:
