@@ -208,9 +208,9 @@ def write_card(
 
 
 def _answers(data: TrainingData) -> list[tuple[str, list[int]]]:
-    """The right answers with their numbers in each part; none if they are captions or many."""
+    """The right answers with their numbers in each part; none if they are many."""
     parts = [Counter(one.example.answers[0] for one in part) for _, part in data.parts]
-    if data.task == "caption" or len(parts[0]) > _MOST_ANSWERS:
+    if len(parts[0]) > _MOST_ANSWERS:
         return []
     return [(answer, [part[answer] for part in parts]) for answer in sorted(parts[0])]
 

@@ -100,7 +100,6 @@ class Step:
     """The result of a step."""
 
     loss: float  # mean over the labels of all ranks
-    num_labels: int  # labels of all ranks
     gradient_norm: float  # before clipping
     is_done: bool  # False: the loss or a gradient was not finite, and no weight changed
     is_overflow: bool = False  # float16 only: the loss scale was too high, which is no fault of the data
@@ -151,7 +150,6 @@ class Stepper:
         self._optimiser.zero_grad()
         return Step(
             loss=total / max(num_labels, 1),
-            num_labels=num_labels,
             gradient_norm=float(norm),
             is_done=is_finite,
             is_overflow=is_overflow,
