@@ -39,7 +39,7 @@ from llama_adapter.runtime.devices import DTYPES
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.extras import install_hint
 from llama_adapter.runtime.json_object import read_object
-from llama_adapter.runtime.partial import create_partial
+from llama_adapter.runtime.partial import create_partial, named_after
 from llama_adapter.runtime.schemes.scheme import dtype_name
 from llama_adapter.runtime.settings.shown import format_settings
 from llama_adapter.runtime.terminal.stderr_lines import say
@@ -131,7 +131,8 @@ def trained_spec(job: TrainJob, model: TrainableModel) -> CaptionerSpec:
 
 def captioner_of(job: TrainJob, model: TrainableModel) -> Captioner:
     """A captioner with the model's present weights. It reads them from a temporary adapter's file."""
-    with create_partial(job.folder / "evaluated.pth") as file:
+    place = job.folder / "evaluated.pth"
+    with named_after(place), create_partial(place) as file:
         try:
             torch.save(_content(model), file)
             file.flush()
