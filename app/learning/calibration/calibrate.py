@@ -15,12 +15,12 @@ from llama_adapter.app.captioning.tasks.question import Question
 from llama_adapter.app.jobs.records.record import recorded_choice
 from llama_adapter.app.learning.calibration.fitting import Examples, calibrate
 from llama_adapter.app.learning.calibration.report import Mistake, format_calibration, write_plot
-from llama_adapter.app.learning.evaluating.outcomes import question_of, work_items
-from llama_adapter.app.learning.labelled.example import Example
+from llama_adapter.app.learning.evaluating.outcomes import question_of, require_questions, work_items
+from llama_adapter.app.learning.labelled.example import Example, shown_problems
 from llama_adapter.app.learning.labelled.reading import read_examples
 from llama_adapter.app.learning.labelled.rows import Columns
 from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.app.pictures.inputs import InputsError, expand_inputs
+from llama_adapter.app.pictures.inputs import expand_inputs
 from llama_adapter.app.pictures.inputs.fields import PICTURE_COLUMNS, named
 from llama_adapter.app.pictures.reading.isolated import open_reader
 from llama_adapter.app.pictures.reading.reader import Reader
@@ -101,21 +101,16 @@ def run_calibration(job: CalibrationJob) -> int:
 def read_labelled(path: str, *, choices: tuple[str, ...]) -> list[Example]:
     """The labelled pictures of a table, a folder, an archive or a known data set, without duplicates.
 
-    Whether the pictures exist is not checked. Notes on the data are printed. Raises InputsError, which names the line
-    of an invalid row, and OSError.
+    Whether the pictures exist is not checked. Notes on the data are printed. Raises InputsError, which lists the errors
+    in the data, and OSError.
     """
     found = read_examples(path, columns=Columns(choices=choices), digests=False, looks=False)
     for example in found.examples:
         if example.item.source is None:
             found.refuse(example.place, f"it has no picture in a column {named(PICTURE_COLUMNS)}")
-    for problem in found.problems:
-        if problem.is_warning:
-            say(f"note: {problem}")
-            continue
-        where = problem.place.removeprefix(path)
-        raise InputsError(f"Wanted a labelled picture in `{shown_name(path)}`{where}, but {problem.reason}.")
-    if not found.examples:
-        raise InputsError(f"Wanted labelled pictures in `{shown_name(path)}`, which has none.")
+    found.require_sound()
+    for line in shown_problems(found.problems):
+        say(f"note: {line}")
     return found.examples
 
 
@@ -130,10 +125,8 @@ def _check_outputs(job: CalibrationJob) -> None:
 
 def _chosen(job: CalibrationJob, labelled: list[Example]) -> list[Example]:
     """The selected rows of the table."""
-    if job.question is None and any(one.question.instruction is None for one in labelled):
-        raise UsageError(
-            f"Some pictures in `{job.calibrate}` have no prompt", hint="pass one for all pictures as --question"
-        )
+    without = [one for one in labelled if job.question is None and one.question.instruction is None]
+    require_questions(without, count=len(labelled))
     if job.pictures:
         inputs = expand_inputs(job.pictures, recursive=job.recursive)
         named = {os.path.realpath(one.source) for one in inputs if isinstance(one.source, str)}

@@ -31,12 +31,13 @@ def test_pictures_are_relative_to_the_table_and_rows_without_a_label_are_noted(
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("picture,label\na.png,yes\nb.png,maybe\n", "l.csv`, line 3, but its label 'maybe' is none of Yes, No"),
-        ("picture,label\n", "l.csv`, which has none"),
+        ("picture,label\na.png,yes\nb.png,maybe\n", "l.csv, line 3: its label 'maybe' is none of Yes, No"),
+        ("picture,label\n", "Wanted labelled data, got none"),
+        ("question,label\nRed?,yes\n", "l.csv, line 2: it has no picture in a column picture"),
         ("picture,colour\na.png,yes\n", "one of the columns answer"),
     ],
 )
 def test_unusable_tables_are_refused_with_the_line(text: str, told: str, tmp_path: Path) -> None:
     with pytest.raises(InputsError) as refused:
         read(tmp_path, text.encode(), "l.csv")
-    assert told in refused.value.message
+    assert told in "\n".join([refused.value.message, *refused.value.details])
