@@ -21,14 +21,13 @@ from tests.app.command import Run
 from tests.app.golden import ROOT, model_options
 
 ROWS, TOKENS, LABELS = 4, 48, 12
+TINY = CaptionerSpec(**model_options("BIAS-TINY"))
 
 
 def counted(sets: tuple[ParameterSet, ...], *, checkpointing: bool) -> tuple[MetaCounter, Shapes, int, int]:
     """Count a real step of the tiny model. Also returns its shapes, and the bytes of frozen and of trained weights."""
     choice = TrainingChoice(sets=sets)
-    model = open_trainable(
-        CaptionerSpec(**model_options("BIAS-TINY")), choice, dtype=torch.float32, device="cpu", seed=0
-    )
+    model = open_trainable(TINY, choice, dtype=torch.float32, device="cpu", seed=0)
     model.decoder.checkpoint_layers = checkpointing
     tokens_BS = torch.randint(3, 500, (ROWS, TOKENS), generator=torch.Generator().manual_seed(0))
     labels_BS = tokens_BS.clone()
@@ -115,12 +114,12 @@ def test_a_model_that_does_not_fit_is_refused_with_a_sentence() -> None:
 
 @pytest.mark.skipif(find_library().library is None, reason=find_library().reason or "there are kernels")
 def test_weights_are_packed_where_memory_allows_it() -> None:
-    choice, parts = TrainingChoice(sets=("bias",)), CaptionerSpec(**model_options("BIAS-TINY"))
+    choice = TrainingChoice(sets=("bias",))
     kernels = find_kernels("cpu", torch.float32)
     assert kernels is not None
     _, shapes, _, _ = counted(choice.sets, checkpointing=False)
     plan = plan_step(shapes)
-    model = open_trainable(parts, choice, dtype=torch.float32, device="cpu", seed=0, kernels=kernels)
+    model = open_trainable(TINY, choice, dtype=torch.float32, device="cpu", seed=0, kernels=kernels)
     layers = [layer for layer in model.decoder.modules() if isinstance(layer, AdaptedLinear)]
     weights = [layer.weight for layer in layers if isinstance(layer.weight, PackedWeight)]
 

@@ -304,13 +304,8 @@ def test_a_run_ends_early_with_its_best_weights(tmp_path: Path, train: Train, mo
     assert "| steps | 4 of 6, early, because the validation score did not improve |" in card
     assert "| best step | 1 |" in card
     assert "after step 1: validation loss 2.0000, accuracy 0.7000 (best so far)" in ran.err
-    written = open_trainable(
-        CaptionerSpec(llama_dir=str(embedded_model()), adapter=str(out)),
-        TrainingChoice(),
-        dtype=torch.float32,
-        device="cpu",
-        seed=0,
-    ).trained()
+    spec = CaptionerSpec(llama_dir=str(embedded_model()), adapter=str(out))
+    written = open_trainable(spec, TrainingChoice(), dtype=torch.float32, device="cpu", seed=0).trained()
     for name, one in held[1].items():
         assert torch.allclose(written[name], one, rtol=1e-3, atol=1e-3), name  # gates are written in float16
     again = train(*flags, "--resume")
