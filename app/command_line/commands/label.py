@@ -34,7 +34,7 @@ def run_label(options: argparse.Namespace) -> int:
     job = settings(ServeJob, {**vars(options), "spec": spec, "limits": ServiceLimits(), "has_page": True})
     check_packages(has_page=True, command="label")
     question = options.question or stored_questions(spec).question or class_question(options.choices)
-    with closing(LabelTable(options.out, choices=options.choices, question=options.question)) as table:
+    with closing(LabelTable(options.out, question=options.question)) as table:
         left_out = LeftOut()
         pictures = list(read_inputs(inputs, left_out=left_out))
         if left_out and not options.quiet:

@@ -1,7 +1,6 @@
 """`ask --calibrate`: computes a calibration and its figures from labelled pictures."""
 
 import dataclasses
-import itertools
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -16,12 +15,13 @@ from llama_adapter.app.captioning.tasks.question import Question
 from llama_adapter.app.jobs.records.record import recorded_choice
 from llama_adapter.app.learning.calibration.fitting import Examples, calibrate
 from llama_adapter.app.learning.calibration.report import Mistake, format_calibration, write_plot
-from llama_adapter.app.learning.evaluating.outcomes import question_of, work_items
-from llama_adapter.app.learning.labelled.example import Example
+from llama_adapter.app.learning.evaluating.outcomes import question_of, require_questions, work_items
+from llama_adapter.app.learning.labelled.example import Example, shown_problems
 from llama_adapter.app.learning.labelled.reading import read_examples
 from llama_adapter.app.learning.labelled.rows import Columns
 from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.app.pictures.inputs import InputsError, InputSpec, read_inputs
+from llama_adapter.app.pictures.inputs import InputSpec, read_inputs
+from llama_adapter.app.pictures.inputs.fields import PICTURE_COLUMNS, named
 from llama_adapter.app.pictures.reading.isolated import open_reader
 from llama_adapter.app.pictures.reading.reader import Reader
 from llama_adapter.app.pictures.reading.spec import DEFAULT_PICTURE_TIMEOUT_S, ReaderKind
@@ -101,22 +101,16 @@ def run_calibration(job: CalibrationJob) -> int:
 def read_labelled(path: str, *, choices: tuple[str, ...]) -> list[Example]:
     """The labelled pictures of a table, a folder, an archive or a known data set, without duplicates.
 
-    Whether the pictures exist is not checked. Notes on the data are printed. Raises InputsError, which names the line
-    of an invalid row, and OSError.
+    Whether the pictures exist is not checked. Notes on the data are printed. Raises InputsError, which lists the errors
+    in the data, and OSError.
     """
-    columns = Columns(choices=choices, need_pictures=True)
-    found = read_examples(path, columns=columns, digests=False, looks=False)
+    found = read_examples(path, columns=Columns(choices=choices), digests=False, looks=False)
     for example in found.examples:
         if example.item.source is None:
-            found.refuse(example.place, "it has no picture")
-    for problem in found.problems:
-        if problem.is_warning:
-            say(f"note: {problem}")
-            continue
-        where = problem.place.removeprefix(path)
-        raise InputsError(f"Wanted a labelled picture in `{shown_name(path)}`{where}, but {problem.reason}.")
-    if not found.examples:
-        raise InputsError(f"Wanted labelled pictures in `{shown_name(path)}`, which has none.")
+            found.refuse(example.place, f"it has no picture in a column {named(PICTURE_COLUMNS)}")
+    found.require_sound()
+    for line in shown_problems(found.problems):
+        say(f"note: {line}")
     return found.examples
 
 
@@ -130,26 +124,21 @@ def _check_outputs(job: CalibrationJob) -> None:
 
 
 def _chosen(job: CalibrationJob, labelled: list[Example]) -> list[Example]:
-    """The selected rows of the table, grouped by picture."""
-    if job.question is None and any(one.question.instruction is None for one in labelled):
-        raise UsageError(
-            f"Some pictures in `{job.calibrate}` have no prompt", hint="pass one for all pictures as --question"
-        )
+    """The selected rows of the table."""
+    without = [one for one in labelled if job.question is None and one.question.instruction is None]
+    require_questions(without, count=len(labelled))
     if job.pictures:
         inputs = read_inputs(InputSpec(paths=job.pictures, recursive=job.recursive))
-        named = {os.path.realpath(one.source) for one in inputs if isinstance(one.source, str)}
-        chosen = [one for one in labelled if os.path.realpath(one.item.label) in named]
+        paths = {os.path.realpath(one.source) for one in inputs if isinstance(one.source, str)}
+        chosen = [one for one in labelled if os.path.realpath(one.item.label) in paths]
         if not chosen:
             raise UsageError(
                 f"None of these pictures is in `{job.calibrate}`", hint="name no pictures to use the whole table"
             )
         if not job.quiet:
             say(f"note: {len(chosen)} of {len(labelled)} labelled pictures are used")
-        labelled = chosen
-    together: dict[str, list[Example]] = {}
-    for one in labelled:
-        together.setdefault(one.item.label, []).append(one)
-    return list(itertools.chain.from_iterable(together.values()))
+        return chosen
+    return labelled
 
 
 def _ask(

@@ -11,7 +11,7 @@ from llama_adapter.app.learning.evaluating.outcomes import question_of, require_
 from llama_adapter.app.learning.labelled.checks import check_split_names, picture_key
 from llama_adapter.app.learning.labelled.example import Example, shown_problems
 from llama_adapter.app.learning.labelled.reading import read_examples
-from llama_adapter.app.learning.labelled.rows import ANSWER_COLUMNS, Columns, split_name
+from llama_adapter.app.learning.labelled.rows import Columns, split_name
 from llama_adapter.app.learning.scores.outcome import Task, are_captions
 from llama_adapter.app.pictures.inputs.fields import as_template
 from llama_adapter.runtime.errors import UsageError
@@ -32,7 +32,6 @@ class DataSettings:
     data: tuple[str, ...]
     question: str | None = None  # the question for examples that have none
     choices: tuple[str, ...] | None = None  # the choices for all examples; None: each example's own choices
-    answer_column: str | None = None  # None: the usual columns
     picture_folder: str | None = None  # folder with the pictures of known sets; None: the usual places
     sample_fields: tuple[str, ...] | None = None  # of archives: the field of the picture, and that of the text
     split: str | None = None  # None: test, if the data have this split, otherwise all examples
@@ -65,10 +64,7 @@ def read_data(settings: DataSettings, *, stored: Callable[[], "StoredQuestions"]
     Missing and unreadable pictures are left out; other errors in the data are raised. Raises InputsError, UsageError
     and OSError.
     """
-    answer = ANSWER_COLUMNS if settings.answer_column is None else (settings.answer_column.strip().lower(),)
-    columns = Columns(
-        answer=answer, choices=settings.choices, question=settings.question, fields=settings.sample_fields
-    )
+    columns = Columns(choices=settings.choices, question=settings.question, fields=settings.sample_fields)
     found = read_examples(*settings.data, columns=columns, pictures=settings.picture_folder)
     chosen = None if settings.split is None else split_name(settings.split)
     if chosen != ALL_SPLITS:

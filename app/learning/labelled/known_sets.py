@@ -69,9 +69,8 @@ def _files(folder: str) -> list[Path]:
 
 def _examples(rows: Iterable[_Row], *, columns: Columns) -> Examples:
     found = Examples()
-    own = Columns(choices=columns.choices, question=columns.question)
     for row in rows:
-        add_row(found, row.values, columns=own, place=row.place, line=row.line)
+        add_row(found, row.values, columns=columns, place=row.place, line=row.line)
     return found
 
 

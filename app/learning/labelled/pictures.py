@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from llama_adapter.app.learning.labelled.example import Examples
-from llama_adapter.app.learning.labelled.rows import Columns, add_row, is_split_name, similar_split, split_name
+from llama_adapter.app.learning.labelled.rows import WANTED, Columns, add_row, is_split_name, similar_split, split_name
 from llama_adapter.app.pictures.inputs import InputsError, folders, natural_key
 from llama_adapter.app.pictures.inputs.archives import MAX_TEXT_BYTES, archive_inputs, is_archive_name
 from llama_adapter.app.pictures.inputs.fields import JSON
@@ -99,7 +99,7 @@ def class_examples(folder: str, *, columns: Columns) -> Examples:
     return found
 
 
-def has_texts_beside(folder: str, *, columns: Columns) -> bool:
+def has_texts_beside(folder: str) -> bool:
     """Whether a picture in the folder or below has a text of the same name beside it. Raises OSError.
 
     A `.json` counts if it has a column of answers, and an `.xmp` if it has a description; other programs keep other
@@ -107,18 +107,18 @@ def has_texts_beside(folder: str, *, columns: Columns) -> bool:
     """
     pairs = ((place, texts) for place, groups in _groups(folder) for pictures, texts in groups if pictures)
     paths = (os.path.join(place, name) for place, names in pairs for name in names)
-    return any(_has_answer(_beside(path), columns=columns, broken=_is_text(path)) for path in paths)
+    return any(_has_answer(_beside(path), broken=_is_text(path)) for path in paths)
 
 
 def _is_text(path: str) -> bool:
     return path.lower().endswith((".txt", ".caption"))
 
 
-def _has_answer(values: dict[str, object] | ValueError, *, columns: Columns, broken: bool) -> bool:
+def _has_answer(values: dict[str, object] | ValueError, *, broken: bool) -> bool:
     """Whether the values of a text beside a picture have an answer; `broken` for one that cannot be read."""
     if isinstance(values, ValueError):
         return broken
-    return any(values.values()) and not {name.lower() for name in values}.isdisjoint(columns.wanted)
+    return any(values.values()) and not {name.lower() for name in values}.isdisjoint(WANTED)
 
 
 def beside_examples(folder: str, *, columns: Columns, left_out: LeftOut) -> Examples:
@@ -138,7 +138,7 @@ def beside_examples(folder: str, *, columns: Columns, left_out: LeftOut) -> Exam
         for picture, texts in groups:
             paths = [os.path.join(place, name) for name in texts]
             values_of = {path: _beside(path) for path in paths}
-            answered = [path for path in paths if _has_answer(values_of[path], columns=columns, broken=True)]
+            answered = [path for path in paths if _has_answer(values_of[path], broken=True)]
             for kind, some in (
                 ("texts without picture", () if picture else answered),
                 ("pictures without text", () if answered or not picture else (os.path.join(place, picture),)),

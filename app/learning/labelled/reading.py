@@ -152,7 +152,7 @@ def _folder(folder: str, *, columns: Columns) -> Examples:
                 tables += [path] * is_table_name(name)
                 continue
             has_any = True
-    if not has_any and has_texts_beside(folder, columns=columns):
+    if not has_any and has_texts_beside(folder):
         found = beside_examples(folder, columns=columns, left_out=found.left_out)
     elif not has_any:
         num_classes = len({name for place, _ in split_folders(folder) for name in sub_folders(place)})

@@ -27,10 +27,12 @@ from llama_adapter.runtime.text import shown_excerpt
 
 CLASS_COLUMNS = ("label", "cls")
 CAPTION_COLUMNS = ("text", "txt", "caption", "captions")
+# The answer is in the first of these columns that a row has.
 ANSWER_COLUMNS = ("answer", "answers", "output", *CAPTION_COLUMNS, *CLASS_COLUMNS)
 _PART, _SPLIT = "part", "split"
 _URL = "url"  # of the image-text lists of LLaMA-Adapter
-_KNOWN = frozenset((*KNOWN_COLUMNS, *ANSWER_COLUMNS, _PART, _SPLIT, _URL))
+KNOWN = frozenset((*KNOWN_COLUMNS, *ANSWER_COLUMNS, _PART, _SPLIT, _URL))  # columns whose case is ignored
+WANTED = (*ANSWER_COLUMNS, QUESTIONS, TURNS)  # columns of which a table needs at least one
 _SPLITS = {
     **dict.fromkeys(("train", "training", "restval"), "train"),  # restval: of Karpathy's splits
     **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
@@ -44,21 +46,9 @@ SPLITS = tuple(dict.fromkeys(_SPLITS.values()))
 class Columns:
     """Which columns of rows are read, and how."""
 
-    answer: tuple[str, ...] = ANSWER_COLUMNS  # the answer is in the first of these columns that a row has
     choices: tuple[str, ...] | None = None  # the choices for all rows; None: each row's own choices
     question: str | None = None  # the question for rows without one; used only to find rows that ask the same
-    need_pictures: bool = False  # whether rows without a picture are refused
     fields: tuple[str, ...] | None = None  # of archives: the field of the picture, and that of the text
-
-    @property
-    def known(self) -> frozenset[str]:
-        """Names of columns whose case is ignored."""
-        return _KNOWN | set(self.answer)
-
-    @property
-    def wanted(self) -> tuple[str, ...]:
-        """Names of columns of which a table needs at least one."""
-        return (*self.answer, QUESTIONS, TURNS)
 
 
 class _NoAnswerError(ValueError):
@@ -105,12 +95,12 @@ def add_row(
 
     If the row is malformed, this is a problem at `told_at`, by default at `place`, and the result is False.
     """
-    row = by_known_name(values, columns.known)
+    row = by_known_name(values, KNOWN)
     if row.keys() <= {_URL, *CAPTION_COLUMNS, _PART, _SPLIT} and _URL in row:
         row["picture"] = row.pop(_URL)
     examples = []
     try:
-        item = item or _picture(row, columns=columns, root=root, place=place)
+        item = item or _picture(row, root=root, place=place)
         rows = asked_rows(row, has_picture=item.source is not None)
         has_turns = TURNS in row and TURNS not in rows[0]
         if has_turns and unanswered and (answered := [one for one in rows if one["answer"] is not None]):
@@ -209,11 +199,9 @@ def _needs_classes(example: Example) -> bool:
     return example.task == "choice" and example.choices is None
 
 
-def _picture(row: Mapping[str, object], *, columns: Columns, root: str, place: str) -> PictureInput:
+def _picture(row: Mapping[str, object], *, root: str, place: str) -> PictureInput:
     item = row_picture(row, root=root, place=place)
     if item is None:
-        if columns.need_pictures:
-            raise ValueError(f"it has no picture in a column {named(PICTURE_COLUMNS)}")
         return PictureInput(source=None, label=place, found_in=(place,))
     if isinstance(item.source, str) and ADDRESS.match(item.source):
         raise ValueError(f"its picture {shown_excerpt(item.source)} is an address; wanted a file")
@@ -224,14 +212,13 @@ def _example(
     row: Mapping[str, object], *, item: PictureInput, columns: Columns, place: str, line: int, split: str
 ) -> Example:
     row = {name: value for name, value in row.items() if not _is_blank(value)} | {
-        name: "" for name in columns.answer if name in row and _is_blank(row[name])
+        name: "" for name in ANSWER_COLUMNS if name in row and _is_blank(row[name])
     }
     question = question_fields(row if columns.choices is None else {**row, "choices": None}) or QuestionFields()
-    column = first_column(row, of=columns.answer)
+    column = first_column(row, of=ANSWER_COLUMNS)
     answers = () if column is None else _texts(row[column], name=column)
     if column is None or not answers:
-        where = f" in a column {named(columns.answer)}" if len(columns.answer) > 1 else ""
-        raise _NoAnswerError(f"it has no {columns.answer[0]}{where}")
+        raise _NoAnswerError(f"it has no answer in a column {named(ANSWER_COLUMNS)}")
     choices = question.choices if columns.choices is None else columns.choices
     if choices is not None:
         if len(choices) > MAX_CHOICES:
@@ -239,7 +226,7 @@ def _example(
         answers = _among(choices, answers, shown=f"{column.removesuffix('s')} {shown_excerpt(repr(row[column]))}")
     if item.source is None and question.instruction is None and question.input is None:
         raise ValueError("it has neither a picture nor a question")
-    spoken_for = {*question_columns(row), *columns.answer, *PICTURE_COLUMNS, _PART, _SPLIT}
+    spoken_for = {*question_columns(row), *ANSWER_COLUMNS, *PICTURE_COLUMNS, _PART, _SPLIT}
     own = as_columns({name: value for name, value in row.items() if name not in spoken_for})
     return Example(
         item=replace(item, columns={**item.columns, **own}),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from llama_adapter.app.learning.labelled.example import Example, Examples
 from llama_adapter.app.learning.labelled.pictures import SAME_NAME, require_compressed
-from llama_adapter.app.learning.labelled.rows import Columns, add_row, without_copies
+from llama_adapter.app.learning.labelled.rows import KNOWN, WANTED, Columns, add_row, without_copies
 from llama_adapter.app.pictures.inputs import PictureInput, natural_key
 from llama_adapter.app.pictures.inputs.archives import archive_inputs, is_archive_name
 from llama_adapter.app.pictures.inputs.items import InputsError
@@ -32,7 +32,7 @@ def table_examples(path: str, *, columns: Columns = _EVERYTHING, split: str = ""
     Raises InputsError if the file is unusable as a whole, and OSError.
     """
     found = Examples()
-    for row in read_rows(path, what=_WHAT, wanted=columns.wanted, known=columns.known):
+    for row in read_rows(path, what=_WHAT, wanted=WANTED, known=KNOWN):
         place = f"{path}, line {row.line}"
         if row.problem:
             found.refuse(place, row.problem)

@@ -81,10 +81,8 @@ def caption_scores(outcomes: Sequence[Outcome]) -> CaptionScores:
     )
 
 
-def bleu(counts: CaptionScores, chosen: Ints, *, order: int) -> float | None:
-    """Corpus BLEU of the `chosen` captions, with n-grams up to `order`, 0 to 1, unsmoothed; None without captions."""
-    if not len(chosen):
-        return None
+def bleu(counts: CaptionScores, chosen: Ints, *, order: int) -> float:
+    """Corpus BLEU of the `chosen` captions, at least one, with n-grams up to `order`, 0 to 1, unsmoothed."""
     matches = counts.matches_NK[chosen, :order].sum(axis=0)
     totals = counts.totals_NK[chosen, :order].sum(axis=0)
     if not matches.all():
@@ -131,7 +129,7 @@ def cider_d(captions: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) 
     return scores
 
 
-def caption_figures(scores: CaptionScores, chosen: Ints) -> dict[str, float | None]:
+def caption_figures(scores: CaptionScores, chosen: Ints) -> dict[str, float]:
     """Name -> metric for the `chosen` examples. CIDEr-D uses the weights that n-grams have in all examples."""
     found = {f"BLEU-{order}": bleu(scores, chosen, order=order) for order in _ORDERS}
     return found | {"ROUGE-L": mean(scores.rouge_N[chosen]), "CIDEr-D": mean(scores.cider_N[chosen])}

@@ -101,8 +101,8 @@ def read_choices(outcomes: Sequence[Outcome]) -> Choices:
 
 
 def choice_figures(table: Choices, chosen: Ints) -> dict[str, float | None]:
-    """Name -> metric for the `chosen` examples. Has only metrics that the data allow."""
-    found = {"accuracy": mean(table.is_right_N[chosen].astype(np.float64))}
+    """Name -> metric for the `chosen` examples, at least one. Has only metrics that the data allow."""
+    found: dict[str, float | None] = {"accuracy": mean(table.is_right_N[chosen].astype(np.float64))}
     if table.classes is not None:
         shares = class_shares(answer_counts(table, chosen))
         found["balanced accuracy"] = _mean_defined(shares["recall"])
@@ -110,8 +110,7 @@ def choice_figures(table: Choices, chosen: Ints) -> dict[str, float | None]:
     if table.sureness is not None:
         if table.classes is not None:
             found["ROC-AUC"] = mean_roc_auc(table.sureness.rank_NC[chosen], table.label_N[chosen])
-        highest_M = table.sureness.highest_N[chosen]
-        found["ECE"] = calibration_error(highest_M, table.sureness.is_right_N[chosen]) if len(chosen) else None
+        found["ECE"] = calibration_error(table.sureness.highest_N[chosen], table.sureness.is_right_N[chosen])
     return found
 
 
@@ -129,7 +128,8 @@ def class_figures(table: Choices, chosen: Ints) -> dict[tuple[str, str], float |
 
 def part_figures(table: Choices, chosen: Ints) -> dict[str, float | None]:
     """The metrics of one part: those of POPE for yes and no, and those of MME if pictures have several questions."""
-    found = {"accuracy": mean(table.is_right_N[chosen].astype(np.float64))}
+    accuracy = mean(table.is_right_N[chosen].astype(np.float64))
+    found: dict[str, float | None] = {"accuracy": accuracy}
     if table.yes is None:
         return found
     shares = class_shares(answer_counts(table, chosen))
@@ -137,8 +137,7 @@ def part_figures(table: Choices, chosen: Ints) -> dict[str, float | None]:
     found["share of yes"] = mean((table.answer_N[chosen] == table.yes).astype(np.float64))
     if table.has_sets:
         plus = found["accuracy+"] = accuracy_plus(table, chosen)
-        accuracy = found["accuracy"]
-        found["MME score"] = None if accuracy is None or plus is None else 100.0 * (accuracy + plus)
+        found["MME score"] = 100.0 * (accuracy + plus)
     return found
 
 
@@ -176,13 +175,11 @@ def confusion(table: Choices) -> Confusion | None:
     )
 
 
-def accuracy_plus(table: Choices, chosen: Ints) -> float | None:
-    """MME's accuracy+: the share of pictures whose questions are all answered right; None without examples.
+def accuracy_plus(table: Choices, chosen: Ints) -> float:
+    """MME's accuracy+: the share of pictures whose questions are all answered right.
 
     A picture that was drawn several times counts several times.
     """
-    if not len(chosen):
-        return None
     size_S = np.bincount(table.set_N)
     asked_S = np.bincount(table.set_N[chosen], minlength=len(size_S))
     wrong_S = np.bincount(table.set_N[chosen][~table.is_right_N[chosen]], minlength=len(size_S))
@@ -224,4 +221,4 @@ def _defined(value: float) -> float | None:
 
 
 def _mean_defined(shares_C: Floats) -> float | None:
-    return mean(shares_C[~np.isnan(shares_C)])
+    return None if np.isnan(shares_C).all() else float(np.nanmean(shares_C))

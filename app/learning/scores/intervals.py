@@ -64,9 +64,9 @@ def means(values: Mapping[str, Floats]) -> Statistics[str]:
     return lambda chosen: {name: mean(values_N[chosen]) for name, values_N in values.items()}
 
 
-def mean(values: Floats) -> float | None:
-    """The mean; None without values."""
-    return float(values.mean()) if len(values) else None
+def mean(values: Floats) -> float:
+    """The mean of values, at least one."""
+    return float(values.mean())
 
 
 def _figure(value: float | None, drawn: list[float], count: int) -> Figure:

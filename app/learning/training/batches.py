@@ -244,7 +244,7 @@ class Feeder:
     def _make(self, step: int) -> tuple[Fed, ...]:
         ranks = self._ranks
         parts = microbatches(self._lessons(step), rows=self._rows, rank=ranks.rank, num_ranks=ranks.size)
-        random = _generator(self._seed, step * ranks.size + ranks.rank)
+        random = generator(self._seed, step * ranks.size + ranks.rank)
         return tuple(
             (part, self._encodings.of(part.examples, random=random) if part.query_BQD is None else part.query_BQD)
             for part in parts
@@ -253,10 +253,11 @@ class Feeder:
     def _drawn(self, step: int) -> tuple[Lesson, ...]:
         key = self._seed, self._order.epoch_of(step)
         lessons = drawn_lessons(self._examples, self._order.at(step), key=key)
-        return self._encodings.taught(lessons, random=_generator(self._seed, step))
+        return self._encodings.taught(lessons, random=generator(self._seed, step))
 
 
-def _generator(seed: int, number: int) -> torch.Generator:
+def generator(seed: int, number: int) -> torch.Generator:
+    """Random numbers that depend on a run's seed and on a number, such as that of a step."""
     return torch.Generator().manual_seed((seed << 32) + number)
 
 

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 from llama_adapter.app.learning.training import checkpoint
 from llama_adapter.app.learning.training.asking import TrainExample
-from llama_adapter.app.learning.training.batches import Encodings, Views, augmented
+from llama_adapter.app.learning.training.batches import Encodings, Views, augmented, generator
 from llama_adapter.app.learning.training.checkpoint import WEIGHT, LoopState
 from llama_adapter.app.learning.training.job import TrainJob
 from llama_adapter.app.learning.training.loop import TrainProgress
@@ -257,9 +257,9 @@ class Eye:
         """One step; returns the loss, and the number of examples of all ranks."""
         step, tower = self._state.step, self._tower
         epoch, place = divmod(step, self._each)
-        order = torch.randperm(len(self._examples), generator=torch.Generator().manual_seed(_mixed(self._job, epoch)))
+        order = torch.randperm(len(self._examples), generator=generator(self._job.seed, epoch))
         chosen = order[place :: self._each]
-        random = torch.Generator().manual_seed(_mixed(self._job, step))
+        random = generator(self._job.seed, step)
         own = slice(self._ranks.rank, None, self._ranks.size)
         is_tower = step < tower.num_steps
         pixels = augmented(self._pixels([self._examples[index] for index in chosen]), random=random)[own]
@@ -322,7 +322,3 @@ def _is_embedded(clip: Mapping[str, Tensor]) -> bool:
     ours = load_file(embedded_model() / VISION)
     pairs = ((one.cpu(), ours.get(f"clip.{name}")) for name, one in clip.items())
     return all(known is not None and torch.equal(one, known.to(one.dtype)) for one, known in pairs)
-
-
-def _mixed(job: TrainJob, number: int) -> int:
-    return (job.seed << 32) + number

@@ -18,7 +18,7 @@ from llama_adapter.app.learning.training import checkpoint
 from llama_adapter.app.learning.training.batches import Feeder
 from llama_adapter.app.learning.training.checkpoint import BEST, LAST, LoopState, TrainingError
 from llama_adapter.app.learning.training.job import TrainJob
-from llama_adapter.app.learning.training.ranks import Distributed, OneRank, like
+from llama_adapter.app.learning.training.ranks import Distributed, OneRank
 from llama_adapter.app.learning.training.run_log import RunLog
 from llama_adapter.app.learning.training.scoring import Validation
 from llama_adapter.app.learning.training.stepping import STEP, NamedAdamW, Step, Stepper
@@ -149,22 +149,15 @@ class Loop:
 
         Raises CheckpointError, and UsageError if a checkpoint is from a run with other settings or data.
         """
-        parameters = self._distributed.model.trained()
-        weights = checkpoint.weight_shapes(parameters)
+        weights = checkpoint.weight_shapes(self._distributed.model.trained())
         checkpoint.check_tensors(self._read(BEST)[0], weights, path=self._folder / BEST)
         tensors, state = self._read(LAST)
         has_moments = any(name.startswith(STEP) for name in tensors)  # none if no step changed the weights
         moments = self._optimiser.shapes() if has_moments else {}
         checkpoint.check_tensors(tensors, weights | moments, path=self._folder / LAST)
         self._distributed.load(checkpoint.weights_of(tensors))
-        owners = {name: parameters[name.partition("/")[2]] for name in moments}
         if has_moments:
-            self._optimiser.load_state(
-                {
-                    name: tensors[name] if name.startswith(STEP) else like(tensors[name], owner)
-                    for name, owner in owners.items()
-                }
-            )
+            self._optimiser.load_state(tensors)
         if state.scaler:
             self._stepper.scaler.load_state_dict(state.scaler)
         self._state = state

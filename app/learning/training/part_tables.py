@@ -7,8 +7,7 @@ the run. Paths are absolute, so a table works from every folder. The path of a p
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,10 +46,10 @@ def table_rows(examples: Sequence[Example], *, part: str) -> Iterator[dict[str, 
     Variables in questions are filled in. Rows of captions have no question: the reading command sets it. If the
     examples have many classes, and all of them occur as labels in the table, the rows do not list them.
     """
-    classes, real_folder = _classes(examples), cache(os.path.realpath)
+    classes = _classes(examples)
     for example in examples:
         is_class = example.choices is not None and example.choices == classes
-        yield dict(_columns(example, part=part, is_class=is_class, real_folder=real_folder))
+        yield dict(_columns(example, part=part, is_class=is_class))
 
 
 def _classes(examples: Sequence[Example]) -> tuple[str, ...] | None:
@@ -62,12 +61,10 @@ def _classes(examples: Sequence[Example]) -> tuple[str, ...] | None:
     return found if len(found) > MOST_NAMED and found == asked[0].choices else None
 
 
-def _columns(
-    example: Example, *, part: str, is_class: bool, real_folder: Callable[[str], str]
-) -> Iterator[tuple[str, Any]]:
+def _columns(example: Example, *, part: str, is_class: bool) -> Iterator[tuple[str, Any]]:
     has_picture = example.item.source is not None
     if has_picture:
-        yield "picture", _absolute(example.item, real_folder)
+        yield "picture", _absolute(example.item)
     asked = question_of(example, question=None)
     if asked.instruction is not None and example.task != "caption":
         yield "prompt", as_template(asked.instruction) if has_picture else asked.instruction
@@ -83,7 +80,7 @@ def _columns(
     yield from example.item.columns.items()
 
 
-def _absolute(item: PictureInput, real_folder: Callable[[str], str]) -> str:
+def _absolute(item: PictureInput) -> str:
     """The absolute path of a picture, or of its archive followed by its name in the archive.
 
     Links are resolved in the folder only, so a link to a file keeps its name.
@@ -93,4 +90,4 @@ def _absolute(item: PictureInput, real_folder: Callable[[str], str]) -> str:
         path, member = item.source, ""
     assert path is not None, "a picture without a file of its own lies in an archive"
     folder, name = os.path.split(path)
-    return os.path.join(real_folder(folder), name) + member
+    return os.path.join(os.path.realpath(folder), name) + member

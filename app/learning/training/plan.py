@@ -4,8 +4,9 @@
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from llama_adapter.app.learning.training.model import in_dtype_of
 from llama_adapter.app.models.sketch import expected_forms, sketch
 from llama_adapter.llm.config import DecoderConfig, EngineConfig
 from llama_adapter.llm.memory_plan import planner_of
-from llama_adapter.llm.training.build import DECODER_KINDS, Kind
+from llama_adapter.llm.training.build import DECODER_KINDS
 from llama_adapter.llm.training.decoder import TrainableDecoder
 from llama_adapter.llm.training.layout import IGNORED
 from llama_adapter.llm.training.sketch import attend_fused, frozen_weights, packed_more, sketch_decoder
@@ -32,7 +33,7 @@ ENCODED_TOGETHER: Final = 16  # pictures in a batch of the encoder
 SCORED_ROWS: Final = 8  # rows of the captioner that answers examples for scores
 _VISUAL, _TOWER = "visual blocks", "picture tower"
 _PARTS: Final = {_VISUAL: "query", _TOWER: "clip"}  # kind -> the part of the encoder
-MOMENTS: Final = 2  # AdamW's moments for each trained scalar
+_MOMENTS: Final = 2  # AdamW's moments for each trained scalar
 # How often an array of the size of all trained parameters is read or written: norm, clipping, update (fused on a CPU).
 _PASSES: Final = {"cpu": 10}
 _MOST_PASSES: Final = 23
@@ -53,7 +54,6 @@ class Shapes:
     tokens: int  # tokens of the longest row
     labels: int  # labels of one row
     checkpointing: bool = False
-    is_scored: bool = True  # whether a captioner answers examples while the model is in memory
     device_type: str = "cpu"
 
 
@@ -67,7 +67,7 @@ class StepPlan:
     computing: int  # peak of activations and gradients
     encoding: int  # peak while pictures are encoded, before the first step
     updating: int  # gradients, and temporary memory of the optimiser
-    scoring: int  # a captioner in addition to the model
+    scoring: int  # a captioner that answers examples, in addition to the model
     flops: int  # of matrix products
     frozen_flops: int  # of matrix products with the decoder's frozen weights
     traffic: int  # bytes that all other operations read and write
@@ -89,79 +89,34 @@ class StepPlan:
 
 def plan_step(shapes: Shapes, *, num_ranks: int = 1, kind: Parallel = "ddp") -> StepPlan:
     """The plan of one rank, if each of `num_ranks` ranks computes `shapes.rows` rows at once."""
-    [plan] = plan_steps(shapes, num_ranks=num_ranks, kinds=(kind,))
-    return plan
-
-
-def plan_steps(shapes: Shapes, *, num_ranks: int, kinds: Sequence[Parallel]) -> list[StepPlan]:
-    """Plans as of `plan_step`, one for each of `kinds`. The step is counted once: it is the same in all kinds."""
-    decoder_kinds: set[Kind] = {kind for kind in DECODER_KINDS if kind in shapes.kinds}
-    decoder = sketch_decoder(
-        shapes.decoder,
-        trained=decoder_kinds,
-        lora_rank=shapes.lora_rank,
-        dtype=shapes.dtype,
-        device_type=shapes.device_type,
-    )
-    decoder.checkpoint_layers = shapes.checkpointing
-    encoder = _encoder(shapes)
+    decoder, encoder = _decoder(shapes), _encoder(shapes)
     frozen = _bytes(decoder, trained=False) + _buffers(decoder) + _vision_bytes(shapes, trained=shapes.kinds)
     trained = _bytes(decoder, trained=True) + (0 if encoder is None else _bytes(encoder, trained=True))
-    counted = _computed(decoder, encoder, shapes)
     largest = max(one.nbytes for one in (*decoder.parameters(), *(() if encoder is None else encoder.parameters())))
     if shapes.device_type == "cpu":
         frozen += trained  # the initial adapter is kept in host memory
-    encoding, scoring = _encoding_bytes(shapes), _scoring_bytes(shapes) if shapes.is_scored else 0
+    counted = _computed(shapes)
+    held, gradients, computing = (1 + _MOMENTS) * trained, trained, counted.peak
+    if num_ranks > 1 and kind == "ddp":
+        computing += gradients  # DDP's buckets, in which gradients are summed over ranks
+    elif num_ranks > 1:
+        # A rank has its part of each parameter, gradient and moment, and the whole parameters of the present layer and
+        # the next one.
+        layers = [sum(one.nbytes for one in layer.parameters()) for layer in decoder.decoder.layers]
+        computing += 2 * max(layers) + frozen - sum(layers) + gradients // num_ranks
+        frozen, held, gradients = (size // num_ranks for size in (frozen, held, gradients))
     passes = _PASSES.get(shapes.device_type, _MOST_PASSES)
-    whole = _Memory(frozen=frozen, held=(1 + MOMENTS) * trained, gradients=trained, computing=counted.peak)
-    plans = []
-    for kind in kinds:
-        own = _of_rank(whole, decoder, num_ranks=num_ranks, kind=kind)
-        plan = StepPlan(
-            frozen=own.frozen,
-            packing=packed_more(decoder),
-            trained=own.held,
-            computing=own.computing,
-            encoding=encoding,
-            updating=own.gradients + (2 * largest if shapes.device_type == "cpu" else own.gradients),
-            scoring=scoring,
-            flops=counted.flops * shapes.parts,
-            frozen_flops=counted.frozen_flops * shapes.parts,
-            traffic=counted.traffic * shapes.parts + passes * own.gradients,
-        )
-        plans.append(plan)
-    return plans
-
-
-class _Memory(NamedTuple):
-    """Bytes of one rank."""
-
-    frozen: int
-    held: int  # trained parameters and their moments
-    gradients: int
-    computing: int
-
-
-def _of_rank(whole: _Memory, decoder: TrainableDecoder, *, num_ranks: int, kind: Parallel) -> _Memory:
-    """The memory of one of `num_ranks` ranks.
-
-    With FSDP a rank has its part of each parameter, gradient and moment, and the whole parameters of the present layer
-    and the next one.
-    """
-    if num_ranks == 1:
-        return whole
-    if kind == "ddp":
-        return whole._replace(
-            computing=whole.computing + whole.gradients
-        )  # DDP's buckets, in which gradients are summed over ranks
-    layers = [sum(one.nbytes for one in layer.parameters()) for layer in decoder.decoder.layers]
-    outside = whole.frozen + whole.gradients - sum(layers)
-    gradients = whole.gradients // num_ranks
-    return _Memory(
-        frozen=whole.frozen // num_ranks,
-        held=whole.held // num_ranks,
-        gradients=gradients,
-        computing=whole.computing + 2 * max(layers) + outside - whole.gradients + gradients,
+    return StepPlan(
+        frozen=frozen,
+        packing=packed_more(decoder),
+        trained=held,
+        computing=computing,
+        encoding=_encoding_bytes(shapes),
+        updating=gradients + (2 * largest if shapes.device_type == "cpu" else gradients),
+        scoring=_scoring_bytes(shapes),
+        flops=counted.flops * shapes.parts,
+        frozen_flops=counted.frozen_flops * shapes.parts,
+        traffic=counted.traffic * shapes.parts + passes * gradients,
     )
 
 
@@ -176,6 +131,18 @@ def require_memory(plan: StepPlan, *, free: int | None, device: str) -> None:
         hint="pass smaller --rows, --checkpointing, --dtype bfloat16, or --score loss; or several devices with "
         "torchrun and --parallel fsdp",
     )
+
+
+def _decoder(shapes: Shapes) -> TrainableDecoder:
+    decoder = sketch_decoder(
+        shapes.decoder,
+        trained={kind for kind in DECODER_KINDS if kind in shapes.kinds},
+        lora_rank=shapes.lora_rank,
+        dtype=shapes.dtype,
+        device_type=shapes.device_type,
+    )
+    decoder.checkpoint_layers = shapes.checkpointing
+    return decoder
 
 
 def _encoder(shapes: Shapes) -> PictureEncoder | None:
@@ -202,15 +169,16 @@ class _Counted(NamedTuple):
     traffic: int
 
 
-def _computed(decoder: nn.Module, encoder: PictureEncoder | None, shapes: Shapes) -> _Counted:
+@lru_cache(maxsize=8)  # the step is the same in all kinds of ranks
+def _computed(shapes: Shapes) -> _Counted:
     """Memory and work of the forward and backward pass of one part of a step."""
     if shapes.rows > _COUNTED_ROWS:
         half, whole = (
-            _computed(decoder, encoder, dataclasses.replace(shapes, rows=rows))
-            for rows in (_COUNTED_ROWS // 2, _COUNTED_ROWS)
+            _computed(dataclasses.replace(shapes, rows=rows)) for rows in (_COUNTED_ROWS // 2, _COUNTED_ROWS)
         )
         times = (shapes.rows - _COUNTED_ROWS) / (_COUNTED_ROWS // 2)
         return _Counted(*(int(all_ + times * (all_ - some)) for some, all_ in zip(half, whole, strict=True)))
+    decoder, encoder = _decoder(shapes), _encoder(shapes)
     rows, config = shapes.rows, shapes.decoder
     tokens_BS = torch.ones(rows, shapes.tokens, dtype=torch.int64)
     labels_BS = tokens_BS.clone()

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from llama_adapter.app.learning.training.job import Parallel, TrainJob
-from llama_adapter.app.learning.training.plan import Shapes, StepPlan, plan_steps, smaller
+from llama_adapter.app.learning.training.plan import Shapes, StepPlan, plan_step, smaller
 from llama_adapter.app.models.checkpoints import open_clip
 from llama_adapter.app.models.plan import PlanJob, PlannedModel, planned_model, table_lines
 from llama_adapter.llm.config import DecoderConfig
@@ -84,7 +84,6 @@ def shapes_of(
     device_type: str,
     tokens: int,
     labels: int,
-    is_scored: bool,
 ) -> Shapes:
     """The shapes of a step that one device computes at once."""
     return Shapes(
@@ -97,7 +96,6 @@ def shapes_of(
         tokens=tokens,
         labels=labels,
         checkpointing=job.checkpointing,
-        is_scored=is_scored,
         device_type=device_type,
     )
 
@@ -107,9 +105,10 @@ def planned_runs(job: TrainJob, shapes: Shapes, *, num_devices: Sequence[int], r
     for count in num_devices:
         own = smaller(shapes, num_ranks=count, batch_size=job.optimisation.batch_size, rows=job.optimisation.rows)
         kinds: tuple[Parallel, ...] = ("ddp", "fsdp") if count > 1 else ("ddp",)
-        for kind, plain in zip(kinds, plan_steps(own, num_ranks=count, kinds=kinds), strict=True):
-            is_packed = kind == "ddp" and find_kernels(shapes.device_type, shapes.dtype) is not None
-            plan = plain.packed() if is_packed else plain
+        for kind in kinds:
+            plan = dataclasses.replace(plan_step(own, num_ranks=count, kind=kind), scoring=0)
+            if kind == "ddp" and find_kernels(shapes.device_type, shapes.dtype) is not None:
+                plan = plan.packed()
             yield PlannedRun(
                 num_devices=count,
                 kind=kind if count > 1 else "",
@@ -154,7 +153,6 @@ def run_plan(job: TrainJob, request: PlanRequest, *, backend: Backend, as_json: 
         device_type=request.device_type,
         tokens=tokens,
         labels=max(1, tokens // _LABELS),
-        is_scored=False,
     )
     rates = request.rates or measured_rates(backend, decoder=model.decoder, dtype=request.dtype)
     runs = list(planned_runs(job, shapes, num_devices=request.num_devices, rates=rates))

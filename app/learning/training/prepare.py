@@ -54,11 +54,6 @@ class TrainingData:
         """Tokens of the longest row."""
         return max(one.num_tokens for one in self.everything)
 
-    @property
-    def task(self) -> str:
-        """The most frequent task."""
-        return Counter(one.example.task for one in self.everything).most_common(1)[0][0]
-
     def without(self, digests: set[str]) -> "TrainingData":
         """The data without the examples of these pictures. Raises UsageError if too few training examples are left."""
         parts = {name: tuple(one for one in part if one.example.digest not in digests) for name, part in self.parts}

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,26 +12,25 @@ from typing import Any, Final
 
 import torch
 
+from llama_adapter.app.captioning.assemble import assemble_parts
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.learning.evaluating.outcomes import question_of
 from llama_adapter.app.learning.labelled.example import Example
 from llama_adapter.app.learning.scores.report import as_json, as_markdown, rendered
 from llama_adapter.app.learning.scores.scoring import Scores, score
 from llama_adapter.app.learning.training.asking import caption_prompts
-from llama_adapter.app.learning.training.checkpoint import BEST, LAST, LoopState, TrainingError, other_run
+from llama_adapter.app.learning.training.checkpoint import LoopState, TrainingError, other_run
 from llama_adapter.app.learning.training.job import TrainJob
 from llama_adapter.app.learning.training.loop import Ended
 from llama_adapter.app.learning.training.model import TrainableModel
 from llama_adapter.app.learning.training.part_tables import table_name, write_tables
-from llama_adapter.app.learning.training.plan import MOMENTS
 from llama_adapter.app.learning.training.prepare import TEST, TRAIN, VALIDATION, TrainingData, Unreadable
 from llama_adapter.app.learning.training.run_log import LOG, draw_curves, read_log
 from llama_adapter.app.learning.training.scoring import answered
 from llama_adapter.app.learning.training.yardstick import Yardstick
 from llama_adapter.app.models.bundle import check_target, save_bundle
 from llama_adapter.app.models.bundle_manifest import read_manifest
-from llama_adapter.app.models.checkpoints import QUESTION_KEYS, TEMPLATE_KEY
-from llama_adapter.app.models.sketch import expected_forms
+from llama_adapter.app.models.checkpoints import QUESTION_KEYS, TEMPLATE_KEY, stream_sources
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.pictures.inputs.fields import as_template
 from llama_adapter.llm.weights.adapter import check_fits, open_adapter
@@ -41,6 +39,8 @@ from llama_adapter.runtime.devices import DTYPES
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.extras import install_hint
 from llama_adapter.runtime.json_object import read_object
+from llama_adapter.runtime.partial import create_partial, named_after
+from llama_adapter.runtime.schemes.scheme import dtype_name
 from llama_adapter.runtime.settings.shown import format_settings
 from llama_adapter.runtime.terminal.stderr_lines import say
 from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS, shown_name
@@ -91,37 +91,10 @@ def require_same_measure(job: TrainJob, state: LoopState, *, is_scored: bool) ->
     )
 
 
-def require_disk(job: TrainJob, model: TrainableModel) -> None:
-    """Raise TrainingError unless the disk has room for the files that a run writes.
-
-    They are written one after another. The old file is deleted only after the new one is complete. Raises
-    CheckpointError if the run cannot replace what is in the place of its bundle.
-    """
-    folder, weights = job.folder, sum(one.nbytes for one in model.trained().values())
-    adapter = sum(tensor.nbytes for tensor in model.adapter_tensors().values())
-    checkpoints = [(folder / LAST, (1 + MOMENTS) * weights), (folder / BEST, weights)]
-    writes = [*checkpoints, *checkpoints, (Path(job.out), adapter)]
-    if (dtype := _bundle_dtype(job, model)) is not None:
-        check_target(folder / BUNDLE, overwrite=True)
-        writes.append((folder / BUNDLE, _bundle_bytes(model, dtype)))
-    there = {path: _size(path) for path, _ in writes}
-    needed = added = 0
-    for path, size in writes:
-        needed = max(needed, added + size)
-        added, there[path] = added + size - there[path], size
-    free = shutil.disk_usage(folder.absolute().parent).free
-    if needed > free:
-        raise TrainingError(
-            f"The run needs up to {needed / 1e6:,.0f} MB, and the disk of `{shown_name(str(folder))}` has "
-            f"{free / 1e6:,.0f} MB free",
-            hint="make room, or name another --out",
-        )
-
-
-def _size(place: Path) -> int:
-    """Bytes of a file, or of all files in a folder; 0 if there is none."""
-    paths = place.rglob("*") if place.is_dir() else [place]
-    return sum(path.stat().st_size for path in paths if path.is_file())
+def require_target(job: TrainJob, model: TrainableModel) -> None:
+    """Raise CheckpointError if the run cannot replace what is in the place of its bundle."""
+    if _bundle_dtype(job, model) is not None:
+        check_target(job.folder / BUNDLE, overwrite=True)
 
 
 def write_model(job: TrainJob, model: TrainableModel, *, detector: OodDetector | None) -> Path | None:
@@ -132,7 +105,7 @@ def write_model(job: TrainJob, model: TrainableModel, *, detector: OodDetector |
     write_adapter(model, job.out)
     if (dtype := _bundle_dtype(job, model)) is None:
         return None
-    loaded, tensors = model.loaded_model(dtype)
+    loaded, tensors = stream_sources(trained_spec(job, model), dtype=dtype)
     loaded = dataclasses.replace(loaded, name=Path(job.out).stem, ood_detector=detector)
     save_bundle(job.folder / BUNDLE, model=loaded, decoder_tensors=tensors, overwrite=True)
     return job.folder / BUNDLE
@@ -146,15 +119,6 @@ def _bundle_dtype(job: TrainJob, model: TrainableModel) -> torch.dtype | None:
     return model.dtype if base is None else DTYPES[read_manifest(Path(base))["dtype"]]
 
 
-def _bundle_bytes(model: TrainableModel, dtype: torch.dtype) -> int:
-    has_lora = "LoRA factors" in model.choice.kinds or model.sources.adapter.has_lora
-    decoder = dataclasses.replace(model.decoder_config, separate_adapter_kv=has_lora)
-    halves = (expected_forms(config, dtype=dtype) for config in (decoder, model.vision_config))
-    return sum(form.num_bytes for forms in halves for form in forms.values()) + sum(
-        map(len, model.tokenizer.files.values())
-    )
-
-
 def trained_spec(job: TrainJob, model: TrainableModel) -> CaptionerSpec:
     """The spec of the written adapter with the model that it was trained on."""
     sources, spec = model.sources, job.spec
@@ -163,6 +127,20 @@ def trained_spec(job: TrainJob, model: TrainableModel) -> CaptionerSpec:
     else:
         changes = {"clip": spec.clip or job.choice.clip}
     return dataclasses.replace(spec, adapter=job.out, context=model.decoder_config.context, **changes)
+
+
+def captioner_of(job: TrainJob, model: TrainableModel) -> Captioner:
+    """A captioner with the model's present weights. It reads them from a temporary adapter's file."""
+    place = job.folder / "evaluated.pth"
+    with named_after(place), create_partial(place) as file:
+        try:
+            torch.save(_content(model), file)
+            file.flush()
+            spec = dataclasses.replace(trained_spec(job, model), adapter=file.name, dtype=dtype_name(model.dtype))
+            # Graphs need memory that the plan of a training does not contain.
+            return Captioner(assemble_parts(dataclasses.replace(spec, mode="eager")))
+        finally:
+            os.unlink(file.name)
 
 
 def score_test(job: TrainJob, spec: CaptionerSpec, data: TrainingData) -> list[Scores]:
@@ -231,9 +209,9 @@ def write_card(
 
 
 def _answers(data: TrainingData) -> list[tuple[str, list[int]]]:
-    """The right answers with their numbers in each part; none if they are captions or many."""
+    """The right answers with their numbers in each part; none if they are many."""
     parts = [Counter(one.example.answers[0] for one in part) for _, part in data.parts]
-    if data.task == "caption" or len(parts[0]) > _MOST_ANSWERS:
+    if len(parts[0]) > _MOST_ANSWERS:
         return []
     return [(answer, [part[answer] for part in parts]) for answer in sorted(parts[0])]
 

@@ -29,7 +29,6 @@ from llama_adapter.app.learning.training.scoring import (
     MOST_COMPARED,
     MOST_SCORED,
     Validator,
-    captioner_of,
     num_compared,
 )
 from llama_adapter.app.learning.training.targets import targets_of
@@ -170,7 +169,7 @@ class _Training:
         backend.empty_caches()
         self._model.decoder.checkpoint_layers = job.checkpointing
         if ranks.is_first:
-            results.require_disk(job, self._model)
+            results.require_target(job, self._model)
         for note in self._model.notes:
             self._tell(f"note: {note}")
         if data.warnings:
@@ -248,7 +247,6 @@ class _Training:
             device_type=backend.device.type,
             tokens=data.longest,
             labels=max(row.num_labels for one in data.everything for row in one.rows),
-            is_scored=True,
         )
         step_size, num_ranks = job.optimisation.step_size(len(data.train)), self._ranks.size
         own = smaller(shapes, num_ranks=num_ranks, batch_size=step_size, rows=job.optimisation.rows)
@@ -300,7 +298,7 @@ class _Training:
         )  # fewer examples are left if pictures are unreadable
         validator = None
         if data.validation:
-            opens = partial(captioner_of, distributed.model, job.spec) if self._planned.is_scored else None
+            opens = partial(results.captioner_of, job, distributed.model) if self._planned.is_scored else None
             validator = Validator(
                 distributed, data.validation, encodings=encodings, rows=rows, ranks=ranks, open_captioner=opens
             )

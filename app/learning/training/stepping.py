@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from llama_adapter.app.learning.training.batches import Fed
-from llama_adapter.app.learning.training.ranks import Distributed, OneRank, norm_of
+from llama_adapter.app.learning.training.ranks import Distributed, OneRank, like, norm_of
 
 # B rows of a batch; R rows, C columns of a matrix
 BETAS: Final = (0.9, 0.98)
@@ -53,11 +53,12 @@ class NamedOptimiser:
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Set the state to one that has the names and shapes of `shapes`, in float32."""
+        """Set the state to whole tensors with the names and shapes of `shapes`, in float32."""
         for name, parameter in self._parameters.items():
             own = {kind: state[f"{kind}/{name}"].clone() for kind in self._kinds}
-            moved = {kind: one if kind == "step" else one.to(parameter.device) for kind, one in own.items()}
-            self.torch.state[parameter] = moved
+            self.torch.state[parameter] = {
+                kind: one if kind == "step" else like(one, parameter) for kind, one in own.items()
+            }
 
 
 class NamedAdamW(NamedOptimiser):
@@ -100,7 +101,6 @@ class Step:
     """The result of a step."""
 
     loss: float  # mean over the labels of all ranks
-    num_labels: int  # labels of all ranks
     gradient_norm: float  # before clipping
     is_done: bool  # False: the loss or a gradient was not finite, and no weight changed
     is_overflow: bool = False  # float16 only: the loss scale was too high, which is no fault of the data
@@ -151,7 +151,6 @@ class Stepper:
         self._optimiser.zero_grad()
         return Step(
             loss=total / max(num_labels, 1),
-            num_labels=num_labels,
             gradient_norm=float(norm),
             is_done=is_finite,
             is_overflow=is_overflow,

@@ -19,6 +19,7 @@ from llama_adapter.app.models.resources import embedded_model, sample_pictures
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from tests.app.command import Run
 from tests.app.learning.labelled.tables import write_lines
+from tests.app.learning.scores.outcomes import outcome
 from tests.app.models.bundles import edit_manifest
 
 STAR, TRIANGLE = (sample_pictures() / name for name in ("12-red-star.jpg", "03-purple-triangle.png"))
@@ -199,10 +200,8 @@ def test_the_question_that_a_model_stores_is_asked_where_there_is_no_other(
     assert (ran.code, "is incomplete or wrong in `question`" in ran.err) == (ExitCode.FAILED, True)
 
 
-def outcome(question: str, right: str, *, digest: str = "a", part: str = "") -> Outcome:
-    return Outcome(
-        picture=f"{digest}.png", question=question, answer="yes", references=(right,), digest=digest, part=part
-    )
+def asked(question: str, right: str, *, digest: str = "a", part: str = "") -> Outcome:
+    return outcome("yes", right, question=question, digest=digest, part=part)
 
 
 def test_examples_of_a_picture_are_told_apart_by_their_answers_where_questions_differ() -> None:
@@ -216,19 +215,19 @@ def test_examples_of_a_picture_are_told_apart_by_their_answers_where_questions_d
         found = comparison(first, second)
         return found.num_examples, found.note
 
-    worded = [outcome("Red?", "yes"), outcome("Blue?", "no"), outcome("Red?", "yes", digest="b")]
-    others = [outcome("Is it blue?", "no"), outcome("Is it red?", "yes", digest="b"), outcome("Is it red?", "yes")]
+    worded = [asked("Red?", "yes"), asked("Blue?", "no"), asked("Red?", "yes", digest="b")]
+    others = [asked("Is it blue?", "no"), asked("Is it red?", "yes", digest="b"), asked("Is it red?", "yes")]
     assert compared(worded, others) == (
         3,
         "The questions differ in 2 ways, such as: m was asked “Red?”, n was asked “Is it red?”.",
     )
-    in_other_order = [outcome("Blue?", "no"), replace(outcome("Red?", "yes"), answer="no"), outcome("Red?", "yes")]
-    mcnemar = comparison([outcome("Red?", "yes"), outcome("Blue?", "no")], in_other_order).mcnemar
+    in_other_order = [asked("Blue?", "no"), replace(asked("Red?", "yes"), answer="no"), asked("Red?", "yes")]
+    mcnemar = comparison([asked("Red?", "yes"), asked("Blue?", "no")], in_other_order).mcnemar
     assert (mcnemar.num_one_right, mcnemar.num_other_right, mcnemar.num_both_wrong) == (1, 0, 1), "the first of two"
-    twice = [*others, outcome("Is it round?", "yes")]
+    twice = [*others, asked("Is it round?", "yes")]
     assert compared(worded, twice)[0] == 2, "two questions with the same answer about one picture"
-    assert compared(worded, [*others, outcome("Red?", "yes")]) == (1, ""), "the same question is enough"
-    for strange in ([outcome("Red?", "maybe")], [outcome("Is it red?", "yes", part="x")]):
+    assert compared(worded, [*others, asked("Red?", "yes")]) == (1, ""), "the same question is enough"
+    for strange in ([asked("Red?", "maybe")], [asked("Is it red?", "yes", part="x")]):
         with pytest.raises(UsageError, match="no example is in both"):
             compared(worded, strange)
 
@@ -258,9 +257,9 @@ def test_what_is_wrong_is_said_before_the_model_is_loaded(
     star = {"picture": "classes/star/1.jpg", "question": IS_STAR, "answer": "yes"}
     write_lines(tmp_path / "table.jsonl", star, {"picture": "classes/star/1.jpg", "question": IS_RING, "answer": {}})
     write_lines(tmp_path / "mixed.jsonl", star, {**star, "question": IS_RING, "answer": "no", "choices": ["yes", "no"]})
-    outcome = Outcome(picture="a", question="Else?", answer="star", references=("star",), choices=("star", "ring"))
     (tmp_path / "earlier").mkdir()
-    saved = SavedOutcomes(model="a", task="choices", outcomes=(outcome,))
+    other = outcome("star", "star", picture="a", question="Else?", choices=("star", "ring"))
+    saved = SavedOutcomes(model="a", task="choices", outcomes=(other,))
     write_outcomes(saved, tmp_path / "earlier" / "outcomes.jsonl")
 
     said = {}
@@ -274,17 +273,8 @@ def test_what_is_wrong_is_said_before_the_model_is_loaded(
 
 def test_outcomes_are_read_as_they_were_written_and_anything_else_is_refused_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "outcomes.jsonl"
-    one = Outcome(
-        picture="\udcff.png",
-        question="q",
-        answer="a",
-        references=("a", "b"),
-        choices=("a", "b"),
-        probabilities=(1.0, 0.0),
-    )
-    saved = SavedOutcomes(
-        model="m", task="choices", outcomes=(one, Outcome(picture="", question="q", answer="a", references=("a",)))
-    )
+    one = outcome("a", "a", "b", picture="\udcff.png", question="q", choices=("a", "b"), probabilities=(1.0, 0.0))
+    saved = SavedOutcomes(model="m", task="choices", outcomes=(one, outcome("a", "a", question="q")))
     write_outcomes(saved, path)
     assert read_outcomes(path) == saved
 

@@ -24,6 +24,7 @@ def chat(*contents: Any) -> list[dict[str, Any]]:
 def folder(tmp_path: Path) -> Path:
     fill(tmp_path, "a.jpg", "b.jpg")
     (tmp_path / "cc3m.csv").write_text('url\t\tcaption\na.jpg\t\tA star, red.\nb.jpg\t\tA "big" circle.\n')
+    (tmp_path / "list.tsv").write_text(f"url\tcaption\n{tmp_path}/a.jpg\tA star, red.\n")
     llava = [
         {"id": "1", "image": "a.jpg", "conversations": turns("<image>\nWhat is it?", "A star.", "And how?", "Red.")},
         {"id": "2", "image": "b.jpg", "conversations": turns("Where is it?\n<image>", "Left.")},
@@ -56,18 +57,18 @@ TEXTS = [(None, "Add.", "answer", ("3",))]
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("cc3m.csv", CAPTIONS), ("llava.json", ASKED), ("chat.jsonl", ASKED), ("alpaca.json", TEXTS)],
+    [
+        ("cc3m.csv", CAPTIONS),
+        ("list.tsv", CAPTIONS[:1]),
+        ("llava.json", ASKED),
+        ("chat.jsonl", ASKED),
+        ("alpaca.json", TEXTS),
+    ],
 )
 def test_a_table_is_read_as_it_is(name: str, expected: list[Any], folder: Path) -> None:
     found = read(folder / name)
     assert [brief(one, folder=folder) for one in found.examples] == expected
     assert not found.problems
-
-
-@pytest.mark.parametrize("separator", ["\t", "\t\t"])
-def test_an_image_text_list_may_be_called_tsv(separator: str, folder: Path) -> None:
-    (folder / "list.tsv").write_text(f"url{separator}caption\n{folder}/a.jpg{separator}A star.\n")
-    assert [brief(one, folder=folder)[0] for one in read(folder / "list.tsv").examples] == ["a.jpg"]
 
 
 @pytest.mark.parametrize("place", ["", "{folder}/"], ids=["beside the config", "absolute"])
@@ -154,9 +155,7 @@ def test_a_name_of_an_element_of_html_is_a_word(folder: Path) -> None:
     assert found.question.instruction == "What is <video> in HTML?"
 
 
-def test_an_address_is_no_picture_and_a_url_beside_a_question_is_a_column(folder: Path) -> None:
-    (folder / "list.tsv").write_text("url\tcaption\nhttp://example.com/a.jpg\tA star.\n")
-    assert "is an address; wanted a file" in reasons(read(folder / "list.tsv"), folder=folder)[0]
+def test_a_url_beside_a_question_is_a_column(folder: Path) -> None:
     (folder / "list.tsv").write_text("url\tquestion\tanswer\nhttp://example.com\tWhat?\tA star.\n")
     (example,) = read(folder / "list.tsv").examples
     assert (example.item.source, example.item.columns) == (None, {"url": "http://example.com"})
@@ -179,11 +178,3 @@ def test_conversations_with_one_picture_and_question_may_answer_differently_and_
         "the conversations of the data: 2 have another answer than an earlier one with the same picture and question; "
         "all are used"
     )
-
-
-def test_rows_that_are_no_conversations_still_contradict_each_other(folder: Path) -> None:
-    rows = [{"image": name, "question": "Red?", "answer": said} for name, said in [("a.jpg", "yes"), ("a.jpg", "no")]]
-    (folder / "table.json").write_text(json.dumps(rows))
-    (folder / "a.jpg").write_bytes(b"picture")
-    (reason,) = reasons(read_examples(str(folder / "table.json")), folder=folder)
-    assert reason == "table.json, line 2: line 1 has another answer for the same picture and question"

@@ -71,19 +71,23 @@ def test_labels_have_all_labels_of_the_table_as_choices_and_one_label_is_an_erro
     assert reasons(found, folder=tmp_path) == ["data.jsonl: all its labels are cat; wanted at least two classes"]
 
 
-def test_a_picture_may_have_several_rows_or_a_list_of_questions(tmp_path: Path) -> None:
-    questions = [{"question": "Colour?", "answer": "red"}, {"question": "Shape?", "answer": "star"}]
-    rows = [{"picture": "a.png", **question} for question in questions]
-    wanted = [("a.png", "Colour?", "answer", ("red",)), ("a.png", "Shape?", "answer", ("star",))]
-
-    for data in (rows, [{"picture": "a.png", "questions": questions}]):
-        assert [brief(one, folder=tmp_path) for one in read(tmp_path, *data).examples] == wanted
+COLOUR, SHAPE = {"question": "Colour?", "answer": "red"}, {"question": "Shape?", "answer": "star"}
+ASKED = [("a.png", "Colour?", "answer", ("red",)), ("a.png", "Shape?", "answer", ("star",))]
 
 
-def test_several_captions_of_a_picture_are_one_example(tmp_path: Path) -> None:
-    found = read(tmp_path, *({"picture": "a.png", "caption": text} for text in ("A star.", "A red star.", "A star.")))
-
-    assert [example.answers for example in found.examples] == [("A star.", "A red star.")]
+@pytest.mark.parametrize(
+    ("rows", "wanted"),
+    [
+        ([COLOUR, SHAPE], ASKED),
+        ([{"questions": [COLOUR, SHAPE]}], ASKED),
+        ([{"caption": text} for text in ("A.", "B.", "A.")], [("a.png", None, "caption", ("A.", "B."))]),
+    ],
+)
+def test_a_picture_may_have_several_rows_or_a_list_of_questions(
+    rows: list[dict[str, Any]], wanted: list[Any], tmp_path: Path
+) -> None:
+    found = read(tmp_path, *({"picture": "a.png", **row} for row in rows))
+    assert [brief(one, folder=tmp_path) for one in found.examples] == wanted
 
 
 def test_columns_are_for_templates_and_tell_questions_apart(tmp_path: Path) -> None:

@@ -237,16 +237,9 @@ def test_the_decoder_learns_from_means_of_two_views_what_the_encoder_finds_and_b
         assert sum(first.values()) == pytest.approx(1)
 
 
-def test_an_encoder_that_finds_no_number_teaches_nothing(job: TrainJob, data: TrainingData) -> None:
-    _, found = opened(job, data)
-    views = found.finished(data)
-    with torch.no_grad():
-        found._query_head[1].bias.fill_(float("nan"))
-    lessons = drawn_lessons(data.train[:2], range(2), key=(0, 0))
-    assert [one.shares for one in views.taught(lessons, random=torch.Generator().manual_seed(0))] == [None, None]
-
-
-def test_only_questions_with_a_group_of_answers_are_taught(job: TrainJob, data: TrainingData) -> None:
+def test_only_questions_with_a_group_of_answers_are_taught_and_only_by_numbers(
+    job: TrainJob, data: TrainingData
+) -> None:
     _, found = opened(job, data)
     views = found.finished(data)
     other = dataclasses.replace(data.train[0], prompt="What else?")
@@ -255,3 +248,7 @@ def test_only_questions_with_a_group_of_answers_are_taught(job: TrainJob, data: 
     assert taught.shares is None
     own = list(views._views_VQD[other.example.digest])
     assert any(torch.equal(one, taught.query_QD) for one in own if taught.query_QD is not None)
+    with torch.no_grad():
+        found._query_head[1].bias.fill_(float("nan"))
+    (taught,) = views.taught((Lesson(data.train[0], other.rows[0]),), random=torch.Generator().manual_seed(0))
+    assert taught.shares is None

@@ -26,7 +26,7 @@ from llama_adapter.llm.training.decoder import SoftLabels
 from llama_adapter.llm.training.frozen import find_kernels
 from llama_adapter.llm.training.layout import IGNORED, layout_of
 from llama_adapter.llm.weights.adapter import adapter_of, check_fits
-from llama_adapter.llm.weights.names import LlamaSource, SplitTensor, half_split, llama_shapes, meta_order
+from llama_adapter.llm.weights.names import LlamaSource, SplitTensor, llama_shapes
 from llama_adapter.runtime.tensor_files.files import read_tensor_file
 from llama_adapter.vision.config import VIT_L_14
 from llama_adapter.vision.encoder import ClipVisionTower, encoder_from_state
@@ -437,8 +437,7 @@ def test_an_adapter_over_a_bundle_answers_with_the_bundle_as_llama(tmp_path: Pat
     prompt = model.tokenizer.encode("What is it?")
     expected = [greedy(model, prompt, pixels([name])) for name in PICTURES]
     over_bundle = {"llama_dir": str(embedded_model()), "adapter": str(tmp_path / "trained.pth")}  # CLIP is the bundle's
-    written, tensors = model.loaded_model(torch.float32)
-    save_bundle(tmp_path / "bundle", model=written, decoder_tensors=tensors)
+    convert(CaptionerSpec(**over_bundle), tmp_path / "bundle", dtype=torch.float32)
     for options in (over_bundle, {"model": str(tmp_path / "bundle")}):
         with Captioner.load(**options, dtype="float32", exif="ignore", transparency="ignore") as captioner:
             answers = [captioner.ask(GOLDEN / "images" / name, prompt, max_new_tokens=12) for name in PICTURES]
@@ -479,8 +478,3 @@ def test_what_cannot_be_trained_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         trainable(wanted, *sets, **sizes)
-
-
-def test_queries_and_keys_return_to_the_order_of_meta() -> None:
-    rows = torch.arange(64)[:, None]
-    assert torch.equal(meta_order(half_split(rows, 4), 4), rows)

@@ -72,15 +72,6 @@ def test_a_table_is_read_as_the_examples_it_was_written_from(tmp_path: Path, mon
     assert "\n".join(second) + "\n" == first, "a table of a table is the same"
 
 
-def test_relative_names_are_those_of_the_present_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("one", "other"):
-        write_lines(tmp_path / name / "a.jsonl", {"picture": "p.png", "caption": "A star."})
-        (tmp_path / name / "p.png").write_bytes(b"p")
-        monkeypatch.chdir(tmp_path / name)
-        [row] = table_rows(read_data(TrainJob(data=("a.jsonl",), out="a.pth")).examples, part="test")
-        assert row["picture"] == str(tmp_path / name / "p.png")
-
-
 def test_many_classes_are_listed_only_where_they_do_not_follow_from_the_labels(tmp_path: Path) -> None:
     for number in range(11):
         (tmp_path / "photos" / f"class {number}").mkdir(parents=True)

@@ -4,13 +4,9 @@ import pytest
 
 from llama_adapter.app.learning.scores.outcome import Outcome, Task
 from llama_adapter.app.learning.training.scoring import headline
+from tests.app.learning.scores.outcomes import outcome
 
-
-def outcome(answer: str, right: str, *choices: str) -> Outcome:
-    return Outcome(picture="", question="", answer=answer, references=(right,), choices=choices or None)
-
-
-CHOICES = [outcome("a", "a", "a", "b"), outcome("a", "b", "a", "b")]
+CHOICES = [outcome("a", right, choices=("a", "b")) for right in "ab"]
 OPEN = [outcome("The dog.", "dog"), outcome("cat", "dog"), outcome("cat", "dog")]
 SAME = "a red star at the left"
 CAPTIONS = [outcome(SAME, SAME), outcome(SAME, SAME)]  # words of all examples have the weight 0

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -305,13 +304,8 @@ def test_a_run_ends_early_with_its_best_weights(tmp_path: Path, train: Train, mo
     assert "| steps | 4 of 6, early, because the validation score did not improve |" in card
     assert "| best step | 1 |" in card
     assert "after step 1: validation loss 2.0000, accuracy 0.7000 (best so far)" in ran.err
-    written = open_trainable(
-        CaptionerSpec(llama_dir=str(embedded_model()), adapter=str(out)),
-        TrainingChoice(),
-        dtype=torch.float32,
-        device="cpu",
-        seed=0,
-    ).trained()
+    spec = CaptionerSpec(llama_dir=str(embedded_model()), adapter=str(out))
+    written = open_trainable(spec, TrainingChoice(), dtype=torch.float32, device="cpu", seed=0).trained()
     for name, one in held[1].items():
         assert torch.allclose(written[name], one, rtol=1e-3, atol=1e-3), name  # gates are written in float16
     again = train(*flags, "--resume")
@@ -366,7 +360,7 @@ def test_validation_computes_no_more_rows_at_once_than_the_plan_counts(
 
 
 def test_what_cannot_be_written_is_told_before_the_first_step(
-    pets: Path, encoded: list[str], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+    pets: Path, encoded: list[str], tmp_path: Path, run: Run
 ) -> None:
     def refusal(name: str) -> str:
         ran = run("train", str(pets), "--out", str(tmp_path / name), *QUICK, *encoded, "--force")
@@ -378,8 +372,6 @@ def test_what_cannot_be_written_is_told_before_the_first_step(
     assert "and a folder is there" in refusal("folder.pth")
     assert "and a file is there" in refusal("file.pth")
     assert "No such file or directory: `/proc/pets.pth`" in refusal("/proc/pets.pth")
-    monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=10**6))
-    assert "MB, and the disk of" in refusal("pets.pth")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file.training", "folder.pth"]
 
 
