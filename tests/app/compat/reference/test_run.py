@@ -101,13 +101,6 @@ def test_an_error_of_the_engine_is_one_sentence_and_a_hint(program: Program, sna
     assert ran.err == snapshot
 
 
-@pytest.mark.parametrize("flags", [("--vision", "om"), ("--model", "a", "--adapter", "b"), ("--no-such-flag",)])
-def test_flags_that_exclude_each_other_are_refused_before_the_program_runs(
-    flags: tuple[str, ...], program: Program
-) -> None:
-    assert program("print('ran')", flags=flags)[:2] == (2, "")
-
-
 def test_a_line_of_paddlenlp_runs_as_the_command_that_it_stands_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,8 +136,3 @@ def test_a_line_of_paddlenlp_runs_as_the_command_that_it_stands_for(
 def test_a_launcher_may_be_in_front(launcher: str, program: Program) -> None:
     program("print('ran')")
     assert main(["run-reference", *launcher.split(), "programs/program.py", "--own"]) == 0
-
-
-def test_a_program_that_is_not_there_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run-reference", "missing.py"]) == 2
-    assert "missing.py" in capsys.readouterr().err
