@@ -29,14 +29,8 @@ def _key(result: Result) -> tuple[str, ...]:
     model, device, workload, *others = (
         str(result[name]) for name in ("model", "device", "workload", "mode", "operators", "vision")
     )
-    return (
-        model,
-        device,
-        workload,
-        numbers(result["dtype"], result["precision"]),
-        *others,
-        str(result["circumstances"]["threads"]),
-    )
+    types, threads = numbers(result["dtype"], result["precision"]), str(result["circumstances"]["threads"])
+    return (model, device, workload, types, *others, threads)
 
 
 if __name__ == "__main__":

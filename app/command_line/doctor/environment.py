@@ -51,6 +51,7 @@ ADVICE: Mapping[str, str] = {
     "torch_npu": f"after torch's CPU build (docs/ascend.md), {install_hint('npu')}",
     "CANN": "install it, then source its `set_env.sh`: docs/ascend.md",
     "NPU devices": "install the driver; its `npu-smi info` must list them: docs/ascend.md",
+    "CPU kernels": "plain torch computes, more slowly",
     "atc": "comes with CANN: source its `set_env.sh`",
     **dict.fromkeys(("aclruntime", "ais_bench"), "install it from source: docs/ascend.md"),
     **dict.fromkeys(EXPORT_PACKAGES, INSTALL_HINT),
@@ -125,7 +126,7 @@ def look_at_environment() -> list[Probe]:
         _probe("atc", atc.result()),
         _probe("torch", torch.result()),
         *([] if autoload is None else [_autoload(extensions, autoload.result())]),
-        _kernels(kernels.result()),
+        _probe("CPU kernels", kernels.result()),
         _gpus(torch.result()),
         _probe("torch_npu", torch_npu.result()),
         *_operators(torch_npu.result()),
@@ -158,14 +159,6 @@ def _autoload(extensions: list[str], said: Mapping[str, Any]) -> Probe:
         return Probe(name="extensions", state="ok", found=f"`import torch` also imports {names}")
     hint = f"this project's commands load {names} only when asked; in other programs set {AUTOLOAD}=0, or uninstall it"
     return Probe(name="extensions", state="broken", found=said["found"], hint=hint)
-
-
-def _kernels(said: Mapping[str, Any]) -> Probe:
-    if said["state"] == "ok":
-        return Probe(name="CPU kernels", state="ok", found=said["found"])
-    found = said["found"] and f"none: {said['found']}"
-    hint = said["hint"] or "plain torch computes, more slowly"
-    return Probe(name="CPU kernels", state=said["state"], found=found, hint=hint)
 
 
 def _gpus(torch: Mapping[str, Any]) -> Probe:

@@ -66,7 +66,7 @@ def look_at_kernels() -> dict[str, Any]:
     except (DeviceError, UsageError) as error:  # commands end with it
         return broken(error.message, hint=error.hint)
     if finding.library is None:
-        return {**absent(), "found": one_line(finding.reason)}
+        return {**absent(), "found": one_line(f"none: {finding.reason}")}
     return ok(one_line(f"{finding.variant} ({finding.origin}): float32, bfloat16, int8 and int4"))
 
 

@@ -95,7 +95,7 @@ def test_what_an_om_and_an_exported_decoder_need() -> None:
 def test_every_needed_part_has_advice() -> None:
     parts = {name for names in NEEDED.values() for name in names} - {"python", "CUDA devices"}
 
-    assert parts == set(ADVICE)
+    assert parts == ADVICE.keys() - {"CPU kernels"}
 
 
 def test_the_table(snapshot: SnapshotAssertion) -> None:
@@ -193,7 +193,7 @@ def test_what_fails_together_is_asked_one_by_one(monkeypatch: pytest.MonkeyPatch
     assert found["uvicorn"] == ("broken", "no")
     assert found["onnx"] == ("absent", "onnx")
     assert "llama-adapter" in found
-    assert found["CPU kernels"] == ("broken", "none: its check was ended by signal 11")
+    assert found["CPU kernels"] == ("broken", "its check was ended by signal 11")
 
 
 def test_kernels_that_no_command_can_choose_are_broken(monkeypatch: pytest.MonkeyPatch) -> None:
