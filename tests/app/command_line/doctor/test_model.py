@@ -160,6 +160,7 @@ FAULTY: dict[str, Callable[[Path], CaptionerSpec | Path]] = {
         adapter=shutil.copy(ADAPTER, folder / f"{next(iter(RELEASED_ADAPTERS))}_BIAS-7B.pth")
     ),
     "cut short": truncated,
+    "adapter as CLIP too": lambda folder: changed(clip=ADAPTER),
     "not a number": lambda folder: edited_adapter(folder, lambda tensors: tensors["clip_proj.bias"].fill_(torch.nan)),
     "untrained": untrained,
 }
