@@ -12,6 +12,7 @@ import itertools
 import os
 import sys
 import time
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,8 @@ DEMO_NOTE = (
     "note: this is the embedded model, which knows drawings of one to three plain shapes and nothing else; "
     "for photographs set LLAMA_DIR, BIAS_DIR and CLIP_DIR"
 )
+KNOWN_ANSWERS = "questions.jsonl"  # in the folder of the pictures
+MOST_WRONG = 20  # wrong answers that are shown
 # Fields of the spec that are variables here.
 VARIABLES = {
     "batch_size": "BATCH_SIZE",
@@ -245,25 +248,45 @@ def run_trials(captioner: "Captioner", options: argparse.Namespace, sampling: Sa
     if note := unfamiliar_note(answers):
         print(note, file=sys.stderr)
     if captioner.spec.is_embedded and not options.no_score:
-        print_score(captioner, Path(options.pic_file_path[0]))
+        print_score(captioner, Path(options.pic_file_path[0]) / KNOWN_ANSWERS)
     return ExitCode.PICTURE_ERRORS if tally.num_failed else ExitCode.OK
 
 
-def print_score(captioner: "Captioner", folder: Path) -> None:
-    """Ask the questions in the folder's file of known answers, and print how many answers are right.
+def print_score(captioner: "Captioner", file: Path) -> None:
+    """Ask the questions of the file, and print by task how many answers are exactly right, and the wrong ones.
 
-    Without such a file nothing is printed; one that cannot be read is reported on stderr.
+    Without such a file nothing is printed; one that cannot be used is reported on stderr.
     """
-    from llama_adapter.app.command_line.measuring.scoring import KNOWN_ANSWERS, ask_all, read_known_answers
+    from llama_adapter.app.learning.evaluating.outcomes import ask_examples
+    from llama_adapter.app.learning.labelled.reading import read_examples
+    from llama_adapter.runtime.text import shown_excerpt
 
-    if not os.path.isfile(folder / KNOWN_ANSWERS):  # `Path.is_file` raises for a name that is too long
+    if not os.path.isfile(file):  # `Path.is_file` raises for a name that is too long
         return
+    started = time.perf_counter()
     try:
-        known = read_known_answers(folder / KNOWN_ANSWERS)
+        known = read_examples(str(file), digests=False)
+        known.require_sound()
     except InputsError as error:
         print(f"note: not scored. {error.message}", file=sys.stderr)
         return
-    print(f"\n{ask_all(captioner, known, folder=folder).format_table()}")
+    tasks = [dataclasses.replace(one, part=one.item.columns.get("task", "")) for one in known.examples]
+    outcomes = ask_examples(captioner, tasks, sampling=SamplingParams())
+    wrong = [one for one in outcomes if one.answer.strip() not in one.references]
+    asked, missed = (Counter(shown_excerpt(one.part) for one in some) for some in (outcomes, wrong))
+    width = max(len("task"), *map(len, asked))
+    print(f"\n{'task':<{width}} {'asked':>6} {'right':>6}")
+    for task, number in asked.items():
+        print(f"{task:<{width}} {number:>6} {number - missed[task]:>6}")
+    for one in wrong[:MOST_WRONG]:
+        question, wanted, got, picture = map(
+            shown_excerpt, (one.question, one.references[0], one.answer, os.path.basename(one.picture))
+        )
+        print(f"wrong: {question} wanted `{wanted}`, got `{got}` ({picture})")
+    if len(wrong) > MOST_WRONG:
+        print(f"and {len(wrong) - MOST_WRONG} more wrong")
+    right, elapsed_s = len(outcomes) - len(wrong), time.perf_counter() - started
+    print(f"{right} of {len(outcomes)} answers exactly right, in {elapsed_s:.1f} s")
 
 
 if __name__ == "__main__":

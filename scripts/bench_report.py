@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llama_adapter.app.command_line.measuring.bench_report import number_types
+from llama_adapter.app.jobs.report import numbers
 from scripts.pages import render
 
 Result = Mapping[str, Any]
@@ -29,7 +29,8 @@ def _key(result: Result) -> tuple[str, ...]:
     model, device, workload, *others = (
         str(result[name]) for name in ("model", "device", "workload", "mode", "operators", "vision")
     )
-    return (model, device, workload, number_types(result), *others, str(result["circumstances"]["threads"]))
+    types, threads = numbers(result["dtype"], result["precision"]), str(result["circumstances"]["threads"])
+    return (model, device, workload, types, *others, threads)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from llama_adapter.app.command_line.commands.answering import (
     list_tasks,
     run_export_records,
 )
-from llama_adapter.app.command_line.commands.config import Settings, add_config_commands, load
+from llama_adapter.app.command_line.commands.config import Settings, add_config_commands
 from llama_adapter.app.command_line.commands.doctor import run_doctor
 from llama_adapter.app.command_line.commands.encode import run_encode
 from llama_adapter.app.command_line.commands.evaluate import run_bench, run_eval
@@ -30,6 +30,7 @@ from llama_adapter.app.command_line.parser import EXIT_CODES, Parser, check_requ
 from llama_adapter.app.command_line.values import spec_from
 from llama_adapter.app.models.parallel.launch import Launched, launched_follower, quieten_torch, refuse_launch
 from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.settings.setting import nearest
 from llama_adapter.runtime.terminal.run_guarded import run_guarded
 from llama_adapter.runtime.torch_import import prepare_imports
 
@@ -82,7 +83,27 @@ def load_settings(
 
     Raises UsageError for invalid settings and for a file that cannot be read.
     """
-    return load(build_parser(), None if path is None else os.fspath(path), command=command, given=overrides)
+    from llama_adapter.runtime.settings.yaml_file import as_given
+
+    commands = build_parser().commands()
+    if command not in commands:
+        hint = f"`{similar}` may be meant" if (similar := nearest(command, commands)) else ""
+        raise UsageError(f"No command is named `{command}`", hint=hint)
+    parser = commands[command]
+    declared = {setting.key: setting for setting in parser.settings()}
+    unset = {setting.dest: None for setting in declared.values()}
+    options = argparse.Namespace(config=None if path is None else os.fspath(path), **unset)
+    for key, value in overrides.items():
+        if key not in declared:
+            hint = f"`{similar}` may be meant" if (similar := nearest(key, declared)) else ""
+            raise UsageError(f"`{command}` has no setting named `{key}`", hint=hint)
+        if (text := as_given(value, key)) is not None:
+            try:
+                setattr(options, declared[key].dest, declared[key].read(text))
+            except ValueError as error:
+                raise UsageError(f"{key}: {error}") from None
+    parser.resolve(options, list(declared.values()))
+    return Settings(command=command, effective=tuple(options.effective))
 
 
 def _check_current_folder() -> None:

@@ -13,6 +13,7 @@ from llama_adapter.app.models.sight import is_blind
 from llama_adapter.app.models.spec import AUTO, BatchSize, CaptionerSpec
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.locking import locked_output
+from llama_adapter.runtime.terminal.run_guarded import terminated_as_interrupted
 
 if TYPE_CHECKING:
     from llama_adapter.runtime.settings.sources import Effective
@@ -164,11 +165,14 @@ def in_flags(flags: Mapping[str, str], *, effective: "Iterable[Effective]" = ())
 
 
 def holding_out(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
-    """The command with a lock on its --out: a second run with the same --out is refused before it computes anything."""
+    """The command with a lock on its --out: a second run with the same --out is refused before it computes anything.
+
+    SIGTERM ends it as Ctrl-C does, so that it removes its unfinished files.
+    """
 
     @functools.wraps(run)
     def locked(options: argparse.Namespace) -> int:
-        with locked_output(options.out):
+        with terminated_as_interrupted(), locked_output(options.out):
             return run(options)
 
     return locked

@@ -80,7 +80,7 @@ class Import:
 
     def __init__(self, system: str, data: Mapping[str, Any]) -> None:
         self._system, self._data = system, data
-        self._settings: dict[str, Any] = {}
+        self._settings: dict[str, Any] = {}  # `command` and `section.key` -> value
         self._report: list[Reported] = []
 
     def value(self, path: str, default: Any = None) -> Any:
@@ -91,10 +91,8 @@ class Import:
         return default if found is None else found
 
     def setting(self, setting: str) -> Any:
-        """The present value of `section.key`."""
-        section, _, key = setting.partition(".")
-        found = self._settings.get(section)
-        return found.get(key) if key and found is not None else found
+        """The present value of `section.key`, or of `command`."""
+        return self._settings.get(setting)
 
     @property
     def is_export(self) -> bool:
@@ -108,13 +106,8 @@ class Import:
 
     def set(self, setting: str, value: Any) -> None:
         """Set `section.key`, unless it has a value already."""
-        section, _, key = setting.partition(".")
-        if self.is_export and not setting.startswith(_OF_EXPORTS):
-            return
-        if not key:
-            self._settings.setdefault(section, value)
-        else:
-            self._settings.setdefault(section, {}).setdefault(key, value)
+        if not self.is_export or setting.startswith(_OF_EXPORTS):
+            self._settings.setdefault(setting, value)
 
     def take(self, key: str, settings: Mapping[str, Any], note: str = "") -> None:
         """Convert `key` to these settings (`section.key` -> value), unless an earlier key set another value."""
@@ -184,8 +177,15 @@ class Import:
 
     def done(self) -> Imported:
         """The result; the report is in the order of the file."""
+        tables: dict[str, Any] = {}
+        for setting, value in self._settings.items():
+            section, _, key = setting.partition(".")
+            if key:
+                tables.setdefault(section, {})[key] = value
+            else:
+                tables[section] = value
         report = sorted(self._report, key=lambda entry: entry.line or 0)
-        return Imported(system=self._system, settings=self._settings, report=tuple(report))
+        return Imported(system=self._system, settings=tables, report=tuple(report))
 
 
 Rule = Callable[[Import, str, Any], None]

@@ -9,8 +9,7 @@ from typing import Any
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.compat.importers import importer_of
-from llama_adapter.app.compat.infer_config import lite_settings
-from llama_adapter.app.compat.mindir import graphs_of
+from llama_adapter.app.compat.infer_config import graphs_of, lite_settings
 from llama_adapter.app.models.models_by_name import FOREIGN_WEIGHTS, find_model, foreign_weights, model_settings
 from llama_adapter.app.models.named.located import is_named
 from llama_adapter.app.models.spec import CaptionerSpec

@@ -20,8 +20,8 @@ from llama_adapter.app.captioning.tasks.prompts import Dialogue, Prompt, RawProm
 from llama_adapter.app.captioning.tasks.registry import get_task, tasks
 from llama_adapter.app.captioning.tasks.task import FREE_TEXT, Task
 from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion, is_token_id, text_items
+from llama_adapter.app.compat.infer_config import graphs_of
 from llama_adapter.app.compat.loading import open_model
-from llama_adapter.app.compat.mindir import graphs_of
 from llama_adapter.app.compat.streamer import Streamer
 from llama_adapter.app.models.spec import EXPORTED
 from llama_adapter.llm.engine.sampling_params import SamplingParams

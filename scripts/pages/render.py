@@ -81,13 +81,14 @@ def _context(name: str, figures: Any) -> dict[str, Any]:
 
 def _performance(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Results of `llama-adapter bench` with their summaries, and docs/targets.md, which is written by hand."""
-    from llama_adapter.app.command_line.measuring.bench_report import circumstance_lines, headline, number_types
+    from llama_adapter.app.command_line.measuring.bench_report import circumstance_lines, headline
+    from llama_adapter.app.jobs.report import numbers
 
     return {
         "results": [
             {
                 **result,
-                "types": number_types(result),
+                "types": numbers(result["dtype"], result["precision"]),
                 "threads": int(result["circumstances"]["threads"]),
                 "headline": headline(result),
                 "lines": circumstance_lines(result),

@@ -15,7 +15,6 @@ from PIL import Image
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
-from llama_adapter.app.command_line.measuring import scoring
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from scripts.train_embedded.grammar import OUTSIDE_ANSWER
 from scripts.train_embedded.held_out import (
@@ -121,8 +120,9 @@ def answer_all(captioner: Captioner, exam: Exam, *, shift: int = 0) -> list[str]
 
 def grade(questions: Sequence[Question], answers: Sequence[str]) -> dict[str, float]:
     """Percent of exactly right answers, by task."""
-    marks = scoring.grade(questions, answers)
-    return {task: round(100 * marks[task].right / marks[task].asked, 2) for task in ALL_TASKS if task in marks}
+    asked = Counter(question.task for question in questions)
+    missed = Counter(one["task"] for one in wrong(questions, answers))
+    return {task: round(100 * (1 - missed[task] / asked[task]), 2) for task in ALL_TASKS if asked[task]}
 
 
 def prior(questions: Sequence[Question]) -> dict[str, float]:
@@ -178,5 +178,5 @@ def wrong(questions: Sequence[Question], answers: Sequence[str]) -> list[dict[st
     return [
         {"task": question.task, "question": question.text, "wanted": question.answer, "got": answer}
         for question, answer in zip(questions, answers, strict=True)
-        if not scoring.is_right(answer, wanted=question.answer)
+        if answer.strip() != question.answer
     ]

@@ -1,14 +1,21 @@
-"""The command line, called in this process."""
+"""The command line, called in this process, or several times in another one."""
 
 import json
-from collections.abc import Callable
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
+
+from tests.app.golden import ROOT
 
 
 class Ran(NamedTuple):
     code: int
     out: str
     err: str
+    modules: Sequence[str] = ()  # that are imported in the other process
 
     @property
     def records(self) -> list[dict[str, Any]]:
@@ -24,3 +31,28 @@ class Ran(NamedTuple):
 
 
 Run = Callable[..., Ran]
+
+# As in a shell, variables may precede a command.
+_SEVERAL = """
+import json, os, sys
+from llama_adapter.__main__ import main
+for words in json.loads(sys.argv[1]):
+    while words and "=" in words[0]:
+        os.environ.update([words.pop(0).split("=")])
+    code = int(main(words))
+    for stream in (sys.stdout, sys.stderr):
+        print("ended with", code, *sorted(sys.modules), file=stream, flush=True)
+"""
+
+
+def run_several(
+    commands: Iterable[Sequence[str | Path]], *, before: str = "", environ: Mapping[str, str] | None = None
+) -> list[Ran]:
+    """Run commands one after the other in one new process, which first runs the program `before`."""
+    asked = json.dumps([[*map(str, words)] for words in commands])
+    command = [sys.executable, "-c", before + _SEVERAL, asked]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environ)
+    assert ran.returncode == 0, ran.stderr
+    assert "Traceback" not in ran.stderr, ran.stderr
+    out, err = (re.split(r"^ended with (\d+) (.*)\n", said, flags=re.MULTILINE) for said in (ran.stdout, ran.stderr))
+    return [Ran(int(out[at + 1]), out[at], err[at], out[at + 2].split()) for at in range(0, len(out) - 1, 3)]

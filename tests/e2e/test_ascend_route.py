@@ -8,13 +8,13 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.command_line.main import main
 from llama_adapter.app.jobs.wording import one_line
+from tests.app.command import Ran, run_several
 from tests.app.exported import shared_encoder
 from tests.app.golden import GOLDEN, ROOT, model_options
 from tests.fakes.exported import embedded_onnx
@@ -30,53 +30,19 @@ PICTURES = sorted((ROOT / "assets" / "pictures").glob("*.[pj][np]g"))[:8]
 SOC = "Ascend310P3"
 
 
-def run(*arguments: str | Path, generation: str = "2024", **variables: str) -> subprocess.CompletedProcess[str]:
-    environ = {
-        **os.environ,
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), str(FAKES), os.environ["PATH"]]),
-        "PYTHONPATH": str(FAKES / "ais_bench"),
-        "FAKE_AIS_BENCH": generation,
-        **variables,
-    }
-    command = [sys.executable, *map(str, arguments)]
-    ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environ)
-    assert "Traceback" not in ran.stderr, ran.stderr
-    return ran
+def run(commands: Iterable[Sequence[str | Path]], *, generation: str = "2024") -> list[Ran]:
+    return run_several(commands, environ=environment(FAKE_AIS_BENCH=generation))
 
 
-# Runs several commands in one process, because these tests do not depend on how a process starts. As in a shell,
-# variables may precede a command.
-SEVERAL = """
-import json, os, sys
-from llama_adapter.app.command_line.main import main
-for arguments in json.loads(sys.argv[1]):
-    while "=" in arguments[0]:
-        os.environ.update([arguments.pop(0).split("=")])
-    code = main(arguments)
-    for stream in (sys.stdout, sys.stderr):
-        print("ended with", code, "torch" in sys.modules, file=stream, flush=True)
-"""
+def environment(**variables: str) -> dict[str, str]:
+    path = os.pathsep.join([str(Path(sys.executable).parent), str(FAKES), os.environ["PATH"]])
+    return {**os.environ, "PATH": path, "PYTHONPATH": str(FAKES / "ais_bench"), **variables}
 
 
-class Ended(NamedTuple):
-    out: str
-    code: int
-    err: str
-    has_torch: bool
-
-    @property
-    def lines(self) -> list[str]:
-        """The sorted output lines of a command that succeeded."""
-        assert self.code == 0, self.err
-        return sorted(self.out.splitlines())
-
-
-def run_several(commands: Iterable[Sequence[str | Path]], *, generation: str = "2024") -> list[Ended]:
-    asked = json.dumps([[*map(str, arguments)] for arguments in commands])
-    ran = run("-c", SEVERAL, asked, generation=generation)
-    assert ran.returncode == 0, ran.stderr
-    out, err = (re.split(r"^ended with (\d+) (\w+)\n", said, flags=re.MULTILINE) for said in (ran.stdout, ran.stderr))
-    return [Ended(out[at], int(out[at + 1]), err[at], out[at + 2] == "True") for at in range(0, len(out) - 1, 3)]
+def lines(ran: Ran) -> list[str]:
+    """The sorted output lines of a command that succeeded."""
+    assert ran.code == 0, ran.err
+    return sorted(ran.out.splitlines())
 
 
 ADAPTER = ("--adapter", model_options()["adapter"])
@@ -93,14 +59,14 @@ def encoders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("encoders")
     onnx = Path(shutil.copy(embedded_onnx("float16"), folder / "clip.onnx"))
     of_adapter = Path(shutil.copy(golden_onnx(), folder / "adapter.onnx"))
-    *_, made = run_several(
+    *_, made = run(
         [
             ("export", "om", of_adapter, "--soc-version", SOC, "--batch-sizes", "2"),
             ("export", "om", onnx, "--soc-version", SOC, "--batch-sizes", "1,2,4", "--gears"),
             ("export", "om", onnx, "--soc-version", SOC, "--batch-sizes", "1,5", "--out", folder / "fixed" / "clip"),
         ]
     )
-    assert [Path(line).name for line in made.lines] == ["clip_bs1.om", "clip_bs5.om"]
+    assert [Path(line).name for line in lines(made)] == ["clip_bs1.om", "clip_bs5.om"]
     return folder
 
 
@@ -119,7 +85,7 @@ ROUTES: dict[tuple[str, str], tuple[str, ...]] = {
 
 
 @pytest.fixture(scope="module")
-def ended(encoders: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Ended]:
+def ended(encoders: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Ran]:
     """The result of captioning by each route. For 2024 also: by torch, over prefixes, and with an adapter's file."""
     prefixes = tmp_path_factory.mktemp("encoded") / "prefixes"
     llama = ("--llama-dir", model_options()["llama_dir"], "--llama-type", "TINY", *ADAPTER)
@@ -135,25 +101,25 @@ def ended(encoders: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tupl
         ("adapter_bs2.om", "2024"): (*of_adapter, "--encoder", encoders / "adapter_bs2.om"),
         ("adapter by torch", "2024"): (*of_adapter, *CLIP),
     }
-    ended: dict[tuple[str, str], Ended] = {}
+    ended: dict[tuple[str, str], Ran] = {}
     for generation in ("2023", "2024"):
         asked = {route: command for route, command in commands.items() if route[1] == generation}
-        ended |= zip(asked, run_several(asked.values(), generation=generation), strict=True)
+        ended |= zip(asked, run(asked.values(), generation=generation), strict=True)
     return ended
 
 
 @pytest.fixture(scope="module")
-def by_torch(ended: dict[tuple[str, str], Ended]) -> list[str]:
+def by_torch(ended: dict[tuple[str, str], Ran]) -> list[str]:
     """The captions computed by torch."""
-    return ended["torch", "2024"].lines
+    return lines(ended["torch", "2024"])
 
 
 @pytest.mark.parametrize("route", ROUTES, ids="-".join)
 @pytest.mark.proves("embedded model", "OM")
 def test_every_encoder_gives_the_captions_of_torch(
-    route: tuple[str, str], ended: dict[tuple[str, str], Ended], by_torch: list[str]
+    route: tuple[str, str], ended: dict[tuple[str, str], Ran], by_torch: list[str]
 ) -> None:
-    assert ended[route].lines == by_torch
+    assert lines(ended[route]) == by_torch
     assert len(by_torch) == 8
 
 
@@ -163,12 +129,9 @@ def test_the_demo_runs_the_om_that_the_guides_variable_names(
     for picture in PICTURES:
         shutil.copy(picture, tmp_path)
 
-    ran = run(
-        "demo_bsz.py",
-        "--no-score",
-        CLIP_DIR=str(encoders / "fixed" / "clip_bs5.om"),
-        PIC_FILE_PATH=str(tmp_path),
-    )
+    variables = environment(CLIP_DIR=str(encoders / "fixed" / "clip_bs5.om"), PIC_FILE_PATH=str(tmp_path))
+    command = [sys.executable, "demo_bsz.py", "--no-score"]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=variables)
     assert ran.returncode == 0, ran.stderr
     results = sorted(line.split(": ", 2)[2] for line in ran.stdout.splitlines() if line.startswith("[result]"))
     assert results == sorted(line.split(": ", 1)[1] for line in by_torch)
@@ -176,14 +139,14 @@ def test_the_demo_runs_the_om_that_the_guides_variable_names(
 
 
 @pytest.mark.proves("prefix files", "OM")
-def test_an_om_encodes_for_a_decoder_elsewhere(ended: dict[tuple[str, str], Ended], by_torch: list[str]) -> None:
+def test_an_om_encodes_for_a_decoder_elsewhere(ended: dict[tuple[str, str], Ran], by_torch: list[str]) -> None:
     assert ended["encode", "2024"].code == 0
-    assert ended["prefixes", "2024"].lines == by_torch
+    assert lines(ended["prefixes", "2024"]) == by_torch
 
 
 @pytest.mark.proves("BIAS adapters", "OM")
-def test_an_adapter_file_becomes_an_om_that_answers_as_its_weights(ended: dict[tuple[str, str], Ended]) -> None:
-    assert ended["adapter_bs2.om", "2024"].lines == ended["adapter by torch", "2024"].lines
+def test_an_adapter_file_becomes_an_om_that_answers_as_its_weights(ended: dict[tuple[str, str], Ran]) -> None:
+    assert lines(ended["adapter_bs2.om", "2024"]) == lines(ended["adapter by torch", "2024"])
 
 
 # The commands of the Ascend guide. One flag is added: the golden adapter's visual blocks are smaller than 7B's.
@@ -282,7 +245,7 @@ DAMAGES = {
 
 
 @pytest.fixture(scope="module")
-def of_damaged(encoders: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
+def of_damaged(encoders: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     """For each kind of damage to an OM, how a command that uses it ends."""
 
     def caption(damage: str) -> tuple[str | Path, ...]:
@@ -296,11 +259,11 @@ def of_damaged(encoders: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
             om.symlink_to(om.rename(om.with_name("real.om")))
         return (f"FAKE_SOC={'Ascend910B3' if damage == 'soc' else SOC}", "caption", PICTURES[0], "--encoder", om)
 
-    return dict(zip(DAMAGES, run_several(map(caption, DAMAGES)), strict=True))
+    return dict(zip(DAMAGES, run(map(caption, DAMAGES)), strict=True))
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_what_the_user_reads_of_an_om_that_cannot_be_used(damage: str, of_damaged: dict[str, Ended]) -> None:
+def test_what_the_user_reads_of_an_om_that_cannot_be_used(damage: str, of_damaged: dict[str, Ran]) -> None:
     ended, (told, hint) = of_damaged[damage], DAMAGES[damage]
 
     assert ended.code == 1
@@ -318,7 +281,7 @@ def test_a_decoder_in_om_files_answers_without_torch(tmp_path: Path) -> None:
     pictures = [str(picture) for picture in PICTURES[:5]]
     with shared_encoder():
         assert main(["export", "decoder", "--format", "onnx-atc", "--out", str(folder)]) == 0
-    *made, captions, alone = run_several(
+    *made, captions, alone = run(
         [
             ["export", "om", str(folder / "decoder.onnx"), *flags, *gears],
             ["export", "om", str(folder / "prefix.onnx"), *flags, "--sizes", "B=1", "--sizes", "B=4"],
@@ -329,7 +292,7 @@ def test_a_decoder_in_om_files_answers_without_torch(tmp_path: Path) -> None:
     )
 
     assert [one.code for one in made] == [0, 0, 0], made
-    assert not any(one.has_torch for one in (*made, captions, alone))
+    assert not any("torch" in one.modules for one in (*made, captions, alone))
     wanted = {answer.picture: answer.text for answer in Captioner.load(dtype="float32").generate(pictures)}
     for told in (captions, alone):
-        assert {record["picture"]: record["text"] for record in map(json.loads, told.lines)} == wanted
+        assert {record["picture"]: record["text"] for record in map(json.loads, lines(told))} == wanted

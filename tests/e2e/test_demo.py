@@ -237,8 +237,9 @@ def test_without_any_variable_the_embedded_model_captions_the_sample_pictures() 
 def known_pictures(tmp_path: Path) -> Path:
     """A folder with a sample picture and two questions about it, one of which has a wrong expected answer."""
     shutil.copy(ROOT / "assets/pictures/12-red-star.jpg", tmp_path)
-    asked = {"picture": "12-red-star.jpg", "task": "color", "question": "What color is the star?"}
-    lines = [json.dumps({**asked, "answer": answer}) for answer in ("red", "blue")]
+    asked = {"picture": "12-red-star.jpg", "task": "look"}
+    answers = {"What color is the star?": "red", "What shape is the red object?": "moon\x1b[31m"}
+    lines = [json.dumps({**asked, "question": question, "answer": answer}) for question, answer in answers.items()]
     (tmp_path / "questions.jsonl").write_text("\n".join(lines))
     return tmp_path
 
@@ -249,8 +250,8 @@ def test_what_is_known_of_the_pictures_is_asked_at_the_end(embedded_demo: Demo, 
     assert ran.code == 0  # a wrong answer is not a failure
     times, score = ran.out.split("\n\ntask ")
     assert "pictures/s" in times
-    assert re.search(r"^color +2 +1$", score, re.MULTILINE)
-    assert "wrong: What color is the star? wanted `blue`, got `red` (12-red-star.jpg)\n" in score
+    assert re.search(r"^look +2 +1$", score, re.MULTILINE)
+    assert "wrong: What shape is the red object? wanted `moon\\x1b[31m`, got `star` (12-red-star.jpg)\n" in score
     assert "1 of 2 answers exactly right, in " in score
 
 

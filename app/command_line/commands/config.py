@@ -13,7 +13,6 @@ from llama_adapter.app.command_line.values import settings
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.errors import ExitCode, UsageError
-from llama_adapter.runtime.settings.setting import nearest
 from llama_adapter.runtime.terminal.stderr_lines import say
 
 if TYPE_CHECKING:
@@ -63,30 +62,6 @@ class Settings(Mapping[str, Any]):
 
         sources = {one.setting.key: one.source for one in self.effective}
         return format_settings(by_section(self.effective, command=self.command), sources=sources)
-
-
-def load(root: Parser, path: str | None, *, command: str, given: Mapping[str, Any]) -> Settings:
-    """The settings of a command; `given` values, by key, take precedence. Raises UsageError."""
-    from llama_adapter.runtime.settings.yaml_file import as_given
-
-    commands = root.commands()
-    if command not in commands:
-        hint = f"`{similar}` may be meant" if (similar := nearest(command, commands)) else ""
-        raise UsageError(f"No command is named `{command}`", hint=hint)
-    parser = commands[command]
-    declared = {setting.key: setting for setting in parser.settings()}
-    options = argparse.Namespace(config=path, **{setting.dest: None for setting in declared.values()})
-    for key, value in given.items():
-        if key not in declared:
-            hint = f"`{similar}` may be meant" if (similar := nearest(key, declared)) else ""
-            raise UsageError(f"`{command}` has no setting named `{key}`", hint=hint)
-        if (text := as_given(value, key)) is not None:
-            try:
-                setattr(options, declared[key].dest, declared[key].read(text))
-            except ValueError as error:
-                raise UsageError(f"{key}: {error}") from None
-    parser.resolve(options, list(declared.values()))
-    return Settings(command=command, effective=tuple(options.effective))
 
 
 def add_config_commands(commands: Any) -> None:

@@ -22,7 +22,6 @@ def add_export(commands: Any) -> None:
     command(kinds, "export om", _run_export_om, defaults=defaults)
 
 
-@terminated_as_interrupted()
 @holding_out
 def _run_export_decoder(options: argparse.Namespace) -> int:
     from llama_adapter.app.models.graph_export.decoder import DecoderJob, run_export_decoder
@@ -39,7 +38,6 @@ def _run_export_decoder(options: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
-@terminated_as_interrupted()
 @holding_out
 def _run_export_onnx(options: argparse.Namespace) -> int:
     if options.llama_dir is not None and options.adapter is None:

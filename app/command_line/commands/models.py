@@ -9,14 +9,12 @@ from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.problems import describe
 from llama_adapter.runtime.schemes import FLOAT
-from llama_adapter.runtime.terminal.run_guarded import terminated_as_interrupted
 from llama_adapter.runtime.terminal.stderr_lines import say
 
 if TYPE_CHECKING:
     from llama_adapter.app.models.quantised_model import QuantiseJob
 
 
-@terminated_as_interrupted()
 @holding_out
 def run_pack(options: argparse.Namespace) -> int:
     from llama_adapter.app.models.bundle_manifest import read_manifest
@@ -27,7 +25,6 @@ def run_pack(options: argparse.Namespace) -> int:
     return _tell(made.place, f"{numbers}, packed in {made.layout}")
 
 
-@terminated_as_interrupted()
 @holding_out
 def run_convert(options: argparse.Namespace) -> int:
     if options.num_ranks < 1:
@@ -84,7 +81,6 @@ def _answer(bundle: Path) -> None:
         say(f"note: the bundle has no known answer for `doctor`: {describe(error).sentence}")
 
 
-@terminated_as_interrupted()
 @holding_out
 def run_quantize(options: argparse.Namespace) -> int:
     from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle

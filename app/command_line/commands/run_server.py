@@ -19,7 +19,7 @@ from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.serving.online.base import OnlineService
 from llama_adapter.app.serving.online.service import Service, load_warm
-from llama_adapter.app.serving.online.types import Observer, ServiceLimits
+from llama_adapter.app.serving.online.types import ServiceLimits
 from llama_adapter.app.serving.replicas.types import DeploymentSettings
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.extras import install_hint
@@ -107,7 +107,10 @@ def run_serve(job: ServeJob, *, open_page: OpenPage | None = None) -> int:
         metrics = Metrics()
         local = None
         if job.deployment is None:
-            local = stack.enter_context(_opened(job, observer=metrics, tell=tell))
+            local = Service(lambda: load_warm(job.spec, tell=tell), limits=job.limits, observer=metrics)
+            stack.enter_context(closing(local))
+            local.start()
+            local.wait_until_ready()
         service = local or stack.enter_context(_opened_replicas(job, address=address, metrics=metrics, tell=tell))
         if job.spec.is_embedded:
             tell(EMBEDDED_NOTE)
@@ -143,15 +146,6 @@ def run_serve(job: ServeJob, *, open_page: OpenPage | None = None) -> int:
             on_start=lambda: log.announce(f"serving on {address}"),
         )
     return ExitCode.INTERRUPTED if ended_by == signal.SIGINT else ExitCode.OK
-
-
-@contextmanager
-def _opened(job: ServeJob, *, observer: Observer, tell: Callable[[str], None]) -> Iterator[Service]:
-    """A service in this process, once it is ready."""
-    with closing(Service(lambda: load_warm(job.spec, tell=tell), limits=job.limits, observer=observer)) as service:
-        service.start()
-        service.wait_until_ready()
-        yield service
 
 
 @contextmanager

@@ -51,6 +51,7 @@ ADVICE: Mapping[str, str] = {
     "torch_npu": f"after torch's CPU build (docs/ascend.md), {install_hint('npu')}",
     "CANN": "install it, then source its `set_env.sh`: docs/ascend.md",
     "NPU devices": "install the driver; its `npu-smi info` must list them: docs/ascend.md",
+    "CPU kernels": "plain torch computes, more slowly",
     "atc": "comes with CANN: source its `set_env.sh`",
     **dict.fromkeys(("aclruntime", "ais_bench"), "install it from source: docs/ascend.md"),
     **dict.fromkeys(EXPORT_PACKAGES, INSTALL_HINT),
@@ -107,15 +108,10 @@ def look_at_environment() -> list[Probe]:
         # The slowest checks start first, so that no core is idle at the end.
         groups = (*PROJECT_PACKAGES, *SERVER_PACKAGES, *PAGE_PACKAGES), EXPORT_PACKAGES
         grouped = [ask("packages", *names) for names in groups]
-        torch_npu, both = ask("torch_npu", seconds=TORCH_S), ask("torch_and_kernels", seconds=TORCH_S)
+        torch_npu, torch, kernels = (ask(name, seconds=TORCH_S) for name in ("torch_npu", "torch", "kernels"))
         autoload = ask("autoload", environ=plain, seconds=TORCH_S) if extensions else None
         encoder = {name: ask(name) for name in ("aclruntime", "ais_bench")}
         devices, atc = pool.submit(probes.list_devices), pool.submit(probes.look_at_atc)
-        # If one of both ends their common process, each is examined in a separate process.
-        host = {
-            name: both.result()[name] if name in both.result() else ask(name, seconds=TORCH_S).result()
-            for name in ("torch", "kernels")
-        }
         answers = {name: said for group in grouped for name, said in group.result().get("packages", {}).items()}
         # A package that fails together with others, or ends their process, is examined in a separate process.
         alone = {name: ask("package", name) for names in groups for name in names if name not in answers}
@@ -128,10 +124,10 @@ def look_at_environment() -> list[Probe]:
         _accelerators(devices.result(), torch_npu.result()),
         _probe("CANN", probes.look_at_cann(os.environ, works=torch_npu.result()["state"] == "ok")),
         _probe("atc", atc.result()),
-        _probe("torch", host["torch"]),
+        _probe("torch", torch.result()),
         *([] if autoload is None else [_autoload(extensions, autoload.result())]),
-        _kernels(host["kernels"]),
-        _gpus(host["torch"]),
+        _probe("CPU kernels", kernels.result()),
+        _gpus(torch.result()),
         _probe("torch_npu", torch_npu.result()),
         *_operators(torch_npu.result()),
         *(_probe(name, said.result()) for name, said in encoder.items()),
@@ -163,14 +159,6 @@ def _autoload(extensions: list[str], said: Mapping[str, Any]) -> Probe:
         return Probe(name="extensions", state="ok", found=f"`import torch` also imports {names}")
     hint = f"this project's commands load {names} only when asked; in other programs set {AUTOLOAD}=0, or uninstall it"
     return Probe(name="extensions", state="broken", found=said["found"], hint=hint)
-
-
-def _kernels(said: Mapping[str, Any]) -> Probe:
-    if said["state"] == "ok":
-        return Probe(name="CPU kernels", state="ok", found=said["found"])
-    found = said["found"] and f"none: {said['found']}"
-    hint = said["hint"] or "plain torch computes, more slowly"
-    return Probe(name="CPU kernels", state=said["state"], found=found, hint=hint)
 
 
 def _gpus(torch: Mapping[str, Any]) -> Probe:

@@ -42,11 +42,6 @@ PROGRAM_S = 60.0
 # These functions run in a child process.
 
 
-def look_at_torch_and_kernels() -> dict[str, Any]:
-    """Facts: the answers on `torch` and `kernels`. One process gives both, because importing torch takes longest."""
-    return ok("", torch=look_at_torch(), kernels=look_at_kernels())
-
-
 def look_at_torch() -> dict[str, Any]:
     """Examine torch without its extensions. Facts: `gpus` (their names) and `has_gpu_build`."""
     if importlib.util.find_spec("torch") is None:
@@ -64,8 +59,6 @@ def look_at_torch() -> dict[str, Any]:
 
 def look_at_kernels() -> dict[str, Any]:
     """Examine this program's kernels for this processor. They are compiled now if they were not before."""
-    if importlib.util.find_spec("torch") is None:
-        return absent()
     from llama_adapter.runtime.kernels.library import find_library
 
     try:
@@ -73,7 +66,7 @@ def look_at_kernels() -> dict[str, Any]:
     except (DeviceError, UsageError) as error:  # commands end with it
         return broken(error.message, hint=error.hint)
     if finding.library is None:
-        return {**absent(), "found": one_line(finding.reason)}
+        return {**absent(), "found": one_line(f"none: {finding.reason}")}
     return ok(one_line(f"{finding.variant} ({finding.origin}): float32, bfloat16, int8 and int4"))
 
 

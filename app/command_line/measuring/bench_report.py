@@ -5,6 +5,7 @@ from typing import Any
 
 from llama_adapter.app.command_line.measuring.bench_result import BenchResult
 from llama_adapter.app.jobs.report import numbers
+from llama_adapter.app.models.plan import table_lines
 from llama_adapter.runtime.partial import named_after
 
 _STAGE_NAMES = {"step": "steps"}
@@ -12,33 +13,22 @@ _STAGE_NAMES = {"step": "steps"}
 
 def format_table(result: BenchResult) -> str:
     """Tables of batch sizes and programs, and the circumstances of the run."""
-    lines = [headline(result.to_dict()), ""]
-    stages = list(result.batches[0].stages_ms)
-    lines.append(
-        f"{'batch':>5} {'pictures/s':>11} {'tokens/s':>9} {'p50 ms':>8} {'p95 ms':>8}  "
-        + " ".join(f"{_STAGE_NAMES.get(name, name):>8}" for name in stages)
-        + "  bound by"
-    )
+    stages = [_STAGE_NAMES.get(name, name) for name in result.batches[0].stages_ms]
+    rates = [["batch", "pictures/s", "tokens/s", "p50 ms", "p95 ms", *stages, "bound by"]]
+    programs = [["batch", "program", "rows", "calls", "ms", "GB/s", "of peak", "GFLOP/s", "of peak"]]
     for batch in result.batches:
+        size = str(batch.batch_size)
+        latencies = [f"{ms or 0:.1f}" for ms in (batch.latency_p50_ms, batch.latency_p95_ms)]
+        in_stages = [f"{ms:.2f}" for ms in batch.stages_ms.values()]
         bound = f"{batch.bound_by} ({batch.bounds[batch.bound_by]:.0%})"
-        lines.append(
-            f"{batch.batch_size:>5} {batch.pictures_per_s:>11.2f} {batch.tokens_per_s:>9.1f} "
-            f"{batch.latency_p50_ms or 0:>8.1f} {batch.latency_p95_ms or 0:>8.1f}  "
-            + " ".join(f"{batch.stages_ms[name]:>8.2f}" for name in stages)
-            + f"  {bound}"
-        )
-    lines += ["read to rest: ms for each picture", ""]
-    lines.append(
-        f"{'batch':>5} {'program':<8} {'rows':>5} {'calls':>6} {'ms':>9} {'GB/s':>8} {'of peak':>8} {'GFLOP/s':>9} "
-        f"{'of peak':>8}"
-    )
-    for batch in result.batches:
+        rates.append([size, f"{batch.pictures_per_s:.2f}", f"{batch.tokens_per_s:.1f}", *latencies, *in_stages, bound])
         for program, one in batch.programs.items():
-            memory = f"{one.gbytes_per_s:>8.1f} {one.bandwidth_share:>8.0%}"
-            arithmetic = f"{one.gflops_per_s:>9.1f} {one.matmul_share:>8.0%}"
-            counts = f"{one.num_rows:>5} {one.num_calls:>6} {one.ms:>9.2f}"
-            lines.append(f"{batch.batch_size:>5} {program:<8} {counts} {memory} {arithmetic}")
-    return "\n".join([*lines, "", *circumstance_lines(result.to_dict())])
+            memory = [f"{one.gbytes_per_s:.1f}", f"{one.bandwidth_share:.0%}"]
+            arithmetic = [f"{one.gflops_per_s:.1f}", f"{one.matmul_share:.0%}"]
+            counts = [str(one.num_rows), str(one.num_calls), f"{one.ms:.2f}"]
+            programs.append([size, program, *counts, *memory, *arithmetic])
+    tables = [*table_lines(rates), "read to rest: ms for each picture", "", *table_lines(programs)]
+    return "\n".join([headline(result.to_dict()), "", *tables, "", *circumstance_lines(result.to_dict())])
 
 
 def headline(result: Mapping[str, Any]) -> str:
@@ -51,23 +41,19 @@ def headline(result: Mapping[str, Any]) -> str:
     return f"{result['model']} ({weights}), {result['workload']}: {asked[result['workload']]}"
 
 
-def number_types(result: Mapping[str, Any]) -> str:
-    """The number types, such as `float32` or `int8 and float32`."""
-    return numbers(result["dtype"], result["precision"])
-
-
 def circumstance_lines(result: Mapping[str, Any]) -> list[str]:
     """Lines on ceilings, device, settings and machine, from `BenchResult.to_dict`."""
     ceilings, facts = result["ceilings"], result["circumstances"]
     load = "unknown" if facts["load_before"] is None else " ".join(f"{value:.2f}" for value in facts["load_before"])
     warm_up = ", ".join(f"{batch['warm_up_s']:.1f} s" for batch in result["batches"])
+    types = numbers(result["dtype"], result["precision"])
     rounds = "one round" if result["rounds"] == 1 else f"medians of {result['rounds']} rounds"
     busy = ", ".join(f"{batch['busy_cpus']:.2f}" for batch in result["batches"])
     return [
         f"ceilings measured in this run: {ceilings['bytes_per_s'] / 1e9:.1f} GB/s, linear layers "
         f"{ceilings['decoder_flops_per_s'] / 1e9:,.0f} GFLOP/s (decoder's), "
         f"{ceilings['encoder_flops_per_s'] / 1e9:,.0f} GFLOP/s (encoder's)",
-        f"{result['device']}, {number_types(result)}, {result['mode']} ({result['operators']}), encoder by "
+        f"{result['device']}, {types}, {result['mode']} ({result['operators']}), encoder by "
         f"{result['vision']}; device waited for at each stage; {result['pictures']} pictures a round, "
         f"{rounds}; warm-up of one batch each: {warm_up}; loaded in {result['load_s']:.1f} s",
         f"{facts['cpu']}, {facts['threads']} of {facts['num_cpus']} CPUs (kept busy: {busy}), "
@@ -108,7 +94,7 @@ def write_plot(result: BenchResult, place: str) -> None:
     shares.legend(fontsize="small")
     facts = result.circumstances
     figure.suptitle(
-        f"{headline(result.to_dict())}\n{result.device}, {number_types(result.to_dict())}, {result.mode}; "
+        f"{headline(result.to_dict())}\n{result.device}, {numbers(result.dtype, result.precision)}, {result.mode}; "
         f"{facts['cpu']}, {facts['threads']} thread{'s' if facts['threads'] > 1 else ''}",
         fontsize="medium",
     )

@@ -44,15 +44,11 @@ class Round:
     latencies_ms: tuple[float, ...]
     calls: tuple[Call, ...]
 
-    def seconds(self, program: Program) -> float:
-        """Seconds of all calls of a program."""
-        return sum(call.seconds for call in self.calls if call.program == program)
-
     def stages_ms(self) -> dict[str, float]:
         """Milliseconds per picture for reading and each program, and the rest."""
-        seconds: dict[str, float] = {"read": self.read_s}
-        for program in PROGRAMS:
-            seconds[program] = self.seconds(program)
+        seconds: dict[str, float] = {"read": self.read_s, **dict.fromkeys(PROGRAMS, 0.0)}
+        for call in self.calls:
+            seconds[call.program] += call.seconds
         seconds["rest"] = max(self.wall_s - sum(seconds.values()), 0.0)
         return {name: value * 1e3 / self.num_pictures for name, value in seconds.items()}
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -100,14 +100,11 @@ class MeteredRunner:
         """Run a plan, and record its program together with the choice of tokens."""
         if not plan.rows:
             return self._inner.run(plan)
-        with self._note(plan):
-            return self._inner.run(plan)
-
-    def _note(self, plan: Plan) -> AbstractContextManager[None]:
         program: Program = "step" if isinstance(plan, DecodePlan) else "prefill"
         if isinstance(plan, MixedPlan):
             program = "mixed"
-        return self._meter.note(program, len(plan.rows), self._work(plan))
+        with self._meter.note(program, len(plan.rows), self._work(plan)):
+            return self._inner.run(plan)
 
     def _work(self, plan: Plan) -> Work:
         decoder, num_rows = self.config.decoder, len(plan.rows)

@@ -1,23 +1,15 @@
 """Which heavy modules a command imports. They decide how fast it starts."""
 
-import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 from llama_adapter.app.models.resources import embedded_model, sample_pictures
+from tests.app.command import run_several
 
 HEAVY = {
     *("torch", "numpy", "PIL", "safetensors", "sentencepiece", "tokenizers", "huggingface_hub", "jinja2", "gguf"),
     *("gradio", "fastapi", "uvicorn", "ray", "onnxruntime", "transformers", "asyncio", "ssl", "importlib.metadata"),
 }
-PROGRAM = """
-import json, sys
-from llama_adapter.__main__ import main
-codes = [int(main(words)) for words in json.loads(sys.argv[1])]
-print(json.dumps([codes, sorted(sys.modules)]), file=sys.stderr)
-"""
 HELP = "|caption|ask|encode|convert|quantize|export om|serve|bench|doctor"
 USAGE = ("", "export", "paint", "caption", "caption x.png --top-p 3", "caption x.png --adapter x.pth")
 PICTURE = str(next(sample_pictures().glob("*.png")))
@@ -25,11 +17,10 @@ PICTURE = str(next(sample_pictures().glob("*.png")))
 
 def imported(*commands: list[str], code: int = 0) -> set[str]:
     """The heavy modules that a process imports for these commands."""
-    ran = subprocess.run([sys.executable, "-c", PROGRAM, json.dumps(commands)], capture_output=True, text=True)
-    codes, modules = json.loads(ran.stderr.splitlines()[-1])
-    assert codes == [code] * len(commands), ran.stderr
-    assert code == 0 or ran.stdout == ""
-    return HEAVY & set(modules)
+    ran = run_several(commands)
+    assert [one.code for one in ran] == [code] * len(commands), ran
+    assert code == 0 or not any(one.out for one in ran)
+    return HEAVY & {*ran[-1].modules}
 
 
 def test_help_and_usage_errors_import_nothing_heavy() -> None:

@@ -9,7 +9,6 @@ import yaml
 
 from llama_adapter.app.compat.foreign import import_file, import_line
 from llama_adapter.app.compat.imported import Imported
-from llama_adapter.app.compat.importers import importer_of
 from llama_adapter.app.models.bundle_manifest import INPUT_SCALES
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.resources import embedded_model
@@ -71,33 +70,13 @@ def test_a_command_of_mindformers_reads_its_yaml_and_has_precedence(tmp_path: Pa
         imported(tmp_path, "run.sh", "python run_mindformer.py --config predict.yaml --predict_data hi\necho done\n")
 
 
-@pytest.mark.parametrize(
-    ("data", "prompt"),
-    [
-        ("[a, b]", {"prompt": ["a", "b"], "raw": True}),
-        ("[a.txt, b.txt]", {"prompt_file": ["a.txt", "b.txt"], "raw": True}),
-    ],
-)
-def test_several_prompts_or_files_of_them_are_taken(data: str, prompt: Any, tmp_path: Path) -> None:
-    text = text_of("predict.yaml", model="elsewhere")
-    text = "\n".join(f"predict_data: {data}" if "predict_data" in one else one for one in text.split("\n"))
-    assert imported(tmp_path, "predict.yaml", text).settings["prompt"] == prompt
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("model_path: x\nworld_size: 4\nparallel_config: {attn_tp_size: 4, lmhead_tp_size: 1, embed_tp_size: 4}", 4),
-        ("model_path: x\nworld_size: 2\nmodel_config: {enable_online_split_weight: True}", 2),
-        ("run_mode: predict\nuse_parallel: True\nparallel_config: {data_parallel: 1, model_parallel: 8}", 8),
-        ("model_path: x\nexe_mode: ge_graph\nworld_size: 2", 2),
-    ],
-)
-def test_a_model_on_several_devices_becomes_ranks_without_graphs(text: str, size: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("text", "expected", "told"), yaml.safe_load((SETTINGS / "taken.yaml").read_text()))
+def test_what_is_taken(text: str, expected: dict[str, Any], told: str, tmp_path: Path) -> None:
     found = imported(tmp_path, "run.yaml", text)
-    assert found.settings["computation"] == {"tensor_parallel": size}
-    assert not found.refused
-    assert ("several ranks run operator by operator" in found.format_report()) == ("ge_graph" in text)
+
+    assert found.refused == ()
+    assert {section: found.settings.get(section, {}) for section in expected} == expected
+    assert told in found.format_report()
 
 
 @pytest.mark.parametrize(("text", "number", "told"), yaml.safe_load((SETTINGS / "refused.yaml").read_text()))
@@ -111,15 +90,6 @@ def test_what_cannot_be_served_is_refused_with_its_line_and_what_does_it(
     assert not (told and others)
     with pytest.raises(UsageError, match=f"run.yaml:{number}"):
         found.check("run.yaml")
-
-
-@pytest.mark.parametrize(("text", "expected"), yaml.safe_load((SETTINGS / "bits.yaml").read_text()))
-def test_names_of_bits_are_our_precision(text: str, expected: dict[str, str], tmp_path: Path) -> None:
-    found = imported(tmp_path, "run.yaml", text)
-
-    assert found.refused == ()
-    computation = found.settings.get("computation", {})
-    assert {name: computation[name] for name in ("precision", "operators") if name in computation} == expected
 
 
 @pytest.mark.parametrize("name", ["a8w8", "ptq_int8"])
@@ -149,56 +119,28 @@ def test_unknown_and_empty_keys_are_in_the_report(tmp_path: Path) -> None:
     assert "`data_config.batch_size`" in found.report[-1].text
 
 
-@pytest.mark.parametrize(("load", "expected"), [("''", "llama2_7b"), ("elsewhere", "elsewhere")])
-def test_the_checkpoint_of_the_model_config_is_the_second_choice(load: str, expected: str, tmp_path: Path) -> None:
-    text = f"load_checkpoint: {load}\nmodel: {{model_config: {{checkpoint_name_or_path: llama2_7b}}}}\n"
-
-    assert imported(tmp_path, "predict.yaml", text).settings["model"]["model"] == expected
-
-
-@pytest.mark.parametrize("text", ["run_mode: predict", "model_name_or_path: a"])
-def test_prompts_of_the_command_line_are_continued_too(text: str, tmp_path: Path) -> None:
-    assert imported(tmp_path, "run.yaml", text).settings["prompt"] == {"raw": True}
-
-
-def test_a_key_that_contradicts_an_earlier_one_is_ignored(tmp_path: Path) -> None:
-    text = "run_mode: predict\nmodel: {model_config: {seq_length: 512}}\ninfer: {infer_seq_length: 256}\n"
-    found = imported(tmp_path, "predict.yaml", text)
-
-    assert (found.settings["model"]["context"], found.report[-1].outcome) == (512, "ignored")
-
-
-def test_our_own_settings_are_of_no_other_system() -> None:
-    assert importer_of({"model": {"model": "x"}, "generation": {"seed": 1}}) is None
-
-
 @pytest.mark.parametrize(
-    "text", ["exe_mode: !!python/object/apply:os.system [ls]", "a: 1\na: 2", "[1, 2]", "only: ours"]
+    ("name", "content", "told"),
+    [
+        ("x.yaml", b"exe_mode: !!python/object/apply:os.system [ls]", "x.yaml"),
+        ("x.yaml", b"a: 1\na: 2", "x.yaml"),
+        ("x.yaml", b"[1, 2]", "x.yaml"),
+        ("x.yaml", b"only: ours", "the settings of no known system: its keys are only"),
+        ("x.yaml", b"model: {model: x}\ngeneration: {seed: 1}", "has our own settings already"),
+        ("x.sh", b"python pipeline_inference.py", "has no settings"),
+        ("x.sh", b"# a comment\nrun --a 'b", "x.sh:2"),
+        ("x.sh", b"# a comment\nrun --a 1 --a 2", "x.sh:2"),
+        ("x.sh", b"# a comment\nrun --a 1 2", "x.sh:2"),
+        ("x.txt", b"run --model_name_or_path caf\xe9", "x.txt"),
+        ("x.txt", b"run " + b"x" * 2**20, "x.txt"),
+    ],
+    ids=lambda value: repr(value)[:60],
 )
-def test_what_is_not_plain_settings_is_an_error(text: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError):
-        imported(tmp_path, "x.yaml", text)
-
-
-def test_a_script_without_options_has_the_settings_of_no_system(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="has no settings"):
-        imported(tmp_path, "x.sh", "python pipeline_inference.py\n")
-
-
-@pytest.mark.parametrize("text", ["run --a 'b", "run --a 1 --a 2", "run --a 1 2"])
-def test_what_is_no_command_line_is_an_error(text: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=":2"):
-        imported(tmp_path, "x.sh", "# a comment\n" + text)
-
-
-@pytest.mark.parametrize(
-    "content", [b"run --model_name_or_path caf\xe9", b"run " + b"x" * 2**20], ids=["latin", "long"]
-)
-def test_a_command_line_that_cannot_be_read_is_named(content: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "x.txt"
+def test_a_file_that_cannot_be_used_is_an_error(name: str, content: bytes, told: str, tmp_path: Path) -> None:
+    path = tmp_path / name
     path.write_bytes(content)
 
-    with pytest.raises(UsageError, match=r"x\.txt"):
+    with pytest.raises(UsageError, match=told):
         import_file(str(path))
 
 

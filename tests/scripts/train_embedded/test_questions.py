@@ -25,11 +25,13 @@ def test_captions_read_as_the_world_promises(words: list[tuple[str, ...]], wante
     assert caption(scene_from_words(words)) == wanted
 
 
-@pytest.mark.parametrize("task", [task for task in TASKS if task != "caption"])
-def test_questions_have_their_one_right_answer(task: str, snapshot: SnapshotAssertion) -> None:
-    scene, rng = scene_from_words([STAR, RING, CROSS]), np.random.default_rng(0)
-    questions = [ask(scene, task, rng) for _ in range(200)]
-    assert sorted({f"{each.text} {each.answer}" for each in questions if each is not None}) == snapshot
+def test_questions_have_their_one_right_answer(snapshot: SnapshotAssertion) -> None:
+    scene, asked = scene_from_words([STAR, RING, CROSS]), {}
+    for task in (task for task in TASKS if task != "caption"):
+        rng = np.random.default_rng(0)
+        questions = [ask(scene, task, rng) for _ in range(200)]
+        asked[task] = sorted({f"{each.text} {each.answer}" for each in questions if each is not None})
+    assert asked == snapshot
 
 
 STAR_LABELS = {

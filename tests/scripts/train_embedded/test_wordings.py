@@ -28,9 +28,12 @@ def _asked(task: str, scene: Scene = SCENE) -> Question:
     return question
 
 
-@pytest.mark.parametrize("task", [*TASKS, "outside"])
-def test_a_seed_gives_the_same_questions_as_ever(task: str, snapshot: SnapshotAssertion) -> None:
+def test_a_seed_gives_the_same_questions_as_ever(snapshot: SnapshotAssertion) -> None:
     """A change of rules, words or draws changes what a training from a seed learns."""
+    assert {task: _digest(task) for task in (*TASKS, "outside")} == snapshot
+
+
+def _digest(task: str) -> str:
     rng, digest = np.random.default_rng(10), hashlib.sha256()
     for number in range(60):
         scene = sample_scene(rng, placed=False)
@@ -46,7 +49,7 @@ def test_a_seed_gives_the_same_questions_as_ever(task: str, snapshot: SnapshotAs
             said.append(held_out(question, number, rng, sentences=SECOND_LIST))
         for each in said:
             digest.update(repr((each.text, each.answer, each.about, each.words)).encode())
-    assert digest.hexdigest()[:16] == snapshot
+    return digest.hexdigest()[:16]
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -59,7 +59,9 @@ def test_golden_checkpoints_give_the_texts_of_the_reference(run: Run, name: str,
 MODEL = "--llama-dir LLAMA --llama-type TINY --adapter ADAPTER --clip CLIP --visual-heads 4"
 
 
-def test_usage_errors(run: Run, snapshot: Any) -> None:
+def test_usage_errors(run: Run, snapshot: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve = "llama_adapter.app.command_line.commands.run_server.run_serve"
+    monkeypatch.setattr(serve, lambda job, **_: 0)  # a mistake that is not found must not serve for ever
     flags = model_flags()
     paths = {"LLAMA": flags[1], "ADAPTER": flags[5], "CLIP": flags[7], "PICTURE": picture()}
     told = {}

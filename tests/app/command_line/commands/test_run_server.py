@@ -109,26 +109,6 @@ def test_flags_reach_the_job(jobs: list[ServeJob]) -> None:
     assert (job.spec.batch_size, job.spec.precision) == (2, "int8")
 
 
-@pytest.mark.parametrize(
-    ("flags", "word"),
-    [
-        (["--port", "70000"], "--port"),
-        (["--max-waiting", "0"], "--max-waiting"),
-        (["--timeout-s", "nan"], "--timeout-s"),
-        (["--drain-s", "-1"], "--drain-s"),
-        (["--max-body-mib", "0"], "--max-body-mib"),
-        (["--max-files-mib", "0"], "--max-files-mib"),
-        (["--batch-size", "0"], "--batch-size"),
-    ],
-)
-def test_invalid_flag_values_are_named(
-    jobs: list[ServeJob], capsys: pytest.CaptureFixture[str], flags: list[str], word: str
-) -> None:
-    assert main(["serve", *flags]) == ExitCode.USAGE
-    assert word in capsys.readouterr().err
-    assert jobs == []
-
-
 def test_keys_come_from_a_file_that_only_its_owner_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(API_KEY_VARIABLE, "from-environment")
     file = tmp_path / "keys"

@@ -23,7 +23,6 @@ from llama_adapter.app.command_line.doctor.command import (
     run_checkup,
     summary,
     terminal_width,
-    weigh,
 )
 from llama_adapter.app.command_line.doctor.environment import (
     ADVICE,
@@ -53,6 +52,7 @@ from llama_adapter.runtime.child_process import absent, broken, ok
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.problems import describe
 from llama_adapter.runtime.torch_import import AUTOLOAD, explain_torch_import, prepare_imports
+from tests.app.command import Ran, run_several
 from tests.app.golden import ROOT
 from tests.npu import wheel
 
@@ -83,21 +83,6 @@ def program(folder: Path, name: str, script: str) -> None:
 # Levels and printing.
 
 
-@pytest.mark.parametrize(
-    ("state", "device", "level"),
-    [
-        ("ok", "cpu", "ok"),
-        ("absent", "cpu", "absent"),
-        ("broken", "cpu", "warning"),
-        ("absent", "npu:0", "error"),
-        ("broken", "npu:1", "error"),
-        ("ok", "npu", "ok"),
-    ],
-)
-def test_a_gap_is_an_error_only_where_something_needs_it(state: Any, device: str, level: str) -> None:
-    assert weigh(Probe(name="torch_npu", state=state), uses=uses_of(device=device)) == level
-
-
 def test_what_an_om_and_an_exported_decoder_need() -> None:
     uses = uses_of(vision="om")
 
@@ -110,7 +95,7 @@ def test_what_an_om_and_an_exported_decoder_need() -> None:
 def test_every_needed_part_has_advice() -> None:
     parts = {name for names in NEEDED.values() for name in names} - {"python", "CUDA devices"}
 
-    assert parts == set(ADVICE)
+    assert parts == ADVICE.keys() - {"CPU kernels"}
 
 
 def test_the_table(snapshot: SnapshotAssertion) -> None:
@@ -199,7 +184,7 @@ def test_what_fails_together_is_asked_one_by_one(monkeypatch: pytest.MonkeyPatch
             return ended if "onnx" in names else ok("", packages={"numpy": ok("1")})
         if name == "package":
             return broken("no") if names == ("uvicorn",) else {**absent(), "found": " ".join(names)}
-        return ended if name in ("torch_and_kernels", "kernels") else ok("2.0") if name == "torch" else absent()
+        return ended if name == "kernels" else absent()
 
     monkeypatch.setattr("llama_adapter.app.command_line.doctor.environment.ask_child", answer)
     found = {probe.name: (probe.state, probe.found) for probe in look_at_environment()}
@@ -207,8 +192,8 @@ def test_what_fails_together_is_asked_one_by_one(monkeypatch: pytest.MonkeyPatch
     assert found["numpy"] == ("ok", "1")
     assert found["uvicorn"] == ("broken", "no")
     assert found["onnx"] == ("absent", "onnx")
-    assert found["torch"] == ("ok", "2.0")
-    assert found["CPU kernels"] == ("broken", "none: its check was ended by signal 11")
+    assert "llama-adapter" in found
+    assert found["CPU kernels"] == ("broken", "its check was ended by signal 11")
 
 
 def test_kernels_that_no_command_can_choose_are_broken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,16 +285,16 @@ def test_without_torch_npu_it_is_absent() -> None:
     assert look_at_torch_npu()["state"] == "absent"
 
 
-def python(program: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def environment(**variables: str) -> dict[str, str]:
+    """Where torch_npu is installed, and CANN is not."""
     environ = {name: value for name, value in os.environ.items() if name != AUTOLOAD}
-    environ |= {"PYTHONPATH": os.pathsep.join([str(WITHOUT_CANN), str(ROOT)]), **variables}
-    command = [sys.executable, "-c", program, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environ, cwd=ROOT)
+    return environ | {"PYTHONPATH": os.pathsep.join([str(WITHOUT_CANN), str(ROOT)]), **variables}
 
 
 @pytest.mark.slow
 def test_a_program_that_imports_the_package_gets_the_hint_in_its_traceback() -> None:
-    ran = python("import llama_adapter; llama_adapter.Captioner.load()")
+    command = [sys.executable, "-c", "import llama_adapter; llama_adapter.Captioner.load()"]
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment(), cwd=ROOT)
 
     # torch's own message when torch_npu fails, followed by ours.
     assert "RuntimeError: Failed to load the backend extension: torch_npu." in ran.stderr
@@ -317,23 +302,8 @@ def test_a_program_that_imports_the_package_gets_the_hint_in_its_traceback() -> 
     assert f"{AUTOLOAD}=0" in ran.stderr.splitlines()[-1]
 
 
-# Runs several command lines, and prints exit code, stdout and stderr of each one.
-COMMANDS = """
-import contextlib, io, json, sys
-from llama_adapter.app.command_line.main import main
-told = []
-for arguments in json.loads(sys.argv[1]):
-    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
-        code = main(arguments)
-    told.append([code, out.getvalue(), err.getvalue()])
-print(json.dumps(told))
-"""
-
-
-def commands(*asked: list[str], before: str = "", **variables: str) -> list[tuple[int, str, str]]:
-    ran = python(before + COMMANDS, json.dumps(asked), **variables)
-    assert ran.returncode == 0, ran.stderr
-    return [tuple(told) for told in json.loads(ran.stdout)]
+def commands(*asked: list[str], before: str = "", **variables: str) -> list[Ran]:
+    return run_several(asked, before=before, environ=environment(**variables))
 
 
 @pytest.mark.slow
@@ -341,10 +311,10 @@ def test_without_cann_the_cpu_answers_and_the_device_is_a_usage_error(tmp_path: 
     caption = ["caption", str(ROOT / "assets" / "pictures" / "03-purple-triangle.png")]
     answered, refused = commands([*caption, "--out", str(tmp_path / "records.jsonl")], [*caption, "--device", "npu:0"])
 
-    assert answered[0] == 0
+    assert answered.code == 0
     assert json.loads((tmp_path / "records.jsonl").read_text())["text"] == "a small purple triangle at the top"
-    assert refused[:2] == (2, "")
-    assert re.fullmatch(r"error: .*libraries of CANN are not found.*\n\nhint: .*set_env\.sh.*\n", refused[2])
+    assert (refused.code, refused.out) == (2, "")
+    assert re.fullmatch(r"error: .*libraries of CANN are not found.*\n\nhint: .*set_env\.sh.*\n", refused.err)
 
 
 # The table with few packages, examined once for several commands.
@@ -363,17 +333,17 @@ def test_the_table_of_a_machine_with_torch_npu_and_nothing_else_of_ascends(tmp_p
     asked = [["doctor", "--environment", *flags] for flags in uses]
     nowhere = {"HOME": str(tmp_path), "PATH": str(tmp_path), "CC": "/nowhere/cc"}  # no kernels are compiled
     told = commands(*asked, before=EXAMINED_ONCE, COLUMNS="80", **nowhere)
-    page = told[-1][1]
+    page = told[-1].out
     names = [line[:NAME_WIDTH].strip() for line in page.splitlines()]
     in_order = ["NPU devices", "CANN", "torch", "torch_npu", "aclruntime", "ais_bench"]  # the order of installation
 
-    assert [(code, err) for code, _, err in told] == [(0, ""), (1, ""), (1, "")]
+    assert [(one.code, one.err) for one in told] == [(0, ""), (1, ""), (1, "")]
     assert [name for name in names if name in in_order] == in_order
     assert in_words(page).endswith("to fix in this order: NPU devices, CANN, torch_npu, aclruntime, ais_bench")
     assert max(map(len, page.splitlines())) <= 80 + max(map(len, page.split()))  # paths are not wrapped
-    for _, each, _ in told[:2]:
-        assert "the libraries of CANN are not found" in in_words(each)
-        assert "a plain `import torch` fails" in in_words(each)
+    for each in told[:2]:
+        assert "the libraries of CANN are not found" in in_words(each.out)
+        assert "a plain `import torch` fails" in in_words(each.out)
 
 
 # The table's rows about NPUs, depending on what torch_npu reports in this process.
@@ -396,12 +366,12 @@ def test_without_a_device_only_what_needs_one_fails(tmp_path: Path) -> None:
     caption = ["caption", "x.png", "--device", "npu:0"]
     told = commands(*asked, caption, before=ROWS_OF_NPUS, FAKE_TORCH_NPU="device", **nowhere)
 
-    assert [code for code, _, _ in told] == [0, 1, 2]
-    assert [out.splitlines()[-1] for _, out, _ in told[:2]] == [
+    assert [one.code for one in told] == [0, 1, 2]
+    assert [one.out.splitlines()[-1] for one in told[:2]] == [
         "no errors in 3 checks",
         "1 error in 3 checks: NPU devices",
     ]
-    assert re.fullmatch(r"error: .*there is no NPU.*\n\nhint: .*npu-smi info.*\n", told[2][2])
+    assert re.fullmatch(r"error: .*there is no NPU.*\n\nhint: .*npu-smi info.*\n", told[2].err)
 
 
 # The same with the real torch_npu and a stand-in for CANN.

@@ -1,109 +1,64 @@
 """The doctor finds out which copy of this project runs, and warns if it is not the copy in the current folder."""
 
 import json
-import os
-import shutil
-import subprocess
-import sys
-from importlib.metadata import PathDistribution
+from importlib.metadata import PackageNotFoundError, PathDistribution
 from pathlib import Path
-from typing import Any
+from unittest import mock
 
 import pytest
-from syrupy.assertion import SnapshotAssertion
 
-from llama_adapter.app.command_line.doctor.installation import (
-    Installed,
-    find_checkout,
-    find_installed,
-    judge_installation,
-)
+from llama_adapter.app.command_line.doctor import installation
+from llama_adapter.runtime.child_process import broken, ok
 from tests.app.golden import ROOT
 
-CHECKOUT, OTHER, SITE = Path("/checkout"), Path("/other"), Path("/site-packages")
-EDITABLE = Installed(version="0.1.0", kind="editable", place=CHECKOUT)
-COPY = Installed(version="0.1.0", kind="copy", place=SITE)
+INSTALL = "pip install --editable ."
 
 
-def test_what_runs_and_whether_it_is_intended(snapshot: SnapshotAssertion) -> None:
-    cases: list[tuple[Installed | None, Path, Path | None]] = [
-        (EDITABLE, CHECKOUT, CHECKOUT),
-        (EDITABLE, CHECKOUT, None),
-        (COPY, SITE, None),
-        (None, CHECKOUT, CHECKOUT),
-        # A different copy than the one in the current folder.
-        (COPY, SITE, CHECKOUT),
-        (EDITABLE, CHECKOUT, OTHER),
-        (COPY, CHECKOUT, CHECKOUT),
-    ]
-    judged = [judge_installation(one, running=running, checkout=checkout) for one, running, checkout in cases]
-    assert "\n".join("{state}: {found} [{hint}]".format(**one) for one in judged) == snapshot
-
-
-def install(site: Path, direct_url: dict[str, Any] | None) -> None:
-    """Write the files of an installed package that the doctor reads."""
-    info = site / "llama_adapter-0.1.0.dist-info"
-    info.mkdir(parents=True)
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with an installed copy, and folders beside it: of a checkout, and one with another project."""
+    for name in ("site", "our checkout/inner", "theirs"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "our checkout" / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
+    (tmp_path / "theirs" / "pyproject.toml").write_text('[project]\nname = "x"\ndescription = "of llama-adapter"\n')
+    info = tmp_path / "site" / "llama_adapter-0.1.0.dist-info"
+    info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.4\nName: llama-adapter\nVersion: 0.1.0\n")
-    if direct_url is not None:
-        (info / "direct_url.json").write_text(json.dumps(direct_url))
+    monkeypatch.setattr(installation.importlib.metadata, "distribution", lambda name: PathDistribution(info))
+    monkeypatch.chdir(tmp_path / "theirs")
+    return tmp_path / "site"
 
 
-@pytest.mark.parametrize(
-    ("direct_url", "kind"),
-    [
-        ({"url": "file:///a%20checkout", "dir_info": {"editable": True}}, "editable"),
-        ({"url": "file:///a%20checkout", "dir_info": {}}, "copy"),
-        (None, "copy"),
-    ],
-)
-def test_editable_installs_and_copies_are_told_apart_by_pips_notes(
-    direct_url: dict[str, Any] | None, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install(tmp_path, direct_url)
-    distribution = PathDistribution(tmp_path / "llama_adapter-0.1.0.dist-info")
-    monkeypatch.setattr(
-        "llama_adapter.app.command_line.doctor.installation.importlib.metadata.distribution", lambda name: distribution
+def test_a_copy_is_right_except_in_a_checkout(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, checkout = f"0.1.0, copy, {site}", site.parent / "our checkout"
+    assert installation.look_at_installation() == broken(
+        f"{found}, while {ROOT} is what runs here", hint=f"{INSTALL} in {ROOT}"
     )
-    place = Path("/a checkout") if kind == "editable" else tmp_path.resolve()
-
-    assert find_installed() == Installed(version="0.1.0", kind=kind, place=place)  # type: ignore[arg-type]
-
-
-def test_a_checkout_is_known_by_its_project_file(tmp_path: Path) -> None:
-    for name, text in {
-        "ours": '[project]\nname = "llama-adapter"\n',
-        "theirs": '[project]\nname = "x"\n',
-        "broken": "]",
-    }.items():
-        (tmp_path / name / "inner").mkdir(parents=True)
-        (tmp_path / name / "pyproject.toml").write_text(text)
-
-    assert find_checkout(tmp_path / "ours" / "inner") == tmp_path / "ours"
-    assert find_checkout(tmp_path / "theirs" / "inner") is None
-    assert find_checkout(tmp_path / "broken") is None
-    assert find_checkout(ROOT / "docs") == ROOT
+    monkeypatch.setattr(installation, "_HOME", site)
+    assert installation.look_at_installation() == ok(found)
+    monkeypatch.chdir(checkout / "inner")
+    assert installation.look_at_installation() == broken(
+        f"{found}, while this folder is in the checkout {checkout}",
+        hint=f"changes in {checkout} have no effect; there: {INSTALL}",
+    )
 
 
-@pytest.mark.slow
-def test_a_copy_run_in_the_checkout_is_a_warning(tmp_path: Path) -> None:
-    install(tmp_path, None)
-    ignored = shutil.ignore_patterns("__pycache__", "embedded", "*.png", "*.jpg")
-    shutil.copytree(ROOT / "llama_adapter", tmp_path / "llama_adapter", ignore=ignored)
-    # Like the program that pip installs, this one does not search the current folder for packages. Only one row is
-    # examined.
-    program = """
-import sys
-from llama_adapter.app.command_line.main import main
-from llama_adapter.app.command_line.doctor import command, environment
-command.look_at_environment = lambda: [environment._probe("llama-adapter", environment.look_at_installation())]
-sys.exit(main(["doctor", "--environment"]))
-"""
-    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    ran = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, env=environ, cwd=ROOT)
-    told = " ".join(ran.stdout.split())
+@pytest.mark.parametrize("is_editable", [True, False])
+def test_an_editable_install_is_its_checkout_by_pips_notes(
+    is_editable: bool, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkout = site.parent / "our checkout"
+    notes = {"url": checkout.as_uri(), "dir_info": {"editable": True} if is_editable else {}}
+    (site / "llama_adapter-0.1.0.dist-info" / "direct_url.json").write_text(json.dumps(notes))
+    monkeypatch.setattr(installation, "_HOME", checkout)
+    monkeypatch.chdir(checkout)
 
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert f"llama-adapter warning 0.1.0, copy, {tmp_path}" in told
-    assert f"changes in {ROOT} have no effect" in told
-    assert "no errors, 1 warning in 1 check" in told
+    said = installation.look_at_installation()
+
+    assert said["state"] == ("ok" if is_editable else "broken")
+    assert said["found"].startswith(f"0.1.0, editable, {checkout}" if is_editable else f"0.1.0, copy, {site}, while")
+
+
+def test_without_an_installation_it_runs_from_its_folder() -> None:
+    with mock.patch("importlib.metadata.distribution", side_effect=PackageNotFoundError):
+        assert installation.look_at_installation() == ok(f"not installed, run from {ROOT}")

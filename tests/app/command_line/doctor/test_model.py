@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -130,37 +129,17 @@ def smaller_vocabulary(folder: Path) -> CaptionerSpec:
     return sources
 
 
-def more_layers(folder: Path) -> CaptionerSpec:
-    sources, file = llama(folder), folder / "LLaMA" / "TINY" / "params.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"n_layers": 40}))
-    file.with_name("checklist.chk").unlink()
-    return sources
-
-
-def no_tokenizer(folder: Path) -> CaptionerSpec:
-    shutil.copytree(GOLDEN / "LLaMA/TINY", folder / "LLaMA" / "TINY")
-    return changed(llama_dir=folder / "LLaMA")
-
-
-def truncated(folder: Path, kept: int) -> CaptionerSpec:
+def truncated(folder: Path) -> CaptionerSpec:
     for source in (ADAPTER, CLIP):
-        (folder / source.name).write_bytes(source.read_bytes()[:kept])
+        (folder / source.name).write_bytes(source.read_bytes()[:200_000])
     return changed(adapter=folder / ADAPTER.name, clip=folder / CLIP.name)
 
 
-def edited_adapter(folder: Path, edit: Callable[[dict[str, Any]], object], source: Path = ADAPTER) -> CaptionerSpec:
-    with torch.serialization.safe_globals([Namespace]):
-        content = torch.load(source, weights_only=True)
+def edited_adapter(folder: Path, edit: Callable[[dict[str, Any]], object]) -> CaptionerSpec:
+    content = torch.load(ADAPTER, weights_only=True)
     edit(content["model"])
     torch.save(content, folder / "edited.pth")
     return changed(adapter=folder / "edited.pth")
-
-
-def clip_without_numbers(folder: Path) -> CaptionerSpec:
-    def edit(tensors: dict[str, Any]) -> None:
-        tensors["clip.visual.proj"] = tensors["clip.visual.proj"].to("meta")
-
-    return edited_adapter(folder, edit, GOLDEN / "adapters" / "training-checkpoint-0.pth")
 
 
 def untrained(folder: Path) -> CaptionerSpec:
@@ -168,25 +147,21 @@ def untrained(folder: Path) -> CaptionerSpec:
     return edited_adapter(folder, lambda tensors: tensors.update(gates))
 
 
+# What readers of files find is tested with these. Here each check fails once, and the others go on.
 FAULTY: dict[str, Callable[[Path], CaptionerSpec | Path]] = {
     "nothing is there": lambda folder: CaptionerSpec(llama_dir="no-llama", adapter="no-adapter.pth", clip="no-clip.pt"),
     "no bundle": lambda folder: folder / "absent",
     "adapter and CLIP swapped": lambda folder: changed(adapter=CLIP, clip=ADAPTER),
-    "LLaMA as adapter": lambda folder: changed(adapter=GOLDEN / "LLaMA" / "TINY" / "consolidated.00.pth"),
     "missing shard": missing_shard,
     "flipped bit": flipped_bit,
     "smaller vocabulary": smaller_vocabulary,
-    "more layers": more_layers,
-    "no tokenizer": no_tokenizer,
     "number of heads unknown": lambda folder: changed(visual_heads=None),
     "digest of another file": lambda folder: changed(
         adapter=shutil.copy(ADAPTER, folder / f"{next(iter(RELEASED_ADAPTERS))}_BIAS-7B.pth")
     ),
-    "empty": lambda folder: truncated(folder, 0),
-    "first 1000 bytes": lambda folder: truncated(folder, 1000),
-    "cut short": lambda folder: truncated(folder, 200_000),
+    "cut short": truncated,
+    "adapter as CLIP too": lambda folder: changed(clip=ADAPTER),
     "not a number": lambda folder: edited_adapter(folder, lambda tensors: tensors["clip_proj.bias"].fill_(torch.nan)),
-    "CLIP without numbers": clip_without_numbers,
     "untrained": untrained,
 }
 

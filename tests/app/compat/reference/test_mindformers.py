@@ -1,16 +1,13 @@
 """Programs of MindFormers and MindSpore Lite as their guides write them, with our `mindformers`."""
 
 import re
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from llama_adapter import pipeline
-from llama_adapter.app.command_line.main import main
 from llama_adapter.app.models.resources import embedded_model
-from tests.app.command import Ran
+from tests.app.compat.reference.conftest import Program
 from tests.app.golden import GOLDEN
 from tests.llm.test_mindspore_weights import write_folder
 
@@ -48,22 +45,6 @@ streamer = TextStreamer(tokenizer)
 text_generation_pipeline = pipeline(task="text_generation", model=model, tokenizer=tokenizer, streamer=streamer)
 _ = text_generation_pipeline(inputs, max_length=512, do_sample=False, top_k=3, top_p=1)
 """
-Program = Callable[..., Ran]
-
-
-@pytest.fixture
-def program(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Program:
-    """Runs a program's source with the command, in this process, beside the folder path/to of a `.ckpt`."""
-
-    def program(source: str, *, flags: tuple[str, ...] = ("--device", "cpu")) -> Ran:
-        (tmp_path / "pipeline_inference.py").write_text(source)
-        code = main(["run-reference", *flags, "pipeline_inference.py"])
-        assert not [name for name in sys.modules if name.partition(".")[0] == "mindformers"]
-        return Ran(code, *capsys.readouterr())
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("LLAMA_ADAPTER_HOME", raising=False)
-    return program
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +169,7 @@ def test_an_installed_mindformers_stays(program: Program, tmp_path: Path, monkey
 
 
 def test_a_folder_of_that_name_without_a_package_is_no_mindformers(program: Program, tmp_path: Path) -> None:
-    (tmp_path / "mindformers").mkdir()
+    (tmp_path / "programs" / "mindformers").mkdir(parents=True)
 
     assert program("import mindformers\nprint(mindformers.pipeline.__name__)").out == "pipeline\n"
 

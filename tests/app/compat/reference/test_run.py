@@ -2,8 +2,6 @@
 
 import json
 import re
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,34 +9,13 @@ import pytest
 
 from llama_adapter.app.command_line.main import main
 from llama_adapter.app.models.resources import embedded_model
-from tests.app.command import Ran
-
-Program = Callable[..., Ran]
-
-
-@pytest.fixture
-def program(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Program:
-    """Runs a program's source with the command, in this process, from a folder that is not the program's."""
-
-    def program(source: str, *arguments: str, flags: tuple[str, ...] = ()) -> Ran:
-        folder = tmp_path / "programs"
-        folder.mkdir(exist_ok=True)
-        (folder / "program.py").write_text(source)
-        before = sys.argv, list(sys.path), sys.modules["__main__"]
-        code = main(["run-reference", *flags, "programs/program.py", *arguments])
-        assert (sys.argv, sys.path, sys.modules["__main__"]) == before
-        assert "llama" not in sys.modules
-        return Ran(code, *capsys.readouterr())
-
-    monkeypatch.chdir(tmp_path)
-    return program
+from tests.app.compat.reference.conftest import Program
 
 
 def test_a_program_sees_what_python_shows_it(program: Program) -> None:
     ran = program(
         "import sys, __main__\nprint(sys.argv, __name__, __file__, __main__.__dict__ is globals(), sys.path[0])",
         *("--clip", "other.pt", "-h", "--", "x"),
-        flags=("--device", "cpu"),
     )
 
     argv, name, file, is_main, folder = re.fullmatch(r"(\[.*\]) (\S+) (\S+) (\S+) (\S+)\n", ran.out).groups()  # type: ignore[union-attr]
@@ -101,13 +78,6 @@ def test_an_error_of_the_engine_is_one_sentence_and_a_hint(program: Program, sna
     assert ran.err == snapshot
 
 
-@pytest.mark.parametrize("flags", [("--vision", "om"), ("--model", "a", "--adapter", "b"), ("--no-such-flag",)])
-def test_flags_that_exclude_each_other_are_refused_before_the_program_runs(
-    flags: tuple[str, ...], program: Program
-) -> None:
-    assert program("print('ran')", flags=flags)[:2] == (2, "")
-
-
 def test_a_line_of_paddlenlp_runs_as_the_command_that_it_stands_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,8 +113,3 @@ def test_a_line_of_paddlenlp_runs_as_the_command_that_it_stands_for(
 def test_a_launcher_may_be_in_front(launcher: str, program: Program) -> None:
     program("print('ran')")
     assert main(["run-reference", *launcher.split(), "programs/program.py", "--own"]) == 0
-
-
-def test_a_program_that_is_not_there_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run-reference", "missing.py"]) == 2
-    assert "missing.py" in capsys.readouterr().err

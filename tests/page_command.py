@@ -1,0 +1,44 @@
+"""The `llama-adapter` of the pages in docs/, for their test: what takes longest is done once per test run, or shorter.
+
+`export` traces the embedded model's encoder once, `doctor` examines the environment once, `train` takes fewer steps.
+"""
+
+import json
+import sys
+
+
+def _share_encoder() -> None:
+    from tests.app.exported import shared_encoder
+
+    shared_encoder().__enter__()
+
+
+def _share_environment() -> None:
+    from dataclasses import asdict
+
+    from llama_adapter.app.command_line.doctor import command
+    from llama_adapter.app.command_line.doctor.environment import Probe, look_at_environment
+    from tests.fakes.exported import made_once
+
+    def look() -> list[Probe]:
+        with made_once("environment.json") as (path, is_missing):
+            if is_missing:
+                path.write_text(json.dumps([asdict(probe) for probe in look_at_environment()]))
+        return [Probe(**values) for values in json.loads(path.read_text())]
+
+    command.look_at_environment = look
+
+
+def _shorten_training() -> None:
+    from llama_adapter.app.learning.training import eye, job
+
+    eye._FEWEST_BLOCK_STEPS, job._STEPS_OVER_TRAINED_EYE = 5, 10
+
+
+_PREPARED = {"export": _share_encoder, "doctor": _share_environment, "train": _shorten_training}
+
+if __name__ == "__main__":
+    from llama_adapter.__main__ import main
+
+    _PREPARED.get(sys.argv[1], lambda: None)()
+    sys.exit(main())
