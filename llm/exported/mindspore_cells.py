@@ -78,8 +78,8 @@ class Attention(nn.Cell):  # type: ignore[misc]
         self.dtype, self.has_cache = dtype, has_cache
         self.has_prefix = index >= config.num_layers - num_prefix_layers(config)
         self.has_norms = config.qk_norm != "none"
-        rotary = config.rotary_of(index)
-        self.table_index = -1 if rotary is None else config.distinct_rotaries.index(rotary)
+        table = config.layer_tables[index]
+        self.table_index = -1 if table is None else table
         self.mask_index = (0, *config.windows).index(config.window_of(index))
         self.qkv = Linear(config.attention_dim + 2 * config.kv_dim, config.dim, dtype)
         if self.has_norms:

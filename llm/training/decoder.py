@@ -124,10 +124,11 @@ def _run_layer(
     kept: Tensor | None,
     attend: Attend,
 ) -> Tensor:
-    """A layer of tokens, with the picture's keys and values if it attends to them: all tensors with gradients.
+    """The tokens after a layer.
 
-    If `kept` is not None, only these tokens are computed after attention. It is used in the last layer, after which no
-    other tokens are read.
+    Positional arguments are the tensors with gradients: the tokens, and the picture's keys and values if the layer
+    attends to them. If `kept` is not None, only these tokens are computed after attention. It is used in the last
+    layer, after which no other tokens are read.
     """
     heads_TD = packed_attention(
         layer.attention,

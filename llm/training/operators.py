@@ -23,17 +23,16 @@ from llama_adapter.runtime.schemes.scheme import dtype_name
 _TYPES = (torch.float32, torch.bfloat16)
 
 
-# Row-wise operations with the C kernels: forward if `grad` is None, else backward. Tensors must be contiguous and have
-# the same dtype.
-
-
 def _kernels(x: Tensor) -> Library | None:
     """The kernels if they support the type and the device of `x`, else None."""
     return find_library().library if x.is_cpu and x.dtype in _TYPES else None
 
 
 def row_swiglu(kernels: Library, gate_up: Tensor, grad: Tensor | None) -> Tensor:
-    """(..., 2 F) -> (..., F): silu of the first half times the second. Backward: the gradient of `gate_up`."""
+    """(..., 2 F) -> (..., F): silu of the first half times the second. Backward: the gradient of `gate_up`.
+
+    Forward if `grad` is None, else backward. `gate_up` and `grad` must be contiguous and have the same dtype.
+    """
     width = gate_up.shape[-1] // 2
     out = torch.empty_like(gate_up) if grad is not None else gate_up.new_empty(*gate_up.shape[:-1], width)
     addresses = (gate_up.data_ptr(), _address(grad), out.data_ptr())
@@ -46,7 +45,8 @@ def row_rms_norm(
 ) -> Tensor:
     """(..., D) -> (..., D): the norm. Backward: the gradient of x.
 
-    `inverse`, float32 (..., 1), is written by the forward pass and read by the backward pass.
+    Forward if `grad` is None, else backward. `x` and `grad` must be contiguous and have the same dtype. `inverse`,
+    float32 (..., 1), is written by the forward pass and read by the backward pass.
     """
     out, weight = torch.empty_like(x), weight.detach().float().contiguous()
     addresses = (x.data_ptr(), _address(grad), weight.data_ptr(), inverse.data_ptr(), out.data_ptr())

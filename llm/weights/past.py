@@ -4,7 +4,7 @@ They number positions differently. In PaddleNLP, the prompt begins at position 0
 rotary embedding depends only on differences of positions, so a rotation of the keys converts one form to the other.
 """
 
-# L layers, N heads of keys and values, C past tokens, H head size
+# L layers, N heads of keys and values, C past tokens, H head size, h half of it
 
 from pathlib import Path
 from typing import BinaryIO, Final

@@ -20,18 +20,18 @@ from llama_adapter.llm.runners.base import Runner
 from llama_adapter.llm.runners.shapes import BUCKETED, EXACT
 from llama_adapter.llm.weights.huggingface import open_huggingface
 from tests.llm.exported import onnx_runner
-from tests.llm.test_sources_of_families import SIZES, made
+from tests.llm.test_sources_of_families import CASES, SIZES, made
 from tests.llm.toys import answer, build_decoder, eager, forward
 
-# Models of `CASES`, and entries in which they differ: caps that have an effect.
+# Models of `CASES` in test_sources_of_families.py, and entries in which they differ.
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama with biases": {},
     "llama 3.1": {},
     "mistral without window": {},  # YaRN
     "mistral": {},
     "qwen2": {},
-    "qwen3": {"attention_bias": False},
-    "gemma2": {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    "qwen3": {"attention_bias": False},  # with these large biases, it would repeat one token
+    "gemma2": {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},  # caps that have an effect
     "gemma3": {},
     "phi3 in part": {},
     "smollm3": {},
@@ -71,6 +71,10 @@ def random_ids(num_rows: int, length: int) -> Tensor:
 def no_picture(config: DecoderConfig, num_rows: int) -> Prefix:
     empty = torch.zeros(0, num_rows, config.num_heads, 0, config.head_dim)
     return Prefix(empty, empty)
+
+
+def test_every_kind_of_model_is_computed() -> None:
+    assert {CASES[name][0] for name in FAMILIES} == {kind for kind, *_ in CASES.values()}
 
 
 def test_logits_are_those_of_transformers(family: str, decoder: LlamaAdapterDecoder) -> None:

@@ -252,20 +252,20 @@ def test_tokenizers_that_cannot_be_built_are_refused(changes: dict[str, Any], me
         keys_to_json(keys, name="m.gguf")
 
 
-# Models of `CASES` that GGUF files can describe, and entries in which they differ.
+# Models of `CASES` in test_sources_of_families.py that GGUF files can describe, and entries in which they differ.
 MODELS: dict[str, dict[str, Any]] = {
-    "llama 3.1": {"tie_word_embeddings": True},
+    "llama 3.1": {"tie_word_embeddings": True},  # the file has no matrix of the head
     "llama with biases": {},
     "mistral": {},
     "mistral without window": {},
     "phi3 in part": {},
     "olmo2": {},
     "granite": {},
-    "qwen2": {"use_sliding_window": False},
-    "smollm3": {"use_sliding_window": False},
-    "qwen3": {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
-    "gemma2": {"query_pre_attn_scalar": 10},
-    "gemma3": {"query_pre_attn_scalar": 6},
+    "qwen2": {"use_sliding_window": False},  # no key turns its windows on
+    "smollm3": {"use_sliding_window": False},  # no key turns its windows on
+    "qwen3": {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},  # no other has it
+    "gemma2": {"query_pre_attn_scalar": 10},  # the head size, for files do not have it
+    "gemma3": {"query_pre_attn_scalar": 6},  # the head size, for files do not have it
 }
 
 

@@ -153,8 +153,9 @@ def test_the_least_cache_holds_a_quarter_of_each_row_and_all_of_one(
     num_slots: int, context: int, past: int, block: int, spare_blocks: int
 ) -> None:
     sizes = replace(CONFIG, context=context)
-    given = {"dtype": torch.float32, "num_slots": num_slots, "past": toy_past(sizes, past)}
-    config = least_cache(EngineConfig(decoder=sizes, **given))
+    config = least_cache(
+        EngineConfig(decoder=sizes, dtype=torch.float32, num_slots=num_slots, past=toy_past(sizes, past))
+    )
     assert (config.block, config.spare_blocks) == (block, spare_blocks)
 
 

@@ -20,9 +20,9 @@ from llama_adapter.llm.runners.kernels import KernelRunner
 from llama_adapter.runtime.kernels.library import find_library
 from tests.llm.test_async_readback import HARMFUL_IDS, Schedule, play_on, schedule_of
 from tests.llm.test_native_runner import CONFIG, CONFIGS, DTYPES, open_native, prefixes, runners
-from tests.llm.toys import EOS_ID, NATIVE, answer, answers, drain, resume, toy_decoder, toy_prompts, toy_requests
+from tests.llm.toys import EOS_ID, NATIVE, SMALL, answer, answers, drain, resume, toy_decoder, toy_prompts, toy_requests
 
-NATIVE_SMALL = dataclasses.replace(NATIVE, context=24, vocab_size=40, num_layers=2, num_adapter_layers=1)
+NATIVE_SMALL = dataclasses.replace(SMALL, head_dim=NATIVE.head_dim, dim=NATIVE.dim, ffn_dim=NATIVE.ffn_dim)
 
 pytestmark = pytest.mark.skipif(find_library().library is None, reason=find_library().reason or "there are kernels")
 

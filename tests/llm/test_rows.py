@@ -119,7 +119,7 @@ def test_recorded_steps_read_the_blocks_of_the_moment(
     assert (ops.calls["attend to blocks"] > 0) == (dtype == torch.bfloat16)
 
 
-@pytest.mark.parametrize("make", [native, plain])
+@pytest.mark.parametrize("make", [native, plain], ids=["native", "plain"])
 def test_a_past_lies_in_the_first_block_of_every_row(make: Callable[..., Runner]) -> None:
     past, answers = toy_past(CONFIG, 5), []
     for cache in ({}, SMALLEST):

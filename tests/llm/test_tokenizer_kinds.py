@@ -69,14 +69,15 @@ def test_ids_and_texts_are_those_of_sentencepiece() -> None:
 def test_any_ids_stream_as_they_decode_and_nothing_is_held_for_long(kind: str) -> None:
     tokenizer = Tokenizer.from_bytes(sentencepiece_model()) if kind == SENTENCEPIECE else opened(kind)
     theirs, draw = of_its_library(kind), random.Random(0)
-    characters = [tokenizer.encode_run(one, is_inner=True) for one in ("\U0001fae8", "\u0ec6", "a")]  # many cut short
+    characters = [tokenizer.encode_run(one, is_inner=True) for one in ("\U0001fae8", "\u0ec6", "a")]
     for _ in range(600):
         ids: list[int] = []
         for _ in range(draw.randint(0, 12)):
-            ids += draw.choice([*characters, [draw.randrange(tokenizer.vocab_size)]])[: draw.randint(1, 4)]
+            # Many are cut short. Four bytes are five ids where a blank precedes them.
+            ids += draw.choice([*characters, [draw.randrange(tokenizer.vocab_size)]])[: draw.randint(1, 5)]
         whole, shown, stream = tokenizer.decode(ids), "", IncrementalDetokenizer(tokenizer)
         for piece_id in ids:
-            peeked = stream.peek(piece_id)
+            peeked, _ = stream.peek(piece_id), stream.peek(draw.randrange(tokenizer.vocab_size))
             added = stream.push(piece_id)
             assert peeked == (added or tokenizer.name_of(piece_id))
             shown += added
@@ -120,6 +121,8 @@ def test_a_part_of_a_character_has_the_names_of_its_bytes() -> None:
     assert "".join(map(tokenizer.name_of, ids)) == "<0xF0><0x9F><0xAB><0xA8>"
     assert IncrementalDetokenizer(tokenizer).peek(ids[0]).startswith("<0xF0>")
     assert tokenizer.name_of(tokenizer.marks["<|im_end|>"].id) == "<|im_end|>"
+    llama = Tokenizer.from_bytes(sentencepiece_model())
+    assert IncrementalDetokenizer(llama).peek(llama.eos_id) == "</s>"
 
 
 @pytest.mark.parametrize(

@@ -3,18 +3,16 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.exported.parity import compare
-from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.runtime.graphs.defaults import MindirBackend
 from tests.llm.test_exported_decoder import check_answers_and_scores
 from tests.llm.test_families import check_greedy_tokens, opened
-from tests.llm.toys import CONFIG, EOS_ID, FAMILIES, eager, rounding, toy_decoder, toy_engine, toy_prompts
+from tests.llm.toys import CONFIG, EOS_ID, FAMILIES, eager, rounding, toy_decoder, toy_engine, toy_past, toy_prompts
 from tests.mindspore.models import mindir_runner
 
 
@@ -39,8 +37,7 @@ def test_pictures_are_answered_and_scored_as_in_torch(
     """MindSpore Lite runs prompts in the prefill graph; MindSpore, and prompts after a past, in that of increments."""
     config = FAMILIES[name]
     decoder = toy_decoder(config)
-    shape = (2, config.num_layers, config.num_kv_heads, num_past, config.head_dim)
-    past = PastKeyValues(*np.random.default_rng(1).normal(size=shape).astype(np.float32)) if num_past else None
+    past = toy_past(config, num_past)
     engines = [
         toy_engine(decoder, num_slots=4, past=past),
         Engine(mindir_runner(decoder, tmp_path, num_slots=4, past=past, backend=backend), eos_id=EOS_ID),

@@ -18,7 +18,6 @@ from llama_adapter.llm.exported.om_steps import OmPrefix, OmStep, open_om_progra
 from llama_adapter.llm.exported.program import stacked
 from llama_adapter.llm.exported.runner import ExportedRunner
 from llama_adapter.llm.exported.step import layer_ports, stacked_ports
-from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.atc import AtcSettings, make_om, plan_dims
 from llama_adapter.runtime.graphs.card import Port
@@ -37,6 +36,7 @@ from tests.llm.toys import (
     rounding,
     toy_decoder,
     toy_engine,
+    toy_past,
     toy_prompts,
     toy_requests,
     toy_visual_queries,
@@ -137,8 +137,7 @@ def test_the_engine_gives_torchs_answers(config: DecoderConfig, num_past: int, t
     gears = [dict(zip(("R", "S", "P", "T", "P_plus_S"), (*step, step[1] + step[2]), strict=True)) for step in steps]
     compiled(tmp_path / DECODER_FILE, gears)
     compiled(tmp_path / PREFIX_FILE, [{"B": 1}, {"B": 4}])
-    shape = (2, config.num_layers, config.num_kv_heads, num_past, config.head_dim)
-    past = PastKeyValues(*np.random.default_rng(1).normal(size=shape).astype(np.float32)) if num_past else None
+    past = toy_past(config, num_past)
     program, most_tokens = open_om_program(card, tmp_path, device_id=0, num_slots=4, past=past)
     shorter = dataclasses.replace(config, context=most_tokens)
     runner = ExportedRunner(program, EngineConfig(decoder=shorter, dtype=np.dtype("float32"), num_slots=4, past=past))
