@@ -75,7 +75,7 @@ def parser() -> Parser:
     text = "exported encoder (.om, .onnx) or CLIP weights (ViT-L-14.pt), or a folder with exactly one"
     variable("CLIP_DIR", "model", text, key="clip")
     variable("BIAS_DIR", "model", "adapter (BIAS-7B.pth), or a folder that holds exactly one", key="adapter")
-    text, samples = "picture, or folder of pictures of any name", os.path.relpath(sample_pictures())
+    text, samples = "pictures, folders, patterns or tar archives", os.path.relpath(sample_pictures())
     variable("PIC_FILE_PATH", "input", text, key="pictures", default=[samples], action="append")
     model = parser.add_argument_group("model", section="model")
     model.add_argument("--llama-type", help="sub-folder of LLAMA_DIR (default: the only one with weights, or 7B)")

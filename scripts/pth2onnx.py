@@ -50,7 +50,11 @@ def build_parser() -> argparse.ArgumentParser:
         help="order of colour channels in training (default: bgr for released adapters, else rgb)",
     )
     parser.add_argument(
-        "--pictures", metavar="PICTURE", nargs="+", default=(), help="pictures for the comparison of graph and encoder"
+        "--pictures",
+        metavar="PICTURE",
+        nargs="+",
+        default=(),
+        help="pictures, folders, patterns or tar archives for the comparison of graph and encoder",
     )
     parser.add_argument("--force", action="store_true", help="replace an existing file")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")

@@ -763,13 +763,13 @@ class Captioner:
 
         `grids` are those of the prompt's pictures, for a model that sees pictures as tokens.
 
-        Of `sampling`, `max_prompt_tokens` counts, and the form of the answer, which is prepared too. Raises
-        PromptTooLongError, PromptError or ValueError for a prompt that cannot be answered, GrammarError for a form that
-        cannot be followed, and UsageError without the package for forms.
+        Of `sampling`, only `max_prompt_tokens` and the form of the answer are used; the form is prepared too. A prompt
+        of more than `max_prompt_tokens` tokens keeps its first token and its end. Raises PromptTooLongError,
+        PromptError or ValueError for a prompt that cannot be answered, GrammarError for a form that cannot be followed,
+        and UsageError without the package for forms.
         """
         sampling = sampling or SamplingParams()
-        continuations, max_tokens = task.continuations, sampling.max_prompt_tokens
-        encoded = self._prompts.encode(prompt, continuations, max_tokens=max_tokens, grids=grids)
+        encoded = self._prompts.encode(prompt, task.continuations, max_tokens=sampling.max_prompt_tokens, grids=grids)
         grammar = None if encoded.continuations else self._grammars.of(sampling)
         # The form says where the answer ends, so a text that ends answers of the template may occur in it.
         return encoded if grammar is None else replace(encoded, grammar=grammar, stop=())

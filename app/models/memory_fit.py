@@ -29,7 +29,7 @@ from llama_adapter.runtime.devices.programs import GraphMode
 from llama_adapter.runtime.ranks import ALONE, Alone
 from llama_adapter.runtime.schemes import OperatorChoice, Precision
 from llama_adapter.runtime.schemes.scheme import dtype_name
-from llama_adapter.vision.backends.kernels import KernelEncoder
+from llama_adapter.vision.backends.kernels import KernelEncoder, can_run
 from llama_adapter.vision.backends.torch import TorchVisionBackend
 from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.encoder import encoder_from_state, scale_activations
@@ -182,7 +182,8 @@ def place_encoder(
     if backend.capabilities.queued and operators != "aten":
         scale_activations(vision.module)
     backend.empty_caches()
-    if (library := backend.kernels) is not None and (arrays := kernel_arrays(vision.module)) is not None:
+    library = backend.kernels
+    if library is not None and can_run(config.clip) and (arrays := kernel_arrays(vision.module)) is not None:
         return KernelEncoder(config, arrays, dtype=dtype_name(vision.dtype), library=library)
     return vision
 

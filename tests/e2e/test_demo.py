@@ -16,6 +16,7 @@ import demo_bsz
 from llama_adapter.app.pictures.reading.isolated import open_reader
 from llama_adapter.runtime.terminal.run_guarded import run_guarded
 from tests.app.golden import GOLDEN, PICTURES, ROOT, case, picture
+from tests.app.pictures.inputs.files import tar_bytes
 
 VARIABLES = {
     "DEVICE_ID": "0",
@@ -149,6 +150,17 @@ def test_a_mistake_is_told_in_a_sentence(demo: Demo, variables: dict[str, str], 
     assert ran.out == ""
     [told] = [line for line in ran.err.splitlines() if line.startswith("error: ")]
     assert sentence in told
+
+
+def test_pictures_are_named_by_patterns_and_archives(demo: Demo, tmp_path: Path) -> None:
+    shard, pattern = tmp_path / "shard.tar", tmp_path / "*.jpeg"
+    shard.write_bytes(tar_bytes({"inside.jpg": Path(picture()).read_bytes()}))
+    shutil.copy(picture(), tmp_path / "a.jpeg")
+
+    ran = demo("--pic-file-path", str(shard), "--pic-file-path", str(pattern))
+
+    text = case("bias_b1")["output_text"][0]
+    assert (ran.code, ran.results) == (0, {"inside.jpg": text, "a.jpeg": text})
 
 
 def test_infer_loop_is_the_number_of_batches_and_starts_again_after_the_last_picture(demo: Demo) -> None:

@@ -1,4 +1,4 @@
-"""Forms of the encoder's parts that other programs compute give the same results as the plain ones."""
+"""Other forms of the encoder's parts compute the same as the plain ones."""
 
 import dataclasses
 

@@ -19,8 +19,8 @@ from llama_adapter.vision.backends.kernels import KernelEncoder
 from llama_adapter.vision.backends.torch import TorchVisionBackend
 from llama_adapter.vision.config import ClipConfig, ConnectorConfig, QueryConfig, VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
-from tests.bounds import Float64, difference, spread
-from tests.fakes.towers import TOWERS
+from tests.bounds import Float64, difference, rounding_module, spread
+from tests.fakes.towers import SIGLIP, TOWERS
 
 pytestmark = pytest.mark.skipif(find_library().library is None, reason=find_library().reason or "there are kernels")
 
@@ -39,12 +39,9 @@ CONFIGS = {
     **TOWERS,
     "heads of 8": dataclasses.replace(CONFIG, query=dataclasses.replace(CONFIG.query, num_heads=12)),
 }
-CONNECTED = VisionConfig(
-    clip=dataclasses.replace(CONFIG.clip, drops_class=True),
-    query=ConnectorConfig(num_queries=16, mlp_dim=96, output_dim=32),
-)
+CONNECTED = VisionConfig(clip=SIGLIP, query=ConnectorConfig(num_queries=16, mlp_dim=96, output_dim=32))
 CONNECTORS = {
-    "LLaVA": CONNECTED,
+    "LLaVA": dataclasses.replace(CONNECTED, clip=dataclasses.replace(CONFIG.clip, drops_class=True)),
     "tanh": dataclasses.replace(
         CONNECTED, query=dataclasses.replace(CONNECTED.query, activation="gelu_tanh", has_bias=False)
     ),
@@ -107,11 +104,17 @@ def test_the_visual_query_is_that_of_torchs_modules(config: VisionConfig, dtype:
     pictures = pixels(config, 3)
     with Float64():
         exact = random_encoder(config, dtype).double()(pictures)
+    state = random_encoder(config, dtype).state_dict()
+    by_torch = place_encoder(config, state, num_rows=2, operators="aten", backend=CpuBackend())
+    assert isinstance(by_torch, TorchVisionBackend)
 
     found, limit = ours(pictures), spread(plain(pictures), exact)
     assert difference(found, plain(pictures)) <= limit
     assert difference(ours(pictures.float()), plain(pictures)) <= limit
+    assert difference(by_torch.encode(pictures.numpy()), plain(pictures)) <= limit
     assert torch.equal(ours(pictures[1:2])[0], found[1])
+    # In bfloat16 `plain` rounds pixels too, which the kernels do not.
+    assert difference(found, exact) <= spread(rounding_module(plain, dtype)(pictures), exact)
 
 
 def few_bits(
@@ -207,13 +210,20 @@ def test_blocks_of_nothing_give_nothing(shape: tuple[int, ...]) -> None:
     assert tower_blocks(ours)(np.zeros(shape, np.float32)).shape == shape
 
 
-@pytest.mark.parametrize("half", ["query", "clip"])
-def test_an_encoder_with_a_layer_that_is_not_the_kernels_is_computed_by_torch(half: str) -> None:
-    odd = dataclasses.replace(getattr(CONFIG, half), mlp_dim=162)  # no multiple of 4
-    config = dataclasses.replace(CONFIG, **{half: odd})
-    encoder = random_encoder(config, torch.float32)
+@pytest.mark.parametrize(
+    ("half", "size"),
+    [("query", {"mlp_dim": 162}), ("clip", {"mlp_dim": 162}), ("clip", {"patch_size": 7})],  # no multiples of 4
+    ids=["query", "clip", "patches"],
+)
+def test_an_encoder_with_a_layer_that_is_not_the_kernels_is_computed_by_torch(half: str, size: dict[str, int]) -> None:
+    config = dataclasses.replace(CONFIG, **{half: dataclasses.replace(getattr(CONFIG, half), **size)})
+    encoder, library = random_encoder(config, torch.float32), find_library().library
+    assert library is not None
     pictures = pixels(config, 2)
-    placed = place_encoder(config, encoder.state_dict(), num_rows=2, operators="auto", backend=CpuBackend())
+    made = place_encoder(config, encoder.state_dict(), num_rows=2, operators="auto", backend=CpuBackend())
 
-    assert isinstance(placed, TorchVisionBackend)
-    torch.testing.assert_close(placed.encode(pictures.numpy()), encoder(pictures), rtol=1e-4, atol=1e-4)
+    assert isinstance(made, TorchVisionBackend)
+    torch.testing.assert_close(made.encode(pictures.numpy()), encoder(pictures), rtol=1e-4, atol=1e-4)
+    arrays = {name: tensor.numpy() for name, tensor in encoder.state_dict().items()}
+    with pytest.raises(ValueError, match="has a weight"):  # bundles then fall back to torch
+        KernelEncoder(config, arrays, dtype="float32", library=library)

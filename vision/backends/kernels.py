@@ -13,8 +13,20 @@ import numpy as np
 from llama_adapter.runtime.kernels.arrays import ArrayLinear, Arrays, Blocks, LayerNorm, rounded, shaped
 from llama_adapter.runtime.kernels.library import Library
 from llama_adapter.vision.backends.batches import best_batch_size, even_batches, last_cache_bytes
-from llama_adapter.vision.config import LAYER_NORM_EPS, Activation, ConnectorConfig, QueryConfig, VisionConfig
+from llama_adapter.vision.config import (
+    LAYER_NORM_EPS,
+    Activation,
+    ClipConfig,
+    ConnectorConfig,
+    QueryConfig,
+    VisionConfig,
+)
 from llama_adapter.vision.pixels import folded, patches_of
+
+
+def can_run(config: ClipConfig) -> bool:
+    """Whether the kernels compute the patch embedding of a tower: a linear layer with a multiple of 4 inputs."""
+    return 3 * config.patch_size**2 % 4 == 0
 
 
 class KernelTower:

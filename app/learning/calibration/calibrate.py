@@ -129,8 +129,9 @@ def _chosen(job: CalibrationJob, labelled: list[Example]) -> list[Example]:
     require_questions(without, count=len(labelled))
     if job.pictures:
         inputs = read_inputs(InputSpec(paths=job.pictures, recursive=job.recursive))
-        paths = {os.path.realpath(one.source) for one in inputs if isinstance(one.source, str)}
-        chosen = [one for one in labelled if os.path.realpath(one.item.label) in paths]
+        # The label of a file is its path, and that of an archive's member is the archive's path and its name.
+        places = {os.path.realpath(one.label) for one in inputs}
+        chosen = [one for one in labelled if os.path.realpath(one.item.label) in places]
         if not chosen:
             raise UsageError(
                 f"None of these pictures is in `{job.calibrate}`", hint="name no pictures to use the whole table"

@@ -27,6 +27,7 @@ from llama_adapter.runtime.graphs.ge_config import FILE as GE_CONFIG
 from llama_adapter.runtime.graphs.ge_config import recommended_ge_config
 from llama_adapter.runtime.graphs.mindir import External, import_mindspore, weights_header, write_mindir
 from llama_adapter.vision.card import INPUT, OUTPUT, EncoderCard
+from llama_adapter.vision.encoder import encoder_from_state
 from llama_adapter.vision.pixels import folded
 
 _VARIABLES: Final = "{}_variables"  # for weights and further graphs; MindSpore Lite allows two graphs outside
@@ -101,14 +102,13 @@ def _write_encoder(model: LoadedModel, path: Path, *, dtype: GraphDtype) -> None
     from llama_adapter.vision.mindspore_cells import Encoder
 
     config, state = model.vision_config, {key: tensor.float() for key, tensor in model.vision_state.items()}
-    embedding, bias = (state.get(f"clip.patch_embedding.{part}") for part in ("weight", "bias"))
-    assert embedding is not None, "a tower embeds patches"
-    own = embedding.numpy(), None if bias is None else bias.numpy()
-    patches = map(torch.from_numpy, folded(*own, rule=config.clip, channel_order=config.channel_order))
+    embedding = encoder_from_state(config, state).clip.patch_embedding  # checks all names and shapes
+    bias = None if embedding.bias is None else embedding.bias.numpy()
+    weight_WF, shift_W = folded(embedding.weight.numpy(), bias, rule=config.clip, channel_order=config.channel_order)
     state = {key: tensor for key, tensor in state.items() if not key.startswith("clip.patch_embedding.")}
     weights = _write_weights(path.parent / _ENCODER_WEIGHTS, state.items(), dtype=dtype)
-    named = zip(("patches.weight", "patches.bias"), patches, strict=True)
-    weights |= _append_floats(path.parent / _ENCODER_WEIGHTS, named)
+    patches = [("patches.weight", torch.from_numpy(weight_WF)), ("patches.bias", torch.from_numpy(shift_W))]
+    weights |= _append_floats(path.parent / _ENCODER_WEIGHTS, patches)
     card = EncoderCard(name=model.name, vision=config, dtype=dtype, opset=0, fingerprint=dict(model.source.fingerprint))
     side = config.clip.image_size
     write_mindir(

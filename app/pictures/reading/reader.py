@@ -136,7 +136,8 @@ class PictureReader:
         side: int | None = None,
     ) -> PictureReading:
         """As `Reader.read`."""
-        started, max_bytes = time.perf_counter(), self._spec.max_bytes
+        started = time.perf_counter()
+        max_bytes = self._spec.max_bytes
         digest, pixels, problem = "", None, None
         seen: dict[str, Any] = {}  # fields of the reading, of a picture without error
         encoded: StoredPicture | None = None

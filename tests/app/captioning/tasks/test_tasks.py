@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import runpy
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from llama_adapter import Captioner
 from llama_adapter.app.captioning.tasks import registry
 from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.captioning.tasks.choose import OneOf, choosing, parse_choices
-from llama_adapter.app.captioning.tasks.entry import Widget
+from llama_adapter.app.captioning.tasks.entry import TaskEntry, Widget
 from llama_adapter.app.captioning.tasks.prompts import EncodedPrompt, PromptEncoder
 from llama_adapter.app.captioning.tasks.question import Question
 from llama_adapter.app.captioning.tasks.registry import question_of
@@ -95,12 +96,17 @@ def test_the_end_token_closes_choices_that_begin_with_each_other() -> None:
 
 @pytest.fixture
 def count(monkeypatch: pytest.MonkeyPatch) -> Task:
-    """The task of the example package, with a field of the page."""
+    """The task of the example package, with a field of the page and an input in its questions."""
     example = runpy.run_path(str(ROOT / "docs" / "example-task" / "counting.py"))
-    [things] = example["COUNT"].options
+    entry: TaskEntry = example["COUNT"]
+    [things] = entry.options
     things = dataclasses.replace(things, widget=Widget(label="Count (optional)", info="Gives a number."))
+
+    def question(values: Mapping[str, Any]) -> Question:
+        return dataclasses.replace(entry.question(values), input="Look twice.")
+
     monkeypatch.setattr(
-        registry, "installed", lambda: {"count": dataclasses.replace(example["COUNT"], options=(things,))}
+        registry, "installed", lambda: {"count": dataclasses.replace(entry, options=(things,), question=question)}
     )
     return example["Count"]()  # type: ignore[no-any-return]
 
@@ -127,7 +133,7 @@ def test_http_api_offers_new_task(count: Task) -> None:
     both = client.post("/v1/chat/completions", json=chat(count_things="stars", answer_choices=["a", "b"]))
 
     assert [ask.task for ask in service.asks] == [count]
-    assert service.asks[0].prompt == "How many stars are there?"
+    assert service.asks[0].prompt == ("How many stars are there?", "Look twice.")
     assert reply["choices"][0]["answer_details"] == {"mean": 1.5}
     assert (both.status_code, both.json()["error"]["code"]) == (400, "invalid_value")
     fields = client.get("/openapi.json").json()["components"]["schemas"]["ChatRequest"]["properties"]
@@ -149,6 +155,7 @@ def test_page_offers_new_task() -> None:
 
 
 def test_options_of_two_tasks_exclude_each_other(count: Task) -> None:
-    assert question_of({"things": "stars"}).task == count
+    found = question_of({"things": "stars"})
+    assert (found.task, found.instruction) == (count, "How many stars are there?")
     with pytest.raises(ValueError, match="exclude each other"):
         question_of({"things": "stars", "choices": ("a", "b")})

@@ -9,12 +9,13 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from llama_adapter.app.captioning.decisions.calibration import read_calibration
-from llama_adapter.app.learning.calibration.calibrate import CalibrationJob, run_calibration
+from llama_adapter.app.learning.calibration.calibrate import CalibrationJob, _chosen, read_labelled, run_calibration
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.pictures.inputs import InputsError
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.problems import describe
+from tests.app.pictures.inputs.files import fill, tar_bytes
 
 
 class Labels:
@@ -98,6 +99,34 @@ def test_only_the_named_pictures_count_and_one_question_may_stand_for_all(labels
     labels.calibrate(pictures=named, question="Is there a red circle?")
     found = read_calibration(str(labels.folder / "c.json"))
     assert (found.num_examples, found.question) == (3, "Is there a red circle?")
+
+
+@pytest.mark.parametrize(
+    ("data", "named", "chosen"),
+    [
+        ("data.tar", "data.tar", ["a1.png", "b1.png"]),
+        ("classes", "classes/*/a*.png", ["a1.png", "a2.png"]),
+        ("classes", "classes/no", ["b1.png"]),
+    ],
+)
+def test_pictures_are_named_as_archives_patterns_and_folders(
+    tmp_path: Path, data: str, named: str, chosen: list[str]
+) -> None:
+    members = {"a1.png": b"1", "a1.cls": b"yes", "b1.png": b"2", "b1.cls": b"no"}
+    (tmp_path / "data.tar").write_bytes(tar_bytes(members))
+    fill(tmp_path / "classes", "yes/a1.png", "no/b1.png", "yes/a2.png")
+    job = CalibrationJob(
+        spec=CaptionerSpec(),
+        calibrate=str(tmp_path / data),
+        calibration_out="c.json",
+        choices=("yes", "no"),
+        question="Is it?",
+        pictures=(str(tmp_path / named),),
+    )
+
+    found = _chosen(job, read_labelled(job.calibrate, choices=job.choices))
+
+    assert sorted(Path(one.item.label).name for one in found) == chosen
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from llama_adapter.vision.preprocess import preprocess
 from scripts.pth2onnx import build_parser as build_script_parser
 from scripts.pth2onnx import main as script
 from tests.app.golden import GOLDEN, ROOT, picture
+from tests.app.pictures.inputs.files import tar_bytes
 from tests.fakes.exported import without_card
 from tests.parity.exported import golden_onnx
 
@@ -54,12 +55,16 @@ def test_named_pictures_are_not_decoded_in_this_process(
 ) -> None:
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no picture")
+    shard = tmp_path / "shard.tar"
+    shard.write_bytes(tar_bytes({"inside.jpg": Path(picture()).read_bytes()}))
+    pattern = str(tmp_path / "*.png")
     expected = preprocess(load_picture(picture()).image, rule=PixelRule(image_size=28))
     monkeypatch.delattr("PIL.Image.open")
 
-    pixels_BHWC = to_onnx.read_pixels([picture(), str(broken), "/none.png"], rule=PixelRule(image_size=28))
+    named = [picture(), pattern, "/none.png", str(shard)]
+    pixels_BHWC = to_onnx.read_pixels(named, rule=PixelRule(image_size=28))
 
-    assert np.array_equal(pixels_BHWC, expected[None])
+    assert np.array_equal(pixels_BHWC, np.stack([expected, expected]))
     said = capsys.readouterr().err
     assert (said.count("not compared on this picture: "), "broken.png" in said, "none.png" in said) == (2, True, True)
 
