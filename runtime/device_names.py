@@ -37,7 +37,7 @@ def split_device(device: str) -> tuple[str, int | None]:
 
 def om_device_id(device: int | str) -> int:
     """The number of a device that runs OM files: 2, `npu:2` -> 2. Raises ValueError."""
-    kind, number = ("npu", device) if isinstance(device, int) else split_device(device)
-    if kind != "npu" or number is None or not 0 <= number <= 255:
+    kind, number = split_device(device) if isinstance(device, str) else ("npu", device)
+    if kind != "npu" or type(number) is not int or not 0 <= number <= 255:
         raise ValueError(f"wanted a number from 0 to 255 or npu:N, got {device!r}")
     return number

@@ -81,12 +81,13 @@ def resolve_dtype(name: str, *, backend: Backend) -> torch.dtype:
 
 
 def settle_mode(name: str, *, backend: Backend, num_ranks: int = 1, strict: bool = False) -> tuple[str, str]:
-    """The mode of the decoder's steps on `backend`, `eager` or a graph mode, and a note if another one was asked for.
+    """The mode of the decoder's steps on `backend`, and a note if steps run eager although a graph mode was asked for.
 
-    `graph` selects the first graph mode of the device. `auto` selects it too if the device records a program in
-    milliseconds, and `eager` if it compiles each shape or if several ranks share the decoder. A graph mode that cannot
-    run becomes `eager`. Other systems do the same, so their settings run on a device without graphs. Raises DeviceError
-    for an unknown mode, and with `strict` for every mode that the device does not have.
+    The mode is `eager` or a graph mode. `graph` selects the first graph mode of the device. `auto` selects it too if
+    the device records a program in milliseconds, and `eager` if it compiles each shape or if several ranks share the
+    decoder. A graph mode that cannot run becomes `eager`. Other systems do the same, so their settings run on a device
+    without graphs. Raises DeviceError for an unknown mode, and with `strict` for every mode that the device does not
+    have.
     """
     modes = backend.capabilities.graph_modes
     if name == "auto":

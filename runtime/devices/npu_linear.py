@@ -157,7 +157,7 @@ class RoundedLinear310P(RoundedLinear):
 
     def __init__(self, linear: nn.Linear, activations: torch.dtype, torch_npu: Any, family: ChipFamily) -> None:
         super().__init__(linear, activations, torch_npu, family)
-        sums_N = linear.weight.detach().abs().sum(dim=1, dtype=torch.float32)
+        sums_N = linear.weight.detach().short().abs().sum(dim=1, dtype=torch.float32)
         largest = float((sums_N * self.scale).max()) * int8.LARGEST
         self.shrinking = 1.0
         while largest * self.shrinking > _LARGEST_HALF:

@@ -137,6 +137,8 @@ class OmThread:
     def close(self) -> None:
         """Free all opened objects, and end the thread. May be repeated."""
         atexit.unregister(self._finalizer)
+        if os.getpid() != self._owner:
+            return  # another thread may have held the lock when this process was forked
         with self._lock:
             self._finalizer()
         self._thread.join()

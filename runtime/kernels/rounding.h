@@ -1,7 +1,7 @@
 /* Rounding of weights to 4 bits. For each group, three scales are tried, and the one with the least error is chosen and
- * fitted, as in schemes/int4.py.
+ * fitted, as by `choose_scales` in schemes/arrays.py.
  *
- * The results are the same bits as those of torch, except sums. */
+ * The results are the same bits as those of numpy, except sums. */
 #pragma once
 
 #include <math.h>

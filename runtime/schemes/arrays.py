@@ -64,16 +64,22 @@ def round_int4(weight_OI: np.ndarray, *, library: Library | None) -> tuple[np.nd
         addresses = (array.ctypes.data for array in (plain_OI, codes_OGP, scales_OG, undecided_OG))
         library.round_int4(KINDS[KIND_OF[plain_OI.dtype.name]], num_out, num_in, *addresses, num_threads())
     if undecided_OG.any():
-        padded_OI = np.pad(numbers(plain_OI), ((0, 0), (0, -num_in % GROUP)))
-        codes_OGP[undecided_OG], scales_OG[undecided_OG] = _round_groups(padded_OI.reshape(*shape, GROUP)[undecided_OG])
+        groups_OGE = _in_whole_groups(numbers(plain_OI)).reshape(*shape, GROUP)
+        codes_OGP[undecided_OG], scales_OG[undecided_OG] = _round_groups(groups_OGE[undecided_OG])
     return codes_OGP, scales_OG.astype(np.float16)
+
+
+def _in_whole_groups(weight_OI: np.ndarray) -> np.ndarray:
+    """Padded with zeros to a multiple of 32 inputs; not copied if it is one."""
+    missing = -weight_OI.shape[1] % GROUP
+    return np.pad(weight_OI, ((0, 0), (0, missing))) if missing else weight_OI
 
 
 def _round_groups(weight_ME: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Groups of weights -> codes (M, 16) and scales (M,)."""
     if not np.isfinite(weight_ME).all():
         raise ValueError("a number is infinite or NaN")
-    with np.errstate(over="ignore"):  # `choose_scales` refuses it
+    with np.errstate(over="ignore"):  # weights that overflow here are refused by `choose_scales`
         cost_ME = np.square(weight_ME / _storable(_widest(weight_ME))) + np.float32(MIDDLE**2 / 2)
     steps_M1 = choose_scales(weight_ME, cost_ME)
     return in_pairs(_levels(weight_ME, steps_M1)), steps_M1[:, 0]
@@ -125,8 +131,7 @@ def _storable(steps_M1: np.ndarray) -> np.ndarray:
 
 def _sums(weight_ME: np.ndarray) -> np.ndarray:
     """(M, 1), added in one order on all processors."""
-    padded_ME = np.pad(weight_ME, ((0, 0), (0, -weight_ME.shape[1] % GROUP)))
-    first_M8, *others = np.split(padded_ME, 4, axis=1)
+    first_M8, *others = np.split(_in_whole_groups(weight_ME), 4, axis=1)
     return np.asarray(np.cumsum(functools.reduce(np.add, others, first_M8), axis=1, dtype=np.float32)[:, -1:])
 
 

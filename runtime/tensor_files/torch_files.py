@@ -43,6 +43,10 @@ class CompressedError(PickleError):
         self.member = member
 
 
+class ByteOrderError(PickleError):
+    """A file whose numbers are in the other byte order than this machine's. It is not damaged."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Span:
     """Bytes of the file."""
@@ -189,7 +193,9 @@ class TorchFile:
 
 def _check_order(order: bytes) -> None:
     if order != sys.byteorder.encode():
-        raise PickleError("numbers in another byte order than this machine's")
+        if order in (b"little", b"big"):
+            raise ByteOrderError("numbers in another byte order than this machine's")
+        raise PickleError("an unknown byte order")
 
 
 def module_tensors(module: Module) -> dict[str, TensorHeader]:

@@ -114,13 +114,15 @@ def test_4_bit_weights_keep_their_values_when_packed(num_inputs: int) -> None:
     assert torch.equal((levels * layer.scale.float().repeat_interleave(32, 0)).T, weight)
 
 
+@pytest.mark.parametrize("level", [127, -128])  # our files have no -128, those of other programs may
 @pytest.mark.parametrize("size", [1.0, 3000.0])
-def test_products_of_large_inputs_fit_into_float16_on_a_310p(size: float) -> None:
+def test_products_of_large_inputs_fit_into_float16_on_a_310p(size: float, level: int) -> None:
     linear, weight = stored_linear("int8", 512, 48)
-    linear.weight[0] = 127  # gives the largest sum
-    weight[0] = 127 * linear.weight_scale[0]
+    linear.weight[0] = level  # gives the largest sum
+    weight[0] = level * linear.weight_scale[0]
     x = (torch.rand(5, 512) * size / 512).half()
     x[0] = 0.0
+    x[1] = size / 512  # all inputs are rounded to the largest level
 
     layer = built(linear, "int8", "310P", wanted="w8a8")
     out = layer(x)

@@ -212,6 +212,12 @@ def test_where_an_exported_encoder_runs(
     assert (wanted.device_id, wanted.own_process) == (device_id, own_process)
 
 
+@pytest.mark.parametrize("device", [True, 1.0, -1, 256, "cpu"])
+def test_a_device_that_runs_no_om_is_refused(device: Any) -> None:
+    with pytest.raises(ValueError, match="encoder_device for vision om: wanted a number from 0 to 255 or npu:N"):
+        CaptionerSpec(encoder="clip.om", encoder_device=device)
+
+
 def test_the_device_of_an_onnx_encoder_chooses_its_provider() -> None:
     spec = CaptionerSpec(encoder="clip.onnx", encoder_device="npu:2", provider_option=["enable_cann_graph=0"])
 

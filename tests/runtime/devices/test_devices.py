@@ -94,6 +94,8 @@ def test_auto_is_the_mode_of_graphs_that_are_recorded_quickly(
     assert settle_mode("auto", backend=backend, num_ranks=num_ranks) == (expected, "")
     for mode in ("eager", *graph_modes):
         assert settle_mode(mode, backend=backend) == (mode, "")
+    if graph_modes:
+        assert settle_mode("graph", backend=backend) == (graph_modes[0], "")
 
 
 def test_a_graph_mode_that_cannot_run_becomes_eager_unless_it_is_strict() -> None:

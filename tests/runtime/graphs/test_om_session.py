@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ import torch
 
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.card import GraphCard, is_same_model
+from llama_adapter.runtime.graphs.om_session import OmThread
 from llama_adapter.runtime.graphs.sidecar import read_sidecar, write_sidecar
 from tests.fakes.exported import make_om, open_om, query_limit, sample_pixels, sample_queries
 
@@ -91,16 +93,20 @@ def test_files_of_one_model_have_its_sizes_and_its_weights_up_to_rounding(
 
 def test_a_forked_process_cannot_use_the_files(acl: Any, tmp_path: Path) -> None:
     encoder = open_om(make_om(tmp_path / "clip.om", [1]))
-    child = os.fork()
-    if not child:
-        said = 1
-        try:
-            encoder.encode(sample_pixels()[:1])
-        except GraphError as error:
-            said = 0 if "forked" in error.message else 2
-        finally:
-            encoder.session._thread._finalizer()  # type: ignore[attr-defined]  # as at the end of a program
-            os._exit(said if not acl.RECORD.freed else 3)
+    thread: OmThread = encoder.session._thread  # type: ignore[attr-defined]
+    with thread._lock:  # as if another thread called the session
+        child = os.fork()
+        if not child:
+            signal.alarm(10)  # ends a process that waits for the lock
+            said = 1
+            try:
+                encoder.encode(sample_pixels()[:1])
+            except GraphError as error:
+                encoder.close()
+                said = 0 if "forked" in error.message else 2
+            finally:
+                thread._finalizer()  # as at the end of a program
+                os._exit(said if not acl.RECORD.freed else 3)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert len(encoder.encode(sample_pixels()[:1])) == 1
     encoder.close()

@@ -124,8 +124,13 @@ def test_archives_packed_again_are_read_and_those_in_the_other_byte_order_refuse
     assert_equal(read_tensor_file(tmp_path / "y.pt").tensors, tensors)
 
     rewrite(tmp_path / "x.pt", tmp_path / "z.pt", lambda name, data: b"big" if "byteorder" in name else data)
-    with pytest.raises(CheckpointError, match="in another byte order"):
+    with pytest.raises(CheckpointError, match="in another byte order than this machine's") as caught:
         read_tensor_file(tmp_path / "z.pt")
+    assert caught.value.hint == "save it again as safetensors, or with torch on a machine of this byte order"
+
+    rewrite(tmp_path / "x.pt", tmp_path / "odd.pt", lambda name, data: b"odd" if "byteorder" in name else data)
+    with pytest.raises(CheckpointError, match=r"damaged, .*\(an unknown byte order\)"):
+        read_tensor_file(tmp_path / "odd.pt")
 
 
 def rewrite(

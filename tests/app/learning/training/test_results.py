@@ -12,8 +12,9 @@ from llama_adapter.app.learning.scores.scoring import score
 from llama_adapter.app.learning.training.checkpoint import LoopState
 from llama_adapter.app.learning.training.job import TrainJob
 from llama_adapter.app.learning.training.loop import Ended
-from llama_adapter.app.learning.training.results import CARD, draw, write_card
+from llama_adapter.app.learning.training.results import CARD, DATA, draw, require_same_run, write_card
 from llama_adapter.app.learning.training.yardstick import measure_answers
+from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.text import shown_text
 from tests.app.learning.labelled.tables import write_lines
 from tests.app.learning.training.pets import draw_pets, prepared
@@ -58,6 +59,16 @@ def test_a_card_shows_labels_and_names_as_text(tmp_path: Path, monkeypatch: pyte
     assert {label: texts.count(label) >= 2 for label in shown} == dict.fromkeys(shown, True)  # an answer and a part
     assert texts.count(name) == 3  # title, memory and verdict
     assert f"An adapter for {name}, trained with llama-adapter train." in texts
+
+
+def test_a_run_whose_data_cannot_be_read_is_checked_later(tmp_path: Path) -> None:
+    for damaged in (b"", b"{", b"[]", b"{}", b"\xff"):
+        (tmp_path / DATA).write_bytes(damaged)
+        require_same_run(tmp_path, "a")
+
+    (tmp_path / DATA).write_bytes(b'{"run": "b"}')
+    with pytest.raises(UsageError, match="other data, examples or settings"):
+        require_same_run(tmp_path, "a")
 
 
 def test_without_matplotlib_a_note_says_how_to_install_it(
