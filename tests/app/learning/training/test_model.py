@@ -437,7 +437,8 @@ def test_an_adapter_over_a_bundle_answers_with_the_bundle_as_llama(tmp_path: Pat
     prompt = model.tokenizer.encode("What is it?")
     expected = [greedy(model, prompt, pixels([name])) for name in PICTURES]
     over_bundle = {"llama_dir": str(embedded_model()), "adapter": str(tmp_path / "trained.pth")}  # CLIP is the bundle's
-    convert(CaptionerSpec(**over_bundle), tmp_path / "bundle", dtype=torch.float32)
+    written, tensors = model.loaded_model(torch.float32)
+    save_bundle(tmp_path / "bundle", model=written, decoder_tensors=tensors)
     for options in (over_bundle, {"model": str(tmp_path / "bundle")}):
         with Captioner.load(**options, dtype="float32", exif="ignore", transparency="ignore") as captioner:
             answers = [captioner.ask(GOLDEN / "images" / name, prompt, max_new_tokens=12) for name in PICTURES]
