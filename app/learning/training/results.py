@@ -119,10 +119,9 @@ def _bundle_dtype(job: TrainJob, model: TrainableModel) -> torch.dtype | None:
 def trained_spec(job: TrainJob, model: TrainableModel) -> CaptionerSpec:
     """The spec of the written adapter with the model that it was trained on."""
     sources, spec = model.sources, job.spec
+    changes: dict[str, Any] = {"clip": spec.clip or job.choice.clip}
     if sources.bundle is not None:
-        changes: dict[str, Any] = {"model": None, "llama_dir": sources.bundle, "llama_type": None}
-    else:
-        changes = {"clip": spec.clip or job.choice.clip}
+        changes |= {"model": None, "llama_dir": sources.bundle, "llama_type": None}
     return dataclasses.replace(spec, adapter=job.out, context=model.decoder_config.context, **changes)
 
 
@@ -192,9 +191,10 @@ def write_card(
 
 
 def _answers(data: TrainingData) -> list[tuple[str, list[int]]]:
-    """The right answers with their numbers in each part; none if they are many."""
+    """The right answers with their numbers in each part; none if most examples are captions, or answers are many."""
     parts = [Counter(one.example.answers[0] for one in part) for _, part in data.parts]
-    if len(parts[0]) > _MOST_ANSWERS:
+    [(task, _)] = Counter(one.example.task for one in data.everything).most_common(1)
+    if task == "caption" or len(parts[0]) > _MOST_ANSWERS:
         return []
     return [(answer, [part[answer] for part in parts]) for answer in sorted(parts[0])]
 
