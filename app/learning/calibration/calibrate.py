@@ -77,7 +77,7 @@ def run_calibration(job: CalibrationJob) -> int:
     if not answered:
         say(f"error: none of the {num_unreadable} labelled pictures was answered")
         return ExitCode.FAILED
-    pictures = {one.item.label: index for index, one in enumerate(labelled)}
+    pictures = {name: number for number, name in enumerate(dict.fromkeys(one.item.label for one in labelled))}
     shown = {question.shown(default) for question in questions}
     calibration = calibrate(
         Examples(
@@ -108,7 +108,7 @@ def read_labelled(path: str, *, choices: tuple[str, ...]) -> list[Example]:
     for example in found.examples:
         if example.item.source is None:
             found.refuse(example.place, f"it has no picture in a column {named(PICTURE_COLUMNS)}")
-    found.require_sound()
+    found.require_sound(path)
     for line in shown_problems(found.problems):
         say(f"note: {line}")
     return found.examples

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from llama_adapter.app.pictures.inputs import InputsError, PictureInput, QuestionFields
 from llama_adapter.app.pictures.inputs.items import LeftOut
-from llama_adapter.runtime.text import shown_text
+from llama_adapter.runtime.text import shown_name, shown_text
 
 Task = Literal["choice", "answer", "caption"]  # one of a fixed set; a free answer; a description
 _MOST_SHOWN = 20
@@ -81,10 +81,11 @@ class Examples:
         """Add a warning."""
         self.problems.append(Problem(place=place, reason=reason, is_warning=True))
 
-    def require_sound(self, *, needs_all_pictures: bool = True) -> None:
+    def require_sound(self, place: str = "", *, needs_all_pictures: bool = True) -> None:
         """Raise InputsError, which lists the errors, if there are errors or no examples.
 
-        Without `needs_all_pictures`, missing and unreadable pictures are errors only if no example is left.
+        `place` names the data in the message that there are none. Without `needs_all_pictures`, missing and unreadable
+        pictures are errors only if no example is left.
         """
         counts = needs_all_pictures or not self.examples
         errors = [one for one in self.problems if not one.is_warning and (counts or one.unreadable is None)]
@@ -95,7 +96,10 @@ class Examples:
                 details=shown_problems(errors),
             )
         if not self.examples:
-            raise InputsError("Wanted labelled data, got none.", hint="docs/labelled-data.md shows the forms of data")
+            where = f" in `{shown_name(place)}`" if place else ""
+            raise InputsError(
+                f"Wanted labelled data{where}, got none.", hint="docs/labelled-data.md shows the forms of data"
+            )
 
 
 def shown_problems(problems: Iterable[Problem]) -> list[str]:

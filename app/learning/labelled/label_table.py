@@ -1,8 +1,10 @@
 """The table that `label` writes: a row for each labelled picture, on disk before the next picture is shown."""
 
 import csv
+import errno
 import io
 import os
+import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -39,7 +41,8 @@ class LabelTable:
     """A CSV file with the columns picture and label, and question if there is one.
 
     Opening locks the table and reads its rows. The first label creates the file. Every change replaces it as a whole,
-    so it is complete at every moment, also if the process is killed.
+    so it is complete at every moment, also if the process is killed. It keeps its mode. If every label is removed, the
+    header is left.
 
     Raises UsageError for a file with other content, OutputLockedError if another process has the table open, and
     OSError.
@@ -55,6 +58,8 @@ class LabelTable:
             )
         if self.path.exists() and not self.path.is_file():
             raise UsageError(f"Wanted a file as --out, and `{shown_name(path)}` is none", hint=_OTHER)
+        if self.path.exists() and not os.access(self.path, os.W_OK):  # a folder's mode alone allows replacing it
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
         require_place(self.path)
         with ExitStack() as stack:
             stack.enter_context(locked_output(self.path))
@@ -84,8 +89,10 @@ class LabelTable:
             raise LabelTableChangedError(f"Another program changed or moved `{shown_name(self.path)}`")
         content = "".join(lines).encode()
         with atomic_write(self.path) as file:
+            if self.path.exists():
+                shutil.copymode(self.path, file.name)
             file.write(content)
-        sync_folder(self.path.parent)
+        sync_folder(Path(os.path.realpath(self.path)).parent)
         self._lines, self._content = lines, content
 
     def _found(self) -> bytes:
@@ -103,7 +110,7 @@ class LabelTable:
 
     def _read_rows(self) -> list[LabelRow]:
         rows: list[LabelRow] = []
-        records = csv.reader((line.removeprefix(_MARK) for line in self._lines), skipinitialspace=True)
+        records = csv.reader((line.removeprefix(_MARK) for line in self._lines), skipinitialspace=True, strict=True)
         line, is_header = 0, True
         try:
             for cells in records:

@@ -7,8 +7,8 @@ so several processes may write the same file. It holds a digest of its numbers. 
 
 import hashlib
 import shutil
+from collections import OrderedDict
 from collections.abc import Iterable
-from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -47,7 +47,9 @@ class EncodedCache:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._header = save(_content(torch.zeros(shape, dtype=dtype), name=""))[: -self.num_bytes - _DIGEST_BYTES]
         self._file_bytes = len(self._header) + self.num_bytes + _DIGEST_BYTES
-        self._kept = lru_cache(maxsize=max(in_memory // self.num_bytes, 1))(self._checked)
+        self._kept: OrderedDict[str, Tensor] = OrderedDict()
+        self._most_kept = max(in_memory // self.num_bytes, 1)
+        self._sound = set[str]()  # digests whose files were written or checked by this process
 
     @property
     def num_bytes(self) -> int:
@@ -55,23 +57,22 @@ class EncodedCache:
         return int(np.prod(self.shape)) * self.dtype.itemsize
 
     def __contains__(self, digest: str) -> bool:
-        """Whether there is a sound encoding."""
-        try:
-            self.get(digest)
-        except CacheError:
-            return False
-        return True
+        """Whether there is a sound encoding. Its file is read and checked once in the life of this process."""
+        if digest not in self._sound and (tensor := self._read(digest)) is not None:
+            self._keep(digest, tensor)
+        return digest in self._sound
 
     def get(self, digest: str) -> Tensor:
         """The encoding of a picture. Raises CacheError if it is missing or damaged."""
-        return self._kept(digest)
-
-    def _checked(self, digest: str) -> Tensor:
+        if (kept := self._kept.get(digest)) is not None:
+            self._kept.move_to_end(digest)
+            return kept
         if (tensor := self._read(digest)) is None:
             raise CacheError(
                 f"The encoding `{shown_name(self._path(digest))}` was removed or damaged during the run",
                 hint="the same command encodes the picture again; with --resume it goes on from the last checkpoint",
             )
+        self._keep(digest, tensor)
         return tensor
 
     def put(self, digest: str, encoded: Tensor) -> None:
@@ -83,6 +84,7 @@ class EncodedCache:
             path.unlink(missing_ok=True)
         with atomic_write(path) as file:
             file.write(save(_content(tensor, name=digest)))
+        self._keep(digest, tensor)
 
     def _read(self, digest: str) -> Tensor | None:
         """The encoding in a file; None unless it is exactly what `put` wrote for this picture."""
@@ -113,6 +115,12 @@ class EncodedCache:
                 f"{free / 1e9:.1f} GB free",
                 hint="name a folder on another disk with --encoded, or make room",
             )
+
+    def _keep(self, digest: str, tensor: Tensor) -> None:
+        self._sound.add(digest)
+        self._kept[digest] = tensor
+        if len(self._kept) > self._most_kept:
+            self._kept.popitem(last=False)
 
     def _path(self, digest: str) -> Path:
         return self._folder / digest[:2] / f"{digest}.safetensors"

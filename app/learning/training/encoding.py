@@ -93,8 +93,8 @@ def encode_all(
     with contextlib.closing(reader):
         unreadable = encode(own) if own else []
         ranks.wait()
-        others = [digest for place, digest in enumerate(missing) if place % ranks.size != ranks.rank]
-        rest = cache.missing(others)
+        known = {one.digest for one in unreadable}
+        rest = [digest for digest in cache.missing(pictures) if digest not in known]
         if rest:  # the other ranks could not read these, or their cache is on another machine
             unreadable += encode(rest)
     unreadable += data.unreadable

@@ -19,13 +19,15 @@ from llama_adapter.app.learning.training.job import TrainingChoice
 from llama_adapter.app.learning.training.sources import NEW_ADAPTER, TrainingSources, open_sources
 from llama_adapter.app.models import checkpoints
 from llama_adapter.app.models.bundle_manifest import check_halves, is_question, no_vision
+from llama_adapter.app.models.checkpoints import LoadedModel, StreamedModel
+from llama_adapter.app.models.sketch import Dtype, dtype_of
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.training.build import DECODER_KINDS, build_decoder, kind_of, llama_tensors
 from llama_adapter.llm.training.decoder import SoftLabels, TrainableDecoder
-from llama_adapter.llm.weights.adapter import AdapterFile
-from llama_adapter.llm.weights.build import plan_decoder
+from llama_adapter.llm.weights.adapter import AdapterFile, adapter_of
+from llama_adapter.llm.weights.build import decoder_tensors, plan_decoder
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.kernels.library import Library
 from llama_adapter.vision.config import VisionConfig
@@ -111,14 +113,7 @@ class TrainableModel(nn.Module):
         self.vision: PictureEncoder | None = None
         self.vision_config: VisionConfig = no_vision(planned)
         if adapter.sees_pictures:
-            self.vision_config, state = build_vision(
-                adapter.visual,
-                name=adapter.name,
-                clip=sources.clip,
-                visual_heads=sources.visual_heads,
-                channel_order=sources.channel_order,
-                dtype=dtype,
-            )
+            self.vision_config, state = _vision(sources, adapter, dtype=dtype)
             check_halves(self.vision_config, planned, adapter=adapter.name)
             trained = {"query": _VISUAL in choice.kinds, "clip": _TOWER in choice.kinds}
             state |= {name: value.float().clone() for name, value in state.items() if trained[name.partition(".")[0]]}
@@ -322,12 +317,63 @@ class TrainableModel(nn.Module):
         stated: dict[str, Any] = self.sources.adapter.declares.get(checkpoints.TOWER_KEY, {})
         return stated
 
+    def loaded_model(self, dtype: Dtype) -> StreamedModel:
+        """The model with its present weights, in the form that loaders return.
+
+        A captioner gives the same answers with it as with the written adapter. Weights are in `dtype`.
+        """
+        sources = self.sources
+        tensors = self.adapter_tensors()
+        adapter = adapter_of(
+            tensors, name=sources.adapter.name, declares=self.file_config(), for_texts=self.vision is None
+        )
+        llama = sources.llama
+        config = plan_decoder(llama, adapter, vocab_size=self.tokenizer.vocab_size, context=sources.context)
+        encoder = () if self.vision is None else self.vision.state_dict().values()
+        chosen = dtype_of(dtype, decoder=config, encoder=encoder)
+        vision_config, vision_state = self.vision_config, dict[str, Tensor]()
+        if self.vision is not None:
+            vision_config, vision_state = _vision(sources, adapter, dtype=chosen)
+        digest = hashlib.sha256(json.dumps([config.to_dict(), vision_config.to_dict()], sort_keys=True).encode())
+        digest.update(self.encoder_digest.encode())
+        for name in sorted(tensors):
+            digest.update(name.encode() + _bytes(tensors[name]))
+        model = LoadedModel(
+            name=sources.name,
+            digest=digest.hexdigest(),
+            vision_config=vision_config,
+            vision_state=vision_state,
+            decoder_config=config,
+            decoder_state={},
+            tokenizer=self.tokenizer,
+            dtype=chosen,
+            sources=sources.files,
+            merged=(*llama.merged, *(("gates", "lora") if adapter.has_lora else ("gates",))),
+            prompt=self.questions.prompt,
+            question=self.questions.question,
+            template=sources.template,
+        )
+        return model, decoder_tensors(config, source=llama, adapter=adapter, dtype=chosen)
+
 
 def in_dtype_of(x: Tensor, module: nn.Module) -> Tensor:
     """The result of a module with float32 weights for `x`, computed in the dtype of `x`."""
     cast = {} if x.dtype == torch.float32 else {name: one.to(x.dtype) for name, one in module.named_parameters()}
     computed: Tensor = torch.func.functional_call(module, cast, (x,))
     return computed
+
+
+def _vision(
+    sources: TrainingSources, adapter: AdapterFile, *, dtype: torch.dtype
+) -> tuple[VisionConfig, dict[str, Tensor]]:
+    return build_vision(
+        adapter.visual,
+        name=adapter.name,
+        clip=checkpoints.adapter_clip(adapter) if adapter.clip else sources.clip,
+        visual_heads=sources.visual_heads,
+        channel_order=sources.channel_order,
+        dtype=dtype,
+    )
 
 
 def _file_tensors(adapter: AdapterFile) -> dict[str, Tensor]:

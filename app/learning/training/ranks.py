@@ -12,17 +12,20 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
 from typing import Any, Final, Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.nn.parallel import DistributedDataParallel
 
 from llama_adapter.app.learning.training.model import TrainableModel
 from llama_adapter.app.models.parallel.errors import RankError
 from llama_adapter.app.models.parallel.launch import Launched, launched
-from llama_adapter.app.models.parallel.rendezvous import environment_store, join, leave
+from llama_adapter.app.models.parallel.rendezvous import environment_store
 from llama_adapter.runtime.devices import Backend, open_backend
 from llama_adapter.runtime.problems import is_out_of_memory
 from llama_adapter.runtime.text import one_line
@@ -64,20 +67,34 @@ class TrainingRanks(OneRank):
     def __init__(self, place: Launched, *, backend: Backend, timeout_s: float) -> None:
         """Join the process group."""
         self.rank, self.size, self._device, self._timeout_s = place.rank, place.size, backend.device, timeout_s
-        store, collectives = environment_store(place, timeout_s=timeout_s), backend.capabilities.collectives
+        store = environment_store(place, timeout_s=timeout_s)
+        if place.is_local:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        if backend.device.type != "cpu":
+            torch.get_device_module(backend.device).set_device(backend.device)
         with self.failing():
-            self._ranks, _ = join(store, place, collectives=collectives, timeout_s=timeout_s, device=backend.device)
+            # Not `rendezvous.join`, which switches off the watchdog that ends a rank of a queued device in time.
+            dist.init_process_group(
+                backend.capabilities.collectives,
+                store=PrefixStore("training", store),
+                rank=place.rank,
+                world_size=place.size,
+                timeout=timedelta(seconds=timeout_s),
+            )
 
     def sum(self, values: Tensor) -> Tensor:
+        moved = values.to(self._device)
         with self.failing():
-            return self._ranks.sum(values.to(self._device)).to(values.device)
+            dist.all_reduce(moved)
+        return moved.to(values.device)
 
     def wait(self) -> None:
         self.sum(torch.zeros(1))
 
     def close(self) -> None:
-        gc.collect()  # frees cycles that hold groups: a gloo group destroyed at interpreter exit would abort it
-        leave()
+        if dist.is_initialized():
+            gc.collect()  # frees cycles that hold groups: a gloo group destroyed at interpreter exit would abort it
+            dist.destroy_process_group()
 
     @contextmanager
     def failing(self) -> Iterator[None]:

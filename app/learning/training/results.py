@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import torch
 
-from llama_adapter.app.captioning.assemble import assemble_parts
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.learning.evaluating.outcomes import question_of
 from llama_adapter.app.learning.labelled.example import Example
@@ -30,7 +29,7 @@ from llama_adapter.app.learning.training.scoring import answered
 from llama_adapter.app.learning.training.yardstick import Yardstick
 from llama_adapter.app.models.bundle import check_target, save_bundle
 from llama_adapter.app.models.bundle_manifest import read_manifest
-from llama_adapter.app.models.checkpoints import QUESTION_KEYS, TEMPLATE_KEY, stream_sources
+from llama_adapter.app.models.checkpoints import QUESTION_KEYS, TEMPLATE_KEY
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.pictures.inputs.fields import as_template
 from llama_adapter.llm.weights.adapter import check_fits, open_adapter
@@ -39,8 +38,6 @@ from llama_adapter.runtime.devices import DTYPES
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.extras import install_hint
 from llama_adapter.runtime.json_object import read_object
-from llama_adapter.runtime.partial import create_partial, named_after
-from llama_adapter.runtime.schemes.scheme import dtype_name
 from llama_adapter.runtime.settings.shown import format_settings
 from llama_adapter.runtime.terminal.stderr_lines import say
 from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS, shown_name
@@ -105,7 +102,7 @@ def write_model(job: TrainJob, model: TrainableModel, *, detector: OodDetector |
     write_adapter(model, job.out)
     if (dtype := _bundle_dtype(job, model)) is None:
         return None
-    loaded, tensors = stream_sources(trained_spec(job, model), dtype=dtype)
+    loaded, tensors = model.loaded_model(dtype)
     loaded = dataclasses.replace(loaded, name=Path(job.out).stem, ood_detector=detector)
     save_bundle(job.folder / BUNDLE, model=loaded, decoder_tensors=tensors, overwrite=True)
     return job.folder / BUNDLE
@@ -122,25 +119,10 @@ def _bundle_dtype(job: TrainJob, model: TrainableModel) -> torch.dtype | None:
 def trained_spec(job: TrainJob, model: TrainableModel) -> CaptionerSpec:
     """The spec of the written adapter with the model that it was trained on."""
     sources, spec = model.sources, job.spec
+    changes: dict[str, Any] = {"clip": spec.clip or job.choice.clip}
     if sources.bundle is not None:
-        changes: dict[str, Any] = {"model": None, "llama_dir": sources.bundle, "llama_type": None}
-    else:
-        changes = {"clip": spec.clip or job.choice.clip}
+        changes |= {"model": None, "llama_dir": sources.bundle, "llama_type": None}
     return dataclasses.replace(spec, adapter=job.out, context=model.decoder_config.context, **changes)
-
-
-def captioner_of(job: TrainJob, model: TrainableModel) -> Captioner:
-    """A captioner with the model's present weights. It reads them from a temporary adapter's file."""
-    place = job.folder / "evaluated.pth"
-    with named_after(place), create_partial(place) as file:
-        try:
-            torch.save(_content(model), file)
-            file.flush()
-            spec = dataclasses.replace(trained_spec(job, model), adapter=file.name, dtype=dtype_name(model.dtype))
-            # Graphs need memory that the plan of a training does not contain.
-            return Captioner(assemble_parts(dataclasses.replace(spec, mode="eager")))
-        finally:
-            os.unlink(file.name)
 
 
 def score_test(job: TrainJob, spec: CaptionerSpec, data: TrainingData) -> list[Scores]:
@@ -209,9 +191,10 @@ def write_card(
 
 
 def _answers(data: TrainingData) -> list[tuple[str, list[int]]]:
-    """The right answers with their numbers in each part; none if they are many."""
+    """The right answers with their numbers in each part; none if most examples are captions, or answers are many."""
     parts = [Counter(one.example.answers[0] for one in part) for _, part in data.parts]
-    if len(parts[0]) > _MOST_ANSWERS:
+    [(task, _)] = Counter(one.example.task for one in data.everything).most_common(1)
+    if task == "caption" or len(parts[0]) > _MOST_ANSWERS:
         return []
     return [(answer, [part[answer] for part in parts]) for answer in sorted(parts[0])]
 

@@ -29,6 +29,7 @@ from llama_adapter.app.learning.training.scoring import (
     MOST_COMPARED,
     MOST_SCORED,
     Validator,
+    captioner_of,
     num_compared,
 )
 from llama_adapter.app.learning.training.targets import targets_of
@@ -298,7 +299,7 @@ class _Training:
         )  # fewer examples are left if pictures are unreadable
         validator = None
         if data.validation:
-            opens = partial(results.captioner_of, job, distributed.model) if self._planned.is_scored else None
+            opens = partial(captioner_of, distributed.model, job.spec) if self._planned.is_scored else None
             validator = Validator(
                 distributed, data.validation, encodings=encodings, rows=rows, ranks=ranks, open_captioner=opens
             )

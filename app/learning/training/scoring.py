@@ -1,20 +1,24 @@
 """Evaluates a model on held-out examples: scores of a captioner's answers, and the loss of the right answers."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 import torch
 
+from llama_adapter.app.captioning.assemble import assemble_parts
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.learning.evaluating.outcomes import ask_examples
 from llama_adapter.app.learning.scores.outcome import Outcome, Task, task_of
 from llama_adapter.app.learning.scores.scoring import measure_outcomes
 from llama_adapter.app.learning.training.asking import TrainExample
 from llama_adapter.app.learning.training.batches import Encodings, drawn_lessons, microbatches
+from llama_adapter.app.learning.training.model import TrainableModel
 from llama_adapter.app.learning.training.ranks import Distributed, OneRank
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.runtime.schemes.scheme import dtype_name
 
 # Task -> the metric for early stopping.
 HEADLINES: Final[dict[Task, str]] = {"choices": "accuracy", "open": "normalised", "captions": "CIDEr-D"}
@@ -65,6 +69,22 @@ def headline(outcomes: dict[Task, list[Outcome]]) -> tuple[float, str]:
     names = [SHOWN[task] for task in outcomes]
     name = names[0] if len(names) == 1 else f"mean of {' and '.join(names)}"
     return float(np.average(values, weights=[len(of_task) for of_task in outcomes.values()])), name
+
+
+def captioner_of(model: TrainableModel, spec: CaptionerSpec) -> Captioner:
+    """A captioner with the model's present weights."""
+    computed = replace(
+        CaptionerSpec(),
+        device=spec.device,
+        dtype=dtype_name(model.dtype),
+        mode="eager",  # graphs need memory that the plan of a training does not contain
+        context=model.decoder_config.context,
+        exif=spec.exif,
+        reading=spec.reading,
+        transparency=spec.transparency,
+        damaged=spec.damaged,
+    )
+    return Captioner(assemble_parts(computed, load=lambda dtype: model.loaded_model(dtype)))
 
 
 class Validator:

@@ -14,7 +14,7 @@ from llama_adapter.app.learning.training.job import TrainingChoice
 from llama_adapter.app.models import checkpoints
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.bundle_tensors import open_bundle, open_bundle_clip
-from llama_adapter.app.models.checkpoints import LoadedModel, StoredQuestions
+from llama_adapter.app.models.checkpoints import LoadedModel, SourceFile, StoredQuestions
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.app.models.spec import CaptionerSpec
@@ -49,6 +49,7 @@ class TrainingSources:
     context: int
     questions: StoredQuestions = field(default_factory=StoredQuestions)
     template: Template = "instruction"  # of prompts
+    files: tuple[SourceFile, ...] = ()
     bundle: str | None = None  # the bundle's folder, if the model is a bundle
     has_adapter_file: bool = True  # False: the adapter is new, or was in a bundle
     notes: tuple[str, ...] = ()  # messages to the user
@@ -81,6 +82,7 @@ def open_sources(spec: CaptionerSpec, choice: TrainingChoice, *, seed: int) -> T
         )
     tokenizer, llama, clip = checkpoints.open_llama_parts(place, adapter=adapter, clip=spec.clip)
     context = checkpoints.DEFAULT_CONTEXT if spec.context is None else spec.context
+    files = tuple(SourceFile(role="llama", path=path) for path in llama.files)
     questions = StoredQuestions()
     if adapter is None:
         clip = checkpoints.open_clip(choice.clip) if choice.clip is not None else None
@@ -93,6 +95,7 @@ def open_sources(spec: CaptionerSpec, choice: TrainingChoice, *, seed: int) -> T
         order, _ = checkpoints.resolve_channel_order(spec.channel_order, adapter)
         heads = checkpoints.query_heads(spec, adapter)
         name = checkpoints.adapter_name(spec.adapter)
+        files += (SourceFile(role="adapter", path=str(spec.adapter)),)
         questions = checkpoints.declared_questions(adapter)
     if not any(key.endswith(".bias") for key in adapter.llama):  # it gets those of the LLaMA, if there are some
         adapter = dataclasses.replace(adapter, llama={**adapter.llama, **_biases(llama)})
@@ -107,6 +110,7 @@ def open_sources(spec: CaptionerSpec, choice: TrainingChoice, *, seed: int) -> T
         context=context,
         questions=questions,
         template=training_template(spec),
+        files=files,
         bundle=str(place.folder) if place.form == "bundle" else None,
         has_adapter_file=spec.adapter is not None,
     )
@@ -139,6 +143,7 @@ def _of_bundle(folder: str | os.PathLike[str], spec: CaptionerSpec) -> TrainingS
         context=model.decoder_config.context,
         questions=StoredQuestions(prompt=model.prompt, question=model.question),
         template=training_template(spec),
+        files=model.sources,
         bundle=str(folder),
         has_adapter_file=False,
         notes=notes,

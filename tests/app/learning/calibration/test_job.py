@@ -84,6 +84,21 @@ def test_wrong_labels_are_listed_and_pictures_that_cannot_be_read_are_counted(
 
 
 @pytest.mark.slow
+def test_figures_do_not_depend_on_whether_the_rows_of_a_picture_are_together(labels: Labels) -> None:
+    wrong = {"yes": "no", "no": "yes"}
+    rows = [(*asked, wrong[label] if index < 3 else label) for index, (*asked, label) in enumerate(labels.rows)]
+    later = [row for row in rows[1:] if row[0] == rows[0][0]]
+    found = []
+    for labels.rows in (rows, [row for row in rows if row not in later] + later):
+        assert labels.calibrate(force=True) == ExitCode.OK
+        found.append(read_calibration(str(labels.folder / "c.json")).held_out)
+    together, apart = found
+    assert together is not None
+    assert apart is not None
+    assert apart.nll == pytest.approx(together.nll, rel=1e-6)
+
+
+@pytest.mark.slow
 def test_where_no_picture_can_be_read_nothing_is_written(labels: Labels) -> None:
     labels.rows = [("missing.png", "Is there a red star?", "no")]
 

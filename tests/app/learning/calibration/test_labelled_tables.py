@@ -12,7 +12,7 @@ from llama_adapter.app.pictures.inputs import InputsError
     ("rows", "told"),
     [
         ("picture,label\na.png,yes\nb.png,maybe\n", "l.csv, line 3: its label 'maybe' is none of Yes, No"),
-        ("picture,label\n", "Wanted labelled data, got none"),
+        ("picture,label\n", "l.csv`, got none"),
         ("question,label\nRed?,yes\n", "l.csv, line 2: it has no picture in a column picture"),
         ("picture,colour\na.png,yes\n", "one of the columns answer"),
         ("picture,label\na.png,yes\nb.png,\n", None),

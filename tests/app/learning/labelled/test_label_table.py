@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from llama_adapter.app.learning.evaluating.outcomes import question_of
+from llama_adapter.app.learning.labelled import label_table as module
 from llama_adapter.app.learning.labelled.label_table import (
     LabelTable,
     LabelTableChangedError,
@@ -84,6 +85,7 @@ def test_tables_of_other_programs_are_read_and_keep_their_form(
         ("labels.csv", b"\0\0\0\0", "columns picture,label"),
         ("labels.csv", HEAD.encode() + b"a.png,cat,3\n", "2 cells"),
         ("labels.csv", HEAD.encode() + b"\xe9.png,cat\n", "not CSV in UTF-8"),
+        ("labels.csv", HEAD.encode() + b'a.png,"cat\nb.png,cat\n', "not CSV in UTF-8: unexpected end"),
         ("photo.png", b"", r"called \.csv"),
     ],
 )
@@ -109,6 +111,28 @@ def test_a_table_that_another_program_changes_is_not_written(tmp_path: Path) -> 
         table.remove_last()
     table.close()
     assert path.read_text() == HEAD + "a.png,cat\nb.png,cat\n"
+
+
+def test_a_table_keeps_its_mode_and_its_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, link, synced = tmp_path / "tables", tmp_path / "labels.csv", list[Path]()
+    folder.mkdir()
+    (folder / "labels.csv").write_text(HEAD)
+    (folder / "labels.csv").chmod(0o640)
+    link.symlink_to(folder / "labels.csv")
+    monkeypatch.setattr(module, "sync_folder", synced.append)
+    with closing(LabelTable(link)) as table:
+        table.add("a.png", "cat")
+    assert (folder / "labels.csv").read_text() == HEAD + "a.png,cat\n"
+    assert ((folder / "labels.csv").stat().st_mode & 0o777, link.is_symlink()) == (0o640, True)
+    assert synced == [folder]
+
+
+def test_a_read_only_table_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "labels.csv"
+    path.write_text(HEAD)
+    monkeypatch.setattr(os, "access", lambda place, mode: (place, mode) != (path, os.W_OK))  # root may write to all
+    with pytest.raises(PermissionError, match=r"labels\.csv"):
+        LabelTable(path)
 
 
 def test_train_and_eval_read_the_table(tmp_path: Path) -> None:

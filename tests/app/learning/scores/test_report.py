@@ -159,8 +159,8 @@ def test_text_is_shown_and_never_run() -> None:
 
 def test_captions_have_a_report() -> None:
     outcomes = [
-        outcome("a blue sky", "two red cars on grass"),
         outcome("a small dog runs", "a small dog runs home", "a dog"),
+        outcome("a blue sky", "two red cars on grass"),
     ]
     markdown = as_markdown(score(outcomes, draws=DRAWS))
 

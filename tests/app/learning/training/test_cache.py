@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -109,6 +110,16 @@ def test_a_damaged_encoding_is_encoded_again(
     again = open_cache(tmp_path)
     assert again.missing(DIGESTS[:2]) == []
     assert [float(again.get(digest)[0, 0]) for digest in DIGESTS[:2]] == [0.0, 1.0]
+
+
+def test_the_last_encodings_stay_in_memory(tmp_path: Path) -> None:
+    cache = open_cache(tmp_path)
+    for value, digest in enumerate(DIGESTS[:3]):
+        cache.put(digest, torch.full(SHAPE, float(value)))
+    shutil.rmtree(tmp_path)
+    assert [float(cache.get(digest)[0, 0]) for digest in DIGESTS[1:3]] == [1.0, 2.0]
+    with pytest.raises(CacheError, match="removed or damaged during the run"):
+        cache.get(DIGESTS[0])
 
 
 def test_a_full_disk_is_known_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

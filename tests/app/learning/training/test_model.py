@@ -1,6 +1,7 @@
 """The trainable model compared with the production model and the reference: logits, gradients, and its file."""
 
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from llama_adapter import Captioner, CheckpointError, UsageError
-from llama_adapter.app.learning.training.job import ParameterSet, TrainingChoice
+from llama_adapter.app.learning.training.job import ParameterSet, TrainingChoice, TrainJob
 from llama_adapter.app.learning.training.model import TrainableModel, open_trainable
-from llama_adapter.app.learning.training.results import write_adapter
+from llama_adapter.app.learning.training.results import BUNDLE, trained_spec, write_adapter, write_model
+from llama_adapter.app.learning.training.scoring import captioner_of
 from llama_adapter.app.learning.training.sources import TrainingSources, new_adapter
 from llama_adapter.app.models.bundle import convert, load_bundle, save_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel, StoredQuestions
@@ -321,6 +323,40 @@ def test_an_adapter_is_trained_over_a_siglip(trained: ParameterSet, tmp_path: Pa
     assert load_bundle(bundle).vision_config == model.vision_config
 
 
+@pytest.mark.parametrize("base", [ALONE, spec()], ids=["for texts", "with another CLIP"])
+def test_a_new_adapter_over_a_bundle_sees_with_the_clip_that_was_named(base: CaptionerSpec, tmp_path: Path) -> None:
+    tower = read_tensor_file(Path(CLIP), torchscript=True).tensors
+    torch.save({**tower, "visual.class_embedding": 2 * tower["visual.class_embedding"]}, tmp_path / "clip.pt")
+    bundle = convert(base, tmp_path / "base", dtype=torch.float32)
+    job = TrainJob(
+        data=("labels.csv",),
+        out=str(tmp_path / "new.pth"),
+        spec=CaptionerSpec(llama_dir=str(bundle)),
+        choice=TrainingChoice(sets=("bias",), **NEW | {"clip": str(tmp_path / "clip.pt")}),
+    )
+    model = open_trainable(job.spec, job.choice, dtype=torch.float32, device="cpu", seed=0)
+    step(model, count=2)
+    write_model(job, model, detector=None)
+    assert model.vision is not None
+    for wanted in (trained_spec(job, model), CaptionerSpec(model=str(job.folder / BUNDLE))):
+        loaded, _ = stream_model(wanted, dtype=torch.float32)
+        assert torch.equal(loaded.vision_state["clip.class_embedding"], model.vision.clip.class_embedding)
+        assert distance(model, wanted) <= 1
+
+
+def test_evaluations_use_the_weights_in_memory(tmp_path: Path) -> None:
+    """Read again, those of a bundle of 8 or 4 bits would be a second set of floats."""
+    folder = convert(spec(), tmp_path / "bundle", dtype=torch.float32)
+    wanted = CaptionerSpec(model=str(folder), exif="ignore", transparency="ignore")
+    model = trainable(wanted, "bias")
+    step(model)
+    shutil.rmtree(folder)
+    prompt = GENERATE["bias_b1"]["prompts"][0]["ids"]
+    with captioner_of(model, wanted) as captioner:
+        answer = captioner.ask(GOLDEN / "images" / PICTURES[0], prompt, max_new_tokens=12)
+    assert list(answer.token_ids) == greedy(model, prompt, pixels(PICTURES[:1]))
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 def test_an_adapter_of_7b_has_the_keys_of_the_releases() -> None:
@@ -437,7 +473,8 @@ def test_an_adapter_over_a_bundle_answers_with_the_bundle_as_llama(tmp_path: Pat
     prompt = model.tokenizer.encode("What is it?")
     expected = [greedy(model, prompt, pixels([name])) for name in PICTURES]
     over_bundle = {"llama_dir": str(embedded_model()), "adapter": str(tmp_path / "trained.pth")}  # CLIP is the bundle's
-    convert(CaptionerSpec(**over_bundle), tmp_path / "bundle", dtype=torch.float32)
+    written, tensors = model.loaded_model(torch.float32)
+    save_bundle(tmp_path / "bundle", model=written, decoder_tensors=tensors)
     for options in (over_bundle, {"model": str(tmp_path / "bundle")}):
         with Captioner.load(**options, dtype="float32", exif="ignore", transparency="ignore") as captioner:
             answers = [captioner.ask(GOLDEN / "images" / name, prompt, max_new_tokens=12) for name in PICTURES]

@@ -96,6 +96,7 @@ def test_many_rows_are_planned_by_few() -> None:
         patch.setattr(module, "_COUNTED_ROWS", 96)
         module._computed.cache_clear()
         whole = plan_step(dataclasses.replace(shapes, rows=96))
+    module._computed.cache_clear()
 
     assert planned.computing == pytest.approx(whole.computing, rel=0.01)
     assert (planned.flops, planned.traffic) == pytest.approx((whole.flops, whole.traffic), rel=0.01)

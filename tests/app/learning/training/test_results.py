@@ -1,6 +1,7 @@
 """Results of a run: a card shows text of users as text, and a run without matplotlib says how to install it."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,17 +9,39 @@ import pytest
 import torch
 
 from llama_adapter.app.learning.scores.outcome import Outcome
-from llama_adapter.app.learning.scores.scoring import score
+from llama_adapter.app.learning.scores.scoring import Scores, score
 from llama_adapter.app.learning.training.checkpoint import LoopState
 from llama_adapter.app.learning.training.job import TrainJob
 from llama_adapter.app.learning.training.loop import Ended
+from llama_adapter.app.learning.training.prepare import TrainingData
 from llama_adapter.app.learning.training.results import CARD, DATA, draw, require_same_run, write_card
-from llama_adapter.app.learning.training.yardstick import measure_answers
+from llama_adapter.app.learning.training.yardstick import Yardstick, measure_answers
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.text import shown_text
 from tests.app.learning.labelled.tables import write_lines
 from tests.app.learning.training.pets import draw_pets, prepared
 from tests.markdown import NASTY, elements_of
+
+
+def card_of(
+    job: TrainJob, data: TrainingData, *, name: str, scores: Sequence[Scores] = (), yardstick: Yardstick | None = None
+) -> str:
+    """The card of a run; `name` stands for the model and for texts."""
+    model = SimpleNamespace(sources=SimpleNamespace(name=name), dtype=torch.float32, counts=dict)
+    write_card(
+        job,
+        model,  # type: ignore[arg-type]
+        data,
+        ended=Ended(state=LoopState(), why=name),
+        unreadable=(),
+        scores=scores,
+        unscored="",
+        memory=name,
+        yardstick=yardstick,
+        verdict=name,
+        bundle=None,
+    )
+    return (job.folder / CARD).read_text()
 
 
 def test_a_card_shows_labels_and_names_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,23 +58,14 @@ def test_a_card_shows_labels_and_names_as_text(tmp_path: Path, monkeypatch: pyte
     data = prepared(job)
     outcomes = [Outcome(picture=one, question=one, answer="no", references=labels[:3], part=one) for one in labels]
     job.folder.mkdir()
-    model = SimpleNamespace(sources=SimpleNamespace(name=name), dtype=torch.float32, counts=dict)
-
-    write_card(
+    card = card_of(
         job,
-        model,  # type: ignore[arg-type]
         data,
-        ended=Ended(state=LoopState(), why=name),
-        unreadable=(),
+        name=name,
         scores=[score(outcomes, model=name)],
-        unscored="",
-        memory=name,
         yardstick=measure_answers([("", labels)], [("", labels)]),
-        verdict=name,
-        bundle=None,
     )
-
-    elements, texts = elements_of((job.folder / CARD).read_text())
+    elements, texts = elements_of(card)
     table_elements = {"table", "thead", "tbody", "tr", "th", "td"}
     assert set(elements) == table_elements | {"h1", "h2", "h3", "h4", "p", "ul", "li", "code", "strong"}
     assert elements.count("h1") == 1
@@ -69,6 +83,16 @@ def test_a_run_whose_data_cannot_be_read_is_checked_later(tmp_path: Path) -> Non
     (tmp_path / DATA).write_bytes(b'{"run": "b"}')
     with pytest.raises(UsageError, match="other data, examples or settings"):
         require_same_run(tmp_path, "a")
+
+
+@pytest.mark.parametrize(("column", "has_table"), [("text", False), ("label", True)])
+def test_a_card_counts_answers_but_not_captions(column: str, has_table: bool, tmp_path: Path) -> None:
+    pictures = sorted(draw_pets(tmp_path / "pets", each=6).rglob("*.png"))
+    rows = [{"image": str(path), column: path.parent.name} for path in pictures]
+    job = TrainJob(data=(str(write_lines(tmp_path / "a.jsonl", *rows)),), out=str(tmp_path / "a.pth"))
+    job.folder.mkdir()
+    card = card_of(job.with_rate(width=64), prepared(job), name="a")
+    assert ("| answer | learn |" in card) == has_table
 
 
 def test_without_matplotlib_a_note_says_how_to_install_it(
