@@ -255,36 +255,45 @@ def run_trials(captioner: "Captioner", options: argparse.Namespace, sampling: Sa
 def print_score(captioner: "Captioner", file: Path) -> None:
     """Ask the questions of the file, and print by task how many answers are exactly right, and the wrong ones.
 
-    Without such a file nothing is printed; one that cannot be used is reported on stderr.
+    Questions about missing and unreadable pictures are counted apart. Without such a file nothing is printed; one that
+    cannot be used is reported on stderr.
     """
+    from llama_adapter.app.jobs.questions import TemplateError
     from llama_adapter.app.learning.evaluating.outcomes import ask_examples
     from llama_adapter.app.learning.labelled.reading import read_examples
-    from llama_adapter.runtime.text import shown_excerpt
+    from llama_adapter.runtime.problems import describe
+    from llama_adapter.runtime.text import shown_excerpt, shown_text
 
     if not os.path.isfile(file):  # `Path.is_file` raises for a name that is too long
         return
     started = time.perf_counter()
     try:
-        known = read_examples(str(file), digests=False)
-        known.require_sound()
-    except InputsError as error:
-        print(f"note: not scored. {error.message}", file=sys.stderr)
+        known = read_examples(str(file), digests=False, looks=False)
+        known.require_sound(needs_all_pictures=False)
+        tasks = [dataclasses.replace(one, part=one.item.columns.get("task", "-")) for one in known.examples]
+        outcomes = ask_examples(captioner, tasks, sampling=SamplingParams())
+    except (InputsError, TemplateError, OSError) as error:
+        problem = describe(error)
+        lines = [f"note: not scored. {problem.sentence}", *problem.details]
+        print("\n  ".join(map(shown_text, lines)), file=sys.stderr)
         return
-    tasks = [dataclasses.replace(one, part=one.item.columns.get("task", "")) for one in known.examples]
-    outcomes = ask_examples(captioner, tasks, sampling=SamplingParams())
+    num_unread = len(tasks) - len(outcomes) + sum(one.unreadable is not None for one in known.problems)
     wrong = [one for one in outcomes if one.answer.strip() not in one.references]
     asked, missed = (Counter(shown_excerpt(one.part) for one in some) for some in (outcomes, wrong))
-    width = max(len("task"), *map(len, asked))
+    width = max(map(len, ["task", *asked]))
     print(f"\n{'task':<{width}} {'asked':>6} {'right':>6}")
     for task, number in asked.items():
         print(f"{task:<{width}} {number:>6} {number - missed[task]:>6}")
     for one in wrong[:MOST_WRONG]:
         question, wanted, got, picture = map(
-            shown_excerpt, (one.question, one.references[0], one.answer, os.path.basename(one.picture))
+            shown_excerpt,
+            (one.question, one.references[0], one.answer, one.picture.removeprefix(f"{file.parent}{os.sep}")),
         )
         print(f"wrong: {question} wanted `{wanted}`, got `{got}` ({picture})")
     if len(wrong) > MOST_WRONG:
         print(f"and {len(wrong) - MOST_WRONG} more wrong")
+    if num_unread:
+        print(f"questions about pictures that cannot be read: {num_unread}")
     right, elapsed_s = len(outcomes) - len(wrong), time.perf_counter() - started
     print(f"{right} of {len(outcomes)} answers exactly right, in {elapsed_s:.1f} s")
 

@@ -5,15 +5,20 @@
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 
-def _share_encoder() -> None:
+@contextmanager
+def _encoder_shared() -> Iterator[None]:
     from tests.app.exported import shared_encoder
 
-    shared_encoder().__enter__()
+    with shared_encoder():
+        yield
 
 
-def _share_environment() -> None:
+@contextmanager
+def _environment_shared() -> Iterator[None]:
     from dataclasses import asdict
 
     from llama_adapter.app.command_line.doctor import command
@@ -27,18 +32,24 @@ def _share_environment() -> None:
         return [Probe(**values) for values in json.loads(path.read_text())]
 
     command.look_at_environment = look
+    yield
 
 
-def _shorten_training() -> None:
+@contextmanager
+def _training_shortened() -> Iterator[None]:
     from llama_adapter.app.learning.training import eye, job
 
     eye._FEWEST_BLOCK_STEPS, job._STEPS_OVER_TRAINED_EYE = 5, 10
+    yield
 
 
-_PREPARED = {"export": _share_encoder, "doctor": _share_environment, "train": _shorten_training}
+_PREPARED = {"export": _encoder_shared, "doctor": _environment_shared, "train": _training_shortened}
 
 if __name__ == "__main__":
+    from llama_adapter.runtime.torch_import import prepare_imports
+
+    prepare_imports()  # before anything that is prepared imports torch
     from llama_adapter.__main__ import main
 
-    _PREPARED.get(sys.argv[1], lambda: None)()
-    sys.exit(main())
+    with _PREPARED.get(sys.argv[1], nullcontext)():
+        sys.exit(main())

@@ -218,7 +218,9 @@ class ModelRunner:
         if self._is_own:
             width, ids = self.input_max_len, [list(self.tokenizer.encode(prompt)) for prompt in prompts]
             return own_model.padded(ids, width=width, pad_id=(*self._end_ids, 0)[0], device=self.device)
-        model, ids, limit = self._loaded(), [], SamplingParams(max_prompt_tokens=self.input_max_len)
+        model = self._loaded()
+        ids = []
+        limit = SamplingParams(max_prompt_tokens=self.input_max_len)
         for index, prompt in enumerate(prompts):
             given = RawPrompt(prompt) if isinstance(prompt, str) and self.tokenizer_mode != "chat" else prompt
             encoded = model.encode_prompt(given, sampling=limit)

@@ -122,7 +122,7 @@ def grade(questions: Sequence[Question], answers: Sequence[str]) -> dict[str, fl
     """Percent of exactly right answers, by task."""
     asked = Counter(question.task for question in questions)
     missed = Counter(one["task"] for one in wrong(questions, answers))
-    return {task: round(100 * (1 - missed[task] / asked[task]), 2) for task in ALL_TASKS if asked[task]}
+    return {task: round(100 * (asked[task] - missed[task]) / asked[task], 2) for task in ALL_TASKS if asked[task]}
 
 
 def prior(questions: Sequence[Question]) -> dict[str, float]:

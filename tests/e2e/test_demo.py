@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 import pytest
 
@@ -31,6 +32,7 @@ VARIABLES = {
 }
 FLAGS = ["--llama-type", "TINY", "--visual-heads", "4", "--max-new-tokens", "16"]
 PROMPT = ["--prompt", "Describe the image."]
+COLORS = ("red", "orange", "yellow", "green", "blue", "purple", "black", "white", "gray", "pink", "brown")
 
 
 class Ran(NamedTuple):
@@ -267,11 +269,51 @@ def test_what_is_known_of_the_pictures_is_asked_at_the_end(embedded_demo: Demo, 
     assert "1 of 2 answers exactly right, in " in score
 
 
-@pytest.mark.parametrize(("flags", "note"), [(["--no-score"], False), ([], True)])
-def test_nothing_is_asked_with_no_score_or_of_a_faulty_file(
-    embedded_demo: Demo, known_pictures: Path, flags: list[str], note: bool
+def test_at_most_twenty_wrong_answers_are_shown(embedded_demo: Demo, known_pictures: Path) -> None:
+    (known_pictures / "stars").mkdir()
+    shutil.copy(known_pictures / "12-red-star.jpg", known_pictures / "stars" / "red.jpg")
+    asked = [f"Is there a {size} {color} star?" for size in ("small", "large") for color in COLORS]
+    lines = [json.dumps({"picture": "stars/red.jpg", "question": question, "answer": "perhaps"}) for question in asked]
+    (known_pictures / "questions.jsonl").write_text("\n".join(lines))
+
+    ran = embedded_demo("--pic-file-path", str(known_pictures), "--max-new-tokens", "1")
+
+    assert re.search(rf"^- +{len(asked)} +0$", ran.out, re.MULTILINE)  # the file names no tasks
+    wrong = re.findall(r"^wrong: (.*) wanted `perhaps`, got `(?:yes|no)` \(stars/red\.jpg\)$", ran.out, re.MULTILINE)
+    assert wrong == asked[:20]
+    assert f"\nand {len(asked) - 20} more wrong\n0 of {len(asked)} answers exactly right, in " in ran.out
+
+
+@pytest.mark.parametrize(("is_damaged", "right", "answered", "unread"), [(False, 1, 2, 1), (True, 0, 0, 3)])
+def test_questions_about_pictures_that_cannot_be_read_are_counted(
+    embedded_demo: Demo, known_pictures: Path, is_damaged: bool, right: int, answered: int, unread: int
 ) -> None:
-    (known_pictures / "questions.jsonl").write_text('{"picture": "12-red-star.jpg"')
+    missing = {"picture": "missing.jpg", "task": "look", "question": "Is there a star?", "answer": "yes"}
+    with open(known_pictures / "questions.jsonl", "a", encoding="utf-8") as file:
+        file.write(f"\n{json.dumps(missing)}\n")
+    if is_damaged:
+        (known_pictures / "12-red-star.jpg").write_text("no picture")
+
+    ran = embedded_demo("--pic-file-path", str(known_pictures), "--max-new-tokens", "1")
+
+    assert ran.code == (3 if is_damaged else 0)
+    counts = f"questions about pictures that cannot be read: {unread}\n{right} of {answered} answers exactly right, in "
+    assert counts in ran.out
+    assert "not scored" not in ran.err
+
+
+FAULTY = {
+    '{"picture": "12-red-star.jpg"': "Wanted labelled data without errors, got 1:\n  FOLDER/questions.jsonl, line 1: ",
+    '{"picture": "12-red-star.jpg", "question": "{word}?", "answer": "x"}': "The prompt wants the variable {word}",
+}  # key: content of the file; value: the reason that is given
+
+
+@pytest.mark.parametrize("flags", [["--no-score"], []])
+@pytest.mark.parametrize(("content", "reason"), FAULTY.items(), ids=["no JSON", "unknown variable"])
+def test_nothing_is_asked_with_no_score_or_of_a_faulty_file(
+    embedded_demo: Demo, known_pictures: Path, content: str, reason: str, flags: list[str]
+) -> None:
+    (known_pictures / "questions.jsonl").write_text(content)
 
     ran = embedded_demo("--pic-file-path", str(known_pictures), *flags)
 
@@ -279,7 +321,21 @@ def test_nothing_is_asked_with_no_score_or_of_a_faulty_file(
     assert "pictures/s" in ran.out
     assert "exactly right" not in ran.out
     assert "knows drawings of one to three plain shapes and nothing else" in ran.err
-    assert ("note: not scored. Wanted " in ran.err) == note
+    note = f"note: not scored. {reason}".replace("FOLDER", str(known_pictures))
+    assert (note in ran.err) == (not flags)
+    assert ("not scored" in ran.err) == (not flags)
+
+
+def test_a_file_of_known_answers_that_cannot_be_opened_is_noted(
+    known_pictures: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*paths: str, **options: bool) -> None:
+        raise PermissionError(13, "Permission denied", "questions.jsonl")
+
+    monkeypatch.setattr("llama_adapter.app.learning.labelled.reading.read_examples", refused)
+    demo_bsz.print_score(mock.Mock(), known_pictures / "questions.jsonl")
+
+    assert capsys.readouterr() == ("", "note: not scored. Permission denied: `questions.jsonl`\n")
 
 
 def test_a_name_that_is_too_long_is_a_picture_that_is_missing(embedded_demo: Demo) -> None:

@@ -10,6 +10,7 @@ from scripts.train_embedded.score import OTHER_WORDS, draw_exam, grade, in_other
 def test_scores_are_percent_of_exactly_right_answers_and_of_the_most_frequent_one() -> None:
     questions = [Question(task="exist", text="?", answer="yes")] * 4
     assert grade(questions, ["yes", " yes\n", "Yes", "yes."]) == {"exist": 50.0}
+    assert grade(questions * 40, ["yes"] * 93 + ["no"] * 67) == {"exist": 58.12}  # 58.125 exactly, so to the even digit
     answers = ("red", "red", "blue", "green")
     questions = [Question(task="color", text="?", answer=answer) for answer in answers]
     assert prior(questions) == {"color": 50.0}

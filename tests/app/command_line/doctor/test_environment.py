@@ -184,7 +184,7 @@ def test_what_fails_together_is_asked_one_by_one(monkeypatch: pytest.MonkeyPatch
             return ended if "onnx" in names else ok("", packages={"numpy": ok("1")})
         if name == "package":
             return broken("no") if names == ("uvicorn",) else {**absent(), "found": " ".join(names)}
-        return ended if name == "kernels" else absent()
+        return ended if name == "kernels" else ok("2.0") if name == "torch" else absent()
 
     monkeypatch.setattr("llama_adapter.app.command_line.doctor.environment.ask_child", answer)
     found = {probe.name: (probe.state, probe.found) for probe in look_at_environment()}
@@ -192,6 +192,7 @@ def test_what_fails_together_is_asked_one_by_one(monkeypatch: pytest.MonkeyPatch
     assert found["numpy"] == ("ok", "1")
     assert found["uvicorn"] == ("broken", "no")
     assert found["onnx"] == ("absent", "onnx")
+    assert found["torch"] == ("ok", "2.0")
     assert "llama-adapter" in found
     assert found["CPU kernels"] == ("broken", "its check was ended by signal 11")
 

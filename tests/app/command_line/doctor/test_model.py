@@ -135,6 +135,11 @@ def truncated(folder: Path) -> CaptionerSpec:
     return changed(adapter=folder / ADAPTER.name, clip=folder / CLIP.name)
 
 
+def empty(folder: Path) -> CaptionerSpec:
+    (folder / ADAPTER.name).touch()
+    return changed(adapter=folder / ADAPTER.name)
+
+
 def edited_adapter(folder: Path, edit: Callable[[dict[str, Any]], object]) -> CaptionerSpec:
     content = torch.load(ADAPTER, weights_only=True)
     edit(content["model"])
@@ -160,6 +165,7 @@ FAULTY: dict[str, Callable[[Path], CaptionerSpec | Path]] = {
         adapter=shutil.copy(ADAPTER, folder / f"{next(iter(RELEASED_ADAPTERS))}_BIAS-7B.pth")
     ),
     "cut short": truncated,
+    "empty": empty,
     "adapter as CLIP too": lambda folder: changed(clip=ADAPTER),
     "not a number": lambda folder: edited_adapter(folder, lambda tensors: tensors["clip_proj.bias"].fill_(torch.nan)),
     "untrained": untrained,
