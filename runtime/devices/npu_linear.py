@@ -99,16 +99,16 @@ class WeightOnlyLinear(nn.Module):
         self._torch_npu = torch_npu
         stored, scale = linear.weight.detach(), getattr(linear, WEIGHT + int8.SCALE)
         has_groups = stored.dtype == torch.uint8
-        self._options = {"antiquant_group_size": int4.GROUP} if has_groups else {}
+        self._group_size = int4.GROUP if has_groups else 0  # 0: one scale for each row, the operator's default
         self.register_buffer("weight", _pack4(stored, torch_npu) if has_groups else stored.contiguous())
         self.register_buffer("scale", (scale.T if has_groups else scale).to(activations).contiguous())
         self.register_buffer("bias", _bias(linear, activations))
 
     def forward(self, x: Tensor) -> Tensor:
         rows_RK = x.reshape(-1, x.shape[-1]).contiguous()
-        weight = self.weight if self._options else self.weight.transpose(0, 1)
+        weight = self.weight if self._group_size else self.weight.transpose(0, 1)
         out_RN: Tensor = self._torch_npu.npu_weight_quant_batchmatmul(
-            rows_RK, weight, self.scale, bias=self.bias, **self._options
+            rows_RK, weight, self.scale, bias=self.bias, antiquant_group_size=self._group_size
         )
         return out_RN.view(*x.shape[:-1], -1)
 
