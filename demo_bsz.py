@@ -274,7 +274,8 @@ def print_score(captioner: "Captioner", file: Path) -> None:
         outcomes = ask_examples(captioner, tasks, sampling=SamplingParams())
     except (InputsError, TemplateError, OSError) as error:
         problem = describe(error)
-        lines = [f"note: not scored. {problem.sentence}", *problem.details]
+        hint = [f"hint: {problem.hint}"] if problem.hint else []
+        lines = [f"note: not scored. {problem.sentence}", *problem.details, *hint]
         print("\n  ".join(map(shown_text, lines)), file=sys.stderr)
         return
     num_unread = len(tasks) - len(outcomes) + sum(one.unreadable is not None for one in known.problems)

@@ -335,7 +335,8 @@ def test_a_file_of_known_answers_that_cannot_be_opened_is_noted(
     monkeypatch.setattr("llama_adapter.app.learning.labelled.reading.read_examples", refused)
     demo_bsz.print_score(mock.Mock(), known_pictures / "questions.jsonl")
 
-    assert capsys.readouterr() == ("", "note: not scored. Permission denied: `questions.jsonl`\n")
+    reason = "note: not scored. Permission denied: `questions.jsonl`"
+    assert capsys.readouterr() == ("", f"{reason}\n  hint: check the path, its permissions and the disk\n")
 
 
 def test_a_name_that_is_too_long_is_a_picture_that_is_missing(embedded_demo: Demo) -> None:

@@ -132,11 +132,12 @@ class LabelTable:
                     rows.append(LabelRow(row["picture"], row["label"], row.get("question"), line))
                 line, is_header = records.line_num, False
         except csv.Error as error:
-            raise self._is_no_csv(error) from None
+            raise self._is_no_csv(f"{error} in the row that begins in line {line + 1}") from None
         return rows
 
-    def _is_no_csv(self, error: Exception) -> UsageError:
-        return UsageError(f"`{shown_name(self.path)}` is not CSV in UTF-8: {error}", hint=_OTHER)
+    def _is_no_csv(self, why: object) -> UsageError:
+        hint = f"correct it, or {_OTHER}"
+        return UsageError(f"`{shown_name(self.path)}` is not CSV in UTF-8: {why}", hint=hint)
 
 
 def picture_cell(name: str, *, folder: str | os.PathLike[str]) -> str:
