@@ -87,12 +87,13 @@ def learned_questions(examples: Sequence[TrainExample], *, base: StoredQuestions
 
     They are the question of all captions, and that of all other examples. For examples of a kind that were asked
     several questions, no question is stored, and captions keep the prompt of `base`. A kind without examples keeps the
-    question of `base`.
+    question of `base`; but without captions, a question about all pictures is the prompt too, for the model answers
+    nothing else any more.
     """
     others = {_instruction(one.prompt) for one in examples if one.example.task != "caption"}
-    return StoredQuestions(
-        prompt=_only(caption_prompts(examples)) or base.prompt, question=_only(others) if others else base.question
-    )
+    question, captions = _only(others), caption_prompts(examples)
+    learned = _only(captions) if captions or not all(one.has_picture for one in examples) else question
+    return StoredQuestions(prompt=learned or base.prompt, question=question if others else base.question)
 
 
 def _instruction(prompt: Prompt) -> str:

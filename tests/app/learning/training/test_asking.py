@@ -89,10 +89,11 @@ BASE = StoredQuestions(prompt="Describe it", question="Which hue is it?")
 @pytest.mark.parametrize(
     ("examples", "learned"),
     [
-        ([example("a"), example("b")], ("Describe it", "What is it?")),
-        ([example("a"), example("b", input="a text")], ("Describe it", "What is it?")),
+        ([example("a"), example("b")], ("What is it?", "What is it?")),  # without captions, it is the prompt too
+        ([example("a"), example("b", source=None)], ("Describe it", "What is it?")),
+        ([example("a"), example("b", input="a text")], ("What is it?", "What is it?")),
         ([example("a"), example("b", instruction="Why?")], ("Describe it", None)),
-        ([example("a", instruction="Is {{it}} in {place}?")], ("Describe it", "Is {it} in Rome?")),
+        ([example("a", instruction="Is {{it}} in {place}?")], ("Is {it} in Rome?", "Is {it} in Rome?")),
         ([example("a", instruction=" ")], ("Describe it", None)),
         ([caption(), caption()], ("Describe it", "Which hue is it?")),
         ([caption("Say {{it}}."), example("a")], ("Say {it}.", "What is it?")),
