@@ -8,7 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from llama_adapter.app.command_line.values import settings, spec_from
-from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.errors import ExitCode, UsageError
+from llama_adapter.runtime.terminal.stderr_lines import say
 
 if TYPE_CHECKING:
     from llama_adapter.app.learning.labelled.label_table import LabelTable
@@ -20,13 +21,13 @@ def run_label(options: argparse.Namespace) -> int:
     spec = spec_from(options)
     from llama_adapter.app.command_line.commands.answering import are_encoded
     from llama_adapter.app.command_line.commands.run_server import ServeJob, check_packages, run_serve
+    from llama_adapter.app.jobs.wording import counted
     from llama_adapter.app.learning.labelled.label_table import LabelTable
     from llama_adapter.app.learning.training.asking import class_question
     from llama_adapter.app.models.stream_model import stored_questions
     from llama_adapter.app.pictures.inputs import InputSpec, read_inputs
     from llama_adapter.app.pictures.inputs.items import LeftOut
     from llama_adapter.app.serving.online.types import ServiceLimits
-    from llama_adapter.runtime.terminal.stderr_lines import say
 
     inputs = settings(InputSpec, vars(options))
     if are_encoded(inputs):
@@ -39,13 +40,35 @@ def run_label(options: argparse.Namespace) -> int:
         pictures = list(read_inputs(inputs, left_out=left_out))
         if left_out and not options.quiet:
             say(f"note: left out: {left_out.note()}")
+        if not _can_open_any(pictures, max_bytes=job.limits.max_picture_bytes):
+            return ExitCode.PICTURE_ERRORS
         if not options.quiet:
-            say(f"{len(pictures):,} pictures, {len(table.rows):,} rows in {options.out}: label them on the page")
+            rows = counted(len(table.rows), f"in {options.out}", what="row")
+            found = counted(sum(one.error is None for one in pictures), "found")
+            say(f"{found}, {rows}: label them on the page")
         page = partial(_open_page, pictures=pictures, table=table, question=question, choices=options.choices)
         code = run_serve(job, open_page=page)
         if table.rows and not options.quiet:
-            say(f"{len(table.rows):,} rows in {options.out}, which `llama-adapter train` and `eval` read")
+            rows = counted(len(table.rows), f"in {options.out}", what="row")
+            say(f"{rows}, which `llama-adapter train` and `eval` read")
     return code
+
+
+def _can_open_any(pictures: "Sequence[PictureInput]", *, max_bytes: int) -> bool:
+    """Whether there is a picture to show. If no file can be read, the reasons are printed; nothing is decoded."""
+    from llama_adapter.app.serving.web.label_session import bytes_of
+    from llama_adapter.vision.errors import PictureError
+
+    reasons = []
+    for picture in pictures:
+        try:
+            bytes_of(picture, max_bytes=max_bytes)
+            return True
+        except PictureError as error:
+            reasons.append(error.message)
+    for reason in reasons:
+        say(f"error: {reason}")
+    return False
 
 
 @contextmanager

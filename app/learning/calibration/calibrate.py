@@ -15,11 +15,13 @@ from llama_adapter.app.captioning.tasks.question import Question
 from llama_adapter.app.jobs.records.record import recorded_choice
 from llama_adapter.app.learning.calibration.fitting import Examples, calibrate
 from llama_adapter.app.learning.calibration.report import Mistake, format_calibration, write_plot
+from llama_adapter.app.learning.evaluating.data import ask_stored, model_questions_notes
 from llama_adapter.app.learning.evaluating.outcomes import question_of, require_questions, work_items
 from llama_adapter.app.learning.labelled.example import Example, shown_problems
 from llama_adapter.app.learning.labelled.reading import read_examples
 from llama_adapter.app.learning.labelled.rows import Columns
 from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.models.stream_model import stored_questions
 from llama_adapter.app.pictures.inputs import InputSpec, read_inputs
 from llama_adapter.app.pictures.inputs.fields import PICTURE_COLUMNS, named
 from llama_adapter.app.pictures.reading.isolated import open_reader
@@ -41,7 +43,7 @@ class CalibrationJob:
     calibrate: str  # labelled pictures: a table, a folder of folders by class, ...
     calibration_out: str
     choices: tuple[str, ...]
-    question: str | None = None  # None: each example has its own
+    question: str | None = None  # None: each example's own, or the one that the model stores
     input: str | None = None
     pictures: tuple[str, ...] = ()  # use only these pictures of the table; empty: all
     recursive: bool = False
@@ -124,9 +126,12 @@ def _check_outputs(job: CalibrationJob) -> None:
 
 
 def _chosen(job: CalibrationJob, labelled: list[Example]) -> list[Example]:
-    """The selected rows of the table."""
-    without = [one for one in labelled if job.question is None and one.question.instruction is None]
-    require_questions(without, count=len(labelled))
+    """The selected rows of the table. Those without a question get the one that the model stores, as in `eval`."""
+    if job.question is None and any(one.question.instruction is None for one in labelled):
+        asked = ask_stored(labelled, stored_questions(job.spec))
+        for note in () if job.quiet else model_questions_notes(asked, job.spec):
+            say(f"note: {note}")
+        require_questions([one for one in labelled if one.question.instruction is None], count=len(labelled))
     if job.pictures:
         inputs = read_inputs(InputSpec(paths=job.pictures, recursive=job.recursive))
         # The label of a file is its path, and that of an archive's member is the archive's path and its name.

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -13,10 +13,11 @@ from llama_adapter.app.learning.labelled.example import Example, shown_problems
 from llama_adapter.app.learning.labelled.reading import read_examples
 from llama_adapter.app.learning.labelled.rows import Columns, split_name
 from llama_adapter.app.learning.scores.outcome import Task, are_captions
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.pictures.inputs.fields import as_template
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.given import require_least
-from llama_adapter.runtime.text import shown_excerpt
+from llama_adapter.runtime.text import shown_excerpt, shown_name
 
 if TYPE_CHECKING:  # data are read without torch
     from llama_adapter.app.models.checkpoints import StoredQuestions
@@ -74,7 +75,7 @@ def read_data(settings: DataSettings, *, stored: Callable[[], "StoredQuestions"]
     examples, task = _of_task(examples, task=settings.task)
     model_questions = {}
     if settings.question is None and any(one.question.instruction is None for one in examples):
-        model_questions = _ask_stored(examples, stored())
+        model_questions = ask_stored(examples, stored())
     _check_questions(examples, question=settings.question)
     left_out = ((one.unreadable, str(one)) for one in found.problems if one.unreadable is not None)
     unreadable = {example.item.label: reason for example, reason in left_out if split in (ALL_SPLITS, example.split)}
@@ -88,7 +89,7 @@ def read_data(settings: DataSettings, *, stored: Callable[[], "StoredQuestions"]
     )
 
 
-def _ask_stored(examples: list[Example], stored: "StoredQuestions") -> dict[str, str]:
+def ask_stored(examples: list[Example], stored: "StoredQuestions") -> dict[str, str]:
     """Give the examples without a question that which the model learned; returns the used questions by kind.
 
     Captions are left as they are, because they ask the model's caption prompt.
@@ -107,6 +108,14 @@ def _ask_stored(examples: list[Example], stored: "StoredQuestions") -> dict[str,
             )
             examples[index] = replace(example, question=own)
     return asked
+
+
+def model_questions_notes(asked: Mapping[str, str], spec: CaptionerSpec) -> Iterator[str]:
+    """Sentences about the questions that come from the model: `asked` is what `ask_stored` returned."""
+    path = spec.decoder or spec.adapter or spec.model or spec.llama_dir
+    model = "the embedded model" if path is None else f"`{shown_name(path)}`"
+    for kind, text in asked.items():
+        yield f"{kind} without a question are asked “{shown_excerpt(text)}”, the default question of {model}"
 
 
 def _check_questions(examples: Sequence[Example], *, question: str | None) -> None:

@@ -11,7 +11,13 @@ from llama_adapter.app.jobs.records.record import Record, read_records
 from llama_adapter.app.jobs.run import run_job
 from llama_adapter.app.jobs.runner import LocalRunner
 from llama_adapter.app.learning.evaluating.comparing import OUTCOMES, check_against, compare_with, read_against
-from llama_adapter.app.learning.evaluating.data import ALL_SPLITS, DataSettings, EvaluationData, read_data
+from llama_adapter.app.learning.evaluating.data import (
+    ALL_SPLITS,
+    DataSettings,
+    EvaluationData,
+    model_questions_notes,
+    read_data,
+)
 from llama_adapter.app.learning.evaluating.outcomes import (
     MODEL_ERRORS,
     SavedOutcomes,
@@ -35,7 +41,7 @@ from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.locking import locked_output
 from llama_adapter.runtime.terminal.stderr_lines import say
-from llama_adapter.runtime.text import shown_excerpt, shown_name
+from llama_adapter.runtime.text import shown_name
 
 if TYPE_CHECKING:  # data are read without torch
     from llama_adapter.app.models.checkpoints import StoredQuestions
@@ -112,21 +118,13 @@ def _stored(spec: CaptionerSpec) -> "StoredQuestions":
     return stored_questions(spec)
 
 
-def _model_questions(job: EvaluationJob, data: EvaluationData) -> Iterator[str]:
-    """Sentences about the questions that come from the model."""
-    spec = job.answering.spec
-    path = spec.decoder or spec.adapter or spec.model or spec.llama_dir
-    model = "the embedded model" if path is None else f"`{shown_name(path)}`"
-    for kind, text in data.model_questions.items():
-        yield f"{kind} without a question are asked “{shown_excerpt(text)}”, the default question of {model}"
-
-
 def _say_problems(job: EvaluationJob, data: EvaluationData) -> None:
     if is_blind(job.answering.spec) and any(example.item.source is not None for example in data.examples):
         raise UsageError("--llama-dir needs --adapter beside it: a file such as BIAS-7B.pth")
     for reason in data.unreadable.values():
         say(f"error: {reason}")
-    for note in (*data.warnings, *_model_questions(job, data)) if not job.answering.quiet else ():
+    asked = model_questions_notes(data.model_questions, job.answering.spec)
+    for note in (*data.warnings, *asked) if not job.answering.quiet else ():
         say(f"note: {note}")
 
 
@@ -199,7 +197,8 @@ def _notes(
     part = "" if job.data.limit is None else f", at most {job.data.limit:,} drawn with seed {job.data.seed}"
     named = ", ".join(map(shown_name, job.data.data))
     notes = [f"Data: {named}, {split}{part}; SHA-256 {data_digest(data.examples)[:16]}."]
-    notes += [f"{sentence[0].upper()}{sentence[1:]}." for sentence in _model_questions(job, data)]
+    asked = model_questions_notes(data.model_questions, job.answering.spec)
+    notes += [f"{sentence[0].upper()}{sentence[1:]}." for sentence in asked]
     if unreadable:
         names = ", ".join(map(shown_name, list(unreadable)[:_MOST_NAMED]))
         more = f" and {len(unreadable) - _MOST_NAMED:,} more" if len(unreadable) > _MOST_NAMED else ""

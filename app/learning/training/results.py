@@ -241,7 +241,7 @@ def ask_command(job: TrainJob, data: TrainingData, *, bundle: Path | None) -> st
         return f"llama-adapter caption PICTURE {model}"
     if _needs_table(example):
         return f"llama-adapter ask {_flag('manifest', job.folder / table_name(TRAIN))} {model}"
-    choices = "" if example.choices is None else " " + _flag("choices", ",".join(example.choices))
+    choices = "" if example.choices is None else " " + _choices_flag(example.choices)
     return f"llama-adapter ask PICTURE {model} {_flag('question', example.question.instruction)}{choices}"
 
 
@@ -260,23 +260,19 @@ def calibrate_command(job: TrainJob, data: TrainingData, *, bundle: Path | None)
     """A command that calibrates choices on the validation examples; None unless all have the same choices."""
     choices = {one.example.choices for one in data.validation}
     common = choices.pop() if len(choices) == 1 else None
-    if common is None or any("," in name for name in common) or not all(one.has_picture for one in data.validation):
+    if common is None or not all(one.has_picture for one in data.validation):
         return None
     table, out = job.folder / table_name(VALIDATION), job.folder / "calibration.json"
     return (
         f"llama-adapter ask {_flag('calibrate', table)} {_model(job, bundle)} "
-        f"{_flag('choices', ','.join(common))} {_flag('calibration-out', out)}"
+        f"{_choices_flag(common)} {_flag('calibration-out', out)}"
     )
 
 
 def _needs_table(example: Example) -> bool:
-    """Whether the example can only be asked as a row of a table, not with flags.
-
-    Flags cannot give an input or a question with variables, and --choices splits its value at commas.
-    """
+    """Whether the example has an input or a question with variables, so that only a row of a table can ask it."""
     asked, question = question_of(example, question=None), example.question
-    is_fixed = question.input is None and as_template(asked.instruction or "") == question.instruction
-    return not is_fixed or any("," in choice for choice in example.choices or ())
+    return question.input is not None or as_template(asked.instruction or "") != question.instruction
 
 
 def _model(job: TrainJob, bundle: Path | None) -> str:
@@ -286,6 +282,12 @@ def _model(job: TrainJob, bundle: Path | None) -> str:
     spec, clip = job.spec, job.spec.clip or job.choice.clip
     given = (("llama-dir", spec.llama_dir), ("llama-type", spec.llama_type), ("adapter", job.out), ("clip", clip))
     return " ".join(_flag(name, value) for name, value in given if value)
+
+
+def _choices_flag(choices: Sequence[str]) -> str:
+    """The flag with these choices: with commas between them, or as a JSON list if this would be read otherwise."""
+    needs_list = any("," in choice for choice in choices) or choices[0].lstrip().startswith("[")
+    return _flag("choices", json.dumps(choices, ensure_ascii=False) if needs_list else ",".join(choices))
 
 
 def _flag(name: str, value: Path | str) -> str:

@@ -336,15 +336,7 @@ class LabelSession:
 
     def _read(self, index: int) -> bytes:
         """The bytes of a picture's file. Raises PictureError."""
-        picture, most = self._pictures[index], self._service.limits.max_picture_bytes
-        if picture.error is not None:
-            raise PictureError(picture.error.code, picture.error.message)  # type: ignore[arg-type]  # a code of inputs
-        if isinstance(picture.source, bytes):
-            return picture.source
-        if isinstance(picture.source, FileSlice):
-            return picture.source.read(max_bytes=most)
-        assert isinstance(picture.source, str), "every item has a picture"
-        return read_picture_file(picture.source, max_bytes=most)
+        return bytes_of(self._pictures[index], max_bytes=self._service.limits.max_picture_bytes)
 
     def _view(self, index: int) -> str:
         """A picture as a `data:` address. Raises PictureError if it cannot be read."""
@@ -422,6 +414,18 @@ class LabelSession:
             else:
                 self._remember(index, proposal)
             self._prepare()
+
+
+def bytes_of(picture: PictureInput, *, max_bytes: int) -> bytes:
+    """The bytes of a picture's file. Raises PictureError."""
+    if picture.error is not None:
+        raise PictureError(picture.error.code, picture.error.message)  # type: ignore[arg-type]  # a code of inputs
+    if isinstance(picture.source, bytes):
+        return picture.source
+    if isinstance(picture.source, FileSlice):
+        return picture.source.read(max_bytes=max_bytes)
+    assert isinstance(picture.source, str), "every item has a picture"
+    return read_picture_file(picture.source, max_bytes=max_bytes)
 
 
 def _filled(features: Sequence[np.ndarray]) -> np.ndarray:

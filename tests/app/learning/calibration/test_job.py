@@ -10,6 +10,8 @@ from syrupy.assertion import SnapshotAssertion
 
 from llama_adapter.app.captioning.decisions.calibration import read_calibration
 from llama_adapter.app.learning.calibration.calibrate import CalibrationJob, _chosen, read_labelled, run_calibration
+from llama_adapter.app.learning.evaluating.outcomes import question_of
+from llama_adapter.app.models.checkpoints import StoredQuestions
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.pictures.inputs import InputsError
@@ -142,6 +144,30 @@ def test_pictures_are_named_as_archives_patterns_and_folders(
     found = _chosen(job, read_labelled(job.calibrate, choices=job.choices))
 
     assert sorted(Path(one.item.label).name for one in found) == chosen
+
+
+@pytest.mark.parametrize("question", [None, "Is it {this}?"])
+def test_examples_without_a_question_are_asked_that_which_the_model_stores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], question: str | None
+) -> None:
+    stored = StoredQuestions(question="Is it {stored}?")
+    monkeypatch.setattr("llama_adapter.app.learning.calibration.calibrate.stored_questions", lambda _: stored)
+    fill(tmp_path / "classes", "yes/a1.png", "no/b1.png")
+    job = CalibrationJob(
+        spec=CaptionerSpec(),
+        calibrate=str(tmp_path / "classes"),
+        calibration_out="c.json",
+        choices=("yes", "no"),
+        question=question,
+    )
+
+    found = _chosen(job, read_labelled(job.calibrate, choices=job.choices))
+
+    if question is not None:
+        assert {one.question.instruction for one in found} == {None}, "the job's question is asked"
+        return
+    assert {question_of(one, question=None).instruction for one in found} == {"Is it {stored}?"}
+    assert "are asked “Is it {stored}?”, the default question of the embedded model" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Examples become the tokens and labels of the reference's trainer, with default questions if the data have none."""
 
+import shlex
 import subprocess
 from contextlib import nullcontext
 from functools import partial
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from llama_adapter.app.captioning.tasks.choose import parse_choices
 from llama_adapter.app.captioning.tasks.prompts import PromptEncoder
 from llama_adapter.app.learning.labelled.example import Example, Examples
 from llama_adapter.app.learning.training.asking import Asker, default_question, learned_questions
@@ -188,10 +190,14 @@ def test_commands_of_a_run_are_quoted_and_leave_out_what_a_flag_cannot_say(tmp_p
         f"llama-adapter ask --calibrate 'my pets.training/validation.jsonl' {model} --choices ring,triangle "
         "--calibration-out 'my pets.training/calibration.json'"
     )
-    (folder / "ring").rename(folder / "{ring}, red")
-    assert commands()[0] == f"llama-adapter ask --manifest 'my pets.training/train.jsonl' {model}"
-    assert len(commands()) == 2, "a calibration names its choices by a flag"
-    (folder / "{ring}, red").rename(folder / "-1")
+    for name in ("{ring}, red", "Sel, d'Été", "[ring"):
+        (folder / "ring").rename(folder / name)
+        asking, _, calibrating = commands()
+        assert asking.startswith(f"llama-adapter ask PICTURE {model} --question ")
+        for words in map(shlex.split, (asking, calibrating)):
+            assert set(parse_choices(words[words.index("--choices") + 1])) == {name, "triangle"}
+        (folder / name).rename(folder / "ring")
+    (folder / "ring").rename(folder / "-1")
     (folder / "triangle").rename(folder / "-2")
     assert commands()[0].endswith(" --choices=-1,-2"), "else it is read as a flag"
     assert "--choices=-1,-2" in commands()[2]
