@@ -133,7 +133,10 @@ def choose(
         # Whether something is tested in sequence depends on no label, so without tests the whole level is left.
         level = (LEVEL - _SEQUENCE_LEVEL if tested else LEVEL) / len(found)
         bound = exact_low(chosen.num_right, chosen.count, level=level)
-        num_needed = _num_needed(found, target_precision)
+        if chosen.num_right == chosen.count and chosen.count >= start:
+            num_needed = _num_needed_without_error(chosen.count, len(scores_N), target_precision)
+        else:
+            num_needed = _num_needed(found, target_precision)
     low, high = exact_interval(chosen.count, len(scores_N))
     return chosen, Promise(
         bound=bound,
@@ -158,6 +161,18 @@ def _passed(tested: Sequence[Threshold], precision: float) -> list[Threshold]:
             break
         passed.append(one)
     return passed
+
+
+def _num_needed_without_error(count: int, total: int, precision: float) -> int | None:
+    """How many examples suffice if no answer of a threshold is wrong, as none of its `count` answers of `total` is.
+
+    The examples say nothing about an error rate above 0, so none is assumed: an estimate such as Jeffreys' would be
+    close to the allowed rate for a few right answers, and so ask for any number of them. None if the number is no help.
+    """
+    if precision >= 1.0:
+        return None
+    needed = -(-math.ceil(math.log(_SEQUENCE_LEVEL) / math.log(precision)) * total // count)
+    return needed if needed <= _MOST_NEEDED else None
 
 
 def _num_needed(found: Sequence[Threshold], precision: float) -> int | None:

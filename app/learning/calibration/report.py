@@ -86,7 +86,10 @@ def headline(found: Calibration) -> str:
     )
     if found.is_promised:
         return bound
-    needed = f" (about {_rounded(promise.num_needed):,} would do)" if promise.num_needed is not None else ""
+    needed = ""
+    if promise.num_needed is not None:
+        same = " if again none of these answers is wrong" if threshold.num_right == threshold.count else ""
+        needed = f" (about {_rounded(promise.num_needed):,} would do{same})"
     return f"{found.num_examples} examples are too few to promise {target}{needed}; they promise: {bound}"
 
 

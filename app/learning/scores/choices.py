@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llama_adapter.app.captioning.decisions.measures import calibration_error
-from llama_adapter.app.learning.scores.intervals import mean
+from llama_adapter.app.learning.scores.intervals import mean, wilson_interval
 from llama_adapter.app.learning.scores.outcome import YES_NO, Floats, Ints, Outcome, picture_groups
 from llama_adapter.runtime.errors import UsageError
 
@@ -160,6 +160,22 @@ def class_shares(counts: Ints) -> dict[str, Floats]:
     given_C, right_C = counts[:, :-1].sum(axis=0), counts.sum(axis=1)
     with np.errstate(invalid="ignore"):
         return {"precision": hits_C / given_C, "recall": hits_C / right_C, "F1": 2 * hits_C / (given_C + right_C)}
+
+
+def class_intervals(table: Choices) -> dict[tuple[str, str], tuple[float, float]]:
+    """(class, name) -> Wilson's 95 % interval of precision, recall or F1, of independent examples; 0 to 1 if undefined.
+
+    F1 is 2 J / (1 + J), where J is the share of hits among the examples that are of the class or get it as the answer.
+    """
+    found = {}
+    counts = answer_counts(table, np.arange(len(table.label_N)))
+    for index, one in enumerate(table.classes or ()):
+        hits, given, right = int(counts[index, index]), int(counts[:, index].sum()), int(counts[index].sum())
+        found[one, "precision"] = wilson_interval(hits, given)
+        found[one, "recall"] = wilson_interval(hits, right)
+        low, high = wilson_interval(hits, given + right - hits)
+        found[one, "F1"] = 2 * low / (1 + low), 2 * high / (1 + high)
+    return found
 
 
 def confusion(table: Choices) -> Confusion | None:

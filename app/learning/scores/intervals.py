@@ -1,8 +1,9 @@
-"""Intervals: of metrics by bootstrap draws of pictures, and of shares by exact binomial tails.
+"""Intervals: of metrics by bootstrap draws of pictures; of shares by exact binomial tails, or after Wilson.
 
 Percentile intervals follow Efron and Tibshirani, "An Introduction to the Bootstrap" (1993), chapter 13. Questions about
 one picture are not independent, so whole pictures are drawn (the cluster bootstrap of Field and Welsh, 2007). The
-exact bounds for shares of independent examples are those of Clopper and Pearson (1934). N examples.
+exact bounds for shares of independent examples are those of Clopper and Pearson (1934); those of Wilson (1927)
+are narrower, since they cover 95 % on average and not at least. N examples.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -11,6 +12,7 @@ from typing import Final, TypeVar
 
 import numpy as np
 
+from llama_adapter.app.captioning.decisions.measures import wilson_low
 from llama_adapter.app.learning.scores.outcome import Floats, Ints
 
 NUM_DRAWS: Final = 1000
@@ -32,7 +34,7 @@ class Draws:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figure:
-    """The value of a metric, and its 95 % bootstrap interval."""
+    """The value of a metric, and its 95 % interval: the bootstrap's, for shares of a class and of `train` Wilson's."""
 
     value: float | None  # None if it is undefined, such as the recall of a class without examples
     low: float | None = None  # None if there is no interval: fewer than two pictures, or no draws
@@ -100,3 +102,8 @@ def exact_low(num_right: int, count: int, *, level: float) -> float:
 def exact_interval(num_right: int, count: int, *, level: float = 0.05) -> tuple[float, float]:
     """The two-sided interval of Clopper and Pearson, 95 % by default, for `num_right` of `count`."""
     return exact_low(num_right, count, level=level / 2), 1.0 - exact_low(count - num_right, count, level=level / 2)
+
+
+def wilson_interval(num_right: int, count: int) -> tuple[float, float]:
+    """Wilson's 95 % interval (1927) for `num_right` of `count` independent examples; 0 to 1 without examples."""
+    return wilson_low(num_right, count), 1.0 - wilson_low(count - num_right, count)

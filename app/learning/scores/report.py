@@ -22,6 +22,7 @@ from llama_adapter.vision.image import load_picture
 # Metrics that are shown as plain numbers, because they are not shares of examples. All others are shown in per cent.
 _PLAIN: Final = frozenset(("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "ROUGE-L", "CIDEr-D", "ROC-AUC", "ECE", "MME score"))
 _DECISIVE: Final = ("accuracy", "normalised", "CIDEr-D")  # metrics that decide between two models: one for each task
+_OF_CLASSES: Final = "Intervals: Wilson's; if a picture has several examples, at least as wide as the bootstrap's."
 _LEVEL: Final = 0.05  # a p-value below it is a difference
 _MAX_MATRIX: Final = 30  # most classes of a shown matrix, and most confusions in a list
 
@@ -49,7 +50,8 @@ def score_tables(scores: Scores) -> list[Table]:
     if scores.parts:
         tables.append(_grid("Parts", "part", scores.parts, note=_totals(scores.totals)))
     if scores.classes:
-        tables.append(_grid("Classes", "class", scores.classes))
+        has_intervals = any(one.low is not None for own in scores.classes.values() for one in own.values())
+        tables.append(_grid("Classes", "class", scores.classes, note=_OF_CLASSES if has_intervals else ""))
     if scores.confusion is not None:
         tables.append(_confusion_table(scores.confusion))
     return tables

@@ -15,6 +15,7 @@ from llama_adapter.app.learning.scores.choices import (
     Flags,
     choice_figures,
     class_figures,
+    class_intervals,
     confusion,
     part_figures,
     read_choices,
@@ -167,10 +168,19 @@ def _of(statistics: Statistics[str], own: Ints) -> Statistics[str]:
 
 
 def _classes(table: Choices, groups_N: Ints, draws: Draws) -> dict[str, dict[str, Figure]]:
+    """The figures of each class with Wilson's intervals; the bootstrap's have width 0 for one example.
+
+    Wilson's interval takes examples as independent. If pictures have several, the interval spans the bootstrap's too.
+    """
     found: dict[str, dict[str, Figure]] = {name: {} for name in table.classes or ()}
+    intervals, has_sets = class_intervals(table), len(np.unique(groups_N)) < len(groups_N)
     for (one, name), figure in figures(partial(class_figures, table), groups_N, draws).items():
         index = (table.classes or ()).index(one)
-        found[one][name] = replace(figure, count=int((table.label_N == index).sum()))
+        low, high = figure.low, figure.high
+        if low is not None and high is not None:
+            wilson_low, wilson_high = intervals[one, name]
+            low, high = (min(low, wilson_low), max(high, wilson_high)) if has_sets else (wilson_low, wilson_high)
+        found[one][name] = replace(figure, low=low, high=high, count=int((table.label_N == index).sum()))
     return found
 
 

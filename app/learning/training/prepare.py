@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from llama_adapter.app.learning.evaluating.outcomes import require_questions
-from llama_adapter.app.learning.labelled.checks import check_split_names, data_digest
+from llama_adapter.app.learning.labelled.checks import check_split_names, data_digest, picture_key
 from llama_adapter.app.learning.labelled.example import Example, Examples, shown_problems
 from llama_adapter.app.learning.labelled.reading import read_examples
 from llama_adapter.app.learning.labelled.rows import Columns
@@ -18,10 +18,13 @@ from llama_adapter.app.learning.labelled.splitting import split_examples
 from llama_adapter.app.learning.training.asking import Asker, TrainExample, default_question
 from llama_adapter.app.learning.training.job import TrainJob
 from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.text import shown_excerpt
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 PARTS: Final = (TRAIN, VALIDATION, TEST)
 LEAST_EXAMPLES: Final = 4  # to learn
+FEW_LEARNED, FEW_TESTED = 10, 3  # examples of a class; a note names the classes with fewer
+_MOST_NAMED: Final = 10  # classes in the note
 _METHOD: Final = 3  # of training a picture tower: a run that was begun by another one is not continued
 
 
@@ -65,6 +68,30 @@ class TrainingData:
         """The examples of each part, with its name."""
         return ((TRAIN, self.train), (VALIDATION, self.validation), (TEST, self.test))
 
+    def few_of_classes(self) -> str | None:
+        """A sentence that names the classes with few examples to learn or for the test, with both numbers; else None.
+
+        Several examples of a picture count once. Only if all have the same choices, which are then the classes.
+        """
+        choices = {one.example.choices and tuple(sorted(one.example.choices)) for one in self.everything}
+        if len(choices) != 1 or (classes := choices.pop()) is None:
+            return None
+        learned, tested = _pictures_of_classes(self.train), _pictures_of_classes(self.test)
+        few = []
+        for name in classes:
+            is_tested_little = bool(self.test) and tested[name] < FEW_TESTED
+            if learned[name] < FEW_LEARNED or is_tested_little:
+                test = f" and {tested[name]:,} for the test" if self.test else ""
+                few.append(f"{shown_excerpt(name, length=60)} ({learned[name]:,} to learn{test})")
+        if not few:
+            return None
+        named = [*few[:_MOST_NAMED], *([f"{len(few) - _MOST_NAMED:,} more"] if len(few) > _MOST_NAMED else [])]
+        test = f" and {FEW_TESTED} for the test" if self.test else ""
+        return (
+            f"these classes have few examples: {', '.join(named)}; with fewer than {FEW_LEARNED} to learn{test}, "
+            "answers are often wrong, or their scores say little, so add examples"
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """The content of `data.json`: the digest, and for each part its size and the digests of its pictures."""
         return {
@@ -78,6 +105,11 @@ class TrainingData:
                 for name, part in self.parts
             },
         }
+
+
+def _pictures_of_classes(part: Sequence[TrainExample]) -> Counter[str]:
+    """The number of different pictures of each right answer."""
+    return Counter(answer for answer, _ in {(one.example.answers[0], picture_key(one.example)) for one in part})
 
 
 def read_data(job: TrainJob) -> Examples:

@@ -31,6 +31,7 @@ from llama_adapter.app.learning.training.scoring import (
     Validator,
     captioner_of,
     num_compared,
+    shown_test,
 )
 from llama_adapter.app.learning.training.targets import targets_of
 from llama_adapter.app.learning.training.yardstick import yardstick_of
@@ -282,6 +283,8 @@ class _Training:
             f"the test; {num_steps:,} steps of {job.optimisation.step_size(len(data.train)):,}, {num_steps / each:.4g} "
             f"epochs, highest learning rate {job.lr:g}"
         )
+        if (few := data.few_of_classes()) is not None:
+            self._tell(f"note: {few}")
         compared = num_compared(data.validation[:MOST_SCORED])
         if job.score != "loss" and compared > MOST_COMPARED:
             way = "which takes long; --score loss is faster" if job.score == "answers" else "so the loss alone decides"
@@ -369,9 +372,7 @@ class _Training:
         if verdict is not None:
             say(f"warning: {verdict}")
         for one in scores:
-            figure = one.figures[HEADLINES[one.task]]
-            interval = "" if figure.low is None else f" (95 % interval {figure.low:.3f} to {figure.high:.3f})"
-            say(f"test: {HEADLINES[one.task]} {figure.value or 0.0:.3f}{interval} of {figure.count:,} examples")
+            say(shown_test(one))
             if one.hint is not None:
                 say(f"note: {one.hint}")
         scoring = results.score_command(job, data, bundle=bundle)

@@ -11,7 +11,7 @@ from llama_adapter.app.captioning.assemble import assemble_parts
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.learning.evaluating.outcomes import ask_examples
 from llama_adapter.app.learning.scores.outcome import Outcome, Task, task_of
-from llama_adapter.app.learning.scores.scoring import measure_outcomes
+from llama_adapter.app.learning.scores.scoring import Scores, measure_outcomes
 from llama_adapter.app.learning.training.asking import TrainExample
 from llama_adapter.app.learning.training.batches import Encodings, drawn_lessons, microbatches
 from llama_adapter.app.learning.training.model import TrainableModel
@@ -23,6 +23,7 @@ from llama_adapter.runtime.schemes.scheme import dtype_name
 # Task -> the metric for early stopping.
 HEADLINES: Final[dict[Task, str]] = {"choices": "accuracy", "open": "normalised", "captions": "CIDEr-D"}
 SHOWN: Final[dict[Task, str]] = {"choices": "accuracy", "open": "right answers", "captions": "CIDEr-D"}  # in messages
+MOST_UNEQUAL: Final = 3  # the largest class of the test in sizes of the smallest, with the accuracy alone
 MOST_SCORED: Final = 1000  # examples of one evaluation during a run
 MOST_COMPARED: Final = 100_000  # choices that the examples of one evaluation are compared with, if not asked for
 _SAMPLING: Final = SamplingParams(max_new_tokens=64)
@@ -69,6 +70,21 @@ def headline(outcomes: dict[Task, list[Outcome]]) -> tuple[float, str]:
     names = [SHOWN[task] for task in outcomes]
     name = names[0] if len(names) == 1 else f"mean of {' and '.join(names)}"
     return float(np.average(values, weights=[len(of_task) for of_task in outcomes.values()])), name
+
+
+def shown_test(scores: Scores) -> str:
+    """The figure `HEADLINES` of the test examples, and the balanced accuracy if the sizes of classes differ much.
+
+    An accuracy alone may hide that a rare class is always wrong.
+    """
+    figure = scores.figures[HEADLINES[scores.task]]
+    interval = "" if figure.low is None else f" (95 % interval {figure.low:.3f} to {figure.high:.3f})"
+    line = f"test: {HEADLINES[scores.task]} {figure.value or 0.0:.3f}{interval} of {figure.count:,} examples"
+    sizes = [own["recall"].count for own in scores.classes.values()]
+    if not sizes or max(sizes) <= MOST_UNEQUAL * min(sizes):
+        return line
+    balanced = scores.figures["balanced accuracy"].value or 0.0
+    return f"{line}; balanced accuracy {balanced:.3f}, as classes have {min(sizes):,} to {max(sizes):,} examples"
 
 
 def captioner_of(model: TrainableModel, spec: CaptionerSpec) -> Captioner:

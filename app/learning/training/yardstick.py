@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from llama_adapter.app.captioning.decisions.measures import NUM_FOLDS, wilson_low
+from llama_adapter.app.captioning.decisions.measures import NUM_FOLDS
 from llama_adapter.app.learning.scores.answers import answer_scores
-from llama_adapter.app.learning.scores.intervals import Figure
+from llama_adapter.app.learning.scores.intervals import Figure, wilson_interval
 from llama_adapter.app.learning.scores.outcome import Floats, Ints, Outcome, Task, task_of
 from llama_adapter.app.learning.scores.scoring import measure_outcomes
 from llama_adapter.app.learning.training.asking import TrainExample
@@ -116,7 +116,7 @@ def _share(value: float | None) -> str:
 
 def _figure(num_right: int, count: int) -> Figure:
     """The share of right answers with Wilson's 95 % interval."""
-    low, high = wilson_low(num_right, count), 1.0 - wilson_low(count - num_right, count)
+    low, high = wilson_interval(num_right, count)
     return Figure(value=num_right / count, low=low, high=high, count=count)
 
 

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from llama_adapter.app.captioning.decisions.calibration import Calibration
+from llama_adapter.app.captioning.decisions.calibration import Calibration, Promise
 from llama_adapter.app.captioning.decisions.measures import Floats, apply_temperature, find_threshold
 from llama_adapter.app.learning.calibration.fitting import LEVEL, Examples, calibrate, choose
+from llama_adapter.app.learning.calibration.report import headline
 from llama_adapter.app.learning.scores.intervals import at_most
 
 # N examples or new pictures, C choices
@@ -94,6 +95,37 @@ def test_the_number_of_examples_that_is_named_is_about_enough() -> None:
         for seed in range(10)
     ]
     assert sum(promised) >= 7
+
+
+@pytest.mark.parametrize(("target", "needed"), [(0.8, 15), (0.9, 31), (0.95, 63), (0.99, 321)])
+@pytest.mark.parametrize("count", [1, 10, 14])
+def test_without_an_error_the_least_number_without_an_error_is_named(target: float, needed: int, count: int) -> None:
+    """The numbers of docs/choices.md, for any number of right answers: 10 right ones once gave 17,000."""
+
+    def all_right(count: int, *, others: int) -> Promise:
+        """Of pictures that all get the right answer; `others` get the second choice."""
+        scores_N = np.linspace(0, 1, count + others)
+        is_right_N = np.arange(count + others) >= others
+        _, promise = choose(
+            scores_N, is_right_N, target_precision=target, num_likely=count, num_pictures=count + others
+        )
+        assert promise is not None
+        return promise
+
+    assert all_right(count, others=0).num_needed == needed
+    assert all_right(count, others=count).num_needed == 2 * needed, "half of the pictures get the answer"
+    assert all_right(needed - 1, others=0).bound < target
+    assert all_right(needed, others=0).bound == target
+
+
+def test_the_headline_says_what_the_number_supposes() -> None:
+    right = Examples(
+        probabilities_NC=np.tile([0.1, 0.7, 0.2], (10, 1)), labels_N=np.ones(10, dtype=int), groups_N=np.arange(10)
+    )
+
+    assert headline(fitted(right, target_precision=0.95)).startswith(
+        "10 examples are too few to promise 95.0 % (about 63 would do if again none of these answers is wrong); "
+    )
 
 
 def test_no_number_of_examples_promises_a_precision_of_1() -> None:

@@ -52,6 +52,31 @@ def test_classes_have_the_number_of_their_examples() -> None:
     assert found.classes["yes"]["recall"].value == 0.5
 
 
+@pytest.mark.parametrize(("answer", "low", "high"), [("yes", 0.2065, 1.0), ("no", 0.0, 0.7935)])
+def test_a_class_with_one_picture_is_not_certain(answer: str, low: float, high: float) -> None:
+    """Wilson's interval of 1 of 1 is 1 / (1 + z²) to 1; every bootstrap draw would give the same share."""
+    outcomes = [asked("no", "no", digest=f"{index}") for index in range(20)]
+    found = score([*outcomes, asked(answer, "yes", digest="rare")], draws=FEW).classes
+
+    assert (found["yes"]["recall"].low, found["yes"]["recall"].high) == pytest.approx((low, high), abs=1e-4)
+    assert (found["yes"]["F1"].low == 0.0) == (answer == "no")
+    assert found["yes"]["F1"].low < found["yes"]["F1"].high
+    assert (found["yes"]["precision"].value is None) == (found["yes"]["precision"].low is None) == (answer == "no")
+    assert found["no"]["recall"].low == pytest.approx(20 / (20 + 1.96**2), abs=1e-4)
+    assert score(outcomes, draws=Draws(count=0)).classes["no"]["recall"].low is None
+
+
+def test_questions_about_one_picture_widen_the_interval_of_a_class() -> None:
+    """Ten copies of each answer are no further evidence: Wilson's interval alone would be as narrow as if they were."""
+    outcomes = [asked("yes" if index < 3 else "no", "yes", digest=f"{index}") for index in range(6)]
+    alone, copied = (score(outcomes * times, draws=Draws()).classes["yes"]["recall"] for times in (1, 10))
+
+    assert alone.value == copied.value == 0.5
+    assert (alone.low, alone.high) == pytest.approx((0.188, 0.812), abs=1e-3)
+    assert copied.low <= alone.low + 0.02
+    assert copied.high >= alone.high - 0.02
+
+
 @pytest.mark.parametrize(("parts", "totals"), [(MME_PERCEPTION, {"perception": 2000.0}), (MME_COGNITION[1:], {})])
 def test_mmes_totals_want_all_of_its_parts(parts: tuple[str, ...], totals: dict[str, float]) -> None:
     outcomes = [asked(answer, answer, digest=part, part=part) for part in parts for answer in ("yes", "no")]

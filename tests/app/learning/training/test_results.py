@@ -95,6 +95,44 @@ def test_a_card_counts_answers_but_not_captions(column: str, has_table: bool, tm
     assert ("| answer | learn |" in card) == has_table
 
 
+@pytest.mark.parametrize(
+    ("num_learned", "num_tested", "said"),
+    [
+        (10, 3, None),
+        (9, 3, "triangle (9 to learn and 3 for the test); with fewer than 10 to learn and 3 for the test, "),
+        (10, 2, "triangle (10 to learn and 2 for the test); with fewer than 10 to learn and 3 for the test, "),
+        (9, 0, "triangle (9 to learn); with fewer than 10 to learn, "),
+        (10, 0, None),
+    ],
+)
+def test_classes_with_few_examples_are_named_once(
+    num_learned: int, num_tested: int, said: str | None, tmp_path: Path
+) -> None:
+    """The other class has enough. Two questions about a picture are one example of its class."""
+    wanted = {"ring": (12, 4 if num_tested else 0), "triangle": (num_learned, num_tested)}
+    draw_pets(tmp_path / "pets", each=16)
+    rows = [
+        {"image": f"pets/{name}/{number}.png", "label": name, "question": question, "split": split}
+        for name, (learned, tested) in wanted.items()
+        for number, split in enumerate(["train"] * learned + ["test"] * tested)
+        for question in ("What is it?", "Which is it?")
+    ]
+    table = write_lines(tmp_path / "a.jsonl", *rows)
+    job = TrainJob(data=(str(table),), out=str(tmp_path / "a.pth"), validation=0.0, test=0.0)
+    found = prepared(job.with_rate(width=64)).few_of_classes()
+
+    assert (found is None) == (said is None)
+    assert said is None or f"these classes have few examples: {said}" in (found or "")
+
+
+def test_texts_that_are_no_classes_have_no_note(tmp_path: Path) -> None:
+    pictures = sorted(draw_pets(tmp_path / "pets", each=6).rglob("*.png"))
+    rows = [{"image": str(path), "text": path.parent.name} for path in pictures]
+    job = TrainJob(data=(str(write_lines(tmp_path / "a.jsonl", *rows)),), out=str(tmp_path / "a.pth"))
+
+    assert prepared(job.with_rate(width=64)).few_of_classes() is None
+
+
 def test_without_matplotlib_a_note_says_how_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

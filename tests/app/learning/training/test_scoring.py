@@ -1,9 +1,11 @@
-"""The score of an evaluation has a name."""
+"""The score of an evaluation has a name, and that of a test also shows what a rare class gets."""
 
 import pytest
 
+from llama_adapter.app.learning.scores.intervals import Draws
 from llama_adapter.app.learning.scores.outcome import Outcome, Task
-from llama_adapter.app.learning.training.scoring import headline
+from llama_adapter.app.learning.scores.scoring import score
+from llama_adapter.app.learning.training.scoring import headline, shown_test
 from tests.app.learning.scores.outcomes import outcome
 
 CHOICES = [outcome("a", right, choices=("a", "b")) for right in "ab"]
@@ -26,3 +28,29 @@ def test_the_score_is_the_mean_over_examples_and_has_a_name(
     outcomes: dict[Task, list[Outcome]], score: float, name: str
 ) -> None:
     assert headline(outcomes) == (pytest.approx(score), name)
+
+
+def common_and_rare(num_common: int, *, rare: int = 1, answer: str = "a") -> list[Outcome]:
+    """Right answers about a common class, and the `answer` to each question about the rare class `b`."""
+    labels = [("a", "a")] * num_common + [(answer, "b")] * rare
+    return [outcome(given, right, picture=f"{i}", choices=("a", "b")) for i, (given, right) in enumerate(labels)]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "end"),
+    [
+        (
+            common_and_rare(20),
+            "accuracy 0.952 of 21 examples; balanced accuracy 0.500, as classes have 1 to 20 examples",
+        ),
+        (
+            common_and_rare(7, rare=2, answer="b"),
+            "1.000 of 9 examples; balanced accuracy 1.000, as classes have 2 to 7 examples",
+        ),
+        (common_and_rare(6, rare=2), "accuracy 0.750 of 8 examples"),
+        (common_and_rare(4, rare=0), "of 4 examples; balanced accuracy 1.000, as classes have 0 to 4 examples"),
+        (OPEN, "test: normalised 0.333 of 3 examples"),
+    ],
+)
+def test_classes_of_unequal_sizes_have_their_balanced_accuracy_beside(outcomes: list[Outcome], end: str) -> None:
+    assert shown_test(score(outcomes, draws=Draws(count=0))).endswith(end)
