@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, ParamSpec, get_args
 
@@ -122,6 +122,11 @@ class StoredQuestions:
 
     prompt: str = DEFAULT_PROMPT  # for captions
     question: str | None = None  # that it learned for all other examples; None: it learned none, or several
+
+    @property
+    def of_captions(self) -> "StoredQuestions":
+        """The questions for a training on this model. Its captions do not get the question that it learned instead."""
+        return replace(self, prompt=DEFAULT_PROMPT) if self.prompt == self.question else self
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

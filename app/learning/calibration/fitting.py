@@ -133,7 +133,7 @@ def choose(
         # Whether something is tested in sequence depends on no label, so without tests the whole level is left.
         level = (LEVEL - _SEQUENCE_LEVEL if tested else LEVEL) / len(found)
         bound = exact_low(chosen.num_right, chosen.count, level=level)
-        if chosen.num_right == chosen.count and chosen.count >= start:
+        if chosen.num_right == chosen.count and chosen.count * _FIRST_SHARE >= num_likely:
             num_needed = _num_needed_without_error(chosen.count, len(scores_N), target_precision)
         else:
             num_needed = _num_needed(found, target_precision)

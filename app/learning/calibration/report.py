@@ -88,8 +88,7 @@ def headline(found: Calibration) -> str:
         return bound
     needed = ""
     if promise.num_needed is not None:
-        same = " if again none of these answers is wrong" if threshold.num_right == threshold.count else ""
-        needed = f" (about {_rounded(promise.num_needed):,} would do{same})"
+        needed = f" (about {_rounded(promise.num_needed):,} would do with the same share of errors)"
     return f"{found.num_examples} examples are too few to promise {target}{needed}; they promise: {bound}"
 
 

@@ -73,7 +73,7 @@ class TrainingData:
 
         Several examples of a picture count once. Only if all have the same choices, which are then the classes.
         """
-        choices = {one.example.choices and tuple(sorted(one.example.choices)) for one in self.everything}
+        choices = {one and tuple(sorted(one)) for one in {each.example.choices for each in self.everything}}
         if len(choices) != 1 or (classes := choices.pop()) is None:
             return None
         learned, tested = _pictures_of_classes(self.train), _pictures_of_classes(self.test)

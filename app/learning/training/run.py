@@ -90,14 +90,14 @@ def _run(job: TrainJob) -> int:
 
 def model_texts(spec: CaptionerSpec) -> tuple[Tokenizer, int, str]:
     """Tokenizer, context and caption prompt of the model of a spec; loads no weights. Raises CheckpointError."""
+    prompt = stored_questions(spec).of_captions.prompt
     if spec.llama_dir is not None:
         place = find_llama(spec.llama_dir, llama_type=spec.llama_type)
-        prompt = stored_questions(spec).prompt
         return place.open_tokenizer(), spec.context or DEFAULT_CONTEXT, prompt
     bundle = bundle_folder(spec.model)
     manifest = read_manifest(bundle)
     _, decoder = manifest.configs()
-    return Tokenizer.load_stored(bundle, manifest["files"]), spec.context or decoder.context, str(manifest["prompt"])
+    return Tokenizer.load_stored(bundle, manifest["files"]), spec.context or decoder.context, prompt
 
 
 def _check_places(job: TrainJob) -> None:

@@ -96,7 +96,7 @@ def open_sources(spec: CaptionerSpec, choice: TrainingChoice, *, seed: int) -> T
         heads = checkpoints.query_heads(spec, adapter)
         name = checkpoints.adapter_name(spec.adapter)
         files += (SourceFile(role="adapter", path=str(spec.adapter)),)
-        questions = checkpoints.declared_questions(adapter)
+        questions = checkpoints.declared_questions(adapter).of_captions
     if not any(key.endswith(".bias") for key in adapter.llama):  # it gets those of the LLaMA, if there are some
         adapter = dataclasses.replace(adapter, llama={**adapter.llama, **_biases(llama)})
     return TrainingSources(
@@ -141,7 +141,7 @@ def _of_bundle(folder: str | os.PathLike[str], spec: CaptionerSpec) -> TrainingS
         channel_order=model.vision_config.channel_order,
         tokenizer=model.tokenizer,
         context=model.decoder_config.context,
-        questions=StoredQuestions(prompt=model.prompt, question=model.question),
+        questions=StoredQuestions(prompt=model.prompt, question=model.question).of_captions,
         template=training_template(spec),
         files=model.sources,
         bundle=str(folder),

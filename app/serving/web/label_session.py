@@ -28,6 +28,7 @@ from llama_adapter.app.serving.online.request_handle import Ask, RequestHandle
 from llama_adapter.app.serving.online.service import Service
 from llama_adapter.app.serving.online.types import ServiceError
 from llama_adapter.app.serving.web.html import told
+from llama_adapter.runtime.text import shown_name
 from llama_adapter.vision.errors import PictureError
 from llama_adapter.vision.files import read_picture_file
 
@@ -424,7 +425,8 @@ def bytes_of(picture: PictureInput, *, max_bytes: int) -> bytes:
         return picture.source
     if isinstance(picture.source, FileSlice):
         return picture.source.read(max_bytes=max_bytes)
-    assert isinstance(picture.source, str), "every item has a picture"
+    if not isinstance(picture.source, str):
+        raise PictureError("unsupported", f"`{shown_name(picture.label)}` is an encoded picture, which cannot be shown")
     return read_picture_file(picture.source, max_bytes=max_bytes)
 
 

@@ -124,7 +124,7 @@ def test_the_headline_says_what_the_number_supposes() -> None:
     )
 
     assert headline(fitted(right, target_precision=0.95)).startswith(
-        "10 examples are too few to promise 95.0 % (about 63 would do if again none of these answers is wrong); "
+        "10 examples are too few to promise 95.0 % (about 63 would do with the same share of errors); "
     )
 
 

@@ -109,6 +109,13 @@ def test_a_model_stores_the_only_question_that_it_learned(
     assert (found.prompt, found.question) == learned
 
 
+def test_captions_do_not_get_the_question_that_a_model_learned_in_their_place() -> None:
+    classes = StoredQuestions(prompt="Which class is this?", question="Which class is this?")
+
+    assert classes.of_captions == StoredQuestions(question="Which class is this?")
+    assert BASE.of_captions == BASE
+
+
 def test_what_does_not_fit_the_context_is_named(asker: Asker) -> None:
     short, long, unfilled = example("yes"), example("yes yes"), example("no", input="{gone}")
     context, too_many = (asker.ask(one).num_tokens for one in (short, long))

@@ -27,8 +27,10 @@ from llama_adapter.app.learning.training.checkpoint import read_checkpoint, writ
 from llama_adapter.app.learning.training.eye import Eye
 from llama_adapter.app.learning.training.job import TrainingChoice
 from llama_adapter.app.learning.training.model import open_trainable
+from llama_adapter.app.learning.training.run import model_texts
 from llama_adapter.app.learning.training.scoring import Validation, Validator
 from llama_adapter.app.learning.training.stepping import Step, Stepper
+from llama_adapter.app.models.described import DEFAULT_PROMPT
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.devices.cpu import CpuBackend
@@ -134,7 +136,13 @@ def test_a_folder_of_two_classes_becomes_an_adapter_that_answers(
     pictures = [str(pets / "ring" / "0.png"), str(pets / "triangle" / "0.png")]
     with Captioner.load(llama_dir=embedded_model(), adapter=out) as one, Captioner.load(folder / "bundle") as other:
         answers = [each.generate(pictures, [question] * 2, choices=["ring", "triangle"]) for each in (one, other)]
+        assert {one.info.default_prompt, other.info.default_prompt} == {question}  # what `caption` asks
     assert [[answer.text for answer in of_one] for of_one in answers] == [["ring", "triangle"]] * 2
+    for trained in (
+        CaptionerSpec(model=str(folder / "bundle")),
+        CaptionerSpec(llama_dir=embedded_model(), adapter=str(out)),
+    ):
+        assert model_texts(trained)[2] == DEFAULT_PROMPT  # of captions that are learned next
     card = (folder / "card.md").read_text()
     assert "| ring | 12 |" in card
     written = "train.jsonl validation.jsonl test.jsonl curves.png data.json log.csv settings.yaml test.json test.md"
