@@ -198,7 +198,7 @@ def test_a_batch_waits_for_a_slow_upload_and_files_are_added_and_removed_one_by_
     expect(files.get_by_text("Drop pictures")).to_have_count(1)
     with visit.slow_uploads():
         visit.bring(
-            "drop", {"name": "notes.txt", "buffer": b"x" * 300_000}, STAR, {"name": "bad.png", "buffer": b"bad"}
+            "drop", {"name": "notes.txt", "buffer": b"x" * 1_500_000}, STAR, {"name": "bad.png", "buffer": b"bad"}
         )
         expect(files).to_contain_text(re.compile("[1-9][0-9]?%"))
         visit.page.get_by_role("button", name="Start").click()

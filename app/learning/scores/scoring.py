@@ -168,14 +168,17 @@ def _of(statistics: Statistics[str], own: Ints) -> Statistics[str]:
 
 
 def _classes(table: Choices, groups_N: Ints, draws: Draws) -> dict[str, dict[str, Figure]]:
-    """The figures of each class with Wilson's intervals; the bootstrap's have width 0 for one example.
+    """The figures of each class, if all examples have the same choices, with Wilson's intervals.
 
-    Wilson's interval takes examples as independent. If pictures have several, the interval spans the bootstrap's too.
+    The bootstrap's intervals have width 0 for one example. Wilson's interval takes examples as independent. If pictures
+    have several, the interval spans the bootstrap's too.
     """
-    found: dict[str, dict[str, Figure]] = {name: {} for name in table.classes or ()}
+    if table.classes is None:
+        return {}
+    found: dict[str, dict[str, Figure]] = {name: {} for name in table.classes}
     intervals, has_sets = class_intervals(table), len(np.unique(groups_N)) < len(groups_N)
     for (one, name), figure in figures(partial(class_figures, table), groups_N, draws).items():
-        index = (table.classes or ()).index(one)
+        index = table.classes.index(one)
         low, high = figure.low, figure.high
         if low is not None and high is not None:
             wilson_low, wilson_high = intervals[one, name]
