@@ -110,7 +110,7 @@ class RecordIndex:
         self._has_failed = np.frombuffer(bytes(failed), dtype=np.bool_)[order]
         self._is_claimed = moves.are_replaced(ids, names)[order]
         self._drop_superseded(superseded)
-        self._failed_names = np.unique(self._names[self._has_failed & ~self._is_claimed])
+        self._failed_names = np.sort(self._names[self._has_failed & ~self._is_claimed])
 
     def __len__(self) -> int:
         return len(self._ids)
