@@ -162,7 +162,7 @@ def _json_layouts() -> dict[str, bytes]:
         "kohya": {"a": {"caption": "a star", "tags": "star, red"}},
         "texts": ["What?", "Why?"],
         "pope": {"image": "a.jpg", "text": "Is it red?", "label": "yes"},
-        "answers": {"questions": [asked], "annotations": [{**asked, "answers": [{"answer": "2"}, {"answer": "two"}]}]},
+        "answers": {"questions": [asked], "annotations": [{**asked, "answers": [{"answer": "2"}, "two"]}]},
         "science": {"1": {"question": "Which?", "choices": ["a", "b"], "answer": 0, "image": "i.png", "split": "val"}},
     }
     return {name: json.dumps(value).encode() for name, value in layouts.items()}
