@@ -24,6 +24,13 @@ from tests.fuzz.mutators import either, mutated_bytes, mutated_json, mutated_lin
 from tests.fuzz.target import Target, refused, written
 
 _MOST_ITEMS = 10_000  # per input; more than the bytes of an input can name
+_ANNOTATIONS = "v2_mscoco_val2014_annotations.json"  # read together with the questions
+_SETS = (
+    "coco_pope_random.json",
+    "v2_OpenEnded_mscoco_val2014_questions.json",
+    "captions_val2014.json",
+    "problems.json",
+)
 _CODES = ("manifest", "list", "archive", "unsupported", "too_large")
 
 
@@ -45,7 +52,7 @@ def _checked(items: Iterator[PictureInput], *, num_bytes: int) -> str:
 
 
 def table(data: bytes, *, suffix: str) -> str:
-    """A table as a manifest, as a sheet of questions, and as labelled data.
+    """A table as a manifest, as a sheet of questions, and as labelled data; JSON also under the names of known sets.
 
     The manifest is read like by a job: first as a whole, then item by item.
     """
@@ -62,14 +69,23 @@ def table(data: bytes, *, suffix: str) -> str:
         outcomes.append(f"ok {min(len(questions), 9)}")
     except InputsError as error:
         outcomes.append(refused(error, is_shown=False))
+    outcomes.append(_labelled(path))
+    if suffix == "json":
+        written(f"sets/{_ANNOTATIONS}", data)
+        outcomes += (_labelled(str(written(f"sets/{name}", data))) for name in _SETS)
+    return "; ".join(outcomes)
+
+
+def _labelled(path: str) -> str:
     try:
         found = read_examples(path, digests=False, looks=False)
-        assert all(example.answers for example in found.examples)
-        assert not any(UNSAFE_ON_TERMINALS.search(str(problem)) for problem in found.problems)
-        outcomes.append(f"ok {min(len(found.examples), 9)} {min(len(found.problems), 9)}")
     except InputsError as error:
-        outcomes.append(refused(error, is_shown=False))
-    return "; ".join(outcomes)
+        return refused(error, is_shown=False)
+    for example in found.examples:
+        assert example.answers
+        assert (example.task == "choice") == (example.choices is not None)
+    assert not any(UNSAFE_ON_TERMINALS.search(str(problem)) for problem in found.problems)
+    return f"ok {min(len(found.examples), 9)} {min(len(found.problems), 9)}"
 
 
 def sheet(data: bytes) -> str:
@@ -135,6 +151,7 @@ def _as_jsonl() -> bytes:
 def _json_layouts() -> dict[str, bytes]:
     turns = [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "red"}]
     image = {"id": 1, "file_name": "a.png", "filename": "a.png", "filepath": "x", "split": "val"}
+    asked = {"question_id": 70, "image_id": 7, "question": "How many?"}
     layouts = {
         "rows": list(_ROWS),
         "llava": [{"image": "a.png", "conversations": turns * 2}, {"conversations": turns}],
@@ -144,6 +161,9 @@ def _json_layouts() -> dict[str, bytes]:
         "names": {"a.png": "a star", "b.png": ["one", "two"], "c.png": {"question": "What?", "answer": "x"}},
         "kohya": {"a": {"caption": "a star", "tags": "star, red"}},
         "texts": ["What?", "Why?"],
+        "pope": {"image": "a.jpg", "text": "Is it red?", "label": "yes"},
+        "answers": {"questions": [asked], "annotations": [{**asked, "answers": [{"answer": "2"}, "two"]}]},
+        "science": {"1": {"question": "Which?", "choices": ["a", "b"], "answer": 0, "image": "i.png", "split": "val"}},
     }
     return {name: json.dumps(value).encode() for name, value in layouts.items()}
 
@@ -183,7 +203,9 @@ _text = mutated_lines(
 )
 _SHEET = "Is it red?\n# a comment\n\nWhat is größer?\n".encode()
 _LISTS = {"lines": b"a.png\n# no\n\xff.png\r\n./# 1.jpg\n", "find": b"a.png\0b\nc.png\0"}
-_LAYOUT_WORDS = words("images annotations sentences raw questions image_id conversations from")
+_LAYOUT_WORDS = words(
+    "images annotations sentences raw questions image_id conversations from answers label caption split hint subject"
+)
 _table = {suffix: partial(table, suffix=suffix) for suffix in ("jsonl", "csv", "tsv", "json")}
 TARGETS = (
     Target("table-jsonl", _table["jsonl"], lambda: {"rows": _as_jsonl()}, mutated_lines(mutated_json(*_WORDS))),

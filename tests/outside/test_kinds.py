@@ -34,11 +34,13 @@ def cells(delimiter: str, *, encoding: str = "utf-8", end: str = "\n", head: str
     return write
 
 
-def values(data: Any, *, name: str, as_lines: bool = False, end: str = "\n", indent: int | None = None) -> Writer:
+def values(
+    data: Any, *, name: str, as_lines: bool = False, end: str = "\n", indent: int | None = None, encoding: str = "utf-8"
+) -> Writer:
     def write(folder: Path) -> Path:
         path = folder / name
         texts = [json.dumps(one, indent=indent) for one in (data if as_lines else [data])]
-        path.write_text(end.join(texts), newline="")
+        path.write_text(end.join(texts), encoding, newline="")
         return path
 
     return write
@@ -106,14 +108,19 @@ KINDS: dict[str, tuple[Writer, Rows]] = {
     "semicolons": (cells(";"), ROWS),
     "tabs": (cells("\t", name="t.tsv"), ROWS),
     "bars": (cells("|"), ROWS),
-    "sep=": (cells(";", head="sep=;\n"), ROWS),
+    "sep=": (cells(";", head="sep=;\n", name="T.CSV"), ROWS),
+    "quoted sep=": (cells("|", head='"sep=|"\n'), ROWS),
     "spaces before quotes": (cells(", "), ROWS),
     "CSV called .txt": (cells(",", name="t.txt"), ROWS),
+    "CSV called .json": (cells(",", name="t.json"), ROWS),
+    "semicolons called .tsv": (cells(";", name="t.tsv"), ROWS),
     "byte order mark": (cells(";", encoding="utf-8-sig"), ROWS),
     "UTF-16": (cells("\t", encoding="utf-16"), ROWS),
     "CRLF": (cells(",", end="\r\n"), ROWS),
     "CR": (cells(",", end="\r"), ROWS),
     "JSON list": (values(OBJECTS, name="t.json"), ROWS),
+    "JSON list called .csv": (values(OBJECTS, name="t.csv"), ROWS),
+    "JSON list in UTF-16": (values(OBJECTS, name="t.json", encoding="utf-16"), ROWS),
     "JSON lines": (values(OBJECTS, name="t.jsonl", as_lines=True), ROWS),
     "JSON lines with CR": (values(OBJECTS, name="t.jsonl", as_lines=True, end="\r"), ROWS),
     "JSON over lines called .jsonl": (values(COCO, name="t.jsonl", indent=1), CAPTIONS),
@@ -122,6 +129,7 @@ KINDS: dict[str, tuple[Writer, Rows]] = {
     "JSON by number": (values({str(number): one for number, one in enumerate(OBJECTS)}, name="t.json"), ROWS),
     "JSON list in an object": (values({"version": {"of": 1}, "data": OBJECTS}, name="t.json"), ROWS),
     "LLaVA": (values(TURNS, name="t.json"), ROWS),
+    "LLaVA's only row": (values(TURNS[0], name="t.json"), ROWS[:1]),
     "VQA": (values(VQA, name="t.json"), ROWS),
     "COCO": (values(COCO, name="t.json"), CAPTIONS),
     "Karpathy": (values(KARPATHY, name="t.json"), CAPTIONS),

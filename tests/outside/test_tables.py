@@ -111,27 +111,6 @@ def test_questions_alone_are_no_labelled_data() -> None:
         read_examples(str(HERE / "tables2" / "semicolon-questions.csv"))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "image,question\na.png,What?\n",
-        "image;question\na.png;What?\n",
-        "Image\tQuestion\na.png\tWhat?\n",
-        "image|question\n a.png | What? \n",
-        "sep=;\nIMAGE;question;;\r\n\r\na.png;What?;;\r\n;;;\r\n",
-        '"sep=|"\r\nimage|question\r\na.png|What?\r\n',
-        '[{"image": "a.png", "question": "What?"}]',
-        '{"Image": "a.png", "question": "What?"}\n',
-        '{"image": "a.png", "conversations": [{"from": "human", "value": "<image>\\nWhat?"}]}',
-    ],
-)
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
-@pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.json"])
-def test_a_table_is_read_by_its_content(text: str, encoding: str, name: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_bytes(text.encode(encoding))
-    assert asked(tmp_path / name) == [("a.png", "What?")]
-
-
 @pytest.mark.parametrize("text", ["image,question\n", "[]", ""])
 def test_a_table_without_pictures_is_no_success(text: str, tmp_path: Path, run: Run) -> None:
     (tmp_path / "t.json").write_text(text)

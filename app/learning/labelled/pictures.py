@@ -3,15 +3,13 @@
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import replace
 
 from llama_adapter.app.learning.labelled.example import Examples
 from llama_adapter.app.learning.labelled.rows import WANTED, Columns, add_row, is_split_name, similar_split, split_name
-from llama_adapter.app.pictures.inputs import InputsError, folders, natural_key
-from llama_adapter.app.pictures.inputs.archives import MAX_TEXT_BYTES, archive_inputs, is_archive_name
-from llama_adapter.app.pictures.inputs.fields import JSON
-from llama_adapter.app.pictures.inputs.items import LeftOut
+from llama_adapter.app.pictures.inputs import InputsError, PictureInput, folders, natural_key
+from llama_adapter.app.pictures.inputs.archives import MAX_TEXT_BYTES, archive_inputs, is_archive_name, text_values
 from llama_adapter.app.pictures.inputs.xmp import MAX_BYTES as MAX_XMP_BYTES
 from llama_adapter.app.pictures.inputs.xmp import description_of
 from llama_adapter.runtime.text import shown_name
@@ -99,17 +97,6 @@ def class_examples(folder: str, *, columns: Columns) -> Examples:
     return found
 
 
-def has_texts_beside(folder: str) -> bool:
-    """Whether a picture in the folder or below has a text of the same name beside it. Raises OSError.
-
-    A `.json` counts if it has a column of answers, and an `.xmp` if it has a description; other programs keep other
-    values there.
-    """
-    pairs = ((place, texts) for place, groups in _groups(folder) for pictures, texts in groups if pictures)
-    paths = (os.path.join(place, name) for place, names in pairs for name in names)
-    return any(_has_answer(_beside(path), broken=_is_text(path)) for path in paths)
-
-
 def _is_text(path: str) -> bool:
     return path.lower().endswith((".txt", ".caption"))
 
@@ -121,24 +108,26 @@ def _has_answer(values: dict[str, object] | ValueError, *, broken: bool) -> bool
     return any(values.values()) and not {name.lower() for name in values}.isdisjoint(WANTED)
 
 
-def beside_examples(folder: str, *, columns: Columns, left_out: LeftOut) -> Examples:
-    """The pictures in a folder and below, each with the text of the same name beside it.
+def beside_examples(folder: str, *, columns: Columns) -> Examples | None:
+    """The pictures in a folder and below, each with the text of the same name beside it; None if none has one.
 
     Each line of a `.txt` or `.caption` is a caption; a `.json` is an object with the columns of a row; an `.xmp` has a
     description. The text of `a.png` is called `a.txt` or `a.png.txt`. Pictures without text and texts without picture
-    are left out. Raises OSError.
+    are left out. Texts that are only `.json` without answers or `.xmp` without descriptions are none: other programs
+    keep other values there. Raises OSError.
     """
-    found, split_of = Examples(left_out=left_out), dict(split_folders(folder))
+    found, split_of, has_texts = Examples(), dict(split_folders(folder)), False
     if names := [name for name in sub_folders(folder) if not is_split_name(name)]:
         found.warn(folder, f"texts beside the pictures are the answers; names of folders, such as {names[0]}, are not")
     for place, groups in _groups(folder):
         if _REPEATS.match(os.path.basename(place)):
-            left_out.add("repeats in names of folders", place)
+            found.left_out.add("repeats in names of folders", place)
         split = next((split for path, split in split_of.items() if place == path or place.startswith(f"{path}/")), "")
         for picture, texts in groups:
             paths = [os.path.join(place, name) for name in texts]
             values_of = {path: _beside(path) for path in paths}
             answered = [path for path in paths if _has_answer(values_of[path], broken=True)]
+            has_texts |= bool(picture) and any(_has_answer(values_of[path], broken=_is_text(path)) for path in paths)
             for kind, some in (
                 ("texts without picture", () if picture else answered),
                 ("pictures without text", () if answered or not picture else (os.path.join(place, picture),)),
@@ -146,7 +135,7 @@ def beside_examples(folder: str, *, columns: Columns, left_out: LeftOut) -> Exam
                 ("second texts of a name", answered[1:] if picture else ()),
             ):
                 for path in some:
-                    left_out.add(kind, path)
+                    found.left_out.add(kind, path)
             if not picture or not answered:
                 continue
             item, path = folders.file_input(os.path.join(place, picture), root=folder), answered[0]
@@ -156,7 +145,7 @@ def beside_examples(folder: str, *, columns: Columns, left_out: LeftOut) -> Exam
                 continue
             kind = "texts without an answer"
             add_row(found, values, columns=columns, place=path, item=item, split=split, unanswered=kind)
-    return found
+    return found if has_texts else None
 
 
 def _groups(folder: str) -> Iterator[tuple[str, list[tuple[str, list[str]]]]]:
@@ -197,76 +186,84 @@ def _beside(path: str) -> dict[str, object] | ValueError:
 
 
 def _columns_of(path: str) -> dict[str, object]:
-    most = MAX_XMP_BYTES if path.lower().endswith(".xmp") else MAX_TEXT_BYTES
+    suffix = os.path.splitext(path)[1].lower()
+    most = MAX_XMP_BYTES if suffix == ".xmp" else MAX_TEXT_BYTES
     with open(path, "rb") as file:
         data = file.read(most + 1)
     if len(data) > most:
         raise ValueError(f"it has more than {most:,} bytes")
-    if path.lower().endswith(".xmp"):
+    if suffix == ".xmp":
         return {"caption": description_of(data)}
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise ValueError("it is not UTF-8") from None
-    if _is_text(path):
-        return {"captions": text.strip().splitlines()}
-    try:
-        values = JSON.decode(text)
-    except (ValueError, RecursionError):
-        raise ValueError("it is not valid JSON") from None
-    if not isinstance(values, dict):
-        raise ValueError("it is not a JSON object")
-    return values
+    values = text_values(data, suffix=suffix[1:])
+    return values if suffix == ".json" else _as_captions(values)
+
+
+def _as_captions(values: Mapping[str, object]) -> dict[str, object]:
+    """The columns of texts, in which each line of a `.txt` or `.caption` is a caption."""
+    return {name: str(value).splitlines() if name in _CAPTIONS else value for name, value in values.items()}
 
 
 def archive_examples(path: str, *, columns: Columns, split: str = "") -> Examples:
     """The samples of a tar archive in the style of webdataset, see `archive_inputs`.
 
     The answer is a field of the sample's `.json`, or the text of `.cls`; each line of `.txt` and `.caption` is a
-    caption. Lists in `.json` are ignored. A sample without an answer is left out. Two pictures with the same name, and
-    a damaged archive, are errors. Pictures of a compressed archive are held in memory.
-
-    Raises InputsError if a compressed archive has more than 1 GiB of pictures, and for samples whose texts have other
-    names than their pictures.
+    caption. Lists in `.json` are ignored. A sample without an answer is left out. Raises the errors of `pictures_in`,
+    and InputsError for samples whose texts have other names than their pictures.
     """
-    found, num_bytes, seen = Examples(), 0, set[str]()
-    repeated = set[str]()
-    for item in archive_inputs(path, fields=columns.fields, left_out=found.left_out, seen=seen):
-        num_bytes += len(item.source) if isinstance(item.source, bytes) else 0
-        require_compressed(num_bytes, archive=path)
-        if item.repeats:
-            repeated.add(item.repeats)
+    found, seen = Examples(), set[str]()
+    for item in filter(None, pictures_in(path, found, fields=columns.fields, seen=seen).values()):
         if item.error is not None:
             found.refuse(item.label, item.error.message)
             continue
-        values = {name: value.splitlines() if name in _CAPTIONS else value for name, value in item.columns.items()}
         add_row(
             found,
-            values,
+            _as_captions(item.columns),
             columns=columns,
             place=item.label,
             item=replace(item, columns={}),
             split=split,
             unanswered="pictures without text",
         )
-    if not found.examples and any("." in name for name in seen):
+    if not found.examples and not found.problems and any("." in name for name in seen):
         raise InputsError(
             f"Wanted samples of a picture and a text of the same name in `{shown_name(path)}`, got samples with the "
             f"fields {', '.join(map(shown_name, sorted(seen)))}.",
             hint="choose the fields of picture and text with --sample-fields PICTURE,TEXT, such as input,outputs",
         )
-    for label in sorted(repeated, key=natural_key):
-        found.refuse(label, SAME_NAME)
-    items = ((example, example.item) for example in found.examples)
-    found.examples[:] = [example for example, item in items if not item.repeats and item.label not in repeated]
     return found
 
 
-def require_compressed(num_bytes: int, *, archive: str) -> None:
-    """Raise InputsError if the pictures of a compressed archive, which are held in memory, are more than 1 GiB."""
-    if num_bytes > MAX_COMPRESSED_BYTES:
-        raise InputsError(
-            f"Wanted at most {MAX_COMPRESSED_BYTES:,} bytes of pictures in the compressed archive "
-            f"`{shown_name(archive)}`, which has more.",
-            hint="decompress it: pictures of a plain .tar are not held in memory",
-        )
+def pictures_in(
+    archive: str,
+    found: Examples,
+    *,
+    wanted: Container[str] | None = None,
+    fields: tuple[str, ...] | None = None,
+    seen: set[str] | None = None,
+) -> dict[str, PictureInput | None]:
+    """The pictures of an archive by label, or only those `wanted`. A label that two of them have is None.
+
+    Such labels, and a damaged archive, are errors in `found`; if all are wanted, it counts what is left out. `seen`
+    gets the names of fields. Pictures of a compressed archive are held in memory: raises InputsError if these are more
+    than 1 GiB.
+    """
+    pictures, num_bytes = dict[str, PictureInput | None](), 0
+    takes: Callable[[str], bool] = bool if wanted is None else wanted.__contains__  # every label, or these
+    left_out = found.left_out if wanted is None else None
+    for item in archive_inputs(archive, fields=fields, left_out=left_out, seen=seen):
+        if item.label == archive and item.error is not None:
+            found.refuse(archive, item.error.message)
+        elif takes(item.repeats):
+            pictures[item.repeats] = None
+        elif takes(item.label):
+            pictures[item.label] = item
+            num_bytes += len(item.source) if isinstance(item.source, bytes) else 0
+            if num_bytes > MAX_COMPRESSED_BYTES:
+                raise InputsError(
+                    f"Wanted at most {MAX_COMPRESSED_BYTES:,} bytes of pictures in the compressed archive "
+                    f"`{shown_name(archive)}`, which has more.",
+                    hint="decompress it: pictures of a plain .tar are not held in memory",
+                )
+    for label in sorted((label for label, item in pictures.items() if item is None), key=natural_key):
+        found.refuse(label, SAME_NAME)
+    return pictures

@@ -11,7 +11,6 @@ from llama_adapter.app.learning.labelled.pictures import (
     archive_examples,
     beside_examples,
     class_examples,
-    has_texts_beside,
     split_folders,
     sub_folders,
 )
@@ -152,8 +151,8 @@ def _folder(folder: str, *, columns: Columns) -> Examples:
                 tables += [path] * is_table_name(name)
                 continue
             has_any = True
-    if not has_any and has_texts_beside(folder):
-        found = beside_examples(folder, columns=columns, left_out=found.left_out)
+    if not has_any and (beside := beside_examples(folder, columns=columns)) is not None:
+        found = beside
     elif not has_any:
         num_classes = len({name for place, _ in split_folders(folder) for name in sub_folders(place)})
         if num_classes < 2 and (not num_classes or tables):

@@ -5,10 +5,10 @@ from collections import defaultdict
 from dataclasses import replace
 
 from llama_adapter.app.learning.labelled.example import Example, Examples
-from llama_adapter.app.learning.labelled.pictures import SAME_NAME, require_compressed
+from llama_adapter.app.learning.labelled.pictures import pictures_in
 from llama_adapter.app.learning.labelled.rows import KNOWN, WANTED, Columns, add_row, without_copies
-from llama_adapter.app.pictures.inputs import PictureInput, natural_key
-from llama_adapter.app.pictures.inputs.archives import archive_inputs, is_archive_name
+from llama_adapter.app.pictures.inputs import PictureInput
+from llama_adapter.app.pictures.inputs.archives import is_archive_name
 from llama_adapter.app.pictures.inputs.items import InputsError
 from llama_adapter.app.pictures.inputs.tables import TABLE_SUFFIXES, read_rows
 from llama_adapter.runtime.text import shown_name
@@ -59,45 +59,30 @@ def table_examples(path: str, *, columns: Columns = _EVERYTHING, split: str = ""
 
 
 def with_members(found: Examples) -> None:
-    """Replace paths into archives by the pictures in the archives. Each archive is read once.
+    """Replace paths into archives by the pictures in the archives. Each archive is read once, by `pictures_in`.
 
-    Pictures of a compressed archive are held in memory. If an archive lacks a name, the path stays, and the picture is
-    reported as missing later. A picture that cannot be extracted, a name that two pictures have, and a damaged archive
-    are errors. Raises InputsError if the pictures of a compressed archive have too many bytes.
+    If an archive lacks a name, the path stays, and the picture is reported as missing later. A picture that cannot be
+    extracted is an error.
     """
     wanted = defaultdict[str, set[str]](set)
     for example in found.examples:
         source = example.item.source
         if isinstance(source, str) and (archive := archive_in(source)) is not None:
             wanted[archive].add(source)
-    members: dict[str, PictureInput] = {}
-    repeated = set[str]()
-    for archive, names in wanted.items():
-        num_bytes = 0
-        for item in archive_inputs(archive):
-            if item.label == archive and item.error is not None:
-                found.refuse(archive, item.error.message)
-            elif item.repeats in names:
-                repeated.add(item.repeats)
-            elif item.label in names:
-                num_bytes += len(item.source) if isinstance(item.source, bytes) else 0
-                require_compressed(num_bytes, archive=archive)
-                members[item.label] = item
-    for label in sorted(repeated, key=natural_key):
-        found.refuse(label, SAME_NAME)
-    if not members:
-        return
+    members: dict[str, PictureInput | None] = {}
+    for archive, labels in wanted.items():
+        members |= pictures_in(archive, found, wanted=labels)
     kept: list[Example] = []
     for example in found.examples:
-        if example.item.label in repeated:
-            continue
-        member = members.get(example.item.label)
-        if member is not None and member.error is not None:
+        if example.item.label not in members:
+            kept.append(example)
+        elif (member := members[example.item.label]) is None:
+            continue  # two pictures have its name
+        elif member.error is not None:
             found.refuse(example.place, member.error.message, unreadable=example)
-            continue
-        if member is not None:
-            example = replace(example, item=replace(example.item, source=member.source, root=member.root))
-        kept.append(example)
+        else:
+            item = replace(example.item, source=member.source, root=member.root)
+            kept.append(replace(example, item=item))
     found.examples[:] = kept
 
 

@@ -5,6 +5,7 @@ import os
 import tarfile
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from llama_adapter.app.pictures.answer_error import AnswerError
@@ -66,13 +67,13 @@ def archive_inputs(
 def _pictures_in(
     path: str, *, max_bytes: int | None, fields: tuple[str, ...] | None, left_out: LeftOut, seen: set[str]
 ) -> Iterator[PictureInput]:
-    num_pictures, damage, problem, own = 0, "", "", set[str]()
+    num_pictures, damage, problem = 0, "", ""
     max_bytes, names = DEFAULT_MAX_BYTES if max_bytes is None else max_bytes, MemberNames()
     sample = _Sample(archive=path, max_bytes=max_bytes, names=names)
 
     def chosen() -> list[PictureInput]:
         nonlocal num_pictures
-        found = list(sample.inputs(fields, left_out=left_out, seen=own))
+        found = list(sample.inputs(fields, left_out=left_out, seen=seen))
         num_pictures += len(found)
         return found
 
@@ -95,13 +96,12 @@ def _pictures_in(
     except OSError as error:  # gzip and bzip2 raise it for damaged data too
         damage = f"the system says: {error.strerror}" if error.strerror else str(error)
     yield from chosen()
-    seen |= own
     if damage:
         problem = f"it is damaged ({damage}; pictures found before that: {num_pictures:,}); copy it again."
     if problem or not num_pictures:
         none = "with the suffix of a picture"
-        if fields and any(has_picture_suffix(f"a.{name}") for name in own):
-            none = f"in the field {shown_name(fields[0])}: it has {shown_excerpt(', '.join(sorted(own)))}"
+        if fields and any(has_picture_suffix(f"a.{name}") for name in seen):
+            none = f"in the field {shown_name(fields[0])}: it has {shown_excerpt(', '.join(sorted(seen)))}"
         problem = problem or f"it has none {none}."
         message = f"Wanted the pictures in the archive `{shown_name(path)}`, but {problem}"
         yield PictureInput.failed(path, "archive", message, root=path)
@@ -159,8 +159,12 @@ class _Sample:
                 self._add_picture(member, stem=stem, tar=tar)
                 self.fields.add(member.name[len(self.key) + 1 :])
         elif member.kind == "file" and suffix.lower() in ("json", *_TEXTS):
-            is_short = member.num_bytes <= MAX_TEXT_BYTES
-            self.texts.append((stem, suffix, _columns(tar.read(member), suffix=suffix.lower()) if is_short else {}))
+            columns: dict[str, str] = {}
+            if member.num_bytes <= MAX_TEXT_BYTES:
+                data = tar.read(member)
+                with suppress(ValueError):
+                    columns = as_columns(text_values(data, suffix=suffix.lower()))
+            self.texts.append((stem, suffix, columns))
             self.fields.add(member.name[len(self.key) + 1 :])
 
     def inputs(self, fields: tuple[str, ...] | None, *, left_out: LeftOut, seen: set[str]) -> Iterator[PictureInput]:
@@ -251,12 +255,21 @@ def _key(name: str) -> str:
     return f"{folder}{slash}{base.partition('.')[0]}"
 
 
-def _columns(data: bytes, *, suffix: str) -> dict[str, str]:
+def text_values(data: bytes, *, suffix: str) -> dict[str, object]:
+    """The columns of a text about a picture: of its JSON object, or the whole text by its suffix, such as txt.
+
+    Raises ValueError with the reason if there are none.
+    """
     try:
         text = data.decode("utf-8-sig")
-        if suffix in _TEXTS:
-            return {suffix: text.strip()}
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8") from None
+    if suffix in _TEXTS:
+        return {suffix: text.strip()}
+    try:
         values = JSON.decode(text)
     except (ValueError, RecursionError):
-        return {}
-    return as_columns(values) if isinstance(values, dict) else {}
+        raise ValueError("it is not valid JSON") from None
+    if not isinstance(values, dict):
+        raise ValueError("it is not a JSON object")
+    return values

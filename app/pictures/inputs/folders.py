@@ -1,20 +1,25 @@
-"""Files and folders: the pictures in a folder, in natural order."""
+"""Files and folders: the pictures in a folder, and paths that match a rule, found lazily and in natural order."""
 
 import os
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 
 from llama_adapter.app.pictures.inputs.items import LeftOut, PictureInput
 from llama_adapter.vision.formats import PHONE_SUFFIXES, PICTURE_SUFFIXES
 
+ANY_DEPTH = "**"
 _THUMBNAILS = frozenset(  # folders of NAS systems and of archives that macOS made, in lower case
     (
         *("@eadir", "#recycle", "@recycle", "#snapshot", "@recently-snapshot", "@__thumb", "@tmp"),
         *("$recycle.bin", "lost+found", "__macosx"),
     )
 )
+_SUFFIXES = PICTURE_SUFFIXES | PHONE_SUFFIXES
 _RUNS = re.compile(r"[0-9]+|[^0-9]+")
+_Positions = frozenset[int]  # indices of the parts of a rule that an entry of a folder may match
+_Matches = Iterator[tuple[str, bool, _Positions]]  # path, whether it matches, and the positions inside it
 
 
 def file_input(path: str, *, root: str | None = None, found_in: tuple[str, ...] = ()) -> PictureInput:
@@ -29,8 +34,8 @@ def folder_inputs(folder: str, *, recursive: bool, left_out: LeftOut | None = No
     left out. If there are none, or the folder cannot be listed, it is itself the only item: reading it gives the error,
     so that a job neither stops nor skips it silently. Folders of thumbnails are not searched; `left_out` counts them.
     """
-    found_any, left_out = False, LeftOut() if left_out is None else left_out
-    for picture, folders in _pictures_below(folder, recursive=recursive, left_out=left_out):
+    found_any = False
+    for picture, folders in walk(folder, _BELOW if recursive else _INSIDE, left_out=left_out if recursive else None):
         found_any = True
         yield file_input(picture, root=folder, found_in=folders)
     if not found_any:
@@ -42,10 +47,8 @@ def count_in_sub_folders(folder: str, *, searched: Container[str], at_most: int)
 
     Pictures in folders that were `searched` themselves are not counted. Counting ends at `at_most`.
     """
-    ignored = LeftOut()
-    below = (path for path, is_sub in _listing(folder, recursive=True, left_out=ignored) if is_sub)
-    pictures = (picture for path in below for picture, _ in _pictures_below(path, recursive=True, left_out=ignored))
-    return sum(1 for _ in islice((name for name in pictures if os.path.dirname(name) not in searched), at_most))
+    found = (1 for _, folders in walk(folder, _BELOW) if folders[1:] and folders[-1] not in searched)
+    return sum(islice(found, at_most))
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
@@ -63,48 +66,107 @@ def is_thumbnail_folder(name: str) -> bool:
 
 def has_picture_suffix(name: str) -> bool:
     """Whether a file counts as a picture when folders, patterns and archives are searched."""
-    return os.path.splitext(name)[1].lower() in PICTURE_SUFFIXES | PHONE_SUFFIXES
+    return os.path.splitext(name)[1].lower() in _SUFFIXES
 
 
-def _pictures_below(folder: str, *, recursive: bool, left_out: LeftOut) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Paths of pictures, each with the chain of folders that contain it."""
-    open_listings: list[tuple[Iterator[tuple[str, bool]], tuple[str, ...]]]
-    open_listings = [(_listing(folder, recursive=recursive, left_out=left_out), (folder,))]
-    while open_listings:
-        listing, folders = open_listings[-1]
-        for path, is_listed_too in listing:
-            if is_listed_too:
-                open_listings.append((_listing(path, recursive=True, left_out=left_out), (*folders, path)))
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rule:
+    """Which paths below a folder are found. Folders of thumbnails are not searched unless a part is their name."""
+
+    parts: tuple[str | re.Pattern[str], ...]  # a text matches only itself; `**` matches any number of folders
+    takes_file: Callable[[str], bool]  # by its name
+    takes_folders: bool
+
+    def closed(self, positions: Iterable[int]) -> _Positions:
+        """The positions, and those after each `**`, which may match no folder at all."""
+        reached = set(positions)
+        for position, part in enumerate(self.parts):
+            if position in reached and part == ANY_DEPTH:
+                reached.add(position + 1)
+        return frozenset(reached)
+
+    def lone_name(self, positions: _Positions) -> str | None:
+        """The only name that can match; None if several can."""
+        part = self.parts[next(iter(positions))] if len(positions) == 1 else None
+        return part if isinstance(part, str) else None
+
+    def step(self, positions: _Positions, name: str, *, is_folder: bool, is_link: bool) -> tuple[bool, _Positions]:
+        """Whether an entry matches the whole rule, and the positions that entries inside it may match."""
+        if not is_folder and not self.takes_file(name):
+            return False, frozenset()
+        is_end, following = False, set[int]()
+        for position in positions:
+            part = self.parts[position]
+            if is_folder and part != name and is_thumbnail_folder(name):
+                continue
+            if part == ANY_DEPTH:
+                if is_folder and not is_link and not name.startswith("."):
+                    following.add(position)
+            elif part == name if isinstance(part, str) else part.fullmatch(name):
+                if position == len(self.parts) - 1:
+                    is_end = True
+                elif is_folder:
+                    following.add(position + 1)
+        return is_end and (self.takes_folders or not is_folder), self.closed(following) if following else frozenset()
+
+
+_VISIBLE = re.compile(r"(?!\.).*", re.DOTALL)
+_INSIDE = Rule(parts=(_VISIBLE,), takes_file=has_picture_suffix, takes_folders=False)
+_BELOW = Rule(parts=(ANY_DEPTH, _VISIBLE), takes_file=has_picture_suffix, takes_folders=False)
+
+
+def walk(start: str, rule: Rule, *, left_out: LeftOut | None = None) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Paths that match a rule, each with the chain of folders that contain it. `start` may be "", the current folder.
+
+    A folder that cannot be listed is itself yielded. `left_out` counts the folders of thumbnails.
+    """
+    open_folders: list[tuple[tuple[str, ...], _Matches]]
+    open_folders = [((start,), _matches(start, rule, rule.closed({0}), left_out=left_out))]
+    while open_folders:
+        folders, matches = open_folders[-1]
+        for path, is_match, positions in matches:
+            if is_match:
+                yield path, folders if path != folders[-1] else folders[:-1]
+            if positions:
+                open_folders.append(((*folders, path), _matches(path, rule, positions, left_out=left_out)))
                 break
-            # For a folder that cannot be listed, the folder's own path is yielded.
-            yield path, folders if path != folders[-1] else folders[:-1]
         else:
-            open_listings.pop()
+            open_folders.pop()
 
 
-def _listing(folder: str, *, recursive: bool, left_out: LeftOut) -> Iterator[tuple[str, bool]]:
-    """Paths of the pictures in a folder, marked False, and, if `recursive`, of its sub-folders, marked True."""
-    names: list[str] = []  # only of pictures and folders, because a folder may have millions of other files
-    folders: set[str] = set()
+def _matches(folder: str, rule: Rule, positions: _Positions, *, left_out: LeftOut | None) -> _Matches:
+    """Entries of a folder that match or may contain matches."""
+    names: list[str] = []  # only of these, because a folder may have millions of other files
+    steps: dict[str, tuple[bool, _Positions]] = {}  # only for folders; a file has nothing inside
     try:
-        with os.scandir(folder) as listing:
-            for entry in listing:
-                if entry.name.startswith("."):
-                    continue
-                if is_folder(entry):
-                    if recursive and is_thumbnail_folder(entry.name):
-                        left_out.add("folders of thumbnails", entry.path)
-                    elif recursive and not entry.is_symlink():
-                        folders.add(entry.name)
-                        names.append(entry.name)
-                elif has_picture_suffix(entry.name):
-                    names.append(entry.name)
+        for name, is_one, is_link in _entries(folder, rule.lone_name(positions)):
+            is_match, following = rule.step(positions, name, is_folder=is_one, is_link=is_link)
+            if is_match or following:
+                names.append(name)
+            elif left_out is not None and is_one and is_thumbnail_folder(name):
+                left_out.add("folders of thumbnails", os.path.join(folder, name))
+            if following:
+                steps[name] = is_match, following
     except OSError:  # the folder itself becomes the item; reading it gives the error
-        yield folder, False
+        yield folder or ".", True, frozenset()
         return
     names.sort(key=natural_key)
     for name in names:
-        yield os.path.join(folder, name), name in folders
+        is_match, following = steps.get(name, (True, frozenset()))
+        yield os.path.join(folder, name), is_match, following
+
+
+def _entries(folder: str, lone_name: str | None) -> Iterator[tuple[str, bool, bool]]:
+    """Names in a folder, each with whether it is a folder and whether it is a link."""
+    if lone_name is not None:
+        path = os.path.join(folder, lone_name)
+        if os.path.lexists(path):
+            yield lone_name, os.path.isdir(path), os.path.islink(path)
+        return
+    with os.scandir(folder or ".") as listing:
+        for entry in listing:
+            is_one = is_folder(entry)
+            yield entry.name, is_one, is_one and entry.is_symlink()
 
 
 def natural_key(name: str) -> str:

@@ -86,6 +86,12 @@ class Row:
     values: Mapping[str, object] = field(default_factory=dict)
     problem: str = ""
 
+    def checked(self) -> Mapping[str, object]:
+        """The values. Raises ValueError with the problem of a malformed row."""
+        if self.problem:
+            raise ValueError(self.problem)
+        return self.values
+
 
 @dataclass(slots=True)
 class LeftOut:

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Protocol
 
-from llama_adapter.app.pictures.inputs.items import InputsError
+from llama_adapter.app.pictures.inputs.items import InputsError, Row
 from llama_adapter.runtime.text import shown_name
 
 MAX_LINE_BYTES = 2**20
+TOO_LONG = f"it has more than {MAX_LINE_BYTES:,} bytes"
 STDIN = "-"
 _UTF_16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _MARKS = (codecs.BOM_UTF8, *_UTF_16_MARKS)
@@ -133,8 +134,8 @@ def split_lines(file: ByteFile, *, separator: bytes = b"\n", begun: bytes = b"")
         yield number, None if is_too_long else rest
 
 
-def text_lines(path: str, *, what: str) -> Iterator[tuple[int, str | ValueError]]:
-    """Each line that is not blank, with its number from 1 and without white space around it; a ValueError says why not.
+def prompt_lines(path: str, *, what: str) -> Iterator[Row]:
+    """Each line that is not blank as a row with the column `prompt`, without white space around it.
 
     Raises the errors of `opened_lines` and `read_beginning`.
     """
@@ -142,15 +143,15 @@ def text_lines(path: str, *, what: str) -> Iterator[tuple[int, str | ValueError]
         begun = read_beginning(file, path=path, what=what)
         for number, line in split_lines(file, separator=line_end(begun), begun=begun):
             if line is None:
-                yield number, ValueError(f"it has more than {MAX_LINE_BYTES:,} bytes")
+                yield Row(line=number, problem=TOO_LONG)
                 continue
             try:
                 text = line.decode().strip()  # of text, more is white space than of bytes
             except UnicodeDecodeError:
-                yield number, ValueError("it is not UTF-8")
+                yield Row(line=number, problem="it is not UTF-8")
             else:
                 if text:
-                    yield number, text
+                    yield Row(line=number, values={"prompt": text})
 
 
 def _refused(path: str, *, what: str, reason: str) -> InputsError:

@@ -69,9 +69,7 @@ def _lines_as_inputs(path: str) -> Iterator[PictureInput]:
     for row in read_rows(path, what=_WHAT, wanted=PICTURE_COLUMNS):
         has_any = True
         try:
-            if row.problem:
-                raise ValueError(row.problem)
-            rows = asked_rows(row.values, has_picture=True)
+            rows = asked_rows(row.checked(), has_picture=True)
             if TURNS in row.values:  # their answers would make a picture's questions differ by a column
                 rows = [{name: value for name, value in one.items() if name != "answer"} for one in rows]
             items = [_input(one, root=root, place=f"{path}:{row.line}") for one in rows]

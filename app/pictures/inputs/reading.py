@@ -19,8 +19,8 @@ from llama_adapter.app.pictures.inputs.archives import archive_inputs, is_archiv
 from llama_adapter.app.pictures.inputs.folders import file_input, folder_inputs, is_folder
 from llama_adapter.app.pictures.inputs.items import InputsError, InputSpec, LeftOut, PictureInput
 from llama_adapter.app.pictures.inputs.lines import (
-    MAX_LINE_BYTES,
     STDIN,
+    TOO_LONG,
     can_read_again,
     check_lines,
     line_end,
@@ -143,8 +143,7 @@ def list_inputs(path: str, *, expand: Callable[[str], Iterator[PictureInput]]) -
         for number, line in split_lines(file, separator=separator, begun=begun):
             label = f"{'stdin' if path == STDIN else path}:{number}"
             if line is None:
-                reason = f"it has more than {MAX_LINE_BYTES:,} bytes"
-                message = f"Wanted the name of a picture in the line `{shown_name(label)}`, but {reason}."
+                message = f"Wanted the name of a picture in the line `{shown_name(label)}`, but {TOO_LONG}."
                 yield PictureInput.failed(label, "list", message, source=path)
                 continue
             name = line if separator == b"\0" else _listed(line)

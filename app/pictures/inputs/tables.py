@@ -12,7 +12,6 @@ import re
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from llama_adapter.app.pictures.inputs.fields import (
     JSON,
@@ -25,7 +24,7 @@ from llama_adapter.app.pictures.inputs.fields import (
 from llama_adapter.app.pictures.inputs.items import InputsError, Row
 from llama_adapter.app.pictures.inputs.json_sets import set_rows
 from llama_adapter.app.pictures.inputs.lines import (
-    MAX_LINE_BYTES,
+    TOO_LONG,
     ByteFile,
     can_read_again,
     check_lines,
@@ -46,8 +45,7 @@ _DELIMITERS = ",\t;|"
 _SEPARATOR_LINE = re.compile(rb'"?sep=(.)"?\r?[\n\r]', re.IGNORECASE)
 _MOST_WITHOUT = 1_000  # objects that are read to find a known column
 _NO_OBJECT = "it is not a JSON object"
-_TOO_LONG = "\ud800"  # replaces a CSV line above the limit; this character never occurs in decoded bytes
-_TOO_LONG_REASON = f"it has more than {MAX_LINE_BYTES:,} bytes"
+_LONG_LINE = "\ud800"  # replaces a CSV line above the limit; this character never occurs in decoded bytes
 _ROWS_AT_ONCE = 256  # of Parquet; each may hold a picture
 _SAVE_AGAIN = "save it as `CSV UTF-8`, or convert it: iconv -f WINDOWS-1252 -t UTF-8 IN >OUT"
 
@@ -145,7 +143,7 @@ def _json_rows(file: ByteFile, *, begun: bytes, table: _Table) -> Iterator[Row]:
     if first[:1] == b"{" and first != b"{" and _suffix(path) in _LINE_SUFFIXES:  # otherwise one object over many lines
         for number, line in split_lines(file, separator=end, begun=begun):
             if line is None:
-                yield Row(line=number, problem=_TOO_LONG_REASON)
+                yield Row(line=number, problem=TOO_LONG)
             elif line.strip():
                 yield _in_utf8(_json_row(line, number=number), table)
         return
@@ -205,12 +203,12 @@ def _cell_rows(file: ByteFile, *, begun: bytes, table: _Table) -> Iterator[Row]:
         begun.split(end, 1)[0], known=known, default="\t" if _suffix(path) == ".tsv" else ","
     )
     lines = (
-        _TOO_LONG if line is None else line.decode(errors="surrogateescape") + "\n"
+        _LONG_LINE if line is None else line.decode(errors="surrogateescape") + "\n"
         for _, line in split_lines(file, separator=end, begun=begun)
     )
     quoted = rb'%b +"(?:[^"]|"")*" *(?:%b|[\r\n]|\Z)' % ((re.escape(delimiter.encode()),) * 2)
     has_spaces = re.search(quoted, begun) is not None  # before quotes, by the beginning
-    records = _records(csv.reader(lines, delimiter=delimiter, strict=True, skipinitialspace=has_spaces))
+    records = _records(lines, delimiter=delimiter, skips_spaces=has_spaces)
     _, head, problem = next(records, (1, [], "it is empty"))
     names = [known_name(name, known) for name in head]
     given = [name for name in names if name]
@@ -272,19 +270,13 @@ def _delimiter(head: bytes, *, known: Collection[str], default: str) -> str:
     return max(_DELIMITERS, key=score)
 
 
-class _Reader(Protocol):
-    line_num: int
-
-    def __next__(self) -> list[str]: ...
-
-
-def _records(reader: _Reader) -> Iterator[tuple[int, list[str], str]]:
+def _records(lines: Iterator[str], *, delimiter: str, skips_spaces: bool) -> Iterator[tuple[int, list[str], str]]:
     """Line, cells and problem of every row with values. After a malformed row, reading continues at the next line.
 
     If a quote is not closed or not doubled, the problem names the lines that it swallowed, because each may name a
     picture.
     """
-    num_names = 0
+    reader, num_names = csv.reader(lines, delimiter=delimiter, strict=True, skipinitialspace=skips_spaces), 0
     while True:
         line, cells, problem = reader.line_num + 1, list[str](), ""
         try:
@@ -296,8 +288,8 @@ def _records(reader: _Reader) -> Iterator[tuple[int, list[str], str]]:
             problem = f"it is not valid CSV ({shown_name(str(error))})"
             if reader.line_num > line:
                 problem += f" and swallows the lines up to {reader.line_num:,}: a quote is not closed or not doubled"
-        if _TOO_LONG in "".join(cells):
-            problem = _TOO_LONG_REASON
+        if _LONG_LINE in "".join(cells):
+            problem = TOO_LONG
         while len(cells) > num_names > 0 and not cells[-1]:
             cells.pop()
         num_names = num_names or len(cells)

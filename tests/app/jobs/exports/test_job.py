@@ -393,26 +393,20 @@ def test_without_pyarrow_parquet_names_the_extra_before_any_work(
 
 
 @pytest.mark.parametrize("to", ["csv", "jsonl", pytest.param("parquet", marks=pytest.mark.slow)])
-def test_many_rows_can_be_divided_into_files(answers: Answers, to: Any) -> None:
+def test_many_rows_can_be_divided_into_files_which_only_force_replaces(answers: Answers, to: Any) -> None:
     answers.write([record(f"{number}.png") for number in range(7)])
-
-    assert answers.export(to, "parts", rows_per_file=3) == ExitCode.OK
-
     folder = answers.folder / "parts"
-    assert sorted(path.name for path in folder.iterdir()) == [f"part-0000{number}.{to}" for number in range(3)]
-    if to == "jsonl":
-        assert [len(list(read_records(path))) for path in sorted(folder.iterdir())] == [3, 3, 1]
 
-
-def test_parts_of_an_earlier_export_go_by_force_only(answers: Answers) -> None:
-    answers.write([record(f"{number}.png") for number in range(7)])
-    answers.export("jsonl", "parts", rows_per_file=2)
-
+    assert answers.export(to, "parts", rows_per_file=2) == ExitCode.OK
+    assert len(list(folder.iterdir())) == 4
     with pytest.raises(UsageError):
-        answers.export("jsonl", "parts", rows_per_file=5)
-    answers.export("jsonl", "parts", rows_per_file=5, force=True)
+        answers.export(to, "parts", rows_per_file=3)
+    answers.export(to, "parts", rows_per_file=3, force=True)
 
-    assert len(list((answers.folder / "parts").iterdir())) == 2
+    parts = sorted(folder.iterdir())
+    assert [path.name for path in parts] == [f"part-0000{number}.{to}" for number in range(3)]
+    if to == "jsonl":
+        assert [len(list(read_records(path))) for path in parts] == [3, 3, 1]
 
 
 def test_records_in_a_folder_bring_the_runs_of_their_folder(answers: Answers) -> None:

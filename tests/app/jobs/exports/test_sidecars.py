@@ -10,6 +10,7 @@ import pytest
 from llama_adapter.app.jobs.exports.formats import SidecarNames
 from llama_adapter.app.jobs.exports.sidecars import MAX_TOLD, XMP, SidecarFiles
 from llama_adapter.app.pictures.inputs.xmp import MAX_BYTES, description_of, with_description
+from tests.app.pictures.inputs.files import fill
 
 
 def texts(folder: Path) -> dict[str, str]:
@@ -26,18 +27,8 @@ def write(
 
 
 def pictures(folder: Path, *names: str) -> list[str]:
-    for name in names:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(b"")
+    fill(folder, *names)
     return [str(folder / name) for name in names]
-
-
-def test_a_text_stands_beside_its_picture(tmp_path: Path) -> None:
-    first, second = pictures(tmp_path, "a.png", "sub/b.jpg")
-    files = write(None, {first: "one", second: "zwei\n drei"})
-
-    assert texts(tmp_path) == {"a.txt": "one\n", "sub/b.txt": "zwei\n drei\n"}
-    assert (files.num_written, files.num_same, files.refusals.count) == (2, 0, 0)
 
 
 def test_beside_a_picture_that_is_not_there_nothing_is_written(tmp_path: Path) -> None:

@@ -12,20 +12,11 @@ from llama_adapter.app.learning.labelled.reading import read_examples
 from llama_adapter.app.learning.labelled.rows import Columns
 from llama_adapter.app.pictures.inputs import InputsError
 from tests.app.learning.labelled.tables import brief, reasons, write_lines
-from tests.app.pictures.inputs.files import tar_bytes
-
-
-def pictures(folder: Path, *names: str) -> Path:
-    """Files that contain their own names; these tests do not decode them."""
-    for name in names:
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(name.encode())
-    return folder
+from tests.app.pictures.inputs.files import fill, tar_bytes
 
 
 def test_folders_are_classes(tmp_path: Path) -> None:
-    pictures(tmp_path, "cat/2.png", "cat/10.png", "dog/deep/a.jpg", "dog/b.jpg")
+    fill(tmp_path, "cat/2.png", "cat/10.png", "dog/deep/a.jpg", "dog/b.jpg")
     found = read_examples(str(tmp_path))
 
     assert [brief(one, folder=tmp_path) for one in found.examples] == [
@@ -50,21 +41,21 @@ def test_folders_are_classes(tmp_path: Path) -> None:
     ],
 )
 def test_folders_are_splits_if_all_are_named_so(names: list[str], expected: list[Any], tmp_path: Path) -> None:
-    found = read_examples(str(pictures(tmp_path, *names)))
+    found = read_examples(str(fill(tmp_path, *names)))
     assert [(one.answers[0], one.split) for one in found.examples] == expected
 
 
 @pytest.mark.parametrize("inside", ["cat/a.png", "metadata.jsonl", "shard.tar"])
 def test_a_misspelt_folder_of_a_split_is_no_class(inside: str, tmp_path: Path) -> None:
     for split in ("train", "Tset"):
-        pictures(tmp_path, f"{split}/{inside}")
+        fill(tmp_path, f"{split}/{inside}")
     with pytest.raises(InputsError, match=r"Wanted only folders of splits beside `.*train`, got `Tset`") as raised:
         read_examples(str(tmp_path))
     assert "did you mean test?" in raised.value.hint
 
 
 def test_results_beside_classes_are_none_and_classes_that_differ_by_case_are_told(tmp_path: Path) -> None:
-    pictures(tmp_path, "cat/a.png", "cat/b.png", "Cat/c.png", "Cat/d.png", "pets.training/curves.png", "scores/e.png")
+    fill(tmp_path, "cat/a.png", "cat/b.png", "Cat/c.png", "Cat/d.png", "pets.training/curves.png", "scores/e.png")
     (tmp_path / "pets.training" / "data.json").touch()
     (tmp_path / "scores" / "outcomes.jsonl").touch()
     found = read_examples(str(tmp_path))
@@ -76,7 +67,7 @@ def test_results_beside_classes_are_none_and_classes_that_differ_by_case_are_tol
 
 
 def test_what_is_wrong_with_folders_of_classes(tmp_path: Path) -> None:
-    pictures(tmp_path, "cat/a.png", "cat/b.png", "dog/c.png", "outside.png")
+    fill(tmp_path, "cat/a.png", "cat/b.png", "dog/c.png", "outside.png")
     (tmp_path / "empty").mkdir()
     found = read_examples(str(tmp_path))
 
@@ -91,7 +82,7 @@ def test_what_is_wrong_with_folders_of_classes(tmp_path: Path) -> None:
 def test_a_class_of_one_example_is_told_unless_the_data_name_the_splits(
     split: str, num_told: int, tmp_path: Path
 ) -> None:
-    pictures(tmp_path, "a.png", "b.png")
+    fill(tmp_path, "a.png", "b.png")
     (tmp_path / "copy.png").write_bytes(b"a.png")
     rows = ("a.png,cat", "b.png,dog", "copy.png,cat")
     (tmp_path / "labels.csv").write_text("picture,label,split\n" + "".join(f"{row},{split}\n" for row in rows))
@@ -100,7 +91,7 @@ def test_a_class_of_one_example_is_told_unless_the_data_name_the_splits(
 
 
 def test_choices_of_the_command_are_those_of_folders(tmp_path: Path) -> None:
-    pictures(tmp_path, "Cat/a.png", "bird/b.png")
+    fill(tmp_path, "Cat/a.png", "bird/b.png")
     found = read_examples(str(tmp_path), columns=Columns(choices=("cat", "dog")))
 
     assert [(example.answers, example.choices) for example in found.examples] == [(("cat",), ("cat", "dog"))]
@@ -109,7 +100,7 @@ def test_choices_of_the_command_are_those_of_folders(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", ["001", "other"])
 def test_keys_of_captions_are_names_if_there_is_such_a_picture(key: str, tmp_path: Path) -> None:
-    pictures(tmp_path, "001.png", "b.png")
+    fill(tmp_path, "001.png", "b.png")
     (tmp_path / "meta.json").write_text(json.dumps({key: {"caption": "a cat", "filename": "b.png"}}))
     (found,) = read_examples(str(tmp_path / "meta.json")).examples
     assert found.item.source == str(tmp_path / ("001.png" if key == "001" else "b.png"))
@@ -169,7 +160,7 @@ def test_classes_of_archives_are_those_of_all_of_them(tmp_path: Path, by: str) -
 def test_metadata_of_hugging_face_may_lie_above_the_folders_of_splits_and_others(
     is_above: bool, tmp_path: Path
 ) -> None:
-    pictures(tmp_path, "train/deep/a.png", "test/b.png", *(["others/c.png"] if is_above else []))
+    fill(tmp_path, "train/deep/a.png", "test/b.png", *(["others/c.png"] if is_above else []))
     names = {"train": "deep/a.png", "test": "b.png"}
     if is_above:
         rows = [{"file_name": f"{split}/{name}", "text": "A.", "split": split} for split, name in names.items()]
@@ -186,7 +177,7 @@ def test_metadata_of_hugging_face_may_lie_above_the_folders_of_splits_and_others
 
 
 def test_missing_and_empty_pictures_are_told_by_name(tmp_path: Path) -> None:
-    pictures(tmp_path, "a.png")
+    fill(tmp_path, "a.png")
     (tmp_path / "empty.png").touch()
     rows = [{"picture": f"{name}.png", "question": q, "answer": "red"} for name in ("a", "b", "empty") for q in "?!"]
     found = read_examples(str(write_lines(tmp_path / "data.jsonl", *rows)))
@@ -228,14 +219,14 @@ def test_copies_may_have_other_captions_and_no_other_answers_and_are_told_in_two
 @pytest.mark.parametrize("name", ["nowhere", "notes.txt", "bare", "no/*.jsonl"])
 def test_other_paths_are_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "notes.txt").write_text("?")
-    pictures(tmp_path, "bare/a.png")
+    fill(tmp_path, "bare/a.png")
 
     with pytest.raises(InputsError, match="Wanted"):
         read_examples(str(tmp_path / name))
 
 
 def test_a_table_beside_pictures_is_to_be_named_itself(tmp_path: Path) -> None:
-    pictures(tmp_path, "images/a.png")
+    fill(tmp_path, "images/a.png")
     write_lines(tmp_path / "labels.jsonl", {"picture": "images/a.png", "label": "cat"})
 
     with pytest.raises(InputsError) as refused:
@@ -250,7 +241,7 @@ def test_a_table_beside_pictures_is_to_be_named_itself(tmp_path: Path) -> None:
 
 
 def test_tables_that_are_named_as_splits_are_these_splits(tmp_path: Path) -> None:
-    pictures(tmp_path, *(f"{number}.png" for number in range(4)))
+    fill(tmp_path, *(f"{number}.png" for number in range(4)))
     train, test, more = tmp_path / "train.csv", tmp_path / "TEST.csv", tmp_path / "more.csv"
     train.write_text("picture,label,split\n0.png,cat,\n1.png,dog,val\n")
     test.write_text("picture,label\n2.png,cat\n")
@@ -296,7 +287,7 @@ def test_the_digest_of_data_goes_by_pictures_and_answers(tmp_path: Path) -> None
 
     for name in ("a.png", "copy.png"):
         (tmp_path / name).write_bytes(b"same")
-    pictures(tmp_path, "b.png")
+    fill(tmp_path, "b.png")
     one, two = ({"picture": f"{name}.png", "answer": name} for name in "ab")
 
     assert digest(one, two) == digest(two, {**one, "picture": "copy.png"})

@@ -11,11 +11,11 @@ from llama_adapter.app.pictures.inputs import InputSpec, PictureInput, read_inpu
 
 
 def fill(folder: Path, *names: str) -> Path:
-    """Create empty files with these names."""
+    """Create files with these names, which are their content."""
     for name in names:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
+        path.write_bytes(name.encode())
     return folder
 
 

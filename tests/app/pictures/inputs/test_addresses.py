@@ -13,7 +13,7 @@ from llama_adapter.app.pictures.inputs.addresses import (
     shown_address,
 )
 from llama_adapter.vision.errors import PictureError
-from tests.app.pictures.inputs.files import error_codes
+from tests.app.pictures.inputs.files import error_codes, fill
 
 pytestmark = pytest.mark.slow  # importing pyarrow takes longer than these tests' work
 
@@ -21,11 +21,7 @@ pytestmark = pytest.mark.slow  # importing pyarrow takes longer than these tests
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with two pictures, one of them with an awkward name, and files that are no pictures."""
-    folder = tmp_path / "pic tures"
-    (folder / "in #ner").mkdir(parents=True)
-    for name in ("pic_10.png", "pic_2.JPG", "notes.txt", ".hidden.png", "in #ner/50% é?.png"):
-        (folder / name).write_bytes(name.encode())
-    return folder
+    return fill(tmp_path / "pic tures", "pic_10.png", "pic_2.JPG", "notes.txt", ".hidden.png", "in #ner/50% é?.png")
 
 
 def test_the_pictures_of_a_folder_come_in_natural_order_and_can_be_read(folder: Path) -> None:

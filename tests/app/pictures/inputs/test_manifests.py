@@ -55,17 +55,6 @@ def test_scalar_values_are_columns_as_texts(tmp_path: Path) -> None:
     assert item.questions == ()
 
 
-@pytest.mark.parametrize("name", ["m.csv", "m.tsv", "M.CSV"])
-def test_cells_may_be_quoted_and_hold_lines(tmp_path: Path, name: str) -> None:
-    delimiter = "\t" if name.endswith("tsv") else ","
-    text = '\ufeffpicture,prompt,choices,\r\na.png,"Two\nlines, ""so""?","Yes, No",7\r\n\r\nb.png,,,\r\n'
-    items = manifest(tmp_path, text.replace(",", delimiter).replace(f"Yes{delimiter}", "Yes,"), name=name)
-    (question,) = items[0].questions
-    assert question.instruction == f'Two\nlines{delimiter} "so"?'
-    assert question.choices == ("Yes", "No")
-    assert (items[0].columns, items[1].questions) == ({"picture": "a.png"}, ())
-
-
 @pytest.mark.parametrize("choices", ['["Yes", "No"]', '"Yes, No"', '"[\\"Yes\\", \\"No\\"]"'])
 def test_choices_are_a_list_or_a_text_with_commas(tmp_path: Path, choices: str) -> None:
     (item,) = manifest(tmp_path, f'{{"image": "a.png", "choices": {choices}}}')

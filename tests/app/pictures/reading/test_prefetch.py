@@ -1,13 +1,24 @@
 """Prefetching stays within its limits, does not wait for slow readings, and raises every error."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
 from llama_adapter.app.pictures.reading.prefetch import Prefetcher, num_reading_threads
+
+
+def held(*numbers: int) -> tuple[Callable[[int], int], threading.Event]:
+    """A reading that waits at these numbers until the event is set."""
+    may_end = threading.Event()
+
+    def read(number: int) -> int:
+        assert number not in numbers or may_end.wait(10)
+        return number
+
+    return read, may_end
 
 
 def drain(reader: Prefetcher[int, Any], taken: list[Any]) -> None:
@@ -65,12 +76,7 @@ def test_an_error_comes_up_with_the_item_that_caused_it(shareable: bool) -> None
 
 
 def test_what_is_ready_comes_without_waiting_for_the_rest() -> None:
-    may_end = threading.Event()
-
-    def read(number: int) -> int:
-        assert number != 2 or may_end.wait(10)
-        return number
-
+    read, may_end = held(2)
     # Only number 2 is read in a thread; the others are ready at once.
     with Prefetcher(iter(range(5)), read, ahead=5, shareable=lambda number: number == 2) as reader:
         assert reader.take(3, at_least=1) == [0, 1, 3]
@@ -83,17 +89,13 @@ def test_what_is_ready_comes_without_waiting_for_the_rest() -> None:
 
 
 def test_whether_enough_is_ready_is_known_without_waiting() -> None:
-    release = threading.Event()
-
-    def read(number: int) -> int:
-        return number if number < 2 or release.wait(10) else -1
-
+    read, may_end = held(2, 3)
     with Prefetcher(iter(range(4)), read, ahead=4, num_threads=4) as reader:
         assert reader.has_ready(1)  # nothing is drawn yet, so nothing can be waited for
         assert reader.take(1) == [0]
         reader.take(1)
         assert (reader.has_ready(0), reader.has_ready(1), reader.has_ready(3)) == (True, False, False)
-        release.set()
+        may_end.set()
         assert sorted(reader.take(2)) == [2, 3]
 
 
@@ -173,12 +175,7 @@ def test_closing_drops_what_was_not_taken() -> None:
 
 def test_at_the_end_a_reading_that_hangs_delays_the_rest_for_a_second_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llama_adapter.app.pictures.reading.prefetch._PATIENCE_S", 0.0)
-    may_end = threading.Event()
-
-    def read(number: int) -> int:
-        assert number != 0 or may_end.wait(10)
-        return number
-
+    read, may_end = held(0)
     with Prefetcher(iter(range(3)), read, ahead=3, num_threads=2) as reader:
         taken = reader.take(3)
         while len(taken) < 2:
