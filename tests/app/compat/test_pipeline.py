@@ -76,6 +76,8 @@ def test_questions_and_choices(captioner: Captioner) -> None:
     ask, choose = pipeline("ask", captioner), pipeline("choose", captioner, choices=["yes", "no"])
 
     assert ask(CIRCLE, "What color is the circle?")[0]["ask_text"] == ["purple"]
+    asked = pipeline("ask", captioner, prompt="Is there a red star?")(CIRCLE, "What color is the circle?")
+    assert asked[0]["ask_text"] == ["purple"]  # the question of the call precedes a default
     (output,) = choose(CIRCLE, question="Is there a red star?")
     assert output["choose_text"] == ["no"]
     assert output["probabilities"]["no"] > 0.5
