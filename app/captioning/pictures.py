@@ -49,12 +49,13 @@ def given_pictures(given: Pictures, *, allowed: tuple[AllowedHost, ...] = ()) ->
     Open files are read to their end. Raises TypeError for anything that is not a picture, ValueError for arrays of
     another shape or range, and OSError of an open file.
     """
-    if _is_one(given) or isinstance(given, Mapping) or not isinstance(given, Iterable):
+    if is_one_picture(given) or isinstance(given, Mapping) or not isinstance(given, Iterable):
         return list(_expanded(given, allowed=allowed))
     return [picture for one in given for picture in _expanded(one, allowed=allowed)]
 
 
-def _is_one(given: object) -> bool:
+def is_one_picture(given: object) -> bool:
+    """Whether a value stands for a picture, or for several as one array, and is no collection of pictures."""
     kinds = (str, bytes, bytearray, memoryview, os.PathLike, Image.Image, np.ndarray)
     return isinstance(given, kinds) or hasattr(given, "read") or hasattr(given, "is_floating_point")
 

@@ -13,8 +13,11 @@ from llama_adapter.app.pictures.reading.prefetch import Prefetcher, num_reading_
 from llama_adapter.app.pictures.reading.reader import PictureReading, Reader, joined
 from llama_adapter.app.pictures.reading.sources import Source
 from llama_adapter.llm.prefix import TextPrefix
+from llama_adapter.vision.errors import PictureError
 
-if TYPE_CHECKING:  # it imports numpy and Pillow
+if TYPE_CHECKING:  # they are imported for the first picture
+    import numpy as np
+
     from llama_adapter.app.captioning.pictures import Pictures
 
 
@@ -160,6 +163,16 @@ def look_at(item: WorkItem, *, reader: Reader, wants: Wants | None) -> Looked:
     reading = reader.read(picture, name=item.label, wants_pixels=wants_pixels)
     # `wants_pixels` was not called if the bytes could not be read, or if the digest is known only after decoding.
     return Looked(item, wants(item, reading.digest) if questions is None else questions, reading)
+
+
+def read_pixels(picture: "Pictures", *, reader: Reader, allowed: tuple[AllowedHost, ...] = ()) -> "np.ndarray":
+    """The pixels of one picture, as the reader makes them. Raises PictureError, and the errors of `given_pictures`."""
+    (item,) = work_items(picture, "", default_prompt="", allowed=allowed)
+    reading = look_at(item, reader=reader, wants=None).picture
+    if reading.error is not None:
+        raise PictureError(reading.error.code, reading.error.message)  # type: ignore[arg-type]
+    assert reading.pixels is not None, "a picture without error has pixels"
+    return reading.pixels
 
 
 def read_ahead(

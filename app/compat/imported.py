@@ -53,7 +53,7 @@ class Imported:
             says = f"`llama-adapter config import {source}` says what becomes of each key"
             raise UsageError(
                 f"{place}{self.system}'s `{entry.key}` is refused: {entry.text}{more}",
-                hint="leave it out, or give another value" if source is None else says,
+                hint="leave it out, or give another value" if source is None or entry.line is None else says,
             )
         return self
 
@@ -80,6 +80,7 @@ class Import:
 
     def __init__(self, system: str, data: Mapping[str, Any]) -> None:
         self._system, self._data = system, data
+        self.is_sampled = False  # whether the other system draws tokens; set before rules are applied
         self._settings: dict[str, Any] = {}  # `command` and `section.key` -> value
         self._report: list[Reported] = []
 

@@ -26,6 +26,7 @@ PADDLENLP_EXAMPLE = "hello world, how are you?"  # of predictor.py, which asks i
 _OF_FOLDER = "the model's folder says so; its texts are answered through transformers"
 _ONLY_TENSOR_PARALLEL = "model_parallel splits a decoder; `parallel.engine: ray` gives pictures to several"
 _ROUNDED = {"computation.precision": "int8", "computation.operators": "w8a8"}  # weights and inputs of 8 bits
+_SAMPLING = ("temperature", "top_k", "top_p")
 _FRACTIONS = ("generation.repetition_penalty", "generation.temperature", "generation.top_p")
 
 
@@ -147,11 +148,8 @@ _DTYPES = one_of(
 # Rules for several keys
 
 
-def _rules(system: str, special: Mapping[str, Rule], *, sampling: Mapping[str, str] | None = None) -> dict[str, Rule]:
-    """The rules of a system: those of its tables in foreign_keys.toml, and `special` ones.
-
-    The keys of `sampling` are converted together, by `_take_sampling`.
-    """
+def _rules(system: str, special: Mapping[str, Rule]) -> dict[str, Rule]:
+    """The rules of a system: those of its tables in foreign_keys.toml, and `special` ones."""
     tables = _KEYS[system]
     notes = tables.get("notes", {})
     rules = {key: number(setting, notes.get(key, "")) for key, setting in tables["numbers"].items()}
@@ -162,38 +160,33 @@ def _rules(system: str, special: Mapping[str, Rule], *, sampling: Mapping[str, s
     for name, rule in (("ignored", ignored), ("refused", refused)):
         for reason, keys in tables.get(name, {}).items():
             rules |= dict.fromkeys(keys, rule(reason))
-    rules |= dict.fromkeys((sampling or {}).values(), lambda imported, key, value: None)
     return rules | dict(special)
 
 
-def _take_sampling(imported: Import, paths: Mapping[str, str], *, is_sampled: bool) -> None:
-    """Convert the sampling keys at `paths` (name of our setting -> path of the key) to settings.
+def _do_sample(imported: Import, key: str, value: Any) -> None:
+    """The rule for the switch of sampling, which is off unless it is True."""
+    temperature = imported.value(key.replace("do_sample", "temperature"), 1.0) if value is True else 0.0
+    imported.take(key, {"generation.temperature": temperature})
 
-    `do_sample` is the path of a switch. If it turns sampling off, this becomes temperature 0.
-    """
-    given = {name: path for name, path in paths.items() if imported.value(path) is not None}
-    if imported.is_export:
-        for path in given.values():
-            imported.ignore(path, "an export does not need it")
-        return
-    if (switch := given.pop("do_sample", None)) is not None:
-        temperature = imported.value(paths["temperature"], 1.0) if is_sampled else 0.0
-        imported.take(switch, {"generation.temperature": temperature})
-    if not is_sampled:
-        imported.set("generation.temperature", 0.0)
-        for path in given.values():
-            imported.ignore(path, "the most probable token is taken (generation.temperature: 0)")
-        return
-    for name, path in given.items():
-        number(f"generation.{name}")(imported, path, imported.value(path))
-    imported.set("generation.temperature", 1.0)
-    imported.set("generation.top_p", 1.0)
+
+def _drawn(imported: Import, key: str, value: Any) -> None:
+    """The rule for temperature, top_k and top_p, which matter if tokens are drawn."""
+    if imported.is_sampled or imported.is_export:
+        number(f"generation.{key.rpartition('.')[2]}")(imported, key, value)
+    else:
+        imported.ignore(key, "the most probable token is taken (generation.temperature: 0)")
+
+
+def _set_sampling(imported: Import) -> None:
+    """Set the temperature and top_p that no key gave."""
+    imported.set("generation.temperature", 1.0 if imported.is_sampled else 0.0)
+    if imported.is_sampled:
+        imported.set("generation.top_p", 1.0)
 
 
 # MindFormers: a YAML, with the `infer` table of MindSpore Lite; options of run_infer_main.py
 
 _CONFIG = "model.model_config"
-_MINDFORMERS_SAMPLING = {name: f"{_CONFIG}.{name}" for name in ("do_sample", "temperature", "top_k", "top_p")}
 _COMMANDS = {
     "train": "`llama-adapter train` trains adapters",
     "finetune": "`llama-adapter train` trains adapters",
@@ -325,9 +318,10 @@ _MINDFORMERS_RULES = _rules(
         "infer.infer_seq_length": _graph_length,
         "infer.ge_config_path": _GRAPH_ENGINE,
         "context.mode": _context_mode,
+        f"{_CONFIG}.do_sample": _do_sample,
+        **dict.fromkeys((f"{_CONFIG}.{name}" for name in _SAMPLING), _drawn),
         **device("context.device_target", "context.device_id"),
     },
-    sampling=_MINDFORMERS_SAMPLING,
 )
 _INFER_MAIN_RULES = _rules(
     "run_infer_main.py",
@@ -346,12 +340,12 @@ def import_mindformers(data: Mapping[str, Any]) -> Imported:
     """The settings of `generate` for a predict YAML, and those of `export decoder` for `run_mode: export`."""
     imported = Import("MindFormers", data)
     imported.set("command", EXPORT if data.get("run_mode") == "export" else "generate")
+    imported.is_sampled = imported.value(f"{_CONFIG}.do_sample") is True
     imported.run(_MINDFORMERS_RULES, first=("load_checkpoint", "infer"))
     if imported.is_export and imported.setting("output.out") is None:
         _output_dir(imported, "output_dir", "output")
     imported.set("prompt.raw", True)
-    is_sampled = imported.value(_MINDFORMERS_SAMPLING["do_sample"]) is True
-    _take_sampling(imported, _MINDFORMERS_SAMPLING, is_sampled=is_sampled)
+    _set_sampling(imported)
     return _with_all_new_tokens(imported)
 
 
@@ -382,8 +376,6 @@ _DEVICES = ignored_if(lambda imported, value: value == 1, "one is the default", 
 
 
 # PaddleNLP: options of predictor.py and export_model.py
-
-_PADDLENLP_SAMPLING = {name: name for name in ("temperature", "top_k", "top_p")}
 
 
 def _example(imported: Import, key: str, value: Any) -> None:
@@ -444,9 +436,9 @@ _PADDLENLP_RULES = _rules(
         "quant_type": _bits,
         "example": _example,
         "worker_num": _DEVICES,
+        **dict.fromkeys(_SAMPLING, _drawn),
         **device("device"),
     },
-    sampling=_PADDLENLP_SAMPLING,
 )
 
 
@@ -459,10 +451,10 @@ def import_paddlenlp(data: Mapping[str, Any]) -> Imported:
     imported.set("command", EXPORT if "output_path" in data else "generate")
     if not data.get("model_name_or_path"):
         imported.refuse("model_name_or_path", "it is missing, and PaddleNLP has no default")
-    imported.run(_PADDLENLP_RULES, first=("model_name_or_path", "quant_type"))
     # PaddleNLP's defaults: top_k 1, which is greedy; top_p and temperature 1; at most 1024 prompt tokens, 2048 in all.
-    is_greedy = imported.value("decode_strategy") == "greedy_search" or imported.value("top_k", 1) == 1
-    _take_sampling(imported, _PADDLENLP_SAMPLING, is_sampled=not is_greedy)
+    imported.is_sampled = imported.value("decode_strategy") != "greedy_search" and imported.value("top_k", 1) != 1
+    imported.run(_PADDLENLP_RULES, first=("model_name_or_path", "quant_type"))
+    _set_sampling(imported)
     imported.set("prompt.raw", True)
     imported.set("generation.max_prompt_tokens", 1024)
     imported.set("generation.max_length", 2048)
@@ -472,7 +464,6 @@ def import_paddlenlp(data: Mapping[str, Any]) -> Imported:
 
 # ModelRunner: `runner_settings`, a YAML of CANN's recipes
 
-_MODEL_RUNNER_SAMPLING = {name: f"data_config.{name}" for name in ("do_sample", "temperature", "top_k", "top_p")}
 _GRAPH_MODES = ("ge_graph", "acl_graph", "npugraph_ex")
 _MODES = one_of(
     {mode: {"computation.mode": mode} for mode in ("eager", *_GRAPH_MODES)}, otherwise="ModelRunner has no other modes"
@@ -548,18 +539,19 @@ _MODEL_RUNNER_RULES = _rules(
         "parallel_config.attn_tp_size": _all_ranks,
         "parallel_config.lmhead_tp_size": _one_or_all_ranks,
         "parallel_config.embed_tp_size": _one_or_all_ranks,
+        "data_config.do_sample": _do_sample,
+        **dict.fromkeys((f"data_config.{name}" for name in _SAMPLING), _drawn),
     },
-    sampling=_MODEL_RUNNER_SAMPLING,
 )
 
 
 def import_model_runner(data: Mapping[str, Any]) -> Imported:
     """The settings of this package for runner settings. They are of any command."""
     imported = Import("ModelRunner", data)
+    imported.is_sampled = imported.value("data_config.do_sample") is True
     imported.run(_MODEL_RUNNER_RULES)
-    if any(imported.value(path) is not None for path in _MODEL_RUNNER_SAMPLING.values()):
-        is_sampled = imported.value(_MODEL_RUNNER_SAMPLING["do_sample"]) is True
-        _take_sampling(imported, _MODEL_RUNNER_SAMPLING, is_sampled=is_sampled)
+    if any(imported.value(f"data_config.{name}") is not None for name in ("do_sample", *_SAMPLING)):
+        _set_sampling(imported)
     return imported.done()
 
 

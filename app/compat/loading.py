@@ -44,8 +44,6 @@ def open_model(model: Any, settings: Mapping[str, Any], *, backend: str) -> tupl
         if graphs is not None:
             found = lite_settings(graphs | settings, runs_graphs=True)
             return _load(found | {"decoder_backend": mindspore})
-    if backend == "paddle":
-        raise UsageError("No backend `paddle` is here", hint="leave `backend` out: torch runs the model")
     if backend in ("onnx", "om"):
         settings.setdefault("vision", backend)
     elif backend != "torch" and not is_checkpoint:
@@ -54,9 +52,6 @@ def open_model(model: Any, settings: Mapping[str, Any], *, backend: str) -> tupl
         if given := sorted(_SPEC & settings.keys()):
             raise UsageError(f"{', '.join(given)} cannot be changed: this captioner is loaded already")
         return model, settings
-    if isinstance(model, CaptionerSpec):
-        changed = {name: settings.pop(name) for name in _SPEC & settings.keys() - {"allowed_hosts"}}
-        return Captioner.from_spec(dataclasses.replace(model, **changed)), settings
     if _LITE & settings.keys():
         if model is not None:
             settings.pop("model_name", None)
@@ -94,7 +89,7 @@ def _of_path(place: Path) -> dict[str, Any]:
         return _of_mapping(read_yaml(str(place)), source=str(place))
     if (place / CARD_FILE).is_file():
         return {"decoder": str(place)}
-    files = sorted(path for path in place.glob("*.y*ml")) if place.is_dir() else []
+    files = sorted(place.glob("*.y*ml"))
     if len(files) != 1:
         try:
             return dict(model_settings(place))

@@ -16,29 +16,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import numpy as np
 import torch
 from torch import nn
 
 from llama_adapter.app.captioning.active_request import ActiveRequest
 from llama_adapter.app.captioning.caption_loop import CaptionLoop
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.captioning.pictures import given_pictures
 from llama_adapter.app.captioning.stage_clock import StageClock
 from llama_adapter.app.captioning.tasks.answers import Answer, TextDelta
 from llama_adapter.app.captioning.tasks.prompts import Prompt, RawPrompt
+from llama_adapter.app.captioning.work_items import read_pixels
 from llama_adapter.app.compat import own_model
 from llama_adapter.app.compat.importers import import_model_runner
 from llama_adapter.app.models.models_by_name import find_model, model_settings
 from llama_adapter.app.models.spec import AUTO, DEFAULT_BATCH_SIZE, PLAIN_MODES
-from llama_adapter.app.pictures.inputs.remote import RemotePicture
-from llama_adapter.app.pictures.reading.reader import PictureReading
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.devices import open_backend
 from llama_adapter.runtime.devices.base import DTYPES
 from llama_adapter.runtime.errors import UsageError
-from llama_adapter.vision.errors import PictureError
 
 _WARM_UP_STEPS = 2
 _TAKEN = ("mode", "dtype", "precision", "operators", "batch_size")  # the settings that are used
@@ -242,20 +238,10 @@ class ModelRunner:
         if not input_dict["is_prefill"]:
             return {}
         input_ids = self.tokenize_prompts(input_dict["prompts"])
-        pictures = input_dict["pictures"]
-        pixels = [None] * len(input_ids) if pictures is None else [self._pixels(picture) for picture in pictures]
+        model, pictures = self._loaded(), input_dict["pictures"]
+        read = partial(read_pixels, reader=model.reader, allowed=model.allowed_hosts)
+        pixels = [None] * len(input_ids) if pictures is None else list(map(read, pictures))
         return {"input_ids": input_ids, "pixels": pixels}
-
-    def _pixels(self, picture: Any) -> np.ndarray:
-        (found,) = given_pictures(picture)
-        source, reader = found.source, self._loaded().reader
-        if isinstance(source, RemotePicture):
-            source = source.read(reader, name="")
-        reading = source if isinstance(source, PictureReading) else reader.read(source, name="")
-        if reading.pixels is None:
-            assert reading.error is not None
-            raise PictureError(reading.error.code, reading.error.message)  # type: ignore[arg-type]
-        return reading.pixels
 
     def model_inference(
         self, model_inputs: dict[str, Any], is_prefill: bool = False, warm_up: bool = False
@@ -399,7 +385,7 @@ class ModelRunner:
         return self.model
 
 
-class StepProfiler:
+class StepProfiler(ExitStack):
     """Traces some steps of a loop: after `skip_first` steps, it writes `repeat` traces of `active` steps each.
 
     With `repeat` 0, it writes traces until the end.
@@ -408,9 +394,9 @@ class StepProfiler:
     def __init__(
         self, profiler: Callable[[], AbstractContextManager[Any]], *, active: int, repeat: int, skip_first: int
     ) -> None:
-        self._profiler, self._active, self._repeat, self._skip_first = profiler, active, repeat, skip_first
-        self._index = 0  # index of the present step
-        self._running = ExitStack()
+        super().__init__()
+        self._profiler, self._active, self._repeat = profiler, active, repeat
+        self._index = -skip_first  # of the present step, counted from the first one that is traced
 
     def __enter__(self) -> Self:
         self._begin_step()
@@ -421,12 +407,9 @@ class StepProfiler:
         self._index += 1
         self._begin_step()
 
-    def __exit__(self, *raised: object) -> None:
-        self._running.close()
-
     def _begin_step(self) -> None:
-        number, offset = divmod(self._index - self._skip_first, self._active)
+        number, offset = divmod(self._index, self._active)
         if offset == 0 and number >= 0:
-            self._running.close()
+            self.close()
             if self._repeat == 0 or number < self._repeat:
-                self._running.enter_context(self._profiler())
+                self.enter_context(self._profiler())

@@ -14,12 +14,12 @@ import numpy as np
 from PIL import Image
 
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.captioning.pictures import given_pictures
-from llama_adapter.app.captioning.tasks.answers import Answer, TextDelta, answers_to_pandas
+from llama_adapter.app.captioning.pictures import given_pictures, is_one_picture
+from llama_adapter.app.captioning.tasks.answers import Answer, Event, TextDelta, answers_to_pandas
 from llama_adapter.app.captioning.tasks.prompts import Dialogue, Prompt, RawPrompt
 from llama_adapter.app.captioning.tasks.registry import get_task, tasks
 from llama_adapter.app.captioning.tasks.task import FREE_TEXT, Task
-from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion, is_token_id, text_items
+from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion, text_items
 from llama_adapter.app.compat.infer_config import graphs_of
 from llama_adapter.app.compat.loading import open_model
 from llama_adapter.app.compat.streamer import Streamer
@@ -80,7 +80,7 @@ def pipeline(
         model: None for the embedded model; a name, which is a folder on the search path `LLAMA_ADAPTER_HOME`; a bundle;
             a LLaMA folder in Meta's or Hugging Face's format; the folder of an exported decoder; a folder with exactly
             one YAML, or a YAML file; a tuple (llama_dir, adapter) or (llama_dir, adapter, clip); a mapping of settings,
-            an `InferConfig` or a `CaptionerSpec`; or a `Captioner`, which the caller must close.
+            or an `InferConfig`; or a `Captioner`, which the caller must close.
         tokenizer: None, or the model's tokenizer as an object of another library, such as a transformers
             `LlamaTokenizer`. The pipeline checks that it gives the same ids as the model's tokenizer.
         image_processor: called with each picture before the model resizes it; returns a picture, not normalised.
@@ -218,8 +218,8 @@ class Pipeline:
 
     def _options(self, given: Mapping[str, Any]) -> "_Options":
         """Sort options by kind. Raises TypeError for an unknown name; the message has the most similar known name."""
-        own = _value_names(self.task)
-        known = _SAMPLING | own | _CALL_OPTIONS | (set() if self._is_text else {"question", "prompt"})
+        asked = set() if self._is_text else {"question", "prompt"}
+        known = _SAMPLING | _value_names(self.task) | _CALL_OPTIONS | asked
         for name in given:
             if name == "is_sample_acceleration" and self.captioner.info.mode == EXPORTED:
                 continue  # determined by the export; answers are the same either way
@@ -229,12 +229,8 @@ class Pipeline:
                 similar = difflib.get_close_matches(name, sorted(known), n=1)
                 hint = f"; `{similar[0]}` may be meant" if similar else f"; there are {', '.join(sorted(known))}"
                 raise TypeError(f"{self.task} has no option `{name}`{hint}")
-        values = {name: value for name, value in given.items() if name in own}
-        for alias in ("question", "prompt"):
-            if given.get(alias) is not None:
-                values["instruction"] = given[alias]
         rest = {name: given[name] for name in _CALL_OPTIONS if name in given}
-        return _Options(sampling=_sampling(given), values=values, **rest)
+        return _Options(sampling=_sampling(given), values=_task_values(self.task, given), **rest)
 
     def _lazily(self, inputs: Any, options: "_Options") -> Iterator[dict[str, Any]]:
         items = iter(inputs) if hasattr(inputs, "__next__") else (inputs[index] for index in range(len(inputs)))
@@ -250,15 +246,12 @@ class Pipeline:
             self.captioner.encode_prompt(question.prompt, question.task, sampling=options.sampling).token_ids
             for question in questions
         ]
-        answers: list[Answer | None] = [None] * len(questions)
-        relay = None if options.streamer is None else _Relay(options.streamer, prompt_ids, tokenizer=self.tokenizer)
+        streamer = options.streamer
+        if getattr(streamer, "tokenizer", self.tokenizer) is None:
+            streamer.tokenizer = self.tokenizer  # type: ignore[union-attr]
         with closing(self.captioner.run(items, sampling=options.sampling)) as events:
-            for event in events:
-                if isinstance(event, Answer):
-                    answers[event.index] = event
-                if relay is not None:
-                    relay.take(event)
-        done = [answer for answer in answers if answer is not None]
+            told = events if streamer is None else _relayed(events, streamer, prompt_ids)
+            done = sorted((event for event in told if isinstance(event, Answer)), key=lambda answer: answer.index)
         by_input = itertools.groupby(done, lambda answer: answer.index // count)
         shown = [self._shown(list(several), prompt_ids[index * count], options) for index, several in by_input]
         return Outputs(shown, done)
@@ -282,12 +275,9 @@ class Pipeline:
         for given in inputs:
             values = dict(options.values)
             if isinstance(given, Mapping):
-                own = _value_names(self.task) | {"question", "prompt"}
-                columns = {name: value for name, value in given.items() if name in own and value is not None}
-                text = columns.pop("question", columns.pop("prompt", None))
-                if options.text_column is not None:
-                    text = given[options.text_column]
-                values |= columns | ({} if text is None else {"instruction": text})
+                values |= _task_values(self.task, {name: value for name, value in given.items() if value is not None})
+                if options.text_column is not None and (text := given[options.text_column]) is not None:
+                    values["instruction"] = text
             if self.task in ("ask", "choose") and not values.get("instruction"):
                 raise ValueError(f"{self.task} needs a question: the second argument, or a column `question`")
             question = entry.question(values)
@@ -334,40 +324,33 @@ class _Options:
 _CALL_OPTIONS = frozenset(field.name for field in fields(_Options)) - {"sampling", "values"}
 
 
-class _Relay:
-    """Passes answers that are generated concurrently to a streamer one after another."""
+def _relayed(events: Iterable[Event], streamer: Streamer, prompt_ids: Sequence[Sequence[int]]) -> Iterator[Event]:
+    """The events. A streamer gets the tokens of answers, which are generated concurrently, one answer after another."""
+    waiting = [[np.array(ids)] for ids in prompt_ids]  # of each answer, for the streamer
+    num_known, ended, current = [0] * len(waiting), set[int](), 0
+    for event in events:
+        index = event.index
+        new = event.token_ids if isinstance(event, TextDelta) else event.token_ids[num_known[index] :]
+        num_known[index] += len(new)
+        waiting[index] += [np.array([token_id]) for token_id in new]
+        if isinstance(event, Answer):
+            ended.add(index)
+        while current < len(waiting):
+            for ids in waiting[current]:
+                streamer.put(ids)
+            waiting[current].clear()
+            if current not in ended:
+                break
+            streamer.end()
+            current += 1
+        yield event
 
-    def __init__(self, streamer: Streamer, prompt_ids: Sequence[Sequence[int]], *, tokenizer: Any) -> None:
-        if getattr(streamer, "tokenizer", tokenizer) is None:
-            streamer.tokenizer = tokenizer  # type: ignore[attr-defined]
-        self._streamer, self._prompt_ids = streamer, prompt_ids
-        self._token_ids: list[list[int]] = [[] for _ in prompt_ids]
-        self._num_told = [-1] * len(prompt_ids)  # ids passed so far; -1: not even the prompt
-        self._is_complete = [False] * len(prompt_ids)
-        self._current = 0
 
-    def take(self, event: TextDelta | Answer) -> None:
-        """Pass on the new tokens of the current answer. When it is complete, the next answers follow."""
-        known = self._token_ids[event.index]
-        if isinstance(event, TextDelta):
-            known += event.token_ids
-        else:
-            self._is_complete[event.index] = True
-            known += event.token_ids[len(known) :]
-        while self._current < len(self._token_ids):
-            self._tell(self._current)
-            if not self._is_complete[self._current]:
-                return
-            self._streamer.end()
-            self._current += 1
-
-    def _tell(self, index: int) -> None:
-        if self._num_told[index] < 0:
-            self._streamer.put(np.array(self._prompt_ids[index]))
-            self._num_told[index] = 0
-        for token_id in self._token_ids[index][self._num_told[index] :]:
-            self._streamer.put(np.array([token_id]))
-        self._num_told[index] = len(self._token_ids[index])
+def _task_values(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a task among `given`. Its question may be named `question` or `prompt` too."""
+    values = {name: given[name] for name in _value_names(task) & given.keys()}
+    texts = [given[name] for name in ("question", "prompt") if given.get(name) is not None]
+    return values | ({"instruction": texts[0]} if texts else {})
 
 
 def _value_names(task: str) -> set[str]:
@@ -400,19 +383,16 @@ def _sampling(given: Mapping[str, Any]) -> SamplingParams:
 
 def _is_lazy(inputs: Any) -> bool:
     """Whether inputs are read one by one: from an iterator or a dataset."""
-    if isinstance(inputs, (str, bytes, bytearray, memoryview, Sequence, Mapping, np.ndarray, Image.Image, os.PathLike)):
-        return False
-    if callable(getattr(inputs, "read", None)) or hasattr(inputs, "is_floating_point"):  # an open file, a tensor
+    if is_one_picture(inputs) or isinstance(inputs, (Sequence, Mapping)):
         return False
     return hasattr(inputs, "__next__") or (hasattr(inputs, "__len__") and hasattr(inputs, "__getitem__"))
 
 
 def _as_list(inputs: Any, *, is_text: bool) -> list[Any]:
-    """Inputs as a list. A single input becomes a list of one; token ids, and a pair for the template, are one input."""
+    """Inputs as a list. A single input becomes a list of one. Token ids stay, as `text_items` makes them one prompt."""
     if is_text:
         is_pair = isinstance(inputs, tuple) and len(inputs) == 2 and isinstance(inputs[0], str)
-        is_ids = isinstance(inputs, (list, tuple, np.ndarray)) and len(inputs) > 0 and is_token_id(inputs[0])
-        is_one = isinstance(inputs, (str, bytes, Dialogue, RawPrompt, Mapping)) or is_pair or is_ids
+        is_one = is_pair or isinstance(inputs, (str, bytes, Dialogue, RawPrompt, Mapping))
         return [inputs] if is_one else list(inputs)
     return list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
 

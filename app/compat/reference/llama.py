@@ -178,36 +178,31 @@ class LLaMA_adapter(nn.Module):
 
         Raises ValueError for shapes and counts that do not match, and the engine's errors.
         """
-        is_session = hasattr(arguments[0] if arguments else named.get("clip"), "infer")
+        has_session = "clip" in named or (bool(arguments) and hasattr(arguments[0], "infer"))
         with self._lock:
-            return (self._generate_from_session if is_session else self._generate)(*arguments, **named)
+            return self._generate(*arguments, **named) if has_session else self._generate(None, *arguments, **named)
 
     def _generate(
-        self, imgs: Any, prompts: Any, max_gen_len: int = 256, temperature: float = 0.1, top_p: float = 0.75
-    ) -> list[str]:
-        captioner = self._captioner(encodes=False)
-        pixels = encoder_pixels(imgs, captioner=captioner)
-        return self._answer(captioner, pixels, prompts, (max_gen_len, temperature, top_p))
-
-    def _generate_from_session(
-        self, clip: Any, imgs: Any, prompts: Any, max_gen_len: int = 1, temperature: float = 0.1, top_p: float = 0.75
-    ) -> list[str]:
-        captioner = self._captioner(encodes=True)
-        self._session.session = clip
-        pixels = imgs.cpu().numpy() if isinstance(imgs, Tensor) else np.asarray(imgs)
-        return self._answer(captioner, pixels, prompts, (max_gen_len, temperature, top_p))
-
-    def _answer(
         self,
-        captioner: Captioner,
-        pixels: Sequence[np.ndarray] | np.ndarray,
+        clip: Any,
+        imgs: Any,
         prompts: Any,
-        sampling: tuple[int, float, float],
+        max_gen_len: int | None = None,
+        temperature: float = 0.1,
+        top_p: float = 0.75,
     ) -> list[str]:
+        captioner = self._captioner(encodes=clip is not None)
+        self._session.session = clip
+        pixels: Sequence[np.ndarray] | np.ndarray
+        if clip is None:
+            pixels = encoder_pixels(imgs, captioner=captioner)
+        else:
+            pixels = imgs.cpu().numpy() if isinstance(imgs, Tensor) else np.asarray(imgs)
+        if max_gen_len is None:
+            max_gen_len = 256 if clip is None else 1
         if isinstance(prompts, str) or len(prompts) != len(pixels):
             came = "a single text" if isinstance(prompts, str) else len(prompts)
             raise ValueError(f"prompts must be a list of {len(pixels)}, one for each picture, got {came}")
-        max_gen_len, temperature, top_p = sampling
         clock = StageClock()
         clock.enter("pre")
         requests = [
@@ -274,12 +269,9 @@ def load(name: str, llama_dir: str | os.PathLike[str], *arguments: Any, **named:
 
     Raises CheckpointError if files are missing or cannot be used, and TypeError for other parameters.
     """
-    names = ["llama_type", "device", "download_root", "max_seq_len", "phase"]
     if arguments and _is_device(arguments[0]):
-        del names[0]
-    if len(arguments) > len(names):
-        raise TypeError(f"load() takes at most {2 + len(names)} positional arguments, got {2 + len(arguments)}")
-    return _load(name, llama_dir, **dict(zip(names, arguments, strict=False)), **named)
+        return _load(name, llama_dir, None, *arguments, **named)
+    return _load(name, llama_dir, *arguments, **named)
 
 
 def _load(

@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final, Self
 
 from llama_adapter.app.compat.importers import import_mindformers
@@ -59,10 +58,7 @@ class AutoModel(dict[str, Any]):
         model, and for values that are not supported.
         """
         if not _MODEL & overrides.keys():
-            place = Path(checkpoint_name_or_path or name).expanduser()
-            if place.suffix == ".ckpt" and not place.is_file():
-                raise UsageError(f"The checkpoint `{place}` does not exist", hint="name a .ckpt, or a model's folder")
-            place = find_model(os.fspath(place.parent if place.suffix == ".ckpt" else place))
+            place = find_model(os.fspath(checkpoint_name_or_path or name))
             model_settings(place)
             config["checkpoint_name_or_path"] = os.fspath(place)
         found = _imported({"model": {"model_config": config}}, source="AutoModel.from_pretrained")
@@ -104,10 +100,8 @@ class InferTask(OwnInferTask):
 
 def _imported(data: Mapping[str, Any], *, source: str) -> dict[str, Any]:
     """Settings of this package, by section, for settings of MindFormers. Says notes. Raises UsageError."""
-    imported = import_mindformers(data)
+    imported = import_mindformers(data).check(source)
     for entry in imported.report:
-        if entry.outcome == "refused":
-            raise UsageError(f"{source}: `{entry.key}` is refused: {entry.text}")
         if entry.outcome == "ignored":
             say(f"note: {source}: {entry}")
     return imported.settings

@@ -11,7 +11,8 @@ from PIL import Image
 from torch import Tensor
 
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.runtime.errors import GraphError, LlamaAdapterError
+from llama_adapter.app.captioning.work_items import read_pixels
+from llama_adapter.runtime.errors import GraphError
 from llama_adapter.vision.pixels import CLIP_PIXELS, PIXEL_MEAN, PIXEL_STD
 from llama_adapter.vision.preprocess import preprocess
 
@@ -35,11 +36,11 @@ def encoder_pixels(imgs: Any, *, captioner: Captioner) -> Sequence[np.ndarray]:
         captioner: its encoder normalises pixels, so the normalisation of `imgs` is undone here. Values stay floats: the
             encoder gets the given values up to float32 rounding, even values that no 8-bit picture has.
 
-    Raises ValueError for other shapes, and LlamaAdapterError for a picture that cannot be read.
+    Raises ValueError for other shapes, and PictureError for a picture that cannot be read.
     """
     is_list = isinstance(imgs, (list, tuple))
     if is_list and not all(isinstance(image, (Tensor, np.ndarray)) for image in imgs):
-        return [_read(image, captioner) for image in imgs]
+        return [read_pixels(image, reader=captioner.reader, allowed=captioner.allowed_hosts) for image in imgs]
     images_BCHW = torch.stack([torch.as_tensor(image) for image in imgs]) if is_list else torch.as_tensor(imgs)
     side = captioner.image_size
     if images_BCHW.shape[1:] != (3, side, side):
@@ -49,14 +50,6 @@ def encoder_pixels(imgs: Any, *, captioner: Captioner) -> Sequence[np.ndarray]:
     if captioner.spec.channel_order == "bgr":  # this encoder swaps the channels; the program already has
         pixels_BCHW = pixels_BCHW.flip(1)
     return list(pixels_BCHW.permute(0, 2, 3, 1).contiguous().numpy())
-
-
-def _read(picture: Any, captioner: Captioner) -> np.ndarray:
-    reading = captioner.reader.read(picture)
-    if reading.error is not None:
-        raise LlamaAdapterError(reading.error.message)
-    assert reading.pixels is not None, "a picture without error has pixels"
-    return reading.pixels
 
 
 class SessionEncoder:
@@ -70,12 +63,12 @@ class SessionEncoder:
 
     def __init__(self) -> None:
         self.session: Any = None
-        self.query_shape: tuple[int, int] | None = None  # (Q, D) that the adapter expects
+        self.query_shape = (0, 0)  # (Q, D) that the adapter expects, set when the adapter is loaded
 
     def encode(self, pixels: np.ndarray) -> Tensor:
         """The visual query (B, Q, D) that the session computes; raises GraphError if it has another shape."""
         query = np.asarray(self.session.infer([pixels])[0])
-        wanted = (len(pixels), *(self.query_shape or query.shape[1:]))
+        wanted = (len(pixels), *self.query_shape)
         if query.shape != wanted:
             raise GraphError(
                 f"The session gives {query.shape} for {len(pixels)} pictures, and the adapter reads {wanted}",

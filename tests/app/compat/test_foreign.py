@@ -1,6 +1,5 @@
 """Settings of other systems: each key is taken, ignored or refused, with its line. No key is dropped silently."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +37,6 @@ def test_the_documented_example_of_each_system(name: str, tmp_path: Path, snapsh
     text = f"{found.format_report()}\n{format_settings(found.settings)}".replace(str(embedded_model()), "MODEL")
     assert text == snapshot
     assert found.refused == ()
-
-
-def test_options_of_paddlenlp_as_json(tmp_path: Path) -> None:
-    given = {"model_name_or_path": str(embedded_model()), "top_k": 5, "top_p": 0.7, "temperature": 0.95}
-    given |= {"prefix_path": "tuned", "export_precache": True}
-    found = imported(tmp_path, "options.json", json.dumps(given, indent=1))
-
-    sampling = {name: found.settings["generation"][name] for name in ("temperature", "top_k", "top_p", "max_length")}
-    assert sampling == {"temperature": 0.95, "top_k": 5, "top_p": 0.7, "max_length": 2048}
-    assert found.settings["computation"]["past_key_values"] == "tuned"
-    assert [entry.line for entry in found.report] == [2, 3, 4, 5, 6, 7]
 
 
 def test_a_command_of_mindformers_reads_its_yaml_and_has_precedence(tmp_path: Path) -> None:
@@ -123,8 +111,6 @@ def test_unknown_and_empty_keys_are_in_the_report(tmp_path: Path) -> None:
     ("name", "content", "told"),
     [
         ("x.yaml", b"exe_mode: !!python/object/apply:os.system [ls]", "x.yaml"),
-        ("x.yaml", b"a: 1\na: 2", "x.yaml"),
-        ("x.yaml", b"[1, 2]", "x.yaml"),
         ("x.yaml", b"only: ours", "the settings of no known system: its keys are only"),
         ("x.yaml", b"model: {model: x}\ngeneration: {seed: 1}", "has our own settings already"),
         ("x.sh", b"python pipeline_inference.py", "has no settings"),
@@ -132,7 +118,6 @@ def test_unknown_and_empty_keys_are_in_the_report(tmp_path: Path) -> None:
         ("x.sh", b"# a comment\nrun --a 1 --a 2", "x.sh:2"),
         ("x.sh", b"# a comment\nrun --a 1 2", "x.sh:2"),
         ("x.txt", b"run --model_name_or_path caf\xe9", "x.txt"),
-        ("x.txt", b"run " + b"x" * 2**20, "x.txt"),
     ],
     ids=lambda value: repr(value)[:60],
 )

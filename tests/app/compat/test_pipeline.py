@@ -38,20 +38,6 @@ def text(captioner: Captioner) -> Pipeline:
     return pipeline("text_generation", captioner)
 
 
-class Rows:
-    """A data set."""
-
-    def __init__(self, rows: list[Any]) -> None:
-        self._rows, self.num_read = rows, 0
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: int) -> Any:
-        self.num_read += 1
-        return self._rows[index]
-
-
 def test_several_answers_to_each_input(text: Pipeline, caption: Pipeline, captioner: Captioner) -> None:
     options: dict[str, Any] = {"max_new_tokens": 8, "seed": 3, "temperature": 1.0}
     raw = [RawPrompt(prompt) for prompt in PROMPTS[:2]]
@@ -90,6 +76,8 @@ def test_questions_and_choices(captioner: Captioner) -> None:
     ask, choose = pipeline("ask", captioner), pipeline("choose", captioner, choices=["yes", "no"])
 
     assert ask(CIRCLE, "What color is the circle?")[0]["ask_text"] == ["purple"]
+    asked = pipeline("ask", captioner, prompt="Is there a red star?")(CIRCLE, "What color is the circle?")
+    assert asked[0]["ask_text"] == ["purple"]  # the question of the call precedes a default
     (output,) = choose(CIRCLE, question="Is there a red star?")
     assert output["choose_text"] == ["no"]
     assert output["probabilities"]["no"] > 0.5
@@ -98,15 +86,23 @@ def test_questions_and_choices(captioner: Captioner) -> None:
 
 
 def test_a_data_set_is_read_batch_by_batch(captioner: Captioner) -> None:
-    rows = Rows([{"image": STAR}, {"image": CIRCLE}] * 3)
-    outputs = pipeline("caption", captioner, max_new_tokens=1)(rows)
+    rows, read = [{"image": STAR}] * 6, list[int]()
 
-    assert rows.num_read == 0
-    assert [next(outputs)["caption_text"], rows.num_read] == [["a"], captioner.batch_size]
+    class Rows:
+        def __len__(self) -> int:
+            return len(rows)
+
+        def __getitem__(self, index: int) -> dict[str, str]:
+            read.append(index)
+            return rows[index]
+
+    describe = pipeline("caption", captioner, max_new_tokens=1)
+    outputs = describe(Rows())
+
+    assert read == []
+    assert [next(outputs)["caption_text"], read] == [["a"], list(range(captioner.batch_size))]
     assert len(list(outputs)) == 5
-    assert [output["caption_text"] for output in pipeline("caption", captioner, max_new_tokens=1)(iter([STAR]))] == [
-        ["a"]
-    ]
+    assert [output["caption_text"] for output in describe(iter([STAR]))] == [["a"]]
 
 
 def test_the_image_processor_comes_before_the_models_own(captioner: Captioner) -> None:
@@ -144,6 +140,8 @@ def test_options_by_their_names_elsewhere(text: Pipeline) -> None:
     }
     with_bos, without = (text(prompt, max_new_tokens=1, add_special_tokens=add).answers[0] for add in (True, False))
     assert with_bos.prompt_tokens == without.prompt_tokens + 1
+    (cut,) = text("word " * 900, max_prompt_tokens=20, max_new_tokens=1).answers
+    assert cut.details["prompt_tokens_cut"] > 800
     with pytest.warns(UserWarning, match="is_sample_acceleration"):
         text(prompt, max_new_tokens=1, is_sample_acceleration=True)
     with pytest.raises(TypeError, match="max_new_tokens"):
@@ -193,18 +191,6 @@ def test_token_ids_in_every_form(text: Pipeline) -> None:
         text(b"Hello")
 
 
-def test_stop_and_penalty_and_a_long_prompt(caption: Pipeline, text: Pipeline) -> None:
-    whole = caption(STAR).answers[0].text
-    word = whole.split()[2]
-    (stopped,) = caption(STAR, stop=word).answers
-    assert (stopped.text, stopped.finish) == (whole[: whole.index(word)], "stop")
-    (repeated,) = caption(STAR, repetition_penalty=50.0, max_new_tokens=12).answers
-    assert len(set(repeated.token_ids)) == len(repeated.token_ids)
-    (cut,) = text("word " * 900, max_prompt_tokens=20, max_new_tokens=1).answers
-    assert cut.prompt_tokens == 20
-    assert cut.details["prompt_tokens_cut"] > 800
-
-
 @pytest.mark.parametrize("kind", [TextStreamer, TransformersStreamer])
 def test_a_streamer_tells_one_answer_after_the_other(kind: Any, text: Pipeline, capsys: Any) -> None:
     outputs = text(PROMPTS, streamer=kind(text.tokenizer), max_new_tokens=6)
@@ -212,6 +198,23 @@ def test_a_streamer_tells_one_answer_after_the_other(kind: Any, text: Pipeline, 
     assert capsys.readouterr().out == "".join(output["text_generation_text"][0] + "\n" for output in outputs)
     text(PROMPTS[0], streamer=TextStreamer(skip_prompt=True), max_new_tokens=6)
     assert capsys.readouterr().out.strip() == outputs.answers[0].text.strip()
+
+
+def test_a_streamer_gets_the_ids_of_a_stop_text_too(text: Pipeline) -> None:
+    told: list[list[int]] = []
+
+    class Keeping:
+        def put(self, value: np.ndarray) -> None:
+            told.append(value.tolist())
+
+        def end(self) -> None:
+            told.append([])
+
+    last = text.tokenizer.decode(text(PROMPTS[0], max_new_tokens=4).answers[0].token_ids).split()[-1]
+    (answer,) = text(PROMPTS[0], max_new_tokens=4, stop=last, streamer=Keeping()).answers
+
+    assert (answer.finish, len(told[0])) == ("stop", answer.prompt_tokens)
+    assert told[1:] == [*([token_id] for token_id in answer.token_ids), []]
 
 
 def test_a_tokenizer_is_checked(captioner: Captioner) -> None:

@@ -135,7 +135,7 @@ def test_modules_and_tokenizers(program: Program) -> None:
 @pytest.mark.parametrize(
     ("source", "code", "said"),
     [
-        (WHOLE, 2, r"The checkpoint `path/to/llama2_7b\.ckpt` does not exist"),
+        (WHOLE, 2, r"There is no file `path/to/llama2_7b\.ckpt`"),
         ("import mindformers\nmindformers.AutoModel.from_pretrained('llama2_7b')", 2, "No model `llama2_7b`"),
         ("import mindformers\nmindformers.AutoModel.from_pretrained('.')", 2, "`.` is no model"),
         ("import mindformers\nmindformers.AutoTokenizer.from_pretrained('.')", 1, "`.` is no LLaMA folder"),
@@ -187,8 +187,3 @@ def test_sampling_can_be_switched_on_for_a_call(program: Program) -> None:
     number, context = ran.out.split()
     assert int(number) > 1
     assert context == "64"
-
-
-def test_the_module_is_not_there_outside_of_a_program() -> None:
-    with pytest.raises(ImportError):
-        __import__("mindformers")
