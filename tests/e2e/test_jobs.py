@@ -45,7 +45,7 @@ def records_in(path: Path) -> list[Record]:
 
 @pytest.fixture(scope="module")
 def drawings(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return write_drawings(tmp_path_factory.mktemp("drawings"), 60)
+    return write_drawings(tmp_path_factory.mktemp("drawings"), 32)
 
 
 @pytest.mark.proves("caption, ask, generate: resume after kill -9", "CPU")
@@ -158,7 +158,7 @@ def many_pictures(tmp_path: Path) -> Path:
 
 
 def test_a_reader_that_goes_away_ends_the_run_quietly(many_pictures: Path) -> None:
-    with start("caption", str(many_pictures), *model_flags(), "--quiet") as process:
+    with start("caption", str(many_pictures), "--quiet") as process:
         json.loads(process.stdout.readline())
         process.stdout.close()
         said = process.stderr.read()
@@ -183,7 +183,7 @@ def interrupted(many_pictures: Path, tmp_path: Path) -> Interrupted:
 
     def interrupted(script: str, *flags: str) -> tuple[int, list[bytes]]:
         out = tmp_path / "answers.jsonl"
-        arguments = ["caption", str(many_pictures), *model_flags(), "--max-new-tokens", "8", "--out", str(out), *flags]
+        arguments = ["caption", str(many_pictures), "--max-new-tokens", "8", "--out", str(out), *flags]
         command = ["bash", "-c", script, "bash", *COMMAND, *arguments, "--quiet"]
         process = subprocess.Popen(command, cwd=ROOT)
         while process.poll() is None and not (out.exists() and out.stat().st_size):
@@ -210,8 +210,7 @@ def test_ctrl_c_that_was_ignored_before_is_still_ignored(interrupted: Interrupte
 
 
 def test_a_list_that_comes_slowly_is_answered_line_by_line_and_ctrl_c_does_not_wait_for_its_next() -> None:
-    arguments = ["caption", "--list", "-", *model_flags(), "--max-new-tokens", "4", "--quiet"]
-    process = start(*arguments, stdin=subprocess.PIPE)
+    process = start("caption", "--list", "-", "--max-new-tokens", "4", "--quiet", stdin=subprocess.PIPE)
     for name in ("noise_128x96.png", "shapes_200x300.jpg"):
         process.stdin.write(f"{picture(name)}\n".encode())
         process.stdin.flush()

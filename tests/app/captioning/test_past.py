@@ -11,6 +11,7 @@ from safetensors.numpy import load_file, save_file
 from llama_adapter import Captioner, CheckpointError
 from llama_adapter.__main__ import main
 from llama_adapter.app.models.resources import sample_pictures
+from tests.app.command import Run
 from tests.app.exported import exported_embedded
 from tests.app.models_of_each_kind import MODELS
 from tests.parity.exported import choice_limit
@@ -87,13 +88,13 @@ def test_an_exported_decoder_has_torchs_answers_behind_a_past(past: Path) -> Non
 
 
 @pytest.mark.slow
-def test_records_with_and_without_a_past_differ(past: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    picture, out = str(min(sample_pictures().iterdir())), str(tmp_path / "records.jsonl")
+def test_records_with_and_without_a_past_differ(past: Path, tmp_path: Path, run: Run) -> None:
+    command = ["caption", str(min(sample_pictures().iterdir())), "--out", str(tmp_path / "records.jsonl")]
 
     for flags in ([], ["--past-key-values", str(past)], ["--past-key-values", str(past)]):
-        assert main(["caption", picture, "--out", out, "--quiet", *flags]) == 0
+        assert run(command, flags).code == 0
 
-    first, second = map(json.loads, Path(out).read_text().splitlines())
+    first, second = map(json.loads, (tmp_path / "records.jsonl").read_text().splitlines())
     assert first["id"] != second["id"]
 
 

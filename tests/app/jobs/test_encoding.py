@@ -283,19 +283,19 @@ def test_a_run_that_dies_before_its_records_loses_and_repeats_nothing(
 @pytest.mark.proves("encode: resume after kill -9", "CPU")
 def test_a_killed_run_goes_on(run: Run, tmp_path: Path) -> None:
     prefixes = tmp_path / "prefixes"
-    names = sorted(map(str, sample_pictures().iterdir()))
+    names = sorted(map(str, sample_pictures().glob("*.png")))[:9]
     command = [sys.executable, "-m", "llama_adapter", "encode", "--list", "-", "--out", str(prefixes)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT) as process:
         assert process.stdin is not None
-        process.stdin.write("".join(f"{name}\n" for name in names[:7]).encode())
+        process.stdin.write("".join(f"{name}\n" for name in names[:4]).encode())
         process.stdin.flush()
         index, until = prefixes / "part-00000.jsonl", time.monotonic() + 120
-        while not (index.exists() and index.read_bytes().count(b"\n") == 7) and time.monotonic() < until:
+        while not (index.exists() and index.read_bytes().count(b"\n") == 4) and time.monotonic() < until:
             time.sleep(0.05)
         os.kill(process.pid, signal.SIGKILL)
     rest = run("encode", names, "--out", str(prefixes), "--format", "jsonl", HERE)
 
-    assert len(rest.records) == len(names) - 7
+    assert len(rest.records) == len(names) - 4
     assert run("caption", str(prefixes)).texts() == run("caption", names).texts()
 
 
