@@ -49,25 +49,13 @@ def llama_dir(tmp_path: Path) -> Path:
     return tmp_path / "LLaMA"
 
 
-def run_reference(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "llama_adapter", "run-reference", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, **variables})
-
-
+@pytest.mark.parametrize("is_exported", [False, True], ids=["CLIP", "exported encoder"])
 @pytest.mark.proves("run-reference", "CPU")
-def test_the_demo(captioner: Captioner) -> None:
-    ran = run_reference(*FILES, *HEADS, PROGRAMS / "demo.py", picture())
+def test_the_demo(is_exported: bool, captioner: Captioner, capsys: pytest.CaptureFixture[str]) -> None:
+    encoder = ("--encoder", golden_onnx()) if is_exported else FILES[-2:]
+    arguments = map(str, (*FILES[:-2], *encoder, *HEADS, PROGRAMS / "demo.py", picture()))
 
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.splitlines() == [
-        captioner.generate([picture()], "Describe the image.", max_new_tokens=16)[0].text
-    ]
-
-
-def test_the_demo_on_an_exported_encoder(captioner: Captioner, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = [*map(str, FILES[:-2]), *HEADS, "--encoder", str(golden_onnx())]
-
-    assert main(["run-reference", *flags, str(PROGRAMS / "demo.py"), picture()]) == 0
+    assert main(["run-reference", *arguments]) == 0
 
     expected = captioner.generate([picture()], "Describe the image.", max_new_tokens=16)[0].text
     assert capsys.readouterr().out.splitlines() == [expected]
@@ -172,14 +160,11 @@ def test_the_demo_of_the_ascend_guide(captioner: Captioner, llama_dir: Path, tmp
     for placeholder, place in places.items():
         source = source.replace(f'"{placeholder}"', f'"{place}"')
     (tmp_path / "demo_bsz.py").write_text(source)
-    stand_ins = [PROGRAMS, FAKES / "ais_bench"]
+    stand_ins = os.pathsep.join(map(str, (PROGRAMS, FAKES / "ais_bench")))
+    command = [sys.executable, "-m", "llama_adapter", "run-reference", *HEADS, str(tmp_path / "demo_bsz.py")]
+    variables = {**os.environ, "PYTHONPATH": stand_ins, "HOME": str(tmp_path)}
 
-    ran = run_reference(
-        *HEADS,
-        tmp_path / "demo_bsz.py",
-        PYTHONPATH=os.pathsep.join(map(str, stand_ins)),
-        HOME=str(tmp_path),
-    )
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=variables)
 
     assert ran.returncode == 0, ran.stderr
     prompt = RawPrompt(llama.format_prompt("Is there a fight in the picture?"))

@@ -5,7 +5,6 @@ import io
 import json
 import random
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -93,22 +92,6 @@ def test_what_came_before_an_error_is_answered(captioner: Captioner, may_wait: b
     assert sorted(answered) == [0, 1, 2]
 
 
-@pytest.mark.proves("streaming", "CPU")
-def test_streamed_pieces_put_together_are_the_answers(captioner: Captioner) -> None:
-    pictures = [picture for picture, _ in jobs(6)]
-    pieces: dict[int, str] = defaultdict(str)
-    streamed: dict[int, Answer] = {}
-    for event in captioner.stream(pictures, "Describe the image.", max_new_tokens=10, temperature=0.9, seed=5):
-        if isinstance(event, TextDelta):
-            assert event.index not in streamed, "text after the answer"
-            pieces[event.index] += event.text
-        else:
-            streamed[event.index] = event
-    whole = captioner.generate(pictures, "Describe the image.", max_new_tokens=10, temperature=0.9, seed=5)
-    assert {index: answer.text for index, answer in streamed.items()} == dict(pieces)
-    assert [streamed[index].token_ids for index in range(6)] == [answer.token_ids for answer in whole]
-
-
 def test_upright_orientation_is_the_default_and_changes_the_answer_of_a_turned_picture(
     captioner: Captioner,
 ) -> None:
@@ -155,16 +138,6 @@ def test_choices_get_probabilities_that_sum_to_one_and_the_best_is_the_text(capt
             assert sum(answer.choice.values()) == pytest.approx(1.0)
             assert answer.text == max(answer.choice, key=lambda text: answer.choice[text])  # type: ignore[index]
             assert captioner.tokenizer.decode(answer.token_ids) == answer.text
-
-
-def test_choices_weigh_what_greedy_decoding_says_first(captioner: Captioner) -> None:
-    """The most likely single-token choice among all first tokens is the token that greedy decoding generates."""
-    generated = captioner.generate(PICTURES[:3], RawPrompt("Is it red?"), max_new_tokens=1)
-    for picture, answer in zip(PICTURES, generated, strict=False):
-        others = [captioner.tokenizer.decode([token]) for token in (300, 301, 302)]
-        choices = [answer.text, *(text for text in others if text != answer.text)]
-        scored = captioner.generate([picture], [RawPrompt("Is it red?")], choices=choices)[0]
-        assert scored.text == answer.text
 
 
 def test_a_prompt_beyond_the_context_is_refused_before_any_picture_is_read() -> None:
@@ -239,6 +212,11 @@ OPTIONS: tuple[tuple[dict[str, Any], str], ...] = (
     ({"allowed_hosts": [5]}, "allowed_hosts must be texts that are not empty, got .5."),
     ({"model": "no such bundle", "allowed_hosts": "*"}, "A picture host is a name such as example.com, .* got '.'"),
     ({"strict": "x"}, "strict must be True or False, got 'x'"),
+    ({"decoder": "a", "mode": "cuda_graph"}, "are those of its export"),
+    ({"decoder": "a", "precision": "int8"}, "are those of its export"),
+    ({"decoder": "a", "decoder_backend": "tensorrt"}, "decoder_backend"),
+    ({"decoder_backend": "ms"}, "go with decoder, which is missing"),
+    ({"ge_config": "config.ini"}, "go with decoder, which is missing"),
 )
 ARGUMENTS: tuple[tuple[Callable[[Captioner], object], type[Exception], str], ...] = (
     (lambda one: one.generate_text("a", text_prefix="x"), ValueError, "text_prefix must be none or zeros or"),  # type: ignore[arg-type]

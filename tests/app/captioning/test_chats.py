@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,11 @@ from llama_adapter.app.models.checkpoints import CHAT_CONTEXT
 from llama_adapter.app.models.graph_export.decoder import DecoderJob, run_export_decoder
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.models.stream_model import training_template
+from llama_adapter.app.serving.online.service import Service
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.prompt import format_prompt
-from tests.app.captioning.conftest import client_for
 from tests.app.golden import GOLDEN, picture
+from tests.app.serving.http_api.live import client_of
 from tests.llm.test_chat import CHATML
 from tests.llm.vocabularies import tokenizer_json
 
@@ -66,10 +68,10 @@ def captioner(folder: Path) -> Captioner:
     return Captioner.load(llama_dir=folder, device="cpu", dtype="float32")
 
 
-def expected_ids(folder: Path, *turns: tuple[str, str]) -> tuple[int, ...]:
+def expected_ids(folder: Path, *turns: tuple[str, str], **values: Any) -> tuple[int, ...]:
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     messages = [{"role": role, "content": text} for role, text in turns]
-    return tuple(theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+    return tuple(theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False, **values))
 
 
 def test_prompts_are_chats_in_the_models_own_template(folder: Path, captioner: Captioner) -> None:
@@ -147,38 +149,33 @@ def thinker(folder: Path, tmp_path: Path) -> Path:
     return tmp_path / "thinker"
 
 
-def test_variables_of_the_template_come_from_a_dialogue_and_over_http(thinker: Path) -> None:
+def test_chats_and_variables_of_their_template_are_those_of_transformers_over_http_too(thinker: Path) -> None:
+    turns = (("system", "Be brief."), ("user", "Hello"), ("assistant", "Hi."), ("user", "Why?"))
     values = {"enable_thinking": False, "effort": "low"}
-    theirs = transformers.AutoTokenizer.from_pretrained(thinker)
-    messages = [{"role": "user", "content": "Why?"}]
-    ids = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False, **values)
-    asked = {"model": "default", "messages": messages, "max_tokens": 1}
     refused = ({"effort": END, "enable_thinking": False}, {"messages": "x"}, {"effort": ["low"]})
-    with client_for(llama_dir=thinker, device="cpu", dtype="float32") as client:
-        post = partial(client.post, "/v1/chat/completions")
-        plain = post(json=asked).json()
-        chat = post(json={**asked, "chat_template_kwargs": values}).json()
+    messages = [{"role": role, "content": text} for role, text in turns]
+    asked = {"model": "default", "messages": messages, "max_tokens": 8, "output_ids": True}
+    service = Service(lambda: Captioner.load(llama_dir=thinker, device="cpu", dtype="float32"))
+    service.start()
+    service.wait_until_ready()
+    with closing(service), client_of(service) as client:
+        post = partial(client.post, "/v1/chat/completions", timeout=300)
+        chat = post(json=asked).json()
+        thinking = post(json={**asked, "chat_template_kwargs": values}).json()
         codes = [post(json={**asked, "chat_template_kwargs": given}).status_code for given in refused]
-    assert chat["usage"]["prompt_tokens"] == len(ids) > plain["usage"]["prompt_tokens"]
-    assert codes == [400, 400, 400]
+        given = {"model": "default", "input": messages, "max_output_tokens": 8}
+        response = client.post("/v1/responses", json=given, timeout=300).json()
+
+    ids = expected_ids(thinker, *turns)
     with Captioner.load(llama_dir=thinker, device="cpu", dtype="float32") as captioner:
-        assert captioner.encode_prompt(Dialogue((), "Why?", values=json.dumps(values))).token_ids == tuple(ids)
+        [expected] = captioner.generate_text([list(ids)], max_new_tokens=8)
+        dialogue = Dialogue((), "Why?", values=json.dumps(values))
+        assert captioner.encode_prompt(dialogue).token_ids == expected_ids(thinker, ("user", "Why?"), **values)
         with pytest.raises(PromptError, match="`effort` cannot be given"):
             captioner.generate_text(Dialogue((), "Why?", values=json.dumps({"effort": "<|im_end|>"})))
-
-
-def test_a_chat_over_http_is_that_of_transformers(folder: Path, captioner: Captioner) -> None:
-    turns = (("system", "Be brief."), ("user", "Hello"), ("assistant", "Hi."), ("user", "Why?"))
-    ids = expected_ids(folder, *turns)
-    [expected] = captioner.generate_text([list(ids)], max_new_tokens=8)
-    messages = [{"role": role, "content": text} for role, text in turns]
-    with client_for(llama_dir=folder, device="cpu", dtype="float32") as client:
-        asked = {"model": "default", "messages": messages, "max_tokens": 8, "output_ids": True}
-        chat = client.post("/v1/chat/completions", json=asked).json()
-        given = {"model": "default", "input": messages, "max_output_tokens": 8}
-        response = client.post("/v1/responses", json=given).json()
-
     assert chat["usage"]["prompt_tokens"] == len(ids) == response["usage"]["input_tokens"]
+    assert thinking["usage"]["prompt_tokens"] == len(expected_ids(thinker, *turns, **values)) > len(ids)
+    assert codes == [400, 400, 400]
     assert tuple(chat["choices"][0]["answer_details"]["output_ids"]) == expected.token_ids
     assert chat["choices"][0]["message"]["content"] == expected.text
     assert response["output"][0]["content"][0]["text"] == expected.text

@@ -4,7 +4,6 @@ Decoders in OM files run on stand-ins for ATC and ais_bench.
 """
 
 import dataclasses
-import json
 import shutil
 import subprocess
 import sys
@@ -137,25 +136,6 @@ def test_texts_without_a_picture_are_answered(torchs: Captioner) -> None:
     for text_prefix in ("none", "zeros"):
         wanted = torchs.generate_text("Name a colour.", text_prefix=text_prefix)
         assert captioner.generate_text("Name a colour.", text_prefix=text_prefix)[0].token_ids == wanted[0].token_ids
-
-
-@pytest.mark.slow
-def test_the_whole_command_runs_without_torch() -> None:
-    program = """
-import sys
-from llama_adapter.__main__ import main
-code = main(["caption", *sys.argv[2:], "--decoder", sys.argv[1], "--batch-size", "4"])
-print(code, sorted(name for name in sys.modules if name.partition(".")[0] == "torch"), file=sys.stderr)
-"""
-    pictures = [str(picture) for picture in SAMPLES[:5]]
-    ran = subprocess.run(
-        [sys.executable, "-c", program, exported_embedded(), *pictures], capture_output=True, text=True, check=True
-    )
-
-    assert ran.stderr.splitlines()[-1] == "0 []"
-    records = {record["picture"]: record["text"] for record in map(json.loads, ran.stdout.splitlines())}
-    wanted = Captioner.load(dtype="float32").generate(pictures)
-    assert records == {str(one.picture): one.text for one in wanted}
 
 
 @pytest.mark.slow

@@ -19,7 +19,6 @@ from llama_adapter.app.models.checkpoints import find_llama
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.runners.foreign import ForeignRunner
 from llama_adapter.runtime.errors import CheckpointError, LlamaAdapterError
-from tests.app.captioning.conftest import client_for
 from tests.app.command import Run
 from tests.llm.foreign import END, TOYS, model_of, save
 from tests.llm.toys import QueuedBackend
@@ -114,16 +113,11 @@ def test_a_device_with_a_queue_gives_the_same_texts(name: str, tmp_path: Path) -
     assert [answer.token_ids for answer in answers] == [generated(model_of(name), ids_of(one)) for one in PROMPTS]
 
 
-def test_a_chat_over_http(tmp_path: Path) -> None:
+def test_a_chat(tmp_path: Path) -> None:
     folder = save("glm", tmp_path, chats=True)
-    asked = {"model": "default", "messages": [{"role": "user", "content": "Why?"}], "max_tokens": 8}
-    with client_for(llama_dir=folder, device="cpu") as client:
-        chat = client.post("/v1/chat/completions", json={**asked, "output_ids": True}).json()
-        lines = client.post("/v1/chat/completions", json={**asked, "stream": True}).text.splitlines()
-    expected = generated(model_of("glm"), ids_of("<|user|>Why?\n<|assistant|>"), length=8)
-    assert tuple(chat["choices"][0]["answer_details"]["output_ids"]) == expected
-    deltas = [json.loads(line[6:])["choices"][0]["delta"] for line in lines if line.startswith("data: {")]
-    assert "".join(delta.get("content") or "" for delta in deltas) == chat["choices"][0]["message"]["content"]
+    with Captioner.load(llama_dir=folder, device="cpu") as captioner:
+        [answer] = captioner.generate_text("Why?", max_new_tokens=8)
+    assert answer.token_ids == generated(model_of("glm"), ids_of("<|user|>Why?\n<|assistant|>"), length=8)
 
 
 # Files of each neighbour that name such a family, MODEL standing for its folder.
@@ -260,6 +254,7 @@ def test_without_transformers_the_way_to_install_it_is_named(tmp_path: Path, mon
     assert "[transformers]" in raised.value.hint
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "glm", "gpt_oss"])
 def test_doctor_says_what_a_folder_holds_and_lacks(kind: str, tmp_path: Path) -> None:
     folder = save(kind, tmp_path / kind)
     sources = CaptionerSpec(llama_dir=folder)

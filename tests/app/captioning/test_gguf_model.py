@@ -1,7 +1,6 @@
 """A real model in a GGUF file, SmolLM2-135M-Instruct in Q4_1: chats in five scripts have the ids of transformers."""
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +17,6 @@ from llama_adapter.app.models.graph_export.decoder import DecoderJob, run_export
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.chat import ChatFormat
 from llama_adapter.llm.tokenizer import Tokenizer
-from tests.app.captioning.conftest import client_for
 from tests.llm.gguf_files import SMOLLM2
 
 pytestmark = pytest.mark.slow
@@ -130,7 +128,6 @@ def exported(prompts: Sequence[str], folder: Path) -> Answers:
 
 WAYS: Final[Mapping[str, Callable[[Sequence[str], Path], Answers]]] = {
     "kernels": together,
-    "torch": partial(together, operators="aten"),
     "two ranks": partial(together, tensor_parallel=2),
     "ONNX": exported,
 }
@@ -139,17 +136,3 @@ WAYS: Final[Mapping[str, Callable[[Sequence[str], Path], Answers]]] = {
 @pytest.mark.parametrize("way", WAYS)
 def test_answers_in_all_scripts_are_those_of_transformers(way: str, expected: Answers, tmp_path: Path) -> None:
     assert WAYS[way](PROMPTS, tmp_path) == expected
-
-
-def test_the_service_answers_several_chats_at_once(expected: Answers) -> None:
-    def ask(prompt: str) -> list[int]:
-        messages = [{"role": "user", "content": prompt}]
-        request = {"model": "default", "messages": messages, "max_tokens": NUM_TOKENS, "output_ids": True}
-        answer = client.post("/v1/chat/completions", json=request)
-        ids: list[int] = answer.raise_for_status().json()["choices"][0]["answer_details"]["output_ids"]
-        return ids
-
-    with client_for(**MODEL) as client, ThreadPoolExecutor(2) as pool:
-        given = list(pool.map(ask, (PROMPTS[1], PROMPTS[5])))  # both spell special tokens, in two scripts
-
-    assert given == [expected[1], expected[5]]

@@ -10,7 +10,6 @@ import pytest
 from llama_adapter import Captioner, InferTask, pipeline
 from llama_adapter.app.models.graph_export.decoder import DecoderJob, run_export_decoder
 from llama_adapter.app.models.resources import embedded_model
-from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.exported.card import CARD_FILE, ExportCard
 from llama_adapter.runtime.errors import GraphError, UsageError
 from llama_adapter.runtime.graphs.mindir_runtime import MindirRuntime, mindir_runtime
@@ -36,15 +35,6 @@ def test_only_floats_are_exported() -> None:
     for precision in ("int8", "int4"):
         with pytest.raises(ValueError, match="precision"):
             DecoderJob(out="made", format="mindir", precision=precision)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    "values",
-    [{"decoder_backend": "ms"}, {"ge_config": "config.ini"}, {"decoder": "made", "decoder_backend": "tensorrt"}],
-)
-def test_settings_that_exclude_each_other(values: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="decoder"):
-        CaptionerSpec(**values)
 
 
 def test_devices_of_mindir_graphs() -> None:

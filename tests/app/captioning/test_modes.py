@@ -61,12 +61,6 @@ def test_a_service_records_all_steps_before_its_first_request(cuda: FakeCuda) ->
     assert notes[-1].startswith("warm-up: ")
 
 
-def test_mode_and_precision_of_an_exported_decoder_are_those_of_its_export() -> None:
-    for changes in ({"mode": "cuda_graph"}, {"precision": "int8"}):
-        with pytest.raises(ValueError, match="are those of its export"):
-            CaptionerSpec(decoder="folder", **changes)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("mode", ["graph", "ge_graph", "acl_graph", "npugraph_ex", "cuda_graph"])
 def test_a_graph_mode_runs_eager_on_a_cpu_with_a_warning(mode: str) -> None:
     with (

@@ -6,12 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from llama_adapter import Captioner, CheckpointError
 from llama_adapter.__main__ import main
 from llama_adapter.app.models.resources import sample_pictures
+from tests.app.command import Run
 from tests.app.exported import exported_embedded
+from tests.app.models_of_each_kind import MODELS
 from tests.parity.exported import choice_limit
 from tests.parity.golden import GOLDEN
 
@@ -25,16 +27,14 @@ NUM_PAST = 6
 def test_answers_behind_a_peft_adapter_are_those_of_transformers(tmp_path: Path) -> None:
     import transformers
 
-    theirs = transformers.LlamaForCausalLM.from_pretrained(GOLDEN / "LLaMA-HF/TINY", dtype=torch.float32).eval()
-    sizes = theirs.config
+    options = MODELS["prefix tuning"](tmp_path)
+    theirs = transformers.LlamaForCausalLM.from_pretrained(LLAMA["llama_dir"], dtype=torch.float32).eval()
+    sizes, [flat] = theirs.config, load_file(tmp_path / "adapter_model.safetensors").values()
     heads, width = sizes.num_attention_heads, sizes.hidden_size // sizes.num_attention_heads
-    flat = np.random.default_rng(2).normal(size=(NUM_PAST, sizes.num_hidden_layers * 2 * sizes.hidden_size))
-    save_file({"prompt_embeddings": flat.astype(np.float32)}, tmp_path / "adapter_model.safetensors")
-    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "PREFIX_TUNING"}))
     # The layout of PeftModel.get_prompt: (tokens, layers * 2, heads, width), with keys and values alternating.
-    parts = torch.tensor(flat, dtype=torch.float32).view(NUM_PAST, sizes.num_hidden_layers * 2, heads, width)
+    parts = torch.tensor(flat).view(NUM_PAST, sizes.num_hidden_layers * 2, heads, width)
     pairs = parts.permute(1, 2, 0, 3)[:, None].split(2)
-    captioner = Captioner.load(**LLAMA, batch_size=3, dtype="float32", past_key_values=tmp_path)
+    captioner = Captioner.load(**options, batch_size=3, dtype="float32")
     prompts = [
         captioner.tokenizer.encode(text) for text in ("Hello", "The sun is", "A long prompt of words, again and")
     ]
@@ -88,13 +88,13 @@ def test_an_exported_decoder_has_torchs_answers_behind_a_past(past: Path) -> Non
 
 
 @pytest.mark.slow
-def test_records_with_and_without_a_past_differ(past: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    picture, out = str(min(sample_pictures().iterdir())), str(tmp_path / "records.jsonl")
+def test_records_with_and_without_a_past_differ(past: Path, tmp_path: Path, run: Run) -> None:
+    command = ["caption", str(min(sample_pictures().iterdir())), "--out", str(tmp_path / "records.jsonl")]
 
     for flags in ([], ["--past-key-values", str(past)], ["--past-key-values", str(past)]):
-        assert main(["caption", picture, "--out", out, "--quiet", *flags]) == 0
+        assert run(command, flags).code == 0
 
-    first, second = map(json.loads, Path(out).read_text().splitlines())
+    first, second = map(json.loads, (tmp_path / "records.jsonl").read_text().splitlines())
     assert first["id"] != second["id"]
 
 

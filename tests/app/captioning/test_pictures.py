@@ -5,7 +5,7 @@ import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -134,16 +134,11 @@ def test_one_picture_is_asked_about_at_a_time(captioner: Captioner) -> None:
         captioner.caption(PREPROCESSED[None].repeat(2, axis=0))
 
 
-class OnePicture(BaseHTTPRequestHandler):
-    """A site with the picture at /a.jpg."""
+class Site(SimpleHTTPRequestHandler):
+    """A site with the golden pictures."""
 
-    def do_GET(self) -> None:
-        found = self.path == "/a.jpg"
-        self.send_response(200 if found else 404)
-        self.send_header("content-type", "image/jpeg")
-        self.end_headers()
-        if found:
-            self.wfile.write(PICTURE.read_bytes())
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given, directory=str(PICTURE.parent))
 
     def log_message(self, *_: object) -> None:
         """Log nothing, because stderr belongs to the tests."""
@@ -151,7 +146,7 @@ class OnePicture(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def site() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), OnePicture) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Site) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield f"http://localhost:{server.server_port}"
@@ -162,7 +157,7 @@ def site() -> Iterator[str]:
 def test_addresses_are_fetched_from_allowed_hosts_only(
     site: str, expected: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    addresses = ["https://example.com/a.jpg", "http://", f"{site}/a.jpg", f"{site}/gone.jpg"]
+    addresses = ["https://example.com/a.jpg", "http://", f"{site}/{PICTURE.name}", f"{site}/gone.jpg"]
     with Captioner.load(**model_options(), allowed_hosts=[site]) as captioner:
         private = captioner.generate(addresses, max_new_tokens=8)
         monkeypatch.setattr(fetching, "Network", partial(Network, is_allowed=lambda address: True))
@@ -175,4 +170,4 @@ def test_addresses_are_fetched_from_allowed_hosts_only(
     assert codes(private) == ["image_host_not_allowed", "invalid_image_url", *["image_host_not_allowed"] * 2]
     assert codes(public) == ["image_host_not_allowed", "invalid_image_url", None, "failed_to_download_image"]
     assert public[2].token_ids == expected
-    assert public[2].picture == f"{site}/a.jpg"
+    assert public[2].picture == addresses[2]

@@ -1,11 +1,7 @@
 """`generate`: prompts without a picture, from flags and files."""
 
 import json
-import os
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +10,7 @@ from llama_adapter import Captioner, RawPrompt
 from llama_adapter.app.captioning.captioner import Prompt
 from llama_adapter.app.jobs.records.record import read_records
 from tests.app.command import Run
-from tests.app.golden import GOLDEN, ROOT, model_flags, model_options
+from tests.app.golden import GOLDEN, model_flags, model_options
 
 COMMON = [*model_flags(), "--max-new-tokens", "6"]
 LLAMA = ["--llama-dir", str(GOLDEN / "LLaMA"), "--llama-type", "TINY", "--max-new-tokens", "6"]
@@ -151,32 +147,6 @@ def test_a_single_prompt_appears_on_a_terminal_as_it_is_generated(run: Run, monk
 
     assert len(pieces) > 3
     assert "".join(pieces) == f"{expected('Name a colour.')[0]}\n"
-
-
-@pytest.mark.slow
-@pytest.mark.proves("generate: resume after kill -9", "CPU")
-def test_killed_and_resumed_it_loses_and_doubles_nothing(run: Run, tmp_path: Path) -> None:
-    out = tmp_path / "answers.jsonl"
-    prompts = [f"Name colour {number % 40}." for number in range(120)]
-    file = written(tmp_path, "p.txt", "\n".join(prompts))
-    command = ["generate", "--prompt-file", file, *COMMON, "--batch-size", "4", "--out", str(out)]
-    for _ in range(2):
-        size = out.stat().st_size if out.exists() else 0
-        process = subprocess.Popen(
-            [sys.executable, "-m", "llama_adapter", *command], cwd=ROOT, stderr=subprocess.DEVNULL
-        )
-        while process.poll() is None and (not out.exists() or out.stat().st_size <= size):
-            time.sleep(0.02)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-
-    assert run(*command).code == 0
-
-    records = list(read_records(out))
-    assert sorted(record["prompt"] for record in records) == sorted(prompts)
-    assert len({record["picture"] for record in records}) == len(prompts)
-    texts = dict(zip(prompts, expected(*prompts), strict=True))
-    assert all(record["text"] == texts[record["prompt"]] for record in records)
 
 
 def test_answers_in_paddlenlps_format_keep_the_target_and_are_those_of_this_file(run: Run, tmp_path: Path) -> None:

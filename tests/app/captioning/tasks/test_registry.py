@@ -1,7 +1,6 @@
 """The registry: built-in tasks, and tasks added by packages."""
 
 import logging
-import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
@@ -153,14 +152,3 @@ def test_a_task_whose_command_or_flag_is_taken_stops_no_other(
 
     assert ran.code == 0
     assert "task `taken`" in ran.err
-
-
-def test_without_packages_the_command_line_does_not_search_metadata() -> None:
-    late = {"gguf", "huggingface_hub", "jinja2", "sentencepiece", "tokenizers"}
-    program = (
-        "import sys; from llama_adapter.app.command_line.main import build_parser; build_parser(); print(*sys.modules)"
-    )
-
-    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
-
-    assert not {"importlib.metadata", "torch", "numpy", *late} & set(loaded.stdout.split())

@@ -57,7 +57,7 @@ def test_commands_write_what_the_umask_allows(
         ["export-records", records, "--to", "csv", "--out", str(out / "tables" / "a.csv")],
         ["export-records", records, "--to", "parquet", "--out", str(out / "tables" / "a.parquet")],
         ["export-records", records, "--to", "sidecars", "--out", str(out / "texts")],
-        ["encode", picture(), "--model", bundle, "--out", str(out / "prefixes")],
+        ["encode", picture(), "--model", bundle, "--out", str(out / "prefixes"), "--reader", "thread"],
         ["encode", "--text", "Hello", "--model", bundle, "--out", str(out / "past" / "a.npy")],
         ["export", "om", om, "--soc-version", "Ascend310P3", "--out", str(out / "oms" / "clip")],
         ["export", "decoder", "--model", bundle, "--without-encoder", "--out", str(out / "decoder")],

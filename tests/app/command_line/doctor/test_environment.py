@@ -162,17 +162,23 @@ def test_the_last_line_names_each_failure_once_in_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "count"),
-    [({}, "10000"), ({"OMP_WAIT_POLICY": "active"}, None), ({"GOMP_SPINCOUNT": "5"}, "5")],
+    ("given", "name", "value"),
+    [
+        ({}, "GOMP_SPINCOUNT", "10000"),
+        ({"OMP_WAIT_POLICY": "active"}, "GOMP_SPINCOUNT", None),
+        ({"GOMP_SPINCOUNT": "5"}, "GOMP_SPINCOUNT", "5"),
+        ({}, AUTOLOAD, "0"),
+        ({AUTOLOAD: "1"}, AUTOLOAD, "1"),
+    ],
 )
-def test_threads_spin_briefly_unless_the_user_says_how_they_wait(
-    given: dict[str, str], count: str | None, monkeypatch: pytest.MonkeyPatch
+def test_threads_spin_briefly_and_extensions_are_deferred_unless_the_user_decides_otherwise(
+    given: dict[str, str], name: str, value: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with mock.patch.dict(os.environ, given):
-        for name in {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} - given.keys():
-            monkeypatch.delenv(name, raising=False)
+        for other in {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", AUTOLOAD} - given.keys():
+            monkeypatch.delenv(other, raising=False)
         prepare_imports()
-        assert os.environ.get("GOMP_SPINCOUNT") == count
+        assert os.environ.get(name) == value
 
 
 def test_what_fails_together_is_asked_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,18 +246,6 @@ def test_warnings_and_skipped_checks_are_no_failures(
 # torch and its extensions
 
 
-@pytest.mark.parametrize("own", [None, "1"])
-def test_extensions_are_deferred_unless_the_user_decides_otherwise(
-    own: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(AUTOLOAD, raising=False)
-    if own is not None:
-        monkeypatch.setenv(AUTOLOAD, own)
-    with mock.patch.dict(os.environ):
-        prepare_imports()
-        assert os.environ[AUTOLOAD] == (own or "0")
-
-
 def test_telemetry_of_onnxruntime_writes_no_file_in_the_home_folder(tmp_path: Path) -> None:
     program = (
         "from llama_adapter.runtime.torch_import import decline_telemetry; decline_telemetry(); import onnxruntime"
@@ -274,16 +268,13 @@ def test_a_failed_extension_is_one_error_and_others_are_told_apart() -> None:
 
 
 def test_the_failures_of_torch_npu(monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion) -> None:
+    assert look_at_torch_npu()["state"] == "absent"
     monkeypatch.syspath_prepend(WITHOUT_CANN)
     said = {}
     for failure in ("libraries", "home", "cuda", "version"):
         monkeypatch.setenv("FAKE_TORCH_NPU", failure)
         said[failure] = re.sub(r"this torch \(.+?\)", "this torch (X)", in_a_line(look_at_torch_npu()))
     assert said == snapshot
-
-
-def test_without_torch_npu_it_is_absent() -> None:
-    assert look_at_torch_npu()["state"] == "absent"
 
 
 def environment(**variables: str) -> dict[str, str]:

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.captioning.tasks.choose import OneOf
 from llama_adapter.app.captioning.tasks.question import Question
@@ -63,3 +65,26 @@ def known_after(folder: Path, *, digest: str, num_questions: int, retry_errors: 
         for question in work.questions[:num_questions]:
             file.write(record_of(answer_to(question, "a.png", digest, **changes)))
     return Known(index=RecordIndex([folder / "answers.jsonl"]), retry_errors=retry_errors)
+
+
+class FakeRay:
+    """Ray whose calls end when and as a test says. A reference is the number of a call, from 1."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        ray = pytest.importorskip("ray")
+        self.num_calls, self.ended = 0, dict[int, Any]()
+        patch.setattr(ray, "wait", self._wait)
+        patch.setattr(ray, "get", self._get)
+
+    def call(self, *_: object, **__: object) -> int:
+        self.num_calls += 1
+        return self.num_calls
+
+    def _wait(self, references: list[int], *, num_returns: int = 1, timeout: float) -> tuple[list[int], list[int]]:
+        done = [one for one in references if one in self.ended][:num_returns]
+        return done, [one for one in references if one not in done]
+
+    def _get(self, reference: int) -> Any:
+        if isinstance(self.ended[reference], Exception):
+            raise self.ended[reference]
+        return self.ended[reference]

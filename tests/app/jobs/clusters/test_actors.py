@@ -10,35 +10,10 @@ from llama_adapter.app.jobs.clusters.chunks import AnsweredChunk, Chunk
 from llama_adapter.app.jobs.clusters.places import Place
 from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.pictures.inputs import InputSpec
-from tests.app.jobs.clusters.made import FIRST, QUESTIONS, SPEC, item
+from tests.app.jobs.clusters.made import FIRST, QUESTIONS, SPEC, FakeRay, item
 
 ray = pytest.importorskip("ray")
 PLACE = Place(machine="here", device="cpu", num_cpus=1.0, devices={}, threads=1)
-
-
-class FakeRay:
-    """Actors whose calls end when and as a test says. A reference is a number."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.num_calls, self.ended = 0, dict[int, Any]()
-        call = SimpleNamespace(remote=self._call)
-        call.options = lambda **options: call
-        self.actor = SimpleNamespace(load=call, answer=call)
-        monkeypatch.setattr(Crew, "_started", lambda crew, place: self.actor)
-        monkeypatch.setattr(ray, "wait", self._wait)
-        monkeypatch.setattr(ray, "get", self._get)
-
-    def _call(self, *arguments: object) -> int:
-        self.num_calls += 1
-        return self.num_calls
-
-    def _wait(self, references: list[int], *, num_returns: int, timeout: float) -> tuple[list[int], list[int]]:
-        return [one for one in references if one in self.ended], [one for one in references if one not in self.ended]
-
-    def _get(self, reference: int) -> Any:
-        if isinstance(self.ended[reference], Exception):
-            raise self.ended[reference]
-        return self.ended[reference]
 
 
 @pytest.fixture
@@ -47,8 +22,10 @@ def fake_ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
 
 
 @pytest.fixture
-def crew(fake_ray: FakeRay) -> Crew:
+def crew(fake_ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> Crew:
     """One captioner, which is ready."""
+    call = SimpleNamespace(remote=fake_ray.call, options=lambda **_: call)
+    monkeypatch.setattr(Crew, "_started", lambda crew, place: SimpleNamespace(load=call, answer=call))
     crew = Crew(Job(spec=SPEC, inputs=InputSpec(), questions=QUESTIONS), [PLACE], ".", say=lambda text: None)
     crew.start()
     fake_ray.ended[1] = FIRST

@@ -1,6 +1,5 @@
 """Chunks are read on the machines of a cluster, and answered pictures are left out."""
 
-import itertools
 import shutil
 import time
 from dataclasses import replace
@@ -17,7 +16,7 @@ from llama_adapter.app.pictures.inputs import PictureInput
 from llama_adapter.app.pictures.reading.reader import PictureReading
 from llama_adapter.vision.pixels import PixelRule
 from tests.app.golden import picture
-from tests.app.jobs.clusters.made import QUESTIONS, SPEC, item, known_after, planner_of
+from tests.app.jobs.clusters.made import QUESTIONS, SPEC, FakeRay, item, known_after, planner_of
 
 READING = Reading(spec=SPEC.pictures, pixels=PixelRule(image_size=32), kind="thread", timeout_s=10.0, folder=".")
 read = partial(read_chunk, reading=READING, known=None)
@@ -99,28 +98,15 @@ def test_missing_pictures_that_failed_are_left_out_unless_they_are_tried_again(
 
 
 @pytest.fixture
-def ended(monkeypatch: pytest.MonkeyPatch) -> dict[int, Exception | None]:
-    """The calls of Ray's tasks that have ended, by number, with their error."""
-    ray, numbers = pytest.importorskip("ray"), itertools.count()
-    ended: dict[int, Exception | None] = {}
-
-    def wait(references: list[int], *, num_returns: int = 1, timeout: float) -> tuple[list[int], list[int]]:
-        done = [one for one in references if one in ended][:num_returns]
-        return done, [one for one in references if one not in done]
-
-    def get(reference: int) -> None:
-        if (error := ended[reference]) is not None:
-            raise error
-
-    task = SimpleNamespace(remote=lambda *_, **__: (next(numbers), b"read"))
-    monkeypatch.setattr(ray, "remote", lambda function: SimpleNamespace(options=lambda **_: task))
-    monkeypatch.setattr(ray, "put", lambda value: value)
-    monkeypatch.setattr(ray, "wait", wait)
-    monkeypatch.setattr(ray, "get", get)
-    return ended
+def fake_ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    fake = FakeRay(monkeypatch)
+    task = SimpleNamespace(remote=lambda *_, **__: (fake.call(), b"read"))
+    monkeypatch.setattr("ray.remote", lambda function: SimpleNamespace(options=lambda **_: task))
+    monkeypatch.setattr("ray.put", lambda value: value)
+    return fake
 
 
-def test_readers_tell_lost_processes_from_code_that_cannot_run(ended: dict[int, Exception | None]) -> None:
+def test_readers_tell_lost_processes_from_code_that_cannot_run(fake_ray: FakeRay) -> None:
     from ray import exceptions
 
     chunks = [Chunk(items=(item(number),)) for number in range(4)]
@@ -128,14 +114,15 @@ def test_readers_tell_lost_processes_from_code_that_cannot_run(ended: dict[int, 
     for chunk in chunks:
         readers.add(chunk)
     broken = exceptions.RuntimeEnvSetupError("no module named llama_adapter")
-    ended |= {0: None, 1: exceptions.WorkerCrashedError(), 2: exceptions.OutOfMemoryError("9 GB"), 3: broken}
+    ends = (None, exceptions.WorkerCrashedError(), exceptions.OutOfMemoryError("9 GB"), broken)
+    fake_ray.ended |= dict(enumerate(ends, start=1))
 
     taken = [readers.take(timeout_s=0.0) for _ in range(5)]
 
     assert taken == [(chunks[0], b"read"), (chunks[1], None), (chunks[2], None), (chunks[3], broken), None]
 
 
-def test_readers_are_bounded_in_what_they_read_and_in_what_waits(ended: dict[int, Exception | None]) -> None:
+def test_readers_are_bounded_in_what_they_read_and_in_what_waits(fake_ray: FakeRay) -> None:
     chunk, readers = Chunk(items=(item(0),)), Readers(READING, known=None, at_once=2, most=3)
 
     def add_all() -> int:
@@ -144,9 +131,9 @@ def test_readers_are_bounded_in_what_they_read_and_in_what_waits(ended: dict[int
         return readers.num_pending
 
     assert add_all() == 2
-    ended[0] = None
+    fake_ray.ended[1] = None
     assert add_all() == 3
-    ended[1] = None
+    fake_ray.ended[2] = None
     assert add_all() == 3
     readers.take(timeout_s=0.0)
     assert add_all() == 3
