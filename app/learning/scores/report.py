@@ -64,21 +64,13 @@ def comparison_tables(comparison: Comparison) -> list[Table]:
     for name, difference in comparison.differences.items():
         before, after = comparison.values[name]
         rows.append((name, _value(name, before), _value(name, after), *_cells(name, difference, sign="+")))
+    drawn = _drawn(comparison.draws, comparison.num_pictures)
     tables = [
         Table(
             title=f"{other} minus {one}",
             header=("figure", one, other, "difference", "95 % interval"),
             rows=tuple(rows),
-            note=" ".join(
-                filter(
-                    None,
-                    (
-                        _drawn(comparison.draws, comparison.num_pictures),
-                        f"n is {_counted(comparison.num_examples)}.",
-                        comparison.note,
-                    ),
-                )
-            ),
+            note=f"{drawn} n is {_counted(comparison.num_examples)}. {comparison.note}".rstrip(),
         )
     ]
     found = comparison.mcnemar

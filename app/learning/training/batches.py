@@ -8,7 +8,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -53,13 +53,19 @@ class Microbatch:
     tokens_BS: Tensor  # int64, padded with 0
     labels_BS: Tensor  # int64, `IGNORED` at positions without loss
     weight: float = 1.0  # 0: does not count; it is computed only because all ranks must compute equally many parts
-    query_BQD: Tensor | None = None  # visual queries, if they are not those of `Encodings.of`
+    encoded: Tensor | None = None  # (B or 1, T, C), see `Encodings.given`
     soft: SoftLabels | None = None  # learned in place of the labels
 
     @property
     def num_labels(self) -> int:
         """Tokens with a loss. The first token of a row has none, because no position predicts it."""
         return 0 if self.weight == 0 else int((self.labels_BS[:, 1:] != IGNORED).sum())
+
+    def inputs(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None, SoftLabels | None]:
+        """What a `TrainableModel` is called with, on a device."""
+        encoded = None if self.encoded is None else self.encoded.to(device)
+        soft = None if self.soft is None else self.soft.to(device)
+        return self.tokens_BS.to(device), self.labels_BS.to(device), encoded, soft
 
 
 class BatchOrder:
@@ -128,7 +134,7 @@ def _microbatch(lessons: Sequence[Lesson], *, counts: bool) -> Microbatch:
         tokens_BS=tokens_BS,
         labels_BS=labels_BS,
         weight=1.0 if counts else 0.0,
-        query_BQD=torch.stack(queries) if queries else None,
+        encoded=torch.stack(queries) if queries else None,
         soft=_soft_labels(lessons) if any(one.shares for one in lessons) else None,
     )
 
@@ -176,9 +182,6 @@ def padded(rows: Sequence[TokenRow]) -> tuple[Tensor, Tensor]:
     return tokens_BS, labels_BS
 
 
-Fed = tuple[Microbatch, Tensor | None]  # a part of a step, and its encodings (B or 1, T, C)
-
-
 class Encodings:
     """The encodings that rows attend to: those of pictures, and one encoding for all rows without a picture."""
 
@@ -202,6 +205,10 @@ class Encodings:
         nothing = self._nothing[0].cpu()
         return torch.stack([self._cache.get(one.example.digest) if one.has_picture else nothing for one in examples])
 
+    def given(self, part: Microbatch, *, random: torch.Generator | None = None) -> Microbatch:
+        """A part with the encodings of its examples, unless it has visual queries of its own."""
+        return part if part.encoded is not None else replace(part, encoded=self.of(part.examples, random=random))
+
 
 class Feeder:
     """Makes the parts of one step ahead, in a thread, while the device computes the step before it."""
@@ -223,9 +230,9 @@ class Feeder:
         self.steps_per_epoch, self.num_steps = self._order.steps_per_epoch, job.optimisation.num_steps(len(examples))
         self._lessons = lru_cache(maxsize=3)(self._drawn)  # each is read to be made, and to be counted
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="feed")
-        self._ahead: dict[int, Future[tuple[Fed, ...]]] = {}
+        self._ahead: dict[int, Future[tuple[Microbatch, ...]]] = {}
 
-    def at(self, step: int) -> tuple[Fed, ...]:
+    def at(self, step: int) -> tuple[Microbatch, ...]:
         """This rank's parts of a step; starts making the next step. Raises CacheError."""
         made = self._ahead.pop(step, None) or self._pool.submit(self._make, step)
         if step + 1 < self.num_steps:
@@ -241,14 +248,11 @@ class Feeder:
         """End the thread."""
         self._pool.shutdown(cancel_futures=True)
 
-    def _make(self, step: int) -> tuple[Fed, ...]:
+    def _make(self, step: int) -> tuple[Microbatch, ...]:
         ranks = self._ranks
         parts = microbatches(self._lessons(step), rows=self._rows, rank=ranks.rank, num_ranks=ranks.size)
         random = generator(self._seed, step * ranks.size + ranks.rank)
-        return tuple(
-            (part, self._encodings.of(part.examples, random=random) if part.query_BQD is None else part.query_BQD)
-            for part in parts
-        )
+        return tuple(self._encodings.given(part, random=random) for part in parts)
 
     def _drawn(self, step: int) -> tuple[Lesson, ...]:
         key = self._seed, self._order.epoch_of(step)

@@ -235,7 +235,7 @@ class Loop:
                     "lr": lr,
                     "gradient_norm": done.gradient_norm,
                     "examples_per_s": self._progress.rate,
-                    "tokens": sum(sum(len(row.token_ids) for row in part.rows) for part, _ in parts if part.weight),
+                    "tokens": sum(sum(len(row.token_ids) for row in part.rows) for part in parts if part.weight),
                     "seconds": self._progress.seconds,
                 },
             )

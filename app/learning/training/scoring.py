@@ -135,15 +135,9 @@ class Validator:
     def _loss(self) -> float | None:
         lessons = drawn_lessons(self._examples, range(len(self._examples)), key=(0, 0))
         parts = microbatches(lessons, rows=self._rows, rank=self._ranks.rank, num_ranks=self._ranks.size)
-        device = self._distributed.model.device
-        sums = torch.zeros(2, dtype=torch.float64)
+        model, sums = self._distributed.model, torch.zeros(2, dtype=torch.float64)
         for part in parts:
-            encoded = self._encodings.of(part.examples)
-            loss, _ = self._distributed.model(
-                part.tokens_BS.to(device),
-                part.labels_BS.to(device),
-                None if encoded is None else encoded.to(device),
-            )
+            loss, _ = model(*self._encodings.given(part).inputs(model.device))
             sums += torch.tensor([float(loss) * part.weight, part.num_labels], dtype=torch.float64)
         total, num_labels = self._ranks.sum(sums).tolist()
         return float(total / num_labels) if num_labels else None

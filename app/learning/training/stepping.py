@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from llama_adapter.app.learning.training.batches import Fed
+from llama_adapter.app.learning.training.batches import Microbatch
 from llama_adapter.app.learning.training.ranks import Distributed, OneRank, like, norm_of
 
 # B rows of a batch; R rows, C columns of a matrix
@@ -118,19 +118,14 @@ class Stepper:
         is_half = distributed.model.dtype == torch.float16
         self.scaler = torch.amp.GradScaler(self._device.type, enabled=is_half, init_scale=_FIRST_SCALE)
 
-    def step(self, parts: Sequence[Fed], *, num_labels: int, lr: float, ask_to_end: bool = False) -> Step:
+    def step(self, parts: Sequence[Microbatch], *, num_labels: int, lr: float, ask_to_end: bool = False) -> Step:
         """Learn from this rank's parts of a step. `num_labels` is the number of labels over all ranks."""
         distributed = self._distributed
         loss_sum = torch.zeros((), device=self._device)
         losses: list[Tensor] = []
-        for place, (part, encoded) in enumerate(parts):
+        for place, part in enumerate(parts):
             with distributed.accumulating(is_last=place == len(parts) - 1):
-                loss, loss_B = distributed.forward(
-                    part.tokens_BS.to(self._device),
-                    part.labels_BS.to(self._device),
-                    None if encoded is None else encoded.to(self._device),
-                    None if part.soft is None else part.soft.to(self._device),
-                )
+                loss, loss_B = distributed.forward(*part.inputs(self._device))
                 factor = part.weight * distributed.loss_factor / max(num_labels, 1)
                 self.scaler.scale(loss * factor).backward()
             losses.append(loss_B.detach())
@@ -173,10 +168,10 @@ class Stepper:
         self.scaler.update()
 
 
-def _odd_places(parts: Sequence[Fed], losses: Sequence[Tensor]) -> tuple[str, ...]:
+def _odd_places(parts: Sequence[Microbatch], losses: Sequence[Tensor]) -> tuple[str, ...]:
     """Places in the data of the examples whose loss is not finite."""
     finite = torch.cat([torch.isfinite(loss_B) for loss_B in losses]).cpu().tolist()
-    examples = [one for part, _ in parts for one in part.examples]
+    examples = [one for part in parts for one in part.examples]
     return tuple(one.example.place for one, is_finite in zip(examples, finite, strict=True) if not is_finite)
 
 

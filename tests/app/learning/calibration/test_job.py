@@ -20,6 +20,11 @@ from llama_adapter.runtime.problems import describe
 from tests.app.pictures.inputs.files import fill, tar_bytes
 
 
+def job_on(path: Path, **settings: Any) -> CalibrationJob:
+    fields = {"spec": CaptionerSpec(), "calibrate": str(path), "calibration_out": "c.json", "choices": ("yes", "no")}
+    return CalibrationJob(**fields | settings)
+
+
 class Labels:
     """Labels for the sample pictures' yes-or-no questions, in a separate folder."""
 
@@ -32,18 +37,8 @@ class Labels:
     def calibrate(self, **settings: Any) -> int:
         with open(self.folder / "labels.csv", "w", newline="") as file:
             csv.writer(file).writerows([("picture", "question", "label"), *self.rows])
-        job = CalibrationJob(
-            **{
-                "spec": CaptionerSpec(),
-                "calibrate": str(self.folder / "labels.csv"),
-                "calibration_out": str(self.folder / "c.json"),
-                "choices": ("yes", "no"),
-                "reader": "thread",
-                "quiet": True,
-                **settings,
-            }
-        )
-        return run_calibration(job)
+        usual = {"calibration_out": str(self.folder / "c.json"), "reader": "thread", "quiet": True}
+        return run_calibration(job_on(self.folder / "labels.csv", **usual | settings))
 
 
 @pytest.fixture
@@ -95,8 +90,6 @@ def test_figures_do_not_depend_on_whether_the_rows_of_a_picture_are_together(lab
         assert labels.calibrate(force=True) == ExitCode.OK
         found.append(read_calibration(str(labels.folder / "c.json")).held_out)
     together, apart = found
-    assert together is not None
-    assert apart is not None
     assert apart.nll == pytest.approx(together.nll, rel=1e-6)
 
 
@@ -132,14 +125,7 @@ def test_pictures_are_named_as_archives_patterns_and_folders(
     members = {"a1.png": b"1", "a1.cls": b"yes", "b1.png": b"2", "b1.cls": b"no"}
     (tmp_path / "data.tar").write_bytes(tar_bytes(members))
     fill(tmp_path / "classes", "yes/a1.png", "no/b1.png", "yes/a2.png")
-    job = CalibrationJob(
-        spec=CaptionerSpec(),
-        calibrate=str(tmp_path / data),
-        calibration_out="c.json",
-        choices=("yes", "no"),
-        question="Is it?",
-        pictures=(str(tmp_path / named),),
-    )
+    job = job_on(tmp_path / data, question="Is it?", pictures=(str(tmp_path / named),))
 
     found = _chosen(job, read_labelled(job.calibrate, choices=job.choices))
 
@@ -153,21 +139,38 @@ def test_examples_without_a_question_are_asked_that_which_the_model_stores(
     stored = StoredQuestions(question="Is it {stored}?")
     monkeypatch.setattr("llama_adapter.app.learning.calibration.calibrate.stored_questions", lambda _: stored)
     fill(tmp_path / "classes", "yes/a1.png", "no/b1.png")
-    job = CalibrationJob(
-        spec=CaptionerSpec(),
-        calibrate=str(tmp_path / "classes"),
-        calibration_out="c.json",
-        choices=("yes", "no"),
-        question=question,
-    )
+    job = job_on(tmp_path / "classes", question=question)
 
     found = _chosen(job, read_labelled(job.calibrate, choices=job.choices))
 
-    if question is not None:
-        assert {one.question.instruction for one in found} == {None}, "the job's question is asked"
+    asked = {one.question.instruction and question_of(one, question=None).instruction for one in found}
+    assert asked == ({"Is it {stored}?"} if question is None else {None}), "else the job's question is asked"
+    told = "are asked “Is it {stored}?”, the default question of the embedded model"
+    assert (told in capsys.readouterr().err) == (question is None)
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ("picture,label\na.png,yes\nb.png,maybe\n", "l.csv, line 3: its label 'maybe' is none of Yes, No"),
+        ("picture,label\n", "l.csv`, got none"),
+        ("question,label\nRed?,yes\n", "l.csv, line 2: it has no picture in a column picture"),
+        ("picture,colour\na.png,yes\n", "one of the columns answer"),
+        ("picture,label\na.png,yes\nb.png,\n", None),
+    ],
+)
+def test_faults_of_labels_are_refused_or_noted(
+    rows: str, told: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are those of all labelled data, and a row without a picture is one."""
+    (tmp_path / "l.csv").write_text(rows)
+    if told is None:
+        assert [one.answers for one in read_labelled(str(tmp_path / "l.csv"), choices=("Yes", "No"))] == [("Yes",)]
+        assert "note: left out of the data: rows without an answer: 1" in capsys.readouterr().err
         return
-    assert {question_of(one, question=None).instruction for one in found} == {"Is it {stored}?"}
-    assert "are asked “Is it {stored}?”, the default question of the embedded model" in capsys.readouterr().err
+    with pytest.raises(InputsError) as refused:
+        read_labelled(str(tmp_path / "l.csv"), choices=("Yes", "No"))
+    assert told in "\n".join([refused.value.message, *refused.value.details])
 
 
 @pytest.mark.parametrize(

@@ -71,8 +71,6 @@ def test_the_fitted_temperature_breaks_no_promise(num_choices: int) -> None:
     num_broken = num_promised = 0
     for seed in range(num_runs):
         found = fitted(drawn(100 + seed, count=200, num_choices=num_choices), target_precision=0.9)
-        assert found.threshold is not None
-        assert found.promise is not None
         scaled_NC = apply_temperature(new.probabilities_NC, found.temperature)
         answer_N = scaled_NC.argmax(axis=1) if num_choices > 2 else np.zeros(len(scaled_NC), dtype=int)
         is_taken_N = scaled_NC[np.arange(len(answer_N)), answer_N] >= found.threshold.threshold
@@ -86,9 +84,7 @@ def test_the_fitted_temperature_breaks_no_promise(num_choices: int) -> None:
 
 def test_the_number_of_examples_that_is_named_is_about_enough() -> None:
     few = fitted(drawn(3, count=60, num_choices=3), target_precision=0.9)
-    assert few.promise is not None
     assert not few.is_promised
-    assert few.promise.num_needed is not None
 
     promised = [
         fitted(drawn(seed, count=few.promise.num_needed, num_choices=3), target_precision=0.9).is_promised
@@ -109,7 +105,6 @@ def test_without_an_error_the_least_number_without_an_error_is_named(target: flo
         _, promise = choose(
             scores_N, is_right_N, target_precision=target, num_likely=count, num_pictures=count + others
         )
-        assert promise is not None
         return promise
 
     assert all_right(count, others=0).num_needed == needed
@@ -132,7 +127,5 @@ def test_no_number_of_examples_promises_a_precision_of_1() -> None:
     scores_N = np.linspace(0, 1, 500)
     chosen, promise = choose(scores_N, np.ones(500, dtype=bool), target_precision=1.0, num_likely=500, num_pictures=500)
 
-    assert chosen is not None
-    assert promise is not None
     assert (chosen.count, promise.num_needed) == (500, None)
     assert 0.97 < promise.bound < 1.0

@@ -49,6 +49,15 @@ class Folder:
         return json.loads((out / "scores.json").read_text())
 
 
+@pytest.fixture
+def classes(tmp_path: Path, run: Run) -> Folder:
+    """A picture in each of two folders."""
+    data = Folder(tmp_path / "classes", run)
+    data.copy(STAR, "star/1.jpg")
+    data.copy(TRIANGLE, "triangle/1.png")
+    return data
+
+
 def value(figures: dict[str, Any], name: str) -> float:
     return figures[name]["value"]
 
@@ -94,19 +103,17 @@ def test_known_sets_are_asked_and_scored_as_they_define_it(tmp_path: Path, run: 
 
 
 @pytest.mark.slow
-def test_pictures_that_cannot_be_read_are_left_out_counted_and_named(tmp_path: Path, run: Run) -> None:
-    data = Folder(tmp_path / "classes", run)
-    data.copy(STAR, "star/1.jpg")
-    data.copy(TRIANGLE, "triangle/1.png")
-    data.write("star/2.jpg", "no picture")
-    data.write("triangle/2.png", "")
+def test_pictures_that_cannot_be_read_are_left_out_counted_and_named(classes: Folder, run: Run) -> None:
+    classes.write("star/2.jpg", "no picture")
+    classes.write("triangle/2.png", "")
     question = ("--question", "What shape is the object?")
-    for _ in range(2):  # the second run asks nothing, and gives the same report
-        report = data.scores(*question, code=ExitCode.PICTURE_ERRORS)
-        assert (report["num_examples"], value(report["figures"], "accuracy")) == (2, 1.0)
-        assert report["notes"][1].startswith("Pictures that could not be read and are left out: 2 (")
+    report = classes.scores(*question, code=ExitCode.PICTURE_ERRORS)
+    assert (report["num_examples"], value(report["figures"], "accuracy")) == (2, 1.0)
+    assert report["notes"][1].startswith("Pictures that could not be read and are left out: 2 (")
 
-    ran = run("eval", str(data.path), "--out", str(tmp_path / "classes-scores"), "--reader", "thread", *question)
+    out = Path(f"{classes.path}-scores")
+    ran = run("eval", str(classes.path), "--out", str(out), "--reader", "thread", *question)
+    assert json.loads((out / "scores.json").read_text()) == report, "the second run asks nothing"
     assert "triangle/2.png: Wanted a picture, got zero bytes" in ran.err
     assert "| star | 1 | 0 |" in ran.out
 
@@ -131,15 +138,15 @@ def test_a_run_continues_an_earlier_one_and_is_compared_with_another(tmp_path: P
 
 
 @pytest.mark.slow
-def test_other_words_of_a_question_are_compared_and_named(tmp_path: Path, run: Run) -> None:
-    data = Folder(tmp_path / "classes", run)
-    for name, picture in (("star", STAR), ("triangle", TRIANGLE)):
-        data.copy(picture, f"{name}/1{picture.suffix}")
-    one, other = str(tmp_path / "one"), str(tmp_path / "other")
+def test_other_words_of_a_question_are_compared_and_named(classes: Folder, tmp_path: Path, run: Run) -> None:
+    evaluate, one, other = (
+        ("eval", str(classes.path), "--reader", "thread"),
+        str(tmp_path / "one"),
+        str(tmp_path / "other"),
+    )
     first, second = "What shape is the object?", "What colour is *it*?"
-    assert run("eval", str(data.path), "--question", first, "--out", one, "--reader", "thread").code == ExitCode.OK
-    flags = ("--question", second, "--out", other, "--reader", "thread", "--against", one)
-    ran = run("eval", str(data.path), *flags)
+    assert run(*evaluate, "--question", first, "--out", one).code == ExitCode.OK
+    ran = run(*evaluate, "--question", second, "--out", other, "--against", one)
 
     assert ran.code == ExitCode.OK, ran.err
     note = f"The questions differ: one was asked “{first}”, other was asked “{second}”."
@@ -165,14 +172,12 @@ def test_the_model_is_asked_for_its_question_only_for_examples_of_the_chosen_spl
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("classes")
 def test_the_question_that_a_model_stores_is_asked_where_there_is_no_other(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(embedded_model(), "tuned")
-    classes = Folder(tmp_path / "classes", run)
-    classes.copy(STAR, "star/1.jpg")
-    classes.copy(TRIANGLE, "triangle/1.png")
     star = {"picture": "classes/star/1.jpg"}
     write_lines(tmp_path / "own.jsonl", {**star, "question": IS_STAR, "answer": "yes", "choices": ["yes", "no"]})
     write_lines(tmp_path / "captions.jsonl", {**star, "text": "a star of a red colour"})
@@ -247,13 +252,11 @@ WRONG = {
 }
 
 
+@pytest.mark.usefixtures("classes")
 def test_what_is_wrong_is_said_before_the_model_is_loaded(
     tmp_path: Path, run: Run, snapshot: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    data = Folder(tmp_path / "classes", run)
-    data.copy(STAR, "star/1.jpg")
-    data.copy(TRIANGLE, "triangle/1.png")
     star = {"picture": "classes/star/1.jpg", "question": IS_STAR, "answer": "yes"}
     write_lines(tmp_path / "table.jsonl", star, {"picture": "classes/star/1.jpg", "question": IS_RING, "answer": {}})
     write_lines(tmp_path / "mixed.jsonl", star, {**star, "question": IS_RING, "answer": "no", "choices": ["yes", "no"]})

@@ -9,7 +9,6 @@ from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.jobs.questions import TemplateError
 from llama_adapter.app.learning.evaluating.outcomes import ask_examples
 from llama_adapter.app.learning.labelled.example import Example
-from llama_adapter.app.learning.labelled.reading import read_examples
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from tests.app.learning.labelled import tables
@@ -63,12 +62,3 @@ def test_unreadable_pictures_are_left_out_and_what_the_model_cannot_answer_is_wr
 def test_a_variable_that_an_example_lacks_is_an_error_before_anything_is_asked(captioner: Captioner) -> None:
     with pytest.raises(TemplateError, match="size"):
         ask_examples(captioner, [example("Is it {size}?", "yes")], sampling=GREEDY)
-
-
-@pytest.mark.slow
-def test_the_embedded_model_answers_the_questions_of_its_sample_pictures(captioner: Captioner) -> None:
-    examples = read_examples(str(sample_pictures() / "questions.jsonl")).examples
-    found = ask_examples(captioner, examples, sampling=GREEDY)
-
-    assert len(found) == len(examples)
-    assert all(one.answer in one.references for one in found)

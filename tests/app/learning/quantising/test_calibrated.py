@@ -17,6 +17,7 @@ from llama_adapter.app.models.bundle_manifest import read_manifest
 from llama_adapter.app.models.quantised_model import QuantiseJob
 from llama_adapter.app.models.resources import embedded_model, sample_pictures
 from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.pictures.reading.reader import PictureReader
 from llama_adapter.runtime.errors import CheckpointError
 from tests.app.command import Run
 from tests.app.models.bundles import edit_manifest
@@ -129,10 +130,8 @@ def test_the_command_skips_what_it_cannot_read_and_asks_a_sheet(run: Run, tmp_pa
 def test_wrong_use_is_told_and_writes_nothing(
     run: Run, tmp_path: Path, arguments: tuple[str, ...], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def load(spec: object) -> None:
-        raise AssertionError("the model is loaded")
-
-    monkeypatch.setattr(samples.Captioner, "from_spec", load)
+    monkeypatch.setattr(samples.Captioner, "from_spec", lambda spec: pytest.fail("the model is loaded"))
+    monkeypatch.setattr(samples, "open_reader", lambda kind, spec, pixels: PictureReader(spec, pixels=pixels))
 
     ran = run(*arguments, "--out", str(tmp_path / "bundle"))
 

@@ -3,6 +3,7 @@
 import dataclasses
 import shutil
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -116,28 +117,21 @@ def test_bundles_made_from_it_keep_the_scales(bundle: Path, tmp_path: Path) -> N
     model, tensors = stream_bundle(bundle)
     copy = save_bundle(tmp_path / "copy", model=model, decoder_tensors=tensors)
     split = split_bundle(bundle, tmp_path / "split", num_ranks=2)
+    scales = dict(model.input_scales)
 
     for made in (copy, split):
-        assert same(load_file(made / INPUT_SCALES), dict(load_bundle(bundle).input_scales))
-    bare = edit(lambda manifest: manifest["files"].pop(INPUT_SCALES))
-    bare(copy)
+        assert same(load_file(made / INPUT_SCALES), scales)
+    for made, operators in product((bundle, split), ("w8a8", "auto")):  # each rank has those of whole layers
+        spec = CaptionerSpec(model=str(made), device="cpu", precision="int8", operators=operators)
+        of_rank = dict(stream_model(spec, dtype=torch.float32, ranks=Place(1, 2))[1])
+        found = {name.removesuffix(INPUT_SCALE): one for name, one in of_rank.items() if name.endswith(INPUT_SCALE)}
+        assert same(found, scales if operators == "w8a8" else {})
+        assert of_rank["layers.0.attention.out.weight"].shape[1] == model.decoder_config.dim // 2
+    edit(lambda manifest: manifest["files"].pop(INPUT_SCALES))(copy)
     assert load_bundle(copy).input_scales == {}
     assert "digest" in "".join(
         finding.sentence for finding in diagnose(CaptionerSpec(model=copy)) if finding.level == "error"
     )
-
-
-def test_each_rank_of_a_split_decoder_has_the_scales_of_whole_layers(bundle: Path, tmp_path: Path) -> None:
-    split = split_bundle(bundle, tmp_path / "split", num_ranks=2)
-    scales = load_bundle(bundle).input_scales
-
-    for model in (bundle, split):
-        for operators in ("w8a8", "auto"):
-            spec = CaptionerSpec(model=str(model), device="cpu", precision="int8", operators=operators)
-            tensors = dict(stream_model(spec, dtype=torch.float32, ranks=Place(1, 2))[1])
-            found = {name.removesuffix(INPUT_SCALE): one for name, one in tensors.items() if name.endswith(INPUT_SCALE)}
-            assert same(found, dict(scales) if operators == "w8a8" else {})
-            assert tensors["layers.0.attention.out.weight"].shape[1] == load_bundle(bundle).decoder_config.dim // 2
 
 
 @pytest.mark.slow
@@ -149,43 +143,37 @@ def test_a_gpu_rounds_the_decoders_inputs_by_the_scales(bundle: Path, monkeypatc
     static, dynamic = Captioner.load(bundle, **options), Captioner.load(precision="int8", **options)
 
     def scale(captioner: Captioner) -> Tensor | None:
-        head = captioner._engine._runner._decoder.head  # type: ignore[attr-defined]
+        head = captioner._engine._runner._decoder.head
         assert type(head) is RoundedLinear
         return head.input_scale
 
     assert torch.equal(scale(static), load_bundle(bundle).input_scales["head.weight"])
     assert scale(dynamic) is None
-    encoders = [captioner._vision.module.modules() for captioner in (static, dynamic)]  # type: ignore[attr-defined]
+    encoders = [captioner._vision.module.modules() for captioner in (static, dynamic)]
     rounded = [layer for layers in encoders for layer in layers if isinstance(layer, RoundedLinear)]
     assert [layer.input_scale for layer in rounded] == [None] * len(rounded) != []
     texts = [[answer.text for answer in one.generate(FILES[8:16])] for one in (static, dynamic)]
     assert texts[0] == texts[1]
 
 
-def other_layer(scales: dict[str, Tensor]) -> None:
-    scales["layers.9.attention.qkv.weight"] = scales.pop("layers.0.attention.qkv.weight")
+FIRST, LATER, HEAD = "layers.0.attention.qkv.weight", "layers.9.attention.qkv.weight", "head.weight"
 
 
 @pytest.mark.parametrize(
-    ("damage", "words"),
+    ("changes", "words"),
     [
-        (other_layer, "lacks .*layers.0.*layers.9"),
-        (lambda scales: scales.pop("head.weight"), "lacks .*head.weight"),
-        (lambda scales: scales.update({"head.weight": torch.zeros(1)}), "above 0, in .*head.weight"),
-        (lambda scales: scales.update({"head.weight": torch.tensor([-0.1])}), "above 0, in .*head.weight"),
-        (lambda scales: scales.update({"head.weight": torch.tensor([torch.inf])}), "above 0, in .*head.weight"),
-        (lambda scales: scales.update({"head.weight": torch.tensor([torch.nan])}), "above 0, in .*head.weight"),
-        (lambda scales: scales.update({"head.weight": torch.ones(2)}), "head.weight.*where"),
-        (lambda scales: scales.update({"head.weight": torch.ones(1).half()}), "head.weight.*where"),
+        ({FIRST: None, LATER: torch.ones(1)}, "lacks .*layers.0.*layers.9"),
+        ({HEAD: None}, "lacks .*head.weight"),
+        *(({HEAD: torch.tensor([wrong])}, "above 0, in .*head.weight") for wrong in (0.0, -0.1, torch.inf, torch.nan)),
+        *(({HEAD: wrong}, "head.weight.*where") for wrong in (torch.ones(2), torch.ones(1).half())),
     ],
 )
 def test_damaged_scales_are_refused(
-    bundle: Path, tmp_path: Path, damage: Callable[[dict[str, Tensor]], object], words: str
+    bundle: Path, tmp_path: Path, changes: dict[str, Tensor | None], words: str
 ) -> None:
     copy = Path(shutil.copytree(bundle, tmp_path / "bundle"))
-    scales = load_file(copy / INPUT_SCALES)
-    damage(scales)
-    save_file(scales, copy / INPUT_SCALES)
+    scales = load_file(copy / INPUT_SCALES) | changes
+    save_file({name: scale for name, scale in scales.items() if scale is not None}, copy / INPUT_SCALES)
     size = (copy / INPUT_SCALES).stat().st_size
     edit(lambda manifest: manifest["files"][INPUT_SCALES].update(bytes=size))(copy)
 

@@ -1,15 +1,16 @@
 """Figures of choices equal those of scikit-learn 1.9 for the same examples, and the definitions of POPE and MME."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from llama_adapter.app.captioning.decisions.measures import measure
 from llama_adapter.app.learning.scores.choices import (
-    Choices,
     accuracy_plus,
     choice_figures,
     class_figures,
@@ -54,25 +55,20 @@ def asked(*answers: tuple[str, str], digests: str = "") -> list[Outcome]:
     ]
 
 
-def everything(table: Choices) -> np.ndarray:
-    return np.arange(len(table.label_N))
-
-
-def figures_of(outcomes: list[Outcome]) -> dict[str, float | None]:
-    table = read_choices(outcomes)
-    return choice_figures(table, everything(table))
+def figures_of(outcomes: list[Outcome], compute: Callable[..., dict[Any, float | None]] = choice_figures) -> Any:
+    """The figures of all these outcomes."""
+    return compute(read_choices(outcomes), np.arange(len(outcomes)))
 
 
 def test_figures_are_those_of_scikit_learn() -> None:
-    table = read_choices(animals())
-    found = choice_figures(table, everything(table))
+    found = figures_of(animals())
 
     assert {name: found[name] for name in EXPECTED["figures"]} == pytest.approx(EXPECTED["figures"])
     assert found["ECE"] == pytest.approx(measure(SHARES, np.array(LABELS)).ece)
-    of_classes = class_figures(table, everything(table))
+    of_classes = figures_of(animals(), class_figures)
     for name, shares in EXPECTED["classes"].items():
         assert [of_classes[one, name] for one in CLASSES] == pytest.approx(shares)
-    counted = confusion(table)
+    counted = confusion(read_choices(animals()))
     assert counted.columns == CLASSES
     assert counted.counts == ((9, 1, 1), (2, 3, 2), (0, 1, 5)), "right answers in rows"
 
@@ -109,31 +105,29 @@ def test_choices_in_another_order_are_the_same_classes() -> None:
 
 def test_examples_with_choices_of_their_own_have_accuracy_and_ece_alone() -> None:
     given = (("red", "red", ("red", "blue"), (0.8, 0.2)), ("1", "3", ("1", "2", "3"), (0.6, 0.3, 0.1)))
-    table = read_choices([outcome(one, right, choices=own, probabilities=shares) for one, right, own, shares in given])
+    outcomes = [outcome(one, right, choices=own, probabilities=shares) for one, right, own, shares in given]
 
-    assert choice_figures(table, everything(table)) == pytest.approx({"accuracy": 0.5, "ECE": (0.2 + 0.6) / 2})
-    assert confusion(table) is None
+    assert figures_of(outcomes) == pytest.approx({"accuracy": 0.5, "ECE": (0.2 + 0.6) / 2})
+    assert confusion(read_choices(outcomes)) is None
 
 
 def test_popes_row_is_computed_for_yes() -> None:
     # 3 right yes, 1 wrong yes, 2 missed yes, 3 right no, 1 neither
     given = [("yes", "yes")] * 3 + [("Yes, there is.", "no")] + [("no", "yes")] * 2 + [("No", "no")] * 3 + [("?", "no")]
-    table = read_choices(asked(*given))
-    found = part_figures(table, everything(table))
-
-    assert found == pytest.approx(
-        {"accuracy": 0.6, "precision": 3 / 4, "recall": 3 / 5, "F1": 2 / 3, "share of yes": 0.4}
-    )
+    shares = {"accuracy": 0.6, "precision": 3 / 4, "recall": 3 / 5, "F1": 2 / 3, "share of yes": 0.4}
+    assert figures_of(asked(*given), part_figures) == pytest.approx(shares)
 
 
 def test_accuracy_plus_wants_every_question_of_a_picture_right() -> None:
     given = [("yes", "yes"), ("no", "no"), ("yes", "yes"), ("yes", "no"), ("no", "yes"), ("yes", "no")]
-    table = read_choices(asked(*given, digests="aabbcc"))
-    found = part_figures(table, everything(table))
+    outcomes = asked(*given, digests="aabbcc")
+    found = figures_of(outcomes, part_figures)
 
     assert found["accuracy+"] == pytest.approx(1 / 3)
     assert found["MME score"] == pytest.approx(50 + 100 / 3)
-    assert accuracy_plus(table, np.array([0, 1, 0, 1, 2, 3])) == pytest.approx(2 / 3)  # picture 0 is listed twice
+    assert accuracy_plus(read_choices(outcomes), np.array([0, 1, 0, 1, 2, 3])) == pytest.approx(
+        2 / 3
+    )  # picture 0 is listed twice
 
 
 @pytest.mark.parametrize(
@@ -156,11 +150,11 @@ def test_a_right_answer_that_is_no_choice_is_named() -> None:
 
 
 def test_a_class_without_examples_and_answers_has_no_figures() -> None:
-    table = read_choices([outcome("cat", "cat", choices=CLASSES)])
-    found = class_figures(table, everything(table))
+    outcomes = [outcome("cat", "cat", choices=CLASSES)]
+    found = figures_of(outcomes, class_figures)
 
     assert [found["dog", name] for name in ("precision", "recall", "F1")] == [None] * 3
-    assert choice_figures(table, everything(table)) == {"accuracy": 1.0, "balanced accuracy": 1.0, "macro F1": 1.0}
+    assert figures_of(outcomes) == {"accuracy": 1.0, "balanced accuracy": 1.0, "macro F1": 1.0}
 
 
 def test_one_picture_in_two_parts_is_two_sets_of_questions() -> None:
@@ -169,6 +163,4 @@ def test_one_picture_in_two_parts_is_two_sets_of_questions() -> None:
         for part, mark in (("count", "yes"), ("color", "no"))
         for one in asked(("yes", mark), ("yes", mark), digests="aa")
     ]
-    table = read_choices(outcomes)
-
-    assert accuracy_plus(table, everything(table)) == 0.5
+    assert figures_of(outcomes, accuracy_plus) == 0.5

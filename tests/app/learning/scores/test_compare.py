@@ -71,9 +71,7 @@ def test_captions_have_differences_and_no_mcnemar() -> None:
 
     assert found.mcnemar is None
     assert found.values["BLEU-4"] == (0.0, pytest.approx(1.0))
-    assert found.differences["CIDEr-D"].value == pytest.approx(
-        10 - score(one).figures["CIDEr-D"].value  # type: ignore[operator]
-    )
+    assert found.differences["CIDEr-D"].value == pytest.approx(10 - score(one).figures["CIDEr-D"].value)
 
 
 @pytest.mark.parametrize("others", [answered(OTHER)[::-1], answered(OTHER)[:-1]])

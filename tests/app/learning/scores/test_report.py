@@ -94,7 +94,6 @@ def test_a_comparison_ends_with_the_better_model(one: str, other: str, has_own_p
     last = as_markdown(replace(scores, worst=()), compared).splitlines()[-1]
 
     assert last.startswith(f"**{said}")
-    assert compared.mcnemar is not None
     assert last.endswith(f"; McNemar's p = {compared.mcnemar.p_value:.3g}).**")
     assert said[:20] in Page(as_html(scores, compared)).words
 
@@ -137,7 +136,7 @@ def test_the_worst_errors_have_small_pictures_and_the_page_needs_nothing_from_el
     assert kind == "data:image/jpeg;base64"
     picture = Image.open(BytesIO(base64.b64decode(data)))
     assert picture.size == (THUMBNAIL_SIDE, 53)
-    red, green, _ = picture.getpixel((80, 26))  # type: ignore[misc]
+    red, green, _ = picture.getpixel((80, 26))
     assert red > 180 > 40 > green
     assert "picture not readable" in page.words
     addresses = [value for _, attributes in page.tags for key, value in attributes.items() if key in ("src", "href")]

@@ -1,7 +1,8 @@
-"""Pictures in two classes for runs of `train`, and the prepared data of a job."""
+"""Pictures in two classes for runs of `train`, jobs on tables, and the prepared data of a job."""
 
 import random
 from pathlib import Path
+from typing import Any
 
 from PIL import Image, ImageDraw
 
@@ -10,6 +11,7 @@ from llama_adapter.app.learning.training.job import TrainJob
 from llama_adapter.app.learning.training.prepare import TrainingData, prepare, read_data
 from llama_adapter.llm.tokenizer import Tokenizer
 from tests.app.golden import GOLDEN
+from tests.app.learning.labelled.tables import write_lines
 
 CLASSES = ("ring", "triangle")
 
@@ -30,6 +32,12 @@ def draw_pets(folder: Path, *, each: int, seed: int = 0) -> Path:
                 pen.polygon(((x, y + 30), (x + 15, y), (x + 30, y + 30)), fill=ink)
             picture.save(folder / name / f"{number}.png")
     return folder
+
+
+def job_of(folder: Path, *rows: dict[str, Any], **settings: Any) -> TrainJob:
+    """A job on a table in a folder, for a model of width 64; without other settings, it writes `a.pth` there."""
+    table = write_lines(folder / "a.jsonl", *rows)
+    return TrainJob(**{"data": (str(table),), "out": str(folder / "a.pth"), **settings}).with_rate(width=64)
 
 
 def prepared(job: TrainJob) -> TrainingData:

@@ -5,6 +5,7 @@ import subprocess
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,8 +25,7 @@ from llama_adapter.llm.training.layout import IGNORED
 from llama_adapter.runtime.errors import UsageError
 from tests.app.golden import GOLDEN
 from tests.app.learning.labelled import tables
-from tests.app.learning.labelled.tables import write_lines
-from tests.app.learning.training.pets import draw_pets, prepared
+from tests.app.learning.training.pets import draw_pets, job_of, prepared
 from tests.parity.golden import CASES, tensors
 
 example = partial(tables.example, source="a.png", instruction="What is it?", columns={"place": "Rome"})
@@ -130,27 +130,22 @@ def test_what_does_not_fit_the_context_is_named(asker: Asker) -> None:
 
 def test_a_run_is_known_by_its_data_and_settings(tmp_path: Path) -> None:
     folder = draw_pets(tmp_path / "pets", each=10)
-    digests = []
-    for changes in (
-        {},
-        {"seed": 1},
-        {"optimisation": Optimisation(batch_size=4)},
-        {"optimisation": Optimisation(rows=2)},
-    ):
-        job = TrainJob(data=(str(folder),), out="a.pth", **changes).with_rate(width=64)  # type: ignore[arg-type]
-        data = prepared(job)
-        digests.append(run_digest(job, data))
-        assert [len(part) for part in (data.train, data.validation, data.test)] == [16, 2, 2]
 
-    assert digests[0] == digests[3], "how many rows are computed at once does not matter"
-    assert len(set(digests)) == 3
+    def digest(**changes: Any) -> str:
+        job = TrainJob(data=(str(folder),), out="a.pth", **changes).with_rate(width=64)
+        data = prepared(job)
+        assert [len(part) for part in (data.train, data.validation, data.test)] == [16, 2, 2]
+        return run_digest(job, data)
+
+    assert digest() == digest(optimisation=Optimisation(rows=2)), "how many rows are computed at once does not matter"
+    assert len({digest(), digest(seed=1), digest(optimisation=Optimisation(batch_size=4))}) == 3
 
 
 def test_open_answers_need_a_question(tmp_path: Path) -> None:
     draw_pets(tmp_path / "pets", each=1)
-    table = write_lines(tmp_path / "a.jsonl", {"image": "pets/ring/0.png", "answer": "a ring"})
+    job = job_of(tmp_path, {"image": "pets/ring/0.png", "answer": "a ring"})
     with pytest.raises(UsageError, match="Wanted a question for every example, but 1 of 1 have none") as refused:
-        read_data(TrainJob(data=(str(table),), out="a.pth"))
+        read_data(job)
     assert "--question" in refused.value.hint
 
 
@@ -162,10 +157,10 @@ def test_values_out_of_range_are_refused() -> None:
         ({"resume": True, "force": True}, "exclude each other"),
     ):
         with pytest.raises(ValueError, match=words):
-            TrainJob(**{"data": ("a",), "out": "a.pth", **values})  # type: ignore[arg-type]
+            TrainJob(**{"data": ("a",), "out": "a.pth", **values})
     for wrong in ({"batch_size": 0}, {"lr": 0.0}, {"warmup": 1.5}, {"max_norm": -1.0}, {"epochs": float("inf")}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
-            Optimisation(**wrong)  # type: ignore[arg-type]
+            Optimisation(**wrong)
 
 
 def test_rates_fall_with_the_width_and_differ_by_kind() -> None:
@@ -179,14 +174,10 @@ def test_rates_fall_with_the_width_and_differ_by_kind() -> None:
 def test_commands_of_a_run_are_quoted_and_leave_out_what_a_flag_cannot_say(tmp_path: Path) -> None:
     folder = draw_pets(tmp_path / "pets", each=10)
 
-    def commands(question: str | None = None) -> list[str]:
-        job = TrainJob(data=(str(folder),), out="my pets.pth", question=question)
-        data = prepared(job)
-        made = (
-            make(job, data, bundle=Path("my pets.training/bundle"))
-            for make in (ask_command, score_command, calibrate_command)
-        )
-        return [one for one in made if one is not None]
+    def commands() -> list[str]:
+        job = TrainJob(data=(str(folder),), out="my pets.pth")
+        data, bundle = prepared(job), Path("my pets.training/bundle")
+        return [str(make(job, data, bundle=bundle)) for make in (ask_command, score_command, calibrate_command)]
 
     asking, evaluating, calibrating = commands()
     model = "--model 'my pets.training/bundle'"
@@ -216,7 +207,7 @@ def test_only_a_question_that_is_not_stored_is_told_for_scoring(
 ) -> None:
     draw_pets(tmp_path / "pets", each=8)
     rows = ({"image": f"pets/ring/{number}.png", "text": "a ring", "hue": f"{number}"} for number in range(8))
-    job = TrainJob(data=(str(write_lines(tmp_path / "a.jsonl", *rows)),), out="a.pth", question=question)
+    job = job_of(tmp_path, *rows, question=question)
     scoring = score_command(job, prepared(job), bundle=None)
     assert (f"--question '{question}'" in scoring) == is_told
 
@@ -234,7 +225,7 @@ def test_a_shell_reads_back_what_a_command_quotes(question: str) -> None:
 def test_what_flags_cannot_ask_is_asked_by_a_table(tmp_path: Path, own: dict[str, str]) -> None:
     draw_pets(tmp_path / "pets", each=8)
     rows = ({"image": f"pets/ring/{number}.png", "answer": "yes", **own} for number in range(8))
-    job = TrainJob(data=(str(write_lines(tmp_path / "a.jsonl", *rows)),), out="a.pth")
+    job = job_of(tmp_path, *rows, out="a.pth")
     asking = ask_command(job, prepared(job), bundle=None)
     assert asking == "llama-adapter ask --manifest a.training/train.jsonl --adapter a.pth"
 
@@ -255,7 +246,7 @@ def test_too_few_examples_and_unknown_splits_are_refused(
     splits: list[str], shares: dict[str, float], told: str | None, tmp_path: Path
 ) -> None:
     rows = ({"question": f"What is {index}?", "answer": "a", "split": split} for index, split in enumerate(splits))
-    job = TrainJob(data=(str(write_lines(tmp_path / "a.jsonl", *rows)),), out="a.pth", **shares)
+    job = job_of(tmp_path, *rows, **shares)
     refused = nullcontext() if told is None else pytest.raises((InputsError, UsageError), match=told)
     with refused:
         assert len(prepared(job).everything) == len(splits)

@@ -123,13 +123,11 @@ def test_a_part_with_probabilities_has_those_of_all_labels() -> None:
     shares = token_shares(rows[0], [(rows[0], 0.75), (TokenRow((1, 9, 2), 1), 0.25)])
     lessons = [Lesson(example(3), rows[0], torch.ones(2, 3), shares), Lesson(example(4), rows[1], torch.zeros(2, 3))]
     (part,) = microbatches(lessons, rows=2)
-    assert part.soft is not None
     assert part.soft.token_LK.tolist() == [[7, 9], [2, 0], [8, 0], [2, 0]]
     assert part.soft.share_LK.tolist() == [[0.75, 0.25], [1, 0], [1, 0], [1, 0]]
-    assert part.query_BQD is not None
-    assert part.query_BQD.mean((1, 2)).tolist() == [1, 0]
+    assert part.encoded.mean((1, 2)).tolist() == [1, 0]
     (plain,) = microbatches([Lesson(example(3), rows[0])], rows=2)
-    assert plain.soft is plain.query_BQD is None
+    assert plain.soft is plain.encoded is None
 
 
 def test_several_right_answers_are_drawn_by_epoch() -> None:

@@ -1,8 +1,8 @@
 """The encoder of a small model learns classes: from which data, with the same bits after an interruption."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ from llama_adapter.app.learning.training.model import TrainableModel, open_train
 from llama_adapter.app.learning.training.prepare import TrainingData
 from llama_adapter.app.learning.training.ranks import OneRank
 from llama_adapter.app.learning.training.stepping import Muon
-from llama_adapter.app.learning.training.targets import Targets, targets_of
+from llama_adapter.app.learning.training.targets import targets_of
 from llama_adapter.app.models.resources import start_tower
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.vision.config import VIT_L_14, QueryConfig, VisionConfig
@@ -39,46 +39,54 @@ class Pictures(Encodings):
         super().__init__(None, None)
 
     def of(self, examples: Sequence[TrainExample], *, random: torch.Generator | None = None) -> Tensor:
-        pixels_BSSC = torch.stack([read(one) for one in examples])
-        if random is None:
-            return pixels_BSSC
-        return augmented(pixels_BSSC.permute(0, 3, 1, 2).float(), random=random).permute(0, 2, 3, 1)
+        return torch.stack([read(one) for one in examples])
 
 
 def read(example: TrainExample) -> Tensor:
     source = example.example.item.source
     if source is None:
         return torch.zeros(SIZE, SIZE, 3, dtype=torch.uint8)
-    assert isinstance(source, str)
     return torch.from_numpy(np.array(Image.open(source).resize((SIZE, SIZE))))
 
 
-@pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainJob:
-    monkeypatch.setattr(eye, "_FEWEST_BLOCK_STEPS", 2)
-    draw_pets(tmp_path / "pets", each=5)
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainJob]:
+    folder = tmp_path_factory.mktemp("eye")
+    draw_pets(folder / "pets", each=5)
     choice, optimisation = TrainingChoice(sets=("bias", "vision", "head")), Optimisation(tower_epochs=3)
     job = TrainJob(
-        data=(str(tmp_path / "pets"),), out=str(tmp_path / "a.pth"), choice=choice, optimisation=optimisation
+        data=(str(folder / "pets"),), out=str(folder / "a.pth"), choice=choice, optimisation=optimisation
     ).with_rate(width=192)
     job.folder.mkdir()
-    return job
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(eye, "_FEWEST_BLOCK_STEPS", 3)
+        patch.setattr(eye, "_MOST_VIEWS", 4)
+        yield job
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def data(job: TrainJob) -> TrainingData:
     return prepared(job)
 
 
-def learned(data: TrainingData) -> Targets:
-    found = targets_of(data.train)
-    assert found is not None
-    return found
-
-
 def opened(job: TrainJob, data: TrainingData, *, run: str = "run") -> tuple[TrainableModel, Eye]:
     model = open_trainable(CaptionerSpec(), job.choice, dtype=torch.float32, device="cpu", seed=0)
-    return model, Eye(model, learned(data), encodings=Pictures(), job=job, run=run, ranks=OneRank())
+    return model, Eye(model, targets_of(data.train), encodings=Pictures(), job=job, run=run, ranks=OneRank())
+
+
+class Trained(NamedTuple):
+    model: TrainableModel
+    eye: Eye
+    views: Views
+    counts: dict[str, int]  # of what is trained, before it was
+
+
+@pytest.fixture(scope="module")
+def trained(job: TrainJob, data: TrainingData) -> Trained:
+    model, found = opened(job, data)
+    counts = model.counts()
+    assert train(found)
+    return Trained(model, found, found.finished(data), counts)
 
 
 def train(found: Eye, *, asked: Callable[[], bool] = lambda: False) -> bool:
@@ -86,27 +94,25 @@ def train(found: Eye, *, asked: Callable[[], bool] = lambda: False) -> bool:
 
 
 def weights(model: TrainableModel) -> dict[str, Tensor]:
-    assert model.vision is not None
     return {name: tensor.clone() for name, tensor in model.vision.state_dict().items()}
 
 
-def test_an_interrupted_training_goes_on_with_the_same_bits(job: TrainJob, data: TrainingData) -> None:
-    model, whole = opened(job, data)
-    before = weights(model)
-    assert train(whole)
-    trained = weights(model)
-    assert all(not torch.equal(before[name], trained[name]) for name in trained if name.endswith("qkv.weight"))
-    for num_steps in (2, 4):  # in the tower, and in the visual blocks
-        eye_file = job.folder / eye.EYE
+def test_an_interrupted_training_goes_on_with_the_same_bits(
+    trained: Trained, job: TrainJob, data: TrainingData
+) -> None:
+    eye_file, wanted = job.folder / eye.EYE, weights(trained.model)
+    for num_steps in (1, 4):  # of three in the tower and three in the visual blocks; the rate is 0 in the last ones
         eye_file.unlink()
-        _, first = opened(job, data)
+        before, first = opened(job, data)
+        matrices = {name: one for name, one in weights(before).items() if name.endswith("qkv.weight")}
+        assert not any(torch.equal(one, wanted[name]) for name, one in matrices.items())
         left = iter([False] * (num_steps - 1))
-        assert not train(first, asked=lambda left=left: next(left, True))  # type: ignore[misc]
+        assert not train(first, asked=lambda left=left: next(left, True))
         assert eye_file.is_file()
         again, second = opened(job, data)
         second.resume()
         assert train(second)
-        assert all(torch.equal(one, trained[name]) for name, one in weights(again).items())
+        assert all(torch.equal(one, wanted[name]) for name, one in weights(again).items())
     with pytest.raises(UsageError, match="other data, examples or settings"):
         opened(job, data, run="another")[1].resume()
 
@@ -116,35 +122,28 @@ def test_only_the_embedded_tower_starts_from_another(job: TrainJob, data: Traini
     assert all(
         torch.equal(found._tower.parameters[name], one.float()) for name, one in load_file(start_tower()).items()
     )
-    assert model.vision is not None
     with torch.no_grad():
         model.vision.clip.class_embedding.mul_(2)
     before = weights(model)
-    Eye(model, learned(data), encodings=Pictures(), job=job, run="run", ranks=OneRank())
+    Eye(model, targets_of(data.train), encodings=Pictures(), job=job, run="run", ranks=OneRank())
     assert all(torch.equal(one, before[name]) for name, one in weights(model).items())
 
 
 def test_a_trained_tower_computes_the_same_at_both_sizes_and_is_written_with_openais_names(
-    job: TrainJob, data: TrainingData
+    trained: Trained, data: TrainingData
 ) -> None:
-    model, found = opened(job, data)
-    counts = model.counts()
-    train(found)
-    assert model.vision is not None
+    model, found, views, counts = trained
     with torch.no_grad():
         whole_BTC = model.vision.features(Pictures().of(data.train))
         half_BTC = found._features(found._pixels(data.train))
+        query_BQD = model.vision(Pictures().of(data.train))
     error = (whole_BTC - half_BTC).abs().max() / whole_BTC.abs().max()
     assert error < 1e-4  # sums of 2,352 products in another order
-    views = found.finished(data)
-    assert isinstance(views, Views)
+    assert (views.of(data.train) - query_BQD).abs().max() < 1e-4 * query_BQD.abs().max()
     assert model.encodes == "visual_query"
     assert not any(name.startswith(("clip.", "visual.")) for name in model.trained())
-    with torch.no_grad():
-        query_BQD = model.vision(Pictures().of(data.train))
-    assert (views.of(data.train) - query_BQD).abs().max() < 1e-4 * query_BQD.abs().max()
-
     assert model.counts() == counts
+
     written = model.adapter_tensors()
     clip = {name.removeprefix("clip."): one for name, one in written.items() if name.startswith("clip.")}
     assert "visual.transformer.resblocks.0.attn.in_proj_weight" in clip
@@ -190,9 +189,8 @@ def test_muon_updates_as_torchs_does(shape: tuple[int, int]) -> None:
     torch.testing.assert_close(weights[0], weights[1], rtol=0.02, atol=0.02)  # torch computes in bfloat16
 
 
-def test_texts_beside_pictures_have_one_view_and_are_not_judged(job: TrainJob, data: TrainingData) -> None:
-    _, found = opened(job, data)
-    one = data.train[0].example
+def test_texts_beside_pictures_have_one_view_and_are_not_judged(trained: Trained, data: TrainingData) -> None:
+    found, one = trained.eye, data.train[0].example
     item = dataclasses.replace(one.item, source=None)
     text = dataclasses.replace(data.train[0], example=dataclasses.replace(one, item=item, digest=""))
     assert found.are_right([*65 * [text], *data.train]) == found.are_right(data.train)
@@ -201,33 +199,28 @@ def test_texts_beside_pictures_have_one_view_and_are_not_judged(job: TrainJob, d
     lesson = Lesson(text, text.rows[0])
     for seed in range(9):
         (taught,) = views.taught((lesson,), random=torch.Generator().manual_seed(seed))
-        assert taught.query_QD is not None
-        assert torch.equal(taught.query_QD, views.of([text])[0])  # type: ignore[index]
+        assert torch.equal(taught.query_QD, views.of([text])[0])
         assert taught._replace(query_QD=None) == lesson
 
 
 def test_the_decoder_learns_from_means_of_two_views_what_the_encoder_finds_and_both_right_answers(
-    job: TrainJob, data: TrainingData
+    trained: Trained, data: TrainingData
 ) -> None:
-    _, found = opened(job, data)
-    train(found)
-    views = found.finished(data)
+    views = trained.views
     lessons = drawn_lessons(data.train, range(len(data.train)), key=(0, 0))
     drawn = [views.taught(lessons, random=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)]
     queries = [torch.stack([one.query_QD for one in part if one.query_QD is not None]) for part in drawn]
     assert torch.equal(queries[0], queries[1])
     assert not torch.equal(queries[0], queries[2])
     assert [one.row for one in drawn[0]] == [one.row for one in drawn[1]]
-    assert isinstance(views, Views)
     stored = torch.cat(list(views._views_VQD.values()))
     rows = {one.example.answers[0]: one.rows[0] for one in data.train}
     for lesson, taught, query_QD, share_of in zip(
-        lessons, drawn[0], queries[0], found._teacher(data.train, queries[0]), strict=True
+        lessons, drawn[0], queries[0], trained.eye._teacher(data.train, queries[0]), strict=True
     ):
         assert not (stored == query_QD).flatten(1).all(1).any()
         assert sum(share_of.values()) == pytest.approx(1)
         assert taught.row in rows.values()
-        assert taught.shares is not None
         own = lesson.example.example.answers[0]
         first = taught.shares[0]  # the classes differ in their first token
         for answer, share in share_of.items():
@@ -238,17 +231,15 @@ def test_the_decoder_learns_from_means_of_two_views_what_the_encoder_finds_and_b
 
 
 def test_only_questions_with_a_group_of_answers_are_taught_and_only_by_numbers(
-    job: TrainJob, data: TrainingData
+    trained: Trained, data: TrainingData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, found = opened(job, data)
-    views = found.finished(data)
+    views = trained.views
     other = dataclasses.replace(data.train[0], prompt="What else?")
     (taught,) = views.taught((Lesson(other, other.rows[0]),), random=torch.Generator().manual_seed(0))
     assert taught.row == other.rows[0]
     assert taught.shares is None
     own = list(views._views_VQD[other.example.digest])
     assert any(torch.equal(one, taught.query_QD) for one in own if taught.query_QD is not None)
-    with torch.no_grad():
-        found._query_head[1].bias.fill_(float("nan"))
+    monkeypatch.setattr(trained.eye._teacher, "_head", lambda query_BD: torch.full((len(query_BD), 2), torch.nan))
     (taught,) = views.taught((Lesson(data.train[0], other.rows[0]),), random=torch.Generator().manual_seed(0))
     assert taught.shares is None

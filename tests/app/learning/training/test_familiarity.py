@@ -31,7 +31,6 @@ def test_few_new_pictures_are_marked_and_nearly_all_different_ones(num_train: in
     shares, others = [], []
     for seed in range(8):
         fitted = fit_familiarity(drawn(10 + seed, num_train), drawn(50 + seed, num_held_out))
-        assert fitted is not None
         shares.append(np.mean(fitted.unfamiliar(drawn(1, 400))))
         others.append(np.mean(fitted.unfamiliar(drawn(2, 100, spread=6.0))))
 
@@ -46,10 +45,8 @@ def test_held_out_pictures_decide_if_the_training_pictures_are_nearer() -> None:
     train, new = 1 + 0.5 * (drawn(3, 100) - 1), drawn(4, 400)
     for num_held_out in (10, 60):
         fitted = fit_familiarity(train, drawn(5, num_held_out))
-        assert fitted is not None
         assert np.mean(fitted.unfamiliar(new)) < 0.25
     alone = fit_familiarity(train, new[:0])
-    assert alone is not None
     assert np.mean(alone.unfamiliar(new)) > 0.9
 
 
@@ -63,7 +60,6 @@ def test_a_query_that_does_not_vary_is_no_obstacle() -> None:
     train = drawn(6, 40)
     train[:, 1] = 2.0
     fitted = fit_familiarity(train, train[:0])
-    assert fitted is not None
     new = drawn(7, 200)
     new[:, 1] = 2.0
     assert np.mean(fitted.unfamiliar(new)) < 0.1
@@ -80,6 +76,5 @@ def test_the_embedded_model_knows_pictures_like_its_32_samples() -> None:
     )
     fitted = fit_familiarity(samples, samples[:0])
 
-    assert fitted is not None
     assert np.mean(fitted.unfamiliar(encode(draw_own(use=FRESH, count=40)))) <= 0.1
     assert fitted.unfamiliar(others) == [True] * len(names)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from llama_adapter import Captioner, CheckpointError, UsageError
@@ -16,10 +15,10 @@ from llama_adapter.app.learning.training.job import ParameterSet, TrainingChoice
 from llama_adapter.app.learning.training.model import TrainableModel, open_trainable
 from llama_adapter.app.learning.training.results import BUNDLE, trained_spec, write_adapter, write_model
 from llama_adapter.app.learning.training.scoring import captioner_of
-from llama_adapter.app.learning.training.sources import TrainingSources, new_adapter
+from llama_adapter.app.learning.training.sources import new_adapter
 from llama_adapter.app.models.bundle import convert, load_bundle, save_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel, StoredQuestions
-from llama_adapter.app.models.random_model import LLAMA_SIZES, WiderTokenizer, decoder_config
+from llama_adapter.app.models.random_model import LLAMA_SIZES, decoder_config
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.models.stream_model import stored_questions, stream_model
@@ -27,11 +26,10 @@ from llama_adapter.llm.load import decoder_from_state
 from llama_adapter.llm.training.decoder import SoftLabels
 from llama_adapter.llm.training.frozen import find_kernels
 from llama_adapter.llm.training.layout import IGNORED, layout_of
-from llama_adapter.llm.weights.adapter import adapter_of, check_fits
-from llama_adapter.llm.weights.names import LlamaSource, SplitTensor, llama_shapes
+from llama_adapter.llm.weights.names import LlamaSource
 from llama_adapter.runtime.tensor_files.files import read_tensor_file
 from llama_adapter.vision.config import VIT_L_14
-from llama_adapter.vision.encoder import ClipVisionTower, encoder_from_state
+from llama_adapter.vision.encoder import encoder_from_state
 from llama_adapter.vision.towers import ClipSource
 from tests.app.golden import GOLDEN, model_options
 from tests.bounds import Float64, difference, largest, spread, unit
@@ -135,17 +133,11 @@ def greedy(model: TrainableModel, prompt: list[int], picture: Tensor | None, *, 
     return ids[len(prompt) :]
 
 
-def test_certain_probabilities_have_the_loss_of_their_labels() -> None:
-    tokens, labels, pictures = batch()
-    model = trainable(spec(), "head")
-    inputs = encoded(model, pictures)
-    wanted = labels[:, 1:][labels[:, 1:] != IGNORED]
-    token_LK = torch.stack([wanted, torch.zeros_like(wanted)], dim=1)
-    soft = SoftLabels(token_LK, torch.tensor([1.0, 0.0]).expand(len(wanted), 2))
-    with torch.no_grad():
-        (hard, hard_B), (same, same_B) = model(tokens, labels, inputs), model(tokens, labels, inputs, soft)
-    torch.testing.assert_close(same, hard)
-    torch.testing.assert_close(same_B, hard_B)
+def answers(options: dict[str, Any], prompt: list[int]) -> list[list[int]]:
+    """The answers about the pictures of the model that these options load."""
+    with Captioner.load(**options, dtype="float32", exif="ignore", transparency="ignore") as captioner:
+        given = [captioner.ask(GOLDEN / "images" / name, prompt, max_new_tokens=12) for name in PICTURES]
+    return [list(answer.token_ids) for answer in given]
 
 
 @pytest.mark.parametrize(
@@ -241,9 +233,12 @@ def test_the_loss_is_that_of_all_positions_and_rows_add_up() -> None:
     inputs = model.encode(pictures)
     logits = logits_of(model, tokens, inputs)[:, :-1].transpose(1, 2)
     expected_B = F.cross_entropy(logits, labels[:, 1:], ignore_index=IGNORED, reduction="none").sum(1)
-    loss, loss_B = model(tokens, labels, inputs)
-    torch.testing.assert_close(loss_B.detach(), expected_B)
-    torch.testing.assert_close(loss.detach(), expected_B.sum())
+    wanted = labels[:, 1:][labels[:, 1:] != IGNORED]
+    token_LK = torch.stack([wanted, torch.zeros_like(wanted)], dim=1)
+    for certain in (None, SoftLabels(token_LK, torch.tensor([1.0, 0.0]).expand(len(wanted), 2))):
+        loss, loss_B = model(tokens, labels, inputs, certain)
+        torch.testing.assert_close(loss_B.detach(), expected_B)
+        torch.testing.assert_close(loss.detach(), expected_B.sum())
     # Padding after a row, and other rows in the batch, change nothing.
     padded = F.pad(tokens[:1], (0, 9)), F.pad(labels[:1], (0, 9), value=IGNORED)
     torch.testing.assert_close(model(*padded, inputs[:1])[0].detach(), expected_B[0])
@@ -337,7 +332,6 @@ def test_a_new_adapter_over_a_bundle_sees_with_the_clip_that_was_named(base: Cap
     model = open_trainable(job.spec, job.choice, dtype=torch.float32, device="cpu", seed=0)
     step(model, count=2)
     write_model(job, model, detector=None)
-    assert model.vision is not None
     for wanted in (trained_spec(job, model), CaptionerSpec(model=str(job.folder / BUNDLE))):
         loaded, _ = stream_model(wanted, dtype=torch.float32)
         assert torch.equal(loaded.vision_state["clip.class_embedding"], model.vision.clip.class_embedding)
@@ -357,41 +351,15 @@ def test_evaluations_use_the_weights_in_memory(tmp_path: Path) -> None:
     assert list(answer.token_ids) == greedy(model, prompt, pixels(PICTURES[:1]))
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
-def test_an_adapter_of_7b_has_the_keys_of_the_releases() -> None:
-    choice, size = TrainingChoice(sets=("bias", "lora")), LLAMA_SIZES["7B"]
-    config = dataclasses.replace(decoder_config(size), num_adapter_layers=0, num_queries=0)
-    with FakeTensorMode():  # shapes without values
-        shapes = llama_shapes(config)
-        llama = LlamaSource(
-            name="7B",
-            config=config,
-            half_split=False,
-            files=(),
-            tensors={name: SplitTensor((torch.empty(shape, dtype=torch.float16),)) for name, shape in shapes.items()},
-        )
-        tower = ClipVisionTower(VIT_L_14).state_dict()
-        clip = ClipSource(name="CLIP", config=VIT_L_14, tensors={f"clip.{name}": t for name, t in tower.items()})
-        sources = TrainingSources(
-            name="7B",
-            llama=llama,
-            adapter=new_adapter(llama, choice, clip=clip, seed=0),
-            clip=clip,
-            visual_heads=16,
-            channel_order="rgb",
-            tokenizer=WiderTokenizer(32000),
-            context=512,
-            has_adapter_file=False,
-        )
-        model = TrainableModel(sources, choice, dtype=torch.bfloat16, device=torch.device("cpu"), seed=0)
-        written = model.adapter_tensors()
-        check_fits(adapter_of(written, name="7B", declares=model.file_config()), config, llama="7B")
-    assert len(written) == 843
-    without_lora = {name: value for name, value in written.items() if ".lora_" not in name and "new_gate" not in name}
-    assert sum(value.numel() for value in without_lora.values()) == 63_095_552  # as in a released BIAS-7B
-    half = {name.rpartition("attention.")[2] for name, value in written.items() if value.dtype == torch.float16}
-    assert {name for name in half if "lora" not in name} == {"gate", "new_gate"}
+def test_a_new_adapter_for_7b_has_the_sizes_of_the_release() -> None:
+    config = dataclasses.replace(decoder_config(LLAMA_SIZES["7B"]), num_adapter_layers=0, num_queries=0)
+    llama = LlamaSource(name="7B", config=config, half_split=False, files=(), tensors={})
+    with torch.device("meta"):
+        clip = ClipSource(name="CLIP", config=VIT_L_14, tensors={})
+        new = new_adapter(llama, TrainingChoice(), clip=clip, seed=0)
+    counted = sum(one.numel() for one in (new.queries, *new.visual.values(), *new.llama.values()))
+    norms, biases = (2 * 32 + 1) * 4096, 32 * (3 * 4096 + 2 * 11008)
+    assert counted + norms + biases == 63_095_552  # those of the base are copied
 
 
 @pytest.mark.slow
@@ -417,10 +385,7 @@ def test_the_written_adapter_answers_as_the_model_that_was_trained(
             assert not changed or sets != ("bias",) or ".lora_" not in name, name
     prompt = GENERATE["bias_b1"]["prompts"][0]["ids"]
     options = model_options() | {"adapter": str(tmp_path / "trained.pth"), "visual_heads": None}  # the file gives 4
-    with Captioner.load(**options, dtype="float32", exif="ignore", transparency="ignore") as captioner:
-        for name in PICTURES:
-            answer = captioner.ask(GOLDEN / "images" / name, prompt, max_new_tokens=12)
-            assert list(answer.token_ids) == greedy(model, prompt, pixels([name])), name
+    assert answers(options, prompt) == [greedy(model, prompt, pixels([name])) for name in PICTURES]
 
 
 def test_an_adapter_for_texts_is_written_in_the_form_of_v1(tmp_path: Path) -> None:
@@ -475,10 +440,7 @@ def test_an_adapter_over_a_bundle_answers_with_the_bundle_as_llama(tmp_path: Pat
     over_bundle = {"llama_dir": str(embedded_model()), "adapter": str(tmp_path / "trained.pth")}  # CLIP is the bundle's
     written, tensors = model.loaded_model(torch.float32)
     save_bundle(tmp_path / "bundle", model=written, decoder_tensors=tensors)
-    for options in (over_bundle, {"model": str(tmp_path / "bundle")}):
-        with Captioner.load(**options, dtype="float32", exif="ignore", transparency="ignore") as captioner:
-            answers = [captioner.ask(GOLDEN / "images" / name, prompt, max_new_tokens=12) for name in PICTURES]
-        assert [list(answer.token_ids) for answer in answers] == expected
+    assert answers(over_bundle, prompt) == answers({"model": str(tmp_path / "bundle")}, prompt) == expected
     # LoRA is merged in the new bundle, so the original LLaMA is lost.
     with pytest.raises(CheckpointError, match="LoRA merged"):
         trainable(CaptionerSpec(model=str(tmp_path / "bundle")), "bias")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from functools import cache
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ ROWS, TOKENS, LABELS = 4, 48, 12
 TINY = CaptionerSpec(**model_options("BIAS-TINY"))
 
 
+@cache
 def counted(sets: tuple[ParameterSet, ...], *, checkpointing: bool) -> tuple[MetaCounter, Shapes, int, int]:
     """Count a real step of the tiny model. Also returns its shapes, and the bytes of frozen and of trained weights."""
     choice = TrainingChoice(sets=sets)
@@ -117,7 +119,6 @@ def test_a_model_that_does_not_fit_is_refused_with_a_sentence() -> None:
 def test_weights_are_packed_where_memory_allows_it() -> None:
     choice = TrainingChoice(sets=("bias",))
     kernels = find_kernels("cpu", torch.float32)
-    assert kernels is not None
     _, shapes, _, _ = counted(choice.sets, checkpointing=False)
     plan = plan_step(shapes)
     model = open_trainable(TINY, choice, dtype=torch.float32, device="cpu", seed=0, kernels=kernels)

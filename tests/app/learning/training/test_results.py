@@ -18,8 +18,7 @@ from llama_adapter.app.learning.training.results import CARD, DATA, draw, requir
 from llama_adapter.app.learning.training.yardstick import Yardstick, measure_answers
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.text import shown_text
-from tests.app.learning.labelled.tables import write_lines
-from tests.app.learning.training.pets import draw_pets, prepared
+from tests.app.learning.training.pets import draw_pets, job_of, prepared
 from tests.markdown import NASTY, elements_of
 
 
@@ -30,7 +29,7 @@ def card_of(
     model = SimpleNamespace(sources=SimpleNamespace(name=name), dtype=torch.float32, counts=dict)
     write_card(
         job,
-        model,  # type: ignore[arg-type]
+        model,
         data,
         ended=Ended(state=LoopState(), why=name),
         unreadable=(),
@@ -53,9 +52,8 @@ def test_a_card_shows_labels_and_names_as_text(tmp_path: Path, monkeypatch: pyte
         {"image": f"pets/ring/{number}.png", "question": f"```\n{label}?", "answer": label}
         for number, label in enumerate(labels * 6)
     ]
-    table = write_lines(tmp_path / f"{name}.jsonl", *rows)
-    job = TrainJob(data=(str(table),), out=f"{name}.pth").with_rate(width=64)
-    data = prepared(job)
+    data = prepared(job_of(tmp_path, *rows))
+    job = TrainJob(data=(f"{name}.jsonl",), out=f"{name}.pth").with_rate(width=64)
     outcomes = [Outcome(picture=one, question=one, answer="no", references=labels[:3], part=one) for one in labels]
     job.folder.mkdir()
     card = card_of(
@@ -85,14 +83,14 @@ def test_a_run_whose_data_cannot_be_read_is_checked_later(tmp_path: Path) -> Non
         require_same_run(tmp_path, "a")
 
 
-@pytest.mark.parametrize(("column", "has_table"), [("text", False), ("label", True)])
-def test_a_card_counts_answers_but_not_captions(column: str, has_table: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("column", "are_classes"), [("text", False), ("label", True)])
+def test_answers_are_counted_and_captions_are_not(column: str, are_classes: bool, tmp_path: Path) -> None:
     pictures = sorted(draw_pets(tmp_path / "pets", each=6).rglob("*.png"))
-    rows = [{"image": str(path), column: path.parent.name} for path in pictures]
-    job = TrainJob(data=(str(write_lines(tmp_path / "a.jsonl", *rows)),), out=str(tmp_path / "a.pth"))
+    job = job_of(tmp_path, *({"image": str(path), column: path.parent.name} for path in pictures))
+    data = prepared(job)
+    assert (data.few_of_classes() is not None) == are_classes
     job.folder.mkdir()
-    card = card_of(job.with_rate(width=64), prepared(job), name="a")
-    assert ("| answer | learn |" in card) == has_table
+    assert ("| answer | learn |" in card_of(job, data, name="a")) == are_classes
 
 
 @pytest.mark.parametrize(
@@ -117,20 +115,10 @@ def test_classes_with_few_examples_are_named_once(
         for number, split in enumerate(["train"] * learned + ["test"] * tested)
         for question in ("What is it?", "Which is it?")
     ]
-    table = write_lines(tmp_path / "a.jsonl", *rows)
-    job = TrainJob(data=(str(table),), out=str(tmp_path / "a.pth"), validation=0.0, test=0.0)
-    found = prepared(job.with_rate(width=64)).few_of_classes()
+    found = prepared(job_of(tmp_path, *rows, validation=0.0, test=0.0)).few_of_classes()
 
     assert (found is None) == (said is None)
     assert said is None or f"these classes have few examples: {said}" in (found or "")
-
-
-def test_texts_that_are_no_classes_have_no_note(tmp_path: Path) -> None:
-    pictures = sorted(draw_pets(tmp_path / "pets", each=6).rglob("*.png"))
-    rows = [{"image": str(path), "text": path.parent.name} for path in pictures]
-    job = TrainJob(data=(str(write_lines(tmp_path / "a.jsonl", *rows)),), out=str(tmp_path / "a.pth"))
-
-    assert prepared(job.with_rate(width=64)).few_of_classes() is None
 
 
 def test_without_matplotlib_a_note_says_how_to_install_it(

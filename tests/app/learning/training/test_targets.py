@@ -76,7 +76,6 @@ def test_what_recurs_is_learned(examples: list[TrainExample], groups: Any, label
 
 def test_the_loss_is_the_mean_of_the_groups_of_a_picture() -> None:
     found = targets_of([*QUESTIONS, asked(8, "Why?", "none")])
-    assert found is not None
     random = torch.Generator().manual_seed(0)
     logits_BK, wanted_BK = torch.randn(2, 9, 4, generator=random)
     label_BG = found.labels()
@@ -95,7 +94,6 @@ def test_the_loss_is_the_mean_of_the_groups_of_a_picture() -> None:
 
 def test_answers_are_right_by_the_likeliest_of_their_own_question() -> None:
     found = targets_of([*QUESTIONS, *CAPTIONS])
-    assert found is not None
     prompts = [group.prompt for group in found.groups if group.answers[0]]
     assert prompts == ["Colour?", "How many?"]
     logits_K = torch.zeros(2 * len(found.groups))

@@ -3,7 +3,6 @@
 import csv
 import errno
 import hashlib
-import itertools
 import os
 import re
 import shutil
@@ -38,7 +37,7 @@ from llama_adapter.runtime.errors import ExitCode
 from llama_adapter.runtime.tensor_files.files import read_safetensors
 from tests.app.command import Ran, Run
 from tests.app.learning.labelled.tables import write_lines
-from tests.app.learning.training.pets import draw_pets
+from tests.app.learning.training.pets import CLASSES, draw_pets
 from tests.parity.golden import model_flags
 
 pytestmark = pytest.mark.slow
@@ -48,6 +47,8 @@ QUICK += ["--lr", "1e-3"]
 # AdamW's first steps have the same size for a gradient of rounding errors as for any other. With a tiny rate the
 # weights hardly move, so that results computed differently stay comparable.
 STEADY = [*QUICK, "--lr", "1e-7"]
+OPENS = "llama_adapter.app.learning.training.run.open_trainable"
+SEEING = ["--tower-epochs", "1", "--epochs", "2", "--test", "0"]  # a small encoder learns first
 Train = Callable[..., Ran]
 
 
@@ -65,8 +66,8 @@ def encoded(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def train(pets: Path, encoded: list[str], tmp_path: Path, run: Run) -> Train:
     """Runs `train` for a few steps on the pets, or on other data, and writes `pets.pth` in the test's folder."""
 
-    def ran(*flags: str, data: Path = pets) -> Ran:
-        return run("train", str(data), "--out", str(tmp_path / "pets.pth"), *QUICK, *encoded, *flags)
+    def ran(*flags: str, data: Path = pets, out: str = "pets.pth", settings: list[str] = QUICK) -> Ran:
+        return run("train", str(data), "--out", str(tmp_path / out), *settings, *encoded, *flags)
 
     return ran
 
@@ -98,6 +99,18 @@ def kill_after(num_steps: int, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(stepping.Stepper, "step", killed)
 
 
+def interrupt(owner: type, method: str, patch: pytest.MonkeyPatch) -> None:
+    """Let SIGTERM arrive in the first call of a method."""
+    original, left = getattr(owner, method), [signal.SIGTERM]
+
+    def interrupted(self: Any, *arguments: Any, **options: Any) -> Any:
+        if left:
+            signal.raise_signal(left.pop())
+        return original(self, *arguments, **options)
+
+    patch.setattr(owner, method, interrupted)
+
+
 def trained(pets: Path, out: Path, *flags: str) -> Path:
     """The folder of a run with six steps."""
     from llama_adapter.app.command_line.main import main
@@ -120,18 +133,17 @@ def steady(pets: Path, encoded: list[str], tmp_path_factory: pytest.TempPathFact
 @pytest.mark.proves("training", "CPU")
 def test_a_folder_of_two_classes_becomes_an_adapter_that_answers(
     pets: Path,
-    encoded: list[str],
+    train: Train,
     tmp_path: Path,
-    run: Run,
     odd_modes: Callable[[Path], dict[str, str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(eye, "_FEWEST_BLOCK_STEPS", 10)  # enough for two plain classes, as are the epochs
-    out = tmp_path / "pets.pth"
-    ran = run("train", str(pets), "--out", str(out), "--tower-epochs", "6", "--epochs", "6", *encoded)
+    monkeypatch.setattr(eye, "_FEWEST_BLOCK_STEPS", 10)  # enough for two plain classes, as are the epochs and views
+    monkeypatch.setattr(eye, "_MOST_VIEWS", 4)
+    ran = train(settings=["--tower-epochs", "6", "--epochs", "6"])
     assert ran.code == 0, ran.err
     assert odd_modes(tmp_path) == {}
-    folder = tmp_path / "pets.training"
+    out, folder = tmp_path / "pets.pth", tmp_path / "pets.training"
     question = "Which of these is it: ring, triangle?"
     pictures = [str(pets / "ring" / "0.png"), str(pets / "triangle" / "0.png")]
     with Captioner.load(llama_dir=embedded_model(), adapter=out) as one, Captioner.load(folder / "bundle") as other:
@@ -163,14 +175,15 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(
     assert refused.code == 2
     assert "--resume" in refused.err
     others = draw_pets(tmp_path / "others", each=5)
-    for ran in (partial(train, "--lr", "1e-4"), partial(train, "--seed", "1"), partial(train, data=others)):
-        with monkeypatch.context() as patch:
-            patch.setattr(
-                "llama_adapter.app.learning.training.run.open_trainable", lambda *_, **__: pytest.fail("it is loaded")
-            )
-            other = ran("--resume")
-        assert other.code == 2
-        assert "other data, examples or settings" in other.err
+    with monkeypatch.context() as patch:
+        patch.setattr(OPENS, lambda *_, **__: pytest.fail("it is loaded"))
+        for other in (
+            train("--resume", "--lr", "1e-4"),
+            train("--resume", "--seed", "1"),
+            train("--resume", data=others),
+        ):
+            assert other.code == 2
+            assert "other data, examples or settings" in other.err
     (folder / "data.json").unlink()
     assert "other data, examples or settings" in train("--lr", "1e-4", "--resume").err, "the checkpoint says so too"
     assert (folder / "train.jsonl").read_bytes() == kept, "the run's own division"
@@ -298,8 +311,7 @@ def test_a_run_ends_early_with_its_best_weights(tmp_path: Path, train: Train, mo
 
     monkeypatch.setattr(Validator, "__call__", validate)
     out = tmp_path / "pets.pth"
-    flags = ["--encoded", str(tmp_path / "encoded"), "--patience", "3", "--evaluate-every", "1", "--test", "0"]
-    flags += ["--epochs", "1.5", "--score", "answers"]
+    flags = ["--patience", "3", "--evaluate-every", "1", "--test", "0", "--epochs", "1.5", "--score", "answers"]
     ran = train(*flags)
     assert ran.code == 0, ran.err
     folder = out.with_suffix(".training")
@@ -319,8 +331,6 @@ def test_a_run_ends_early_with_its_best_weights(tmp_path: Path, train: Train, mo
     again = train(*flags, "--resume")
     assert again.code == 0, "nothing is left to do, and no evaluation either"
     assert "4 of 6, early" in (folder / "card.md").read_text()
-    pictures = [line for line in ran.err.splitlines() if "pictures" in line]
-    assert pictures == ["encoding 30 pictures"], "progress is shown once a minute"
 
 
 @pytest.mark.proves("train: memory plan", "CPU")
@@ -328,7 +338,7 @@ def test_the_plan_is_printed_and_a_run_that_does_not_fit_is_refused(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = list[object]()
-    monkeypatch.setattr("llama_adapter.app.learning.training.run.open_trainable", lambda *_, **__: loaded.append(0))
+    monkeypatch.setattr(OPENS, lambda *_, **__: loaded.append(0))
 
     def refused(*flags: str) -> tuple[float, str]:
         ran = train(*flags)
@@ -367,19 +377,17 @@ def test_validation_computes_no_more_rows_at_once_than_the_plan_counts(
     assert seen == [len((tmp_path / "pets.training" / "train.jsonl").read_text().splitlines())]
 
 
-def test_what_cannot_be_written_is_told_before_the_first_step(
-    pets: Path, encoded: list[str], tmp_path: Path, run: Run
-) -> None:
-    def refusal(name: str) -> str:
-        ran = run("train", str(pets), "--out", str(tmp_path / name), *QUICK, *encoded, "--force")
-        assert ran.code in (1, 2), ran.err
-        return ran.err
-
+def test_what_cannot_be_written_is_told_before_the_first_step(train: Train, tmp_path: Path) -> None:
     (tmp_path / "folder.pth").mkdir()
     (tmp_path / "file.training").write_text("mine")
-    assert "and a folder is there" in refusal("folder.pth")
-    assert "and a file is there" in refusal("file.pth")
-    assert "No such file or directory: `/proc/pets.pth`" in refusal("/proc/pets.pth")
+    for out, told in (
+        ("folder.pth", "and a folder is there"),
+        ("file.pth", "and a file is there"),
+        ("/proc/pets.pth", "No such file or directory: `/proc/pets.pth`"),
+    ):
+        ran = train("--force", out=out)
+        assert ran.code in (1, 2), ran.err
+        assert told in ran.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file.training", "folder.pth"]
 
 
@@ -412,7 +420,10 @@ def test_without_a_cache_folder_encodings_are_beside_the_adapter_and_a_note_says
     ran = run("train", str(pets), "--out", str(tmp_path / "pets.pth"), *QUICK)
 
     assert ran.code == 9
-    assert ran.err.count("encoded pictures are kept in") == ran.err.count("--encoded names another folder") == 1
+    note, encoding = [line for line in ran.err.splitlines() if "pictures" in line]
+    assert "encoded pictures are kept in" in note
+    assert "--encoded names another folder" in note
+    assert encoding == "encoding 30 pictures", "progress is shown once a minute"
     assert len(list((tmp_path / "pets.training" / "encoded").rglob("*.safetensors"))) == 30
 
 
@@ -432,69 +443,35 @@ def test_tensorboard_reads_what_the_table_has(whole: Path) -> None:
     assert set(events.Tags()["scalars"]) == set(rows[0]) - {"step", "validation_score"}
 
 
-def test_sigterm_keeps_the_best_so_far(tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Stepper.step
-
-    def asked(self: Stepper, *arguments: Any, **options: Any) -> Step:
-        os.kill(os.getpid(), signal.SIGTERM)
-        return original(self, *arguments, **{**options, "ask_to_end": True})
-
-    monkeypatch.setattr(stepping.Stepper, "step", asked)
-    ran = train()
-
-    assert ran.code == 130
-    assert (tmp_path / "pets.pth").is_file()
-    assert "1 of 6, interrupted" in (tmp_path / "pets.training" / "card.md").read_text()
-
-
-def test_an_encoder_that_was_interrupted_is_not_lost_and_no_earlier_run_goes_on_in_its_place(
-    whole: Path, pets: Path, encoded: list[str], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+def test_over_a_trained_encoder_the_last_weights_are_kept_and_an_interrupted_run_goes_on_bit_for_bit(
+    whole: Path, train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(whole, tmp_path / "pets.training")  # of other sets, and replaced
-    step = Eye._step
-
-    def asked(self: Eye) -> tuple[float, int]:
-        signal.raise_signal(signal.SIGTERM)
-        return step(self)
-
-    command = ["train", str(pets), "--out", str(tmp_path / "pets.pth"), "--tower-epochs", "1", "--epochs", "1"]
-    command += ["--score", "loss", *encoded]
+    """It is interrupted while the encoder learns, and while the decoder does. No earlier run goes on in its place."""
     monkeypatch.setattr(eye, "_FEWEST_BLOCK_STEPS", 2)
+    monkeypatch.setattr(eye, "_MOST_VIEWS", 4)
+    learn = partial(train, settings=SEEING)
+    assert learn(out="other.pth").code == 0
+    other, folder = tmp_path / "other.training", tmp_path / "pets.training"
+    shutil.copytree(whole, folder)  # of other sets, and replaced
     with monkeypatch.context() as patch:
-        patch.setattr(Eye, "_step", asked)
-        assert run(*command, "--force").code == ExitCode.INTERRUPTED
-    refused = run(*command)
+        interrupt(Eye, "_step", patch)
+        assert learn("--force").code == ExitCode.INTERRUPTED
+    refused = learn()
     assert refused.code == ExitCode.USAGE
     assert "tower.safetensors` exists already" in refused.err
-    resumed = run(*command, "--resume")
-    assert resumed.code == 0, resumed.err
-
-
-def test_over_a_trained_encoder_the_last_weights_are_kept_and_an_interrupted_run_goes_on_bit_for_bit(
-    pets: Path, encoded: list[str], tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(eye, "_FEWEST_BLOCK_STEPS", 2)
-    original, count = Stepper.step, itertools.count(1)
-
-    def asked(self: Stepper, *arguments: Any, **options: Any) -> Step:
-        return original(self, *arguments, **{**options, "ask_to_end": next(count) == 2})
-
-    def train(name: str, *flags: str) -> Ran:
-        command = ["train", str(pets), "--out", str(tmp_path / f"{name}.pth"), "--tower-epochs", "1", "--epochs", "2"]
-        return run(*command, "--test", "0", *encoded, *flags)
-
-    assert train("whole").code == 0
-    whole, parts = tmp_path / "whole.training", tmp_path / "parts.training"
     with monkeypatch.context() as patch:
-        patch.setattr(stepping.Stepper, "step", asked)
-        assert train("parts").code == ExitCode.INTERRUPTED
-    best, state = read_checkpoint(parts / "best.safetensors")
+        interrupt(Stepper, "step", patch)
+        assert learn("--resume").code == ExitCode.INTERRUPTED
+    assert (tmp_path / "pets.pth").is_file(), "the best so far"
+    assert "2 of 4, interrupted" in (folder / "card.md").read_text()
+    best, state = read_checkpoint(folder / "best.safetensors")
     assert state.best_step == state.step == 2
-    assert_same_bits(best, {name: one for name, one in tensors(parts).items() if name in best})
-    assert train("parts", "--resume").code == 0
-    assert_same_bits(tensors(parts), tensors(whole))
-    assert losses(parts) == losses(whole)
-    assert [row for row in losses(whole) if row[2]] == [losses(whole)[-1]], "one evaluation, at the end"
+    assert_same_bits(best, {name: one for name, one in tensors(folder).items() if name in best})
+
+    assert learn("--resume").code == 0
+    assert_same_bits(tensors(folder), tensors(other))
+    assert losses(folder) == losses(other)
+    assert [row for row in losses(other) if row[2]] == [losses(other)[-1]], "one evaluation, at the end"
 
 
 def test_one_interrupt_ends_the_scoring_and_keeps_the_adapter(
@@ -552,20 +529,12 @@ def test_float16_learns_as_float32_does(tmp_path: Path, train: Train) -> None:
 
 
 def test_pictures_and_texts_are_learnt_together(pets: Path, tmp_path: Path, train: Train) -> None:
-    rows: list[dict[str, Any]] = [
-        {
-            "image": str(path),
-            "questions": [
-                {"question": "Is it a ring?", "answer": answer},
-                {"question": "Is it a triangle?", "answer": other},
-            ],
-        }
-        for name, answer, other in (("ring", "yes", "no"), ("triangle", "no", "yes"))
-        for path in sorted((pets / name).iterdir())
-    ]
-    rows += [{"question": f"What is {one} and one?", "answer": str(one + 1)} for one in range(9)]
-    table = write_lines(tmp_path / "data.jsonl", *rows)
-    ran = train("--sets", "lora", data=table)
+    rows: list[dict[str, Any]] = [{"question": f"What is {one} and one?", "answer": str(one + 1)} for one in range(9)]
+    for path in sorted(pets.rglob("*.png")):
+        answers = {name: "yes" if path.parent.name == name else "no" for name in CLASSES}
+        asked = [{"question": f"Is it a {name}?", "answer": answer} for name, answer in answers.items()]
+        rows.append({"image": str(path), "questions": asked})
+    ran = train("--sets", "lora", "--epochs", "1", data=write_lines(tmp_path / "data.jsonl", *rows))
 
     assert ran.code == 0, ran.err
     assert "LoRA factors" in ran.err
@@ -574,11 +543,9 @@ def test_pictures_and_texts_are_learnt_together(pets: Path, tmp_path: Path, trai
 
 
 def test_what_is_wrong_with_the_data_is_told_before_the_model_is_loaded(
-    pets: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+    pets: Path, tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "llama_adapter.app.learning.training.run.open_trainable", lambda *_, **__: pytest.fail("it is loaded")
-    )
+    monkeypatch.setattr(OPENS, lambda *_, **__: pytest.fail("it is loaded"))
     picture = str(next((pets / "ring").iterdir()))
     table = write_lines(
         tmp_path / "data.jsonl",
@@ -588,7 +555,7 @@ def test_what_is_wrong_with_the_data_is_told_before_the_model_is_loaded(
         {"image": picture, "question": "long " * 600, "answer": "yes"},
         {"image": picture, "question": "What is {it}?", "answer": "yes"},
     )
-    ran = run("train", str(table), "--out", str(tmp_path / "a.pth"))
+    ran = train(data=table)
 
     assert ran.code == 2
     for words in ("gone.png does not exist", "line 3", "line 4: its prompt and answer have", "the variable {it}"):
@@ -615,7 +582,7 @@ def test_pictures_that_cannot_be_decoded_are_left_out(pets: Path, tmp_path: Path
     shutil.copytree(pets, folder)
     bad = folder / "ring" / "cut.png"
     bad.write_bytes((folder / "ring" / "0.png").read_bytes()[:100])
-    ran = train(data=folder)
+    ran = train("--epochs", "1", data=folder)
 
     assert ran.code == 3
     assert f"left out: {bad}" in ran.err
