@@ -4,7 +4,7 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from fastapi.sse import format_sse_event
 
@@ -13,7 +13,7 @@ from llama_adapter.app.captioning.tasks.answers import Answer, TextDelta, TokenL
 from llama_adapter.app.serving.http_api.asking import NumberedEvent, Reply
 from llama_adapter.app.serving.http_api.conversation import ChatQuestion, form_of, turn_of, understand_turns
 from llama_adapter.app.serving.http_api.errors import ApiError, of_answer
-from llama_adapter.app.serving.http_api.schemas import ChatRequest, CompletionRequest
+from llama_adapter.app.serving.http_api.schemas import ChatRequest, CommonRequest, CompletionRequest
 
 
 def check_stream_options(request: ChatRequest | CompletionRequest) -> None:
@@ -25,7 +25,8 @@ def check_stream_options(request: ChatRequest | CompletionRequest) -> None:
 class ChatReply(Reply):
     """Answers as chat completions: those of the first prompt, then those of the next one."""
 
-    path, request, id_prefix = "/v1/chat/completions", ChatRequest, "chatcmpl-"
+    path, id_prefix = "/v1/chat/completions", "chatcmpl-"
+    request: ClassVar[type[CommonRequest]] = ChatRequest
     places = ("messages", "messages")
     name, chunk_name = "chat.completion", "chat.completion.chunk"
     starts: Sequence[Mapping[str, Any]] = ({"delta": {"role": "assistant", "content": ""}},)  # chunks before the text

@@ -25,7 +25,7 @@ class CompletionReply(ChatReply):
     starts = ()
 
     @staticmethod
-    def understand(request: CompletionRequest, info: ModelInfo) -> ChatQuestion:
+    def understand(request: CompletionRequest, info: ModelInfo) -> ChatQuestion:  # type: ignore[override]  # no chat
         check_stream_options(request)
         prompts = [request.prompt] if isinstance(request.prompt, str) else request.prompt
         num_answers = request.n or 1
