@@ -17,11 +17,12 @@ from starlette.routing import Route
 
 from llama_adapter import __version__
 from llama_adapter.app.captioning.captioner import ModelInfo
-from llama_adapter.app.serving.http_api import chat, completions, responses
 from llama_adapter.app.serving.http_api.access import AccessLog, RootPath, visit_of
-from llama_adapter.app.serving.http_api.asking import Asker, Form, model_info, shown_name
+from llama_adapter.app.serving.http_api.asking import Asker, Form, Reply, model_info, shown_name
 from llama_adapter.app.serving.http_api.batches import Batches
 from llama_adapter.app.serving.http_api.bodies import parse_json
+from llama_adapter.app.serving.http_api.chat import ChatReply
+from llama_adapter.app.serving.http_api.completions import CompletionReply
 from llama_adapter.app.serving.http_api.errors import add_error_handlers, not_stored, of_status
 from llama_adapter.app.serving.http_api.file_routes import FILES_PATH, add_file_routes, files_are_off
 from llama_adapter.app.serving.http_api.file_store import FileLimits
@@ -29,16 +30,14 @@ from llama_adapter.app.serving.http_api.guards import API_PREFIX, GuardSettings,
 from llama_adapter.app.serving.http_api.metrics import CONTENT_TYPE, Metrics
 from llama_adapter.app.serving.http_api.pictures import PictureSettings
 from llama_adapter.app.serving.http_api.replying import IGNORED_TURNS, AnswerResponse
+from llama_adapter.app.serving.http_api.responses import ResponsesReply
 from llama_adapter.app.serving.http_api.schemas import (
     LARGEST_SEED,
     Architecture,
-    ChatRequest,
-    CompletionRequest,
     Health,
     Model,
     ModelList,
     Readiness,
-    ResponsesRequest,
     content_of,
     documentation,
     error_replies,
@@ -110,30 +109,10 @@ def _asker(service: OnlineService, *, settings: ApiSettings) -> Asker:
     return Asker(service=service, pictures=settings.pictures, model_names=settings.model_names)
 
 
-def forms() -> dict[str, Form[Any]]:
+def forms() -> dict[str, Form]:
     """Path -> form of the requests for answers. Chat and responses have the fields of all tasks."""
-    return {
-        "/v1/chat/completions": Form(
-            request=with_all_fields(ChatRequest),
-            id_prefix="chatcmpl-",
-            understand=chat.understand,
-            reply=chat.ChatReply,
-        ),
-        "/v1/responses": Form(
-            request=with_all_fields(ResponsesRequest),
-            id_prefix="resp_",
-            understand=responses.understand,
-            reply=responses.ResponsesReply,
-            places=("input", "input"),
-        ),
-        "/v1/completions": Form(
-            request=with_all_fields(CompletionRequest),
-            id_prefix="cmpl-",
-            understand=completions.understand,
-            reply=completions.CompletionReply,
-            places=("image_url", "prompt"),
-        ),
-    }
+    replies: tuple[type[Reply], ...] = (ChatReply, ResponsesReply, CompletionReply)
+    return {reply.path: Form(with_all_fields(reply.request), reply) for reply in replies}
 
 
 def _openai_routes(
@@ -170,7 +149,7 @@ def _model(name: str, info: ModelInfo, *, created: int) -> Model:
     return Model(id=name, created=created, architecture=Architecture(input_modalities=inputs))
 
 
-def _add_form(router: APIRouter, path: str, form: Form[Any], *, asker: Asker) -> None:
+def _add_form(router: APIRouter, path: str, form: Form, *, asker: Asker) -> None:
     about = documentation()["forms"][path]
     one_event = {
         "type": "object",

@@ -2,9 +2,10 @@
 
 import asyncio
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple
 
 from llama_adapter.app.captioning.captioner import ModelInfo
 from llama_adapter.app.captioning.tasks.answers import Answer, Event
@@ -23,29 +24,39 @@ ALIAS = "default"  # a name of the loaded model, whatever its other names are
 _INLINE_CHARS = 1000  # a prompt up to this length is tokenised in the event loop: starting a thread takes as long
 
 NumberedEvent = tuple[int, Event]  # the number is the index of the event's answer
-Request = TypeVar("Request", bound=CommonRequest)
 
 
-class Reply(Protocol):
-    """Serialises answers in the format of one endpoint."""
+class Reply(ABC):
+    """The answers to a request in the format of one endpoint. The class says how its requests are read, too."""
 
+    path: ClassVar[str]
+    request: ClassVar[type[CommonRequest]]  # without the parameters that no code reads
+    id_prefix: ClassVar[str]
+    places: ClassVar[tuple[str, str]]  # the fields with the picture and with the prompt, for errors
+
+    @abstractmethod
+    def __init__(self, request: Any, asked: ChatQuestion, head: Mapping[str, Any], info: ModelInfo) -> None:
+        """The body and every chunk have the fields of `head`."""
+
+    @staticmethod
+    @abstractmethod
+    def understand(request: Any, info: ModelInfo) -> ChatQuestion:
+        """What a request asks; raises ApiError if it asks nothing, or if its parameters contradict each other."""
+
+    @abstractmethod
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The body of complete answers."""
 
+    @abstractmethod
     def frames(self, events: AsyncIterator[NumberedEvent]) -> AsyncIterator[bytes]:
         """The server-sent events of answers, sent as they arrive; an answer with an error ends the stream."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Form(Generic[Request]):
-    """One of OpenAI's API formats: how its requests are read, and how its answers are written."""
+class Form(NamedTuple):
+    """An endpoint: the schema of its requests, with all parameters, and the class of its replies."""
 
-    request: type[Request]
-    id_prefix: str
-    understand: Callable[[Request, ModelInfo], ChatQuestion]  # raises ApiError if there is no question
-    # `head` are the fields that answers of every form have.
-    reply: Callable[[Request, ChatQuestion, Mapping[str, Any], ModelInfo], Reply]
-    places: tuple[str, str] = ("messages", "messages")  # the fields with the picture and with the prompt, for errors
+    request: type[CommonRequest]
+    reply: type[Reply]
 
 
 class PartedAnswer:
@@ -85,7 +96,6 @@ class Pending:
     reply: Reply
     model: str = ""  # its name in the reply
     num_ignored_turns: int = 0
-    place: str = "messages"  # the field with the picture, for errors
 
     def cancel(self) -> None:
         """Cancel all answers. Has no effect on answered requests."""
@@ -103,7 +113,7 @@ class Pending:
                 answers.append(await one.answer())
                 note(answers[-1])
                 if (error := answers[-1].error) is not None:
-                    raise of_answer(error, place=self.place)
+                    raise of_answer(error, place=self.reply.places[0])
         finally:
             self.cancel()
         return self.reply.whole(answers)
@@ -118,12 +128,12 @@ class Asker:
     model_names: Sequence[str] = ()  # the model's names from the server's settings, if any
 
     async def ask(
-        self, request: Request, *, form: Form[Request], request_id: str, client: str, is_background: bool = False
+        self, request: CommonRequest, *, form: Form, request_id: str, client: str, is_background: bool = False
     ) -> Pending:
         """Submit a request; `request_id` is `req_` and a number. Raises ApiError."""
         info = model_info(self.service)
         name = shown_name(request.model or ALIAS, info=info, names=self.model_names)
-        asked = form.understand(request, info)
+        asked = form.reply.understand(request, info)
         options = {
             "client": client,
             "is_background": is_background,
@@ -133,13 +143,12 @@ class Asker:
             answering = await self._submit_all(asked, options, default_prompt=info.default_prompt)
         except ApiError as error:
             if error.param == "messages":
-                error.param = form.places[not isinstance(error, PictureRefusedError)]
+                error.param = form.reply.places[not isinstance(error, PictureRefusedError)]
             raise
         used = {} if asked.picture_used is None else {"picture_used": asked.picture_used}
-        head = {"id": f"{form.id_prefix}{request_id.removeprefix('req_')}", "model": name, **used}
+        head = {"id": f"{form.reply.id_prefix}{request_id.removeprefix('req_')}", "model": name, **used}
         reply = form.reply(request, asked, head, info)
-        ignored, place = asked.num_ignored_turns, form.places[0]
-        return Pending(answering=answering, reply=reply, model=name, num_ignored_turns=ignored, place=place)
+        return Pending(answering=answering, reply=reply, model=name, num_ignored_turns=asked.num_ignored_turns)
 
     async def _submit_all(
         self, asked: ChatQuestion, options: Mapping[str, Any], *, default_prompt: str

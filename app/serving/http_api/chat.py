@@ -4,36 +4,16 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from fastapi.sse import format_sse_event
 
 from llama_adapter.app.captioning.captioner import ModelInfo
 from llama_adapter.app.captioning.tasks.answers import Answer, TextDelta, TokenLogprob
-from llama_adapter.app.serving.http_api.asking import NumberedEvent
+from llama_adapter.app.serving.http_api.asking import NumberedEvent, Reply
 from llama_adapter.app.serving.http_api.conversation import ChatQuestion, form_of, turn_of, understand_turns
 from llama_adapter.app.serving.http_api.errors import ApiError, of_answer
-from llama_adapter.app.serving.http_api.schemas import ChatRequest, CompletionRequest
-
-
-def understand(request: ChatRequest, info: ModelInfo) -> ChatQuestion:
-    """The question of a request; raises ApiError if the request has none or its parameters contradict each other."""
-    check_stream_options(request)
-    if request.top_logprobs and not request.logprobs:
-        raise ApiError("`top_logprobs` requires `logprobs`: true.", param="top_logprobs")
-    if len({request.max_tokens, request.max_completion_tokens} - {None}) > 1:
-        raise ApiError("`max_tokens` and `max_completion_tokens` differ: leave one out.", param="max_tokens")
-    return understand_turns(
-        [turn_of(message, place=f"messages[{index}]") for index, message in enumerate(request.messages)],
-        request,
-        info,
-        place="messages",
-        max_new_tokens=request.max_completion_tokens or request.max_tokens,
-        form=form_of(request),
-        with_logprobs=bool(request.logprobs),
-        num_top_logprobs=request.top_logprobs or 0,
-        num_answers=request.n or 1,
-    )
+from llama_adapter.app.serving.http_api.schemas import ChatRequest, CommonRequest, CompletionRequest
 
 
 def check_stream_options(request: ChatRequest | CompletionRequest) -> None:
@@ -42,21 +22,41 @@ def check_stream_options(request: ChatRequest | CompletionRequest) -> None:
         raise ApiError("`stream_options` requires `stream`: true.", param="stream_options")
 
 
-class ChatReply:
+class ChatReply(Reply):
     """Answers as chat completions: those of the first prompt, then those of the next one."""
 
+    path, id_prefix = "/v1/chat/completions", "chatcmpl-"
+    request: ClassVar[type[CommonRequest]] = ChatRequest
+    places = ("messages", "messages")
     name, chunk_name = "chat.completion", "chat.completion.chunk"
-    place = "messages"  # the field with the picture, for errors
     starts: Sequence[Mapping[str, Any]] = ({"delta": {"role": "assistant", "content": ""}},)  # chunks before the text
 
     def __init__(
         self, request: ChatRequest | CompletionRequest, asked: ChatQuestion, head: Mapping[str, Any], info: ModelInfo
     ) -> None:
-        """The completion and every chunk have the fields of `head`."""
         self._head = {**head, "created": int(time.time()), "system_fingerprint": f"fp_{info.digest[:12]}"}
         self._num_prompts, self._with_logprobs = len(asked.prompts), asked.with_logprobs
         self._num_answers = asked.num_answers * self._num_prompts
         self._with_usage = request.stream_options is not None and bool(request.stream_options.include_usage)
+
+    @staticmethod
+    def understand(request: ChatRequest, info: ModelInfo) -> ChatQuestion:
+        check_stream_options(request)
+        if request.top_logprobs and not request.logprobs:
+            raise ApiError("`top_logprobs` requires `logprobs`: true.", param="top_logprobs")
+        if len({request.max_tokens, request.max_completion_tokens} - {None}) > 1:
+            raise ApiError("`max_tokens` and `max_completion_tokens` differ: leave one out.", param="max_tokens")
+        return understand_turns(
+            [turn_of(message, place=f"messages[{index}]") for index, message in enumerate(request.messages)],
+            request,
+            info,
+            place="messages",
+            max_new_tokens=request.max_completion_tokens or request.max_tokens,
+            form=form_of(request),
+            with_logprobs=bool(request.logprobs),
+            num_top_logprobs=request.top_logprobs or 0,
+            num_answers=request.n or 1,
+        )
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The body: `schemas.ChatCompletion`."""
@@ -84,7 +84,7 @@ class ChatReply:
                 sent[index] += event.logprobs
                 yield self._chunk(index, {**self.piece(event.text), "logprobs": logprobs})
             elif event.error is not None:
-                yield format_sse_event(data_str=json.dumps(of_answer(event.error, place=self.place).envelope()))
+                yield format_sse_event(data_str=json.dumps(of_answer(event.error, place=self.places[0]).envelope()))
                 break
             else:
                 answers.append(event)

@@ -16,35 +16,33 @@ from llama_adapter.app.serving.http_api.schemas import MAX_QUESTIONS, Completion
 DEFAULT_TOKENS = 16  # of an answer, as at OpenAI's
 
 
-def understand(request: CompletionRequest, info: ModelInfo) -> ChatQuestion:
-    """The prompts of a request; raises ApiError if there are too many answers."""
-    check_stream_options(request)
-    prompts = [request.prompt] if isinstance(request.prompt, str) else request.prompt
-    num_answers = request.n or 1
-    if len(prompts) * num_answers > MAX_QUESTIONS:
-        message = f"`n` times the number of prompts is {len(prompts) * num_answers}, the limit is {MAX_QUESTIONS}."
-        raise ApiError(message, param="prompt")
-    task = WithTokenIds(FREE_TEXT) if request.output_ids else FREE_TEXT
-    first, *others = (Question(raw=prompt, task=task) for prompt in prompts)
-    return ChatQuestion(
-        urls=() if request.image_url is None else (request.image_url,),
-        text_prefix=request.text_prefix,
-        question=first,
-        others=tuple(others),
-        sampling=sampling_of(request, max_new_tokens=request.max_tokens or DEFAULT_TOKENS, form=form_of(request)),
-        stop=stop_of(request),
-        with_logprobs=request.logprobs is not None,
-        num_top_logprobs=request.logprobs or 0,
-        num_answers=num_answers,
-    )
-
-
 class CompletionReply(ChatReply):
     """Answers as completions: `schemas.Completion`. A chunk is a completion too."""
 
+    path, request, id_prefix = "/v1/completions", CompletionRequest, "cmpl-"
+    places = ("image_url", "prompt")
     name = chunk_name = "text_completion"
-    place = "image_url"
     starts = ()
+
+    @staticmethod
+    def understand(request: CompletionRequest, info: ModelInfo) -> ChatQuestion:  # type: ignore[override]  # no chat
+        check_stream_options(request)
+        prompts = [request.prompt] if isinstance(request.prompt, str) else request.prompt
+        num_answers = request.n or 1
+        if len(prompts) * num_answers > MAX_QUESTIONS:
+            message = f"`n` times the number of prompts is {len(prompts) * num_answers}, the limit is {MAX_QUESTIONS}."
+            raise ApiError(message, param="prompt")
+        task = WithTokenIds(FREE_TEXT) if request.output_ids else FREE_TEXT
+        return ChatQuestion(
+            urls=() if request.image_url is None else (request.image_url,),
+            text_prefix=request.text_prefix,
+            prompts=tuple((Question(raw=prompt, task=task),) for prompt in prompts),
+            sampling=sampling_of(request, max_new_tokens=request.max_tokens or DEFAULT_TOKENS, form=form_of(request)),
+            stop=stop_of(request),
+            with_logprobs=request.logprobs is not None,
+            num_top_logprobs=request.logprobs or 0,
+            num_answers=num_answers,
+        )
 
     def content(self, text: str) -> dict[str, Any]:
         return {"text": text}

@@ -86,28 +86,15 @@ class ChatQuestion:
 
     urls: tuple[str, ...]  # of the pictures that the model sees
     text_prefix: TextPrefix | None  # for a question without a picture
-    question: Question
+    prompts: tuple[tuple[Question, ...], ...]  # of each prompt, the questions whose answers make up one answer
     sampling: SamplingParams
     stop: tuple[str, ...]
     with_logprobs: bool
     num_answers: int
     picture_used: str | None = None  # place of the picture, if the request has several and the model sees one
-    properties: tuple[Property, ...] = ()  # of the wanted JSON, each a separate question; empty: plain text
+    properties: tuple[Property, ...] = ()  # of the wanted JSON, each a question of the prompt; empty: plain text
     num_ignored_turns: int = 0  # earlier messages that the model does not see in full
     num_top_logprobs: int = 0  # how many of the likeliest tokens have their log-probability too
-    others: tuple[Question, ...] = ()  # further prompts of the request, each with `num_answers` answers
-
-    @property
-    def questions(self) -> tuple[Question, ...]:
-        """The questions whose answers make up one answer: one for each property, or the question alone."""
-        return tuple(
-            item.question_in(self.question, is_alone=len(self.properties) == 1) for item in self.properties
-        ) or (self.question,)
-
-    @property
-    def prompts(self) -> tuple[tuple[Question, ...], ...]:
-        """The questions of each prompt of the request."""
-        return (self.questions, *((other,) for other in self.others))
 
 
 Format = TextFormat | JsonObjectFormat | JsonSchemaFormat | JsonSchemaText
@@ -200,12 +187,13 @@ def understand_turns(
             message = f"The request has {len(pictures)} pictures, more than the context holds."
             raise ApiError(message, code="context_length_exceeded", param=place)
         question = _with_places(question, seen, last, in_parts=bool(properties))
+    parts = tuple(item.question_in(question, is_alone=len(properties) == 1) for item in properties)
     is_one_of_several = info.picture_format is None and sum(len(turn.pictures) for turn in turns) > 1
     return ChatQuestion(
         urls=tuple(picture.url for picture in pictures),
         picture_used=pictures[0].place if is_one_of_several else None,
         text_prefix=request.text_prefix,
-        question=question,
+        prompts=(parts or (question,),),
         properties=properties,
         sampling=sampling_of(request, max_new_tokens=max_new_tokens, form=None if properties else form),
         stop=() if question.task.continuations else stop_of(request),

@@ -53,7 +53,7 @@ class AnswerResponse(Response):
         if isinstance(first, Answer):
             self._note(scope, first)
             if first.error is not None:
-                raise of_answer(first.error, place=self._pending.place)
+                raise of_answer(first.error, place=self._pending.reply.places[0])
 
         async def all_events() -> AsyncIterator[NumberedEvent]:
             yield number, first

@@ -10,33 +10,13 @@ from fastapi.sse import format_sse_event
 
 from llama_adapter.app.captioning.captioner import ModelInfo
 from llama_adapter.app.captioning.tasks.answers import Answer, TextDelta
-from llama_adapter.app.serving.http_api.asking import NumberedEvent
+from llama_adapter.app.serving.http_api.asking import NumberedEvent, Reply
 from llama_adapter.app.serving.http_api.chat import extensions_of, logprobs_of
 from llama_adapter.app.serving.http_api.conversation import ChatQuestion, Turn, form_of, turn_of, understand_turns
 from llama_adapter.app.serving.http_api.errors import ApiError, of_answer
 from llama_adapter.app.serving.http_api.schemas import NO_LIMIT, ResponsesRequest
 
-
-def understand(request: ResponsesRequest, info: ModelInfo) -> ChatQuestion:
-    """The question of a request; raises ApiError if the request has none."""
-    if request.top_logprobs and "message.output_text.logprobs" not in (request.include or ()):
-        message = '`top_logprobs` requires `include`: ["message.output_text.logprobs"].'
-        raise ApiError(message, param="top_logprobs")
-    turns = [Turn(role="system", parts=(request.instructions or "",))]
-    if isinstance(request.input, str):
-        turns.append(Turn(role="user", parts=(request.input,)))
-    else:
-        turns += [turn_of(item, place=f"input[{index}]") for index, item in enumerate(request.input)]
-    return understand_turns(
-        turns,
-        request,
-        info,
-        place="input",
-        max_new_tokens=request.max_output_tokens,
-        form=form_of(request, None if request.text is None else request.text.format),
-        with_logprobs="message.output_text.logprobs" in (request.include or ()),
-        num_top_logprobs=request.top_logprobs or 0,
-    )
+_LOGPROBS = "message.output_text.logprobs"
 
 
 def _parameters_of(request: ResponsesRequest, question: ChatQuestion) -> dict[str, Any]:
@@ -58,8 +38,11 @@ def _parameters_of(request: ResponsesRequest, question: ChatQuestion) -> dict[st
     }
 
 
-class ResponsesReply:
+class ResponsesReply(Reply):
     """An answer as a response, which has the request's parameters."""
+
+    path, request, id_prefix = "/v1/responses", ResponsesRequest, "resp_"
+    places = ("input", "input")
 
     def __init__(
         self, request: ResponsesRequest, asked: ChatQuestion, head: Mapping[str, Any], info: ModelInfo
@@ -67,6 +50,27 @@ class ResponsesReply:
         self._head = {**head, "created_at": int(time.time()), **_parameters_of(request, asked)}
         self._with_logprobs = asked.with_logprobs
         self._item_id = f"msg_{str(head['id']).removeprefix('resp_')}"
+
+    @staticmethod
+    def understand(request: ResponsesRequest, info: ModelInfo) -> ChatQuestion:
+        with_logprobs = _LOGPROBS in (request.include or ())
+        if request.top_logprobs and not with_logprobs:
+            raise ApiError(f'`top_logprobs` requires `include`: ["{_LOGPROBS}"].', param="top_logprobs")
+        turns = [Turn(role="system", parts=(request.instructions or "",))]
+        if isinstance(request.input, str):
+            turns.append(Turn(role="user", parts=(request.input,)))
+        else:
+            turns += [turn_of(item, place=f"input[{index}]") for index, item in enumerate(request.input)]
+        return understand_turns(
+            turns,
+            request,
+            info,
+            place="input",
+            max_new_tokens=request.max_output_tokens,
+            form=form_of(request, None if request.text is None else request.text.format),
+            with_logprobs=with_logprobs,
+            num_top_logprobs=request.top_logprobs or 0,
+        )
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The body: `schemas.ResponseBody`."""
@@ -115,7 +119,7 @@ class ResponsesReply:
                     "response.output_text.delta", **part, delta=event.text, logprobs=logprobs_of(event.logprobs)
                 )
             elif event.error is not None:
-                error = of_answer(event.error).envelope()["error"]
+                error = of_answer(event.error, place=self.places[0]).envelope()["error"]
                 yield numbered("error", **error, error=error)
                 failure = {"code": error["code"], "message": error["message"]}
                 yield numbered("response.failed", response=self._response("failed", error=failure))

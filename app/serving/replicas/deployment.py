@@ -26,7 +26,7 @@ from llama_adapter.app.jobs.clusters.drive import check_alike
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec
 from llama_adapter.app.serving.online.request_handle import Ask
 from llama_adapter.app.serving.online.types import Observer, ServiceLimits
-from llama_adapter.app.serving.replicas.placement import ReplicaPlace, memory_shares, plan_replica
+from llama_adapter.app.serving.replicas.placement import ReplicaPlace, plan_replica
 from llama_adapter.app.serving.replicas.replica import Replica, problem_in
 from llama_adapter.app.serving.replicas.service import ReplicatedService
 from llama_adapter.app.serving.replicas.types import (
@@ -223,7 +223,6 @@ def open_replicas(
         ranks = spec.tensor_parallel
         place = plan_replica(machines(), device=spec.device, replicas=deployment.most, flag=flag, ranks=ranks)
         tell(f"{where}, {_described(deployment, ranks=ranks)}")
-        shared = place.sharing_memory
         replica = ReplicaSettings(
             spec=replace(spec, device=place.device),
             limits=limits,
@@ -231,7 +230,7 @@ def open_replicas(
             threads=place.threads,
             # Shares of the memory that is free before the first replica loads. Later, the free memory depends on which
             # replicas have loaded.
-            memory=memory_shares(shared, free_bytes_of(list(shared))),
+            memory=place.memory_shares(free_bytes_of),
         )
         with (
             deployed(deployment, replica, place, tell=tell) as replicas,

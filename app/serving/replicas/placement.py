@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,11 +33,15 @@ class ReplicaPlace:
         """
         return max(self.num_replicas.values()) if self.device == HOST else None
 
-    @property
-    def sharing_memory(self) -> Mapping[str, int]:
-        """Id of a machine -> the most replicas that share its memory; only machines with more than one."""
-        most = self.most_per_machine or 1
-        return dict.fromkeys(self.num_replicas, most) if most > 1 else {}
+    def memory_shares(self, free_bytes_of: Callable[[list[str]], Mapping[str, int | None]]) -> dict[str, MemoryShare]:
+        """Id of a machine -> a replica's share of its free memory, as `free_bytes_of` measures it.
+
+        Empty if every replica has a machine or devices of its own. Machines whose free memory is unknown are left out.
+        """
+        if (most := self.most_per_machine or 1) == 1:
+            return {}
+        free = free_bytes_of(list(self.num_replicas)).items()
+        return {one: MemoryShare(num_bytes=num // most, num_replicas=most) for one, num in free if num is not None}
 
 
 def plan_replica(machines: Sequence[Machine], *, device: str, replicas: int, flag: str, ranks: int = 1) -> ReplicaPlace:
@@ -59,15 +63,6 @@ def plan_replica(machines: Sequence[Machine], *, device: str, replicas: int, fla
         threads=wanted or (min(threads) if threads else None),
         num_replicas=Counter(place.machine for place in places),
     )
-
-
-def memory_shares(num_replicas: Mapping[str, int], free_bytes: Mapping[str, int | None]) -> dict[str, MemoryShare]:
-    """Id of a machine -> a replica's share of its free memory. Machines whose free memory is unknown are left out."""
-    return {
-        machine: MemoryShare(num_bytes=free // number, num_replicas=number)
-        for machine, number in num_replicas.items()
-        if (free := free_bytes.get(machine)) is not None
-    }
 
 
 def _wanted_threads() -> int | None:

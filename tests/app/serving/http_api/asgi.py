@@ -78,7 +78,12 @@ class Client:
         self.sent.append(message)
 
     def ask(self, app: ASGIApp) -> "Client":
-        asyncio.run(self.asking(app))
+        async def ask() -> None:
+            asking = asyncio.create_task(self.asking(app))
+            assert (await asyncio.wait({asking}, timeout=60))[0], "the application does not end"
+            await asking
+
+        asyncio.run(ask())
         return self
 
     async def asking(self, app: ASGIApp) -> None:

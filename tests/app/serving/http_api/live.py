@@ -1,10 +1,9 @@
 """An application behind a real socket, and a service that gives the answers set by a test."""
 
 import dataclasses
-import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import httpx
@@ -16,6 +15,7 @@ from starlette.types import ASGIApp
 from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.serving.http_api.api import ApiSettings, create_api
+from llama_adapter.app.serving.http_api.running import address_of, bind
 from llama_adapter.app.serving.http_api.schemas import documentation
 from llama_adapter.app.serving.online.request_handle import Ask, RequestHandle
 from llama_adapter.app.serving.online.types import ServiceStatus
@@ -27,19 +27,16 @@ INFO = dataclasses.replace(
 
 
 @contextmanager
-def served(application: ASGIApp) -> Iterator[str]:
-    """Serve on a free port of loopback; yields the base URL."""
-    # If the protocol is given, asyncio turns off Nagle's algorithm, which delays answers by 40 ms.
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
-        listener.bind(("127.0.0.1", 0))
+def served(application: ASGIApp, **options: Any) -> Iterator[str]:
+    """Serve on a free port of loopback; yields the base URL. `options` are further ones of uvicorn."""
+    with closing(bind("127.0.0.1", 0)) as listener:
         listener.listen(128)
-        server = uvicorn.Server(
-            uvicorn.Config(application, log_config=None, access_log=False, lifespan="off", proxy_headers=False)
-        )
+        own: dict[str, Any] = {"log_config": None, "access_log": False, "lifespan": "off", "proxy_headers": False}
+        server = uvicorn.Server(uvicorn.Config(application, **own, **options))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="uvicorn", daemon=True)
         thread.start()
         try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+            yield address_of(listener)
         finally:
             server.should_exit = True
             thread.join(30)
@@ -59,6 +56,15 @@ def answer(text: str = "red", *, error: AnswerError | None = None, **fields: obj
 def failed(code: str, text: str = "") -> Answer:
     """An answer with this error, after a part of its text."""
     return answer(text, error=AnswerError(code=code, message="Told."))
+
+
+def raising(error: Exception) -> Callable[[RequestHandle], None]:
+    """An `on_submit` that refuses every request."""
+
+    def refuse(handle: RequestHandle) -> None:
+        raise error
+
+    return refuse
 
 
 def status(state: str = "ready", **fields: object) -> ServiceStatus:

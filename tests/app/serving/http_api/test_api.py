@@ -7,7 +7,6 @@ import logging
 import re
 import threading
 import tracemalloc
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -24,10 +23,10 @@ from llama_adapter.runtime.terminal.logs import FIELDS
 from tests.app.serving.http_api.live import (
     StubService,
     answer,
-    check_documented,
     client_of,
     error,
     failed,
+    raising,
     served,
     status,
 )
@@ -36,62 +35,6 @@ from tests.app.serving.http_api.requests import CHAT, chat, data_uri, image, jso
 pytestmark = pytest.mark.slow
 
 SECRET = "Xyzzy-secret"
-
-
-def raising(error: Exception) -> Callable[[RequestHandle], None]:
-    def refuse(handle: RequestHandle) -> None:
-        raise error
-
-    return refuse
-
-
-def test_an_answer_has_text_counts_and_the_number_of_ignored_turns(client: httpx.Client) -> None:
-    earlier = [user(image(), "What?"), {"role": "assistant", "content": "Red."}]
-
-    response = client.post(CHAT, json=chat(*earlier, user("And the star?")))
-
-    content = response.json()
-    assert response.status_code == 200
-    check_documented(content, "ChatCompletion")
-    assert content["choices"][0]["message"]["content"] == "red"
-    assert content["usage"] == {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6}
-    assert content["model"] == "stub"
-    assert response.headers["x-ignored-turns"] == "2"
-
-
-def test_the_service_is_asked_what_the_request_says(client: httpx.Client, service: StubService) -> None:
-    client.post(CHAT, json=chat(user(image(), "What?"), temperature=0.5, seed=3, stop="."))
-    client.post(CHAT, json=chat(user(image())))
-
-    first, second = service.asks
-    assert first.picture.startswith(b"\x89PNG")
-    assert (first.prompt, first.sampling.temperature, first.sampling.seed, first.stop) == ("What?", 0.5, 3, (".",))
-    assert first.client == "address:127.0.0.1"
-    assert second.prompt == "Describe it."
-
-
-@pytest.mark.parametrize("is_stream", [False, True])
-@pytest.mark.parametrize(
-    ("on_submit", "expected", "retry_after"),
-    [
-        (raising(BusyError("Full", retry_after_s=0.2)), (429, "busy", None), "1"),
-        (lambda handle: handle.deliver(failed("too_large")), (400, "too_large", "messages"), None),
-        (lambda handle: handle.deliver(failed("engine_failed")), (500, "engine_failed", None), None),
-    ],
-)
-def test_what_fails_before_the_first_text_has_a_status_streamed_or_not(
-    client: httpx.Client,
-    service: StubService,
-    is_stream: bool,
-    on_submit: Callable[[RequestHandle], None],
-    expected: tuple[int, str, str | None],
-    retry_after: str | None,
-) -> None:
-    service.on_submit = on_submit
-
-    response = client.post(CHAT, json=chat(stream=is_stream))
-
-    assert (error(response), response.headers.get("retry-after")) == (expected, retry_after)
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
@@ -183,6 +126,7 @@ def test_the_log_has_a_line_a_request_and_nothing_of_what_was_asked(
     ]
     assert {one["client"] for one in fields} == {"127.0.0.1"}
     assert [one.get("forwarded_for") for one in fields] == [None, None, "192.0.2.1", None, None]
+    assert service.asks[0].client == "address:127.0.0.1"
     assert SECRET.lower() not in "".join(record.getMessage() for record in caplog.records).lower()
 
 

@@ -26,10 +26,9 @@ from llama_adapter.app.serving.online.types import BusyError
 from llama_adapter.runtime.errors import UsageError
 from tests.app.serving.http_api.live import StubService, answer, error, failed, served
 from tests.app.serving.http_api.requests import CHAT, chat
+from tests.app.serving.online.waiting import WAIT_S, wait_for
 
 pytestmark = pytest.mark.slow
-
-WAIT_S = 30.0
 
 
 class Counting(StubService):
@@ -83,10 +82,15 @@ def upload(client: httpx.Client, *lines: str, name: str = "rows.jsonl", **option
     return client.post("/v1/files", files={"file": (name, content)}, data={"purpose": "batch"}, **options)
 
 
-def begin(client: httpx.Client, *lines: str, endpoint: str = CHAT) -> str:
-    """Upload rows and start a batch; returns the batch's id."""
+def created(client: httpx.Client, *lines: str, endpoint: str = CHAT) -> httpx.Response:
+    """Upload rows and start a batch."""
     wanted = {"input_file_id": upload(client, *lines).json()["id"], "endpoint": endpoint, "completion_window": "24h"}
-    batch = client.post("/v1/batches", json=wanted)
+    return client.post("/v1/batches", json=wanted)
+
+
+def begin(client: httpx.Client, *lines: str, endpoint: str = CHAT) -> str:
+    """As `created`; returns the batch's id."""
+    batch = created(client, *lines, endpoint=endpoint)
     assert batch.status_code == 200, batch.text
     return str(batch.json()["id"])
 
@@ -413,10 +417,7 @@ def test_an_upload_that_ends_early_leaves_nothing(
     with pytest.raises(KeyError):
         client.post("/v1/files", content=half(), headers={"content-type": "multipart/form-data; boundary=b"})
 
-    until = time.monotonic() + WAIT_S
-    while os.listdir(folder / "files") and time.monotonic() < until:
-        time.sleep(0.01)
-    assert os.listdir(folder / "files") == []
+    wait_for(lambda: os.listdir(folder / "files") == [])
 
 
 def test_keys_do_not_see_each_other_s_files(folder: Path, service: Counting) -> None:
@@ -555,8 +556,7 @@ def test_a_batch_with_a_damaged_journal_fails_and_others_go_on(folder: Path, kin
     with opened(folder, service) as client:
         batch_id = begin(client, *ROWS)
         assert reached.wait(WAIT_S)
-        while client.get(f"/v1/batches/{batch_id}").json()["request_counts"]["completed"] < 2:
-            time.sleep(0.01)
+        wait_for(lambda: client.get(f"/v1/batches/{batch_id}").json()["request_counts"]["completed"] == 2)
     if kind == "no rows":
         (folder / "files" / json.loads((folder / "batches" / f"{batch_id}.json").read_text())["input_file_id"]).unlink()
     else:
@@ -583,12 +583,8 @@ def test_unfinished_batches_have_a_limit(folder: Path, monkeypatch: pytest.Monke
     service, _ = held(answered=0)
     with opened(folder, service) as client:
         begin(client, row("a"))
-        wanted = {"input_file_id": upload(client, row("a")).json()["id"], "endpoint": CHAT, "completion_window": "24h"}
-        assert error(client.post("/v1/batches", json=wanted))[:2] == (429, "too_many_batches")
-        assert error(client.post("/v1/batches", json={**wanted, "endpoint": "/v1/embeddings"}))[:2] == (
-            400,
-            "invalid_value",
-        )
+        assert error(created(client, row("a")))[:2] == (429, "too_many_batches")
+        assert error(created(client, row("a"), endpoint="/v1/embeddings"))[:2] == (400, "invalid_value")
 
 
 def test_old_batches_are_forgotten(client: httpx.Client, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from llama_adapter.app.captioning.tasks.prompts import RawPrompt
-from llama_adapter.app.serving.http_api.completions import understand
+from llama_adapter.app.serving.http_api.completions import CompletionReply
 from llama_adapter.app.serving.http_api.schemas import CompletionRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from tests.app.serving.http_api.live import INFO, StubService, answer, check_documented, error
@@ -59,7 +59,7 @@ def test_a_picture_may_come_with_the_prompt(client: httpx.Client, service: StubS
 
 @pytest.mark.parametrize(("logprobs", "expected"), [(None, (False, 0)), (0, (True, 0)), (5, (True, 5))])
 def test_log_probabilities_are_a_number(logprobs: int | None, expected: tuple[bool, int]) -> None:
-    asked = understand(CompletionRequest.model_validate(wanted(logprobs=logprobs)), INFO)
+    asked = CompletionReply.understand(CompletionRequest.model_validate(wanted(logprobs=logprobs)), INFO)
     assert (asked.with_logprobs, asked.num_top_logprobs) == expected
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from llama_adapter.app.captioning.tasks.choose import OneOf
+from llama_adapter.app.captioning.tasks.question import Question
 from llama_adapter.app.captioning.tasks.task import FREE_TEXT
 from llama_adapter.app.models.spec import ModelInfo
 from llama_adapter.app.serving.http_api.api import forms
@@ -20,12 +21,18 @@ OLD, NEW = "data:image/png;base64,b2xk", "data:image/png;base64,bmV3"
 
 
 def question(*messages: dict[str, Any], info: ModelInfo = INFO, **parameters: Any) -> ChatQuestion:
-    return CHAT.understand(CHAT.request.model_validate(chat(*messages, **parameters)), info)
+    return CHAT.reply.understand(CHAT.request.model_validate(chat(*messages, **parameters)), info)
 
 
 def question_of_responses(content: Any, **parameters: Any) -> ChatQuestion:
     body = {"model": "default", "input": content, **parameters}
-    return RESPONSES.understand(RESPONSES.request.model_validate(body), INFO)
+    return RESPONSES.reply.understand(RESPONSES.request.model_validate(body), INFO)
+
+
+def only(asked: ChatQuestion) -> Question:
+    """The question of a request that asks one."""
+    ((question,),) = asked.prompts
+    return question
 
 
 def said(role: str, text: Any) -> dict[str, Any]:
@@ -79,7 +86,7 @@ def test_the_last_text_alone_is_the_question_and_turns_that_are_not_shown_in_ful
     messages: list[Any], prompt: Any, num_ignored: int
 ) -> None:
     asked = question(*messages)
-    assert (asked.question.prompt("default"), asked.urls, asked.num_ignored_turns) == (prompt, (NEW,), num_ignored)
+    assert (only(asked).prompt("default"), asked.urls, asked.num_ignored_turns) == (prompt, (NEW,), num_ignored)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +154,7 @@ def test_parts_are_understood_as_clients_write_them(part: dict[str, Any], text: 
     message = {"role": "user", "content": [text, part], "name": None, "id": "m1", "cache_control": {}}
 
     for asked in (question(message), question_of_responses([message])):
-        assert (asked.urls, asked.question.instruction) == ((NEW,), "What?")
+        assert (asked.urls, only(asked).instruction) == ((NEW,), "What?")
 
 
 def test_nothing_given_and_null_mean_the_defaults_of_the_product() -> None:
@@ -156,8 +163,8 @@ def test_nothing_given_and_null_mean_the_defaults_of_the_product() -> None:
     null = question(**dict.fromkeys((*names, "frequency_penalty", "stop", "max_tokens", "answer_choices")))
 
     assert given.sampling == null.sampling == SamplingParams()
-    assert (given.stop, given.question) == (null.stop, null.question)
-    assert (given.stop, given.question.task) == ((), FREE_TEXT)
+    assert (given.stop, given.prompts) == (null.stop, null.prompts)
+    assert (given.stop, only(given).task) == ((), FREE_TEXT)
 
 
 def test_parameters_arrive_as_they_are_given() -> None:
@@ -175,7 +182,7 @@ def test_choices_need_no_stop() -> None:
     for name in ("answer_choices", "guided_choice"):
         asked = question(**{name: ["yes", "no"]}, stop="y")
 
-        assert (asked.question.task, asked.stop) == (OneOf(("yes", "no")), ())
+        assert (only(asked).task, asked.stop) == (OneOf(("yes", "no")), ())
 
 
 @pytest.mark.parametrize(
@@ -190,8 +197,8 @@ def test_a_template_with_turns_shows_the_earlier_ones_of_a_text_chat(
     messages: list[Any], turns: tuple[tuple[str, str], ...], num_ignored: int
 ) -> None:
     asked = question(*messages, info=dataclasses.replace(INFO, template="conversation"))
-    assert (asked.question.turns, asked.num_ignored_turns) == (turns, num_ignored)
-    assert question(*messages).question.turns == ()
+    assert (only(asked).turns, asked.num_ignored_turns) == (turns, num_ignored)
+    assert only(question(*messages)).turns == ()
 
 
 # Responses
@@ -223,7 +230,7 @@ def item(role: str, *parts: str, **fields: Any) -> dict[str, Any]:
 def test_the_last_text_alone_is_the_question_of_responses(
     content: Any, parameters: dict[str, Any], prompt: Any
 ) -> None:
-    assert question_of_responses(content, **parameters).question.prompt("default") == prompt
+    assert only(question_of_responses(content, **parameters)).prompt("default") == prompt
 
 
 def test_responses_have_the_newest_picture_and_the_parameters_of_the_request() -> None:
@@ -245,5 +252,5 @@ def test_responses_have_choices_and_schemas() -> None:
     schema = {"type": "object", "properties": {"star": {"type": "boolean"}}}
     asked = question_of_responses("What?", text={"format": {"type": "json_schema", "name": "a", "schema": schema}})
 
-    assert [one.task for one in asked.questions] == [OneOf(("yes", "no"))]
-    assert question_of_responses("What?", answer_choices=["yes", "no"]).question.task == OneOf(("yes", "no"))
+    assert [one.task for one in asked.prompts[0]] == [OneOf(("yes", "no"))]
+    assert only(question_of_responses("What?", answer_choices=["yes", "no"])).task == OneOf(("yes", "no"))

@@ -20,7 +20,8 @@ from llama_adapter.app.serving.http_api.api import forms
 from llama_adapter.app.serving.http_api.asking import NumberedEvent, Pending, Reply
 from llama_adapter.app.serving.http_api.replying import AnswerResponse
 from llama_adapter.app.serving.online.request_handle import RequestHandle
-from tests.app.serving.http_api.live import INFO, answer, check_documented
+from tests.app.serving.http_api.asgi import Client
+from tests.app.serving.http_api.live import INFO, answer, check_documented, failed
 from tests.app.serving.http_api.requests import chat
 
 REQUESTS = {
@@ -35,8 +36,8 @@ def reply_of(schema: str, *, with_usage: bool = False, **options: Any) -> Reply:
     """The reply to a request whose question has these options."""
     form, usage = FORMS[schema], {"stream": True, "stream_options": {"include_usage": True}}
     request = form.request.model_validate(REQUESTS[schema] | (usage if with_usage else {}))
-    asked = dataclasses.replace(form.understand(request, INFO), **options)
-    return form.reply(request, asked, {"id": f"{form.id_prefix}1", "model": "m"}, INFO)
+    asked = dataclasses.replace(form.reply.understand(request, INFO), **options)
+    return form.reply(request, asked, {"id": f"{form.reply.id_prefix}1", "model": "m"}, INFO)
 
 
 KNOWN = answer(
@@ -74,7 +75,7 @@ SEVERAL: list[TextDelta | Answer] = [
 ]
 CASES_OF_SEVERAL = {
     "answers": (SEVERAL, {"num_answers": 2, "with_usage": True}),
-    "prompts": (SEVERAL, {"others": (Question(raw="The ring is"),), "with_usage": True}),
+    "prompts": (SEVERAL, {"prompts": ((Question(),),) * 2, "with_usage": True}),
 }
 
 
@@ -113,7 +114,7 @@ def test_answers_whole_and_streamed(schema: str, snapshot: Any, monkeypatch: pyt
 def test_responses_repeat_their_limit_of_tokens(given: int | None, repeated: int | None) -> None:
     form = FORMS["ResponseBody"]
     request = form.request.model_validate(REQUESTS["ResponseBody"] | {"max_output_tokens": given})
-    body = form.reply(request, form.understand(request, INFO), {"id": "resp_1"}, INFO).whole([SCORED])
+    body = form.reply(request, form.reply.understand(request, INFO), {"id": "resp_1"}, INFO).whole([SCORED])
     assert body["max_output_tokens"] == repeated
 
 
@@ -122,47 +123,31 @@ def kind_of(frame: str) -> str:
     return f"event: {json.loads(frame.partition('data: ')[2])['type']}\n"
 
 
+def sent_to(client: Client, handle: RequestHandle, *, is_stream: bool) -> Visit:
+    """Send a request's answer to a client; returns what the log has about it."""
+    visit = client.scope[VISIT] = Visit()
+    client.ask(AnswerResponse(Pending(answering=[handle], reply=reply_of("ChatCompletion")), is_stream=is_stream))
+    return visit
+
+
 def test_reader_stalled_at_the_end_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replying, "STALLED_READER_S", 0.05)
-    handle = RequestHandle(0, cancel=lambda handle: None)
+    client, handle = Client(), RequestHandle(0, cancel=lambda handle: None)
     handle.deliver(answer())
 
     async def send(message: Message) -> None:
         if message.get("more_body") is False:
             await asyncio.Event().wait()
 
-    async def receive() -> Message:
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    async def stream_it() -> None:
-        reply = AnswerResponse(Pending(answering=[handle], reply=reply_of("ChatCompletion")), is_stream=True)
-        scope = {"type": "http", VISIT: Visit()}
-        streaming_it = asyncio.create_task(reply(scope, receive, send))
-        assert (await asyncio.wait({streaming_it}, timeout=20))[0]
-        with pytest.raises(TimeoutError):
-            await streaming_it
-
-    asyncio.run(stream_it())
+    client.send = send  # type: ignore[method-assign]
+    with pytest.raises(TimeoutError):
+        sent_to(client, handle, is_stream=True)
     assert handle.is_cancelled
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_a_client_that_has_hung_up_is_sent_nothing_and_the_log_has_its_answer_s_error(is_stream: bool) -> None:
-    cancelled = answer("", error=AnswerError(code="cancelled", message="It was cancelled."))
-    handle = RequestHandle(0, cancel=lambda handle: handle.deliver(cancelled))
-    sent, visit = list[Message](), Visit()
+    client, handle = Client(hangs_up=True), RequestHandle(0, cancel=lambda handle: handle.deliver(failed("cancelled")))
+    visit = sent_to(client, handle, is_stream=is_stream)
 
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    async def receive() -> Message:
-        return {"type": "http.disconnect"}
-
-    async def reply() -> None:
-        reply = AnswerResponse(Pending(answering=[handle], reply=reply_of("ChatCompletion")), is_stream=is_stream)
-        await asyncio.wait_for(reply({"type": "http", VISIT: visit}, receive, send), timeout=20)
-
-    asyncio.run(reply())
-
-    assert (sent, visit.is_left, visit.error) == ([], True, "cancelled")
+    assert (client.sent, visit.is_left, visit.error) == ([], True, "cancelled")

@@ -22,11 +22,11 @@ from llama_adapter.app.serving.http_api.schemas import (
     UNSUPPORTED,
     UNSUPPORTED_IN_RESPONSES,
 )
-from llama_adapter.app.serving.online.request_handle import RequestHandle
+from llama_adapter.app.serving.online.types import BusyError
 from llama_adapter.llm.errors import PromptTooLongError
 from llama_adapter.llm.picture_format import PictureFormat
 from tests.app.golden import ROOT
-from tests.app.serving.http_api.live import StubService, api_of, error, failed
+from tests.app.serving.http_api.live import StubService, api_of, error, failed, raising
 from tests.app.serving.http_api.requests import (
     CHAT,
     EXAMPLE_PICTURE,
@@ -320,19 +320,22 @@ def test_texts_with_as_many_commas_as_a_prompt_may_have_pass(api: TestClient) ->
         ("/v1/completions", {"prompt": "It is", "image_url": EXAMPLE_PICTURE}, ("image_url", "prompt")),
     ],
 )
-def test_errors_name_the_fields_of_their_format(
+def test_errors_have_a_status_and_name_the_fields_of_their_format_streamed_or_not(
     path: str, body: dict[str, Any], places: tuple[str, str], stream: bool
 ) -> None:
-    def too_long(handle: RequestHandle) -> None:
-        raise PromptTooLongError(600, 512)
-
-    for on_submit, code, place in (
-        (lambda handle: handle.deliver(failed("unreadable")), "unreadable", places[0]),
-        (too_long, "context_length_exceeded", places[1]),
+    service = StubService()
+    api = api_of(service)
+    for on_submit, expected, retry_after in (
+        (lambda handle: handle.deliver(failed("unreadable")), (400, "unreadable", places[0]), None),
+        (lambda handle: handle.deliver(failed("engine_failed")), (500, "engine_failed", None), None),
+        (raising(PromptTooLongError(600, 512)), (400, "context_length_exceeded", places[1]), None),
+        (raising(BusyError("Full", retry_after_s=0.2)), (429, "busy", None), "1"),
     ):
-        assert error(sent(api_of(StubService(on_submit)), {**body, "stream": stream}, path=path)) == (400, code, place)
+        service.on_submit = on_submit
+        came = sent(api, {**body, "stream": stream}, path=path)
+        assert (error(came), came.headers.get("retry-after")) == (expected, retry_after)
     malformed = json.loads(json.dumps(body).replace(EXAMPLE_PICTURE, "data:image/png;base64,!"))
-    assert error(sent(api_of(StubService()), malformed, path=path)) == (400, "invalid_base64_image", places[0])
+    assert error(sent(api, malformed, path=path)) == (400, "invalid_base64_image", places[0])
 
 
 def test_a_model_that_sees_pictures_as_tokens_sees_all_of_them_in_their_places() -> None:

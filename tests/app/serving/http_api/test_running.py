@@ -1,19 +1,20 @@
 """Connections over real sockets that send nothing, send one byte at a time, or never end."""
 
 import socket
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing
+from urllib.parse import urlsplit
 
 import pytest
-import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from llama_adapter.app.serving.http_api import running
 from llama_adapter.app.serving.http_api.running import Connection, bind
+from tests.app.serving.http_api.live import served
 
 ASKED = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+NEWS = ASKED.replace(b"/ ", b"/news ", 1)
 
 
 async def application(scope: Scope, receive: Receive, send: Send) -> None:
@@ -27,26 +28,16 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": b"answer"})
 
 
+def connected(url: str) -> socket.socket:
+    place = urlsplit(url)
+    return socket.create_connection((place.hostname, place.port))
+
+
 @pytest.fixture
-def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
+def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
     monkeypatch.setattr(running, "HEAD_S", 0.3)
-    with serving() as (address, _):
-        yield address
-
-
-@contextmanager
-def serving() -> Iterator[tuple[tuple[str, int], uvicorn.Server]]:
-    with closing(bind("127.0.0.1", 0)) as listener:
-        listener.listen()
-        config = uvicorn.Config(application, http=Connection, log_config=None, lifespan="off", ws="none")
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        try:
-            yield listener.getsockname(), server
-        finally:
-            server.should_exit = True
-            thread.join()
+    with served(application, http=Connection) as url, connected(url) as client:
+        yield client
 
 
 def seconds_open(client: socket.socket, *, trickle: bytes = b"") -> float:
@@ -75,42 +66,39 @@ def seconds_open(client: socket.socket, *, trickle: bytes = b"") -> float:
         (b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n", b"a"),
     ],
 )
-def test_connection_without_a_request_is_closed(address: tuple[str, int], begun: bytes, trickle: bytes) -> None:
-    with socket.create_connection(address) as client:
-        client.sendall(begun)
-        assert (0 if trickle else 0.2) < seconds_open(client, trickle=trickle) < 5
+def test_connection_without_a_request_is_closed(client: socket.socket, begun: bytes, trickle: bytes) -> None:
+    client.sendall(begun)
+    assert (0 if trickle else 0.2) < seconds_open(client, trickle=trickle) < 5
 
 
-def test_no_head_timeout_while_answering(address: tuple[str, int]) -> None:
-    with socket.create_connection(address) as client:
-        client.sendall(ASKED.replace(b"/ ", b"/news ", 1))
-        time.sleep(0.8)
-        client.settimeout(0.2)
-        assert client.recv(4096).startswith(b"HTTP/1.1 200")
-        with pytest.raises(TimeoutError):
-            client.recv(4096)
+def test_no_head_timeout_while_answering(client: socket.socket) -> None:
+    client.sendall(NEWS)
+    time.sleep(0.8)
+    client.settimeout(0.2)
+    assert client.recv(4096).startswith(b"HTTP/1.1 200")
+    with pytest.raises(TimeoutError):
+        client.recv(4096)
 
 
-def test_keep_alive_after_an_answer(address: tuple[str, int]) -> None:
-    with socket.create_connection(address) as client:
-        client.settimeout(5)
-        for _ in range(3):
-            client.sendall(ASKED[:20])
-            time.sleep(0.15)
-            client.sendall(ASKED[20:])
-            answer = b""
-            while b"answer" not in answer:
-                answer += client.recv(4096) or b"closed, no answer"
-            assert b"closed" not in answer
+def test_keep_alive_after_an_answer(client: socket.socket) -> None:
+    client.settimeout(5)
+    for _ in range(3):
+        client.sendall(ASKED[:20])
+        time.sleep(0.15)
+        client.sendall(ASKED[20:])
+        answer = b""
+        while b"answer" not in answer:
+            answer += client.recv(4096) or b"closed, no answer"
+        assert b"closed" not in answer
 
 
 def test_endless_streams_do_not_delay_shutdown() -> None:
-    with serving() as (address, server), socket.create_connection(address) as client:
+    with ExitStack() as server, connected(server.enter_context(served(application, http=Connection))) as client:
         client.settimeout(5)
-        client.sendall(ASKED.replace(b"/ ", b"/news ", 1))
+        client.sendall(NEWS)
         assert b"200" in client.recv(4096)
         started = time.monotonic()
-        server.should_exit = True
+        server.close()
         while client.recv(4096):
             pass
         assert time.monotonic() - started < 3

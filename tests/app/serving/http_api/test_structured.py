@@ -34,13 +34,14 @@ CAPTION = {"type": "string"}
 CHAT, RESPONSES, COMPLETIONS = forms().values()
 
 
-def asked(properties: dict[str, Any], *texts: str, **parameters: Any) -> list[Question]:
-    body = chat(user(image(), *texts), response_format=json_schema(properties), **parameters)
-    return list(understood(CHAT, body).questions)
+def asked(properties: dict[str, Any], *texts: str) -> list[Question]:
+    body = chat(user(image(), *texts), response_format=json_schema(properties))
+    (questions,) = understood(CHAT, body).prompts
+    return list(questions)
 
 
-def understood(form: Form[Any], body: dict[str, Any]) -> ChatQuestion:
-    return form.understand(form.request.model_validate(body), INFO)
+def understood(form: Form, body: dict[str, Any]) -> ChatQuestion:
+    return form.reply.understand(form.request.model_validate(body), INFO)
 
 
 def test_a_property_alone_is_asked_by_the_request_s_text() -> None:
@@ -194,27 +195,16 @@ def test_without_the_package_only_separate_questions_answer(monkeypatch: pytest.
         ({"guided_json": "{"}, "guided_json"),
         ({"structured_outputs": {"json": "[]"}}, "structured_outputs.json"),
         ({"guided_regex": "a", "answer_choices": ["a", "b"]}, None),
+        ({"response_format": json_schema({"colour": COLOUR}), "answer_choices": ["a", "b"]}, None),
+        # The questions of a request are bounded:
+        ({"response_format": json_schema({f"p{i}": STAR for i in range(MAX_PROPERTIES)}), "n": 3}, "n"),
     ],
 )
-def test_forms_that_are_no_form_are_refused(parameters: dict[str, Any], param: str | None) -> None:
-    with pytest.raises(ApiError) as caught:
-        understood(CHAT, chat(**parameters))
-
-    assert (caught.value.code, caught.value.param) == ("invalid_value", param)
-
-
-@pytest.mark.parametrize(
-    ("properties", "parameters", "param"),
-    [
-        ({f"p{i}": STAR for i in range(MAX_PROPERTIES)}, {"n": 3}, "n"),  # the questions of a request are bounded
-        ({"colour": COLOUR}, {"answer_choices": ["a", "b"]}, None),
-    ],
-)
-def test_parameters_that_do_not_go_with_a_schema_are_refused(
-    properties: dict[str, Any], parameters: dict[str, Any], param: str | None
+def test_forms_that_are_no_form_or_do_not_go_with_other_parameters_are_refused(
+    parameters: dict[str, Any], param: str | None
 ) -> None:
     with pytest.raises(ApiError) as caught:
-        asked(properties, **parameters)
+        understood(CHAT, chat(**parameters))
 
     assert (caught.value.code, caught.value.param) == ("invalid_value", param)
 

@@ -4,9 +4,8 @@ import asyncio
 
 import pytest
 
-from llama_adapter.app.captioning.tasks.answers import Event, TextDelta
+from llama_adapter.app.captioning.tasks.answers import Answer, Event, TextDelta
 from llama_adapter.app.serving.online.request_handle import RequestHandle
-from tests.app.serving.http_api.live import answer
 from tests.app.serving.online.waiting import WAIT_S
 
 
@@ -41,6 +40,7 @@ async def groups_of(pause_s: float, *deliveries: list[Event]) -> list[list[str]]
     ],
 )
 def test_a_group_is_what_came_since_the_last_one_and_its_pause(pause_s: float, expected: list[list[str]]) -> None:
-    deliveries = [piece("a"), piece("b")], [piece("c")], [piece("d"), answer("abcd")]
+    whole = Answer(index=0, picture="a", digest="", prompt="", text="abcd", token_ids=(), finish="stop")
+    deliveries = [piece("a"), piece("b")], [piece("c")], [piece("d"), whole]
 
     assert asyncio.run(groups_of(pause_s, *deliveries)) == expected

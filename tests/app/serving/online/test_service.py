@@ -398,13 +398,20 @@ def test_failed_engine_is_replaced_and_only_running_requests_fail(
     assert "closing the model failed" in caplog.text
 
 
-def test_loading_the_engine_is_retried_until_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loading_the_engine_is_retried_until_it_works_and_requests_are_refused_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(llama_adapter.app.serving.online.service, "_FIRST_BACKOFF_S", 0.0)
     states: list[str] = []  # the state at each load
+    refusals: list[UnavailableError] = []
 
     def load() -> Captioner:
         states.append(service.status().state)
         if 1 < len(states) < 1100:  # until the doubled back-off would exceed a float
+            try:
+                service.submit(ask(1))
+            except UnavailableError as error:
+                refusals.append(error)
             raise RuntimeError("the device is away")
         return Captioner.load(batch_size=1)
 
@@ -417,6 +424,9 @@ def test_loading_the_engine_is_retried_until_it_works(monkeypatch: pytest.Monkey
         wait_for(lambda: service.status().state == "ready")
 
         assert states == ["loading"] + ["restarting"] * 1099
+        assert {(refusal.message, refusal.retry_after_s) for refusal in refusals} == {
+            ("The engine failed and is restarting", 2.0)
+        }
         assert service.submit(ask(0)).result().error is None
     finally:
         service.close()
@@ -441,26 +451,6 @@ def test_observer_errors_do_not_affect_answers(start: Starter, monkeypatch: pyte
     wait_for(lambda: service.status().state == "ready")
     assert service.submit(ask(0)).result().error is None
     assert all(thread.is_alive() for thread in service._threads)
-
-
-def test_requests_are_refused_while_the_engine_restarts(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
-    may_load = threading.Event()
-    may_load.set()
-
-    def load() -> Captioner:
-        assert may_load.wait(WAIT_S)
-        return Captioner.load(batch_size=1)
-
-    service = start(load=load)
-    failing_steps(monkeypatch, times=1)
-    may_load.clear()
-    service.submit(ask(0)).result()
-
-    with pytest.raises(UnavailableError, match="restarting") as refused:
-        service.submit(ask(1))
-    assert refused.value.retry_after_s is not None
-    may_load.set()
-    wait_for(lambda: service.status().state == "ready")
 
 
 def test_load_error_reaches_wait_until_ready() -> None:

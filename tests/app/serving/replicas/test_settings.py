@@ -9,11 +9,16 @@ from llama_adapter.app.jobs.clusters.cluster import RayOptions, joined_cluster
 from llama_adapter.app.jobs.clusters.places import Machine
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.serving.replicas.deployment import deployment_options, max_ongoing_requests
-from llama_adapter.app.serving.replicas.placement import memory_shares, plan_replica
+from llama_adapter.app.serving.replicas.placement import plan_replica
 from llama_adapter.app.serving.replicas.replica import NotLoadedError, not_loaded, problem_in
 from llama_adapter.app.serving.replicas.types import DeploymentSettings, MemoryShare
 from llama_adapter.runtime.errors import DeviceError, ExitCode, TooLittleMemoryError, UsageError
 from llama_adapter.runtime.problems import describe
+
+
+def measured(machines: list[str]) -> dict[str, int | None]:
+    """The free bytes of machines; that of `c` is unknown."""
+    return {machine: None if machine == "c" else 7 for machine in machines}
 
 
 @pytest.mark.parametrize(
@@ -79,7 +84,9 @@ def test_a_replica_of_several_ranks_reserves_as_many_devices_of_one_machine(monk
     place = plan_replica(machines, device="cuda:1", replicas=3, flag="--replicas", ranks=2)
     assert place.actor_options() == {"num_cpus": 0.5, "num_gpus": 2.0, "resources": {}}
     assert place.num_replicas == {"a": 2, "b": 1}
-    assert (place.most_per_machine, place.sharing_memory) == (None, {}), "each has the memory of its own devices"
+    assert (place.most_per_machine, place.memory_shares(measured)) == (None, {}), (
+        "each has the memory of its own devices"
+    )
     with pytest.raises(UsageError, match="--replicas 4 with --tensor-parallel 2"):
         plan_replica(machines, device="cuda", replicas=4, flag="--replicas", ranks=2)
 
@@ -92,20 +99,15 @@ def test_a_replica_of_several_ranks_reserves_as_many_devices_of_one_machine(monk
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from Ray Serve's own configuration
 def test_memory_is_divided_by_the_most_replicas_that_a_machine_may_get() -> None:
-    machines = [Machine(id="a", resources={"CPU": 8}), Machine(id="b", resources={"CPU": 8})]
-    shared = {number: plan_replica(machines, device="cpu", replicas=number, flag="--replicas") for number in (2, 3, 4)}
-    assert {number: place.most_per_machine for number, place in shared.items()} == {2: 1, 3: 2, 4: 2}
-    assert shared[2].sharing_memory == {}
-    assert shared[3].sharing_memory == {"a": 2, "b": 2}, "Ray Serve may place two on either"
+    machines = [Machine(id=name, resources={"CPU": 8}) for name in "abc"]
+    shared = {number: plan_replica(machines, device="cpu", replicas=number, flag="--replicas") for number in (3, 4, 6)}
+    assert {number: place.most_per_machine for number, place in shared.items()} == {3: 1, 4: 2, 6: 2}
+    assert shared[3].memory_shares(measured) == {}
+    share = MemoryShare(num_bytes=3, num_replicas=2)
+    assert shared[4].memory_shares(measured) == {"a": share, "b": share}, "Ray Serve may place two on either"
 
-    settings = DeploymentSettings(replicas=3)
-    assert deployment_options(settings, shared[3], max_ongoing_requests=16)["max_replicas_per_node"] == 2
-
-
-def test_replicas_of_one_machine_plan_with_equal_parts_of_its_memory() -> None:
-    assert memory_shares({"a": 3, "b": 2, "c": 2}, {"a": 10, "b": None}) == {
-        "a": MemoryShare(num_bytes=3, num_replicas=3)
-    }
+    settings = DeploymentSettings(replicas=4)
+    assert deployment_options(settings, shared[4], max_ongoing_requests=16)["max_replicas_per_node"] == 2
 
 
 def test_too_little_memory_for_all_replicas_of_a_machine_says_what_to_do() -> None:

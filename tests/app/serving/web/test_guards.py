@@ -23,14 +23,12 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from llama_adapter.app.serving.web import guards, no_stub_files
+from llama_adapter.app.serving.web import no_stub_files
 from llama_adapter.app.serving.web.guards import (
     LEFT_FREE_BYTES,
     MAX_EVENT_BYTES,
-    MAX_FAULT_LINES_A_MINUTE,
     BoundedUploads,
     ClosedRoutes,
-    FaultLog,
     GuardedBlocks,
     add_page_guards,
     bounded_uploads,
@@ -185,21 +183,6 @@ def test_a_message_for_users_stays_and_is_not_printed(is_logged: bool, lines: py
     assert "what was sent" not in lines.text
 
 
-def test_many_faults_are_counted(lines: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [6000.0]
-    # Only this module's clock, because the event loops of other tests' servers also read `time.monotonic`.
-    monkeypatch.setattr(guards, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    faults = FaultLog()
-    for _ in range(MAX_FAULT_LINES_A_MINUTE + 7):
-        faults.tell(ValueError(SENT))
-    assert len(lines.messages) == MAX_FAULT_LINES_A_MINUTE
-
-    now[0] += 60
-    faults.tell(ValueError(SENT))
-    assert lines.messages[MAX_FAULT_LINES_A_MINUTE].startswith("page: 7 more events failed")
-    assert len(lines.messages) == MAX_FAULT_LINES_A_MINUTE + 2
-
-
 # Uploads and event bodies
 
 FILE = b'Content-Disposition: form-data; name="files"; filename="star.png"'
@@ -230,27 +213,27 @@ def test_files_are_read_as_gradio_reads_them(tmp_path: Path) -> None:
     assert route_utils.GradioMultiPartParser is not BoundedUploads
 
 
-@pytest.mark.parametrize("name", [b"files", b"other"])
-def test_a_field_that_is_not_a_file_is_refused_before_its_content_comes(tmp_path: Path, name: bytes) -> None:
-    with pytest.raises(MultiPartException, match="only files"):
-        parse(part(FILE), part(b'Content-Disposition: form-data; name="' + name + b'"', b""), folder=tmp_path)
-
-    assert list(tmp_path.iterdir()) == []
+def field(name: bytes) -> bytes:
+    """A part that is not a file."""
+    return part(b'Content-Disposition: form-data; name="' + name + b'"', b"")
 
 
-def test_uploads_leave_room_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=LEFT_FREE_BYTES - 1))
+@pytest.mark.parametrize(
+    ("pieces", "free", "told"),
+    [
+        ((part(FILE), field(b"files")), LEFT_FREE_BYTES, "only files"),
+        ((part(FILE), field(b"other")), LEFT_FREE_BYTES, "only files"),
+        ((part(FILE),), LEFT_FREE_BYTES - 1, "no room"),
+        ((part(FILE), part(FILE)[:200]), LEFT_FREE_BYTES, None),
+    ],
+)
+def test_nothing_stays_of_an_upload_that_is_refused_or_breaks_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: tuple[bytes, ...], free: int, told: str | None
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
 
-    with pytest.raises(MultiPartException, match="no room"):
-        parse(part(FILE), folder=tmp_path)
-
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_nothing_stays_of_an_upload_that_breaks_off(tmp_path: Path) -> None:
-    with pytest.raises(ClientDisconnect):
-        parse(part(FILE), part(FILE)[:200], folder=tmp_path, hangs_up=True)
-
+    with pytest.raises(MultiPartException if told else ClientDisconnect, match=told):
+        parse(*pieces, folder=tmp_path, hangs_up=told is None)
     assert list(tmp_path.iterdir()) == []
 
 
