@@ -33,7 +33,7 @@ from tests.app.command import Run
 from tests.app.golden import GOLDEN, ROOT, picture
 from tests.app.pictures.inputs.files import tar_bytes
 from tests.fakes.exported import without_card
-from tests.parity.exported import golden_onnx
+from tests.parity.exported import golden_onnx, reading_here
 
 pytestmark = pytest.mark.slow
 
@@ -124,6 +124,7 @@ def test_the_script_of_the_guide_asks_for_the_same_as_the_command(
     assert (by_script.dtype, by_script.opset, by_script.sources.channel_order) == ("float16", 17, "bgr")
 
 
+@reading_here()
 def test_with_force_a_file_is_replaced(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "clip.onnx").write_text("mine")
     monkeypatch.setattr(to_onnx, "export_onnx", lambda *_, **keywords: shutil.copy(exported, tmp_path / "clip.onnx"))
@@ -134,6 +135,7 @@ def test_with_force_a_file_is_replaced(exported: Path, tmp_path: Path, monkeypat
     assert (tmp_path / "clip.onnx").read_bytes() == exported.read_bytes()
 
 
+@reading_here()
 def test_a_graph_that_computes_something_else_is_not_put_in_place(
     exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -302,6 +304,7 @@ def test_a_closed_stdout_does_not_stop_the_conversion(exported: Path, tmp_path: 
     assert [path.name for path in sorted(tmp_path.glob("*.om"))] == ["clip_bs1.om", "clip_bs2.om"]
 
 
+@reading_here()
 def test_without_a_readable_picture_nothing_is_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["export", "onnx", *MODEL, "--out", str(tmp_path / "clip.onnx"), "--pictures", "/none.png"]
 
