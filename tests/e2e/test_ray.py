@@ -14,7 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from llama_adapter.app.captioning.tasks.choose import OneOf
@@ -29,6 +28,7 @@ from llama_adapter.app.jobs.run import run_job
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.pictures.inputs import InputSpec
 from llama_adapter.runtime.errors import ExitCode
+from tests.app.models.parallel.processes import started
 
 pytestmark = [
     pytest.mark.slow,
@@ -212,7 +212,7 @@ def test_the_death_of_the_driver_s_own_node_is_told_and_the_same_command_goes_on
     )
     while driver.poll() is None and (not out.exists() or out.read_bytes().count(b"\n") < 4):
         time.sleep(0.02)
-    raylets = [child for child in psutil.Process(driver.pid).children() if child.name() == "raylet"]
+    raylets = [child for child in started(driver.pid) if child.name() == "raylet"]
     for raylet in raylets:
         raylet.kill()
     _, said = driver.communicate(timeout=120)

@@ -7,20 +7,21 @@ import psutil
 
 def descendants(process: int) -> list[int]:
     """The processes that `process` has started, and those that they have started; none if it has ended."""
-    return [child.pid for child in _started(process, recursive=True)]
+    return [child.pid for child in started(process, recursive=True)]
 
 
 def ranks_of(process: int) -> list[int]:
     """The rank processes that `process` has started."""
     found = []
-    for child in _started(process):
+    for child in started(process):
         with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
             if "rank_process" in " ".join(child.cmdline()):
                 found.append(child.pid)
     return sorted(found)
 
 
-def _started(process: int, *, recursive: bool = False) -> list[psutil.Process]:
+def started(process: int, *, recursive: bool = False) -> list[psutil.Process]:
+    """The processes that `process` has started; none if it has ended."""
     with suppress(psutil.NoSuchProcess):
         return psutil.Process(process).children(recursive=recursive)
     return []
