@@ -28,7 +28,7 @@ from llama_adapter.app.jobs.run import run_job
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.pictures.inputs import InputSpec
 from llama_adapter.runtime.errors import ExitCode
-from tests.app.models.parallel.processes import children_of
+from tests.app.models.parallel.processes import started
 
 pytestmark = [
     pytest.mark.slow,
@@ -212,9 +212,9 @@ def test_the_death_of_the_driver_s_own_node_is_told_and_the_same_command_goes_on
     )
     while driver.poll() is None and (not out.exists() or out.read_bytes().count(b"\n") < 4):
         time.sleep(0.02)
-    raylets = [one for one, line in children_of(driver.pid).items() if line.split(b"\0")[0].endswith(b"/raylet")]
-    for process in raylets:
-        os.kill(process, signal.SIGKILL)
+    raylets = [child for child in started(driver.pid) if child.name() == "raylet"]
+    for raylet in raylets:
+        raylet.kill()
     _, said = driver.communicate(timeout=120)
     kept = list(read_records(out))
 

@@ -7,10 +7,14 @@ import os
 import warnings
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import torch
 
 from llama_adapter.app.command_line.main import main
+from llama_adapter.app.models.graph_export import to_onnx
+from llama_adapter.app.pictures.reading.isolated import open_reader
 from llama_adapter.llm.load import decoder_from_state
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.vision.encoder import PictureEncoder
@@ -21,6 +25,11 @@ from tests.llm.toys import forward
 from tests.parity.golden import GOLDEN, model, picture
 
 ODD_UMASK = 0o063  # no program writes the modes 604 and 714 by itself
+
+
+def reading_here() -> Any:
+    """A context, or a decorator of tests: exports read pictures in this process. Starting another one takes seconds."""
+    return mock.patch.object(to_onnx, "open_reader", lambda kind, *spec, **how: open_reader("thread", *spec, **how))
 
 
 def golden_onnx() -> Path:
@@ -40,7 +49,7 @@ def golden_onnx() -> Path:
             said = {".out": io.StringIO(), ".err": io.StringIO()}
             before = os.umask(ODD_UMASK)
             try:
-                with redirect_stdout(said[".out"]), redirect_stderr(said[".err"]):
+                with reading_here(), redirect_stdout(said[".out"]), redirect_stderr(said[".err"]):
                     assert main(["export", "onnx", *flags, "--out", str(path)]) == 0
             finally:
                 os.umask(before)

@@ -11,16 +11,15 @@ from typing import Any, Final, Literal, get_args
 import torch
 from torch import Tensor
 
-from llama_adapter.app.models.checkpoints import LoadedModel, stream_sources
+from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.app.models.encoders import has_clip
 from llama_adapter.app.models.exported import ENCODER_FILE, FAMILIAR_FILE
 from llama_adapter.app.models.graph_export.mindir import export_mindir, settings_files
 from llama_adapter.app.models.graph_export.output import check_place, give, tell, told_parity
 from llama_adapter.app.models.graph_export.to_onnx import read_pixels
-from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.roofline import decoder_weights
 from llama_adapter.app.models.spec import CaptionerSpec, tokens_error
-from llama_adapter.app.models.stream_model import stream_merged_bundle, stream_model
+from llama_adapter.app.models.stream_model import stream_model
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.exported.card import CARD_FILE, ExportCard, read_card
 from llama_adapter.llm.exported.export import DECODER_FILE, Written, export_decoder
@@ -79,7 +78,9 @@ def run_export_decoder(job: DecoderJob) -> None:
     _check_out(out, shown=job.out, force=job.force)
     check_place(out, shown=job.out, is_folder=True)
     started = time.perf_counter()
-    model, tensors = _open(job.spec)
+    model, tensors = stream_model(job.spec, dtype=torch.float32, is_encoded_elsewhere=True)
+    if model.picture_format is not None:
+        raise tokens_error(model.name, "exported decoders")
     for note in model.notes:
         tell(f"note: {note}")
     if job.spec.prompt_template is not None:  # records name a template that was asked for, so it is no part of exports
@@ -121,17 +122,6 @@ def _check_out(out: Path, *, shown: str, force: bool) -> None:
     strays = sorted(entry.name for entry in out.iterdir() if entry.name not in owned)
     if strays:
         raise UsageError(f"`{shown}` holds {list_keys(strays)} beside its export, so it is not replaced", hint=hint)
-
-
-def _open(spec: CaptionerSpec) -> tuple[LoadedModel, Iterable[tuple[str, Tensor]]]:
-    """The model without its decoder's tensors, and an iterator that reads these tensors one by one."""
-    if spec.llama_dir is None:
-        given: Any = {"context": spec.context, "channel_order": spec.channel_order}
-        return stream_merged_bundle(bundle_folder(spec.model), spec.lora, **given, cast_vision=False)
-    model, tensors = stream_sources(spec, dtype=torch.float32, exported=True)
-    if model.picture_format is not None:
-        raise tokens_error(model.name, "exported decoders")
-    return model, tensors
 
 
 def _write(job: DecoderJob, model: LoadedModel, tensors: Iterable[tuple[str, Tensor]], folder: Path) -> ExportCard:

@@ -1,7 +1,7 @@
 """Dtype `auto` is the device's best one, or a 16-bit type if float32 does not fit into the device's memory."""
 
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,21 +22,15 @@ CLIP_WEIGHTS = 304_000_000
 CARD = 21_534 * 10**6 - 1_074 * 10**6  # free bytes on the guide's 310P3, according to its `npu-smi info`
 
 
-@dataclass
-class Device:
+def device(capabilities: Capabilities, *, free: int | None = None, packs: bool = True) -> Any:
     """A device with this number of free bytes; None if it is unknown."""
-
-    capabilities: Capabilities
-    free: int | None = None
-    packs: bool = True
-    name = "toy:0"
-    device = torch.device("privateuseone", 0)
-
-    def free_bytes(self) -> int | None:
-        return self.free
-
-    def computes_in(self, precision: str, activations: torch.dtype, *, wanted: str = "auto") -> bool:
-        return self.packs
+    return SimpleNamespace(
+        capabilities=capabilities,
+        name="toy:0",
+        device=torch.device("privateuseone", 0),
+        free_bytes=lambda: free,
+        computes_in=lambda precision, activations, *, wanted: packs,
+    )
 
 
 def chosen(
@@ -48,7 +42,7 @@ def chosen(
     encoder: str | None = None,
     **given: Any,
 ) -> str:
-    backend: Any = Device(capabilities, free=free, packs=packs)
+    backend = device(capabilities, free=free, packs=packs)
     choice = DtypeChoice(CaptionerSpec(batch_size=5, encoder=encoder, **given), backend=backend, mode=EAGER)
     dtype = str(choice(sizes)).removeprefix("torch.")
     assert bool(choice.reason) == ("dtype" not in given)
@@ -111,7 +105,7 @@ def test_the_guides_model_and_batch_fit_into_the_guides_card(tmp_path: Path) -> 
     om = tmp_path / "clip.om"
     om.write_bytes(b"")
     capabilities = Capabilities(dtypes=family_of(202).dtypes, static_shapes=True, runs_om=True)
-    card: Any = Device(capabilities, free=CARD)
+    card = device(capabilities, free=CARD)
 
     def planned(name: str) -> tuple[MemoryPlan, EngineConfig]:
         dtype = getattr(torch, name)

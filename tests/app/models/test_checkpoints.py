@@ -3,8 +3,8 @@
 import dataclasses
 import hashlib
 import shutil
-from argparse import Namespace
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from tests.app.assembled import assemble_sources
 from tests.app.models.bundles import GOLDEN, SOURCES, another, assert_same, assert_same_weights, before_first_call
 from tests.llm.gguf_files import sentencepiece_keys, write_model
 from tests.llm.test_sources_of_families import made
-from tests.llm.toys import adapter_tensors, build_decoder
+from tests.llm.toys import adapter_tensors, build_decoder, refusal
 
 LLAMA = GOLDEN / "LLaMA"
 HUGGINGFACE = GOLDEN / "LLaMA-HF" / "TINY"
@@ -39,11 +39,9 @@ def sources(**changes: Any) -> CaptionerSpec:
     return dataclasses.replace(SOURCES, **{"adapter": GOLDEN / "adapters" / "BIAS-TINY.pth", **changes})
 
 
-def edited_adapter(tmp_path: Path, edit: Callable[[dict[str, Tensor]], object], name: str = "BIAS-TINY") -> Path:
-    with torch.serialization.safe_globals([Namespace]):
-        content = torch.load(GOLDEN / "adapters" / f"{name}.pth", weights_only=True)
-    edit(content["model"])
-    torch.save(content, tmp_path / "edited.pth")
+def edited_adapter(tmp_path: Path, edit: Callable[[dict[str, Tensor]], object]) -> Path:
+    edit(tensors := adapter_tensors("BIAS-TINY"))
+    torch.save({"model": tensors}, tmp_path / "edited.pth")
     return tmp_path / "edited.pth"
 
 
@@ -171,12 +169,7 @@ def test_faults_of_the_sources(tmp_path: Path, snapshot: SnapshotAssertion) -> N
         "no params": {"llama_dir": tmp_path / "no params"},
         "halves of two adapters": {"adapter": edited_adapter(tmp_path, narrow)},
     }
-    told = {}
-    for name, changes in wrong.items():
-        with pytest.raises(CheckpointError) as caught:
-            assemble_sources(sources(**changes))
-        text = f"{caught.value.message} [{caught.value.hint}]"
-        told[name] = text.replace(str(GOLDEN), "GOLDEN").replace(str(tmp_path), "FOLDER")
+    told = {name: refusal(partial(assemble_sources, sources(**changes)), tmp_path) for name, changes in wrong.items()}
     assert told == snapshot
 
 

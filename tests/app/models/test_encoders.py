@@ -12,7 +12,6 @@ from syrupy.assertion import SnapshotAssertion
 
 import demo_bsz
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.command_line.main import main
 from llama_adapter.app.models.bundle import convert
 from llama_adapter.app.models.encoders import encoder_spec
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
@@ -225,23 +224,6 @@ def test_the_device_of_an_onnx_encoder_chooses_its_provider() -> None:
 
     assert provider == provider_of_device("npu:2", options=["enable_cann_graph=0"])
     assert encoder_spec(CaptionerSpec(encoder="clip.onnx"), backend=CpuBackend(), mode="eager").provider == CPU
-
-
-def test_flags_that_exclude_each_other(capsys: pytest.CaptureFixture[str], snapshot: SnapshotAssertion) -> None:
-    for flags in (
-        ["--vision", "onnx"],
-        ["--vision", "torch", "--encoder", "clip.onnx"],
-        ["--encoder-process"],
-        ["--encoder", ""],
-        ["--encoder", "a.onnx", "--encoder-device", "1"],
-        ["--encoder", "a.om", "--encoder-device", "256"],
-        ["--encoder", "a.om", "--encoder-device", "cuda:0"],
-        ["--encoder", "a.om", "--provider-option", "dump_graphs=1"],
-        ["--encoder", "a.onnx", "--provider-option", "dump_graphs"],
-        ["--provider-config", "a.ini"],
-    ):
-        assert main(["caption", picture(), *flags]) == ExitCode.USAGE
-    assert capsys.readouterr().err.split("\n\nhint: see `llama-adapter caption --help`\n") == snapshot
 
 
 def test_a_damaged_card_is_refused() -> None:

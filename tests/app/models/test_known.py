@@ -12,24 +12,11 @@ import pytest
 from llama_adapter.app.models import known
 from llama_adapter.app.models.known import KnownModel, marks_of
 from llama_adapter.app.models.resources import embedded_model
-from llama_adapter.app.models.spec import CaptionerSpec, ModelInfo
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.vision.pixels import PixelRule
+from tests.app.toys import INFO as TOY
 
-INFO = ModelInfo(
-    name="toy",
-    digest="d",
-    device="cpu",
-    dtype="float32",
-    precision="float",
-    vision="torch",
-    mode="eager",
-    operators="native",
-    encoder=None,
-    context=64,
-    default_prompt="Describe.",
-    notes=("a note",),
-)
-
+INFO = dataclasses.replace(TOY, notes=("a note",))
 _PLACE = known._place  # tests/conftest.py replaces it
 
 

@@ -1,11 +1,14 @@
 """Loading needs little more memory than the loaded model: layers are read, converted and packed one at a time."""
 
+import functools
+import itertools
 import json
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -45,18 +48,20 @@ def write_meta(folder: Path) -> str:
     return f"llama_dir={folder}"
 
 
-@pytest.fixture(scope="module", params=["random", write_bundle, write_meta])
-def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A source for `load_peak`. Its files are written once."""
-    source: str | Callable[[Path], str] = request.param
-    return source if isinstance(source, str) else source(tmp_path_factory.mktemp("source"))
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], str]:
+    """A source for `load_peak` by its kind. Its files are written once."""
+    return functools.cache(lambda kind: kind if kind == "random" else kind(tmp_path_factory.mktemp("source")))
 
 
-@pytest.mark.parametrize("precision", ["float", "int8"])
-def test_the_peak_is_little_more_than_what_stays(place: str, precision: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "precision"),
+    [("random", "int8"), *itertools.product((write_bundle, write_meta), ("float", "int8"))],
+)
+def test_the_peak_is_little_more_than_what_stays(kind: Any, precision: str, source: Callable[[Any], str]) -> None:
     if find_library().library is None:
         pytest.skip(find_library().reason)
-    command = [sys.executable, "-m", "tests.app.models.load_peak", place, "float32", precision]
+    command = [sys.executable, "-m", "tests.app.models.load_peak", source(kind), "float32", precision]
     ran = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
     taken = json.loads(ran.stdout.splitlines()[-1])
 

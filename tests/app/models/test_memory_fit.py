@@ -86,14 +86,10 @@ def test_a_number_is_not_halved_and_auto_not_below_one_row(
     assert found == tried
 
 
-@pytest.mark.parametrize(("text", "expected"), [("auto", "auto"), (" AUTO", "auto"), ("12", 12)])
-def test_a_batch_size_is_a_number_or_auto(text: str, expected: object) -> None:
-    assert parse_batch_size(text) == expected
-
-
-@pytest.mark.parametrize("text", ["0", "-1", "1.5", "many", ""])
-def test_other_batch_sizes_are_refused(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError):
-        parse_batch_size(text)
-    with pytest.raises(ValueError, match="batch_size"):
-        CaptionerSpec(batch_size=text)  # type: ignore[arg-type]
+def test_a_batch_size_is_a_number_or_auto() -> None:
+    assert [parse_batch_size(text) for text in ("auto", " AUTO", "12")] == ["auto", "auto", 12]
+    for text in ("0", "-1", "1.5", "many", ""):
+        with pytest.raises(argparse.ArgumentTypeError):
+            parse_batch_size(text)
+        with pytest.raises(ValueError, match="batch_size"):
+            CaptionerSpec(batch_size=text)  # type: ignore[arg-type]

@@ -1,6 +1,5 @@
 """`doctor --plan`: memory of each device, computed from shapes only."""
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,7 @@ import llama_adapter.app.models.memory_fit
 from llama_adapter import Captioner
 from llama_adapter.app.command_line.doctor.planning import least_times
 from llama_adapter.app.models.plan import DevicePlan, PlanJob, PlannedModel, device_plan, device_plans, planned_model
-from llama_adapter.app.models.random_model import decoder_config, parse_size
 from llama_adapter.app.models.roofline import Ceiling, NumberSizes
-from llama_adapter.app.models.sketch import expected_forms
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.memory_plan import MemoryPlan
@@ -92,22 +89,6 @@ def test_more_devices_than_heads_are_refused() -> None:
     assert plans["int8", 8].refusal == ""  # the first rank has 7 of the 52 heads
 
 
-@pytest.mark.parametrize("precision", ["int8", "int4"])
-def test_parts_of_all_devices_make_the_whole(precision: Any) -> None:
-    config = dataclasses.replace(decoder_config(parse_size("30B")), separate_adapter_kv=True)
-    whole = expected_forms(config, dtype=torch.float16, precision=precision)
-    parts = [expected_forms(config.share(rank, 8), dtype=torch.float16, precision=precision) for rank in range(8)]
-
-    kept = {name for name, form in whole.items() if all(part[name] == form for part in parts)}
-    for name in whole.keys() - kept:
-        assert sum(part[name].num_bytes for part in parts) == whole[name].num_bytes
-    names = {"attention_norm.weight", "attention.out.bias", "feed_forward_norm.weight", "feed_forward.down.bias"}
-    if precision == "int8":
-        names |= {"attention.out.weight_scale", "feed_forward.down.weight_scale"}
-    assert {name.removeprefix("layers.5.") for name in kept if name.startswith("layers.5.")} == names
-    assert {name for name in kept if not name.startswith("layers.")} == {"norm.weight", "adapter.queries"}
-
-
 def test_the_command_prints_a_table_or_json(run: Run, snapshot: Any) -> None:
     flags = ["--devices", "1,2,5", "--device-memory", "16MB,0.1GB", "--batch-size", "2"]
 
@@ -162,21 +143,3 @@ def test_llama_alone_and_chat_have_no_encoder() -> None:
     plan = next(device_plans(model, num_devices=[2], device_bytes=[GB], num_rows=1))
     assert (plan.encoder, plan.prefix) == (0, 0)
     assert plan.first == plan.others
-
-
-def test_what_makes_no_plan_is_refused(run: Run, snapshot: Any) -> None:
-    told = []
-    for flags in (
-        "--devices 2",
-        "--json",
-        "--plan 14B",
-        "--plan 7B --devices 0",
-        "--plan 7B --device-memory 21",
-        "--plan 7B --batch-size 0",
-        "--plan 7B --model bundle",
-        "--plan --environment",
-    ):
-        ran = run("doctor", flags.split())
-        assert (ran.code, ran.out) == (2, "")
-        told.append(ran.err.removesuffix("\n\nhint: see `llama-adapter doctor --help`\n"))
-    assert told == snapshot

@@ -6,6 +6,7 @@ import torch
 from llama_adapter.app.models.random_model import (
     LLAMA_SIZES,
     LlamaSize,
+    RandomLoader,
     WiderTokenizer,
     decoder_config,
     parse_size,
@@ -16,9 +17,13 @@ from llama_adapter.app.models.random_model import (
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.roofline import decoder_weights, encoder_weights
 from llama_adapter.llm.load import decoder_from_state
+from llama_adapter.llm.split import take
 from llama_adapter.llm.tokenizer import IncrementalDetokenizer, Tokenizer
 from llama_adapter.runtime.errors import DeviceError
+from llama_adapter.runtime.schemes import Precision
 from llama_adapter.vision.encoder import encoder_from_state
+from tests.app.models.bundles import assert_same
+from tests.llm.test_split import Place
 
 
 @pytest.mark.parametrize(
@@ -91,6 +96,18 @@ def test_weights_fit_the_modules_and_keep_activations_sane(dtype: torch.dtype) -
     assert all(bool(tensor.isfinite().all()) for tensor in tensors)
     assert 0.1 < float(visual.float().std()) < 10
     assert 0.1 < float(decoder.logits(hidden).std()) < 10
+
+
+@pytest.mark.parametrize("precision", ["float", "int8"])
+def test_a_rank_has_its_part_of_the_model_that_all_draw(precision: Precision) -> None:
+    loader = RandomLoader(name="tiny", precision=precision)
+    model, tensors = loader(torch.float32)
+    whole, share = dict(tensors), model.decoder_config.share(1, 2)
+
+    part = dict(loader(torch.float32, Place(1, 2))[1])
+
+    wanted = {name: take(name, tensor, whole=model.decoder_config, share=share) for name, tensor in whole.items()}
+    assert_same(part, wanted)
 
 
 def test_no_two_layers_and_no_two_rows_are_alike() -> None:

@@ -22,16 +22,9 @@ from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.split import share_of, take
 from llama_adapter.runtime.errors import CheckpointError, UsageError
 from llama_adapter.runtime.kernels.library import find_library
-from llama_adapter.runtime.ranks import Alone
 from llama_adapter.runtime.schemes import PRECISIONS, Precision
 from tests.app.models.bundles import SOURCES, assert_same, edit, edit_manifest
-
-
-class Place(Alone):
-    """A rank, given only by its number and the number of ranks."""
-
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
+from tests.llm.test_split import Place
 
 
 @pytest.fixture(scope="module")
@@ -171,25 +164,6 @@ def test_more_ranks_than_heads_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="heads, so"):
         split_bundle(None, tmp_path / "split", num_ranks=1000)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--model", "embedded"], "--tensor-parallel is missing"),
-        (["--model", "b", "--llama-dir", "x", "--tensor-parallel", "2"], "--model does not go with --llama-dir"),
-        (["--model", "b", "--clip", "x", "--tensor-parallel", "2"], "--model does not go with --clip"),
-        (["--model", "b", "--lora", "x", "--context", "77"], "--model does not go with --context"),
-        (["--model", "b", "--lora", "x", "--channel-order", "bgr"], "--model does not go with --channel-order"),
-        (["--tensor-parallel", "0", "--llama-dir", "x", "--adapter", "y"], "must be at least 1"),
-        (["--tensor-parallel", "2"], "convert needs --llama-dir"),
-    ],
-)
-def test_wrong_flags_of_convert(
-    flags: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["convert", "--out", str(tmp_path / "out"), *flags]) == 2
-    assert words in capsys.readouterr().err
 
 
 def test_convert_splits_a_bundle(split: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,6 +59,10 @@ def test_a_bundle_without_encoder_answers_as_the_file_it_is_made_of(file: Path, 
     assert answers(model=bundle) == answers(llama_dir=file)
     assert (manifest["vision"], manifest["template"]) == ({}, "chat")
     assert set(manifest["files"]) == {"llm.safetensors", "tokenizer.json", SETTINGS_FILE}
+
+
+@pytest.mark.slow
+def test_ranks_share_it(bundle: Path) -> None:
     assert answers(model=bundle, tensor_parallel=2) == answers(model=bundle)
 
 

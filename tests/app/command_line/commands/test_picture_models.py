@@ -78,6 +78,14 @@ def test_what_holds_no_tokens_of_pictures_is_refused(
     assert f"`toy-vlm` sees pictures as tokens of its prompts, and {what} hold none" in ran.err
 
 
+def test_a_bundle_of_it_is_not_exported_as_a_decoder(folder: Path, run: Run, tmp_path: Path) -> None:
+    bundle = str(tmp_path / "bundle")
+    assert run("convert", "--llama-dir", str(folder), "--out", bundle, "--no-known-answer").code == 0
+    ran = run("export", "decoder", "--model", bundle, "--out", str(tmp_path / "out"))
+    assert ran.code == ExitCode.USAGE
+    assert "sees pictures as tokens of its prompts, and exported decoders hold none" in ran.err
+
+
 BREAKS = {
     "no squares": ("preprocessor_config.json", "max_image_size", {"height": 32}, "does not say into which squares"),
     "another token": ("config.json", "image_token_id", 5, "has no special token 5 for pictures"),

@@ -32,9 +32,9 @@ from llama_adapter.runtime.schemes.layers import dequantise_linears
 from llama_adapter.runtime.schemes.state import linear_weights
 from llama_adapter.vision.encoder import encoder_from_state
 from tests.app.models.bundles import edit
-from tests.app.models.test_split_bundle import Place
 from tests.fakes.cuda_graphs import install_gpus
 from tests.fakes.cuda_linear import LinearOps
+from tests.llm.test_split import Place
 from tests.llm.toys import forward
 
 FILES = sorted(str(path) for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))

@@ -17,6 +17,7 @@ from llama_adapter.app.models.stream_model import stored_questions
 from llama_adapter.llm.exported.card import read_card
 from llama_adapter.llm.exported.parity import DecoderParity
 from tests.app.command import Run
+from tests.app.exported import exported_golden
 from tests.app.golden import GOLDEN, model_flags, model_options, picture
 from tests.app.models.bundles import edit_manifest
 from tests.llm.test_sources_of_families import made
@@ -113,9 +114,17 @@ def test_a_llama_without_adapter_answers_texts(run: Run, tmp_path: Path) -> None
 
 
 def test_a_job_goes_on_where_it_stopped(run: Run, tmp_path: Path) -> None:
-    out, records = str(tmp_path / "exported"), str(tmp_path / "records.jsonl")
-    export_to(Path(out), model=model_options(), encoder=False)
-    command = ["caption", *model_flags(), "--decoder", out, "--max-new-tokens", "6", "--out", records]
+    records = str(tmp_path / "records.jsonl")
+    command = [
+        "caption",
+        *model_flags(),
+        "--decoder",
+        exported_golden("BIAS-TINY"),
+        "--max-new-tokens",
+        "6",
+        "--out",
+        records,
+    ]
 
     first = run(command, picture())
     second = run(command, picture(), picture("tiny_10x10.png"))
@@ -169,8 +178,3 @@ def test_8_bit_bundles_are_exported_with_their_weights(run: Run, tmp_path: Path)
     asked = stored_questions(CaptionerSpec(decoder=out))
     assert asked == StoredQuestions(prompt="Describe it."), "exports store no other question"
     assert Captioner.load(decoder=out, model=bundle).caption(picture()).token_ids
-
-
-def test_precisions_of_onnxruntime_are_for_its_format_only() -> None:
-    with pytest.raises(ValueError, match="precision int8 and int4 are onnxruntime's"):
-        DecoderJob(out="exported", format="onnx-atc", precision="int4")

@@ -22,19 +22,18 @@ from llama_adapter.app.models.graph_export import to_onnx
 from llama_adapter.app.models.graph_export.to_onnx import OnnxJob, load_encoder
 from llama_adapter.app.models.spec import EncoderSources
 from llama_adapter.runtime.errors import CheckpointError, ExitCode
-from llama_adapter.runtime.graphs.atc import AtcSettings
 from llama_adapter.runtime.graphs.graph import read_graph
 from llama_adapter.runtime.graphs.sidecar import read_sidecar
 from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.pixels import PixelRule
 from llama_adapter.vision.preprocess import preprocess
-from scripts.pth2onnx import build_parser as build_script_parser
 from scripts.pth2onnx import main as script
+from tests.app.command import Run
 from tests.app.golden import GOLDEN, ROOT, picture
 from tests.app.pictures.inputs.files import tar_bytes
 from tests.fakes.exported import without_card
-from tests.parity.exported import golden_onnx
+from tests.parity.exported import golden_onnx, reading_here
 
 pytestmark = pytest.mark.slow
 
@@ -109,22 +108,23 @@ def test_the_script_of_the_guide_asks_for_the_same_as_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    asked = [str(ADAPTER), "--dtype", "float16", *MODEL[2:]]
     (tmp_path / "clip.onnx").write_text("mine")
-    assert script(asked) == ExitCode.USAGE  # refused without --force
+    assert script([str(ADAPTER), *MODEL[2:]]) == ExitCode.USAGE  # refused without --force
     assert (tmp_path / "clip.onnx").read_text() == "mine"
     assert capsys.readouterr().out == ""
 
     jobs: list[OnnxJob] = []
     monkeypatch.setattr(to_onnx, "run_export_onnx", jobs.append)
-    assert script([*asked, "--force"]) == ExitCode.OK
-    command = ["export", "onnx", *MODEL, "--dtype", "float16", "--out", "clip.onnx", "--force"]
-    assert main(command) == ExitCode.OK
-    by_script, by_command = jobs
+    for flags in ([], ["--dtype", "float16", "--opset", "17", "--pictures", "a.png", "--force", *MODEL[2:]]):
+        assert script([str(ADAPTER), *flags]) == ExitCode.OK
+        assert main(["export", "onnx", "--adapter", str(ADAPTER), *flags, "--out", "clip.onnx"]) == ExitCode.OK
+    plain, also_plain, by_script, by_command = jobs
+    assert plain == also_plain == OnnxJob(sources=EncoderSources(adapter=str(ADAPTER)), out="clip.onnx")
     assert by_script == by_command
-    assert (by_script.dtype, by_script.sources.channel_order, by_script.force) == ("float16", "bgr", True)
+    assert (by_script.dtype, by_script.opset, by_script.sources.channel_order) == ("float16", 17, "bgr")
 
 
+@reading_here()
 def test_with_force_a_file_is_replaced(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "clip.onnx").write_text("mine")
     monkeypatch.setattr(to_onnx, "export_onnx", lambda *_, **keywords: shutil.copy(exported, tmp_path / "clip.onnx"))
@@ -135,6 +135,7 @@ def test_with_force_a_file_is_replaced(exported: Path, tmp_path: Path, monkeypat
     assert (tmp_path / "clip.onnx").read_bytes() == exported.read_bytes()
 
 
+@reading_here()
 def test_a_graph_that_computes_something_else_is_not_put_in_place(
     exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -178,19 +179,7 @@ def test_the_embedded_model_has_an_encoder_and_a_bundle_may_be_named() -> None:
     assert {str(tensor.dtype) for tensor in embedded.state.values()} == {"torch.float32"}
 
 
-def test_flags_of_the_export_to_onnx_that_are_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:
-    for flags in (
-        ["--clip", str(CLIP)],
-        ["--visual-heads", "4"],
-        ["--model", "bundle", "--adapter", str(ADAPTER)],
-        ["--model", ""],
-        ["--llama-dir", "LLaMA"],
-        ["--opset", "20"],
-        ["--dtype", "bfloat16"],
-        ["--out", "clip.pt"],
-    ):
-        assert main(["export", "onnx", "--out", "clip.onnx", *flags]) == ExitCode.USAGE
-        assert capsys.readouterr().err.startswith("error: ")
+def test_the_script_refuses_names_without_a_file_and_with_another_suffix(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, named in (
         (["weights/*_BIAS-7B.pth"], "`weights/*_BIAS-7B.pth`"),
         (["none.pth", "--out", "x.om"], "--out"),
@@ -270,21 +259,6 @@ def test_a_graph_that_the_lint_refuses_needs_force(tmp_path: Path, capsys: pytes
     assert sorted(path.name for path in tmp_path.iterdir()) == ["free.onnx", "gelu.onnx"]
 
 
-def test_the_defaults_of_flags_jobs_and_the_script_agree() -> None:
-    om = build_parser().parse_args(["export", "om", "clip.onnx"])
-    atc = AtcSettings(batch_sizes=om.batch_sizes)
-    assert (om.gears, om.soc_version, om.precision_mode, om.log_level, tuple(om.atc_flags)) == (
-        *(atc.gears, atc.soc_version, atc.precision_mode, atc.log_level, atc.extra),
-    )
-    made = build_parser().parse_args(["export", "onnx", "--out", "clip.onnx"])
-    onnx_job = OnnxJob(sources=EncoderSources(), out="clip.onnx")
-    for name in ("dtype", "opset", "pictures", "force"):
-        assert getattr(made, name) == getattr(onnx_job, name)
-    by_script = build_script_parser().parse_args(["adapter.pth"])
-    for name in ("clip", "dtype", "opset", "visual_heads", "channel_order", "pictures", "force", "debug"):
-        assert getattr(by_script, name) == getattr(made, name)
-
-
 def test_the_script_settles_the_environment_before_anything_but_help_imports_torch(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(
         "import os; print(os.environ.get('TORCH_DEVICE_BACKEND_AUTOLOAD'), os.environ.get('ORT_DISABLE_TELEMETRY'))\n"
@@ -330,30 +304,13 @@ def test_a_closed_stdout_does_not_stop_the_conversion(exported: Path, tmp_path: 
     assert [path.name for path in sorted(tmp_path.glob("*.om"))] == ["clip_bs1.om", "clip_bs2.om"]
 
 
+@reading_here()
 def test_without_a_readable_picture_nothing_is_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["export", "onnx", *MODEL, "--out", str(tmp_path / "clip.onnx"), "--pictures", "/none.png"]
 
     assert main(asked) == ExitCode.FAILED
     assert "None of the pictures can be read" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
-
-
-def test_values_that_the_export_to_om_refuses_before_any_file_is_read(
-    capsys: pytest.CaptureFixture[str], snapshot: SnapshotAssertion
-) -> None:
-    sizes = [[f"--batch-sizes={sizes}"] for sizes in ("", "1,", "0", "-1,2", "one", "1;2")]
-    places = [["--out", place] for place in ("", ".", "..", "/", "oms/")]
-    for flags in (
-        *sizes,
-        *places,
-        ["--soc-version", "310P3"],  # tests of AtcSettings have the others
-        ["--adopt", ""],
-        ["--adopt", "x.om"],
-        ["--adopt", "x.om", "--out", "y"],
-    ):
-        assert main(["export", "om", "/none.onnx", *flags]) == ExitCode.USAGE
-    errors = capsys.readouterr().err.split("\n\nhint: see `llama-adapter export om --help`\n")
-    assert errors == snapshot
 
 
 @pytest.mark.parametrize("flags", [[], ["--print-command"]])
@@ -415,18 +372,11 @@ def test_a_place_that_cannot_be_written_is_an_error_before_the_model_is_read(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_the_help_of_an_export_shows_its_own_flags_and_takes_those_of_a_whole_model(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def shown(*command: str) -> str:
-        main([*command, "--help"])
-        return capsys.readouterr().out
-
-    text = shown("export", "onnx")
+def test_the_help_of_an_export_shows_its_own_flags_and_takes_those_of_a_whole_model(run: Run) -> None:
+    text = run("export", "onnx", "--help").out
     assert "--adapter" in text
     assert not any(flag in text for flag in ("--llama-dir", "--llama-type", "--context"))
-    assert "--llama-dir" in shown("caption")
-    assert "exit codes" in shown("export")
-    assert "(default: 1,2,4,8)" in shown("export", "om")
+    assert "exit codes" in run("export", "--help").out
+    assert "(default: 1,2,4,8)" in run("export", "om", "--help").out
     flags = ["--llama-dir", "L", "--llama-type", "7B", "--context", "512"]
     assert build_parser().parse_args(["export", "onnx", *flags, "--out", "x.onnx"]).llama_type == "7B"

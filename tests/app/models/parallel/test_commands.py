@@ -1,7 +1,6 @@
 """Every answering command takes `--tensor-parallel`, and gives the same answers on two ranks as on one."""
 
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +9,6 @@ from llama_adapter.app.command_line.main import build_parser
 from llama_adapter.app.command_line.values import spec_from
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.runtime.errors import ExitCode
-from llama_adapter.runtime.terminal.run_guarded import run_guarded
 from tests.app.command import Run
 
 SAMPLE = str(min(sample_pictures().glob("*.png")))
@@ -48,18 +46,6 @@ def test_a_benchmark_measures_two_ranks(run: Run, monkeypatch: pytest.MonkeyPatc
     )
     assert ran.code == 0, ran.err
     assert "2 ranks" in ran.out
-
-
-@pytest.mark.slow
-def test_the_demo_runs_on_two_ranks(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    flags = ["--pic-file-path", SAMPLE, "--batch-size", "1", "--no-score", *TWO]
-    monkeypatch.setattr(sys, "argv", ["demo_bsz.py", *flags])
-    code = run_guarded(demo_bsz.main)
-    said = capsys.readouterr()
-    assert code == 0, said.err
-    assert f"[result]: {SAMPLE}: " in said.out
 
 
 def test_other_processes_of_torchrun_follow_in_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
