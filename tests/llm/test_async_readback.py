@@ -151,7 +151,7 @@ def play(schedule: Schedule, kind: str, *, num_slots: int) -> dict[int, list[Out
             if moment == number:
                 engine.cancel(index)
         for output in engine.step():
-            kept = output if kind == "kernels" else replace(output, logprobs=())
+            kept = output if kind == "kernels" and output.finish != "not_finite" else replace(output, logprobs=())
             events.setdefault(output.request_id, []).append(kept)
         number += 1
     return events
