@@ -12,7 +12,7 @@ import torch
 from tests.llm.toys import rounding
 from tests.npu import symbols
 from tests.npu.inside.decoder import FUSED, GROUPED, SMALL
-from tests.npu.wheel import CAPTIONING, CHIPS, SOC, WHOLE_MODEL, FakeNpu
+from tests.npu.wheel import CHIPS, SOC, WHOLE_MODEL, FakeNpu
 
 # The chip's own operators that must be called, for heads of 64 in float16.
 KERNELS = {
@@ -113,7 +113,7 @@ def kernels(calls: dict[str, int]) -> set[str]:
     return {name.removeprefix("npu::") for name in calls if name.startswith("npu::")}
 
 
-@pytest.mark.parametrize("soc", CAPTIONING)
+@on_chips_of_the_whole_model
 @pytest.mark.proves("embedded model", "NPU")
 def test_pictures_get_the_same_captions_as_on_the_cpu(npu: FakeNpu, soc: str) -> None:
     captions = npu.reports()[soc]["captions"]

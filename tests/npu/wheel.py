@@ -29,11 +29,9 @@ CACHE = ROOT / ".pytest_cache" / "npu"
 GIVEN = "LLAMA_ADAPTER_TORCH_NPU"  # a folder that contains the unpacked wheel
 DOWNLOAD_S = 240
 RUN_S = 900  # generous: on a busy machine, one process tries all chips, or a whole `doctor` runs
-# One chip of each family, as a value of `FAKE_SOC`. The decoder runs on the first three, and pictures are captioned on
-# two of them, which takes longest.
+# One chip of each family, as a value of `FAKE_SOC`. The whole model runs on the first three, which takes longer.
 CHIPS = ("Ascend310P3", "Ascend910B3", "Ascend910A", "Ascend310B1", "Ascend910_9391", "Ascend950PR_9599")
 WHOLE_MODEL = CHIPS[:3]
-CAPTIONING = CHIPS[:2]  # one that computes in float16, one in bfloat16
 SOC = CHIPS[1]  # the chip of tests that need only one
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from llama_adapter.runtime.devices import open_backend
 from llama_adapter.runtime.devices.npu_load import load_torch_npu
 from tests.npu.inside import decoder, device, few_bits, graphs, in_fork, ranks, wheel_facts
-from tests.npu.wheel import CAPTIONING, CHIPS, SOC, WHOLE_MODEL
+from tests.npu.wheel import CHIPS, SOC, WHOLE_MODEL
 
 
 def chip(soc: str) -> dict[str, Any]:
@@ -16,9 +16,8 @@ def chip(soc: str) -> dict[str, Any]:
     backend = open_backend("npu:0")
     report = {"device": device.facts(backend), "mixes": decoder.planted_mixes(), "bits": few_bits.report(backend)}
     if soc in WHOLE_MODEL:
-        report |= {"runs": decoder.runs(backend), "few bits": few_bits.runs(backend)}
-    if soc in CAPTIONING:
-        report["captions"] = decoder.captions_of_both()
+        report |= {"runs": decoder.runs(backend), "captions": decoder.captions_of_both()}
+        report["few bits"] = few_bits.runs(backend)
     return report
 
 
