@@ -1,5 +1,6 @@
 """Tokens that are read one step late give the same answers as tokens read at once, on any schedule."""
 
+import functools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,8 +22,10 @@ from llama_adapter.llm.runners.eager import EagerRunner
 from llama_adapter.llm.runners.graph import GraphRunner
 from llama_adapter.llm.runners.shapes import BUCKETED, EXACT, STEPPED, Shapes
 from llama_adapter.runtime.devices import CpuBackend
+from tests.llm.test_native_runner import open_native
 from tests.llm.toys import (
     EOS_ID,
+    NATIVE,
     SMALL,
     WHOLE_CONTEXT,
     QueuedBackend,
@@ -39,6 +42,8 @@ from tests.llm.toys import (
 
 NEVER = -7  # an end token that is outside the vocabulary
 HARMFUL_IDS = (3, 4, 5)  # their embeddings overflow: a row that is fed one of them is not finite afterwards
+NATIVE_SMALL = replace(SMALL, head_dim=NATIVE.head_dim, dim=NATIVE.dim, ffn_dim=NATIVE.ffn_dim)
+BACKENDS = {"at once": CpuBackend(), "queued": QueuedBackend()}
 
 
 class RecordingBackend(QueuedBackend):
@@ -114,34 +119,26 @@ def schedule_of(draw: random.Random) -> Schedule:
     )
 
 
-def small_decoder(*, with_harm: bool) -> LlamaAdapterDecoder:
-    decoder = toy_decoder(SMALL)
+@functools.cache
+def small_decoder(*, with_harm: bool, config: DecoderConfig = SMALL) -> LlamaAdapterDecoder:
+    decoder = toy_decoder(config)
     if with_harm:
         decoder.embedding.weight[[*HARMFUL_IDS, EOS_ID]] = float("inf")
     return decoder
 
 
-DECODERS = {with_harm: small_decoder(with_harm=with_harm) for with_harm in (False, True)}
-
-
-def play(schedule: Schedule, backend: CpuBackend, *, num_slots: int | None = None) -> list[Output]:
-    """All events of a schedule on a runner that reads tokens at once."""
-    engine = toy_engine(
-        DECODERS[schedule.with_harm],
-        num_slots=num_slots or schedule.num_slots,
-        backend=backend,
-        shapes=schedule.shapes,
-        max_prefill_tokens=schedule.max_prefill_tokens,
-    )
-    return play_on(engine, schedule)
-
-
-def play_on(
-    engine: Engine, schedule: Schedule, *, config: DecoderConfig = SMALL, with_logprobs: bool = False
-) -> list[Output]:
-    """All events of a schedule."""
+def play(schedule: Schedule, kind: str, *, num_slots: int) -> dict[int, list[Output]]:
+    """The events of each request, by the kernels or by plain torch; log-probabilities only by the kernels."""
+    config = NATIVE_SMALL if kind == "kernels" else SMALL
+    decoder, most = small_decoder(with_harm=schedule.with_harm, config=config), schedule.max_prefill_tokens
+    if kind == "kernels":
+        runner = open_native(config, decoder.state_dict(), num_slots=num_slots, max_prefill_tokens=most)
+        engine = Engine(runner, eos_id=EOS_ID)
+    else:
+        how: Any = {"backend": BACKENDS[kind], "shapes": schedule.shapes, "max_prefill_tokens": most}
+        engine = toy_engine(decoder, num_slots=num_slots, **how)
     prefixes = engine.project_prefix(toy_visual_queries(len(schedule.requests), config=config))
-    outputs: list[Output] = []
+    events: dict[int, list[Output]] = {}
     number = 0
     while number <= 20 or engine.num_unfinished:
         for index, (arrival, prompt, sampling, continuations) in enumerate(schedule.requests):
@@ -149,33 +146,33 @@ def play_on(
             if arrival == number and continuations:
                 engine.submit(ScoreRequest(**common, continuations=continuations))
             elif arrival == number:
-                engine.submit(GenerateRequest(**common, sampling=sampling, with_logprobs=with_logprobs))
+                engine.submit(GenerateRequest(**common, sampling=sampling, with_logprobs=kind == "kernels"))
         for index, moment in schedule.cancelled.items():
             if moment == number:
                 engine.cancel(index)
-        outputs += engine.step()
+        for output in engine.step():
+            kept = output if kind == "kernels" and output.finish != "not_finite" else replace(output, logprobs=())
+            events.setdefault(output.request_id, []).append(kept)
         number += 1
-    return outputs
+    return events
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("kind", [*(pytest.param(name, marks=pytest.mark.slow) for name in BACKENDS), "kernels"])
 @given(seed=st.integers(0, 2**32))
 @hypothesis_settings(max_examples=20, deadline=None)
 @pytest.mark.proves("asynchronous read-back", "CUDA", "NPU")
-@pytest.mark.proves("continuous batching", "CUDA")
-def test_answers_do_not_depend_on_schedule_shapes_or_late_reading(seed: int) -> None:
+@pytest.mark.proves("continuous batching", "CPU", "CUDA")
+def test_answers_do_not_depend_on_schedule_shapes_late_reading_or_mixed_steps(kind: str, seed: int) -> None:
     schedule = schedule_of(random.Random(seed))
-    alone = answers(play(replace(schedule, cancelled={}, shapes=EXACT), CpuBackend(), num_slots=1))
+    by_one = replace(schedule, cancelled={}, shapes=EXACT)
+    alone = play(by_one, "kernels" if kind == "kernels" else "at once", num_slots=1)
 
-    for backend in (CpuBackend(), QueuedBackend()):
-        given = answers(play(schedule, backend))
-        for index, (ids, finish) in given.items():
-            if index in schedule.cancelled:
-                assert ids == alone[index][0][: len(ids)]
-                assert finish in (None, alone[index][1])
-            else:
-                assert (ids, finish) == alone[index]
-        assert given.keys() >= alone.keys() - schedule.cancelled.keys()
+    together = play(schedule, kind, num_slots=schedule.num_slots)
+
+    for index, found in together.items():
+        assert found == alone[index][: len(found)]
+        assert len(found) == len(alone[index]) or index in schedule.cancelled
+    assert together.keys() >= alone.keys() - schedule.cancelled.keys()
 
 
 def small_requests(prompts: list[tuple[int, ...]], *, max_new_tokens: list[int]) -> list[GenerateRequest]:
@@ -228,7 +225,7 @@ def test_moved_row_that_is_not_finite_leaves_its_old_slot_clean() -> None:
     assert [given[index][0] for index in (0, 1, 3, 4)] == [expected[index] for index in (0, 1, 3, 4)]
 
 
-@pytest.mark.parametrize("backend", [CpuBackend(), QueuedBackend()], ids=["at once", "queued"])
+@pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
 @pytest.mark.parametrize(
     ("prompts", "num_slots"),
     [
@@ -277,7 +274,7 @@ def test_engine_ignores_the_unread_step_of_an_earlier_engine() -> None:
 
 def test_scores_and_steps_do_not_wait_for_each_other() -> None:
     results = []
-    for backend in (CpuBackend(), QueuedBackend()):
+    for backend in BACKENDS.values():
         engine = toy_engine(toy_decoder(), num_slots=2, backend=backend)
         for index, prefix in enumerate(engine.project_prefix(toy_visual_queries(6))):
             common: dict[str, Any] = {"id": index, "prompt_ids": (1, 8, 9), "prefix": prefix}

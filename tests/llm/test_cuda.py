@@ -180,6 +180,7 @@ def test_step_that_reads_from_the_device_is_refused(cuda: FakeCuda) -> None:
     with pytest.raises(DeviceError, match="stream is capturing") as caught:
         runner.decode([5], [0])
     assert caught.value.hint == "pass `--mode eager`; `--operators aten` may help too"
+    assert runner._programs == {}
 
 
 def test_results_of_all_graphs_lie_in_one_place(cuda: FakeCuda) -> None:

@@ -221,39 +221,24 @@ def test_each_request_gets_as_many_of_the_likeliest_tokens_as_it_wants(backend: 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("backend", [CpuBackend(), QueuedBackend()], ids=["at once", "queued"])
-def test_penalised_answers_do_not_depend_on_the_batch(backend: CpuBackend, temperature: float) -> None:
+def test_penalties_and_constraints_hold_for_their_rows_in_any_batch(backend: CpuBackend, temperature: float) -> None:
     decoder = toy_decoder()
     sampling = penalised(len(PROMPTS), temperature=temperature)
     engine = toy_engine(decoder, num_slots=4, eos_id=-7, backend=backend)
-    requests = toy_requests(engine, PROMPTS, sampling=sampling)
+    free = toy_requests(engine, PROMPTS, sampling=sampling)
+    requests = [replace(one, constraint=Alternating() if one.id % 4 in (1, 2) else None) for one in free]
+    requests[5] = replace(free[5], constraint=Alternating(fails_at=4))
     together = answer(engine, requests)
 
+    ids, finish = together.pop(5)
+    assert (finish, len(ids) <= 4) == ("too_complex", True)
     alone = toy_engine(decoder, num_slots=1, eos_id=-7)
-    assert together == {request.id: answer(alone, [request])[request.id] for request in requests}
-    if temperature == 0.0:
-        for index, (ids, _) in together.items():  # with a penalty of 3 hardly any token occurs twice
-            assert len(set(ids)) == len(ids) or sampling[index].repetition_penalty < 3
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-@pytest.mark.parametrize("backend", [CpuBackend(), QueuedBackend()], ids=["at once", "queued"])
-def test_constraints_hold_for_their_rows_only(backend: CpuBackend, temperature: float) -> None:
-    decoder = toy_decoder()
-    engine = toy_engine(decoder, num_slots=4, eos_id=-7, backend=backend)
-    free = toy_requests(engine, PROMPTS, sampling=penalised(len(PROMPTS), temperature=temperature))
-    mixed = [replace(request, constraint=Alternating()) if request.id % 3 else request for request in free]
-    mixed[5] = replace(free[5], constraint=Alternating(fails_at=4))
-    together = answer(engine, mixed)
-
-    plain = answer(engine, free)
-    for index, (ids, finish) in together.items():
-        if index == 5:
-            assert finish == "too_complex"
-            assert len(ids) <= 4
-        elif index % 3:
+    assert together == {number: answer(alone, [requests[number]])[number] for number in together}
+    for index, (ids, _) in together.items():
+        if index % 4 in (1, 2):
             assert [token % 2 for token in ids] == [0, 1] * 6
-        else:
-            assert ids == plain[index][0]
+        elif temperature == 0.0 and sampling[index].repetition_penalty == 3:  # then hardly any token occurs twice
+            assert len(set(ids)) == len(ids)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])

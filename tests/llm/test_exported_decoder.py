@@ -47,6 +47,7 @@ CONFIGS = {
     "no adapter": dataclasses.replace(CONFIG, num_adapter_layers=0, num_queries=0),
     "no queries": dataclasses.replace(CONFIG, num_queries=0),
     "adapter everywhere": dataclasses.replace(CONFIG, num_adapter_layers=3, separate_adapter_kv=True),
+    **FAMILIES,
 }
 CHOICES = ((5,), (6, 7, 8), (6, 9) * 4, (5, 7, 9))  # continuations that are scored
 SETTINGS = [
@@ -61,44 +62,25 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("num_slots", "num_past", "on_device", "sampling"),
+    [(1, 0, False, True), (4, 0, False, False), (5, 4, True, True)],
+    ids=["one row", "drawn on the host", "past and cache bound as on a device"],
+)
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-@pytest.mark.parametrize("num_slots", [1, 5, 16])
-@pytest.mark.parametrize("sampling", [True, False], ids=["drawn in the graph", "drawn on the host"])
 @pytest.mark.proves("continuous batching", "ONNX")
 @pytest.mark.proves("repetition penalty", "ONNX")
 @pytest.mark.proves("presence and frequency penalties, min-p", "ONNX")
 @pytest.mark.proves("LLaMA without adapter", "ONNX")
 @pytest.mark.proves("float32", "ONNX")
-def test_the_engine_gives_the_same_ids(
-    tmp_path: Path, config: toys.DecoderConfig, num_slots: int, sampling: bool
-) -> None:
-    decoder, prompts = toy_decoder(config), toy_prompts(18)
-    settings = [SETTINGS[number % len(SETTINGS)] for number in range(len(prompts))]
-    engines = [
-        toy_engine(decoder, num_slots=num_slots),
-        Engine(onnx_runner(decoder, tmp_path, num_slots=num_slots, sampling=sampling), eos_id=EOS_ID),
-    ]
-
-    wanted, made = answers_of_all(engines, prompts, sampling=settings, config=config)
-
-    assert made == wanted
-    assert len({tuple(ids) for ids, _ in made.values()}) > 6
-
-
-@pytest.mark.parametrize(("num_slots", "num_past", "on_device"), [(1, 0, False), (4, 0, False), (5, 4, True)])
-@pytest.mark.parametrize("config", [CONFIG, *FAMILIES.values()], ids=["llama", *FAMILIES])
 @pytest.mark.proves("choices by scoring", "ONNX")
-def test_families_answer_and_score_as_in_torch(
-    tmp_path: Path, config: toys.DecoderConfig, num_slots: int, num_past: int, on_device: bool
+def test_every_decoder_answers_and_scores_as_in_torch(
+    tmp_path: Path, config: toys.DecoderConfig, num_slots: int, num_past: int, on_device: bool, sampling: bool
 ) -> None:
     decoder, prompts = toy_decoder(config), toy_prompts(9, longest=20)
-    past = toy_past(config, num_past)
-    engines = [
-        toy_engine(decoder, num_slots=num_slots, past=past),
-        Engine(onnx_runner(decoder, tmp_path, num_slots=num_slots, past=past, on_device=on_device), eos_id=EOS_ID),
-    ]
-    check_answers_and_scores(engines, prompts, config)
+    common = {"num_slots": num_slots, "past": toy_past(config, num_past)}
+    exported = onnx_runner(decoder, tmp_path, on_device=on_device, sampling=sampling, **common)
+    check_answers_and_scores([toy_engine(decoder, **common), Engine(exported, eos_id=EOS_ID)], prompts, config)
 
 
 def check_answers_and_scores(
@@ -107,7 +89,7 @@ def check_answers_and_scores(
     """Two engines give the same answers with pictures, and the same log-probabilities up to rounding."""
     found = []
     for engine in engines:
-        sampling = [SETTINGS[row % 3] for row in range(len(prompts))]
+        sampling = [SETTINGS[row % len(SETTINGS)] for row in range(len(prompts))]
         requests = toy_requests(engine, prompts, sampling=sampling, config=config)
         scores = [
             ScoreRequest(
@@ -126,7 +108,7 @@ def check_answers_and_scores(
         outputs = sorted(drain(engine), key=lambda output: output.request_id)
         for output in outputs:
             assert len(output.top) == (0 if output.token_id is None else 3)
-            if output.top and output.request_id % 3 == 0:  # greedy
+            if output.top and output.request_id % len(SETTINGS) in (0, 7):  # greedy, without penalties
                 assert output.top[0] == (output.token_id, *output.logprobs)
         found.append(([output.logprobs for output in outputs], answers(outputs)))
 

@@ -1,15 +1,10 @@
 """A decode step computed in the program of a prefill gives bitwise the same results as two separate programs."""
 
-import dataclasses
-import random
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
 
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.engine.engine import Engine
@@ -18,11 +13,8 @@ from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, PrefillPlan
 from llama_adapter.llm.runners.kernels import KernelRunner
 from llama_adapter.runtime.kernels.library import find_library
-from tests.llm.test_async_readback import HARMFUL_IDS, Schedule, play_on, schedule_of
 from tests.llm.test_native_runner import CONFIG, CONFIGS, DTYPES, open_native, prefixes, runners
-from tests.llm.toys import EOS_ID, NATIVE, SMALL, answer, answers, drain, resume, toy_decoder, toy_prompts, toy_requests
-
-NATIVE_SMALL = dataclasses.replace(SMALL, head_dim=NATIVE.head_dim, dim=NATIVE.dim, ffn_dim=NATIVE.ffn_dim)
+from tests.llm.toys import answer, answers, drain, resume, toy_decoder, toy_prompts, toy_requests
 
 pytestmark = pytest.mark.skipif(find_library().library is None, reason=find_library().reason or "there are kernels")
 
@@ -53,35 +45,6 @@ def test_a_mixed_step_gives_the_logits_of_its_parts(
         ours.run(first)
         given = [ours.predict(MixedPlan(step, prefill)).logits_RV, ours.decode([5] * 6, positions).logits_RV.copy()]
         assert np.array_equal(np.concatenate(given), np.concatenate(expected))
-
-
-DECODERS = {False: toy_decoder(NATIVE_SMALL), True: toy_decoder(NATIVE_SMALL)}
-DECODERS[True].embedding.weight[[*HARMFUL_IDS, EOS_ID]] = float("inf")
-
-
-def events(schedule: Schedule, *, num_slots: int) -> dict[int, list[Output]]:
-    """All events of each request, on the kernels."""
-    state = DECODERS[schedule.with_harm].state_dict()
-    runner = open_native(NATIVE_SMALL, state, num_slots=num_slots, max_prefill_tokens=schedule.max_prefill_tokens)
-    found: dict[int, list[Output]] = {}
-    for output in play_on(Engine(runner, eos_id=EOS_ID), schedule, config=NATIVE_SMALL, with_logprobs=True):
-        found.setdefault(output.request_id, []).append(output)
-    return found
-
-
-@given(seed=st.integers(0, 2**32))
-@hypothesis_settings(max_examples=20, deadline=None)
-@pytest.mark.proves("continuous batching", "CPU")
-def test_answers_and_log_probabilities_do_not_depend_on_mixed_steps(seed: int) -> None:
-    schedule = schedule_of(random.Random(seed))
-    alone = events(dataclasses.replace(schedule, cancelled={}), num_slots=1)
-
-    together = events(schedule, num_slots=schedule.num_slots)
-
-    for index, found in together.items():
-        assert found == alone[index][: len(found)]
-        assert len(found) == len(alone[index]) or index in schedule.cancelled
-    assert together.keys() >= alone.keys() - schedule.cancelled.keys()
 
 
 class Watched(KernelRunner):

@@ -11,8 +11,6 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from llama_adapter.llm.config import DecoderConfig
-from llama_adapter.llm.engine.engine import Engine
-from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.rotary import Rotary
 from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, PrefillPlan, ScorePlan
@@ -24,9 +22,8 @@ from llama_adapter.runtime.kernels.threads import num_threads, torch_stands_asid
 from llama_adapter.runtime.schemes import Precision
 from llama_adapter.runtime.schemes.state import dequantise, quantise
 from tests.bounds import difference
+from tests.llm.toys import NATIVE as CONFIG
 from tests.llm.toys import (
-    EOS_ID,
-    answers_of_all,
     open_runner,
     rounding,
     toy_decoder,
@@ -34,7 +31,6 @@ from tests.llm.toys import (
     toy_prompts,
     toy_visual_queries,
 )
-from tests.llm.toys import NATIVE as CONFIG
 
 CONFIGS = {
     "heads of 32": CONFIG,
@@ -217,17 +213,6 @@ def test_many_long_prompts_go_through_in_portions(monkeypatch: pytest.MonkeyPatc
 
     assert np.array_equal(ours.prefill(prompts, pictures, first_slot=0).logits_RV, whole[0])
     assert ours.score(plan) == whole[1]
-
-
-def test_the_engine_answers_as_with_the_plain_decoder() -> None:
-    sampled = [
-        SamplingParams(max_new_tokens=5 + index, temperature=0.8 * (index % 2), seed=index) for index in range(9)
-    ]
-    engines = [Engine(runner, eos_id=EOS_ID) for runner in runners(num_slots=4)]
-
-    ours, plain = answers_of_all(engines, toy_prompts(9), sampling=sampled, config=CONFIG)
-
-    assert ours == plain
 
 
 def test_nan_prefix_ends_its_row_only() -> None:

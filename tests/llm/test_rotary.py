@@ -89,6 +89,7 @@ def test_a_configuration_is_read_as_it_was_written_whole_and_divided() -> None:
 
 def test_the_first_llama_has_no_new_entries() -> None:
     config = DecoderConfig(**SIZES, num_heads=8)  # type: ignore[arg-type]
+    # Digests and bundles of whole decoders do not change.
     old = {*SIZES, "num_heads", "rope_theta", "context", "num_adapter_layers", "num_queries", "separate_adapter_kv"}
     assert set(config.to_dict()) == old
     assert set(config.share(1, 2).to_dict()) == old | {"rank", "num_ranks", "all_heads", "ffn_block"}

@@ -15,7 +15,6 @@ from llama_adapter.llm.runners.eager import EagerRunner
 from llama_adapter.llm.runners.graph import GraphRunner
 from llama_adapter.llm.runners.shapes import BUCKETED, EXACT, STEPPED
 from llama_adapter.runtime.devices import Capabilities, CpuBackend, settle_mode
-from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.operators import ATEN, Operators
 from llama_adapter.runtime.schemes import OperatorChoice
 from tests.bounds import difference
@@ -110,24 +109,6 @@ def test_mode_chooses_the_runner() -> None:
 
     assert type(open_runner(CONFIG, state, backend=backend, num_slots=2)) is EagerRunner
     assert type(open_runner(CONFIG, state, backend=backend, num_slots=2, mode=mode)) is GraphRunner
-    with pytest.raises(DeviceError) as caught:
-        settle_mode("acl_graph", backend=backend, strict=True)
-    assert "eager, traced" in caught.value.hint
-    with pytest.raises(DeviceError):
-        settle_mode("graph", backend=CpuBackend(), strict=True)
-
-
-def test_compiler_failure_is_a_device_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def compiled(*_: Tensor) -> Tensor:
-        raise ValueError("no kernel for this\nand a long story")
-
-    monkeypatch.setattr(TracingBackend, "compile", lambda self, program, *, mode: compiled)
-    runner = traced_runner(TracingBackend(), num_slots=2)
-    runner.prefill([PROMPTS[0][:20]], runner.project_prefix(toy_visual_queries(1)), first_slot=0)
-    with pytest.raises(DeviceError, match=r"`traced` \(ValueError: no kernel for this\)") as caught:
-        runner.decode([5], [20])
-    assert caught.value.hint == "pass `--mode eager`; `--operators aten` may help too"
-    assert runner._programs == {}
 
 
 def test_a_device_may_bring_its_own_operators() -> None:

@@ -4,7 +4,6 @@ import base64
 import itertools
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,8 @@ SETTINGS = TokenizerSettings(end_ids=(2,), chat_template="{{ '<think></think>' }
 
 
 def opened(kind: str, settings: TokenizerSettings = SETTINGS) -> Tokenizer:
+    if kind == SENTENCEPIECE:
+        return Tokenizer.from_bytes(sentencepiece_model())
     return Tokenizer.from_bytes(tokenizer_json(kind), name=kind, settings=settings)
 
 
@@ -41,34 +42,25 @@ def streamed(tokenizer: Tokenizer, ids: list[int]) -> str:
     return "".join([*map(stream.push, ids), stream.flush()])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, SENTENCEPIECE])
 @pytest.mark.proves("SentencePiece, tokenizer.json, byte ranks", "CPU")
-def test_ids_and_texts_are_those_of_tokenizers(kind: str) -> None:
-    ours, theirs = opened(kind), of_its_library(kind)
-    theirs.encode_special_tokens = True
-    given = list(texts(NUM_TEXTS))
-    expected = [encoding.ids for encoding in theirs.encode_batch(given)]
+def test_ids_and_texts_are_those_of_the_library(kind: str) -> None:
+    ours, theirs, given = opened(kind), of_its_library(kind), list(texts(NUM_TEXTS))
+    if kind == SENTENCEPIECE:
+        expected, decoded = (ids := theirs.encode(given)), theirs.decode(ids)
+    else:
+        theirs.encode_special_tokens = True
+        expected = [encoding.ids for encoding in theirs.encode_batch(given)]
+        decoded = theirs.decode_batch(expected)
 
-    assert [ours.encode(text) for text in given] == expected
-    for ids, text in zip(expected, theirs.decode_batch(expected), strict=True):
-        assert streamed(ours, ids) == text == ours.decode(ids)
-
-
-@pytest.mark.proves("SentencePiece, tokenizer.json, byte ranks", "CPU")
-def test_ids_and_texts_are_those_of_sentencepiece() -> None:
-    ours, theirs = Tokenizer.from_bytes(sentencepiece_model()), of_its_library(SENTENCEPIECE)
-    given = list(texts(NUM_TEXTS))
-    expected = theirs.encode(given)
-
-    assert [ours.encode(text, bos=False) for text in given] == expected
-    for ids, text in zip(expected, theirs.decode(expected), strict=True):
+    assert [ours.encode(text, bos=kind != SENTENCEPIECE) for text in given] == expected
+    for ids, text in zip(expected, decoded, strict=True):
         assert streamed(ours, ids) == text == ours.decode(ids)
 
 
 @pytest.mark.parametrize("kind", [*KINDS, SENTENCEPIECE])
 def test_any_ids_stream_as_they_decode_and_nothing_is_held_for_long(kind: str) -> None:
-    tokenizer = Tokenizer.from_bytes(sentencepiece_model()) if kind == SENTENCEPIECE else opened(kind)
-    theirs, draw = of_its_library(kind), random.Random(0)
+    tokenizer, theirs, draw = opened(kind), of_its_library(kind), random.Random(0)
     characters = [tokenizer.encode_run(one, is_inner=True) for one in ("\U0001fae8", "\u0ec6", "a")]
     for _ in range(600):
         ids: list[int] = []
@@ -224,14 +216,14 @@ def test_the_files_beside_it_say_how_a_tokenizer_is_used(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("make", "names"),
+    ("kind", "names"),
     [
-        (lambda: Tokenizer.from_bytes(sentencepiece_model()), {"tokenizer.model"}),
-        (lambda: opened("Llama 3"), {"tokenizer.json", "tokenizer_config.json"}),
+        (SENTENCEPIECE, {"tokenizer.model"}),
+        ("Llama 3", {"tokenizer.json", "tokenizer_config.json"}),
     ],
 )
-def test_a_stored_tokenizer_is_the_same(tmp_path: Path, make: Callable[[], Tokenizer], names: set[str]) -> None:
-    tokenizer = make()
+def test_a_stored_tokenizer_is_the_same(tmp_path: Path, kind: str, names: set[str]) -> None:
+    tokenizer = opened(kind)
     for name, content in tokenizer.files.items():
         (tmp_path / name).write_bytes(content)
     again = Tokenizer.load_stored(tmp_path, names)

@@ -64,10 +64,15 @@ def program(name: str = "embedded", *, precision: str = "float32", num_slots: in
 
 @functools.cache
 def encoder(name: str = "embedded", *, precision: str = "float32") -> GraphSession:
-    folder = exported(name, precision=precision)
-    settings = read_card(folder).settings
+    return MindirRuntime().open(graph("encoder", folder=exported(name, precision=precision)))
+
+
+def graph(kind: str, *, folder: Path | None = None) -> Path:
+    """The file of a graph of this kind, of the embedded model by default."""
+    place = exported() if folder is None else folder
+    settings = read_card(place).settings
     assert settings is not None
-    return MindirRuntime().open(folder / settings["encoder"])
+    return place / str(settings[kind])
 
 
 def mindir_runner(

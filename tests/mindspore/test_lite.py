@@ -17,18 +17,9 @@ from llama_adapter.runtime.graphs.ge_config import read_ge_config
 from llama_adapter.runtime.graphs.mindir_runtime import MindirRuntime
 from llama_adapter.runtime.graphs.mslite_session import MsliteSession
 from tests.app.captioning.test_exported import CHOICES, DRAWN, PROMPTS, SAMPLE_PROMPTS, SAMPLES
-from tests.mindspore.models import encoder, exported, greedy
+from tests.mindspore.models import encoder, exported, graph, greedy
 from tests.mindspore.test_graphs import PICTURES
 from tests.parity.golden import GENERATE, pixels
-
-TEXTS = ["a small red star", "Below is"]
-
-
-def graph(kind: str, *, folder: Path | None = None) -> Path:
-    place = exported() if folder is None else folder
-    settings = read_card(place).settings
-    assert settings is not None
-    return place / str(settings[kind])
 
 
 @pytest.mark.parametrize("name", ["bias_b3_mixed", "lora_b3_mixed", "caption_b1"])
@@ -86,35 +77,6 @@ def test_without_the_package_its_source_is_told() -> None:
     with pytest.raises(GraphError) as failure:
         MsliteSession(graph("prefix"))
     assert "download page" in (failure.value.hint or "")
-
-
-@pytest.mark.parametrize("backend", ["ms", "mslite"])
-def test_the_four_ways_to_call(backend: str, mslite: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The ways in MindSpore Lite's guide: by name, by the pair of graphs, by folder, and by an InferConfig."""
-    folder = exported()
-    monkeypatch.setenv("LLAMA_ADAPTER_HOME", str(folder.parent))
-    paths = {"prefill_model_path": str(graph("prefill")), "increment_model_path": str(graph("increment"))}
-    common: dict[str, Any] = {"ge_config_path": str(folder / "config.ini"), "device_id": 0, "infer_seq_length": 512}
-    config = InferConfig(**paths, **common, model_type="mindir", model_name="embedded", target="CPU")
-    with Captioner.load(device="cpu") as ours:
-        wanted = pipeline("text_generation", ours)(TEXTS, max_new_tokens=8, add_special_tokens=False)
-    for form in (folder.name, tuple(paths.values()), folder, config):
-        if form is config:
-            made = InferTask.get_infer_task("text_generation", config, tokenizer=ours.tokenizer, backend=backend)
-        else:
-            made = pipeline(
-                task="text_generation",
-                model=form,
-                tokenizer=ours.tokenizer,
-                backend=backend,
-                model_name="embedded",
-                target="CPU",
-                **common,
-            )
-        with made:
-            assert made.captioner.info.device.startswith("mindspore_lite" if backend == "mslite" else "mindspore (")
-            assert made.captioner.spec.ge_config == common["ge_config_path"]
-            assert made(TEXTS, is_sample_acceleration=True, add_special_tokens=False, max_new_tokens=8) == wanted
 
 
 # The four programs of the guide. Names that it does not define, and paths, are added at the beginning.
@@ -222,12 +184,13 @@ def test_pictures_are_captioned_drawn_streamed_and_chosen_as_by_torch(torchs: Ca
 
 
 def test_infer_task_runs_graphs_by_mindspore_lite(mslite: Any) -> None:
-    config = InferConfig(
-        prefill_model_path=str(graph("prefill")), increment_model_path=str(graph("increment")), target="Ascend"
-    )
+    paths: Any = {"prefill_model_path": str(graph("prefill")), "increment_model_path": str(graph("increment"))}
+    options = exported() / "config.ini"
+    config = InferConfig(**paths, ge_config_path=str(options), target="Ascend")
     with InferTask.get_infer_task("caption", config) as describe:
         assert describe.captioner.info.device == "mindspore_lite (ascend)"
         assert describe.captioner.info.context == 512
+    assert mslite.RECORD.built[-1]["options"] == read_ge_config(options).sections
 
 
 def test_forms_that_are_no_graphs_are_refused(tmp_path: Path) -> None:

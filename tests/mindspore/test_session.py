@@ -12,13 +12,12 @@ import mindspore
 import numpy as np
 import pytest
 
-from llama_adapter.llm.exported.card import read_card
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs import mindspore_session
 from llama_adapter.runtime.graphs.ge_config import read_ge_config
 from llama_adapter.runtime.graphs.mindir_runtime import MindirRuntime
 from llama_adapter.runtime.graphs.process_session import ProcessSession
-from tests.mindspore.models import encoder, exported
+from tests.mindspore.models import encoder, exported, graph
 from tests.parity.golden import GENERATE, pixels
 
 PICTURES = GENERATE["bias_b3_mixed"]["images"]
@@ -40,9 +39,7 @@ def test_a_process_answers_without_torch() -> None:
 
 
 def test_a_graph_runs_in_a_process_of_its_own() -> None:
-    settings = read_card(exported()).settings
-    assert settings is not None
-    path = exported() / settings["encoder"]
+    path = graph("encoder")
     pixels_BHWC = pixels(PICTURES[:2]).numpy()
     with closing(ProcessSession(functools.partial(MindirRuntime().open, path), file=str(path))) as session:
         assert np.array_equal(session.run([pixels_BHWC])[0], encoder().run([pixels_BHWC])[0])
@@ -50,9 +47,7 @@ def test_a_graph_runs_in_a_process_of_its_own() -> None:
 
 
 def test_a_closed_session_and_a_missing_device_are_errors() -> None:
-    settings = read_card(exported()).settings
-    assert settings is not None
-    path = exported() / settings["prefix"]
+    path = graph("prefix")
     session = MindirRuntime().open(path)
     session.close()
     with pytest.raises(GraphError):

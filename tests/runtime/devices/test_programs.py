@@ -120,12 +120,16 @@ def test_a_failed_recording_replaces_no_other_one() -> None:
     assert device.num_replays == 2
 
 
-def test_a_program_that_cannot_be_recorded_is_named_and_so_is_a_way_out() -> None:
+@pytest.mark.parametrize(
+    "error", [RuntimeError("not permitted when stream is capturing"), ValueError("no kernel\nfor it")]
+)
+def test_a_program_that_cannot_be_recorded_is_named_and_so_is_a_way_out(error: Exception) -> None:
     device = Recorder()
     programs = programs_of(device)
     programs.run("a", double, X)
-    device.failures = [RuntimeError("CUDA error: operation not permitted when stream is capturing")]
-    with pytest.raises(DeviceError, match=r"^cpu cannot compile a program in mode `recorded` \(Runtime") as caught:
+    device.failures = [error]
+    said = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    with pytest.raises(DeviceError, match=rf"^cpu cannot compile a program in mode `recorded` \({said}\)") as caught:
         programs.run("a", double, X)
 
     assert caught.value.hint == "pass `--mode eager`; `--operators aten` may help too"

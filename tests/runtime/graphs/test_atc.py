@@ -21,6 +21,7 @@ from llama_adapter.runtime.graphs.card import METADATA_KEY, GraphCard
 from llama_adapter.runtime.graphs.graph import read_graph
 from llama_adapter.runtime.graphs.sidecar import read_sidecar, sidecar_path
 from tests.fakes.om_format import read_fake_om
+from tests.runtime.graphs.test_lint import write
 
 CARD = GraphCard(
     name="tiny",
@@ -32,23 +33,14 @@ CARD = GraphCard(
 
 
 def write_onnx(
-    path: Path,
-    *,
-    dtype: int = TensorProto.FLOAT16,
-    card: bool = True,
-    shape: tuple[Any, ...] = ("batch", 4, 4, 3),
+    path: Path, *, dtype: int = TensorProto.FLOAT16, card: bool = True, shape: tuple[Any, ...] = ("batch", 4, 4, 3)
 ) -> Path:
-    graph = helper.make_graph(
-        [helper.make_node("Relu", ["input"], ["output"])],
-        "test",
-        [helper.make_tensor_value_info("input", dtype, shape)],
-        [helper.make_tensor_value_info("output", dtype, shape)],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    write(path, "Relu", dtype=dtype, shape=shape)
     if card:
+        model = onnx.load(path)
         told = dataclasses.replace(CARD, dtype="float16" if dtype == TensorProto.FLOAT16 else "float32")
         helper.set_model_props(model, {METADATA_KEY: told.to_json()})
-    onnx.save(model, path)
+        onnx.save(model, path)
     return path
 
 

@@ -101,6 +101,8 @@ def test_a_layer_equals_the_one_it_is_made_of(
     if kind == torch.int8:
         linear.weight[0, :2] = -128  # of another program: ours are -127 at least
     native, x = NativeLinear(linear, library=library), activations(*shape, kind=kind)
+    if not kind.is_floating_point:  # groups that share a scale have several sizes
+        x *= torch.logspace(1, -3, shape[-1])
 
     is_near(native(x), linear, x)
     view = x.transpose(0, -1).contiguous().transpose(0, -1)
@@ -188,37 +190,6 @@ def test_a_calibrated_layer_rounds_all_inputs_by_its_scale(
     rows = native(spoilt).view(-1, 80)
     assert rows[0].isnan().all()
     assert torch.equal(rows[1:], native(x).view(-1, 80)[1:])
-
-
-def test_an_outlier_spoils_its_own_group_of_inputs_only(library: Library) -> None:
-    linear = layer(torch.int8, num_in=1024, num_out=64, bias=False)
-    exact = exact_weight(linear)
-    x = activations(16, 1024, kind=torch.int8)
-    native = NativeLinear(linear, library=library)
-    usual = (native(x) - x @ exact.T).norm() / (x @ exact.T).norm()
-    x[:, 5] *= 30.0
-
-    error = (native(x) - x @ exact.T).norm()
-    # With one scale for the whole row, all its groups would be rounded as coarsely as this.
-    coarse = (x - ((x / (step := x.abs().amax(dim=1, keepdim=True) / 127)).round() * step)) @ exact.T
-
-    assert error < 0.3 * coarse.norm()
-    assert usual < 0.01
-
-
-@pytest.mark.parametrize("kind", [torch.int8, torch.uint8], ids=["int8", "int4"])
-def test_an_outlier_among_inputs_that_share_a_scale_leaves_the_others_of_them_exact(
-    kind: torch.dtype, library: Library
-) -> None:
-    linear = layer(kind, num_in=128, num_out=64, bias=False)
-    native, x = NativeLinear(linear, library=library), activations(16, 128, kind=kind)
-    exact = exact_weight(linear)
-    x[:, 5] = 1000.0  # the rest of its group is zero, so the group is exact
-    x[:, [k for k in range(GROUP) if k != 5]] = 0.0
-
-    error = (native(x) - x @ exact.T).norm() / (x[:, GROUP:] @ exact[:, GROUP:].T).norm()
-
-    assert error < 0.02  # it would be 1 with the outlier's scale, which rounds all others to 0
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)

@@ -49,35 +49,22 @@ def _check(name: str, value: Any, kind: type) -> None:
         raise TypeError(f"{name} must be {kind.__name__}, but got {type(value)}.")
 
 
-class _Typed:
-    """A part of a context. Each of its attributes has one type."""
+class _Part:
+    """A part of a context. Its attributes keep their types."""
 
-    _types: dict[str, type] = {}  # noqa: RUF012
+    def __init__(self, **values: Any) -> None:
+        vars(self).update(values)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name not in self._types:
+        if name not in vars(self):
             raise AttributeError(f"there is no attribute {name}")
-        _check(name, value, self._types[name])
-        object.__setattr__(self, name, value)
-
-
-class _Cpu(_Typed):
-    _types = {"thread_num": int, "inter_op_parallel_num": int, "precision_mode": str}  # noqa: RUF012
-
-    def __init__(self) -> None:
-        self.thread_num = 0
-
-
-class _Ascend(_Typed):
-    _types = {"device_id": int, "rank_id": int, "provider": str, "precision_mode": str}  # noqa: RUF012
-
-    def __init__(self) -> None:
-        self.device_id, self.rank_id, self.provider = 0, 0, ""
+        _check(name, value, type(getattr(self, name)))
+        vars(self)[name] = value
 
 
 class Context:
     def __init__(self) -> None:
-        self.cpu, self.ascend = _Cpu(), _Ascend()
+        self.cpu, self.ascend = _Part(thread_num=0), _Part(device_id=0, provider="")
         self._target = ["cpu"]
 
     @property
