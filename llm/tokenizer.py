@@ -18,7 +18,7 @@ from llama_adapter.llm.pieces.folder import (
     stored_settings,
 )
 from llama_adapter.llm.pieces.gguf_keys import keys_to_json
-from llama_adapter.llm.pieces.json_pieces import JsonPieces
+from llama_adapter.llm.pieces.json_pieces import JsonPieces, without_unused
 from llama_adapter.llm.pieces.sentence_pieces import SentencePieces
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.gguf_names import is_gguf
@@ -28,8 +28,8 @@ from llama_adapter.runtime.text import shown_excerpt
 class Tokenizer:
     """A tokenizer of any kind. Immutable and thread-safe.
 
-    `data` is the content of its file, `vocab_size` is its highest id and one. `bos_id` begins a text; None if texts
-    begin with no token. Each of `end_ids` ends a text.
+    `data` is the content of its file, `vocab_size` is its highest id and one. `begin_ids` begin a text; `bos_id` is the
+    token for that, None if it is not known. Each of `end_ids` ends a text.
     """
 
     def __init__(
@@ -37,7 +37,12 @@ class Tokenizer:
     ) -> None:
         """Wrap the pieces of a file with the content `data`; use `load` or `from_bytes`."""
         self.pieces, self.data, self.settings = pieces, data, settings or TokenizerSettings()
-        self.vocab_size, self.bos_id = pieces.num_ids, pieces.bos_id
+        self.vocab_size, self.begin_ids = pieces.num_ids, pieces.begin_ids
+        begins = self.settings.begins
+        if begins is not None and begins != bool(self.begin_ids):
+            begin = pieces.id_of(self.settings.names.get("bos_token", ""))
+            self.begin_ids = (begin,) if begins and begin is not None else ()
+        self.bos_id = self.begin_ids[0] if self.begin_ids else pieces.bos_id
         ids = dict.fromkeys((*pieces.end_ids, *self.settings.end_ids))
         named = self.settings.names.get("eos_token")
         if named is not None and (named_id := pieces.id_of(named)) is not None:
@@ -87,13 +92,16 @@ class Tokenizer:
 
         `name` is used in messages. Raises CheckpointError if the bytes are none of these, or if no token ends a text.
         """
-        settings = settings or TokenizerSettings()
+        settings, data = settings or TokenizerSettings(), data.removeprefix(codecs.BOM_UTF8)
         if is_byte_ranks(data):
             data = ranks_to_json(data, name=name)
             settings = dataclasses.replace(settings, end_ids=settings.end_ids or END_IDS)
         pieces: SentencePieces | JsonPieces
         if data.lstrip()[:1] == b"{":
             pieces = JsonPieces(data, name=name, chat_template=settings.chat_template)
+            if settings.num_rows is not None and pieces.num_ids > settings.num_rows:
+                data = without_unused(data, num_rows=settings.num_rows, chat_template=settings.chat_template)
+                pieces = JsonPieces(data, name=name, chat_template=settings.chat_template)
         else:
             pieces = SentencePieces(data, name=name)
         tokenizer = cls(pieces, data, settings)
@@ -108,9 +116,10 @@ class Tokenizer:
     def files(self) -> dict[str, bytes]:
         """The files from which `load_stored` makes this tokenizer: name -> content."""
         found = {self.pieces.file_name: self.data}
-        if self.settings.chat_template is not None or self.end_ids != self.pieces.end_ids:
+        begin = {} if self.begin_ids == self.pieces.begin_ids else {"add_bos_token": bool(self.begin_ids)}
+        if begin or self.settings.chat_template is not None or self.end_ids != self.pieces.end_ids:
             chat = {} if self.settings.chat_template is None else {"chat_template": self.settings.chat_template}
-            content = {"eos_token_id": self.end_ids, **chat, **self.settings.names}
+            content = {"eos_token_id": self.end_ids, **chat, **begin, **self.settings.names}
             found[SETTINGS_FILE] = json.dumps(content, ensure_ascii=False, indent=1).encode()
         return found
 
@@ -138,7 +147,7 @@ class Tokenizer:
         Names of special tokens are ordinary text. Raises ValueError for text that UTF-8 cannot encode (half a surrogate
         pair).
         """
-        return [*(self.pieces.begin_ids if bos else ()), *self.encode_run(text)]
+        return [*(self.begin_ids if bos else ()), *self.encode_run(text)]
 
     def encode_run(self, text: str, *, is_inner: bool = False) -> list[int]:
         """Ids of a text without begin and end. `is_inner`: it follows a special token. Raises as `encode`."""

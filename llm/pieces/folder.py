@@ -1,7 +1,7 @@
 """What a model's folder holds for its tokenizer: the file, and settings in the files beside it."""
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +24,8 @@ class TokenizerSettings:
     end_ids: tuple[int, ...] = ()  # each ends an answer; the first is learned as the end
     chat_template: str | None = None  # Jinja, as Hugging Face's models carry it
     names: Mapping[str, str] = field(default_factory=dict)  # of special tokens, for the template: bos_token, ...
+    begins: bool | None = None  # whether a text begins with the begin token; None: as the tokenizer's file says
+    num_rows: int | None = None  # of the model's embedding; None: not known
 
 
 def stored_name(names: Collection[str]) -> str:
@@ -44,13 +46,12 @@ def find_tokenizer(folder: Path) -> Path | None:
         marks = SentencePieces(read_bytes(model), name=str(model)).marks
     except CheckpointError:
         return other
-    config = folder / "config.json"
-    most = read_json(config).get("vocab_size") if config.is_file() else None
+    most = _num_rows([_read(folder / "config.json")])
     try:
         added = [(str(one["content"]), int(one["id"])) for one in json.loads(read_bytes(other))["added_tokens"]]
     except (ValueError, KeyError, TypeError):
         return model
-    used = [(name, one) for name, one in added if not isinstance(most, int) or one < most]
+    used = [(name, one) for name, one in added if most is None or one < most]
     return model if all(name in marks and marks[name].id == one for name, one in used) else other
 
 
@@ -71,6 +72,8 @@ def read_settings(*folders: Path) -> TokenizerSettings:
         end_ids=(*next(filter(None, map(_end_ids, configs)), ()), *own.end_ids),
         chat_template=beside or own.chat_template,
         names=own.names,
+        begins=own.begins,
+        num_rows=_num_rows(configs),
     )
 
 
@@ -84,10 +87,12 @@ def stored_settings(*folders: Path) -> TokenizerSettings:
         named = {one.get("name"): one.get("template") for one in template if isinstance(one, Mapping)}
         template = named.get("default")
     texts = {name: one.get("content") if isinstance(one, Mapping) else one for name, one in content.items()}
+    begins = content.get("add_bos_token")
     return TokenizerSettings(
         end_ids=_end_ids(content),
         chat_template=template if isinstance(template, str) and template else None,
         names={name: text for name, text in texts.items() if name.endswith("_token") and isinstance(text, str)},
+        begins=begins if isinstance(begins, bool) else None,
     )
 
 
@@ -96,10 +101,19 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _end_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """The end ids of a configuration, or of the decoder inside that of a larger model."""
-    inner = config.get("text_config")
-    found = config.get("eos_token_id", inner.get("eos_token_id") if isinstance(inner, Mapping) else None)
+    """The end ids of a configuration."""
+    found = _of_decoder(config, "eos_token_id")
     return tuple(one for one in (found if isinstance(found, list) else [found]) if type(one) is int)
+
+
+def _num_rows(configs: Sequence[Mapping[str, Any]]) -> int | None:
+    return next((rows for one in configs if type(rows := _of_decoder(one, "vocab_size")) is int), None)
+
+
+def _of_decoder(config: Mapping[str, Any], entry: str) -> Any:
+    """An entry of a configuration, or of that of the decoder inside a larger model."""
+    own, inner = config.get(entry), config.get("text_config")
+    return inner.get(entry) if own is None and isinstance(inner, Mapping) else own
 
 
 def read_bytes(place: Path) -> bytes:

@@ -12,6 +12,7 @@ import pytest
 import regex
 import sentencepiece
 import tokenizers
+import transformers
 
 from llama_adapter.llm.pieces.byte_ranks import ranks_to_json
 from llama_adapter.llm.pieces.folder import TokenizerSettings, find_tokenizer, read_settings
@@ -254,6 +255,52 @@ def test_the_begin_token_of_an_old_configuration_is_no_end(tmp_path: Path) -> No
         Tokenizer.load(tmp_path / "tokenizer.model", added)
     with pytest.raises(CheckpointError, match="Nothing says which token of `x` ends a text"):
         Tokenizer.from_bytes(tokenizer_json("Qwen"), name="x")
+
+
+@pytest.mark.parametrize("kind", ["Qwen", "Llama 3"])  # without and with a begin token in the file itself
+@pytest.mark.parametrize("begins", [True, False])
+def test_the_files_beside_it_say_whether_a_text_begins_with_a_token(kind: str, begins: bool, tmp_path: Path) -> None:
+    values: dict[str, Any] = {"bos_token": "<|begin_of_text|>", "eos_token": "<|im_end|>", "add_bos_token": begins}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(values), encoding="utf-8-sig")  # as some editors write
+    tokenizer = opened(kind, read_settings(tmp_path))
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=of_its_library(kind), **values)
+
+    assert tokenizer.encode("a red circle") == theirs("a red circle")["input_ids"]
+    for name, content in tokenizer.files.items():
+        (tmp_path / name).write_bytes(content)
+    assert Tokenizer.load_stored(tmp_path, tokenizer.files).begin_ids == tokenizer.begin_ids
+
+
+def test_a_sentencepiece_model_begins_no_text_if_the_files_beside_it_say_so() -> None:
+    tokenizer = Tokenizer.from_bytes(sentencepiece_model(), settings=TokenizerSettings(begins=False))
+    assert tokenizer.encode("a") == tokenizer.encode("a", bos=False)
+    assert (tokenizer.bos_id, tokenizer.begin_ids) == (1, ())
+
+
+@pytest.mark.parametrize(
+    ("is_special", "template", "is_left_out"),
+    [(True, "", True), (False, "", False), (True, "{{ '<|new|>' }}", False)],
+)
+@pytest.mark.parametrize("is_part", [False, True])
+def test_special_tokens_beyond_the_models_are_left_out_if_nothing_writes_them(
+    is_special: bool, template: str, is_left_out: bool, is_part: bool, tmp_path: Path
+) -> None:
+    made = of_its_library("Qwen")
+    rows = made.get_vocab_size()
+    made.add_tokens([tokenizers.AddedToken("<|new|>", special=is_special)])
+    config = {"vocab_size": rows, "eos_token_id": 2}
+    (tmp_path / "config.json").write_text(
+        json.dumps({"text_config": config, "eos_token_id": None} if is_part else config)
+    )
+    (tmp_path / "chat_template.jinja").write_text(template or "{{ messages }}")
+    (tmp_path / "tokenizer.json").write_text(made.to_str(), encoding="utf-8-sig")
+    tokenizer = Tokenizer.load(tmp_path / "tokenizer.json", read_settings(tmp_path))
+
+    assert tokenizer.vocab_size == rows + (not is_left_out)
+    assert tokenizer.end_ids == (2,)
+    assert tokenizer.encode("a <|new|> b")[:2] == made.encode("a <").ids[:2]
+    assert tokenizer.decode(tokenizer.encode("a <|im_end|> b")) == "a <|im_end|> b"
+    assert Tokenizer.from_bytes(tokenizer.data, settings=tokenizer.settings).marks == tokenizer.marks
 
 
 def test_a_decoder_by_which_texts_depend_on_neighbours_is_refused() -> None:
