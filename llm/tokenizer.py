@@ -38,9 +38,8 @@ class Tokenizer:
         """Wrap the pieces of a file with the content `data`; use `load` or `from_bytes`."""
         self.pieces, self.data, self.settings = pieces, data, settings or TokenizerSettings()
         self.vocab_size, self.begin_ids = pieces.num_ids, pieces.begin_ids
-        begins = self.settings.begins
+        begins, begin = self.settings.begins, pieces.id_of(self.settings.names.get("bos_token", ""))
         if begins is not None and begins != bool(self.begin_ids):
-            begin = pieces.id_of(self.settings.names.get("bos_token", ""))
             self.begin_ids = (begin,) if begins and begin is not None else ()
         self.bos_id = self.begin_ids[0] if self.begin_ids else pieces.bos_id
         ids = dict.fromkeys((*pieces.end_ids, *self.settings.end_ids))
@@ -56,7 +55,7 @@ class Tokenizer:
         """Read a `tokenizer.model`, a `tokenizer.json` or a GGUF file, which has settings of its own inside.
 
         `settings` are those of `read_settings`. Raises CheckpointError if the file is missing, unreadable or no
-        tokenizer, if no token ends a text, or if the file lacks the one that the settings name.
+        tokenizer, if no token ends a text, or if the file lacks one that the settings name.
         """
         if is_gguf(Path(path)):
             from llama_adapter.runtime.tensor_files.gguf_files import read_gguf  # imports torch
@@ -65,11 +64,16 @@ class Tokenizer:
         else:
             data = read_bytes(Path(path))
         tokenizer = cls.from_bytes(data, name=str(path), settings=settings)
-        end = tokenizer.settings.names.get("eos_token")
-        if end and isinstance(tokenizer.pieces, SentencePieces) and tokenizer.pieces.id_of(end) is None:
+        own, pieces = tokenizer.settings, tokenizer.pieces
+        needed = [name for name in own.added if name in (own.chat_template or "")]
+        if isinstance(pieces, SentencePieces) and (end := own.names.get("eos_token")):
+            needed.append(end)
+        if lacking := [name for name in needed if pieces.id_of(name) is None]:
             raise CheckpointError(
-                f"`{path}` lacks the token {shown_excerpt(end)!r}, by which its tokenizer_config.json ends a text",
-                hint="copy the model's `tokenizer.json` too, which has the tokens that were added",
+                f"`{path}` lacks the token {shown_excerpt(lacking[0])!r}, which its chat template or "
+                "tokenizer_config.json names",
+                hint="copy the model's `tokenizer.json` too, which has the tokens that were added; transformers makes "
+                "one: `AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)`",
             )
         return tokenizer
 

@@ -37,8 +37,8 @@ _STATISTICS: Final = (("image_mean", "mean"), ("image_std", "std"))
 _FILES: Final = (
     *("model.safetensors", "pytorch_model.bin"),
     *("open_clip_model.safetensors", "open_clip_pytorch_model.bin"),
+    *("model-*-of-*.safetensors", "pytorch_model-*-of-*.bin"),  # shards
 )
-_SHARDS: Final = ("model-*-of-*.safetensors", "pytorch_model-*-of-*.bin")
 _OF_ONE_SIZE: Final = "towers for pictures of any size and shape, such as NaFlex, are not read"
 
 
@@ -61,8 +61,7 @@ def clip_files(path: str | os.PathLike[str]) -> list[Path]:
         raise CheckpointError(f"There is no CLIP at `{place}`", hint="pass OpenAI's ViT-L-14.pt as --clip")
     if not place.is_dir():
         return [place]
-    single = [place / name for name in _FILES if (place / name).is_file()]
-    files = single[:1] or next(filter(None, (sorted(place.glob(shards)) for shards in _SHARDS)), [])
+    files = next(filter(None, (sorted(place.glob(name)) for name in _FILES)), [])
     if not files:
         raise CheckpointError(
             f"The folder `{place}` holds no CLIP",

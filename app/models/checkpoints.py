@@ -327,11 +327,7 @@ def stream_sources(
 
 
 def base_name(folder: Path) -> str:
-    """A LLaMA's name for display: that of its folder or GGUF file.
-
-    In the cache of the Hugging Face Hub, where files are links and folders have names of commits, it is that of the
-    link, or of the repository.
-    """
+    """A LLaMA's name for display: that of its folder or file, and of a commit in the Hub's cache the repository's."""
     place = folder.parent.resolve() / folder.name if folder.is_file() else folder.resolve()
     repository = place.parent.parent.name if place.parent.name == "snapshots" else ""
     return repository.rpartition("--")[2] or place.name
@@ -524,11 +520,9 @@ def find_llama(llama_dir: str | os.PathLike[str], *, llama_type: str | None = No
             hint = f"name one of its models as --llama-type; there {_enumerate(models)}"
         elif any(folder.glob("consolidated.*.pth")):
             hint = "it has the weights, but their params.json is missing; copy it too"
-        elif lora := lora_hint(folder):
-            hint = lora
         elif (snapshots := folder / "snapshots").is_dir():
             hint = f"it is a repository in the cache of the Hugging Face Hub: name the folder in `{snapshots}`"
-        raise CheckpointError(f"`{folder}` is no LLaMA folder", hint=hint)
+        raise CheckpointError(f"`{folder}` is no LLaMA folder", hint=lora_hint(folder) or hint)
     if form == "gguf":
         file = only_gguf(folder)
         return LlamaFolder(folder=file, form=form, tokenizer=file)
