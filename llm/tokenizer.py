@@ -18,7 +18,7 @@ from llama_adapter.llm.pieces.folder import (
     stored_settings,
 )
 from llama_adapter.llm.pieces.gguf_keys import keys_to_json
-from llama_adapter.llm.pieces.json_pieces import JsonPieces
+from llama_adapter.llm.pieces.json_pieces import JsonPieces, without_unused
 from llama_adapter.llm.pieces.sentence_pieces import SentencePieces
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.gguf_names import is_gguf
@@ -28,8 +28,8 @@ from llama_adapter.runtime.text import shown_excerpt
 class Tokenizer:
     """A tokenizer of any kind. Immutable and thread-safe.
 
-    `data` is the content of its file, `vocab_size` is its highest id and one. `bos_id` begins a text; None if texts
-    begin with no token. Each of `end_ids` ends a text.
+    `data` is the content of its file, `vocab_size` is its highest id and one. `begin_ids` begin a text; `bos_id` is the
+    token for that, None if it is not known. Each of `end_ids` ends a text.
     """
 
     def __init__(
@@ -37,7 +37,11 @@ class Tokenizer:
     ) -> None:
         """Wrap the pieces of a file with the content `data`; use `load` or `from_bytes`."""
         self.pieces, self.data, self.settings = pieces, data, settings or TokenizerSettings()
-        self.vocab_size, self.bos_id = pieces.num_ids, pieces.bos_id
+        self.vocab_size, self.begin_ids = pieces.num_ids, pieces.begin_ids
+        begins, begin = self.settings.begins, pieces.id_of(self.settings.names.get("bos_token", ""))
+        if begins is not None and begins != bool(self.begin_ids):
+            self.begin_ids = (begin,) if begins and begin is not None else ()
+        self.bos_id = self.begin_ids[0] if self.begin_ids else pieces.bos_id
         ids = dict.fromkeys((*pieces.end_ids, *self.settings.end_ids))
         named = self.settings.names.get("eos_token")
         if named is not None and (named_id := pieces.id_of(named)) is not None:
@@ -51,7 +55,7 @@ class Tokenizer:
         """Read a `tokenizer.model`, a `tokenizer.json` or a GGUF file, which has settings of its own inside.
 
         `settings` are those of `read_settings`. Raises CheckpointError if the file is missing, unreadable or no
-        tokenizer, if no token ends a text, or if the file lacks the one that the settings name.
+        tokenizer, if no token ends a text, or if the file lacks one that the settings name.
         """
         if is_gguf(Path(path)):
             from llama_adapter.runtime.tensor_files.gguf_files import read_gguf  # imports torch
@@ -60,11 +64,16 @@ class Tokenizer:
         else:
             data = read_bytes(Path(path))
         tokenizer = cls.from_bytes(data, name=str(path), settings=settings)
-        end = tokenizer.settings.names.get("eos_token")
-        if end and isinstance(tokenizer.pieces, SentencePieces) and tokenizer.pieces.id_of(end) is None:
+        own, pieces = tokenizer.settings, tokenizer.pieces
+        needed = [name for name in own.added if name in (own.chat_template or "")]
+        if isinstance(pieces, SentencePieces) and (end := own.names.get("eos_token")):
+            needed.append(end)
+        if lacking := [name for name in needed if pieces.id_of(name) is None]:
             raise CheckpointError(
-                f"`{path}` lacks the token {shown_excerpt(end)!r}, by which its tokenizer_config.json ends a text",
-                hint="copy the model's `tokenizer.json` too, which has the tokens that were added",
+                f"`{path}` lacks the token {shown_excerpt(lacking[0])!r}, which its chat template or "
+                "tokenizer_config.json names",
+                hint="copy the model's `tokenizer.json` too, which has the tokens that were added; transformers makes "
+                "one: `AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)`",
             )
         return tokenizer
 
@@ -87,13 +96,16 @@ class Tokenizer:
 
         `name` is used in messages. Raises CheckpointError if the bytes are none of these, or if no token ends a text.
         """
-        settings = settings or TokenizerSettings()
+        settings, data = settings or TokenizerSettings(), data.removeprefix(codecs.BOM_UTF8)
         if is_byte_ranks(data):
             data = ranks_to_json(data, name=name)
             settings = dataclasses.replace(settings, end_ids=settings.end_ids or END_IDS)
         pieces: SentencePieces | JsonPieces
         if data.lstrip()[:1] == b"{":
             pieces = JsonPieces(data, name=name, chat_template=settings.chat_template)
+            if settings.num_rows is not None and pieces.num_ids > settings.num_rows:
+                data = without_unused(data, num_rows=settings.num_rows, chat_template=settings.chat_template)
+                pieces = JsonPieces(data, name=name, chat_template=settings.chat_template)
         else:
             pieces = SentencePieces(data, name=name)
         tokenizer = cls(pieces, data, settings)
@@ -108,9 +120,10 @@ class Tokenizer:
     def files(self) -> dict[str, bytes]:
         """The files from which `load_stored` makes this tokenizer: name -> content."""
         found = {self.pieces.file_name: self.data}
-        if self.settings.chat_template is not None or self.end_ids != self.pieces.end_ids:
+        begin = {} if self.begin_ids == self.pieces.begin_ids else {"add_bos_token": bool(self.begin_ids)}
+        if begin or self.settings.chat_template is not None or self.end_ids != self.pieces.end_ids:
             chat = {} if self.settings.chat_template is None else {"chat_template": self.settings.chat_template}
-            content = {"eos_token_id": self.end_ids, **chat, **self.settings.names}
+            content = {"eos_token_id": self.end_ids, **chat, **begin, **self.settings.names}
             found[SETTINGS_FILE] = json.dumps(content, ensure_ascii=False, indent=1).encode()
         return found
 
@@ -138,7 +151,7 @@ class Tokenizer:
         Names of special tokens are ordinary text. Raises ValueError for text that UTF-8 cannot encode (half a surrogate
         pair).
         """
-        return [*(self.pieces.begin_ids if bos else ()), *self.encode_run(text)]
+        return [*(self.begin_ids if bos else ()), *self.encode_run(text)]
 
     def encode_run(self, text: str, *, is_inner: bool = False) -> list[int]:
         """Ids of a text without begin and end. `is_inner`: it follows a special token. Raises as `encode`."""

@@ -37,8 +37,8 @@ _STATISTICS: Final = (("image_mean", "mean"), ("image_std", "std"))
 _FILES: Final = (
     *("model.safetensors", "pytorch_model.bin"),
     *("open_clip_model.safetensors", "open_clip_pytorch_model.bin"),
+    *("model-*-of-*.safetensors", "pytorch_model-*-of-*.bin"),  # shards
 )
-_SHARDS: Final = "model-*-of-*.safetensors"
 _OF_ONE_SIZE: Final = "towers for pictures of any size and shape, such as NaFlex, are not read"
 
 
@@ -61,7 +61,7 @@ def clip_files(path: str | os.PathLike[str]) -> list[Path]:
         raise CheckpointError(f"There is no CLIP at `{place}`", hint="pass OpenAI's ViT-L-14.pt as --clip")
     if not place.is_dir():
         return [place]
-    files = [place / name for name in _FILES if (place / name).is_file()][:1] or sorted(place.glob(_SHARDS))
+    files = next(filter(None, (sorted(place.glob(name)) for name in _FILES)), [])
     if not files:
         raise CheckpointError(
             f"The folder `{place}` holds no CLIP",
@@ -73,7 +73,7 @@ def clip_files(path: str | os.PathLike[str]) -> list[Path]:
 def configs_beside(file: Path) -> dict[str, Any]:
     """`config` and `pixels` of `read_clip` from the JSON files beside a tower's weights; empty if there are none.
 
-    Raises CheckpointError for a config of something that is not computed here.
+    Raises CheckpointError for a damaged file, and for a config of something that is not computed here.
     """
     folder, name = file.parent, f"the configs in `{file.parent}`"
     whole = _json(folder / "open_clip_config.json")
@@ -81,7 +81,7 @@ def configs_beside(file: Path) -> dict[str, Any]:
     if isinstance(model, dict):
         return {"config": _open_clip_config(model), "pixels": _open_clip_pixels(whole.get("preprocess_cfg"), name=name)}
     config = _json(folder / "config.json")
-    if not re.match(r"clip|siglip|dinov2", str(config.get("model_type", ""))):
+    if not re.search(r"clip|siglip|dinov2", str(config.get("model_type", ""))):
         return {}  # of something else, such as a LLaMA beside a CLIP
     inner = config.get("vision_config", config)
     pixels = _json(folder / "preprocessor_config.json") or _json(folder / "processor_config.json").get(
@@ -219,7 +219,7 @@ def huggingface_pixels(values: Mapping[str, Any], *, name: str) -> dict[str, Any
                 "here"
             )
         rule |= {"image_size": side[0], "margin": margin, "is_squashed": has_sides}
-    if "resample" in values:
+    if values.get("resample") is not None:
         rule["resample"] = _known(_FILTERS, values["resample"], what="filter", name=name)
     for key, ours in _STATISTICS:
         if (value := values.get(key)) is not None:
@@ -279,10 +279,7 @@ def _sides(value: Any) -> tuple[int, int] | None:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    try:
-        return read_json(path)
-    except CheckpointError:
-        return {}  # there is none, or it is something else
+    return read_json(path) if path.is_file() else {}
 
 
 def _layout(found: Mapping[str, Tensor], *, is_huggingface: bool, name: str) -> tuple[Layout, re.Pattern[str]]:

@@ -78,7 +78,7 @@ def assemble_foreign(spec: CaptionerSpec, place: LlamaFolder) -> Parts:
     sources = [SourceFile(role="llama", path=str(file)) for file in files]
     sources.append(SourceFile(role="tokenizer", path=str(place.require_tokenizer())))
     model = open_foreign(place.folder, config, dtype=dtype).to(backend.device)
-    name, vision = shown_name(base_name(place.folder.resolve())), no_vision(decoder)
+    name, vision = shown_name(base_name(place.folder)), no_vision(decoder)
     note = f"`{name}` ({config.model_type}) runs through transformers: for texts, without this program's kernels"
     return loaded_parts(
         spec,

@@ -40,6 +40,7 @@ from llama_adapter.llm.weights.lora import LoraFolder, merged_source, open_loras
 from llama_adapter.llm.weights.meta import open_meta
 from llama_adapter.llm.weights.mindspore import open_mindspore
 from llama_adapter.llm.weights.names import LlamaSource
+from llama_adapter.llm.weights.peft_config import lora_hint
 from llama_adapter.runtime.digests import file_digest
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.graphs.card import fingerprint
@@ -246,7 +247,7 @@ def stream_sources(
     sight = open_connected(place.folder, tokenizer, dim=llama.config.dim) if sees_tokens else None
     folded = llama.merged
     llama, loras = merge_loras(spec.lora, llama, adapter)
-    base = base_name(place.folder.resolve())
+    base = base_name(place.folder)
     files = [SourceFile(role="llama", path=path) for path in llama.files]
     files.append(SourceFile(role="tokenizer", path=str(tokenizer_file)))
     seen: Collection[Tensor] = ()  # of the encoder
@@ -326,9 +327,10 @@ def stream_sources(
 
 
 def base_name(folder: Path) -> str:
-    """A LLaMA's name for display: its folder's, and in the cache of the Hugging Face Hub the repository's."""
-    repository = folder.parent.parent.name if folder.parent.name == "snapshots" else ""
-    return repository.rpartition("--")[2] or folder.name
+    """A LLaMA's name for display: that of its folder or file, and of a commit in the Hub's cache the repository's."""
+    place = folder.parent.resolve() / folder.name if folder.is_file() else folder.resolve()
+    repository = place.parent.parent.name if place.parent.name == "snapshots" else ""
+    return repository.rpartition("--")[2] or place.name
 
 
 def merge_loras(
@@ -518,7 +520,9 @@ def find_llama(llama_dir: str | os.PathLike[str], *, llama_type: str | None = No
             hint = f"name one of its models as --llama-type; there {_enumerate(models)}"
         elif any(folder.glob("consolidated.*.pth")):
             hint = "it has the weights, but their params.json is missing; copy it too"
-        raise CheckpointError(f"`{folder}` is no LLaMA folder", hint=hint)
+        elif (snapshots := folder / "snapshots").is_dir():
+            hint = f"it is a repository in the cache of the Hugging Face Hub: name the folder in `{snapshots}`"
+        raise CheckpointError(f"`{folder}` is no LLaMA folder", hint=lora_hint(folder) or hint)
     if form == "gguf":
         file = only_gguf(folder)
         return LlamaFolder(folder=file, form=form, tokenizer=file)

@@ -139,7 +139,7 @@ def _pixel_values(folder: Path) -> tuple[Path | None, Mapping[str, Any]]:
     """The file that says how pictures become pixels, and what it says; {} if there is none."""
     for file in (folder / name for name in _PIXELS if (folder / name).is_file()):
         values = read_json(file)
-        values = values.get("image_processor", values) if file.name == _PIXELS[1] else values
+        values = values.get("image_processor") or {} if file.name == _PIXELS[1] else values
         if isinstance(values, dict) and values:
             return file, values
     return None, {}

@@ -1,7 +1,7 @@
 """What a model's folder holds for its tokenizer: the file, and settings in the files beside it."""
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +14,7 @@ from llama_adapter.runtime.tensor_files.arrays import read_json
 SETTINGS_FILE: Final = "tokenizer_config.json"
 _TEMPLATE_FILE: Final = "chat_template.jinja"
 _OLD_TEMPLATE_FILE: Final = "chat_template.json"  # of models that see pictures
+_BLANK_ONCE: Final = '"prepend_scheme": "first"'
 _MAX_BYTES: Final = 64 << 20  # the largest tokenizers in use have 34 MB
 
 
@@ -24,6 +25,9 @@ class TokenizerSettings:
     end_ids: tuple[int, ...] = ()  # each ends an answer; the first is learned as the end
     chat_template: str | None = None  # Jinja, as Hugging Face's models carry it
     names: Mapping[str, str] = field(default_factory=dict)  # of special tokens, for the template: bos_token, ...
+    begins: bool | None = None  # whether a text begins with the begin token; None: as the tokenizer's file says
+    num_rows: int | None = None  # of the model's embedding; None: not known
+    added: tuple[str, ...] = ()  # names of tokens that the tokenizer's file may lack
 
 
 def stored_name(names: Collection[str]) -> str:
@@ -35,7 +39,8 @@ def find_tokenizer(folder: Path) -> Path | None:
     """The tokenizer's file in a folder; None if it has none.
 
     Beside a SentencePiece model, a `tokenizer.json` is used only if it has tokens that the model lacks, or that the
-    model finds in any text. Raises CheckpointError for a file that cannot be read.
+    model finds in any text, or if it puts a blank before the first text alone, and not behind every mark as the model
+    does. Raises CheckpointError for a file that cannot be read.
     """
     model, other = (folder / name for name in TOKENIZER_FILES)
     if not model.is_file() or not other.is_file():
@@ -44,14 +49,15 @@ def find_tokenizer(folder: Path) -> Path | None:
         marks = SentencePieces(read_bytes(model), name=str(model)).marks
     except CheckpointError:
         return other
-    config = folder / "config.json"
-    most = read_json(config).get("vocab_size") if config.is_file() else None
+    most = _num_rows([_read(folder / "config.json")])
     try:
-        added = [(str(one["content"]), int(one["id"])) for one in json.loads(read_bytes(other))["added_tokens"]]
+        content = json.loads(read_bytes(other))
+        added = [(str(one["content"]), int(one["id"])) for one in content["added_tokens"]]
     except (ValueError, KeyError, TypeError):
         return model
-    used = [(name, one) for name, one in added if not isinstance(most, int) or one < most]
-    return model if all(name in marks and marks[name].id == one for name, one in used) else other
+    used = [(name, one) for name, one in added if most is None or one < most]
+    is_other = _BLANK_ONCE in json.dumps(content.get("pre_tokenizer"))
+    return other if is_other or any(name not in marks or marks[name].id != one for name, one in used) else model
 
 
 def read_settings(*folders: Path) -> TokenizerSettings:
@@ -71,6 +77,9 @@ def read_settings(*folders: Path) -> TokenizerSettings:
         end_ids=(*next(filter(None, map(_end_ids, configs)), ()), *own.end_ids),
         chat_template=beside or own.chat_template,
         names=own.names,
+        begins=own.begins,
+        num_rows=_num_rows(configs),
+        added=(*own.added, *(name for folder in folders for name in _read(folder / "added_tokens.json"))),
     )
 
 
@@ -83,12 +92,19 @@ def stored_settings(*folders: Path) -> TokenizerSettings:
     if isinstance(template, list):  # several, by name
         named = {one.get("name"): one.get("template") for one in template if isinstance(one, Mapping)}
         template = named.get("default")
-    texts = {name: one.get("content") if isinstance(one, Mapping) else one for name, one in content.items()}
+    texts = {name: _content(one) for name, one in content.items()}
+    begins, added = content.get("add_bos_token"), content.get("added_tokens_decoder")
     return TokenizerSettings(
         end_ids=_end_ids(content),
         chat_template=template if isinstance(template, str) and template else None,
         names={name: text for name, text in texts.items() if name.endswith("_token") and isinstance(text, str)},
+        begins=begins if isinstance(begins, bool) else None,
+        added=tuple(str(name) for one in added.values() if (name := _content(one))) if isinstance(added, dict) else (),
     )
+
+
+def _content(token: Any) -> Any:
+    return token.get("content") if isinstance(token, Mapping) else token
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -96,10 +112,19 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _end_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """The end ids of a configuration, or of the decoder inside that of a larger model."""
-    inner = config.get("text_config")
-    found = config.get("eos_token_id", inner.get("eos_token_id") if isinstance(inner, Mapping) else None)
+    """The end ids of a configuration."""
+    found = _of_decoder(config, "eos_token_id")
     return tuple(one for one in (found if isinstance(found, list) else [found]) if type(one) is int)
+
+
+def _num_rows(configs: Sequence[Mapping[str, Any]]) -> int | None:
+    return next((rows for one in configs if type(rows := _of_decoder(one, "vocab_size")) is int), None)
+
+
+def _of_decoder(config: Mapping[str, Any], entry: str) -> Any:
+    """An entry of a configuration, or of that of the decoder inside a larger model."""
+    own, inner = config.get(entry), config.get("text_config")
+    return inner.get(entry) if own is None and isinstance(inner, Mapping) else own
 
 
 def read_bytes(place: Path) -> bytes:

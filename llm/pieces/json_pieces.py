@@ -130,6 +130,18 @@ class JsonPieces:
         return self._whole.id_to_token(piece_id) or f"<{piece_id}>"
 
 
+def without_unused(data: bytes, *, num_rows: int, chat_template: str | None) -> bytes:
+    """A valid `tokenizer.json` without the special tokens beyond the `num_rows` tokens of a model that nothing writes.
+
+    Gemma 3's models for texts have such a token for pictures, and many folders one for padding.
+    """
+    content = json.loads(data)
+    written = f"{chat_template} {json.dumps(content.get('post_processor'), ensure_ascii=False)}"
+    added = content.get("added_tokens", [])
+    kept = [one for one in added if one["id"] < num_rows or not one["special"] or one["content"] in written]
+    return json.dumps({**content, "added_tokens": kept}, ensure_ascii=False).encode() if kept != added else data
+
+
 def _reading_text(whole: "tokenizers.Tokenizer", *, marks: Collection[str]) -> "tokenizers.Tokenizer":
     """A tokenizer for text in which marks are ordinary text. It shares the vocabulary of `whole`."""
     from tokenizers import AddedToken, Tokenizer

@@ -21,6 +21,7 @@ from llama_adapter.llm.weights.names import (
     matrix_shapes,
     split_rows,
 )
+from llama_adapter.llm.weights.peft_config import lora_hint
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.arrays import list_keys, read_json
 from llama_adapter.runtime.tensor_files.files import check_dense, check_shapes, read_tensor_file
@@ -97,6 +98,8 @@ def open_huggingface(folder: str | os.PathLike[str]) -> LlamaSource:
 def weight_files(place: Path) -> list[Path]:
     """The files with the weights of a folder. Raises CheckpointError if some are missing."""
     for single in _SINGLE:
+        if (place / single).exists():  # as in transformers: the index may be of shards that were joined
+            return [place / single]
         index = place / f"{single}.index.json"
         if index.exists():
             weight_map = read_json(index).get("weight_map")
@@ -110,11 +113,9 @@ def weight_files(place: Path) -> list[Path]:
                     hint="copy the missing shard",
                 )
             return [place / name for name in names]
-        if (place / single).exists():
-            return [place / single]
     raise CheckpointError(
         f"`{place}` has a config.json but no weights",
-        hint=f"weights are {' or '.join(_SINGLE)}, or shards with an index",
+        hint=lora_hint(place) or f"weights are {' or '.join(_SINGLE)}, or shards with an index",
     )
 
 

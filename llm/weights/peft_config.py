@@ -162,6 +162,12 @@ class PeftConfig:
             ) from None
 
 
+def lora_hint(folder: Path) -> str | None:
+    """The hint for a folder that is named as a model and holds a LoRA; None if it holds none."""
+    hint = "it holds a LoRA of PEFT: name it as --lora, and the model that it was trained on as --llama-dir"
+    return hint if (folder / CONFIG).is_file() else None
+
+
 def read_config(folder: Path) -> PeftConfig:
     """Read the config of a LoRA folder. Raises CheckpointError for one that is damaged or is computed differently."""
     path = folder / CONFIG

@@ -96,7 +96,7 @@ def read_json(path: Path) -> dict[str, Any]:
             hint="it is another file, or damaged; copy it again",
         )
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise CheckpointError(
             f"`{path}` is no JSON: {shown_excerpt(str(error))}", hint="the file is damaged; copy it again"

@@ -59,6 +59,10 @@ def write_huggingface(folder: Path, *, kind: str, tensors: dict[str, Tensor], **
     edit_json(folder / "config.json", **config)
     if kind == "safetensors":
         save_file(tensors, folder / "model.safetensors")
+    elif kind == "joined safetensors":  # the index of the shards is left
+        save_file(tensors, folder / "model.safetensors")
+        names = dict.fromkeys(tensors, "model-00001-of-00001.safetensors")
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
     elif kind == "bin":
         torch.save(tensors, folder / "pytorch_model.bin")
     else:
@@ -69,7 +73,7 @@ def write_huggingface(folder: Path, *, kind: str, tensors: dict[str, Tensor], **
     return folder
 
 
-@pytest.mark.parametrize("kind", ["safetensors", "bin", "sharded bin"])
+@pytest.mark.parametrize("kind", ["safetensors", "joined safetensors", "bin", "sharded bin"])
 def test_huggingface_file_forms_give_the_same_model(tmp_path: Path, kind: str) -> None:
     tensors = huggingface_tensors() | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}  # in old files
     folder = write_huggingface(tmp_path / "hf", kind=kind, tensors=tensors)
@@ -249,6 +253,11 @@ def test_refusals_of_huggingface_folders(tmp_path: Path, snapshot: Any) -> None:
     folder = Path(shutil.copytree(HUGGINGFACE, tmp_path / "shard"))
     (folder / "model-00001-of-00002.safetensors").unlink()
     refused("missing shard", folder)
+    for file in folder.glob("*.safetensors*"):
+        file.unlink()
+    refused("no weights", folder)
+    (folder / "adapter_config.json").write_text("{}")
+    refused("a LoRA with a config.json", folder)
     edits: dict[str, Callable[[dict[str, Any]], object]] = {
         "missing tensor": drop("model.layers.2.mlp.up_proj.weight"),
         "unknown tensor": put("model.layers.0.self_attn.q_proj.bias", torch.ones(64)),

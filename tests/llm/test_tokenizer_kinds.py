@@ -11,7 +11,9 @@ import pytest
 import regex
 import sentencepiece
 import tokenizers
+import transformers
 
+from llama_adapter.llm.chat import ChatFormat
 from llama_adapter.llm.pieces.byte_ranks import ranks_to_json
 from llama_adapter.llm.pieces.folder import TokenizerSettings, find_tokenizer, read_settings
 from llama_adapter.llm.pieces.json_pieces import LETTERS
@@ -190,6 +192,44 @@ def test_the_tokenizer_with_all_tokens_is_chosen(tmp_path: Path, tokens: Any, co
     assert find_tokenizer(tmp_path) == tmp_path / chosen
 
 
+def test_beside_a_model_that_puts_blanks_behind_marks_the_json_that_puts_none_is_chosen(tmp_path: Path) -> None:
+    values = {"tokenizer_class": "LlamaTokenizer", "legacy": False, "add_bos_token": True}
+    template = "{{ bos_token + ' ' + messages[0].content + eos_token + ' a' }}"
+    (tmp_path / "tokenizer.model").write_bytes(sentencepiece_model())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(values))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    theirs.chat_template = template
+    theirs.save_pretrained(tmp_path)
+    file = find_tokenizer(tmp_path)
+    assert file == tmp_path / "tokenizer.json"
+
+    tokenizer = Tokenizer.load(file, read_settings(tmp_path))
+    chat = ChatFormat(tokenizer).encode([("user", "a red circle")])
+    message = [{"role": "user", "content": "a red circle"}]
+    assert [*chat.ids, *chat.rest_ids] == theirs.apply_chat_template(message, tokenize=True, return_dict=False)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("added_tokens.json", {"<|turn|>": 500}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"500": {"content": "<|turn|>"}}, "eos_token": "</s>"}),
+    ],
+)
+@pytest.mark.parametrize("kind", ["Llama 2", SENTENCEPIECE])
+def test_a_file_without_a_token_that_the_chat_template_writes_is_refused(
+    kind: str, file: str, content: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "tokenizer"
+    path.write_bytes(sentencepiece_model() if kind == SENTENCEPIECE else tokenizer_json(kind))
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 2}))
+    (tmp_path / file).write_text(json.dumps(content))
+    Tokenizer.load(path, read_settings(tmp_path))
+    (tmp_path / "chat_template.jinja").write_text("{{ '<|turn|>' }}")
+    with pytest.raises(CheckpointError, match=r"lacks the token '<\|turn\|>', which its chat template"):
+        Tokenizer.load(path, read_settings(tmp_path))
+
+
 def test_beside_another_tokenizer_model_the_json_is_chosen(tmp_path: Path) -> None:
     assert find_tokenizer(tmp_path) is None
     for name in ("tokenizer.model", "tokenizer.json"):
@@ -242,10 +282,56 @@ def test_the_begin_token_of_an_old_configuration_is_no_end(tmp_path: Path) -> No
     for name, content in stored.files.items():
         (tmp_path / name).write_bytes(content)
     assert Tokenizer.load_stored(tmp_path, stored.files).end_ids == stored.end_ids
-    with pytest.raises(CheckpointError, match=r"lacks the token .* by which its"):
+    with pytest.raises(CheckpointError, match=r"lacks the token '<\|im_end\|>', which its"):
         Tokenizer.load(tmp_path / "tokenizer.model", added)
     with pytest.raises(CheckpointError, match="Nothing says which token of `x` ends a text"):
         Tokenizer.from_bytes(tokenizer_json("Qwen"), name="x")
+
+
+@pytest.mark.parametrize("kind", ["Qwen", "Llama 3"])  # without and with a begin token in the file itself
+@pytest.mark.parametrize("begins", [True, False])
+def test_the_files_beside_it_say_whether_a_text_begins_with_a_token(kind: str, begins: bool, tmp_path: Path) -> None:
+    values: dict[str, Any] = {"bos_token": "<|begin_of_text|>", "eos_token": "<|im_end|>", "add_bos_token": begins}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(values), encoding="utf-8-sig")  # as some editors write
+    tokenizer = opened(kind, read_settings(tmp_path))
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=of_its_library(kind), **values)
+
+    assert tokenizer.encode("a red circle") == theirs("a red circle")["input_ids"]
+    for name, content in tokenizer.files.items():
+        (tmp_path / name).write_bytes(content)
+    assert Tokenizer.load_stored(tmp_path, tokenizer.files).begin_ids == tokenizer.begin_ids
+
+
+def test_a_sentencepiece_model_begins_no_text_if_the_files_beside_it_say_so() -> None:
+    tokenizer = Tokenizer.from_bytes(sentencepiece_model(), settings=TokenizerSettings(begins=False))
+    assert tokenizer.encode("a") == tokenizer.encode("a", bos=False)
+    assert (tokenizer.bos_id, tokenizer.begin_ids) == (1, ())
+
+
+@pytest.mark.parametrize(
+    ("is_special", "template", "is_left_out"),
+    [(True, "", True), (False, "", False), (True, "{{ '<|new|>' }}", False)],
+)
+@pytest.mark.parametrize("is_part", [False, True])
+def test_special_tokens_beyond_the_models_are_left_out_if_nothing_writes_them(
+    is_special: bool, template: str, is_left_out: bool, is_part: bool, tmp_path: Path
+) -> None:
+    made = of_its_library("Qwen")
+    rows = made.get_vocab_size()
+    made.add_tokens([tokenizers.AddedToken("<|new|>", special=is_special)])
+    config = {"vocab_size": rows, "eos_token_id": 2}
+    (tmp_path / "config.json").write_text(
+        json.dumps({"text_config": config, "eos_token_id": None} if is_part else config)
+    )
+    (tmp_path / "chat_template.jinja").write_text(template or "{{ messages }}")
+    (tmp_path / "tokenizer.json").write_text(made.to_str(), encoding="utf-8-sig")
+    tokenizer = Tokenizer.load(tmp_path / "tokenizer.json", read_settings(tmp_path))
+
+    assert tokenizer.vocab_size == rows + (not is_left_out)
+    assert tokenizer.end_ids == (2,)
+    assert tokenizer.encode("a <|new|> b")[:2] == made.encode("a <").ids[:2]
+    assert tokenizer.decode(tokenizer.encode("a <|im_end|> b")) == "a <|im_end|> b"
+    assert Tokenizer.from_bytes(tokenizer.data, settings=tokenizer.settings).marks == tokenizer.marks
 
 
 def test_a_decoder_by_which_texts_depend_on_neighbours_is_refused() -> None:

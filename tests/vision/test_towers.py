@@ -256,17 +256,39 @@ def test_pixels_are_those_of_the_image_processors(name: str, tmp_path: Path) -> 
         torch.testing.assert_close(encoder.normalise(pixels), wanted, atol=1e-5, rtol=0)
 
 
-def test_shards_are_read_as_one_tower(tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", ["safetensors", "bin"])
+def test_shards_are_read_as_one_tower(suffix: str, tmp_path: Path) -> None:
     model = saved(CASES["SigLIP base"], tmp_path)
     whole = open_clip(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     model.save_pretrained(tmp_path, max_shard_size="300KB")  # type: ignore[operator]
-    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    found = list(tmp_path.glob("model-*.safetensors"))
+    assert len(found) > 1
+    for shard in found if suffix == "bin" else ():
+        torch.save(load_file(shard), tmp_path / f"pytorch_{shard.stem}.bin")
+        shard.unlink()
 
     shards = open_clip(tmp_path)
 
     assert shards.config == whole.config
     assert all(torch.equal(shards.tensors[name], tensor) for name, tensor in whole.tensors.items())
+
+
+def test_the_config_of_a_relative_of_clip_is_read(tmp_path: Path) -> None:
+    saved(CASES["CLIP H/14"], tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text()) | {"num_attention_heads": 4}
+    whole = {"model_type": "metaclip_2", "vision_config": values}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    config = open_clip(tmp_path).config
+    assert (config.num_heads, config.activation) == (4, "exact_gelu")
+
+
+@pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json"])
+def test_a_damaged_config_is_not_taken_for_a_missing_one(name: str, tmp_path: Path) -> None:
+    saved(CASES["CLIP L/14"], tmp_path)
+    (tmp_path / name).write_text((tmp_path / name).read_text()[:-2])
+    with pytest.raises(CheckpointError, match=f"{name}` is no JSON"):
+        open_clip(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -290,7 +312,7 @@ def test_a_size_with_both_sides_squashes_a_picture_also_before_a_crop_of_that_si
 
 
 def test_a_mean_may_be_one_number_for_all_channels() -> None:
-    assert huggingface_pixels({"image_mean": 0.5, "image_std": [0.5, 0.4, 0.3]}, name="a") == {
+    assert huggingface_pixels({"image_mean": 0.5, "image_std": [0.5, 0.4, 0.3], "resample": None}, name="a") == {
         "rgb_first": True,
         "mean": (0.5, 0.5, 0.5),
         "std": (0.5, 0.4, 0.3),

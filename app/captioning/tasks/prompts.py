@@ -135,7 +135,7 @@ class PromptEncoder:
         shown, form = shown_prompt(prompt), self._pictures
         turns, places = _turns(prompt, len(grids))
         pictures = [form.text(grid) for grid in grids] if form is not None else []
-        end_id, begin = self._tokenizer.eos_id, self._tokenizer.pieces.begin_ids
+        end_id, begin = self._tokenizer.eos_id, self._tokenizer.begin_ids
         if self._chat is not None and turns is not None:
             values = prompt.values if isinstance(prompt, Dialogue) and prompt.values else "{}"
             rest = iter(pictures)

@@ -25,6 +25,7 @@ from llama_adapter.app.models.bundle_tensors import Stored, read_decoder, read_v
 from llama_adapter.app.models.checkpoints import (
     RELEASED_ADAPTERS,
     LlamaFolder,
+    base_name,
     claimed_digest,
     find_clip,
     find_llama,
@@ -147,7 +148,7 @@ def _check_sources(report: Report, spec: CaptionerSpec, *, exported: bool, encod
         for lora in loras:
             sentence = f"All tensors of the LoRA `{lora.path}` are known and fit this LLaMA, weight {lora.weight:g}"
             report.add("ok", "lora", sentence)
-        for note in lora_notes(loras, base=place.folder.resolve().name) if place is not None else ():
+        for note in lora_notes(loras, base=base_name(place.folder)) if place is not None else ():
             report.add("warning", "model", note)
     if place is not None:
         _check_listed_digests(report, place)

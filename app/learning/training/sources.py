@@ -89,7 +89,7 @@ def open_sources(spec: CaptionerSpec, choice: TrainingChoice, *, seed: int) -> T
         adapter = new_adapter(llama, choice, clip=clip, seed=seed)
         order: ChannelOrder = "bgr" if spec.channel_order == "bgr" else "rgb"
         heads: int | None = choice.visual_heads
-        name = shown_name(place.folder.resolve().name)
+        name = shown_name(checkpoints.base_name(place.folder))
     else:
         assert spec.adapter is not None, "it was opened"
         order, _ = checkpoints.resolve_channel_order(spec.channel_order, adapter)

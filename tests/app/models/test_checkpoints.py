@@ -18,7 +18,14 @@ from torch import Tensor
 import llama_adapter.app.models.checkpoints
 from llama_adapter.app.models.bundle import convert, save_bundle
 from llama_adapter.app.models.bundle_tensors import open_bundle
-from llama_adapter.app.models.checkpoints import SourceFile, adapter_name, claimed_digest, find_llama, open_llama_parts
+from llama_adapter.app.models.checkpoints import (
+    SourceFile,
+    adapter_name,
+    base_name,
+    claimed_digest,
+    find_llama,
+    open_llama_parts,
+)
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.models.stream_model import stream_merged_bundle
 from llama_adapter.llm.weights.adapter import open_adapter
@@ -80,6 +87,16 @@ def test_a_gguf_file_stands_for_a_folder(tmp_path: Path) -> None:
         find_llama(tmp_path)
     with pytest.raises(CheckpointError, match=r"no file .*none.gguf"):
         assemble_sources(sources(llama_dir=tmp_path / "none.gguf", llama_type=None))
+
+
+def test_links_in_the_hubs_cache_have_the_names_of_repositories_and_files(tmp_path: Path) -> None:
+    snapshot, blob = tmp_path / "models--me--Toy-1B" / "snapshots" / "0f1e", tmp_path / "models--me--Toy-1B" / "4711"
+    snapshot.mkdir(parents=True)
+    blob.touch()
+    (snapshot / "toy.Q4_0.gguf").symlink_to(blob)
+    (tmp_path / "mine").symlink_to(snapshot)
+    places = (snapshot, tmp_path / "mine", snapshot / "toy.Q4_0.gguf", tmp_path)
+    assert [base_name(place) for place in places] == ["Toy-1B", "Toy-1B", "toy.Q4_0.gguf", tmp_path.name]
 
 
 def test_tokenizer_inside_the_folder_is_preferred_to_the_one_beside(tmp_path: Path) -> None:
@@ -162,11 +179,16 @@ def test_faults_of_the_sources(tmp_path: Path, snapshot: SnapshotAssertion) -> N
         shutil.copytree(LLAMA / "TINY", tmp_path / name / "TINY")
     (tmp_path / "only a fast tokenizer" / "TINY" / "tokenizer.json").write_text("{}")
     (tmp_path / "no params" / "TINY" / "params.json").unlink()
+    (tmp_path / "LoRA").mkdir()
+    (tmp_path / "LoRA" / "adapter_config.json").write_text("{}")
+    (tmp_path / "models--me--toy" / "snapshots").mkdir(parents=True)
     wrong = {
         **WRONG_PLACES,
         "no tokenizer": {"llama_dir": tmp_path / "no tokenizer"},
         "only a fast tokenizer": {"llama_dir": tmp_path / "only a fast tokenizer"},
         "no params": {"llama_dir": tmp_path / "no params"},
+        "a LoRA": {"llama_dir": tmp_path / "LoRA", "llama_type": None},
+        "a repository in the Hub's cache": {"llama_dir": tmp_path / "models--me--toy", "llama_type": None},
         "halves of two adapters": {"adapter": edited_adapter(tmp_path, narrow)},
     }
     told = {name: refusal(partial(assemble_sources, sources(**changes)), tmp_path) for name, changes in wrong.items()}
