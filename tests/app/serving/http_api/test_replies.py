@@ -118,6 +118,17 @@ def test_responses_repeat_their_limit_of_tokens(given: int | None, repeated: int
     assert body["max_output_tokens"] == repeated
 
 
+@pytest.mark.parametrize(
+    ("schema", "place"), [("ChatCompletion", "messages"), ("ResponseBody", "input"), ("Completion", "image_url")]
+)
+def test_an_error_after_text_names_the_field_with_the_picture(schema: str, place: str) -> None:
+    frames = streamed(reply_of(schema), [piece("a "), failed("too_large", "a ")])
+    data = [frame.partition("data: ")[2] for frame in frames]
+    errors = [error for one in data if one != "[DONE]" and (error := json.loads(one).get("error"))]
+
+    assert [(error["code"], error["param"]) for error in errors] == [("too_large", place)]
+
+
 def kind_of(frame: str) -> str:
     """The line of an event that repeats the kind in its data."""
     return f"event: {json.loads(frame.partition('data: ')[2])['type']}\n"
