@@ -32,7 +32,7 @@ REQUESTS = {
 FORMS = dict(zip(REQUESTS, forms().values(), strict=True))
 
 
-def reply_of(schema: str, *, with_usage: bool = False, **options: Any) -> Reply:
+def reply_of(schema: str, *, with_usage: bool = False, **options: Any) -> Reply[Any]:
     """The reply to a request whose question has these options."""
     form, usage = FORMS[schema], {"stream": True, "stream_options": {"include_usage": True}}
     request = form.request.model_validate(REQUESTS[schema] | (usage if with_usage else {}))
@@ -79,7 +79,7 @@ CASES_OF_SEVERAL = {
 }
 
 
-def streamed(reply: Reply, events: list[TextDelta | Answer]) -> list[str]:
+def streamed(reply: Reply[Any], events: list[TextDelta | Answer]) -> list[str]:
     """The events of a stream. An event's index is that of its answer."""
 
     async def given() -> AsyncIterator[NumberedEvent]:
