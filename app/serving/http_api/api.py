@@ -109,10 +109,10 @@ def _asker(service: OnlineService, *, settings: ApiSettings) -> Asker:
     return Asker(service=service, pictures=settings.pictures, model_names=settings.model_names)
 
 
-def forms() -> dict[str, Form]:
+def forms() -> dict[str, Form[Any]]:
     """Path -> form of the requests for answers. Chat and responses have the fields of all tasks."""
-    replies: tuple[type[Reply], ...] = (ChatReply, ResponsesReply, CompletionReply)
-    return {reply.path: Form(with_all_fields(reply.request), reply) for reply in replies}
+    replies: tuple[type[Reply[Any]], ...] = (ChatReply, ResponsesReply, CompletionReply)
+    return {reply.path: Form(with_all_fields(reply.base_request), reply) for reply in replies}
 
 
 def _openai_routes(
@@ -149,7 +149,7 @@ def _model(name: str, info: ModelInfo, *, created: int) -> Model:
     return Model(id=name, created=created, architecture=Architecture(input_modalities=inputs))
 
 
-def _add_form(router: APIRouter, path: str, form: Form, *, asker: Asker) -> None:
+def _add_form(router: APIRouter, path: str, form: Form[Any], *, asker: Asker) -> None:
     about = documentation()["forms"][path]
     one_event = {
         "type": "object",

@@ -5,7 +5,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from llama_adapter.app.captioning.captioner import ModelInfo
 from llama_adapter.app.captioning.tasks.answers import Answer, Event
@@ -24,23 +24,24 @@ ALIAS = "default"  # a name of the loaded model, whatever its other names are
 _INLINE_CHARS = 1000  # a prompt up to this length is tokenised in the event loop: starting a thread takes as long
 
 NumberedEvent = tuple[int, Event]  # the number is the index of the event's answer
+Request = TypeVar("Request", bound=CommonRequest)
 
 
-class Reply(ABC):
+class Reply(ABC, Generic[Request]):
     """The answers to a request in the format of one endpoint. The class says how its requests are read, too."""
 
     path: ClassVar[str]
-    request: ClassVar[type[CommonRequest]]  # without the parameters that no code reads
+    base_request: type[Request]  # The parameters that code reads. `Form.request` has all of them, and validates.
     id_prefix: ClassVar[str]
     places: ClassVar[tuple[str, str]]  # the fields with the picture and with the prompt, for errors
 
     @abstractmethod
-    def __init__(self, request: Any, asked: ChatQuestion, head: Mapping[str, Any], info: ModelInfo) -> None:
+    def __init__(self, request: Request, asked: ChatQuestion, head: Mapping[str, Any], info: ModelInfo) -> None:
         """The body and every chunk have the fields of `head`."""
 
     @staticmethod
     @abstractmethod
-    def understand(request: Any, info: ModelInfo) -> ChatQuestion:
+    def understand(request: Request, info: ModelInfo) -> ChatQuestion:
         """What a request asks; raises ApiError if it asks nothing, or if its parameters contradict each other."""
 
     @abstractmethod
@@ -52,11 +53,11 @@ class Reply(ABC):
         """The server-sent events of answers, sent as they arrive; an answer with an error ends the stream."""
 
 
-class Form(NamedTuple):
+class Form(NamedTuple, Generic[Request]):
     """An endpoint: the schema of its requests, with all parameters, and the class of its replies."""
 
-    request: type[CommonRequest]
-    reply: type[Reply]
+    request: type[Request]
+    reply: type[Reply[Request]]
 
 
 class PartedAnswer:
@@ -93,7 +94,7 @@ class Pending:
     """A request that the service has accepted."""
 
     answering: Sequence[Answering]  # `n` for each prompt
-    reply: Reply
+    reply: Reply[Any]
     model: str = ""  # its name in the reply
     num_ignored_turns: int = 0
 
@@ -128,7 +129,7 @@ class Asker:
     model_names: Sequence[str] = ()  # the model's names from the server's settings, if any
 
     async def ask(
-        self, request: CommonRequest, *, form: Form, request_id: str, client: str, is_background: bool = False
+        self, request: Request, *, form: Form[Request], request_id: str, client: str, is_background: bool = False
     ) -> Pending:
         """Submit a request; `request_id` is `req_` and a number. Raises ApiError."""
         info = model_info(self.service)

@@ -120,7 +120,7 @@ class Batches(ObjectFolder[Batch]):
         folder: str | os.PathLike[str],
         *,
         asker: Asker,
-        forms: Mapping[str, Form],
+        forms: Mapping[str, Form[Any]],
         limits: FileLimits,
         max_row_bytes: int,
         rows_at_once: int,
@@ -516,7 +516,7 @@ def _parse(number: int, line: bytes | None, *, endpoint: str) -> _Row:
     return _Row(number=number, num_bytes=len(line), custom_id=custom_id, body=content.get("body"))
 
 
-def _validated_request(form: Form, body: Any) -> Any:
+def _validated_request(form: Form[Any], body: Any) -> Any:
     """The request of a body, checked like the body of an HTTP request; raises ApiError."""
     try:
         request = form.request.model_validate(body)

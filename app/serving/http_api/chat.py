@@ -2,9 +2,10 @@
 
 import json
 import time
+from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from fastapi.sse import format_sse_event
 
@@ -13,7 +14,9 @@ from llama_adapter.app.captioning.tasks.answers import Answer, TextDelta, TokenL
 from llama_adapter.app.serving.http_api.asking import NumberedEvent, Reply
 from llama_adapter.app.serving.http_api.conversation import ChatQuestion, form_of, turn_of, understand_turns
 from llama_adapter.app.serving.http_api.errors import ApiError, of_answer
-from llama_adapter.app.serving.http_api.schemas import ChatRequest, CommonRequest, CompletionRequest
+from llama_adapter.app.serving.http_api.schemas import ChatRequest, CompletionRequest
+
+Completing = TypeVar("Completing", bound=ChatRequest | CompletionRequest)
 
 
 def check_stream_options(request: ChatRequest | CompletionRequest) -> None:
@@ -22,44 +25,21 @@ def check_stream_options(request: ChatRequest | CompletionRequest) -> None:
         raise ApiError("`stream_options` requires `stream`: true.", param="stream_options")
 
 
-class ChatReply(Reply):
-    """Answers as chat completions: those of the first prompt, then those of the next one."""
+class ChoicesReply(Reply[Completing]):
+    """Answers as the choices of a completion: those of the first prompt, then those of the next one."""
 
-    path, id_prefix = "/v1/chat/completions", "chatcmpl-"
-    request: ClassVar[type[CommonRequest]] = ChatRequest
-    places = ("messages", "messages")
-    name, chunk_name = "chat.completion", "chat.completion.chunk"
-    starts: Sequence[Mapping[str, Any]] = ({"delta": {"role": "assistant", "content": ""}},)  # chunks before the text
+    name: ClassVar[str]
+    chunk_name: ClassVar[str]
+    starts: ClassVar[Sequence[Mapping[str, Any]]] = ()  # chunks before the text
 
-    def __init__(
-        self, request: ChatRequest | CompletionRequest, asked: ChatQuestion, head: Mapping[str, Any], info: ModelInfo
-    ) -> None:
+    def __init__(self, request: Completing, asked: ChatQuestion, head: Mapping[str, Any], info: ModelInfo) -> None:
         self._head = {**head, "created": int(time.time()), "system_fingerprint": f"fp_{info.digest[:12]}"}
         self._num_prompts, self._with_logprobs = len(asked.prompts), asked.with_logprobs
         self._num_answers = asked.num_answers * self._num_prompts
         self._with_usage = request.stream_options is not None and bool(request.stream_options.include_usage)
 
-    @staticmethod
-    def understand(request: ChatRequest, info: ModelInfo) -> ChatQuestion:
-        check_stream_options(request)
-        if request.top_logprobs and not request.logprobs:
-            raise ApiError("`top_logprobs` requires `logprobs`: true.", param="top_logprobs")
-        if len({request.max_tokens, request.max_completion_tokens} - {None}) > 1:
-            raise ApiError("`max_tokens` and `max_completion_tokens` differ: leave one out.", param="max_tokens")
-        return understand_turns(
-            [turn_of(message, place=f"messages[{index}]") for index, message in enumerate(request.messages)],
-            request,
-            info,
-            place="messages",
-            max_new_tokens=request.max_completion_tokens or request.max_tokens,
-            form=form_of(request),
-            with_logprobs=bool(request.logprobs),
-            num_top_logprobs=request.top_logprobs or 0,
-            num_answers=request.n or 1,
-        )
-
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
-        """The body: `schemas.ChatCompletion`."""
+        """The body of complete answers."""
         choices = [
             {"index": index, **self.content(answer.text), **self._outcome(answer)}
             for index, answer in enumerate(answers)
@@ -96,21 +76,21 @@ class ChatReply(Reply):
                     yield self._frame([], usage=self._usage(answers))
         yield format_sse_event(data_str="[DONE]")
 
+    @abstractmethod
     def content(self, text: str) -> dict[str, Any]:
         """The text of a whole answer, as fields of its choice."""
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
 
+    @abstractmethod
     def piece(self, text: str) -> dict[str, Any]:
         """A piece of text, as fields of a chunk's choice."""
-        return {"delta": {"content": text}}
 
+    @abstractmethod
     def ends(self, rest: str) -> list[dict[str, Any]]:
         """The last chunks of an answer, with the `rest` of its text."""
-        return [*([self.piece(rest)] if rest else []), {"delta": {}}]
 
+    @abstractmethod
     def logprobs(self, tokens: Sequence[TokenLogprob], *, after: Sequence[TokenLogprob] = ()) -> dict[str, Any]:
         """The log-probabilities of tokens, which come after other ones."""
-        return {"content": logprobs_of(tokens), "refusal": None}
 
     def _chunk(self, index: int, fields: Mapping[str, Any]) -> bytes:
         return self._frame([{"index": index, "logprobs": None, "finish_reason": None, **fields}])
@@ -136,6 +116,49 @@ class ChatReply(Reply):
             "logprobs": self.logprobs(rest, after=sent) if has_logprobs else None,
             **extensions_of(answer),
         }
+
+
+class ChatReply(ChoicesReply[ChatRequest]):
+    """Answers as chat completions: `schemas.ChatCompletion`."""
+
+    path = "/v1/chat/completions"
+    base_request = ChatRequest
+    id_prefix = "chatcmpl-"
+    places = ("messages", "messages")
+    name = "chat.completion"
+    chunk_name = "chat.completion.chunk"
+    starts = ({"delta": {"role": "assistant", "content": ""}},)
+
+    @staticmethod
+    def understand(request: ChatRequest, info: ModelInfo) -> ChatQuestion:
+        check_stream_options(request)
+        if request.top_logprobs and not request.logprobs:
+            raise ApiError("`top_logprobs` requires `logprobs`: true.", param="top_logprobs")
+        if len({request.max_tokens, request.max_completion_tokens} - {None}) > 1:
+            raise ApiError("`max_tokens` and `max_completion_tokens` differ: leave one out.", param="max_tokens")
+        return understand_turns(
+            [turn_of(message, place=f"messages[{index}]") for index, message in enumerate(request.messages)],
+            request,
+            info,
+            place="messages",
+            max_new_tokens=request.max_completion_tokens or request.max_tokens,
+            form=form_of(request),
+            with_logprobs=bool(request.logprobs),
+            num_top_logprobs=request.top_logprobs or 0,
+            num_answers=request.n or 1,
+        )
+
+    def content(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+
+    def piece(self, text: str) -> dict[str, Any]:
+        return {"delta": {"content": text}}
+
+    def ends(self, rest: str) -> list[dict[str, Any]]:
+        return [*([self.piece(rest)] if rest else []), {"delta": {}}]
+
+    def logprobs(self, tokens: Sequence[TokenLogprob], *, after: Sequence[TokenLogprob] = ()) -> dict[str, Any]:
+        return {"content": logprobs_of(tokens), "refusal": None}
 
 
 def logprobs_of(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from llama_adapter.app.captioning.captioner import ModelInfo
 from llama_adapter.app.captioning.tasks.answers import TokenLogprob
 from llama_adapter.app.captioning.tasks.question import Question
 from llama_adapter.app.captioning.tasks.task import FREE_TEXT, WithTokenIds
-from llama_adapter.app.serving.http_api.chat import ChatReply, check_stream_options
+from llama_adapter.app.serving.http_api.chat import ChoicesReply, check_stream_options
 from llama_adapter.app.serving.http_api.conversation import ChatQuestion, form_of, sampling_of, stop_of
 from llama_adapter.app.serving.http_api.errors import ApiError
 from llama_adapter.app.serving.http_api.schemas import MAX_QUESTIONS, CompletionRequest
@@ -16,16 +16,17 @@ from llama_adapter.app.serving.http_api.schemas import MAX_QUESTIONS, Completion
 DEFAULT_TOKENS = 16  # of an answer, as at OpenAI's
 
 
-class CompletionReply(ChatReply):
+class CompletionReply(ChoicesReply[CompletionRequest]):
     """Answers as completions: `schemas.Completion`. A chunk is a completion too."""
 
-    path, request, id_prefix = "/v1/completions", CompletionRequest, "cmpl-"
+    path = "/v1/completions"
+    base_request = CompletionRequest
+    id_prefix = "cmpl-"
     places = ("image_url", "prompt")
     name = chunk_name = "text_completion"
-    starts = ()
 
     @staticmethod
-    def understand(request: CompletionRequest, info: ModelInfo) -> ChatQuestion:  # type: ignore[override]  # no chat
+    def understand(request: CompletionRequest, info: ModelInfo) -> ChatQuestion:
         check_stream_options(request)
         prompts = [request.prompt] if isinstance(request.prompt, str) else request.prompt
         num_answers = request.n or 1

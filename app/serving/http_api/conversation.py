@@ -96,6 +96,10 @@ class ChatQuestion:
     num_ignored_turns: int = 0  # earlier messages that the model does not see in full
     num_top_logprobs: int = 0  # how many of the likeliest tokens have their log-probability too
 
+    def __post_init__(self) -> None:
+        num_questions = max(1, len(self.properties))
+        assert all(len(questions) == num_questions for questions in self.prompts), "one question for each property"
+
 
 Format = TextFormat | JsonObjectFormat | JsonSchemaFormat | JsonSchemaText
 _ANY_OBJECT: Final = {"type": "object"}  # the schema of every JSON object

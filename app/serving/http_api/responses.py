@@ -38,10 +38,12 @@ def _parameters_of(request: ResponsesRequest, question: ChatQuestion) -> dict[st
     }
 
 
-class ResponsesReply(Reply):
+class ResponsesReply(Reply[ResponsesRequest]):
     """An answer as a response, which has the request's parameters."""
 
-    path, request, id_prefix = "/v1/responses", ResponsesRequest, "resp_"
+    path = "/v1/responses"
+    base_request = ResponsesRequest
+    id_prefix = "resp_"
     places = ("input", "input")
 
     def __init__(

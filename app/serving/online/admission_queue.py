@@ -6,7 +6,7 @@ Not thread-safe: the service holds its lock during every call.
 import math
 import time
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -107,7 +107,10 @@ class AdmissionQueue(Generic[E]):
         self._ready: FairQueue[E] = FairQueue()
         self._ready_background: FairQueue[E] = FairQueue()
         self._num_passed = 0  # other requests taken since the last background request
+        self._num_background = 0  # background requests among the entries
         self._entries: set[E] = set()
+        self._num_of: Counter[str] = Counter()
+        self._num_bytes = 0
         self._finish_times: deque[float] = deque(maxlen=64)
 
     def __len__(self) -> int:
@@ -126,19 +129,18 @@ class AdmissionQueue(Generic[E]):
         """
         if ask.is_background:
             return
-        limits, waiting = self._limits, [entry.ask for entry in self._entries if not entry.ask.is_background]
-        num_bytes, num_own = sum(one.num_bytes for one in waiting), sum(one.client == ask.client for one in waiting)
-        if num_own >= limits.max_waiting_per_client:
+        limits, num_waiting, client = self._limits, len(self) - self._num_background - num_slow, ask.client
+        if self._num_of[client] >= limits.max_waiting_per_client:
             raise BusyError(
-                f"{num_own} requests of this client wait, which is the limit per client",
+                f"{self._num_of[client]} requests of this client wait, which is the limit per client",
                 hint="wait for answers before asking more",
                 retry_after_s=self._retry_after(),
             )
-        if len(waiting) - num_slow >= limits.max_waiting or (
-            num_bytes and num_bytes + ask.num_bytes > limits.max_waiting_bytes
+        if num_waiting >= limits.max_waiting or (
+            self._num_bytes and self._num_bytes + ask.num_bytes > limits.max_waiting_bytes
         ):
             raise BusyError(
-                f"The queue is full: {len(self)} requests with {num_bytes / 2**20:.0f} MiB of pictures",
+                f"The queue is full: {len(self)} requests with {self._num_bytes / 2**20:.0f} MiB of pictures",
                 hint="ask again later",
                 retry_after_s=self._retry_after(),
             )
@@ -146,6 +148,8 @@ class AdmissionQueue(Generic[E]):
     def add(self, entry: E) -> None:
         """Add a request whose picture must be read. If the cache dropped the picture, the request is added again."""
         self._entries.add(entry)
+        self._num_of[entry.ask.client] += 1
+        self._count(entry, +1)
 
     def make_ready(self, entry: E) -> None:
         """Mark a request as ready, after its picture was read. Ignored if the request has left the queue."""
@@ -157,7 +161,7 @@ class AdmissionQueue(Generic[E]):
         taken: list[E] = []
         while len(taken) < count and (entry := self._next(may_be_background=most_background > 0)) is not None:
             most_background -= entry.ask.is_background
-            self._entries.discard(entry)
+            self._leave(entry)
             taken.append(entry)
         return taken
 
@@ -175,15 +179,28 @@ class AdmissionQueue(Generic[E]):
         if entry not in self._entries:
             return False
         self._ready_as(entry).remove(entry, owner=entry.ask.client)
-        self._entries.discard(entry)
+        self._leave(entry)
         return True
 
     def note_finish(self, now: float) -> None:
         """Record the time of an answer, for the estimate of `retry_after_s`."""
         self._finish_times.append(now)
 
+    def _leave(self, entry: E) -> None:
+        self._entries.discard(entry)
+        self._count(entry, -1)
+        self._num_of[entry.ask.client] -= 1
+        if not self._num_of[entry.ask.client]:
+            del self._num_of[entry.ask.client]
+
     def _ready_as(self, entry: E) -> FairQueue[E]:
         return self._ready_background if entry.ask.is_background else self._ready
+
+    def _count(self, entry: E, sign: int) -> None:
+        if entry.ask.is_background:
+            self._num_background += sign
+        else:
+            self._num_bytes += sign * entry.ask.num_bytes
 
     def _retry_after(self) -> float:
         """Estimated seconds until the queue is half empty, at the rate of the last answers."""

@@ -40,8 +40,12 @@ class ReplicaPlace:
         """
         if (most := self.most_per_machine or 1) == 1:
             return {}
-        free = free_bytes_of(list(self.num_replicas)).items()
-        return {one: MemoryShare(num_bytes=num // most, num_replicas=most) for one, num in free if num is not None}
+        free_bytes = free_bytes_of(list(self.num_replicas))
+        return {
+            machine: MemoryShare(num_bytes=free // most, num_replicas=most)
+            for machine in self.num_replicas
+            if (free := free_bytes.get(machine)) is not None
+        }
 
 
 def plan_replica(machines: Sequence[Machine], *, device: str, replicas: int, flag: str, ranks: int = 1) -> ReplicaPlace:

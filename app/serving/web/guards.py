@@ -11,6 +11,7 @@
 
 import logging
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +31,7 @@ from llama_adapter.app.serving.http_api.bodies import BodyLimit, path_of
 from llama_adapter.app.serving.http_api.guards import is_of_other_origin
 from llama_adapter.app.serving.web.uploads import ForeignFileError, refuse_foreign_files
 
+MAX_FAULT_LINES_A_MINUTE = 60
 MAX_EVENT_BYTES = 8 * 2**20  # the values of one event; the file names of a large folder take half of it
 LEFT_FREE_BYTES = 2**30  # disk space that uploads leave free
 
@@ -41,6 +43,7 @@ class GuardedBlocks(gr.Blocks):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._faults = FaultLog()
         self.has_launched = True  # otherwise Gradio serves any file whose path a handler returns
 
     async def process_api(self, block_fn: Any, inputs: list[Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -55,11 +58,11 @@ class GuardedBlocks(gr.Blocks):
             ) from None
         except gr.Error as error:
             if error.print_exception:
-                _log_fault(error)
+                self._faults.tell(error)
                 error.print_exception = False
             raise
         except Exception as error:
-            _log_fault(error)
+            self._faults.tell(error)
             raise _SilentError from None
         return result
 
@@ -72,9 +75,23 @@ class _SilentError(gr.Error):
         self.message = None
 
 
-def _log_fault(error: Exception) -> None:
-    """Log the type and place of an error. Its message is left out, because it may quote the event's values."""
-    _log.error("page: an event failed: %s", kind_and_place(error))
+class FaultLog:
+    """Logs one line for each failed event, at most `MAX_FAULT_LINES_A_MINUTE`; further events are only counted."""
+
+    def __init__(self) -> None:
+        self._minute = self._num_faults = 0
+
+    def tell(self, error: Exception) -> None:
+        """Log the type and place of an error. Its message is left out, because it may quote the event's values."""
+        minute = int(time.monotonic() // 60)
+        if minute != self._minute:
+            num_untold = self._num_faults - MAX_FAULT_LINES_A_MINUTE
+            if num_untold > 0:
+                _log.error("page: %d more events failed in the same minute", num_untold)
+            self._minute, self._num_faults = minute, 0
+        self._num_faults += 1
+        if self._num_faults <= MAX_FAULT_LINES_A_MINUTE:
+            _log.error("page: an event failed: %s", kind_and_place(error))
 
 
 class BoundedUploads(route_utils.GradioMultiPartParser):

@@ -39,11 +39,12 @@ def test_each_prompt_has_its_answers_and_seeds(client: httpx.Client, service: St
     code, body = sent(client, prompt=["one", "two"], n=2, seed=7, temperature=0.5, stop="x", max_tokens=4)
 
     assert code == 200
-    assert [(ask.prompt, ask.sampling.seed) for ask in service.asks] == [
-        (RawPrompt("one"), 7),
-        (RawPrompt("one"), 8),
-        (RawPrompt("two"), 7),
-        (RawPrompt("two"), 8),
+    first, second = (SamplingParams(max_new_tokens=4, temperature=0.5, seed=seed) for seed in (7, 8))
+    assert [(ask.prompt, ask.sampling) for ask in service.asks] == [
+        (RawPrompt("one"), first),
+        (RawPrompt("one"), second),
+        (RawPrompt("two"), first),
+        (RawPrompt("two"), second),
     ]
     assert all(ask.stop == ("x",) for ask in service.asks)
     assert [(choice["index"], choice["text"]) for choice in body["choices"]] == [

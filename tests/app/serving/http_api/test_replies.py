@@ -32,7 +32,7 @@ REQUESTS = {
 FORMS = dict(zip(REQUESTS, forms().values(), strict=True))
 
 
-def reply_of(schema: str, *, with_usage: bool = False, **options: Any) -> Reply:
+def reply_of(schema: str, *, with_usage: bool = False, **options: Any) -> Reply[Any]:
     """The reply to a request whose question has these options."""
     form, usage = FORMS[schema], {"stream": True, "stream_options": {"include_usage": True}}
     request = form.request.model_validate(REQUESTS[schema] | (usage if with_usage else {}))
@@ -79,7 +79,7 @@ CASES_OF_SEVERAL = {
 }
 
 
-def streamed(reply: Reply, events: list[TextDelta | Answer]) -> list[str]:
+def streamed(reply: Reply[Any], events: list[TextDelta | Answer]) -> list[str]:
     """The events of a stream. An event's index is that of its answer."""
 
     async def given() -> AsyncIterator[NumberedEvent]:
@@ -116,6 +116,17 @@ def test_responses_repeat_their_limit_of_tokens(given: int | None, repeated: int
     request = form.request.model_validate(REQUESTS["ResponseBody"] | {"max_output_tokens": given})
     body = form.reply(request, form.reply.understand(request, INFO), {"id": "resp_1"}, INFO).whole([SCORED])
     assert body["max_output_tokens"] == repeated
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"), [("ChatCompletion", "messages"), ("ResponseBody", "input"), ("Completion", "image_url")]
+)
+def test_an_error_after_text_names_the_field_with_the_picture(schema: str, place: str) -> None:
+    frames = streamed(reply_of(schema), [piece("a "), failed("too_large", "a ")])
+    data = [frame.partition("data: ")[2] for frame in frames]
+    errors = [error for one in data if one != "[DONE]" and (error := json.loads(one).get("error"))]
+
+    assert [(error["code"], error["param"]) for error in errors] == [("too_large", place)]
 
 
 def kind_of(frame: str) -> str:

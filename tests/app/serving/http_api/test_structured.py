@@ -40,7 +40,7 @@ def asked(properties: dict[str, Any], *texts: str) -> list[Question]:
     return list(questions)
 
 
-def understood(form: Form, body: dict[str, Any]) -> ChatQuestion:
+def understood(form: Form[Any], body: dict[str, Any]) -> ChatQuestion:
     return form.reply.understand(form.request.model_validate(body), INFO)
 
 

@@ -50,3 +50,16 @@ def test_background_requests_leave_the_queue_to_others() -> None:
         add(queue, 3, client="another")
 
     assert len(queue.take_ready(100, most_background=100)) == 5
+
+
+def test_background_requests_count_towards_the_limit_of_their_client_and_are_not_refused() -> None:
+    queue = AdmissionQueue(ServiceLimits(max_waiting_per_client=2))
+    add(queue, 0, client="a", is_background=True)
+    add(queue, 1, client="a")
+    with pytest.raises(BusyError, match="2 requests of this client"):
+        add(queue, 2, client="a")
+    add(queue, 3, client="a", is_background=True)
+    add(queue, 4, client="b")
+
+    assert len(queue.take_ready(100, most_background=100)) == 4
+    add(queue, 5, client="a")

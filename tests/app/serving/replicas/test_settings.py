@@ -17,8 +17,8 @@ from llama_adapter.runtime.problems import describe
 
 
 def measured(machines: list[str]) -> dict[str, int | None]:
-    """The free bytes of machines; that of `c` is unknown."""
-    return {machine: None if machine == "c" else 7 for machine in machines}
+    """The free bytes of machines; `c` does not know them, and `d` does not answer."""
+    return {machine: None if machine == "c" else 7 for machine in machines if machine != "d"}
 
 
 @pytest.mark.parametrize(
@@ -99,15 +99,15 @@ def test_a_replica_of_several_ranks_reserves_as_many_devices_of_one_machine(monk
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from Ray Serve's own configuration
 def test_memory_is_divided_by_the_most_replicas_that_a_machine_may_get() -> None:
-    machines = [Machine(id=name, resources={"CPU": 8}) for name in "abc"]
-    shared = {number: plan_replica(machines, device="cpu", replicas=number, flag="--replicas") for number in (3, 4, 6)}
-    assert {number: place.most_per_machine for number, place in shared.items()} == {3: 1, 4: 2, 6: 2}
-    assert shared[3].memory_shares(measured) == {}
+    machines = [Machine(id=name, resources={"CPU": 8}) for name in "abcd"]
+    shared = {number: plan_replica(machines, device="cpu", replicas=number, flag="--replicas") for number in (4, 5, 8)}
+    assert {number: place.most_per_machine for number, place in shared.items()} == {4: 1, 5: 2, 8: 2}
+    assert shared[4].memory_shares(measured) == {}
     share = MemoryShare(num_bytes=3, num_replicas=2)
-    assert shared[4].memory_shares(measured) == {"a": share, "b": share}, "Ray Serve may place two on either"
+    assert shared[5].memory_shares(measured) == {"a": share, "b": share}, "Ray Serve may place two on either"
 
-    settings = DeploymentSettings(replicas=4)
-    assert deployment_options(settings, shared[4], max_ongoing_requests=16)["max_replicas_per_node"] == 2
+    settings = DeploymentSettings(replicas=5)
+    assert deployment_options(settings, shared[5], max_ongoing_requests=16)["max_replicas_per_node"] == 2
 
 
 def test_too_little_memory_for_all_replicas_of_a_machine_says_what_to_do() -> None:

@@ -23,12 +23,14 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from llama_adapter.app.serving.web import no_stub_files
+from llama_adapter.app.serving.web import guards, no_stub_files
 from llama_adapter.app.serving.web.guards import (
     LEFT_FREE_BYTES,
     MAX_EVENT_BYTES,
+    MAX_FAULT_LINES_A_MINUTE,
     BoundedUploads,
     ClosedRoutes,
+    FaultLog,
     GuardedBlocks,
     add_page_guards,
     bounded_uploads,
@@ -181,6 +183,21 @@ def test_a_message_for_users_stays_and_is_not_printed(is_logged: bool, lines: py
     assert (error.message, error.print_exception) == (SENT, False)
     assert len(lines.messages) == is_logged
     assert "what was sent" not in lines.text
+
+
+def test_many_faults_are_counted(lines: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [6000.0]
+    # Only this module's clock, because the event loops of other tests' servers also read `time.monotonic`.
+    monkeypatch.setattr(guards, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    faults = FaultLog()
+    for _ in range(MAX_FAULT_LINES_A_MINUTE + 7):
+        faults.tell(ValueError(SENT))
+    assert len(lines.messages) == MAX_FAULT_LINES_A_MINUTE
+
+    now[0] += 60
+    faults.tell(ValueError(SENT))
+    assert lines.messages[MAX_FAULT_LINES_A_MINUTE].startswith("page: 7 more events failed")
+    assert len(lines.messages) == MAX_FAULT_LINES_A_MINUTE + 2
 
 
 # Uploads and event bodies
