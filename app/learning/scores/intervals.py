@@ -8,7 +8,6 @@ are narrower, since they cover 95 % on average and not at least. N examples.
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final, TypeVar
 
 import numpy as np
@@ -79,7 +78,6 @@ def _figure(value: float | None, drawn: list[float], count: int) -> Figure:
     return Figure(value=value, low=float(low), high=float(high), count=count)
 
 
-@lru_cache(maxsize=2**12)  # sequential tests of many thresholds ask the same again
 def at_most(count: int, total: int, share: float) -> float:
     """The probability of at most `count` successes in `total` independent trials, each a success with `share`."""
     if count >= total or share <= 0.0:

@@ -53,7 +53,9 @@ class Microbatch:
     tokens_BS: Tensor  # int64, padded with 0
     labels_BS: Tensor  # int64, `IGNORED` at positions without loss
     weight: float = 1.0  # 0: does not count; it is computed only because all ranks must compute equally many parts
-    encoded: Tensor | None = None  # (B or 1, T, C), see `Encodings.given`
+    # (B or 1, T, C): the result of `TrainableModel.encode`, or visual queries of its own; None until `Encodings.given`,
+    # and for a model that sees no pictures
+    encoded: Tensor | None = None
     soft: SoftLabels | None = None  # learned in place of the labels
 
     @property

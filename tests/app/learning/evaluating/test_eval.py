@@ -113,7 +113,9 @@ def test_pictures_that_cannot_be_read_are_left_out_counted_and_named(classes: Fo
 
     out = Path(f"{classes.path}-scores")
     ran = run("eval", str(classes.path), "--out", str(out), "--reader", "thread", *question)
-    assert json.loads((out / "scores.json").read_text()) == report, "the second run asks nothing"
+    assert ran.code == ExitCode.PICTURE_ERRORS
+    assert "0 questions answered, 2 answered by an earlier run" in ran.err
+    assert json.loads((out / "scores.json").read_text()) == report
     assert "triangle/2.png: Wanted a picture, got zero bytes" in ran.err
     assert "| star | 1 | 0 |" in ran.out
 
@@ -127,13 +129,13 @@ def test_a_run_continues_an_earlier_one_and_is_compared_with_another(tmp_path: P
 
     one, other = str(tmp_path / "one"), str(tmp_path / "other")
     evaluate("--limit", "10", "--out", one)
-    out, err = evaluate("--limit", "20", "--out", one)
-    assert "10 questions answered, 10 answered by an earlier run" in err
-    assert "| exact | 100.0% | 100.0% to 100.0% | 20 |" in out
+    out, err = evaluate("--out", one)
+    assert "320 questions answered, 10 answered by an earlier run" in err
+    assert "| exact | 100.0% | 100.0% to 100.0% | 330 |" in out, "the model answers all questions of the samples"
 
     out, err = evaluate("--limit", "30", "--out", other, "--max-new-tokens", "0", "--against", one)
-    assert "note: 10 answers to examples that one of the two lacks are not compared" in err
-    assert "| one right | 0 | 20 |" in out
+    assert "note: 300 answers to examples that one of the two lacks are not compared" in err
+    assert "| one right | 0 | 30 |" in out
     assert "| exact | 100.0% | 0.0% | -100.0% |" in out
 
 

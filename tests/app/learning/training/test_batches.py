@@ -3,6 +3,8 @@
 import math
 import random
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from llama_adapter.app.learning.training.asking import TokenRow, TrainExample
 from llama_adapter.app.learning.training.batches import (
     BatchOrder,
+    Encodings,
     Lesson,
     drawn_lessons,
     microbatches,
@@ -128,6 +131,40 @@ def test_a_part_with_probabilities_has_those_of_all_labels() -> None:
     assert part.encoded.mean((1, 2)).tolist() == [1, 0]
     (plain,) = microbatches([Lesson(example(3), rows[0])], rows=2)
     assert plain.soft is plain.encoded is None
+
+
+def test_a_part_gets_the_encodings_of_its_examples_unless_it_has_visual_queries() -> None:
+    asked, encoded_BTC = list[tuple[object, object]](), torch.ones(1, 2, 3)
+
+    class Noted(Encodings):
+        def of(self, examples: Sequence[TrainExample], *, random: torch.Generator | None = None) -> torch.Tensor:
+            asked.append((examples, random))
+            return encoded_BTC
+
+    encodings, generator = Noted(None, None), torch.Generator()
+    plain, own = (
+        microbatches([Lesson(example(3), TokenRow((1, 7, 2), 1), query_QD)], rows=1)[0]
+        for query_QD in (None, torch.zeros(2, 3))
+    )
+    assert encodings.given(own, random=generator) is own
+    assert asked == []
+    given = encodings.given(plain, random=generator)
+    assert given.encoded is encoded_BTC
+    assert replace(given, encoded=None) == plain
+    encodings.given(plain)
+    assert asked == [(plain.examples, generator), (plain.examples, None)]
+
+
+def test_all_inputs_of_the_model_are_moved_to_its_device() -> None:
+    row, device = TokenRow((1, 7, 2), 1), torch.device("meta")
+    (plain,) = microbatches([Lesson(example(3), row)], rows=1)
+    (soft,) = microbatches([Lesson(example(3), row, torch.ones(2, 3), ({7: 0.5, 9: 0.5}, {2: 1.0}))], rows=1)
+    tokens_BS, labels_BS, encoded, labels = soft.inputs(device)
+    moved = [tokens_BS, labels_BS, encoded, labels.token_LK, labels.share_LK]
+    assert [(one.device, tuple(one.shape)) for one in moved] == [
+        (device, shape) for shape in ((1, 3), (1, 3), (1, 2, 3), (2, 2), (2, 2))
+    ]
+    assert [one is None for one in plain.inputs(device)] == [False, False, True, True]
 
 
 def test_several_right_answers_are_drawn_by_epoch() -> None:

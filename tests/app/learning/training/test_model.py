@@ -1,6 +1,7 @@
 """The trainable model compared with the production model and the reference: logits, gradients, and its file."""
 
 import dataclasses
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from llama_adapter.llm.load import decoder_from_state
 from llama_adapter.llm.training.decoder import SoftLabels
 from llama_adapter.llm.training.frozen import find_kernels
 from llama_adapter.llm.training.layout import IGNORED, layout_of
-from llama_adapter.llm.weights.names import LlamaSource
+from llama_adapter.llm.weights.names import BIASED, LlamaSource, llama_shapes
 from llama_adapter.runtime.tensor_files.files import read_tensor_file
 from llama_adapter.vision.config import VIT_L_14
 from llama_adapter.vision.encoder import encoder_from_state
@@ -41,6 +42,7 @@ CLIP = str(GOLDEN / "CLIP/tiny-vit-torchscript.pt")
 ALONE = CaptionerSpec(llama_dir=str(GOLDEN / "LLaMA"), llama_type="TINY")
 NEW: dict[str, Any] = {"clip": CLIP, "visual_width": 48, "visual_depth": 2, "visual_heads": 4}
 PICTURES = ["shapes_200x300.jpg", "gradient_640x360.png", "gray_150x150.png"]
+OTHER_TOKEN = 7
 SETS: list[tuple[ParameterSet, ...]] = [("adapter",), ("visual",), ("bias", "lora"), ("bias", "vision", "head")]
 
 
@@ -227,18 +229,30 @@ def reference_gradients(model: TrainableModel) -> dict[str, Tensor]:
     return {name: value for name, value in written.items() if not torch.equal(value, untrained.get(name, value * 0))}
 
 
-def test_the_loss_is_that_of_all_positions_and_rows_add_up() -> None:
+@pytest.mark.parametrize("sets", [("bias",), ("bias", "head")], ids="-".join)
+def test_the_loss_is_that_of_all_positions_and_rows_add_up(sets: tuple[ParameterSet, ...]) -> None:
     tokens, labels, pictures = batch()
-    model = trainable(spec(), "bias")
+    model = trainable(spec(), *sets)
     inputs = model.encode(pictures)
     logits = logits_of(model, tokens, inputs)[:, :-1].transpose(1, 2)
-    expected_B = F.cross_entropy(logits, labels[:, 1:], ignore_index=IGNORED, reduction="none").sum(1)
-    wanted = labels[:, 1:][labels[:, 1:] != IGNORED]
-    token_LK = torch.stack([wanted, torch.zeros_like(wanted)], dim=1)
-    for certain in (None, SoftLabels(token_LK, torch.tensor([1.0, 0.0]).expand(len(wanted), 2))):
-        loss, loss_B = model(tokens, labels, inputs, certain)
-        torch.testing.assert_close(loss_B.detach(), expected_B)
-        torch.testing.assert_close(loss.detach(), expected_B.sum())
+    wanted_BS, is_labelled_BS = labels[:, 1:], labels[:, 1:] != IGNORED
+    of_label_BS, of_other_BS = (
+        F.cross_entropy(logits, target_BS, ignore_index=IGNORED, reduction="none")
+        for target_BS in (wanted_BS, torch.where(is_labelled_BS, OTHER_TOKEN, IGNORED))
+    )
+    expected_B = of_label_BS.sum(1)
+    cases: list[tuple[SoftLabels | None, Tensor]] = [(None, expected_B)]
+    if "head" in sets:  # only then are probabilities learned: here other ones at each position
+        wanted_L = wanted_BS[is_labelled_BS]
+        share_L = torch.linspace(0, 1, len(wanted_L))
+        share_BS = torch.zeros_like(of_label_BS).masked_scatter(is_labelled_BS, share_L)
+        token_LK = torch.stack([wanted_L, torch.full_like(wanted_L, OTHER_TOKEN)], dim=1)
+        soft = SoftLabels(token_LK, torch.stack([share_L, 1 - share_L], dim=1))
+        cases.append((soft, torch.lerp(of_other_BS, of_label_BS, share_BS).sum(1)))
+    for learned, wanted_B in cases:
+        loss, loss_B = model(tokens, labels, inputs, learned)
+        torch.testing.assert_close(loss_B.detach(), wanted_B)
+        torch.testing.assert_close(loss.detach(), wanted_B.sum())
     # Padding after a row, and other rows in the batch, change nothing.
     padded = F.pad(tokens[:1], (0, 9)), F.pad(labels[:1], (0, 9), value=IGNORED)
     torch.testing.assert_close(model(*padded, inputs[:1])[0].detach(), expected_B[0])
@@ -358,8 +372,9 @@ def test_a_new_adapter_for_7b_has_the_sizes_of_the_release() -> None:
         clip = ClipSource(name="CLIP", config=VIT_L_14, tensors={})
         new = new_adapter(llama, TrainingChoice(), clip=clip, seed=0)
     counted = sum(one.numel() for one in (new.queries, *new.visual.values(), *new.llama.values()))
-    norms, biases = (2 * 32 + 1) * 4096, 32 * (3 * 4096 + 2 * 11008)
-    assert counted + norms + biases == 63_095_552  # those of the base are copied
+    shapes = llama_shapes(config, biased=BIASED).items()
+    copied = sum(math.prod(shape) for name, shape in shapes if "norm" in name or name.endswith(".bias"))
+    assert counted + copied == 63_095_552
 
 
 @pytest.mark.slow

@@ -443,6 +443,22 @@ def test_tensorboard_reads_what_the_table_has(whole: Path) -> None:
     assert set(events.Tags()["scalars"]) == set(rows[0]) - {"step", "validation_score"}
 
 
+def test_an_interrupted_run_keeps_the_best_so_far(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt(Stepper, "step", monkeypatch)
+    ran = train()
+
+    assert ran.code == ExitCode.INTERRUPTED
+    assert (tmp_path / "pets.pth").is_file()
+    assert "2 of 6, interrupted" in (tmp_path / "pets.training" / "card.md").read_text()
+    steps = {
+        name: read_checkpoint(tmp_path / "pets.training" / name)[1].step
+        for name in ("best.safetensors", "last.safetensors")
+    }
+    assert steps == {"best.safetensors": 0, "last.safetensors": 2}, "only the first weights were evaluated"
+
+
 def test_over_a_trained_encoder_the_last_weights_are_kept_and_an_interrupted_run_goes_on_bit_for_bit(
     whole: Path, train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -462,7 +478,7 @@ def test_over_a_trained_encoder_the_last_weights_are_kept_and_an_interrupted_run
     with monkeypatch.context() as patch:
         interrupt(Stepper, "step", patch)
         assert learn("--resume").code == ExitCode.INTERRUPTED
-    assert (tmp_path / "pets.pth").is_file(), "the best so far"
+    assert (tmp_path / "pets.pth").is_file(), "the last weights"
     assert "2 of 4, interrupted" in (folder / "card.md").read_text()
     best, state = read_checkpoint(folder / "best.safetensors")
     assert state.best_step == state.step == 2
@@ -555,7 +571,7 @@ def test_what_is_wrong_with_the_data_is_told_before_the_model_is_loaded(
         {"image": picture, "question": "long " * 600, "answer": "yes"},
         {"image": picture, "question": "What is {it}?", "answer": "yes"},
     )
-    ran = train(data=table)
+    ran = train(data=table, settings=[])
 
     assert ran.code == 2
     for words in ("gone.png does not exist", "line 3", "line 4: its prompt and answer have", "the variable {it}"):

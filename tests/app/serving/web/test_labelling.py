@@ -88,6 +88,7 @@ def open_session(stub: Stub, tmp_path: Path) -> Iterator[Open]:
             session.close()
             table.close()
         opened.clear()
+        stub.may_answer.clear()
 
     def open_session(pictures: Mapping[str, bytes | int], **options: Any) -> LabelSession:
         close()
