@@ -165,9 +165,21 @@ def look_at(item: WorkItem, *, reader: Reader, wants: Wants | None) -> Looked:
     return Looked(item, wants(item, reading.digest) if questions is None else questions, reading)
 
 
-def read_pixels(picture: "Pictures", *, reader: Reader, allowed: tuple[AllowedHost, ...] = ()) -> "np.ndarray":
-    """The pixels of one picture, as the reader makes them. Raises PictureError, and the errors of `given_pictures`."""
-    (item,) = work_items(picture, "", default_prompt="", allowed=allowed)
+def read_pixels(
+    picture: "Pictures", *, name: str, reader: Reader, allowed: tuple[AllowedHost, ...] = ()
+) -> "np.ndarray":
+    """The pixels of one picture, as the reader makes them. Messages use `name` for a picture without a name.
+
+    Raises PictureError, ValueError for several pictures, and the errors of `given_pictures`.
+    """
+    from llama_adapter.app.captioning.pictures import given_pictures
+
+    found = given_pictures(picture, allowed=allowed)
+    if len(found) != 1:
+        value = getattr(picture, "shape", picture)
+        raise ValueError(f"Wanted one picture as {name}, got {len(found)} of {value!r:.200}: give them one by one")
+    (one,) = found
+    item = WorkItem(picture=one.source, label=one.name or name, questions=(), others=one.others)
     reading = look_at(item, reader=reader, wants=None).picture
     if reading.error is not None:
         raise PictureError(reading.error.code, reading.error.message)  # type: ignore[arg-type]

@@ -45,15 +45,15 @@ class Imported:
         """The keys that are not supported."""
         return tuple(entry for entry in self.report if entry.outcome == "refused")
 
-    def check(self, source: str | None = None) -> "Imported":
-        """Returns itself. Raises UsageError if a key is refused, with its line in the file `source`."""
+    def check(self, source: str | None = None, *, is_file: bool = True) -> "Imported":
+        """Returns itself. Raises UsageError if a key is refused, with its line in `source`, which may be no file."""
         for entry in self.refused[:1]:
             place = "" if source is None else f"{source}: " if entry.line is None else f"{source}:{entry.line}: "
             more = f" ({len(self.refused)} keys are refused in all)" if len(self.refused) > 1 else ""
             says = f"`llama-adapter config import {source}` says what becomes of each key"
             raise UsageError(
                 f"{place}{self.system}'s `{entry.key}` is refused: {entry.text}{more}",
-                hint="leave it out, or give another value" if source is None or entry.line is None else says,
+                hint="leave it out, or give another value" if source is None or not is_file else says,
             )
         return self
 

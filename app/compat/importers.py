@@ -171,7 +171,9 @@ def _do_sample(imported: Import, key: str, value: Any) -> None:
 
 def _drawn(imported: Import, key: str, value: Any) -> None:
     """The rule for temperature, top_k and top_p, which matter if tokens are drawn."""
-    if imported.is_sampled or imported.is_export:
+    if imported.is_export:
+        imported.ignore(key, "an export does not need it")
+    elif imported.is_sampled:
         number(f"generation.{key.rpartition('.')[2]}")(imported, key, value)
     else:
         imported.ignore(key, "the most probable token is taken (generation.temperature: 0)")

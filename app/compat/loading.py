@@ -17,7 +17,7 @@ from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.exported.card import CARD_FILE
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.settings.setting import SECTIONS
-from llama_adapter.runtime.settings.yaml_file import read_yaml
+from llama_adapter.runtime.settings.yaml_file import Table, read_yaml
 
 _SPEC = frozenset(field.name for field in dataclasses.fields(CaptionerSpec)) | {"allowed_hosts"}
 _CALL = frozenset(field.name for field in dataclasses.fields(SamplingParams)) | {
@@ -115,7 +115,7 @@ def _of_mapping(data: Mapping[str, Any], *, source: str = "settings") -> dict[st
         return (_settings_of(lite.pop("model")) if "model" in lite else {}) | lite
     importer = None if data.keys() <= {"command", *SECTIONS} else importer_of(data)
     if importer is not None:
-        data = importer(data).check(source).settings
+        data = importer(data).check(source, is_file=isinstance(data, Table)).settings
     sections = {name for name, value in data.items() if name in SECTIONS and isinstance(value, Mapping)}
     if not sections:
         return {name: value for name, value in data.items() if value is not None}

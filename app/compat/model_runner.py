@@ -66,7 +66,7 @@ class ModelRunner:
         Raises UsageError for a value that is not supported, and DeviceError.
         """
         self.runner_settings = runner_settings
-        imported = import_model_runner(runner_settings).check("runner_settings").flat()
+        imported = import_model_runner(runner_settings).check("runner_settings", is_file=False).flat()
         path = runner_settings.get("model_path")
         self.settings: dict[str, Any] = {**{name: imported[name] for name in _TAKEN if name in imported}, **settings}
         self.model_name = runner_settings.get("model_name", "default_model_name")
@@ -240,7 +240,9 @@ class ModelRunner:
         input_ids = self.tokenize_prompts(input_dict["prompts"])
         model, pictures = self._loaded(), input_dict["pictures"]
         read = partial(read_pixels, reader=model.reader, allowed=model.allowed_hosts)
-        pixels = [None] * len(input_ids) if pictures is None else list(map(read, pictures))
+        if pictures is None:
+            return {"input_ids": input_ids, "pixels": [None] * len(input_ids)}
+        pixels = [read(picture, name=f"picture {index}") for index, picture in enumerate(pictures)]
         return {"input_ids": input_ids, "pixels": pixels}
 
     def model_inference(
@@ -385,7 +387,7 @@ class ModelRunner:
         return self.model
 
 
-class StepProfiler(ExitStack):
+class StepProfiler:
     """Traces some steps of a loop: after `skip_first` steps, it writes `repeat` traces of `active` steps each.
 
     With `repeat` 0, it writes traces until the end.
@@ -394,9 +396,9 @@ class StepProfiler(ExitStack):
     def __init__(
         self, profiler: Callable[[], AbstractContextManager[Any]], *, active: int, repeat: int, skip_first: int
     ) -> None:
-        super().__init__()
         self._profiler, self._active, self._repeat = profiler, active, repeat
         self._index = -skip_first  # of the present step, counted from the first one that is traced
+        self._running = ExitStack()
 
     def __enter__(self) -> Self:
         self._begin_step()
@@ -407,9 +409,12 @@ class StepProfiler(ExitStack):
         self._index += 1
         self._begin_step()
 
+    def __exit__(self, *raised: object) -> None:
+        self._running.close()  # without the exception, with which a profiler writes no trace
+
     def _begin_step(self) -> None:
         number, offset = divmod(self._index, self._active)
         if offset == 0 and number >= 0:
-            self.close()
+            self._running.close()
             if self._repeat == 0 or number < self._repeat:
-                self.enter_context(self._profiler())
+                self._running.enter_context(self._profiler())

@@ -19,7 +19,7 @@ from llama_adapter.app.captioning.tasks.answers import Answer, Event, TextDelta,
 from llama_adapter.app.captioning.tasks.prompts import Dialogue, Prompt, RawPrompt
 from llama_adapter.app.captioning.tasks.registry import get_task, tasks
 from llama_adapter.app.captioning.tasks.task import FREE_TEXT, Task
-from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion, text_items
+from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion, is_token_id, text_items
 from llama_adapter.app.compat.infer_config import graphs_of
 from llama_adapter.app.compat.loading import open_model
 from llama_adapter.app.compat.streamer import Streamer
@@ -160,7 +160,7 @@ class Pipeline:
             captioner.info.require_sight()
         self._image_processor = image_processor
         self._defaults = dict(defaults or {})
-        self._options(self._defaults)
+        self._options({})
 
     def __call__(self, inputs: Any, question: Any = None, **options: Any) -> Any:
         """Answer each input, in batches.
@@ -193,10 +193,9 @@ class Pipeline:
 
         Raises TypeError for an unknown option, UsageError for several beams, and what `Captioner.generate` raises.
         """
-        values = {**self._defaults, **options}
         if question is not None:
-            values["question"] = question
-        chosen = self._options(values)
+            options["question"] = question
+        chosen = self._options(options)
         if hasattr(inputs, "iloc"):  # a pandas table or column
             inputs = inputs.to_dict("records") if hasattr(inputs, "columns") else list(inputs)
         if _is_lazy(inputs):
@@ -216,10 +215,17 @@ class Pipeline:
     def __repr__(self) -> str:
         return f"Pipeline({self.task!r}, {self.captioner!r})"
 
-    def _options(self, given: Mapping[str, Any]) -> "_Options":
-        """Sort options by kind. Raises TypeError for an unknown name; the message has the most similar known name."""
-        asked = set() if self._is_text else {"question", "prompt"}
-        known = _SAMPLING | _value_names(self.task) | _CALL_OPTIONS | asked
+    def _options(self, of_call: Mapping[str, Any]) -> "_Options":
+        """Sort the defaults and the options of a call by kind.
+
+        Raises TypeError for an unknown name; the message has the most similar known name.
+        """
+        given = {**self._defaults, **of_call}
+        of_pipeline, own = (
+            _task_values(self.task, one, (one.get("prompt"), one.get("question"))) for one in (self._defaults, of_call)
+        )
+        aliases = set() if self._is_text else {"question", "prompt"}
+        known = _SAMPLING | _value_names(self.task) | _CALL_OPTIONS | aliases
         for name in given:
             if name == "is_sample_acceleration" and self.captioner.info.mode == EXPORTED:
                 continue  # determined by the export; answers are the same either way
@@ -230,7 +236,7 @@ class Pipeline:
                 hint = f"; `{similar[0]}` may be meant" if similar else f"; there are {', '.join(sorted(known))}"
                 raise TypeError(f"{self.task} has no option `{name}`{hint}")
         rest = {name: given[name] for name in _CALL_OPTIONS if name in given}
-        return _Options(sampling=_sampling(given), values=_task_values(self.task, given), **rest)
+        return _Options(sampling=_sampling(given), values=of_pipeline | own, **rest)
 
     def _lazily(self, inputs: Any, options: "_Options") -> Iterator[dict[str, Any]]:
         items = iter(inputs) if hasattr(inputs, "__next__") else (inputs[index] for index in range(len(inputs)))
@@ -275,9 +281,10 @@ class Pipeline:
         for given in inputs:
             values = dict(options.values)
             if isinstance(given, Mapping):
-                values |= _task_values(self.task, {name: value for name, value in given.items() if value is not None})
-                if options.text_column is not None and (text := given[options.text_column]) is not None:
-                    values["instruction"] = text
+                column = options.text_column
+                texts = (given.get("question"), given.get("prompt")) if column is None else (given[column],)
+                columns = {name: value for name, value in given.items() if value is not None}
+                values |= _task_values(self.task, columns, texts)
             if self.task in ("ask", "choose") and not values.get("instruction"):
                 raise ValueError(f"{self.task} needs a question: the second argument, or a column `question`")
             question = entry.question(values)
@@ -346,11 +353,11 @@ def _relayed(events: Iterable[Event], streamer: Streamer, prompt_ids: Sequence[S
         yield event
 
 
-def _task_values(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a task among `given`. Its question may be named `question` or `prompt` too."""
+def _task_values(task: str, given: Mapping[str, Any], texts: Iterable[Any]) -> dict[str, Any]:
+    """The options of a task among `given`. The first of `texts` that is not None is its question."""
     values = {name: given[name] for name in _value_names(task) & given.keys()}
-    texts = [given[name] for name in ("question", "prompt") if given.get(name) is not None]
-    return values | ({"instruction": texts[0]} if texts else {})
+    question = next((text for text in texts if text is not None), None)
+    return values if question is None else values | {"instruction": question}
 
 
 def _value_names(task: str) -> set[str]:
@@ -389,10 +396,11 @@ def _is_lazy(inputs: Any) -> bool:
 
 
 def _as_list(inputs: Any, *, is_text: bool) -> list[Any]:
-    """Inputs as a list. A single input becomes a list of one. Token ids stay, as `text_items` makes them one prompt."""
+    """Inputs as a list. A single input becomes a list of one; token ids, and a pair for the template, are one input."""
     if is_text:
         is_pair = isinstance(inputs, tuple) and len(inputs) == 2 and isinstance(inputs[0], str)
-        is_one = is_pair or isinstance(inputs, (str, bytes, Dialogue, RawPrompt, Mapping))
+        is_ids = isinstance(inputs, (list, tuple)) and len(inputs) > 0 and is_token_id(inputs[0])
+        is_one = is_pair or is_ids or isinstance(inputs, (str, bytes, Dialogue, RawPrompt, Mapping))
         return [inputs] if is_one else list(inputs)
     return list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
 

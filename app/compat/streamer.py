@@ -1,11 +1,9 @@
 """Streamers: objects with `put` and `end`, as in transformers and MindFormers."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from queue import Queue
 from typing import Any, Protocol, TextIO
-
-import numpy as np
 
 
 class Streamer(Protocol):
@@ -95,7 +93,12 @@ class TextIteratorStreamer(TextStreamer):
 
 
 def _flat(value: Any) -> list[int]:
-    ids = np.asarray(value.tolist() if hasattr(value, "tolist") else value, np.int64)
-    if ids.ndim > 1 and len(ids) > 1:
-        raise ValueError(f"a streamer takes one answer at a time, got {len(ids)} rows")
-    return [int(token_id) for token_id in ids.flat]
+    ids = value.tolist() if hasattr(value, "tolist") else value
+    if not isinstance(ids, Iterable):
+        return [int(ids)]
+    rows = list(ids)
+    if rows and isinstance(rows[0], Iterable):
+        if len(rows) > 1:
+            raise ValueError(f"a streamer takes one answer at a time, got {len(rows)} rows")
+        rows = list(rows[0])
+    return [int(token_id) for token_id in rows]

@@ -178,18 +178,21 @@ class LLaMA_adapter(nn.Module):
 
         Raises ValueError for shapes and counts that do not match, and the engine's errors.
         """
-        has_session = "clip" in named or (bool(arguments) and hasattr(arguments[0], "infer"))
         with self._lock:
-            return self._generate(*arguments, **named) if has_session else self._generate(None, *arguments, **named)
+            if arguments and hasattr(arguments[0], "infer"):
+                session, *others = arguments
+                return self._generate(*others, clip=session, **named)
+            return self._generate(*arguments, **named)
 
     def _generate(
         self,
-        clip: Any,
         imgs: Any,
         prompts: Any,
         max_gen_len: int | None = None,
         temperature: float = 0.1,
         top_p: float = 0.75,
+        *,
+        clip: Any = None,
     ) -> list[str]:
         captioner = self._captioner(encodes=clip is not None)
         self._session.session = clip
@@ -233,6 +236,8 @@ class LLaMA_adapter(nn.Module):
             raise LlamaAdapterError(failure.message)
         return [answers[index].text for index in range(len(requests))]
 
+    _generate.__qualname__ = "LLaMA_adapter.generate"  # the name in messages about arguments
+
     def _captioner(self, *, encodes: bool) -> Captioner:
         """The loaded model. If `encodes`, the program encodes the pictures, so CLIP is not loaded."""
         if encodes not in self._captioners:
@@ -269,9 +274,12 @@ def load(name: str, llama_dir: str | os.PathLike[str], *arguments: Any, **named:
 
     Raises CheckpointError if files are missing or cannot be used, and TypeError for other parameters.
     """
+    names = ["llama_type", "device", "download_root", "max_seq_len", "phase"]
     if arguments and _is_device(arguments[0]):
-        return _load(name, llama_dir, None, *arguments, **named)
-    return _load(name, llama_dir, *arguments, **named)
+        del names[0]
+    if len(arguments) > len(names):
+        raise TypeError(f"load() takes at most {2 + len(names)} positional arguments, got {2 + len(arguments)}")
+    return _load(name, llama_dir, **dict(zip(names, arguments, strict=False)), **named)
 
 
 def _load(
@@ -292,6 +300,9 @@ def _load(
     if "device" not in overrides:
         model.to(open_best()[0].device if device is None else device)
     return model
+
+
+_load.__qualname__ = "load"  # the name in messages about arguments
 
 
 def _is_device(value: Any) -> bool:

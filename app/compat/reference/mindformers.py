@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final, Self
 
 from llama_adapter.app.compat.importers import import_mindformers
@@ -58,7 +59,9 @@ class AutoModel(dict[str, Any]):
         model, and for values that are not supported.
         """
         if not _MODEL & overrides.keys():
-            place = find_model(os.fspath(checkpoint_name_or_path or name))
+            place = Path(checkpoint_name_or_path or name).expanduser()
+            is_file_of_folder = place.suffix == ".ckpt" and place.is_file()
+            place = find_model(os.fspath(place.parent if is_file_of_folder else place))
             model_settings(place)
             config["checkpoint_name_or_path"] = os.fspath(place)
         found = _imported({"model": {"model_config": config}}, source="AutoModel.from_pretrained")
@@ -100,7 +103,7 @@ class InferTask(OwnInferTask):
 
 def _imported(data: Mapping[str, Any], *, source: str) -> dict[str, Any]:
     """Settings of this package, by section, for settings of MindFormers. Says notes. Raises UsageError."""
-    imported = import_mindformers(data).check(source)
+    imported = import_mindformers(data).check(source, is_file=False)
     for entry in imported.report:
         if entry.outcome == "ignored":
             say(f"note: {source}: {entry}")

@@ -11,8 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.captioning.work_items import read_pixels
-from llama_adapter.runtime.errors import GraphError
+from llama_adapter.runtime.errors import GraphError, LlamaAdapterError
 from llama_adapter.vision.pixels import CLIP_PIXELS, PIXEL_MEAN, PIXEL_STD
 from llama_adapter.vision.preprocess import preprocess
 
@@ -32,15 +31,15 @@ def encoder_pixels(imgs: Any, *, captioner: Captioner) -> Sequence[np.ndarray]:
 
     Parameters:
         imgs: a normalised tensor or array (B, 3, S, S) of any float dtype on any device; a list of these, each
-            (3, S, S); or a list of pictures in the forms that `Captioner.generate` takes.
+            (3, S, S); or a list of paths, bytes and PIL pictures. Addresses are not fetched here.
         captioner: its encoder normalises pixels, so the normalisation of `imgs` is undone here. Values stay floats: the
             encoder gets the given values up to float32 rounding, even values that no 8-bit picture has.
 
-    Raises ValueError for other shapes, and PictureError for a picture that cannot be read.
+    Raises ValueError for other shapes, and LlamaAdapterError for a picture that cannot be read.
     """
     is_list = isinstance(imgs, (list, tuple))
     if is_list and not all(isinstance(image, (Tensor, np.ndarray)) for image in imgs):
-        return [read_pixels(image, reader=captioner.reader, allowed=captioner.allowed_hosts) for image in imgs]
+        return [_read(image, captioner) for image in imgs]
     images_BCHW = torch.stack([torch.as_tensor(image) for image in imgs]) if is_list else torch.as_tensor(imgs)
     side = captioner.image_size
     if images_BCHW.shape[1:] != (3, side, side):
@@ -50,6 +49,14 @@ def encoder_pixels(imgs: Any, *, captioner: Captioner) -> Sequence[np.ndarray]:
     if captioner.spec.channel_order == "bgr":  # this encoder swaps the channels; the program already has
         pixels_BCHW = pixels_BCHW.flip(1)
     return list(pixels_BCHW.permute(0, 2, 3, 1).contiguous().numpy())
+
+
+def _read(picture: Any, captioner: Captioner) -> np.ndarray:
+    reading = captioner.reader.read(picture)
+    if reading.error is not None:
+        raise LlamaAdapterError(reading.error.message)
+    assert reading.pixels is not None, "a picture without error has pixels"
+    return reading.pixels
 
 
 class SessionEncoder:

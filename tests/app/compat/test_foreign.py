@@ -39,6 +39,14 @@ def test_the_documented_example_of_each_system(name: str, tmp_path: Path, snapsh
     assert found.refused == ()
 
 
+def test_settings_of_paddlenlp_as_json_have_lines(tmp_path: Path) -> None:
+    text = '{\n"model_name_or_path": "a",\n"prefix_path": "tuned",\n"export_precache": true\n}'
+    found = imported(tmp_path, "options.json", text)
+
+    assert found.settings["computation"] == {"past_key_values": "tuned"}
+    assert "line 4: export_precache ignored: `prefix_path` says" in found.format_report()
+
+
 def test_a_command_of_mindformers_reads_its_yaml_and_has_precedence(tmp_path: Path) -> None:
     (tmp_path / "predict.yaml").write_text(text_of("predict.yaml", model="elsewhere"))
     command = (
@@ -253,6 +261,16 @@ def test_an_exported_folder_is_run_and_determines_its_numbers(graph_format: str,
 def test_a_line_that_lacks_something_is_refused(text: str, told: str) -> None:
     with pytest.raises(UsageError, match=told):
         line(text).check()
+
+
+@pytest.mark.parametrize(
+    ("is_file", "hint"), [(True, "`llama-adapter config import x.sh` says"), (False, "leave it out")]
+)
+def test_a_key_that_a_file_lacks_is_refused_with_the_command_that_reports(is_file: bool, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        line("python predictor.py --dtype float16").check("x.sh", is_file=is_file)
+
+    assert hint in caught.value.hint
 
 
 def test_a_script_that_is_here_and_an_unknown_one_are_not_translated(

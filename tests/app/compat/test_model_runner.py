@@ -1,12 +1,17 @@
 """`ModelRunner`: its steps are methods on top of the engine, and subclasses override them."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from llama_adapter import Captioner, ModelRunner, RawPrompt, UsageError
 from llama_adapter.app.models.resources import embedded_model, sample_pictures
+from llama_adapter.app.pictures.inputs import fetching
+from llama_adapter.app.pictures.inputs.urls import PictureUrl
+from llama_adapter.vision.errors import PictureError
 
 STAR = str(sample_pictures() / "12-red-star.jpg")
 SETTINGS: dict[str, Any] = {
@@ -96,6 +101,46 @@ def test_the_profiler_writes_a_trace(tmp_path: Path) -> None:
         for _ in range(5):
             profile.step()
     assert [path.suffixes for path in (tmp_path / "prof").iterdir()] == [[".json", ".gz"]] * 2
+    with pytest.raises(KeyError), runner.define_profiler(True, str(tmp_path / "failed")):
+        raise KeyError
+    assert len(list((tmp_path / "failed").iterdir())) == 1
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Iterator[ModelRunner]:
+    runner = ModelRunner(SETTINGS, device="cpu", allowed_hosts=("pictures.example",))
+    runner.init_model()
+    yield runner
+    runner.close()
+
+
+@pytest.mark.parametrize(
+    ("picture", "kind", "said"),
+    [
+        (str(sample_pictures()), ValueError, r"Wanted one picture as picture 1, got \d+ of '.*pictures"),
+        (str(sample_pictures() / "1*.jpg"), ValueError, r"Wanted one picture as picture 1, got \d+ of '.*1\*\.jpg'"),
+        (np.zeros((2, 8, 8, 3), np.uint8), ValueError, r"Wanted one picture as picture 1, got 2 of \(2, 8, 8, 3\)"),
+        (b"no picture", PictureError, "picture 1"),
+        ("https://elsewhere.example/star.jpg", PictureError, "Pictures of `elsewhere.example` are not fetched"),
+    ],
+    ids=["folder", "pattern", "batch", "bytes", "address"],
+)
+def test_a_prompt_has_one_picture(picture: Any, kind: type[Exception], said: str, loaded: ModelRunner) -> None:
+    with pytest.raises(kind, match=said):
+        loaded.model_generate(["What color is the star?"] * 2, [STAR, picture])
+
+
+def test_a_picture_of_an_allowed_host_is_fetched(loaded: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def fetch(url: PictureUrl, **_: Any) -> bytes:
+        asked.append(url.host)
+        return Path(STAR).read_bytes()
+
+    monkeypatch.setattr(fetching, "fetch_in_thread", fetch)
+
+    assert loaded.model_generate(["What color is the star?"], ["https://pictures.example/star.jpg"]) == ["red"]
+    assert asked == ["pictures.example"]
 
 
 def test_what_cannot_be_served_is_refused() -> None:

@@ -19,6 +19,7 @@ from tests.app.golden import GOLDEN, model_options
 
 STAR, CIRCLE = str(sample_pictures() / "12-red-star.jpg"), str(sample_pictures() / "09-purple-circle.png")
 PROMPTS = ["I love Beijing, because", "LLaMA is a", "Huawei is a company that"]
+IS_STAR, COLOR = "Is there a red star?", "What color is the circle?"
 BUNDLE = str(embedded_model())
 
 
@@ -76,13 +77,31 @@ def test_questions_and_choices(captioner: Captioner) -> None:
     ask, choose = pipeline("ask", captioner), pipeline("choose", captioner, choices=["yes", "no"])
 
     assert ask(CIRCLE, "What color is the circle?")[0]["ask_text"] == ["purple"]
-    asked = pipeline("ask", captioner, prompt="Is there a red star?")(CIRCLE, "What color is the circle?")
-    assert asked[0]["ask_text"] == ["purple"]  # the question of the call precedes a default
     (output,) = choose(CIRCLE, question="Is there a red star?")
     assert output["choose_text"] == ["no"]
     assert output["probabilities"]["no"] > 0.5
     rows = [{"image": STAR, "question": "Is there a red star?"}, {"image": CIRCLE, "question": "Is there a red star?"}]
     assert [output["choose_text"] for output in choose(rows)] == [["yes"], ["no"]]
+
+
+@pytest.mark.parametrize(
+    ("defaults", "row", "options"),
+    [
+        ({"prompt": IS_STAR}, {}, {"question": COLOR}),
+        ({"question": IS_STAR}, {}, {"prompt": COLOR}),
+        ({"prompt": COLOR}, {}, {"question": None}),
+        ({}, {}, {"question": IS_STAR, "prompt": COLOR}),
+        ({}, {"question": COLOR, "prompt": IS_STAR}, {"question": IS_STAR}),
+        ({}, {"asked": COLOR, "question": IS_STAR}, {"text_column": "asked"}),
+        ({}, {"asked": None, "question": IS_STAR}, {"text_column": "asked", "question": COLOR}),
+    ],
+)
+def test_a_row_precedes_the_call_and_the_call_the_pipeline(
+    defaults: Any, row: Any, options: Any, captioner: Captioner
+) -> None:
+    ask = pipeline("ask", captioner, **defaults)
+
+    assert ask({"image": CIRCLE, **row}, **options)[0]["ask_text"] == ["purple"]
 
 
 def test_a_data_set_is_read_batch_by_batch(captioner: Captioner) -> None:
@@ -140,6 +159,11 @@ def test_options_by_their_names_elsewhere(text: Pipeline) -> None:
     }
     with_bos, without = (text(prompt, max_new_tokens=1, add_special_tokens=add).answers[0] for add in (True, False))
     assert with_bos.prompt_tokens == without.prompt_tokens + 1
+    free, penalised = (
+        text(prompt, max_new_tokens=12, repetition_penalty=by).answers[0].token_ids for by in (1.0, 50.0)
+    )
+    assert len(set(free)) < len(free)
+    assert len(set(penalised)) == len(penalised)
     (cut,) = text("word " * 900, max_prompt_tokens=20, max_new_tokens=1).answers
     assert cut.details["prompt_tokens_cut"] > 800
     with pytest.warns(UserWarning, match="is_sample_acceleration"):
@@ -189,6 +213,8 @@ def test_token_ids_in_every_form(text: Pipeline) -> None:
     assert text([np.array(ids), torch.tensor(ids)], max_new_tokens=3) == [expected] * 2
     with pytest.raises(TypeError):
         text(b"Hello")
+    with pytest.raises(TypeError, match=r"got \[1, 'a'\]"):
+        text([1, "a"])
 
 
 @pytest.mark.parametrize("kind", [TextStreamer, TransformersStreamer])
@@ -215,6 +241,53 @@ def test_a_streamer_gets_the_ids_of_a_stop_text_too(text: Pipeline) -> None:
 
     assert (answer.finish, len(told[0])) == ("stop", answer.prompt_tokens)
     assert told[1:] == [*([token_id] for token_id in answer.token_ids), []]
+
+
+def test_a_streamer_that_fails_ends_its_call_only(text: Pipeline) -> None:
+    class Failing:
+        num_put = 0
+
+        def put(self, value: np.ndarray) -> None:
+            self.num_put += 1
+            if self.num_put == 3:
+                raise OSError("the reader has gone")
+
+        def end(self) -> None: ...
+
+    expected = text(PROMPTS, max_new_tokens=6)
+    with pytest.raises(OSError, match="the reader has gone"):
+        text(PROMPTS, max_new_tokens=6, streamer=Failing())
+    assert text(PROMPTS, max_new_tokens=6) == expected
+
+
+class Numbers:
+    """A tokenizer whose texts are the ids."""
+
+    def decode(self, token_ids: list[int]) -> str:
+        return str(token_ids)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [5, [5], {5}, iter([5]), (number for number in [5]), [[5]], np.array(5), np.array([[5]]), torch.tensor([5])],
+)
+def test_a_streamer_takes_token_ids_in_every_form(value: Any, capsys: Any) -> None:
+    TextStreamer(Numbers()).put(value)
+
+    assert capsys.readouterr().out == "[5]"
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "said"),
+    [
+        ([[5, 6], [7]], ValueError, "one answer at a time, got 2 rows"),
+        (np.array([[5], [6]]), ValueError, "one answer at a time, got 2 rows"),
+        ([[[1, 2], [3, 4]]], TypeError, "not 'list'"),
+    ],
+)
+def test_a_streamer_refuses_several_rows(value: Any, kind: type[Exception], said: str) -> None:
+    with pytest.raises(kind, match=said):
+        TextStreamer(Numbers()).put(value)
 
 
 def test_a_tokenizer_is_checked(captioner: Captioner) -> None:

@@ -13,7 +13,8 @@ from PIL import Image
 from llama_adapter import Captioner, RawPrompt
 from llama_adapter.app.compat.reference import llama
 from llama_adapter.app.compat.reference.pictures import clip_transform
-from llama_adapter.runtime.errors import CheckpointError, GraphError, LlamaAdapterError, UsageError
+from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.runtime.errors import CheckpointError, ExitCode, GraphError, LlamaAdapterError, UsageError
 from llama_adapter.vision.backends.base import as_array
 from tests.app.golden import CASES, GOLDEN, model_options, picture
 from tests.bounds import Float64, difference, spread
@@ -99,8 +100,52 @@ def test_pictures_are_taken_as_the_captioner_takes_them(bias: Any) -> None:
 
     assert bias.generate(paths, [PROMPT] * 2, 12, 0) == expected
     assert bias.generate([Image.open(path) for path in paths], [PROMPT] * 2, 12, 0) == expected
-    with pytest.raises(LlamaAdapterError):
-        bias.generate(["missing.jpg"], [PROMPT])
+
+
+@pytest.mark.parametrize(
+    ("image", "said"),
+    [
+        ("missing.jpg", "missing.jpg"),
+        ("https://pictures.example/star.jpg", "https://pictures.example/star.jpg"),
+        (5, "Wanted a path, bytes or a PIL image, got int"),
+        (None, "Wanted a path, bytes or a PIL image, got NoneType"),
+        (torch.zeros(3, 224, 224), "Wanted a path, bytes or a PIL image, got Tensor"),  # normalised, beside a picture
+        (np.zeros((224, 224)), "Wanted a path, bytes or a PIL image, got ndarray"),
+    ],
+    ids=["missing", "address", "number", "none", "tensor", "grey"],
+)
+def test_what_is_no_picture_is_refused_in_a_list_of_pictures(image: Any, said: str, bias: Any) -> None:
+    with pytest.raises(LlamaAdapterError, match=said) as caught:
+        bias.generate([Image.open(picture("shapes_200x300.jpg")), image], [PROMPT] * 2)
+
+    assert caught.value.exit_code == ExitCode.FAILED
+
+
+def test_an_answer_has_256_tokens_by_default(bias: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int] = []
+
+    def kept(*, max_new_tokens: int, **given: Any) -> SamplingParams:
+        lengths.append(max_new_tokens)
+        return SamplingParams(max_new_tokens=1, **given)
+
+    monkeypatch.setattr(llama, "SamplingParams", kept)
+    bias.generate(tensors("shapes_200x300.jpg"), [PROMPT])
+
+    assert lengths == [256]
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda model: model.generate(), r"LLaMA_adapter\.generate\(\) missing 2 required .* 'imgs' and 'prompts'"),
+        (lambda model: model.generate(*"abcdef"), r"generate\(\) takes from 3 to 6 positional arguments but 7"),
+        (lambda model: llama.load("a", "b", *"cdefgh"), r"load\(\) takes at most 7 positional arguments, got 8"),
+        (lambda model: llama.load("a", "b", width=7), r"^load\(\) got an unexpected keyword argument 'width'"),
+    ],
+)
+def test_messages_about_arguments_name_the_public_calls(call: Any, said: str, bias: Any) -> None:
+    with pytest.raises(TypeError, match=said):
+        call(bias)
 
 
 def test_draws_follow_the_seed_of_torch_and_rows_are_independent(bias: Any) -> None:
@@ -224,7 +269,10 @@ def test_a_programs_session_encodes_the_pictures_and_clip_is_not_needed(monkeypa
     assert texts == [answer.text for answer in expected]
     assert [(feed.dtype, feed.shape) for feed in session.given] == [(np.float16, (2, 224, 224, 3))]
     assert (session.given[0] == imgs).all()
-    ids = [model.tokenizer.encode(text, bos=False, eos=False) for text in model.generate(session, imgs, [PROMPT] * 2)]
+    ids = [
+        model.tokenizer.encode(text, bos=False, eos=False)
+        for text in model.generate(clip=session, imgs=imgs, prompts=[PROMPT] * 2)
+    ]
     assert max(map(len, ids)) <= 2  # one new token; encoding the text again may add a space before it
     with pytest.raises(GraphError):
         model.generate(Session(captioner, width=32), imgs, [PROMPT] * 2)
@@ -262,6 +310,7 @@ def test_a_missing_adapter_says_where_to_get_it(name: str, tmp_path: Path, snaps
         (("cpu", "ckpts", 64), {}),
         (("7B", "cpu", "ckpts", 64), {}),
         ((), {"llama_type": "7B", "device": torch.device("cpu"), "phase": "finetune"}),
+        (("cpu",), {"llama_type": "7B"}),
         ((), {}),
     ],
 )
@@ -273,8 +322,6 @@ def test_parameters_of_all_versions_are_taken(arguments: Any, named: Any, tmp_pa
 
     assert Path(model._values["llama_dir"]) == tmp_path / "7B"
     assert model._values["context"] == (64 if 64 in arguments else 512)
-    with pytest.raises(TypeError):
-        llama.load(BIAS, tmp_path, "7B", "cpu", "ckpts", 64, "finetune", "more")
 
 
 def test_flags_replace_what_the_program_chooses(monkeypatch: pytest.MonkeyPatch, bias: Any) -> None:

@@ -1,6 +1,7 @@
 """Programs of MindFormers and MindSpore Lite as their guides write them, with our `mindformers`."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -153,6 +154,23 @@ def test_errors_are_true_and_short(source: str, code: int, said: str, program: P
 
     assert (ran.code, ran.out) == (code, "")
     assert re.search(said, ran.err)
+    assert "--" not in ran.err  # a program has no flags
+    assert "config import" not in ran.err
+
+
+@pytest.mark.parametrize(("model", "setting"), [(embedded_model(), "model"), (TINY, "llama_dir")])
+def test_a_checkpoint_stands_for_the_model_of_its_folder(
+    model: Path, setting: str, tmp_path: Path, program: Program
+) -> None:
+    shutil.copytree(model, tmp_path / "llama2_7b")
+    (tmp_path / "llama2_7b" / "llama2_7b.ckpt").touch()
+
+    ran = program(
+        "from mindformers import AutoModel\n"
+        "print(AutoModel.from_pretrained('llama2_7b', checkpoint_name_or_path='llama2_7b/llama2_7b.ckpt')['model'])"
+    )
+
+    assert (ran.code, ran.out) == (0, f"{ {setting: 'llama2_7b'} }\n"), ran.err
 
 
 def test_an_installed_mindformers_stays(program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
