@@ -49,7 +49,8 @@ def stream_model(
     """The weights of `spec` on the CPU, in `dtype` and the precision of `spec`; the decoder's are read one by one.
 
     With `ranks`, the decoder's tensors are this process's share. If pictures are encoded elsewhere, CLIP may be
-    missing; `encoder` is the card of that encoder, if it has one. Without `take_packed`, all weights are unpacked.
+    missing, and a bundle's encoder is left as stored; `encoder` is the card of the encoder in use, if it has one.
+    Without `take_packed`, all weights are unpacked.
     """
     if spec.llama_dir is None:
         model, tensors = stream_merged_bundle(
@@ -58,7 +59,7 @@ def stream_model(
             dtype=dtype,
             context=spec.context,
             channel_order=spec.channel_order,
-            cast_vision=spec.vision_kind == "torch",
+            cast_vision=spec.vision_kind == "torch" and not is_encoded_elsewhere,
             precision=spec.precision,
             take_packed=take_packed,
             ranks=ranks,

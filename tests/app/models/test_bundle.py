@@ -23,6 +23,8 @@ from llama_adapter.app.models.bundle_manifest import read_manifest
 from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 from llama_adapter.app.models.sketch import expected_forms
+from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.models.stream_model import stream_model
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.problems import describe
 from llama_adapter.runtime.schemes.files import TensorWriter
@@ -162,7 +164,7 @@ def test_a_bundle_is_replaced_only_with_overwrite_also_through_a_link_and_as_the
 
 @pytest.mark.parametrize("number", [1, 2, 3])
 @pytest.mark.parametrize("fails", [True, False])
-def test_a_failed_replacement_leaves_the_old_bundle_and_of_two_at_once_the_last_one_wins(
+def test_a_replacement_that_is_disturbed_leaves_one_whole_bundle(
     fails: bool, number: int, bundle: Path, model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The move of a folder with this number fails, or another process moves its own bundle to the path before it."""
@@ -195,6 +197,18 @@ def test_a_bundle_that_is_replaced_while_it_is_read_is_read_again(
 
     assert loaded.name == "second"
     assert_same_weights(loaded, second)
+
+
+@pytest.mark.parametrize("is_encoded_elsewhere", [True, False])
+def test_an_encoder_that_is_not_used_takes_no_memory(is_encoded_elsewhere: bool, bundle: Path) -> None:
+    spec = CaptionerSpec(model=str(bundle))
+    model, _ = stream_model(spec, dtype=torch.float16, is_encoded_elsewhere=is_encoded_elsewhere)
+    dtype = torch.float32 if is_encoded_elsewhere else torch.float16
+    assert {tensor.dtype for tensor in model.vision_state.values()} == {dtype}
+    assert all(
+        is_mapped(tensor, bundle / "vision.safetensors") == is_encoded_elsewhere
+        for tensor in model.vision_state.values()
+    )
 
 
 def test_shapes_are_known_without_memory_for_the_context(model: LoadedModel) -> None:

@@ -47,7 +47,8 @@ def sources(**changes: Any) -> CaptionerSpec:
 
 
 def edited_adapter(tmp_path: Path, edit: Callable[[dict[str, Tensor]], object]) -> Path:
-    edit(tensors := adapter_tensors("BIAS-TINY"))
+    tensors = adapter_tensors("BIAS-TINY")
+    edit(tensors)
     torch.save({"model": tensors}, tmp_path / "edited.pth")
     return tmp_path / "edited.pth"
 

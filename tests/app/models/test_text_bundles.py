@@ -62,7 +62,7 @@ def test_a_bundle_without_encoder_answers_as_the_file_it_is_made_of(file: Path, 
 
 
 @pytest.mark.slow
-def test_ranks_share_it(bundle: Path) -> None:
+def test_ranks_share_a_bundle_without_encoder(bundle: Path) -> None:
     assert answers(model=bundle, tensor_parallel=2) == answers(model=bundle)
 
 

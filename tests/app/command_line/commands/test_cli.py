@@ -59,7 +59,8 @@ def test_golden_checkpoints_give_the_texts_of_the_reference(run: Run, name: str,
 MODEL = "--llama-dir LLAMA --llama-type TINY --adapter ADAPTER --clip CLIP --visual-heads 4"
 
 
-def test_usage_errors(run: Run, snapshot: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_usage_errors(run: Run, snapshot: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     serve = "llama_adapter.app.command_line.commands.run_server.run_serve"
     monkeypatch.setattr(serve, lambda job, **_: 0)  # a mistake that is not found must not serve for ever
     flags = model_flags()
@@ -76,6 +77,7 @@ def test_usage_errors(run: Run, snapshot: Any, monkeypatch: pytest.MonkeyPatch) 
         told[line.encode("utf-8", "backslashreplace").decode()] = f"{ran.code}: {message}"
 
     assert told == snapshot
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_checkpoint_of_another_size_is_told_in_a_sentence(run: Run, tmp_path: Path) -> None:

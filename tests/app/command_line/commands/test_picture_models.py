@@ -78,7 +78,7 @@ def test_what_holds_no_tokens_of_pictures_is_refused(
     assert f"`toy-vlm` sees pictures as tokens of its prompts, and {what} hold none" in ran.err
 
 
-def test_a_bundle_of_it_is_not_exported_as_a_decoder(folder: Path, run: Run, tmp_path: Path) -> None:
+def test_a_bundle_with_pictures_as_tokens_is_not_exported_as_a_decoder(folder: Path, run: Run, tmp_path: Path) -> None:
     bundle = str(tmp_path / "bundle")
     assert run("convert", "--llama-dir", str(folder), "--out", bundle, "--no-known-answer").code == 0
     ran = run("export", "decoder", "--model", bundle, "--out", str(tmp_path / "out"))

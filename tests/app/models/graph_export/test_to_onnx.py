@@ -202,6 +202,7 @@ def test_without_atc_the_command_can_be_printed(exported: Path, capsys: pytest.C
     ]
     assert lines[1][1:4] == ["--framework=5", f"--model={exported}", "--output=clips/clip_bs8"]
     assert lines[1][-1] == "--op_precision_mode=my mode.ini"
+    assert {"--precision_mode_v2=mixed_float16", "--log=error"} <= set(lines[1])  # the defaults
 
 
 @pytest.mark.usefixtures("without_atc")

@@ -1,5 +1,6 @@
 """Failures of a rank at rendezvous, loading or computing: one sentence names it, and no process is left behind."""
 
+import json
 import os
 import resource
 import socket
@@ -7,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from llama_adapter.app.models.parallel.errors import RankError
 from llama_adapter.app.models.parallel.group import RankGroup
 from llama_adapter.app.models.parallel.launch import LOOPBACK, Launched, launched
 from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.runtime.child_process import ChildProcess
 from llama_adapter.runtime.errors import ExitCode
 from llama_adapter.runtime.problems import describe
 from tests.app.command import Run
@@ -90,6 +93,40 @@ def test_ranks_that_find_no_way_to_each_other_say_so(processes: list[Any], monke
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     with Captioner.load(tensor_parallel=2) as captioner:
         assert captioner.caption(SAMPLES[0]).error is None
+
+
+class Ended(ChildProcess):
+    """A rank that has ended with an exit code, or runs (None)."""
+
+    def __init__(self, code: int | None) -> None:
+        self.process: Any = SimpleNamespace(returncode=code, poll=lambda: code, wait=lambda timeout: code)
+
+
+BY_SIGKILL = "ended by SIGKILL"
+
+
+@pytest.mark.parametrize(
+    ("codes", "errors", "failure"),
+    [
+        ([None, -9, None], {}, (2, BY_SIGKILL)),
+        ([rendezvous.SECONDARY, -9, rendezvous.SECONDARY], {}, (2, BY_SIGKILL)),
+        ([3, -9, None], {}, (2, BY_SIGKILL)),
+        ([rendezvous.SECONDARY, None, 3], {}, (3, "ended with exit code 3")),
+        ([-9, None, 1], {3: "The disk is full."}, (3, "The disk is full.")),
+        ([rendezvous.SECONDARY, None, None], {}, None),
+    ],
+)
+def test_the_rank_that_failed_first_is_named(
+    codes: list[int | None], errors: dict[int, str], failure: tuple[int, str] | None
+) -> None:
+    """Reported errors come before signals, and signals before exit codes. `SECONDARY` is the end after another's."""
+    group = RankGroup.__new__(RankGroup)
+    group._children = {rank: Ended(code) for rank, code in enumerate(codes, start=1)}
+    group._seen = dist.HashStore()
+    for rank, sentence in errors.items():
+        group._seen.set(rendezvous.error_key(rank), json.dumps({"sentence": sentence, "hint": "Make room."}))
+    found = group._failure_of({1, 2, 3})
+    assert (found and found[:2]) == failure
 
 
 @pytest.fixture
