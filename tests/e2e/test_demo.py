@@ -337,3 +337,10 @@ def test_a_file_of_known_answers_that_cannot_be_opened_is_noted(
 
     reason = "note: not scored. Permission denied: `questions.jsonl`"
     assert capsys.readouterr() == ("", f"{reason}\n  hint: check the path, its permissions and the disk\n")
+
+
+def test_a_name_that_is_too_long_is_a_picture_that_is_missing(embedded_demo: Demo) -> None:
+    ran = embedded_demo("--pic-file-path", "x" * 300)
+
+    assert ran.code == 3
+    assert "is too long" in ran.out

@@ -48,7 +48,7 @@ def drawings(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return write_drawings(tmp_path_factory.mktemp("drawings"), 32)
 
 
-@pytest.mark.proves("caption, ask, generate: resume after kill -9", "CPU")
+@pytest.mark.proves("caption: resume after kill -9", "CPU")
 def test_a_job_that_is_killed_again_and_again_loses_nothing_and_doubles_nothing(
     drawings: list[Path], tmp_path: Path
 ) -> None:

@@ -113,7 +113,7 @@ def test_a_device_with_a_queue_gives_the_same_texts(name: str, tmp_path: Path) -
     assert [answer.token_ids for answer in answers] == [generated(model_of(name), ids_of(one)) for one in PROMPTS]
 
 
-def test_a_chat(tmp_path: Path) -> None:
+def test_a_chat_has_the_prompt_of_the_models_own_template(tmp_path: Path) -> None:
     folder = save("glm", tmp_path, chats=True)
     with Captioner.load(llama_dir=folder, device="cpu") as captioner:
         [answer] = captioner.generate_text("Why?", max_new_tokens=8)

@@ -75,6 +75,7 @@ def to_all(reader: IsolatedReader, number: signal.Signals) -> Callable[[str], bo
     "source",
     [
         *PICTURES,
+        *(ROOT / "tests/golden/images" / name for name in ("rgba_180x140.png", "exif6_160x120.jpg")),
         str(PICTURES[0]),
         PICTURES[1].read_bytes(),
         FileSlice(path=str(PICTURES[2]), offset=0, num_bytes=PICTURES[2].stat().st_size),
