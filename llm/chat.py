@@ -120,8 +120,8 @@ class ChatFormat:
 
         `pictures` has the pictures of a turn, in the order of their places, by its index. `now` is the time that the
         template sees; default: the present. `values` are further variables of the template: texts without special
-        characters, numbers and booleans. Raises PromptError if the template fails or refuses the chat, or for other
-        values, and ValueError for text that UTF-8 cannot encode.
+        characters, numbers and booleans. Raises PromptError if the template fails or refuses the chat, for other
+        values, and if it writes a token that the tokenizer lacks, and ValueError for text that UTF-8 cannot encode.
         """
         for name, value in (values or {}).items():
             if name in _OWN_VALUES or not (isinstance(value, int | float) or _PLAIN.fullmatch(str(value))):
@@ -132,6 +132,11 @@ class ChatFormat:
         texts = [piece for _, pieces in said for piece in pieces if piece is not None]
         places = _with_texts(said, (f"{_TEXT}{number}{_END}" for number in range(len(texts))))
         whole, pattern = render([self._messages(one) for one in (said, places)])
+        if lacking := [name for name in self._tokenizer.lacking if name in pattern]:
+            raise PromptError(
+                f"The model's chat template writes the token {shown_excerpt(lacking[0])!r}, which its tokenizer lacks",
+                hint=self._tokenizer.lacking_hint,
+            )
         parts = _parts(whole, pattern, texts)
         if parts is None:  # the template changes texts, so where they stand in `whole` is unknown
             [whole] = render([self._messages(_with_texts(said, map(self._marked, texts)))])

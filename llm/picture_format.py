@@ -1,11 +1,13 @@
 """How pictures that are tokens of a prompt are written in it. Imports no torch."""
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
 Grid = tuple[int, int]  # rows and columns of the squares that a picture is cut into; (0, 0): it is not cut
 
 FRAME: Final = "<fake_token_around_image>"  # in Idefics3 and SmolVLM
+IN_PICTURES: Final = re.compile(rf"{FRAME}|<row_\d+_col_\d+>|<global-img>")  # tokens in the text of a picture there
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

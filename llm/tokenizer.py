@@ -8,9 +8,11 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from llama_adapter.llm.picture_format import IN_PICTURES
 from llama_adapter.llm.pieces.base import Mark
 from llama_adapter.llm.pieces.byte_ranks import END_IDS, is_byte_ranks, ranks_to_json
 from llama_adapter.llm.pieces.folder import (
+    JSON_MAKER,
     SETTINGS_FILE,
     TokenizerSettings,
     read_bytes,
@@ -29,7 +31,7 @@ class Tokenizer:
     """A tokenizer of any kind. Immutable and thread-safe.
 
     `data` is the content of its file, `vocab_size` is its highest id and one. `begin_ids` begin a text; `bos_id` is the
-    token for that, None if it is not known. Each of `end_ids` ends a text.
+    token for that, None if the file names none. Each of `end_ids` ends a text.
     """
 
     def __init__(
@@ -37,11 +39,10 @@ class Tokenizer:
     ) -> None:
         """Wrap the pieces of a file with the content `data`; use `load` or `from_bytes`."""
         self.pieces, self.data, self.settings = pieces, data, settings or TokenizerSettings()
-        self.vocab_size, self.begin_ids = pieces.num_ids, pieces.begin_ids
-        begins, begin = self.settings.begins, pieces.id_of(self.settings.names.get("bos_token", ""))
-        if begins is not None and begins != bool(self.begin_ids):
-            self.begin_ids = (begin,) if begins and begin is not None else ()
-        self.bos_id = self.begin_ids[0] if self.begin_ids else pieces.bos_id
+        self.vocab_size, self.bos_id = pieces.num_ids, pieces.bos_id
+        # A tokenizer.json says itself what begins a text; the setting beside it does not count in transformers 5.
+        begins = not isinstance(pieces, SentencePieces) or self.settings.begins is not False
+        self.begin_ids = pieces.begin_ids if begins else ()
         ids = dict.fromkeys((*pieces.end_ids, *self.settings.end_ids))
         named = self.settings.names.get("eos_token")
         if named is not None and (named_id := pieces.id_of(named)) is not None:
@@ -55,7 +56,7 @@ class Tokenizer:
         """Read a `tokenizer.model`, a `tokenizer.json` or a GGUF file, which has settings of its own inside.
 
         `settings` are those of `read_settings`. Raises CheckpointError if the file is missing, unreadable or no
-        tokenizer, if no token ends a text, or if the file lacks one that the settings name.
+        tokenizer, if no token ends a text, or if the file lacks the one that the settings name.
         """
         if is_gguf(Path(path)):
             from llama_adapter.runtime.tensor_files.gguf_files import read_gguf  # imports torch
@@ -64,16 +65,11 @@ class Tokenizer:
         else:
             data = read_bytes(Path(path))
         tokenizer = cls.from_bytes(data, name=str(path), settings=settings)
-        own, pieces = tokenizer.settings, tokenizer.pieces
-        needed = [name for name in own.added if name in (own.chat_template or "")]
-        if isinstance(pieces, SentencePieces) and (end := own.names.get("eos_token")):
-            needed.append(end)
-        if lacking := [name for name in needed if pieces.id_of(name) is None]:
+        end = tokenizer.settings.names.get("eos_token")
+        if end and isinstance(tokenizer.pieces, SentencePieces) and tokenizer.pieces.id_of(end) is None:
             raise CheckpointError(
-                f"`{path}` lacks the token {shown_excerpt(lacking[0])!r}, which its chat template or "
-                "tokenizer_config.json names",
-                hint="copy the model's `tokenizer.json` too, which has the tokens that were added; transformers makes "
-                "one: `AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)`",
+                f"`{path}` lacks the token {shown_excerpt(end)!r}, by which its tokenizer_config.json ends a text",
+                hint=tokenizer.lacking_hint,
             )
         return tokenizer
 
@@ -104,7 +100,9 @@ class Tokenizer:
         if data.lstrip()[:1] == b"{":
             pieces = JsonPieces(data, name=name, chat_template=settings.chat_template)
             if settings.num_rows is not None and pieces.num_ids > settings.num_rows:
-                data = without_unused(data, num_rows=settings.num_rows, chat_template=settings.chat_template)
+                data = without_unused(
+                    data, num_rows=settings.num_rows, is_written=lambda one: _is_written(one, settings)
+                )
                 pieces = JsonPieces(data, name=name, chat_template=settings.chat_template)
         else:
             pieces = SentencePieces(data, name=name)
@@ -123,9 +121,23 @@ class Tokenizer:
         begin = {} if self.begin_ids == self.pieces.begin_ids else {"add_bos_token": bool(self.begin_ids)}
         if begin or self.settings.chat_template is not None or self.end_ids != self.pieces.end_ids:
             chat = {} if self.settings.chat_template is None else {"chat_template": self.settings.chat_template}
-            content = {"eos_token_id": self.end_ids, **chat, **begin, **self.settings.names}
+            added = {str(self.settings.added[name]): {"content": name} for name in self.lacking}
+            lacking = {"added_tokens_decoder": added} if added else {}
+            content = {"eos_token_id": self.end_ids, **chat, **begin, **self.settings.names, **lacking}
             found[SETTINGS_FILE] = json.dumps(content, ensure_ascii=False, indent=1).encode()
         return found
+
+    @functools.cached_property
+    def lacking(self) -> tuple[str, ...]:
+        """Names of tokens that the model's folder adds to the tokenizer, and that its file lacks."""
+        return tuple(name for name in self.settings.added if name.strip() and self.pieces.id_of(name) is None)
+
+    @property
+    def lacking_hint(self) -> str:
+        """What to do about a token that the file lacks."""
+        if isinstance(self.pieces, JsonPieces):
+            return "its `tokenizer.json` is of another model or version; copy all files of the tokenizer again"
+        return f"copy `tokenizer.json` from the model's page too, which has the tokens that were added; {JSON_MAKER}"
 
     @property
     def eos_id(self) -> int:
@@ -222,6 +234,14 @@ class Tokenizer:
     def name_of(self, piece_id: int) -> str:
         """The name of a piece in the vocabulary, such as </s> or <0x0A>."""
         return self.pieces.name_of(piece_id)
+
+
+def _is_written(name: str, settings: TokenizerSettings) -> bool:
+    """Whether prompts or answers may need a special token, also by a variable of the template."""
+    template = settings.chat_template or ""
+    used = ("bos_token", "eos_token", "fake_image_token")
+    names = (token for variable, token in settings.names.items() if variable in used or variable in template)
+    return name in template or name in names or IN_PICTURES.fullmatch(name) is not None
 
 
 class IncrementalDetokenizer:

@@ -39,6 +39,8 @@ _FILES: Final = (
     *("open_clip_model.safetensors", "open_clip_pytorch_model.bin"),
     *("model-*-of-*.safetensors", "pytorch_model-*-of-*.bin"),  # shards
 )
+# The beginning of `model_type` where a vision tower is CLIP's, SigLIP's or DINOv2's.
+_OUR_TYPES: Final = re.compile("clip|metaclip_2|chinese_clip|siglip|dinov2")  # clip: also clipseg
 _OF_ONE_SIZE: Final = "towers for pictures of any size and shape, such as NaFlex, are not read"
 
 
@@ -70,23 +72,24 @@ def clip_files(path: str | os.PathLike[str]) -> list[Path]:
     return files
 
 
-def configs_beside(file: Path) -> dict[str, Any]:
+def configs_beside(file: Path, *, are_needed: bool = True) -> dict[str, Any]:
     """`config` and `pixels` of `read_clip` from the JSON files beside a tower's weights; empty if there are none.
 
-    Raises CheckpointError for a damaged file, and for a config of something that is not computed here.
+    Raises CheckpointError for a config of something that is not computed here, and for a damaged file. Unless they
+    `are_needed`, damaged files with names that many models use are left alone.
     """
     folder, name = file.parent, f"the configs in `{file.parent}`"
     whole = _json(folder / "open_clip_config.json")
     model = whole.get("model_cfg")
     if isinstance(model, dict):
         return {"config": _open_clip_config(model), "pixels": _open_clip_pixels(whole.get("preprocess_cfg"), name=name)}
-    config = _json(folder / "config.json")
-    if not re.search(r"clip|siglip|dinov2", str(config.get("model_type", ""))):
+    config = _json(folder / "config.json", is_needed=are_needed)
+    if not _OUR_TYPES.match(str(config.get("model_type", ""))):
         return {}  # of something else, such as a LLaMA beside a CLIP
     inner = config.get("vision_config", config)
-    pixels = _json(folder / "preprocessor_config.json") or _json(folder / "processor_config.json").get(
-        "image_processor"
-    )
+    files = ("processor_config.json", "preprocessor_config.json")
+    processor, own = (_json(folder / one, is_needed=are_needed) for one in files)
+    pixels = processor.get("image_processor") or own  # in the order of transformers 5
     rule = huggingface_pixels(pixels, name=name) if isinstance(pixels, dict) else {}
     if "clip" in str(config["model_type"]) and "siglip" not in str(config["model_type"]):
         rule.pop("rgb_first", None)  # these were trained with torchvision's transforms, also where transformers rounds
@@ -278,8 +281,13 @@ def _sides(value: Any) -> tuple[int, int] | None:
     return sides if all(type(side) is int and side > 0 for side in sides) else None  # type: ignore[return-value]
 
 
-def _json(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}
+def _json(path: Path, *, is_needed: bool = True) -> dict[str, Any]:
+    try:
+        return read_json(path) if path.is_file() else {}
+    except CheckpointError:
+        if is_needed:
+            raise
+        return {}
 
 
 def _layout(found: Mapping[str, Tensor], *, is_huggingface: bool, name: str) -> tuple[Layout, re.Pattern[str]]:

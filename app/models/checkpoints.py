@@ -28,7 +28,7 @@ from llama_adapter.app.models.sketch import Dtype, dtype_of
 from llama_adapter.app.models.spec import CaptionerSpec, EncoderSources
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.conversation import Template
-from llama_adapter.llm.pieces.folder import find_tokenizer, read_settings
+from llama_adapter.llm.pieces.folder import JSON_MAKER, find_tokenizer, read_settings
 from llama_adapter.llm.split import share_of
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights.adapter import AdapterFile, open_adapter
@@ -191,8 +191,7 @@ class LlamaFolder:
             return self.tokenizer
         raise CheckpointError(
             f"There is no tokenizer.model or tokenizer.json in `{self.folder}` or in the folder above it",
-            hint="copy the one that came with the LLaMA weights there; transformers makes a tokenizer.json of other "
-            "files: `AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)`",
+            hint=f"copy the one that came with the LLaMA weights there; {JSON_MAKER}",
         )
 
     def open_tokenizer(self) -> Tokenizer:
@@ -328,7 +327,9 @@ def stream_sources(
 
 def base_name(folder: Path) -> str:
     """A LLaMA's name for display: that of its folder or file, and of a commit in the Hub's cache the repository's."""
-    place = folder.parent.resolve() / folder.name if folder.is_file() else folder.resolve()
+    place = folder.resolve()
+    if place.parent.name == "blobs":  # of the Hub's cache, where files have their digests as names
+        place = folder.parent.resolve() / folder.name
     repository = place.parent.parent.name if place.parent.name == "snapshots" else ""
     return repository.rpartition("--")[2] or place.name
 
@@ -575,7 +576,9 @@ def open_clip(path: str | os.PathLike[str]) -> ClipSource:
         return found
     files = clip_files(path)
     tensors = {key: one for file in files for key, one in read_tensor_file(file, torchscript=True).tensors.items()}
-    return read_clip(tensors, name=str(files[0]), **configs_beside(files[0]))
+    # A single file with OpenAI's names may lie beside the config of anything.
+    are_needed = Path(path).is_dir() or not any(key.startswith("visual.") for key in tensors)
+    return read_clip(tensors, name=str(files[0]), **configs_beside(files[0], are_needed=are_needed))
 
 
 def adapter_clip(adapter: AdapterFile) -> ClipSource:

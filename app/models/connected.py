@@ -26,7 +26,7 @@ _LINEARS: Final = {  # names of a connector's layers, by ours
     "multi_modal_projector.linear_2": "down",
     "connector.modality_projection.proj": "down",
 }
-_PIXELS: Final = ("preprocessor_config.json", "processor_config.json")
+_PIXELS: Final = ("processor_config.json", "preprocessor_config.json")  # in the order of transformers 5
 
 
 class Connected(NamedTuple):
@@ -138,8 +138,8 @@ def _connector(
 def _pixel_values(folder: Path) -> tuple[Path | None, Mapping[str, Any]]:
     """The file that says how pictures become pixels, and what it says; {} if there is none."""
     for file in (folder / name for name in _PIXELS if (folder / name).is_file()):
-        values = read_json(file)
-        values = values.get("image_processor") or {} if file.name == _PIXELS[1] else values
+        whole = read_json(file)
+        values = whole.get("image_processor") if file.name == _PIXELS[0] else whole
         if isinstance(values, dict) and values:
             return file, values
     return None, {}

@@ -1,6 +1,7 @@
 """What a model's folder holds for its tokenizer: the file, and settings in the files beside it."""
 
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,9 @@ from llama_adapter.runtime.tensor_files.arrays import read_json
 SETTINGS_FILE: Final = "tokenizer_config.json"
 _TEMPLATE_FILE: Final = "chat_template.jinja"
 _OLD_TEMPLATE_FILE: Final = "chat_template.json"  # of models that see pictures
-_BLANK_ONCE: Final = '"prepend_scheme": "first"'
+# A hint for folders without `tokenizer.json`. Saved over the folder itself, it would replace other files there.
+_MAKING: Final = "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(OTHER)"
+JSON_MAKER: Final = f"transformers makes a tokenizer.json in another folder: `{_MAKING}`"
 _MAX_BYTES: Final = 64 << 20  # the largest tokenizers in use have 34 MB
 
 
@@ -25,9 +28,9 @@ class TokenizerSettings:
     end_ids: tuple[int, ...] = ()  # each ends an answer; the first is learned as the end
     chat_template: str | None = None  # Jinja, as Hugging Face's models carry it
     names: Mapping[str, str] = field(default_factory=dict)  # of special tokens, for the template: bos_token, ...
-    begins: bool | None = None  # whether a text begins with the begin token; None: as the tokenizer's file says
+    begins: bool | None = None  # whether a text of a `tokenizer.model` begins with the begin token; None: it does
     num_rows: int | None = None  # of the model's embedding; None: not known
-    added: tuple[str, ...] = ()  # names of tokens that the tokenizer's file may lack
+    added: Mapping[str, int] = field(default_factory=dict)  # tokens that the tokenizer's file may lack: name -> id
 
 
 def stored_name(names: Collection[str]) -> str:
@@ -39,16 +42,17 @@ def find_tokenizer(folder: Path) -> Path | None:
     """The tokenizer's file in a folder; None if it has none.
 
     Beside a SentencePiece model, a `tokenizer.json` is used only if it has tokens that the model lacks, or that the
-    model finds in any text, or if it puts a blank before the first text alone, and not behind every mark as the model
-    does. Raises CheckpointError for a file that cannot be read.
+    model finds in any text, or if it puts a blank before the first text alone or before none, and the model before each
+    one. Raises CheckpointError for a file that cannot be read.
     """
     model, other = (folder / name for name in TOKENIZER_FILES)
     if not model.is_file() or not other.is_file():
         return next((file for file in (model, other) if file.is_file()), None)
     try:
-        marks = SentencePieces(read_bytes(model), name=str(model)).marks
+        pieces = SentencePieces(read_bytes(model), name=str(model))
     except CheckpointError:
         return other
+    marks = pieces.marks
     most = _num_rows([_read(folder / "config.json")])
     try:
         content = json.loads(read_bytes(other))
@@ -56,7 +60,8 @@ def find_tokenizer(folder: Path) -> Path | None:
     except (ValueError, KeyError, TypeError):
         return model
     used = [(name, one) for name, one in added if most is None or one < most]
-    is_other = _BLANK_ONCE in json.dumps(content.get("pre_tokenizer"))
+    scheme = re.search('"prepend_scheme": "(first|never)"', json.dumps(content.get("pre_tokenizer")))
+    is_other = scheme is not None and (scheme[1] == "first" or pieces.puts_blanks)
     return other if is_other or any(name not in marks or marks[name].id != one for name, one in used) else model
 
 
@@ -79,7 +84,7 @@ def read_settings(*folders: Path) -> TokenizerSettings:
         names=own.names,
         begins=own.begins,
         num_rows=_num_rows(configs),
-        added=(*own.added, *(name for folder in folders for name in _read(folder / "added_tokens.json"))),
+        added={**own.added, **{name: one for folder in folders for name, one in _added_file(folder)}},
     )
 
 
@@ -99,7 +104,11 @@ def stored_settings(*folders: Path) -> TokenizerSettings:
         chat_template=template if isinstance(template, str) and template else None,
         names={name: text for name, text in texts.items() if name.endswith("_token") and isinstance(text, str)},
         begins=begins if isinstance(begins, bool) else None,
-        added=tuple(str(name) for one in added.values() if (name := _content(one))) if isinstance(added, dict) else (),
+        added={
+            name: int(number)
+            for number, one in (added.items() if isinstance(added, dict) else ())
+            if number.isdecimal() and isinstance(name := _content(one), str)
+        },
     )
 
 
@@ -107,24 +116,26 @@ def _content(token: Any) -> Any:
     return token.get("content") if isinstance(token, Mapping) else token
 
 
+def _added_file(folder: Path) -> list[tuple[str, int]]:
+    return [(name, one) for name, one in _read(folder / "added_tokens.json").items() if type(one) is int]
+
+
 def _read(file: Path) -> dict[str, Any]:
     return read_json(file) if file.is_file() else {}
 
 
 def _end_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """The end ids of a configuration."""
-    found = _of_decoder(config, "eos_token_id")
+    """The end ids of a configuration, or of the decoder inside that of a larger model."""
+    own, inner = config.get("eos_token_id"), config.get("text_config")
+    found = inner.get("eos_token_id") if own is None and isinstance(inner, Mapping) else own
     return tuple(one for one in (found if isinstance(found, list) else [found]) if type(one) is int)
 
 
 def _num_rows(configs: Sequence[Mapping[str, Any]]) -> int | None:
-    return next((rows for one in configs if type(rows := _of_decoder(one, "vocab_size")) is int), None)
-
-
-def _of_decoder(config: Mapping[str, Any], entry: str) -> Any:
-    """An entry of a configuration, or of that of the decoder inside a larger model."""
-    own, inner = config.get(entry), config.get("text_config")
-    return inner.get(entry) if own is None and isinstance(inner, Mapping) else own
+    """The tokens of a model. Inside a larger one, the decoder's own entry counts, as for its weights."""
+    parts = ((one.get("text_config"), one) for one in configs)
+    found = (part.get("vocab_size") for both in parts for part in both if isinstance(part, Mapping))
+    return next((rows for rows in found if type(rows) is int), None)
 
 
 def read_bytes(place: Path) -> bytes:

@@ -4,7 +4,7 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llama_adapter.llm.pieces.base import TOKENIZER_FILES, Mark
@@ -130,15 +130,19 @@ class JsonPieces:
         return self._whole.id_to_token(piece_id) or f"<{piece_id}>"
 
 
-def without_unused(data: bytes, *, num_rows: int, chat_template: str | None) -> bytes:
+def without_unused(data: bytes, *, num_rows: int, is_written: Callable[[str], bool]) -> bytes:
     """A valid `tokenizer.json` without the special tokens beyond the `num_rows` tokens of a model that nothing writes.
 
-    Gemma 3's models for texts have such a token for pictures, and many folders one for padding.
+    `is_written` takes a token's name. Tokens that the file's own `post_processor` writes are kept too. Gemma 3's models
+    for texts have a token for pictures that is left out, and many folders one for padding.
     """
     content = json.loads(data)
-    written = f"{chat_template} {json.dumps(content.get('post_processor'), ensure_ascii=False)}"
-    added = content.get("added_tokens", [])
-    kept = [one for one in added if one["id"] < num_rows or not one["special"] or one["content"] in written]
+    own, added = json.dumps(content.get("post_processor"), ensure_ascii=False), content.get("added_tokens", [])
+    kept = [
+        one
+        for one in added
+        if one["id"] < num_rows or not one["special"] or one["content"] in own or is_written(one["content"])
+    ]
     return json.dumps({**content, "added_tokens": kept}, ensure_ascii=False).encode() if kept != added else data
 
 

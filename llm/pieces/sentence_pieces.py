@@ -74,6 +74,11 @@ class SentencePieces:
         ids: list[int] = self._processor.encode(text)
         return ids
 
+    @property
+    def puts_blanks(self) -> bool:
+        """Whether every text gets a leading space."""
+        return self.name_of(self.encode("a")[0]).startswith("\u2581")
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of known ids. Control tokens have none, the unknown piece gives " \u2047 ", invalid bytes U+FFFD."""
         text: str = self._processor.decode(list(ids)) if ids else ""

@@ -12,8 +12,10 @@ import regex
 import sentencepiece
 import tokenizers
 import transformers
+from sentencepiece import sentencepiece_model_pb2
 
 from llama_adapter.llm.chat import ChatFormat
+from llama_adapter.llm.errors import PromptError
 from llama_adapter.llm.pieces.byte_ranks import ranks_to_json
 from llama_adapter.llm.pieces.folder import TokenizerSettings, find_tokenizer, read_settings
 from llama_adapter.llm.pieces.json_pieces import LETTERS
@@ -176,6 +178,8 @@ def added(name: str, token_id: int) -> dict[str, Any]:
     ("tokens", "config", "chosen"),
     [
         (None, {}, "tokenizer.model"),
+        ([added("<|end|>", 600)], {"vocab_size": 700, "text_config": {"vocab_size": 600}}, "tokenizer.model"),
+        ([added("<|end|>", 600)], {"vocab_size": 600, "text_config": {"vocab_size": 700}}, "tokenizer.json"),
         ([added("<s>", 1), added("</s>", 2)], {}, "tokenizer.model"),
         ([added("<s>", 1), added("<|end|>", 500)], {}, "tokenizer.json"),
         ([added("<|end|>", 500)], {"vocab_size": 500}, "tokenizer.model"),  # a token that the weights lack
@@ -189,6 +193,22 @@ def test_the_tokenizer_with_all_tokens_is_chosen(tmp_path: Path, tokens: Any, co
     if tokens is not None:
         (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": tokens}))
 
+    assert find_tokenizer(tmp_path) == tmp_path / chosen
+
+
+@pytest.mark.parametrize(
+    ("scheme", "is_blank", "chosen"),
+    [
+        *(("first", True, "tokenizer.json"), ("never", True, "tokenizer.json"), ("always", True, "tokenizer.model")),
+        *(("first", False, "tokenizer.json"), ("never", False, "tokenizer.model")),
+    ],
+)
+def test_the_json_is_chosen_if_it_puts_other_blanks(scheme: str, is_blank: bool, chosen: str, tmp_path: Path) -> None:
+    model = sentencepiece_model_pb2.ModelProto.FromString(sentencepiece_model())
+    model.normalizer_spec.add_dummy_prefix = is_blank
+    (tmp_path / "tokenizer.model").write_bytes(model.SerializeToString())
+    content = {"added_tokens": [], "pre_tokenizer": {"type": "Metaspace", "prepend_scheme": scheme}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     assert find_tokenizer(tmp_path) == tmp_path / chosen
 
 
@@ -212,22 +232,36 @@ def test_beside_a_model_that_puts_blanks_behind_marks_the_json_that_puts_none_is
 @pytest.mark.parametrize(
     ("file", "content"),
     [
-        ("added_tokens.json", {"<|turn|>": 500}),
-        ("tokenizer_config.json", {"added_tokens_decoder": {"500": {"content": "<|turn|>"}}, "eos_token": "</s>"}),
+        ("added_tokens.json", {"<|turn|>": 500, "\n\n": 501}),
+        (
+            "tokenizer_config.json",
+            {"added_tokens_decoder": {"500": {"content": "<|turn|>"}, "501": {"content": "\n\n"}}},
+        ),
     ],
 )
-@pytest.mark.parametrize("kind", ["Llama 2", SENTENCEPIECE])
-def test_a_file_without_a_token_that_the_chat_template_writes_is_refused(
-    kind: str, file: str, content: Any, tmp_path: Path
+@pytest.mark.parametrize(("kind", "hint"), [("Llama 2", "copy all files"), (SENTENCEPIECE, "from the model's page")])
+def test_a_chat_with_a_token_that_the_file_lacks_is_refused(
+    kind: str, hint: str, file: str, content: Any, tmp_path: Path
 ) -> None:
     path = tmp_path / "tokenizer"
     path.write_bytes(sentencepiece_model() if kind == SENTENCEPIECE else tokenizer_json(kind))
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 2}))
     (tmp_path / file).write_text(json.dumps(content))
-    Tokenizer.load(path, read_settings(tmp_path))
-    (tmp_path / "chat_template.jinja").write_text("{{ '<|turn|>' }}")
-    with pytest.raises(CheckpointError, match=r"lacks the token '<\|turn\|>', which its chat template"):
-        Tokenizer.load(path, read_settings(tmp_path))
+    template = (
+        "{# <|turn|> #}{{ '<|turn|>' if messages[1:] }}{% for one in messages %}{{ one.content + '\n\n' }}{% endfor %}"
+    )
+    (tmp_path / "chat_template.jinja").write_text(template)
+    tokenizer = Tokenizer.load(path, read_settings(tmp_path))
+    stored = tmp_path / "stored"
+    stored.mkdir()
+    for name, data in tokenizer.files.items():
+        (stored / name).write_bytes(data)
+    for one in (tokenizer, Tokenizer.load_stored(stored, tokenizer.files)):
+        chat = ChatFormat(one)
+        assert chat.encode([("user", "a <|turn|>")]).ids == ()
+        with pytest.raises(PromptError, match=r"writes the token '<\|turn\|>', which its tokenizer lacks") as caught:
+            chat.encode([("user", "a"), ("assistant", "b")])
+        assert hint in caught.value.hint
 
 
 def test_beside_another_tokenizer_model_the_json_is_chosen(tmp_path: Path) -> None:
@@ -282,56 +316,82 @@ def test_the_begin_token_of_an_old_configuration_is_no_end(tmp_path: Path) -> No
     for name, content in stored.files.items():
         (tmp_path / name).write_bytes(content)
     assert Tokenizer.load_stored(tmp_path, stored.files).end_ids == stored.end_ids
-    with pytest.raises(CheckpointError, match=r"lacks the token '<\|im_end\|>', which its"):
+    with pytest.raises(CheckpointError, match=r"lacks the token '<\|im_end\|>', by which its"):
         Tokenizer.load(tmp_path / "tokenizer.model", added)
     with pytest.raises(CheckpointError, match="Nothing says which token of `x` ends a text"):
         Tokenizer.from_bytes(tokenizer_json("Qwen"), name="x")
 
 
-@pytest.mark.parametrize("kind", ["Qwen", "Llama 3"])  # without and with a begin token in the file itself
+@pytest.mark.parametrize("kind", ["Qwen", "Llama 3", SENTENCEPIECE])  # Qwen's begins texts with no token
 @pytest.mark.parametrize("begins", [True, False])
-def test_the_files_beside_it_say_whether_a_text_begins_with_a_token(kind: str, begins: bool, tmp_path: Path) -> None:
-    values: dict[str, Any] = {"bos_token": "<|begin_of_text|>", "eos_token": "<|im_end|>", "add_bos_token": begins}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(values), encoding="utf-8-sig")  # as some editors write
-    tokenizer = opened(kind, read_settings(tmp_path))
-    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=of_its_library(kind), **values)
+def test_texts_begin_as_in_transformers(kind: str, begins: bool, tmp_path: Path) -> None:
+    is_model = kind == SENTENCEPIECE
+    path = tmp_path / ("tokenizer.model" if is_model else "tokenizer.json")
+    path.write_bytes(sentencepiece_model() if is_model else tokenizer_json(kind))
+    begin = 1 if is_model else of_its_library(kind).token_to_id("<|begin_of_text|>")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": [begin, 2]}))
+    names = {"bos_token": "<s>", "eos_token": "</s>"} if is_model else {"bos_token": "<|begin_of_text|>"}
+    values = {"tokenizer_class": "LlamaTokenizer" if is_model else "PreTrainedTokenizerFast", "add_bos_token": begins}
+    settings = tmp_path / "tokenizer_config.json"
+    settings.write_text(json.dumps(values | names))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    settings.write_text(settings.read_text(), encoding="utf-8-sig")  # as some editors write
+    tokenizer = Tokenizer.load(path, read_settings(tmp_path))
 
     assert tokenizer.encode("a red circle") == theirs("a red circle")["input_ids"]
+    assert tokenizer.end_ids == ((begin, 2) if kind == "Qwen" else (2,)), "a token that begins texts ends none"
     for name, content in tokenizer.files.items():
         (tmp_path / name).write_bytes(content)
-    assert Tokenizer.load_stored(tmp_path, tokenizer.files).begin_ids == tokenizer.begin_ids
+    stored = Tokenizer.load_stored(tmp_path, tokenizer.files)
+    assert (stored.begin_ids, stored.bos_id, stored.end_ids) == (
+        tokenizer.begin_ids,
+        tokenizer.bos_id,
+        tokenizer.end_ids,
+    )
 
 
-def test_a_sentencepiece_model_begins_no_text_if_the_files_beside_it_say_so() -> None:
-    tokenizer = Tokenizer.from_bytes(sentencepiece_model(), settings=TokenizerSettings(begins=False))
-    assert tokenizer.encode("a") == tokenizer.encode("a", bos=False)
-    assert (tokenizer.bos_id, tokenizer.begin_ids) == (1, ())
+NEW = "<|new|>"
 
 
 @pytest.mark.parametrize(
-    ("is_special", "template", "is_left_out"),
-    [(True, "", True), (False, "", False), (True, "{{ '<|new|>' }}", False)],
+    ("token", "template", "names", "is_left_out"),
+    [
+        (tokenizers.AddedToken(NEW, special=True), "", {"image_token": NEW, "pad_token": NEW}, True),
+        (tokenizers.AddedToken(NEW, special=False), "", {}, False),
+        (tokenizers.AddedToken(NEW, special=True), "{{ '<|new|>' }}", {}, False),
+        (tokenizers.AddedToken(NEW, special=True), "{{ pad_token }}", {"pad_token": NEW}, False),
+        (tokenizers.AddedToken(NEW, special=True), "", {"eos_token": NEW}, False),
+        (tokenizers.AddedToken("<row_1_col_2>", special=True), "", {}, False),  # in the text of a picture
+    ],
 )
 @pytest.mark.parametrize("is_part", [False, True])
 def test_special_tokens_beyond_the_models_are_left_out_if_nothing_writes_them(
-    is_special: bool, template: str, is_left_out: bool, is_part: bool, tmp_path: Path
+    token: Any, template: str, names: dict[str, str], is_left_out: bool, is_part: bool, tmp_path: Path
 ) -> None:
     made = of_its_library("Qwen")
     rows = made.get_vocab_size()
-    made.add_tokens([tokenizers.AddedToken("<|new|>", special=is_special)])
+    made.add_tokens([token])
     config = {"vocab_size": rows, "eos_token_id": 2}
-    (tmp_path / "config.json").write_text(
-        json.dumps({"text_config": config, "eos_token_id": None} if is_part else config)
-    )
+    whole = {"text_config": config, "eos_token_id": None, "vocab_size": rows + 5}  # an entry from before a change
+    (tmp_path / "config.json").write_text(json.dumps(whole if is_part else config))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(names))
     (tmp_path / "chat_template.jinja").write_text(template or "{{ messages }}")
     (tmp_path / "tokenizer.json").write_text(made.to_str(), encoding="utf-8-sig")
     tokenizer = Tokenizer.load(tmp_path / "tokenizer.json", read_settings(tmp_path))
 
     assert tokenizer.vocab_size == rows + (not is_left_out)
-    assert tokenizer.end_ids == (2,)
+    assert tokenizer.end_ids[0] == 2
     assert tokenizer.encode("a <|new|> b")[:2] == made.encode("a <").ids[:2]
     assert tokenizer.decode(tokenizer.encode("a <|im_end|> b")) == "a <|im_end|> b"
     assert Tokenizer.from_bytes(tokenizer.data, settings=tokenizer.settings).marks == tokenizer.marks
+
+
+def test_a_begin_token_beyond_the_models_that_the_file_writes_is_kept() -> None:
+    content = json.loads(tokenizer_json("Llama 3"))
+    [begin] = (one for one in content["added_tokens"] if one["content"] == "<|begin_of_text|>")
+    tokenizer = opened("Llama 3", TokenizerSettings(end_ids=(2,), num_rows=begin["id"]))
+    assert set(tokenizer.marks) == {"<|begin_of_text|>"}
+    assert tokenizer.encode("a")[0] == begin["id"]
 
 
 def test_a_decoder_by_which_texts_depend_on_neighbours_is_refused() -> None:

@@ -1,6 +1,7 @@
 """Towers of every family compute what transformers computes, from the files of Hugging Face, open_clip and timm."""
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,8 +20,10 @@ from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig, c
 from llama_adapter.vision.encoder import ClipVisionTower, PictureEncoder
 from llama_adapter.vision.preprocess import preprocess
 from llama_adapter.vision.towers import ClipSource, huggingface_config, huggingface_pixels, read_clip
+from tests.app.models.bundles import GOLDEN
 
 TOLERANCE = 1e-4  # of the features' size
+OPENAI = GOLDEN / "CLIP" / "tiny-vit-torchscript.pt"
 
 
 class Case(NamedTuple):
@@ -274,10 +277,11 @@ def test_shards_are_read_as_one_tower(suffix: str, tmp_path: Path) -> None:
     assert all(torch.equal(shards.tensors[name], tensor) for name, tensor in whole.tensors.items())
 
 
-def test_the_config_of_a_relative_of_clip_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["metaclip_2", "chinese_clip", "clipseg"])
+def test_the_config_of_a_relative_of_clip_is_read(kind: str, tmp_path: Path) -> None:
     saved(CASES["CLIP H/14"], tmp_path)
     values = json.loads((tmp_path / "config.json").read_text()) | {"num_attention_heads": 4}
-    whole = {"model_type": "metaclip_2", "vision_config": values}
+    whole = {"model_type": kind, "vision_config": values}
     (tmp_path / "config.json").write_text(json.dumps(whole))
     config = open_clip(tmp_path).config
     assert (config.num_heads, config.activation) == (4, "exact_gelu")
@@ -289,6 +293,26 @@ def test_a_damaged_config_is_not_taken_for_a_missing_one(name: str, tmp_path: Pa
     (tmp_path / name).write_text((tmp_path / name).read_text()[:-2])
     with pytest.raises(CheckpointError, match=f"{name}` is no JSON"):
         open_clip(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "[1]"])
+def test_a_file_of_openai_is_read_beside_any_config(content: str, tmp_path: Path) -> None:
+    file = Path(shutil.copy(OPENAI, tmp_path / "ViT-L-14.pt"))
+    (tmp_path / "config.json").write_text(content)
+    assert open_clip(file).config == open_clip(OPENAI).config
+    file.rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        open_clip(tmp_path)
+
+
+def test_of_two_files_about_pixels_the_processor_of_all_counts(tmp_path: Path) -> None:
+    saved(CASES["CLIP L/14"], tmp_path)
+    file = tmp_path / "preprocessor_config.json"
+    values = json.loads(file.read_text())
+    for mean, processor in ((0.25, {"image_processor": values | {"image_mean": 0.25}}), (0.75, {"patch_size": 8})):
+        file.write_text(json.dumps(values | {"image_mean": 0.75}))
+        (tmp_path / "processor_config.json").write_text(json.dumps(processor))
+        assert open_clip(tmp_path).config.pixels.mean == (mean,) * 3
 
 
 @pytest.mark.parametrize(

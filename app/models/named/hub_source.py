@@ -44,13 +44,13 @@ _BESIDE: Final = (
     "additional_chat_templates/*.jinja",
 )
 _SMALL: Final = 100_000_000  # bytes; no configuration or tokenizer has more
-# The weights of one format, the first that a repository has. An index lists its shards.
+# The weights of one format, the first that a repository has, in the order of `weight_files`. An index lists its shards.
 _WEIGHTS: Final = (
-    ("model.safetensors.index.json", "model-*-of-*.safetensors"),
     ("model.safetensors",),
+    ("model.safetensors.index.json", "model-*-of-*.safetensors"),
     ("[!.]*.safetensors",),
-    ("pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin"),
     ("pytorch_model.bin",),
+    ("pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin"),
 )
 
 

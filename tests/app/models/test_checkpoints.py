@@ -91,13 +91,18 @@ def test_a_gguf_file_stands_for_a_folder(tmp_path: Path) -> None:
 
 
 def test_links_in_the_hubs_cache_have_the_names_of_repositories_and_files(tmp_path: Path) -> None:
-    snapshot, blob = tmp_path / "models--me--Toy-1B" / "snapshots" / "0f1e", tmp_path / "models--me--Toy-1B" / "4711"
-    snapshot.mkdir(parents=True)
-    blob.touch()
-    (snapshot / "toy.Q4_0.gguf").symlink_to(blob)
+    repository, own = tmp_path / "models--me--Toy-1B", tmp_path / "own.gguf"
+    snapshot, blob = repository / "snapshots" / "0f1e", repository / "blobs" / "4711"
+    for folder in (snapshot, blob.parent):
+        folder.mkdir(parents=True)
+    for file in (blob, own):
+        file.touch()
+    for link, target in {"toy.Q4_0.gguf": blob, "own": own}.items():
+        (snapshot / link).symlink_to(target)
     (tmp_path / "mine").symlink_to(snapshot)
-    places = (snapshot, tmp_path / "mine", snapshot / "toy.Q4_0.gguf", tmp_path)
-    assert [base_name(place) for place in places] == ["Toy-1B", "Toy-1B", "toy.Q4_0.gguf", tmp_path.name]
+    names = {snapshot: "Toy-1B", tmp_path / "mine": "Toy-1B", snapshot / "toy.Q4_0.gguf": "toy.Q4_0.gguf"}
+    for place, name in {**names, tmp_path: tmp_path.name, snapshot / "own": "own.gguf"}.items():
+        assert base_name(place) == name
 
 
 def test_tokenizer_inside_the_folder_is_preferred_to_the_one_beside(tmp_path: Path) -> None:

@@ -113,9 +113,15 @@ def test_a_damaged_folder_is_refused_in_a_sentence(folder: Path, name: str, run:
 
 def test_pictures_that_a_model_wants_padded_are_refused(tmp_path: Path) -> None:
     file = save(tmp_path, "llava") / "preprocessor_config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "do_pad": True}))
-    with pytest.raises(CheckpointError, match="pads pictures to squares"):
-        Captioner.load(tmp_path)
+    values = json.loads(file.read_text())
+    for name, content in (
+        ("preprocessor_config.json", {**values, "do_pad": True}),
+        ("processor_config.json", {"image_processor": {**values, "do_pad": True}}),  # which precedes the other
+    ):
+        file.write_text(json.dumps(values))
+        (tmp_path / name).write_text(json.dumps(content))
+        with pytest.raises(CheckpointError, match="pads pictures to squares"):
+            Captioner.load(tmp_path)
 
 
 def test_a_decoder_that_multiplies_the_tokens_of_pictures_is_refused(tmp_path: Path) -> None:

@@ -73,6 +73,13 @@ def test_a_model_arrives_without_what_is_not_needed(hub: Hub, monkeypatch: pytes
         (["model.safetensors", "consolidated.safetensors", "pytorch_model.bin"], ["model.safetensors"]),
         (["open_clip_model.safetensors", "pytorch_model.bin"], ["open_clip_model.safetensors"]),
         (["pytorch_model.bin", "tf_model.h5", "original/consolidated.00.pth"], ["pytorch_model.bin"]),
+        *(  # of weights as a file and as shards, the file is read
+            ([name, f"{name}.index.json", shard], [name])
+            for name, shard in {
+                "model.safetensors": "model-00001-of-00001.safetensors",
+                "pytorch_model.bin": "pytorch_model-00001-of-00001.bin",
+            }.items()
+        ),
         (
             ["model.safetensors", "chat_template.jinja", "additional_chat_templates/tools.jinja", "onnx/model.onnx"],
             ["additional_chat_templates/tools.jinja", "chat_template.jinja", "model.safetensors"],
