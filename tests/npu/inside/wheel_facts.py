@@ -1,4 +1,4 @@
-"""Whether the wheel takes everything that we call, and whether Huawei's meta kernels agree with our references."""
+"""The wheel's declarations of everything that we call, and whether Huawei's meta kernels agree with our references."""
 
 import inspect
 from collections.abc import Callable
@@ -15,12 +15,6 @@ from tests.npu.inside.references import REFERENCES
 
 NUMBERS = {torch.float16: 5, torch.bfloat16: 15}  # numbers of dtypes in schemas
 UNDECLARED = ("npu_apply_rotary_pos_emb",)  # writes in place although the schema does not declare it
-# Attributes that our code only sets.
-UNREADABLE = (
-    "torch_npu.npu.config.allow_internal_format",
-    "npugraph_ex.configs.compiler_config.CompilerConfig.experimental_config",
-)
-ROUNDING = ("torch_npu.npu.conv.allow_hf32", "torch_npu.npu.matmul.allow_hf32")
 
 
 def resolve(path: str) -> Any:
@@ -38,26 +32,34 @@ def resolve(path: str) -> Any:
     return found
 
 
-def problems() -> list[str]:
-    """Uses in our code that the wheel lacks, and calls that a signature or schema would not accept."""
-    found = []
+def signature(function: Any) -> str:
+    bare = inspect.signature(function)
+    parameters = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in bare.parameters.values()]
+    return str(bare.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
+
+
+def schema(path: str) -> str:
+    assert callable(resolve(path))
+    return str(getattr(torch.ops.npu, path.removeprefix("torch_npu.")).default._schema)
+
+
+def call_problems() -> list[str]:
+    """Calls in our code that a signature or schema would not accept."""
+    problems = []
     for use in sorted(symbols.all_uses()):
-        if use.path in UNREADABLE:
+        if not use.is_called:
             continue
-        try:
-            target = resolve(use.path)
-            if use.operator:
-                arguments = getattr(torch.ops.npu, use.operator).default._schema.arguments
-                positional = [argument for argument in arguments if not argument.kwarg_only]
-                if use.num_positional > len(positional) or set(use.keywords) - {
-                    argument.name for argument in arguments
-                }:
-                    raise TypeError("not as in its schema")
-            elif use.is_called:
-                inspect.signature(target).bind(*[None] * use.num_positional, **dict.fromkeys(use.keywords))
-        except (AttributeError, TypeError) as error:
-            found.append(f"{use}: {error}")
-    return found
+        if use.path in symbols.OPERATORS:
+            arguments = getattr(torch.ops.npu, use.path.removeprefix("torch_npu.")).default._schema.arguments
+            positional = [argument for argument in arguments if not argument.kwarg_only]
+            if use.num_positional > len(positional) or set(use.keywords) - {argument.name for argument in arguments}:
+                problems.append(f"{use}")
+        else:
+            try:
+                inspect.signature(resolve(use.path)).bind(*[None] * use.num_positional, **dict.fromkeys(use.keywords))
+            except TypeError as error:
+                problems.append(f"{use}: {error}")
+    return problems
 
 
 def sample_arguments(dtype: torch.dtype) -> dict[str, tuple[Any, ...]]:
@@ -150,14 +152,17 @@ def _described(outputs: tuple[Tensor, ...]) -> list[Any]:
 
 
 def facts() -> dict[str, Any]:
-    load_torch_npu()
+    torch_npu = load_torch_npu()
     rounding = [rounds_float32()]
     open_npu(0)
     rounding.append(rounds_float32())
 
     return {
+        "version": torch_npu.__version__.partition("+")[0],
+        "operators": {path: schema(path) for path in symbols.OPERATORS},
+        "functions": {path: signature(resolve(path)) for path in symbols.FUNCTIONS},
         "methods": [name for name in symbols.METHODS if callable(resolve(name))],
-        "problems": problems(),
+        "problems": call_problems(),
         "references": compare_references(),
         "attention": attention_shapes(),
         "backends": torch._dynamo.list_backends(exclude_tags=()),
@@ -167,7 +172,7 @@ def facts() -> dict[str, Any]:
 
 
 def rounds_float32() -> dict[str, bool]:
-    return {name: resolve(name) for name in ROUNDING}
+    return {name: resolve(name) for name in symbols.SETTINGS if name.endswith("allow_hf32")}
 
 
 def graph_options() -> list[str]:
