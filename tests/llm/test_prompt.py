@@ -16,6 +16,10 @@ SYSTEM = (
 )
 
 
+def test_there_are_golden_prompts() -> None:
+    assert len(PROMPTS) > 10
+
+
 @pytest.mark.parametrize("prompt", PROMPTS, ids=lambda prompt: prompt["instruction"][:20])
 def test_prompt_is_formatted_as_in_the_reference(prompt: dict[str, str]) -> None:
     assert format_prompt(prompt["instruction"], prompt.get("input")) == prompt["text"]

@@ -21,6 +21,8 @@ from tests.mindspore.models import encoder, exported, graph, greedy
 from tests.mindspore.test_graphs import PICTURES
 from tests.parity.golden import GENERATE, pixels
 
+TEXTS = ["a small red star", "Below is"]
+
 
 @pytest.mark.parametrize("name", ["bias_b3_mixed", "lora_b3_mixed", "caption_b1"])
 def test_ids_are_those_of_the_reference(name: str, mslite: Any) -> None:
@@ -77,6 +79,35 @@ def test_without_the_package_its_source_is_told() -> None:
     with pytest.raises(GraphError) as failure:
         MsliteSession(graph("prefix"))
     assert "download page" in (failure.value.hint or "")
+
+
+@pytest.mark.parametrize("backend", ["ms", "mslite"])
+def test_the_four_ways_to_call(backend: str, mslite: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The ways in MindSpore Lite's guide: by name, by the pair of graphs, by folder, and by an InferConfig."""
+    folder = exported()
+    monkeypatch.setenv("LLAMA_ADAPTER_HOME", str(folder.parent))
+    paths = {"prefill_model_path": str(graph("prefill")), "increment_model_path": str(graph("increment"))}
+    common: dict[str, Any] = {"ge_config_path": str(folder / "config.ini"), "device_id": 0, "infer_seq_length": 512}
+    config = InferConfig(**paths, **common, model_type="mindir", model_name="embedded", target="CPU")
+    with Captioner.load(device="cpu") as ours:
+        wanted = pipeline("text_generation", ours)(TEXTS, max_new_tokens=8, add_special_tokens=False)
+    for form in (folder.name, tuple(paths.values()), folder, config):
+        if form is config:
+            made = InferTask.get_infer_task("text_generation", config, tokenizer=ours.tokenizer, backend=backend)
+        else:
+            made = pipeline(
+                task="text_generation",
+                model=form,
+                tokenizer=ours.tokenizer,
+                backend=backend,
+                model_name="embedded",
+                target="CPU",
+                **common,
+            )
+        with made:
+            assert made.captioner.info.device.startswith("mindspore_lite" if backend == "mslite" else "mindspore (")
+            assert made.captioner.spec.ge_config == common["ge_config_path"]
+            assert made(TEXTS, is_sample_acceleration=True, add_special_tokens=False, max_new_tokens=8) == wanted
 
 
 # The four programs of the guide. Names that it does not define, and paths, are added at the beginning.
