@@ -52,7 +52,7 @@ def _checked(items: Iterator[PictureInput], *, num_bytes: int) -> str:
 
 
 def table(data: bytes, *, suffix: str) -> str:
-    """A table as a manifest, as a sheet of questions, and as labelled data; JSON also under the names of known sets.
+    """A table as a manifest, as a sheet of questions, and as labelled data.
 
     The manifest is read like by a job: first as a whole, then item by item.
     """
@@ -70,15 +70,19 @@ def table(data: bytes, *, suffix: str) -> str:
     except InputsError as error:
         outcomes.append(refused(error, is_shown=False))
     outcomes.append(_labelled(path))
-    if suffix == "json":
-        written(f"sets/{_ANNOTATIONS}", data)
-        outcomes += (_labelled(str(written(f"sets/{name}", data))) for name in _SETS)
     return "; ".join(outcomes)
 
 
+def known_sets(data: bytes) -> str:
+    """A JSON file under the names of known sets, as labelled data."""
+    written(f"sets/{_ANNOTATIONS}", data)
+    return "; ".join(_labelled(str(written(f"sets/{name}", data))) for name in _SETS)
+
+
 def _labelled(path: str) -> str:
+    has_all = path.endswith(".json")  # digests and looks take long, and are the same for all tables
     try:
-        found = read_examples(path, digests=False, looks=False)
+        found = read_examples(path, digests=has_all, looks=has_all)
     except InputsError as error:
         return refused(error, is_shown=False)
     for example in found.examples:
@@ -212,6 +216,7 @@ TARGETS = (
     Target("table-csv", _table["csv"], lambda: {"rows": _as_cells(",")}, _cells),
     Target("table-tsv", _table["tsv"], lambda: {"rows": _as_cells("\t")}, _cells),
     Target("table-json", _table["json"], _json_layouts, mutated_json(*_WORDS, *_LAYOUT_WORDS)),
+    Target("known-sets", known_sets, _json_layouts, mutated_json(*_WORDS, *_LAYOUT_WORDS)),
     Target("sheet", sheet, lambda: {"questions": _SHEET}, _text),
     Target("list", names, lambda: _LISTS, _text),
     Target("tar", tar, _archives, mutated_tar, limit_s=20.0),

@@ -23,7 +23,7 @@ NAMED = [(f"s{number}.input.png", (text,)) for number, text in enumerate(TEXTS)]
 def job(*paths: Path, **settings: object) -> tuple[list[str], str]:
     """The names that a job reads, and what it leaves out."""
     left_out = LeftOut()
-    spec = InputSpec(paths=tuple(map(str, paths)), recursive=True, **settings)  # type: ignore[arg-type]
+    spec = InputSpec(paths=tuple(map(str, paths)), **{"recursive": True, **settings})  # type: ignore[arg-type]
     return [os.path.basename(item.label) for item in read_inputs(spec, left_out=left_out)], left_out.note()
 
 
@@ -65,14 +65,22 @@ def test_fields_that_no_sample_has_are_an_error_of_the_archive() -> None:
     assert item.error.message.endswith("but it has none in the field depth: it has png, seg.png, txt.")
 
 
-def test_named_fields_are_said_with_the_flag_that_chooses_them() -> None:
-    with pytest.raises(InputsError, match=r"fields input.png, outputs.txt(.|\n)*--sample-fields"):
-        data(HERE / "webdataset2" / "named-fields.tar")
+@pytest.mark.parametrize(
+    ("name", "fields", "seen"),
+    [
+        ("named-fields.tar", (), "input.png, outputs.txt"),
+        ("mask.tar", ("depth", "txt"), "png, seg.png, txt"),
+    ],
+)
+def test_fields_are_said_with_the_flag_that_chooses_them(name: str, fields: tuple[str, ...], seen: str) -> None:
+    with pytest.raises(InputsError, match=rf"fields {seen}(.|\n)*--sample-fields"):
+        data(HERE / "webdataset2" / name, *fields)
 
 
 def test_thumbnails_of_a_nas_are_no_photographs(run: Run) -> None:
     names, note = job(HERE / "nas")
     assert (names, note.partition(" (")[0]) == (["a.png"], "folders of thumbnails: 1")
+    assert job(HERE / "nas", recursive=False) == (["a.png"], "")
     assert job(HERE / "nas" / "@eaDir")[0] == ["SYNOPHOTO_THUMB_M.jpg"]  # the user names it
     assert "left out: folders of thumbnails: 1" in run("caption", str(HERE / "nas"), "--recursive").err
 
@@ -108,10 +116,18 @@ def test_texts_beside_pictures_are_their_captions_and_no_classes(tmp_path: Path)
     assert "names of folders, such as 10_dog, are not" in " ".join(map(str, found.problems))
 
 
+def test_a_caption_that_is_no_choice_is_said_as_it_stands_beside_its_picture(tmp_path: Path) -> None:
+    folder = tree(tmp_path, **{"1.png": b"1", "1.txt": "bird\n"})
+    (problem,) = read_examples(str(folder), columns=Columns(choices=("cat", "dog"))).problems
+    assert problem.reason == "its caption ['bird'] is none of cat, dog"
+
+
 def test_classes_stay_classes_beside_other_programs_values(tmp_path: Path) -> None:
     files = {f"{name}__{number}.png": name + str(number) for name in ("cat", "dog") for number in range(2)}
-    values = {name.replace(".png", ".json"): '{"camera": "x"}' for name in files}
-    found = read_examples(str(tree(tmp_path, **files, **values)))
+    values = {name.replace(".png", ".json"): '{"camera": "x"}' for name in files} | {"dog__1.json": "{"}
+    folder = tree(tmp_path, **files, **values)
+    (folder / "cat" / "notes.txt").symlink_to("/proc/self/mem")  # reading it fails
+    found = read_examples(str(folder))
     assert [one.answers for one in found.examples] == [("cat",), ("cat",), ("dog",), ("dog",)]
 
 

@@ -25,8 +25,11 @@ Writer = Callable[[Path], Path]
 def cells(delimiter: str, *, encoding: str = "utf-8", end: str = "\n", head: str = "", name: str = "t.csv") -> Writer:
     def write(folder: Path) -> Path:
         quoted = f'"{QUESTION}"'
-        lines = [f"Image{delimiter} question{delimiter}ANSWER{delimiter}"]
-        lines += [delimiter.join((picture, quoted, f" {color} ", "")) for picture, _, color in ROWS] + ["", delimiter]
+        lines = [f"Image{delimiter} question{delimiter}ANSWER{delimiter}{delimiter}"]
+        lines += [delimiter.join((picture, quoted, f" {color} ", "", "")) for picture, _, color in ROWS] + [
+            "",
+            delimiter,
+        ]
         path = folder / name
         path.write_bytes((head + "".join(line + end for line in lines)).encode(encoding))
         return path
@@ -108,8 +111,8 @@ KINDS: dict[str, tuple[Writer, Rows]] = {
     "semicolons": (cells(";"), ROWS),
     "tabs": (cells("\t", name="t.tsv"), ROWS),
     "bars": (cells("|"), ROWS),
-    "sep=": (cells(";", head="sep=;\n", name="T.CSV"), ROWS),
-    "quoted sep=": (cells("|", head='"sep=|"\n'), ROWS),
+    "sep=": (cells(";", head="SEP=;\n", name="T.CSV"), ROWS),
+    "quoted sep=": (cells("|", head='"sep=|"\r\n', end="\r\n"), ROWS),
     "spaces before quotes": (cells(", "), ROWS),
     "CSV called .txt": (cells(",", name="t.txt"), ROWS),
     "CSV called .json": (cells(",", name="t.json"), ROWS),

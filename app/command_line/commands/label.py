@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
@@ -44,7 +45,7 @@ def run_label(options: argparse.Namespace) -> int:
             return ExitCode.PICTURE_ERRORS
         if not options.quiet:
             rows = counted(len(table.rows), f"in {options.out}", what="row")
-            found = counted(sum(one.error is None for one in pictures), "found")
+            found = counted(sum(map(_is_there, pictures)), "found")
             say(f"{found}, {rows}: label them on the page")
         page = partial(_open_page, pictures=pictures, table=table, question=question, choices=options.choices)
         code = run_serve(job, open_page=page)
@@ -52,6 +53,11 @@ def run_label(options: argparse.Namespace) -> int:
             rows = counted(len(table.rows), f"in {options.out}", what="row")
             say(f"{rows}, which `llama-adapter train` and `eval` read")
     return code
+
+
+def _is_there(picture: "PictureInput") -> bool:
+    """Whether a picture was found; it may turn out to be damaged."""
+    return picture.error is None and (not isinstance(picture.source, str) or os.path.isfile(picture.source))
 
 
 def _can_open_any(pictures: "Sequence[PictureInput]", *, max_bytes: int) -> bool:

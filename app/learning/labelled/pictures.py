@@ -3,7 +3,7 @@
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Container, Iterator
 from dataclasses import replace
 
 from llama_adapter.app.learning.labelled.example import Examples
@@ -113,10 +113,10 @@ def beside_examples(folder: str, *, columns: Columns) -> Examples | None:
 
     Each line of a `.txt` or `.caption` is a caption; a `.json` is an object with the columns of a row; an `.xmp` has a
     description. The text of `a.png` is called `a.txt` or `a.png.txt`. Pictures without text and texts without picture
-    are left out. Texts that are only `.json` without answers or `.xmp` without descriptions are none: other programs
+    are left out. A `.json` counts if it has a column of answers, and an `.xmp` if it has a description; other programs
     keep other values there. Raises OSError.
     """
-    found, split_of, has_texts = Examples(), dict(split_folders(folder)), False
+    found, split_of, has_texts, unpaired = Examples(), dict(split_folders(folder)), False, list[str]()
     if names := [name for name in sub_folders(folder) if not is_split_name(name)]:
         found.warn(folder, f"texts beside the pictures are the answers; names of folders, such as {names[0]}, are not")
     for place, groups in _groups(folder):
@@ -125,18 +125,20 @@ def beside_examples(folder: str, *, columns: Columns) -> Examples | None:
         split = next((split for path, split in split_of.items() if place == path or place.startswith(f"{path}/")), "")
         for picture, texts in groups:
             paths = [os.path.join(place, name) for name in texts]
+            if not picture:
+                unpaired += paths
+                continue
             values_of = {path: _beside(path) for path in paths}
             answered = [path for path in paths if _has_answer(values_of[path], broken=True)]
-            has_texts |= bool(picture) and any(_has_answer(values_of[path], broken=_is_text(path)) for path in paths)
+            has_texts = has_texts or any(_has_answer(values_of[path], broken=_is_text(path)) for path in paths)
             for kind, some in (
-                ("texts without picture", () if picture else answered),
-                ("pictures without text", () if answered or not picture else (os.path.join(place, picture),)),
-                ("texts without an answer", (path for path in paths if picture and path not in answered)),
-                ("second texts of a name", answered[1:] if picture else ()),
+                ("pictures without text", () if answered else (os.path.join(place, picture),)),
+                ("texts without an answer", (path for path in paths if path not in answered)),
+                ("second texts of a name", answered[1:]),
             ):
                 for path in some:
                     found.left_out.add(kind, path)
-            if not picture or not answered:
+            if not answered:
                 continue
             item, path = folders.file_input(os.path.join(place, picture), root=folder), answered[0]
             values = values_of[path]
@@ -145,7 +147,12 @@ def beside_examples(folder: str, *, columns: Columns) -> Examples | None:
                 continue
             kind = "texts without an answer"
             add_row(found, values, columns=columns, place=path, item=item, split=split, unanswered=kind)
-    return found if has_texts else None
+    if not has_texts:
+        return None
+    for path in unpaired:  # only now: a folder of classes may have any texts, also unreadable ones
+        if _has_answer(_beside(path), broken=True):
+            found.left_out.add("texts without picture", path)
+    return found
 
 
 def _groups(folder: str) -> Iterator[tuple[str, list[tuple[str, list[str]]]]]:
@@ -195,12 +202,7 @@ def _columns_of(path: str) -> dict[str, object]:
     if suffix == ".xmp":
         return {"caption": description_of(data)}
     values = text_values(data, suffix=suffix[1:])
-    return values if suffix == ".json" else _as_captions(values)
-
-
-def _as_captions(values: Mapping[str, object]) -> dict[str, object]:
-    """The columns of texts, in which each line of a `.txt` or `.caption` is a caption."""
-    return {name: str(value).splitlines() if name in _CAPTIONS else value for name, value in values.items()}
+    return values if suffix == ".json" else {"captions": str(values[suffix[1:]]).splitlines()}
 
 
 def archive_examples(path: str, *, columns: Columns, split: str = "") -> Examples:
@@ -211,20 +213,22 @@ def archive_examples(path: str, *, columns: Columns, split: str = "") -> Example
     and InputsError for samples whose texts have other names than their pictures.
     """
     found, seen = Examples(), set[str]()
-    for item in filter(None, pictures_in(path, found, fields=columns.fields, seen=seen).values()):
+    pictures = pictures_in(path, found, fields=columns.fields, seen=seen).values()
+    for item in filter(None, pictures):
         if item.error is not None:
             found.refuse(item.label, item.error.message)
             continue
+        values = {name: value.splitlines() if name in _CAPTIONS else value for name, value in item.columns.items()}
         add_row(
             found,
-            _as_captions(item.columns),
+            values,
             columns=columns,
             place=item.label,
             item=replace(item, columns={}),
             split=split,
             unanswered="pictures without text",
         )
-    if not found.examples and not found.problems and any("." in name for name in seen):
+    if not found.examples and None not in pictures and any("." in name for name in seen):
         raise InputsError(
             f"Wanted samples of a picture and a text of the same name in `{shown_name(path)}`, got samples with the "
             f"fields {', '.join(map(shown_name, sorted(seen)))}.",
@@ -248,7 +252,10 @@ def pictures_in(
     than 1 GiB.
     """
     pictures, num_bytes = dict[str, PictureInput | None](), 0
-    takes: Callable[[str], bool] = bool if wanted is None else wanted.__contains__  # every label, or these
+
+    def takes(label: str) -> bool:
+        return bool(label) if wanted is None else label in wanted
+
     left_out = found.left_out if wanted is None else None
     for item in archive_inputs(archive, fields=fields, left_out=left_out, seen=seen):
         if item.label == archive and item.error is not None:

@@ -46,7 +46,7 @@ def archive_inputs(
     scalar values of its `.json` and the texts of its `.txt`, `.cls` and `.caption`. In a sample with texts, a picture
     shares its name with a text (`a.txt` or `a.png.txt`), or has no field in it: beside `a.txt`, `a.png` is the picture
     and `a.seg.png` is left out. The `fields` ("input", "outputs") choose `a.input.png` and `a.outputs.txt`. `left_out`
-    counts what is left out, and `seen` gets the names of all fields, such as seg.png.
+    counts what is left out, and `seen`, an empty set, gets the names of all fields, such as seg.png.
 
     Malformed texts and texts above 1 MiB are left out, and so are hidden members and `__like_this__`. The source of a
     picture is a `FileSlice` in an uncompressed archive, and the picture's bytes in a compressed one. Links, sparse

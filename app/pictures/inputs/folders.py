@@ -92,22 +92,27 @@ class Rule:
 
     def step(self, positions: _Positions, name: str, *, is_folder: bool, is_link: bool) -> tuple[bool, _Positions]:
         """Whether an entry matches the whole rule, and the positions that entries inside it may match."""
-        if not is_folder and not self.takes_file(name):
-            return False, frozenset()
+        last = len(self.parts) - 1
+        if not is_folder:
+            return last in positions and self.takes_file(name) and _fits(name, self.parts[last]), frozenset()
         is_end, following = False, set[int]()
         for position in positions:
             part = self.parts[position]
-            if is_folder and part != name and is_thumbnail_folder(name):
+            if part != name and is_thumbnail_folder(name):
                 continue
             if part == ANY_DEPTH:
-                if is_folder and not is_link and not name.startswith("."):
+                if not is_link and not name.startswith("."):
                     following.add(position)
-            elif part == name if isinstance(part, str) else part.fullmatch(name):
-                if position == len(self.parts) - 1:
+            elif _fits(name, part):
+                if position == last:
                     is_end = True
-                elif is_folder:
+                else:
                     following.add(position + 1)
-        return is_end and (self.takes_folders or not is_folder), self.closed(following) if following else frozenset()
+        return is_end and self.takes_folders, self.closed(following)
+
+
+def _fits(name: str, part: str | re.Pattern[str]) -> bool:
+    return name == part if isinstance(part, str) else part.fullmatch(name) is not None
 
 
 _VISIBLE = re.compile(r"(?!\.).*", re.DOTALL)
@@ -157,7 +162,7 @@ def _matches(folder: str, rule: Rule, positions: _Positions, *, left_out: LeftOu
 
 
 def _entries(folder: str, lone_name: str | None) -> Iterator[tuple[str, bool, bool]]:
-    """Names in a folder, each with whether it is a folder and whether it is a link."""
+    """Names in a folder, each with whether it is a folder and, if so, whether it is a linked one."""
     if lone_name is not None:
         path = os.path.join(folder, lone_name)
         if os.path.lexists(path):

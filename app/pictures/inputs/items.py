@@ -77,7 +77,7 @@ class PictureInput:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One row of a table. A malformed row has a `problem`, the reason in words, and no values.
+    """One row of a table, or one line of a text. A malformed row has a `problem`, the reason in words, and no values.
 
     Names of known columns are in lower case; other columns keep theirs.
     """

@@ -90,11 +90,13 @@ def read_question_sheet(path: str) -> tuple[QuestionFields, ...]:
     Raises `InputsError`, which names the line, for malformed and repeated questions, and for files that are empty or
     unreadable.
     """
-    check_suffix(path, what=_SHEET)
+    if path == STDIN:  # only a file of prompts may be stdin
+        check_suffix(path, what=_SHEET)
     first_lines: dict[QuestionFields, int] = {}
     try:
         for row in _rows(path, what=_SHEET, wanted=PROMPT_COLUMNS):
-            if _is_text(path) and f"{row.values.get('prompt')} ".startswith("# "):
+            text = row.values.get("prompt")
+            if _is_text(path) and isinstance(text, str) and (text == "#" or text.startswith("# ")):
                 continue
             try:
                 first = first_lines.setdefault(_sheet_question(row.checked()), row.line)

@@ -192,7 +192,7 @@ def _named_inputs(
 
 
 def _explained(folder: PictureInput, *, recursive: bool) -> PictureInput:
-    """The item of a folder without pictures. If an option would find pictures, its error names that option."""
+    """The item of a folder without pictures. If a pattern would find pictures, its error names that pattern."""
     shown = shown_name(folder.label)
     has_folders = has_archives = False
     try:
@@ -203,7 +203,7 @@ def _explained(folder: PictureInput, *, recursive: bool) -> PictureInput:
     except OSError:  # reading it gives a better error
         return folder
     if has_folders and not recursive:
-        what = "but folders in it; --recursive looks into them"
+        what = f"but folders in it; '{os.path.join(shown, '**')}' looks into them"
     elif has_archives:
         what = f"but archives; name them, as in '{os.path.join(shown, '*.tar')}'"
     else:

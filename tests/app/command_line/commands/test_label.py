@@ -30,7 +30,7 @@ def test_without_any_picture_the_reasons_are_said_and_nothing_is_served(
 
     assert label(tmp_path, "classes", "empty", "missing.jpg") == ExitCode.PICTURE_ERRORS
     first, second, third = capsys.readouterr().err.splitlines()
-    assert first.endswith("classes`, which has none of its own, but folders in it; --recursive looks into them.")
+    assert first.endswith(f"which has none of its own, but folders in it; '{tmp_path}/classes/**' looks into them.")
     assert second.startswith("error: Wanted a picture file, got the folder")
     assert third.startswith("error: Wanted a picture file, found no file")
     assert not served
@@ -42,6 +42,7 @@ def test_without_any_picture_the_reasons_are_said_and_nothing_is_served(
         (["classes/a"], "1 picture found, 0 rows in "),
         (["classes", "classes/a"], "1 picture found, 0 rows in "),
         (["classes/a", "classes/b"], "2 pictures found, 0 rows in "),
+        (["missing.jpg", "classes/**"], "2 pictures found, 0 rows in "),
     ],
 )
 def test_a_single_picture_is_enough_to_serve(

@@ -83,6 +83,13 @@ def test_a_picture_with_two_prompts_is_noticed_unless_one_is_chosen(tmp_path: Pa
     assert list(chosen.prompts) == ["p", "q"]
 
 
+def test_where_only_answers_are_wanted_failures_are_counted_and_left_out(tmp_path: Path) -> None:
+    found = surveyed(tmp_path, [record(), record("b.png", failed=True)], Selection(only_answers=True))
+
+    assert [one["picture"] for one in found.records()] == ["a.png"]
+    assert (found.num_taken, found.num_failed) == (1, 1)
+
+
 def test_shards_are_read_as_one_file(tmp_path: Path) -> None:
     parts = tmp_path / "parts"
     parts.mkdir()

@@ -130,6 +130,7 @@ def test_archives_have_samples(tmp_path: Path, mode: str) -> None:
 def test_two_pictures_of_an_archive_with_one_name_are_an_error(tmp_path: Path, data: str) -> None:
     """Records distinguish them by content, but a table that names them cannot."""
     members = {"1.png": b"1", "1.txt": b"A star.", "2.png": b"2", "2.txt": b"A ring.", "./1.png": b"3", "./1.txt": b"?"}
+    members["3.txt"] = b"A moon."
     (tmp_path / "a.tar").write_bytes(tar_bytes(members))
     write_lines(tmp_path / "rows.jsonl", *({"picture": f"a.tar/{name}.png", "text": name} for name in "12"))
     found = read_examples(str(tmp_path / data))
@@ -137,7 +138,15 @@ def test_two_pictures_of_an_archive_with_one_name_are_an_error(tmp_path: Path, d
     assert [example.item.label.rpartition("/")[2] for example in found.examples] == ["2.png"]
     assert reasons(found, folder=tmp_path) == [
         "a.tar/1.png: the archive has two pictures of this name, which a table could not tell apart"
-    ]
+    ] + ["warning: left out of the data: samples without a picture: 1 (first: a.tar/3)"] * (data == "a.tar")
+
+
+def test_a_name_that_all_pictures_of_an_archive_have_is_its_error(tmp_path: Path) -> None:
+    names = ("1.png", "1.txt", "1.seg.png", "./1.png", "./1.txt")
+    (tmp_path / "a.tar").write_bytes(tar_bytes(dict.fromkeys(names, b"?")))
+    found = read_examples(str(tmp_path / "a.tar"))
+
+    assert reasons(found, folder=tmp_path)[0].startswith("a.tar/1.png: the archive has two pictures of this name")
 
 
 @pytest.mark.parametrize("by", ["folder", "pattern"])

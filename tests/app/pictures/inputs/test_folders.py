@@ -34,7 +34,8 @@ def test_files_keep_their_order_and_may_have_any_suffix_and_repeat(tmp_path: Pat
 def test_a_folder_gives_its_pictures_in_natural_order_and_nothing_else(tmp_path: Path) -> None:
     fill(tmp_path, "pic_10.png", "pic_2.png", "Pic_1.JPG", "pic_02.png", "other.jpeg", "9.webp", "10.webp")
     fill(tmp_path, ".b.png", "._a.png", "notes.txt", "png", "c.png.part", "sub/d.png", "folder.png/e.gif")
-    expected = ["9.webp", "10.webp", "other.jpeg", "Pic_1.JPG", "pic_02.png", "pic_2.png", "pic_10.png"]
+    fill(tmp_path, "z\n.png")
+    expected = ["9.webp", "10.webp", "other.jpeg", "Pic_1.JPG", "pic_02.png", "pic_2.png", "pic_10.png", "z\n.png"]
     assert names_below(tmp_path) == expected
 
 
@@ -93,6 +94,8 @@ def test_a_folder_that_cannot_be_listed_stays_an_item(tmp_path: Path, monkeypatc
     locked(monkeypatch, "locked")
     assert names_below(tmp_path, recursive=True) == ["a.png", "locked"]
     assert names_below(tmp_path / "locked") == ["."]
+    assert [item.found_in for item in named(tmp_path, recursive=True)] == [(str(tmp_path),)] * 2
+    assert [item.found_in for item in named(tmp_path / "locked")] == [()]
 
 
 def test_labels_are_the_names_themselves_whatever_is_in_them(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_scalar_values_are_columns_as_texts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("choices", ['["Yes", "No"]', '"Yes, No"', '"[\\"Yes\\", \\"No\\"]"'])
 def test_choices_are_a_list_or_a_text_with_commas(tmp_path: Path, choices: str) -> None:
     (item,) = manifest(tmp_path, f'{{"image": "a.png", "choices": {choices}}}')
-    assert item.questions == (QuestionFields(choices=("Yes", "No")),)
+    assert (item.questions, item.columns) == ((QuestionFields(choices=("Yes", "No")),), {"image": "a.png"})
 
 
 def test_lines_about_one_picture_are_one_item_with_all_questions(tmp_path: Path) -> None:

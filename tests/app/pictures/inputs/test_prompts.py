@@ -16,8 +16,9 @@ def sheet(folder: Path, content: str, *, name: str) -> tuple[QuestionFields, ...
     return read_question_sheet(str(path))
 
 
-def test_each_line_of_a_text_is_a_question(tmp_path: Path) -> None:
-    questions = sheet(tmp_path, "\ufeffWhat is it?\r\n\n# about colours\n Is it red? \n#1?\n", name="q.txt")
+@pytest.mark.parametrize("name", ["q.txt", ".txt"])
+def test_each_line_of_a_text_is_a_question(name: str, tmp_path: Path) -> None:
+    questions = sheet(tmp_path, "\ufeffWhat is it?\r\n\n# about colours\n#\n Is it red? \n#1?\n", name=name)
     assert questions == tuple(QuestionFields(instruction=text) for text in ("What is it?", "Is it red?", "#1?"))
 
 
@@ -55,6 +56,8 @@ def test_an_unusable_sheet_is_refused_with_the_line(tmp_path: Path, snapshot: Sn
             read_question_sheet(str(tmp_path / name))
         said.append(refused.value.message.replace(f"{tmp_path}/", ""))
     assert said == snapshot
+    with pytest.raises(InputsError, match="got `-`"):  # only a file of prompts may be stdin
+        read_question_sheet("-")
 
 
 def test_a_question_may_be_asked_with_other_choices(tmp_path: Path) -> None:
