@@ -295,7 +295,7 @@ def test_a_damaged_config_is_not_taken_for_a_missing_one(name: str, tmp_path: Pa
         open_clip(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["", "[1]"])
+@pytest.mark.parametrize("content", ["", "[1]", "[" * 200_000], ids=["empty", "list", "deep"])
 def test_a_file_of_openai_is_read_beside_any_config(content: str, tmp_path: Path) -> None:
     file = Path(shutil.copy(OPENAI, tmp_path / "ViT-L-14.pt"))
     (tmp_path / "config.json").write_text(content)

@@ -147,13 +147,6 @@ def test_a_missing_or_different_clip_is_an_error(openai: dict[str, Tensor]) -> N
         build_vision(visual_of("BIAS-TINY"), name="BIAS-TINY", clip=other, visual_heads=4)
 
 
-def test_a_file_that_is_not_a_config_is_ignored(tmp_path: Path, openai: dict[str, Tensor]) -> None:
-    save_file(to_huggingface(openai), tmp_path / "model.safetensors")
-    for text in ("no JSON", "[" * 200_000, "[]"):
-        (tmp_path / "config.json").write_text(text)
-        assert_same(open_clip(tmp_path), CLIP)
-
-
 def test_clips_that_compute_differently_are_refused(tmp_path: Path, openai: dict[str, Tensor]) -> None:
     save_file(to_huggingface(openai), tmp_path / "model.safetensors")
     for config, message in (
