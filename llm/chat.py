@@ -132,7 +132,8 @@ class ChatFormat:
         texts = [piece for _, pieces in said for piece in pieces if piece is not None]
         places = _with_texts(said, (f"{_TEXT}{number}{_END}" for number in range(len(texts))))
         whole, pattern = render([self._messages(one) for one in (said, places)])
-        if lacking := [name for name in self._tokenizer.lacking if name in pattern]:
+        unmarked = self._mark.sub("\n", pattern)  # a lacking name may be a part of one that is there
+        if lacking := [name for name in self._tokenizer.lacking if name in unmarked]:
             raise PromptError(
                 f"The model's chat template writes the token {shown_excerpt(lacking[0])!r}, which its tokenizer lacks",
                 hint=self._tokenizer.lacking_hint,

@@ -42,8 +42,9 @@ def find_tokenizer(folder: Path) -> Path | None:
     """The tokenizer's file in a folder; None if it has none.
 
     Beside a SentencePiece model, a `tokenizer.json` is used only if it has tokens that the model lacks, or that the
-    model finds in any text, or if it puts a blank before the first text alone or before none, and the model before each
-    one. Raises CheckpointError for a file that cannot be read.
+    model finds in any text, or if it puts other blanks: before the first text alone or before none, where the model
+    puts one before each. For its blanks alone, it is used only if texts begin and end with the same tokens as with the
+    model. Raises CheckpointError for a file that cannot be read.
     """
     model, other = (folder / name for name in TOKENIZER_FILES)
     if not model.is_file() or not other.is_file():
@@ -60,13 +61,23 @@ def find_tokenizer(folder: Path) -> Path | None:
     except (ValueError, KeyError, TypeError):
         return model
     used = [(name, one) for name, one in added if most is None or one < most]
+    if any(name not in marks or marks[name].id != one for name, one in used):
+        return other
     scheme = re.search('"prepend_scheme": "(first|never)"', json.dumps(content.get("pre_tokenizer")))
-    is_other = scheme is not None and (scheme[1] == "first" or pieces.puts_blanks)
-    return other if is_other or any(name not in marks or marks[name].id != one for name, one in used) else model
+    has_other_blanks = scheme is not None and (scheme[1] == "first" or pieces.puts_blanks)
+    return other if has_other_blanks and _begins_and_ends_alike(content, read_settings(folder), pieces) else model
+
+
+def _begins_and_ends_alike(content: Mapping[str, Any], settings: TokenizerSettings, pieces: SentencePieces) -> bool:
+    """Whether a `tokenizer.json` begins texts as the SentencePiece model beside it, and the settings name an end."""
+    begin = json.dumps(pieces.name_of(pieces.begin_ids[0]))
+    begins = begin in json.dumps(content.get("post_processor"))
+    has_end = bool(settings.end_ids) or "eos_token" in settings.names
+    return has_end and begins == (settings.begins is not False)
 
 
 def read_settings(*folders: Path) -> TokenizerSettings:
-    """The settings in the files of a model's folders, as Hugging Face writes them.
+    """The settings in the files of a model's folders, as Hugging Face writes them. The last one has the weights.
 
     `chat_template.jinja`, or else `chat_template.json`, precedes the template in
     `tokenizer_config.json`. Raises CheckpointError for damaged files.
@@ -83,7 +94,7 @@ def read_settings(*folders: Path) -> TokenizerSettings:
         chat_template=beside or own.chat_template,
         names=own.names,
         begins=own.begins,
-        num_rows=_num_rows(configs),
+        num_rows=_num_rows([_read(folder / "config.json") for folder in reversed(folders)]),
         added={**own.added, **{name: one for folder in folders for name, one in _added_file(folder)}},
     )
 
@@ -117,7 +128,12 @@ def _content(token: Any) -> Any:
 
 
 def _added_file(folder: Path) -> list[tuple[str, int]]:
-    return [(name, one) for name, one in _read(folder / "added_tokens.json").items() if type(one) is int]
+    """Names and ids in `added_tokens.json`; none for a damaged file, because they serve a check alone."""
+    try:
+        content = _read(folder / "added_tokens.json")
+    except CheckpointError:
+        return []
+    return [(name, one) for name, one in content.items() if type(one) is int]
 
 
 def _read(file: Path) -> dict[str, Any]:

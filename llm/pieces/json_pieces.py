@@ -131,18 +131,20 @@ class JsonPieces:
 
 
 def without_unused(data: bytes, *, num_rows: int, is_written: Callable[[str], bool]) -> bytes:
-    """A valid `tokenizer.json` without the special tokens beyond the `num_rows` tokens of a model that nothing writes.
+    """A valid `tokenizer.json` without its last special tokens, beyond the `num_rows` of a model, that nothing writes.
 
-    `is_written` takes a token's name. Tokens that the file's own `post_processor` writes are kept too. Gemma 3's models
-    for texts have a token for pictures that is left out, and many folders one for padding.
+    `is_written` takes a token's name. Tokens that the file's own `post_processor` writes are kept too, and all before
+    a kept one, because the package gives tokens the next free ids. Gemma 3's models for texts have a token for pictures
+    that is left out, and many folders one for padding.
     """
     content = json.loads(data)
     own, added = json.dumps(content.get("post_processor"), ensure_ascii=False), content.get("added_tokens", [])
-    kept = [
-        one
+    needed = [
+        one["id"]
         for one in added
         if one["id"] < num_rows or not one["special"] or one["content"] in own or is_written(one["content"])
     ]
+    kept = [one for one in added if one["id"] <= max(needed, default=-1)]
     return json.dumps({**content, "added_tokens": kept}, ensure_ascii=False).encode() if kept != added else data
 
 

@@ -207,9 +207,22 @@ def test_the_json_is_chosen_if_it_puts_other_blanks(scheme: str, is_blank: bool,
     model = sentencepiece_model_pb2.ModelProto.FromString(sentencepiece_model())
     model.normalizer_spec.add_dummy_prefix = is_blank
     (tmp_path / "tokenizer.model").write_bytes(model.SerializeToString())
-    content = {"added_tokens": [], "pre_tokenizer": {"type": "Metaspace", "prepend_scheme": scheme}}
+    content: dict[str, Any] = {
+        "added_tokens": [],
+        "pre_tokenizer": {"type": "Metaspace", "prepend_scheme": scheme},
+        "post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}]},
+    }
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    assert find_tokenizer(tmp_path) == tmp_path / "tokenizer.model", "nothing names an end for the other"
+    settings: dict[str, Any] = {"eos_token": "</s>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     assert find_tokenizer(tmp_path) == tmp_path / chosen
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"add_bos_token": False}))
+    assert find_tokenizer(tmp_path) == tmp_path / "tokenizer.model", "only the other begins texts"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content | {"post_processor": None}))
+    assert find_tokenizer(tmp_path) == tmp_path / chosen
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert find_tokenizer(tmp_path) == tmp_path / "tokenizer.model", "only the model begins texts"
 
 
 def test_beside_a_model_that_puts_blanks_behind_marks_the_json_that_puts_none_is_chosen(tmp_path: Path) -> None:
@@ -264,6 +277,22 @@ def test_a_chat_with_a_token_that_the_file_lacks_is_refused(
         assert hint in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    "added_tokens", ['{"im_start": 700}', "", "[]"], ids=["a part of a token", "empty", "no names"]
+)
+def test_other_names_of_added_tokens_refuse_no_chat(added_tokens: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(tokenizer_json("Qwen"))
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 2}))
+    (tmp_path / "added_tokens.json").write_text(added_tokens)
+    (tmp_path / "chat_template.jinja").write_text("{{ '<|im_start|>' + messages[0].content }}")
+    tokenizer = Tokenizer.load(tmp_path / "tokenizer.json", read_settings(tmp_path))
+    chat = ChatFormat(tokenizer).encode([("user", "a")])
+    assert [*chat.ids, *chat.rest_ids] == [
+        tokenizer.marks["<|im_start|>"].id,
+        *tokenizer.encode_run("a", is_inner=True),
+    ]
+
+
 def test_beside_another_tokenizer_model_the_json_is_chosen(tmp_path: Path) -> None:
     assert find_tokenizer(tmp_path) is None
     for name in ("tokenizer.model", "tokenizer.json"):
@@ -278,8 +307,10 @@ def test_the_files_beside_it_say_how_a_tokenizer_is_used(tmp_path: Path) -> None
     names = {"bos_token": {"content": "<|begin_of_text|>"}, "eos_token": "<|im_end|>", "add_bos_token": True}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(own | names))
     (weights / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 7]}))
-    (weights / "config.json").write_text(json.dumps({"text_config": {"eos_token_id": 9}}))
+    (weights / "config.json").write_text(json.dumps({"text_config": {"eos_token_id": 9}, "vocab_size": 700}))
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 600}))
     settings = read_settings(tmp_path, weights)
+    assert settings.num_rows == 700, "those of the folder with the weights"
     tokenizer = opened("Qwen", settings)
 
     assert settings.chat_template == "d"
@@ -361,7 +392,12 @@ NEW = "<|new|>"
         (tokenizers.AddedToken(NEW, special=True), "{{ '<|new|>' }}", {}, False),
         (tokenizers.AddedToken(NEW, special=True), "{{ pad_token }}", {"pad_token": NEW}, False),
         (tokenizers.AddedToken(NEW, special=True), "", {"eos_token": NEW}, False),
-        (tokenizers.AddedToken("<row_1_col_2>", special=True), "", {}, False),  # in the text of a picture
+        (tokenizers.AddedToken(NEW, special=True), "", {"bos_token": NEW}, False),
+        (tokenizers.AddedToken(NEW, special=True), "", {"fake_image_token": NEW}, False),
+        *(
+            (tokenizers.AddedToken(name, special=True), "", {}, False)  # in the text of a picture
+            for name in ("<row_1_col_2>", "<global-img>", "<fake_token_around_image>")
+        ),
     ],
 )
 @pytest.mark.parametrize("is_part", [False, True])
@@ -386,12 +422,20 @@ def test_special_tokens_beyond_the_models_are_left_out_if_nothing_writes_them(
     assert Tokenizer.from_bytes(tokenizer.data, settings=tokenizer.settings).marks == tokenizer.marks
 
 
-def test_a_begin_token_beyond_the_models_that_the_file_writes_is_kept() -> None:
+@pytest.mark.parametrize("template", ["", "<|im_start|>"])
+def test_tokens_beyond_the_models_are_left_out_behind_the_last_that_is_written(template: str) -> None:
     content = json.loads(tokenizer_json("Llama 3"))
-    [begin] = (one for one in content["added_tokens"] if one["content"] == "<|begin_of_text|>")
-    tokenizer = opened("Llama 3", TokenizerSettings(end_ids=(2,), num_rows=begin["id"]))
-    assert set(tokenizer.marks) == {"<|begin_of_text|>"}
-    assert tokenizer.encode("a")[0] == begin["id"]
+    content["added_tokens"] = [one for one in content["added_tokens"] if one["special"]]
+    ids = {one["content"]: one["id"] for one in content["added_tokens"]}
+    begin = ids["<|begin_of_text|>"]  # the file's post-processor writes it
+    settings = TokenizerSettings(end_ids=(2,), num_rows=begin, chat_template=template)
+    tokenizer = Tokenizer.from_bytes(json.dumps(content).encode(), settings=settings)
+    last = ids[template] if template else begin
+    assert {name: mark.id for name, mark in tokenizer.marks.items()} == {
+        name: one for name, one in ids.items() if one <= last
+    }
+    assert begin < last < max(ids.values()) or not template
+    assert tokenizer.encode("a")[0] == begin
 
 
 def test_a_decoder_by_which_texts_depend_on_neighbours_is_refused() -> None:
