@@ -91,7 +91,7 @@ class TemplateProcess:
 
 def _end(child: ChildProcess) -> None:
     child.process.kill()
-    child.has_ended(within_s=1.0)
+    child.process.wait()
     child.release()
 
 
