@@ -247,9 +247,9 @@ def pictures_in(
 ) -> dict[str, PictureInput | None]:
     """The pictures of an archive by label, or only those `wanted`. A label that two of them have is None.
 
-    Such labels, and a damaged archive, are errors in `found`; if all are wanted, it counts what is left out. `seen`
-    gets the names of fields. Pictures of a compressed archive are held in memory: raises InputsError if these are more
-    than 1 GiB.
+    Such labels, and a damaged archive, are errors in `found`. If all pictures are wanted, `found` also counts what is
+    left out. `seen`, an empty set, gets the names of fields. Pictures of a compressed archive are held in memory:
+    raises InputsError if they have more than 1 GiB.
     """
     pictures, num_bytes = dict[str, PictureInput | None](), 0
 
