@@ -142,14 +142,20 @@ def test_closing_the_page_cancels_its_question(served: ServedPage, visit: Visit)
     assert served.gate.num_steps <= before + 2, "the engine went on"
 
 
+def expect_visible_focus(visit: Visit) -> None:
+    """In one step: a button such as Stop may be replaced between two."""
+    outline, html = visit.page.evaluate("""() => {
+        const one = document.activeElement;
+        return [getComputedStyle(one.closest('label.la-chip') ?? one).outlineStyle, one.outerHTML];
+    }""")
+    assert outline == "solid", html
+
+
 def tab(visit: Visit, place: str, *, most: int, key: str = "Tab") -> int:
     """Press the Tab key until the focus is in this place; returns how often. The focus must always be visible."""
     for count in range(1, most + 1):
         visit.page.keyboard.press(key)
-        has_outline = "one => getComputedStyle(one.closest('label.la-chip') ?? one).outlineStyle === 'solid'"
-        assert visit.page.locator(":focus").evaluate(has_outline), visit.page.locator(":focus").evaluate(
-            "one => one.outerHTML"
-        )
+        expect_visible_focus(visit)
         if visit.page.locator(f"{place} :focus, {place}:focus").count():
             return count
     raise AssertionError(f"{place} is not reached")
@@ -171,11 +177,17 @@ def test_the_keyboard_alone_is_enough(visit: Visit) -> None:
     expect(visit.page.locator("#chat-samples [tabindex='0']")).to_have_count(1)
     tab(visit, "#chat-question", most=6, key="Shift+Tab")
     visit.page.keyboard.type("Where is the circle?")
+    visit.served.gate.close()
     visit.page.keyboard.press("Enter")
+    expect(visit.page.get_by_role("button", name="Stop")).to_have_count(1)
+    tab(visit, "#chat-stop", most=1)
+    visit.served.gate.open()
+    expect(focused).to_have_text("Ask")
+    expect_visible_focus(visit)
     expect(last_answer(visit)).to_contain_text("at the")
 
-    tab(visit, "#chat-starters", most=2)
     expect(visit.page.locator("#chat-starters button")).not_to_have_count(2)
+    tab(visit, "#chat-starters", most=1)
     visit.page.keyboard.press("ArrowRight")
     expect(focused).to_have_text("How many?")
     visit.page.keyboard.press("Enter")
