@@ -1,19 +1,17 @@
 """`train`."""
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llama_adapter.app.command_line.flags import add_flags, command, fields_of
 from llama_adapter.app.command_line.parser import Parser
 from llama_adapter.app.command_line.values import refuse_without, settings
-from llama_adapter.app.learning.training.job import KINDS, LEARNING_RATES, Optimisation, TrainingChoice, TrainJob
 from llama_adapter.app.models.parallel.launch import quieten_torch
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.errors import ExitCode, UsageError
 
-_JOB = TrainJob(data=("DATA",), out="OUT.pth")
-_OPTIMISATION = Optimisation()
-_CHOICE = TrainingChoice()
+if TYPE_CHECKING:
+    from llama_adapter.app.learning.training.job import TrainJob
 
 
 def add_train(commands: Any) -> None:
@@ -22,7 +20,11 @@ def add_train(commands: Any) -> None:
 
 
 def _declare(train: Parser) -> None:
-    defaults = fields_of(_OPTIMISATION, _JOB, _CHOICE) | {"visual_heads": None}
+    # Other commands build this module's parser without its flags, and importing their defaults takes 5 ms.
+    from llama_adapter.app.learning.training.job import KINDS, LEARNING_RATES, Optimisation, TrainingChoice, TrainJob
+
+    job = TrainJob(data=("DATA",), out="OUT.pth")
+    defaults = fields_of(Optimisation(), job, TrainingChoice()) | {"visual_heads": None}
     texts = {
         "sets": "; ".join(f"{name}: {', '.join(kinds)}" for name, kinds in KINDS.items()),
         "rates": ", ".join(f"{kind} {rate:g}" for kind, rate in LEARNING_RATES.items()),
@@ -50,10 +52,12 @@ def _run_train(options: argparse.Namespace) -> int:
     return train(job)
 
 
-def _job(options: argparse.Namespace, given: dict[str, Any]) -> TrainJob:
+def _job(options: argparse.Namespace, given: dict[str, Any]) -> "TrainJob":
+    from llama_adapter.app.learning.training.job import Optimisation, TrainingChoice, TrainJob
+
     values = vars(options)
     is_new = options.llama_dir is not None and options.adapter is None
-    heads = _CHOICE.visual_heads if options.visual_heads is None else options.visual_heads
+    heads = TrainingChoice().visual_heads if options.visual_heads is None else options.visual_heads
     choice = settings(TrainingChoice, {**values, "clip": options.clip if is_new else None, "visual_heads": heads})
     spec = settings(
         CaptionerSpec, {**values, "batch_size": 8} | ({"clip": None, "visual_heads": None} if is_new else {})
