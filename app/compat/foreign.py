@@ -203,7 +203,7 @@ def _nest(options: Table, places: Mapping[str, str]) -> None:
     """Move options with a place, such as `--model.model_config.top_k 3` and `--options model.model_config.top_k=3`."""
     placed = {places.get(name, name): options.pop(name) for name in list(options) if name in places or "." in name}
     pairs = more if isinstance(more := options.pop("options", None), list) else ()
-    placed |= {name: _typed(value) for name, _, value in (str(one).partition("=") for one in pairs)}
+    placed |= {name: _typed(value) for name, _, value in (one.partition("=") for one in pairs)}
     for path, value in placed.items():
         table, (*parents, last) = options, path.split(".")
         for parent in parents:
@@ -235,12 +235,12 @@ def _read_options(words: list[_Word], *, source: str) -> Table:
             if name in options:
                 first = f", first in line {options.lines[name]}" if name in options.lines else ""
                 raise UsageError(f"{place}: `--{name}` is given twice{first}")
-            options[name] = _typed(value) if equals else True
+            options[name] = (value if name in _SEVERAL else _typed(value)) if equals else True
             if number is not None:
                 options.lines[name] = number
             name = None if equals else name
         elif name in _SEVERAL:
-            options[name] = [*(options[name] if isinstance(options[name], list) else ()), _typed(word)]
+            options[name] = [*(options[name] if isinstance(options[name], list) else ()), word]
         elif name is not None:
             options[name], name = _typed(word), None
         elif options:

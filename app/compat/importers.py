@@ -529,19 +529,18 @@ def _one_or_all_ranks(imported: Import, key: str, value: Any) -> None:
         _all_ranks(imported, key, value)
 
 
+_EXE_MODE = ignored_if(
+    lambda imported, value: value in _GRAPH_MODES and imported.value("world_size", 1) != 1,
+    "several ranks run operator by operator: no graph holds the sums over them",
+    _MODES,
+)
 _MODEL_RUNNER_RULES = _rules(
     "ModelRunner",
     {
-        "model_path": model,
-        "exe_mode": ignored_if(
-            lambda imported, value: value in _GRAPH_MODES and imported.value("world_size", 1) != 1,
-            "several ranks run operator by operator: no graph holds the sums over them",
-            _MODES,
-        ),
+        **dict.fromkeys(("model_path", "model_config.model_path"), model),
+        **dict.fromkeys(("exe_mode", "model_config.exe_mode"), _EXE_MODE),
         "world_size": _DEVICES,
-        "quant_config": _few_bits,
-        "model_config.quant_config": _few_bits,
-        "model_config.mm_quant_mode": _few_bits,
+        **dict.fromkeys(("quant_config", "model_config.quant_config", "model_config.mm_quant_mode"), _few_bits),
         "model_config.dtype": _DTYPES,
         "model_config.enable_profiler": ignored_if(
             lambda imported, value: value is not True,
@@ -557,9 +556,8 @@ _MODEL_RUNNER_RULES = _rules(
                 refused("weights that were split offline, in rank_N folders, cannot be read: name the whole model"),
             ),
         ),
-        "parallel_config.attn_tp_size": _all_ranks,
-        "parallel_config.lmhead_tp_size": _one_or_all_ranks,
-        "parallel_config.embed_tp_size": _one_or_all_ranks,
+        **dict.fromkeys(("parallel_config.attn_tp_size", "parallel_config.world_size"), _all_ranks),
+        **dict.fromkeys(("parallel_config.lmhead_tp_size", "parallel_config.embed_tp_size"), _one_or_all_ranks),
         "data_config.do_sample": _do_sample,
         **dict.fromkeys((f"data_config.{name}" for name in _SAMPLING), _drawn),
     },
@@ -583,7 +581,8 @@ _MINDFORMERS_KEYS = {"run_mode", "load_checkpoint", "predict_data", "infer", "au
 
 def importer_of(data: Mapping[str, Any]) -> ImportSettings | None:
     """The importer of the system that has these keys; None for no known system."""
-    if "exe_mode" in data or ("model_path" in data and _RUNNER_KEYS & data.keys()):
+    keys = {*data, *(own if isinstance(own := data.get("model_config"), Mapping) else ())}  # or all is in tables
+    if "exe_mode" in keys or ("model_path" in keys and _RUNNER_KEYS & data.keys()):
         return import_model_runner
     if "model_name_or_path" in data:
         return import_paddlenlp

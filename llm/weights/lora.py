@@ -280,8 +280,7 @@ def _by_module(tensors: Mapping[str, Tensor], *, path: Path) -> dict[str, Tensor
         if match is not None:
             adapters |= {match[3]} - {None}
             name = f"{match[1]}.{_SAME.get(match[2], match[2])}"
-        is_same = name in found and name.endswith(".weight") and torch.equal(found[name], tensor)
-        if len(adapters) > 1 or (name in found and not is_same):
+        if len(adapters) > 1 or (name in found and not (name.endswith(".weight") and torch.equal(found[name], tensor))):
             raise CheckpointError(
                 f"`{path}` holds several adapters, or a tensor twice (`{shown_excerpt(key)}`)",
                 hint="save each adapter to a folder of its own, with PEFT's `save_pretrained`",

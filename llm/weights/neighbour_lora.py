@@ -18,7 +18,6 @@ from llama_adapter.runtime.tensor_files.paddle_files import read_pdparams
 
 _PADDLE_CONFIG: Final = "lora_config.json"
 _PADDLE_WEIGHTS: Final = "lora_model_state.pdparams"
-_PADDLE_OTHERS: Final = ("trainable_bias", "lora_use_mixer", "do_qat", "pissa", "use_mora")
 _MINDSPORE_FACTOR: Final = re.compile(r"(.+)\.mindpet_delta_lora_([ab])")
 _PADDLE_FACTOR: Final = re.compile(r"(?:model\.)?(?:llama\.)?(.+)\.lora_([AB])")
 
@@ -50,7 +49,7 @@ def _paddle(folder: Path) -> Factors:
     path = folder / _PADDLE_CONFIG
     files = sorted(folder.glob("peft_model*.safetensors")) or [folder / _PADDLE_WEIGHTS]
     config = read_json(path)
-    if others := [name for name in _PADDLE_OTHERS if config.get(name)]:
+    if others := [name for name in ("trainable_bias", "lora_use_mixer", "do_qat", "pissa") if config.get(name)]:
         raise CheckpointError(
             f"`{path}` sets {list_keys(others)}, which is not supported", hint="merge it with `merge_lora_params.py`"
         )
