@@ -73,13 +73,15 @@ def import_file(path: str) -> Imported:
 
 
 def import_line(words: Sequence[str]) -> Imported | None:
-    """The settings for a command line of another system.
+    """The settings for a command line of another system, or for that in a .sh file, such as `bash predict.sh`.
 
     None if it runs no known script, or if its script is a file here, which can be run itself. Raises as `import_file`.
     """
     source = "the command line"
     parts = (re.split("[\u00a0\u3000]+", word) if word.startswith(("--", "python")) else [word] for word in words)
     name, options = _find_script([(word, None, 0) for several in parts for word in several], source=source)
+    if not name and {*words[:-1]} <= {"bash", "sh"} and words[-1].endswith(".sh") and Path(words[-1]).is_file():
+        return import_file(words[-1])
     if not name or Path(name).exists():
         return None
     return _import_options(name, options, source=source, folder=Path())
@@ -227,8 +229,7 @@ def _read_options(words: list[_Word], *, source: str) -> Table:
         line = begun + word.count("\n")
         place = _place(source, number)
         if _COPIED.fullmatch(word):
-            hint = "write -- and ' as the keyboard has them: the line was copied from a text with other characters"
-            raise UsageError(f"{place}: `{word}` begins with a typographic dash or quote", hint=hint)
+            raise UsageError(f"{place}: `{word}` begins with a typographic dash or quote", hint="write -- or '")
         if word.startswith("--"):
             name, equals, value = word.removeprefix("--").partition("=")
             name = name.replace("-", "_")

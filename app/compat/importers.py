@@ -199,7 +199,7 @@ _COMMANDS = {
 
 
 def _run_mode(imported: Import, key: str, value: Any) -> None:
-    if value == "predict":
+    if value in ("predict", "predict_with_train_model"):
         imported.take(key, {"command": "generate"})
     elif value == "export":
         imported.take(key, {"command": EXPORT, "output.graph_format": "mindir"})
@@ -293,8 +293,7 @@ _GRAPH_ENGINE = ignored_if(
     "it is for MindIR graphs, and none are run",
     lambda imported, key, value: imported.take(key, {"computation.ge_config": str(imported.beside(str(value)))}),
 )
-_TEXTS = ("generation_config", _CONFIG)  # tables with the options of texts; the first has precedence
-_OF_TEXTS: Mapping[str, Rule] = {
+_OF_TEXTS: Mapping[str, Rule] = {  # options of texts in two tables; the first has precedence
     "do_sample": _do_sample,
     "repetition_penalty": number("generation.repetition_penalty"),
     "max_new_tokens": number("generation.max_new_tokens"),
@@ -335,7 +334,7 @@ _MINDFORMERS_RULES = _rules(
         "infer.infer_seq_length": _graph_length,
         "infer.ge_config_path": _GRAPH_ENGINE,
         "context.mode": _context_mode,
-        **{f"{table}.{name}": rule for table in _TEXTS for name, rule in _OF_TEXTS.items()},
+        **{f"{table}.{name}": rule for table in ("generation_config", _CONFIG) for name, rule in _OF_TEXTS.items()},
         **device("context.device_target", "context.device_id"),
     },
 )

@@ -347,6 +347,12 @@ def test_a_script_that_is_here_and_an_unknown_one_are_not_translated(
     assert import_line(words) is not None
     (tmp_path / "predictor.py").touch()
     assert import_line(words) is None
+    (tmp_path / "predict.sh").write_text("export A=1\npython llm/predictor.py --model_name_or_path x\n")
+    for words in (["predict.sh"], ["bash", "./predict.sh"]):
+        found = import_line(words)
+        assert found is not None
+        assert found.settings["model"] == {"model": "x"}
+    assert import_line(["demo.py", "predict.sh"]) is None
     assert import_line(["demo.py", "a.py b", "--x", "1", "2"]) is None
 
 
