@@ -56,7 +56,7 @@ def test_a_command_of_mindformers_reads_its_yaml_and_has_precedence(tmp_path: Pa
         ("", "Hello, world"),
         ("hi 'a b'", ["Hello, world", "hi", "a b"]),
         ("'>50K' 'b|c'", ["Hello, world", ">50K", "b|c"]),
-        ("3.10 C#", ["Hello, world", "3.10", "C#"]),
+        ("3.10 C# '“Twas the night'", ["Hello, world", "3.10", "C#", "“Twas the night"]),
     ):
         ended = f"{command % more} > log.txt 2>&1 &\necho done\n"
         found = imported(tmp_path, "run.sh", ended)
