@@ -37,9 +37,7 @@ class _Script(NamedTuple):
 
 _SEVERAL = ("predict_data", "modal_type", "adapter_id", "options")  # options with several values
 _SHARP = "\ue000"  # stands for # within a word, where it begins no comment
-_COPIED = re.compile(
-    r"[—–]+-*[a-z_]+(=.*)?|“[^”\s]*|‘[^’\s]*"
-)  # a word with what word processors make of -- and quotes
+_COPIED = re.compile(r"[—–]+-*[a-z_]+(=.*)?|“[^”\s]*|‘[^’\s]*")  # a word that begins with a typographic dash or quote
 _OPERATOR = re.compile(r"[;&]+|[|<]\S*|[\d&]?>>?(&\d|[^\s<>]*)")  # of a shell, such as `2>&1`
 # Programs and modules that start a program once per device, and their options with the count or the list of these.
 _LAUNCHERS = ("torchrun", "msrun", "torch.distributed.run", "torch.distributed.launch", "paddle.distributed.launch")
