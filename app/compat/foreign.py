@@ -4,6 +4,7 @@ import io
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,9 +32,12 @@ class _Script(NamedTuple):
     import_settings: ImportSettings
     settings_file: str = "config"  # the option that names a YAML
     implied: Mapping[str, Any] = {}  # options that the program's name stands for
+    places: Mapping[str, str] = {}  # options and the keys of the YAML that they replace
 
 
-_SEVERAL = ("predict_data",)  # options with several values
+_SEVERAL = ("predict_data", "modal_type", "adapter_id", "options")  # options with several values
+_SHARP = "\ue000"  # stands for # within a word, where it begins no comment
+_COPIED = re.compile(r"[—–]+-*[a-z_]+(=.*)?|“[^”\s]*|‘[^’\s]*")  # a word that begins with a typographic dash or quote
 _OPERATOR = re.compile(r"[;&]+|[|<]\S*|[\d&]?>>?(&\d|[^\s<>]*)")  # of a shell, such as `2>&1`
 # Programs and modules that start a program once per device, and their options with the count or the list of these.
 _LAUNCHERS = ("torchrun", "msrun", "torch.distributed.run", "torch.distributed.launch", "paddle.distributed.launch")
@@ -44,7 +48,8 @@ class _Operator(str):
     """A word that is a shell's operator. It ends the options of a program."""
 
 
-_MINDFORMERS = _Script(import_mindformers)
+_PLACES = {name: f"context.{name}" for name in ("mode", "device_target", "device_id")}
+_MINDFORMERS = _Script(import_mindformers, places=_PLACES | {"do_sample": "model.model_config.do_sample"})
 _SCRIPTS = {
     "run_mindformer.py": _MINDFORMERS,
     "run_mindformers.py": _MINDFORMERS,
@@ -68,12 +73,15 @@ def import_file(path: str) -> Imported:
 
 
 def import_line(words: Sequence[str]) -> Imported | None:
-    """The settings for a command line of another system.
+    """The settings for a command line of another system, or for that in a .sh file, such as `bash predict.sh`.
 
     None if it runs no known script, or if its script is a file here, which can be run itself. Raises as `import_file`.
     """
     source = "the command line"
-    name, options = _find_script([(word, None, 0) for word in words], source=source)
+    parts = (re.split("[\u00a0\u3000]+", word) if word.startswith(("--", "python")) else [word] for word in words)
+    name, options = _find_script([(word, None, 0) for several in parts for word in several], source=source)
+    if not name and {*words[:-1]} <= {"bash", "sh"} and words[-1].endswith(".sh") and Path(words[-1]).is_file():
+        return import_file(words[-1])
     if not name or Path(name).exists():
         return None
     return _import_options(name, options, source=source, folder=Path())
@@ -99,12 +107,13 @@ def _import_table(data: Table, *, source: str) -> Imported:
 
 
 def _split(text: str, *, source: str, first: int | None = 1) -> list[_Word]:
-    """The words of a command line, which may have several lines. `first` is the number of the first line."""
-    whole = f"{text}\n"
-    text = re.sub(r"\\([ \t\r]*\n)", r" \1", whole)
+    """The words of a command line, which may have several lines, and prompts. `first` is the number of the first."""
+    whole = re.sub(r"(?m)^([ \t]*)>(?=[ \t]+--)", r"\1 ", f"{text}\n")
+    text = re.sub(r"\\([^\S\n]*(?:#.*)?\n)", r" \1", re.sub(r"(?<=\S)#", _SHARP, whole))
     stream = io.StringIO(text)
     lexer = shlex.shlex(stream, posix=True, punctuation_chars=False)
     lexer.whitespace_split = True
+    lexer.whitespace += "\u00a0\u3000"
     words: list[_Word] = []
     while True:
         begin = stream.tell()
@@ -115,8 +124,9 @@ def _split(text: str, *, source: str, first: int | None = 1) -> list[_Word]:
             raise UsageError(f"{place}: this is no command line: {error}") from None
         if word is None:
             return words
+        word = word.replace(_SHARP, "#")
         num_before = text.count("\n", 0, stream.tell() - 1) - word.count("\n")
-        begun = num_before - len(re.findall(r"\\[ \t\r]*\n", whole[: stream.tell() - 1]))
+        begun = num_before - len(re.findall(r"\\[^\S\n]*(?:#.*)?\n", whole[: stream.tell() - 1]))
         if text[stream.tell() - 2] not in "\"'" and _OPERATOR.fullmatch(word):
             word = _Operator(word)
         words.append((word, None if first is None else first + num_before, begun))
@@ -155,7 +165,8 @@ def _find_script(words: list[_Word], *, source: str) -> tuple[str, list[_Word]]:
         if ".py" in word and len(word.split()) > 1:
             name, options = _find_script(_split(word, source=source, first=number), source=source)
             if name:
-                return name, [*options, *([("--worker_num", *after[0][1:]), *after] if after else ())]
+                num_devices = [one for one in after[:1] if not isinstance(one[0], _Operator)]  # then a port, a folder
+                return name, [*options, *(("--worker_num", *one[1:]) for one in num_devices), *num_devices]
     return "", words
 
 
@@ -164,30 +175,45 @@ def _import_options(name: str, words: list[_Word], *, source: str, folder: Path)
 
     As in MindFormers, options of the command line override those of `--config FILE`, which may be in `folder`.
     """
-    script = _SCRIPTS.get(Path(name).name)
+    script = _SCRIPTS.get(Path(name).name, _Script(partial(_import_table, source=source)))
     options = _read_options(words, source=source)
     if name and not options:
         hint = "name the file of settings that was changed: --config FILE.yaml"
         raise UsageError(f"{source}: `{name}` has no options, and this program does not know its defaults", hint=hint)
-    option = "config" if script is None else script.settings_file
-    if script is not None and isinstance(model := options.pop("model_dir", None), str):
+    if name and isinstance(model := options.pop("model_dir", None), str):
         files = sorted(map(str, Path(model).glob("*.y*ml")))
         if len(files) != 1:
             raise UsageError(
                 f"{source}: `{model}` has {len(files)} YAML files",
                 hint="--model_dir is a folder with one YAML, one .ckpt and a tokenizer.model",
             )
-        options[option], options["load_checkpoint"] = files[0], model
-    for key, value in ({} if script is None else script.implied).items():
+        options[script.settings_file], options["load_checkpoint"] = files[0], model
+    for key, value in script.implied.items():
         options.setdefault(key, value)
-    if isinstance(config := options.get(option), str):
+    if isinstance(config := options.get(script.settings_file), str):
         table = read_yaml(str(beside if (beside := folder / config).exists() else Path(config)))
         own = {key: value for key, value in table.items() if key not in options}
         options.lines |= {key: line for key, line in table.lines.items() if key in own}
         options.source = table.source
         options.update(own)
-        del options[option]
-    return _import_table(options, source=source) if script is None else script.import_settings(options)
+        del options[script.settings_file]
+    _nest(options, script.places)
+    return script.import_settings(options)
+
+
+def _nest(options: Table, places: Mapping[str, str]) -> None:
+    """Move options with a place, such as `--model.model_config.top_k 3` and `--options model.model_config.top_k=3`."""
+    placed = {places.get(name, name): options.pop(name) for name in list(options) if name in places or "." in name}
+    pairs = more if isinstance(more := options.pop("options", None), list) else ()
+    placed |= {name: _typed(value) for name, _, value in (one.partition("=") for one in pairs)}
+    for path, value in placed.items():
+        table, (*parents, last) = options, path.split(".")
+        for parent in parents:
+            if not isinstance(table.get(parent), Table):
+                table[parent] = Table()
+            table = table[parent]
+        table[last] = value
+        table.lines.pop(last, None)
 
 
 def _read_options(words: list[_Word], *, source: str) -> Table:
@@ -202,17 +228,20 @@ def _read_options(words: list[_Word], *, source: str) -> Table:
             name = None
         line = begun + word.count("\n")
         place = _place(source, number)
+        if _COPIED.fullmatch(word):
+            raise UsageError(f"{place}: `{word}` begins with a typographic dash or quote", hint="write -- or '")
         if word.startswith("--"):
             name, equals, value = word.removeprefix("--").partition("=")
+            name = name.replace("-", "_")
             if name in options:
                 first = f", first in line {options.lines[name]}" if name in options.lines else ""
                 raise UsageError(f"{place}: `--{name}` is given twice{first}")
-            options[name] = _typed(value) if equals else True
+            options[name] = (value if name in _SEVERAL else _typed(value)) if equals else True
             if number is not None:
                 options.lines[name] = number
             name = None if equals else name
         elif name in _SEVERAL:
-            options[name] = [*(options[name] if isinstance(options[name], list) else ()), _typed(word)]
+            options[name] = [*(options[name] if isinstance(options[name], list) else ()), word]
         elif name is not None:
             options[name], name = _typed(word), None
         elif options:

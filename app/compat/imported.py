@@ -153,28 +153,26 @@ class Import:
         return lines.get(last)
 
     def run(self, rules: Mapping[str, "Rule"], *, first: Sequence[str] = ()) -> None:
-        """Apply the rule of each key, to `first` before the others.
+        """Apply the rule of each key, to `first` before the others of their table.
 
         A key without a rule is ignored; the report has its highest unknown parent.
         """
-        names = sorted(self._data, key=lambda name: first.index(name) if name in first else len(first))
-        self._walk({name: self._data[name] for name in names}, "", rules)
+        self._walk(self._data, "", rules, first)
 
-    def _walk(self, table: Mapping[str, Any], prefix: str, rules: Mapping[str, "Rule"]) -> None:
-        for name, value in table.items():
-            key = f"{prefix}{name}"
+    def _walk(self, table: Mapping[str, Any], prefix: str, rules: Mapping[str, "Rule"], first: Sequence[str]) -> None:
+        for name in sorted(table, key=lambda name: first.index(name) if name in first else len(first)):
+            key, value = f"{prefix}{name}", table[name]
             if key in rules:
                 if value is None or value == "":
                     self.ignore(key, "it is empty")
                 else:
                     rules[key](self, key, value)
             elif isinstance(value, Mapping) and any(rule.startswith(f"{key}.") for rule in rules):
-                self._walk(value, f"{key}.", rules)
+                self._walk(value, f"{key}.", rules, first)
             else:
                 meant = difflib.get_close_matches(key, rules, n=1, cutoff=0.9)
-                self.ignore(
-                    key, f"it has no meaning here; `{meant[0]}` may be meant" if meant else "it has no meaning here"
-                )
+                hint = f"; `{meant[0]}` may be meant" if meant else ""
+                self.ignore(key, f"it has no meaning here{hint}")
 
     def done(self) -> Imported:
         """The result; the report is in the order of the file."""

@@ -23,7 +23,7 @@ from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.schemes import QUANTISED
 
 PADDLENLP_EXAMPLE = "hello world, how are you?"  # of predictor.py, which asks it if no data_file is named
-_OF_FOLDER = "the model's folder says so; its texts are answered through transformers"
+_OF_FOLDER = "the model's folder says so; transformers makes the texts of families without a decoder here"
 _ONLY_TENSOR_PARALLEL = "model_parallel splits a decoder; `parallel.engine: ray` gives pictures to several"
 _ROUNDED = {"computation.precision": "int8", "computation.operators": "w8a8"}  # weights and inputs of 8 bits
 _SAMPLING = ("temperature", "top_k", "top_p")
@@ -173,6 +173,8 @@ def _drawn(imported: Import, key: str, value: Any) -> None:
     """The rule for temperature, top_k and top_p, which matter if tokens are drawn."""
     if imported.is_export:
         imported.ignore(key, "an export does not need it")
+    elif imported.is_sampled and value == 0 and key.endswith("top_k"):
+        imported.ignore(key, "0 keeps all tokens, as is the default")
     elif imported.is_sampled:
         number(f"generation.{key.rpartition('.')[2]}")(imported, key, value)
     else:
@@ -197,7 +199,7 @@ _COMMANDS = {
 
 
 def _run_mode(imported: Import, key: str, value: Any) -> None:
-    if value == "predict":
+    if value in ("predict", "predict_with_train_model"):
         imported.take(key, {"command": "generate"})
     elif value == "export":
         imported.take(key, {"command": EXPORT, "output.graph_format": "mindir"})
@@ -207,11 +209,11 @@ def _run_mode(imported: Import, key: str, value: Any) -> None:
 
 
 def _prompts(imported: Import, key: str, value: Any) -> None:
-    texts = value if isinstance(value, list) else [value]
-    if texts and all(str(text).endswith((".txt", ".json", ".jsonl")) for text in texts):
-        imported.take(key, {"prompt.prompt_file": list(map(str, texts)), "prompt.raw": True})
+    texts = [str(text) for text in (value if isinstance(value, list) else [value])]
+    if texts and all(text.endswith((".txt", ".json", ".jsonl")) for text in texts):
+        imported.take(key, {"prompt.prompt_file": texts, "prompt.raw": True})
     else:
-        prompt = str(texts[0]) if len(texts) == 1 else list(map(str, texts))
+        prompt = texts[0].replace(r"\n", "\n") if len(texts) == 1 else texts  # as run_mindformer.py does
         imported.take(key, {"prompt.prompt": prompt, "prompt.raw": True}, "continued without a template")
 
 
@@ -240,7 +242,7 @@ def _graphs(imported: Import, key: str, value: Any) -> None:
     if imported.is_export:
         names = "NAME_prefill_graph.mindir and NAME_inc_graph.mindir"
         imported.take(key, {"output.out": str(folder)}, f"both graphs are in this folder, as {names}")
-    elif imported.value("load_checkpoint") or imported.value("model_path"):
+    elif any(map(imported.value, ("load_checkpoint", "pretrained_model_dir", "model_path"))):
         imported.ignore(key, "the checkpoint is run; `--decoder FOLDER` would run the graphs of a folder")
     elif (folder / CARD_FILE).is_file():
         _take_exported(imported, key, folder)
@@ -291,6 +293,13 @@ _GRAPH_ENGINE = ignored_if(
     "it is for MindIR graphs, and none are run",
     lambda imported, key, value: imported.take(key, {"computation.ge_config": str(imported.beside(str(value)))}),
 )
+_OF_TEXTS: Mapping[str, Rule] = {  # options of texts in two tables; the first has precedence
+    "do_sample": _do_sample,
+    "repetition_penalty": number("generation.repetition_penalty"),
+    "max_new_tokens": number("generation.max_new_tokens"),
+    **dict.fromkeys(("max_length", "max_decode_length"), number("generation.max_length")),
+    **dict.fromkeys(_SAMPLING, _drawn),
+}
 _MINDFORMERS_RULES = _rules(
     "MindFormers",
     {
@@ -311,8 +320,13 @@ _MINDFORMERS_RULES = _rules(
             number("computation.batch_size"),
         ),
         f"{_CONFIG}.compute_dtype": _DTYPES,
-        f"{_CONFIG}.checkpoint_name_or_path": ignored_if(
+        "pretrained_model_dir": ignored_if(
             lambda imported, value: bool(imported.value("load_checkpoint")), "load_checkpoint names the model", model
+        ),
+        f"{_CONFIG}.checkpoint_name_or_path": ignored_if(
+            lambda imported, value: any(map(imported.value, ("load_checkpoint", "pretrained_model_dir"))),
+            "load_checkpoint or pretrained_model_dir names the model",
+            model,
         ),
         f"{_CONFIG}.is_sample_acceleration": _sampling_in_graphs,
         "infer.prefill_model_path": _graphs,
@@ -320,8 +334,7 @@ _MINDFORMERS_RULES = _rules(
         "infer.infer_seq_length": _graph_length,
         "infer.ge_config_path": _GRAPH_ENGINE,
         "context.mode": _context_mode,
-        f"{_CONFIG}.do_sample": _do_sample,
-        **dict.fromkeys((f"{_CONFIG}.{name}" for name in _SAMPLING), _drawn),
+        **{f"{table}.{name}": rule for table in ("generation_config", _CONFIG) for name, rule in _OF_TEXTS.items()},
         **device("context.device_target", "context.device_id"),
     },
 )
@@ -333,6 +346,9 @@ _INFER_MAIN_RULES = _rules(
         "increment_model_path": _graphs,
         "config_path": _GRAPH_ENGINE,
         "is_sample_acceleration": _sampling_in_graphs,
+        "predict_data": _prompts,
+        "do_sample": _do_sample,
+        **dict.fromkeys(_SAMPLING, _drawn),
         **device("device", "device_id"),
     },
 )
@@ -342,8 +358,8 @@ def import_mindformers(data: Mapping[str, Any]) -> Imported:
     """The settings of `generate` for a predict YAML, and those of `export decoder` for `run_mode: export`."""
     imported = Import("MindFormers", data)
     imported.set("command", EXPORT if data.get("run_mode") == "export" else "generate")
-    imported.is_sampled = imported.value(f"{_CONFIG}.do_sample") is True
-    imported.run(_MINDFORMERS_RULES, first=("load_checkpoint", "infer"))
+    imported.is_sampled = imported.value("generation_config.do_sample", imported.value(f"{_CONFIG}.do_sample")) is True
+    imported.run(_MINDFORMERS_RULES, first=("load_checkpoint", "infer", "generation_config", "max_length"))
     if imported.is_export and imported.setting("output.out") is None:
         _output_dir(imported, "output_dir", "output")
     imported.set("prompt.raw", True)
@@ -355,12 +371,14 @@ def import_infer_main(data: Mapping[str, Any]) -> Imported:
     """The settings of `generate` for the options of run_infer_main.py, which asks for prompts."""
     imported = Import("MindFormers", data)
     imported.set("command", "generate")
-    imported.run(_INFER_MAIN_RULES, first=("model_path", "prefill_model_path", "increment_model_path"))
+    imported.is_sampled = imported.value("do_sample") is True
+    imported.run(_INFER_MAIN_RULES, first=("model_path", "prefill_model_path", "increment_model_path", "max_length"))
     if not any(imported.value(key) for key in ("model_path", "prefill_model_path")):
         imported.refuse("model_path", "it is missing, and so is prefill_model_path: one of them names what is run")
-    prompts = {"prompt.prompt_file": ["-"], "prompt.raw": True}
-    imported.take("stdin", prompts, "each line is a prompt, continued without a template; Ctrl-D ends them")
-    imported.set("generation.temperature", 0.0)
+    if imported.value("predict_data") is None:
+        prompts = {"prompt.prompt_file": ["-"], "prompt.raw": True}
+        imported.take("stdin", prompts, "each line is a prompt, continued without a template; Ctrl-D ends them")
+    _set_sampling(imported)
     imported.set("generation.max_length", 1024)
     return _with_all_new_tokens(imported)
 
@@ -510,19 +528,18 @@ def _one_or_all_ranks(imported: Import, key: str, value: Any) -> None:
         _all_ranks(imported, key, value)
 
 
+_EXE_MODE = ignored_if(
+    lambda imported, value: value in _GRAPH_MODES and imported.value("world_size", 1) != 1,
+    "several ranks run operator by operator: no graph holds the sums over them",
+    _MODES,
+)
 _MODEL_RUNNER_RULES = _rules(
     "ModelRunner",
     {
-        "model_path": model,
-        "exe_mode": ignored_if(
-            lambda imported, value: value in _GRAPH_MODES and imported.value("world_size", 1) != 1,
-            "several ranks run operator by operator: no graph holds the sums over them",
-            _MODES,
-        ),
+        **dict.fromkeys(("model_path", "model_config.model_path"), model),
+        **dict.fromkeys(("exe_mode", "model_config.exe_mode"), _EXE_MODE),
         "world_size": _DEVICES,
-        "quant_config": _few_bits,
-        "model_config.quant_config": _few_bits,
-        "model_config.mm_quant_mode": _few_bits,
+        **dict.fromkeys(("quant_config", "model_config.quant_config", "model_config.mm_quant_mode"), _few_bits),
         "model_config.dtype": _DTYPES,
         "model_config.enable_profiler": ignored_if(
             lambda imported, value: value is not True,
@@ -538,9 +555,8 @@ _MODEL_RUNNER_RULES = _rules(
                 refused("weights that were split offline, in rank_N folders, cannot be read: name the whole model"),
             ),
         ),
-        "parallel_config.attn_tp_size": _all_ranks,
-        "parallel_config.lmhead_tp_size": _one_or_all_ranks,
-        "parallel_config.embed_tp_size": _one_or_all_ranks,
+        **dict.fromkeys(("parallel_config.attn_tp_size", "parallel_config.world_size"), _all_ranks),
+        **dict.fromkeys(("parallel_config.lmhead_tp_size", "parallel_config.embed_tp_size"), _one_or_all_ranks),
         "data_config.do_sample": _do_sample,
         **dict.fromkeys((f"data_config.{name}" for name in _SAMPLING), _drawn),
     },
@@ -564,7 +580,8 @@ _MINDFORMERS_KEYS = {"run_mode", "load_checkpoint", "predict_data", "infer", "au
 
 def importer_of(data: Mapping[str, Any]) -> ImportSettings | None:
     """The importer of the system that has these keys; None for no known system."""
-    if "exe_mode" in data or ("model_path" in data and _RUNNER_KEYS & data.keys()):
+    keys = {*data, *(own if isinstance(own := data.get("model_config"), Mapping) else ())}  # or all is in tables
+    if "exe_mode" in keys or ("model_path" in keys and _RUNNER_KEYS & data.keys()):
         return import_model_runner
     if "model_name_or_path" in data:
         return import_paddlenlp

@@ -30,7 +30,7 @@ from llama_adapter.llm.weights.names import (
     to_huggingface,
 )
 from llama_adapter.llm.weights.neighbour_lora import read_neighbour_lora
-from llama_adapter.llm.weights.peft_config import CONFIG, PeftConfig, read_config
+from llama_adapter.llm.weights.peft_config import CONFIG, MERGE, PeftConfig, read_config
 from llama_adapter.runtime.errors import CheckpointError, UsageError
 from llama_adapter.runtime.tensor_files.arrays import list_keys
 from llama_adapter.runtime.tensor_files.files import Shape, check_dense, check_names, check_shapes, read_tensor_file
@@ -50,7 +50,7 @@ _SAME: Final = {
 }
 _EMBEDDING, _HEAD = "tok_embeddings.weight", "output.weight"
 _ENDS: Final = (_EMBEDDING, _HEAD)
-_MEANING: Final = "the folder is damaged, or was trained on another model; save it again with PEFT's `save_pretrained`"
+_MEANING: Final = f"the folder is damaged, or was trained on another model; if it has added tokens or biases, {MERGE}"
 
 
 class Change(NamedTuple):
@@ -229,8 +229,9 @@ def _open(folder: Path, weight: float, *, names: Mapping[str, tuple[str, Shape]]
         config, files, path, found = other.config, other.files, other.files[-1], dict(other.tensors)
     else:
         problem = f"has no {CONFIG}" if folder.is_dir() else "is a file" if folder.exists() else "does not exist"
+        inner = list_keys([path.parent.name for path in sorted(folder.glob(f"*/{CONFIG}"))])
         raise CheckpointError(
-            f"`{folder}` is no LoRA folder: it {problem}",
+            f"`{folder}` is no LoRA folder: it {problem}{f', and its folders {inner} have one' if inner else ''}",
             hint=f"name the folder that PEFT's `save_pretrained` wrote, with {CONFIG} and {_WEIGHTS[0]}, or that of "
             "PaddleNLP or MindFormers; a bundle is a --model",
         )
@@ -273,11 +274,13 @@ def _by_module(tensors: Mapping[str, Tensor], *, path: Path) -> dict[str, Tensor
     found: dict[str, Tensor] = {}
     adapters: set[str] = set()
     for key, tensor in tensors.items():
+        if key.endswith(".original_module.weight"):  # before training; the trained one may be there twice
+            continue
         name, match = key, _KEY.fullmatch(key)
         if match is not None:
             adapters |= {match[3]} - {None}
             name = f"{match[1]}.{_SAME.get(match[2], match[2])}"
-        if name in found or len(adapters) > 1:
+        if len(adapters) > 1 or (name in found and not (name.endswith(".weight") and torch.equal(found[name], tensor))):
             raise CheckpointError(
                 f"`{path}` holds several adapters, or a tensor twice (`{shown_excerpt(key)}`)",
                 hint="save each adapter to a folder of its own, with PEFT's `save_pretrained`",

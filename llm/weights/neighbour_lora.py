@@ -13,6 +13,7 @@ from llama_adapter.llm.weights.peft_config import PeftConfig, made_config
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.arrays import list_keys, read_json
 from llama_adapter.runtime.tensor_files.ckpt_files import read_ckpt
+from llama_adapter.runtime.tensor_files.files import read_tensor_file
 from llama_adapter.runtime.tensor_files.paddle_files import read_pdparams
 
 _PADDLE_CONFIG: Final = "lora_config.json"
@@ -32,10 +33,10 @@ class Factors(NamedTuple):
 def read_neighbour_lora(folder: Path) -> Factors | None:
     """The LoRA of a folder that MindFormers or PaddleNLP wrote; None for any other folder.
 
-    PaddleNLP writes `lora_config.json` and `lora_model_state.pdparams`; its matrices are (inputs, rank) and (rank,
-    outputs). MindFormers' fine-tuning writes a `.ckpt` with `mindpet_delta_lora_a` (rank, inputs) and `_b` (outputs,
-    rank), beside a YAML whose `pet_config` has `lora_rank` and `lora_alpha`. Raises CheckpointError for folders that
-    are damaged, or whose LoRA is computed in another way.
+    PaddleNLP writes `lora_config.json` and `lora_model_state.pdparams`, or `peft_model*.safetensors` if its checkpoints
+    are unified; matrices are (inputs, rank) and (rank, outputs). MindFormers' fine-tuning writes a `.ckpt` with
+    `mindpet_delta_lora_a` (rank, inputs) and `_b` (outputs, rank), beside a YAML whose `pet_config` has `lora_rank` and
+    `lora_alpha`. Raises CheckpointError for folders that are damaged, or whose LoRA is computed in another way.
     """
     if (folder / _PADDLE_CONFIG).is_file():
         return _paddle(folder)
@@ -45,20 +46,21 @@ def read_neighbour_lora(folder: Path) -> Factors | None:
 
 
 def _paddle(folder: Path) -> Factors:
-    path, weights = folder / _PADDLE_CONFIG, folder / _PADDLE_WEIGHTS
+    path = folder / _PADDLE_CONFIG
+    files = sorted(folder.glob("peft_model*.safetensors")) or [folder / _PADDLE_WEIGHTS]
     config = read_json(path)
-    if others := [name for name in ("trainable_bias", "lora_use_mixer", "do_qat") if config.get(name)]:
+    if others := [name for name in ("trainable_bias", "lora_use_mixer", "do_qat", "pissa") if config.get(name)]:
         raise CheckpointError(
             f"`{path}` sets {list_keys(others)}, which is not supported", hint="merge it with `merge_lora_params.py`"
         )
     tensors = {}
-    for name, tensor in read_pdparams(weights).items():
+    shards = [read_pdparams(one) if one.suffix == ".pdparams" else read_tensor_file(one).tensors for one in files]
+    for name, tensor in (pair for shard in shards for pair in shard.items()):
         match = _PADDLE_FACTOR.fullmatch(name)
         module = name if match is None else match[1] if match[1] == "lm_head" else f"model.{match[1]}"
         tensors[name if match is None else f"{module}.lora_{match[2]}"] = tensor.transpose(0, -1)
-    return _factors(
-        path, weights, tensors, r=config.get("r"), alpha=config.get("lora_alpha"), rslora=config.get("rslora")
-    )
+    scale = {"r": config.get("r"), "lora_alpha": config.get("lora_alpha"), "use_rslora": bool(config.get("rslora"))}
+    return _factors(path, files, tensors, **scale)
 
 
 def _mindformers(folder: Path) -> Factors:
@@ -74,12 +76,12 @@ def _mindformers(folder: Path) -> Factors:
         if match := _MINDSPORE_FACTOR.fullmatch(name):  # the others are the base model's, which is a --llama-dir
             module = to_huggingface(meta_name(f"{match[1]}.weight")).removesuffix(".weight")
             tensors[f"{module}.lora_{match[2].upper()}"] = tensor
-    return _factors(path, weights, tensors, r=config.get("lora_rank"), alpha=config.get("lora_alpha"), rslora=None)
+    return _factors(path, [weights], tensors, r=config.get("lora_rank"), lora_alpha=config.get("lora_alpha"))
 
 
-def _factors(path: Path, weights: Path, tensors: dict[str, Tensor], *, r: Any, alpha: Any, rslora: Any) -> Factors:
+def _factors(path: Path, files: list[Path], tensors: dict[str, Tensor], **scale: Any) -> Factors:
     modules = sorted({name.rpartition(".")[0] for name in tensors})
     if not modules:
-        raise CheckpointError(f"`{weights}` has no factors of a LoRA", hint="a whole model is a --llama-dir")
-    config = made_config(path, r=r, lora_alpha=alpha, use_rslora=bool(rslora), target_modules=modules)
-    return Factors(config, (path, weights), tensors)
+        raise CheckpointError(f"`{files[0]}` has no factors of a LoRA", hint="a whole model is a --llama-dir")
+    config = made_config(path, **scale, target_modules=modules)
+    return Factors(config, (path, *files), tensors)

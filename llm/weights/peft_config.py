@@ -25,18 +25,18 @@ for one in json.load(sys.stdin):
     with contextlib.suppress(Exception):
         re.fullmatch(*one)
 """
-_MERGE: Final = "merge it with PEFT (`merge_and_unload`, then `save_pretrained`), and name the result as --llama-dir"
+MERGE: Final = "merge it with PEFT (`merge_and_unload`, then `save_pretrained`), and name the result as --llama-dir"
 
 # Values that are supported, and hints for others. Other initialisations change the base model's weights too.
 _SUPPORTED: Final[Mapping[str, tuple[Sequence[Any], str]]] = {
-    "peft_type": (["LORA"], f"--past-key-values reads PREFIX_TUNING; for others, {_MERGE}"),
+    "peft_type": (["LORA"], f"--past-key-values reads PREFIX_TUNING; for others, {MERGE}"),
     "task_type": (
         [None, "CAUSAL_LM"],
         "models for other tasks have another head; use a LoRA for causal language models",
     ),
     "init_lora_weights": (
-        [None, True, False, "gaussian", "eva", "orthogonal"],
-        f"save it in PEFT with `path_initial_model_for_weight_conversion`, or {_MERGE}",
+        [None, True, False, "gaussian", "eva", "orthogonal", "mica"],
+        f"save it in PEFT with `path_initial_model_for_weight_conversion`, or {MERGE}",
     ),
 }
 _KINDS: Final[Mapping[str, Callable[[Any], bool]]] = {
@@ -97,7 +97,7 @@ class PeftConfig:
                 ends = sorted({module.rpartition(".")[2] for module in known})
                 raise CheckpointError(
                     f"`{self.path}` has {list_keys(idle)} in `{entry}`, where a LLaMA has {list_keys(ends)}",
-                    hint=f"take other names out of `{entry}` if the LoRA has no tensors for them",
+                    hint=f"take other names out of `{entry}` if the LoRA has no tensors for them; else {MERGE}",
                 )
         excluded = _patterns(self.entries["exclude_modules"]).values()
         return {
@@ -178,7 +178,7 @@ def read_config(folder: Path) -> PeftConfig:
             raise _wrong(path, name, value, wanted, hint)
     others = config.keys() - {*_SUPPORTED, *_ENTRIES, *_IGNORED}
     if unknown := sorted(name for name in others if config[name] not in (None, False, "", [], {})):
-        raise CheckpointError(f"`{path}` sets {list_keys(unknown)}, which is not supported here", hint=_MERGE)
+        raise CheckpointError(f"`{path}` sets {list_keys(unknown)}, which is not supported here", hint=MERGE)
     return PeftConfig(path=path, entries=_checked(path, config))
 
 

@@ -51,6 +51,16 @@ def paddle(folder: Path, **config: Any) -> None:
     (folder / "lora_model_state.pdparams").write_bytes(pickle.dumps(values, protocol=4))
 
 
+def unified(folder: Path) -> None:
+    """PaddleNLP's folder, with two shards of a unified checkpoint."""
+    paddle(folder)
+    values = read_pdparams(folder / "lora_model_state.pdparams")
+    (folder / "lora_model_state.pdparams").unlink()
+    for number, names in enumerate((list(values)[:3], list(values)[3:]), start=1):
+        shard = {name: values[name].contiguous() for name in names}
+        save_file(shard, folder / f"peft_model-0000{number}-of-00002.safetensors")
+
+
 def mindformers(folder: Path, **config: Any) -> None:
     lines = {"pet_type": "lora", "lora_rank": RANK, "lora_alpha": ALPHA, **config}
     pet = "".join(f"      {name}: {value}\n" for name, value in lines.items() if value is not None)
@@ -67,11 +77,11 @@ def opened(folder: Path, write: Callable[..., None], **config: Any) -> Any:
     return open_loras([f"{folder}=0.5"], CONFIG)[0]
 
 
-@pytest.mark.parametrize("write", [paddle, mindformers])
+@pytest.mark.parametrize("write", [paddle, unified, mindformers])
 def test_the_changes_are_those_of_peft(write: Callable[..., None], tmp_path: Path) -> None:
     wanted, found = opened(tmp_path / "peft", peft), opened(tmp_path / "other", write)
 
-    assert (found.weight, len(found.files)) == (0.5, 2)
+    assert (found.weight, len(found.files)) == (0.5, 3 if write is unified else 2)
     assert found.changes.keys() == wanted.changes.keys()
     weight = torch.randn(40, 16)
     for name, change in found.changes.items():
@@ -92,6 +102,7 @@ def test_paddle_s_rslora_divides_by_the_root_of_the_rank(tmp_path: Path) -> None
         (paddle, {"lora_alpha": None}, "`lora_alpha`, where a number is wanted"),
         (paddle, {"r": 4}, "lora_"),
         (paddle, {"trainable_bias": "lora"}, "sets `trainable_bias`, which is not supported"),
+        (paddle, {"pissa": True}, "sets `pissa`, which is not supported"),
         (mindformers, {"lora_rank": None}, "`r`, where a whole number"),
         (mindformers, {"pet_type": "ptuning"}, "no `pet_config` of type lora"),
     ],

@@ -18,8 +18,8 @@ from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.terminal.stderr_lines import say
 
-__all__ = ["AutoModel", "AutoTokenizer", "BloomTokenizer", "InferConfig", "InferTask", "LlamaTokenizer"]
-__all__ += ["TextIteratorStreamer", "TextStreamer", "build_context", "pipeline"]
+__all__ = ["AutoModel", "AutoModelForCausalLM", "AutoTokenizer", "BloomTokenizer", "InferConfig", "InferTask"]
+__all__ += ["LlamaForCausalLM", "LlamaTokenizer", "TextIteratorStreamer", "TextStreamer", "build_context", "pipeline"]
 
 _MODEL: Final = {"model", "llama_dir"}  # flags that replace the program's model
 
@@ -111,3 +111,4 @@ def _imported(data: Mapping[str, Any], *, source: str) -> dict[str, Any]:
 
 
 BloomTokenizer = LlamaTokenizer = AutoTokenizer
+AutoModelForCausalLM = LlamaForCausalLM = AutoModel

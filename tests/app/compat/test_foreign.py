@@ -56,6 +56,7 @@ def test_a_command_of_mindformers_reads_its_yaml_and_has_precedence(tmp_path: Pa
         ("", "Hello, world"),
         ("hi 'a b'", ["Hello, world", "hi", "a b"]),
         ("'>50K' 'b|c'", ["Hello, world", ">50K", "b|c"]),
+        ("3.10 C# '“Twas the night'", ["Hello, world", "3.10", "C#", "“Twas the night"]),
     ):
         ended = f"{command % more} > log.txt 2>&1 &\necho done\n"
         found = imported(tmp_path, "run.sh", ended)
@@ -126,6 +127,17 @@ def test_unknown_and_empty_keys_are_in_the_report(tmp_path: Path) -> None:
         ("x.sh", b"# a comment\nrun --a 1 --a 2", "x.sh:2"),
         ("x.sh", b"# a comment\nrun --a 1 2", "x.sh:2"),
         ("x.txt", b"run --model_name_or_path caf\xe9", "x.txt"),
+        (
+            "x.sh",
+            "python predictor.py \\\n—dtype=float16 --mode x".encode(),
+            "x.sh:2: `—dtype=float16` begins with a typo",
+        ),
+        ("x.sh", "python predictor.py --a 1 –-dtype float16".encode(), "`–-dtype` begins with a typographic dash"),
+        (
+            "x.sh",
+            "run_mindformer.py --predict_data “I love it”".encode(),
+            "`“I` begins with a typographic dash or quote",
+        ),
     ],
     ids=lambda value: repr(value)[:60],
 )
@@ -167,6 +179,7 @@ def test_a_yaml_that_splits_the_model_precedes_the_launchers_number(parallel: st
     program = f"run_mindformer.py --config {tmp_path}/p.yaml"
     for words in (
         ["bash", "msrun_launcher.sh", f"python {program}", "2"],
+        ["bash", "msrun_launcher.sh", program, "2", "2", "10.0.0.1", "8118", "0", "output/msrun_log", "False", "300"],
         ["torchrun", "--standalone", "--nproc-per-node=2", *program.split()],
         ["python", "-m", "torch.distributed.run", "-r", "3", "--nproc_per_node", "2", *program.split()],
         ["python", "-m", "paddle.distributed.launch", "--gpus", "0,1", *program.split()],
@@ -174,6 +187,48 @@ def test_a_yaml_that_splits_the_model_precedes_the_launchers_number(parallel: st
         found = import_line(words)
         assert found is not None
         assert found.settings["computation"]["tensor_parallel"] == size
+
+
+COPIED = """\
+# the text of a page, with prompts
+$ CUDA_VISIBLE_DEVICES=0 python predictor.py \\\u00a0
+>  --model_name_or_path a \\     # the model
+> --dtype\u00a0float16\u3000--batch_size 2 \\
+   > log.txt 2>&1
+"""
+
+
+def test_a_copied_line_may_have_prompts_comments_and_other_blanks(tmp_path: Path) -> None:
+    found = imported(tmp_path, "run.sh", COPIED)
+
+    assert {entry.key: entry.line for entry in found.report} == {
+        "model_name_or_path": 3,
+        "dtype": 4,
+        "batch_size": 4,
+        "example": None,
+    }
+    words = ["python", "predictor.py", "--model_name_or_path\u00a0a", "--dtype", "float16", "--batch_size\u00a02"]
+    by_shell = import_line(words)
+    assert by_shell is not None
+    assert by_shell.settings == found.settings
+
+
+def test_options_of_run_mindformer_replace_keys_in_tables_of_its_yaml(tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text(
+        "use_parallel: True\nparallel_config:\n  model_parallel: 8\ncontext: {mode: 0, device_target: Ascend}\n"
+        "model:\n  model_config: {type: LlamaConfig, do_sample: True, max_decode_length: 512}\n"
+    )
+    (tmp_path / "run.sh").write_text(
+        "python run_mindformer.py --config p.yaml --device_target CPU --mode 1 --do_sample False \\\n"
+        "  --parallel_config.model_parallel 2 --options model.model_config.max_decode_length=64 seed=5 \\\n"
+        "  --predict_data 'one\\ntwo'\n"
+    )
+    found = import_file(str(tmp_path / "run.sh"))
+
+    assert found.refused == ()
+    assert found.settings["computation"] == {"tensor_parallel": 2, "mode": "eager", "device": "cpu"}
+    assert found.settings["generation"] == {"temperature": 0.0, "max_length": 64, "max_new_tokens": 64}
+    assert found.settings["prompt"]["prompt"] == "one\ntwo"
 
 
 def line(text: str) -> Imported:
@@ -239,6 +294,12 @@ def test_an_exported_folder_is_run_and_determines_its_numbers(graph_format: str,
     assert lite.settings["prompt"] == {"prompt_file": ["-"], "raw": True}
     assert lite.settings["generation"] == {"max_length": 60, "temperature": 0.0, "max_new_tokens": 60}
 
+    rest = "--model_name llama2_7b --predict_data hi --do_sample True --top_k 3 --seq_length 512 --max_length 60"
+    drawn = line(f"python run_infer_main.py {given} {rest}")
+    assert (drawn.refused, drawn.settings["prompt"]) == ((), {"prompt": "hi", "raw": True})
+    ours = {"max_length": 60, "temperature": 1.0, "top_k": 3, "top_p": 1.0, "max_new_tokens": 60}
+    assert drawn.settings["generation"] == ours
+
     path = tmp_path / "inference" / "a.yaml"
     path.write_text(
         "load_checkpoint: ''\nmodel: {model_config: {checkpoint_name_or_path: llama2_7b, compute_dtype: float16}}\n"
@@ -253,6 +314,11 @@ def test_an_exported_folder_is_run_and_determines_its_numbers(graph_format: str,
     [
         ("python run_infer_main.py --device cpu", "`model_path` is refused: it is missing, and so is"),
         ("python run_infer_main.py --model_path x --model_name qwen", "no other models are run"),
+        ("python run_infer_main.py --model_path x --model_name baichuan2_7b", "got 'baichuan2_7b'; no other models"),
+        (
+            "python run_mindformer.py --run_mode predict --predict_data a.jpg what --modal_type image text",
+            "asks about pictures",
+        ),
         ("python run_infer_main.py --model_path x --add_special_tokens False", "add_special_tokens=False"),
         ("python predictor.py --dtype float16", "PaddleNLP's `model_name_or_path` is refused: it is missing"),
         ("python run_mindformers.py", "has no options, and this program does not know its defaults"),
@@ -281,6 +347,12 @@ def test_a_script_that_is_here_and_an_unknown_one_are_not_translated(
     assert import_line(words) is not None
     (tmp_path / "predictor.py").touch()
     assert import_line(words) is None
+    (tmp_path / "predict.sh").write_text("export A=1\npython llm/predictor.py --model_name_or_path x\n")
+    for words in (["predict.sh"], ["bash", "./predict.sh"]):
+        found = import_line(words)
+        assert found is not None
+        assert found.settings["model"] == {"model": "x"}
+    assert import_line(["demo.py", "predict.sh"]) is None
     assert import_line(["demo.py", "a.py b", "--x", "1", "2"]) is None
 
 

@@ -25,6 +25,13 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+def test_settings_may_all_be_in_tables() -> None:
+    config = {"model_path": "x", "exe_mode": "eager"}
+    settings = {"model_config": config, "scheduler_config": {"max_new_tokens": 5}, "parallel_config": {"world_size": 1}}
+    runner = ModelRunner(settings, device="cpu")
+    assert (runner.model_path, runner.max_new_tokens, runner.execute_mode) == ("x", 5, "eager")
+
+
 class AboutTheStar(ModelRunner):
     """Asks for the color of the named thing, and records the order of the steps."""
 

@@ -221,8 +221,21 @@ def test_forms_of_files_and_names(folders: Callable[[str], Path], plain: Path) -
     named = {key.replace(".weight", ".default.weight"): tensor for key, tensor in tensors.items()}
     torch.save(named, plain / "adapter_model.bin")
     assert torch.equal(our_logits(llama_dir=str(LLAMA), lora=str(plain)), wanted)
+    edited(init_lora_weights="mica")(plain)  # it changes no weight of the base model
     odd = plain.rename(plain.with_name("odd=name"))
     assert torch.equal(our_logits(llama_dir=str(LLAMA), lora=odd), wanted)
+
+
+@pytest.mark.slow
+def test_whole_weights_may_be_there_twice_and_untrained(folders: Callable[[str], Path], tmp_path: Path) -> None:
+    wanted = our_logits(llama_dir=str(LLAMA), lora=[str(folders("saved"))])
+    folder = Path(shutil.copytree(folders("saved"), tmp_path / "saved"))  # as PEFT writes it after added tokens
+    head = load_file(folder / "adapter_model.safetensors")["base_model.model.lm_head.weight"]
+    more = {"modules_to_save": head.clone(), "original_module": head + 1}
+    retensored(
+        lambda tensors: tensors.update({f"base_model.model.lm_head.{name}.weight": one for name, one in more.items()})
+    )(folder)
+    assert torch.equal(our_logits(llama_dir=str(LLAMA), lora=folder), wanted)
 
 
 @pytest.mark.slow
