@@ -146,6 +146,22 @@ def test_choices_are_scored_behind_what_is_kept(kind: str, num_past: int, tmp_pa
     assert computed[1] <= computed[0] - 3 * 11
 
 
+@pytest.mark.parametrize("kind", ["exact", "onnx"])
+def test_choices_that_fill_several_rows_keep_the_beginning_of_their_own_question(kind: str, tmp_path: Path) -> None:
+    many = tuple((first, 4, 5, 6, 7, 8, 9) for first in range(10, 20))  # 60 tokens are fed
+    scores, computed = [], []
+    for room in (0, 1000):
+        engine, watched = open_engine(kind=kind, folder=tmp_path, kept_places=room)
+        for request in questions(engine, [0, 1, 1, 0]):
+            parts = {"prompt_ids": request.prompt_ids, "prefix": request.prefix, "pictures": request.pictures}
+            engine.submit(ScoreRequest(id=request.id, continuations=many, **parts))
+        scores.append({output.request_id: output.logprobs for output in drain(engine)})
+        computed.append(watched.num_computed)
+    assert computed[1] == computed[0] - 2 * 11
+    for number, expected in scores[0].items():
+        assert scores[1][number] == pytest.approx(expected, abs=2 * 7 * rounding(CONFIG))
+
+
 def test_a_further_question_computes_its_own_tokens_only() -> None:
     engine, watched = open_engine(kept_places=ROOM)
     first, second, third, other = questions(engine, [0, 0, 0, 1])
@@ -156,6 +172,18 @@ def test_a_further_question_computes_its_own_tokens_only() -> None:
     before = watched.num_computed
     answer(engine, [other, replace(first, prompt_ids=(1, 4, *first.prompt_ids[2:]))])  # another picture, another text
     assert watched.num_computed == before + len(other.prompt_ids) + len(first.prompt_ids)
+
+
+@pytest.mark.parametrize("kind", ["kernels", "exact", "onnx"])
+def test_a_prompt_that_fills_the_context_is_computed_beside_a_known_beginning(kind: str, tmp_path: Path) -> None:
+    """Padded to the other prompt, the rest of the known one would end beyond the context."""
+    plain, _ = open_engine(kind=kind, folder=tmp_path)
+    engine, watched = open_engine(kind=kind, folder=tmp_path, kept_places=1000)
+    first, second, other = questions(engine, [0, 0, 1], length=38)
+    other = replace(other, prompt_ids=other.prompt_ids + (9,) * (CONFIG.context - 2 - len(other.prompt_ids)))
+    expected = answer(plain, [first, second, other])
+    assert answer(engine, [first]) | answer(engine, [second, other]) == expected
+    assert watched.num_computed == len(first.prompt_ids) + len(second.prompt_ids) - 40 + len(other.prompt_ids)
 
 
 def test_questions_that_come_together_compute_their_picture_once() -> None:
