@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from llama_adapter import Captioner, GraphError
+from llama_adapter.app.models.bundle import convert
 from llama_adapter.app.models.graph_export.decoder import DecoderJob, run_export_decoder
 from llama_adapter.app.models.spec import CaptionerSpec
 from tests.app.exported import compile_decoder, exported_embedded
@@ -107,9 +109,28 @@ def test_a_further_question_about_a_picture_computes_its_own_tokens_only(
     assert known == [False, True, False, True, True]
 
 
-def test_an_encoder_of_another_model_is_refused(exported: Path) -> None:
-    with pytest.raises(GraphError, match="visual queries of width"):
-        Captioner.load(decoder=exported, encoder=str(Path(exported_embedded()) / "encoder.onnx"))
+@pytest.fixture(scope="module")
+def bundle(folder: Path) -> Path:
+    return convert(CaptionerSpec(llama_dir=folder), folder / "bundle", dtype=torch.float32)
+
+
+def test_an_encoder_of_another_model_is_refused(exported: Path, bundle: Path) -> None:
+    other = str(Path(exported_embedded()) / "encoder.onnx")
+    for options in ({"decoder": exported}, {"model": bundle}):
+        with pytest.raises(GraphError, match="visual queries of width"):
+            Captioner.load(encoder=other, **options)
+
+
+def test_the_exported_encoder_goes_with_the_bundle_in_torch(
+    exported: Path, bundle: Path, folder: Path, kind: str
+) -> None:
+    images, reference = pictures(2), Reference(folder, kind)
+    with Captioner.load(bundle, encoder=exported / "encoder.onnx", dtype="float32", device="cpu") as captioner:
+        answers = captioner.generate(images, QUESTIONS[0], max_new_tokens=24)
+
+    assert captioner.info.vision == "onnxruntime (CPUExecutionProvider)"
+    for answer, image in zip(answers, images, strict=True):
+        assert list(answer.token_ids) == reference.answer([image], QUESTIONS[0], max_new_tokens=24)
 
 
 @pytest.mark.slow
