@@ -6,7 +6,7 @@ from typing import Any
 
 from llama_adapter.runtime.graphs.card import GraphCard, GraphDtype, card_error
 from llama_adapter.runtime.json_object import check_fields
-from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
+from llama_adapter.vision.config import ClipConfig, ConnectorConfig, QueryConfig, VisionConfig
 
 INPUT, OUTPUT = "input", "output"  # names of input and output in the graph, as in the Ascend guide
 GRAPH_NAME = "llama_adapter_rgb_encoder"  # prefix of the names of all nodes, which an OM of ATC still contains
@@ -16,7 +16,8 @@ GRAPH_NAME = "llama_adapter_rgb_encoder"  # prefix of the names of all nodes, wh
 class EncoderCard:
     """Describes a graph from pixels (B, S, S, 3) RGB, 0..255, in `dtype` to visual queries (B, Q, D) in `dtype`.
 
-    The graph also contains the normalisation and the conversion to the channel order of the training.
+    With a connector, the latter are tokens of the language model. The graph also contains the normalisation and the
+    conversion to the channel order of the training.
     """
 
     name: str  # the model's name, for people
@@ -59,7 +60,11 @@ class EncoderCard:
 def read_vision_config(values: Mapping[str, Any]) -> VisionConfig:
     """The configuration from the JSON values of a file. Raises ValueError for missing, unknown and wrong fields."""
     check_fields(values, {"clip": dict, "query": dict, "channel_order": str}, what="vision")
-    check_fields(values["query"], dict.fromkeys((field.name for field in fields(QueryConfig)), int), what="query")
+    query, others = (
+        QueryConfig if "depth" in values["query"] else ConnectorConfig,
+        {"activation": str, "has_bias": bool},
+    )
+    check_fields(values["query"], {one.name: others.get(one.name, int) for one in fields(query)}, what="query")
     sizes = {field.name for field in fields(ClipConfig) if field.default is MISSING or field.name == "image_size"}
     switches = {field.name for field in fields(ClipConfig)}.intersection(values["clip"]) - sizes
     kinds = dict.fromkeys(sizes, int) | dict.fromkeys(switches, (bool, int, float, str, list))

@@ -9,13 +9,14 @@ into it, as in `vision/pixels.py`.
 # N heads, H head size, D output width. Tokens of all pictures are one matrix (B * T, W).
 
 import functools
+import math
 from typing import Any
 
 import mindspore
 from mindspore import nn, ops
 
 from llama_adapter.runtime.graphs.mindspore_layers import LayerNorm, Linear, Scores, parameter
-from llama_adapter.vision.config import Activation, ClipConfig, QueryConfig, VisionConfig
+from llama_adapter.vision.config import Activation, ClipConfig, ConnectorConfig, QueryConfig, VisionConfig
 
 _EPS = 1e-5  # of the layer norms of visual blocks
 
@@ -46,15 +47,7 @@ class Mlp(nn.Cell):  # type: ignore[misc]
         self.activation, self.dtype = activation, dtype
 
     def construct(self, x: Any) -> Any:
-        up = self.up(x)
-        if self.activation == "quick_gelu":
-            return self.down(up * ops.sigmoid(1.702 * up))
-        up_float = ops.cast(up, mindspore.float32)
-        if self.activation == "exact_gelu":
-            up_float = 0.5 * up_float * (1.0 + ops.erf(up_float * 0.5**0.5))
-        else:  # x (1 + tanh y) / 2 is x sigmoid(2 y)
-            up_float = up_float * ops.sigmoid(up_float * (1.5957691216 + 0.0713548163 * up_float * up_float))
-        return self.down(ops.cast(up_float, self.dtype))
+        return self.down(activated(self.up(x), self.activation, self.dtype))
 
 
 class Block(nn.Cell):  # type: ignore[misc]
@@ -134,8 +127,31 @@ class VisualQueryBlocks(nn.Cell):  # type: ignore[misc]
         return ops.reshape(x, (-1, self.num_queries, self.output_dim))
 
 
+class Connector(nn.Cell):  # type: ignore[misc]
+    """Features (B * F, C) -> tokens of the language model (B, Q, D), row by row."""
+
+    def __init__(self, config: ConnectorConfig, dtype: Any, *, input_dim: int, num_features: int) -> None:
+        super().__init__()
+        joined_dim = input_dim * config.shuffle**2
+        self.activation, self.dtype, self.has_up = config.activation, dtype, config.mlp_dim > 0
+        if self.has_up:
+            self.up = Linear(config.mlp_dim, joined_dim, dtype, has_bias=config.has_bias)
+        self.down = Linear(config.output_dim, config.mlp_dim or joined_dim, dtype, has_bias=config.has_bias)
+        each, side = config.shuffle, math.isqrt(num_features) // config.shuffle
+        self.is_joined, self.cut, self.joined = each > 1, (-1, side, each, side, each, input_dim), (-1, joined_dim)
+        self.shape = (-1, config.num_queries, config.output_dim)
+
+    def construct(self, features: Any) -> Any:
+        if self.is_joined:
+            rows = ops.transpose(ops.reshape(features, self.cut), (0, 1, 3, 2, 4, 5))
+            features = ops.reshape(rows, self.joined)
+        if self.has_up:
+            features = activated(self.up(features), self.activation, self.dtype)
+        return ops.reshape(self.down(features), self.shape)
+
+
 class Encoder(nn.Cell):  # type: ignore[misc]
-    """Pixels (B, S, S, 3) RGB, 0..255, in the type of the weights -> visual query (B, Q, D)."""
+    """Pixels (B, S, S, 3) RGB, 0..255, in the type of the weights -> visual query or picture tokens (B, Q, D)."""
 
     def __init__(self, config: VisionConfig, dtype: Any) -> None:
         super().__init__()
@@ -144,10 +160,11 @@ class Encoder(nn.Cell):  # type: ignore[misc]
         self.is_cut = self.side * self.patch < config.clip.image_size
         self.patches = Linear(self.width, 3 * self.patch**2, mindspore.float32)
         self.clip = ClipTower(config.clip, dtype)
-        assert isinstance(config.query, QueryConfig), "models with connectors are not exported"
-        self.query = VisualQueryBlocks(
-            config.query, dtype, input_dim=config.clip.output_dim, num_features=config.clip.num_features
-        )
+        sizes = {"input_dim": config.clip.output_dim, "num_features": config.clip.num_features}
+        if isinstance(config.query, ConnectorConfig):
+            self.query = Connector(config.query, dtype, **sizes)
+        else:
+            self.query = VisualQueryBlocks(config.query, dtype, **sizes)
 
     def construct(self, pixels: Any) -> Any:
         side, patch = self.side, self.patch
@@ -157,6 +174,18 @@ class Encoder(nn.Cell):  # type: ignore[misc]
         cut = ops.reshape(ops.transpose(cut, (0, 1, 3, 2, 4, 5)), (-1, 3 * patch * patch))
         embedded = ops.reshape(ops.cast(self.patches(cut), self.dtype), (-1, side * side, self.width))
         return self.query(self.clip(embedded))
+
+
+def activated(x: Any, activation: Activation, dtype: Any) -> Any:
+    """CLIP's quick GELU of x, the exact GELU or its approximation by tanh; the latter two in float32, cast to dtype."""
+    if activation == "quick_gelu":
+        return x * ops.sigmoid(1.702 * x)
+    x_float = ops.cast(x, mindspore.float32)
+    if activation == "exact_gelu":
+        x_float = 0.5 * x_float * (1.0 + ops.erf(x_float * 0.5**0.5))
+    else:  # x (1 + tanh y) / 2 is x sigmoid(2 y)
+        x_float = x_float * ops.sigmoid(x_float * (1.5957691216 + 0.0713548163 * x_float * x_float))
+    return ops.cast(x_float, dtype)
 
 
 def prepend(tokens: Any, x: Any) -> Any:

@@ -86,7 +86,14 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
         if most_tokens < config.context:
             notes = (f"the gears of the decoder take {most_tokens} tokens of prompt and answer together",)
             config = dataclasses.replace(config, context=most_tokens)
-        engine = EngineConfig(decoder=config, dtype=np.dtype(card.dtype), num_slots=num_slots, past=past)
+        keeps = card.picture_format is not None and program.keeps_prompts
+        engine = EngineConfig(
+            decoder=config,
+            dtype=np.dtype(card.dtype),
+            num_slots=num_slots,
+            past=past,
+            kept_places=config.context if keeps else 0,
+        )
         runner = ExportedRunner(program, engine)
         stack.pop_all()
     if spec.vision_kind == "prefixes" and spec.encoder is not None:
@@ -115,7 +122,7 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
         notes=notes,
         context=engine.context,
         default_prompt=card.prompt,
-        has_adapter=bool(card.fingerprint),
+        has_adapter=bool(card.fingerprint) and card.picture_format is None,
         has_text_adapter=config.num_adapter_layers > 0 and not card.fingerprint,
         template=spec.prompt_template or card.template,
         template_id=template_id(
@@ -124,6 +131,7 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
             chat_template=exported.tokenizer.settings.chat_template,
         ),
         past=None if past is None else past.digest,
+        picture_format=card.picture_format,
     )
     backend = GraphBackend(program.name)
     return Parts(spec=spec, info=info, model=exported, backend=backend, vision=vision, runner=runner)
@@ -216,8 +224,8 @@ def _encoded_before(encoding: Encoding, exported: ExportedModel, *, path: str) -
 
 def check_encoder(encoder: ExportedEncoder, exported: ExportedModel, *, path: str) -> None:
     """Raise GraphError unless the encoder was exported from the decoder's model."""
-    config = exported.card.config
-    wanted = config.num_queries, config.dim
+    config, pictures = exported.card.config, exported.card.picture_format
+    wanted = config.num_queries if pictures is None else pictures.tokens_each, config.dim
     if any(have not in (-1, want) for have, want in zip(encoder.query_shape, wanted, strict=True)):
         raise GraphError(
             f"The encoder `{path}` makes {encoder.query_shape[0]} visual queries of width {encoder.query_shape[1]}, "

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from llama_adapter.app.models.exported import check_encoder_exists, encoder_graph, encoder_identity
-from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.models.spec import CaptionerSpec, tokens_error
 from llama_adapter.app.pictures.prefixes.file import Encoding, StoredPicture
 from llama_adapter.llm.runners.base import Runner
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.vision.backends.base import VisionBackend, as_array
 from llama_adapter.vision.backends.exported import open_encoder
-from llama_adapter.vision.config import VisionConfig
+from llama_adapter.vision.config import ConnectorConfig, VisionConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +41,10 @@ class OpenEncoder:
 
 
 def open_exported(spec: CaptionerSpec, how: Mapping[str, Any]) -> tuple[CaptionerSpec, OpenEncoder]:
-    """Open an exported encoder. No other file of the model is needed. Raises GraphError."""
+    """Open an exported encoder. No other file of the model is needed.
+
+    Raises GraphError, and UsageError for the encoder of a model that sees pictures as tokens.
+    """
     check_encoder_exists(spec)
     exported = open_encoder(encoder_graph(spec))
     if exported.card is None:
@@ -51,6 +54,9 @@ def open_exported(spec: CaptionerSpec, how: Mapping[str, Any]) -> tuple[Captione
             hint="export it with `llama-adapter export onnx`, and for an OM go on with `export om`",
         )
     card = exported.card
+    if isinstance(card.vision.query, ConnectorConfig):
+        exported.close()
+        raise tokens_error(card.name)
     encoding = Encoding(
         name=card.name,
         digest=encoder_digest(card.vision, card.fingerprint),

@@ -33,7 +33,7 @@ def open_model(spec: CaptionerSpec, how: Mapping[str, Any]) -> tuple[CaptionerSp
     parts = assemble_parts(spec)
     parts.info.require_sight()
     if parts.info.picture_format is not None:
-        raise tokens_error(parts.info.name, "prefix files")
+        raise tokens_error(parts.info.name)
     encoding = Encoding(
         name=parts.info.name,
         digest=parts.info.digest,

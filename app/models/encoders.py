@@ -139,7 +139,7 @@ def check_card(card: EncoderCard, model: LoadedModel, *, spec: CaptionerSpec) ->
         they, hint = f"The prefixes `{spec.encoder}`", _ENCODE_AGAIN
         came_from = f"were encoded by {card.name}"
         reads, made_with, maker = f"{came_from}, which reads", f"{came_from} with", "encode"
-    made, wanted = card.output_shape, (model.decoder_config.num_queries, model.decoder_config.dim)
+    made, wanted = card.output_shape, _read_sizes(model)
     if made != wanted:
         raise _other_queries(spec, model, made=made, wanted=wanted)
     # Quantised weights differ in some signs, so the weights from which they were made are compared.
@@ -163,6 +163,12 @@ def check_card(card: EncoderCard, model: LoadedModel, *, spec: CaptionerSpec) ->
     if card.vision != model.vision_config:
         difference = _differences(card.vision, model.vision_config)
         raise GraphError(f"{they} {made_with} {difference} for the model {model_name}", hint=hint)
+
+
+def _read_sizes(model: LoadedModel) -> tuple[int, int]:
+    """(Q, D) of what the model reads of a picture, or of one square of it."""
+    config, pictures = model.decoder_config, model.picture_format
+    return config.num_queries if pictures is None else pictures.tokens_each, config.dim
 
 
 def _other_queries(
@@ -191,7 +197,7 @@ def _differences(exported: VisionConfig, wanted: VisionConfig) -> str:
 
 def check_sizes(encoder: ExportedEncoder, model: LoadedModel, *, spec: CaptionerSpec) -> None:
     """Raise GraphError if an encoder, with or without a card, has other input or output sizes than the model."""
-    made, wanted = encoder.query_shape, (model.decoder_config.num_queries, model.decoder_config.dim)
+    made, wanted = encoder.query_shape, _read_sizes(model)
     if any(have not in (-1, want) for have, want in zip(made, wanted, strict=True)):
         raise _other_queries(spec, model, made=made, wanted=wanted)
     # Without CLIP's weights, the model's picture size is unknown.

@@ -189,10 +189,10 @@ class CaptionerSpec:
             raise ValueError(f"encoder_device for vision {self.vision_kind}: {error}") from None
 
 
-def tokens_error(name: str, what: str) -> UsageError:
-    """The refusal of a model that sees pictures as tokens."""
+def tokens_error(name: str) -> UsageError:
+    """The refusal to write prefix files with a model that sees pictures as tokens."""
     return UsageError(
-        f"`{name}` sees pictures as tokens of its prompts, and {what} hold none",
+        f"`{name}` sees pictures as tokens of its prompts, and prefix files hold none",
         hint="name its folder as --model where pictures are asked about",
     )
 

@@ -9,6 +9,7 @@ from typing import Any, Final, get_args
 
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.conversation import Template
+from llama_adapter.llm.picture_format import PictureFormat
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.sidecar import file_mark
 from llama_adapter.runtime.json_object import check_fields, check_mapping, read_object, take_version
@@ -21,6 +22,7 @@ _FIELDS: Final[Mapping[str, type | tuple[type, ...]]] = {
     "has_sampling": bool,
     "gears": list,
     "settings": (dict, type(None)),
+    "picture_format": (dict, type(None)),
 }
 _HINT: Final = "export it again with `llama-adapter export decoder`"
 
@@ -43,6 +45,8 @@ class ExportCard:
     gears: tuple[Mapping[str, int], ...] = ()  # sizes that the graph was compiled for; empty: any size
     template: Template = "instruction"  # of prompts
     settings: Mapping[str, Any] | None = None  # settings of the format
+    # How pictures stand in prompts, if they are tokens of them. The graphs then take embeddings in place of ids.
+    picture_format: PictureFormat | None = None
 
     @property
     def config(self) -> DecoderConfig:
@@ -52,6 +56,8 @@ class ExportCard:
     def write(self, folder: Path) -> None:
         """Write the card into `folder`. It must be the last file of an export."""
         values = {"version": VERSION, **asdict(self)}
+        if self.picture_format is None:  # left out, as in early exports
+            del values["picture_format"]
         values["mark"] = _mark(values)
         (folder / CARD_FILE).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
 
@@ -64,8 +70,12 @@ def read_card(folder: Path) -> ExportCard:
         take_version(values, VERSION)
         if values.pop("mark", None) != _mark({"version": VERSION, **values}):
             raise ValueError("it was changed after the export")
-        values.setdefault("template", "instruction")  # early exports do not have it
+        for name, early in (("template", "instruction"), ("picture_format", None)):
+            values.setdefault(name, early)  # early exports do not have it
         check_fields(values, _FIELDS, what="the card")
+        if (pictures := values["picture_format"]) is not None:
+            check_fields(pictures, PictureFormat.__annotations__, what="picture_format")
+            values["picture_format"] = PictureFormat(**pictures)
         for name in ("files", "fingerprint"):
             check_mapping(values[name], str, what=name)
         for gear in values["gears"]:

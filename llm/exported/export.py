@@ -37,12 +37,14 @@ def export_decoder(
     precision: ExportPrecision = "float32",
     storing: Storing = "in_place",
     sampling: bool = True,
+    embeddings: bool = False,
 ) -> Written:
     """Write the decoder with these tensors of its state dict, plain or quantised, into an existing folder.
 
     Tensors are read one by one, so that memory holds one of them. `storing` is `in_place` for onnxruntime, and
     `returned` for compilers whose runtime copies inputs and outputs; this graph has no branches. `stacked` is like
-    `returned`, for ATC, whose runtime accepts at most 128 dimensions in all inputs together.
+    `returned`, for ATC, whose runtime accepts at most 128 dimensions in all inputs together. With `embeddings`, the
+    graph takes embeddings in place of ids, for pictures.
 
     Raises GraphError if onnx or onnxscript is missing, and for numbers that are not finite in `precision`.
     """
@@ -54,7 +56,7 @@ def export_decoder(
         weights.write(tensors, linears=linear_names(config))
     builder = GraphBuilder(config, weights, folder=folder, location=WEIGHTS_FILE, storing=storing)
     branch: Any = "never" if not sampling else "branch" if storing == "in_place" else "always"
-    ir.save(builder.step(sampling=branch), folder / DECODER_FILE)
+    ir.save(builder.step(sampling=branch, embeddings=embeddings), folder / DECODER_FILE)
     files = [WEIGHTS_FILE, DECODER_FILE]
     if storing == "in_place":
         ir.save(builder.slots(), folder / SLOTS_FILE)

@@ -7,6 +7,7 @@ import numpy as np
 from llama_adapter.llm.exported.card import ExportCard
 from llama_adapter.llm.exported.program import DecoderProgram, HostSlots, by_ports, stacked
 from llama_adapter.llm.exported.step import Step, score_step
+from llama_adapter.llm.model.blocks import Past
 from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.host import Prediction
@@ -64,10 +65,12 @@ class HostProgram(DecoderProgram):
         self.slots.store(new, step, first_slot=first_slot)
         return chosen
 
-    def score(self, layouts: Sequence[ScoreLayout], prefixes: Sequence[Prefix], *, start: int) -> np.ndarray:
-        step = score_step(layouts, start=start)
+    def score(
+        self, layouts: Sequence[ScoreLayout], prefixes: Sequence[Prefix], *, before: Past | None, keeps: bool = False
+    ) -> tuple[np.ndarray, Sequence[np.ndarray]]:
+        step = score_step(layouts, start=self.slots.start)
         prefix = [part.astype(self._dtype) for part in by_ports(prefixes)]
-        return self._prompt(step, step.mask_RSP, prefix)[0].logits_RV
+        return self._prompt(step, step.mask_RSP, prefix)[0].logits_RV, ()
 
     def close(self) -> None:
         for session in (self._prefill, self._increment, self._prefix):
@@ -78,17 +81,21 @@ class HostProgram(DecoderProgram):
         self, step: Step, mask_RSP: np.ndarray, prefix: Sequence[np.ndarray]
     ) -> tuple[Prediction, list[np.ndarray]]:
         """A step whose tokens attend to the past and to each other."""
-        start, (num_rows, num_tokens) = self.slots.start, step.ids_RS.shape
+        slots, start, (num_rows, num_tokens) = self.slots, self.slots.start, step.ids_RS.shape
         if self._prefill is not None and not start:
             return self._step(self._prefill, step, mask_RSP, prefix)
         if not start:  # a cache of one place that no token attends to
             mask_RSP = np.concatenate([np.zeros((num_rows, num_tokens, 1), bool), mask_RSP], axis=-1)
-        return self._step(self._increment, step, mask_RSP, [*prefix, *self.slots.fresh(num_rows, max(start, 1))])
+        return self._step(self._increment, step, mask_RSP, [*prefix, *slots.fresh(num_rows, max(start, 1), slots.past)])
 
     def _step(
         self, graph: GraphSession, step: Step, mask: np.ndarray, state: Sequence[np.ndarray]
     ) -> tuple[Prediction, list[np.ndarray]]:
         """The tokens and logits of a step, and its keys and values."""
         sampling = step.sampling if self.card.has_sampling else ()
-        tokens_T, logits_TV, *new = graph.run([step.ids_RS, step.positions_RS, mask, step.wanted_T, *sampling, *state])
+        ids_RS = step.ids_RS
+        if self.card.picture_format is not None:
+            ids_RS, x_RSD = step.embedded(dim=self._config.dim, dtype=self._dtype)
+            state = [x_RSD, *state]
+        tokens_T, logits_TV, *new = graph.run([ids_RS, step.positions_RS, mask, step.wanted_T, *sampling, *state])
         return Prediction(logits_TV, tokens_T), new

@@ -12,6 +12,7 @@ import numpy as np
 
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.exported.step import (
+    EMBEDDINGS,
     IDS,
     LOGITS,
     MASK,
@@ -43,13 +44,15 @@ class MindirDecoder:
     weights: Mapping[str, Stored]
     folder: Path
     weights_file: str  # its path in `folder`
+    has_embeddings: bool = False  # whether its steps take embeddings in place of ids, for pictures
 
     def write_step(self, path: str, *, has_cache: bool, has_sampling: bool) -> None:
         """The graph of an increment if `has_cache`, else of a prefill."""
         from llama_adapter.llm.exported.mindspore_cells import Step
 
-        cell = Step(self.config, self._mindspore_dtype, has_cache=has_cache, has_sampling=has_sampling)
-        inputs = step_inputs(self.config, dtype=self.dtype, has_cache=has_cache, has_sampling=has_sampling)
+        has = {"has_cache": has_cache, "has_sampling": has_sampling, "has_embeddings": self.has_embeddings}
+        cell = Step(self.config, self._mindspore_dtype, **has)
+        inputs = step_inputs(self.config, dtype=self.dtype, **has)
         outputs = [TOKENS, LOGITS, *layer_ports("new", self.config.num_layers)]
         self._write(cell, path, inputs=inputs, outputs=outputs, of=self.weights)
 
@@ -92,7 +95,9 @@ def rotary_tables(config: DecoderConfig) -> dict[str, np.ndarray]:
     return found
 
 
-def step_inputs(config: DecoderConfig, *, dtype: str, has_cache: bool, has_sampling: bool) -> tuple[Port, ...]:
+def step_inputs(
+    config: DecoderConfig, *, dtype: str, has_cache: bool, has_sampling: bool, has_embeddings: bool
+) -> tuple[Port, ...]:
     """Inputs of an increment if `has_cache`, else of a prefill. R, S, P and T are dynamic.
 
     Prefixes of the adapter layers are (R, N, Q, H), and caches of all layers (R, G, P, H).
@@ -107,6 +112,8 @@ def step_inputs(config: DecoderConfig, *, dtype: str, has_cache: bool, has_sampl
     if has_sampling:
         types = ("float32", "float32", "int32", "float32")
         ports += [Port(name=name, dtype=kind, shape=(-1,)) for name, kind in zip(SAMPLING, types, strict=True)]
+    if has_embeddings:
+        ports.append(Port(name=EMBEDDINGS, dtype=dtype, shape=(-1, -1, config.dim)))
     prefix, cache = (-1, config.num_heads, config.num_queries, size), (-1, config.num_kv_heads, -1, size)
     ports += [Port(name=name, dtype=dtype, shape=prefix) for name in layer_ports("prefix", num_prefix_layers(config))]
     if has_cache:

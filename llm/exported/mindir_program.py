@@ -46,7 +46,13 @@ def open_mindir_program(
 
 def _check_inputs(graph: GraphSession, card: ExportCard, *, has_cache: bool) -> None:
     """Raise GraphError if types and sizes do not fit. Names are not compared, because MindSpore Lite changes them."""
-    ports = step_inputs(card.config, dtype=card.dtype, has_cache=has_cache, has_sampling=card.has_sampling)
+    ports = step_inputs(
+        card.config,
+        dtype=card.dtype,
+        has_cache=has_cache,
+        has_sampling=card.has_sampling,
+        has_embeddings=card.picture_format is not None,
+    )
     wanted = [(port.dtype, port.shape) for port in ports]
     if [(port.dtype, port.shape) for port in graph.info.inputs] != wanted:
         raise GraphError(

@@ -190,7 +190,9 @@ class Step(nn.Cell):  # type: ignore[misc]
     `mindir_graphs.py` defines its inputs and outputs.
     """
 
-    def __init__(self, config: DecoderConfig, dtype: Any, *, has_cache: bool, has_sampling: bool) -> None:
+    def __init__(
+        self, config: DecoderConfig, dtype: Any, *, has_cache: bool, has_sampling: bool, has_embeddings: bool
+    ) -> None:
         super().__init__()
         self.embedding = parameter((config.vocab_size, config.dim), dtype, name="embedding.weight")
         self.rotaries = nn.CellList([RotaryTable(config) for _ in config.distinct_rotaries])
@@ -202,16 +204,22 @@ class Step(nn.Cell):  # type: ignore[misc]
         self.head = Linear(config.vocab_size, config.dim, dtype, has_bias=False)
         self.logit_cap = config.logit_cap
         self.choose = Choose(config.vocab_size, has_sampling=has_sampling)
-        self.first_prefix = 4 + (len(SAMPLING) if has_sampling else 0)
+        self.embeddings = 4 + (len(SAMPLING) if has_sampling else 0)
+        self.first_prefix = self.embeddings + int(has_embeddings)
         self.first_cache = self.first_prefix + 2 * num_prefix_layers(config)
         self.first_adapter_layer, self.dim = config.num_layers - num_prefix_layers(config), config.dim
-        self.has_cache = has_cache
+        self.has_cache, self.has_embeddings = has_cache, has_embeddings
         self.gather = ops.Gather()
 
     def construct(self, *inputs: Any) -> Any:
         ids, positions, mask, wanted = inputs[0], inputs[1], inputs[2], inputs[3]
         shape = ops.shape(ids)
-        x = ops.reshape(self.gather(self.embedding, ids, 0), (-1, self.dim))
+        if self.has_embeddings:  # given in place of ids below 0
+            own = self.gather(self.embedding, ops.maximum(ids, 0), 0)
+            x = ops.select(ops.broadcast_to(ops.expand_dims(ids < 0, 2), ops.shape(own)), inputs[self.embeddings], own)
+        else:
+            x = self.gather(self.embedding, ids, 0)
+        x = ops.reshape(x, (-1, self.dim))
         tables: Any = ()
         for rotary in self.rotaries:
             tables = (*tables, rotary(positions))

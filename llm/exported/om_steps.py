@@ -13,7 +13,7 @@ from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.exported.card import ExportCard
 from llama_adapter.llm.exported.export import DECODER_FILE, PREFIX_FILE
 from llama_adapter.llm.exported.host_program import HostProgram
-from llama_adapter.llm.exported.step import SAMPLING, num_prefix_layers, stacked_ports
+from llama_adapter.llm.exported.step import EMBEDDINGS, SAMPLING, num_prefix_layers, stacked_ports
 from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.gears import Gear, shape_in
@@ -88,9 +88,11 @@ class OmStep(_OmGraph):
         self._config = config
         self._ports = {port.name: port for port in session.inputs}
         self._num_settings = sum(name in self._ports for name in SAMPLING)
+        self._num_embeddings = int(EMBEDDINGS in self._ports)
 
     def run(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Run a step: ids, positions, mask, wanted, settings, prefixes, and cached keys and values if there are any.
+        """Run a step: ids, positions, mask, wanted, settings, and the state: embeddings if the graph takes any,
+        prefixes, and cached keys and values if there are any.
 
         Returns tokens, logits, and the new keys and values of each layer. A step with more rows or wanted tokens than
         any gear is run in parts. Raises GraphError for a row that is longer than every gear, and if ais_bench fails.
@@ -100,6 +102,7 @@ class OmStep(_OmGraph):
             return self._in_parts(inputs)
         ids_RS, positions_RS, mask_RSP, wanted_T, *rest = inputs
         settings, state = rest[: self._num_settings], rest[self._num_settings :]
+        embeddings, state = state[: self._num_embeddings], state[self._num_embeddings :]
         num_prefixes = 2 * num_prefix_layers(self._config)
         prefix, cache = state[:num_prefixes], state[num_prefixes:]
         (num_rows, num_tokens), num_wanted = ids_RS.shape, len(wanted_T)
@@ -117,6 +120,7 @@ class OmStep(_OmGraph):
                 _padded(positions_RS, (rows, tokens)),
                 mask,
                 *(_padded(array, (wanted,)) for array in (places_T.astype(np.int32), *settings)),
+                *(_padded(x_RSD, (rows, tokens, self._config.dim)) for x_RSD in embeddings),
                 *self._stacked("prefix", prefix, num_rows=num_rows, gear=gear),
                 *self._stacked("cache", cache, num_rows=num_rows, gear=gear),
             ]
@@ -143,7 +147,8 @@ class OmStep(_OmGraph):
         num_cached = mask_RSP.shape[2] - ids_RS.shape[1]
         cached_RSP, own_RSS = np.split(mask_RSP, [num_cached], axis=2)
         num_used = int(np.flatnonzero(cached_RSP.any((0, 1))).max(initial=-1)) + 1
-        first = 1 + self._num_settings + 2 * num_prefix_layers(self._config)  # index of the cache in `rest`
+        # Index of the cache in `rest`.
+        first = 1 + self._num_settings + self._num_embeddings + 2 * num_prefix_layers(self._config)
         mask_RSP = np.concatenate([cached_RSP[..., :num_used], own_RSS], axis=2)
         return [ids_RS, positions_RS, mask_RSP, *rest[:first], *(part[:, :, :num_used] for part in rest[first:])]
 

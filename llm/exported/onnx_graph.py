@@ -15,6 +15,7 @@ import numpy as np
 
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.exported.step import (
+    EMBEDDINGS,
     IDS,
     LOGITS,
     MASK,
@@ -59,11 +60,11 @@ class GraphBuilder:
         self._inputs: list[ir.Value] = []
         self._initializers: dict[str, ir.Value] = {}
 
-    def step(self, *, sampling: Literal["branch", "always", "never"]) -> "ir.Model":
+    def step(self, *, sampling: Literal["branch", "always", "never"], embeddings: bool = False) -> "ir.Model":
         """The graph of a step.
 
         Unless `sampling` is `never`, it has the ports SAMPLING. With `branch`, it does not compute sampling if all
-        rows are greedy.
+        rows are greedy. With `embeddings`, it has the port EMBEDDINGS.
         """
         config, dtype = self._config, self._weights.float_dtype
         self._begin()
@@ -74,6 +75,7 @@ class GraphBuilder:
         settings = []
         if sampling != "never":
             settings = [self._input(name, "int32" if name == "top_k" else "float32", "T") for name in SAMPLING]
+        given_RSD = self._input(EMBEDDINGS, dtype, ["R", "S", config.dim]) if embeddings else None
         prefix = self._layers("prefix", num_prefix_layers(config), heads=config.num_heads, places=config.num_queries)
         cache = self._layers("cache", config.num_layers, heads=config.num_kv_heads, places="P")
 
@@ -82,9 +84,7 @@ class GraphBuilder:
         masks = self._masks(mask_RSP, positions_RS, places_RS)
         rotaries = self._rotaries(positions_RS)
         indices = None if places_RS is None else self._places(places_RS, shape_RS)
-        x_TD = self._op(
-            "Reshape", self._op("Gather", self._tensor("embedding.weight"), ids_RS), self._ints(-1, config.dim)
-        )
+        x_TD = self._op("Reshape", self._embedded(ids_RS, given_RSD), self._ints(-1, config.dim))
         stored = []
         for layer in range(config.num_layers):
             name, j = f"layers.{layer}", layer - config.first_adapter_layer
@@ -160,6 +160,16 @@ class GraphBuilder:
             whole = self._input(name, dtype, shape)
             outputs.append((kept, self._op("ScatterND", whole, place, self._op("Gather", whole, source)), dtype, shape))
         return self._model("llama_adapter_slots", outputs)
+
+    def _embedded(self, ids_RS: "ir.Value", given_RSD: "ir.Value | None") -> "ir.Value":
+        """Embeddings (R, S, D) of tokens: those of their ids, or those that are given in place of ids below 0."""
+        embedding_VD = self._tensor("embedding.weight")
+        if given_RSD is None:
+            return self._op("Gather", embedding_VD, ids_RS)
+        zero = self._scalar(0, "int32")
+        is_given_RS = self._op("Less", ids_RS, zero)
+        own_RSD = self._op("Gather", embedding_VD, self._op("Where", is_given_RS, zero, ids_RS))
+        return self._op("Where", self._op("Unsqueeze", is_given_RS, self._ints(2)), given_RSD, own_RSD)
 
     def _layer_ports(self, name: str, num_layers: int) -> list[str]:
         return stacked_ports(name) if self._storing == "stacked" else layer_ports(name, num_layers)

@@ -12,6 +12,7 @@ from llama_adapter.llm.exported.device_slots import Buffer, DeviceSlots
 from llama_adapter.llm.exported.export import DECODER_FILE, PREFIX_FILE, SLOTS_FILE
 from llama_adapter.llm.exported.program import DecoderProgram, HostSlots, by_ports, stacked
 from llama_adapter.llm.exported.step import (
+    EMBEDDINGS,
     IDS,
     LOGITS,
     MASK,
@@ -26,6 +27,7 @@ from llama_adapter.llm.exported.step import (
     num_prefix_layers,
     score_step,
 )
+from llama_adapter.llm.model.blocks import Past
 from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.host import Prediction
@@ -69,6 +71,7 @@ class OnnxProgram(DecoderProgram):
         self._prefix_ports = layer_ports("prefix", num_prefix_layers(self._config))
         wanted = {IDS, POSITIONS, PLACES, MASK, WANTED, *self._prefix_ports, *self._cache_ports}
         wanted |= set(SAMPLING) if card.has_sampling else set()
+        wanted |= set() if card.picture_format is None else {EMBEDDINGS}
         found = {port.name for port in self._step.get_inputs()}
         if found != wanted:
             differing = ", ".join(sorted(found ^ wanted)[:4])
@@ -84,6 +87,7 @@ class OnnxProgram(DecoderProgram):
             self._prefix = open_inference_session(folder / PREFIX_FILE, threads=threads, provider=mapped)
         if provider.name == CPU.name and not on_device:
             self.slots = HostSlots(self._config, num_slots=num_slots, dtype=self._dtype, past=past)
+            self.keeps_prompts = True
         else:
             device, device_id = _DEVICES[provider.name], int(provider.options.get("device_id", "0"))
             self.slots = DeviceSlots(
@@ -110,16 +114,18 @@ class OnnxProgram(DecoderProgram):
         prefix, cache = ([Buffer.of(whole[rows]) for whole in both] for both in (self.slots.prefix, self.slots.cache))
         return self._run(step, prefix, cache)
 
-    def score(self, layouts: Sequence[ScoreLayout], prefixes: Sequence[Prefix], *, start: int) -> np.ndarray:
-        step = score_step(layouts, start=start)
+    def score(
+        self, layouts: Sequence[ScoreLayout], prefixes: Sequence[Prefix], *, before: Past | None, keeps: bool = False
+    ) -> tuple[np.ndarray, Sequence[np.ndarray]]:
+        step = score_step(layouts, start=0 if before is None else before[0].shape[2])
         num_rows, _, num_places = step.mask_RSP.shape
-        if num_places > step.ids_RS.shape[1]:  # after a past, which differs between layers
-            cache = self.slots.fresh(num_rows, num_places)
+        if before is not None or keeps:  # what is cached differs between layers
+            cache = self.slots.fresh(num_rows, num_places, before)
         else:  # one pair for all layers: each layer reads its values before the next layer writes
             shape = (num_rows, self._config.num_kv_heads, num_places, self._config.head_dim)
             cache = [np.zeros(shape, self._dtype) for _ in range(2)] * self._config.num_layers
         prefix = [np.ascontiguousarray(part, self._dtype) for part in by_ports(prefixes)]
-        return self._run(step, list(map(Buffer.of, prefix)), list(map(Buffer.of, cache))).logits_RV
+        return self._run(step, list(map(Buffer.of, prefix)), list(map(Buffer.of, cache))).logits_RV, cache
 
     def close(self) -> None:
         self._step = self._prefix = None
@@ -134,6 +140,8 @@ class OnnxProgram(DecoderProgram):
             WANTED: step.wanted_T,
             **(dict(zip(SAMPLING, step.sampling, strict=True)) if self.card.has_sampling else {}),
         }
+        if self.card.picture_format is not None:
+            given[IDS], given[EMBEDDINGS] = step.embedded(dim=self._config.dim, dtype=self._dtype)
         kept = {name: np.ascontiguousarray(array) for name, array in given.items()}  # kept alive until the step has run
         for name, array in kept.items():
             binding.bind_input(name, *Buffer.of(array))

@@ -8,6 +8,7 @@ import torch
 
 from llama_adapter.llm.exported.program import DecoderProgram
 from llama_adapter.llm.exported.step import decode_step, prefill_step
+from llama_adapter.llm.prefix import PictureTokens
 from llama_adapter.llm.runners.eager import EagerRunner
 from llama_adapter.llm.runners.kernels import KernelRunner
 
@@ -35,7 +36,10 @@ class DecoderParity:
 
 
 def compare(program: DecoderProgram, reference: EagerRunner | KernelRunner) -> DecoderParity:
-    """Compare both on the same prompts of different lengths, pictures and tokens. Both must have at least 3 slots."""
+    """Compare both on the same prompts of different lengths, pictures and tokens. Both must have at least 3 slots.
+
+    Pictures that are tokens have the place of all tokens of a prompt but the first and the last.
+    """
     sizes, rng = reference.config.decoder, np.random.default_rng(0)
     prompts = [rng.integers(0, sizes.vocab_size, min(length, sizes.context // 2)).tolist() for length in _LENGTHS]
     query_BQD = rng.standard_normal((len(prompts), sizes.num_queries, sizes.dim)).astype(np.float32)
@@ -45,8 +49,13 @@ def compare(program: DecoderProgram, reference: EagerRunner | KernelRunner) -> D
     greedy = [None] * len(prompts)
     program.slots.reserve(max(map(len, prompts)) + _NUM_STEPS)
     program.slots.place(own, first_slot=0)
-    wanted = reference.prefill(prompts, prefixes, first_slot=0)
-    made = program.run(prefill_step(prompts, greedy, capacity=program.slots.capacity), first_slot=0)
+    pictures = []
+    if program.card.picture_format is not None:
+        shown = (rng.standard_normal((max(len(prompt) - 2, 0), sizes.dim), np.float32) for prompt in prompts)
+        pictures = [(PictureTokens(start=1, embeddings_SD=x_SD, digest=""),) for x_SD in shown]
+    wanted = reference.prefill(prompts, prefixes, first_slot=0, pictures=pictures)
+    step = prefill_step(prompts, greedy, capacity=program.slots.capacity, pictures=pictures)
+    made = program.run(step, first_slot=0)
     pairs = [(torch.as_tensor(wanted.logits_RV).numpy().copy(), made.logits_RV.copy())]
     num_same = int((torch.as_tensor(wanted.best_R).numpy() == made.best_R).sum())
     token_ids, positions = wanted.best_R.tolist(), [len(prompt) for prompt in prompts]

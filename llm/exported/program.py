@@ -11,6 +11,7 @@ import numpy as np
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.exported.card import ExportCard
 from llama_adapter.llm.exported.step import Step, num_prefix_layers
+from llama_adapter.llm.model.blocks import Past
 from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.host import Prediction
@@ -25,6 +26,7 @@ class DecoderProgram(ABC):
     card: ExportCard
     name: str  # the runtime of the graphs, for people
     slots: "HostSlots"
+    keeps_prompts = False  # whether it runs the rest of a prompt whose beginning is in its slot
 
     @abstractmethod
     def project(self, visual_query_BQD: np.ndarray) -> Prefix:
@@ -38,8 +40,14 @@ class DecoderProgram(ABC):
         """
 
     @abstractmethod
-    def score(self, layouts: Sequence[ScoreLayout], prefixes: Sequence[Prefix], *, start: int) -> np.ndarray:
-        """Logits (T, V) of the predictors of rows at temporary places after the past, `start`. Uses no slot."""
+    def score(
+        self, layouts: Sequence[ScoreLayout], prefixes: Sequence[Prefix], *, before: Past | None, keeps: bool = False
+    ) -> tuple[np.ndarray, Sequence[np.ndarray]]:
+        """Logits (T, V) of the predictors of rows at temporary places after `before`. Uses no slot.
+
+        With `keeps`, also returns the cache (R, G, P, H) of these places, in the order of the ports. Only a program
+        that `keeps_prompts` takes it, and another `before` than the past of its slots.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -55,17 +63,16 @@ class HostSlots:
     def __init__(self, config: DecoderConfig, *, num_slots: int, dtype: np.dtype, past: PastKeyValues | None) -> None:
         """Every slot begins with `past`."""
         self._config, self.dtype = config, dtype
-        self.past = (
-            []
-            if past is None
-            else [part[layer].astype(dtype) for layer in range(config.num_layers) for part in past.parts]
-        )
+        self.past: Past | None = None
+        if past is not None:
+            k_LGCH, v_LGCH = past.parts
+            self.past = k_LGCH.astype(dtype), v_LGCH.astype(dtype)
         self.start = 0 if past is None else len(past)
         # Current number of places of a slot. The mask of a step must have this number of places.
         self.capacity = max(min(LEAST_CAPACITY, config.context), self.start)
         shape = (num_slots, config.num_heads, config.num_queries, config.head_dim)
         self.prefix = [np.zeros(shape, dtype) for _ in range(2 * num_prefix_layers(config))]
-        self.cache = self.fresh(num_slots, self.capacity)
+        self.cache = self.fresh(num_slots, self.capacity, self.past)
 
     def reserve(self, num_places: int) -> None:
         """Enlarge every slot to at least `num_places` places. Their content is kept."""
@@ -115,14 +122,31 @@ class HostSlots:
         for whole in self.prefix:
             whole[slot] = 0
 
-    def fresh(self, num_rows: int, num_places: int) -> list[np.ndarray]:
-        """A new cache (R, G, P, H) for each port, which has the past followed by zeros."""
+    def write(self, slot: int, values: Past) -> None:
+        """Write the first places of a slot."""
+        _write([whole[slot] for whole in self.cache], values)
+
+    def fresh(self, num_rows: int, num_places: int, before: Past | None) -> list[np.ndarray]:
+        """A new cache (R, G, P, H) for each port, which has `before` followed by zeros."""
         config = self._config
         shape = (num_rows, config.num_kv_heads, num_places, config.head_dim)
         made = [np.zeros(shape, self.dtype) for _ in range(2 * config.num_layers)]
-        for whole, part_GCH in zip(made, self.past, strict=False):  # without a past, there are no parts
-            whole[:, :, : self.start] = part_GCH
+        if before is not None:
+            _write(made, before)
         return made
+
+
+def read_past(cache: Sequence[np.ndarray], row: int, num_places: int) -> Past:
+    """A copy of the first places of a row of a cache that is in the order of the ports."""
+    k_LGCH, v_LGCH = (np.stack([whole[row, :, :num_places] for whole in cache[first::2]]) for first in (0, 1))
+    return k_LGCH, v_LGCH
+
+
+def _write(cache: Sequence[np.ndarray], values: Past) -> None:
+    """Write the first places of one row, (G, P, H) for each port, or of all rows, (R, G, P, H)."""
+    for first, part_LGCH in enumerate(values):
+        for whole, part_GCH in zip(cache[first::2], part_LGCH, strict=True):
+            whole[..., : part_GCH.shape[1], :] = part_GCH
 
 
 def by_ports(prefixes: Sequence[Prefix]) -> list[np.ndarray]:

@@ -5,10 +5,11 @@ import itertools
 import numpy as np
 
 from llama_adapter.llm.config import EngineConfig
-from llama_adapter.llm.exported.program import DecoderProgram
+from llama_adapter.llm.exported.program import DecoderProgram, read_past
 from llama_adapter.llm.exported.step import decode_step, prefill_step
 from llama_adapter.llm.prefix import Prefix
-from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, PrefillPlan, ScorePlan
+from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, PrefillPlan, ScorePlan, with_pictures
+from llama_adapter.llm.runners.beginnings import Beginnings
 from llama_adapter.llm.runners.draw import Draw
 from llama_adapter.llm.runners.host import HostRunner, Prediction, scores_of
 from llama_adapter.llm.runners.score_layout import lay_out_rows
@@ -20,9 +21,13 @@ class ExportedRunner(HostRunner):
     runs_mixed = False
 
     def __init__(self, program: DecoderProgram, config: EngineConfig) -> None:
-        """`program` must have at least `config.num_slots` slots, which begin with `config.past`."""
+        """`program` must have at least `config.num_slots` slots, which begin with `config.past`.
+
+        Unless it `keeps_prompts`, `config.kept_places` must be 0.
+        """
         super().__init__(config, dtype=config.dtype)
         self.program, self.has_sampling = program, program.card.has_sampling
+        self._beginnings = Beginnings()
 
     @property
     def operators_name(self) -> str:
@@ -43,23 +48,38 @@ class ExportedRunner(HostRunner):
             return program.run(step, first_slot=0)
         slots.reserve(start + max(map(len, plan.prompts)))
         slots.place(plan.prefixes, first_slot=plan.first_slot)
-        step = prefill_step(plan.prompts, draws, capacity=slots.capacity, start=start)
-        return program.run(step, first_slot=plan.first_slot)
+        known = self._beginnings.restore(plan, slots.write)
+        step = prefill_step(
+            plan.prompts, draws, capacity=slots.capacity, start=start, pictures=plan.pictures, known=known
+        )
+        prediction = program.run(step, first_slot=plan.first_slot)
+        self._beginnings.keep(
+            plan, lambda row, count: read_past(slots.cache, plan.first_slot + row, count), start=start
+        )
+        return prediction
 
     def score(self, plan: ScorePlan) -> list[list[float]]:
-        most_tokens = self.config.context  # compiled graphs do not accept longer rows
+        before, known = self._beginnings.before(plan, self.program.slots.past)
+        most_tokens = self.config.context - known  # compiled graphs do not accept longer rows
         questions = [
-            lay_out_rows(*question, most_tokens=most_tokens)
-            for question in zip(plan.prompts, plan.continuations, strict=True)
+            lay_out_rows(prompt[known:], choices, () if known else own, most_tokens=most_tokens)
+            for choices, (prompt, own) in zip(plan.continuations, with_pictures(plan), strict=True)
         ]
         layouts = [layout for rows in questions for layout in rows]
         prefixes = [prefix for prefix, rows in zip(plan.prefixes, questions, strict=True) for _ in rows]
-        scores = iter(scores_of(self.program.score(layouts, prefixes, start=self._start), layouts))
+        logits_TV, cache = self.program.score(layouts, prefixes, before=before, keeps=any(plan.kept))
+        firsts = list(itertools.accumulate(map(len, questions), initial=0))  # the first row of each question
+        self._beginnings.keep(plan, lambda row, count: read_past(cache, firsts[row], count), start=self._start)
+        scores = iter(scores_of(logits_TV, layouts))
         return [list(itertools.chain.from_iterable(itertools.islice(scores, len(rows)))) for rows in questions]
 
     def move(self, source: int, target: int, *, num_tokens: int) -> None:
         self.program.slots.move(source, target, num_tokens=self._start + num_tokens)
         self._newest[target] = self._newest[source]
+
+    def reset(self) -> None:
+        super().reset()
+        self._beginnings.clear()
 
     def clear(self, slot: int, *, position: int | None = None) -> None:
         """Clear the whole slot for any `position`.

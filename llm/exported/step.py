@@ -13,11 +13,15 @@ from typing import Final
 import numpy as np
 
 from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.runners.base import Pictures
 from llama_adapter.llm.runners.draw import Draw
+from llama_adapter.llm.runners.host import as_array
 from llama_adapter.llm.runners.score_layout import ScoreLayout, layout_mask, layout_positions
 from llama_adapter.llm.runners.shapes import padded
 
-IDS: Final = "ids"  # int32 (R, S)
+IDS: Final = "ids"  # int32 (R, S); below 0 for tokens whose embeddings are given
+# (R, S, D), only in graphs for pictures as tokens. It has the sizes of IDS, so that gears need no further size.
+EMBEDDINGS: Final = "embeddings"
 POSITIONS: Final = "positions"  # int32 (R, S), of the rotary embedding
 PLACES: Final = "places"  # int32 (R, S), where keys and values are stored; only in graphs that store them
 MASK: Final = "mask"  # bool (R, S, P), or (R, S, P + S) if the step's own tokens are not in the cache
@@ -33,6 +37,7 @@ LOGITS: Final = "logits"  # float32 (T, V)
 SOURCE: Final = "source"  # SOURCE and TARGET: int64 (1,), slots of the graph that copies one slot over another
 TARGET: Final = "target"
 VISUAL_QUERY: Final = "visual_query"  # (B, Q, D)
+_GIVEN: Final = -1  # id of a token whose embedding is given
 
 
 def num_prefix_layers(config: DecoderConfig) -> int:
@@ -60,6 +65,17 @@ class Step:
     mask_RSP: np.ndarray
     wanted_T: np.ndarray
     draws: Sequence[Draw | None]  # of the wanted tokens; None is greedy
+    pictures: Sequence[Pictures] = ()  # of each row, at their places in it; empty if no row has any
+
+    def embedded(self, *, dim: int, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+        """The arrays of IDS and EMBEDDINGS. Embeddings of tokens that have an id are zero, and not read."""
+        num_rows, num_tokens = self.ids_RS.shape
+        ids_RS, x_RSD = self.ids_RS.copy(), np.zeros((num_rows, num_tokens, dim), dtype)
+        for ids_S, x_SD, own in zip(ids_RS, x_RSD, self.pictures, strict=False):  # most steps have no pictures
+            for picture in own:
+                ids_S[picture.start : picture.stop] = _GIVEN
+                x_SD[picture.start : picture.stop] = as_array(picture.embeddings_SD)
+        return ids_RS, x_RSD
 
     @property
     def sampling(self) -> tuple[np.ndarray, ...]:
@@ -74,24 +90,35 @@ class Step:
 
 
 def prefill_step(
-    prompts: Sequence[Sequence[int]], draws: Sequence[Draw | None], *, capacity: int, start: int = 0
+    prompts: Sequence[Sequence[int]],
+    draws: Sequence[Draw | None],
+    *,
+    capacity: int,
+    start: int = 0,
+    pictures: Sequence[Pictures] = (),
+    known: Sequence[int] = (),
 ) -> Step:
     """All tokens of each prompt, at places from `start` on. Each token attends to earlier tokens and to itself.
 
-    Padding follows a prompt and repeats its last token, so that no value is NaN. `capacity` is P.
+    Padding follows a prompt and repeats its last token, so that no value is NaN. `capacity` is P. The first `known`
+    tokens of each prompt are in its slot already, and are left out; only a program that `keeps_prompts` takes any.
     """
-    width = max(map(len, prompts))
-    ids_RS = np.array(padded(prompts, width), np.int32)
-    places_S = np.arange(start, start + width, dtype=np.int32)
-    places_RS = np.broadcast_to(places_S, ids_RS.shape)
-    causal_SP = np.arange(capacity) <= places_S[:, None]
+    known_R = np.array(known or [0] * len(prompts), np.int32)
+    rest = [prompt[count:] for prompt, count in zip(prompts, known_R.tolist(), strict=True)]
+    width = max(map(len, rest))
+    ids_RS = np.array(padded(rest, width), np.int32)
+    # Padding behind a known beginning stays within the places that the longest prompt has.
+    last = start + max(map(len, prompts)) - 1
+    places_RS = np.minimum(start + known_R[:, None] + np.arange(width, dtype=np.int32), last).astype(np.int32)
+    own = [() if count else shown for shown, count in zip(pictures, known_R.tolist(), strict=False)]
     return Step(
         ids_RS=ids_RS,
         positions_RS=places_RS,
         places_RS=places_RS,
-        mask_RSP=np.broadcast_to(causal_SP, (len(prompts), width, capacity)),
-        wanted_T=np.array([row * width + len(prompt) - 1 for row, prompt in enumerate(prompts)], np.int32),
+        mask_RSP=np.arange(capacity) <= places_RS[..., None],
+        wanted_T=np.array([row * width + len(prompt) - 1 for row, prompt in enumerate(rest)], np.int32),
         draws=draws,
+        pictures=own,
     )
 
 
@@ -126,4 +153,5 @@ def score_step(layouts: Sequence[ScoreLayout], *, start: int = 0) -> Step:
         mask_RSP=np.stack([layout_mask(layout, width, start=start) for layout in layouts]),
         wanted_T=np.array(wanted, np.int32),
         draws=[None] * len(wanted),
+        pictures=[layout.pictures for layout in layouts],
     )

@@ -184,10 +184,17 @@ class EagerRunner:
         shape = self.config.decoder.prefix_shape(1)
         return Prefix(*(torch.zeros(shape, dtype=self._prefix.k.dtype, device=self._device) for _ in range(2)))
 
-    def prefill(self, prompts: Sequence[Sequence[int]], prefixes: Sequence[Prefix], *, first_slot: int) -> Prediction:
+    def prefill(
+        self,
+        prompts: Sequence[Sequence[int]],
+        prefixes: Sequence[Prefix],
+        *,
+        first_slot: int,
+        pictures: Sequence[Pictures] = (),
+    ) -> Prediction:
         """Fill slots from `first_slot` on; returns the predictions after each prompt's last token."""
         rows, greedy = range(len(prompts)), [None] * len(prompts)
-        return self._fill(PrefillPlan(rows, list(map(tuple, prompts)), prefixes, greedy, first_slot))
+        return self._fill(PrefillPlan(rows, list(map(tuple, prompts)), prefixes, greedy, first_slot, pictures=pictures))
 
     @torch.inference_mode()
     def _fill(self, plan: PrefillPlan) -> Prediction:

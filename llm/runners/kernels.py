@@ -18,7 +18,16 @@ from llama_adapter.llm.config import DecoderConfig, EngineConfig
 from llama_adapter.llm.model.blocks import ArrayBlocks, Past, lazy_zeros
 from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.prefix import Prefix
-from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, Plan, PrefillPlan, Result, ScorePlan, with_pictures
+from llama_adapter.llm.runners.base import (
+    DecodePlan,
+    MixedPlan,
+    Pictures,
+    Plan,
+    PrefillPlan,
+    Result,
+    ScorePlan,
+    with_pictures,
+)
 from llama_adapter.llm.runners.beginnings import Beginnings
 from llama_adapter.llm.runners.draw import NO_TOKEN
 from llama_adapter.llm.runners.host import HostRunner, Prediction, as_array, scores_of
@@ -110,10 +119,18 @@ class KernelRunner(HostRunner):
                 self._cache.hold([place + 1 for place in places])
                 return self._fill(prefill, Tokens.of_steps(self._newest[: len(places)], places))
 
-    def prefill(self, prompts: Sequence[Sequence[int]], prefixes: Sequence[Prefix], *, first_slot: int) -> Prediction:
+    def prefill(
+        self,
+        prompts: Sequence[Sequence[int]],
+        prefixes: Sequence[Prefix],
+        *,
+        first_slot: int,
+        pictures: Sequence[Pictures] = (),
+    ) -> Prediction:
         """Fill slots from `first_slot` on; returns the predictions after each prompt's last token."""
         rows, greedy = range(len(prompts)), [None] * len(prompts)
-        return self._fill(PrefillPlan(rows, list(map(tuple, prompts)), prefixes, greedy, first_slot), Tokens())
+        plan = PrefillPlan(rows, list(map(tuple, prompts)), prefixes, greedy, first_slot, pictures=pictures)
+        return self._fill(plan, Tokens())
 
     def _fill(self, plan: PrefillPlan, steps: Tokens) -> Prediction:
         """Predictions after `steps`, the tokens of running rows, and after each prompt."""

@@ -43,7 +43,11 @@ def lay_out(
 
 
 def lay_out_rows(
-    prompt: Sequence[int], continuations: Sequence[Sequence[int]], *, most_tokens: int
+    prompt: Sequence[int],
+    continuations: Sequence[Sequence[int]],
+    pictures: Sequence[PictureTokens] = (),
+    *,
+    most_tokens: int,
 ) -> list[ScoreLayout]:
     """One or more rows. Each has as many continuations, in their order, as fit `most_tokens`, and at least one."""
     groups: list[list[Sequence[int]]] = []
@@ -51,7 +55,7 @@ def lay_out_rows(
         if not groups or len(lay_out(prompt, [*groups[-1], continuation]).token_ids) > most_tokens:
             groups.append([])
         groups[-1].append(continuation)
-    return [lay_out(prompt, group) for group in groups]
+    return [lay_out(prompt, group, pictures) for group in groups]
 
 
 def layout_positions(layout: ScoreLayout, *, start: int = 0) -> list[int]:

@@ -1,6 +1,8 @@
-"""Small towers with the switches of every family, and head sizes of real ones."""
+"""Small towers with the switches of every family, and head sizes of real ones; connectors behind such towers."""
 
-from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
+from dataclasses import replace
+
+from llama_adapter.vision.config import ClipConfig, ConnectorConfig, QueryConfig, VisionConfig
 
 QUERY = QueryConfig(num_queries=3, width=96, depth=2, num_heads=2, mlp_dim=160, output_dim=32)
 SIGLIP = ClipConfig(
@@ -38,4 +40,14 @@ REGISTERS = ClipConfig(
 TOWERS = {
     "SigLIP, heads of 72": VisionConfig(clip=SIGLIP, query=QUERY),
     "registers, heads of 104, tokens of a layer": VisionConfig(clip=REGISTERS, query=QUERY, channel_order="bgr"),
+}
+PATCHES = ClipConfig(image_size=56, patch_size=14, width=64, num_layers=2, num_heads=2, output_dim=64, drops_class=True)
+TWO_LINEARS = ConnectorConfig(num_queries=16, mlp_dim=96, output_dim=32)
+CONNECTORS = {
+    "LLaVA": VisionConfig(clip=PATCHES, query=TWO_LINEARS),
+    "tanh": VisionConfig(clip=SIGLIP, query=replace(TWO_LINEARS, activation="gelu_tanh", has_bias=False)),
+    "quick": VisionConfig(clip=SIGLIP, query=replace(TWO_LINEARS, activation="quick_gelu")),
+    "SmolVLM": VisionConfig(
+        clip=SIGLIP, query=ConnectorConfig(num_queries=4, shuffle=2, output_dim=32, has_bias=False)
+    ),
 }

@@ -13,7 +13,9 @@ from llama_adapter.llm.exported.onnx_program import OnnxProgram
 from llama_adapter.llm.exported.runner import ExportedRunner
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.past import PastKeyValues
+from llama_adapter.llm.picture_format import PictureFormat
 
+PICTURES = PictureFormat(token="<image>", token_id=7, tokens_each=4)
 CARD = ExportCard(
     format="onnx",
     name="toy",
@@ -29,17 +31,20 @@ CARD = ExportCard(
 )
 
 
-def exported_card(decoder: LlamaAdapterDecoder, folder: Path, *, sampling: bool = True, **options: Any) -> ExportCard:
+def exported_card(
+    decoder: LlamaAdapterDecoder, folder: Path, *, sampling: bool = True, embeddings: bool = False, **options: Any
+) -> ExportCard:
     """Export a decoder into `folder`; `options` are those of `export_decoder`."""
     folder.mkdir(exist_ok=True)
     tensors = decoder.state_dict().items()
-    written = export_decoder(decoder.config, tensors, folder, sampling=sampling, **options)
+    written = export_decoder(decoder.config, tensors, folder, sampling=sampling, embeddings=embeddings, **options)
     return dataclasses.replace(
         CARD,
         decoder=decoder.config.to_dict(),
         dtype=written.dtype,
         precision=written.precision,
         has_sampling=sampling,
+        picture_format=PICTURES if embeddings else None,
     )
 
 
@@ -50,10 +55,17 @@ def onnx_runner(
     num_slots: int,
     on_device: bool = False,
     past: PastKeyValues | None = None,
+    kept_places: int = 0,
     **options: Any,
 ) -> ExportedRunner:
     """A runner of a decoder exported to ONNX; `options` are those of `exported_card`."""
     card = exported_card(decoder, folder, **options)
     program = OnnxProgram(card, folder, threads=1, num_slots=num_slots, on_device=on_device, past=past)
-    config = EngineConfig(decoder=decoder.config, dtype=np.dtype(card.dtype), num_slots=num_slots, past=past)
+    config = EngineConfig(
+        decoder=decoder.config,
+        dtype=np.dtype(card.dtype),
+        num_slots=num_slots,
+        past=past,
+        kept_places=kept_places,
+    )
     return ExportedRunner(program, config)

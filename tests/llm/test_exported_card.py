@@ -16,12 +16,20 @@ CARD = dataclasses.replace(
     fingerprint={"clip": "0 1"},
     files={"decoder.onnx": "0"},
     gears=({"rows": 1},),
+    picture_format=exported.PICTURES,
 )
 
 
 def test_a_card_is_read_as_it_was_written(tmp_path: Path) -> None:
     CARD.write(tmp_path)
     assert read_card(tmp_path) == CARD
+
+
+def test_a_card_without_pictures_as_tokens_is_that_of_early_exports(tmp_path: Path) -> None:
+    card = dataclasses.replace(CARD, picture_format=None)
+    card.write(tmp_path)
+    assert "picture_format" not in (tmp_path / CARD_FILE).read_text()
+    assert read_card(tmp_path) == card
 
 
 @pytest.mark.parametrize(
@@ -38,6 +46,8 @@ def test_a_card_is_read_as_it_was_written(tmp_path: Path) -> None:
         {"decoder": {**CARD.decoder, "dim": "x"}},
         {"settings": 7},
         {"template": "other"},
+        {"picture_format": {"token": "<image>"}},
+        {"picture_format": {**dataclasses.asdict(exported.PICTURES), "token_id": "7"}},
         *(b"", b"[" * 100_000, b"\xff\0", b"null", b'{"version": ' + b"9" * 5000 + b"}"),
     ],
     ids=lambda content: repr(content)[:40],

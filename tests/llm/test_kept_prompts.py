@@ -5,6 +5,7 @@ import random
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.prefix import PictureTokens
 from llama_adapter.llm.runners.base import MixedPlan, Plan, PrefillPlan, Result, ScorePlan
 from llama_adapter.llm.runners.shapes import BUCKETED, EXACT, STEPPED
+from tests.llm.exported import onnx_runner
 from tests.llm.toys import (
     EOS_ID,
     FAMILIES,
@@ -60,11 +62,18 @@ class Watched:
         return result
 
 
-def open_engine(config: DecoderConfig = CONFIG, *, kind: str = "kernels", **options: Any) -> tuple[Engine, Watched]:
-    """An engine by the kernels, or by plain torch in shapes of this name, and its plans."""
+def open_engine(
+    config: DecoderConfig = CONFIG, *, kind: str = "kernels", folder: Path | None = None, **options: Any
+) -> tuple[Engine, Watched]:
+    """An engine by the kernels, by an export in `folder`, or by plain torch in shapes of this name, and its plans."""
     runner: Any
     if kind == "kernels":
         runner = open_runner(config, num_slots=4, **options)
+    elif kind == "onnx":
+        assert folder is not None
+        without_blocks = {name: value for name, value in options.items() if name not in BLOCKS}  # graphs have none
+        place = folder / str(sum(1 for _ in folder.iterdir()))
+        runner = onnx_runner(toy_decoder(config), place, num_slots=4, embeddings=True, **without_blocks)
     else:
         shapes = {"exact": EXACT, "bucketed": BUCKETED, "stepped": STEPPED}[kind]
         runner = eager(toy_decoder(config), num_slots=4, shapes=shapes, backend=QueuedBackend(), **options)
@@ -88,35 +97,39 @@ def questions(
     return requests
 
 
-@pytest.mark.parametrize("kind", ["kernels", "exact", "bucketed", "stepped"])
-def test_answers_are_those_of_an_empty_store(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["kernels", "exact", "bucketed", "stepped", "onnx"])
+def test_answers_are_those_of_an_empty_store(kind: str, tmp_path: Path) -> None:
     draw = random.Random(1)
     pictures = [draw.choice([-1, 0, 0, 1, 2, 3, 4]) for _ in range(40)]
-    plain, all_tokens = open_engine(kind=kind)
+    plain, all_tokens = open_engine(kind=kind, folder=tmp_path)
     expected = answer(plain, questions(plain, pictures))
     assert all_tokens.most_kept == 0
     for room, cache in ((ROOM, {}), (ROOM, BLOCKS), (10_000, {}), (10_000, BLOCKS)):
-        engine, watched = open_engine(kind=kind, kept_places=room, **cache)
+        engine, watched = open_engine(kind=kind, folder=tmp_path, kept_places=room, **cache)
         assert answer(engine, questions(engine, pictures)) == expected
         assert watched.num_computed < all_tokens.num_computed
         assert 0 < watched.most_kept <= room
 
 
+@pytest.mark.parametrize("kind", ["exact", "onnx"])
 @pytest.mark.parametrize("config", OTHERS.values(), ids=OTHERS)
-def test_what_is_kept_has_the_heads_and_windows_of_every_family(config: DecoderConfig) -> None:
+def test_what_is_kept_has_the_heads_and_windows_of_every_family(
+    config: DecoderConfig, kind: str, tmp_path: Path
+) -> None:
     pictures = [0, 1, 0, 1, 1, -1, 0]
-    engines = [open_engine(config, kind="exact", kept_places=room, **BLOCKS)[0] for room in (0, ROOM)]
+    engines = [open_engine(config, kind=kind, folder=tmp_path, kept_places=room, **BLOCKS)[0] for room in (0, ROOM)]
     plain, keeping = (answer(engine, questions(engine, pictures, config=config)) for engine in engines)
     assert keeping == plain
 
 
 @pytest.mark.parametrize("num_past", [0, 4])
-@pytest.mark.parametrize("kind", ["kernels", "exact", "bucketed"])
-def test_choices_are_scored_behind_what_is_kept(kind: str, num_past: int) -> None:
+@pytest.mark.parametrize("kind", ["kernels", "exact", "bucketed", "onnx"])
+def test_choices_are_scored_behind_what_is_kept(kind: str, num_past: int, tmp_path: Path) -> None:
     pictures = [0, 1, 0, 0, -1, 1, 2, 3, 0, 1]
     scores, computed = [], []
     for room in (0, 2 * 15):
-        engine, watched = open_engine(kind=kind, kept_places=room, past=toy_past(CONFIG, num_past))
+        past = toy_past(CONFIG, num_past)
+        engine, watched = open_engine(kind=kind, folder=tmp_path, kept_places=room, past=past)
         requests: list[Any] = questions(engine, pictures)
         for number, request in enumerate(requests):
             if number != 3:  # one question is answered, and its picture is kept for the choices
@@ -133,6 +146,22 @@ def test_choices_are_scored_behind_what_is_kept(kind: str, num_past: int) -> Non
     assert computed[1] <= computed[0] - 3 * 11
 
 
+@pytest.mark.parametrize("kind", ["exact", "onnx"])
+def test_choices_that_fill_several_rows_keep_the_beginning_of_their_own_question(kind: str, tmp_path: Path) -> None:
+    many = tuple((first, 4, 5, 6, 7, 8, 9) for first in range(10, 20))  # 60 tokens are fed
+    scores, computed = [], []
+    for room in (0, 1000):
+        engine, watched = open_engine(kind=kind, folder=tmp_path, kept_places=room)
+        for request in questions(engine, [0, 1, 1, 0]):
+            parts = {"prompt_ids": request.prompt_ids, "prefix": request.prefix, "pictures": request.pictures}
+            engine.submit(ScoreRequest(id=request.id, continuations=many, **parts))
+        scores.append({output.request_id: output.logprobs for output in drain(engine)})
+        computed.append(watched.num_computed)
+    assert computed[1] == computed[0] - 2 * 11
+    for number, expected in scores[0].items():
+        assert scores[1][number] == pytest.approx(expected, abs=2 * 7 * rounding(CONFIG))
+
+
 def test_a_further_question_computes_its_own_tokens_only() -> None:
     engine, watched = open_engine(kept_places=ROOM)
     first, second, third, other = questions(engine, [0, 0, 0, 1])
@@ -143,6 +172,18 @@ def test_a_further_question_computes_its_own_tokens_only() -> None:
     before = watched.num_computed
     answer(engine, [other, replace(first, prompt_ids=(1, 4, *first.prompt_ids[2:]))])  # another picture, another text
     assert watched.num_computed == before + len(other.prompt_ids) + len(first.prompt_ids)
+
+
+@pytest.mark.parametrize("kind", ["kernels", "exact", "onnx"])
+def test_a_prompt_that_fills_the_context_is_computed_beside_a_known_beginning(kind: str, tmp_path: Path) -> None:
+    """Padded to the other prompt, the rest of the known one would end beyond the context."""
+    plain, _ = open_engine(kind=kind, folder=tmp_path)
+    engine, watched = open_engine(kind=kind, folder=tmp_path, kept_places=1000)
+    first, second, other = questions(engine, [0, 0, 1], length=38)
+    other = replace(other, prompt_ids=other.prompt_ids + (9,) * (CONFIG.context - 2 - len(other.prompt_ids)))
+    expected = answer(plain, [first, second, other])
+    assert answer(engine, [first]) | answer(engine, [second, other]) == expected
+    assert watched.num_computed == len(first.prompt_ids) + len(second.prompt_ids) - 40 + len(other.prompt_ids)
 
 
 def test_questions_that_come_together_compute_their_picture_once() -> None:

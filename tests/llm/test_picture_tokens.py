@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from llama_adapter.llm.runners.base import PrefillPlan, ScorePlan
 from llama_adapter.llm.runners.kernels import KernelRunner
 from llama_adapter.runtime.errors import LlamaAdapterError
 from llama_adapter.runtime.kernels.library import find_library
+from tests.llm.exported import onnx_runner
 from tests.llm.toys import EOS_ID, NATIVE, answer, drain, open_runner, toy_decoder
 
 PLAIN = dataclasses.replace(NATIVE, num_adapter_layers=0, num_queries=0)
@@ -33,9 +35,13 @@ GREEDY = SamplingParams(temperature=0.0, max_new_tokens=8)
 Words = tuple[int, ...]
 
 
-def open_engine(kind: str, *, num_slots: int = 4) -> tuple[Engine, Tensor]:
-    """An engine by plain torch or by the kernels, and the embeddings of its tokens."""
+def open_engine(kind: str, *, num_slots: int = 4, folder: Path | None = None) -> tuple[Engine, Tensor]:
+    """An engine by plain torch, by the kernels or by an export in `folder`, and the embeddings of its tokens."""
     state = toy_decoder(PLAIN).state_dict()
+    if folder is not None and kind.startswith("onnx"):
+        on_device = kind == "onnx on a device"
+        exported = onnx_runner(toy_decoder(PLAIN), folder, num_slots=num_slots, on_device=on_device, embeddings=True)
+        return Engine(exported, eos_id=EOS_ID), state["embedding.weight"]
     options: dict[str, Any] = {"operators": "aten"} if kind == "plain" else {}
     runner = open_runner(PLAIN, state, num_slots=num_slots, **options)
     if kind == "kernels" and find_library().library is None:
@@ -71,10 +77,14 @@ def asked(
     return found[0], found[1]
 
 
-@pytest.mark.parametrize("kind", ["plain", "kernels"])
+@pytest.mark.parametrize("kind", ["plain", "kernels", "onnx", "onnx on a device"])
 @pytest.mark.parametrize("scored", [False, True], ids=["generated", "scored"])
-def test_pictures_give_what_the_ids_of_their_embeddings_give(kind: str, scored: bool) -> None:
-    engine, embedding = open_engine(kind)
+def test_pictures_give_what_the_ids_of_their_embeddings_give(kind: str, scored: bool, tmp_path: Path) -> None:
+    check_pictures(*open_engine(kind, folder=tmp_path), scored=scored)
+
+
+def check_pictures(engine: Engine, embedding: Tensor, *, scored: bool) -> None:
+    """Prompts with pictures, in batches, give what the ids of the pictures' embeddings give."""
     draw = random.Random(0)
 
     def shown(count: int = 5) -> tuple[str, Words]:

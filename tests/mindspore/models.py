@@ -31,7 +31,7 @@ from llama_adapter.runtime.graphs.defaults import MindirBackend
 from llama_adapter.runtime.graphs.mindir_runtime import MindirRuntime
 from llama_adapter.runtime.graphs.session import GraphSession
 from tests.app.golden import model_options
-from tests.llm.exported import CARD
+from tests.llm.exported import CARD, PICTURES
 
 NUM_SLOTS = 16
 _FOLDER = tempfile.TemporaryDirectory(prefix="mindir-")
@@ -83,12 +83,20 @@ def mindir_runner(
     past: PastKeyValues | None = None,
     backend: MindirBackend = "ms",
     dtype: GraphDtype = "float32",
+    embeddings: bool = False,
 ) -> ExportedRunner:
     """A runner of a decoder exported into `folder`."""
-    model: Any = SimpleNamespace(decoder_config=decoder.config, name="toy")  # without an encoder
+    pictures = PICTURES if embeddings else None
+    model: Any = SimpleNamespace(decoder_config=decoder.config, name="toy", picture_format=pictures)  # no encoder
     made = export_mindir(model, decoder.state_dict().items(), folder, dtype=dtype, encoder=False)
-    decoder_json = decoder.config.to_dict()
-    card = dataclasses.replace(CARD, format="mindir", decoder=decoder_json, dtype=dtype, settings=made.graphs)
+    card = dataclasses.replace(
+        CARD,
+        format="mindir",
+        decoder=decoder.config.to_dict(),
+        dtype=dtype,
+        settings=made.graphs,
+        picture_format=pictures,
+    )
     opened = open_mindir_program(card, folder, MindirRuntime(backend=backend), num_slots=num_slots, past=past)
     config = EngineConfig(decoder=decoder.config, dtype=np.dtype(card.dtype), num_slots=num_slots, past=past)
     return ExportedRunner(opened, config)

@@ -26,7 +26,7 @@ from llama_adapter.vision.encoder import PictureEncoder
 from llama_adapter.vision.export import BOUNDS, compare, export_onnx, judge
 from tests.bounds import sums
 from tests.fakes.exported import open_onnx
-from tests.fakes.towers import TOWERS
+from tests.fakes.towers import CONNECTORS, TOWERS
 from tests.parity.exported import golden_bgr_onnx, golden_onnx
 from tests.parity.golden import PICTURES, model, pixels
 
@@ -60,7 +60,7 @@ def bgr() -> Exported:
 
 
 @pytest.mark.proves("towers: CLIP B to bigG, SigLIP, DINOv2", "ONNX")
-@pytest.mark.parametrize("config", TOWERS.values(), ids=TOWERS)
+@pytest.mark.parametrize("config", [*TOWERS.values(), *CONNECTORS.values()], ids=[*TOWERS, *CONNECTORS])
 def test_a_tower_of_every_kind_is_exported_with_its_card(config: VisionConfig, tmp_path: Path) -> None:
     torch.manual_seed(0)
     encoder = PictureEncoder(config).eval().requires_grad_(False)

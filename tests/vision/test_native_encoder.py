@@ -17,10 +17,10 @@ from llama_adapter.runtime.schemes.layers import dequantise_linears
 from llama_adapter.runtime.schemes.state import convert_precision
 from llama_adapter.vision.backends.kernels import KernelEncoder
 from llama_adapter.vision.backends.torch import TorchVisionBackend
-from llama_adapter.vision.config import ClipConfig, ConnectorConfig, QueryConfig, VisionConfig
+from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
 from tests.bounds import Float64, difference, rounding_module, spread
-from tests.fakes.towers import SIGLIP, TOWERS
+from tests.fakes.towers import CONNECTORS, TOWERS
 
 pytestmark = pytest.mark.skipif(find_library().library is None, reason=find_library().reason or "there are kernels")
 
@@ -38,17 +38,6 @@ CONFIGS = {
     "heads of 80": dataclasses.replace(CONFIG, clip=dataclasses.replace(CONFIG.clip, width=160)),
     **TOWERS,
     "heads of 8": dataclasses.replace(CONFIG, query=dataclasses.replace(CONFIG.query, num_heads=12)),
-}
-CONNECTED = VisionConfig(clip=SIGLIP, query=ConnectorConfig(num_queries=16, mlp_dim=96, output_dim=32))
-CONNECTORS = {
-    "LLaVA": dataclasses.replace(CONNECTED, clip=dataclasses.replace(CONFIG.clip, drops_class=True)),
-    "tanh": dataclasses.replace(
-        CONNECTED, query=dataclasses.replace(CONNECTED.query, activation="gelu_tanh", has_bias=False)
-    ),
-    "quick": dataclasses.replace(CONNECTED, query=dataclasses.replace(CONNECTED.query, activation="quick_gelu")),
-    "SmolVLM": dataclasses.replace(
-        CONNECTED, query=ConnectorConfig(num_queries=4, shuffle=2, output_dim=32, has_bias=False)
-    ),
 }
 
 

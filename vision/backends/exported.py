@@ -1,6 +1,7 @@
 """The picture encoder as an exported graph, run by any graph session."""
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
@@ -9,11 +10,12 @@ from llama_adapter.runtime.graphs.card import Port
 from llama_adapter.runtime.graphs.open_session import GraphSpec, open_session
 from llama_adapter.runtime.graphs.session import GraphSession
 from llama_adapter.vision.card import EncoderCard
-from llama_adapter.vision.config import ChannelOrder
+from llama_adapter.vision.config import ChannelOrder, ConnectorConfig
 from llama_adapter.vision.pixels import PixelRule
 
 _FLOATS = ("float32", "float16")
 _PIXELS = (np.uint8, np.float32)
+_MOST_SQUARES: Final = 8  # in one call, because a batch of pictures that are cut has many; more are hardly faster
 
 
 class ExportedEncoder:
@@ -37,6 +39,8 @@ class ExportedEncoder:
         self.pixels = PixelRule(image_size=self.image_size) if self.card is None else self.card.vision.clip.pixels
         if self.card is not None:
             _check_card(self.card, side=self.image_size, query=self.query_shape, file=info.file)
+        has_connector = self.card is not None and isinstance(self.card.vision.query, ConnectorConfig)
+        self._largest = _MOST_SQUARES if has_connector and self.batch_sizes is None else None
 
     @property
     def device_ms(self) -> float | None:
@@ -55,7 +59,10 @@ class ExportedEncoder:
                 f"and was given {Port(name='', dtype=str(pixels_BHWC.dtype), shape=given)}",
                 hint="resize and crop with `vision.preprocess.preprocess`; height, width, colour in this order",
             )
-        [query] = self.session.run([pixels_BHWC if self.channel_order == "rgb" else pixels_BHWC[..., ::-1]])
+        pixels_BHWC = pixels_BHWC if self.channel_order == "rgb" else pixels_BHWC[..., ::-1]
+        starts = range(0, len(pixels_BHWC), self._largest or len(pixels_BHWC))
+        parts = [self.session.run([part_BHWC])[0] for part_BHWC in np.split(pixels_BHWC, starts[1:])]
+        query = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return query if query.flags.writeable else query.copy()  # torch shares no memory that cannot be written
 
     def close(self) -> None:

@@ -32,7 +32,7 @@ def run_encode(options: argparse.Namespace) -> int:
         sources, spec = EncoderSources(), spec_from(options)
     else:
         if options.llama_dir is not None and options.adapter is None and has_connector(Path(options.llama_dir)):
-            raise tokens_error(Path(options.llama_dir).name, "prefix files")
+            raise tokens_error(Path(options.llama_dir).name)
         sources = settings(EncoderSources, given)
         unread = dict.fromkeys(("llama_dir", "llama_type", "adapter", "clip", "visual_heads"))
         spec = settings(CaptionerSpec, {**given, **unread, "lora": ()})

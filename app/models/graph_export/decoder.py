@@ -18,7 +18,7 @@ from llama_adapter.app.models.graph_export.mindir import export_mindir, settings
 from llama_adapter.app.models.graph_export.output import check_place, give, tell, told_parity
 from llama_adapter.app.models.graph_export.to_onnx import read_pixels
 from llama_adapter.app.models.roofline import decoder_weights
-from llama_adapter.app.models.spec import CaptionerSpec, tokens_error
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.models.stream_model import stream_model
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.exported.card import CARD_FILE, ExportCard, read_card
@@ -79,8 +79,6 @@ def run_export_decoder(job: DecoderJob) -> None:
     check_place(out, shown=job.out, is_folder=True)
     started = time.perf_counter()
     model, tensors = stream_model(job.spec, dtype=torch.float32, is_encoded_elsewhere=True)
-    if model.picture_format is not None:
-        raise tokens_error(model.name, "exported decoders")
     for note in model.notes:
         tell(f"note: {note}")
     if job.spec.prompt_template is not None:  # records name a template that was asked for, so it is no part of exports
@@ -98,11 +96,12 @@ def run_export_decoder(job: DecoderJob) -> None:
         replace_folder(partial, out)
     give(job.out)
     if job.format != "onnx-atc":
-        task = "caption PICTURE" if card.config.num_adapter_layers else "generate --prompt TEXT"
+        task = "caption PICTURE" if card.fingerprint else "generate --prompt TEXT"
         tell(f"next: llama-adapter {task} --decoder {shlex.quote(job.out)}")
     else:
         file = shlex.quote(os.path.join(job.out, DECODER_FILE))
-        sizes = "--sizes R=1,S=256,P=1,T=1 --sizes R=1,S=1,P=512,T=1"  # gears for a prompt and for a token
+        most = 256 + (0 if card.picture_format is None else card.picture_format.most_tokens)  # tokens of a prompt
+        sizes = f"--sizes R=1,S={most},P=1,T=1 --sizes R=1,S=1,P={most + 256},T=1"  # gears for a prompt and for a token
         tell(f"next: llama-adapter export om {file} --precision-mode origin {sizes}")
 
 
@@ -127,15 +126,22 @@ def _check_out(out: Path, *, shown: str, force: bool) -> None:
 def _write(job: DecoderJob, model: LoadedModel, tensors: Iterable[tuple[str, Tensor]], folder: Path) -> ExportCard:
     config = model.decoder_config
     is_mindir, graphs = job.format == "mindir", None
+    sees_pictures = bool(model.vision_state)
     if is_mindir:
         dtype: Any = job.precision
-        with_encoder = job.encoder and _can_write_encoder(model)
+        with_encoder = job.encoder and sees_pictures and _can_write_encoder(model)
         made = export_mindir(model, tensors, folder, dtype=dtype, sampling=job.sampling, encoder=with_encoder)
         written, graphs = Written(files=made.files, dtype=dtype, precision="float"), dict(made.graphs)
     else:
         storing: Any = "in_place" if job.format == "onnx" else "stacked"
         written = export_decoder(
-            config, tensors, folder, precision=job.precision, storing=storing, sampling=job.sampling
+            config,
+            tensors,
+            folder,
+            precision=job.precision,
+            storing=storing,
+            sampling=job.sampling,
+            embeddings=model.picture_format is not None,
         )
     files = [*written.files, *model.tokenizer.files]
     for name, content in model.tokenizer.files.items():
@@ -143,7 +149,7 @@ def _write(job: DecoderJob, model: LoadedModel, tensors: Iterable[tuple[str, Ten
     if model.ood_detector is not None:
         model.ood_detector.save(folder / FAMILIAR_FILE)
         files.append(FAMILIAR_FILE)
-    if job.encoder and config.num_adapter_layers and model.vision_state and not is_mindir:
+    if job.encoder and sees_pictures and not is_mindir:
         files += _write_encoder(job, model, folder)
     return ExportCard(
         format=job.format,
@@ -156,9 +162,10 @@ def _write(job: DecoderJob, model: LoadedModel, tensors: Iterable[tuple[str, Ten
         prompt=model.prompt,
         template=model.template,
         channel_order=model.vision_config.channel_order,
-        fingerprint=dict(model.source.fingerprint) if config.num_adapter_layers else {},
+        fingerprint=dict(model.source.fingerprint) if sees_pictures else {},
         files={name: file_mark(folder / name) for name in files},
         settings=graphs,
+        picture_format=model.picture_format,
     )
 
 

@@ -74,7 +74,14 @@ def export_mindir(
     # Rotary tables are float32 in every model, like normalisation.
     tables = ((key, torch.from_numpy(table)) for key, table in rotary_tables(config).items())
     weights |= _append_floats(folder / weights_file, tables)
-    decoder = MindirDecoder(config=config, dtype=dtype, weights=weights, folder=folder, weights_file=weights_file)
+    decoder = MindirDecoder(
+        config=config,
+        dtype=dtype,
+        weights=weights,
+        folder=folder,
+        weights_file=weights_file,
+        has_embeddings=model.picture_format is not None,
+    )
     graphs = {PREFILL: f"{stem}_prefill_graph.mindir", INCREMENT: f"{stem}_inc_graph.mindir"}
     for kind in (PREFILL, INCREMENT):
         decoder.write_step(graphs[kind], has_cache=kind == INCREMENT, has_sampling=sampling)
@@ -83,10 +90,10 @@ def export_mindir(
         graphs[PREFIX] = f"{variables}/prefix_graph.mindir"
         decoder.write_prefix(graphs[PREFIX])
         files.append(graphs[PREFIX])
-        if encoder:
-            graphs[ENCODER] = f"{variables}/encoder_graph.mindir"
-            _write_encoder(model, folder / graphs[ENCODER], dtype=dtype)
-            files += [graphs[ENCODER], f"{variables}/{_ENCODER_WEIGHTS}"]
+    if encoder:
+        graphs[ENCODER] = f"{variables}/encoder_graph.mindir"
+        _write_encoder(model, folder / graphs[ENCODER], dtype=dtype)
+        files += [graphs[ENCODER], f"{variables}/{_ENCODER_WEIGHTS}"]
     (folder / f"{stem}.yaml").write_text(_settings(config, stem, graphs, sampling=sampling), encoding="utf-8")
     (folder / GE_CONFIG).write_text(recommended_ge_config(), encoding="utf-8")
     return MindirExport(files=tuple(files), graphs=graphs)

@@ -35,6 +35,7 @@ from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.vision.encoder import encoder_from_state
 from llama_adapter.vision.export import compare, export_onnx
 from llama_adapter.vision.pixels import PixelRule
+from llama_adapter.vision.squares import squares_of
 
 _MAX_PICTURES = 4  # sample pictures to compare with; enough for two batch sizes, as a float16 encoder is slow on a CPU
 
@@ -124,7 +125,10 @@ def _model_flags(sources: EncoderSources) -> list[str]:
 
 
 def read_pixels(named: Sequence[str], *, rule: PixelRule) -> NDArray[np.uint8]:
-    """The pixels of the readable pictures, for the encoder. Raises GraphError if no picture can be read."""
+    """The pixels of the readable pictures, for the encoder; of a picture that is cut, those of the whole picture.
+
+    Raises GraphError if no picture can be read.
+    """
     given = InputSpec(paths=tuple(named)) if named else InputSpec(paths=(str(sample_pictures()),), limit=_MAX_PICTURES)
     pixels = []
     with closing(open_reader("process", ReadingSpec(), pixels=rule)) as reader:
@@ -132,7 +136,7 @@ def read_pixels(named: Sequence[str], *, rule: PixelRule) -> NDArray[np.uint8]:
             assert one.source is not None, "a path names a picture"
             reading = PictureReading(error=one.error) if one.error else reader.read(one.source, name=one.label)
             if reading.pixels is not None:
-                pixels.append(reading.pixels)
+                pixels.append(squares_of(reading.pixels, side=rule.image_size)[-1])
             elif reading.error is not None:
                 tell(f"not compared on this picture: {reading.error.message}")
     if not pixels:

@@ -42,6 +42,7 @@ from tests.llm.toys import (
     toy_visual_queries,
 )
 
+PLAIN = dataclasses.replace(CONFIG, num_adapter_layers=0, num_queries=0)
 ROWS, TOKENS, CACHED = 2, 8, 8
 PREFILL = {"R": ROWS, "S": TOKENS, "P_plus_S": CACHED + TOKENS, "T": ROWS, "P": CACHED}
 INCREMENT = {"R": ROWS, "S": 1, "P_plus_S": CACHED + 1, "T": ROWS, "P": CACHED}
@@ -56,14 +57,17 @@ def compiled(file: Path, gears: Sequence[Gear]) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("config", "sampling"),
-    [(CONFIG, True), (dataclasses.replace(CONFIG, num_adapter_layers=0, num_queries=0), False)],
+    ("config", "sampling", "embeddings"),
+    [(CONFIG, True, False), (PLAIN, False, False), (PLAIN, True, True)],
+    ids=["adapter", "no adapter", "pictures as tokens"],
 )
-def test_steps_of_any_size_are_padded_to_a_gear(config: DecoderConfig, sampling: bool, tmp_path: Path) -> None:
-    decoder = toy_decoder(config)
-    exported_card(decoder, tmp_path / "returned", storing="returned", sampling=sampling)
+def test_steps_of_any_size_are_padded_to_a_gear(
+    config: DecoderConfig, sampling: bool, embeddings: bool, tmp_path: Path
+) -> None:
+    decoder, has = toy_decoder(config), {"sampling": sampling, "embeddings": embeddings}
+    exported_card(decoder, tmp_path / "returned", storing="returned", **has)
     reference = open_inference_session(tmp_path / "returned" / DECODER_FILE, threads=1)
-    exported_card(decoder, tmp_path / "stacked", storing="stacked", sampling=sampling)
+    exported_card(decoder, tmp_path / "stacked", storing="stacked", **has)
     file = tmp_path / "stacked" / DECODER_FILE
     assert {one.sentence for one in lint_graph(read_graph(file), has_dims=True) if one.level == "error"} == set()
     om = compiled(file, [PREFILL, INCREMENT, {**INCREMENT, "R": 4, "T": 4}, {**PREFILL, "T": 9}])
@@ -77,6 +81,7 @@ def test_steps_of_any_size_are_padded_to_a_gear(config: DecoderConfig, sampling:
                 shape = [sizes.get(size, size) for size in port.shape]
                 inputs[port.name] = draw.normal(size=shape).astype(np.float32)
             inputs["ids"] = draw.integers(0, config.vocab_size, (rows, tokens), dtype=np.int32)
+            inputs["ids"][:, ::3] = -1 if embeddings else 0
             inputs["positions"] = np.broadcast_to(np.arange(cached, cached + tokens, dtype=np.int32), (rows, tokens))
             inputs["mask"] = np.tri(tokens, cached + tokens, cached, dtype=bool)[None].repeat(rows, axis=0)
             inputs["wanted"] = np.array(wanted, np.int32)

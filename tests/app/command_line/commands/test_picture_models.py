@@ -62,28 +62,35 @@ def test_doctor_says_what_the_model_does_with_pictures(folder: Path, run: Run) -
 
 
 @pytest.mark.parametrize(
-    ("command", "what"),
-    [
-        ("export decoder", "exported decoders"),
-        ("encode PHOTOS --keys-values", "prefix files"),
-        ("encode PHOTOS", "prefix files"),
-    ],
+    "flags",
+    [["--keys-values"], []],
+    ids=["keys and values", "queries"],
 )
-def test_what_holds_no_tokens_of_pictures_is_refused(
-    folder: Path, command: str, what: str, run: Run, tmp_path: Path
-) -> None:
-    words = command.replace("PHOTOS", str(folder.parent / "photos")).split()
-    ran = run(*words, "--llama-dir", str(folder), "--out", str(tmp_path / "out"))
+def test_prefix_files_hold_no_tokens_of_pictures(folder: Path, flags: list[str], run: Run, tmp_path: Path) -> None:
+    ran = run("encode", str(folder.parent / "photos"), flags, "--llama-dir", str(folder), "--out", str(tmp_path / "o"))
     assert ran.code == ExitCode.USAGE
-    assert f"`toy-vlm` sees pictures as tokens of its prompts, and {what} hold none" in ran.err
+    assert "`toy-vlm` sees pictures as tokens of its prompts, and prefix files hold none" in ran.err
 
 
-def test_a_bundle_with_pictures_as_tokens_is_not_exported_as_a_decoder(folder: Path, run: Run, tmp_path: Path) -> None:
-    bundle = str(tmp_path / "bundle")
+def test_a_bundle_is_exported_with_its_encoder(folder: Path, run: Run, tmp_path: Path) -> None:
+    bundle, out, photos = str(tmp_path / "bundle"), str(tmp_path / "out"), str(folder.parent / "photos")
     assert run("convert", "--llama-dir", str(folder), "--out", bundle, "--no-known-answer").code == 0
-    ran = run("export", "decoder", "--model", bundle, "--out", str(tmp_path / "out"))
-    assert ran.code == ExitCode.USAGE
-    assert "sees pictures as tokens of its prompts, and exported decoders hold none" in ran.err
+    ran = run("export", "decoder", "--model", bundle, "--out", out)
+    assert ran.code == 0, ran.err
+    assert "39 of 39 tokens are torch's" in ran.err
+    assert "next: llama-adapter caption PICTURE" in ran.err
+
+    flags = ["--max-new-tokens", "6"]
+    wanted = run("caption", "--model", str(folder), photos, flags, "--dtype", "float32", "--device", "cpu")
+    assert run("caption", "--decoder", out, photos, flags).texts() == wanted.texts() != {}
+    checked = run("doctor", "--decoder", out)
+    assert checked.code == 0
+    assert "opens the decoder, and onnxruntime (CPUExecutionProvider) its picture encoder" in " ".join(
+        checked.out.split()
+    )
+    refused = run("encode", photos, "--encoder", f"{out}/encoder.onnx", "--out", str(tmp_path / "prefixes"))
+    assert refused.code == ExitCode.USAGE
+    assert "sees pictures as tokens of its prompts, and prefix files hold none" in refused.err
 
 
 BREAKS = {

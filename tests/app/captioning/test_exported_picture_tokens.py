@@ -1,0 +1,150 @@
+"""Exported models that see pictures as tokens answer as transformers does, also without torch.
+
+Decoders in OM files run on stand-ins for ATC and ais_bench.
+"""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from llama_adapter import Captioner, GraphError
+from llama_adapter.app.models.bundle import convert
+from llama_adapter.app.models.graph_export.decoder import DecoderJob, run_export_decoder
+from llama_adapter.app.models.spec import CaptionerSpec
+from tests.app.exported import compile_decoder, exported_embedded
+from tests.app.picture_models import Reference, pictures, save
+from tests.parity.exported import choice_limit
+from tests.runtime.graphs import conftest
+
+QUESTIONS = ("What is it?", "Is it red or blue, and how many are there in all?", "a")
+TOKENS = 64
+
+install = conftest.install  # a fixture
+
+
+@pytest.fixture(scope="module", params=["smolvlm", pytest.param("llava", marks=pytest.mark.slow)])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def folder(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(tmp_path_factory.mktemp(kind), kind)
+
+
+@pytest.fixture(scope="module")
+def exported(folder: Path) -> Path:
+    """The whole model as ONNX. Its export compares decoder and encoder with torch's."""
+    out = folder / "onnx"
+    run_export_decoder(DecoderJob(spec=CaptionerSpec(llama_dir=folder), out=str(out)))
+    return out
+
+
+@pytest.fixture(scope="module")
+def compiled(folder: Path) -> Path:
+    """The decoder as an OM."""
+    compile_decoder(folder / "om", llama_dir=folder)
+    return folder / "om"
+
+
+@pytest.fixture(params=["onnx", pytest.param("om", marks=pytest.mark.slow)])
+def captioner(request: pytest.FixtureRequest, exported: Path, install: Callable[..., None]) -> Iterator[Captioner]:
+    decoder, encoder = exported, None
+    if request.param == "om":
+        install("")
+        decoder, encoder = request.getfixturevalue("compiled"), exported / "encoder.onnx"
+    with Captioner.load(decoder=decoder, encoder=encoder, batch_size=4) as captioner:
+        yield captioner
+
+
+@pytest.mark.proves("LLaVA, SmolVLM, Idefics3 (pictures as tokens)", "ONNX", "OM")
+def test_answers_are_those_of_transformers(captioner: Captioner, folder: Path, kind: str) -> None:
+    reference, images = Reference(folder, kind), pictures(5)
+    questions = [QUESTIONS[index % 3] for index in range(5)]
+
+    answers = captioner.generate(images, questions, max_new_tokens=TOKENS)
+    texts = captioner.generate_text(QUESTIONS, max_new_tokens=TOKENS)
+    both = captioner.ask(images[:2], QUESTIONS[0], max_new_tokens=TOKENS)
+
+    for answer, image, question in zip(answers, images, questions, strict=True):
+        assert answer.error is None
+        assert list(answer.token_ids) == reference.answer([image], question, max_new_tokens=TOKENS)
+    for answer, question in zip(texts, QUESTIONS, strict=True):
+        assert list(answer.token_ids) == reference.answer([], question, max_new_tokens=TOKENS)
+    assert list(both.token_ids) == reference.answer(images[:2], QUESTIONS[0], max_new_tokens=TOKENS)
+
+
+def test_choices_are_scored_as_in_torch(captioner: Captioner, folder: Path) -> None:
+    options: Any = {"prompts": QUESTIONS[0], "choices": ["yes", "no", "red and blue"]}
+    with Captioner.load(folder, batch_size=4, device="cpu", dtype="float32") as torchs:
+        wanted = torchs.generate(pictures(3), **options)
+    made = captioner.generate(pictures(3), **options)
+
+    for answer, other in zip(made, wanted, strict=True):
+        assert answer.text == other.text
+        assert answer.choice == pytest.approx(other.choice, abs=choice_limit())
+
+
+@pytest.mark.parametrize("captioner", ["onnx"], indirect=True)
+def test_a_further_question_about_a_picture_computes_its_own_tokens_only(
+    captioner: Captioner, folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference, (first, second) = Reference(folder, kind), pictures(2, seed=2)
+    runner = captioner._engine._runner
+    known: list[bool] = []
+
+    def run(plan: Any, own: Any = runner.run) -> Any:
+        known.extend(kept.is_known for kept in getattr(plan, "kept", ()) if kept is not None)
+        return own(plan)
+
+    monkeypatch.setattr(runner, "run", run)
+    for image, question in ((first, 0), (first, 1), (second, 1), (first, 2), (second, 0)):
+        answer = captioner.ask(image, QUESTIONS[question], max_new_tokens=TOKENS)
+        assert list(answer.token_ids) == reference.answer([image], QUESTIONS[question], max_new_tokens=TOKENS)
+    assert known == [False, True, False, True, True]
+
+
+@pytest.fixture(scope="module")
+def bundle(folder: Path) -> Path:
+    return convert(CaptionerSpec(llama_dir=folder), folder / "bundle", dtype=torch.float32)
+
+
+def test_an_encoder_of_another_model_is_refused(exported: Path, bundle: Path) -> None:
+    other = str(Path(exported_embedded()) / "encoder.onnx")
+    for options in ({"decoder": exported}, {"model": bundle}):
+        with pytest.raises(GraphError, match="visual queries of width"):
+            Captioner.load(encoder=other, **options)
+
+
+def test_the_exported_encoder_goes_with_the_bundle_in_torch(
+    exported: Path, bundle: Path, folder: Path, kind: str
+) -> None:
+    images, reference = pictures(2), Reference(folder, kind)
+    with Captioner.load(bundle, encoder=exported / "encoder.onnx", dtype="float32", device="cpu") as captioner:
+        answers = captioner.generate(images, QUESTIONS[0], max_new_tokens=24)
+
+    assert captioner.info.vision == "onnxruntime (CPUExecutionProvider)"
+    for answer, image in zip(answers, images, strict=True):
+        assert list(answer.token_ids) == reference.answer([image], QUESTIONS[0], max_new_tokens=24)
+
+
+@pytest.mark.slow
+def test_a_server_runs_without_torch(exported: Path, tmp_path: Path) -> None:
+    program = """
+import sys
+from llama_adapter.app.serving.online.service import load_warm
+from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter import Captioner
+load_warm(CaptionerSpec(decoder=sys.argv[1]), tell=print).close()
+with Captioner.load(decoder=sys.argv[1]) as captioner:
+    print(captioner.ask(sys.argv[2], "a", max_new_tokens=9).error)
+print(sorted(name for name in sys.modules if name.partition(".")[0] == "torch"))
+"""
+    pictures(1)[0].save(tmp_path / "one.png")
+    command = [sys.executable, "-c", program, str(exported), str(tmp_path / "one.png")]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "None\n[]\n"
