@@ -14,7 +14,6 @@ from llama_adapter.app.models.sight import encoding_bytes
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.runners.kernels import KernelRunner
-from llama_adapter.runtime.device_names import may_have_accelerator
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.kernels.library import find_library
 from llama_adapter.vision.backends.base import NoEncoder
@@ -39,10 +38,9 @@ def assemble_arrays(spec: CaptionerSpec) -> Parts | None:
     Torch is needed for other models, devices and operators, for batch sizes that depend on the memory, and if memory
     is short.
     """
-    is_here = spec.device == "cpu" or (spec.device == AUTO and not may_have_accelerator())
     is_bundle = spec.llama_dir is None and not spec.lora and spec.past_key_values is None
     is_plain = spec.operators == "auto" and spec.mode in (AUTO, "eager") and spec.tensor_parallel == 1
-    if not (is_here and is_bundle and is_plain and spec.vision_kind == "torch" and spec.dtype in _DTYPES):
+    if not (spec.is_on_cpu and is_bundle and is_plain and spec.vision_kind == "torch" and spec.dtype in _DTYPES):
         return None
     if not isinstance(spec.batch_size, int) or (library := find_library().library) is None:
         return None
