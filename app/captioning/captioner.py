@@ -788,23 +788,15 @@ def _open_parts(spec: CaptionerSpec) -> Parts:
     from llama_adapter.app.captioning.assemble_arrays import assemble_arrays
 
     files = marks_of(spec)
-    parts = assemble_arrays(spec) or _assemble_with_torch(spec)
+    if (parts := assemble_arrays(spec)) is None:
+        try:
+            from llama_adapter.app.captioning.assemble import assemble_with_torch
+        except RuntimeError as error:
+            note_torch_import(error)
+            raise
+        parts = assemble_with_torch(spec)
     KnownModel(spec=parts.spec, info=parts.info, pixels=parts.vision.pixels).remember(spec, files=files)
     return parts
-
-
-def _assemble_with_torch(spec: CaptionerSpec) -> Parts:
-    try:
-        from llama_adapter.app.captioning.assemble import assemble_parts
-        from llama_adapter.app.captioning.assemble_foreign import assemble_foreign
-        from llama_adapter.app.models.checkpoints import find_llama
-    except RuntimeError as error:
-        note_torch_import(error)
-        raise
-    alone = None
-    if spec.llama_dir is not None and spec.adapter is None:
-        alone = find_llama(spec.llama_dir, llama_type=spec.llama_type)
-    return assemble_foreign(spec, alone) if alone is not None and alone.is_foreign else assemble_parts(spec)
 
 
 def _task_of(task: Task | None, choices: Sequence[str] | None) -> Task:

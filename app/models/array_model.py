@@ -3,7 +3,7 @@
 import dataclasses
 import os
 
-from llama_adapter.app.models.bundle_arrays import BundleArrays, num_weights
+from llama_adapter.app.models.bundle_arrays import BundleArrays, layers_without_bias, num_weights
 from llama_adapter.app.models.bundle_manifest import (
     LLM,
     MANIFEST,
@@ -13,18 +13,16 @@ from llama_adapter.app.models.bundle_manifest import (
     notes_on_rights,
     read_manifest,
 )
-from llama_adapter.app.models.described import DescribedModel, described
+from llama_adapter.app.models.described import DescribedModel
 from llama_adapter.app.models.dtype_rule import best_type
 from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec
-from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.runners.kernels import can_run
 from llama_adapter.runtime.host_memory import free_host_bytes
 from llama_adapter.runtime.kernels.instruction_sets import large_dtype
 from llama_adapter.runtime.kernels.library import Library
 from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.runtime.tensor_files.arrays import map_arrays
-from llama_adapter.vision.config import ConnectorConfig, VisionConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,11 +67,11 @@ def open_arrays(folder: str | os.PathLike[str], *, spec: CaptionerSpec, library:
         stored_precision=stored,
         dtype=dtype,
         wanted=precision,
-        without_bias=_without_bias(vision, decoder),
+        without_bias=layers_without_bias(vision, decoder),
         library=library,
     )
     return ArrayModel(
-        **described(manifest, decoder),
+        **manifest.described(decoder),
         digest=digest,
         arrays=arrays,
         has_encoder=bool(manifest["vision"]),
@@ -83,9 +81,3 @@ def open_arrays(folder: str | os.PathLike[str], *, spec: CaptionerSpec, library:
         precision=precision,
         notes=(*chosen, *notes_on_rights(place, [MANIFEST, *manifest["files"]])),
     )
-
-
-def _without_bias(vision: VisionConfig, decoder: DecoderConfig) -> set[str]:
-    names = {"head", "clip.projection", *(f"adapter.kv.{index}" for index in range(decoder.num_adapter_layers))}
-    has_none = isinstance(vision.query, ConnectorConfig) and not vision.query.has_bias
-    return names | {"query.up", "query.down"} if has_none else names

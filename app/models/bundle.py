@@ -49,10 +49,10 @@ from llama_adapter.app.models.checkpoints import (
     stream_sources,
     whole,
 )
-from llama_adapter.app.models.described import described
 from llama_adapter.app.models.input_scales import read_scales, write_scales
+from llama_adapter.app.models.number_formats import Dtype, dtype_of
 from llama_adapter.app.models.replaced_folder import again_if_replaced
-from llama_adapter.app.models.sketch import Dtype, HalfConfig, dtype_of, expected_forms, sketch
+from llama_adapter.app.models.sketch import HalfConfig, expected_forms, sketch
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.split import dense, share_of, shares_of, take
@@ -332,7 +332,7 @@ def stream_bundle(
         input_scales = read_scales(place / INPUT_SCALES, decoder)
     vision, digest = in_channel_order(channel_order, vision, manifest)
     model = LoadedModel(
-        **described(manifest, decoder),
+        **manifest.described(decoder),
         digest=digest,
         vision_config=vision,
         vision_state=vision_state,

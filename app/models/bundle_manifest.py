@@ -13,6 +13,7 @@ from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.conversation import Template
 from llama_adapter.llm.picture_format import PictureFormat
 from llama_adapter.llm.pieces.folder import SETTINGS_FILE, stored_name
+from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.kernels.layout import LAYOUT_VERSION, PACKED_KINDS, PackedLayout
 from llama_adapter.runtime.schemes import BUNDLE_VERSIONS, FLOAT, FLOAT_TYPES, PRECISIONS, Precision
@@ -20,6 +21,7 @@ from llama_adapter.runtime.tensor_files.arrays import list_keys, read_json
 from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS, shown_excerpt, shown_name
 from llama_adapter.vision.config import VIT_L_14, ConnectorConfig, QueryConfig, VisionConfig
 from llama_adapter.vision.formats import WantedOrder
+from llama_adapter.vision.out_of_distribution import read_familiarity
 
 if TYPE_CHECKING:  # torch is not needed to read a manifest
     from llama_adapter.runtime.ranks import Alone
@@ -145,6 +147,30 @@ class Manifest(dict[str, Any]):
         if self["vision"]:
             check_halves(vision, decoder, adapter=str(self.place))
         return vision, decoder
+
+    def described(self, decoder: DecoderConfig) -> dict[str, Any]:
+        """The fields of a `DescribedModel` that the bundle gives in its own words and files.
+
+        Raises CheckpointError for damaged files, and for a tokenizer of another model.
+        """
+        tokenizer, detector = Tokenizer.load_stored(self.place, self["files"]), None
+        if tokenizer.vocab_size != decoder.vocab_size:
+            raise CheckpointError(
+                f"The bundle `{self.place}` has a tokenizer of {tokenizer.vocab_size} pieces for a model of "
+                f"{decoder.vocab_size} tokens",
+                hint=DAMAGED,
+            )
+        if FAMILIAR in self["files"]:
+            familiar = self.place / FAMILIAR
+            detector = read_familiarity(familiar, num_queries=decoder.num_queries, width=decoder.dim)
+        return {
+            **{name: str(self[name]) for name in ("name", "prompt", "card")},
+            "question": self.get("question"),
+            "template": self.get("template", "instruction"),
+            "picture_format": self.picture_format,
+            "tokenizer": tokenizer,
+            "ood_detector": detector,
+        }
 
     def model_digest(self) -> str:
         """SHA-256 of everything that answers depend on: the digests of the model's files, and its configurations."""

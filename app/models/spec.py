@@ -1,6 +1,5 @@
 """The specification of a captioner, as plain values. All its defaults are defined here."""
 
-import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -208,13 +207,6 @@ def tokens_error(name: str, what: str) -> UsageError:
         f"`{name}` sees pictures as tokens of its prompts, and {what} hold none",
         hint="name its folder as --model where pictures are asked about",
     )
-
-
-def template_id(template: Template, *, own: Template, chat_template: str | None) -> str | None:
-    """How records name the template of prompts; None for the instructions or conversations of the model's training."""
-    if template == "chat":
-        return f"chat {hashlib.sha256((chat_template or '').encode()).hexdigest()[:16]}"
-    return None if template == own else template
 
 
 def _folders(given: Sequence[str] | str | os.PathLike[str]) -> tuple[str, ...]:
