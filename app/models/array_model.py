@@ -9,7 +9,6 @@ from llama_adapter.app.models.bundle_manifest import (
     MANIFEST,
     SPLIT_VERSION,
     VISION,
-    in_channel_order,
     notes_on_rights,
     read_manifest,
 )
@@ -42,9 +41,8 @@ def open_arrays(folder: str | os.PathLike[str], *, spec: CaptionerSpec, library:
     """
     manifest = read_manifest(folder)
     manifest.check_sizes()
-    place, (vision, decoder) = manifest.place, manifest.configs()
-    decoder = dataclasses.replace(decoder, context=spec.context or decoder.context)
-    vision, digest = in_channel_order(spec.channel_order, vision, manifest)
+    place = manifest.place
+    vision, decoder = manifest.configs(context=spec.context, channel_order=spec.channel_order)
     stored, layout = manifest.precision, manifest.layout
     precision, why = spec.precision or stored, [] if spec.device == "cpu" else ["no accelerator is installed"]
     is_taken = layout is None or (precision == stored and layout.fits(library.layout, precision))
@@ -71,12 +69,9 @@ def open_arrays(folder: str | os.PathLike[str], *, spec: CaptionerSpec, library:
         library=library,
     )
     return ArrayModel(
-        **manifest.described(decoder),
-        digest=digest,
+        **manifest.described(vision, decoder),
         arrays=arrays,
         has_encoder=bool(manifest["vision"]),
-        vision_config=vision,
-        decoder_config=decoder,
         dtype=dtype,
         precision=precision,
         notes=(*chosen, *notes_on_rights(place, [MANIFEST, *manifest["files"]])),

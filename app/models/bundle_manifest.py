@@ -129,10 +129,13 @@ class Manifest(dict[str, Any]):
                     hint="the copy was cut short; copy the whole folder again",
                 )
 
-    def configs(self) -> tuple[VisionConfig, DecoderConfig]:
+    def configs(
+        self, *, context: int | None = None, channel_order: WantedOrder = "auto"
+    ) -> tuple[VisionConfig, DecoderConfig]:
         """The configurations; the encoder's are nominal in a bundle for texts.
 
-        Raises CheckpointError if they are invalid or do not fit each other.
+        `context` and `channel_order` replace the bundle's own. Raises CheckpointError if the configurations are invalid
+        or do not fit each other.
         """
         try:
             decoder = DecoderConfig.from_dict(self["llm"])
@@ -146,13 +149,18 @@ class Manifest(dict[str, Any]):
             ) from None
         if self["vision"]:
             check_halves(vision, decoder, adapter=str(self.place))
-        return vision, decoder
+        if context is not None:
+            decoder = dataclasses.replace(decoder, context=context)
+        return vision if channel_order == "auto" else dataclasses.replace(vision, channel_order=channel_order), decoder
 
-    def described(self, decoder: DecoderConfig) -> dict[str, Any]:
-        """The fields of a `DescribedModel` that the bundle gives in its own words and files.
+    def described(self, vision: VisionConfig, decoder: DecoderConfig) -> dict[str, Any]:
+        """The fields of a `DescribedModel` with these configurations that the bundle gives.
 
         Raises CheckpointError for damaged files, and for a tokenizer of another model.
         """
+        digest, (own, _) = str(self["digest"]), self.configs()
+        if vision.channel_order != own.channel_order:  # the answers differ
+            digest = hashlib.sha256(f"{digest} {vision.channel_order}".encode()).hexdigest()
         tokenizer, detector = Tokenizer.load_stored(self.place, self["files"]), None
         if tokenizer.vocab_size != decoder.vocab_size:
             raise CheckpointError(
@@ -168,6 +176,9 @@ class Manifest(dict[str, Any]):
             "question": self.get("question"),
             "template": self.get("template", "instruction"),
             "picture_format": self.picture_format,
+            "digest": digest,
+            "vision_config": vision,
+            "decoder_config": decoder,
             "tokenizer": tokenizer,
             "ood_detector": detector,
         }
@@ -325,14 +336,3 @@ def _writers(path: Path) -> str:
     if status.st_mode & stat.S_IWGRP and status.st_gid not in {os.getegid(), *os.getgroups()}:
         return "a group"
     return ""
-
-
-def in_channel_order(
-    channel_order: WantedOrder, vision: VisionConfig, manifest: Mapping[str, Any]
-) -> tuple[VisionConfig, str]:
-    """The encoder for pictures in this order of colours, and the digest of such a model. "auto" is the bundle's own."""
-    digest = str(manifest["digest"])
-    if channel_order == "auto" or channel_order == vision.channel_order:
-        return vision, digest
-    other = dataclasses.replace(vision, channel_order=channel_order)
-    return other, hashlib.sha256(f"{digest} {channel_order}".encode()).hexdigest()  # the answers differ

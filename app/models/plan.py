@@ -102,11 +102,10 @@ def planned_model(job: PlanJob, *, exported: bool = True) -> PlannedModel:
         return PlannedModel(name=name, decoder=decoder_config(size, context=spec.context), vision=vision)
     if spec.llama_dir is None:
         manifest = read_manifest(bundle_folder(spec.model))
-        vision, decoder = manifest.configs()
-        context = spec.context or decoder.context
+        vision, decoder = manifest.configs(context=spec.context)
         return PlannedModel(
             name=str(manifest["name"]),
-            decoder=dataclasses.replace(decoder, context=context),
+            decoder=decoder,
             vision=vision if manifest["vision"] else None,
             pictures=manifest.picture_format,
         )
