@@ -69,7 +69,8 @@ class RecordWriter(AbstractContextManager["RecordWriter"]):
         self.is_locked = False
         self._sync_every, self._num_unsynced, self._synced_at = sync_every, 0, time.monotonic()
         self.is_durable = not self.path.exists() or self.path.is_file()
-        self.files: tuple[Path, ...] = (*older, self.path) if self.is_durable else ()  # of records, oldest first
+        # Of records, oldest first; none for pipes and devices.
+        self.files: tuple[Path, ...] = (*older, self.path) if self.is_durable else ()
         self._is_new = not os.path.lexists(self.path)
         self._is_name_synced = not self._is_new
         if self.is_durable:

@@ -90,3 +90,18 @@ def test_a_file_that_changes_while_the_model_is_loaded_is_noticed(spec: Captione
     found.remember(spec, files=before)
 
     assert KnownModel.recall(spec) is None
+
+
+def test_a_relative_path_is_another_model_in_another_folder(
+    spec: CaptionerSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, relative = KnownModel.recall(spec), dataclasses.replace(spec, model="model")
+    assert found is not None
+    monkeypatch.chdir(tmp_path)
+    found.remember(relative, files=marks_of(relative))
+    assert KnownModel.recall(relative) is not None
+
+    shutil.copytree("model", tmp_path / "other" / "model")
+    monkeypatch.chdir("other")
+
+    assert KnownModel.recall(relative) is None
