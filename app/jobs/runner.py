@@ -145,7 +145,7 @@ def check_questions(job: Job, captioner: "Captioner") -> None:
     if not job.inputs.is_text:
         captioner.info.require_sight()
     for question in () if job.inputs.prompt_files else job.questions:
-        if not (job.fills_variables and is_template(question)):
+        if not (is_template(question) and job.fills_variables):
             prompt = question.prompt(captioner.info.default_prompt)
             captioner.encode_prompt(prompt, question.task, sampling=job.sampling)
 

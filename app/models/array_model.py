@@ -59,18 +59,17 @@ def open_arrays(folder: str | os.PathLike[str], *, spec: CaptionerSpec, library:
     if (is_fixed and dtype != manifest["dtype"]) or 2 * num_bytes > (free_host_bytes() or 0):
         return None
     chosen = (f"computing on cpu in {dtype}: {'; '.join(why)}",) if why else ()
-    arrays = BundleArrays(
-        tensors,
-        stored_dtype=manifest["dtype"],
-        stored_precision=stored,
-        dtype=dtype,
-        wanted=precision,
-        without_bias=layers_without_bias(vision, decoder),
-        library=library,
-    )
     return ArrayModel(
         **manifest.described(vision, decoder),
-        arrays=arrays,
+        arrays=BundleArrays(
+            tensors,
+            stored_dtype=manifest["dtype"],
+            stored_precision=stored,
+            dtype=dtype,
+            wanted=precision,
+            without_bias=layers_without_bias(vision, decoder),
+            library=library,
+        ),
         has_encoder=bool(manifest["vision"]),
         dtype=dtype,
         precision=precision,
