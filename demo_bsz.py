@@ -245,7 +245,10 @@ def run_trials(captioner: "Captioner", options: argparse.Namespace, sampling: Sa
         synchronised=True,
     )
     print(report.format_table(), flush=True)
-    if note := unfamiliar_note(answers):
+    last = Tally()
+    for answer in answers:
+        last.add(answer)
+    if note := unfamiliar_note(last):
         print(note, file=sys.stderr)
     if captioner.spec.is_embedded and not options.no_score:
         print_score(captioner, Path(options.pic_file_path[0]) / KNOWN_ANSWERS)

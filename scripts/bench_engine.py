@@ -18,9 +18,9 @@ from llama_adapter.app.captioning.assemble import ModelLoader, assemble_parts
 from llama_adapter.app.captioning.parts import Parts
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.checkpoints import StreamedModel
+from llama_adapter.app.models.number_formats import Dtype
 from llama_adapter.app.models.random_model import LLAMA_SIZES, RandomLoader
 from llama_adapter.app.models.resources import embedded_model
-from llama_adapter.app.models.sketch import Dtype
 from llama_adapter.app.models.spec import DEFAULT_BATCH_SIZE, CaptionerSpec
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.preprocess import preprocess

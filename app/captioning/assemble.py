@@ -5,15 +5,21 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from functools import partial
 
+from llama_adapter.app.captioning.assemble_foreign import assemble_foreign
 from llama_adapter.app.captioning.parts import Parts, loaded_parts
-from llama_adapter.app.models.checkpoints import StreamedModel
+from llama_adapter.app.models.checkpoints import StreamedModel, find_llama
 from llama_adapter.app.models.encoders import GivenEncoder
 from llama_adapter.app.models.exported import check_encoder_exists
 from llama_adapter.app.models.memory_fit import place_model
-from llama_adapter.app.models.number_formats import DtypeChoice, check_asked_precision, check_rounding, widening_note
+from llama_adapter.app.models.number_formats import (
+    Dtype,
+    DtypeChoice,
+    check_asked_precision,
+    check_rounding,
+    widening_note,
+)
 from llama_adapter.app.models.parallel.group import RankGroup
 from llama_adapter.app.models.random_model import RandomLoader
-from llama_adapter.app.models.sketch import Dtype
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec
 from llama_adapter.app.models.stream_model import check_split, stream_model
 from llama_adapter.runtime.devices import open_backend, open_best, settle_mode
@@ -23,6 +29,15 @@ from llama_adapter.runtime.schemes.scheme import dtype_name
 from llama_adapter.vision.backends.base import NoEncoder, VisionBackend
 
 ModelLoader = Callable[[Dtype], StreamedModel]  # takes the dtype of the weights, or a `DtypeChoice`
+
+
+def assemble_with_torch(spec: CaptionerSpec) -> Parts:
+    """Load the model of a spec onto its device. Raises the errors of `assemble_parts` and `assemble_foreign`."""
+    if spec.is_llama_alone:
+        place = find_llama(spec.llama_dir or "", llama_type=spec.llama_type)
+        if place.is_foreign:
+            return assemble_foreign(spec, place)
+    return assemble_parts(spec)
 
 
 def assemble_parts(

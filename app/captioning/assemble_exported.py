@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from llama_adapter.app.captioning.parts import GraphBackend, Parts
+from llama_adapter.app.captioning.parts import GraphBackend, Parts, template_id
 from llama_adapter.app.models.exported import (
     FOR_ATC,
     MINDIR,
@@ -15,7 +15,7 @@ from llama_adapter.app.models.exported import (
     encoder_graph,
     read_exported_model,
 )
-from llama_adapter.app.models.spec import AUTO, DEFAULT_BATCH_SIZE, EXPORTED, CaptionerSpec, ModelInfo, template_id
+from llama_adapter.app.models.spec import AUTO, DEFAULT_BATCH_SIZE, EXPORTED, CaptionerSpec, ModelInfo
 from llama_adapter.app.pictures.prefixes.file import Encoding, check_keys_values, read_first_file
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.exported.mindir_program import open_mindir_program

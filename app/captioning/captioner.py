@@ -146,6 +146,7 @@ class Captioner:
         self.oom_retry = OomRetry(empty_caches=parts.backend.empty_caches)
         self._backend, self._vision, self._ood_detector = parts.backend, parts.vision, parts.model.ood_detector
         self._close_parts, self._is_closed = parts.close, False
+        self.pixels: PixelRule = parts.vision.pixels  # how pictures become the pixels that the encoder takes
         self._engine = engine or Engine(parts.runner, eos_id=self.tokenizer.end_ids)
         self._trace: Trace | None = None
         self._turn = threading.Lock()  # held while a loop is open
@@ -153,14 +154,14 @@ class Captioner:
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="captioner")  # for `agenerate`, `astream`
         self.allowed_hosts: tuple[AllowedHost, ...] = ()  # that pictures are downloaded from
         # The default of `run`; may be replaced.
-        self.reader: Reader = PictureReader(self.spec.pictures, pixels=parts.vision.pixels)
+        self.reader: Reader = PictureReader(self.spec.pictures, pixels=self.pixels)
         form = self.info.picture_format
         self._prompts = PromptEncoder(
             self.tokenizer, check=self._engine.check, template=self.info.template, pictures=form
         )
         self._grammars = Grammars(self.tokenizer)
         order: ChannelOrder = "bgr" if self.spec.channel_order == "bgr" else "rgb"
-        self._text_prefixes = TextPrefixes(zeros=zero_picture(parts.vision.pixels, channel_order=order))
+        self._text_prefixes = TextPrefixes(zeros=zero_picture(self.pixels, channel_order=order))
 
     @classmethod
     def load(
@@ -285,11 +286,6 @@ class Captioner:
     def compiles_slowly(self) -> bool:
         """Whether each new shape of a program is compiled for long, so that even a few pictures need a warm-up."""
         return self.info.mode not in PLAIN_MODES and self._backend.capabilities.static_shapes
-
-    @property
-    def pixels(self) -> PixelRule:
-        """How pictures become the pixels that the encoder takes."""
-        return self._vision.pixels
 
     @property
     def image_size(self) -> int:
@@ -788,23 +784,15 @@ def _open_parts(spec: CaptionerSpec) -> Parts:
     from llama_adapter.app.captioning.assemble_arrays import assemble_arrays
 
     files = marks_of(spec)
-    parts = assemble_arrays(spec) or _assemble_with_torch(spec)
+    if (parts := assemble_arrays(spec)) is None:
+        try:
+            from llama_adapter.app.captioning.assemble import assemble_with_torch
+        except RuntimeError as error:
+            note_torch_import(error)
+            raise
+        parts = assemble_with_torch(spec)
     KnownModel(spec=parts.spec, info=parts.info, pixels=parts.vision.pixels).remember(spec, files=files)
     return parts
-
-
-def _assemble_with_torch(spec: CaptionerSpec) -> Parts:
-    try:
-        from llama_adapter.app.captioning.assemble import assemble_parts
-        from llama_adapter.app.captioning.assemble_foreign import assemble_foreign
-        from llama_adapter.app.models.checkpoints import find_llama
-    except RuntimeError as error:
-        note_torch_import(error)
-        raise
-    alone = None
-    if spec.llama_dir is not None and spec.adapter is None:
-        alone = find_llama(spec.llama_dir, llama_type=spec.llama_type)
-    return assemble_foreign(spec, alone) if alone is not None and alone.is_foreign else assemble_parts(spec)
 
 
 def _task_of(task: Task | None, choices: Sequence[str] | None) -> Task:

@@ -1,11 +1,13 @@
 """The parts of a captioner. Imports no torch: exported models run without it."""
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from llama_adapter.app.models.named.getting import terms
-from llama_adapter.app.models.spec import CaptionerSpec, ModelInfo, template_id
+from llama_adapter.app.models.spec import CaptionerSpec, ModelInfo
+from llama_adapter.llm.conversation import Template
 from llama_adapter.llm.runners.base import Runner
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.user_cache import cache_note
@@ -81,6 +83,13 @@ def loaded_parts(
         **shared,
     )
     return Parts(spec=found, info=info, model=model, backend=backend, vision=vision, runner=runner, **others)
+
+
+def template_id(template: Template, *, own: Template, chat_template: str | None) -> str | None:
+    """How records name the template of prompts; None for the instructions or conversations of the model's training."""
+    if template == "chat":
+        return f"chat {hashlib.sha256((chat_template or '').encode()).hexdigest()[:16]}"
+    return None if template == own else template
 
 
 class GraphBackend:

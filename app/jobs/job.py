@@ -51,11 +51,6 @@ class Job:
     settings: Mapping[str, Any] = field(default_factory=dict)  # by section and key, for the manifest
 
     @property
-    def lacks_question(self) -> bool:
-        """Whether every picture must have its own question, because the job has none for all."""
-        return self.needs_question and self.questions[0].is_caption
-
-    @property
     def fills_variables(self) -> bool:
         """Whether {names} in questions are replaced. Without pictures, braces in prompts are plain text."""
         return not self.inputs.is_text and self.items is None

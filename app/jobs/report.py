@@ -9,12 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import llama_adapter
 from llama_adapter.app.captioning.stage_clock import HOST_STAGES
 from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.models.spec import ModelInfo
+
+MOST_NAMED: Final = 3  # unfamiliar pictures in a note
 
 
 @dataclass(kw_only=True, slots=True)
@@ -24,6 +26,9 @@ class Tally:
     num_pictures: int = 0  # answered questions
     num_failed: int = 0
     num_tokens: int = 0
+    num_judged: int = 0  # answers of a model that detects pictures unlike its training data
+    num_unfamiliar: int = 0  # of these, answers about such pictures
+    unfamiliar_names: list[str] = field(default_factory=list)  # the first ones, at most one more than `MOST_NAMED`
     times_ms: "array[float]" = field(default_factory=lambda: array("d"))  # from reading a picture to its whole answer
 
     def add(self, answer: Answer) -> None:
@@ -34,6 +39,13 @@ class Tally:
         self.num_pictures += 1
         self.num_tokens += len(answer.token_ids)
         self.times_ms.append(answer.ms["total"])
+        if answer.unfamiliar is None:
+            return
+        self.num_judged += 1
+        self.num_unfamiliar += answer.unfamiliar
+        names = self.unfamiliar_names
+        if answer.unfamiliar and answer.picture not in names and len(names) <= MOST_NAMED:
+            names.append(answer.picture)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,9 +4,8 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
-from typing import Self
 
 from llama_adapter.app.captioning.decisions.decider import Decider
 from llama_adapter.app.captioning.tasks.answers import Answer, TextDelta
@@ -14,10 +13,10 @@ from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.job_planner import Asked, JobPlanner
 from llama_adapter.app.jobs.progress import Progress
 from llama_adapter.app.jobs.records.file import RecordWriter
-from llama_adapter.app.jobs.records.manifest import EndReason, RunManifest, write_manifest
+from llama_adapter.app.jobs.records.manifest import EndReason, RunManifest, new_run_id, write_manifest
 from llama_adapter.app.jobs.records.record import Record, answer_to_record, json_line
 from llama_adapter.app.jobs.report import Tally
-from llama_adapter.app.jobs.wording import Unfamiliar, counted, several_lines, text_line
+from llama_adapter.app.jobs.wording import counted, several_lines, text_line, unfamiliar_note
 from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError
 from llama_adapter.runtime.terminal.run_guarded import forget_stdout
 from llama_adapter.runtime.terminal.standard_output import give
@@ -29,7 +28,7 @@ class JobStoppedError(LlamaAdapterError):
     """A job begins no more pictures: an input disappeared, or too many pictures failed."""
 
 
-class ResultWriter:
+class ResultWriter(AbstractContextManager["ResultWriter"]):
     """Writes answers as they come. `write`, `say` and `show_progress` are thread-safe."""
 
     def __init__(
@@ -37,19 +36,18 @@ class ResultWriter:
         job: Job,
         planner: JobPlanner,
         *,
-        run: str,
         file: RecordWriter | None,
         manifest: RunManifest | None,
         decider: Decider | None = None,
         count: Callable[[], int | None] | None = None,
     ) -> None:
-        """`run` is the id of this run. `manifest` is written now and at the end; `decider` is for text output."""
-        self.tally, self._unfamiliar = Tally(), Unfamiliar()
+        """`manifest` is that of this run, which is written again at the end; `decider` is for text output."""
+        self.tally = Tally()
         # The reason to begin no more pictures, if there is one; `exit_code` raises it.
         self.problem: JobStoppedError | None = None
         self.end_reason: EndReason = "failed"  # `finish` replaces it
         self._job, self._planner, self._file, self._manifest = job, planner, file, manifest
-        self._run = run
+        self._run = new_run_id() if manifest is None else manifest.run
         self._decider = decider
         self._lock = threading.RLock()
         self._is_finished = False
@@ -67,11 +65,6 @@ class ResultWriter:
         is_one_text = job.inputs.is_text and not job.inputs.prompt_files and len(job.questions) == 1
         self._is_single = is_one_text and job.n == 1  # text is printed without a name
         self._shown = ""  # the part of that text printed so far
-        if manifest is not None and job.out is not None:
-            write_manifest(job.out, manifest=manifest)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is KeyboardInterrupt:  # the second Ctrl-C
@@ -113,7 +106,6 @@ class ResultWriter:
             )
             return
         self.tally.add(answer)
-        self._unfamiliar.add(answer)
         record = answer_to_record(answer, key=asked.key, run=self._run, supersedes=asked.supersedes)
         most = self._job.max_errors
         if answer.error is not None and most is not None and self.tally.num_failed >= most:
@@ -196,7 +188,7 @@ class ResultWriter:
         if self._file is not None:
             self._file.sync()
         self._summarise(wall_s, waited_s=waited_s)
-        if note := self._unfamiliar.note(has_records=self._file is not None):
+        if note := unfamiliar_note(self.tally, has_records=self._file is not None):
             self.say(note)
         self.end_reason = "interrupted" if is_interrupted else "failed" if self.problem else "finished"
         if is_interrupted:

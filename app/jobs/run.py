@@ -2,12 +2,13 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 
 from llama_adapter.app.captioning.decisions.calibration import read_calibration
 from llama_adapter.app.captioning.decisions.decider import Decider
+from llama_adapter.app.captioning.decisions.rule import Rule
 from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.captioning.tasks.task import task_settings
 from llama_adapter.app.captioning.work_items import WorkItem
@@ -17,12 +18,12 @@ from llama_adapter.app.jobs.job_planner import JobPlanner
 from llama_adapter.app.jobs.questions import check_variables, count_answers, is_template
 from llama_adapter.app.jobs.records.file import RecordWriter, open_records
 from llama_adapter.app.jobs.records.index import RecordIndex
-from llama_adapter.app.jobs.records.manifest import RunManifest, new_run_id, read_manifest
+from llama_adapter.app.jobs.records.manifest import RunManifest, new_run_id, read_manifest, write_manifest
 from llama_adapter.app.jobs.report import versions
 from llama_adapter.app.jobs.result_writer import ResultWriter
 from llama_adapter.app.jobs.runner import LocalRunner, Runner
 from llama_adapter.app.jobs.wording import EMBEDDED_NOTE, EMBEDDED_TEXT_NOTE, is_sample
-from llama_adapter.app.models.spec import AUTO
+from llama_adapter.app.models.spec import AUTO, ModelInfo
 from llama_adapter.app.pictures.inputs import check_inputs, count_in_sub_folders, read_inputs
 from llama_adapter.app.pictures.inputs.items import LeftOut
 from llama_adapter.runtime.errors import UsageError
@@ -39,19 +40,23 @@ def run_job(job: Job, runner: Runner | None = None) -> int:
     the errors that runtime/problems.py lists.
     """
     runner = runner or LocalRunner()
-    check_inputs(job.inputs, need_questions=job.lacks_question, addresses=runner.reads_addresses)
-    check_variables(job)
     decider = _open_decider(job)
+    need_questions = job.needs_question and job.questions[0].is_caption  # the job has none for pictures without one
+    check_inputs(job.inputs, need_questions=need_questions, addresses=runner.reads_addresses)
+    check_variables(job)
     with ExitStack() as stack:
-        # Opened before the model, which may take minutes to load, so that an unwritable path fails immediately.
-        file = None if job.out is None else stack.enter_context(open_records(job.out))
+        file, runs = None, list[RunManifest]()
+        if job.out is not None:
+            # Before the model, which may take minutes to load, so that an unwritable path or a broken manifest fails
+            # immediately.
+            file = stack.enter_context(open_records(job.out))
+            runs = read_manifest(job.out) if file.is_durable else []
         stack.enter_context(runner.open(job))
-        run = new_run_id()
         planner = JobPlanner(job, spec=runner.spec, info=runner.info, earlier=_read_earlier(job, file))
-        manifest = _manifest(job, runner, run=run) if file is not None and file.is_durable else None
+        manifest = _begun_manifest(job, runner) if file is not None and file.is_durable else None
         count = partial(count_answers, job, addresses=runner.reads_addresses)
         writer = stack.enter_context(
-            ResultWriter(job, planner, run=run, file=file, manifest=manifest, decider=decider, count=count)
+            ResultWriter(job, planner, file=file, manifest=manifest, decider=decider, count=count)
         )
         interruption = stack.enter_context(interruptible("finishing what is begun; Ctrl-C again stops at once"))
 
@@ -62,7 +67,7 @@ def run_job(job: Job, runner: Runner | None = None) -> int:
         items = _plan(job, runner, planner, writer, folders=folders, left_out=left_out, stop=stop)
         events = stack.enter_context(closing(runner.answer(items, planner, say=writer.say, stop=stop)))
         # Not before: a model that cannot answer the questions may be loaded by `answer`.
-        _say_notes(job, runner, writer, decider, file=file, is_continued=planner.earlier is not None)
+        _say_notes(job, runner, writer, decider, file=file, continued=runs if planner.earlier is not None else [])
         started = time.perf_counter()
         for event in events:
             if isinstance(event, Answer):
@@ -87,7 +92,7 @@ def run_job(job: Job, runner: Runner | None = None) -> int:
 def _open_decider(job: Job) -> Decider:
     """The decider that text output shows. Raises UsageError if the calibration is for other choices than the job's."""
     calibration = None if job.calibration is None else read_calibration(job.calibration)
-    decider = Decider.of(calibration, threshold=job.threshold, abstain=job.abstain)
+    decider = Decider(rule=Rule.from_flags(job.threshold, job.abstain), calibration=calibration)
     asked = {question.task.continuations for question in job.questions} - {()}
     if not decider.is_plain and not asked and not job.inputs.manifests:
         raise UsageError("--threshold, --abstain and --calibration decide between --choices, and there are none")
@@ -110,7 +115,9 @@ def _read_earlier(job: Job, file: RecordWriter | None) -> RecordIndex | None:
     return RecordIndex(file.files) or None
 
 
-def _manifest(job: Job, runner: Runner, *, run: str) -> RunManifest:
+def _begun_manifest(job: Job, runner: Runner) -> RunManifest:
+    """The manifest of this run, as it is written when the run begins."""
+    assert job.out is not None, "the caller asks"
     names = ("name", "device", "dtype", "operators", "context")
     resolved = dataclasses.asdict(runner.spec) | {name: getattr(runner.info, name) for name in names}
     asked = {
@@ -124,35 +131,44 @@ def _manifest(job: Job, runner: Runner, *, run: str) -> RunManifest:
         **({"text_prefix": runner.info.text_prefix(job.text_prefix)} if job.inputs.is_text else {}),
         **runner.about,
     }
-    return RunManifest(
-        run=run,
+    manifest = RunManifest(
         spec=resolved,
         model_digest=runner.info.digest,
         versions=versions(),
         job=asked,
         settings=dict(job.settings),
+        run=new_run_id(),
     )
+    write_manifest(job.out, manifest=manifest)
+    return manifest
 
 
-def _other_dtype(job: Job, runner: Runner) -> str:
-    """The dtype of the last run with this model that wrote into the job's file; "" if a run had the present dtype."""
-    assert job.out is not None, "a continued job has a file"
-    *runs, _ = read_manifest(job.out)  # the last one is this run
-    dtypes = [str(run.spec.get("dtype")) for run in runs if run.model_digest == runner.info.digest]
-    return dtypes[-1] if dtypes and runner.info.dtype not in dtypes else ""
+def _other_dtype(runs: Sequence[RunManifest], info: ModelInfo) -> str:
+    """The dtype of the last of these runs that had this model; "" if one had the present dtype."""
+    dtypes = [str(run.spec.get("dtype")) for run in runs if run.model_digest == info.digest]
+    return dtypes[-1] if dtypes and info.dtype not in dtypes else ""
 
 
 def _say_notes(
-    job: Job, runner: Runner, writer: ResultWriter, decider: Decider, *, file: RecordWriter | None, is_continued: bool
+    job: Job,
+    runner: Runner,
+    writer: ResultWriter,
+    decider: Decider,
+    *,
+    file: RecordWriter | None,
+    continued: Sequence[RunManifest],
 ) -> None:
-    """Print notes on what users may not expect of the record file, the model and the calibration."""
+    """Print notes on what users may not expect of the record file, the model and the calibration.
+
+    `continued` are the earlier runs whose records count.
+    """
     if file is not None and file.is_durable and not file.is_locked:
         writer.say(f"note: the file system of `{file.path}` has no locks: do not start another run that writes there")
     if file is not None and file.repair == "dropped":
         writer.say(f"note: the last record in `{file.path}` was torn, as a crash leaves it, and was removed")
     for note in runner.info.notes:
         writer.say(f"note: {note}")
-    if job.spec.dtype == AUTO and is_continued and (other := _other_dtype(job, runner)):
+    if job.spec.dtype == AUTO and (other := _other_dtype(continued, runner.info)):
         writer.say(
             f"note: the records in `{job.out}` were computed in {other}, so this run answers their questions again in "
             f"{runner.info.dtype}; --dtype {other} continues them"

@@ -56,7 +56,7 @@ class LocalRunner:
     @contextmanager
     def open(self, job: Job) -> Iterator[None]:
         """Load the captioner and start the reader. A model that is known is loaded once a picture has a question."""
-        self._job, self._captioner, self._clock = job, None, StageClock()
+        self._job, self._captioner = job, None
         with ExitStack() as self._stack:
             known = None if job.profile is not None or job.trace is not None else KnownModel.recall(job.spec)
             if known is None:
@@ -81,8 +81,8 @@ class LocalRunner:
         job = self._job
         captioner = self._captioner = self._stack.enter_context(Captioner.from_spec(spec))
         check_questions(job, captioner)
-        if job.profile is not None:
-            self._clock = captioner.profile_clock(waits=job.profile == "wait")
+        waits = job.profile == "wait"
+        self._clock = StageClock() if job.profile is None else captioner.profile_clock(waits=waits)
         if job.trace is not None:
             self._stack.enter_context(captioner.tracing(job.trace, tell=lambda text: self._say(text)))
         return captioner
@@ -116,7 +116,7 @@ class LocalRunner:
 
     def waited_s(self, wall_s: float) -> float:
         """See `Runner`."""
-        return self._clock.seconds["read"]
+        return 0.0 if self._captioner is None else self._clock.seconds["read"]
 
     def report(self, tally: Tally, wall_s: float) -> str:
         """Stage times, for jobs with `profile`."""
@@ -145,7 +145,7 @@ def check_questions(job: Job, captioner: "Captioner") -> None:
     if not job.inputs.is_text:
         captioner.info.require_sight()
     for question in () if job.inputs.prompt_files else job.questions:
-        if not (job.fills_variables and is_template(question)):
+        if not (is_template(question) and job.fills_variables):
             prompt = question.prompt(captioner.info.default_prompt)
             captioner.encode_prompt(prompt, question.task, sampling=job.sampling)
 

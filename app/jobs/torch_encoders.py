@@ -12,12 +12,13 @@ from llama_adapter.app.models.memory_fit import place_encoder
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.number_formats import (
     DtypeChoice,
+    ModelSizes,
     best_dtype,
     check_asked_precision,
     check_rounding,
     widening_note,
 )
-from llama_adapter.app.models.sketch import ModelSizes, sketch
+from llama_adapter.app.models.sketch import sketch
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec, EncoderSources, tokens_error
 from llama_adapter.app.pictures.prefixes.file import Encoding
 from llama_adapter.runtime.devices import EAGER, open_backend, resolve_dtype

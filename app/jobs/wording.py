@@ -1,12 +1,11 @@
 """Answers and notes as text for a terminal."""
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from llama_adapter.app.captioning.decisions.decider import Decider
-from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.jobs.records.record import Record
+from llama_adapter.app.jobs.report import MOST_NAMED, Tally
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS, shown_name
 
@@ -18,45 +17,20 @@ EMBEDDED_NOTE = (
 EMBEDDED_TEXT = "the embedded model knows pictures only, and its answers to prompts without one mean nothing"
 EMBEDDED_TEXT_NOTE = f"note: {EMBEDDED_TEXT}; pass --model or --llama-dir"
 
-_MAX_NAMED: Final = 3
 _NOTABLE: Final = 0.03  # share of unfamiliar pictures; a model marks 1 or 2 % of familiar ones too
 
 
-class Unfamiliar:
-    """Counts answers about out-of-distribution pictures, for one note at the end."""
-
-    def __init__(self) -> None:
-        self._num_answers = self._num_unfamiliar = 0
-        self._names: list[str] = []
-
-    def add(self, answer: Answer) -> None:
-        """Count one answer. Failures, and answers of models without detection, are not counted."""
-        if answer.error is not None or answer.unfamiliar is None:
-            return
-        self._num_answers += 1
-        self._num_unfamiliar += answer.unfamiliar
-        if answer.unfamiliar and answer.picture not in self._names and len(self._names) <= _MAX_NAMED:
-            self._names.append(answer.picture)
-
-    def note(self, *, has_records: bool = False) -> str:
-        """The note, "" if at most 3 % are unfamiliar. `has_records`: the answers are in a file."""
-        if self._num_unfamiliar <= _NOTABLE * self._num_answers:
-            return ""
-        named = ", ".join(shown_name(name) for name in self._names[:_MAX_NAMED])
-        more = ", ..." if len(self._names) > _MAX_NAMED else ""
-        more += ' (`"unfamiliar": true` in their records)' if more and has_records else ""
-        return (
-            f"note: {self._num_unfamiliar:,} of {self._num_answers:,} answers may mean nothing, because this model was "
-            f"trained on pictures unlike these: {named}{more}"
-        )
-
-
-def unfamiliar_note(answers: Iterable[Answer]) -> str:
-    """The note on these answers; see `Unfamiliar.note`."""
-    unfamiliar = Unfamiliar()
-    for answer in answers:
-        unfamiliar.add(answer)
-    return unfamiliar.note()
+def unfamiliar_note(tally: Tally, *, has_records: bool = False) -> str:
+    """The note on answers about unfamiliar pictures; "" for at most 3 %. `has_records`: the answers are in a file."""
+    if tally.num_unfamiliar <= _NOTABLE * tally.num_judged:
+        return ""
+    named = ", ".join(map(shown_name, tally.unfamiliar_names[:MOST_NAMED]))
+    more = ", ..." if len(tally.unfamiliar_names) > MOST_NAMED else ""
+    more += ' (`"unfamiliar": true` in their records)' if more and has_records else ""
+    return (
+        f"note: {tally.num_unfamiliar:,} of {tally.num_judged:,} answers may mean nothing, because this model was "
+        f"trained on pictures unlike these: {named}{more}"
+    )
 
 
 def text_line(record: Record, *, decider: Decider | None = None, with_prompt: bool = False) -> str:

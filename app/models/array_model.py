@@ -3,28 +3,25 @@
 import dataclasses
 import os
 
-from llama_adapter.app.models.bundle_arrays import BundleArrays, num_weights
+from llama_adapter.app.models.bundle_arrays import BundleArrays, layers_without_bias, num_weights
 from llama_adapter.app.models.bundle_manifest import (
     LLM,
     MANIFEST,
     SPLIT_VERSION,
     VISION,
-    in_channel_order,
     notes_on_rights,
     read_manifest,
 )
-from llama_adapter.app.models.described import DescribedModel, described
+from llama_adapter.app.models.described import DescribedModel
 from llama_adapter.app.models.dtype_rule import best_type
 from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec
-from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.runners.kernels import can_run
 from llama_adapter.runtime.host_memory import free_host_bytes
 from llama_adapter.runtime.kernels.instruction_sets import large_dtype
 from llama_adapter.runtime.kernels.library import Library
 from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.runtime.tensor_files.arrays import map_arrays
-from llama_adapter.vision.config import ConnectorConfig, VisionConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,9 +41,8 @@ def open_arrays(folder: str | os.PathLike[str], *, spec: CaptionerSpec, library:
     """
     manifest = read_manifest(folder)
     manifest.check_sizes()
-    place, (vision, decoder) = manifest.place, manifest.configs()
-    decoder = dataclasses.replace(decoder, context=spec.context or decoder.context)
-    vision, digest = in_channel_order(spec.channel_order, vision, manifest)
+    place = manifest.place
+    vision, decoder = manifest.configs(context=spec.context, channel_order=spec.channel_order)
     stored, layout = manifest.precision, manifest.layout
     precision, why = spec.precision or stored, [] if spec.device == "cpu" else ["no accelerator is installed"]
     is_taken = layout is None or (precision == stored and layout.fits(library.layout, precision))
@@ -63,29 +59,19 @@ def open_arrays(folder: str | os.PathLike[str], *, spec: CaptionerSpec, library:
     if (is_fixed and dtype != manifest["dtype"]) or 2 * num_bytes > (free_host_bytes() or 0):
         return None
     chosen = (f"computing on cpu in {dtype}: {'; '.join(why)}",) if why else ()
-    arrays = BundleArrays(
-        tensors,
-        stored_dtype=manifest["dtype"],
-        stored_precision=stored,
-        dtype=dtype,
-        wanted=precision,
-        without_bias=_without_bias(vision, decoder),
-        library=library,
-    )
     return ArrayModel(
-        **described(manifest, decoder),
-        digest=digest,
-        arrays=arrays,
+        **manifest.described(vision, decoder),
+        arrays=BundleArrays(
+            tensors,
+            stored_dtype=manifest["dtype"],
+            stored_precision=stored,
+            dtype=dtype,
+            wanted=precision,
+            without_bias=layers_without_bias(vision, decoder),
+            library=library,
+        ),
         has_encoder=bool(manifest["vision"]),
-        vision_config=vision,
-        decoder_config=decoder,
         dtype=dtype,
         precision=precision,
         notes=(*chosen, *notes_on_rights(place, [MANIFEST, *manifest["files"]])),
     )
-
-
-def _without_bias(vision: VisionConfig, decoder: DecoderConfig) -> set[str]:
-    names = {"head", "clip.projection", *(f"adapter.kv.{index}" for index in range(decoder.num_adapter_layers))}
-    has_none = isinstance(vision.query, ConnectorConfig) and not vision.query.has_bias
-    return names | {"query.up", "query.down"} if has_none else names

@@ -35,7 +35,6 @@ from llama_adapter.app.models.bundle_manifest import (
     Manifest,
     decoder_file,
     decoder_files,
-    in_channel_order,
     notes_on_rights,
     read_manifest,
 )
@@ -49,10 +48,10 @@ from llama_adapter.app.models.checkpoints import (
     stream_sources,
     whole,
 )
-from llama_adapter.app.models.described import described
 from llama_adapter.app.models.input_scales import read_scales, write_scales
+from llama_adapter.app.models.number_formats import Dtype, dtype_of
 from llama_adapter.app.models.replaced_folder import again_if_replaced
-from llama_adapter.app.models.sketch import Dtype, HalfConfig, dtype_of, expected_forms, sketch
+from llama_adapter.app.models.sketch import HalfConfig, expected_forms, sketch
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.split import dense, share_of, shares_of, take
@@ -285,7 +284,7 @@ def stream_bundle(
     manifest = read_manifest(directory)
     place, files = manifest.place, manifest.files_for(ranks)
     manifest.check_sizes(*files)
-    vision, decoder = manifest.configs()
+    vision, decoder = manifest.configs(context=context, channel_order=channel_order)
     taken = Stored(manifest, take_packed=take_packed)
     vision_state = read_vision(manifest, vision)
     decoder_state = read_decoder(manifest, decoder, rank=ranks.rank)
@@ -298,8 +297,6 @@ def stream_bundle(
     precision = precision or taken.precision
     if precision != FLOAT and origin is None:
         origin = Origin(digest=manifest["digest"], fingerprint=fingerprint(vision_state))
-    if context is not None:
-        decoder = dataclasses.replace(decoder, context=context)
     chosen = dtype_of(
         dtype or taken.dtype,
         decoder=decoder,
@@ -330,13 +327,9 @@ def stream_bundle(
     input_scales: Mapping[str, Tensor] = {}
     if INPUT_SCALES in files and precision == taken.precision:
         input_scales = read_scales(place / INPUT_SCALES, decoder)
-    vision, digest = in_channel_order(channel_order, vision, manifest)
     model = LoadedModel(
-        **described(manifest, decoder),
-        digest=digest,
-        vision_config=vision,
+        **manifest.described(vision, decoder),
         vision_state=vision_state,
-        decoder_config=decoder,
         decoder_state={},
         dtype=chosen,
         sources=tuple(

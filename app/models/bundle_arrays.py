@@ -10,12 +10,13 @@ from typing import Any, Final
 
 import numpy as np
 
+from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.runtime.kernels.arrays import GROUP, numbers, stored
 from llama_adapter.runtime.kernels.layout import PACKED
 from llama_adapter.runtime.kernels.library import KINDS, Library
 from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.schemes.arrays import balancing_factors, round_int4, round_int8, widened
-from llama_adapter.vision.config import NORM_READERS
+from llama_adapter.vision.config import NORM_READERS, ConnectorConfig, VisionConfig
 
 _FLOATS: Final[Mapping[str, Any]] = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}
 _FEW_BITS: Final[Mapping[str, Any]] = {"int8": np.int8, "int4": np.uint8}
@@ -187,3 +188,10 @@ def num_weights(tensors: Mapping[str, np.ndarray]) -> int:
 
 
 _BYTES_OF_PACKED: Final = {"float32": 4, "bfloat16": 2, "int8": 1, "int4": 18 / GROUP}  # of a weight
+
+
+def layers_without_bias(vision: VisionConfig, decoder: DecoderConfig) -> set[str]:
+    """The names of the linear layers that have no bias."""
+    names = {"head", "clip.projection", *(f"adapter.kv.{index}" for index in range(decoder.num_adapter_layers))}
+    has_none = isinstance(vision.query, ConnectorConfig) and not vision.query.has_bias
+    return names | {"query.up", "query.down"} if has_none else names

@@ -13,6 +13,7 @@ from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.conversation import Template
 from llama_adapter.llm.picture_format import PictureFormat
 from llama_adapter.llm.pieces.folder import SETTINGS_FILE, stored_name
+from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.kernels.layout import LAYOUT_VERSION, PACKED_KINDS, PackedLayout
 from llama_adapter.runtime.schemes import BUNDLE_VERSIONS, FLOAT, FLOAT_TYPES, PRECISIONS, Precision
@@ -20,6 +21,7 @@ from llama_adapter.runtime.tensor_files.arrays import list_keys, read_json
 from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS, shown_excerpt, shown_name
 from llama_adapter.vision.config import VIT_L_14, ConnectorConfig, QueryConfig, VisionConfig
 from llama_adapter.vision.formats import WantedOrder
+from llama_adapter.vision.out_of_distribution import read_familiarity
 
 if TYPE_CHECKING:  # torch is not needed to read a manifest
     from llama_adapter.runtime.ranks import Alone
@@ -127,10 +129,13 @@ class Manifest(dict[str, Any]):
                     hint="the copy was cut short; copy the whole folder again",
                 )
 
-    def configs(self) -> tuple[VisionConfig, DecoderConfig]:
+    def configs(
+        self, *, context: int | None = None, channel_order: WantedOrder = "auto"
+    ) -> tuple[VisionConfig, DecoderConfig]:
         """The configurations; the encoder's are nominal in a bundle for texts.
 
-        Raises CheckpointError if they are invalid or do not fit each other.
+        `context` and `channel_order` replace the bundle's own. Raises CheckpointError if the configurations are invalid
+        or do not fit each other.
         """
         try:
             decoder = DecoderConfig.from_dict(self["llm"])
@@ -144,7 +149,39 @@ class Manifest(dict[str, Any]):
             ) from None
         if self["vision"]:
             check_halves(vision, decoder, adapter=str(self.place))
-        return vision, decoder
+        if context is not None:
+            decoder = dataclasses.replace(decoder, context=context)
+        return vision if channel_order == "auto" else dataclasses.replace(vision, channel_order=channel_order), decoder
+
+    def described(self, vision: VisionConfig, decoder: DecoderConfig) -> dict[str, Any]:
+        """The fields of a `DescribedModel` with these configurations that the bundle gives.
+
+        Raises CheckpointError for damaged files, and for a tokenizer of another model.
+        """
+        digest, (own, _) = str(self["digest"]), self.configs()
+        if vision.channel_order != own.channel_order:  # the answers differ
+            digest = hashlib.sha256(f"{digest} {vision.channel_order}".encode()).hexdigest()
+        tokenizer, detector = Tokenizer.load_stored(self.place, self["files"]), None
+        if tokenizer.vocab_size != decoder.vocab_size:
+            raise CheckpointError(
+                f"The bundle `{self.place}` has a tokenizer of {tokenizer.vocab_size} pieces for a model of "
+                f"{decoder.vocab_size} tokens",
+                hint=DAMAGED,
+            )
+        if FAMILIAR in self["files"]:
+            familiar = self.place / FAMILIAR
+            detector = read_familiarity(familiar, num_queries=decoder.num_queries, width=decoder.dim)
+        return {
+            **{name: str(self[name]) for name in ("name", "prompt", "card")},
+            "question": self.get("question"),
+            "template": self.get("template", "instruction"),
+            "picture_format": self.picture_format,
+            "digest": digest,
+            "vision_config": vision,
+            "decoder_config": decoder,
+            "tokenizer": tokenizer,
+            "ood_detector": detector,
+        }
 
     def model_digest(self) -> str:
         """SHA-256 of everything that answers depend on: the digests of the model's files, and its configurations."""
@@ -299,14 +336,3 @@ def _writers(path: Path) -> str:
     if status.st_mode & stat.S_IWGRP and status.st_gid not in {os.getegid(), *os.getgroups()}:
         return "a group"
     return ""
-
-
-def in_channel_order(
-    channel_order: WantedOrder, vision: VisionConfig, manifest: Mapping[str, Any]
-) -> tuple[VisionConfig, str]:
-    """The encoder for pictures in this order of colours, and the digest of such a model. "auto" is the bundle's own."""
-    digest = str(manifest["digest"])
-    if channel_order == "auto" or channel_order == vision.channel_order:
-        return vision, digest
-    other = dataclasses.replace(vision, channel_order=channel_order)
-    return other, hashlib.sha256(f"{digest} {channel_order}".encode()).hexdigest()  # the answers differ

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from llama_adapter.app.models.bundle_manifest import DAMAGED, LLM, VISION, Manifest, decoder_file, read_manifest
 from llama_adapter.app.models.replaced_folder import again_if_replaced
-from llama_adapter.app.models.sketch import HalfConfig, expected_forms, num_layers, sketch
+from llama_adapter.app.models.sketch import HalfConfig, expected_forms, sketch
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.weights.names import FOLDED, MATRICES, LlamaSource, SplitTensor, checked_source, meta_tensors
 from llama_adapter.runtime.devices import DTYPES
@@ -102,9 +102,10 @@ def read_half(path: Path, config: HalfConfig, manifest: Manifest) -> dict[str, T
     the file has tensors is refused before its module is built.
     """
     state = read_safetensors(path)
-    if num_layers(config) > len(state):
+    halves = (config.clip.num_layers, config.query.depth) if isinstance(config, VisionConfig) else (config.num_layers,)
+    if (num_layers := sum(halves)) > len(state):  # each has several tensors
         raise CheckpointError(
-            f"`{path}` has {len(state)} tensors, and its configuration speaks of {num_layers(config):,} layers",
+            f"`{path}` has {len(state)} tensors, and its configuration speaks of {num_layers:,} layers",
             hint=DAMAGED,
         )
     check_tensors(state, forms=Stored(manifest).forms(config), path=path, hint=DAMAGED)

@@ -22,9 +22,9 @@ from llama_adapter.app.models.bundle_tensors import open_bundle, open_bundle_cli
 from llama_adapter.app.models.connected import open_connected
 from llama_adapter.app.models.described import DEFAULT_PROMPT, DescribedModel
 from llama_adapter.app.models.models_by_name import LlamaForm, form_of
+from llama_adapter.app.models.number_formats import Dtype, dtype_of
 from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.app.models.sight import has_connector
-from llama_adapter.app.models.sketch import Dtype, dtype_of
 from llama_adapter.app.models.spec import CaptionerSpec, EncoderSources
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.conversation import Template
@@ -278,10 +278,10 @@ def stream_sources(
         usual = max(CHAT_CONTEXT, sight.format.most_tokens + CHAT_CONTEXT // 2)
     context = usual if spec.context is None else spec.context
     decoder_config = plan_decoder(llama, adapter, vocab_size=tokenizer.vocab_size, context=context)
-    vision_config, vision_state = no_vision(decoder_config), dict[str, Tensor]()
     computed = None if dtype is None else dtype_of(dtype, decoder=decoder_config, encoder=seen, precision=precision)
     # Weights are quantised from the values in the files, so that they are rounded only once.
     chosen = computed if precision == FLOAT else None
+    vision_config, vision_state = no_vision(decoder_config), dict[str, Tensor]()
     if sight is not None:
         vision_config = sight.config
         vision_state = {ours: tensor.to(chosen or tensor.dtype).contiguous() for ours, tensor in sight.tensors.items()}

@@ -1,17 +1,14 @@
 """What is said of a model beside its weights: sizes, tokenizer, prompts. Imports no torch."""
 
 from dataclasses import dataclass
-from typing import Any
 
-from llama_adapter.app.models.bundle_manifest import DAMAGED, FAMILIAR, Manifest
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.conversation import Template
 from llama_adapter.llm.picture_format import PictureFormat
 from llama_adapter.llm.tokenizer import Tokenizer
-from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.vision.config import VisionConfig
-from llama_adapter.vision.out_of_distribution import OodDetector, read_familiarity
+from llama_adapter.vision.out_of_distribution import OodDetector
 
 DEFAULT_PROMPT = "Generate caption of this image"  # the instruction used in the caption pre-training of the adapters
 
@@ -36,28 +33,3 @@ class DescribedModel:
     ood_detector: OodDetector | None = None  # detects pictures unlike the training data
     notes: tuple[str, ...] = ()  # sentences for the user about the source files
     picture_format: PictureFormat | None = None  # how pictures stand in prompts, if they are tokens of them
-
-
-def described(manifest: Manifest, decoder: DecoderConfig) -> dict[str, Any]:
-    """The fields of a `DescribedModel` that a bundle gives in its own words and files.
-
-    Raises CheckpointError for damaged files, and for a tokenizer of another model.
-    """
-    tokenizer, detector = Tokenizer.load_stored(manifest.place, manifest["files"]), None
-    if tokenizer.vocab_size != decoder.vocab_size:
-        raise CheckpointError(
-            f"The bundle `{manifest.place}` has a tokenizer of {tokenizer.vocab_size} pieces for a model of "
-            f"{decoder.vocab_size} tokens",
-            hint=DAMAGED,
-        )
-    if FAMILIAR in manifest["files"]:
-        familiar = manifest.place / FAMILIAR
-        detector = read_familiarity(familiar, num_queries=decoder.num_queries, width=decoder.dim)
-    return {
-        **{name: str(manifest[name]) for name in ("name", "prompt", "card")},
-        "question": manifest.get("question"),
-        "template": manifest.get("template", "instruction"),
-        "picture_format": manifest.picture_format,
-        "tokenizer": tokenizer,
-        "ood_detector": detector,
-    }

@@ -10,14 +10,12 @@ from pathlib import Path
 from torch import Tensor
 
 from llama_adapter.app.models.checkpoints import LoadedModel
-from llama_adapter.app.models.exported import encoder_files
+from llama_adapter.app.models.number_formats import memory_plans
 from llama_adapter.app.models.oom_retry import attempt, free_memory
-from llama_adapter.app.models.sight import encoding_bytes
-from llama_adapter.app.models.sketch import expected_forms
 from llama_adapter.app.models.spec import DEFAULT_BATCH_SIZE, CaptionerSpec
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.load import PlacedDecoder, place_decoder
-from llama_adapter.llm.memory_plan import MemoryPlan, check_memory, fitting_rows, least_cache, planner, widest_cache
+from llama_adapter.llm.memory_plan import MemoryPlan, check_memory, fitting_rows, least_cache, widest_cache
 from llama_adapter.llm.runners.base import Runner
 from llama_adapter.llm.runners.shapes import powers_of_two
 from llama_adapter.llm.split import share_of
@@ -27,7 +25,7 @@ from llama_adapter.runtime.devices.cpu import is_file_backed
 from llama_adapter.runtime.devices.cpu_linear import kernel_arrays
 from llama_adapter.runtime.devices.programs import GraphMode
 from llama_adapter.runtime.ranks import ALONE, Alone
-from llama_adapter.runtime.schemes import OperatorChoice, Precision
+from llama_adapter.runtime.schemes import OperatorChoice
 from llama_adapter.runtime.schemes.scheme import dtype_name
 from llama_adapter.vision.backends.kernels import KernelEncoder, can_run
 from llama_adapter.vision.backends.torch import TorchVisionBackend
@@ -94,23 +92,12 @@ def place_model(
     return Placed(runner=runner, vision=vision, note=decoder.operators.note)
 
 
-def memory_plans(
-    config: EngineConfig, spec: CaptionerSpec, *, precision: Precision, encoder_bytes: int, backend: Backend
-) -> Callable[[int], MemoryPlan]:
-    """A function from a number of rows to the memory plan of a model, with the encoder that `spec` names.
-
-    `encoder_bytes` are those of the model's own encoder. An exported one counts only if it is on the decoder's device.
-    """
-    if spec.encoder is not None:
-        is_here = spec.vision_kind == "om" and backend.capabilities.runs_om
-        encoder_bytes = sum(file.stat().st_size for file in encoder_files(spec)) if is_here else 0
-    forms = expected_forms(config.decoder, dtype=config.dtype, precision=precision)
-    return planner(config, forms, backend=backend, precision=precision, reserved=encoder_bytes)
-
-
 def engine_config(model: LoadedModel, spec: CaptionerSpec, ranks: Alone, *, mode: str = EAGER) -> EngineConfig:
     """Settings of the engine for this rank's share of a model's decoder."""
-    sizes, pictures = model.decoder_config, model.picture_format
+    sizes, pictures, encoding_bytes = model.decoder_config, model.picture_format, 0
+    if pictures is not None:
+        activations, itemsize = model.vision_config.num_activations, model.dtype.itemsize
+        encoding_bytes = pictures.encoding_bytes(activations, dim=sizes.dim, itemsize=itemsize)
     past = None if spec.past_key_values is None else read_past(Path(spec.past_key_values), sizes)
     return EngineConfig(
         decoder=share_of(sizes, ranks),
@@ -120,7 +107,7 @@ def engine_config(model: LoadedModel, spec: CaptionerSpec, ranks: Alone, *, mode
         past=past,
         # A further question about a picture computes its own tokens only.
         kept_places=0 if pictures is None else sizes.context,
-        encoding_bytes=encoding_bytes(pictures, model.vision_config, sizes, itemsize=model.dtype.itemsize),
+        encoding_bytes=encoding_bytes,
     )
 
 

@@ -101,12 +101,13 @@ def form_of(folder: Path) -> LlamaForm | None:
     return "mindspore" if any(folder.glob("*.ckpt")) else "gguf" if any(folder.glob("*.gguf")) else None
 
 
-def is_llama(place: Path) -> bool:
-    """Whether a path is LLaMA as Meta or Hugging Face ship it, or a GGUF file, and no bundle."""
+def llama_settings(place: Path) -> dict[str, Any] | None:
+    """As `model_settings`, of LLaMA as Meta or Hugging Face ship it, or a GGUF file; None for anything else."""
     try:
-        return "llama_dir" in model_settings(place)
+        found = model_settings(place)
     except UsageError:
-        return False
+        return None
+    return found if "llama_dir" in found else None
 
 
 def model_settings(place: Path) -> dict[str, Any]:

@@ -1,18 +1,56 @@
-"""The number formats that a model computes in: its dtype, given or the best one, and the precision of its weights."""
+"""The number formats that a model computes in: its dtype, given or the best one, and the precision of its weights.
+
+The memory that a model takes depends on them, so its plans are made here.
+"""
 
 import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from llama_adapter.app.models.dtype_rule import best_type
-from llama_adapter.app.models.memory_fit import memory_plans
-from llama_adapter.app.models.sketch import ModelSizes, expected_forms
+from llama_adapter.app.models.exported import encoder_files
+from llama_adapter.app.models.sketch import expected_forms
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec
-from llama_adapter.llm.config import EngineConfig
+from llama_adapter.llm.config import DecoderConfig, EngineConfig
+from llama_adapter.llm.memory_plan import MemoryPlan, planner
 from llama_adapter.runtime.devices import DTYPES, Backend, resolve_dtype
 from llama_adapter.runtime.errors import DeviceError, UsageError
 from llama_adapter.runtime.schemes import FLOAT, QUANTISED, OperatorChoice, Precision
 from llama_adapter.runtime.schemes.scheme import dtype_name, find_scheme
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSizes:
+    """The values that decide the choice of a dtype. They are known before weights are read."""
+
+    decoder: DecoderConfig
+    num_encoder_weights: int
+    precision: Precision  # of the linear layers' weights
+    packed_in: torch.dtype | None = None  # the dtype of packed float weights that can be used as they are
+
+
+Dtype = torch.dtype | Callable[[ModelSizes], torch.dtype]  # a dtype, or a function that chooses one
+
+
+def dtype_of(
+    dtype: Dtype,
+    *,
+    decoder: DecoderConfig,
+    encoder: Iterable[Tensor],
+    precision: Precision = FLOAT,
+    packed_in: torch.dtype | None = None,
+) -> torch.dtype:
+    """A given dtype itself; otherwise the dtype chosen for a model with this decoder and these encoder tensors."""
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    num_encoder_weights = sum(tensor.numel() for tensor in encoder)
+    sizes = ModelSizes(
+        decoder=decoder, num_encoder_weights=num_encoder_weights, precision=precision, packed_in=packed_in
+    )
+    return dtype(sizes)
 
 
 class DtypeChoice:
@@ -58,6 +96,20 @@ class DtypeChoice:
         encoder_bytes = sizes.num_encoder_weights * dtype.itemsize
         plan = memory_plans(config, spec, precision=sizes.precision, encoder_bytes=encoder_bytes, backend=self._backend)
         return plan(1 if spec.batch_size == AUTO else spec.batch_size).total
+
+
+def memory_plans(
+    config: EngineConfig, spec: CaptionerSpec, *, precision: Precision, encoder_bytes: int, backend: Backend
+) -> Callable[[int], MemoryPlan]:
+    """A function from a number of rows to the memory plan of a model, with the encoder that `spec` names.
+
+    `encoder_bytes` are those of the model's own encoder. An exported one counts only if it is on the decoder's device.
+    """
+    if spec.encoder is not None:
+        is_here = spec.vision_kind == "om" and backend.capabilities.runs_om
+        encoder_bytes = sum(file.stat().st_size for file in encoder_files(spec)) if is_here else 0
+    forms = expected_forms(config.decoder, dtype=config.dtype, precision=precision)
+    return planner(config, forms, backend=backend, precision=precision, reserved=encoder_bytes)
 
 
 def best_dtype(num_weights: int, backend: Backend) -> torch.dtype:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from llama_adapter.app.models.bundle import check_other_target, known_answer_of, save_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel, StreamedModel
-from llama_adapter.app.models.models_by_name import bundle_folder, is_llama, model_settings
+from llama_adapter.app.models.models_by_name import bundle_folder, llama_settings
 from llama_adapter.app.models.number_formats import DtypeChoice
 from llama_adapter.app.models.sketch import HalfConfig, sketch
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec
@@ -58,7 +58,7 @@ def pack_bundle(job: PackJob) -> Path:
     found = find_library()
     if found.library is None:
         raise DeviceError(f"Weights are packed for the kernels, and there are none here: {found.reason}")
-    place: dict[str, Any] = model_settings(source) if is_llama(source) else {"model": str(source)}
+    place: dict[str, Any] = llama_settings(source) or {"model": str(source)}
     spec = CaptionerSpec(**place, device="cpu", dtype=job.dtype, precision=job.precision)
     model, tensors = stream_model(spec, dtype=DtypeChoice(spec, backend=open_backend("cpu"), mode=EAGER))
     model, tensors = pack_model(model, tensors, library=found.library)

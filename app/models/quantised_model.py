@@ -17,7 +17,7 @@ from llama_adapter.app.models.bundle import (
     save_bundle,
 )
 from llama_adapter.app.models.checkpoints import LoadedModel, Origin, StreamedModel, stream_sources
-from llama_adapter.app.models.models_by_name import is_llama, model_settings
+from llama_adapter.app.models.models_by_name import llama_settings
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.sketch import sketch
 from llama_adapter.app.models.spec import CaptionerSpec
@@ -87,9 +87,8 @@ def quantise_bundle(job: QuantiseJob, *, round_weights: RoundWeights | None = No
     source = Path(embedded_model() if job.model is None else job.model)
     target = Path(job.out)
     check_other_target(target, source, to="quantise", overwrite=job.force)
-    if is_llama(source):
-        spec = CaptionerSpec(**model_settings(source))
-        model, tensors = stream_sources(spec, dtype=STORED_DTYPE, precision=job.precision)
+    if (llama := llama_settings(source)) is not None:
+        model, tensors = stream_sources(CaptionerSpec(**llama), dtype=STORED_DTYPE, precision=job.precision)
     else:
         model = load_bundle(source)
         tensors = iter(model.decoder_state.items())

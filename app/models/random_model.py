@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from llama_adapter.app.models.checkpoints import DEFAULT_CONTEXT, LoadedModel, StreamedModel, whole
+from llama_adapter.app.models.number_formats import Dtype, dtype_of
 from llama_adapter.app.models.resources import embedded_model
-from llama_adapter.app.models.sketch import Dtype, HalfConfig, dtype_of, expected_forms, sketch
+from llama_adapter.app.models.sketch import HalfConfig, expected_forms, sketch
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.pieces.sentence_pieces import SentencePieces
 from llama_adapter.llm.split import share_of, take_all

@@ -2,10 +2,9 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from llama_adapter.app.models.bundle_manifest import DAMAGED
 from llama_adapter.llm.config import DecoderConfig
@@ -20,37 +19,6 @@ from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder
 
 HalfConfig = VisionConfig | DecoderConfig
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class ModelSizes:
-    """The values that decide the choice of a dtype. They are known before weights are read."""
-
-    decoder: DecoderConfig
-    num_encoder_weights: int
-    precision: Precision  # of the linear layers' weights
-    packed_in: torch.dtype | None = None  # the dtype of packed float weights that can be used as they are
-
-
-Dtype = torch.dtype | Callable[[ModelSizes], torch.dtype]  # a dtype, or a function that chooses one
-
-
-def dtype_of(
-    dtype: Dtype,
-    *,
-    decoder: DecoderConfig,
-    encoder: Iterable[Tensor],
-    precision: Precision = FLOAT,
-    packed_in: torch.dtype | None = None,
-) -> torch.dtype:
-    """A given dtype itself; otherwise the dtype chosen for a model with this decoder and these encoder tensors."""
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    num_encoder_weights = sum(tensor.numel() for tensor in encoder)
-    sizes = ModelSizes(
-        decoder=decoder, num_encoder_weights=num_encoder_weights, precision=precision, packed_in=packed_in
-    )
-    return dtype(sizes)
 
 
 def sketch(config: HalfConfig) -> nn.Module:
@@ -86,10 +54,3 @@ def expected_forms(
     if kind is None:
         raise CheckpointError(f"Weights in {dtype_name(dtype)} cannot be packed", hint=DAMAGED)
     return packed_forms(forms, linear_shapes(module), kind=kind, layout=packed)
-
-
-def num_layers(config: HalfConfig) -> int:
-    """Number of transformer layers of encoder or decoder. Each layer has several tensors."""
-    if isinstance(config, VisionConfig):
-        return config.clip.num_layers + config.query.depth
-    return config.num_layers

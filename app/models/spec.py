@@ -1,6 +1,5 @@
 """The specification of a captioner, as plain values. All its defaults are defined here."""
 
-import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from llama_adapter.app.pictures.reading.spec import ReadingSpec
 from llama_adapter.llm.conversation import Template
 from llama_adapter.llm.picture_format import PictureFormat
 from llama_adapter.llm.prefix import TextPrefix
-from llama_adapter.runtime.device_names import om_device_id, split_device
+from llama_adapter.runtime.device_names import may_have_accelerator, om_device_id, split_device
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.given import real_number, require_named, require_one_of, texts, whole_number
 from llama_adapter.runtime.graphs.defaults import MindirBackend
@@ -83,6 +82,11 @@ class CaptionerSpec:
         return self.llama_dir is not None and self.adapter is None
 
     @property
+    def is_on_cpu(self) -> bool:
+        """Whether the CPU computes; False if a device may be found when the model is loaded."""
+        return self.device == "cpu" or (self.device == AUTO and not may_have_accelerator())
+
+    @property
     def vision_kind(self) -> VisionKind:
         """What runs the encoder: as given, or according to the encoder's file name."""
         if self.vision is not None:
@@ -105,6 +109,11 @@ class CaptionerSpec:
         )
 
     def __post_init__(self) -> None:
+        self._settle_values()
+        self._check_together()
+
+    def _settle_values(self) -> None:
+        """Check each value alone, and make it plain. Raises ValueError."""
         paths = ("model", "llama_dir", "llama_type", "adapter", "clip", "past_key_values", "decoder", "encoder")
         for name in (*paths, "ge_config", "provider_config"):
             if isinstance(value := getattr(self, name), os.PathLike):
@@ -130,6 +139,14 @@ class CaptionerSpec:
             ("decoder_backend", (None, *get_args(MindirBackend))),
         ):
             require_one_of(name, getattr(self, name), known)
+        object.__setattr__(self, "provider_option", texts("provider_option", self.provider_option))
+        object.__setattr__(self, "parallel_timeout", real_number("parallel_timeout", self.parallel_timeout))
+        if not 0 < self.parallel_timeout < 1e6:
+            raise ValueError(f"parallel_timeout must be a number of seconds above 0, got {self.parallel_timeout!r}")
+        object.__setattr__(self, "lora", _folders(self.lora))
+
+    def _check_together(self) -> None:
+        """Raise ValueError for values that exclude each other."""
         kind = self.vision_kind
         if kind != "torch" and self.encoder is None and (self.decoder is None or kind == "prefixes"):
             maker = "encode" if kind == "prefixes" else f"export {kind}"
@@ -144,10 +161,8 @@ class CaptionerSpec:
             and (self.provider_option or self.provider_config is not None)
         ):
             raise ValueError("provider_option and provider_config go with vision onnx")
-        object.__setattr__(self, "provider_option", texts("provider_option", self.provider_option))
         for text in self.provider_option:
             split_option(text)
-        object.__setattr__(self, "lora", _folders(self.lora))
         if self.lora and self.decoder is not None:
             raise ValueError("lora goes with a model of torch: convert with it, and export the decoder again")
         if self.model is not None and self.llama_dir is not None:
@@ -161,9 +176,6 @@ class CaptionerSpec:
         precision = FLOAT if self.precision is None and self.llama_dir is not None else self.precision
         if self.operators == "w8a8" and precision not in (None, "int8"):
             raise ValueError(f"operators w8a8 goes with precision int8, and it is {precision}")
-        object.__setattr__(self, "parallel_timeout", real_number("parallel_timeout", self.parallel_timeout))
-        if not 0 < self.parallel_timeout < 1e6:
-            raise ValueError(f"parallel_timeout must be a number of seconds above 0, got {self.parallel_timeout!r}")
         if self.tensor_parallel > 1 and self.decoder is not None:
             raise ValueError("tensor_parallel goes with a model of torch: an exported decoder is one graph")
         if self.strict and self.tensor_parallel > 1 and self.mode not in (AUTO, "eager"):
@@ -195,13 +207,6 @@ def tokens_error(name: str) -> UsageError:
         f"`{name}` sees pictures as tokens of its prompts, and prefix files hold none",
         hint="name its folder as --model where pictures are asked about",
     )
-
-
-def template_id(template: Template, *, own: Template, chat_template: str | None) -> str | None:
-    """How records name the template of prompts; None for the instructions or conversations of the model's training."""
-    if template == "chat":
-        return f"chat {hashlib.sha256((chat_template or '').encode()).hexdigest()[:16]}"
-    return None if template == own else template
 
 
 def _folders(given: Sequence[str] | str | os.PathLike[str]) -> tuple[str, ...]:

@@ -19,10 +19,11 @@ from llama_adapter.app.models.checkpoints import (
 )
 from llama_adapter.app.models.input_scales import insert_scales
 from llama_adapter.app.models.models_by_name import bundle_folder
+from llama_adapter.app.models.number_formats import Dtype
 from llama_adapter.app.models.plan import PlanJob, planned_model
 from llama_adapter.app.models.quantised_model import quantise_model
 from llama_adapter.app.models.random_model import RandomLoader
-from llama_adapter.app.models.sketch import Dtype, sketch
+from llama_adapter.app.models.sketch import sketch
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.conversation import Template
 from llama_adapter.llm.exported.card import read_card

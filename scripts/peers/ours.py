@@ -10,7 +10,7 @@ from llama_adapter.app.captioning.assemble import assemble_parts
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.captioning.parts import Parts
 from llama_adapter.app.models.checkpoints import StreamedModel, streamed
-from llama_adapter.app.models.sketch import Dtype
+from llama_adapter.app.models.number_formats import Dtype
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.engine.engine import Engine

@@ -31,17 +31,6 @@ class Decider:
     rule: Rule | None = None
     calibration: Calibration | None = None
 
-    @classmethod
-    def of(
-        cls,
-        calibration: Calibration | None = None,
-        *,
-        threshold: float | None = None,
-        abstain: tuple[float, float] | None = None,
-    ) -> "Decider":
-        """The decider of --threshold, --abstain and --calibration. Raises ValueError for numbers out of range."""
-        return cls(rule=Rule.from_flags(threshold, abstain), calibration=calibration)
-
     @property
     def is_plain(self) -> bool:
         """Whether the decision is always the most likely choice."""

@@ -84,7 +84,7 @@ def run_export_records(job: ExportRecordsJob) -> int:
     runtime/problems.py lists.
     """
     calibration = None if job.calibration is None else read_calibration(job.calibration)
-    decider = Decider.of(calibration, threshold=job.threshold, abstain=job.abstain)
+    decider = Decider(rule=Rule.from_flags(job.threshold, job.abstain), calibration=calibration)
     paths = record_files(job.records)
     place = _place(job, paths)
     only_answers = job.only_answers or job.to in _ONE_A_PICTURE

@@ -2,8 +2,9 @@
 
 import os
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import BinaryIO
 
 from llama_adapter.app.jobs.records.loss import (
     RecordFileLostError,
@@ -12,7 +13,6 @@ from llama_adapter.app.jobs.records.loss import (
     is_at,
     is_standard_output,
 )
-from llama_adapter.app.jobs.records.manifest import read_manifest
 from llama_adapter.app.jobs.records.record import Record, json_line, parse_record
 from llama_adapter.runtime.atomic_write import sync_folder
 from llama_adapter.runtime.locking import open_locked
@@ -36,7 +36,7 @@ class RecordFileLockedError(RecordFileError):
 def open_records(out: str) -> "RecordWriter":
     """Open the writer of a job's records. If `out` is a folder or ends with a slash, it appends to the last part there.
 
-    Parts are called part-00000.jsonl and so on. Raises the errors of `RecordWriter` and `read_manifest`.
+    Parts are called part-00000.jsonl and so on. Raises the errors of `RecordWriter`.
     """
     path, older = Path(out), tuple[Path, ...]()
     if out.endswith(("/", os.sep)) or path.is_dir():
@@ -44,17 +44,10 @@ def open_records(out: str) -> "RecordWriter":
         parts = sorted((int(match[1]), part) for match, part in found if match is not None)
         *older_parts, path = [part for _, part in parts] or [path / "part-00000.jsonl"]
         older = tuple(older_parts)
-    writer = RecordWriter(path, older=older)
-    try:
-        if writer.is_durable:
-            read_manifest(out)  # raises for a broken manifest, before any record is deleted
-    except BaseException:
-        writer.close()
-        raise
-    return writer
+    return RecordWriter(path, older=older)
 
 
-class RecordWriter:
+class RecordWriter(AbstractContextManager["RecordWriter"]):
     """Appends records to a file. Records that were written survive a crash.
 
     Opening creates the file, locks it (flock) and repairs a last line without line feed, as a crash may leave it: a
@@ -74,9 +67,10 @@ class RecordWriter:
         self.path = Path(path)
         self.repair: str | None = None
         self.is_locked = False
-        self._older = older
         self._sync_every, self._num_unsynced, self._synced_at = sync_every, 0, time.monotonic()
         self.is_durable = not self.path.exists() or self.path.is_file()
+        # Of records, oldest first; none for pipes and devices.
+        self.files: tuple[Path, ...] = (*older, self.path) if self.is_durable else ()
         self._is_new = not os.path.lexists(self.path)
         self._is_name_synced = not self._is_new
         if self.is_durable:
@@ -92,16 +86,8 @@ class RecordWriter:
             self._file.close()
             raise
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """All files of records, oldest first; empty for pipes and devices."""
-        return (*self._older, self.path) if self.is_durable else ()
 
     def write(self, record: Record) -> None:
         """Append one record."""
@@ -136,7 +122,7 @@ class RecordWriter:
             try:
                 check_file(self._file, path=self.path, place=self._place, num_bytes=self._end)
             except RecordFileLostError as error:
-                num_gone = 0 if has_name(self._file) else sum(not part.exists() for part in self._older)
+                num_gone = 0 if has_name(self._file) else sum(not part.exists() for part in self.files[:-1])
                 if not num_gone:
                     raise
                 text = f"{error.message}. {num_gone:,} older parts are gone too and were not rescued"
@@ -147,11 +133,11 @@ class RecordWriter:
         """Delete all records."""
         if not self.is_durable:
             return
-        for part in self._older:
+        for part in self.files[:-1]:
             with RecordWriter(part) as writer:  # raises for other files and other writers
                 writer.clear()
             part.unlink()
-        self._older = ()
+        self.files = (self.path,)
         self._file.truncate(0)
         self._end = 0
 

@@ -14,11 +14,12 @@ from llama_adapter.app.jobs.records.record import (
     Record,
     former_name,
     may_be_escaped,
-    read_record_lines,
+    parse_record,
     superseded_names,
     true_name,
 )
 from llama_adapter.app.pictures.names import escaped_name, name_key, place_of
+from llama_adapter.runtime.record_lines import read_lines
 
 State = Literal["answered", "failed"]
 Keys = NDArray[np.uint64]
@@ -92,7 +93,7 @@ class RecordIndex:
         superseded: dict[int, tuple[int, int, str]] = {}  # by name: position and run of the last superseding record
         moves = Moves()
         for number, path in enumerate(self._paths):
-            for offset, record in read_record_lines(path):
+            for offset, record in read_lines(path, parse_record):
                 all_ids.append(name_key(record["id"]))
                 all_names.append(name_key(true_name(record)))
                 files.append(number)

@@ -134,12 +134,7 @@ def read_records(path: str | os.PathLike[str]) -> Iterator[Record]:
 
     Raises `RecordFileError`, which names the first line that is not a record, and OSError if the file cannot be read.
     """
-    return (record for _, record in read_record_lines(path))
-
-
-def read_record_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, Record]]:
-    """As `read_records`, but each record comes with the byte offset of its line."""
-    return read_lines(path, parse_record)
+    return (record for _, record in read_lines(path, parse_record))
 
 
 def superseded_names(record: Record) -> list[str]:

@@ -20,7 +20,7 @@ from llama_adapter.app.learning.training.sources import NEW_ADAPTER, TrainingSou
 from llama_adapter.app.models import checkpoints
 from llama_adapter.app.models.bundle_manifest import check_halves, is_question, no_vision
 from llama_adapter.app.models.checkpoints import LoadedModel, StreamedModel
-from llama_adapter.app.models.sketch import Dtype, dtype_of
+from llama_adapter.app.models.number_formats import Dtype, dtype_of
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.tokenizer import Tokenizer

@@ -96,8 +96,8 @@ def model_texts(spec: CaptionerSpec) -> tuple[Tokenizer, int, str]:
         return place.open_tokenizer(), spec.context or DEFAULT_CONTEXT, prompt
     bundle = bundle_folder(spec.model)
     manifest = read_manifest(bundle)
-    _, decoder = manifest.configs()
-    return Tokenizer.load_stored(bundle, manifest["files"]), spec.context or decoder.context, prompt
+    _, decoder = manifest.configs(context=spec.context)
+    return Tokenizer.load_stored(bundle, manifest["files"]), decoder.context, prompt
 
 
 def _check_places(job: TrainJob) -> None:

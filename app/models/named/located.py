@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from llama_adapter.app.models.models_by_name import find_model, is_llama, model_settings
+from llama_adapter.app.models.models_by_name import find_model, llama_settings, model_settings
 from llama_adapter.app.models.named.catalogue import Kind, Part, find_part, find_parts, read_catalogue
 from llama_adapter.app.models.named.getting import Consent, obtain
 from llama_adapter.app.models.named.hub_source import SCHEME
@@ -47,7 +47,8 @@ def located(
         return found
     if (place := _place(name)) is not None:
         can_be_llama = "llama_dir" in values and values["llama_dir"] is None
-        return found | {"model": None} | model_settings(place) if can_be_llama and is_llama(place) else found
+        llama = llama_settings(place) if can_be_llama else None
+        return found if llama is None else found | {"model": None} | llama
     is_plain = not (from_checkpoints or values.get("lora") or (values.get("tensor_parallel") or 1) > 1)
     computing = {field: values[field] for field in _COMPUTING if values.get(field) is not None}
     if name.startswith(SCHEME):

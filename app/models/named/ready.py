@@ -13,10 +13,10 @@ from llama_adapter.app.models.bundle_manifest import MANIFEST
 from llama_adapter.app.models.checkpoints import base_name
 from llama_adapter.app.models.named.catalogue import Kind, Part
 from llama_adapter.app.models.named.getting import terms
-from llama_adapter.app.models.number_formats import DtypeChoice
+from llama_adapter.app.models.number_formats import DtypeChoice, ModelSizes
 from llama_adapter.app.models.packed_bundle import pack_model
 from llama_adapter.app.models.plan import PlanJob, planned_model
-from llama_adapter.app.models.sketch import ModelSizes, sketch
+from llama_adapter.app.models.sketch import sketch
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.models.stream_model import stream_model
 from llama_adapter.llm.weights.families import FAMILIES

@@ -25,7 +25,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import Field, ValidationError
 
 from llama_adapter.app.jobs.records.file import RecordWriter
-from llama_adapter.app.jobs.records.record import ErrorRecord, Record, json_line, read_record_lines
+from llama_adapter.app.jobs.records.record import ErrorRecord, Record, json_line, parse_record
 from llama_adapter.app.serving.http_api.access import INTERNAL_ERROR, kind_and_place
 from llama_adapter.app.serving.http_api.asking import Asker, Form
 from llama_adapter.app.serving.http_api.bodies import num_separators, parse_json
@@ -41,7 +41,7 @@ from llama_adapter.app.serving.http_api.file_store import (
     remove,
 )
 from llama_adapter.app.serving.http_api.guards import MAX_SEPARATORS
-from llama_adapter.runtime.record_lines import MAX_RECORD_BYTES, RecordFileError
+from llama_adapter.runtime.record_lines import MAX_RECORD_BYTES, RecordFileError, read_lines
 from llama_adapter.runtime.text import shown_excerpt, shown_name
 
 MAX_ROWS: Final = 50_000
@@ -406,7 +406,7 @@ class Batches(ObjectFolder[Batch]):
         """
         places, journal = [], _regular(self._records(batch_id))
         if journal.exists():
-            for offset, record in read_record_lines(journal):
+            for offset, record in read_lines(journal, parse_record):
                 line, output = record.get("line"), record.get("output")
                 custom_id = output.get("custom_id") if isinstance(output, dict) else False
                 if type(line) is not int or not isinstance(custom_id, str | None):

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from llama_adapter.app.models.number_formats import DtypeChoice
+from llama_adapter.app.models.number_formats import DtypeChoice, ModelSizes
 from llama_adapter.app.models.random_model import LLAMA_SIZES, decoder_config
-from llama_adapter.app.models.sketch import ModelSizes, expected_forms
+from llama_adapter.app.models.sketch import expected_forms
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.memory_plan import MemoryPlan, check_memory, planner

@@ -23,7 +23,7 @@ _PLACE = known._place  # tests/conftest.py replaces it
 @pytest.fixture
 def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CaptionerSpec:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(known, "may_have_accelerator", lambda: False)
+    monkeypatch.setattr("llama_adapter.app.models.spec.may_have_accelerator", lambda: False)
     monkeypatch.setattr(known, "_place", _PLACE)
     shutil.copytree(embedded_model(), tmp_path / "model")
     spec = CaptionerSpec(model=str(tmp_path / "model"))
@@ -70,8 +70,8 @@ def damage(content: str) -> Callable[[Path, pytest.MonkeyPatch], object]:
     [
         lambda model, patch: (model / "new.json").write_text("{}"),
         lambda model, patch: replace_weights(model),
-        *map(damage, ("", "[]", '{"files": {}}')),
-        lambda model, patch: patch.setattr(known, "may_have_accelerator", lambda: True),
+        *map(damage, ("", "[]", "{}")),
+        lambda model, patch: patch.setattr("llama_adapter.app.models.spec.may_have_accelerator", lambda: True),
         lambda model, patch: patch.setattr(known, "free_host_bytes", lambda: 1 << 20),  # other number formats may fit
     ],
 )
@@ -90,3 +90,18 @@ def test_a_file_that_changes_while_the_model_is_loaded_is_noticed(spec: Captione
     found.remember(spec, files=before)
 
     assert KnownModel.recall(spec) is None
+
+
+def test_a_relative_path_is_another_model_in_another_folder(
+    spec: CaptionerSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, relative = KnownModel.recall(spec), dataclasses.replace(spec, model="model")
+    assert found is not None
+    monkeypatch.chdir(tmp_path)
+    found.remember(relative, files=marks_of(relative))
+    assert KnownModel.recall(relative) is not None
+
+    shutil.copytree("model", tmp_path / "other" / "model")
+    monkeypatch.chdir("other")
+
+    assert KnownModel.recall(relative) is None

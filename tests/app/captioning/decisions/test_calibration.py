@@ -11,6 +11,7 @@ from syrupy.assertion import SnapshotAssertion
 from llama_adapter.app.captioning.decisions.calibration import Calibration, read_calibration, write_calibration
 from llama_adapter.app.captioning.decisions.decider import UNDECIDED, Decider
 from llama_adapter.app.captioning.decisions.measures import apply_temperature
+from llama_adapter.app.captioning.decisions.rule import Rule
 from llama_adapter.app.learning.calibration.fitting import Examples, calibrate
 from llama_adapter.app.learning.calibration.report import Mistake, format_calibration
 from llama_adapter.runtime.errors import UsageError
@@ -122,12 +123,13 @@ SURE = replace(MADE, temperature=1.0)
     ("decider", "choice", "text", "probability"),
     [
         (Decider(), {"a": 0.3, "b": 0.4, "c": 0.3}, "b", 0.4),
-        (Decider.of(abstain=(0.2, 0.8)), {"yes": 0.4, "no": 0.6}, UNDECIDED, 0.6),
-        (Decider.of(SURE), {"Yes": 0.999, "No": 0.001}, "Yes", 0.999),
-        (Decider.of(SURE, threshold=1.0), {"Yes": 0.999, "No": 0.001}, "No", 0.001),  # overrides the calibration's own
-        (Decider.of(SOFT), {"Yes": 0.8, "No": 0.2}, "Yes", 0.666667),
+        (Decider(rule=Rule.from_flags(None, (0.2, 0.8))), {"yes": 0.4, "no": 0.6}, UNDECIDED, 0.6),
+        (Decider(calibration=SURE), {"Yes": 0.999, "No": 0.001}, "Yes", 0.999),
+        # The flags override the threshold of the calibration.
+        (Decider(rule=Rule.from_flags(1.0), calibration=SURE), {"Yes": 0.999, "No": 0.001}, "No", 0.001),
+        (Decider(calibration=SOFT), {"Yes": 0.8, "No": 0.2}, "Yes", 0.666667),
         (Decider(), {"Yes": None, "No": 0.5}, UNDECIDED, None),
-        (Decider.of(MADE), {"Yes": None, "No": 0.5}, UNDECIDED, None),
+        (Decider(calibration=MADE), {"Yes": None, "No": 0.5}, UNDECIDED, None),
     ],
 )
 def test_a_decision_and_its_probability(
@@ -163,7 +165,7 @@ def test_the_report(snapshot: SnapshotAssertion) -> None:
 
 def test_another_question_or_model_than_the_calibration_is_of_is_doubted() -> None:
     made = calibration()
-    decider = Decider.of(made)
+    decider = Decider(calibration=made)
     assert made.question is not None
 
     assert not decider.doubts(prompts=[made.question], model_digests=[made.model_digest])
