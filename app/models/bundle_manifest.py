@@ -15,7 +15,7 @@ from llama_adapter.llm.picture_format import PictureFormat
 from llama_adapter.llm.pieces.folder import SETTINGS_FILE, stored_name
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.kernels.layout import LAYOUT_VERSION, PACKED_KINDS, PackedLayout
-from llama_adapter.runtime.schemes import BUNDLE_VERSIONS, FLOAT, FLOAT_TYPES, PRECISIONS, Precision
+from llama_adapter.runtime.schemes import BUNDLE_VERSIONS, FLOAT, FLOAT_TYPES, PRECISIONS, Precision, finer
 from llama_adapter.runtime.tensor_files.arrays import list_keys, read_json
 from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS, shown_excerpt, shown_name
 from llama_adapter.vision.config import VIT_L_14, ConnectorConfig, QueryConfig, VisionConfig
@@ -72,6 +72,12 @@ class Manifest(dict[str, Any]):
             precision: Precision = self["precision"]
             return precision
         return next(name for name, version in BUNDLE_VERSIONS.items() if version == self["version"])
+
+    @property
+    def finest(self) -> Precision:
+        """The precision of the finest linear weights. Bundles of 4 bits without this key have 4 bits in all of them."""
+        found: Precision = self.get("finest", self.precision)
+        return found
 
     @property
     def layout(self) -> PackedLayout | None:
@@ -219,6 +225,7 @@ def _faults(manifest: Manifest) -> list[str]:
     if manifest["dtype"] not in FLOAT_TYPES:
         return [*faults, "dtype"]
     faults += [] if manifest.get("precision", FLOAT) == precision else ["precision"]
+    faults += [] if manifest.finest in (precision, finer(precision)) else ["finest"]
     if version == PACKED_VERSION:
         block, added = manifest["packed"]["block"], manifest["packed"]["int8_added"]
         is_known = manifest["packed"]["version"] == LAYOUT_VERSION and 0 < block <= _LARGEST_BLOCK

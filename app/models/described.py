@@ -9,7 +9,7 @@ from llama_adapter.llm.conversation import Template
 from llama_adapter.llm.picture_format import PictureFormat
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.errors import CheckpointError
-from llama_adapter.runtime.schemes import FLOAT, Precision
+from llama_adapter.runtime.schemes import FLOAT, Precision, finer
 from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.out_of_distribution import OodDetector, read_familiarity
 
@@ -33,6 +33,7 @@ class DescribedModel:
     template: Template = "instruction"  # of prompts
     card: str = ""  # what the weights are, and their licences
     precision: Precision = FLOAT  # of the linear layers' weights
+    has_finer: bool = True  # whether some weights are finer beside those of 4 bits; not in older bundles
     ood_detector: OodDetector | None = None  # detects pictures unlike the training data
     notes: tuple[str, ...] = ()  # sentences for the user about the source files
     picture_format: PictureFormat | None = None  # how pictures stand in prompts, if they are tokens of them
@@ -58,6 +59,7 @@ def described(manifest: Manifest, decoder: DecoderConfig) -> dict[str, Any]:
         "question": manifest.get("question"),
         "template": manifest.get("template", "instruction"),
         "picture_format": manifest.picture_format,
+        "has_finer": manifest.finest == finer(manifest.precision),
         "tokenizer": tokenizer,
         "ood_detector": detector,
     }

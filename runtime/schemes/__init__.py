@@ -28,3 +28,8 @@ OPERATORS: Final[Mapping[OperatorChoice, str]] = {
 BUNDLE_VERSIONS: Final[Mapping[Precision, int]] = {FLOAT: 1, "int8": 2, "int4": 3}  # older programs refuse later ones
 FLOAT_TYPES: Final = ("float32", "bfloat16", "float16")
 QUANTISED: Final = tuple(name for name in PRECISIONS if name != FLOAT)  # what `quantize` can write
+
+
+def finer(precision: Precision) -> Precision:
+    """The precision of weights that lose most when they are rounded, in a model whose other weights have this one."""
+    return "int8" if precision == "int4" else precision
