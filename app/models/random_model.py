@@ -169,8 +169,8 @@ def random_tensors(
 
     Norm weights are 1, biases 0, gates 0.5. The logit of `eos_id` is 0: the largest of thousands of random logits is
     positive, so greedy decoding never selects it. About a million numbers are drawn and repeated, which is as fast as
-    copying. They are the same on every device; without one, the tensors are on the CPU. Weights with an
-    entry in `precisions` are quantised to it, some rows at a time, so that no whole matrix is in memory as floats.
+    copying. They are the same on every device; without one, the tensors are on the CPU. Weights with an entry in
+    `precisions` are quantised to it, some rows at a time, so that no whole matrix is in memory as floats.
     """
     numbers = torch.randn(_NUM_DRAWN, generator=torch.Generator().manual_seed(0)).to(device, dtype)
     first = 0  # each tensor starts at another number; otherwise layers of the same shape would be equal
