@@ -22,6 +22,8 @@ _SWITCHES: Final = (
 QkNorm = Literal["none", "head", "all"]
 Norms = Literal["before", "both", "after"]
 Activation = Literal["silu", "gelu_tanh"]
+# Linear weights with 8 bits where the others have 4; see `runtime.schemes.finer`.
+FINER_WEIGHTS: Final = ("head.weight",)
 # Sizes of the blocks of units that stay on one rank; the first size that divides the width is used. 128: inputs whose
 # activations share a scale for 8-bit and 4-bit weights (WIDE_GROUP in tiles.h). 64: outputs that the kernels compute
 # together.

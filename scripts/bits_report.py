@@ -39,6 +39,7 @@ from llama_adapter.llm.prompt import format_prompt
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.devices import open_backend
 from llama_adapter.runtime.schemes import QUANTISED, Precision
+from llama_adapter.runtime.schemes.scheme import find_scheme
 from llama_adapter.runtime.schemes.state import linear_weights, quantise
 from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
 from llama_adapter.vision.image import PictureSource, load_picture
@@ -315,12 +316,15 @@ def measure_texts(settings: Settings) -> dict[str, Any]:
     ids = tokenizer.encode(text, bos=False)[: settings.tokens]
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
-        for name, kind, precision in TEXT_VARIANTS:
+        for name, kinds, precision, is_head_rounded in TEXT_VARIANTS:
             file = settings.llama
-            if kind is not None:
-                file = requantised(file, Path(scratch) / f"{kind}.gguf", kind=kind)
+            if kinds is not None:
+                file = requantised(file, Path(scratch) / f"{'-'.join(kinds)}.gguf", kinds=kinds)
             model, tensors = stream_sources(CaptionerSpec(llama_dir=str(file)), dtype=torch.float32)
-            state = dict(quantise(tensors, sketch(model.decoder_config), dtype=torch.float32, precision=precision))
+            plain = dict(tensors)
+            state = in_precision(dataclasses.replace(model, decoder_state=plain), precision)
+            if is_head_rounded:
+                state |= {f"{HEAD}{suffix}": part for suffix, part in find_scheme("int4").quantise(plain[HEAD]).items()}
             result = {
                 "name": name,
                 "perplexity": perplexity(dataclasses.replace(model, decoder_state=state), ids, bos=tokenizer.bos_id),
@@ -331,14 +335,19 @@ def measure_texts(settings: Settings) -> dict[str, Any]:
     return {"model": settings.llama.stem, "pages": TEXTS, "tokens": len(ids), "window": WINDOW, "variants": found}
 
 
-TEXT_VARIANTS: tuple[tuple[str, str | None, Precision], ...] = (
-    ("the file's weights as float32", None, "float"),
-    ("int8", None, "int8"),
-    ("int4", None, "int4"),
-    ("a file in Q8_0, as float32", "Q8_0", "float"),
-    ("a file in Q4_0, as float32", "Q4_0", "float"),
-    ("a file in Q4_0, int4", "Q4_0", "int4"),
+# Names, the types of matrices and of embedding and head in a GGUF file, the precision at load, and whether the head is
+# rounded to 4 bits too. llama.cpp's own tool gives files in Q4_0 of this width an embedding and head in Q8_0.
+TEXT_VARIANTS: tuple[tuple[str, tuple[str, str] | None, Precision, bool], ...] = (
+    ("the file's weights as float32", None, "float", False),
+    ("int8", None, "int8", False),
+    ("int4", None, "int4", False),
+    ("int4, and the output layer in 4 bits too", None, "int4", True),
+    ("a file in Q8_0, as float32", ("Q8_0", "Q8_0"), "float", False),
+    ("a file in Q4_0, embedding and output layer in Q8_0, as float32", ("Q4_0", "Q8_0"), "float", False),
+    ("the same, int4", ("Q4_0", "Q8_0"), "int4", False),
+    ("a file in Q4_0, embedding and output layer too, as float32", ("Q4_0", "Q4_0"), "float", False),
 )
+HEAD = "head.weight"
 
 
 @torch.inference_mode()
@@ -357,8 +366,11 @@ def perplexity(model: LoadedModel, ids: Sequence[int], *, bos: int | None) -> fl
     return float(torch.cat(losses).double().mean().exp())
 
 
-def requantised(source: Path, target: Path, *, kind: str) -> Path:
-    """A GGUF file with the weights of another one, its matrices rounded to `kind` by the package `gguf`."""
+def requantised(source: Path, target: Path, *, kinds: tuple[str, str]) -> Path:
+    """A GGUF file with the weights of another one, rounded by the package `gguf`.
+
+    `kinds` are the types of its matrices, and of its embedding, which is its head too.
+    """
     import gguf
 
     reader = gguf.GGUFReader(source)
@@ -367,8 +379,9 @@ def requantised(source: Path, target: Path, *, kind: str) -> Path:
         if not name.startswith("GGUF.") and name != "general.architecture":
             inner = entry.types[-1] if entry.types[0] == gguf.GGUFValueType.ARRAY else None
             writer.add_key_value(name, entry.contents(), entry.types[0], inner)
-    wanted = gguf.GGMLQuantizationType[kind]
+    usual, of_embedding = (gguf.GGMLQuantizationType[kind] for kind in kinds)
     for tensor in reader.tensors:
+        wanted = of_embedding if tensor.name == "token_embd.weight" else usual
         values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         if values.ndim == 1:
             writer.add_tensor(tensor.name, values)

@@ -45,7 +45,7 @@ def open_arrays(folder: str | os.PathLike[str], *, spec: CaptionerSpec, library:
     vision, decoder = manifest.configs(context=spec.context, channel_order=spec.channel_order)
     stored, layout = manifest.precision, manifest.layout
     precision, why = spec.precision or stored, [] if spec.device == "cpu" else ["no accelerator is installed"]
-    is_taken = layout is None or (precision == stored and layout.fits(library.layout, precision))
+    is_taken = layout is None or (precision == stored and layout.fits(library.layout, manifest.finest))
     if manifest["version"] == SPLIT_VERSION or not is_taken or not can_run(decoder):
         return None
     tensors = map_arrays(place / LLM) | (map_arrays(place / VISION) if manifest["vision"] else {})

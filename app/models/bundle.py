@@ -62,7 +62,7 @@ from llama_adapter.runtime.graphs.card import fingerprint
 from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.partial import partial_folder, remove_leftovers
 from llama_adapter.runtime.ranks import ALONE, Alone
-from llama_adapter.runtime.schemes import BUNDLE_VERSIONS, FLOAT, Precision
+from llama_adapter.runtime.schemes import BUNDLE_VERSIONS, FLOAT, Precision, finer
 from llama_adapter.runtime.schemes.files import TensorWriter
 from llama_adapter.runtime.schemes.scheme import TensorForm, dtype_name
 from llama_adapter.runtime.schemes.state import all_of
@@ -169,6 +169,8 @@ def save_bundle(
             values["template"] = model.template
         if model.picture_format is not None:
             values["picture_format"] = dataclasses.asdict(model.picture_format)
+        if model.has_finer and model.precision != finer(model.precision):
+            values["finest"] = finer(model.precision)
         if packed is not None:
             values |= {"version": PACKED_VERSION, "packed": dataclasses.asdict(packed) | {"source": model.digest}}
         if num_ranks > 1:
@@ -212,7 +214,9 @@ def _write_shares(place: Path, tensors: Iterable[tuple[str, Tensor]], model: Loa
 
 
 def _forms(config: HalfConfig, model: LoadedModel) -> dict[str, TensorForm]:
-    return expected_forms(config, dtype=model.dtype, precision=model.precision, packed=model.packed)
+    return expected_forms(
+        config, dtype=model.dtype, precision=model.precision, packed=model.packed, has_finer=model.has_finer
+    )
 
 
 def known_answer_of(directory: str | os.PathLike[str]) -> dict[str, Any]:

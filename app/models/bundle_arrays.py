@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.config import FINER_WEIGHTS, DecoderConfig
 from llama_adapter.runtime.kernels.arrays import GROUP, numbers, stored
 from llama_adapter.runtime.kernels.layout import PACKED
 from llama_adapter.runtime.kernels.library import KINDS, Library
-from llama_adapter.runtime.schemes import FLOAT, Precision
+from llama_adapter.runtime.schemes import FLOAT, Precision, finer
 from llama_adapter.runtime.schemes.arrays import balancing_factors, round_int4, round_int8, widened
 from llama_adapter.vision.config import NORM_READERS, ConnectorConfig, VisionConfig
 
@@ -55,7 +55,8 @@ class BundleArrays(Mapping[str, np.ndarray]):
         self._factors: dict[str, np.ndarray] = {}  # of balanced norms
         for name, tensor in tensors.items():
             weight, is_packed, kind = name.partition(PACKED)
-            if is_packed and kind != packed_kind:
+            is_finer = weight in FINER_WEIGHTS and kind == finer(stored_precision)
+            if is_packed and kind != packed_kind and not is_finer:
                 raise ValueError(f"`{name}` is not packed as {packed_kind}")
             if is_packed:
                 name = f"{weight.removesuffix('weight')}{'uint8' if kind == 'int4' else kind}"
@@ -104,14 +105,15 @@ class BundleArrays(Mapping[str, np.ndarray]):
         """A plain weight; its scales, if it has some, are kept. A width that the kernels lack is widened."""
         name = f"{owner}.weight"
         if self._few_bits is not None:
-            if array.dtype != self._few_bits:
+            is_finer = name in FINER_WEIGHTS and array.dtype == np.int8
+            if array.dtype != self._few_bits and not is_finer:
                 raise ValueError(f"`{name}` is {array.dtype}")
             scale = self._scale(owner)
         elif self._wanted == FLOAT:
             return self._cast(name)
         else:
             array, scale = self._rounded(owner)
-        if self._wanted == FLOAT or (self._wanted == "int4" and array.shape[1] % (GROUP // 2)):
+        if self._wanted == FLOAT or (array.dtype == np.uint8 and array.shape[1] % (GROUP // 2)):
             return stored(widened(array, scale), self._dtype)
         self._made[f"{owner}.scale"] = scale
         return array
@@ -119,7 +121,7 @@ class BundleArrays(Mapping[str, np.ndarray]):
     def _scale(self, owner: str) -> np.ndarray:
         """Stored scales, (O,) or (O, G)."""
         scale = self._read(f"{owner}.scale")
-        is_int8 = self._few_bits == np.int8
+        is_int8 = f"{owner}.int8" in self._tensors or self._tensors[f"{owner}.weight"].dtype == np.int8
         if scale.dtype != (np.float32 if is_int8 else np.float16):
             raise ValueError(f"the scales of `{owner}` are {scale.dtype}")
         if not (np.isfinite(scale) & (scale > 0 if is_int8 else scale != 0)).all():
@@ -169,7 +171,7 @@ class BundleArrays(Mapping[str, np.ndarray]):
                 floats_OI = floats_OI if factors_I is None else floats_OI * factors_I
         if not np.isfinite(floats_OI).all() or floats_OI.shape[1] % 2:
             raise ValueError(f"`{owner}` cannot be rounded to few bits")
-        if self._wanted == "int4":
+        if self._wanted == "int4" and f"{owner}.weight" not in FINER_WEIGHTS:
             codes_OGP, scales_OG = round_int4(floats_OI, library=self._library)
             codes_OP = codes_OGP.reshape(len(floats_OI), -1)[:, : floats_OI.shape[1] // 2]
             return np.ascontiguousarray(codes_OP), scales_OG

@@ -16,7 +16,7 @@ from llama_adapter.llm.pieces.folder import SETTINGS_FILE, stored_name
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.kernels.layout import LAYOUT_VERSION, PACKED_KINDS, PackedLayout
-from llama_adapter.runtime.schemes import BUNDLE_VERSIONS, FLOAT, FLOAT_TYPES, PRECISIONS, Precision
+from llama_adapter.runtime.schemes import BUNDLE_VERSIONS, FLOAT, FLOAT_TYPES, PRECISIONS, Precision, finer
 from llama_adapter.runtime.tensor_files.arrays import list_keys, read_json
 from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS, shown_excerpt, shown_name
 from llama_adapter.vision.config import VIT_L_14, ConnectorConfig, QueryConfig, VisionConfig
@@ -74,6 +74,12 @@ class Manifest(dict[str, Any]):
             precision: Precision = self["precision"]
             return precision
         return next(name for name, version in BUNDLE_VERSIONS.items() if version == self["version"])
+
+    @property
+    def finest(self) -> Precision:
+        """The precision of the finest linear weights. Bundles of 4 bits without this key have 4 bits in all of them."""
+        found: Precision = self.get("finest", self.precision)
+        return found
 
     @property
     def layout(self) -> PackedLayout | None:
@@ -176,6 +182,7 @@ class Manifest(dict[str, Any]):
             "question": self.get("question"),
             "template": self.get("template", "instruction"),
             "picture_format": self.picture_format,
+            "has_finer": self.finest == finer(self.precision),
             "digest": digest,
             "vision_config": vision,
             "decoder_config": decoder,
@@ -256,6 +263,7 @@ def _faults(manifest: Manifest) -> list[str]:
     if manifest["dtype"] not in FLOAT_TYPES:
         return [*faults, "dtype"]
     faults += [] if manifest.get("precision", FLOAT) == precision else ["precision"]
+    faults += [] if manifest.finest in (precision, finer(precision)) else ["finest"]
     if version == PACKED_VERSION:
         block, added = manifest["packed"]["block"], manifest["packed"]["int8_added"]
         is_known = manifest["packed"]["version"] == LAYOUT_VERSION and 0 < block <= _LARGEST_BLOCK

@@ -16,7 +16,7 @@ from llama_adapter.llm.weights.names import FOLDED, MATRICES, LlamaSource, Split
 from llama_adapter.runtime.devices import DTYPES
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.kernels.layout import PackedLayout
-from llama_adapter.runtime.schemes import FLOAT, Precision
+from llama_adapter.runtime.schemes import FLOAT, Precision, finer
 from llama_adapter.runtime.schemes.files import check_tensors
 from llama_adapter.runtime.schemes.packed import PACKED, unpacked
 from llama_adapter.runtime.schemes.scheme import TensorForm, find_scheme
@@ -36,7 +36,7 @@ class Stored:
     def __init__(self, manifest: Manifest, *, take_packed: TakePacked | None = None) -> None:
         """Without `take_packed`, packed weights are always unpacked."""
         self.layout, self.precision, self.dtype = manifest.layout, manifest.precision, DTYPES[manifest["dtype"]]
-        self._take_packed = take_packed
+        self.finest, self._take_packed = manifest.finest, take_packed
 
     def is_taken(self, wanted: Precision, dtype: torch.dtype) -> bool:
         """Whether a model in the precision `wanted` and in `dtype` uses the packed weights as they are."""
@@ -44,11 +44,14 @@ class Stored:
             return False
         if wanted == FLOAT and dtype != self.dtype:
             return False
-        return self.layout.fits(self._take_packed(wanted, dtype), wanted)
+        return self.layout.fits(self._take_packed(wanted, dtype), self.finest)
 
     def forms(self, config: HalfConfig) -> dict[str, TensorForm]:
         """Names and forms of the stored tensors of encoder or decoder. Raises the errors of `expected_forms`."""
-        return expected_forms(config, dtype=self.dtype, precision=self.precision, packed=self.layout)
+        has_finer = self.finest == finer(self.precision)
+        return expected_forms(
+            config, dtype=self.dtype, precision=self.precision, packed=self.layout, has_finer=has_finer
+        )
 
     def plain(self, state: Mapping[str, Tensor], config: HalfConfig) -> Iterator[tuple[str, Tensor]]:
         """The tensors of encoder or decoder as they are stored, but with packed weights unpacked."""

@@ -27,9 +27,9 @@ from llama_adapter.runtime.given import require_named, require_one_of
 from llama_adapter.runtime.kernels.library import Library, find_library
 from llama_adapter.runtime.schemes import PRECISIONS, Precision
 from llama_adapter.runtime.schemes.layers import store_parts
-from llama_adapter.runtime.schemes.packed import PACKED, beside, kind_of, packed_form
-from llama_adapter.runtime.schemes.scheme import dtype_name, find_scheme
-from llama_adapter.runtime.schemes.state import linear_shapes
+from llama_adapter.runtime.schemes.packed import PACKED, beside, kind_of, packed_form, scheme_of_kind
+from llama_adapter.runtime.schemes.scheme import dtype_name
+from llama_adapter.runtime.schemes.state import linear_precisions, linear_shapes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,12 +70,11 @@ def pack_model(model: LoadedModel, tensors: Iterable[tuple[str, Tensor]], *, lib
 
     Raises DeviceError for a dtype in which no kernel computes.
     """
-    kind = kind_of(model.precision, model.dtype)
-    if kind is None:
+    if kind_of(model.precision, model.dtype) is None:
         raise DeviceError(
             f"The kernels do not compute in {dtype_name(model.dtype)}", hint="pass --dtype float32 or bfloat16"
         )
-    packer = _Packer(library=library, kind=kind, precision=model.precision)
+    packer = _Packer(library=library, model=model)
     vision = dict(packer.packed(model.vision_state.items(), model.vision_config))
     packed = dataclasses.replace(model, vision_state=vision, origin=model.source, packed=library.layout)
     return packed, packer.packed(tensors, model.decoder_config)
@@ -84,28 +83,29 @@ def pack_model(model: LoadedModel, tensors: Iterable[tuple[str, Tensor]], *, lib
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Packer:
     library: Library
-    kind: str
-    precision: Precision
+    model: LoadedModel
 
     def packed(self, tensors: Iterable[tuple[str, Tensor]], config: HalfConfig) -> Iterator[tuple[str, Tensor]]:
         """Pack the linear weights of a plain state dict; the stored tensors of one weight must be consecutive."""
-        suffixes = find_scheme(self.precision).suffixes
+        model, module = self.model, sketch(config)
+        precisions = linear_precisions(module, model.precision, has_finer=model.has_finer)
         owners = {
-            name + suffix: (name, shape)
-            for name, shape in linear_shapes(sketch(config)).items()
-            if packed_form(shape, self.kind, self.library.layout) is not None
-            for suffix in suffixes
+            name + suffix: (name, kind, shape)
+            for name, shape in linear_shapes(module).items()
+            if (kind := kind_of(precisions[name], model.dtype)) is not None
+            if packed_form(shape, kind, self.library.layout) is not None
+            for suffix in scheme_of_kind(kind).suffixes
         }
         parts: dict[str, Tensor] = {}
         for name, tensor in tensors:
             if name not in owners:
                 yield name, tensor
                 continue
-            weight, shape = owners[name]
+            weight, kind, shape = owners[name]
             parts[name.removeprefix(weight)] = tensor
-            if len(parts) == len(suffixes):
-                yield f"{weight}{PACKED}{self.kind}", self._pack(parts, shape)
-                yield from ((weight + suffix, parts[suffix]) for suffix in beside(self.kind))
+            if len(parts) == len(scheme_of_kind(kind).suffixes):
+                yield f"{weight}{PACKED}{kind}", self._pack(parts, shape)
+                yield from ((weight + suffix, parts[suffix]) for suffix in beside(kind))
                 parts.clear()
 
     def _pack(self, parts: dict[str, Tensor], shape: tuple[int, int]) -> Tensor:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.ranks import ALONE, Alone
 from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.schemes.scheme import find_scheme
-from llama_adapter.runtime.schemes.state import linear_weights
+from llama_adapter.runtime.schemes.state import linear_precisions
 from llama_adapter.vision.config import VIT_L_14, ChannelOrder, ClipConfig, QueryConfig, VisionConfig
 
 VOCABULARY = 32000
@@ -154,8 +154,8 @@ def random_model(
 
 def _drawn(config: HalfConfig, *, precision: Precision, **options: Any) -> Iterator[tuple[str, Tensor]]:
     module = sketch(config)
-    linears = linear_weights(module) if find_scheme(precision).weight_dtype is not None else ()
-    return random_tensors(module.state_dict(), precision=precision, linears=linears, **options)
+    precisions = None if precision == FLOAT else linear_precisions(module, precision)
+    return random_tensors(module.state_dict(), precisions=precisions, **options)
 
 
 def random_tensors(
@@ -164,21 +164,20 @@ def random_tensors(
     dtype: torch.dtype,
     device: torch.device | None = None,
     eos_id: int | None = None,
-    precision: Precision = FLOAT,
-    linears: Collection[str] = (),
+    precisions: Mapping[str, Precision] | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
     """Tensors with the names and shapes of `sketch`: normally distributed weights that keep the scale of activations.
 
     Norm weights are 1, biases 0, gates 0.5. The logit of `eos_id` is 0: the largest of thousands of random logits is
     positive, so greedy decoding never selects it. About a million numbers are drawn and repeated, which is as fast as
-    copying. They are the same on every device; without one, the tensors are on the CPU. The weights named `linears`
-    are quantised to `precision`, some rows at a time, so that no whole matrix is in memory as floats.
+    copying. They are the same on every device; without one, the tensors are on the CPU. Weights with an entry in
+    `precisions` are quantised to it, some rows at a time, so that no whole matrix is in memory as floats.
     """
-    scheme = find_scheme(precision)
     numbers = torch.randn(_NUM_DRAWN, generator=torch.Generator().manual_seed(0)).to(device, dtype)
     first = 0  # each tensor starts at another number; otherwise layers of the same shape would be equal
     for name, tensor in sketch.items():
-        if name in linears:
+        if precisions and name in precisions:
+            scheme = find_scheme(precisions[name])
             num_rows = max(_NUM_DRAWN // tensor.shape[1], 1)
             parts = [range(start, min(start + num_rows, len(tensor))) for start in range(0, len(tensor), num_rows)]
             pieces = [scheme.quantise(_rows(name, tensor, part, numbers, first, eos_id)) for part in parts]

@@ -13,7 +13,7 @@ import torch
 
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.runtime.devices import Backend
-from llama_adapter.runtime.schemes import OperatorChoice, Precision
+from llama_adapter.runtime.schemes import OperatorChoice, Precision, finer
 from llama_adapter.runtime.schemes.scheme import find_scheme
 from llama_adapter.vision.config import ClipConfig, VisionConfig
 
@@ -33,20 +33,25 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class NumberSizes:
-    """Bytes per number: of weight matrices, and of everything else."""
+    """Bytes per number: of weight matrices, of everything else, and of the head if it has its own precision."""
 
     weight: float
     other: int
+    head: float | None = None
 
 
 def number_sizes(
     backend: Backend, *, dtype: torch.dtype, precision: Precision, wanted: OperatorChoice = "auto"
 ) -> NumberSizes:
     """Bytes per number in computations. Quantised weights that the device widens have the size of other numbers."""
-    stored, weight = find_scheme(precision), float(dtype.itemsize)
-    if stored.weight_dtype and backend.computes_in(precision, dtype, wanted=wanted):
-        weight = stored.weight_dtype.itemsize / stored.weights_per_item
-    return NumberSizes(weight=weight, other=dtype.itemsize)
+
+    def size(precision: Precision) -> float:
+        stored = find_scheme(precision)
+        if stored.weight_dtype is None or not backend.computes_in(precision, dtype, wanted=wanted):
+            return float(dtype.itemsize)
+        return stored.weight_dtype.itemsize / stored.weights_per_item
+
+    return NumberSizes(weight=size(precision), other=dtype.itemsize, head=size(finer(precision)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,7 +129,8 @@ def step_work(config: DecoderConfig, *, positions: Sequence[int], sizes: NumberS
 
 def weight_bytes(config: DecoderConfig, *, sizes: NumberSizes) -> float:
     """Bytes of the decoder's weights, which each pass reads once."""
-    return (layer_weights(config) + _head_weights(config)) * sizes.weight
+    head = sizes.weight if sizes.head is None else sizes.head
+    return layer_weights(config) * sizes.weight + _head_weights(config) * head
 
 
 def encoder_weights(config: VisionConfig) -> int:

@@ -40,17 +40,22 @@ def _sketch(config: HalfConfig) -> nn.Module:
 
 
 def expected_forms(
-    config: HalfConfig, *, dtype: torch.dtype, precision: Precision = FLOAT, packed: PackedLayout | None = None
+    config: HalfConfig,
+    *,
+    dtype: torch.dtype,
+    precision: Precision = FLOAT,
+    packed: PackedLayout | None = None,
+    has_finer: bool = True,
 ) -> dict[str, TensorForm]:
     """Names and forms of the tensors of a configuration; with `packed`, linear weights are packed in this layout.
 
-    Raises the CheckpointError of `sketch`, and CheckpointError for packed weights in a dtype that no kernel has.
+    `has_finer` is that of `linear_precisions`. Raises the CheckpointError of `sketch`, and CheckpointError for packed
+    weights in a dtype that no kernel has.
     """
     module = sketch(config)
-    forms = stored_forms(module, dtype=dtype, precision=precision)
+    forms = stored_forms(module, dtype=dtype, precision=precision, has_finer=has_finer)
     if packed is None:
         return forms
-    kind = kind_of(precision, dtype)
-    if kind is None:
+    if kind_of(precision, dtype) is None:
         raise CheckpointError(f"Weights in {dtype_name(dtype)} cannot be packed", hint=DAMAGED)
-    return packed_forms(forms, linear_shapes(module), kind=kind, layout=packed)
+    return packed_forms(forms, linear_shapes(module), layout=packed)

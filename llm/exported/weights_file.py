@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal
 
 import numpy as np
 
+from llama_adapter.llm.config import FINER_WEIGHTS
 from llama_adapter.runtime.errors import GraphError
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class WeightsFile:
             self.linears[name] = Linear(weight=weight, scales=None, num_inputs=tensor.shape[1], bits=bits, group=0)
             return
         num_inputs = tensor.shape[1]
-        if self.precision == "int8":
+        if self._precision_of(name) == "int8":
             codes, scales = quantise_to_8_bits(_finite(name, tensor.float().numpy()))
             self._write_codes(name, codes, scales, num_inputs=num_inputs, bits=8)
             return
@@ -120,6 +121,9 @@ class WeightsFile:
             raise GraphError(f"Values of `{name}` are {error}", hint="the checkpoint is damaged") from None
         self._write_codes(name, groups.numpy(), steps.numpy(), num_inputs=num_inputs, bits=4)
 
+    def _precision_of(self, name: str) -> ExportPrecision:
+        return "int8" if self.precision == "int4" and name in FINER_WEIGHTS else self.precision
+
     def _write_quantised(self, name: str, weight: "Tensor", *, scales: "Tensor") -> None:
         """Write a weight that is already quantised.
 
@@ -129,7 +133,7 @@ class WeightsFile:
 
         scheme = scheme_of(weight.dtype)
         assert scheme is not None, "the caller looks at the type"
-        if scheme.name != self.precision:
+        if scheme.name not in (self.precision, self._precision_of(name)):
             self._write_linear(name, scheme.dequantise({"": weight, _SCALE: scales}))
             return
         if scheme.name == "int4":

@@ -4,11 +4,12 @@
 # D model width, V vocabulary
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.config import FINER_WEIGHTS, DecoderConfig
 from llama_adapter.llm.model.adapter import Adapter
 from llama_adapter.llm.model.kv import KVView, NoCache
 from llama_adapter.llm.prefix import Prefix
@@ -211,6 +212,8 @@ class LlamaAdapterDecoder(nn.Module):
     If the decoder is split (`DecoderConfig.share`), every rank's decoder must be called with the same arguments and
     returns the same numbers; see `use_ranks`.
     """
+
+    finer_weights: ClassVar = FINER_WEIGHTS  # see schemes/state.py
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()

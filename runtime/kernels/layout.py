@@ -16,11 +16,11 @@ class PackedLayout:
     block: int  # number of adjacent outputs
     int8_added: int  # number that is added to 8-bit weights
 
-    def fits(self, other: "PackedLayout | None", precision: str) -> bool:
-        """Whether weights of this precision are the same bytes in both layouts."""
+    def fits(self, other: "PackedLayout | None", finest: str) -> bool:
+        """Whether weights are the same bytes in both layouts, if `finest` is the precision of the finest of them."""
         if other is None or (self.version, self.block) != (other.version, other.block):
             return False
-        return precision != "int8" or self.int8_added == other.int8_added
+        return finest != "int8" or self.int8_added == other.int8_added
 
     def __str__(self) -> str:
         return f"blocks of {self.block} outputs" + (f", {self.int8_added} added" if self.int8_added else "")

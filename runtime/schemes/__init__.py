@@ -9,14 +9,14 @@ dequantises them at load.
 from collections.abc import Mapping
 from typing import Final, Literal
 
-Precision = Literal["float", "int8", "int4"]  # of the weights of all linear layers
+Precision = Literal["float", "int8", "int4"]  # of the weights of linear layers; with int4, a few are `finer`
 
 FLOAT: Final = "float"
 # Help texts of --precision for each scheme.
 PRECISIONS: Final[Mapping[Precision, str]] = {
     FLOAT: "keeps --dtype",
     "int8": "rounds them to 8 bits",
-    "int4": "rounds them to 4 bits, with a scale for each 32",
+    "int4": "rounds them to 4 bits, with a scale for each 32, and the output layer to 8",
 }
 # Help texts of --operators for each choice.
 OperatorChoice = Literal["auto", "aten", "w8a8"]
@@ -28,3 +28,8 @@ OPERATORS: Final[Mapping[OperatorChoice, str]] = {
 BUNDLE_VERSIONS: Final[Mapping[Precision, int]] = {FLOAT: 1, "int8": 2, "int4": 3}  # older programs refuse later ones
 FLOAT_TYPES: Final = ("float32", "bfloat16", "float16")
 QUANTISED: Final = tuple(name for name in PRECISIONS if name != FLOAT)  # what `quantize` can write
+
+
+def finer(precision: Precision) -> Precision:
+    """The precision of weights that lose most when they are rounded, in a model whose other weights have this one."""
+    return "int8" if precision == "int4" else precision

@@ -60,15 +60,17 @@ def packed_form(shape: tuple[int, ...], kind: str, layout: PackedLayout) -> Tens
 
 
 def packed_forms(
-    forms: Mapping[str, TensorForm], shapes: Mapping[str, tuple[int, ...]], *, kind: str, layout: PackedLayout
+    forms: Mapping[str, TensorForm], shapes: Mapping[str, tuple[int, ...]], *, layout: PackedLayout
 ) -> dict[str, TensorForm]:
     """The forms of a state dict after its linear weights are packed, except those that kernels do not support.
 
     `forms` are those of the plain state dict, `shapes` the shapes (out, in) of its linear weights.
     """
-    inside = [suffix for suffix in scheme_of_kind(kind).suffixes if suffix not in beside(kind)]
+    kinds = {dtype: kind for kind, dtype in DTYPES.items()}
     replaced: dict[str, tuple[str, TensorForm] | None] = {}
     for name, shape in shapes.items():
+        kind = kinds[forms[name].dtype]
+        inside = [suffix for suffix in scheme_of_kind(kind).suffixes if suffix not in beside(kind)]
         if (form := packed_form(shape, kind, layout)) is not None:
             replaced |= {name + suffix: None for suffix in inside} | {name: (f"{name}{PACKED}{kind}", form)}
     pairs = (replaced.get(name, (name, form)) for name, form in forms.items())

@@ -4,14 +4,14 @@ The generators keep no reference to a tensor that they have yielded.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from llama_adapter.runtime.errors import CheckpointError
-from llama_adapter.runtime.schemes import FLOAT, Precision
+from llama_adapter.runtime.schemes import FLOAT, QUANTISED, Precision, finer
 from llama_adapter.runtime.schemes.balancing import balanced, read_norms
 from llama_adapter.runtime.schemes.packed import PACKED, beside, scheme_of_kind
 from llama_adapter.runtime.schemes.scheme import Scheme, TensorForm, find_scheme, scheme_of
@@ -19,6 +19,8 @@ from llama_adapter.runtime.tensor_files.arrays import list_keys
 
 # Returns the required part of a stored tensor, given its name and the tensor.
 Take = Callable[[str, Tensor], Tensor]
+# Attribute of a module class: names of the linear weights that have the precision `finer`.
+FINER = "finer_weights"
 
 
 def all_of(_name: str, tensor: Tensor) -> Tensor:
@@ -40,21 +42,35 @@ def linear_shapes(module: nn.Module) -> dict[str, tuple[int, int]]:
     }
 
 
-def stored_forms(module: nn.Module, *, dtype: torch.dtype, precision: Precision = FLOAT) -> dict[str, TensorForm]:
-    """Names and forms of the tensors of `module` in a scheme. Tensors that are not quantised are in `dtype`."""
-    scheme, linears = find_scheme(precision), linear_weights(module)
+def linear_precisions(module: nn.Module, precision: Precision, *, has_finer: bool = True) -> dict[str, Precision]:
+    """Names of the same weights, with the precision of each in a model of `precision`.
+
+    Without `has_finer`, as in older bundles, it is the same for all.
+    """
+    finer_weights = getattr(module, FINER, ()) if has_finer else ()
+    return {name: finer(precision) if name in finer_weights else precision for name in linear_shapes(module)}
+
+
+def stored_forms(
+    module: nn.Module, *, dtype: torch.dtype, precision: Precision = FLOAT, has_finer: bool = True
+) -> dict[str, TensorForm]:
+    """Names and forms of the tensors of `module` in a precision. Tensors that are not quantised are in `dtype`.
+
+    `has_finer` is that of `linear_precisions`.
+    """
+    precisions = linear_precisions(module, precision, has_finer=has_finer)
     forms: dict[str, TensorForm] = {}
     for name, tensor in module.state_dict().items():
         shape = tuple(tensor.shape)
-        parts = scheme.forms(shape, dtype) if name in linears else {"": TensorForm(shape, dtype)}
+        parts = find_scheme(precisions.get(name, FLOAT)).forms(shape, dtype)
         forms |= {name + suffix: form for suffix, form in parts.items()}
     return forms
 
 
 def precision_of(tensors: Mapping[str, Tensor]) -> Precision:
-    """The precision of a state dict."""
-    found = next(_quantised(tensors), None)
-    return FLOAT if found is None else found[1].name
+    """The precision of a state dict: that of its weights with the fewest bits."""
+    found = {scheme.name for _, scheme in _quantised(tensors)}
+    return next((name for name in reversed(QUANTISED) if name in found), FLOAT)
 
 
 def loaded_bytes(form: TensorForm, *, dtype: torch.dtype, is_dequantised: bool) -> int:
@@ -73,21 +89,22 @@ def drained(state: MutableMapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
 def quantise(
     tensors: Iterable[tuple[str, Tensor]], module: nn.Module, *, dtype: torch.dtype, precision: Precision
 ) -> Iterator[tuple[str, Tensor]]:
-    """Float tensors of `module` in a scheme: weights of linear layers as its stored tensors, all others in `dtype`.
+    """Float tensors of `module` in a precision: stored tensors of linear weights, all others in `dtype`.
 
-    Norms are first balanced with the weights that read them. Raises CheckpointError for a weight that the
+    Norms are first balanced with the weights that read them. Raises CheckpointError for a weight that its
     scheme cannot hold.
     """
-    scheme = find_scheme(precision)
-    linears: Collection[str] = ()
-    if scheme.weight_dtype is not None:
-        linears, tensors = linear_weights(module), balanced(tensors, read_norms(module), dtype=dtype)
+    precisions: Mapping[str, Precision] = {}
+    if precision != FLOAT:
+        precisions = linear_precisions(module, precision)
+        tensors = balanced(tensors, read_norms(module), dtype=dtype)
     for name, tensor in tensors:
-        if name not in linears:
+        if name not in precisions:
             parts = {"": tensor.to(dtype)}
             del tensor
             yield name, parts.pop("")
             continue
+        scheme = find_scheme(precisions[name])
         try:
             parts = dict(scheme.quantise(tensor))
             del tensor

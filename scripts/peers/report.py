@@ -53,7 +53,11 @@ def share_of(row: Row, results: Results) -> Share | None:
     if engine is None or engine.program != "ours" or row.part not in ("decode", "prefill", "vision"):
         return None
     itemsize = DTYPES[engine.dtype].itemsize
-    sizes = NumberSizes(_FEW_BITS.get(engine.precision, itemsize), itemsize)
+    weight = head = _FEW_BITS.get(engine.precision, itemsize)
+    settings = results.runs[row.run].get("settings", {})
+    if engine.precision == "int4" and "int4_head" in settings:  # before, the head had 4 bits too
+        head = _FEW_BITS[settings["int4_head"]]
+    sizes = NumberSizes(weight, itemsize, head)
     read_row = results.find("ceiling", "read", row.size, batch=1, threads=row.threads, run=row.run)
     matmul_row = results.find("ceiling", engine.ceiling, row.size, batch=1, threads=row.threads, run=row.run)
     if read_row is None or matmul_row is None:

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
+from llama_adapter.runtime.schemes import finer
 from scripts.common import ROOT, Tell
 from scripts.peers.processes import Children, Runner, run_child
 from scripts.peers.results import INSTRUCTIONS, Key, Missing, Results, Row
@@ -177,7 +178,8 @@ def run_rounds(plan: Plan, *, tell: Tell, keep: Callable[[Results], None], run: 
             return run_rounds(plan, tell=tell, keep=keep, run=children)
     run = run or run_child
     gathered = Gathered(run=datetime.now(UTC).isoformat(timespec="seconds"))
-    settings = {"rounds": plan.rounds, "budget_s": plan.budget, "long_s": plan.long, "flash": "auto"}
+    settings: dict[str, Any] = {"rounds": plan.rounds, "budget_s": plan.budget, "long_s": plan.long, "flash": "auto"}
+    settings["int4_head"] = finer("int4")
     started = time.perf_counter()
     if plan.device == "cpu":  # elsewhere, they are made when they are needed, so that other engines come first
         _make_files(plan, gathered, run=run, tell=tell)

@@ -1,27 +1,31 @@
 """A decoder in ONNX graphs gives the same as torch's: through the engine, in every numeric format."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 import torch
+from torch import Tensor
 
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import ScoreRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.exported.export import linear_names
 from llama_adapter.llm.exported.onnx_program import OnnxProgram
 from llama_adapter.llm.exported.parity import compare
-from llama_adapter.llm.exported.weights_file import GROUP, quantise_to_8_bits
+from llama_adapter.llm.exported.weights_file import GROUP, WeightsFile, quantise_to_8_bits
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.base import PrefillPlan
 from llama_adapter.llm.runners.draw import NO_TOKEN, Draw, Rules
 from llama_adapter.llm.runners.numpy_sampler import choose as choose_on_host
 from llama_adapter.llm.runners.sampler import choose, predict
 from llama_adapter.runtime.errors import GraphError
+from llama_adapter.runtime.schemes import QUANTISED
 from llama_adapter.runtime.schemes.int8 import quantise_weight
+from llama_adapter.runtime.schemes.scheme import find_scheme
 from tests.llm import toys
 from tests.llm.exported import exported_card, onnx_runner
 from tests.llm.toys import (
@@ -187,6 +191,30 @@ def test_8_bit_weights_of_a_model_stay_exactly_what_they_are(tmp_path: Path) -> 
 
     assert compare(widened.program, eager(decoder, num_slots=3)).max_abs < rounding()
     assert compare(runner.program, eager(decoder, num_slots=3)).max_abs < 0.6  # its activations are rounded to 8 bits
+
+
+def test_the_head_beside_4_bits_has_8_unless_it_is_stored_in_4(tmp_path: Path) -> None:
+    decoder = toy_decoder()
+    state = decoder.state_dict()
+    weights: dict[str, Tensor] = {name: state[name] for name in linear_names(CONFIG)}
+    kept = {name: find_scheme(name).quantise(state["head.weight"]) for name in QUANTISED}
+
+    def written(head: Mapping[str, Tensor]) -> tuple[WeightsFile, Path]:
+        path = tmp_path / "weights"
+        with path.open("wb") as file:
+            made = WeightsFile(file, precision="int4")
+            stored = {f"head.weight{suffix}": part for suffix, part in head.items()}
+            made.write((weights | {"head.weight": stored.pop("head.weight")} | stored).items(), linears=weights)
+        return made, path
+
+    for head, bits in (({"": state["head.weight"]}, 8), (kept["int8"], 8), (kept["int4"], 4)):
+        made, path = written(head)
+        assert {name: one.bits for name, one in made.linears.items()} == dict.fromkeys(weights, 4) | {
+            "head.weight": bits
+        }
+    scales = made.linears["head.weight"].scales
+    assert scales is not None
+    assert np.array_equal(scales.read(path), kept["int4"]["_scale"].float().numpy())
 
 
 def test_rounding_to_8_bits_in_groups_is_within_half_a_step() -> None:

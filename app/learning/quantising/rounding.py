@@ -28,7 +28,7 @@ from llama_adapter.runtime.schemes import Precision
 from llama_adapter.runtime.schemes.balancing import balanced, read_norms
 from llama_adapter.runtime.schemes.int8 import INPUT_SCALE
 from llama_adapter.runtime.schemes.scheme import Parts, Scheme, find_scheme
-from llama_adapter.runtime.schemes.state import linear_weights
+from llama_adapter.runtime.schemes.state import linear_precisions, linear_weights
 from llama_adapter.vision.encoder import encoder_from_state
 
 _SAMPLES_AT_ONCE = 16  # observed together
@@ -59,7 +59,6 @@ def round_model(
     Raises the CheckpointError of `quantise_model`.
     """
     require_float(model)
-    scheme = find_scheme(precision)
     linears = [linear_weights(sketch(config)) for config in (model.vision_config, model.decoder_config)]
     num_layers, rounded = sum(map(len, linears)), 0
 
@@ -71,12 +70,12 @@ def round_model(
     norms = read_norms(sketch(model.vision_config))
     plain_state = dict(balanced(model.vision_state.items(), norms, dtype=dtype))
     encoder = encoder_from_state(model.vision_config, _widened(plain_state, linears[0]))
-    rounder = _Rounder(encoder, scheme, count=count)
+    rounder = _Rounder(encoder, precision, count=count)
     visual_query_BQD = encoder(torch.from_numpy(np.stack([sample.pixels for sample in samples])))
     vision_state = dict(_stored(plain_state, rounder.parts, dtype=dtype))
 
     decoder = decoder_from_state(model.decoder_config, _widened(model.decoder_state, linears[1]))
-    rounder = _Rounder(decoder, scheme, count=count)
+    rounder = _Rounder(decoder, precision, count=count)
     tokens_BS, is_token_BS, is_answered_BS = _padded(samples)
     length = tokens_BS.shape[1]
     # The adapter's queries are projected by the layers that also project ordinary tokens, or by separate layers. Layers
@@ -91,7 +90,7 @@ def round_model(
         rounder.round("head", decoder.head, hidden_BSD)
     calibrated = dataclasses.replace(
         model,
-        input_scales={name: parts[INPUT_SCALE] for name, parts in rounder.parts.items() if INPUT_SCALE in parts},
+        input_scales={name: parts[INPUT_SCALE] for name, parts in rounder.parts.items()} if precision == "int8" else {},
         vision_state=vision_state,
         decoder_state={},
         dtype=dtype,
@@ -133,9 +132,9 @@ def _padded(samples: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor]:
 class _Rounder:
     """Rounds the linear layers of a module when their inputs arrive. `parts` has the stored tensors of each weight."""
 
-    def __init__(self, module: nn.Module, scheme: Scheme, *, count: Callable[[], None]) -> None:
+    def __init__(self, module: nn.Module, precision: Precision, *, count: Callable[[], None]) -> None:
         self.parts: dict[str, Parts] = {}
-        self._scheme, self._count = scheme, count
+        self._precisions, self._count = linear_precisions(module, precision), count
         self._observed: dict[str, Tensor] = {}
         self._counted_BS: Tensor | None = None
         self._waiting: str | None = None
@@ -160,14 +159,14 @@ class _Rounder:
 
     def round(self, name: str, layer: nn.Linear, x_BSI: Tensor) -> Tensor:
         """Round a layer for these inputs (B, S, I) and those counted before; returns the weight, float32 (out, I)."""
-        weight = layer.weight.float()
-        observed = self._observe(name, x_BSI)
+        weight, scheme = layer.weight.float(), find_scheme(self._precisions[f"{name}.weight"])
+        observed = self._observe(name, scheme, x_BSI)
         if self._waiting is not None and name.startswith(self._waiting):
             self._observed[name] = observed
             return weight
-        assert self._scheme.calibrate is not None
+        assert scheme.calibrate is not None
         try:
-            parts = self._scheme.calibrate(weight, observed)
+            parts = scheme.calibrate(weight, observed)
         except ValueError as error:
             raise CheckpointError(
                 f"`{name}` cannot be rounded for these pictures: {error}",
@@ -175,15 +174,15 @@ class _Rounder:
             ) from None
         self.parts[f"{name}.weight"] = parts
         self._count()
-        return self._scheme.dequantise(parts)
+        return scheme.dequantise(parts)
 
-    def _observe(self, name: str, x_BSI: Tensor) -> Tensor:
-        assert self._scheme.observe is not None
+    def _observe(self, name: str, scheme: Scheme, x_BSI: Tensor) -> Tensor:
+        assert scheme.observe is not None
         observed = self._observed.pop(name, None)
         for start in range(0, len(x_BSI), _SAMPLES_AT_ONCE):
             part = slice(start, start + _SAMPLES_AT_ONCE)
             x_NI = x_BSI[part].flatten(0, 1) if self._counted_BS is None else x_BSI[part][self._counted_BS[part]]
-            observed = self._scheme.observe(observed, x_NI)
+            observed = scheme.observe(observed, x_NI)
         assert observed is not None, "there are samples"
         return observed
 

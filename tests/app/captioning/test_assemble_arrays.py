@@ -20,7 +20,7 @@ from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.runtime.kernels.library import find_library
 from llama_adapter.runtime.schemes import PRECISIONS
-from tests.app.models.bundles import edit, edit_tensors
+from tests.app.models.bundles import edit, edit_tensors, older_int4
 
 PROMPTS = [[1, 5, 7, 9, 11, 13], [1, 600, 3]]
 
@@ -76,6 +76,12 @@ def test_stored_and_packed_weights_are_the_same(tmp_path: Path, precision: Any) 
         stored = quantise_bundle(QuantiseJob(out=str(tmp_path / "stored"), precision=precision))
     assert_same(spec_of(model=str(stored)))
     assert_same(spec_of(model=str(stored), dtype="bfloat16", precision="float"))
+
+
+def test_an_older_bundle_of_4_bits_is_the_same_plain_and_packed(tmp_path: Path) -> None:
+    older = str(older_int4(tmp_path / "older"))
+    assert_same(spec_of(model=older))
+    assert_same(spec_of(model=str(pack_bundle(PackJob(model=older, out=str(tmp_path / "packed"))))))
 
 
 def test_other_settings_and_a_model_for_texts_are_the_same(tmp_path: Path) -> None:

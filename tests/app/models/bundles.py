@@ -13,9 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from llama_adapter.app.models.bundle import load_bundle, save_bundle
 from llama_adapter.app.models.checkpoints import LoadedModel
+from llama_adapter.app.models.quantised_model import quantise_model
+from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.digests import file_digest
+from llama_adapter.runtime.schemes.scheme import find_scheme
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 PICTURE = GOLDEN / "images" / "tiny_10x10.png"
@@ -51,6 +55,15 @@ def another(model: LoadedModel) -> LoadedModel:
     """A model `second` of the same form, with other weights."""
     vision, decoder = ({name: tensor * 2 for name, tensor in state.items()} for state in states(model))
     return dataclasses.replace(model, name="second", vision_state=vision, decoder_state=decoder)
+
+
+def older_int4(place: Path) -> Path:
+    """The embedded model in 4 bits, written as before the head had 8 bits."""
+    plain = load_bundle(embedded_model())
+    model, tensors = quantise_model(plain, plain.decoder_state.items(), dtype=torch.float16, precision="int4")
+    head = find_scheme("int4").quantise(plain.decoder_state["head.weight"])
+    state = dict(tensors) | {f"head.weight{suffix}": part for suffix, part in head.items()}
+    return save_bundle(place, model=dataclasses.replace(model, decoder_state=state, has_finer=False))
 
 
 def before_first_call(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], object]) -> None:

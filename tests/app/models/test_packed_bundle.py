@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.command_line.doctor.model import diagnose
@@ -21,7 +22,7 @@ from llama_adapter.runtime.errors import CheckpointError, DeviceError
 from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.kernels.library import KINDS, Finding, find_library
 from llama_adapter.runtime.schemes import PRECISIONS, Precision
-from tests.app.models.bundles import assert_same, assert_same_weights, edit
+from tests.app.models.bundles import assert_same, assert_same_weights, edit, older_int4
 
 PICTURE = sorted(sample_pictures().glob("*.png"))[0]
 AGAIN = "laid out again"
@@ -74,6 +75,15 @@ def test_it_unpacks_to_the_plain_model(packed: Any, precision: Precision) -> Non
 
     assert_same_weights(unpacked, plain)
     assert (unpacked.precision, unpacked.packed) == (precision, None)
+
+
+def test_an_older_bundle_is_packed_with_its_bits(tmp_path: Path) -> None:
+    older = older_int4(tmp_path / "older")
+    packed = pack_bundle(PackJob(model=str(older), out=str(tmp_path / "packed"), dtype="float32"))
+
+    names = load_file(packed / "llm.safetensors").keys()
+    assert {name for name in names if "head" in name} == {"head.weight_packed_int4"}
+    assert_same_weights(load_bundle(packed), load_bundle(older, dtype=torch.float32))
 
 
 def test_other_precisions_are_made_of_it(packed: Any, tmp_path: Path) -> None:

@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from syrupy.assertion import SnapshotAssertion
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.command_line.doctor.model import diagnose
-from llama_adapter.app.models.bundle import load_bundle, save_bundle
+from llama_adapter.app.models.bundle import load_bundle, save_bundle, stream_bundle
 from llama_adapter.app.models.bundle_manifest import read_manifest
 from llama_adapter.app.models.graph_export.to_onnx import load_encoder
+from llama_adapter.app.models.packed_bundle import split_bundle
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 from llama_adapter.app.models.resources import embedded_model, sample_pictures
 from llama_adapter.app.models.spec import CaptionerSpec, EncoderSources
@@ -23,8 +25,17 @@ from llama_adapter.app.models.stream_model import stream_model
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.graphs.card import fingerprint
 from llama_adapter.runtime.schemes import QUANTISED, Precision
-from tests.app.models.bundles import Damage, assert_same_weights, edit_known_answer, edit_manifest, edit_tensors
+from tests.app.models.bundles import (
+    Damage,
+    assert_same,
+    assert_same_weights,
+    edit_known_answer,
+    edit_manifest,
+    edit_tensors,
+    older_int4,
+)
 from tests.llm.test_sources_of_families import made
+from tests.llm.test_split import Place
 from tests.llm.toys import GOLDEN, is_mapped
 
 SAMPLES = sorted(str(path) for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))
@@ -79,6 +90,46 @@ def test_an_embedding_is_scaled_in_the_numbers_of_the_computation(tmp_path: Path
         wanted = base.get_input_embeddings().weight.float() * scale
         assert torch.equal(state["embedding.weight"], wanted.to(dtype))
         assert state["layers.0.attention.out.weight"].dtype == torch.int8
+
+
+def test_the_head_has_8_bits_beside_layers_of_4(embedded: Callable[[Precision], Path]) -> None:
+    bundles = {precision: embedded(precision) for precision in QUANTISED}
+    state, in_8_bits = (load_bundle(bundles[precision]).decoder_state for precision in ("int4", "int8"))
+
+    for name in ("head.weight", "head.weight_scale"):
+        assert torch.equal(state[name], in_8_bits[name])
+        assert state[name].dtype == in_8_bits[name].dtype
+    narrow = {name for name, tensor in state.items() if tensor.dtype == torch.uint8}
+    assert narrow | {"head.weight"} == {name for name, tensor in in_8_bits.items() if tensor.dtype == torch.int8}
+    assert {precision: read_manifest(bundle).get("finest") for precision, bundle in bundles.items()} == {
+        "int8": None,
+        "int4": "int8",
+    }
+
+
+def test_an_older_bundle_keeps_its_bits_and_so_do_its_copies(tmp_path: Path) -> None:
+    older = older_int4(tmp_path / "older")
+    stored = load_file(older / "llm.safetensors")
+    model = load_bundle(older)
+    halves = split_bundle(older, tmp_path / "halves", num_ranks=2)
+
+    assert stored["head.weight"].dtype == torch.uint8
+    assert_same(model.decoder_state, stored)
+    assert_same(load_bundle(save_bundle(tmp_path / "saved", model=model)).decoder_state, stored)
+    heads = [dict(stream_bundle(halves, ranks=Place(rank, 2))[1])["head.weight"] for rank in range(2)]
+    assert torch.equal(torch.cat(heads), stored["head.weight"])
+    assert load_bundle(older, precision="int8").decoder_state["head.weight"].dtype == torch.int8
+
+
+@pytest.mark.parametrize("finest", ["int4", "float", "int2", 8])
+def test_a_manifest_that_does_not_fit_the_head_is_refused(
+    embedded: Callable[[Precision], Path], tmp_path: Path, finest: Any
+) -> None:
+    bundle = Path(shutil.copytree(embedded("int4"), tmp_path / "bundle"))
+    edit_manifest(finest=finest)(bundle)
+    words = "`head.weight` as int8" if finest == "int4" else "incomplete or wrong in `finest`"
+    with pytest.raises(CheckpointError, match=words):
+        load_bundle(bundle)
 
 
 def test_the_manifest_has_the_original_and_a_new_version(quantised: tuple[str, Path]) -> None:

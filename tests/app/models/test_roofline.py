@@ -1,9 +1,11 @@
 """Counted work equals numbers worked out by hand for small sizes."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from torch import device, nn
+from torch import bfloat16, device, nn
 
 from llama_adapter.app.models.roofline import (
     Ceiling,
@@ -13,11 +15,13 @@ from llama_adapter.app.models.roofline import (
     encoder_weights,
     encoder_work,
     explain,
+    number_sizes,
     prefill_work,
     prefix_work,
     step_work,
 )
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
+from llama_adapter.runtime.schemes import Precision
 from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder
 from tests.llm.toys import CONFIG
@@ -78,6 +82,21 @@ def test_int8_weights_are_one_byte_each_and_the_cache_is_unchanged() -> None:
     assert step_work(DECODER, positions=[2, 5], sizes=sizes).bytes == 480 + 40 + 4 * (2 * 3 * 4 * 9 + 2 * 80)
     assert prefix_work(DECODER, num_pictures=3, sizes=sizes).bytes == 2 * 2 * 16 + 4 * 3 * 80
     assert encoder_work(VISION, num_pictures=2, sizes=sizes).bytes == 24 + 48 + 6 + 12 + 112 + 16
+
+
+def test_the_head_may_have_numbers_of_another_size() -> None:
+    sizes = NumberSizes(weight=0.5, other=4, head=1)
+    assert step_work(DECODER, positions=[2, 5], sizes=sizes).bytes == 240 + 40 + 4 * (2 * 3 * 4 * 9 + 2 * 80)
+
+
+@pytest.mark.parametrize(("precision", "weight", "head"), [("float", 2.0, 2.0), ("int8", 1.0, 1.0), ("int4", 0.5, 1.0)])
+def test_a_device_reads_the_head_of_4_bits_in_8(precision: Precision, weight: float, head: float) -> None:
+    device: Any = SimpleNamespace(computes_in=lambda precision, dtype, wanted: wanted == "auto")
+    sizes, widened = (
+        number_sizes(device, dtype=bfloat16, precision=precision, wanted=wanted) for wanted in ("auto", "aten")
+    )
+    assert sizes == NumberSizes(weight, 2, head)
+    assert widened == NumberSizes(2.0, 2, 2.0)
 
 
 def test_a_prefix_is_two_products_for_each_adapter_layer() -> None:

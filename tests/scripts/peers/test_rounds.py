@@ -252,6 +252,18 @@ def test_share_of_one_row_is_of_the_bandwidth_between_its_steps() -> None:
     assert shares[0].memory / shares[1].memory == pytest.approx((30 / 60) / (20 / 80))
 
 
+def test_the_head_of_our_4_bits_counts_as_its_run_says() -> None:
+    ceilings = (row("read", (80e9,), part="ceiling"), row("matmul-int4", (1e12,), part="ceiling"))
+    one = row("ours-int4", (30.0,))
+    earlier = results(one, *ceilings)
+    later = replace(earlier, runs={"first": {"settings": {"int4_head": "int8"}}})
+
+    shares = [share_of(one, each) for each in (earlier, later)]
+
+    more = 2048 * 32000 * (8 - 4.5) / 8  # bytes of the head of 1B
+    assert shares[1].memory - shares[0].memory == pytest.approx(30.0 * more / 80e9)
+
+
 def test_run_without_any_engine_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = MadeUp(problems={"hf-float32": Reply(problem="failed", reason="no luck")})
     monkeypatch.setattr("scripts.peers.rounds.run_child", broken)
