@@ -129,6 +129,8 @@ class ChatFormat:
         render = partial(self._process.render, now=now, values=values)
         shown = [(pictures or {}).get(number, ()) for number in range(len(turns))]
         said = [(role, _pieces(text, own)) for (role, text), own in zip(turns, shown, strict=True)]
+        if any(role == "system" for role, _ in said) and not self._shows_system:
+            said = _with_system_in_front(said)
         texts = [piece for _, pieces in said for piece in pieces if piece is not None]
         places = _with_texts(said, (f"{_TEXT}{number}{_END}" for number in range(len(texts))))
         whole, pattern = render([self._messages(one) for one in (said, places)])
@@ -173,6 +175,15 @@ class ChatFormat:
                     return content
         return kinds[1]
 
+    @cached_property
+    def _shows_system(self) -> bool:
+        """Whether the template has a place for texts of the system. Some refuse them, others leave them out."""
+        place = f"{_TEXT}0{_END}"
+        with suppress(PromptError):
+            [text] = self._process.render([self._messages([("system", (place,)), ("user", ("?",))])])
+            return place in text
+        return False
+
     def _shown(self, parts: Sequence[Part], pictures: Sequence[str]) -> list[Part]:
         """The parts with a picture in each place where the template has written its token. Raises PromptError."""
         if not self._picture:
@@ -206,6 +217,14 @@ def _pieces(text: str, pictures: Sequence[Shown]) -> _Pieces:
     texts = [text[begin:end] for begin, end in pairwise(borders)]
     pieces = [texts[0], *(piece for text in texts[1:] for piece in (None, text))]
     return tuple(piece for piece in pieces if piece != "") or ("",)
+
+
+def _with_system_in_front(turns: Sequence[tuple[str, _Pieces]]) -> list[tuple[str, _Pieces]]:
+    """The turns with the texts of the system in front of the user's first one, as the template of Gemma 3 has them."""
+    system = [piece for role, pieces in turns if role == "system" for piece in (*pieces, "\n\n")]
+    rest = [(role, pieces) for role, pieces in turns if role != "system"]
+    first = next(number for number, (role, _) in enumerate(rest) if role == "user")
+    return [(role, (*system, *pieces) if number == first else pieces) for number, (role, pieces) in enumerate(rest)]
 
 
 def _with_texts(turns: Sequence[tuple[str, _Pieces]], texts: Iterable[str]) -> list[tuple[str, _Pieces]]:

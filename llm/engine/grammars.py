@@ -83,7 +83,7 @@ class Grammars:
         if json_schema is not None:
             rule = "%json " + json.dumps({**_closed(json.loads(json_schema)), "x-guidance": _JSON_FORM})
         else:
-            rule = f"/{library.regex_to_lark(regex, use_ascii='')}/"
+            rule = f"/{library.regex_to_lark(regex, use_ascii='d')}/"
         grammar = library.LLMatcher.grammar_from_lark(_HEAD + rule)
         limits = library.LLParserLimits(**_LIMITS)
         making = self._compiling.submit(library.LLMatcher, table.pieces, grammar, log_level=0, limits=limits)

@@ -76,7 +76,7 @@ class AnswerForm(NamedTuple):
     """The form of an answer: where the request gives it, and an option of `SamplingParams` with its value."""
 
     place: str
-    option: Literal["json_schema", "regex"]
+    option: Literal["json_schema", "regex", "choice"]
     value: Any
 
 
@@ -258,12 +258,13 @@ def form_of(request: CommonRequest, text_format: Format | None = None) -> Answer
         AnswerForm("structured_outputs.json", "json_schema", own.json_),
         AnswerForm("structured_outputs.json_object", "json_schema", _ANY_OBJECT if own.json_object else None),
         AnswerForm("structured_outputs.regex", "regex", own.regex),
+        AnswerForm("structured_outputs.choice", "choice", own.choice),
     ]
     forms = [form for form in given if form.value is not None]
     if len(forms) > 1:
         message = f"`{forms[0].place}` and `{forms[1].place}` exclude each other."
         raise ApiError(message, param=forms[1].place)
-    return forms[0] if forms else None
+    return forms[0] if forms and forms[0].option != "choice" else None  # choices are scored
 
 
 def _schema_of(wanted: Format | None, place: str) -> tuple[str, Any] | None:
@@ -297,6 +298,8 @@ def sampling_of(request: CommonRequest, *, max_new_tokens: int | None, form: Ans
     given = {name: getattr(request, name) for name in _SAMPLING} | {"max_new_tokens": max_new_tokens}
     if request.top_k is not None:
         given["top_k"] = max(request.top_k, 0)
+    if request.seed == -1:  # a new one, as in llama.cpp and vLLM
+        given["seed"] = None
     if form is not None:
         given[form.option] = form.value
     try:

@@ -50,8 +50,8 @@ class GuardSettings:
         if any(not re.fullmatch(r"[\x21-\x7e]{8,}", key) for key in self.api_keys):
             raise ValueError("An API key must have at least 8 characters, ASCII without spaces")
         for origin in self.cors_origins:
-            if not re.fullmatch(r"\*|https?://[a-z0-9.\[\]:_-]+", origin):
-                raise ValueError(f"An origin is https://NAME, http://NAME:PORT or *, got {origin!r}")
+            if not re.fullmatch(r"\*|[a-z][a-z0-9+.-]*://[a-z0-9.\[\]:_-]+", origin):
+                raise ValueError(f"An origin is https://NAME, http://NAME:PORT, app://NAME or *, got {origin!r}")
 
 
 def host_names_for(bind: str, *, more: Iterable[str] = ()) -> tuple[str, ...] | None:

@@ -105,7 +105,8 @@ def _property(name: str | None, schema: Any, *, definitions: Mapping[str, Any], 
         values = {"yes": True, "no": False}
     elif kind is None:
         raise _unsupported(f"{place}.type")
-    return Property(name=name, description=description if isinstance(description, str) else None, values=values)
+    described = description if isinstance(description, str) and description.strip() else None
+    return Property(name=name, description=described, values=values)
 
 
 def _enum_values(values: Any, *, kind: Any, place: str) -> dict[str, Any]:
@@ -116,7 +117,7 @@ def _enum_values(values: Any, *, kind: Any, place: str) -> dict[str, Any]:
     if not all(isinstance(value, types) and (bool in types or not isinstance(value, bool)) for value in values):
         raise _unsupported(place, "its values are texts, numbers or booleans of its type")
     by_text = {{True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value): value for value in values}
-    if len(by_text) < len(values) or "" in by_text:
+    if len(by_text) < len(values) or not all(map(str.strip, by_text)):
         raise _unsupported(place, "its values are different and not empty")
     return by_text
 

@@ -175,6 +175,7 @@ def test_parameters_arrive_as_they_are_given() -> None:
     assert asked.sampling == SamplingParams(max_new_tokens=9, **given)
     assert (asked.stop, asked.num_answers, asked.with_logprobs) == (("a", "b"), 3, True)
     assert question(top_k=-1).sampling.top_k == 0
+    assert question(seed=-1, n=2).sampling.seed is None
     assert question(max_tokens=5, stop="a").stop == ("a",)
 
 

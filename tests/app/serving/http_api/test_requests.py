@@ -89,6 +89,7 @@ def test_a_tool_is_the_reason_of_a_refusal_beside_what_comes_with_it(api: TestCl
     came = sent(api, {**body, "tool_choice": "required", "tools": [{"type": "function"}]}, path=path)
     assert error(came) == (400, "unsupported_parameter", "tools")
     assert "This server calls no tools" in came.text
+    assert sent(api, {**body, "tool_choice": "none", "tools": [{"type": "function"}]}, path=path).status_code == 200
 
 
 def test_the_page_names_every_parameter() -> None:
@@ -174,6 +175,11 @@ INVALID = [
     chat(user({"type": "image_url", "image_url": 5})),
     chat(tools=[1]),
     chat(store=True),
+    chat(response_format={"type": "json_schema", "name": "a", "schema": {}}),
+    chat(response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": "{}"}}),
+    chat(response_format={"type": "json_schema", "json_schema": {"schema": {}, "colour": 1}}),
+    chat(structured_outputs={"choice": ["a"]}),
+    chat(structured_outputs={"choice": ["a", "b"]}, answer_choices=["a", "b"]),
 ]
 INVALID_RESPONSES = [
     {"model": "m"},
@@ -183,6 +189,8 @@ INVALID_RESPONSES = [
     responses(max_output_tokens=0),
     responses(include=["file_search_call.results"]),
     responses(text={"format": {"type": "json_schema", "name": "a", "schema": {"type": "array"}}}, guided_regex="a"),
+    responses(text={"format": {"type": "json_schema", "json_schema": {"schema": {}}}}),
+    responses(reasoning={"summary": "auto"}),
     responses([{"type": "item_reference", "id": "msg_1"}]),
     responses([{"type": "function_call_output", "call_id": "a", "output": "b"}]),
     responses([{"role": "user", "content": "a"}, {"type": "function_call", "name": "f", "arguments": "{}"}]),

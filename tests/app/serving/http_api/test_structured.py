@@ -56,6 +56,7 @@ def test_several_properties_are_asked_by_their_descriptions() -> None:
         Question(instruction="Is it a star?", task=OneOf(("yes", "no"))),
         Question(instruction="Describe it.", task=FREE_TEXT),
     ]
+    assert asked({"star": {**STAR, "description": " "}, "caption": CAPTION}, "A star?")[0].instruction == "A star?"
 
 
 def test_references_to_definitions_are_followed() -> None:
@@ -129,6 +130,7 @@ def test_the_first_failure_is_the_answer_and_cancels_the_other_requests() -> Non
         ({"properties": {"a": {"enum": ["x"]}}}, "s.properties.a.enum"),
         ({"properties": {"a": {"enum": ["x", "x"]}}}, "s.properties.a.enum"),
         ({"properties": {"a": {"enum": ["x", ""]}}}, "s.properties.a.enum"),
+        ({"properties": {"a": {"enum": ["x", "\n"]}}}, "s.properties.a.enum"),
         ({"properties": {"a": {"enum": ["x", None]}}}, "s.properties.a.enum"),
         ({"properties": {"a": {"enum": ["1", 1]}}}, "s.properties.a.enum"),
         ({"properties": {"a": {"enum": ["1", "2"], "type": "integer"}}}, "s.properties.a.enum"),
@@ -156,6 +158,10 @@ ANY = {"type": "object"}
         ),
         ({"response_format": {"type": "json_object"}}, {"json_schema": ANY}),
         ({"response_format": {"type": "json_object", "schema": NUMBER}}, {"json_schema": NUMBER}),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": NUMBER, "strict": "true"}}},
+            {"json_schema": NUMBER},
+        ),
         ({"json_schema": NUMBER}, {"json_schema": NUMBER}),
         ({"guided_json": NUMBER}, {"json_schema": NUMBER}),
         ({"guided_json": json.dumps(STAR)}, {"json_schema": STAR}),
@@ -179,6 +185,15 @@ def test_what_separate_questions_cannot_answer_guides_the_whole_answer(parameter
         assert sampling == SamplingParams(**wanted)
 
 
+def test_choices_of_structured_outputs_are_scored() -> None:
+    choice = {"structured_outputs": {"choice": ["red", "blue"]}}
+    bodies = (CHAT, chat(**choice)), (RESPONSES, {"input": "p", **choice}), (COMPLETIONS, {"prompt": "p", **choice})
+    for form, body in bodies:
+        one = understood(form, body)
+        assert [question.task for (question,) in one.prompts] == [OneOf(("red", "blue"))]
+        assert not one.sampling.is_constrained
+
+
 def test_without_the_package_only_separate_questions_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conversation, "find_spec", lambda name: None)
 
@@ -192,6 +207,7 @@ def test_without_the_package_only_separate_questions_answer(monkeypatch: pytest.
     ("parameters", "param"),
     [
         ({"guided_regex": "a", "json_schema": NUMBER}, "guided_regex"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a", "b"]}}, "structured_outputs.choice"),
         ({"guided_json": "{"}, "guided_json"),
         ({"structured_outputs": {"json": "[]"}}, "structured_outputs.json"),
         ({"guided_regex": "a", "answer_choices": ["a", "b"]}, None),
