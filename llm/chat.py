@@ -20,6 +20,7 @@ from llama_adapter.runtime.text import shown_excerpt
 # Characters of no language. `_PLACE` stands for a text of a chat; `_TEXT` before a name of a mark says that it is text.
 _TEXT, _END = "\ue000", "\ue001"
 _PLACE: Final = re.compile(f"{_TEXT}([0-9]+){_END}")
+_FIRST: Final = f"{_TEXT}0{_END}"
 
 # Values of users must not write special tokens, so their texts have none of the other characters.
 _PLAIN: Final = re.compile(r"[\w .,:/+-]{0,200}")
@@ -100,7 +101,7 @@ class ChatFormat:
     def end_id(self) -> int:
         """The end id with which the template ends an assistant's turn; the tokenizer's if it writes none."""
         try:
-            turns: list[tuple[str, _Pieces]] = [("user", ("?",)), ("assistant", (f"{_TEXT}0{_END}",))]
+            turns: list[tuple[str, _Pieces]] = [("user", ("?",)), ("assistant", (_FIRST,))]
             [text] = self._process.render([self._messages(turns)], asks=False)
         except PromptError:
             return self._tokenizer.eos_id
@@ -166,22 +167,20 @@ class ChatFormat:
             lambda pieces: "".join(filter(None, pieces)),
             lambda pieces: "".join(f"{self._picture}\n" if one is None else one for one in pieces),
         )
-        place = f"{_TEXT}0{_END}"
         for content in kinds if self._picture else ():
             with suppress(PromptError):
-                [text] = self._process.render([[{"role": "user", "content": content((None, place))}]])
+                [text] = self._process.render([[{"role": "user", "content": content((None, _FIRST))}]])
                 # A template that takes texts would write out the list.
-                if text.count(place) == text.count(self._picture) == 1 and not re.search("['\"]type['\"]", text):
+                if text.count(_FIRST) == text.count(self._picture) == 1 and not re.search("['\"]type['\"]", text):
                     return content
         return kinds[1]
 
     @cached_property
     def _shows_system(self) -> bool:
         """Whether the template has a place for texts of the system. Some refuse them, others leave them out."""
-        place = f"{_TEXT}0{_END}"
         with suppress(PromptError):
-            [text] = self._process.render([self._messages([("system", (place,)), ("user", ("?",))])])
-            return place in text
+            [text] = self._process.render([self._messages([("system", (_FIRST,)), ("user", ("?",))])])
+            return _FIRST in text
         return False
 
     def _shown(self, parts: Sequence[Part], pictures: Sequence[str]) -> list[Part]:

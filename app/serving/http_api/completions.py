@@ -34,8 +34,7 @@ class CompletionReply(ChoicesReply[CompletionRequest]):
         if len(prompts) * num_answers > MAX_QUESTIONS:
             message = f"`n` times the number of prompts is {len(prompts) * num_answers}, the limit is {MAX_QUESTIONS}."
             raise ApiError(message, param="prompt")
-        own = request.structured_outputs
-        task = choosing(None if own is None else own.choice)
+        task = choosing(getattr(request.structured_outputs, "choice", None))
         task = WithTokenIds(task) if request.output_ids else task
         return ChatQuestion(
             urls=() if request.image_url is None else (request.image_url,),

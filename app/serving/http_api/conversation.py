@@ -146,7 +146,7 @@ def understand_turns(
 
     An adapter sees the last picture of the newest message that has one. A model that sees pictures as tokens sees all
     of them, and all earlier turns. Another model whose template has turns sees them if there is no picture. A question
-    that is asked in parts, one for each property of a JSON schema, has no earlier turns but the system's.
+    about a picture that is asked in parts, one for each property of a JSON schema, has no turns but the system's.
 
     Parameters:
         turns: at least one; the text of the user's last one is the question.
@@ -176,11 +176,11 @@ def understand_turns(
         question = replace(question, template_values=json.dumps(request.chat_template_kwargs, sort_keys=True))
     if request.output_ids:
         question = replace(question, task=WithTokenIds(question.task))
-    properties = () if form is None else _properties(form)
+    properties = () if form is None else _properties(form, has_picture=bool(with_picture))
     if num_answers * len(properties) > MAX_QUESTIONS:
         message = f"`n` times the schema's properties is {num_answers * len(properties)}, the limit is {MAX_QUESTIONS}."
         raise ApiError(message, param="n")
-    is_alone = bool(properties) or (bool(with_picture) and info.picture_format is None)
+    is_alone = bool(with_picture) and (bool(properties) or info.picture_format is None)
     seen = _seen(earlier, info, is_alone=is_alone)
     if info.picture_format is None:
         pictures = [turn.pictures[-1] for turn in with_picture[-1:]]
@@ -278,15 +278,20 @@ def _schema_of(wanted: Format | None, place: str) -> tuple[str, Any] | None:
     return None
 
 
-def _properties(form: AnswerForm) -> tuple[Property, ...]:
+def _properties(form: AnswerForm, *, has_picture: bool) -> tuple[Property, ...]:
     """The values that are asked as separate questions; none if the form guides the whole answer instead.
 
-    Raises ApiError for a schema that needs a package which is not installed.
+    Without a picture, only a choice is asked so: other questions would lack the text that they are about. Raises
+    ApiError for a schema that needs a package which is not installed.
     """
     if form.option != "json_schema" or isinstance(form.value, str):
         return ()
     try:
-        return read_schema(form.value, place=form.place)
+        found = read_schema(form.value, place=form.place)
+        if not has_picture and (len(found) > 1 or found[0].values is None):
+            message = f"`{form.place}` is not supported without a picture: ask for one enum or boolean."
+            raise ApiError(message, code="unsupported_schema", param=form.place)
+        return found
     except ApiError:
         if find_spec("llguidance") is None:
             raise
@@ -296,10 +301,9 @@ def _properties(form: AnswerForm) -> tuple[Property, ...]:
 def sampling_of(request: CommonRequest, *, max_new_tokens: int | None, form: AnswerForm | None) -> SamplingParams:
     """How tokens are chosen; None is the default. Raises ApiError for a form that is no JSON schema."""
     given = {name: getattr(request, name) for name in _SAMPLING} | {"max_new_tokens": max_new_tokens}
-    if request.top_k is not None:
-        given["top_k"] = max(request.top_k, 0)
-    if request.seed == -1:  # a new one, as in llama.cpp and vLLM
-        given["seed"] = None
+    for name in ("top_k", "seed"):
+        if given[name] == -1:  # all tokens and a new seed, as in llama.cpp and vLLM
+            given[name] = None
     if form is not None:
         given[form.option] = form.value
     try:

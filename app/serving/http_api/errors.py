@@ -144,7 +144,7 @@ def of_validation(error: RequestValidationError) -> ApiError:
     detail = next((one for one in found if one["loc"][1:2] == ("tools",)), found[0])
     # After "body", without the tag of a format, which is no name in the request.
     location = [name for before, name in pairwise(detail["loc"]) if before not in ("response_format", "format")]
-    kind = detail["type"]
+    kind, place = detail["type"], _place(location)
     if isinstance(error.body, bytes):  # FastAPI parses JSON only
         return ApiError(
             "The body must be JSON: send it with `Content-Type: application/json`.",
@@ -157,7 +157,6 @@ def of_validation(error: RequestValidationError) -> ApiError:
         return ApiError("The body must be a JSON object with `messages` (or `input`, `prompt`).", code="invalid_type")
     if kind == "extra_forbidden":
         return _unknown_parameter(location)
-    place = _place(location)
     is_completion_prompt = location[0] == "prompt" and kind != "none_required"  # of /v1/responses, it must be null
     if location[0] in _UNSUPPORTED and not is_completion_prompt:
         message = f"This server does not support this value of `{place}`: leave the parameter out."

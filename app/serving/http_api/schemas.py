@@ -224,7 +224,9 @@ Message = Annotated[AnyMessage, Discriminator(kind_of_message, "message_role", "
 class StreamOptions(Part):
     """Options of a stream."""
 
-    include_usage: bool | None = Field(None, description="Send a last chunk with the token counts.")
+    include_usage: bool | None = Field(
+        None, description="Send a last chunk with the token counts; responses have them."
+    )
     include_obfuscation: No | None = None
 
 
@@ -434,12 +436,6 @@ class Reasoning(Part):
     generate_summary: None = None
 
 
-class ResponseStreamOptions(Part):
-    """Options of a stream."""
-
-    include_obfuscation: No | None = None
-
-
 UNSUPPORTED_IN_RESPONSES: Final[Mapping[str, Any]] = {  # most of them need a server that stores responses
     **dict.fromkeys(("previous_response_id", "conversation", "prompt", "context_management"), None),
     "background": No,
@@ -462,7 +458,7 @@ class ResponsesRequest(CommonRequest):
         description="With `message.output_text.logprobs`, the answer has the log-probability of each generated token.",
     )
     top_logprobs: TopLogprobs | None = Field(None, description="As in chat requests; requires `include`.")
-    stream_options: ResponseStreamOptions | None = None
+    stream_options: StreamOptions | None = None
 
 
 _Request = TypeVar("_Request", bound=CommonRequest)

@@ -39,7 +39,7 @@ class Property:
         The value's description replaces the instruction. If the value is the only one (`is_alone`), its description is
         used only if the request asks for a caption. An enum's values are the choices.
         """
-        if self.description and (not is_alone or question.is_caption):
+        if self.description and self.description.strip() and (not is_alone or question.is_caption):
             question = dataclasses.replace(question, instruction=self.description)
         return question if self.values is None else dataclasses.replace(question, task=OneOf(tuple(self.values)))
 
@@ -105,8 +105,7 @@ def _property(name: str | None, schema: Any, *, definitions: Mapping[str, Any], 
         values = {"yes": True, "no": False}
     elif kind is None:
         raise _unsupported(f"{place}.type")
-    described = description if isinstance(description, str) and description.strip() else None
-    return Property(name=name, description=described, values=values)
+    return Property(name=name, description=description if isinstance(description, str) else None, values=values)
 
 
 def _enum_values(values: Any, *, kind: Any, place: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from llama_adapter.app.serving.http_api.conversation import ChatQuestion
 from llama_adapter.app.serving.http_api.errors import ApiError
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from tests.app.serving.http_api.live import INFO
-from tests.app.serving.http_api.requests import chat, image, user
+from tests.app.serving.http_api.requests import chat, image, json_schema, user
 
 CHAT, RESPONSES, _ = forms().values()
 OLD, NEW = "data:image/png;base64,b2xk", "data:image/png;base64,bmV3"
@@ -200,6 +200,14 @@ def test_a_template_with_turns_shows_the_earlier_ones_of_a_text_chat(
     asked = question(*messages, info=dataclasses.replace(INFO, template="conversation"))
     assert (only(asked).turns, asked.num_ignored_turns) == (turns, num_ignored)
     assert only(question(*messages)).turns == ()
+
+
+def test_a_choice_of_a_text_chat_has_its_earlier_turns() -> None:
+    info = dataclasses.replace(INFO, template="conversation")
+    form = json_schema({"a": {"type": "boolean"}})
+    for picture, turns in (((), (("user", "Hello"), ("assistant", "Red."))), ((image(),), ())):
+        asked = question(user("Hello", *picture), RED, user("Why?"), info=info, response_format=form)
+        assert (only(asked).turns, only(asked).task) == (turns, OneOf(("yes", "no")))
 
 
 # Responses

@@ -111,7 +111,9 @@ def test_null_is_absent_everywhere(api: TestClient) -> None:
     assert sent(api, {**absent, **chat()}).status_code == 200
     assert sent(api, chat(**nested, stream=True)).status_code == 200
     assert error(sent(api, {**absent, "model": "default"})) == (400, "missing_required_parameter", "messages")
-    came = sent(api, responses(metadata={"a": None, "b": "c"}, text={"format": format_}), path=RESPONSES)
+    usage = {"include_usage": True, "unknown": None}
+    given = {"metadata": {"a": None, "b": "c"}, "text": {"format": format_}, "stream_options": usage}
+    came = sent(api, responses(**given), path=RESPONSES)
     assert (came.status_code, came.json()["metadata"]) == (200, {"b": "c"})
 
 

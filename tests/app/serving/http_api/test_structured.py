@@ -185,6 +185,24 @@ def test_what_separate_questions_cannot_answer_guides_the_whole_answer(parameter
         assert sampling == SamplingParams(**wanted)
 
 
+@pytest.mark.parametrize(
+    ("properties", "num_questions"),
+    [({"star": STAR}, 1), ({"caption": CAPTION}, 0), ({"star": STAR, "colour": COLOUR}, 0)],
+)
+def test_without_a_picture_only_a_choice_is_a_question(
+    properties: dict[str, Any], num_questions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = chat(user("It is a red star. Which one?"), response_format=json_schema(properties))
+    asked = understood(CHAT, body)
+    assert len(asked.properties) == num_questions
+    assert asked.sampling.is_constrained is not bool(num_questions)
+    assert asked.prompts[0][0].instruction == "It is a red star. Which one?"
+    monkeypatch.setattr(conversation, "find_spec", lambda name: None)
+    if not num_questions:
+        with pytest.raises(ApiError, match="without a picture"):
+            understood(CHAT, body)
+
+
 def test_choices_of_structured_outputs_are_scored() -> None:
     choice = {"structured_outputs": {"choice": ["red", "blue"]}}
     bodies = (CHAT, chat(**choice)), (RESPONSES, {"input": "p", **choice}), (COMPLETIONS, {"prompt": "p", **choice})
