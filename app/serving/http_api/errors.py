@@ -160,7 +160,8 @@ def of_validation(error: RequestValidationError) -> ApiError:
     is_completion_prompt = location[0] == "prompt" and kind != "none_required"  # of /v1/responses, it must be null
     if location[0] in _UNSUPPORTED and not is_completion_prompt:
         message = f"This server does not support this value of `{place}`: leave the parameter out."
-        message = f"`{place}` is missing." if kind == "missing" else message
+        if kind == "missing":
+            message = f"`{place}` is missing."
         if location[0] == "tools":  # some clients send a tool to get an answer in JSON
             message = (
                 "This server calls no tools: ask for JSON by `response_format` or `text.format` with a JSON schema."

@@ -469,19 +469,10 @@ def with_all_fields(model: type[_Request]) -> type[_Request]:
     kinds = {**UNSUPPORTED, **IGNORED, **(UNSUPPORTED_IN_RESPONSES if issubclass(model, ResponsesRequest) else {})}
     fields: dict[str, Any] = {name: (kind if kind is None else kind | None, None) for name, kind in kinds.items()}
     task_fields = () if issubclass(model, CompletionRequest) else [option.request for option in options()]
-    fields |= {
-        field.name: (
-            (Annotated[str, Field(min_length=1)] if field.min_texts is None else _different_texts(field.min_texts))
-            | None,
-            Field(
-                None,
-                validation_alias=AliasChoices(field.name, *field.aliases) if field.aliases else None,
-                description=f"Extension. {field.description}",
-            ),
-        )
-        for field in task_fields
-        if field is not None
-    }
+    for field in filter(None, task_fields):
+        kind = Annotated[str, Field(min_length=1)] if field.min_texts is None else _different_texts(field.min_texts)
+        names, about = AliasChoices(field.name, *field.aliases), f"Extension. {field.description}"
+        fields[field.name] = (kind | None, Field(None, validation_alias=names, description=about))
     return create_model(model.__name__, __base__=model, __doc__=model.__doc__, **fields)
 
 

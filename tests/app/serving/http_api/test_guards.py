@@ -375,6 +375,8 @@ def test_guards_stand_in_order_before_the_application() -> None:
     [
         {"api_keys": ("",)},
         {"api_keys": ("with a space",)},
+        {"host_names": ("https://a.example",)},
+        {"host_names": ("a.example:8000",)},
         {"cors_origins": ("a.example",)},
         {"cors_origins": ("https://a.example/",)},
         {"cors_origins": ("app://",)},
@@ -386,5 +388,5 @@ def test_guards_stand_in_order_before_the_application() -> None:
     ],
 )
 def test_invalid_settings_raise(change: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"API key|origin|above 0|root path"):
+    with pytest.raises(ValueError, match=r"API key|host name|origin|above 0|root path"):
         GuardSettings(**change)
