@@ -116,7 +116,11 @@ _ROLES: Final[Mapping[str, Role]] = {
 def turn_of(message: AskingMessage | EarlierMessage | OtherItem, *, place: str) -> Turn:
     """The turn of a message at this place of a request."""
     if isinstance(message, OtherItem):
-        return Turn(role="assistant" if message.type.endswith("_call") else "tool", has_more=True)
+        given = message.output if isinstance(message.output, list) else [message.output]
+        urls = [(index, part.get("image_url")) for index, part in enumerate(given) if isinstance(part, dict)]
+        pictures = (Picture(url=url, place=f"{place}.output[{index}]") for index, url in urls if isinstance(url, str))
+        role: Role = "assistant" if message.type.endswith("_call") else "tool"
+        return Turn(role=role, parts=tuple(pictures), has_more=True)
     content = message.content or ""
     parts = [TextPart(text=content)] if isinstance(content, str) else content
     return Turn(
@@ -284,7 +288,7 @@ def _properties(form: AnswerForm, *, has_picture: bool) -> tuple[Property, ...]:
     Without a picture, only a choice is asked so: other questions would lack the text that they are about. Raises
     ApiError for a schema that needs a package which is not installed.
     """
-    if form.option != "json_schema" or isinstance(form.value, str):
+    if form.option != "json_schema" or form.value is _ANY_OBJECT or isinstance(form.value, str):
         return ()
     try:
         found = read_schema(form.value, place=form.place)

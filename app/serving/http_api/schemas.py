@@ -405,6 +405,7 @@ class OtherItem(LenientPart):
     """What models do not see of earlier turns, such as a call of a tool and its result."""
 
     type: str = Field(json_schema_extra={"not": {"enum": ["message", "item_reference"]}})
+    output: Any = Field(None, description="Result of a tool. Its pictures count like those of messages.")
 
 
 _NO_ITEM = "expected a message with a role; this server stores no items to refer to"

@@ -257,6 +257,19 @@ def test_responses_have_the_newest_picture_and_the_parameters_of_the_request() -
     assert asked.with_logprobs
 
 
+@pytest.mark.parametrize(
+    "output", [[{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": NEW}], {"image_url": NEW}]
+)
+def test_a_picture_of_a_tool_counts_in_responses_as_in_chats(output: Any) -> None:
+    items = [item("user", OLD, "What?"), {"type": "function_call_output", "call_id": "c", "output": output}]
+    asked = question_of_responses(items)
+
+    assert (asked.urls, only(asked).instruction, asked.num_ignored_turns) == ((NEW,), "What?", 1)
+    assert asked.picture_used == f"input[1].output[{len(output) - 1}]"
+    items[1]["output"] = [{"image_url": {"url": NEW}}, "a", None]
+    assert question_of_responses(items).urls == (OLD,)
+
+
 def test_responses_have_choices_and_schemas() -> None:
     schema = {"type": "object", "properties": {"star": {"type": "boolean"}}}
     asked = question_of_responses("What?", text={"format": {"type": "json_schema", "name": "a", "schema": schema}})

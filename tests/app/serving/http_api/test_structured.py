@@ -219,6 +219,8 @@ def test_without_the_package_only_separate_questions_answer(monkeypatch: pytest.
         asked({"n": {"type": "integer"}})
     assert caught.value.code == "unsupported_schema"
     assert len(asked({"star": STAR})) == 1
+    # Refused by the service, which names the package:
+    assert understood(CHAT, chat(response_format={"type": "json_object"})).sampling.is_constrained
 
 
 @pytest.mark.parametrize(
