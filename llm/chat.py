@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from llama_adapter.llm.chat_template import Message, TemplateProcess
-from llama_adapter.llm.conversation import Turn
+from llama_adapter.llm.conversation import Role, Turn
 from llama_adapter.llm.errors import PromptError
 from llama_adapter.llm.pieces.base import Mark
 from llama_adapter.llm.tokenizer import Tokenizer
@@ -218,7 +218,7 @@ def _pieces(text: str, pictures: Sequence[Shown]) -> _Pieces:
     return tuple(piece for piece in pieces if piece != "") or ("",)
 
 
-def _with_system_in_front(turns: Sequence[tuple[str, _Pieces]]) -> list[tuple[str, _Pieces]]:
+def _with_system_in_front(turns: Sequence[tuple[Role, _Pieces]]) -> list[tuple[Role, _Pieces]]:
     """The turns with the texts of the system in front of the user's first one, as the template of Gemma 3 has them."""
     system = [piece for role, pieces in turns if role == "system" for piece in (*pieces, "\n\n")]
     rest = [(role, pieces) for role, pieces in turns if role != "system"]

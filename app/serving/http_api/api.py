@@ -146,7 +146,8 @@ def _openai_routes(
 
 def _model(name: str, info: ModelInfo, *, created: int) -> Model:
     inputs: list[Literal["text", "image"]] = ["text", "image"] if info.sees_pictures else ["text"]
-    return Model(id=name, created=created, architecture=Architecture(input_modalities=inputs))
+    goes_in = Architecture(input_modalities=inputs)
+    return Model(id=name, created=created, max_model_len=info.context, architecture=goes_in)
 
 
 def _add_form(router: APIRouter, path: str, form: Form[Any], *, asker: Asker) -> None:

@@ -491,6 +491,7 @@ class Model(BaseModel):
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "llama-adapter"
+    max_model_len: int = Field(description="Tokens of a prompt and its answer, under the name that vLLM gives them.")
     architecture: Architecture
 
 

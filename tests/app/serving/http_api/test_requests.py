@@ -263,6 +263,7 @@ def test_the_model_has_its_own_name_or_those_of_the_server_and_an_alias(
     for wrong in ("gpt/4", *({"stub"} - {*names})):
         for response in (api.get(f"/v1/models/{wrong}"), sent(api, chat() | {"model": wrong})):
             assert error(response) == (404, "model_not_found", "model")
+    assert listed[0]["max_model_len"] == service.info.context
     assert listed[0]["architecture"] == {"input_modalities": ["text", "image"], "output_modalities": ["text"]}
     service.info = dataclasses.replace(service.info, has_adapter=False)
     assert api.get("/v1/models/default").json()["architecture"]["input_modalities"] == ["text"]
