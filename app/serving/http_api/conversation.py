@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import groupby
@@ -288,14 +289,14 @@ def _properties(form: AnswerForm, *, has_picture: bool) -> tuple[Property, ...]:
     Without a picture, only a choice is asked so: other questions would lack the text that they are about. Raises
     ApiError for a schema that needs a package which is not installed.
     """
-    if form.option != "json_schema" or form.value is _ANY_OBJECT or isinstance(form.value, str):
+    schema = form.value
+    with suppress(TypeError, ValueError, RecursionError):  # vLLM takes a schema as text too
+        schema = json.loads(schema)
+    if form.option != "json_schema" or schema is _ANY_OBJECT or not isinstance(schema, dict):
         return ()
     try:
-        found = read_schema(form.value, place=form.place)
-        if not has_picture and (len(found) > 1 or found[0].values is None):
-            message = f"`{form.place}` is not supported without a picture: ask for one enum or boolean."
-            raise ApiError(message, code="unsupported_schema", param=form.place)
-        return found
+        found = read_schema(schema, place=form.place)
+        return found if has_picture or (len(found) == 1 and found[0].values is not None) else ()
     except ApiError:
         if find_spec("llguidance") is None:
             raise

@@ -433,7 +433,7 @@ class Reasoning(Part):
     """The model does not reason."""
 
     effort: Effort | None = None
-    summary: None = None
+    summary: Literal["auto"] | None = None
     generate_summary: None = None
 
 

@@ -192,7 +192,7 @@ INVALID_RESPONSES = [
     responses(include=["file_search_call.results"]),
     responses(text={"format": {"type": "json_schema", "name": "a", "schema": {"type": "array"}}}, guided_regex="a"),
     responses(text={"format": {"type": "json_schema", "json_schema": {"schema": {}}}}),
-    responses(reasoning={"summary": "auto"}),
+    responses(reasoning={"effort": "low", "summary": "detailed"}),
     responses([{"type": "item_reference", "id": "msg_1"}]),
     responses([{"type": "function_call_output", "call_id": "a", "output": "b"}]),
     responses([{"role": "user", "content": "a"}, {"type": "function_call", "name": "f", "arguments": "{}"}]),

@@ -164,7 +164,7 @@ ANY = {"type": "object"}
         ),
         ({"json_schema": NUMBER}, {"json_schema": NUMBER}),
         ({"guided_json": NUMBER}, {"json_schema": NUMBER}),
-        ({"guided_json": json.dumps(STAR)}, {"json_schema": STAR}),
+        ({"guided_json": json.dumps(NUMBER)}, {"json_schema": NUMBER}),
         ({"guided_regex": "a|b"}, {"regex": "a|b"}),
         ({"structured_outputs": {"json": NUMBER, "regex": None}}, {"json_schema": NUMBER}),
         ({"structured_outputs": {"json_object": True}}, {"json_schema": ANY}),
@@ -189,18 +189,21 @@ def test_what_separate_questions_cannot_answer_guides_the_whole_answer(parameter
     ("properties", "num_questions"),
     [({"star": STAR}, 1), ({"caption": CAPTION}, 0), ({"star": STAR, "colour": COLOUR}, 0)],
 )
-def test_without_a_picture_only_a_choice_is_a_question(
-    properties: dict[str, Any], num_questions: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_picture_only_a_choice_is_a_question(properties: dict[str, Any], num_questions: int) -> None:
     body = chat(user("It is a red star. Which one?"), response_format=json_schema(properties))
     asked = understood(CHAT, body)
     assert len(asked.properties) == num_questions
     assert asked.sampling.is_constrained is not bool(num_questions)
     assert asked.prompts[0][0].instruction == "It is a red star. Which one?"
-    monkeypatch.setattr(conversation, "find_spec", lambda name: None)
-    if not num_questions:
-        with pytest.raises(ApiError, match="without a picture"):
-            understood(CHAT, body)
+
+
+def test_a_schema_as_text_is_asked_as_the_schema() -> None:
+    schema = {"properties": {"star": STAR, "caption": CAPTION}}
+    texts, given = (chat(guided_json=one) for one in (json.dumps(schema), schema))
+    assert understood(CHAT, texts).prompts == understood(CHAT, given).prompts
+    assert len(understood(CHAT, texts).properties) == 2
+    with pytest.raises(ApiError, match="is no JSON schema"):
+        understood(CHAT, chat(guided_json="[" * 40_000))
 
 
 def test_choices_of_structured_outputs_are_scored() -> None:
@@ -219,8 +222,12 @@ def test_without_the_package_only_separate_questions_answer(monkeypatch: pytest.
         asked({"n": {"type": "integer"}})
     assert caught.value.code == "unsupported_schema"
     assert len(asked({"star": STAR})) == 1
-    # Refused by the service, which names the package:
-    assert understood(CHAT, chat(response_format={"type": "json_object"})).sampling.is_constrained
+    # The service refuses these, and names the package:
+    for body in (
+        chat(response_format={"type": "json_object"}),
+        chat(user("A star."), response_format=json_schema({"star": STAR, "caption": CAPTION})),
+    ):
+        assert understood(CHAT, body).sampling.is_constrained
 
 
 @pytest.mark.parametrize(
