@@ -120,8 +120,7 @@ def turn_of(message: AskingMessage | EarlierMessage | OtherItem, *, place: str) 
         given = message.output if isinstance(message.output, list) else [message.output]
         urls = [(index, part.get("image_url")) for index, part in enumerate(given) if isinstance(part, dict)]
         pictures = (Picture(url=url, place=f"{place}.output[{index}]") for index, url in urls if isinstance(url, str))
-        role: Role = "assistant" if message.type.endswith("_call") else "tool"
-        return Turn(role=role, parts=tuple(pictures), has_more=True)
+        return Turn(role="assistant" if message.type.endswith("_call") else "tool", parts=(*pictures,), has_more=True)
     content = message.content or ""
     parts = [TextPart(text=content)] if isinstance(content, str) else content
     return Turn(
@@ -181,7 +180,7 @@ def understand_turns(
         question = replace(question, template_values=json.dumps(request.chat_template_kwargs, sort_keys=True))
     if request.output_ids:
         question = replace(question, task=WithTokenIds(question.task))
-    properties = () if form is None else _properties(form, has_picture=bool(with_picture))
+    properties = () if form is None else _properties(form, info, has_picture=bool(with_picture))
     if num_answers * len(properties) > MAX_QUESTIONS:
         message = f"`n` times the schema's properties is {num_answers * len(properties)}, the limit is {MAX_QUESTIONS}."
         raise ApiError(message, param="n")
@@ -264,6 +263,7 @@ def form_of(request: CommonRequest, text_format: Format | None = None) -> Answer
         AnswerForm("structured_outputs.json_object", "json_schema", _ANY_OBJECT if own.json_object else None),
         AnswerForm("structured_outputs.regex", "regex", own.regex),
         AnswerForm("structured_outputs.choice", "choice", own.choice),
+        AnswerForm("answer_choices", "choice", own.choice and getattr(request, "answer_choices", None)),
     ]
     forms = [form for form in given if form.value is not None]
     if len(forms) > 1:
@@ -283,11 +283,12 @@ def _schema_of(wanted: Format | None, place: str) -> tuple[str, Any] | None:
     return None
 
 
-def _properties(form: AnswerForm, *, has_picture: bool) -> tuple[Property, ...]:
+def _properties(form: AnswerForm, info: ModelInfo, *, has_picture: bool) -> tuple[Property, ...]:
     """The values that are asked as separate questions; none if the form guides the whole answer instead.
 
-    Without a picture, only a choice is asked so: other questions would lack the text that they are about. Raises
-    ApiError for a schema that needs a package which is not installed.
+    Without a picture, only a choice is asked so: other questions would lack the text that they are about. Models that
+    see pictures as tokens know the names of properties; several without descriptions would be the same question.
+    Raises ApiError for a schema that needs a package which is not installed.
     """
     schema = form.value
     with suppress(TypeError, ValueError, RecursionError):  # vLLM takes a schema as text too
@@ -296,7 +297,8 @@ def _properties(form: AnswerForm, *, has_picture: bool) -> tuple[Property, ...]:
         return ()
     try:
         found = read_schema(schema, place=form.place)
-        return found if has_picture or (len(found) == 1 and found[0].values is not None) else ()
+        is_clear = len(found) == 1 or info.picture_format is None or all(one.description for one in found)
+        return found if (is_clear if has_picture else len(found) == 1 and found[0].values is not None) else ()
     except ApiError:
         if find_spec("llguidance") is None:
             raise

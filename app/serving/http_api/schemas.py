@@ -354,11 +354,9 @@ class CommonRequest(Part):
     metadata: Metadata | None = None
 
     def task_values(self) -> dict[str, Any]:
-        """Option name -> value, for the options that have a request field. Raises ValueError for one given twice."""
+        """Option name -> value, for the options that have a request field."""
         given = {option.name: getattr(self, option.request.name) for option in options() if option.request is not None}
         own = None if self.structured_outputs is None else self.structured_outputs.choice
-        if own is not None and given["choices"] is not None:
-            raise ValueError("`structured_outputs.choice` and `answer_choices` exclude each other")
         return given if own is None else {**given, "choices": own}
 
 

@@ -14,6 +14,7 @@ from llama_adapter import Captioner
 from llama_adapter.app.captioning.tasks.choose import OneOf
 from llama_adapter.app.captioning.tasks.question import Question
 from llama_adapter.app.captioning.tasks.task import FREE_TEXT
+from llama_adapter.app.models.spec import ModelInfo
 from llama_adapter.app.serving.http_api import conversation
 from llama_adapter.app.serving.http_api.api import forms
 from llama_adapter.app.serving.http_api.asking import Form, PartedAnswer
@@ -24,6 +25,7 @@ from llama_adapter.app.serving.http_api.structured import combined, read_schema
 from llama_adapter.app.serving.online.request_handle import RequestHandle
 from llama_adapter.app.serving.online.service import Service
 from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.picture_format import PictureFormat
 from tests.app.serving.http_api.live import INFO, answer, api_of, failed
 from tests.app.serving.http_api.requests import CHAT as CHAT_PATH
 from tests.app.serving.http_api.requests import RED_STAR, chat, data_uri, image, json_schema, user
@@ -40,8 +42,8 @@ def asked(properties: dict[str, Any], *texts: str) -> list[Question]:
     return list(questions)
 
 
-def understood(form: Form[Any], body: dict[str, Any]) -> ChatQuestion:
-    return form.reply.understand(form.request.model_validate(body), INFO)
+def understood(form: Form[Any], body: dict[str, Any], *, info: ModelInfo = INFO) -> ChatQuestion:
+    return form.reply.understand(form.request.model_validate(body), info)
 
 
 def test_a_property_alone_is_asked_by_the_request_s_text() -> None:
@@ -195,6 +197,19 @@ def test_without_a_picture_only_a_choice_is_a_question(properties: dict[str, Any
     assert len(asked.properties) == num_questions
     assert asked.sampling.is_constrained is not bool(num_questions)
     assert asked.prompts[0][0].instruction == "It is a red star. Which one?"
+
+
+@pytest.mark.parametrize(
+    ("properties", "num_questions"),
+    [({"caption": CAPTION}, 1), ({"star": STAR, "colour": COLOUR}, 2), ({"star": STAR, "caption": CAPTION}, 0)],
+)
+def test_a_model_that_sees_pictures_as_tokens_is_asked_in_parts_if_all_have_descriptions(
+    properties: dict[str, Any], num_questions: int
+) -> None:
+    form = PictureFormat(token="<image>", token_id=9, tokens_each=10)
+    info = dataclasses.replace(INFO, has_adapter=False, template="chat", picture_format=form)
+    asked = understood(CHAT, chat(user(image(), "What?"), response_format=json_schema(properties)), info=info)
+    assert (len(asked.properties), asked.sampling.is_constrained) == (num_questions, not num_questions)
 
 
 def test_a_schema_as_text_is_asked_as_the_schema() -> None:
