@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from llama_adapter.llm.chat_template import Message, TemplateProcess
-from llama_adapter.llm.conversation import Turn
+from llama_adapter.llm.conversation import Role, Turn
 from llama_adapter.llm.errors import PromptError
 from llama_adapter.llm.pieces.base import Mark
 from llama_adapter.llm.tokenizer import Tokenizer
@@ -20,6 +20,7 @@ from llama_adapter.runtime.text import shown_excerpt
 # Characters of no language. `_PLACE` stands for a text of a chat; `_TEXT` before a name of a mark says that it is text.
 _TEXT, _END = "\ue000", "\ue001"
 _PLACE: Final = re.compile(f"{_TEXT}([0-9]+){_END}")
+_FIRST: Final = f"{_TEXT}0{_END}"
 
 # Values of users must not write special tokens, so their texts have none of the other characters.
 _PLAIN: Final = re.compile(r"[\w .,:/+-]{0,200}")
@@ -100,7 +101,7 @@ class ChatFormat:
     def end_id(self) -> int:
         """The end id with which the template ends an assistant's turn; the tokenizer's if it writes none."""
         try:
-            turns: list[tuple[str, _Pieces]] = [("user", ("?",)), ("assistant", (f"{_TEXT}0{_END}",))]
+            turns: list[tuple[str, _Pieces]] = [("user", ("?",)), ("assistant", (_FIRST,))]
             [text] = self._process.render([self._messages(turns)], asks=False)
         except PromptError:
             return self._tokenizer.eos_id
@@ -129,6 +130,8 @@ class ChatFormat:
         render = partial(self._process.render, now=now, values=values)
         shown = [(pictures or {}).get(number, ()) for number in range(len(turns))]
         said = [(role, _pieces(text, own)) for (role, text), own in zip(turns, shown, strict=True)]
+        if any(role == "system" for role, _ in said) and not self._shows_system:
+            said = _with_system_in_front(said)
         texts = [piece for _, pieces in said for piece in pieces if piece is not None]
         places = _with_texts(said, (f"{_TEXT}{number}{_END}" for number in range(len(texts))))
         whole, pattern = render([self._messages(one) for one in (said, places)])
@@ -164,14 +167,21 @@ class ChatFormat:
             lambda pieces: "".join(filter(None, pieces)),
             lambda pieces: "".join(f"{self._picture}\n" if one is None else one for one in pieces),
         )
-        place = f"{_TEXT}0{_END}"
         for content in kinds if self._picture else ():
             with suppress(PromptError):
-                [text] = self._process.render([[{"role": "user", "content": content((None, place))}]])
+                [text] = self._process.render([[{"role": "user", "content": content((None, _FIRST))}]])
                 # A template that takes texts would write out the list.
-                if text.count(place) == text.count(self._picture) == 1 and not re.search("['\"]type['\"]", text):
+                if text.count(_FIRST) == text.count(self._picture) == 1 and not re.search("['\"]type['\"]", text):
                     return content
         return kinds[1]
+
+    @cached_property
+    def _shows_system(self) -> bool:
+        """Whether the template has a place for texts of the system. Some refuse them, others leave them out."""
+        with suppress(PromptError):
+            [text] = self._process.render([self._messages([("system", (_FIRST,)), ("user", ("?",))])])
+            return _FIRST in text
+        return False
 
     def _shown(self, parts: Sequence[Part], pictures: Sequence[str]) -> list[Part]:
         """The parts with a picture in each place where the template has written its token. Raises PromptError."""
@@ -206,6 +216,14 @@ def _pieces(text: str, pictures: Sequence[Shown]) -> _Pieces:
     texts = [text[begin:end] for begin, end in pairwise(borders)]
     pieces = [texts[0], *(piece for text in texts[1:] for piece in (None, text))]
     return tuple(piece for piece in pieces if piece != "") or ("",)
+
+
+def _with_system_in_front(turns: Sequence[tuple[Role, _Pieces]]) -> list[tuple[Role, _Pieces]]:
+    """The turns with the texts of the system in front of the user's first one, as the template of Gemma 3 has them."""
+    system = [piece for role, pieces in turns if role == "system" for piece in (*pieces, "\n\n")]
+    rest = [(role, pieces) for role, pieces in turns if role != "system"]
+    first = next(number for number, (role, _) in enumerate(rest) if role == "user")
+    return [(role, (*system, *pieces) if number == first else pieces) for number, (role, pieces) in enumerate(rest)]
 
 
 def _with_texts(turns: Sequence[tuple[str, _Pieces]], texts: Iterable[str]) -> list[tuple[str, _Pieces]]:

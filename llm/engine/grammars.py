@@ -30,6 +30,7 @@ _HEAD = '%llguidance {"no_forcing": true}\nstart: '
 # JSON as `json.dumps` writes it. With free white space, small models write nothing else.
 _JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _BY_NAME = ("properties", "$defs", "definitions", "patternProperties")  # keywords with a schema for each name
+_FORMATS = ("date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 _NOT_SCHEMAS = ("allOf", "enum", "const", "default", "examples", "required")
 # Keywords beside which an object may have properties that `properties` does not name.
 _OPENING = frozenset(
@@ -83,7 +84,7 @@ class Grammars:
         if json_schema is not None:
             rule = "%json " + json.dumps({**_closed(json.loads(json_schema)), "x-guidance": _JSON_FORM})
         else:
-            rule = f"/{library.regex_to_lark(regex, use_ascii='')}/"
+            rule = f"/{library.regex_to_lark(regex, use_ascii='d')}/"
         grammar = library.LLMatcher.grammar_from_lark(_HEAD + rule)
         limits = library.LLParserLimits(**_LIMITS)
         making = self._compiling.submit(library.LLMatcher, table.pieces, grammar, log_level=0, limits=limits)
@@ -110,7 +111,7 @@ def _closed(schema: Any) -> Any:
     for key, value in schema.items():
         if key in _BY_NAME and isinstance(value, dict):
             closed[key] = {name: _closed(one) for name, one in value.items()}
-        else:
+        elif key != "format" or value in _FORMATS:  # others have no effect, as JSON Schema defines it
             closed[key] = value if key in _NOT_SCHEMAS else _closed(value)
     names = schema.get("properties")
     is_complete = (

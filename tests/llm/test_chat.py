@@ -59,6 +59,11 @@ QWEN_3 = (  # what was thought in earlier turns is left out
     "{%- if enable_thinking is defined and not enable_thinking %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}"
     "{%- endif %}"
 )
+GEMMA_2 = GEMMA.replace(
+    "{%- set first = messages[0]['content'] + '\n\n' -%}{%- set rest = messages[1:] -%}",
+    "{{ raise_exception('System role not supported') }}",
+)
+ONLY_USERS = "{% for one in messages if one.role == 'user' %}{{ '[INST] ' + one.content + ' [/INST]' }}{% endfor %}"
 FAMILIES = {
     "ChatML": (CHATML, "Qwen", "<|im_end|>"),
     "Llama 3": (LLAMA_3, "Llama 3", "<|eot_id|>"),
@@ -184,6 +189,18 @@ def test_a_sentencepiece_model_has_chats_too() -> None:
     assert [*chat.ids, *chat.rest_ids] == expected
     with pytest.raises(UsageError, match="no chat template"):
         ChatFormat(Tokenizer.from_bytes(sentencepiece_model()))
+
+
+@pytest.mark.parametrize("template", [GEMMA_2, ONLY_USERS])
+def test_texts_of_the_system_precede_the_question_where_a_template_has_no_place_for_them(template: str) -> None:
+    settings = TokenizerSettings(chat_template=template, names={"eos_token": "</s>"})
+    form = ChatFormat(Tokenizer.from_bytes(tokenizer_json("Llama 2"), settings=settings))
+    rest: tuple[Turn, ...] = (("assistant", "Yes."), ("user", "Why?"))
+    chat = form.encode([("system", "Be brief."), ("user", "What?"), *rest])
+
+    assert chat == form.encode([("user", "Be brief.\n\nWhat?"), *rest])
+    late = form.encode([("user", "What?"), ("system", "Be brief."), ("system", "In French.")])
+    assert late == form.encode([("user", "Be brief.\n\nIn French.\n\nWhat?")])
 
 
 # The process that renders

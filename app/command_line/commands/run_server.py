@@ -213,7 +213,7 @@ def read_api_keys(path: str | None) -> dict[str, str]:
     """
     keys = dict.fromkeys(os.environ.get(API_KEY_VARIABLE, "").split(), "")
     if path is not None:
-        with open(path, encoding="utf-8", errors="replace") as file:
+        with open(path, encoding="utf-8-sig", errors="replace") as file:
             if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
                 raise UsageError(f"The key file `{path}` is readable by others", hint=f"chmod 600 {path}")
             found = [line.split(maxsplit=1) for line in file if line.strip() and not line.startswith("#")]

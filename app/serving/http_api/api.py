@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Coroutine
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, FastAPI, Request, Response, Security
 from fastapi.openapi.utils import get_openapi
@@ -145,8 +145,8 @@ def _openai_routes(
 
 
 def _model(name: str, info: ModelInfo, *, created: int) -> Model:
-    inputs: list[Literal["text", "image"]] = ["text", "image"] if info.sees_pictures else ["text"]
-    return Model(id=name, created=created, architecture=Architecture(input_modalities=inputs))
+    seen = Architecture(input_modalities=["text", "image"] if info.sees_pictures else ["text"])
+    return Model(id=name, created=created, max_model_len=info.context, architecture=seen)
 
 
 def _add_form(router: APIRouter, path: str, form: Form[Any], *, asker: Asker) -> None:

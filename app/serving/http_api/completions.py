@@ -6,8 +6,9 @@ from typing import Any
 
 from llama_adapter.app.captioning.captioner import ModelInfo
 from llama_adapter.app.captioning.tasks.answers import TokenLogprob
+from llama_adapter.app.captioning.tasks.choose import choosing
 from llama_adapter.app.captioning.tasks.question import Question
-from llama_adapter.app.captioning.tasks.task import FREE_TEXT, WithTokenIds
+from llama_adapter.app.captioning.tasks.task import WithTokenIds
 from llama_adapter.app.serving.http_api.chat import ChoicesReply, check_stream_options
 from llama_adapter.app.serving.http_api.conversation import ChatQuestion, form_of, sampling_of, stop_of
 from llama_adapter.app.serving.http_api.errors import ApiError
@@ -33,7 +34,8 @@ class CompletionReply(ChoicesReply[CompletionRequest]):
         if len(prompts) * num_answers > MAX_QUESTIONS:
             message = f"`n` times the number of prompts is {len(prompts) * num_answers}, the limit is {MAX_QUESTIONS}."
             raise ApiError(message, param="prompt")
-        task = WithTokenIds(FREE_TEXT) if request.output_ids else FREE_TEXT
+        task = choosing(getattr(request.structured_outputs, "choice", None))
+        task = WithTokenIds(task) if request.output_ids else task
         return ChatQuestion(
             urls=() if request.image_url is None else (request.image_url,),
             text_prefix=request.text_prefix,

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import groupby
@@ -76,7 +77,7 @@ class AnswerForm(NamedTuple):
     """The form of an answer: where the request gives it, and an option of `SamplingParams` with its value."""
 
     place: str
-    option: Literal["json_schema", "regex"]
+    option: Literal["json_schema", "regex", "choice"]
     value: Any
 
 
@@ -116,7 +117,10 @@ _ROLES: Final[Mapping[str, Role]] = {
 def turn_of(message: AskingMessage | EarlierMessage | OtherItem, *, place: str) -> Turn:
     """The turn of a message at this place of a request."""
     if isinstance(message, OtherItem):
-        return Turn(role="assistant" if message.type.endswith("_call") else "tool", has_more=True)
+        given = message.output if isinstance(message.output, list) else [message.output]
+        urls = [(index, part.get("image_url")) for index, part in enumerate(given) if isinstance(part, dict)]
+        pictures = (Picture(url=url, place=f"{place}.output[{index}]") for index, url in urls if isinstance(url, str))
+        return Turn(role="assistant" if message.type.endswith("_call") else "tool", parts=(*pictures,), has_more=True)
     content = message.content or ""
     parts = [TextPart(text=content)] if isinstance(content, str) else content
     return Turn(
@@ -146,7 +150,7 @@ def understand_turns(
 
     An adapter sees the last picture of the newest message that has one. A model that sees pictures as tokens sees all
     of them, and all earlier turns. Another model whose template has turns sees them if there is no picture. A question
-    that is asked in parts, one for each property of a JSON schema, has no earlier turns but the system's.
+    about a picture that is asked in parts, one for each property of a JSON schema, has no turns but the system's.
 
     Parameters:
         turns: at least one; the text of the user's last one is the question.
@@ -176,11 +180,11 @@ def understand_turns(
         question = replace(question, template_values=json.dumps(request.chat_template_kwargs, sort_keys=True))
     if request.output_ids:
         question = replace(question, task=WithTokenIds(question.task))
-    properties = () if form is None else _properties(form)
+    properties = () if form is None else _properties(form, info, has_picture=bool(with_picture))
     if num_answers * len(properties) > MAX_QUESTIONS:
         message = f"`n` times the schema's properties is {num_answers * len(properties)}, the limit is {MAX_QUESTIONS}."
         raise ApiError(message, param="n")
-    is_alone = bool(properties) or (bool(with_picture) and info.picture_format is None)
+    is_alone = bool(with_picture) and (bool(properties) or info.picture_format is None)
     seen = _seen(earlier, info, is_alone=is_alone)
     if info.picture_format is None:
         pictures = [turn.pictures[-1] for turn in with_picture[-1:]]
@@ -258,12 +262,14 @@ def form_of(request: CommonRequest, text_format: Format | None = None) -> Answer
         AnswerForm("structured_outputs.json", "json_schema", own.json_),
         AnswerForm("structured_outputs.json_object", "json_schema", _ANY_OBJECT if own.json_object else None),
         AnswerForm("structured_outputs.regex", "regex", own.regex),
+        AnswerForm("structured_outputs.choice", "choice", own.choice),
+        AnswerForm("answer_choices", "choice", own.choice and getattr(request, "answer_choices", None)),
     ]
     forms = [form for form in given if form.value is not None]
     if len(forms) > 1:
         message = f"`{forms[0].place}` and `{forms[1].place}` exclude each other."
         raise ApiError(message, param=forms[1].place)
-    return forms[0] if forms else None
+    return forms[0] if forms and forms[0].option != "choice" else None  # choices are scored
 
 
 def _schema_of(wanted: Format | None, place: str) -> tuple[str, Any] | None:
@@ -277,15 +283,22 @@ def _schema_of(wanted: Format | None, place: str) -> tuple[str, Any] | None:
     return None
 
 
-def _properties(form: AnswerForm) -> tuple[Property, ...]:
+def _properties(form: AnswerForm, info: ModelInfo, *, has_picture: bool) -> tuple[Property, ...]:
     """The values that are asked as separate questions; none if the form guides the whole answer instead.
 
+    Without a picture, only a choice is asked so: other questions would lack the text that they are about. Models that
+    see pictures as tokens know the names of properties; several without descriptions would be the same question.
     Raises ApiError for a schema that needs a package which is not installed.
     """
-    if form.option != "json_schema" or isinstance(form.value, str):
+    schema = form.value
+    with suppress(TypeError, ValueError, RecursionError):  # vLLM takes a schema as text too
+        schema = json.loads(schema)
+    if form.option != "json_schema" or schema is _ANY_OBJECT or not isinstance(schema, dict):
         return ()
     try:
-        return read_schema(form.value, place=form.place)
+        found = read_schema(schema, place=form.place)
+        is_clear = len(found) == 1 or info.picture_format is None or all(one.description for one in found)
+        return found if (is_clear if has_picture else len(found) == 1 and found[0].values is not None) else ()
     except ApiError:
         if find_spec("llguidance") is None:
             raise
@@ -295,8 +308,9 @@ def _properties(form: AnswerForm) -> tuple[Property, ...]:
 def sampling_of(request: CommonRequest, *, max_new_tokens: int | None, form: AnswerForm | None) -> SamplingParams:
     """How tokens are chosen; None is the default. Raises ApiError for a form that is no JSON schema."""
     given = {name: getattr(request, name) for name in _SAMPLING} | {"max_new_tokens": max_new_tokens}
-    if request.top_k is not None:
-        given["top_k"] = max(request.top_k, 0)
+    for name in ("top_k", "seed"):
+        if given[name] == -1:  # all tokens and a new seed, as in llama.cpp and vLLM
+            given[name] = None
     if form is not None:
         given[form.option] = form.value
     try:

@@ -6,6 +6,7 @@ No message quotes text of a request.
 import math
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -120,7 +121,8 @@ def of_refusal(error: Exception) -> ApiError:
     Hints about the server's own settings are left out: clients cannot follow them.
     """
     problem = describe(error)
-    message = ": ".join(filter(None, (problem.sentence.rstrip("."), problem.hint.rstrip(".")))) + "."
+    hint = "" if "--" in problem.hint else problem.hint.rstrip(".")
+    message = ": ".join(filter(None, (problem.sentence.rstrip("."), hint))) + "."
     match error:
         case ServiceError():
             code = "busy" if isinstance(error, BusyError) else "unavailable"
@@ -140,7 +142,9 @@ def of_validation(error: RequestValidationError) -> ApiError:
     """The first error of an invalid body, or that of `tools`. The message has names of our own schema only."""
     found = error.errors()  # a tool comes with other parameters, and says best why a request is refused
     detail = next((one for one in found if one["loc"][1:2] == ("tools",)), found[0])
-    kind, location = detail["type"], detail["loc"][1:]  # after "body"
+    # After "body", without the tag of a format, which is no name in the request.
+    location = [name for before, name in pairwise(detail["loc"]) if before not in ("response_format", "format")]
+    kind, place = detail["type"], _place(location)
     if isinstance(error.body, bytes):  # FastAPI parses JSON only
         return ApiError(
             "The body must be JSON: send it with `Content-Type: application/json`.",
@@ -153,10 +157,11 @@ def of_validation(error: RequestValidationError) -> ApiError:
         return ApiError("The body must be a JSON object with `messages` (or `input`, `prompt`).", code="invalid_type")
     if kind == "extra_forbidden":
         return _unknown_parameter(location)
-    place = _place(location)
     is_completion_prompt = location[0] == "prompt" and kind != "none_required"  # of /v1/responses, it must be null
     if location[0] in _UNSUPPORTED and not is_completion_prompt:
-        message = f"This server does not support this value of `{location[0]}`: leave the parameter out."
+        message = f"This server does not support this value of `{place}`: leave the parameter out."
+        if kind == "missing":
+            message = f"`{place}` is missing."
         if location[0] == "tools":  # some clients send a tool to get an answer in JSON
             message = (
                 "This server calls no tools: ask for JSON by `response_format` or `text.format` with a JSON schema."

@@ -49,9 +49,12 @@ class GuardSettings:
         require_above_zero(self, "max_body_bytes", "max_bytes_under_way", "body_timeout_s")
         if any(not re.fullmatch(r"[\x21-\x7e]{8,}", key) for key in self.api_keys):
             raise ValueError("An API key must have at least 8 characters, ASCII without spaces")
+        for name in self.host_names or ():
+            if not re.fullmatch(r"[^\s/:]+|\[[0-9a-fA-F:.]+\]", name):
+                raise ValueError(f"A host name is NAME, without a scheme, port or path, got {name!r}")
         for origin in self.cors_origins:
-            if not re.fullmatch(r"\*|https?://[a-z0-9.\[\]:_-]+", origin):
-                raise ValueError(f"An origin is https://NAME, http://NAME:PORT or *, got {origin!r}")
+            if not re.fullmatch(r"\*|[a-z][a-z0-9+.-]*://[a-z0-9.\[\]:_-]+", origin):
+                raise ValueError(f"An origin is https://NAME, http://NAME:PORT, app://NAME or *, got {origin!r}")
 
 
 def host_names_for(bind: str, *, more: Iterable[str] = ()) -> tuple[str, ...] | None:
@@ -206,7 +209,5 @@ def _address_of(scope: Scope) -> str:
     except ValueError:
         return "address:unknown"
     if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is not None:
-            return f"address:{address.ipv4_mapped}"
-        return f"address:{ipaddress.ip_network((int(address), 64), strict=False)}"
+        return f"address:{address.ipv4_mapped or ipaddress.ip_network((int(address), 64), strict=False)}"
     return f"address:{address}"

@@ -15,11 +15,11 @@ from pydantic import (
     Discriminator,
     Field,
     Tag,
+    ValidationInfo,
     create_model,
     model_validator,
 )
 
-from llama_adapter.app.captioning.tasks.entry import RequestField
 from llama_adapter.app.captioning.tasks.registry import options
 from llama_adapter.app.serving.online.types import State
 
@@ -130,10 +130,22 @@ def _refuse_equal(texts: list[str]) -> list[str]:
     return texts
 
 
+def _different_texts(least: int) -> Any:
+    text = Annotated[str, Field(pattern=r"\S")]
+    bounds = Field(min_length=least, max_length=MAX_TEXTS, json_schema_extra={"uniqueItems": True})
+    return Annotated[list[text], bounds, AfterValidator(_refuse_equal)]
+
+
 def _refuse_images(value: Any) -> Any:
     if value:
         raise ValueError("must be absent; send the picture as a part of type image_url")
     return value
+
+
+def _refuse_called(tools: list[Any], info: ValidationInfo) -> list[Any]:
+    if tools and info.data.get("tool_choice") != "none":
+        raise ValueError("must be empty unless `tool_choice` is none")
+    return tools
 
 
 def _as_whole(value: Any) -> Any:
@@ -144,7 +156,7 @@ def _as_limit(value: Any) -> Any:
     return NO_LIMIT if value == -1 else _as_whole(value)
 
 
-_by_kind = Discriminator(_kind_of_part, "part_type", "type is missing or unknown")
+_by_kind = Discriminator(_kind_of_part, "part_type", "expected the type text or image_url (input_text, input_image)")
 _Seen = Annotated[TextPart, Tag(f"{LABEL_MARK}text")] | Annotated[ImagePart, Tag(f"{LABEL_MARK}picture")]
 _Unseen = Annotated[OtherPart, Tag(f"{LABEL_MARK}other")]
 _parts = Field(max_length=MAX_PARTS, fail_fast=True)
@@ -169,6 +181,7 @@ TemplateValues = dict[
     bool | int | float | Annotated[str, Field(max_length=200)] | None,
 ]
 Neutral = Annotated[float, Field(ge=1, le=1)]  # a factor that changes nothing
+Effort = Literal["none", "minimal", "low"]  # of reasoning, which models do not do
 Metadata = Annotated[dict[str, str], BeforeValidator(_without_nulls, json_schema_input_type=dict[str, str | None])]
 
 
@@ -211,7 +224,9 @@ Message = Annotated[AnyMessage, Discriminator(kind_of_message, "message_role", "
 class StreamOptions(Part):
     """Options of a stream."""
 
-    include_usage: bool | None = Field(None, description="Send a last chunk with the token counts.")
+    include_usage: bool | None = Field(
+        None, description="Send a last chunk with the token counts; responses have them."
+    )
     include_obfuscation: No | None = None
 
 
@@ -227,7 +242,7 @@ class AnswerSchema(Part):
     name: str | None = Field(None, max_length=64)
     description: str | None = None
     schema_: dict[str, Any] = Field(alias="schema")
-    strict: bool | None = Field(None, description="Without effect: answers always follow the schema.")
+    strict: bool | str | None = Field(None, description="Without effect, also as a text: answers follow the schema.")
 
 
 class JsonSchemaFormat(Part):
@@ -247,6 +262,7 @@ class JsonObjectFormat(Part):
 class StructuredOutputs(Part):
     """The form of the answer, as vLLM takes it: one of these."""
 
+    choice: _different_texts(2) | None = Field(None, description="As `answer_choices`.")  # type: ignore[valid-type]
     json_: dict[str, Any] | str | None = Field(None, alias="json", description="A JSON schema.")
     json_object: bool | None = Field(None, description="Any JSON object.")
     regex: str | None = None
@@ -259,14 +275,15 @@ UNSUPPORTED: Final[Mapping[str, Any]] = {
     **dict.fromkeys(("prompt_cache_options", "prompt_cache_retention", "prompt_logprobs"), None),
     **dict.fromkeys(("store", "use_beam_search", "ignore_eos", "include_stop_str_in_output"), No),
     **dict.fromkeys(("continue_final_message", "echo"), No),
-    **dict.fromkeys(("tools", "functions", "stop_token_ids"), NoList),
+    "tools": Annotated[list[Any], Field(description="Only if `tool_choice` is none."), AfterValidator(_refuse_called)],
+    **dict.fromkeys(("functions", "stop_token_ids"), NoList),
     **dict.fromkeys(("min_tokens", "mirostat", "n_probs"), NoNumber),
     **dict.fromkeys(("typical_p", "repeat_penalty", "length_penalty"), Neutral),
     "best_of": One,
-    "logit_bias": Annotated[dict[str, float], Field(max_length=0)],
+    "logit_bias": Annotated[dict[str, Any], Field(max_length=0)],
     "modalities": Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)],
     "function_call": Literal["none", "auto"],
-    "reasoning_effort": Literal["none"],
+    "reasoning_effort": Effort,
     "verbosity": Literal["medium"],
     "service_tier": Literal["auto", "default"],
 }
@@ -293,7 +310,7 @@ class CommonRequest(Part):
         le=1,
         description="Extension. Default: 0. Drops tokens below this share of the likeliest one's probability.",
     )
-    seed: Seed | None = Field(None, description="Equal seeds give equal samples.")
+    seed: Seed | None = Field(None, description="Equal seeds give equal samples. -1: a new seed each time.")
     presence_penalty: Penalty | None = Field(
         None, description="Default: 0. Subtracted from the logit of each token that the answer has."
     )
@@ -338,7 +355,9 @@ class CommonRequest(Part):
 
     def task_values(self) -> dict[str, Any]:
         """Option name -> value, for the options that have a request field."""
-        return {option.name: getattr(self, option.request.name) for option in options() if option.request is not None}
+        given = {option.name: getattr(self, option.request.name) for option in options() if option.request is not None}
+        own = None if self.structured_outputs is None else self.structured_outputs.choice
+        return given if own is None else {**given, "choices": own}
 
 
 class ChatRequest(CommonRequest):
@@ -384,6 +403,7 @@ class OtherItem(LenientPart):
     """What models do not see of earlier turns, such as a call of a tool and its result."""
 
     type: str = Field(json_schema_extra={"not": {"enum": ["message", "item_reference"]}})
+    output: Any = Field(None, description="Result of a tool. Its pictures count like those of messages.")
 
 
 _NO_ITEM = "expected a message with a role; this server stores no items to refer to"
@@ -410,15 +430,9 @@ class TextConfig(Part):
 class Reasoning(Part):
     """The model does not reason."""
 
-    effort: Literal["none"] | None = None
-    summary: None = None
+    effort: Effort | None = None
+    summary: Literal["auto"] | None = None
     generate_summary: None = None
-
-
-class ResponseStreamOptions(Part):
-    """Options of a stream."""
-
-    include_obfuscation: No | None = None
 
 
 UNSUPPORTED_IN_RESPONSES: Final[Mapping[str, Any]] = {  # most of them need a server that stores responses
@@ -443,7 +457,7 @@ class ResponsesRequest(CommonRequest):
         description="With `message.output_text.logprobs`, the answer has the log-probability of each generated token.",
     )
     top_logprobs: TopLogprobs | None = Field(None, description="As in chat requests; requires `include`.")
-    stream_options: ResponseStreamOptions | None = None
+    stream_options: StreamOptions | None = None
 
 
 _Request = TypeVar("_Request", bound=CommonRequest)
@@ -454,27 +468,11 @@ def with_all_fields(model: type[_Request]) -> type[_Request]:
     kinds = {**UNSUPPORTED, **IGNORED, **(UNSUPPORTED_IN_RESPONSES if issubclass(model, ResponsesRequest) else {})}
     fields: dict[str, Any] = {name: (kind if kind is None else kind | None, None) for name, kind in kinds.items()}
     task_fields = () if issubclass(model, CompletionRequest) else [option.request for option in options()]
-    fields |= {
-        field.name: (
-            _kind(field) | None,
-            Field(
-                None,
-                validation_alias=AliasChoices(field.name, *field.aliases) if field.aliases else None,
-                description=f"Extension. {field.description}",
-            ),
-        )
-        for field in task_fields
-        if field is not None
-    }
+    for field in filter(None, task_fields):
+        kind = Annotated[str, Field(min_length=1)] if field.min_texts is None else _different_texts(field.min_texts)
+        names, about = AliasChoices(field.name, *field.aliases), f"Extension. {field.description}"
+        fields[field.name] = (kind | None, Field(None, validation_alias=names, description=about))
     return create_model(model.__name__, __base__=model, __doc__=model.__doc__, **fields)
-
-
-def _kind(field: RequestField) -> Any:
-    if field.min_texts is None:
-        return Annotated[str, Field(min_length=1)]
-    text = Annotated[str, Field(pattern=r"\S")]
-    bounds = Field(min_length=field.min_texts, max_length=MAX_TEXTS, json_schema_extra={"uniqueItems": True})
-    return Annotated[list[text], bounds, AfterValidator(_refuse_equal)]
 
 
 class Architecture(BaseModel):
@@ -491,6 +489,7 @@ class Model(BaseModel):
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "llama-adapter"
+    max_model_len: int = Field(description="Tokens of a prompt and its answer, under the name that vLLM gives them.")
     architecture: Architecture
 
 

@@ -39,7 +39,7 @@ class Property:
         The value's description replaces the instruction. If the value is the only one (`is_alone`), its description is
         used only if the request asks for a caption. An enum's values are the choices.
         """
-        if self.description and (not is_alone or question.is_caption):
+        if self.description and self.description.strip() and (not is_alone or question.is_caption):
             question = dataclasses.replace(question, instruction=self.description)
         return question if self.values is None else dataclasses.replace(question, task=OneOf(tuple(self.values)))
 
@@ -116,7 +116,7 @@ def _enum_values(values: Any, *, kind: Any, place: str) -> dict[str, Any]:
     if not all(isinstance(value, types) and (bool in types or not isinstance(value, bool)) for value in values):
         raise _unsupported(place, "its values are texts, numbers or booleans of its type")
     by_text = {{True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value): value for value in values}
-    if len(by_text) < len(values) or "" in by_text:
+    if len(by_text) < len(values) or not all(map(str.strip, by_text)):
         raise _unsupported(place, "its values are different and not empty")
     return by_text
 

@@ -133,9 +133,9 @@ def test_a_chat_that_the_template_refuses_is_one_error(folder: Path, tmp_path: P
     for file in folder.iterdir():
         (tmp_path / file.name).symlink_to(file)
     (tmp_path / "chat_template.jinja").unlink()
-    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}a"
+    refuses = "{% if messages[1] is defined %}{{ raise_exception('one turn') }}{% endif %}a"
     (tmp_path / "chat_template.jinja").write_text(refuses)
-    refused = pytest.raises(PromptError, match="The model's chat template refuses this chat: no system")
+    refused = pytest.raises(PromptError, match="The model's chat template refuses this chat: one turn")
     with Captioner.load(llama_dir=tmp_path, device="cpu", dtype="float32") as captioner, refused:
         captioner.generate_text(Dialogue(TURNS, "Why?"))
 

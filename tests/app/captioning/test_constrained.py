@@ -129,12 +129,16 @@ def test_parts_of_a_schema_and_named_types_of_properties_stay_open(embedded: Cap
 
 
 def test_every_method_keeps_the_form(embedded: Captioner) -> None:
+    (digit,) = embedded.generate(PICTURE, QUESTION, regex=r"\d")
+    (named,) = embedded.generate(PICTURE, QUESTION, json_schema={"enum": ["red"], "type": "string", "format": "color"})
     (cut,) = embedded.generate(PICTURE, QUESTION, regex="[a-z ]{200}", max_new_tokens=5)
     pieces = list(embedded.stream([PICTURE] * 2, QUESTION, regex=r"  \((green|blue)\)"))
     (text,) = embedded.generate_text("Hello", json_schema='{"type": "array", "maxItems": 0}')
 
     assert (cut.finish, len(cut.token_ids)) == ("length", 5)
     assert all(re.fullmatch(r"  \((green|blue)\)", one.text) for one in pieces if isinstance(one, Answer))
+    assert digit.text in "0123456789"
+    assert named.text == '"red"'
     assert text.text == "[]"
     assert embedded.ask(PICTURE, QUESTION, choices=["red", "blue"], regex="x").text == "red"  # scored answers have none
 

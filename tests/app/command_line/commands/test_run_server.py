@@ -112,7 +112,7 @@ def test_flags_reach_the_job(jobs: list[ServeJob]) -> None:
 def test_keys_come_from_a_file_that_only_its_owner_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(API_KEY_VARIABLE, "from-environment")
     file = tmp_path / "keys"
-    file.write_text("# for the lab\nfirst-key-1\n\nsecond-key  Alice B.\n")
+    file.write_text("\ufeff# for the lab\nfirst-key-1\n\nsecond-key  Alice B.\n")
     file.chmod(0o600)
 
     names = {"from-environment": "key 1", "first-key-1": "key 2", "second-key": "Alice B."}

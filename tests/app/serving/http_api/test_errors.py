@@ -48,6 +48,7 @@ def test_a_failed_answer_has_the_status_of_its_code(
         (UnavailableError("Closed"), 503, "unavailable", {"retry-after": "1"}, "Closed."),
         (PromptError("It is bad", hint="do well"), 400, "invalid_value", {}, "It is bad: do well."),
         (ValueError("It is bad."), 400, "invalid_value", {}, "It is bad."),
+        (PromptError("It is bad", hint="name another --prompt-template"), 400, "invalid_value", {}, "It is bad."),
         (GrammarError("It is bad", hint="it quotes the request"), 400, "invalid_value", {}, "It is bad."),
         # Without hints about the settings of the server:
         (UsageError("It is blind", hint="load another"), 400, "invalid_value", {}, "It is blind."),

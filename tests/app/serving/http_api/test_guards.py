@@ -305,7 +305,8 @@ def guarded(*origins: str) -> Starlette:
 @pytest.mark.parametrize(
     ("fields", "origins", "status", "is_allowed"),
     [
-        ({}, (ORIGIN, "http://localhost:3000"), 200, True),
+        ({}, (ORIGIN, "http://localhost:3000", "app://obsidian.md", "chrome-extension://abc"), 200, True),
+        ({"origin": "app://b"}, (ORIGIN, "app://a"), 400, False),
         ({"origin": "https://b.example"}, (ORIGIN,), 400, False),
         ({"path": "/gradio_api/upload"}, (ORIGIN, "*"), 200, False),  # the application's answer
         ({}, (), 401, False),
@@ -374,8 +375,11 @@ def test_guards_stand_in_order_before_the_application() -> None:
     [
         {"api_keys": ("",)},
         {"api_keys": ("with a space",)},
+        {"host_names": ("https://a.example",)},
+        {"host_names": ("a.example:8000",)},
         {"cors_origins": ("a.example",)},
         {"cors_origins": ("https://a.example/",)},
+        {"cors_origins": ("app://",)},
         {"max_body_bytes": 0},
         {"body_timeout_s": 0.0},
         {"root_path": "pictures"},
@@ -384,5 +388,5 @@ def test_guards_stand_in_order_before_the_application() -> None:
     ],
 )
 def test_invalid_settings_raise(change: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"API key|origin|above 0|root path"):
+    with pytest.raises(ValueError, match=r"API key|host name|origin|above 0|root path"):
         GuardSettings(**change)

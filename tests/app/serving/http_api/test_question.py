@@ -14,7 +14,7 @@ from llama_adapter.app.serving.http_api.conversation import ChatQuestion
 from llama_adapter.app.serving.http_api.errors import ApiError
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from tests.app.serving.http_api.live import INFO
-from tests.app.serving.http_api.requests import chat, image, user
+from tests.app.serving.http_api.requests import chat, image, json_schema, user
 
 CHAT, RESPONSES, _ = forms().values()
 OLD, NEW = "data:image/png;base64,b2xk", "data:image/png;base64,bmV3"
@@ -175,6 +175,7 @@ def test_parameters_arrive_as_they_are_given() -> None:
     assert asked.sampling == SamplingParams(max_new_tokens=9, **given)
     assert (asked.stop, asked.num_answers, asked.with_logprobs) == (("a", "b"), 3, True)
     assert question(top_k=-1).sampling.top_k == 0
+    assert question(seed=-1, n=2).sampling.seed is None
     assert question(max_tokens=5, stop="a").stop == ("a",)
 
 
@@ -199,6 +200,14 @@ def test_a_template_with_turns_shows_the_earlier_ones_of_a_text_chat(
     asked = question(*messages, info=dataclasses.replace(INFO, template="conversation"))
     assert (only(asked).turns, asked.num_ignored_turns) == (turns, num_ignored)
     assert only(question(*messages)).turns == ()
+
+
+def test_a_choice_of_a_text_chat_has_its_earlier_turns() -> None:
+    info = dataclasses.replace(INFO, template="conversation")
+    form = json_schema({"a": {"type": "boolean"}})
+    for picture, turns in (((), (("user", "Hello"), ("assistant", "Red."))), ((image(),), ())):
+        asked = question(user("Hello", *picture), RED, user("Why?"), info=info, response_format=form)
+        assert (only(asked).turns, only(asked).task) == (turns, OneOf(("yes", "no")))
 
 
 # Responses
@@ -246,6 +255,19 @@ def test_responses_have_the_newest_picture_and_the_parameters_of_the_request() -
     assert asked.num_ignored_turns == 3
     assert asked.sampling == SamplingParams(max_new_tokens=9, temperature=0.5, top_p=0.25, top_k=3, seed=7)
     assert asked.with_logprobs
+
+
+@pytest.mark.parametrize(
+    "output", [[{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": NEW}], {"image_url": NEW}]
+)
+def test_a_picture_of_a_tool_counts_in_responses_as_in_chats(output: Any) -> None:
+    items = [item("user", OLD, "What?"), {"type": "function_call_output", "call_id": "c", "output": output}]
+    asked = question_of_responses(items)
+
+    assert (asked.urls, only(asked).instruction, asked.num_ignored_turns) == ((NEW,), "What?", 1)
+    assert asked.picture_used == f"input[1].output[{len(output) - 1}]"
+    items[1]["output"] = [{"image_url": {"url": NEW}}, "a", None]
+    assert question_of_responses(items).urls == (OLD,)
 
 
 def test_responses_have_choices_and_schemas() -> None:

@@ -89,6 +89,7 @@ def test_a_tool_is_the_reason_of_a_refusal_beside_what_comes_with_it(api: TestCl
     came = sent(api, {**body, "tool_choice": "required", "tools": [{"type": "function"}]}, path=path)
     assert error(came) == (400, "unsupported_parameter", "tools")
     assert "This server calls no tools" in came.text
+    assert sent(api, {**body, "tool_choice": "none", "tools": [{"type": "function"}]}, path=path).status_code == 200
 
 
 def test_the_page_names_every_parameter() -> None:
@@ -110,7 +111,9 @@ def test_null_is_absent_everywhere(api: TestClient) -> None:
     assert sent(api, {**absent, **chat()}).status_code == 200
     assert sent(api, chat(**nested, stream=True)).status_code == 200
     assert error(sent(api, {**absent, "model": "default"})) == (400, "missing_required_parameter", "messages")
-    came = sent(api, responses(metadata={"a": None, "b": "c"}, text={"format": format_}), path=RESPONSES)
+    usage = {"include_usage": True, "unknown": None}
+    given = {"metadata": {"a": None, "b": "c"}, "text": {"format": format_}, "stream_options": usage}
+    came = sent(api, responses(**given), path=RESPONSES)
     assert (came.status_code, came.json()["metadata"]) == (200, {"b": "c"})
 
 
@@ -174,6 +177,11 @@ INVALID = [
     chat(user({"type": "image_url", "image_url": 5})),
     chat(tools=[1]),
     chat(store=True),
+    chat(response_format={"type": "json_schema", "name": "a", "schema": {}}),
+    chat(response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": "{}"}}),
+    chat(response_format={"type": "json_schema", "json_schema": {"schema": {}, "colour": 1}}),
+    chat(structured_outputs={"choice": ["a"]}),
+    chat(structured_outputs={"choice": ["a", "b"]}, answer_choices=["a", "b"]),
 ]
 INVALID_RESPONSES = [
     {"model": "m"},
@@ -183,6 +191,8 @@ INVALID_RESPONSES = [
     responses(max_output_tokens=0),
     responses(include=["file_search_call.results"]),
     responses(text={"format": {"type": "json_schema", "name": "a", "schema": {"type": "array"}}}, guided_regex="a"),
+    responses(text={"format": {"type": "json_schema", "json_schema": {"schema": {}}}}),
+    responses(reasoning={"effort": "low", "summary": "detailed"}),
     responses([{"type": "item_reference", "id": "msg_1"}]),
     responses([{"type": "function_call_output", "call_id": "a", "output": "b"}]),
     responses([{"role": "user", "content": "a"}, {"type": "function_call", "name": "f", "arguments": "{}"}]),
@@ -253,6 +263,7 @@ def test_the_model_has_its_own_name_or_those_of_the_server_and_an_alias(
     for wrong in ("gpt/4", *({"stub"} - {*names})):
         for response in (api.get(f"/v1/models/{wrong}"), sent(api, chat() | {"model": wrong})):
             assert error(response) == (404, "model_not_found", "model")
+    assert listed[0]["max_model_len"] == service.info.context
     assert listed[0]["architecture"] == {"input_modalities": ["text", "image"], "output_modalities": ["text"]}
     service.info = dataclasses.replace(service.info, has_adapter=False)
     assert api.get("/v1/models/default").json()["architecture"]["input_modalities"] == ["text"]

@@ -14,6 +14,7 @@ from llama_adapter import Captioner
 from llama_adapter.app.captioning.tasks.choose import OneOf
 from llama_adapter.app.captioning.tasks.question import Question
 from llama_adapter.app.captioning.tasks.task import FREE_TEXT
+from llama_adapter.app.models.spec import ModelInfo
 from llama_adapter.app.serving.http_api import conversation
 from llama_adapter.app.serving.http_api.api import forms
 from llama_adapter.app.serving.http_api.asking import Form, PartedAnswer
@@ -24,6 +25,7 @@ from llama_adapter.app.serving.http_api.structured import combined, read_schema
 from llama_adapter.app.serving.online.request_handle import RequestHandle
 from llama_adapter.app.serving.online.service import Service
 from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.picture_format import PictureFormat
 from tests.app.serving.http_api.live import INFO, answer, api_of, failed
 from tests.app.serving.http_api.requests import CHAT as CHAT_PATH
 from tests.app.serving.http_api.requests import RED_STAR, chat, data_uri, image, json_schema, user
@@ -40,8 +42,8 @@ def asked(properties: dict[str, Any], *texts: str) -> list[Question]:
     return list(questions)
 
 
-def understood(form: Form[Any], body: dict[str, Any]) -> ChatQuestion:
-    return form.reply.understand(form.request.model_validate(body), INFO)
+def understood(form: Form[Any], body: dict[str, Any], *, info: ModelInfo = INFO) -> ChatQuestion:
+    return form.reply.understand(form.request.model_validate(body), info)
 
 
 def test_a_property_alone_is_asked_by_the_request_s_text() -> None:
@@ -56,6 +58,7 @@ def test_several_properties_are_asked_by_their_descriptions() -> None:
         Question(instruction="Is it a star?", task=OneOf(("yes", "no"))),
         Question(instruction="Describe it.", task=FREE_TEXT),
     ]
+    assert asked({"star": {**STAR, "description": " "}, "caption": CAPTION}, "A star?")[0].instruction == "A star?"
 
 
 def test_references_to_definitions_are_followed() -> None:
@@ -129,6 +132,7 @@ def test_the_first_failure_is_the_answer_and_cancels_the_other_requests() -> Non
         ({"properties": {"a": {"enum": ["x"]}}}, "s.properties.a.enum"),
         ({"properties": {"a": {"enum": ["x", "x"]}}}, "s.properties.a.enum"),
         ({"properties": {"a": {"enum": ["x", ""]}}}, "s.properties.a.enum"),
+        ({"properties": {"a": {"enum": ["x", "\n"]}}}, "s.properties.a.enum"),
         ({"properties": {"a": {"enum": ["x", None]}}}, "s.properties.a.enum"),
         ({"properties": {"a": {"enum": ["1", 1]}}}, "s.properties.a.enum"),
         ({"properties": {"a": {"enum": ["1", "2"], "type": "integer"}}}, "s.properties.a.enum"),
@@ -156,9 +160,13 @@ ANY = {"type": "object"}
         ),
         ({"response_format": {"type": "json_object"}}, {"json_schema": ANY}),
         ({"response_format": {"type": "json_object", "schema": NUMBER}}, {"json_schema": NUMBER}),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": NUMBER, "strict": "true"}}},
+            {"json_schema": NUMBER},
+        ),
         ({"json_schema": NUMBER}, {"json_schema": NUMBER}),
         ({"guided_json": NUMBER}, {"json_schema": NUMBER}),
-        ({"guided_json": json.dumps(STAR)}, {"json_schema": STAR}),
+        ({"guided_json": json.dumps(NUMBER)}, {"json_schema": NUMBER}),
         ({"guided_regex": "a|b"}, {"regex": "a|b"}),
         ({"structured_outputs": {"json": NUMBER, "regex": None}}, {"json_schema": NUMBER}),
         ({"structured_outputs": {"json_object": True}}, {"json_schema": ANY}),
@@ -179,6 +187,49 @@ def test_what_separate_questions_cannot_answer_guides_the_whole_answer(parameter
         assert sampling == SamplingParams(**wanted)
 
 
+@pytest.mark.parametrize(
+    ("properties", "num_questions"),
+    [({"star": STAR}, 1), ({"caption": CAPTION}, 0), ({"star": STAR, "colour": COLOUR}, 0)],
+)
+def test_without_a_picture_only_a_choice_is_a_question(properties: dict[str, Any], num_questions: int) -> None:
+    body = chat(user("It is a red star. Which one?"), response_format=json_schema(properties))
+    asked = understood(CHAT, body)
+    assert len(asked.properties) == num_questions
+    assert asked.sampling.is_constrained is not bool(num_questions)
+    assert asked.prompts[0][0].instruction == "It is a red star. Which one?"
+
+
+@pytest.mark.parametrize(
+    ("properties", "num_questions"),
+    [({"caption": CAPTION}, 1), ({"star": STAR, "colour": COLOUR}, 2), ({"star": STAR, "caption": CAPTION}, 0)],
+)
+def test_a_model_that_sees_pictures_as_tokens_is_asked_in_parts_if_all_have_descriptions(
+    properties: dict[str, Any], num_questions: int
+) -> None:
+    form = PictureFormat(token="<image>", token_id=9, tokens_each=10)
+    info = dataclasses.replace(INFO, has_adapter=False, template="chat", picture_format=form)
+    asked = understood(CHAT, chat(user(image(), "What?"), response_format=json_schema(properties)), info=info)
+    assert (len(asked.properties), asked.sampling.is_constrained) == (num_questions, not num_questions)
+
+
+def test_a_schema_as_text_is_asked_as_the_schema() -> None:
+    schema = {"properties": {"star": STAR, "caption": CAPTION}}
+    texts, given = (chat(guided_json=one) for one in (json.dumps(schema), schema))
+    assert understood(CHAT, texts).prompts == understood(CHAT, given).prompts
+    assert len(understood(CHAT, texts).properties) == 2
+    with pytest.raises(ApiError, match="is no JSON schema"):
+        understood(CHAT, chat(guided_json="[" * 40_000))
+
+
+def test_choices_of_structured_outputs_are_scored() -> None:
+    choice = {"structured_outputs": {"choice": ["red", "blue"]}}
+    bodies = (CHAT, chat(**choice)), (RESPONSES, {"input": "p", **choice}), (COMPLETIONS, {"prompt": "p", **choice})
+    for form, body in bodies:
+        one = understood(form, body)
+        assert [question.task for (question,) in one.prompts] == [OneOf(("red", "blue"))]
+        assert not one.sampling.is_constrained
+
+
 def test_without_the_package_only_separate_questions_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conversation, "find_spec", lambda name: None)
 
@@ -186,12 +237,19 @@ def test_without_the_package_only_separate_questions_answer(monkeypatch: pytest.
         asked({"n": {"type": "integer"}})
     assert caught.value.code == "unsupported_schema"
     assert len(asked({"star": STAR})) == 1
+    # The service refuses these, and names the package:
+    for body in (
+        chat(response_format={"type": "json_object"}),
+        chat(user("A star."), response_format=json_schema({"star": STAR, "caption": CAPTION})),
+    ):
+        assert understood(CHAT, body).sampling.is_constrained
 
 
 @pytest.mark.parametrize(
     ("parameters", "param"),
     [
         ({"guided_regex": "a", "json_schema": NUMBER}, "guided_regex"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a", "b"]}}, "structured_outputs.choice"),
         ({"guided_json": "{"}, "guided_json"),
         ({"structured_outputs": {"json": "[]"}}, "structured_outputs.json"),
         ({"guided_regex": "a", "answer_choices": ["a", "b"]}, None),
