@@ -14,7 +14,7 @@ from llama_adapter.app.learning.labelled.pictures import (
     split_folders,
     sub_folders,
 )
-from llama_adapter.app.learning.labelled.rows import Columns, is_split_name, split_name, with_classes
+from llama_adapter.app.learning.labelled.rows import Columns, split_in, with_classes
 from llama_adapter.app.learning.labelled.tables import is_table_name, table_examples
 from llama_adapter.app.pictures.inputs import InputsError, natural_key
 from llama_adapter.app.pictures.inputs.archives import is_archive_name
@@ -83,7 +83,7 @@ def read_examples(
 
 def _are_splits(paths: Sequence[str]) -> bool:
     """Whether the paths are tables named as splits: `train.csv` and others, such as `test.csv`."""
-    are_named = all(_is_table(path) and is_split_name(_stem(path)) for path in paths)
+    are_named = all(_is_table(path) and _split_of(path) for path in paths)
     return are_named and "train" in map(_split_of, paths) and len(set(map(_split_of, paths))) > 1
 
 
@@ -93,11 +93,7 @@ def _is_table(path: str) -> bool:
 
 
 def _split_of(table: str) -> str:
-    return split_name(_stem(table))
-
-
-def _stem(table: str) -> str:
-    return os.path.basename(table).split(".")[0]
+    return split_in(os.path.basename(table).split(".")[0])
 
 
 def _named(path: str, *, columns: Columns, pictures: str | None, split: str = "") -> Examples:
@@ -154,10 +150,13 @@ def _folder(folder: str, *, columns: Columns) -> Examples:
     if not has_any and (beside := beside_examples(folder, columns=columns)) is not None:
         found = beside
     elif not has_any:
-        num_classes = len({name for place, _ in split_folders(folder) for name in sub_folders(place)})
-        if num_classes < 2 and (not num_classes or tables):
+        classes = {name for place, _ in split_folders(folder) for name in sub_folders(place)}
+        if len(classes) < 2 and (not classes or tables):
             raise _is_none_of_the_forms(folder, tables)
         found = class_examples(folder, columns=columns)
+        splits = sorted(filter(split_in, classes))
+        if len(set(map(split_in, splits))) > 1 and len(splits) * 2 > len(classes):
+            found.refuse(folder, f"{', '.join(splits)} seem to be splits, not classes; call them train, val or test")
     _count_left_out(folder, found, has_rows=has_any)
     return found
 

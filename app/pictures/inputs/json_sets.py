@@ -78,7 +78,7 @@ def coco_rows(
     for image in images:
         picture = _relative(str(image.get("file_name")), *below, folders=folders)
         yield {"picture": picture, "captions": captions.pop(str(image.get("id")), [])}
-    yield from ({"image_id": name, "captions": texts} for name, texts in captions.items())  # of no picture of the file
+    yield from ({"id": name, "captions": texts} for name, texts in captions.items())  # of no picture of the file
 
 
 def vqa_rows(
@@ -122,7 +122,8 @@ def _are_names(data: Values, *, folder: str) -> bool:
 
 
 def _file_of(stem: str, *, folder: str) -> str | None:
-    return next((one for one in _with_suffixes(stem) if os.path.isfile(os.path.join(folder, one))), None)
+    names = (stem + spelt for suffix in sorted(PICTURE_SUFFIXES) for spelt in (suffix, suffix.upper()))
+    return next((name for name in names if os.path.isfile(os.path.join(folder, name))), None)
 
 
 def _names_a_picture(name: str) -> bool:
@@ -131,11 +132,6 @@ def _names_a_picture(name: str) -> bool:
 
 def _is_captioned(value: object) -> bool:
     return isinstance(value, Mapping) and ("caption" in value or "tags" in value)
-
-
-def _with_suffixes(stem: str) -> Iterator[str]:
-    for suffix in sorted(PICTURE_SUFFIXES):
-        yield from (stem + suffix, stem + suffix.upper())
 
 
 def _relative(name: str, *below: str, folders: Sequence[str]) -> str:

@@ -266,6 +266,13 @@ def test_tables_that_are_named_as_splits_are_these_splits(tmp_path: Path) -> Non
     assert {one.split for one in read_examples(str(train), str(more)).examples} == {"", "validation"}
     assert [one.split for one in read_examples(str(more)).examples] == ["", ""]
 
+    for names in (("train-00000-of-00001", "test-00000-of-00001"), ("pets_train", "pets_test"), ("trainer", "tests")):
+        paths = [path.rename(tmp_path / f"{name}.csv") for path, name in zip((train, test), names, strict=True)]
+        splits = {one.split for one in read_examples(*map(str, paths)).examples}
+        assert splits == ({"", "validation"} if "tests" in names else {"train", "validation", "test"})
+        train, test = paths
+    train, test = train.rename(tmp_path / "train.csv"), test.rename(tmp_path / "TEST.csv")
+
     listed = [path.rename(path.with_suffix(".txt")) for path in (train, test)]  # the suffix does not decide
     assert [one.split for one in read_examples(*map(str, listed)).examples] == ["train", "validation", "test"]
     (tmp_path / "data.yaml").write_text("META:\n  - train.txt\n")
