@@ -185,7 +185,7 @@ def test_thumbnails_of_labelled_pictures_are_counted(files: dict[str, str], tmp_
 
 def test_a_text_belongs_to_the_picture_that_has_its_stem(tmp_path: Path) -> None:
     files = {"img.jpg": b"1", "img.jpg.png": b"2", "img.txt": "one", "img.jpg.txt": "two"}
-    more = {"e.png": b"3", "e.txt": " \n", "e.caption": "three"}
+    more = {"e.png": b"3", "e.txt": " \n", "e.caption": "three".encode("utf-16")}
     found = read_examples(str(tree(tmp_path, **files, **more)))
 
     answers = {os.path.basename(one.item.label): one.answers for one in found.examples}

@@ -28,12 +28,6 @@ class _Row(NamedTuple):
     line: int = 0
 
 
-def _folders(file: str, given: str | None) -> tuple[str, ...]:
-    """Where the pictures of a file are usually stored."""
-    near = os.path.dirname(file)
-    return (near, os.path.join(near, os.pardir)) if given is None else (given,)
-
-
 def known_examples(path: str, *, columns: Columns, pictures: str | None) -> Examples | None:
     """The examples of a known set, given as its folder or one of its files; None if `path` is no known set.
 
@@ -56,7 +50,9 @@ def known_examples(path: str, *, columns: Columns, pictures: str | None) -> Exam
         )
     examples = Examples()
     for known, file, match in matches:
-        rows = known.rows(str(file), match, _folders(str(file), pictures))
+        near = os.path.dirname(file)
+        folders = (near, os.path.join(near, os.pardir)) if pictures is None else (pictures,)
+        rows = known.rows(str(file), match, folders)
         examples.extend(_examples(rows, columns=columns))
     return examples
 

@@ -191,22 +191,18 @@ def _priority(name: str) -> int:
 
 def _beside(path: str) -> dict[str, object] | ValueError:
     """The columns of a text beside a picture; a ValueError says why there are none."""
-    try:
-        return _columns_of(path)
-    except ValueError as error:
-        return error
-
-
-def _columns_of(path: str) -> dict[str, object]:
     suffix = os.path.splitext(path)[1].lower()
     most = MAX_XMP_BYTES if suffix == ".xmp" else MAX_TEXT_BYTES
     with open(path, "rb") as file:
         data = file.read(most + 1)
     if len(data) > most:
-        raise ValueError(f"it has more than {most:,} bytes")
-    if suffix == ".xmp":
-        return {"caption": description_of(data)}
-    values = text_values(data, suffix=suffix[1:])
+        return ValueError(f"it has more than {most:,} bytes")
+    try:
+        if suffix == ".xmp":
+            return {"caption": description_of(data)}
+        values = text_values(data, suffix=suffix[1:])
+    except ValueError as error:
+        return error
     return values if suffix == ".json" else {"captions": str(values[suffix[1:]]).splitlines()}
 
 

@@ -264,7 +264,7 @@ def text_values(data: bytes, *, suffix: str) -> dict[str, object]:
     Raises ValueError with the reason if there are none.
     """
     try:
-        text = data.decode("utf-8-sig")
+        text = data.decode("utf-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig")
     except UnicodeDecodeError:
         raise ValueError("it is not UTF-8") from None
     if suffix in _TEXTS:

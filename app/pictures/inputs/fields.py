@@ -225,11 +225,11 @@ def row_picture(values: Mapping[str, object], *, root: str, place: str) -> Pictu
         raise ValueError(f"its cell `{column}` is empty")
     if not ADDRESS.match(name) and (len(name) > _LONGEST_PATH or name.startswith("data:")):
         raise ValueError(f"its cell `{column}` holds a picture as text, and not the name of a file")
-    path = _spelt(name, root=root)
+    path = spelt_path(name, root=root)
     return PictureInput(source=path, label=path, root=root or ".", found_in=(place,))
 
 
-def _spelt(name: str, *, root: str) -> str:
+def spelt_path(name: str, *, root: str) -> str:
     """The path of a picture below `root`, or an address. It may be spelt as on Windows, in an address or on macOS."""
     path = name if ADDRESS.match(name) else os.path.join(root, name)
     if name.isascii() and not re.search(r"\\|%|file:", name):

@@ -70,10 +70,6 @@ def has_picture_suffix(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in _SUFFIXES
 
 
-def _is_other_picture(name: str) -> bool:
-    return not name.startswith(".") and os.path.splitext(name)[1].lower() in OTHER_SUFFIXES
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
     """Which paths below a folder are found. Folders of thumbnails are not searched unless a part is their name."""
@@ -155,7 +151,7 @@ def _matches(folder: str, rule: Rule, positions: _Positions, *, left_out: LeftOu
                 names.append(name)
             elif left_out is not None and is_one and is_thumbnail_folder(name) and rule.parts[0] == ANY_DEPTH:
                 left_out.add("folders of thumbnails", os.path.join(folder, name))
-            elif left_out is not None and not is_one and _is_other_picture(name):
+            elif left_out is not None and not is_one and name[0] != "." and name.lower().endswith(OTHER_SUFFIXES):
                 left_out.add("pictures of kinds that are not read", os.path.join(folder, name))
             if following:
                 steps[name] = is_match, following

@@ -42,7 +42,7 @@ _LINE_SUFFIXES = (".jsonl", ".ndjson")
 JSON_SUFFIXES = (*_LINE_SUFFIXES, ".json")
 TABLE_SUFFIXES = (*JSON_SUFFIXES, ".csv", ".tsv", ".parquet")
 _DELIMITERS = ",\t;|"
-_SEPARATOR_LINE = re.compile(rb'"?sep=(.)"?\r?[\n\r]', re.IGNORECASE)
+_SEPARATOR_LINE = re.compile(rb'"?sep=(.)"?\r?[\n\r]', re.IGNORECASE)  # of Excel, before the names
 _MOST_WITHOUT = 1_000  # objects that are read to find a known column
 _NO_OBJECT = "it is not a JSON object"
 _LONG_LINE = "\ud800"  # replaces a CSV line above the limit; this character never occurs in decoded bytes
@@ -197,10 +197,12 @@ def _json_row(line: bytes, *, number: int) -> Row:
 
 def _cell_rows(file: ByteFile, *, begun: bytes, table: _Table) -> Iterator[Row]:
     path, known = table.path, table.known
-    begun, num_before, delimiter = _without_separator_line(begun)
+    separator = _SEPARATOR_LINE.match(begun)
+    begun = begun if separator is None else begun[separator.end() :]
     end = line_end(begun)
     head = next(filter(lambda line: line.strip(b' \r",;|\t'), begun.split(end)), b"")
-    delimiter = delimiter or _delimiter(head, known=known, default="\t" if _suffix(path) == ".tsv" else ",")
+    default = "\t" if _suffix(path) == ".tsv" else ","
+    delimiter = _delimiter(head, known=known, default=default) if separator is None else separator[1].decode()
     lines = (
         _LONG_LINE if line is None else line.decode(errors="surrogateescape") + "\n"
         for _, line in split_lines(file, separator=end, begun=begun)
@@ -222,7 +224,7 @@ def _cell_rows(file: ByteFile, *, begun: bytes, table: _Table) -> Iterator[Row]:
     if any(map(_has_raw_bytes, given)):
         raise _not_utf8(path, what=table.what, where="the first line")
     for line, cells, reason in records:
-        line += num_before
+        line += separator is not None
         if not reason and known.isdisjoint(names[len(cells) :]):  # Excel leaves out cells that are empty in 16 rows
             cells += [""] * (len(names) - len(cells))
         if not reason and len(cells) != len(names):
@@ -249,12 +251,6 @@ def _in_utf8(row: Row, table: _Table) -> Row:
 
 def _not_utf8(path: str, *, what: str, where: str) -> InputsError:
     return InputsError(f"Wanted a {what} in UTF-8, but {where} of `{shown_name(path)}` is not.", hint=_SAVE_AGAIN)
-
-
-def _without_separator_line(begun: bytes) -> tuple[bytes, int, str]:
-    """What follows Excel's line `sep=;`, the number of lines left out, and the delimiter; "" without such a line."""
-    found = _SEPARATOR_LINE.match(begun)
-    return (begun, 0, "") if found is None else (begun[found.end() :], 1, found[1].decode())
 
 
 def _delimiter(head: bytes, *, known: Collection[str], default: str) -> str:
