@@ -156,10 +156,7 @@ def beside_examples(folder: str, *, columns: Columns) -> Examples | None:
 
 
 def _groups(folder: str, *, seen: set[str]) -> Iterator[tuple[str, list[tuple[str, list[str]]]]]:
-    """Each folder that is searched, with its pictures and the texts of each; "" for texts without picture.
-
-    Links are followed to folders that were not `seen`.
-    """
+    """Each folder that was not `seen`, with its pictures and the texts of each; "" for texts without picture."""
     seen.add(os.path.realpath(folder))
     pictures, texts = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
     with os.scandir(folder) as listing:

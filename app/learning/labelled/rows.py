@@ -233,11 +233,7 @@ def _example(
         answers = _among(choices, answers, shown=f"{column.removesuffix('s')} {shown_excerpt(repr(row[column]))}")
     spoken_for = {*question_columns(row), *ANSWER_COLUMNS, *PICTURE_COLUMNS, _PART, _SPLIT}
     own = as_columns({name: value for name, value in row.items() if name not in spoken_for})
-    like = [
-        name
-        for name, value in row.items()
-        if name not in spoken_for and (_LIKE_PICTURES.fullmatch(name) or has_picture_suffix(str(value)))
-    ]
+    like = [name for name, value in own.items() if _LIKE_PICTURES.fullmatch(name) or has_picture_suffix(value)]
     if like and item.source is None:
         raise InputsError(
             f"Wanted pictures in a column {named(PICTURE_COLUMNS)}, but {shown_text(place)} has "

@@ -260,8 +260,7 @@ def _key(name: str) -> str:
 def text_values(data: bytes, *, suffix: str) -> dict[str, object]:
     """The columns of a text about a picture: of its JSON object, or the whole text by its suffix, such as txt.
 
-    YOLO's lines of boxes are no text.
-    Raises ValueError with the reason if there are none.
+    Lines of boxes are no text. Raises ValueError with the reason if there are no columns.
     """
     try:
         text = data.decode("utf-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig")

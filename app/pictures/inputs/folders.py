@@ -32,8 +32,7 @@ def folder_inputs(folder: str, *, recursive: bool, left_out: LeftOut | None = No
 
     Files with a suffix of `PICTURE_SUFFIXES` or `PHONE_SUFFIXES` are pictures; case is ignored, and hidden files are
     left out. If there are none, or the folder cannot be listed, it is itself the only item: reading it gives the error,
-    so that a job neither stops nor skips it silently. Folders of thumbnails are not searched; `left_out` counts them,
-    and pictures of `OTHER_SUFFIXES`.
+    so that a job neither stops nor skips it silently. `left_out` counts folders of thumbnails and `OTHER_SUFFIXES`.
     """
     found_any = False
     for picture, folders in walk(folder, _BELOW if recursive else _INSIDE, left_out=left_out):

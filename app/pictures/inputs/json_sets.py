@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from llama_adapter.app.pictures.inputs.fields import KNOWN_COLUMNS, PICTURE_COLUMNS, by_known_name
+from llama_adapter.app.pictures.inputs.folders import has_picture_suffix
 from llama_adapter.vision.formats import PICTURE_SUFFIXES
 
 Values = dict[str, Any]
@@ -37,7 +38,7 @@ def set_rows(data: Any, *, folder: str) -> Sequence[object] | None:
             return list(vqa_rows(_objects(questions), annotations, kind=kind, folders=(folder,)))
         case dict() if not _are_names(data, folder=folder) and (inside := _rows_inside(data)):
             return inside
-        case dict() if data and (all(map(_names_a_picture, data)) or all(map(_is_captioned, data.values()))):
+        case dict() if data and (all(map(has_picture_suffix, data)) or all(map(_is_captioned, data.values()))):
             return [_named_row(name, value, folder=folder) for name, value in data.items()]
         case dict():
             return [data]
@@ -107,7 +108,7 @@ def _karpathy_row(image: Values, *, folder: str) -> Values:
 
 
 def _named_row(name: str, value: object, *, folder: str) -> Values:
-    if not _names_a_picture(name):
+    if not has_picture_suffix(name):
         name = _file_of(name, folder=folder) or name
     picture = _relative(name, "", "images", folders=(folder,))
     if isinstance(value, Mapping):
@@ -118,16 +119,14 @@ def _named_row(name: str, value: object, *, folder: str) -> Values:
 def _are_names(data: Values, *, folder: str) -> bool:
     """Whether keys name pictures: with a suffix, or, of objects with a caption, the first without that of its file."""
     has_captions = bool(data) and all(map(_is_captioned, data.values()))
-    return any(map(_names_a_picture, data)) or (has_captions and _file_of(next(iter(data)), folder=folder) is not None)
+    return any(map(has_picture_suffix, data)) or (
+        has_captions and _file_of(next(iter(data)), folder=folder) is not None
+    )
 
 
 def _file_of(stem: str, *, folder: str) -> str | None:
     names = (stem + spelt for suffix in sorted(PICTURE_SUFFIXES) for spelt in (suffix, suffix.upper()))
     return next((name for name in names if os.path.isfile(os.path.join(folder, name))), None)
-
-
-def _names_a_picture(name: str) -> bool:
-    return os.path.splitext(name)[1].lower() in PICTURE_SUFFIXES
 
 
 def _is_captioned(value: object) -> bool:

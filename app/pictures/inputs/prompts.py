@@ -3,15 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from llama_adapter.app.pictures.inputs.fields import (
-    KNOWN_COLUMNS,
-    PICTURE_COLUMNS,
-    PROMPT_COLUMNS,
-    first_column,
-    named,
-    question_fields,
-)
-from llama_adapter.app.pictures.inputs.folders import has_picture_suffix
+from llama_adapter.app.pictures.inputs.fields import KNOWN_COLUMNS, PROMPT_COLUMNS, first_column, named, question_fields
 from llama_adapter.app.pictures.inputs.items import InputsError, PictureInput, QuestionFields, Row
 from llama_adapter.app.pictures.inputs.lines import STDIN, check_lines, prompt_lines
 from llama_adapter.app.pictures.inputs.tables import check_suffix, check_table, read_rows
@@ -68,7 +60,6 @@ def _is_text(path: str) -> bool:
 
 def _question(values: Mapping[str, object], *, are_raw: bool) -> QuestionFields:
     """The question of a row. Raises ValueError, which gives the reason, for a malformed row."""
-    _check_without_picture(values)
     turns = values.get("src")
     if isinstance(turns, list) and (len(turns) == 1 or (turns and are_raw)):
         values = {**values, "src": turns[0]}
@@ -87,13 +78,6 @@ def _target(values: Mapping[str, object]) -> dict[str, str]:
     target = values.get("tgt")
     target = target[0] if isinstance(target, list) and target else target
     return {"tgt": target} if isinstance(target, str) else {}
-
-
-def _check_without_picture(values: Mapping[str, object]) -> None:
-    """Raise ValueError for a row that names a picture, since the prompt would be asked without it or about all."""
-    name = next((value for column in PICTURE_COLUMNS if isinstance(value := values.get(column), str)), "")
-    if has_picture_suffix(name):
-        raise ValueError(f"it names the picture {shown_name(name)}; give a table of pictures to `ask` as --manifest")
 
 
 def read_question_sheet(path: str) -> tuple[QuestionFields, ...]:
@@ -130,7 +114,6 @@ def read_question_sheet(path: str) -> tuple[QuestionFields, ...]:
 
 def _sheet_question(values: Mapping[str, object]) -> QuestionFields:
     """The question of a row, which has a text. Raises ValueError, which gives the reason."""
-    _check_without_picture(values)
     if (column := first_column(values, of=PROMPT_COLUMNS)) is None:
         raise ValueError(f"it has none of the columns {named(PROMPT_COLUMNS)}")
     question = question_fields(values)

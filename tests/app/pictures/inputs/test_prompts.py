@@ -46,7 +46,6 @@ def test_an_unusable_sheet_is_refused_with_the_line(tmp_path: Path, snapshot: Sn
         ("q.csv", b'question,id\n" ",1\n'),
         ("q.jsonl", b'{"input": "x"}'),
         ("q.jsonl", b'{"prompt": "a"}\nb'),
-        ("q.csv", b"image,question\na.png,What?\n"),
         ("q.md", b"What?"),
         ("latin.txt", b"O\xf9?\n"),
         ("none.csv", None),
@@ -86,14 +85,6 @@ def test_a_json_has_its_prompts_in_a_list_or_in_lines(text: str, prompts: list[s
     assert found == prompts
     raw = [found.questions[0].raw for found in prompt_inputs(str(path), are_raw=True)]
     assert raw == [prompt or "two" for prompt in prompts]  # of rounds, the first is a prompt without a template
-
-
-def test_a_prompt_about_a_picture_is_no_text_alone(tmp_path: Path) -> None:
-    (tmp_path / "p.jsonl").write_text('{"src": "one", "path": "a.py"}\n{"prompt": "two", "image": "a.JPG"}\n')
-    one, two = prompt_inputs(str(tmp_path / "p.jsonl"))
-    assert one.error is None
-    assert two.error is not None
-    assert "it names the picture a.JPG" in two.error.message
 
 
 def test_a_json_that_is_no_file_is_refused(tmp_path: Path) -> None:
