@@ -225,7 +225,7 @@ def _cell_rows(file: ByteFile, *, begun: bytes, table: _Table) -> Iterator[Row]:
         raise _not_utf8(path, what=table.what, where="the first line")
     for line, cells, reason in records:
         line += separator is not None
-        if not reason and known.isdisjoint(names[len(cells) :]):  # Excel leaves out cells that are empty in 16 rows
+        if not reason and not any(name in known for name in names[len(cells) :]):  # Excel leaves out empty ones
             cells += [""] * (len(names) - len(cells))
         if not reason and len(cells) != len(names):
             reason = f"it has {len(cells)} {'cells' if cells[1:] else 'cell'}, and the first line has {len(names)}"
