@@ -179,6 +179,8 @@ def test_a_picture_in_an_unknown_column_does_not_become_a_text(data: object, col
 )
 def test_what_other_programs_write_into_cells_is_said(row: dict[str, str], reason: str, tmp_path: Path) -> None:
     assert reason in str(examples(tmp_path, [row]).problems[0])
+    box = examples(tmp_path, [{"image": "a.png", "question": "Where?", "answers": "[1, 2, 30, 40]"}]).examples
+    assert [one.answers for one in box] == [("[1, 2, 30, 40]",)]
 
 
 def test_captions_and_questions_are_not_lost_in_silence(tmp_path: Path) -> None:

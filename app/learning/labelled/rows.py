@@ -33,7 +33,7 @@ CLASS_COLUMNS = ("label", "cls")
 CAPTION_COLUMNS = ("text", "txt", "caption", "captions")
 # The answer is in the first of these columns that a row has.
 ANSWER_COLUMNS = ("answer", "answers", "output", *CAPTION_COLUMNS, *CLASS_COLUMNS)
-_LISTS = ("answers", "captions")  # in cells, these may be lists in JSON
+_LISTS = ("answers", "captions")  # in cells, these may be lists of texts in JSON
 _PART, _SPLIT = "part", "split"
 _URL = "url"  # of the image-text lists of LLaMA-Adapter
 KNOWN = frozenset((*KNOWN_COLUMNS, *ANSWER_COLUMNS, _PART, _SPLIT, _URL))  # columns whose case is ignored
@@ -267,7 +267,7 @@ def _texts(value: object, *, name: str) -> tuple[str, ...]:
     Raises ValueError for values that are no texts, numbers or dates, and for a list in a cell that is not JSON.
     """
     texts = []
-    if name in _LISTS and isinstance(value, str) and value.lstrip().startswith("["):
+    if name in _LISTS and isinstance(value, str) and value.startswith(('["', "['")):
         try:
             value = split_choices(value)
         except ValueError:
