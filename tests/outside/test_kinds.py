@@ -87,9 +87,10 @@ def parquet(folder: Path) -> Path:
 
 
 def spelt(folder: Path) -> Path:
-    """Names as on Windows, in addresses and on macOS, and rows without their last empty cells, as Excel has them."""
+    """Names as on Windows, in addresses, on macOS and without suffix; rows lack empty cells at the end, as of Excel."""
     (folder / ROWS[0][0]).rename(folder / unicodedata.normalize("NFD", "é 0.png"))
     names = [f".\\{name}" if number % 2 else f"file://{folder}/%2E/{name}" for number, (name, *_) in enumerate(ROWS)]
+    names[2] = Path(ROWS[2][0]).stem
     names[0] = unicodedata.normalize("NFC", "é 0.png")
     lines = [f"{name};{question};{color}" for name, (_, question, color) in zip(names, ROWS, strict=True)]
     (folder / "t.csv").write_text("\n".join(["image;question;answer;remark", *lines]))

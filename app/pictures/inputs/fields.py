@@ -9,8 +9,10 @@ from typing import Any
 from urllib.parse import unquote
 
 from llama_adapter.app.pictures.inputs.addresses import ADDRESS
+from llama_adapter.app.pictures.inputs.folders import has_picture_suffix
 from llama_adapter.app.pictures.inputs.items import PictureInput, QuestionFields
 from llama_adapter.runtime.given import split_choices
+from llama_adapter.vision.formats import PICTURE_SUFFIXES
 
 PICTURE_COLUMNS = ("picture", "image", "images", "file_name", "filename", "path")
 PROMPT_COLUMNS = ("prompt", "question", "instruction")
@@ -230,10 +232,14 @@ def row_picture(values: Mapping[str, object], *, root: str, place: str) -> Pictu
 
 
 def spelt_path(name: str, *, root: str) -> str:
-    """The path of a picture below `root`, or an address. It may be spelt as on Windows, in an address or on macOS."""
+    """The path of a picture below `root`, or an address.
+
+    If there is no such file, the name may be spelt as on Windows, in an address or on macOS, or lack its suffix.
+    """
     path = name if ADDRESS.match(name) else os.path.join(root, name)
-    if name.isascii() and not re.search(r"\\|%|file:", name):
+    if has_picture_suffix(name) and name.isascii() and not re.search(r"\\|%|file:", name):
         return path
     forms = (unicodedata.normalize("NFC", name), unicodedata.normalize("NFD", name))
-    spellings = (name, name.replace("\\", "/"), unquote(name.removeprefix("file://")), *forms)
-    return next((one for spelling in spellings if os.path.isfile(one := os.path.join(root, spelling))), path)
+    with_suffix = (name + one for suffix in sorted(PICTURE_SUFFIXES) for one in (suffix, suffix.upper()))
+    spellings = (name, name.replace("\\", "/"), unquote(name.removeprefix("file://")), *forms, *with_suffix)
+    return next((one for spelling in spellings if os.path.lexists(one := os.path.join(root, spelling))), path)

@@ -7,9 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from llama_adapter.app.pictures.inputs.fields import KNOWN_COLUMNS, PICTURE_COLUMNS, by_known_name
+from llama_adapter.app.pictures.inputs.fields import KNOWN_COLUMNS, PICTURE_COLUMNS, by_known_name, spelt_path
 from llama_adapter.app.pictures.inputs.folders import has_picture_suffix
-from llama_adapter.vision.formats import PICTURE_SUFFIXES
 
 Values = dict[str, Any]
 _FOLDERS = ("train2014", "val2014", "train2017", "val2017", "images", "")  # of COCO's pictures
@@ -108,8 +107,6 @@ def _karpathy_row(image: Values, *, folder: str) -> Values:
 
 
 def _named_row(name: str, value: object, *, folder: str) -> Values:
-    if not has_picture_suffix(name):
-        name = _file_of(name, folder=folder) or name
     picture = _relative(name, "", "images", folders=(folder,))
     if isinstance(value, Mapping):
         return {"picture": picture, **({"caption": value["tags"]} if "tags" in value else {}), **value}
@@ -120,13 +117,8 @@ def _are_names(data: Values, *, folder: str) -> bool:
     """Whether keys name pictures: with a suffix, or, of objects with a caption, the first without that of its file."""
     has_captions = bool(data) and all(map(_is_captioned, data.values()))
     return any(map(has_picture_suffix, data)) or (
-        has_captions and _file_of(next(iter(data)), folder=folder) is not None
+        has_captions and os.path.isfile(spelt_path(next(iter(data)), root=folder))
     )
-
-
-def _file_of(stem: str, *, folder: str) -> str | None:
-    names = (stem + spelt for suffix in sorted(PICTURE_SUFFIXES) for spelt in (suffix, suffix.upper()))
-    return next((name for name in names if os.path.isfile(os.path.join(folder, name))), None)
 
 
 def _is_captioned(value: object) -> bool:
