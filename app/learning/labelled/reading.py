@@ -157,6 +157,9 @@ def _folder(folder: str, *, columns: Columns) -> Examples:
         if len(classes) < 2 and (not classes or tables):
             raise _is_none_of_the_forms(folder, tables)
         found = class_examples(folder, columns=columns)
+        inner = os.path.join(folder, *classes)
+        if len(classes) == 1 and os.path.isdir(inner) and sub_folders(inner):
+            found.refuse(inner, "is the only folder, and has folders itself; if these are the classes, name it as DATA")
         splits = sorted(filter(split_in, classes))
         if len(set(map(split_in, splits))) > 1 and len(splits) * 2 > len(classes):
             found.refuse(folder, f"{', '.join(splits)} seem to be splits, not classes; call them train, val or test")
