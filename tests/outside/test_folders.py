@@ -166,10 +166,20 @@ def test_folders_above_classes_are_no_classes(names: tuple[str, ...], told: str 
 
 
 def test_pictures_that_are_not_read_are_counted(tmp_path: Path) -> None:
-    raw = {"IMG_1.CR2": b"1", "IMG_1.JPG": b"2", "b.jxl": b"3", "._c.dng": b"4", "sub__d.nef": b"5", "e.mov": b"6"}
+    raw = {
+        "IMG_1.CR2": b"1",
+        "IMG_1.JPG": b"2",
+        "b.jxl": b"3",
+        "._c.dng": b"4",
+        "sub__d.nef": b"5",
+        "e.mov": b"6",
+        "f.HIF": b"7",
+    }
     folder = tree(tmp_path, **raw)
     assert job(folder, recursive=False)[1].startswith("pictures of kinds that are not read: 2 (first: ")
-    assert job(folder)[1].startswith("pictures of kinds that are not read: 3 (first: ")
+    names, note = job(folder)
+    assert names == ["f.HIF", "IMG_1.JPG"]
+    assert note.startswith("pictures of kinds that are not read: 3 (first: ")
 
 
 @pytest.mark.parametrize("name", ["1", "1.png"])
