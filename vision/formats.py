@@ -26,4 +26,7 @@ PICTURE_SUFFIXES = frozenset(
 )
 
 # Suffixes of pictures from phones, which need the extra `heif`. Without it, each such file in a folder gets an error.
-PHONE_SUFFIXES = frozenset({".heic", ".heif"})
+PHONE_SUFFIXES = frozenset({".heic", ".heif", ".hif"})
+
+# Suffixes of pictures that are not read: those in a folder are counted, since cameras write them beside others.
+OTHER_SUFFIXES = (".jxl", ".jp2", ".psd", ".svg", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf")

@@ -131,6 +131,57 @@ def test_classes_stay_classes_beside_other_programs_values(tmp_path: Path) -> No
     assert [one.answers for one in found.examples] == [("cat",), ("cat",), ("dog",), ("dog",)]
 
 
+def test_boxes_beside_pictures_are_no_captions_and_a_circle_of_links_ends(tmp_path: Path) -> None:
+    boxes = "0 0.5 0.5 0.25 1e-05\n12 0.1 0.2 0.3 0.4\n"
+    folder = tree(tmp_path, **{"a__1.png": b"1", "a__1.txt": boxes, "b__2.png": b"2", "b__2.txt": "0 is a cat"})
+    (folder / "a" / "again").symlink_to(folder)
+    (folder / "linked").symlink_to(tree(tmp_path.with_name("elsewhere"), **{"3.png": b"3", "3.txt": "a dog"}))
+
+    found, note = data(folder)
+    assert found == [("2.png", ("0 is a cat",)), ("3.png", ("a dog",))]
+    assert "pictures without text: 1" in note
+    assert "texts without an answer: 1" in note
+    (folder / "b" / "2.txt").unlink()
+    (folder / "linked").unlink()
+    assert [one.answers for one in read_examples(str(folder)).examples] == [("a",), ("b",)]
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (("seg_train", "seg_test", "seg_pred"), "seg_test, seg_train seem to be splits, not classes"),
+        (("training_set", "test_set"), "test_set, training_set seem to be splits, not classes"),
+        (("train_station", "crash_test", "car", "bus"), None),
+        (("test tube", "test strip"), None),
+        (("dataset",), "is the only folder, and has folders itself"),
+    ],
+)
+def test_folders_above_classes_are_no_classes(names: tuple[str, ...], told: str | None, tmp_path: Path) -> None:
+    files = {
+        f"{name}__{kind}__{number}.png": f"{name}{kind}{number}" for name in names for kind in "ab" for number in "12"
+    }
+    problems = read_examples(str(tree(tmp_path, **files))).problems
+    said = [str(one).partition(": ")[2].partition(";")[0] for one in problems]
+    assert said[:1] == ([told] if told else [])
+
+
+def test_pictures_that_are_not_read_are_counted(tmp_path: Path) -> None:
+    raw = {
+        "IMG_1.CR2": b"1",
+        "IMG_1.JPG": b"2",
+        "b.jxl": b"3",
+        "._c.dng": b"4",
+        "sub__d.nef": b"5",
+        "e.mov": b"6",
+        "f.HIF": b"7",
+    }
+    folder = tree(tmp_path, **raw)
+    assert job(folder, recursive=False)[1].startswith("pictures of kinds that are not read: 2 (first: ")
+    names, note = job(folder)
+    assert names == ["f.HIF", "IMG_1.JPG"]
+    assert note.startswith("pictures of kinds that are not read: 3 (first: ")
+
+
 @pytest.mark.parametrize("name", ["1", "1.png"])
 def test_kohya_s_metadata_names_pictures_with_or_without_suffix(name: str, tmp_path: Path) -> None:
     metadata = {name: {"tags": "cat, sitting"}, "2": {"caption": "a dog", "tags": "dog"}}
@@ -146,7 +197,7 @@ def test_thumbnails_of_labelled_pictures_are_counted(files: dict[str, str], tmp_
 
 def test_a_text_belongs_to_the_picture_that_has_its_stem(tmp_path: Path) -> None:
     files = {"img.jpg": b"1", "img.jpg.png": b"2", "img.txt": "one", "img.jpg.txt": "two"}
-    more = {"e.png": b"3", "e.txt": " \n", "e.caption": "three"}
+    more = {"e.png": b"3", "e.txt": " \n", "e.caption": "three".encode("utf-16")}
     found = read_examples(str(tree(tmp_path, **files, **more)))
 
     answers = {os.path.basename(one.item.label): one.answers for one in found.examples}

@@ -2,7 +2,10 @@
 
 import json
 import shutil
+import unicodedata
 from collections.abc import Callable
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -67,12 +70,31 @@ def metadata(folder: Path) -> Path:
 
 
 def parquet(folder: Path) -> Path:
+    """Classes are numbers, as the `datasets` library writes them, and other columns have values that JSON lacks."""
     import pyarrow
     import pyarrow.parquet
 
-    columns = dict(zip(("image", "question", "answer"), zip(*ROWS, strict=True), strict=True))
-    pyarrow.parquet.write_table(pyarrow.table(columns), folder / "t.parquet")
+    columns: dict[str, Any] = dict(zip(("image", "question", "answer"), zip(*ROWS, strict=True), strict=True))
+    columns["answer"] = [COLORS.index(color) for color in columns["answer"]]
+    columns["question"] = pyarrow.array(columns["question"]).dictionary_encode()
+    columns |= {"on": [date(2026, 1, 1)] * len(ROWS), "m": [Decimal("0.5")] * len(ROWS), "md5": [b"\xff"] * len(ROWS)}
+    features = {"answer": {"names": COLORS, "_type": "ClassLabel"}, "image": {"_type": "Value"}}
+    table = pyarrow.table(columns).replace_schema_metadata(
+        {"huggingface": json.dumps({"info": {"features": features}})}
+    )
+    pyarrow.parquet.write_table(table, folder / "t.parquet")
     return folder / "t.parquet"
+
+
+def spelt(folder: Path) -> Path:
+    """Names as on Windows, in addresses, on macOS and without suffix; rows lack empty cells at the end, as of Excel."""
+    (folder / ROWS[0][0]).rename(folder / unicodedata.normalize("NFD", "é 0.png"))
+    names = [f".\\{name}" if number % 2 else f"file://{folder}/%2E/{name}" for number, (name, *_) in enumerate(ROWS)]
+    names[2] = Path(ROWS[2][0]).stem
+    names[0] = unicodedata.normalize("NFC", "é 0.png")
+    lines = [f"{name};{question};{color}" for name, (_, question, color) in zip(names, ROWS, strict=True)]
+    (folder / "t.csv").write_text("\n".join(["image;question;answer;remark", *lines]))
+    return folder / "t.csv"
 
 
 def archive(mode: str, *, text: bool, whole_names: bool = False) -> Writer:
@@ -99,6 +121,13 @@ TURNS = [
 ]
 IMAGES = [{"id": number, "file_name": name} for number, (name, *_) in enumerate(ROWS)]
 COCO = {"images": IMAGES, "annotations": [{"image_id": number, "caption": row[2]} for number, row in enumerate(ROWS)]}
+VIZWIZ = [
+    {"image": row[0], "question": row[1], "answers": [{"answer": one} for one in ("no", row[2], row[2])]}
+    for row in ROWS
+]
+LISTED = [
+    {"image": name, "question": f"<image>\n{asked}", "answers": json.dumps([color])} for name, asked, color in ROWS
+]
 KARPATHY = {"images": [{"filename": name, "sentences": [{"raw": color}]} for name, _, color in ROWS]}
 VQA = {
     "questions": [{"question_id": n, "image_id": row[0], "question": row[1]} for n, row in enumerate(ROWS)],
@@ -114,6 +143,7 @@ KINDS: dict[str, tuple[Writer, Rows]] = {
     "sep=": (cells(";", head="SEP=;\n", name="T.CSV"), ROWS),
     "quoted sep=": (cells("|", head='"sep=|"\r\n', end="\r\n"), ROWS),
     "spaces before quotes": (cells(", "), ROWS),
+    "empty rows before the names": (cells(";", head=";;;;\n\n"), ROWS),
     "CSV called .txt": (cells(",", name="t.txt"), ROWS),
     "CSV called .json": (cells(",", name="t.json"), ROWS),
     "semicolons called .tsv": (cells(";", name="t.tsv"), ROWS),
@@ -133,12 +163,15 @@ KINDS: dict[str, tuple[Writer, Rows]] = {
     "JSON list in an object": (values({"version": {"of": 1}, "data": OBJECTS}, name="t.json"), ROWS),
     "LLaVA": (values(TURNS, name="t.json"), ROWS),
     "LLaVA's only row": (values(TURNS[0], name="t.json"), ROWS[:1]),
+    "VizWiz": (values(VIZWIZ, name="t.json"), ROWS),
+    "lists in cells, a mark in questions": (values(LISTED, name="t.json"), ROWS),
     "VQA": (values(VQA, name="t.json"), ROWS),
     "COCO": (values(COCO, name="t.json"), CAPTIONS),
     "Karpathy": (values(KARPATHY, name="t.json"), CAPTIONS),
     "names": (values({name: color for name, _, color in ROWS}, name="t.json"), CAPTIONS),
     "kohya": (values({Path(name).stem: {"caption": color} for name, _, color in ROWS}, name="metadata.json"), CAPTIONS),
     "Parquet": (parquet, ROWS),
+    "names of other systems": (spelt, [(unicodedata.normalize("NFD", "é 0.png"), *ROWS[0][1:]), *ROWS[1:]]),
     "metadata.csv": (metadata, ROWS),
     "JSON beside pictures": (beside, ROWS),
     "texts beside pictures": (captions_beside, CAPTIONS),
@@ -161,7 +194,7 @@ def test_every_kind_is_the_same_to_labelled_data_and_to_jobs(kind: str, tmp_path
     spec = InputSpec(manifests=(str(path),)) if is_table else InputSpec(paths=(str(path),))
     check_inputs(spec)
     items = list(read_inputs(spec))  # of `caption`, `ask`, `generate` and `encode`
-    assert sorted(Path(item.label).name for item in items if item.error is None) == [row[0] for row in right]
+    assert sorted(Path(item.label).name for item in items if item.error is None) == sorted(row[0] for row in right)
     asked = [question.instruction for item in items for question in item.questions]
     if is_table:
         assert asked == [row[1] for row in right if row[1] is not None]

@@ -121,6 +121,8 @@ def test_pictures_may_be_inside_parquet(tmp_path: Path) -> None:
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     picture = (HERE / "tables" / "red.png").read_bytes()
     rows = [{"image": {"bytes": picture, "path": "0.png"}, "text": "a circle"}, {"image": None, "text": "none"}]
+    pq.write_table(pa.Table.from_pylist([{"image": picture, "text": "a circle"}]), tmp_path / "bytes.parquet")
+    assert [one.item.source for one in read_examples(str(tmp_path / "bytes.parquet")).examples] == [picture]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
 
     found = read_examples(str(tmp_path / "train.parquet"))
@@ -144,6 +146,41 @@ def test_a_question_is_no_description(row: dict[str, Any], tmp_path: Path) -> No
     ]
     with pytest.raises(InputsError, match="most of its descriptions are questions"):
         examples(tmp_path, [{"image": f"{name}.png", "text": "Is it red?"} for name in "ab"])
+
+
+ASKED_OF = {"question": "What is it?", "answer": "a liver"}
+
+
+@pytest.mark.parametrize(
+    ("data", "column"),
+    [
+        ([{"img_name": "xmlab1/source.jpg", **ASKED_OF}], "img_name"),  # SLAKE
+        ([{"Figure_path": "PMC1_F1.JPG", **ASKED_OF}], "Figure_path"),  # PMC-VQA
+        ({"info": {}, "questions": [{"image_filename": "CLEVR_0.png", **ASKED_OF}]}, "image_filename"),
+        ([{"image_id": 262148, **ASKED_OF}], "image_id"),
+        ([{"url": "https://a.org/a.jpg", **ASKED_OF}], "url"),
+        ([{"Image Name": "a.jpg", "caption": "a cat"}], "Image Name"),
+    ],
+)
+def test_a_picture_in_an_unknown_column_does_not_become_a_text(data: object, column: str, tmp_path: Path) -> None:
+    with pytest.raises(InputsError, match=rf"Wanted pictures in a column picture, .*t\.json, line 1 has {column}\."):
+        examples(tmp_path, data)
+    texts = examples(tmp_path, [{"file": "a.py", "image": None, **ASKED_OF}]).examples
+    assert [one.item.source for one in texts] == [None]
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"image": "A" * 4097, "answer": "a"}, "its cell `image` holds a picture as text"),
+        ({"image": "data:image/png;base64,iVBORw0", "answer": "a"}, "its cell `image` holds a picture as text"),
+        ({"image": "a.png", "captions": "['a', 'b']"}, "its captions begin like a JSON list, but are not valid JSON"),
+    ],
+)
+def test_what_other_programs_write_into_cells_is_said(row: dict[str, str], reason: str, tmp_path: Path) -> None:
+    assert reason in str(examples(tmp_path, [row]).problems[0])
+    box = examples(tmp_path, [{"image": "a.png", "question": "Where?", "answers": "[1, 2, 30, 40]"}]).examples
+    assert [one.answers for one in box] == [("[1, 2, 30, 40]",)]
 
 
 def test_captions_and_questions_are_not_lost_in_silence(tmp_path: Path) -> None:

@@ -102,11 +102,8 @@ def ask_stored(examples: list[Example], stored: "StoredQuestions") -> dict[str, 
             asked["captions"] = stored.prompt
         elif stored.question is not None:
             asked["examples"] = stored.question
-            is_template = example.item.source is not None
-            own = replace(
-                example.question, instruction=as_template(stored.question) if is_template else stored.question
-            )
-            examples[index] = replace(example, question=own)
+            text = stored.question if example.item.source is None else as_template(stored.question)
+            examples[index] = replace(example, question=replace(example.question, instruction=text))
     return asked
 
 

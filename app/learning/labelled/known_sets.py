@@ -1,4 +1,4 @@
-"""Reads known data sets in their published layout: POPE, MME, VQAv2, captions of COCO, and ScienceQA.
+"""Reads known data sets in their published layout: POPE, MME, VQA (also OK-VQA), captions of COCO, and ScienceQA.
 
 Field and file names come from the documentation of the sets. Each set is turned into rows like those of tables.
 """
@@ -28,12 +28,6 @@ class _Row(NamedTuple):
     line: int = 0
 
 
-def _folders(file: str, given: str | None) -> tuple[str, ...]:
-    """Where the pictures of a file are usually stored."""
-    near = os.path.dirname(file)
-    return (near, os.path.join(near, os.pardir)) if given is None else (given,)
-
-
 def known_examples(path: str, *, columns: Columns, pictures: str | None) -> Examples | None:
     """The examples of a known set, given as its folder or one of its files; None if `path` is no known set.
 
@@ -56,7 +50,9 @@ def known_examples(path: str, *, columns: Columns, pictures: str | None) -> Exam
         )
     examples = Examples()
     for known, file, match in matches:
-        rows = known.rows(str(file), match, _folders(str(file), pictures))
+        near = os.path.dirname(file)
+        folders = (near, os.path.join(near, os.pardir)) if pictures is None else (pictures,)
+        rows = known.rows(str(file), match, folders)
         examples.extend(_examples(rows, columns=columns))
     return examples
 
@@ -107,14 +103,14 @@ def _pope(file: str, match: re.Match[str], folders: Sequence[str]) -> Iterator[_
 
 
 def _vqa(file: str, match: re.Match[str], folders: Sequence[str]) -> Iterator[_Row]:
-    """VQAv2: `questions` in one file, `annotations` with ten answers each in another, linked by `question_id`."""
-    split, year = match.groups()
-    name = f"v2_mscoco_{split}{year}_annotations.json"
+    """VQA: `questions` in one file, `annotations` with ten answers each in another, linked by `question_id`."""
+    version, split, year = match.groups()
+    name = f"{version}mscoco_{split}{year}_annotations.json"
     near = Path(file).parent
     others = [near / name, *sorted(near.parent.glob(f"*/{name}"))]
     annotated = next(filter(Path.is_file, others), others[0])
-    answers = _entries(str(annotated), of="VQAv2", under="annotations")
-    questions = _entries(file, of="VQAv2", under="questions")
+    answers = _entries(str(annotated), of="VQA", under="annotations")
+    questions = _entries(file, of="VQA", under="questions")
     rows = vqa_rows(questions, answers, kind=f"{split}{year}", folders=folders)
     return _numbered(rows, file, "question", folders=folders, split=split)
 
@@ -186,7 +182,7 @@ class _KnownSet(NamedTuple):
 
 _SETS = (
     _KnownSet("POPE", re.compile(r"(?:([a-z]+)_)?pope_(random|popular|adversarial)\.jsonl?"), _pope),
-    _KnownSet("VQAv2", re.compile(r"v2_OpenEnded_mscoco_(train|val)(\d{4})_questions\.json"), _vqa),
+    _KnownSet("VQA", re.compile(r"(v2_|)OpenEnded_mscoco_(train|val)(\d{4})_questions\.json"), _vqa),
     _KnownSet("captions of COCO", re.compile(r"captions_(train|val)(\d{4})\.json"), _coco_captions),
     _KnownSet("ScienceQA", re.compile(r"problems\.json"), _science),
 )

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterator
 from dataclasses import replace
 
 from llama_adapter.app.learning.labelled.example import Examples
-from llama_adapter.app.learning.labelled.rows import WANTED, Columns, add_row, is_split_name, similar_split, split_name
+from llama_adapter.app.learning.labelled.rows import SPLITS, WANTED, Columns, add_row, similar_split, split_name
 from llama_adapter.app.pictures.inputs import InputsError, PictureInput, folders, natural_key
 from llama_adapter.app.pictures.inputs.archives import MAX_TEXT_BYTES, archive_inputs, is_archive_name, text_values
 from llama_adapter.app.pictures.inputs.xmp import MAX_BYTES as MAX_XMP_BYTES
@@ -43,7 +43,7 @@ def split_folders(folder: str) -> list[tuple[str, str]]:
     others are no classes. A folder with tables or archives of its own may have any sub-folders.
     """
     names = sub_folders(folder)
-    others = [name for name in names if not is_split_name(name)]
+    others = [name for name in names if split_name(name) not in SPLITS]
     if names and not others:
         return [(os.path.join(folder, name), split_name(name)) for name in names]
     places = [os.path.join(folder, name) for name in names if name not in others]
@@ -117,9 +117,9 @@ def beside_examples(folder: str, *, columns: Columns) -> Examples | None:
     keep other values there. Raises OSError.
     """
     found, split_of, has_texts, unpaired = Examples(), dict(split_folders(folder)), False, list[str]()
-    if names := [name for name in sub_folders(folder) if not is_split_name(name)]:
+    if names := [name for name in sub_folders(folder) if split_name(name) not in SPLITS]:
         found.warn(folder, f"texts beside the pictures are the answers; names of folders, such as {names[0]}, are not")
-    for place, groups in _groups(folder):
+    for place, groups in _groups(folder, seen=set()):
         if _REPEATS.match(os.path.basename(place)):
             found.left_out.add("repeats in names of folders", place)
         split = next((split for path, split in split_of.items() if place == path or place.startswith(f"{path}/")), "")
@@ -155,8 +155,9 @@ def beside_examples(folder: str, *, columns: Columns) -> Examples | None:
     return found
 
 
-def _groups(folder: str) -> Iterator[tuple[str, list[tuple[str, list[str]]]]]:
-    """Each folder that is searched, with its pictures and the texts of each; "" for texts without picture."""
+def _groups(folder: str, *, seen: set[str]) -> Iterator[tuple[str, list[tuple[str, list[str]]]]]:
+    """Each folder that was not `seen`, with its pictures and the texts of each; "" for texts without picture."""
+    seen.add(os.path.realpath(folder))
     pictures, texts = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
     with os.scandir(folder) as listing:
         for name in sorted((entry.name for entry in listing if entry.is_file()), key=natural_key):
@@ -176,8 +177,9 @@ def _groups(folder: str) -> Iterator[tuple[str, list[tuple[str, list[str]]]]]:
         groups += [(name, sorted(files, key=_priority)) for name, files in own.items()]
     groups += [("", names) for names in texts.values()]
     yield folder, sorted(groups, key=lambda group: natural_key(group[0] or group[1][0]))
-    for name in sub_folders(folder):
-        yield from _groups(os.path.join(folder, name))
+    for path in (os.path.join(folder, name) for name in sub_folders(folder)):
+        if os.path.realpath(path) not in seen:
+            yield from _groups(path, seen=seen)
 
 
 def _priority(name: str) -> int:
@@ -186,22 +188,18 @@ def _priority(name: str) -> int:
 
 def _beside(path: str) -> dict[str, object] | ValueError:
     """The columns of a text beside a picture; a ValueError says why there are none."""
-    try:
-        return _columns_of(path)
-    except ValueError as error:
-        return error
-
-
-def _columns_of(path: str) -> dict[str, object]:
     suffix = os.path.splitext(path)[1].lower()
     most = MAX_XMP_BYTES if suffix == ".xmp" else MAX_TEXT_BYTES
     with open(path, "rb") as file:
         data = file.read(most + 1)
     if len(data) > most:
-        raise ValueError(f"it has more than {most:,} bytes")
-    if suffix == ".xmp":
-        return {"caption": description_of(data)}
-    values = text_values(data, suffix=suffix[1:])
+        return ValueError(f"it has more than {most:,} bytes")
+    try:
+        if suffix == ".xmp":
+            return {"caption": description_of(data)}
+        values = text_values(data, suffix=suffix[1:])
+    except ValueError as error:
+        return error
     return values if suffix == ".json" else {"captions": str(values[suffix[1:]]).splitlines()}
 
 

@@ -14,12 +14,13 @@ from llama_adapter.app.learning.labelled.pictures import (
     split_folders,
     sub_folders,
 )
-from llama_adapter.app.learning.labelled.rows import Columns, is_split_name, split_name, with_classes
-from llama_adapter.app.learning.labelled.tables import is_table_name, table_examples
+from llama_adapter.app.learning.labelled.rows import Columns, split_in, with_classes
+from llama_adapter.app.learning.labelled.tables import table_examples
 from llama_adapter.app.pictures.inputs import InputsError, natural_key
 from llama_adapter.app.pictures.inputs.archives import is_archive_name
 from llama_adapter.app.pictures.inputs.folders import folder_inputs
 from llama_adapter.app.pictures.inputs.patterns import expand_pattern, is_pattern
+from llama_adapter.app.pictures.inputs.tables import TABLE_SUFFIXES
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.settings.yaml_file import read_yaml
 from llama_adapter.runtime.text import shown_name
@@ -43,23 +44,22 @@ def read_examples(
 
     A path is a table, a YAML with a list of tables under `META`, a folder with a `metadata.jsonl`, a folder of pictures
     with texts beside them, a folder with a sub-folder for each class, a tar archive or a folder of tar archives, a
-    known set, or a pattern that matches these. Several tables that are named `train` and `test`, or as other splits,
-    are these splits; a row may name another.
-    The choices for labels without choices are all labels of the same path. `pictures` is the folder with the pictures
-    of known sets, if they are not in the usual place. Without `digests`, pictures are not read, so copies are not
-    found. Without `looks`, missing pictures are not found.
+    known set, or a pattern that matches these. Several tables or archives that are named `train` and `test`, or as
+    other splits, are these splits; a row may name another. The choices for labels without choices are all labels of the
+    same path. `pictures` is the folder with the pictures of tables and known sets, if they are not in the usual place.
+    Without `digests`, pictures are not read, so copies are not found. Without `looks`, missing pictures are not found.
 
     Raises InputsError if a path is none of these or is unusable as a whole, and OSError.
     """
     found = Examples()
-    are_splits = _are_splits(paths)
-    for path in paths:
+    matches = [(path, list(expand_pattern(path)) if is_pattern(path) else [path]) for path in paths]
+    are_splits = _are_splits([name for _, names in matches for name in names])
+    for path, names in matches:
         one = Examples()
-        names = list(expand_pattern(path)) if is_pattern(path) else [path]
         if not names:
             raise InputsError(f"Wanted files that match the pattern `{shown_name(path)}`, but there are none.")
         for name in names:
-            split = _split_of(path) if are_splits else ""
+            split = _split_of(name) if are_splits else ""
             one.extend(_named(name, columns=columns, pictures=pictures, split=split))
         if not are_splits:
             with_classes(one, place=path)
@@ -82,22 +82,18 @@ def read_examples(
 
 
 def _are_splits(paths: Sequence[str]) -> bool:
-    """Whether the paths are tables named as splits: `train.csv` and others, such as `test.csv`."""
-    are_named = all(_is_table(path) and is_split_name(_stem(path)) for path in paths)
+    """Whether the paths are tables or archives named as splits: `train.csv` and others, such as `test.csv`."""
+    are_named = all(_split_of(path) and (_is_table(path) or is_archive_name(path)) for path in paths)
     return are_named and "train" in map(_split_of, paths) and len(set(map(_split_of, paths))) > 1
 
 
 def _is_table(path: str) -> bool:
     """Whether the name of a file is that of a table. In a folder, a `.txt` is about one picture."""
-    return is_table_name(path) or path.lower().endswith(".txt")
+    return path.lower().endswith((*TABLE_SUFFIXES, ".txt"))
 
 
-def _split_of(table: str) -> str:
-    return split_name(_stem(table))
-
-
-def _stem(table: str) -> str:
-    return os.path.basename(table).split(".")[0]
+def _split_of(path: str) -> str:
+    return split_in(os.path.basename(path).split(".")[0])
 
 
 def _named(path: str, *, columns: Columns, pictures: str | None, split: str = "") -> Examples:
@@ -109,9 +105,9 @@ def _named(path: str, *, columns: Columns, pictures: str | None, split: str = ""
     if not os.path.exists(path):
         raise InputsError(f"Wanted labelled data, but `{shown_name(path)}` does not exist.", hint="check the path")
     if is_archive_name(path):
-        return archive_examples(path, columns=columns)
+        return archive_examples(path, columns=columns, split=split)
     if _is_table(path):
-        return table_examples(path, columns=columns, split=split)
+        return table_examples(path, columns=columns, split=split, pictures=pictures)
     if path.lower().endswith((".yaml", ".yml")):
         return _listed(path, columns=columns, pictures=pictures)
     raise InputsError(f"Wanted {_FORMS}, got the file `{shown_name(path)}`.", hint="docs/labelled-data.md shows them")
@@ -141,23 +137,32 @@ def _listed(path: str, *, columns: Columns, pictures: str | None) -> Examples:
 def _folder(folder: str, *, columns: Columns) -> Examples:
     found, has_any, tables = Examples(), False, list[str]()
     for place, split in dict.fromkeys([(folder, ""), *split_folders(folder)]):
-        for name in sorted(os.listdir(place), key=natural_key):
+        names = sorted(os.listdir(place), key=natural_key)
+        are_splits = _are_splits(list(filter(is_archive_name, names)))
+        for name in names:
             path = os.path.join(place, name)
             if name in METADATA:
                 found.extend(table_examples(path, columns=columns, split=split))
             elif is_archive_name(name):
-                found.extend(archive_examples(path, columns=columns, split=split))
+                own = _split_of(name) if are_splits and not split else split
+                found.extend(archive_examples(path, columns=columns, split=own))
             else:
-                tables += [path] * is_table_name(name)
+                tables += [path] * name.lower().endswith(TABLE_SUFFIXES)
                 continue
             has_any = True
     if not has_any and (beside := beside_examples(folder, columns=columns)) is not None:
         found = beside
     elif not has_any:
-        num_classes = len({name for place, _ in split_folders(folder) for name in sub_folders(place)})
-        if num_classes < 2 and (not num_classes or tables):
+        classes = {name for place, _ in split_folders(folder) for name in sub_folders(place)}
+        if len(classes) < 2 and (not classes or tables):
             raise _is_none_of_the_forms(folder, tables)
         found = class_examples(folder, columns=columns)
+        inner = os.path.join(folder, *classes)
+        if len(classes) == 1 and os.path.isdir(inner) and sub_folders(inner):
+            found.refuse(inner, "is the only folder, and has folders itself; if these are the classes, name it as DATA")
+        splits = sorted(filter(split_in, classes))
+        if len(set(map(split_in, splits))) > 1 and len(splits) * 2 > len(classes):
+            found.refuse(folder, f"{', '.join(splits)} seem to be splits, not classes; call them train, val or test")
     _count_left_out(folder, found, has_rows=has_any)
     return found
 

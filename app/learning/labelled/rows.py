@@ -1,13 +1,13 @@
 """Turns a row of named values into examples. Rows come from tables, JSON lists and samples of archives."""
 
 import difflib
-import json
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from llama_adapter.app.learning.labelled.example import Choices, Example, Examples, Task
-from llama_adapter.app.pictures.inputs import PictureInput, QuestionFields, natural_key
+from llama_adapter.app.pictures.inputs import InputsError, PictureInput, QuestionFields, natural_key
 from llama_adapter.app.pictures.inputs.addresses import ADDRESS
 from llama_adapter.app.pictures.inputs.fields import (
     KNOWN_COLUMNS,
@@ -15,20 +15,25 @@ from llama_adapter.app.pictures.inputs.fields import (
     QUESTIONS,
     TURNS,
     as_columns,
+    as_text,
     asked_rows,
     by_known_name,
     first_column,
+    is_encodable,
     named,
     question_columns,
     question_fields,
     row_picture,
 )
-from llama_adapter.runtime.text import shown_excerpt
+from llama_adapter.app.pictures.inputs.folders import has_picture_suffix
+from llama_adapter.runtime.given import split_choices
+from llama_adapter.runtime.text import shown_excerpt, shown_text
 
 CLASS_COLUMNS = ("label", "cls")
 CAPTION_COLUMNS = ("text", "txt", "caption", "captions")
 # The answer is in the first of these columns that a row has.
 ANSWER_COLUMNS = ("answer", "answers", "output", *CAPTION_COLUMNS, *CLASS_COLUMNS)
+_LISTS = ("answers", "captions")  # in cells, these may be lists of texts in JSON
 _PART, _SPLIT = "part", "split"
 _URL = "url"  # of the image-text lists of LLaMA-Adapter
 KNOWN = frozenset((*KNOWN_COLUMNS, *ANSWER_COLUMNS, _PART, _SPLIT, _URL))  # columns whose case is ignored
@@ -38,6 +43,7 @@ _SPLITS = {
     **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
+_LIKE_PICTURES = re.compile(r"(image|img|picture|photo)[ _-]?(id|name|path|file|url)?", re.IGNORECASE)  # columns
 MAX_CHOICES = 2_000
 SPLITS = tuple(dict.fromkeys(_SPLITS.values()))
 
@@ -61,9 +67,10 @@ def split_name(name: str) -> str:
     return _SPLITS.get(name, name)
 
 
-def is_split_name(name: str) -> bool:
-    """Whether a name is a usual name of a split."""
-    return name.strip().lower() in _SPLITS
+def split_in(name: str) -> str:
+    """The only split that a word of a name is, as in `train-00000-of-00002` and `train_labels`; "" for another name."""
+    splits = {_SPLITS[word] for word in re.split(r"[\W\d_]+", name.lower()) if word in _SPLITS}
+    return splits.pop() if len(splits) == 1 else ""
 
 
 def similar_split(name: str) -> str | None:
@@ -224,10 +231,17 @@ def _example(
         if len(choices) > MAX_CHOICES:
             raise ValueError(_too_many(len(choices), what="choices"))
         answers = _among(choices, answers, shown=f"{column.removesuffix('s')} {shown_excerpt(repr(row[column]))}")
-    if item.source is None and question.instruction is None and question.input is None:
-        raise ValueError("it has neither a picture nor a question")
     spoken_for = {*question_columns(row), *ANSWER_COLUMNS, *PICTURE_COLUMNS, _PART, _SPLIT}
     own = as_columns({name: value for name, value in row.items() if name not in spoken_for})
+    like = [name for name, value in own.items() if _LIKE_PICTURES.fullmatch(name) or has_picture_suffix(value)]
+    if like and item.source is None:
+        raise InputsError(
+            f"Wanted pictures in a column {named(PICTURE_COLUMNS)}, but {shown_text(place)} has "
+            f"{shown_excerpt(', '.join(like))}.",
+            hint="call the column with the files of pictures picture; if there are only texts, take these columns out",
+        )
+    if item.source is None and question.instruction is None and question.input is None:
+        raise ValueError("it has neither a picture nor a question")
     return Example(
         item=replace(item, columns={**item.columns, **own}),
         question=replace(question, choices=None),
@@ -248,18 +262,26 @@ def _task(column: str, *, choices: Sequence[str] | None, question: QuestionField
 
 
 def _texts(value: object, *, name: str) -> tuple[str, ...]:
-    """The texts of a cell, without blank ones; numbers become text. Raises ValueError for other values."""
+    """The texts of a cell, without blank ones, the most frequent first; of objects, as in VQA, their `answer`.
+
+    Raises ValueError for values that are no texts, numbers or dates, and for a list in a cell that is not JSON.
+    """
     texts = []
-    for one in value if isinstance(value, list) else [value]:
-        if isinstance(one, list | dict):
-            raise ValueError(f"its {name} is not text")
-        text = one if isinstance(one, str) else "" if one is None else json.dumps(one)
+    if name in _LISTS and isinstance(value, str) and value.startswith(('["', "['")):
         try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise ValueError(f"its {name} is not UTF-8") from None
+            value = split_choices(value)
+        except ValueError:
+            raise ValueError(f"its {name} begin like a JSON list, but are not valid JSON") from None
+    for one in value if isinstance(value, list) else [value]:
+        one = one.get("answer", one) if isinstance(one, dict) else one
+        if isinstance(one, list | dict | bytes):
+            raise ValueError(f"its {name} is not text")
+        text = one if isinstance(one, str) else as_text(one)
+        if not is_encodable(text):
+            raise ValueError(f"its {name} is not UTF-8")
         texts.append(text.strip())
-    return tuple(filter(None, texts))
+    numbers = Counter(texts)
+    return tuple(sorted(filter(None, texts), key=lambda text: -numbers[text]))
 
 
 def _among(choices: Sequence[str], answers: tuple[str, ...], *, shown: str) -> tuple[str, ...]:

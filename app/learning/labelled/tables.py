@@ -10,24 +10,21 @@ from llama_adapter.app.learning.labelled.rows import KNOWN, WANTED, Columns, add
 from llama_adapter.app.pictures.inputs import PictureInput
 from llama_adapter.app.pictures.inputs.archives import is_archive_name
 from llama_adapter.app.pictures.inputs.items import InputsError
-from llama_adapter.app.pictures.inputs.tables import TABLE_SUFFIXES, read_rows
+from llama_adapter.app.pictures.inputs.tables import read_rows
 from llama_adapter.runtime.text import shown_name
 
 _WHAT = "table of labelled pictures"
 _EVERYTHING = Columns()
 
 
-def is_table_name(name: str) -> bool:
-    """Whether the name of a file is that of a table."""
-    return name.lower().endswith(TABLE_SUFFIXES)
-
-
-def table_examples(path: str, *, columns: Columns = _EVERYTHING, split: str = "") -> Examples:
+def table_examples(
+    path: str, *, columns: Columns = _EVERYTHING, split: str = "", pictures: str | None = None
+) -> Examples:
     """The examples of a table, without duplicates.
 
-    Paths of pictures are relative to the table's folder; missing pictures are not reported. A picture may be in an
-    archive: `shard.tar/000.jpg`. Malformed rows, and different answers to the same question about the same
-    picture, are problems with their line.
+    Paths of pictures are relative to the folder `pictures`, by default to that of the table; missing pictures are not
+    reported. A picture may be in an archive: `shard.tar/000.jpg`. Malformed rows, and different answers to the same
+    question about the same picture, are problems with their line.
 
     Raises InputsError if the file is unusable as a whole, and OSError.
     """
@@ -43,7 +40,7 @@ def table_examples(path: str, *, columns: Columns = _EVERYTHING, split: str = ""
             columns=columns,
             place=place,
             line=row.line,
-            root=os.path.dirname(path),
+            root=os.path.dirname(path) if pictures is None else pictures,
             split=split,
             unanswered="rows without an answer",
         )

@@ -113,13 +113,8 @@ def _pictures_below(address: str, *, recursive: bool) -> list[str] | None:
         return None
     found = storage.get_file_info(FileSelector(path, recursive=recursive))
     base = path.rstrip("/") + "/"
-    names = [entry.path.removeprefix(base) for entry in found if entry.type == FileType.File]
-    return sorted(filter(_is_picture, names), key=natural_key)
-
-
-def _is_picture(name: str) -> bool:
-    is_hidden = any(part.startswith(".") for part in name.split("/"))
-    return not is_hidden and has_picture_suffix(name)
+    names = (entry.path.removeprefix(base) for entry in found if entry.type == FileType.File)
+    return sorted((name for name in names if has_picture_suffix(name) and "/." not in f"/{name}"), key=natural_key)
 
 
 def _located(address: str) -> "tuple[FileSystem, str]":

@@ -3,12 +3,16 @@
 import json
 import os
 import re
+import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 from llama_adapter.app.pictures.inputs.addresses import ADDRESS
+from llama_adapter.app.pictures.inputs.folders import has_picture_suffix
 from llama_adapter.app.pictures.inputs.items import PictureInput, QuestionFields
 from llama_adapter.runtime.given import split_choices
+from llama_adapter.vision.formats import PICTURE_SUFFIXES
 
 PICTURE_COLUMNS = ("picture", "image", "images", "file_name", "filename", "path")
 PROMPT_COLUMNS = ("prompt", "question", "instruction")
@@ -19,6 +23,7 @@ KNOWN_COLUMNS = frozenset((*PICTURE_COLUMNS, *PROMPT_COLUMNS, INPUT_COLUMN, CHOI
 _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 _PICTURE_PARTS = ("image", "image_url", "input_image")
 JSON = json.JSONDecoder(parse_constant=lambda name: None)  # pandas writes NaN for an empty cell
+_LONGEST_PATH = 4096
 _PICTURE_MARK = "<image>"  # in the questions of LLaVA; it is no part of a prompt here
 # What a question is about. Elsewhere in a text, the names of these elements of HTML are words.
 _MARK = re.compile(r"<image>|</img>|\A\s*<(?:img|video)>|<(?:img|video)>\s*\Z")
@@ -51,6 +56,9 @@ def asked_rows(values: Mapping[str, object], *, has_picture: bool) -> list[dict[
     the row `has_picture`: only questions about pictures are templates. Raises ValueError with the reason.
     """
     row = dict(values)
+    for name in PROMPT_COLUMNS if has_picture else ():
+        if isinstance(text := row.get(name), str) and _PICTURE_MARK in text:
+            row[name] = text.replace(_PICTURE_MARK, "").strip()
     if isinstance(row.get(TURNS), list) or (TURNS in row and not isinstance(row.get("answer"), str)):
         as_question = as_template if has_picture else str
         pairs = _pairs(row.pop(TURNS), has_picture=has_picture)
@@ -125,7 +133,7 @@ def as_template(text: str) -> str:
 
 def as_columns(values: Mapping[str, object]) -> dict[str, str]:
     """The scalar values as text; null becomes the empty string."""
-    return {name: _as_text(value) for name, value in values.items() if not isinstance(value, list | dict)}
+    return {name: as_text(value) for name, value in values.items() if not isinstance(value, list | dict | bytes)}
 
 
 def question_columns(values: Mapping[str, object]) -> frozenset[str]:
@@ -149,10 +157,13 @@ def question_fields(values: Mapping[str, object], *, of: tuple[str, ...] = PROMP
     return None if fields == QuestionFields() else fields
 
 
-def _as_text(value: object) -> str:
+def as_text(value: object) -> str:
+    """A value of a cell as text; that of null and NaN is empty."""
     if isinstance(value, str):
         return value.encode(errors="backslashreplace").decode()  # JSON may contain lone surrogates
-    return "" if value is None else json.dumps(value)
+    if value is None or value != value:
+        return ""
+    return json.dumps(value) if isinstance(value, int | float) else str(value)  # Parquet has dates and decimal numbers
 
 
 def _text_or_none(value: object, *, name: str) -> str | None:
@@ -160,7 +171,7 @@ def _text_or_none(value: object, *, name: str) -> str | None:
         return None
     if not isinstance(value, str):
         raise ValueError(f"`{name}` is not text")
-    if not _is_encodable(value):
+    if not is_encodable(value):
         raise ValueError(f"`{name}` has a lone surrogate")
     return value if value.strip() else None
 
@@ -173,7 +184,7 @@ def _choices(value: object) -> tuple[str, ...] | None:
             raise ValueError("`choices` begins like a JSON list, but is not valid JSON") from None
     if value is None:
         return None
-    if not isinstance(value, list) or not all(isinstance(choice, str) and _is_encodable(choice) for choice in value):
+    if not isinstance(value, list) or not all(isinstance(choice, str) and is_encodable(choice) for choice in value):
         raise ValueError("`choices` is neither a list of texts nor a text with commas")
     choices = tuple(choice.strip() for choice in value)
     if len(choices) < 2 or not all(choices) or len(set(choices)) < len(choices):
@@ -181,7 +192,8 @@ def _choices(value: object) -> tuple[str, ...] | None:
     return choices
 
 
-def _is_encodable(text: str) -> bool:
+def is_encodable(text: str) -> bool:
+    """Whether a text has no lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -192,9 +204,9 @@ def _is_encodable(text: str) -> bool:
 def row_picture(values: Mapping[str, object], *, root: str, place: str) -> PictureInput | None:
     """The picture of a row, relative to the folder `root`; None if it has none. `place` is the row's, for messages.
 
-    It is in the first of `PICTURE_COLUMNS` whose value is not null: a path or an address, or an object with `bytes` or
-    `path`, as the `datasets` library stores pictures, or a list of one of them. Raises ValueError with the reason for
-    another value.
+    It is in the first of `PICTURE_COLUMNS` whose value is not null: a path or an address, or its bytes, or an object
+    with `bytes` or `path`, as the `datasets` library stores pictures, or a list of one of them. Raises ValueError with
+    the reason for another value.
     """
     column = next((name for name in PICTURE_COLUMNS if values.get(name) not in (None, [])), None)
     if column is None:
@@ -204,6 +216,7 @@ def row_picture(values: Mapping[str, object], *, root: str, place: str) -> Pictu
         if len(value) > 1:
             raise ValueError(f"`{column}` has {len(value):,} pictures, and a question is about one")
         value = value[0]
+    value = {"bytes": value} if isinstance(value, bytes) else value
     if isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes):
         label = f"{place}/{value['path']}" if isinstance(value.get("path"), str) else place
         return PictureInput(source=value["bytes"], label=label, root=root or ".", found_in=(place,))
@@ -212,5 +225,21 @@ def row_picture(values: Mapping[str, object], *, root: str, place: str) -> Pictu
         raise ValueError(f"`{column}` is not the name of a file")
     if not name.strip():
         raise ValueError(f"its cell `{column}` is empty")
-    path = name if ADDRESS.match(name) else os.path.join(root, name)
+    if not ADDRESS.match(name) and (len(name) > _LONGEST_PATH or name.startswith("data:")):
+        raise ValueError(f"its cell `{column}` holds a picture as text, and not the name of a file")
+    path = spelt_path(name, root=root)
     return PictureInput(source=path, label=path, root=root or ".", found_in=(place,))
+
+
+def spelt_path(name: str, *, root: str) -> str:
+    """The path of a picture below `root`, or an address.
+
+    If there is no such file, the name may be spelt as on Windows, in an address or on macOS, or lack its suffix.
+    """
+    path = name if ADDRESS.match(name) else os.path.join(root, name)
+    if has_picture_suffix(name) and name.isascii() and not re.search(r"\\|%|file:", name):
+        return path
+    forms = (unicodedata.normalize("NFC", name), unicodedata.normalize("NFD", name))
+    with_suffix = (name + one for suffix in sorted(PICTURE_SUFFIXES) for one in (suffix, suffix.upper()))
+    spellings = (name, name.replace("\\", "/"), unquote(name.removeprefix("file://")), *forms, *with_suffix)
+    return next((one for spelling in spellings if os.path.lexists(one := os.path.join(root, spelling))), path)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from llama_adapter.app.pictures.inputs.items import LeftOut, PictureInput
-from llama_adapter.vision.formats import PHONE_SUFFIXES, PICTURE_SUFFIXES
+from llama_adapter.vision.formats import OTHER_SUFFIXES, PHONE_SUFFIXES, PICTURE_SUFFIXES
 
 ANY_DEPTH = "**"
 _THUMBNAILS = frozenset(  # folders of NAS systems and of archives that macOS made, in lower case
@@ -32,10 +32,10 @@ def folder_inputs(folder: str, *, recursive: bool, left_out: LeftOut | None = No
 
     Files with a suffix of `PICTURE_SUFFIXES` or `PHONE_SUFFIXES` are pictures; case is ignored, and hidden files are
     left out. If there are none, or the folder cannot be listed, it is itself the only item: reading it gives the error,
-    so that a job neither stops nor skips it silently. Folders of thumbnails are not searched; `left_out` counts them.
+    so that a job neither stops nor skips it silently. `left_out` counts folders of thumbnails and `OTHER_SUFFIXES`.
     """
     found_any = False
-    for picture, folders in walk(folder, _BELOW if recursive else _INSIDE, left_out=left_out if recursive else None):
+    for picture, folders in walk(folder, _BELOW if recursive else _INSIDE, left_out=left_out):
         found_any = True
         yield file_input(picture, root=folder, found_in=folders)
     if not found_any:
@@ -123,7 +123,7 @@ _BELOW = Rule(parts=(ANY_DEPTH, _VISIBLE), takes_file=has_picture_suffix, takes_
 def walk(start: str, rule: Rule, *, left_out: LeftOut | None = None) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Paths that match a rule, each with the chain of folders that contain it. `start` may be "", the current folder.
 
-    A folder that cannot be listed is itself yielded. `left_out` counts the folders of thumbnails.
+    A folder that cannot be listed is itself yielded. `left_out` counts folders of thumbnails and `OTHER_SUFFIXES`.
     """
     open_folders: list[tuple[tuple[str, ...], _Matches]]
     open_folders = [((start,), _matches(start, rule, rule.closed({0}), left_out=left_out))]
@@ -148,8 +148,10 @@ def _matches(folder: str, rule: Rule, positions: _Positions, *, left_out: LeftOu
             is_match, following = rule.step(positions, name, is_folder=is_one, is_link=is_link)
             if is_match or following:
                 names.append(name)
-            elif left_out is not None and is_one and is_thumbnail_folder(name):
+            elif left_out is not None and is_one and is_thumbnail_folder(name) and rule.parts[0] == ANY_DEPTH:
                 left_out.add("folders of thumbnails", os.path.join(folder, name))
+            elif left_out is not None and not is_one and name[0] != "." and name.lower().endswith(OTHER_SUFFIXES):
+                left_out.add("pictures of kinds that are not read", os.path.join(folder, name))
             if following:
                 steps[name] = is_match, following
     except OSError:  # the folder itself becomes the item; reading it gives the error

@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from llama_adapter.app.pictures.inputs.fields import KNOWN_COLUMNS, PICTURE_COLUMNS, by_known_name
-from llama_adapter.vision.formats import PICTURE_SUFFIXES
+from llama_adapter.app.pictures.inputs.fields import KNOWN_COLUMNS, PICTURE_COLUMNS, by_known_name, spelt_path
+from llama_adapter.app.pictures.inputs.folders import has_picture_suffix
 
 Values = dict[str, Any]
 _FOLDERS = ("train2014", "val2014", "train2017", "val2017", "images", "")  # of COCO's pictures
@@ -37,7 +37,7 @@ def set_rows(data: Any, *, folder: str) -> Sequence[object] | None:
             return list(vqa_rows(_objects(questions), annotations, kind=kind, folders=(folder,)))
         case dict() if not _are_names(data, folder=folder) and (inside := _rows_inside(data)):
             return inside
-        case dict() if data and (all(map(_names_a_picture, data)) or all(map(_is_captioned, data.values()))):
+        case dict() if data and (all(map(has_picture_suffix, data)) or all(map(_is_captioned, data.values()))):
             return [_named_row(name, value, folder=folder) for name, value in data.items()]
         case dict():
             return [data]
@@ -78,7 +78,7 @@ def coco_rows(
     for image in images:
         picture = _relative(str(image.get("file_name")), *below, folders=folders)
         yield {"picture": picture, "captions": captions.pop(str(image.get("id")), [])}
-    yield from ({"image_id": name, "captions": texts} for name, texts in captions.items())  # of no picture of the file
+    yield from ({"id": name, "captions": texts} for name, texts in captions.items())  # of no picture of the file
 
 
 def vqa_rows(
@@ -107,8 +107,6 @@ def _karpathy_row(image: Values, *, folder: str) -> Values:
 
 
 def _named_row(name: str, value: object, *, folder: str) -> Values:
-    if not _names_a_picture(name):
-        name = _file_of(name, folder=folder) or name
     picture = _relative(name, "", "images", folders=(folder,))
     if isinstance(value, Mapping):
         return {"picture": picture, **({"caption": value["tags"]} if "tags" in value else {}), **value}
@@ -118,24 +116,13 @@ def _named_row(name: str, value: object, *, folder: str) -> Values:
 def _are_names(data: Values, *, folder: str) -> bool:
     """Whether keys name pictures: with a suffix, or, of objects with a caption, the first without that of its file."""
     has_captions = bool(data) and all(map(_is_captioned, data.values()))
-    return any(map(_names_a_picture, data)) or (has_captions and _file_of(next(iter(data)), folder=folder) is not None)
-
-
-def _file_of(stem: str, *, folder: str) -> str | None:
-    return next((one for one in _with_suffixes(stem) if os.path.isfile(os.path.join(folder, one))), None)
-
-
-def _names_a_picture(name: str) -> bool:
-    return os.path.splitext(name)[1].lower() in PICTURE_SUFFIXES
+    return any(map(has_picture_suffix, data)) or (
+        has_captions and os.path.isfile(spelt_path(next(iter(data)), root=folder))
+    )
 
 
 def _is_captioned(value: object) -> bool:
     return isinstance(value, Mapping) and ("caption" in value or "tags" in value)
-
-
-def _with_suffixes(stem: str) -> Iterator[str]:
-    for suffix in sorted(PICTURE_SUFFIXES):
-        yield from (stem + suffix, stem + suffix.upper())
 
 
 def _relative(name: str, *below: str, folders: Sequence[str]) -> str:

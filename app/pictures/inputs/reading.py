@@ -16,6 +16,7 @@ from llama_adapter.app.pictures.inputs.addresses import (
     shown_address,
 )
 from llama_adapter.app.pictures.inputs.archives import archive_inputs, is_archive_name
+from llama_adapter.app.pictures.inputs.fields import spelt_path
 from llama_adapter.app.pictures.inputs.folders import file_input, folder_inputs, is_folder
 from llama_adapter.app.pictures.inputs.items import InputsError, InputSpec, LeftOut, PictureInput
 from llama_adapter.app.pictures.inputs.lines import (
@@ -149,7 +150,7 @@ def list_inputs(path: str, *, expand: Callable[[str], Iterator[PictureInput]]) -
             name = line if separator == b"\0" else _listed(line)
             if name:
                 has_any = True
-                for item in expand(os.fsdecode(name)):
+                for item in expand(spelt_path(os.fsdecode(name), root="")):
                     yield replace(item, found_in=(label, *item.found_in))
     if not has_any:
         label = "stdin" if path == STDIN else path

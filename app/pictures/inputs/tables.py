@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from llama_adapter.app.pictures.inputs.fields import (
@@ -42,7 +42,7 @@ _LINE_SUFFIXES = (".jsonl", ".ndjson")
 JSON_SUFFIXES = (*_LINE_SUFFIXES, ".json")
 TABLE_SUFFIXES = (*JSON_SUFFIXES, ".csv", ".tsv", ".parquet")
 _DELIMITERS = ",\t;|"
-_SEPARATOR_LINE = re.compile(rb'"?sep=(.)"?\r?[\n\r]', re.IGNORECASE)
+_SEPARATOR_LINE = re.compile(rb'"?sep=(.)"?\r?[\n\r]', re.IGNORECASE)  # of Excel, before the names
 _MOST_WITHOUT = 1_000  # objects that are read to find a known column
 _NO_OBJECT = "it is not a JSON object"
 _LONG_LINE = "\ud800"  # replaces a CSV line above the limit; this character never occurs in decoded bytes
@@ -197,11 +197,12 @@ def _json_row(line: bytes, *, number: int) -> Row:
 
 def _cell_rows(file: ByteFile, *, begun: bytes, table: _Table) -> Iterator[Row]:
     path, known = table.path, table.known
-    begun, num_before, delimiter = _without_separator_line(begun)
+    separator = _SEPARATOR_LINE.match(begun)
+    begun = begun if separator is None else begun[separator.end() :]
     end = line_end(begun)
-    delimiter = delimiter or _delimiter(
-        begun.split(end, 1)[0], known=known, default="\t" if _suffix(path) == ".tsv" else ","
-    )
+    head = next(filter(lambda line: line.strip(b' \r",;|\t'), begun.split(end)), b"")
+    default = "\t" if _suffix(path) == ".tsv" else ","
+    delimiter = _delimiter(head, known=known, default=default) if separator is None else separator[1].decode()
     lines = (
         _LONG_LINE if line is None else line.decode(errors="surrogateescape") + "\n"
         for _, line in split_lines(file, separator=end, begun=begun)
@@ -209,8 +210,8 @@ def _cell_rows(file: ByteFile, *, begun: bytes, table: _Table) -> Iterator[Row]:
     quoted = rb'%b +"(?:[^"]|"")*" *(?:%b|[\r\n]|\Z)' % ((re.escape(delimiter.encode()),) * 2)
     has_spaces = re.search(quoted, begun) is not None  # before quotes, by the beginning
     records = _records(lines, delimiter=delimiter, skips_spaces=has_spaces)
-    _, head, problem = next(records, (1, [], "it is empty"))
-    names = [known_name(name, known) for name in head]
+    _, first, problem = next(records, (1, [], "it is empty"))
+    names = [known_name(name, known) for name in first]
     given = [name for name in names if name]
     problem = problem or ("two of its columns have the same name" if len(set(given)) < len(given) else "")
     if problem:
@@ -223,7 +224,9 @@ def _cell_rows(file: ByteFile, *, begun: bytes, table: _Table) -> Iterator[Row]:
     if any(map(_has_raw_bytes, given)):
         raise _not_utf8(path, what=table.what, where="the first line")
     for line, cells, reason in records:
-        line += num_before
+        line += separator is not None
+        if not reason and not any(name in known for name in names[len(cells) :]):  # Excel leaves out empty ones
+            cells += [""] * (len(names) - len(cells))
         if not reason and len(cells) != len(names):
             reason = f"it has {len(cells)} {'cells' if cells[1:] else 'cell'}, and the first line has {len(names)}"
         values = {} if reason else {name: cell for name, cell in zip(names, cells, strict=True) if name}
@@ -248,12 +251,6 @@ def _in_utf8(row: Row, table: _Table) -> Row:
 
 def _not_utf8(path: str, *, what: str, where: str) -> InputsError:
     return InputsError(f"Wanted a {what} in UTF-8, but {where} of `{shown_name(path)}` is not.", hint=_SAVE_AGAIN)
-
-
-def _without_separator_line(begun: bytes) -> tuple[bytes, int, str]:
-    """What follows Excel's line `sep=;`, the number of lines left out, and the delimiter; "" without such a line."""
-    found = _SEPARATOR_LINE.match(begun)
-    return (begun, 0, "") if found is None else (begun[found.end() :], 1, found[1].decode())
 
 
 def _delimiter(head: bytes, *, known: Collection[str], default: str) -> str:
@@ -319,20 +316,11 @@ def check_table(path: str, *, what: str, wanted: Sequence[str] = ()) -> None:
         rows = read_rows(path, what=what, wanted=wanted)
         if next(rows, None) is None:
             raise InputsError(f"Wanted rows in the {what} `{shown_name(path)}`, which has none.", hint="check the file")
-        if not _is_utf8(path, what=what):
+        try:
+            with opened_lines(path, what=what) as file:
+                deque(codecs.iterdecode(iter(file.read1, b""), "utf-8"), maxlen=0)
+        except UnicodeDecodeError:
             deque(rows, maxlen=0)
-
-
-def _is_utf8(path: str, *, what: str) -> bool:
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    try:
-        with opened_lines(path, what=what) as file:
-            for piece in iter(file.read1, b""):
-                decoder.decode(piece)
-            decoder.decode(b"", final=True)
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def check_pyarrow() -> None:
@@ -354,12 +342,25 @@ def parquet_rows(path: str, *, what: str) -> Iterator[Row]:
     number = 0
     try:
         with pq.ParquetFile(path) as file:
+            classes = _classes(file.schema_arrow.metadata or {})
             for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE):
                 for values in batch.to_pylist():
                     number += 1
+                    for name, names in classes.items():
+                        value = values.get(name)
+                        values[name] = names[value] if isinstance(value, int) and 0 <= value < len(names) else None
                     yield Row(line=number, values=values)
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputsError(
             f"Wanted to read the {what} `{shown_name(path)}`, but {reason}.", hint="copy it again"
         ) from None
+
+
+def _classes(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:
+    """The names of classes, by column, that the `datasets` library keeps beside their numbers."""
+    try:
+        features = json.loads(metadata[b"huggingface"])["info"]["features"].items()
+        return {name: list(map(str, one["names"])) for name, one in features if one["_type"] == "ClassLabel"}
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError):
+        return {}

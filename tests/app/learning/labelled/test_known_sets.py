@@ -71,19 +71,19 @@ def test_mme(tmp_path: Path, has_folders: bool) -> None:
     assert not found.problems
 
 
-def vqa(folder: Path, *, annotations: str = "") -> Path:
+def vqa(folder: Path, *, annotations: str = "", version: str = "v2_") -> Path:
     questions = [{"image_id": 7, "question": "How many?", "question_id": 70}]
     answers = [{"answer": answer, "answer_confidence": "yes", "answer_id": 1} for answer in ("3", "2", "2", "two")]
     annotation = {"question_id": 70, "answer_type": "number", "multiple_choice_answer": "2", "answers": answers}
-    write(folder / "v2_OpenEnded_mscoco_val2014_questions.json", {"questions": questions})
-    write(folder / annotations / "v2_mscoco_val2014_annotations.json", {"annotations": [annotation]})
+    write(folder / f"{version}OpenEnded_mscoco_val2014_questions.json", {"questions": questions})
+    write(folder / annotations / f"{version}mscoco_val2014_annotations.json", {"annotations": [annotation]})
     fill(folder, "val2014/COCO_val2014_000000000007.jpg")
     return folder
 
 
-@pytest.mark.parametrize("annotations", ["", "../Annotations"])
-def test_vqa(tmp_path: Path, annotations: str) -> None:
-    found = read(vqa(tmp_path / "Questions", annotations=annotations))
+@pytest.mark.parametrize(("annotations", "version"), [("", "v2_"), ("../Annotations", "v2_"), ("", "")])  # "": OK-VQA
+def test_vqa(tmp_path: Path, annotations: str, version: str) -> None:
+    found = read(vqa(tmp_path / "Questions", annotations=annotations, version=version))
 
     (example,) = found.examples
     assert brief(example, folder=tmp_path / "Questions") == (
@@ -141,7 +141,7 @@ def test_damaged_files_are_refused(tmp_path: Path, data: Any) -> None:
 
 def test_two_sets_and_questions_without_annotations_are_refused(tmp_path: Path) -> None:
     folder = vqa(coco(tmp_path / "sets"))  # folders beside it are searched too
-    with pytest.raises(InputsError, match="VQAv2 and captions of COCO"):
+    with pytest.raises(InputsError, match="VQA and captions of COCO"):
         read(folder)
     (folder / "v2_mscoco_val2014_annotations.json").unlink()
     with pytest.raises(InputsError, match="v2_mscoco_val2014_annotations"):

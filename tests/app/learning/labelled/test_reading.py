@@ -149,6 +149,23 @@ def test_a_name_that_all_pictures_of_an_archive_have_is_its_error(tmp_path: Path
     assert reasons(found, folder=tmp_path)[0].startswith("a.tar/1.png: the archive has two pictures of this name")
 
 
+@pytest.mark.parametrize("by", ["folder", "pattern", "names"])
+def test_archives_that_are_named_as_splits_are_these_splits(by: str, tmp_path: Path) -> None:
+    names = ("train-0000", "train-0001", "val-0000")
+    for name in names:
+        members = {f"{name}.png": name.encode(), f"{name}.txt": name.encode()}
+        (tmp_path / f"{name}.tar").write_bytes(tar_bytes(members))
+    paths = {
+        "folder": [tmp_path],
+        "pattern": [tmp_path / "*.tar"],
+        "names": [tmp_path / f"{name}.tar" for name in names],
+    }
+    found = read_examples(*map(str, paths[by]))
+    assert [(one.answers[0], one.split) for one in found.examples] == [
+        (name, {"train": "train", "val": "validation"}[name.split("-")[0]]) for name in names
+    ]
+
+
 @pytest.mark.parametrize("by", ["folder", "pattern"])
 def test_classes_of_archives_are_those_of_all_of_them(tmp_path: Path, by: str) -> None:
     for name in ("cat", "dog"):
@@ -192,6 +209,11 @@ def test_missing_and_empty_pictures_are_told_by_name(tmp_path: Path) -> None:
     found = read_examples(str(write_lines(tmp_path / "data.jsonl", *rows)))
 
     assert len(found.examples) == 2
+    with pytest.raises(InputsError) as refused:
+        found.require_sound()
+    assert refused.value.hint.endswith("or name the pictures' folder as --picture-folder")
+    elsewhere = read_examples(str(write_lines(tmp_path / "tables" / "t.jsonl", rows[0])), pictures=str(tmp_path))
+    assert [one.item.source for one in elsewhere.examples] == [str(tmp_path / "a.png")]
     missing, empty = reasons(found, folder=tmp_path)
     assert missing == "data.jsonl, line 3: its picture b.png does not exist"
     assert empty.startswith("data.jsonl, line 5: Wanted a picture, got zero bytes")
@@ -265,6 +287,13 @@ def test_tables_that_are_named_as_splits_are_these_splits(tmp_path: Path) -> Non
     found.require_sound()
     assert {one.split for one in read_examples(str(train), str(more)).examples} == {"", "validation"}
     assert [one.split for one in read_examples(str(more)).examples] == ["", ""]
+
+    for names in (("train-00000-of-00001", "test-00000-of-00001"), ("pets_train", "pets_test"), ("trainer", "tests")):
+        paths = [path.rename(tmp_path / f"{name}.csv") for path, name in zip((train, test), names, strict=True)]
+        splits = {one.split for one in read_examples(*map(str, paths)).examples}
+        assert splits == ({"", "validation"} if "tests" in names else {"train", "validation", "test"})
+        train, test = paths
+    train, test = train.rename(tmp_path / "train.csv"), test.rename(tmp_path / "TEST.csv")
 
     listed = [path.rename(path.with_suffix(".txt")) for path in (train, test)]  # the suffix does not decide
     assert [one.split for one in read_examples(*map(str, listed)).examples] == ["train", "validation", "test"]

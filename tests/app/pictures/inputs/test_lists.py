@@ -46,6 +46,12 @@ def test_a_list_without_names_is_an_error(tmp_path: Path, content: bytes) -> Non
     assert "which has none" in message(item)
 
 
+def test_names_may_be_spelt_as_on_windows(tmp_path: Path) -> None:
+    fill(tmp_path, "sub/a.png", "sub\\b.png")
+    items = listed(tmp_path, f"{tmp_path}\\sub\\a.png\r\n{tmp_path}/sub\\b.png\r\n".encode("utf-16"))
+    assert [os.path.relpath(item.label, tmp_path) for item in items] == ["sub/a.png", "sub\\b.png"]
+
+
 def test_a_line_may_name_a_folder_or_an_archive(tmp_path: Path) -> None:
     fill(tmp_path, "folder/b.png", "folder/sub/c.png")
     (tmp_path / "some.tar").write_bytes(tar_bytes({"d.png": b"d"}))
