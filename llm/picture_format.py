@@ -29,14 +29,6 @@ class PictureFormat:
         """About the most tokens of one picture."""
         return self.most_squares * (self.tokens_each + 8)
 
-    def encoding_bytes(self, num_activations: int, *, dim: int, itemsize: int) -> int:
-        """Memory of each row while pictures are encoded, for a decoder of width `dim`.
-
-        The encoder computes as many squares at once as there are rows, with `num_activations` numbers each, and the
-        tokens of all squares of a row are kept. `itemsize` is that of a number, in bytes.
-        """
-        return (num_activations + self.most_squares * self.tokens_each * dim) * itemsize
-
     def text(self, grid: Grid) -> str:
         """The text of a picture; only the model's template may write it into a prompt."""
         square = self.token * self.tokens_each

@@ -77,7 +77,7 @@ def no_model_is_known() -> Iterator[None]:
         yield
 
 
-def _unknown(spec: object, files: object) -> Path:
+def _unknown(spec: object) -> Path:
     raise FileNotFoundError("no model is known")
 
 

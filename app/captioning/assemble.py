@@ -33,8 +33,8 @@ ModelLoader = Callable[[Dtype], StreamedModel]  # takes the dtype of the weights
 
 def assemble_with_torch(spec: CaptionerSpec) -> Parts:
     """Load the model of a spec onto its device. Raises the errors of `assemble_parts` and `assemble_foreign`."""
-    if spec.is_llama_alone:
-        place = find_llama(spec.llama_dir or "", llama_type=spec.llama_type)
+    if spec.llama_dir is not None and spec.adapter is None:
+        place = find_llama(spec.llama_dir, llama_type=spec.llama_type)
         if place.is_foreign:
             return assemble_foreign(spec, place)
     return assemble_parts(spec)

@@ -10,6 +10,7 @@ import numpy as np
 from llama_adapter.app.captioning.parts import GraphBackend, Parts, loaded_parts
 from llama_adapter.app.models.array_model import open_arrays
 from llama_adapter.app.models.models_by_name import bundle_folder
+from llama_adapter.app.models.sight import encoding_bytes
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.runners.kernels import KernelRunner
@@ -46,16 +47,13 @@ def assemble_arrays(spec: CaptionerSpec) -> Parts | None:
     with suppress(CheckpointError, OSError, KeyError, TypeError, ValueError):
         if (model := open_arrays(bundle_folder(spec.model), spec=spec, library=library)) is None:
             return None
-        decoder, pictures, encoding_bytes = model.decoder_config, model.picture_format, 0
-        if pictures is not None:
-            activations, itemsize = model.vision_config.num_activations, 4 if model.dtype == "float32" else 2
-            encoding_bytes = pictures.encoding_bytes(activations, dim=decoder.dim, itemsize=itemsize)
+        decoder, pictures, itemsize = model.decoder_config, model.picture_format, 4 if model.dtype == "float32" else 2
         engine = EngineConfig(
             decoder=decoder,
             dtype=np.dtype(np.float32),
             num_slots=spec.batch_size,
             kept_places=0 if pictures is None else decoder.context,
-            encoding_bytes=encoding_bytes,
+            encoding_bytes=encoding_bytes(pictures, model.vision_config, decoder, itemsize=itemsize),
         )
         options: Any = {"arrays": model.arrays, "dtype": model.dtype, "library": library}
         runner = KernelRunner(engine, **options)

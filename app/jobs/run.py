@@ -40,10 +40,10 @@ def run_job(job: Job, runner: Runner | None = None) -> int:
     the errors that runtime/problems.py lists.
     """
     runner = runner or LocalRunner()
-    decider = _open_decider(job)
     need_questions = job.needs_question and job.questions[0].is_caption  # the job has none for pictures without one
     check_inputs(job.inputs, need_questions=need_questions, addresses=runner.reads_addresses)
     check_variables(job)
+    decider = _open_decider(job)
     with ExitStack() as stack:
         file, runs = None, list[RunManifest]()
         if job.out is not None:
@@ -53,7 +53,7 @@ def run_job(job: Job, runner: Runner | None = None) -> int:
             runs = read_manifest(job.out) if file.is_durable else []
         stack.enter_context(runner.open(job))
         planner = JobPlanner(job, spec=runner.spec, info=runner.info, earlier=_read_earlier(job, file))
-        manifest = _begun_manifest(job, runner) if file is not None and file.is_durable else None
+        manifest = _begin_manifest(job, runner) if file is not None and file.is_durable else None
         count = partial(count_answers, job, addresses=runner.reads_addresses)
         writer = stack.enter_context(
             ResultWriter(job, planner, file=file, manifest=manifest, decider=decider, count=count)
@@ -91,10 +91,10 @@ def run_job(job: Job, runner: Runner | None = None) -> int:
 
 def _open_decider(job: Job) -> Decider:
     """The decider that text output shows. Raises UsageError if the calibration is for other choices than the job's."""
+    rule = Rule.from_flags(job.threshold, job.abstain)
     calibration = None if job.calibration is None else read_calibration(job.calibration)
-    decider = Decider(rule=Rule.from_flags(job.threshold, job.abstain), calibration=calibration)
     asked = {question.task.continuations for question in job.questions} - {()}
-    if not decider.is_plain and not asked and not job.inputs.manifests:
+    if (rule or calibration) and not asked and not job.inputs.manifests:
         raise UsageError("--threshold, --abstain and --calibration decide between --choices, and there are none")
     for choices in asked:
         if calibration is not None and not calibration.fits(dict.fromkeys(choices)):
@@ -102,7 +102,7 @@ def _open_decider(job: Job) -> Decider:
                 f"`{job.calibration}` is a calibration for the choices {', '.join(calibration.choices)}, and these are "
                 f"{', '.join(choices)}"
             )
-    return decider
+    return Decider(rule=rule, calibration=calibration)
 
 
 def _read_earlier(job: Job, file: RecordWriter | None) -> RecordIndex | None:
@@ -115,8 +115,8 @@ def _read_earlier(job: Job, file: RecordWriter | None) -> RecordIndex | None:
     return RecordIndex(file.files) or None
 
 
-def _begun_manifest(job: Job, runner: Runner) -> RunManifest:
-    """The manifest of this run, as it is written when the run begins."""
+def _begin_manifest(job: Job, runner: Runner) -> RunManifest:
+    """Write the manifest of this run, and return it. Raises OSError and `RecordFileError`."""
     assert job.out is not None, "the caller asks"
     names = ("name", "device", "dtype", "operators", "context")
     resolved = dataclasses.asdict(runner.spec) | {name: getattr(runner.info, name) for name in names}

@@ -164,8 +164,8 @@ class Manifest(dict[str, Any]):
 
         Raises CheckpointError for damaged files, and for a tokenizer of another model.
         """
-        digest, (own, _) = str(self["digest"]), self.configs()
-        if vision.channel_order != own.channel_order:  # the answers differ
+        digest, stored_order = str(self["digest"]), self["vision"].get("channel_order", "rgb")
+        if vision.channel_order != stored_order:  # the answers differ
             digest = hashlib.sha256(f"{digest} {vision.channel_order}".encode()).hexdigest()
         tokenizer, detector = Tokenizer.load_stored(self.place, self["files"]), None
         if tokenizer.vocab_size != decoder.vocab_size:

@@ -105,8 +105,8 @@ def read_half(path: Path, config: HalfConfig, manifest: Manifest) -> dict[str, T
     the file has tensors is refused before its module is built.
     """
     state = read_safetensors(path)
-    halves = (config.clip.num_layers, config.query.depth) if isinstance(config, VisionConfig) else (config.num_layers,)
-    if (num_layers := sum(halves)) > len(state):  # each has several tensors
+    num_layers = config.clip.num_layers + config.query.depth if isinstance(config, VisionConfig) else config.num_layers
+    if num_layers > len(state):  # each has several tensors
         raise CheckpointError(
             f"`{path}` has {len(state)} tensors, and its configuration speaks of {num_layers:,} layers",
             hint=DAMAGED,

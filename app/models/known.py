@@ -1,8 +1,8 @@
 """What is known of a model that was loaded before, in the user's cache, so that jobs plan their work before any model.
 
 `known/KEY.json` has the resolved spec and the `ModelInfo` of a model that one process computes on the CPU. KEY stands
-for the spec, this program, the processor, and the model's files and all beside them, as they were before they were
-read. The folder may be deleted.
+for the spec, this program and the processor. The model's files, and all beside them, must be as before they were read.
+The folder may be deleted.
 """
 
 import dataclasses
@@ -43,12 +43,11 @@ class KnownModel:
     @classmethod
     def recall(cls, spec: CaptionerSpec) -> Self | None:
         """What is known of the model of a spec; None if it was not loaded before, or something has changed since."""
-        if (files := marks_of(spec)) is None:
-            return None
         with suppress(OSError, ValueError, TypeError, KeyError):
-            content = json.loads(_place(spec, files).read_bytes())
-            info, pixels = content["info"], content["pixels"]
-            if 2 * sum(marks[0] for marks in files.values()) > (free_host_bytes() or 0):
+            content = json.loads(_place(spec).read_bytes())
+            files, info, pixels = (content[name] for name in ("files", "info", "pixels"))
+            num_bytes = sum(marks[0] for marks in files.values())
+            if files != marks_of(spec) or 2 * num_bytes > (free_host_bytes() or 0):
                 return None
             lists = {name: tuple(pixels[name]) for name in ("mean", "std")}
             return cls(
@@ -67,9 +66,9 @@ class KnownModel:
         if files is None or self.info.picture_format is not None:
             return
         with suppress(OSError, ValueError):
-            place = _place(spec, files)
+            place = _place(spec)
             with atomic_write(place) as file:
-                file.write(json.dumps(dataclasses.asdict(self)).encode())
+                file.write(json.dumps(dataclasses.asdict(self) | {"files": files}).encode())
             others = sorted(place.parent.glob("*.json"), key=lambda one: one.stat().st_mtime_ns)
             for old in others[:-_MOST_MODELS]:
                 old.unlink(missing_ok=True)
@@ -102,10 +101,12 @@ def marks_of(spec: CaptionerSpec) -> FileMarks | None:
     return None
 
 
-def _place(spec: CaptionerSpec, files: FileMarks) -> Path:
-    """The file for a spec and its files."""
+def _place(spec: CaptionerSpec) -> Path:
+    """The file for a spec. In another folder, a spec with relative paths has another one."""
     given = {name: value for name, value in dataclasses.asdict(spec).items() if name not in _PASSING}
-    parts = [given, sorted(files.items()), _program(), sorted(processor_flags()), os.environ.get(CHOICE)]
+    paths = (spec.model, spec.llama_dir, spec.adapter, spec.clip, spec.past_key_values, *spec.lora)
+    places = [os.path.abspath(path) for path in paths if path is not None]
+    parts = [given, places, _program(), sorted(processor_flags()), os.environ.get(CHOICE)]
     return cache_folder() / _FOLDER / f"{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]}.json"
 
 

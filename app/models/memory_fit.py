@@ -12,6 +12,7 @@ from torch import Tensor
 from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.app.models.number_formats import memory_plans
 from llama_adapter.app.models.oom_retry import attempt, free_memory
+from llama_adapter.app.models.sight import encoding_bytes
 from llama_adapter.app.models.spec import DEFAULT_BATCH_SIZE, CaptionerSpec
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.load import PlacedDecoder, place_decoder
@@ -94,10 +95,7 @@ def place_model(
 
 def engine_config(model: LoadedModel, spec: CaptionerSpec, ranks: Alone, *, mode: str = EAGER) -> EngineConfig:
     """Settings of the engine for this rank's share of a model's decoder."""
-    sizes, pictures, encoding_bytes = model.decoder_config, model.picture_format, 0
-    if pictures is not None:
-        activations, itemsize = model.vision_config.num_activations, model.dtype.itemsize
-        encoding_bytes = pictures.encoding_bytes(activations, dim=sizes.dim, itemsize=itemsize)
+    sizes, pictures = model.decoder_config, model.picture_format
     past = None if spec.past_key_values is None else read_past(Path(spec.past_key_values), sizes)
     return EngineConfig(
         decoder=share_of(sizes, ranks),
@@ -107,7 +105,7 @@ def engine_config(model: LoadedModel, spec: CaptionerSpec, ranks: Alone, *, mode
         past=past,
         # A further question about a picture computes its own tokens only.
         kept_places=0 if pictures is None else sizes.context,
-        encoding_bytes=encoding_bytes,
+        encoding_bytes=encoding_bytes(pictures, model.vision_config, sizes, itemsize=model.dtype.itemsize),
     )
 
 

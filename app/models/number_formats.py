@@ -1,6 +1,6 @@
 """The number formats that a model computes in: its dtype, given or the best one, and the precision of its weights.
 
-The memory that a model takes depends on them, so its plans are made here.
+The best dtype is one in which the model fits into memory, so `memory_plans` is here, and not in memory_fit.py.
 """
 
 import math

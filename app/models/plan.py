@@ -13,6 +13,7 @@ from llama_adapter.app.models.bundle_manifest import read_manifest
 from llama_adapter.app.models.checkpoints import open_clip, stream_sources
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.random_model import decoder_config, parse_size, vision_config
+from llama_adapter.app.models.sight import encoding_bytes
 from llama_adapter.app.models.sketch import expected_forms
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig, EngineConfig
@@ -146,18 +147,15 @@ def device_plan(
         share = model.decoder.share(0, parts) if parts > 1 else model.decoder  # the first share is the largest
     except ValueError as error:
         return dataclasses.replace(empty, refusal=str(error))
-    encoder = encoding_bytes = 0
+    encoder = 0
     if model.vision is not None:
         forms = expected_forms(model.vision, dtype=dtype, precision=precision)
         encoder = sum(form.num_bytes for form in forms.values())
-        if (pictures := model.pictures) is not None:
-            activations = model.vision.num_activations
-            encoding_bytes = pictures.encoding_bytes(activations, dim=share.dim, itemsize=dtype.itemsize)
     config = EngineConfig(
         decoder=share,
         dtype=dtype,
         kept_places=0 if model.pictures is None else share.context,
-        encoding_bytes=encoding_bytes,
+        encoding_bytes=encoding_bytes(model.pictures, model.vision, share, itemsize=dtype.itemsize),
     )
     forms = expected_forms(share, dtype=dtype, precision=precision)
     sizes = {name: form.num_bytes for name, form in forms.items()}

@@ -4,13 +4,32 @@ Imports no torch: commands ask before they load a model.
 """
 
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.text import shown_excerpt
 
+if TYPE_CHECKING:  # `--help` needs no numpy
+    from llama_adapter.llm.config import DecoderConfig
+    from llama_adapter.llm.picture_format import PictureFormat
+    from llama_adapter.vision.config import VisionConfig
+
 KINDS: Final = ("llava", "idefics3", "smolvlm")  # `model_type` of Hugging Face's config.json
+
+
+def encoding_bytes(
+    pictures: "PictureFormat | None", vision: "VisionConfig | None", decoder: "DecoderConfig", *, itemsize: int
+) -> int:
+    """Memory of each row while pictures are encoded as tokens of prompts; 0 for other models.
+
+    The encoder computes as many squares at once as there are rows, and the tokens of all squares of a row are kept.
+    `itemsize` is that of activations, in bytes.
+    """
+    if pictures is None or vision is None:
+        return 0
+    kept = pictures.most_squares * pictures.tokens_each * decoder.dim
+    return int((vision.num_activations + kept) * itemsize)
 
 
 def is_blind(spec: CaptionerSpec) -> bool:

@@ -146,7 +146,7 @@ class CaptionerSpec:
         object.__setattr__(self, "lora", _folders(self.lora))
 
     def _check_together(self) -> None:
-        """Raise ValueError for values that exclude each other."""
+        """Raise ValueError for values that exclude or lack each other, or that the encoder does not take."""
         kind = self.vision_kind
         if kind != "torch" and self.encoder is None and (self.decoder is None or kind == "prefixes"):
             maker = "encode" if kind == "prefixes" else f"export {kind}"

@@ -70,7 +70,7 @@ def damage(content: str) -> Callable[[Path, pytest.MonkeyPatch], object]:
     [
         lambda model, patch: (model / "new.json").write_text("{}"),
         lambda model, patch: replace_weights(model),
-        *map(damage, ("", "[]", "{}")),
+        *map(damage, ("", "[]", '{"files": {}}')),
         lambda model, patch: patch.setattr("llama_adapter.app.models.spec.may_have_accelerator", lambda: True),
         lambda model, patch: patch.setattr(known, "free_host_bytes", lambda: 1 << 20),  # other number formats may fit
     ],
@@ -81,6 +81,24 @@ def test_after_a_change_a_model_is_not_known(
     change(Path(str(spec.model)), monkeypatch)
 
     assert KnownModel.recall(spec) is None
+
+
+def test_a_change_replaces_what_is_known(spec: CaptionerSpec) -> None:
+    found = KnownModel.recall(spec)
+    assert found is not None
+    (Path(str(spec.model)) / "answers.jsonl").write_text("{}")
+    found.remember(spec, files=marks_of(spec))
+
+    assert KnownModel.recall(spec) == found
+    assert len(list(Path(str(spec.model)).with_name("cache").rglob("*.json"))) == 1
+
+
+def test_no_file_is_looked_at_beside_a_model_that_was_not_loaded_before(
+    spec: CaptionerSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known, "marks_of", pytest.fail)
+
+    assert KnownModel.recall(dataclasses.replace(spec, context=32)) is None
 
 
 def test_a_file_that_changes_while_the_model_is_loaded_is_noticed(spec: CaptionerSpec) -> None:
@@ -97,11 +115,11 @@ def test_a_relative_path_is_another_model_in_another_folder(
 ) -> None:
     found, relative = KnownModel.recall(spec), dataclasses.replace(spec, model="model")
     assert found is not None
+    shutil.copytree(tmp_path / "model", tmp_path / "other" / "model", copy_function=os.link)  # the same marks
     monkeypatch.chdir(tmp_path)
     found.remember(relative, files=marks_of(relative))
     assert KnownModel.recall(relative) is not None
 
-    shutil.copytree("model", tmp_path / "other" / "model")
     monkeypatch.chdir("other")
 
     assert KnownModel.recall(relative) is None

@@ -12,6 +12,7 @@ from llama_adapter import Captioner
 from llama_adapter.app.command_line.doctor.planning import least_times
 from llama_adapter.app.models.plan import DevicePlan, PlanJob, PlannedModel, device_plan, device_plans, planned_model
 from llama_adapter.app.models.roofline import Ceiling, NumberSizes
+from llama_adapter.app.models.sight import encoding_bytes
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.memory_plan import MemoryPlan
@@ -52,18 +53,26 @@ def test_the_plan_of_one_device_is_the_one_that_runs(
     assert (plan.computing, plan.loading, plan.first) == (ran.activations, ran.loading, ran.total)
 
 
-def test_each_row_has_memory_for_the_tokens_of_its_picture_and_the_encoder_of_one_square() -> None:
-    clip = ClipConfig(image_size=32, patch_size=2, width=512, num_layers=1, num_heads=8, output_dim=512)
-    connector = ConnectorConfig(num_queries=257, output_dim=64)
-    model = PlannedModel(
-        name="toy",
-        decoder=DecoderConfig(dim=64, num_layers=1, num_heads=1, vocab_size=64, ffn_dim=64, norm_eps=1e-5, context=64),
-        vision=VisionConfig(clip=clip, query=connector),
-        pictures=PictureFormat(token="<image>", token_id=1, tokens_each=257, most_squares=3),
-    )
+DECODER = DecoderConfig(dim=64, num_layers=1, num_heads=1, vocab_size=64, ffn_dim=64, norm_eps=1e-5, context=64)
+VISION = VisionConfig(
+    clip=ClipConfig(image_size=32, patch_size=2, width=512, num_layers=1, num_heads=8, output_dim=512),
+    query=ConnectorConfig(num_queries=257, output_dim=64),
+)
+PICTURES = PictureFormat(token="<image>", token_id=1, tokens_each=257, most_squares=3)
+ROW = 2 * (257 * (2 * 2048 + 4 * 512) + 3 * 257 * 64)  # bytes of the encoder of one square, and of all tokens
+
+
+@pytest.mark.parametrize(
+    ("pictures", "vision", "num_bytes"), [(PICTURES, VISION, ROW), (PICTURES, None, 0), (None, VISION, 0)]
+)
+def test_each_row_has_memory_for_the_tokens_of_its_picture_and_the_encoder_of_one_square(
+    pictures: PictureFormat | None, vision: VisionConfig | None, num_bytes: int
+) -> None:
+    model = PlannedModel(name="toy", decoder=DECODER, vision=vision, pictures=pictures)
     plan = device_plan(model, dtype=torch.float16, precision="float", device_bytes=[GB], num_rows=4)
 
-    assert plan.computing == 4 * 2 * (257 * (2 * 2048 + 4 * 512) + 3 * 257 * 64)
+    assert encoding_bytes(pictures, vision, DECODER, itemsize=2) == num_bytes
+    assert (plan.computing == 4 * ROW) == (num_bytes > 0)
 
 
 def test_sizes_of_65b_are_those_of_its_shapes() -> None:
