@@ -103,6 +103,7 @@ LONGEST = (
     "tests/npu/test_chips.py",
     "tests/scripts/test_gpu_round.py",
     "tests/test_package.py",
+    "tests/runtime/devices/test_triton.py",
     "tests/e2e/test_ascend_route.py",
     "tests/app/learning/training/test_train.py",
     "tests/e2e/test_openai_client.py",

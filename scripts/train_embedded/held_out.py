@@ -17,7 +17,6 @@ from scripts.train_embedded.grammar import (
     GRAMMAR,
     OUTSIDE,
     OUTSIDE_ANSWER,
-    PHRASES,
     RELATIONS,
     SEEN_FROM,
     read_rules,
@@ -32,6 +31,7 @@ Sentences = Mapping[str, tuple[str, ...]]  # templates by task
 SENTENCES: Final[Sentences] = read_rules("held_out")
 SECOND_LIST: Final[Sentences] = read_rules("second_list")
 RELATION_WORDS: Final = read_rules("held_out_relations")
+_PHRASES: Final = read_rules("phrases")
 SOUNDS: Final = [(heard, wrong) for heard, (wrong,) in read_words("sounds").items()]
 
 
@@ -139,8 +139,22 @@ def _sentences(form: str, templates: Iterable[str]) -> re.Pattern[str]:
     Any frame's start may meet any end.
     """
     before, after = zip(*(map(_pattern, frame.split("%")) for frame in FRAMES[form]), strict=True)
-    inner = map(_pattern, templates)
-    return re.compile(rf"(?:{'|'.join({*before})}) *(?:{'|'.join(inner)}) *(?:{'|'.join({*after})})")
+    return re.compile(rf"(?:{'|'.join({*before})}) *(?:{_any_of(templates)}) *(?:{'|'.join({*after})})")
+
+
+def _any_of(templates: Iterable[str]) -> str:
+    """A regular expression for the sentences of all templates.
+
+    A phrase at the end of several is stated once, and so is a rule with a weight; else compiling takes seconds.
+    """
+    starts: dict[str, list[str]] = {}  # by the phrase at the end
+    for template in dict.fromkeys(templates):
+        start, _, end = template.rpartition(" ")
+        if end.startswith("$") and end[1:].lower() in _PHRASES:
+            starts.setdefault(end, []).append(start)
+        else:
+            starts.setdefault("", []).append(template)
+    return "|".join(f"(?:{'|'.join(map(_pattern, some))}){_pattern(end)}" for end, some in starts.items())
 
 
 def _pattern(template: str) -> str:
@@ -152,8 +166,8 @@ def _pattern(template: str) -> str:
             parts.append({"(": "(?:", ")": ")", "|": "|"}[token])
         elif name is None:
             parts.append(re.escape(re.sub(r"[?.,:!;'-]", " ", token).strip()) + " *")
-        elif name[1] in PHRASES:
-            parts.append(f"(?:{_pattern(PHRASES[name[1]])})")
+        elif name[1] in _PHRASES:
+            parts.append(f"(?:{_any_of(_PHRASES[name[1]])})")
         elif name[1] in ("r", "s"):
             parts.append(f"(?:{'|'.join(map(_pattern, (RELATIONS if name[1] == 'r' else SEEN_FROM).values()))}) *")
         else:

@@ -11,9 +11,10 @@ from llama_adapter.runtime.device_failures import CODES
 from tests.npu.wheel import FakeNpu
 
 pytestmark = [pytest.mark.npu_contract, pytest.mark.slow]
-# Opens each device in the arguments with its variables, and prints the names, or the errors' messages and hints. Then
-# loads a model on each chip, makes the last chip's device fail with each error, and prints the results. Each case is a
-# fork. Models are loaded in forks of a process that has loaded torch_npu, if torch_npu can be loaded.
+# Opens each device in the arguments with its variables, and gives the names, or the errors' messages and hints: first
+# in processes that load torch_npu, then in one that has loaded it. Then loads a model on each chip, makes the last
+# chip's device fail with each error, and prints the results. Each case is a fork; the later ones are forks of a process
+# that has loaded torch_npu, if there are chips.
 PROGRAM = """
 import contextlib, functools, io, json, os, sys
 from llama_adapter.app.captioning.captioner import Captioner
@@ -48,13 +49,17 @@ def failed(errors):
     backend.synchronise()
     return told
 
-attempts, chips, errors = json.loads(sys.argv[1])
-print(json.dumps([in_fork(functools.partial(opened, name), **variables) for name, variables in attempts]), flush=True)
+def opened_all(attempts):
+    return [in_fork(functools.partial(opened, name), **variables) for name, variables in attempts]
+
+unloaded, attempts, chips, errors = json.loads(sys.argv[1])
+devices = opened_all(unloaded)
 if chips != [""]:
     load_torch_npu()
+devices += opened_all(attempts)
 models = [in_fork(loaded, FAKE_SOC=soc) for soc in chips]
 told = in_fork(functools.partial(failed, errors), FAKE_SOC=chips[-1]) if errors else {}
-print(json.dumps([models, told]))
+print(json.dumps([devices, models, told]))
 """
 BEST = {"Ascend310P3": "float16", "Ascend910B3": "bfloat16"}
 
@@ -67,28 +72,27 @@ class Tried(NamedTuple):
     told: dict[str, tuple[int, str]]  # by error: exit code and message
 
 
-def try_all(npu: FakeNpu, attempts: Sequence[object], chips: Sequence[str], *errors: str, with_cann: bool) -> Tried:
-    outcome = npu.run("-c", PROGRAM, json.dumps([attempts, chips, errors]), with_cann=with_cann)
+def try_all(npu: FakeNpu, *attempts: Sequence[object], with_cann: bool) -> Tried:
+    """`attempts` are the arguments of `PROGRAM`."""
+    outcome = npu.run("-c", PROGRAM, json.dumps(attempts), with_cann=with_cann)
     assert outcome.code == 0, outcome.stderr[-3000:]
-    opened, (models, told) = map(json.loads, outcome.stdout.splitlines())  # fails if anything else was printed
-    return Tried(opened, models, told)
+    return Tried(*json.loads(outcome.stdout))  # fails if anything else was printed
 
 
 @pytest.fixture(scope="module")
 def without_cann(npu: FakeNpu) -> Tried:
-    return try_all(npu, [("npu:0", {}), ("auto", {})], [""], with_cann=False)
+    return try_all(npu, [("npu:0", {}), ("auto", {})], [], [""], [], with_cann=False)
 
 
 @pytest.fixture(scope="module")
 def tried(npu: FakeNpu, tmp_path_factory: pytest.TempPathFactory) -> Tried:
     soc, empty = {"FAKE_SOC": "Ascend310P3"}, str(tmp_path_factory.mktemp("home"))
-    attempts = (
+    unloaded = (
         ("npu:0", {**soc, "ASCEND_HOME_PATH": "/nowhere/cann"}),
         ("npu:0", {**soc, "ASCEND_HOME_PATH": empty, "ASCEND_OPP_PATH": empty}),
-        ("npu:0", {}),
         ("auto", soc),
     )
-    return try_all(npu, attempts, [*BEST], *AT_WORK, with_cann=True)
+    return try_all(npu, unloaded, [("npu:0", {})], [*BEST], [*AT_WORK], with_cann=True)
 
 
 def test_without_cann_a_model_is_on_the_cpu_and_that_is_told(without_cann: Tried) -> None:
@@ -103,7 +107,7 @@ def test_without_cann_a_model_is_on_the_cpu_and_that_is_told(without_cann: Tried
 
 
 def test_a_missing_or_empty_home_of_cann_and_a_machine_without_a_device(tried: Tried) -> None:
-    (missing, _), (empty, _), (none, hint), auto = tried.opened
+    (missing, _), (empty, _), auto, (none, hint) = tried.opened
 
     assert "ASCEND_HOME_PATH : /nowhere/cann does not exist" in missing
     assert "runtime" in empty

@@ -1,6 +1,6 @@
 """Traces of a GPU: kernels, and the time without any. A round's rehearsal runs the program (test_gpu_round.py)."""
 
-from scripts.gpu_trace import Span, summary
+from scripts.gpu_trace import Span, parts_of, summary
 
 
 def test_gaps_are_the_time_in_which_no_kernel_runs() -> None:
@@ -10,4 +10,14 @@ def test_gaps_are_the_time_in_which_no_kernel_runs() -> None:
         "a step | 6.00 ms, busy 66.7%, 4 kernels, longest gap 2.000 ms",
         "      4.000 ms  66.7%      2 x a",
         "      1.100 ms  18.3%      2 x b",
+    ]
+
+
+def test_parts_are_of_a_quarter_of_the_slots_and_of_all() -> None:
+    assert [name for name, _ in parts_of("tiny", "vit-tiny", slots=8, device="cpu")] == [
+        "a step, rows: 2",
+        "a step, rows: 8",
+        "a prefill of 55 tokens each, prompts: 2",
+        "the encoder, pictures: 2",
+        "a job of 16 pictures, slots: 8",
     ]

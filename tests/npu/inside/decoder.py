@@ -39,22 +39,23 @@ def results(
     wanted: str = "auto",
     mode: str = "eager",
     precision: Any = FLOAT,
+    num_requests: int = NUM_REQUESTS,
 ) -> dict[str, Any]:
     toy = toy_decoder(config)
     state = convert_precision(toy.state_dict(), toy, dtype=dtype, wanted=precision)
     runner = open_runner(config, state, backend=backend, num_slots=3, operators=wanted, mode=mode)
     engine = Engine(runner, eos_id=2)
-    prompts = toy_prompts(NUM_REQUESTS)
-    prefixes = engine.project_prefix(toy_visual_queries(NUM_REQUESTS, config=config))
+    prompts = toy_prompts(num_requests)
+    prefixes = engine.project_prefix(toy_visual_queries(num_requests, config=config))
     for index, (prompt, prefix) in enumerate(zip(prompts, prefixes, strict=True)):
         sampling = SamplingParams(max_new_tokens=4 + index)
         engine.submit(GenerateRequest(id=index, prompt_ids=prompt, prefix=prefix, sampling=sampling))
     continuations = ((5, 6), (7,), (8, 9, 10))
-    engine.submit(ScoreRequest(id=90, prompt_ids=prompts[1], prefix=prefixes[1], continuations=continuations))
+    engine.submit(ScoreRequest(id=90, prompt_ids=prompts[-1], prefix=prefixes[-1], continuations=continuations))
     outputs = drain(engine)
     scores = [output.logprobs for output in outputs if output.logprobs]
     given = toys.answers(outputs)
-    return {"ids": [given[index][0] for index in range(NUM_REQUESTS)], "scores": scores[0]}
+    return {"ids": [given[index][0] for index in range(num_requests)], "scores": scores[0]}
 
 
 @functools.cache

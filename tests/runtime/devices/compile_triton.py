@@ -1,6 +1,7 @@
-"""Compiles the Triton kernels for several GPUs, which needs none, and prints the bytes of shared memory of each.
+"""Compiles the Triton kernels for GPUs, which needs none, and prints the bytes of shared memory of each.
 
-Run as a process of its own, because Triton either compiles or interprets the kernels of a process.
+Run as a process of its own, because Triton either compiles or interprets the kernels of a process. The arguments are
+compute capabilities and types of activations, in turn: `80 fp16 90 bf16`.
 """
 
 import json
@@ -16,9 +17,11 @@ from llama_adapter.runtime.devices import triton_kernels as kernels
 from llama_adapter.runtime.devices.triton_calls import MEASURED, PROPOSED, Blocks
 
 ALIGNED = ("num_inputs", "num_outputs", "slot_stride", "head_stride", "adapter_stride", "width")
-STEP: list[dict[str, bool]] = [{"NORM": True, "GATED": True}, {"RESIDUAL": True, "SUMS": True, "EVEN": False}]
-MANY_ROWS: list[dict[str, bool]] = [{"GATED": True, "GELU": True}]
-MANY_ROWS_IN_EIGHTHS: list[dict[str, bool]] = [{"RESIDUAL": True}]
+# All at once, which takes as much shared memory as the part of them that takes most.
+STEP = {"NORM": True, "GATED": True, "RESIDUAL": True, "SUMS": True, "EVEN": False}
+MANY_ROWS = {"GATED": True, "GELU": True}
+MANY_ROWS_IN_EIGHTHS = {"RESIDUAL": True}
+HOPPER = 90
 # Half a head, places of a block, and switches of attention in which it differs from the first LLaMA.
 LLAMA = {"GROUP": 1, "NORM": "none", "ROTARY": True, "CAPPED": False, "WINDOW": 0}
 ATTENTIONS: list[tuple[int, int, dict[str, Any]]] = [
@@ -66,26 +69,28 @@ def compiled(capability: int, half: str) -> Iterator[tuple[str, int]]:
     stored = {16: (pointer, pointer), 8: ("*i8", "*fp32"), 4: ("*u8", "*fp16")}
     for bits, (weight, scale) in stored.items():
         for blocks in MEASURED.blocks[bits]:
-            for flags in STEP if blocks.rows == 16 else MANY_ROWS:
-                yield product(capability, pointer, bits, weight, scale, blocks, flags)
+            flags = STEP if blocks.rows == 16 else MANY_ROWS
+            yield product(capability, pointer, bits, weight, scale, blocks, flags)
     stored[4] = "*i32", "*i64"
-    for bits, (weight, scale) in stored.items():
+    # They are to be measured on an H100, and until then nothing else uses them.
+    for bits, (weight, scale) in stored.items() if capability >= HOPPER else ():
         for blocks in PROPOSED.blocks[bits]:
-            for flags in STEP if blocks.rows == 16 else MANY_ROWS if bits == 8 else MANY_ROWS_IN_EIGHTHS:
-                constants = flags | {"IN_EIGHTHS": bits == 4, "DEPENDENT": capability >= 90}
-                yield product(capability, pointer, bits, weight, scale, blocks, constants)
+            flags = STEP if blocks.rows == 16 else MANY_ROWS if bits == 8 else MANY_ROWS_IN_EIGHTHS
+            constants = flags | {"IN_EIGHTHS": bits == 4, "DEPENDENT": True}
+            yield product(capability, pointer, bits, weight, scale, blocks, constants)
     heads = ("qkv", "q_norm", "k_norm", "k_cache", "v_cache", "adapter_k", "adapter_v", "out")
     types = dict.fromkeys(heads, pointer) | {"cos": "*fp32", "sin": "*fp32", "positions": "*i64", "table": "*i64"}
     types |= dict.fromkeys(("softmax_scale", "eps", "cap"), number)
-    for half_size, places, switches in ATTENTIONS:
+    # The kernel has no products of matrices, so that one case with blocks and one without show what a GPU takes.
+    for half_size, places, switches in ATTENTIONS if capability >= HOPPER else ATTENTIONS[1:3]:
         sizes = {"HALF": half_size, "BLOCK_HALF": triton.next_power_of_2(half_size), "QUERIES": 16, "PLACES": places}
-        sizes |= {"BLOCK_PLACES": 64, "DEPENDENT": capability >= 90, **LLAMA, **switches}
+        sizes |= {"BLOCK_PLACES": 64, "DEPENDENT": capability >= HOPPER, **LLAMA, **switches}
         yield f"attention {half_size} {places}", shared_bytes(kernels.attention, capability, types, sizes)
     types = dict.fromkeys(("x", "residual", "norm", "out"), pointer) | {"sums": "*fp32", "eps": number}
-    sizes = {"BLOCK": 1024, "DEPENDENT": capability >= 90}
+    sizes = {"BLOCK": 1024, "DEPENDENT": capability >= HOPPER}
     yield "add_normed", shared_bytes(kernels.add_normed, capability, types, sizes)
     types = dict.fromkeys(("table", "out"), pointer) | {"tokens": "*i64", "sums": "*fp32"}
-    yield "embed", shared_bytes(kernels.embed, capability, types, {"BLOCK": 1024, "DEPENDENT": capability >= 90})
+    yield "embed", shared_bytes(kernels.embed, capability, types, {"BLOCK": 1024, "DEPENDENT": capability >= HOPPER})
     widening = (("widen8", "*i8", "*fp32"), ("widen4", "*u8", "*fp16"), ("widen_eighths", "*i16", "*fp16"))
     for name, weight, scale in widening:
         types = {"weight": weight, "scale": scale, "out": pointer}
@@ -96,4 +101,5 @@ def compiled(capability: int, half: str) -> Iterator[tuple[str, int]]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(dict(compiled(int(sys.argv[1]), sys.argv[2]))))
+    given = zip(sys.argv[1::2], sys.argv[2::2], strict=True)
+    print(json.dumps({capability: dict(compiled(int(capability), half)) for capability, half in given}))

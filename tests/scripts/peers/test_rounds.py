@@ -3,7 +3,6 @@
 import os
 import re
 import sys
-from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,7 @@ from scripts.bench_peers import load, main, save
 from scripts.pages.render import render
 from scripts.peers.child import OPENERS, answer
 from scripts.peers.measuring import MemoryReader, measure_decoder, median_of_warm
-from scripts.peers.processes import Child, Children, run_child
+from scripts.peers.processes import Child, run_child
 from scripts.peers.report import share_of
 from scripts.peers.results import Missing, Results, Row
 from scripts.peers.rounds import Plan, run_rounds
@@ -403,24 +402,4 @@ def test_a_task_is_answered_by_a_process_of_its_own(tmp_path: Path) -> None:
         ("ours-float32", *rung) for rung in task.rungs
     ]
     assert all(one.rate > 0 for one in reply.figures)
-    assert run_child(replace(task, only_files=True, engine=replace(task.engine, file="no file"))).problem == "failed"
-
-
-@pytest.mark.slow
-def test_the_engines_of_a_gpu_run_in_one_process(tmp_path: Path) -> None:
-    plan = Plan(
-        device="cuda", on="cpu", sizes=("tiny",), batch_sizes=(2,), job_sizes=(2,), work=str(tmp_path), budget=0.1
-    )
-    tasks = [task for task in plan.tasks() if task.engine.program not in ("llama.cpp", "hf-compiled")]
-
-    with closing(Children()) as children:
-        replies = [children(task) for task in tasks]
-        processes = len(children._children)
-
-    assert [reply.reason for reply in replies if reply.problem] == []
-    for task, reply in zip(tasks[1:], replies[1:], strict=True):  # the first ones are ceilings
-        assert [(one.engine, one.part, one.batch) for one in reply.figures] == [
-            (task.engine.name, *rung) for rung in task.rungs
-        ]
-    assert all(figure.rate > 0 for reply in replies for figure in reply.figures)
-    assert processes == 1
+    assert answer(replace(task, only_files=True, engine=replace(task.engine, file="no file"))).problem == "failed"
