@@ -261,7 +261,7 @@ def _add(options: Table, table: Table) -> None:
             _add(own, value)
         elif key not in options:
             options[key] = value
-            options.lines |= {key: table.lines[key]} if key in table.lines else {}
+            options.lines[key] = table.lines[key]
 
 
 def _read_options(words: list[_Word], *, source: str) -> Table:

@@ -284,10 +284,11 @@ def test_an_option_replaces_its_key_and_no_other(
     ],
 )
 def test_a_refused_option_has_its_line(options: str, told: str, tmp_path: Path) -> None:
-    (tmp_path / "p.yaml").write_text("\n\n\n\ncontext: {mode: 0}\n")
+    (tmp_path / "p.yaml").write_text("\n\n\n\ncontext: {mode: 0}\nseed: 0\n")
     found = imported(tmp_path, "run.sh", f"python run_mindformer.py --config p.yaml \\\n{options}\n")
     with pytest.raises(UsageError, match=re.escape(f"run.sh:2: MindFormers's {told}")):
         found.check("run.sh")
+    assert [entry.line for entry in found.report if entry.key == "seed"] == [6]  # of the YAML
 
 
 def line(text: str) -> Imported:
