@@ -5,6 +5,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,19 +38,27 @@ class _Script(NamedTuple):
 
 _SEVERAL = ("predict_data", "modal_type", "adapter_id", "options")  # options with several values
 _SHARP = "\ue000"  # stands for # within a word, where it begins no comment
-_COPIED = re.compile(r"[—–]+-*[a-z_]+(=.*)?|“[^”\s]*|‘[^’\s]*")  # a word that begins with a typographic dash or quote
+# A script or an option with non-breaking spaces, as pages have them. In a text they belong to it.
+_JOINED = re.compile(r"(?!.* )(?:(?:--[\w.-]+|python\S*|\S+\.py)\u00a0|.*\u00a0--[a-z])")
+_COPIED = re.compile(r"[—–]+-*[a-zA-Z][\w.-]*(=.*)?|“[^”\s]*|‘[^’\s]*")  # begins with a typographic dash or quote
 _OPERATOR = re.compile(r"[;&]+|[|<]\S*|[\d&]?>>?(&\d|[^\s<>]*)")  # of a shell, such as `2>&1`
 # Programs and modules that start a program once per device, and their options with the count or the list of these.
 _LAUNCHERS = ("torchrun", "msrun", "torch.distributed.run", "torch.distributed.launch", "paddle.distributed.launch")
 _NUM_DEVICES, _DEVICES = ("nproc_per_node", "worker_num"), ("gpus", "devices")
 
 
-class _Operator(str):
-    """A word that is a shell's operator. It ends the options of a program."""
+class _Bare(str):
+    """A word of a file without quotes."""
+
+
+def _is_operator(word: str) -> bool:
+    """Whether a word is a shell's operator. It ends the options of a program."""
+    return isinstance(word, _Bare) and _OPERATOR.fullmatch(word) is not None
 
 
 _PLACES = {name: f"context.{name}" for name in ("mode", "device_target", "device_id")}
-_MINDFORMERS = _Script(import_mindformers, places=_PLACES | {"do_sample": "model.model_config.do_sample"})
+# Of the two tables that may have do_sample, generation_config has precedence.
+_MINDFORMERS = _Script(import_mindformers, places=_PLACES | {"do_sample": "generation_config.do_sample"})
 _SCRIPTS = {
     "run_mindformer.py": _MINDFORMERS,
     "run_mindformers.py": _MINDFORMERS,
@@ -75,16 +84,22 @@ def import_file(path: str) -> Imported:
 def import_line(words: Sequence[str]) -> Imported | None:
     """The settings for a command line of another system, or for that in a .sh file, such as `bash predict.sh`.
 
-    None if it runs no known script, or if its script is a file here, which can be run itself. Raises as `import_file`.
+    None if it runs no known script, or if its script is a file here, which can be run itself. Raises as `import_file`,
+    and UsageError for such a script in a .sh file.
     """
-    source = "the command line"
-    parts = (re.split("[\u00a0\u3000]+", word) if word.startswith(("--", "python")) else [word] for word in words)
+    source, folder = "the command line", Path()
+    parts = ([*filter(None, word.split("\u00a0"))] if _JOINED.match(word) else [word] for word in words)
     name, options = _find_script([(word, None, 0) for several in parts for word in several], source=source)
-    if not name and {*words[:-1]} <= {"bash", "sh"} and words[-1].endswith(".sh") and Path(words[-1]).is_file():
-        return import_file(words[-1])
-    if not name or Path(name).exists():
-        return None
-    return _import_options(name, options, source=source, folder=Path())
+    is_sh = not name and {*words[:-1]} <= {"bash", "sh"} and words[-1].endswith(".sh") and Path(words[-1]).is_file()
+    if is_sh:
+        source, folder = words[-1], Path(words[-1]).parent
+        name, options = _find_script(_split(read_content(source), source=source), source=source)
+    if name and not Path(name).exists():
+        return _import_options(name, options, source=source, folder=folder)
+    if is_sh:
+        what = f"`{name}`, which is a file here" if name else "no script of another system"
+        raise UsageError(f"`{source}` runs {what}", hint="name the Python program itself: run-reference PROGRAM.py ...")
+    return None
 
 
 def without_launcher(words: Sequence[str]) -> tuple[list[str], Any]:
@@ -107,13 +122,19 @@ def _import_table(data: Table, *, source: str) -> Imported:
 
 
 def _split(text: str, *, source: str, first: int | None = 1) -> list[_Word]:
-    """The words of a command line, which may have several lines, and prompts. `first` is the number of the first."""
-    whole = re.sub(r"(?m)^([ \t]*)>(?=[ \t]+--)", r"\1 ", f"{text}\n")
+    """The words of a command line, which may have several lines. `first` is the number of the first.
+
+    If `>` begins a line with an option, or two lines, it is a prompt, and the same before other lines. The `>` of
+    `   > log.txt` then has another indentation.
+    """
+    if prompt := re.search(r"(?m)^([ \t]*>)(?=[ \t]+--|[ \t].*\\[^\S\n]*\n\1[ \t])", text):
+        text = re.sub(rf"(?m)^{prompt[1]}[ \t]", "", text)
+    whole = f"{text}\n"
     text = re.sub(r"\\([^\S\n]*(?:#.*)?\n)", r" \1", re.sub(r"(?<=\S)#", _SHARP, whole))
     stream = io.StringIO(text)
     lexer = shlex.shlex(stream, posix=True, punctuation_chars=False)
     lexer.whitespace_split = True
-    lexer.whitespace += "\u00a0\u3000"
+    lexer.whitespace += "\u00a0"
     words: list[_Word] = []
     while True:
         begin = stream.tell()
@@ -127,8 +148,8 @@ def _split(text: str, *, source: str, first: int | None = 1) -> list[_Word]:
         word = word.replace(_SHARP, "#")
         num_before = text.count("\n", 0, stream.tell() - 1) - word.count("\n")
         begun = num_before - len(re.findall(r"\\[^\S\n]*(?:#.*)?\n", whole[: stream.tell() - 1]))
-        if text[stream.tell() - 2] not in "\"'" and _OPERATOR.fullmatch(word):
-            word = _Operator(word)
+        if text[stream.tell() - 2] not in "\"'":
+            word = _Bare(word)
         words.append((word, None if first is None else first + num_before, begun))
 
 
@@ -165,7 +186,12 @@ def _find_script(words: list[_Word], *, source: str) -> tuple[str, list[_Word]]:
         if ".py" in word and len(word.split()) > 1:
             name, options = _find_script(_split(word, source=source, first=number), source=source)
             if name:
-                num_devices = [one for one in after[:1] if not isinstance(one[0], _Operator)]  # then a port, a folder
+                rest = [one for one in after if one[2] == after[0][2]]  # a number of devices, a port, a folder
+                rest = [*takewhile(lambda one: not _is_operator(one[0]), rest)]
+                if outside := next((one for one in rest if one[0].startswith("--")), None):
+                    what = f"{_place(source, outside[1])}: `{outside[0]}` follows the quoted line of a program"
+                    raise UsageError(what, hint="write the options of the program inside of the quotes")
+                num_devices = rest[:1]
                 return name, [*options, *(("--worker_num", *one[1:]) for one in num_devices), *num_devices]
     return "", words
 
@@ -190,30 +216,52 @@ def _import_options(name: str, words: list[_Word], *, source: str, folder: Path)
         options[script.settings_file], options["load_checkpoint"] = files[0], model
     for key, value in script.implied.items():
         options.setdefault(key, value)
-    if isinstance(config := options.get(script.settings_file), str):
-        table = read_yaml(str(beside if (beside := folder / config).exists() else Path(config)))
-        own = {key: value for key, value in table.items() if key not in options}
-        options.lines |= {key: line for key, line in table.lines.items() if key in own}
-        options.source = table.source
-        options.update(own)
+    if script is _MINDFORMERS and isinstance(texts := options.get("predict_data"), list) and len(texts) == 1:
+        options["predict_data"] = texts[0].replace(r"\n", "\n")  # as run_mindformer.py does
+    config = options.get(script.settings_file)
+    if isinstance(config, str):
         del options[script.settings_file]
-    _nest(options, script.places)
+    options = _nested(options, script.places, source=source)
+    if isinstance(config, str):
+        _add(options, read_yaml(str(beside if (beside := folder / config).exists() else Path(config))))
     return script.import_settings(options)
 
 
-def _nest(options: Table, places: Mapping[str, str]) -> None:
-    """Move options with a place, such as `--model.model_config.top_k 3` and `--options model.model_config.top_k=3`."""
-    placed = {places.get(name, name): options.pop(name) for name in list(options) if name in places or "." in name}
-    pairs = more if isinstance(more := options.pop("options", None), list) else ()
-    placed |= {name: _typed(value) for name, _, value in (one.partition("=") for one in pairs)}
-    for path, value in placed.items():
-        table, (*parents, last) = options, path.split(".")
+def _nested(options: Table, places: Mapping[str, str], *, source: str) -> Table:
+    """Options in tables, such as `--mode 1`, `--context.mode 1` and `--options context.mode=1`.
+
+    Raises UsageError for a pair without `=`.
+    """
+    nested = Table()
+    line = options.lines.get("options")
+    pairs = options.pop("options", [])
+    given = [(places.get(name, name), value, options.lines.get(name)) for name, value in options.items()]
+    for pair in pairs if isinstance(pairs, list) else [""]:
+        name, equals, value = pair.partition("=")
+        if not name or not equals:
+            raise UsageError(f"{_place(source, line)}: `--options` is followed by KEY=VALUE, got `{pair}`")
+        given.append((name, _typed(value), line))
+    for path, value, number in given:
+        table, (*parents, last) = nested, path.split(".")
         for parent in parents:
             if not isinstance(table.get(parent), Table):
                 table[parent] = Table()
             table = table[parent]
         table[last] = value
-        table.lines.pop(last, None)
+        if number is not None:
+            table.lines[last] = number
+    return nested
+
+
+def _add(options: Table, table: Table) -> None:
+    """Add the keys of a YAML that no option replaces."""
+    options.source = table.source
+    for key, value in table.items():
+        if isinstance(value, Table) and isinstance(own := options.get(key), Table):
+            _add(own, value)
+        elif key not in options:
+            options[key] = value
+            options.lines[key] = table.lines[key]
 
 
 def _read_options(words: list[_Word], *, source: str) -> Table:
@@ -222,21 +270,25 @@ def _read_options(words: list[_Word], *, source: str) -> Table:
     name: str | None = None
     line = 0
     for word, number, begun in words:
-        if options and isinstance(word, _Operator):
+        if options and _is_operator(word):
             break
         if name in _SEVERAL and isinstance(options[name], list) and begun > line:
             name = None
         line = begun + word.count("\n")
         place = _place(source, number)
-        if _COPIED.fullmatch(word):
+        if isinstance(word, _Bare) and _COPIED.fullmatch(word):
             raise UsageError(f"{place}: `{word}` begins with a typographic dash or quote", hint="write -- or '")
+        word = str(word)
         if word.startswith("--"):
             name, equals, value = word.removeprefix("--").partition("=")
             name = name.replace("-", "_")
+            if not re.fullmatch(r"[\w.]+", name):
+                hint = "write plain spaces, and -- before a name of letters, digits and _"
+                raise UsageError(f"{place}: `{word}` is no option", hint=hint)
             if name in options:
                 first = f", first in line {options.lines[name]}" if name in options.lines else ""
                 raise UsageError(f"{place}: `--{name}` is given twice{first}")
-            options[name] = (value if name in _SEVERAL else _typed(value)) if equals else True
+            options[name] = ([value] if name in _SEVERAL else _typed(value)) if equals else True
             if number is not None:
                 options.lines[name] = number
             name = None if equals else name

@@ -165,8 +165,9 @@ def _rules(system: str, special: Mapping[str, Rule]) -> dict[str, Rule]:
 
 def _do_sample(imported: Import, key: str, value: Any) -> None:
     """The rule for the switch of sampling, which is off unless it is True."""
-    temperature = imported.value(key.replace("do_sample", "temperature"), 1.0) if value is True else 0.0
-    imported.take(key, {"generation.temperature": temperature})
+    paths = ("generation_config.temperature", key.replace("do_sample", "temperature"), f"{_CONFIG}.temperature")
+    given = (found for path in paths if (found := imported.value(path)) is not None)
+    imported.take(key, {"generation.temperature": next(given, 1.0) if value is True else 0.0})
 
 
 def _drawn(imported: Import, key: str, value: Any) -> None:
@@ -210,10 +211,12 @@ def _run_mode(imported: Import, key: str, value: Any) -> None:
 
 def _prompts(imported: Import, key: str, value: Any) -> None:
     texts = [str(text) for text in (value if isinstance(value, list) else [value])]
-    if texts and all(text.endswith((".txt", ".json", ".jsonl")) for text in texts):
+    if value is True:
+        imported.refuse(key, "wanted a text, got none")
+    elif texts and all(text.endswith((".txt", ".json", ".jsonl")) for text in texts):
         imported.take(key, {"prompt.prompt_file": texts, "prompt.raw": True})
     else:
-        prompt = texts[0].replace(r"\n", "\n") if len(texts) == 1 else texts  # as run_mindformer.py does
+        prompt = texts[0] if len(texts) == 1 else texts
         imported.take(key, {"prompt.prompt": prompt, "prompt.raw": True}, "continued without a template")
 
 
@@ -310,9 +313,14 @@ _MINDFORMERS_RULES = _rules(
         "output_dir": _output_dir,
         "predict_data": _prompts,
         "seed": ignored_if(
-            lambda imported, value: imported.value(f"{_CONFIG}.do_sample") is not True,
+            lambda imported, value: not imported.is_sampled,
             "the most probable token is taken",
             number("generation.seed"),
+        ),
+        "modal_type": ignored_if(
+            lambda imported, value: all(one == "text" for one in (value if isinstance(value, list) else [value])),
+            "all of predict_data is text",
+            refused("all of predict_data is text; `llama-adapter ask PICTURE --question TEXT` asks about pictures"),
         ),
         f"{_CONFIG}.batch_size": ignored_if(
             lambda imported, value: imported.value("predict_batch_size") is not None,
@@ -359,7 +367,8 @@ def import_mindformers(data: Mapping[str, Any]) -> Imported:
     imported = Import("MindFormers", data)
     imported.set("command", EXPORT if data.get("run_mode") == "export" else "generate")
     imported.is_sampled = imported.value("generation_config.do_sample", imported.value(f"{_CONFIG}.do_sample")) is True
-    imported.run(_MINDFORMERS_RULES, first=("load_checkpoint", "infer", "generation_config", "max_length"))
+    first = ("load_checkpoint", "infer", "predict_length", "generation_config", "max_length")
+    imported.run(_MINDFORMERS_RULES, first=first)
     if imported.is_export and imported.setting("output.out") is None:
         _output_dir(imported, "output_dir", "output")
     imported.set("prompt.raw", True)
@@ -513,8 +522,12 @@ def _few_bits(imported: Import, key: str, value: Any) -> None:
         one_of(_BITS, otherwise="other numbers of bits are not supported")(imported, key, name)
 
 
+def _num_ranks(imported: Import) -> Any:
+    return imported.value("world_size", imported.value("parallel_config.world_size", 1))
+
+
 def _all_ranks(imported: Import, key: str, value: Any) -> None:
-    size = imported.value("world_size", 1)
+    size = _num_ranks(imported)
     if value == size:
         imported.ignore(key, "one is the default" if size == 1 else "computation.tensor_parallel says it")
     else:
@@ -522,14 +535,18 @@ def _all_ranks(imported: Import, key: str, value: Any) -> None:
 
 
 def _one_or_all_ranks(imported: Import, key: str, value: Any) -> None:
-    if value == 1 and imported.value("world_size", 1) > 1:
+    if value == 1 and _num_ranks(imported) != 1:
         imported.ignore(key, "it is split over all ranks, as attention is")
     else:
         _all_ranks(imported, key, value)
 
 
+def _ranks_of_table(imported: Import, key: str, value: Any) -> None:
+    (_DEVICES if imported.value("world_size") is None else _all_ranks)(imported, key, value)
+
+
 _EXE_MODE = ignored_if(
-    lambda imported, value: value in _GRAPH_MODES and imported.value("world_size", 1) != 1,
+    lambda imported, value: value in _GRAPH_MODES and _num_ranks(imported) != 1,
     "several ranks run operator by operator: no graph holds the sums over them",
     _MODES,
 )
@@ -547,7 +564,7 @@ _MODEL_RUNNER_RULES = _rules(
             taken(lambda value: {"profiling.trace": "prof"}, "its folder, as there"),
         ),
         "model_config.enable_online_split_weight": ignored_if(
-            lambda imported, value: imported.value("world_size", 1) == 1,
+            lambda imported, value: _num_ranks(imported) == 1,
             "one device holds all weights",
             ignored_if(
                 lambda imported, value: value is True,
@@ -555,7 +572,8 @@ _MODEL_RUNNER_RULES = _rules(
                 refused("weights that were split offline, in rank_N folders, cannot be read: name the whole model"),
             ),
         ),
-        **dict.fromkeys(("parallel_config.attn_tp_size", "parallel_config.world_size"), _all_ranks),
+        "parallel_config.attn_tp_size": _all_ranks,
+        "parallel_config.world_size": _ranks_of_table,
         **dict.fromkeys(("parallel_config.lmhead_tp_size", "parallel_config.embed_tp_size"), _one_or_all_ranks),
         "data_config.do_sample": _do_sample,
         **dict.fromkeys((f"data_config.{name}" for name in _SAMPLING), _drawn),

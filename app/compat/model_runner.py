@@ -69,13 +69,13 @@ class ModelRunner:
         imported = import_model_runner(runner_settings).check("runner_settings", is_file=False).flat()
         data, config = (runner_settings.get(name) or {} for name in ("data_config", "model_config"))
         self.settings: dict[str, Any] = {**{name: imported[name] for name in _TAKEN if name in imported}, **settings}
-        self.model_name = runner_settings.get("model_name", "default_model_name")
-        self.model_path = runner_settings.get("model_path", config.get("model_path"))
+        name, self.model_path = (runner_settings.get(key) or config.get(key) for key in ("model_name", "model_path"))
+        self.model_name = name or "default_model_name"
         self.execute_mode: str = self.settings.get("mode", AUTO)  # `init_model` resolves it
         self.input_max_len: int = imported.get("max_prompt_tokens", 1024)
         self.max_new_tokens: int = imported.get("max_new_tokens", 32)
         self.batch_size: int = self.settings.get("batch_size", DEFAULT_BATCH_SIZE)
-        self.world_size: int = runner_settings.get("world_size", 1)
+        self.world_size: int = imported.get("tensor_parallel", 1)
         self.dtype: torch.dtype | None = DTYPES.get(self.settings.get("dtype", AUTO))  # None: chosen by `init_model`
         self.max_position_embeddings: int = data.get("max_position_embeddings", 131072)
         self.sampling = SamplingParams(**{name: imported[name] for name in _SAMPLING if name in imported})

@@ -50,7 +50,7 @@ _SAME: Final = {
 }
 _EMBEDDING, _HEAD = "tok_embeddings.weight", "output.weight"
 _ENDS: Final = (_EMBEDDING, _HEAD)
-_MEANING: Final = f"the folder is damaged, or was trained on another model; if it has added tokens or biases, {MERGE}"
+_MEANING: Final = "the folder is damaged, or was trained on another model; save it again with PEFT's `save_pretrained`"
 
 
 class Change(NamedTuple):
@@ -246,10 +246,11 @@ def _open(folder: Path, weight: float, *, names: Mapping[str, tuple[str, Shape]]
         if module in saved or (name in _ENDS and f"{module}.weight" in found):
             wanted[f"{module}.weight"] = shape
     what = f"The LoRA `{path}`"
+    meaning = f"{_MEANING}; or, if it has added tokens or biases, {MERGE}" if files[0].name == CONFIG else _MEANING
     if not wanted:
-        raise CheckpointError(f"{what} changes nothing: its {CONFIG} targets no module of a LLaMA", hint=_MEANING)
-    check_names(list(found), list(wanted), what=what, meaning=_MEANING)
-    check_shapes({key: tuple(tensor.shape) for key, tensor in found.items()}, wanted, what=what, meaning=_MEANING)
+        raise CheckpointError(f"{what} changes nothing: its {CONFIG} targets no module of a LLaMA", hint=meaning)
+    check_names(list(found), list(wanted), what=what, meaning=meaning)
+    check_shapes({key: tuple(tensor.shape) for key, tensor in found.items()}, wanted, what=what, meaning=meaning)
     if broken := [key for key, tensor in found.items() if not bool(tensor.isfinite().all())]:
         raise CheckpointError(
             f"{what} holds numbers that are not finite, in {list_keys(broken)}",

@@ -15,6 +15,7 @@ from llama_adapter.runtime.tensor_files.arrays import list_keys, read_json
 from llama_adapter.runtime.tensor_files.ckpt_files import read_ckpt
 from llama_adapter.runtime.tensor_files.files import read_tensor_file
 from llama_adapter.runtime.tensor_files.paddle_files import read_pdparams
+from llama_adapter.runtime.text import shown_excerpt
 
 _PADDLE_CONFIG: Final = "lora_config.json"
 _PADDLE_WEIGHTS: Final = "lora_model_state.pdparams"
@@ -48,17 +49,27 @@ def read_neighbour_lora(folder: Path) -> Factors | None:
 def _paddle(folder: Path) -> Factors:
     path = folder / _PADDLE_CONFIG
     files = sorted(folder.glob("peft_model*.safetensors")) or [folder / _PADDLE_WEIGHTS]
+    names, count = [one.name for one in files], len(files)
+    shards = [f"peft_model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
+    if names not in (shards, ["peft_model.safetensors"], [_PADDLE_WEIGHTS]):
+        raise CheckpointError(
+            f"`{folder}` has {list_keys(names)}: shards are missing, or they are of several checkpoints",
+            hint="copy the whole folder of one checkpoint again",
+        )
     config = read_json(path)
     if others := [name for name in ("trainable_bias", "lora_use_mixer", "do_qat", "pissa") if config.get(name)]:
         raise CheckpointError(
             f"`{path}` sets {list_keys(others)}, which is not supported", hint="merge it with `merge_lora_params.py`"
         )
     tensors = {}
-    shards = [read_pdparams(one) if one.suffix == ".pdparams" else read_tensor_file(one).tensors for one in files]
-    for name, tensor in (pair for shard in shards for pair in shard.items()):
+    stored = [read_pdparams(one) if one.suffix == ".pdparams" else read_tensor_file(one).tensors for one in files]
+    for name, tensor in (pair for shard in stored for pair in shard.items()):
         match = _PADDLE_FACTOR.fullmatch(name)
         module = name if match is None else match[1] if match[1] == "lm_head" else f"model.{match[1]}"
-        tensors[name if match is None else f"{module}.lora_{match[2]}"] = tensor.transpose(0, -1)
+        key = name if match is None else f"{module}.lora_{match[2]}"
+        if key in tensors:
+            raise CheckpointError(f"`{folder}` has `{shown_excerpt(name)}` twice", hint="copy the whole folder again")
+        tensors[key] = tensor.transpose(0, -1)
     scale = {"r": config.get("r"), "lora_alpha": config.get("lora_alpha"), "use_rslora": bool(config.get("rslora"))}
     return _factors(path, files, tensors, **scale)
 

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,33 @@ def test_the_changes_are_those_of_peft(write: Callable[..., None], tmp_path: Pat
         assert torch.equal(change.left_OR, wanted.changes[name].left_OR)
         assert torch.equal(change.right_RI, wanted.changes[name].right_RI)
     assert torch.equal(found.changes["output.weight"].applied(weight), wanted.changes["output.weight"].applied(weight))
+
+
+def shard(folder: Path, number: int, *, of: int) -> Path:
+    return folder / f"peft_model-0000{number}-of-0000{of}.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (
+            lambda folder: shard(folder, 1, of=2).unlink(),
+            "has `peft_model-00002-of-00002.safetensors`: shards are missing",
+        ),
+        (lambda folder: shutil.copy(shard(folder, 1, of=2), shard(folder, 1, of=3)), "or they are of several"),
+        (
+            lambda folder: shutil.copy(shard(folder, 1, of=2), folder / "peft_model.safetensors"),
+            "or they are of several",
+        ),
+        (lambda folder: shutil.copy(shard(folder, 1, of=2), shard(folder, 2, of=2)), "lora_A` twice"),
+    ],
+    ids=["missing", "stale", "beside one file", "the same"],
+)
+def test_shards_are_those_of_one_checkpoint(damage: Callable[[Path], object], said: str, tmp_path: Path) -> None:
+    unified(tmp_path)
+    damage(tmp_path)
+    with pytest.raises(CheckpointError, match=said):
+        open_loras([str(tmp_path)], CONFIG)
 
 
 def test_paddle_s_rslora_divides_by_the_root_of_the_rank(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Settings of other systems: each key is taken, ignored or refused, with its line. No key is dropped silently."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def test_a_command_of_mindformers_reads_its_yaml_and_has_precedence(tmp_path: Pa
         ("", "Hello, world"),
         ("hi 'a b'", ["Hello, world", "hi", "a b"]),
         ("'>50K' 'b|c'", ["Hello, world", ">50K", "b|c"]),
-        ("3.10 C# '“Twas the night'", ["Hello, world", "3.10", "C#", "“Twas the night"]),
+        ("3.10 C# '“Twas the night' '—hello'", ["Hello, world", "3.10", "C#", "“Twas the night", "—hello"]),
     ):
         ended = f"{command % more} > log.txt 2>&1 &\necho done\n"
         found = imported(tmp_path, "run.sh", ended)
@@ -138,6 +139,16 @@ def test_unknown_and_empty_keys_are_in_the_report(tmp_path: Path) -> None:
             "run_mindformer.py --predict_data “I love it”".encode(),
             "`“I` begins with a typographic dash or quote",
         ),
+        ("x.sh", "run_mindformer.py --predict_data ‘Twas".encode(), "`‘Twas` begins with a typographic dash or quote"),
+        ("x.sh", "predictor.py --a 1 —max-length 5".encode(), "`—max-length` begins with a typographic dash"),
+        ("x.sh", "predictor.py \\\n--dtype\u3000float16".encode(), "x.sh:2: `--dtype\u3000float16` is no option"),
+        (
+            "x.sh",
+            b"run_mindformer.py \\\n--options seed=1 key",
+            "x.sh:2: `--options` is followed by KEY=VALUE, got `key`",
+        ),
+        ("x.sh", b"run_mindformer.py --options --mode 1", "`--options` is followed by KEY=VALUE, got ``"),
+        ("x.sh", b"msrun.sh 'run_mindformer.py --mode 1' 2 --do_sample True", "`--do_sample` follows the quoted line"),
     ],
     ids=lambda value: repr(value)[:60],
 )
@@ -193,7 +204,7 @@ COPIED = """\
 # the text of a page, with prompts
 $ CUDA_VISIBLE_DEVICES=0 python predictor.py \\\u00a0
 >  --model_name_or_path a \\     # the model
-> --dtype\u00a0float16\u3000--batch_size 2 \\
+> --dtype\u00a0float16\u00a0--batch_size 2 \\
    > log.txt 2>&1
 """
 
@@ -207,10 +218,31 @@ def test_a_copied_line_may_have_prompts_comments_and_other_blanks(tmp_path: Path
         "batch_size": 4,
         "example": None,
     }
-    words = ["python", "predictor.py", "--model_name_or_path\u00a0a", "--dtype", "float16", "--batch_size\u00a02"]
+    words = ["python\u00a0predictor.py\u00a0--model_name_or_path\u00a0a", "--dtype", "float16\u00a0--batch_size", "2"]
     by_shell = import_line(words)
     assert by_shell is not None
     assert by_shell.settings == found.settings
+    for text in ("“你好”\u3000世界", "un\u00a0mot"):
+        within = import_line(["run_mindformer.py\u00a0--run_mode\u00a0predict", f"--predict_data={text}"])
+        assert within is not None
+        assert within.settings["prompt"]["prompt"] == text
+
+
+@pytest.mark.parametrize(
+    ("lines", "prompt"),
+    [
+        (["--predict_data", '> "hello"', "> world"], ["hello", "world"]),
+        (["--predict_data", '> "hello"', "> --run_mode predict"], "hello"),
+        (["--predict_data hello", "> log.txt"], "hello"),
+        (["--predict_data hello", "  > log.txt", "2>&1"], "hello"),
+        (["--predict_data hello\u3000world"], "hello\u3000world"),
+    ],
+)
+def test_a_prompt_begins_each_line_and_a_redirection_is_none(
+    lines: list[str], prompt: str | list[str], tmp_path: Path
+) -> None:
+    found = imported(tmp_path, "run.sh", " \\\n".join(["python run_mindformer.py", *lines]))
+    assert found.settings["prompt"]["prompt"] == prompt
 
 
 def test_options_of_run_mindformer_replace_keys_in_tables_of_its_yaml(tmp_path: Path) -> None:
@@ -229,6 +261,34 @@ def test_options_of_run_mindformer_replace_keys_in_tables_of_its_yaml(tmp_path: 
     assert found.settings["computation"] == {"tensor_parallel": 2, "mode": "eager", "device": "cpu"}
     assert found.settings["generation"] == {"temperature": 0.0, "max_length": 64, "max_new_tokens": 64}
     assert found.settings["prompt"]["prompt"] == "one\ntwo"
+
+
+@pytest.mark.parametrize(("table", "options", "expected"), yaml.safe_load((SETTINGS / "options.yaml").read_text()))
+def test_an_option_replaces_its_key_and_no_other(
+    table: str, options: str, expected: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "p.yaml").write_text(table)
+    found = imported(tmp_path, "run.sh", f"python run_mindformer.py --config p.yaml {options}\n")
+
+    assert found.refused == ()
+    assert {section: found.settings.get(section, {}) for section in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ("--mode 5", "`context.mode` is refused: wanted 0 (graph) or 1 (eager), got 5"),
+        ("--options context.mode=5", "`context.mode` is refused: wanted 0 (graph) or 1 (eager), got 5"),
+        ("--adapter_id one", "`adapter_id` is refused: take it out, and name the folder"),
+        ("--predict_data", "`predict_data` is refused: wanted a text, got none"),
+    ],
+)
+def test_a_refused_option_has_its_line(options: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text("\n\n\n\ncontext: {mode: 0}\nseed: 0\n")
+    found = imported(tmp_path, "run.sh", f"python run_mindformer.py --config p.yaml \\\n{options}\n")
+    with pytest.raises(UsageError, match=re.escape(f"run.sh:2: MindFormers's {told}")):
+        found.check("run.sh")
+    assert [entry.line for entry in found.report if entry.key == "seed"] == [6]  # of the YAML
 
 
 def line(text: str) -> Imported:
@@ -352,6 +412,14 @@ def test_a_script_that_is_here_and_an_unknown_one_are_not_translated(
         found = import_line(words)
         assert found is not None
         assert found.settings["model"] == {"model": "x"}
+    for text, told in (
+        ("python predictor.py --model_name_or_path x", "`predict.sh` runs `predictor.py`, which is a file here"),
+        ("python mine.py --model_name_or_path x", "`predict.sh` runs no script of another system"),
+        ("python infer.py --model_path x --world_size 2", "`predict.sh` runs no script of another system"),
+    ):
+        (tmp_path / "predict.sh").write_text(text)
+        with pytest.raises(UsageError, match=told):
+            import_line(["bash", "predict.sh"])
     assert import_line(["demo.py", "predict.sh"]) is None
     assert import_line(["demo.py", "a.py b", "--x", "1", "2"]) is None
 

@@ -26,10 +26,12 @@ SETTINGS: dict[str, Any] = {
 
 
 def test_settings_may_all_be_in_tables() -> None:
-    config = {"model_path": "x", "exe_mode": "eager"}
-    settings = {"model_config": config, "scheduler_config": {"max_new_tokens": 5}, "parallel_config": {"world_size": 1}}
-    runner = ModelRunner(settings, device="cpu")
-    assert (runner.model_path, runner.max_new_tokens, runner.execute_mode) == ("x", 5, "eager")
+    config = {"model_name": "mine", "model_path": "x", "exe_mode": "eager"}
+    settings = {"model_config": config, "scheduler_config": {"max_new_tokens": 5}, "parallel_config": {"world_size": 2}}
+    for more in ({}, {"model_name": "", "model_path": ""}):
+        runner = ModelRunner(settings | more, device="cpu")
+        assert (runner.model_name, runner.model_path) == ("mine", "x")
+        assert (runner.max_new_tokens, runner.execute_mode, runner.world_size) == (5, "eager", 2)
 
 
 class AboutTheStar(ModelRunner):

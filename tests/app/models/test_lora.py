@@ -236,6 +236,9 @@ def test_whole_weights_may_be_there_twice_and_untrained(folders: Callable[[str],
         lambda tensors: tensors.update({f"base_model.model.lm_head.{name}.weight": one for name, one in more.items()})
     )(folder)
     assert torch.equal(our_logits(llama_dir=str(LLAMA), lora=folder), wanted)
+    retensored(lambda tensors: tensors["base_model.model.lm_head.modules_to_save.weight"].add_(1))(folder)
+    with pytest.raises(CheckpointError, match="or a tensor twice"):
+        open_loras([str(folder)], CONFIG)
 
 
 @pytest.mark.slow
@@ -337,6 +340,14 @@ def test_fields_that_exclude_each_other() -> None:
         CaptionerSpec(lora=[""])
     with pytest.raises(UsageError, match="FOLDER=WEIGHT"):
         open_loras(["x=heavy"], CONFIG)
+
+
+def test_a_folder_of_lora_folders_names_them(tmp_path: Path) -> None:
+    for name in ("checkpoint-100", "checkpoint-200"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="and its folders `checkpoint-100`, `checkpoint-200` have one"):
+        open_loras([str(tmp_path)], CONFIG)
 
 
 def edited(**entries: Any) -> Callable[[Path], None]:

@@ -194,8 +194,9 @@ def test_a_folder_of_that_name_without_a_package_is_no_mindformers(program: Prog
 
 def test_sampling_can_be_switched_on_for_a_call(program: Program) -> None:
     ran = program(
-        "from mindformers import AutoModelForCausalLM, pipeline\n"
-        f"model = AutoModelForCausalLM.from_pretrained({str(TINY)!r}, do_sample=False, seq_length=64)\n"
+        "from mindformers import AutoModelForCausalLM, LlamaForCausalLM, pipeline\n"
+        "assert AutoModelForCausalLM is LlamaForCausalLM\n"
+        f"model = LlamaForCausalLM.from_pretrained({str(TINY)!r}, do_sample=False, seq_length=64)\n"
         "complete = pipeline('text_generation', model)\n"
         "texts = [str(complete('a', seed=seed, do_sample=True, max_new_tokens=6)) for seed in (1, 2, 3)]\n"
         "print(len(set(texts)), complete.captioner.info.context)\n"
