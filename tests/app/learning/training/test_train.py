@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -280,7 +281,8 @@ DYING = """
 import os
 from llama_adapter.app.learning.training.stepping import Stepper
 def step(self, *arguments, step=Stepper.step, **options):
-    if os.environ.get("DIES") == os.environ["RANK"]: os.kill(os.getpid(), 9)
+    if os.environ.get("DIES") == os.environ["RANK"]:
+        os.kill(os.getpid(), 9)
     return step(self, *arguments, **options)
 Stepper.step = step
 """
@@ -304,7 +306,7 @@ def on_ranks(pets: Path, encoded: list[str], tmp_path_factory: pytest.TempPathFa
     start ranks.
     """
     folder = tmp_path_factory.mktemp("ranks")
-    own = [f"MASTER_PORT={free_port()}" for _ in range(2)]
+    own = [f"MASTER_PORT={port}" for port in free_ports(2)]
 
     def learn(name: str, *flags: str) -> list[str]:
         return ["train", str(pets), "--out", str(folder / f"{name}.pth"), *STEADY, *encoded, "--device", "cpu", *flags]
@@ -336,9 +338,15 @@ def on_ranks(pets: Path, encoded: list[str], tmp_path_factory: pytest.TempPathFa
     return OnRanks(folder, ran.returncode, separated(out, err)[:2], separated(other_out, other_err), lost)
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
+def free_ports(number: int) -> list[int]:
+    """Free ports below those that the system gives to programs which ask for any, so that they stay free."""
+    found: list[int] = []
+    for port in range(20_000 + os.getpid() % 10_000, 32_000):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            found.append(port)
+        if len(found) == number:
+            break
+    return found
 
 
 @pytest.mark.proves("train: several ranks", "CPU")
