@@ -45,14 +45,22 @@ for words in json.loads(sys.argv[1]):
 """
 
 
+def several(commands: Iterable[Sequence[str | Path]], *, before: str = "") -> list[str]:
+    """The command line of a process that runs `before`, a program, and then the commands one after the other."""
+    return [sys.executable, "-c", before + _SEVERAL, json.dumps([[*map(str, words)] for words in commands])]
+
+
+def separated(out: str, err: str) -> list[Ran]:
+    """What each command said, in the output of a process of `several`."""
+    outs, errs = (re.split(r"^ended with (\d+) (.*)\n", said, flags=re.MULTILINE) for said in (out, err))
+    return [Ran(int(outs[at + 1]), outs[at], errs[at], outs[at + 2].split()) for at in range(0, len(outs) - 1, 3)]
+
+
 def run_several(
     commands: Iterable[Sequence[str | Path]], *, before: str = "", environ: Mapping[str, str] | None = None
 ) -> list[Ran]:
     """Run commands one after the other in one new process, which first runs the program `before`."""
-    asked = json.dumps([[*map(str, words)] for words in commands])
-    command = [sys.executable, "-c", before + _SEVERAL, asked]
-    ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environ)
+    ran = subprocess.run(several(commands, before=before), capture_output=True, text=True, cwd=ROOT, env=environ)
     assert ran.returncode == 0, ran.stderr
     assert "Traceback" not in ran.stderr, ran.stderr
-    out, err = (re.split(r"^ended with (\d+) (.*)\n", said, flags=re.MULTILINE) for said in (ran.stdout, ran.stderr))
-    return [Ran(int(out[at + 1]), out[at], err[at], out[at + 2].split()) for at in range(0, len(out) - 1, 3)]
+    return separated(ran.stdout, ran.stderr)

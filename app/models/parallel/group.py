@@ -27,6 +27,7 @@ from llama_adapter.app.models.parallel.rendezvous import (
     followed_key,
     join,
     leave,
+    require_no_group,
 )
 from llama_adapter.app.models.parallel.watch import FEW_BEATS, BeatWatch, Failure, StepWatch
 from llama_adapter.app.models.random_model import RandomLoader
@@ -75,6 +76,7 @@ class RankGroup:
         try:
             if place is None:
                 check()
+                require_no_group()
                 self._store, self._seen = self._start_ranks(spec)
             else:
                 self._store = environment_store(place, timeout_s=spec.parallel_timeout)

@@ -89,6 +89,15 @@ def _open_store(place: Launched, timeout: timedelta) -> Any:
     return TCPStore(address, port, place.size, is_master=True, timeout=timeout, master_listen_fd=listener.detach())
 
 
+def require_no_group() -> None:
+    """Raise UsageError if this process is in a process group already: `torch.distributed` allows one."""
+    if dist.is_initialized():
+        raise UsageError(
+            "This process has a process group of torch.distributed already",
+            hint="close the other captioner, or destroy your own group, before you load a model on several ranks",
+        )
+
+
 def join(
     store: Any, place: Launched, *, collectives: Collectives, timeout_s: float, device: torch.device
 ) -> tuple[Ranks, Channel]:
@@ -97,11 +106,7 @@ def join(
     Raises CollectiveError, and UsageError if a group exists already.
     """
     rank, size = place.rank, place.size
-    if dist.is_initialized():
-        raise UsageError(
-            "This process has a process group of torch.distributed already",
-            hint="close the other captioner, or destroy your own group, before you load a model on several ranks",
-        )
+    require_no_group()
     if device.type != "cpu":
         torch.get_device_module(device).set_device(device)
     library, timeout = LIBRARIES[collectives], timedelta(seconds=timeout_s)

@@ -1,11 +1,13 @@
-"""Loads a model in a separate process and prints the anonymous memory that it takes: the peak, and the final size.
+"""Loads models, each in a new process, and prints the anonymous memory that it takes: the peak, and the final size.
 
 Anonymous memory cannot be dropped, unlike pages of mapped files, which can be read again. Usage: `python -m` with a
-source (random, model=FOLDER or llama_dir=FOLDER), a dtype and a precision.
+dtype, and a source (random, model=FOLDER or llama_dir=FOLDER) and a precision for each model. The processes are forks
+of one that has imported what they need, which takes longer than loading.
 """
 
 import dataclasses
 import json
+import os
 import sys
 import threading
 from pathlib import Path
@@ -45,7 +47,8 @@ class Watch(threading.Thread):
             self.most = max(self.most, anonymous_bytes())
 
 
-def main(source: str, dtype: str, precision_name: str) -> None:
+def load(source: str, dtype: str, precision_name: str) -> None:
+    """Load a model and print its line."""
     precision: Any = precision_name
     options: dict[str, Any] = {"device": "cpu", "dtype": dtype, "batch_size": 1, "context": 64}
     watch = Watch()
@@ -60,7 +63,21 @@ def main(source: str, dtype: str, precision_name: str) -> None:
     watch.done.set()
     watch.join()
     stays = anonymous_bytes() - watch.first
-    print(json.dumps({"peak": max(watch.most - watch.first, stays), "stays": stays, "model": parts.info.name}))
+    taken = {"peak": max(watch.most - watch.first, stays), "stays": stays, "model": parts.info.name}
+    print(json.dumps(taken), flush=True)
+
+
+def main(dtype: str, *models: str) -> None:
+    for source, precision in zip(models[::2], models[1::2], strict=True):
+        child = os.fork()
+        if not child:
+            try:
+                load(source, dtype, precision)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        if os.waitpid(child, 0)[1] != 0:
+            sys.exit(f"{source} in {precision} was not loaded")
 
 
 if __name__ == "__main__":

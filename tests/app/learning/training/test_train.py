@@ -7,12 +7,14 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -35,7 +37,8 @@ from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.devices.cpu import CpuBackend
 from llama_adapter.runtime.errors import ExitCode
 from llama_adapter.runtime.tensor_files.files import read_safetensors
-from tests.app.command import Ran, Run
+from tests.app.command import Ran, Run, separated, several
+from tests.app.golden import ROOT
 from tests.app.learning.labelled.tables import write_lines
 from tests.app.learning.training.pets import CLASSES, draw_pets
 from tests.parity.golden import model_flags
@@ -45,8 +48,9 @@ pytestmark = pytest.mark.slow
 QUICK = ["--score", "loss", "--evaluate-every", "3", "--epochs", "2", "--batch-size", "8", "--sets", "bias"]
 QUICK += ["--lr", "1e-3"]
 # AdamW's first steps have the same size for a gradient of rounding errors as for any other. With a tiny rate the
-# weights hardly move, so that results computed differently stay comparable.
-STEADY = [*QUICK, "--lr", "1e-7"]
+# weights hardly move, so that results computed differently stay comparable. Clipping would hide a wrong size of all
+# gradients.
+STEADY = [*QUICK, "--lr", "1e-7", "--max-norm", "0"]
 OPENS = "llama_adapter.app.learning.training.run.open_trainable"
 SEEING = ["--tower-epochs", "1", "--epochs", "2", "--test", "0"]  # a small encoder learns first
 Train = Callable[..., Ran]
@@ -272,30 +276,88 @@ def assert_same_sums(folder: Path, whole: Path) -> None:
         assert float((mine[name] - other[name]).norm()) <= limit * float(other[name].norm()), name
 
 
-def torchrun(*arguments: str, timeout: float = 200) -> Ran:
-    """Run a program on two ranks."""
-    program = Path(sys.executable).with_name("torchrun")
+# A rank that the variable DIES names ends in its first step.
+DYING = """
+import os
+from llama_adapter.app.learning.training.stepping import Stepper
+def step(self, *arguments, step=Stepper.step, **options):
+    if os.environ.get("DIES") == os.environ["RANK"]:
+        os.kill(os.getpid(), 9)
+    return step(self, *arguments, **options)
+Stepper.step = step
+"""
+
+
+class OnRanks(NamedTuple):
+    """Runs of two ranks of `torchrun`, one after the other."""
+
+    folder: Path  # has `ddp.pth` and `fsdp.pth`
+    code: int  # of torchrun
+    first: list[Ran]  # of rank 0, with DDP and with FSDP
+    second: list[Ran]  # of rank 1
+    lost: str  # what rank 0 said when rank 1 had ended
+
+
+@pytest.fixture(scope="module")
+def on_ranks(pets: Path, encoded: list[str], tmp_path_factory: pytest.TempPathFactory) -> OnRanks:
+    """The run of `steady` with DDP, with FSDP, and one in which rank 1 dies.
+
+    In the first, the ranks meet as torchrun says; in the others at a port of their own, as with other programs that
+    start ranks.
+    """
+    folder = tmp_path_factory.mktemp("ranks")
+    own = [f"MASTER_PORT={port}" for port in free_ports(2)]
+
+    def learn(name: str, *flags: str) -> list[str]:
+        return ["train", str(pets), "--out", str(folder / f"{name}.pth"), *STEADY, *encoded, "--device", "cpu", *flags]
+
+    apart = "TORCHELASTIC_USE_AGENT_STORE=False"
+    commands = several(
+        [
+            learn("ddp", "--parallel", "ddp"),
+            [own[0], apart, *learn("fsdp", "--parallel", "fsdp")],
+            [own[1], "DIES=1", *learn("lost", "--rank-timeout", "30")],
+        ],
+        before=DYING,
+    )
+    torchrun = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node=2"]
+    said = folder / "said"
     ran = subprocess.run(
-        [str(program), "--standalone", "--nproc-per-node=2", *arguments],
+        [*torchrun, "--redirects=3", f"--log-dir={said}", "--no-python", *commands],
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=300,
         check=False,
+        cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    return Ran(ran.returncode, ran.stdout, ran.stderr)
+    streams = [[one.read_text() for one in sorted(said.glob(f"*/attempt_0/{rank}/std*.log"))] for rank in (0, 1)]
+    assert [len(of_rank) for of_rank in streams] == [2, 2], ran.stderr
+    (err, out), (other_err, other_out) = streams
+    lost = err.rpartition("\nended with 0")[2]
+    return OnRanks(folder, ran.returncode, separated(out, err)[:2], separated(other_out, other_err), lost)
+
+
+def free_ports(number: int) -> list[int]:
+    """Free ports below those that the system gives to programs which ask for any, so that they stay free."""
+    found: list[int] = []
+    for port in range(20_000 + os.getpid() % 10_000, 32_000):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            found.append(port)
+        if len(found) == number:
+            break
+    return found
 
 
 @pytest.mark.proves("train: several ranks", "CPU")
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_two_ranks_equal_one(kind: str, steady: Path, pets: Path, encoded: list[str], tmp_path: Path) -> None:
-    out = tmp_path / "pets.pth"
-    flags = ["--out", str(out), *STEADY, *encoded, "--parallel", kind, "--device", "cpu"]
-    ran = torchrun("-m", "llama_adapter", "train", str(pets), *flags)
-    assert ran.code == 0, ran.err
-    assert_same_sums(out.with_suffix(".training"), steady)
-    assert out.is_file()
-    assert ran.err.count("wrote `") == 1, "the first rank speaks"
+@pytest.mark.parametrize(("number", "kind"), [(0, "ddp"), (1, "fsdp")])
+def test_two_ranks_equal_one(number: int, kind: str, steady: Path, on_ranks: OnRanks) -> None:
+    first, second = on_ranks.first[number], on_ranks.second[number]
+    assert (first.code, second.code) == (0, 0), (first.err, second.err)
+    assert_same_sums(on_ranks.folder / f"{kind}.training", steady)
+    assert (on_ranks.folder / f"{kind}.pth").is_file()
+    assert first.err.count("wrote `") == 1
+    assert second.err == "", "the first rank speaks"
 
 
 @pytest.mark.proves("train: early stopping", "CPU")
@@ -605,19 +667,8 @@ def test_pictures_that_cannot_be_decoded_are_left_out(pets: Path, tmp_path: Path
     assert "left out: 1\n" in (tmp_path / "pets.training/card.md").read_text()
 
 
-def test_a_rank_that_dies_ends_the_run(pets: Path, encoded: list[str], tmp_path: Path) -> None:
-    script = tmp_path / "dying.py"
-    script.write_text(
-        "import os, sys\n"
-        "from llama_adapter.app.learning.training.stepping import Stepper\n"
-        "from llama_adapter.__main__ import main\n"
-        "def die(self, *arguments, **options):\n"
-        "    if os.environ['RANK'] == '1': os.kill(os.getpid(), 9)\n"
-        "    return step(self, *arguments, **options)\n"
-        "step, Stepper.step = Stepper.step, die\n"
-        "sys.exit(main(sys.argv[1:]))\n"
-    )
-    flags = ["--out", str(tmp_path / "pets.pth"), *QUICK, *encoded, "--rank-timeout", "30"]
-    ran = torchrun(str(script), "train", str(pets), *flags, timeout=120)
-    assert ran.code == 1
-    assert "Rank 0 of 2 lost the others" in ran.err, ran.err
+def test_a_rank_that_dies_ends_the_run(on_ranks: OnRanks) -> None:
+    assert on_ranks.code == 1
+    assert len(on_ranks.second) == 2, "it ended in its third run"
+    assert "Rank 0 of 2 lost the others" in on_ranks.lost
+    assert not (on_ranks.folder / "lost.pth").exists()

@@ -1,13 +1,23 @@
 """The processes of ranks, and where processes listen, as listed by the operating system."""
 
 from contextlib import suppress
+from typing import Any
 
 import psutil
+
+from llama_adapter import Captioner
 
 
 def descendants(process: int) -> list[int]:
     """The processes that `process` has started, and those that they have started; none if it has ended."""
     return [child.pid for child in started(process, recursive=True)]
+
+
+def children(captioner: Captioner) -> list[Any]:
+    """The rank processes of a captioner, as it holds them."""
+    end: Any = captioner._close_parts
+    group = end.__self__.end_ranks.__closure__[0].cell_contents
+    return [child.process for child in group._children.values()]
 
 
 def ranks_of(process: int) -> list[int]:

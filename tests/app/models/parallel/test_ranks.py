@@ -16,13 +16,14 @@ import pytest
 from llama_adapter import Captioner
 from llama_adapter.app.command_line.doctor.model import diagnose, write_known_answer
 from llama_adapter.app.models.packed_bundle import split_bundle
+from llama_adapter.app.models.parallel import group as group_module
 from llama_adapter.app.models.parallel.errors import RankError
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.serving.online.request_handle import Ask
 from llama_adapter.app.serving.online.service import Service
 from llama_adapter.runtime.errors import UsageError
-from tests.app.models.parallel.processes import listening, ranks_of
+from tests.app.models.parallel.processes import children, listening, ranks_of
 from tests.parity.exported import choice_limit
 
 pytestmark = pytest.mark.slow
@@ -86,25 +87,25 @@ def texts(captioner: Captioner, **options: Any) -> list[str | None]:
 
 
 @pytest.mark.usefixtures("no_pair")
-def test_a_service_answers_on_ranks(alone: Captioner) -> None:
-    pictures = [sample.read_bytes() for sample in SAMPLES]
-    asks = [Ask(picture=picture, prompt=("Generate caption of this image", None)) for picture in pictures * 2]
-    with closing(Service(lambda: Captioner.load(batch_size=4, tensor_parallel=2))) as service:
-        service.start()
-        service.wait_until_ready()
-        answers = [service.submit(ask).result().text for ask in asks]  # the second time from the cache
-    assert answers == texts(alone) * 2
+def test_a_split_bundle_answers_as_the_whole_one(
+    alone: Captioner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load, answered, processes = Captioner.load, list[list[str | None]](), list[Any]()
 
+    def loaded(*arguments: Any, **options: Any) -> Captioner:
+        captioner = load(*arguments, **options)
+        answered.append(texts(captioner))
+        processes.extend(children(captioner))
+        return captioner
 
-@pytest.mark.usefixtures("no_pair")
-def test_a_split_bundle_answers_as_the_whole_one(alone: Captioner, tmp_path: Path) -> None:
+    monkeypatch.setattr(Captioner, "load", loaded)
     split = split_bundle(embedded_model(), tmp_path / "split", num_ranks=2)
-    with Captioner.load(split, batch_size=4, tensor_parallel=2) as captioner:
-        assert texts(captioner) == texts(alone)
     assert write_known_answer(split)
     findings = diagnose(CaptionerSpec(model=split))
     assert {finding.level for finding in findings} == {"ok"}
     assert any("about its own picture" in finding.sentence for finding in findings)
+    assert answered == [texts(alone)] * 2
+    assert [process.poll() for process in processes] == [0, 0], "they end with their captioners"
 
 
 def test_other_users_of_this_machine_reach_only_ports_that_ignore_them(
@@ -164,40 +165,35 @@ def test_prefixes_that_nobody_needs_are_released_on_all_ranks(pair: Captioner, m
     assert of_texts <= unused
 
 
-def test_a_second_group_in_one_process_is_refused(pair: Captioner) -> None:
+def test_a_second_group_in_one_process_is_refused(pair: Captioner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(group_module, "ChildProcess")  # no rank may be started
     with pytest.raises(UsageError, match="has a process group"):
         Captioner.load(tensor_parallel=2)
     assert pair.caption(SAMPLES[0]).error is None
 
 
-def test_an_interrupt_amid_a_step_is_raised_and_later_calls_say_why_they_fail(
-    pair: Captioner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ranks: Any = pair._engine._runner._runner._ranks.ranks  # type: ignore[attr-defined]
-
-    def interrupted(partial: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(ranks, "sum", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        pair.caption(SAMPLES[0])
-    with pytest.raises(RankError, match=r"^Rank 0 of 2 failed: Interrupted$"):
-        pair.caption(SAMPLES[0])
-
-
-def test_a_group_can_be_joined_again_after_a_failed_one(
+def test_after_an_interrupt_amid_a_step_calls_say_why_they_fail_and_a_service_joins_a_new_group(
     alone: Captioner, shared_pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failed = shared_pair.open()
+    interrupted = shared_pair.open()
     with monkeypatch.context() as failing:
-        ranks: Any = failed._engine._runner._runner._ranks.ranks  # type: ignore[attr-defined]
-        failing.setattr(ranks, "sum", lambda partial: 1 / 0)
-        with pytest.raises(RankError, match=r"^Rank 0 of 2 failed: "):
-            texts(failed)
+        ranks: Any = interrupted._engine._runner._runner._ranks.ranks  # type: ignore[attr-defined]
+        failing.setattr(ranks, "sum", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            interrupted.caption(SAMPLES[0])
+        with pytest.raises(RankError, match=r"^Rank 0 of 2 failed: Interrupted$"):
+            interrupted.caption(SAMPLES[0])
 
     shared_pair.close()
     assert not shared_pair.ports(), "although the closed captioner still exists"
-    again = shared_pair.open()
+    pictures = [sample.read_bytes() for sample in SAMPLES]
+    asks = [Ask(picture=picture, prompt=("Generate caption of this image", None)) for picture in pictures * 2]
+    with closing(Service(lambda: Captioner.load(batch_size=4, tensor_parallel=2))) as service:
+        service.start()
+        service.wait_until_ready()
+        answers = [service.submit(ask).result().text for ask in asks]  # the second time from the cache
+    assert answers == texts(alone) * 2
 
-    assert again is not failed
-    assert texts(again) == texts(alone)
+
+def _interrupt(partial: Any) -> None:
+    raise KeyboardInterrupt
