@@ -8,8 +8,7 @@ from typing import Final
 from llama_adapter.llm.config import EngineConfig
 from llama_adapter.runtime.devices import Backend
 from llama_adapter.runtime.errors import TooLittleMemoryError
-from llama_adapter.runtime.schemes import FLOAT, Precision
-from llama_adapter.runtime.schemes.scheme import TensorForm
+from llama_adapter.runtime.schemes.scheme import TensorForm, scheme_of
 from llama_adapter.runtime.schemes.state import loaded_bytes
 
 BLOCK: Final = 128  # places of the cache that a row gets at once; most captions fit with their prompts
@@ -139,17 +138,21 @@ def planner(
     forms: Mapping[str, TensorForm],
     *,
     backend: Backend,
-    precision: Precision = FLOAT,
     reserved: int = 0,
 ) -> Callable[[int], MemoryPlan]:
     """A function from a number of rows to the memory plan of a runner with so many rows and their `least_cache`.
 
-    `forms` are those of the state dict in `precision`, which `place_decoder` receives tensor by tensor. `reserved`
-    bytes of the device are counted for other uses.
+    `forms` are those of the state dict that `place_decoder` receives tensor by tensor. `reserved` bytes of the device
+    are counted for other uses.
     """
-    is_dequantised = not backend.computes_in(precision, config.dtype, wanted=config.operators)
+
+    def is_dequantised(form: TensorForm) -> bool:
+        scheme = scheme_of(form.dtype)
+        return scheme is not None and not backend.computes_in(scheme.name, config.dtype, wanted=config.operators)
+
     sizes = {
-        name: loaded_bytes(form, dtype=config.dtype, is_dequantised=is_dequantised) for name, form in forms.items()
+        name: loaded_bytes(form, dtype=config.dtype, is_dequantised=is_dequantised(form))
+        for name, form in forms.items()
     }
     padding = 2 if backend.capabilities.static_shapes else 1  # rows are rounded up to a power of two
     return planner_of(config, forms, sizes, padding=padding, reserved=reserved)

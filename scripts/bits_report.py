@@ -40,7 +40,7 @@ from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.devices import open_backend
 from llama_adapter.runtime.schemes import QUANTISED, Precision
 from llama_adapter.runtime.schemes.scheme import find_scheme
-from llama_adapter.runtime.schemes.state import linear_weights, quantise
+from llama_adapter.runtime.schemes.state import linear_precisions, quantise
 from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
 from llama_adapter.vision.image import PictureSource, load_picture
 from llama_adapter.vision.preprocess import preprocess
@@ -235,10 +235,9 @@ def outlier_errors(size: str, precision: Precision) -> dict[str, float]:
 
 def _per_tensor(model: LoadedModel, precision: Precision) -> dict[str, Tensor]:
     """Weights of linear layers rounded with one scale for the whole matrix, then widened."""
-    linears, largest = linear_weights(sketch(model.decoder_config)), 127 if precision == "int8" else 7
     state = dict(model.decoder_state)
-    for name in linears:
-        step = state[name].abs().max() / largest
+    for name, own in linear_precisions(sketch(model.decoder_config), precision).items():
+        step = state[name].abs().max() / (127 if own == "int8" else 7)
         state[name] = (state[name] / step).round() * step
     return state
 

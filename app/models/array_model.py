@@ -7,7 +7,6 @@ from llama_adapter.app.models.bundle_arrays import BundleArrays, layers_without_
 from llama_adapter.app.models.bundle_manifest import (
     LLM,
     MANIFEST,
-    SPLIT_VERSION,
     VISION,
     notes_on_rights,
     read_manifest,
@@ -45,8 +44,8 @@ def open_arrays(folder: str | os.PathLike[str], *, spec: CaptionerSpec, library:
     vision, decoder = manifest.configs(context=spec.context, channel_order=spec.channel_order)
     stored, layout = manifest.precision, manifest.layout
     precision, why = spec.precision or stored, [] if spec.device == "cpu" else ["no accelerator is installed"]
-    is_taken = layout is None or (precision == stored and layout.fits(library.layout, manifest.finest))
-    if manifest["version"] == SPLIT_VERSION or not is_taken or not can_run(decoder):
+    is_taken = layout is None or (precision == stored and layout.fits(library.layout, manifest.precisions))
+    if manifest.num_ranks > 1 or not is_taken or not can_run(decoder):
         return None
     tensors = map_arrays(place / LLM) | (map_arrays(place / VISION) if manifest["vision"] else {})
     dtype, count = spec.dtype, num_weights(tensors)
@@ -65,6 +64,7 @@ def open_arrays(folder: str | os.PathLike[str], *, spec: CaptionerSpec, library:
             tensors,
             stored_dtype=manifest["dtype"],
             stored_precision=stored,
+            finer_weights=manifest.finer_weights,
             dtype=dtype,
             wanted=precision,
             without_bias=layers_without_bias(vision, decoder),

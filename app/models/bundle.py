@@ -24,6 +24,7 @@ from torch import Tensor
 
 from llama_adapter.app.models.bundle_manifest import (
     FAMILIAR,
+    FINER_VERSION,
     FORMAT,
     INPUT_SCALES,
     KNOWN_ANSWER,
@@ -62,10 +63,10 @@ from llama_adapter.runtime.graphs.card import fingerprint
 from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.partial import partial_folder, remove_leftovers
 from llama_adapter.runtime.ranks import ALONE, Alone
-from llama_adapter.runtime.schemes import BUNDLE_VERSIONS, FLOAT, Precision, finer
+from llama_adapter.runtime.schemes import BUNDLE_VERSIONS, FLOAT, Precision
 from llama_adapter.runtime.schemes.files import TensorWriter
 from llama_adapter.runtime.schemes.scheme import TensorForm, dtype_name
-from llama_adapter.runtime.schemes.state import all_of
+from llama_adapter.runtime.schemes.state import all_of, new_finer_weights
 from llama_adapter.runtime.tensor_files.arrays import list_keys, read_json
 from llama_adapter.runtime.text import shown_excerpt, shown_name
 from llama_adapter.vision.formats import WantedOrder
@@ -131,7 +132,14 @@ def save_bundle(
     vision, decoder, packed = model.vision_config, model.decoder_config, model.packed
     has_encoder = bool(model.vision_state)
     halves = (vision, decoder) if has_encoder else (decoder,)
-    require_space(target, halves, dtype=model.dtype, precision=model.precision, packed=packed)
+    require_space(
+        target,
+        halves,
+        dtype=model.dtype,
+        precision=model.precision,
+        packed=packed,
+        finer_weights=model.finer_weights,
+    )
     target.parent.mkdir(parents=True, exist_ok=True)
     with partial_folder(target) as partial:
         tensors = model.decoder_state.items() if decoder_tensors is None else decoder_tensors
@@ -169,12 +177,12 @@ def save_bundle(
             values["template"] = model.template
         if model.picture_format is not None:
             values["picture_format"] = dataclasses.asdict(model.picture_format)
-        if model.has_finer and model.precision != finer(model.precision):
-            values["finest"] = finer(model.precision)
         if packed is not None:
             values |= {"version": PACKED_VERSION, "packed": dataclasses.asdict(packed) | {"source": model.digest}}
         if num_ranks > 1:
             values |= {"version": SPLIT_VERSION, "num_ranks": num_ranks, "ffn_block": decoder.ffn_block}
+        if model.finer_weights:
+            values |= {"version": FINER_VERSION, "finer": dict(model.finer_weights)}
         if model.origin is not None and (model.precision != FLOAT or packed is not None or num_ranks > 1):
             values |= {"precision": model.precision, "origin": dataclasses.asdict(model.origin)}
         manifest = Manifest(partial, values)
@@ -215,7 +223,11 @@ def _write_shares(place: Path, tensors: Iterable[tuple[str, Tensor]], model: Loa
 
 def _forms(config: HalfConfig, model: LoadedModel) -> dict[str, TensorForm]:
     return expected_forms(
-        config, dtype=model.dtype, precision=model.precision, packed=model.packed, has_finer=model.has_finer
+        config,
+        dtype=model.dtype,
+        precision=model.precision,
+        packed=model.packed,
+        finer_weights=model.finer_weights,
     )
 
 
@@ -331,6 +343,8 @@ def stream_bundle(
     input_scales: Mapping[str, Tensor] = {}
     if INPUT_SCALES in files and precision == taken.precision:
         input_scales = read_scales(place / INPUT_SCALES, decoder)
+    is_stored = precision == taken.precision
+    finer_weights = manifest.finer_weights if is_stored else new_finer_weights(sketch(decoder), precision)
     model = LoadedModel(
         **manifest.described(vision, decoder),
         vision_state=vision_state,
@@ -342,6 +356,7 @@ def stream_bundle(
         ),
         merged=tuple(manifest["merged"]),
         precision=precision,
+        finer_weights=finer_weights,
         origin=origin,
         input_scales=input_scales,
         packed=taken.layout if taken.is_taken(precision, chosen) else None,
@@ -409,9 +424,16 @@ def require_space(
     dtype: torch.dtype,
     precision: Precision,
     packed: PackedLayout | None = None,
+    finer_weights: Mapping[str, Precision] | None = None,
 ) -> None:
-    """Raise CheckpointError unless the disk of `target`, a new folder, has enough space for the tensors of `halves`."""
-    forms = (expected_forms(half, dtype=dtype, precision=precision, packed=packed) for half in halves)
+    """Raise CheckpointError unless the disk of `target`, a new folder, has enough space for the tensors of `halves`.
+
+    `finer_weights` are those of `linear_precisions`.
+    """
+    forms = (
+        expected_forms(half, dtype=dtype, precision=precision, packed=packed, finer_weights=finer_weights)
+        for half in halves
+    )
     needed = sum(form.num_bytes for half in forms for form in half.values())
     place = next(folder for folder in target.absolute().parents if folder.is_dir())
     free = shutil.disk_usage(place).free

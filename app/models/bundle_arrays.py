@@ -14,7 +14,7 @@ from llama_adapter.llm.config import FINER_WEIGHTS, DecoderConfig
 from llama_adapter.runtime.kernels.arrays import GROUP, numbers, stored
 from llama_adapter.runtime.kernels.layout import PACKED
 from llama_adapter.runtime.kernels.library import KINDS, Library
-from llama_adapter.runtime.schemes import FLOAT, Precision, finer
+from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.schemes.arrays import balancing_factors, round_int4, round_int8, widened
 from llama_adapter.vision.config import NORM_READERS, ConnectorConfig, VisionConfig
 
@@ -35,6 +35,7 @@ class BundleArrays(Mapping[str, np.ndarray]):
         *,
         stored_dtype: str,
         stored_precision: Precision,
+        finer_weights: Mapping[str, Precision],
         dtype: str,
         wanted: Precision,
         without_bias: Collection[str],
@@ -42,22 +43,22 @@ class BundleArrays(Mapping[str, np.ndarray]):
     ) -> None:
         """`tensors` are those of `map_arrays`, stored as the manifest says; `without_bias` are layers that have none.
 
-        Raises ValueError for weights packed as another kind, and if weights of few bits are wanted in other ones.
+        `finer_weights` are the weights that are not stored in `stored_precision`, with the precision of each. Raises
+        ValueError for weights packed as another kind, and if weights of few bits are wanted in other ones.
         """
         if stored_precision not in (FLOAT, wanted) and wanted != FLOAT:
             raise ValueError(f"{stored_precision} weights are wanted as {wanted}")
         self._stored, self._dtype, self._library = _FLOATS[stored_dtype], dtype, library
         self._without_bias = without_bias
-        self._few_bits, self._wanted = _FEW_BITS.get(stored_precision), wanted
-        packed_kind = stored_dtype if stored_precision == FLOAT else stored_precision
+        self._stored_precision, self._finer_weights, self._wanted = stored_precision, finer_weights, wanted
         self._tensors: dict[str, np.ndarray] = {}
         self._made: dict[str, np.ndarray] = {}  # the kernels read them, so they are kept
         self._factors: dict[str, np.ndarray] = {}  # of balanced norms
         for name, tensor in tensors.items():
             weight, is_packed, kind = name.partition(PACKED)
-            is_finer = weight in FINER_WEIGHTS and kind == finer(stored_precision)
-            if is_packed and kind != packed_kind and not is_finer:
-                raise ValueError(f"`{name}` is not packed as {packed_kind}")
+            precision = self._precision_of(weight)
+            if is_packed and kind != (stored_dtype if precision == FLOAT else precision):
+                raise ValueError(f"`{name}` is not packed in {precision}")
             if is_packed:
                 name = f"{weight.removesuffix('weight')}{'uint8' if kind == 'int4' else kind}"
             self._tensors[name.replace(".weight_scale", ".scale")] = tensor
@@ -90,6 +91,9 @@ class BundleArrays(Mapping[str, np.ndarray]):
         self._made[name] = self._scale(owner) if part == "scale" else self._float(owner, name)
         return self._made[name]
 
+    def _precision_of(self, weight: str) -> Precision:
+        return self._finer_weights.get(weight, self._stored_precision)
+
     def _read(self, name: str) -> np.ndarray:
         array = self._tensors[name]
         self._unread.discard(name)
@@ -104,9 +108,8 @@ class BundleArrays(Mapping[str, np.ndarray]):
     def _weight(self, owner: str, array: np.ndarray) -> np.ndarray:
         """A plain weight; its scales, if it has some, are kept. A width that the kernels lack is widened."""
         name = f"{owner}.weight"
-        if self._few_bits is not None:
-            is_finer = name in FINER_WEIGHTS and array.dtype == np.int8
-            if array.dtype != self._few_bits and not is_finer:
+        if self._stored_precision != FLOAT:
+            if array.dtype != _FEW_BITS[self._precision_of(name)]:
                 raise ValueError(f"`{name}` is {array.dtype}")
             scale = self._scale(owner)
         elif self._wanted == FLOAT:
@@ -150,7 +153,7 @@ class BundleArrays(Mapping[str, np.ndarray]):
         See `runtime.schemes.balancing.balancing_factors`, which computes the same in torch.
         """
         columns = f"{norm.rpartition('.')[0]}.{reader}.weight"
-        if self._wanted == FLOAT or self._few_bits is not None or columns not in self._tensors:
+        if self._wanted == FLOAT or self._stored_precision != FLOAT or columns not in self._tensors:
             return None
         if norm not in self._factors:
             self._factors[norm] = balancing_factors(

@@ -47,11 +47,13 @@ _FORMS: dict[str, Any] = {
     "merged": [str],
 }
 _ORIGIN_FORMS: dict[str, Any] = {"precision": str, "origin": {"digest": str, "fingerprint": {str: str}}}
-# For bundles that are neither packed nor split, the version gives the precision. These two versions have any precision.
-PACKED_VERSION, SPLIT_VERSION = 4, 5
+# For bundles that are neither packed nor split, the version gives the precision. These versions have any precision.
+# The last one says that some weights are finer; such bundles may be packed or split too.
+PACKED_VERSION, SPLIT_VERSION, FINER_VERSION = 4, 5, 6
 _FORMS_OF_VERSION: dict[int, dict[str, Any]] = {
     PACKED_VERSION: {"packed": {"version": int, "block": int, "int8_added": int, "source": str}},
     SPLIT_VERSION: {"num_ranks": int},
+    FINER_VERSION: {"finer": {str: str}},
 }
 _LONGEST_LABEL = 200
 _LONGEST_QUESTION = 100_000  # characters; far more than a context holds
@@ -76,22 +78,32 @@ class Manifest(dict[str, Any]):
         return next(name for name, version in BUNDLE_VERSIONS.items() if version == self["version"])
 
     @property
-    def finest(self) -> Precision:
-        """The precision of the finest linear weights. Bundles of 4 bits without this key have 4 bits in all of them."""
-        found: Precision = self.get("finest", self.precision)
+    def finer_weights(self) -> Mapping[str, Precision]:
+        """Names of the linear weights that have another precision than `precision`, with the precision of each."""
+        found: Mapping[str, Precision] = self["finer"] if self["version"] == FINER_VERSION else {}
         return found
+
+    @property
+    def precisions(self) -> frozenset[Precision]:
+        """All precisions of linear weights in the files."""
+        return frozenset((self.precision, *self.finer_weights.values()))
+
+    def has_part(self, version: int) -> bool:
+        """Whether the manifest has the keys of PACKED_VERSION or SPLIT_VERSION."""
+        own = self["version"]
+        return bool(own == version or (own == FINER_VERSION and not _FORMS_OF_VERSION[version].keys().isdisjoint(self)))
 
     @property
     def layout(self) -> PackedLayout | None:
         """The layout of the packed weights in the files; None if they are not packed."""
-        if self["version"] != PACKED_VERSION:
+        if not self.has_part(PACKED_VERSION):
             return None
         return PackedLayout(**{field.name: self["packed"][field.name] for field in dataclasses.fields(PackedLayout)})
 
     @property
     def num_ranks(self) -> int:
         """The number of ranks over which the decoder's files are split; 1 means that the decoder is one file."""
-        return int(self["num_ranks"]) if self["version"] == SPLIT_VERSION else 1
+        return int(self["num_ranks"]) if self.has_part(SPLIT_VERSION) else 1
 
     @property
     def model_files(self) -> tuple[str, ...]:
@@ -146,7 +158,7 @@ class Manifest(dict[str, Any]):
         try:
             decoder = DecoderConfig.from_dict(self["llm"])
             vision = VisionConfig.from_dict(self["vision"]) if self["vision"] else no_vision(decoder)
-            if self["version"] == SPLIT_VERSION:
+            if self.num_ranks > 1:
                 decoder = dataclasses.replace(decoder, ffn_block=self.get("ffn_block", _FIRST_FFN_BLOCK))
             decoder.share(0, self.num_ranks)
         except (TypeError, KeyError, ValueError) as error:
@@ -182,7 +194,6 @@ class Manifest(dict[str, Any]):
             "question": self.get("question"),
             "template": self.get("template", "instruction"),
             "picture_format": self.picture_format,
-            "has_finer": self.finest == finer(self.precision),
             "digest": digest,
             "vision_config": vision,
             "decoder_config": decoder,
@@ -242,14 +253,17 @@ def _faults(manifest: Manifest) -> list[str]:
     if has_own_version and manifest.get("precision") not in PRECISIONS:
         return ["precision"]
     precision = manifest.precision
+    parts = [part for part in (PACKED_VERSION, SPLIT_VERSION) if manifest.has_part(part)]
     forms = {**_FORMS, **_FORMS_OF_VERSION.get(version, {})}
+    for part in parts:
+        forms |= _FORMS_OF_VERSION[part]
     has_origin = has_own_version or precision != FLOAT
     if has_origin:
         forms |= _ORIGIN_FORMS
     faults = [key for key, form in forms.items() if not _has_form(manifest.get(key), form)]
     if faults:
         return faults
-    if version == SPLIT_VERSION and not 1 < manifest["num_ranks"] <= _MOST_RANKS:
+    if SPLIT_VERSION in parts and not 1 < manifest["num_ranks"] <= _MOST_RANKS:
         return ["num_ranks"]
     faults += [file for file in manifest.model_files if file not in manifest["files"]]
     faults += [file for file in manifest["files"] if not is_bare(file)]
@@ -263,12 +277,14 @@ def _faults(manifest: Manifest) -> list[str]:
     if manifest["dtype"] not in FLOAT_TYPES:
         return [*faults, "dtype"]
     faults += [] if manifest.get("precision", FLOAT) == precision else ["precision"]
-    faults += [] if manifest.finest in (precision, finer(precision)) else ["finest"]
-    if version == PACKED_VERSION:
+    if version == FINER_VERSION:
+        is_finer = precision != finer(precision) and set(manifest["finer"].values()) == {finer(precision)}
+        faults += [] if is_finer else ["finer"]
+    if PACKED_VERSION in parts:
         block, added = manifest["packed"]["block"], manifest["packed"]["int8_added"]
         is_known = manifest["packed"]["version"] == LAYOUT_VERSION and 0 < block <= _LARGEST_BLOCK
         kind = manifest["dtype"] if precision == FLOAT else precision
-        is_known = is_known and 0 <= added < 256 and kind in PACKED_KINDS
+        is_known = is_known and 0 <= added < 256 and kind in PACKED_KINDS and SPLIT_VERSION not in parts
         faults += [] if is_known and _is_label(manifest["packed"]["source"]) else ["packed"]
     if has_origin:
         origin = manifest["origin"]

@@ -16,11 +16,11 @@ from llama_adapter.llm.weights.names import FOLDED, MATRICES, LlamaSource, Split
 from llama_adapter.runtime.devices import DTYPES
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.kernels.layout import PackedLayout
-from llama_adapter.runtime.schemes import FLOAT, Precision, finer
+from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.schemes.files import check_tensors
 from llama_adapter.runtime.schemes.packed import PACKED, unpacked
 from llama_adapter.runtime.schemes.scheme import TensorForm, find_scheme
-from llama_adapter.runtime.schemes.state import Take, all_of, converted, linear_shapes, linear_weights, quantise
+from llama_adapter.runtime.schemes.state import Take, all_of, converted, linear_precisions, linear_shapes, quantise
 from llama_adapter.runtime.tensor_files.files import read_metadata, read_safetensors
 from llama_adapter.runtime.text import shown_excerpt
 from llama_adapter.vision.config import VisionConfig
@@ -36,7 +36,8 @@ class Stored:
     def __init__(self, manifest: Manifest, *, take_packed: TakePacked | None = None) -> None:
         """Without `take_packed`, packed weights are always unpacked."""
         self.layout, self.precision, self.dtype = manifest.layout, manifest.precision, DTYPES[manifest["dtype"]]
-        self.finest, self._take_packed = manifest.finest, take_packed
+        self._finer_weights, self._precisions = manifest.finer_weights, manifest.precisions
+        self._take_packed = take_packed
 
     def is_taken(self, wanted: Precision, dtype: torch.dtype) -> bool:
         """Whether a model in the precision `wanted` and in `dtype` uses the packed weights as they are."""
@@ -44,13 +45,16 @@ class Stored:
             return False
         if wanted == FLOAT and dtype != self.dtype:
             return False
-        return self.layout.fits(self._take_packed(wanted, dtype), self.finest)
+        return self.layout.fits(self._take_packed(wanted, dtype), self._precisions)
 
     def forms(self, config: HalfConfig) -> dict[str, TensorForm]:
         """Names and forms of the stored tensors of encoder or decoder. Raises the errors of `expected_forms`."""
-        has_finer = self.finest == finer(self.precision)
         return expected_forms(
-            config, dtype=self.dtype, precision=self.precision, packed=self.layout, has_finer=has_finer
+            config,
+            dtype=self.dtype,
+            precision=self.precision,
+            packed=self.layout,
+            finer_weights=self._finer_weights,
         )
 
     def plain(self, state: Mapping[str, Tensor], config: HalfConfig) -> Iterator[tuple[str, Tensor]]:
@@ -89,9 +93,9 @@ class Stored:
         self, tensors: Iterable[tuple[str, Tensor]], module: nn.Module, *, dtype: torch.dtype
     ) -> Iterator[tuple[str, Tensor]]:
         """The tensors in `dtype`, except those of packed and quantised weights."""
-        scheme = find_scheme(self.precision)
-        quantised = linear_weights(module) if scheme.weight_dtype is not None else ()
-        kept = {name + suffix for name in quantised for suffix in scheme.suffixes}
+        precisions = linear_precisions(module, self.precision, finer_weights=self._finer_weights)
+        schemes = {name: find_scheme(precision) for name, precision in precisions.items() if precision != FLOAT}
+        kept = {name + suffix for name, scheme in schemes.items() for suffix in scheme.suffixes}
         for name, tensor in tensors:
             cast = [tensor if name in kept or PACKED in name else tensor.to(dtype)]
             del tensor

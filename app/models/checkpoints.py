@@ -143,6 +143,8 @@ class LoadedModel(DescribedModel):
     merged: tuple[str, ...]
     origin: Origin | None = None  # if weights are or were quantised or packed
     input_scales: Mapping[str, Tensor] = field(default_factory=dict)  # see `input_scales.py`
+    # The weights of linear layers that have another precision than `precision`.
+    finer_weights: Mapping[str, Precision] = field(default_factory=dict)
     packed: PackedLayout | None = None  # layout of the linear layers' weights, if packed for kernels
 
     @property

@@ -30,7 +30,6 @@ class DescribedModel:
     template: Template = "instruction"  # of prompts
     card: str = ""  # what the weights are, and their licences
     precision: Precision = FLOAT  # of the linear layers' weights
-    has_finer: bool = True  # whether some weights are finer beside those of 4 bits; not in older bundles
     ood_detector: OodDetector | None = None  # detects pictures unlike the training data
     notes: tuple[str, ...] = ()  # sentences for the user about the source files
     picture_format: PictureFormat | None = None  # how pictures stand in prompts, if they are tokens of them

@@ -109,7 +109,7 @@ def memory_plans(
         is_here = spec.vision_kind == "om" and backend.capabilities.runs_om
         encoder_bytes = sum(file.stat().st_size for file in encoder_files(spec)) if is_here else 0
     forms = expected_forms(config.decoder, dtype=config.dtype, precision=precision)
-    return planner(config, forms, backend=backend, precision=precision, reserved=encoder_bytes)
+    return planner(config, forms, backend=backend, reserved=encoder_bytes)
 
 
 def best_dtype(num_weights: int, backend: Backend) -> torch.dtype:

@@ -88,7 +88,7 @@ class _Packer:
     def packed(self, tensors: Iterable[tuple[str, Tensor]], config: HalfConfig) -> Iterator[tuple[str, Tensor]]:
         """Pack the linear weights of a plain state dict; the stored tensors of one weight must be consecutive."""
         model, module = self.model, sketch(config)
-        precisions = linear_precisions(module, model.precision, has_finer=model.has_finer)
+        precisions = linear_precisions(module, model.precision, finer_weights=model.finer_weights)
         owners = {
             name + suffix: (name, kind, shape)
             for name, shape in linear_shapes(module).items()

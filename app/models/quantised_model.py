@@ -26,7 +26,7 @@ from llama_adapter.runtime.given import require_named, require_one_of
 from llama_adapter.runtime.graphs.card import fingerprint
 from llama_adapter.runtime.schemes import FLOAT, QUANTISED, Precision
 from llama_adapter.runtime.schemes.scheme import find_scheme
-from llama_adapter.runtime.schemes.state import quantise
+from llama_adapter.runtime.schemes.state import new_finer_weights, quantise
 
 # Takes a float model, and returns it quantised, in the form that `quantise_model` returns.
 RoundWeights = Callable[[LoadedModel], StreamedModel]
@@ -63,6 +63,7 @@ def quantise_model(
         decoder_state={},
         dtype=dtype,
         precision=precision,
+        finer_weights=new_finer_weights(decoder, precision),
         origin=Origin(digest=model.digest, fingerprint=fingerprint(model.vision_state)),
     )
     return quantised, quantise(tensors, decoder, dtype=dtype, precision=precision)

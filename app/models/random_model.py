@@ -22,7 +22,7 @@ from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.ranks import ALONE, Alone
 from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.schemes.scheme import find_scheme
-from llama_adapter.runtime.schemes.state import linear_precisions
+from llama_adapter.runtime.schemes.state import linear_precisions, new_finer_weights
 from llama_adapter.vision.config import VIT_L_14, ChannelOrder, ClipConfig, QueryConfig, VisionConfig
 
 VOCABULARY = 32000
@@ -139,6 +139,7 @@ class RandomLoader:
             sources=(),
             merged=("gates",),
             precision=precision,
+            finer_weights=new_finer_weights(sketch(decoder), precision),
         )
         tensors = _drawn(decoder, dtype=dtype, precision=precision, eos_id=tokenizer.eos_id)
         share = share_of(decoder, ranks)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 
 import torch
 from torch import nn
@@ -45,15 +46,15 @@ def expected_forms(
     dtype: torch.dtype,
     precision: Precision = FLOAT,
     packed: PackedLayout | None = None,
-    has_finer: bool = True,
+    finer_weights: Mapping[str, Precision] | None = None,
 ) -> dict[str, TensorForm]:
     """Names and forms of the tensors of a configuration; with `packed`, linear weights are packed in this layout.
 
-    `has_finer` is that of `linear_precisions`. Raises the CheckpointError of `sketch`, and CheckpointError for packed
-    weights in a dtype that no kernel has.
+    `finer_weights` are those of `linear_precisions`. Raises the CheckpointError of `sketch`, and CheckpointError for
+    packed weights in a dtype that no kernel has.
     """
     module = sketch(config)
-    forms = stored_forms(module, dtype=dtype, precision=precision, has_finer=has_finer)
+    forms = stored_forms(module, dtype=dtype, precision=precision, finer_weights=finer_weights)
     if packed is None:
         return forms
     if kind_of(precision, dtype) is None:

@@ -1,5 +1,6 @@
 """What the layout of packed weights depends on, as data that bundles store in their manifest. Imports no torch."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,11 +17,11 @@ class PackedLayout:
     block: int  # number of adjacent outputs
     int8_added: int  # number that is added to 8-bit weights
 
-    def fits(self, other: "PackedLayout | None", finest: str) -> bool:
-        """Whether weights are the same bytes in both layouts, if `finest` is the precision of the finest of them."""
+    def fits(self, other: "PackedLayout | None", precisions: Collection[str]) -> bool:
+        """Whether weights that have these precisions are the same bytes in both layouts."""
         if other is None or (self.version, self.block) != (other.version, other.block):
             return False
-        return finest != "int8" or self.int8_added == other.int8_added
+        return "int8" not in precisions or self.int8_added == other.int8_added
 
     def __str__(self) -> str:
         return f"blocks of {self.block} outputs" + (f", {self.int8_added} added" if self.int8_added else "")

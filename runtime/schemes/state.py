@@ -3,6 +3,7 @@
 The generators keep no reference to a tensor that they have yielded.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from pathlib import Path
@@ -19,7 +20,7 @@ from llama_adapter.runtime.tensor_files.arrays import list_keys
 
 # Returns the required part of a stored tensor, given its name and the tensor.
 Take = Callable[[str, Tensor], Tensor]
-# Attribute of a module class: names of the linear weights that have the precision `finer`.
+# Attribute of a module class: names of the linear weights that have the precision `finer` in new models.
 FINER = "finer_weights"
 
 
@@ -42,23 +43,34 @@ def linear_shapes(module: nn.Module) -> dict[str, tuple[int, int]]:
     }
 
 
-def linear_precisions(module: nn.Module, precision: Precision, *, has_finer: bool = True) -> dict[str, Precision]:
-    """Names of the same weights, with the precision of each in a model of `precision`.
+def new_finer_weights(module: nn.Module, precision: Precision) -> dict[str, Precision]:
+    """Names of the weights that are finer in a new model of `precision`, with the precision of each."""
+    return {} if finer(precision) == precision else dict.fromkeys(getattr(module, FINER, ()), finer(precision))
 
-    Without `has_finer`, as in older bundles, it is the same for all.
+
+def linear_precisions(
+    module: nn.Module, precision: Precision, *, finer_weights: Mapping[str, Precision] | None = None
+) -> dict[str, Precision]:
+    """Names of all linear weights, with the precision of each in a model of `precision`.
+
+    `finer_weights` are the weights with another precision; None: those of a new model.
     """
-    finer_weights = getattr(module, FINER, ()) if has_finer else ()
-    return {name: finer(precision) if name in finer_weights else precision for name in linear_shapes(module)}
+    finer_weights = new_finer_weights(module, precision) if finer_weights is None else finer_weights
+    return {name: finer_weights.get(name, precision) for name in linear_shapes(module)}
 
 
 def stored_forms(
-    module: nn.Module, *, dtype: torch.dtype, precision: Precision = FLOAT, has_finer: bool = True
+    module: nn.Module,
+    *,
+    dtype: torch.dtype,
+    precision: Precision = FLOAT,
+    finer_weights: Mapping[str, Precision] | None = None,
 ) -> dict[str, TensorForm]:
     """Names and forms of the tensors of `module` in a precision. Tensors that are not quantised are in `dtype`.
 
-    `has_finer` is that of `linear_precisions`.
+    `finer_weights` are those of `linear_precisions`.
     """
-    precisions = linear_precisions(module, precision, has_finer=has_finer)
+    precisions = linear_precisions(module, precision, finer_weights=finer_weights)
     forms: dict[str, TensorForm] = {}
     for name, tensor in module.state_dict().items():
         shape = tuple(tensor.shape)
@@ -154,17 +166,24 @@ def convert_precision(
 def converted(
     tensors: Mapping[str, Tensor], module: nn.Module, *, dtype: torch.dtype, wanted: Precision, take: Take = all_of
 ) -> Iterator[tuple[str, Tensor]]:
-    """As `convert_precision`, tensor by tensor. `take` returns the part of each tensor that is converted."""
+    """As `convert_precision`, tensor by tensor. `take` returns the part of each tensor that is converted.
+
+    Weights that are stored as they are wanted are not rounded again. They come last.
+    """
     stored = precision_of(tensors)
     if stored == wanted:
         return cast(tensors, dtype=dtype, take=take)
     if wanted == FLOAT:
         return dequantise(tensors, dtype=dtype, take=take)
     if stored == FLOAT:
-        plain: Iterable[tuple[str, Tensor]] = ((name, take(name, tensor)) for name, tensor in tensors.items())
-    else:
-        plain = dequantise(tensors, dtype=dtype, take=take)
-    return quantise(plain, module, dtype=dtype, precision=wanted)
+        return quantise(
+            ((name, take(name, tensor)) for name, tensor in tensors.items()), module, dtype=dtype, precision=wanted
+        )
+    precisions = linear_precisions(module, wanted)
+    kept = _part_names({name: scheme for name, scheme in _quantised(tensors) if scheme.name == precisions.get(name)})
+    others = {name: tensor for name, tensor in tensors.items() if name not in kept}
+    rounded = quantise(dequantise(others, dtype=dtype, take=take), module, dtype=dtype, precision=wanted)
+    return itertools.chain(rounded, ((name, take(name, tensors[name])) for name in tensors if name in kept))
 
 
 def check_stored(tensors: Mapping[str, Tensor], *, path: Path, hint: str) -> None:

@@ -21,7 +21,7 @@ from llama_adapter.llm.memory_plan import (
 )
 from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.errors import DeviceError
-from llama_adapter.runtime.schemes import Precision
+from llama_adapter.runtime.schemes import OperatorChoice, Precision
 from llama_adapter.runtime.schemes.state import convert_precision, stored_forms
 from tests.fakes.cuda_graphs import FakeCuda, HostCuda
 from tests.fakes.cuda_linear import LinearOps
@@ -106,8 +106,17 @@ def test_tensors_that_are_missing_or_unknown_are_named(name: str) -> None:
             place_decoder(config, wrong.items(), backend=CpuBackend())
 
 
-@pytest.mark.parametrize("precision", ["int8", "int4"])
-def test_a_plan_counts_what_the_layers_of_a_gpu_hold(precision: Precision, monkeypatch: pytest.MonkeyPatch) -> None:
+class Only8(HostCuda):
+    """A GPU that widens weights of 4 bits."""
+
+    def computes_in(self, precision: Precision, activations: torch.dtype, *, wanted: OperatorChoice = "auto") -> bool:
+        return precision != "int4" and super().computes_in(precision, activations, wanted=wanted)
+
+
+@pytest.mark.parametrize(("precision", "backend"), [("int8", HostCuda), ("int4", HostCuda), ("int4", Only8)])
+def test_a_plan_counts_what_the_layers_of_a_gpu_hold(
+    precision: Precision, backend: type[HostCuda], monkeypatch: pytest.MonkeyPatch
+) -> None:
     FakeCuda().install(monkeypatch)
     LinearOps().install(monkeypatch)
     sizes = replace(NATIVE, vocab_size=304)  # sizes that the operators accept
@@ -116,10 +125,12 @@ def test_a_plan_counts_what_the_layers_of_a_gpu_hold(precision: Precision, monke
     state = convert_precision(plain.state_dict(), plain, dtype=torch.bfloat16, wanted=precision)
     forms = stored_forms(plain, dtype=torch.bfloat16, precision=precision)
 
-    decoder = place_decoder(config, state.items(), backend=HostCuda()).decoder
+    decoder = place_decoder(config, state.items(), backend=backend()).decoder
 
     held = sum(tensor.nbytes for tensor in decoder.state_dict().values())
-    assert planner(config, forms, backend=HostCuda(), precision=precision)(1).weights == held
+    scales = [form.num_bytes for name, form in forms.items() if name.endswith("_scale") and len(form.shape) == 2]
+    dropped = sum(scales) if backend is Only8 else 0  # with the widened weights; plans count them
+    assert planner(config, forms, backend=backend())(1).weights == held + dropped
 
 
 SIZES_7B = DecoderConfig(

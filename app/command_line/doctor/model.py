@@ -350,7 +350,7 @@ def _check_bundle(report: Report, place: Path, spec: CaptionerSpec) -> None:
         numbers += f", its decoder split for {ranks} ranks"
     report.add("ok", "manifest", f"The bundle holds the model {manifest['name']!r} in {numbers}")
     if layout is not None:
-        _tell_packed(report, layout, manifest.finest)
+        _tell_packed(report, layout, manifest.precisions)
     _check_files(report, manifest)
     if not report.has_errors:
         report.add("ok", "files", f"All {len(manifest['files'])} files have the sizes and digests of the manifest")
@@ -379,10 +379,10 @@ def _check_bundle(report: Report, place: Path, spec: CaptionerSpec) -> None:
         _check_known_answer(report, manifest, spec)
 
 
-def _tell_packed(report: Report, layout: PackedLayout, finest: Precision) -> None:
+def _tell_packed(report: Report, layout: PackedLayout, precisions: frozenset[Precision]) -> None:
     """Report whether this processor uses the packed weights as they are."""
     found = find_library()
-    if found.library is not None and layout.fits(found.library.layout, finest):
+    if found.library is not None and layout.fits(found.library.layout, precisions):
         sentence = f"The kernels here ({found.library.instruction_set}) use its packed weights as they are"
         report.add("ok", "packed", sentence)
         return

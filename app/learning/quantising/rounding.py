@@ -28,7 +28,7 @@ from llama_adapter.runtime.schemes import Precision
 from llama_adapter.runtime.schemes.balancing import balanced, read_norms
 from llama_adapter.runtime.schemes.int8 import INPUT_SCALE
 from llama_adapter.runtime.schemes.scheme import Parts, Scheme, find_scheme
-from llama_adapter.runtime.schemes.state import linear_precisions, linear_weights
+from llama_adapter.runtime.schemes.state import linear_precisions, linear_weights, new_finer_weights
 from llama_adapter.vision.encoder import encoder_from_state
 
 _SAMPLES_AT_ONCE = 16  # observed together
@@ -95,6 +95,7 @@ def round_model(
         decoder_state={},
         dtype=dtype,
         precision=precision,
+        finer_weights=new_finer_weights(decoder, precision),
         origin=Origin(
             digest=model.digest, fingerprint=fingerprint(model.vision_state), calibration_pictures=len(samples)
         ),

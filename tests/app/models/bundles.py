@@ -63,7 +63,7 @@ def older_int4(place: Path) -> Path:
     model, tensors = quantise_model(plain, plain.decoder_state.items(), dtype=torch.float16, precision="int4")
     head = find_scheme("int4").quantise(plain.decoder_state["head.weight"])
     state = dict(tensors) | {f"head.weight{suffix}": part for suffix, part in head.items()}
-    return save_bundle(place, model=dataclasses.replace(model, decoder_state=state, has_finer=False))
+    return save_bundle(place, model=dataclasses.replace(model, decoder_state=state, finer_weights={}))
 
 
 def before_first_call(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], object]) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from llama_adapter.app.captioning.assemble_arrays import assemble_arrays
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.command_line.doctor.model import diagnose
 from llama_adapter.app.models.bundle import load_bundle
@@ -84,6 +85,25 @@ def test_an_older_bundle_is_packed_with_its_bits(tmp_path: Path) -> None:
     names = load_file(packed / "llm.safetensors").keys()
     assert {name for name in names if "head" in name} == {"head.weight_packed_int4"}
     assert_same_weights(load_bundle(packed), load_bundle(older, dtype=torch.float32))
+
+
+@pytest.mark.parametrize("is_older", [False, True])
+def test_what_is_added_to_8_bits_does_not_matter_if_all_weights_have_4(
+    packed: Any, tmp_path: Path, is_older: bool
+) -> None:
+    library, place = find_library().library, tmp_path / "bundle"
+    assert library is not None
+    if is_older:
+        pack_bundle(PackJob(model=str(older_int4(tmp_path / "older")), out=str(place), dtype="float32"))
+    else:
+        shutil.copytree(packed["int4"], place)
+    edit(lambda manifest: manifest["packed"].update(int8_added=128 - library.layout.int8_added))(place)
+    spec = CaptionerSpec(model=str(place), device="cpu")
+
+    assert (assemble_arrays(spec) is not None) == is_older
+    assert (load_bundle(place, take_packed=lambda *_: library.layout).packed is not None) == is_older
+    said = " ".join(finding.sentence for finding in diagnose(spec))
+    assert ("use its packed weights as they are" in said) == is_older
 
 
 def test_other_precisions_are_made_of_it(packed: Any, tmp_path: Path) -> None:

@@ -12,13 +12,14 @@ import torch
 from safetensors.torch import load_file
 from syrupy.assertion import SnapshotAssertion
 
+from llama_adapter.app.captioning.assemble_arrays import assemble_arrays
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.command_line.doctor.model import diagnose
 from llama_adapter.app.models.bundle import load_bundle, save_bundle, stream_bundle
 from llama_adapter.app.models.bundle_manifest import read_manifest
 from llama_adapter.app.models.graph_export.to_onnx import load_encoder
 from llama_adapter.app.models.packed_bundle import split_bundle
-from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
+from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle, quantise_model
 from llama_adapter.app.models.resources import embedded_model, sample_pictures
 from llama_adapter.app.models.spec import CaptionerSpec, EncoderSources
 from llama_adapter.app.models.stream_model import stream_model
@@ -38,6 +39,7 @@ from tests.llm.test_sources_of_families import made
 from tests.llm.test_split import Place
 from tests.llm.toys import GOLDEN, is_mapped
 
+HEAD_IN_8_BITS = {"head.weight": "int8"}
 SAMPLES = sorted(str(path) for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))
 
 
@@ -101,10 +103,32 @@ def test_the_head_has_8_bits_beside_layers_of_4(embedded: Callable[[Precision], 
         assert state[name].dtype == in_8_bits[name].dtype
     narrow = {name for name, tensor in state.items() if tensor.dtype == torch.uint8}
     assert narrow | {"head.weight"} == {name for name, tensor in in_8_bits.items() if tensor.dtype == torch.int8}
-    assert {precision: read_manifest(bundle).get("finest") for precision, bundle in bundles.items()} == {
+    assert {precision: read_manifest(bundle).get("finer") for precision, bundle in bundles.items()} == {
         "int8": None,
-        "int4": "int8",
+        "int4": HEAD_IN_8_BITS,
     }
+
+
+@pytest.mark.parametrize(("stored", "wanted"), [("int8", "int4"), ("int4", "int8")])
+def test_a_head_that_is_stored_as_it_is_wanted_is_not_rounded_again(
+    embedded: Callable[[Precision], Path], stored: Precision, wanted: Precision
+) -> None:
+    bundle = embedded(stored)
+    model, as_stored = load_bundle(bundle, dtype=torch.bfloat16, precision=wanted), load_bundle(bundle)
+
+    assert model.finer_weights == (HEAD_IN_8_BITS if wanted == "int4" else {})
+    assert model.decoder_state.keys() == load_bundle(embedded(wanted)).decoder_state.keys()
+    for name in ("head.weight", "head.weight_scale"):
+        assert torch.equal(model.decoder_state[name], as_stored.decoder_state[name])
+
+
+def test_a_bundle_with_finer_weights_is_split(embedded: Callable[[Precision], Path], tmp_path: Path) -> None:
+    halves = split_bundle(embedded("int4"), tmp_path / "halves", num_ranks=2)
+    manifest, head = read_manifest(halves), load_bundle(embedded("int4")).decoder_state["head.weight"]
+
+    assert (manifest["version"], manifest["finer"], manifest.num_ranks) == (6, HEAD_IN_8_BITS, 2)
+    heads = [dict(stream_bundle(halves, ranks=Place(rank, 2))[1])["head.weight"] for rank in range(2)]
+    assert torch.equal(torch.cat(heads), head)
 
 
 def test_an_older_bundle_keeps_its_bits_and_so_do_its_copies(tmp_path: Path) -> None:
@@ -119,15 +143,35 @@ def test_an_older_bundle_keeps_its_bits_and_so_do_its_copies(tmp_path: Path) -> 
     heads = [dict(stream_bundle(halves, ranks=Place(rank, 2))[1])["head.weight"] for rank in range(2)]
     assert torch.equal(torch.cat(heads), stored["head.weight"])
     assert load_bundle(older, precision="int8").decoder_state["head.weight"].dtype == torch.int8
+    floats = load_bundle(older, precision="float")
+    again, _ = quantise_model(floats, floats.decoder_state.items(), dtype=torch.float16, precision="int4")
+    assert (model.finer_weights, again.finer_weights) == ({}, HEAD_IN_8_BITS)
 
 
-@pytest.mark.parametrize("finest", ["int4", "float", "int2", 8])
+@pytest.mark.parametrize(
+    ("is_older", "entries", "words"),
+    [
+        (False, {"finer": {"head.weight": "int4"}}, "wrong in `finer`"),
+        (False, {"finer": {"head.weight": "float"}}, "wrong in `finer`"),
+        (False, {"finer": {"head.weight": 8}}, "wrong in `finer`"),
+        (False, {"finer": {}}, "wrong in `finer`"),
+        (False, {"finer": "int8"}, "wrong in `finer`"),
+        (False, {"precision": "int8"}, "wrong in `finer`"),
+        (False, {"num_ranks": 1}, "wrong in `num_ranks`"),
+        (False, {"packed": {}}, "wrong in `packed`"),
+        (False, {"finer": {"norm.weight": "int8"}}, "`head.weight` as int8"),
+        (False, {"version": 3}, "`head.weight` as int8"),
+        (True, {"version": 6, "finer": HEAD_IN_8_BITS}, "`head.weight` as uint8"),
+    ],
+)
 def test_a_manifest_that_does_not_fit_the_head_is_refused(
-    embedded: Callable[[Precision], Path], tmp_path: Path, finest: Any
+    embedded: Callable[[Precision], Path], tmp_path: Path, is_older: bool, entries: dict[str, Any], words: str
 ) -> None:
-    bundle = Path(shutil.copytree(embedded("int4"), tmp_path / "bundle"))
-    edit_manifest(finest=finest)(bundle)
-    words = "`head.weight` as int8" if finest == "int4" else "incomplete or wrong in `finest`"
+    place = tmp_path / "bundle"
+    bundle = older_int4(place) if is_older else Path(shutil.copytree(embedded("int4"), place))
+    assert read_manifest(bundle)["version"] == (3 if is_older else 6)
+    edit_manifest(**entries)(bundle)
+    assert assemble_arrays(CaptionerSpec(model=str(bundle), device="cpu")) is None
     with pytest.raises(CheckpointError, match=words):
         load_bundle(bundle)
 
@@ -137,7 +181,7 @@ def test_the_manifest_has_the_original_and_a_new_version(quantised: tuple[str, P
     made, source = read_manifest(bundle), read_manifest(embedded_model())
     sizes = [sum(f.stat().st_size for f in place.glob("*.safetensors")) for place in (bundle, embedded_model())]
 
-    version, share = {"int8": (2, 0.6), "int4": (3, 0.4)}[precision]
+    version, share = {"int8": (2, 0.6), "int4": (6, 0.4)}[precision]
     assert (made["version"], made["precision"], made["dtype"]) == (version, precision, "float16")
     assert made["origin"]["digest"] == source["digest"] != made["digest"]
     assert (made["name"], made["prompt"], made["sources"]) == (source["name"], source["prompt"], source["sources"])

@@ -20,7 +20,7 @@ from llama_adapter.llm.load import decoder_from_state
 from llama_adapter.llm.split import take
 from llama_adapter.llm.tokenizer import IncrementalDetokenizer, Tokenizer
 from llama_adapter.runtime.errors import DeviceError
-from llama_adapter.runtime.schemes import Precision
+from llama_adapter.runtime.schemes import PRECISIONS, Precision
 from llama_adapter.vision.encoder import encoder_from_state
 from tests.app.models.bundles import assert_same
 from tests.llm.test_split import Place
@@ -98,7 +98,7 @@ def test_weights_fit_the_modules_and_keep_activations_sane(dtype: torch.dtype) -
     assert 0.1 < float(decoder.logits(hidden).std()) < 10
 
 
-@pytest.mark.parametrize("precision", ["float", "int8"])
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_rank_has_its_part_of_the_model_that_all_draw(precision: Precision) -> None:
     loader = RandomLoader(name="tiny", precision=precision)
     model, tensors = loader(torch.float32)

@@ -14,9 +14,8 @@ from llama_adapter.runtime.errors import DeviceError
 from tests.npu.inside import decoder
 from tests.npu.inside.host_ops import HostOps
 
-# The inputs of all layers are whole groups of 4-bit weights. The number of the head's outputs is not a multiple of
-# eight.
-CONFIG = dataclasses.replace(decoder.FUSED, ffn_dim=96)
+# The 80 inputs of the layers `down` are no whole groups of 4-bit weights.
+CONFIG = decoder.FUSED
 DTYPES = ("float16", "bfloat16")
 WAYS = (("int8", "auto"), ("int8", "w8a8"), ("int4", "auto"))
 QUESTION, CHOICES = "What color is the shape?", ["red", "blue", "yellow", "green"]

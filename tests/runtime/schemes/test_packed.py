@@ -94,12 +94,13 @@ def test_the_kernels_pack_in_the_layout_that_they_name(kind: str, shape: tuple[i
 
 def test_kernels_share_packed_weights_where_the_layout_is_the_same() -> None:
     wide, narrow, signed = LAYOUTS
-    assert not wide.fits(narrow, "int4")
-    assert narrow.fits(signed, "int4")  # of bundles with 4 bits in all weights
-    assert narrow.fits(signed, "float")
-    assert not narrow.fits(signed, "int8")
-    assert not narrow.fits(dataclasses.replace(narrow, version=2), "int4")
-    assert not narrow.fits(None, "float")
+    assert not wide.fits(narrow, {"int4"})
+    assert narrow.fits(signed, {"int4"})
+    assert narrow.fits(signed, {"float"})
+    assert not narrow.fits(signed, {"int8"})
+    assert not narrow.fits(signed, {"int4", "int8"})
+    assert not narrow.fits(dataclasses.replace(narrow, version=2), {"int4"})
+    assert not narrow.fits(None, {"float"})
 
 
 @pytest.mark.parametrize(("kind", "num_in", "taken"), [("float32", 6, False), ("int8", 36, True), ("int4", 36, False)])

@@ -39,7 +39,7 @@ def test_the_bundle_has_the_form_of_4_bits_and_says_how_it_was_calibrated(bundle
     manifest, source = read_manifest(bundle), read_manifest(embedded_model())
     stored, nearest = load_bundle(bundle), load_bundle(embedded_model(), precision="int4")
 
-    assert (manifest["version"], manifest["precision"]) == (3, "int4")
+    assert (manifest["version"], manifest["precision"], manifest["finer"]) == (6, "int4", {"head.weight": "int8"})
     assert manifest["origin"]["digest"] == source["digest"]
     assert manifest["origin"]["calibration_pictures"] == 8
     assert (stored.origin.calibration_pictures, nearest.origin.calibration_pictures) == (8, 0)
