@@ -105,6 +105,9 @@ class GivenEncoder:
             return EncodedBefore(encoding.vision), encoding.encoder or (None if made == own else " ".join(made)), ""
         encoder = self._exported = self._exported or open_encoder(self._graph)
         check_sizes(encoder, model, spec=self.spec)
+        rule = model.vision_config.clip.pixels
+        if self.card is None and rule.image_size == encoder.image_size:  # another size: CLIP's weights are missing
+            encoder.pixels = rule
         note = examine(encoder, model, spec=self.spec).sentence if self.card is None else ""
         return encoder, encoder_identity(self.spec, channel_order=encoder.channel_order), note
 
@@ -284,7 +287,7 @@ def _compare(encoder: ExportedEncoder, reference: PictureEncoder) -> list[tuple[
     pixels_BHWC = np.random.default_rng(0).integers(0, 256, (1, 7, 7, 3), dtype=np.uint8)[:, tiles][:, :, tiles]
     queries = []
     with torch.inference_mode():
-        for std in (PIXEL_STD, _MODEL_ZOO_STD):
+        for std in (reference.config.clip.std, _MODEL_ZOO_STD):
             reference.std = torch.tensor(std).view(3, 1, 1)
             queries.append(reference(torch.from_numpy(pixels_BHWC)))
     found: list[tuple[float, ChannelOrder, bool]] = []

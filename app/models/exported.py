@@ -12,11 +12,13 @@ from llama_adapter.llm.exported.card import CARD_FILE, ExportCard, check_files, 
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.device_names import om_device_id
 from llama_adapter.runtime.errors import GraphError
-from llama_adapter.runtime.graphs.card import is_same
+from llama_adapter.runtime.graphs.card import card_error, is_same
 from llama_adapter.runtime.graphs.onnx_provider import CPU, provider_of_device
 from llama_adapter.runtime.graphs.open_session import GraphKind, GraphSpec
+from llama_adapter.vision.card import read_vision_config
 from llama_adapter.vision.config import ChannelOrder
 from llama_adapter.vision.out_of_distribution import OodDetector, read_familiarity
+from llama_adapter.vision.pixels import PixelRule
 
 HALVES: Final = {"clip": "CLIP", "query": "visual blocks"}
 ENCODER_FILE: Final = "encoder.onnx"
@@ -33,6 +35,7 @@ class ExportedModel:
     card: ExportCard
     tokenizer: Tokenizer
     ood_detector: OodDetector | None
+    pixels: PixelRule | None = None  # of an encoder without a card; None: that of OpenAI's CLIP
 
     @property
     def encoder(self) -> Path | None:
@@ -63,7 +66,11 @@ def read_exported_model(folder: str | Path) -> ExportedModel:
     detector = None
     if FAMILIAR_FILE in card.files:
         detector = read_familiarity(place / FAMILIAR_FILE, num_queries=config.num_queries, width=config.dim)
-    return ExportedModel(folder=place, card=card, tokenizer=tokenizer, ood_detector=detector)
+    try:
+        pixels = None if card.vision is None else read_vision_config(card.vision).clip.pixels
+    except ValueError as error:
+        raise card_error(str(place / CARD_FILE), error) from None
+    return ExportedModel(folder=place, card=card, tokenizer=tokenizer, ood_detector=detector, pixels=pixels)
 
 
 def check_fingerprint(found: Mapping[str, str], exported: ExportedModel, *, what: str, name: str) -> None:
