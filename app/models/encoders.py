@@ -10,12 +10,12 @@ import torch
 
 from llama_adapter.app.models.checkpoints import LoadedModel, read_encoder
 from llama_adapter.app.models.exported import (
-    HALVES,
     ExportedModel,
     check_fingerprint,
     encoder_files,
     encoder_graph,
     encoder_identity,
+    half_name,
 )
 from llama_adapter.app.models.memory_fit import place_encoder
 from llama_adapter.app.models.spec import CaptionerSpec, EncoderSources
@@ -148,12 +148,13 @@ def check_card(card: EncoderCard, model: LoadedModel, *, spec: CaptionerSpec) ->
     # Quantised weights differ in some signs, so the weights from which they were made are compared.
     for half, own in model.source.fingerprint.items():
         if not is_same(card.fingerprint.get(half), own):
+            its = half_name(half, model.picture_format)
             if are_prefixes:
                 raise GraphError(
-                    f"{they} {came_from}, and its {HALVES[half]} are not those of the model {model_name}", hint=hint
+                    f"{they} {came_from}, and its {its} are not those of the model {model_name}", hint=hint
                 )
             raise GraphError(  # whole, because guides quote it
-                f"The encoder `{spec.encoder}` was exported from {card.name}, and its {HALVES[half]} are not those of "
+                f"The encoder `{spec.encoder}` was exported from {card.name}, and its {its} are not those of "
                 f"the model {model_name}",
                 hint=hint,
             )

@@ -9,6 +9,7 @@ from typing import Final
 
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.exported.card import CARD_FILE, ExportCard, check_files, read_card
+from llama_adapter.llm.picture_format import PictureFormat
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.device_names import om_device_id
 from llama_adapter.runtime.errors import GraphError
@@ -20,7 +21,6 @@ from llama_adapter.vision.config import ChannelOrder
 from llama_adapter.vision.out_of_distribution import OodDetector, read_familiarity
 from llama_adapter.vision.pixels import PixelRule
 
-HALVES: Final = {"clip": "CLIP", "query": "visual blocks"}
 ENCODER_FILE: Final = "encoder.onnx"
 MINDIR: Final = "mindir"  # format of graphs for MindSpore
 FOR_ATC: Final = "onnx-atc"  # format of graphs that ATC compiles to OMs
@@ -73,12 +73,21 @@ def read_exported_model(folder: str | Path) -> ExportedModel:
     return ExportedModel(folder=place, card=card, tokenizer=tokenizer, ood_detector=detector, pixels=pixels)
 
 
+def half_name(half: str, pictures: PictureFormat | None) -> str:
+    """What a half of the picture encoder is, in the words of a model with an adapter or with pictures as tokens."""
+    words = {"clip": "CLIP", "query": "visual blocks"}
+    if pictures is not None:
+        words = {"clip": "tower's weights", "query": "connector's weights"}
+    return words.get(half, half)
+
+
 def check_fingerprint(found: Mapping[str, str], exported: ExportedModel, *, what: str, name: str) -> None:
     """Raise GraphError unless an encoder's fingerprint is that of the decoder's model."""
     for half, own in exported.card.fingerprint.items():
         if half in found and not is_same(found[half], own):
+            its = half_name(half, exported.card.picture_format)
             raise GraphError(
-                f"{what} is that of {name}, and its {HALVES.get(half, half)} are not those that the decoder in "
+                f"{what} is that of {name}, and its {its} are not those that the decoder in "
                 f"`{exported.folder}`, of {exported.card.name}, was trained with",
                 hint="export both from one model",
             )

@@ -15,7 +15,9 @@ from llama_adapter.vision.pixels import PixelRule
 
 _FLOATS = ("float32", "float16")
 _PIXELS = (np.uint8, np.float32)
-_MOST_SQUARES: Final = 8  # in one call, because a batch of pictures that are cut has many; more are hardly faster
+# Of one call, for any number of rows, because each picture that is cut has up to 17. On a CPU, 8 squares in the size
+# of SmolVLM-256M's take 0.7 GB, and each 1.1 times as long as one alone; 17 take 2.5 GB and 1.2 times, 34 take 5.2 GB.
+_MOST_SQUARES: Final = 8
 
 
 class ExportedEncoder:

@@ -20,6 +20,7 @@ from llama_adapter.app.models.bundle import convert
 from llama_adapter.app.models.exported import read_exported_model
 from llama_adapter.app.models.graph_export.decoder import DecoderJob, run_export_decoder
 from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.llm.exported.card import read_card
 from llama_adapter.vision.pixels import PixelRule
 from tests.app.exported import compile_decoder, exported_embedded
 from tests.app.picture_models import Reference, pictures, save
@@ -127,14 +128,18 @@ def test_an_encoder_of_another_model_is_refused(exported: Path, bundle: Path) ->
             Captioner.load(encoder=other, **options)
 
 
-def test_an_encoder_for_pictures_of_another_size_is_refused(
-    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = dataclasses.replace(read_exported_model(exported), pixels=PixelRule(image_size=48))
+def test_an_encoder_of_a_like_model_is_refused(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, other = read_exported_model(exported), read_card(Path(exported_embedded()))
     foreign = without_card(exported / "encoder.onnx", tmp_path / "foreign.onnx")
-    monkeypatch.setattr(assemble_exported, "read_exported_model", lambda folder: model)
-    with pytest.raises(GraphError, match=r"foreign\.onnx` takes pictures of 32 pixels, and the decoder in .* for 48"):
-        Captioner.load(decoder=exported, encoder=foreign)
+    larger = dataclasses.replace(model, pixels=PixelRule(image_size=48))
+    trained = dataclasses.replace(model, card=dataclasses.replace(model.card, fingerprint=other.fingerprint))
+    for read, encoder, words in (
+        (larger, foreign, r"foreign\.onnx` takes pictures of 32 pixels, and the decoder in .* is of a model for 48"),
+        (trained, exported / "encoder.onnx", r"its (tower|connector)'s weights are not those that the decoder in"),
+    ):
+        monkeypatch.setattr(assemble_exported, "read_exported_model", lambda folder, read=read: read)
+        with pytest.raises(GraphError, match=words):
+            Captioner.load(decoder=exported, encoder=encoder)
 
 
 SOURCES = {
